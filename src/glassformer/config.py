@@ -1,0 +1,408 @@
+"""The vocabulary: every way two published Transformers differ, as frozen dataclasses. No torch here.
+
+    Decoder                                   the model: what goes in, what happens, what comes out
+    +- embed    Embed(vocab, ...)             tokens -> vectors
+    +- decoder  Stack(depth, pattern, ...)    the residual stream; `pattern` tiles over `depth`
+    |           +- Block(attention, feedforward, norm, place, cross)
+    |           +- position                   one scheme for the stack
+    +- head     Head(tied, ...)               vectors -> logits
+
+The type is the switch, numbers do the rest: mechanisms that exclude each other are different
+types in one slot (``norm=RMSNorm()`` or ``norm=LayerNorm()``), never flags side by side.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from .errors import UserError
+
+Activation: TypeAlias = Literal["relu", "relu2", "gelu", "gelu_tanh", "silu"]
+Place: TypeAlias = Literal["pre", "post", "sandwich", "parallel"]
+
+
+def _need(fact: bool, sentence: str) -> None:
+    if not fact:
+        raise UserError(sentence)
+
+
+# ---------------------------------------------------------------------------------------- norms
+
+
+@dataclass(frozen=True)
+class LayerNorm:
+    """Centre and scale each vector (Ba et al. 2016)."""
+
+    eps: float = 1e-5
+    bias: bool = True
+
+
+@dataclass(frozen=True)
+class RMSNorm:
+    """Scale each vector to unit root mean square (Zhang & Sennrich 2019).
+
+    The gain is ``offset + weight``: 0 for Llama, 1 for Gemma. ``gain=False`` leaves the weight out.
+    """
+
+    eps: float = 1e-5
+    offset: float = 0.0
+    gain: bool = True
+
+
+Norm: TypeAlias = LayerNorm | RMSNorm
+
+
+# ------------------------------------------------------------------------------------- position
+
+
+@dataclass(frozen=True)
+class NoPosition:
+    """Order is not told to the model (a causal mask still leaks it)."""
+
+
+@dataclass(frozen=True)
+class Sinusoidal:
+    """Fixed waves added to the embeddings (Vaswani et al. 2017, section 3.5)."""
+
+    theta: float = 10_000.0
+
+
+@dataclass(frozen=True)
+class Learned:
+    """A trained table of ``length`` vectors added to the embeddings (GPT-2, BERT)."""
+
+    length: int
+
+    def __post_init__(self) -> None:
+        _need(self.length > 0, f"Learned.length is {self.length}; give a number of positions above 0.")
+
+
+@dataclass(frozen=True)
+class LinearStretch:
+    """Positions divided by ``factor`` (Chen et al. 2023, position interpolation)."""
+
+    factor: float
+
+
+@dataclass(frozen=True)
+class Llama3Stretch:
+    """Llama 3.1's frequency-dependent stretch: slow waves by ``factor``, fast ones not at all."""
+
+    factor: float = 8.0
+    low: float = 1.0
+    high: float = 4.0
+    length: int = 8192
+
+
+Stretch: TypeAlias = LinearStretch | Llama3Stretch
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """Queries and keys turned by angles that grow with position (Su et al. 2021).
+
+    ``fraction`` of each head's dimensions turn (GPT-NeoX, Phi); the halves of what turns are paired.
+    """
+
+    theta: float = 10_000.0
+    fraction: float = 1.0
+    stretch: Stretch | None = None
+
+    def __post_init__(self) -> None:
+        _need(self.theta > 0, f"Rotary.theta is {self.theta}; give a base above 0, such as 10000.")
+        _need(0 < self.fraction <= 1, f"Rotary.fraction is {self.fraction}; give a share above 0, at most 1.")
+
+
+@dataclass(frozen=True)
+class RelativeBias:
+    """A trained bias per head and distance bucket, added to the scores (T5, Raffel et al. 2020)."""
+
+    buckets: int = 32
+    distance: int = 128
+
+
+@dataclass(frozen=True)
+class Alibi:
+    """A fixed penalty per head that grows with distance, added to the scores (Press et al. 2022)."""
+
+
+Position: TypeAlias = NoPosition | Sinusoidal | Learned | Rotary | RelativeBias | Alibi
+
+
+# ------------------------------------------------------------------- who may look at whom
+
+
+@dataclass(frozen=True)
+class Full:
+    """Every token within reach of the stack's direction."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """Only keys less than ``size`` positions away (Longformer, Mistral); a token sees itself."""
+
+    size: int
+
+    def __post_init__(self) -> None:
+        _need(self.size > 0, f"Window.size is {self.size}; give a number of positions above 0.")
+
+
+See: TypeAlias = Full | Window
+
+
+# ------------------------------------------------------------------------------------ sublayers
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Multi-head attention. ``kv_heads`` equal to ``heads`` (None) is MHA, fewer is GQA, 1 is MQA.
+
+    ``scale`` multiplies the scores (None: 1/sqrt(head_dim)); ``softcap`` bounds them (Gemma 2);
+    ``qk_norm`` normalises each head's queries and keys (Qwen 3); ``out_bias`` None follows ``bias``.
+    """
+
+    heads: int
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    bias: bool = False
+    out_bias: bool | None = None
+    qk_norm: Norm | None = None
+    scale: float | None = None
+    softcap: float | None = None
+    see: See = Full()
+
+    def __post_init__(self) -> None:
+        _need(self.heads > 0, f"Attention.heads is {self.heads}; give at least one head.")
+        kv = self.kv_heads
+        if kv is not None:
+            _need(0 < kv <= self.heads, f"Attention.kv_heads is {kv}; give 1 to heads ({self.heads}).")
+            _need(self.heads % kv == 0, f"Attention.kv_heads {kv} does not divide heads {self.heads}; give a divisor.")
+        if self.head_dim is not None:
+            _need(self.head_dim > 0, f"Attention.head_dim is {self.head_dim}; give a width above 0.")
+
+
+@dataclass(frozen=True)
+class MLP:
+    """Up, activate, down (Vaswani et al. 2017, section 3.3)."""
+
+    hidden: int
+    act: Activation = "gelu_tanh"
+    bias: bool = False
+
+
+@dataclass(frozen=True)
+class GatedMLP:
+    """Up times an activated gate, then down (Shazeer 2020: SwiGLU with ``act="silu"``)."""
+
+    hidden: int
+    act: Activation = "silu"
+    bias: bool = False
+
+
+@dataclass(frozen=True)
+class MoE:
+    """Mixture of experts: each token goes to its ``top_k`` of ``experts`` (Shazeer et al. 2017, Mixtral).
+
+    ``normalize`` makes the chosen weights sum to 1; ``balance`` and ``z`` weigh the load-balancing
+    loss (Fedus et al. 2021) and the router z-loss (Zoph et al. 2022).
+    """
+
+    experts: int
+    top_k: int
+    expert: MLP | GatedMLP
+    normalize: bool = True
+    balance: float = 0.0
+    z: float = 0.0
+
+    def __post_init__(self) -> None:
+        _need(0 < self.top_k <= self.experts, f"MoE.top_k is {self.top_k}; give 1 to experts ({self.experts}).")
+
+
+FeedForward: TypeAlias = MLP | GatedMLP | MoE
+
+
+# ------------------------------------------------------------------------------------ structure
+
+
+@dataclass(frozen=True)
+class Block:
+    """Attend, (look at the encoder,) think.
+
+    ``place`` says where the norms stand: ``pre`` x + f(norm(x)); ``post`` norm(x + f(x)); ``sandwich``
+    x + norm(f(norm(x))); ``parallel`` x + attend(norm(x)) + think(norm(x)), one norm for both.
+    """
+
+    attention: Attention
+    feedforward: FeedForward
+    norm: Norm = RMSNorm()
+    place: Place = "pre"
+    cross: Attention | None = None
+
+    def __post_init__(self) -> None:
+        _need(
+            not (self.place == "parallel" and self.cross),
+            'Block.place "parallel" has no cross-attention; use "pre", "post" or "sandwich".',
+        )
+
+
+@dataclass(frozen=True)
+class Stack:
+    """``depth`` blocks on one residual stream; ``pattern`` repeats over the depth.
+
+    ``causal``: a token sees what came before (decoder) or everything (encoder). ``dropout`` acts on
+    the stack's input, each attention pattern and each write to the stream.
+    """
+
+    depth: int
+    pattern: tuple[Block, ...]
+    position: Position = NoPosition()
+    causal: bool = True
+    first_norm: Norm | None = None
+    last_norm: Norm | None = None
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        _need(self.depth > 0, f"Stack.depth is {self.depth}; give at least one block.")
+        _need(len(self.pattern) > 0, "Stack.pattern is empty; give at least one Block.")
+        _need(self.depth % len(self.pattern) == 0, self._misfit())
+        _need(0 <= self.dropout < 1, f"Stack.dropout is {self.dropout}; give a share from 0 to below 1.")
+
+    def _misfit(self) -> str:
+        return f"Stack.depth {self.depth} is no multiple of its pattern of {len(self.pattern)} blocks; change one."
+
+    def block(self, index: int) -> Block:
+        """The config of block ``index``."""
+        return self.pattern[index % len(self.pattern)]
+
+
+@dataclass(frozen=True)
+class Embed:
+    """Tokens to vectors; ``scale`` multiplies them (2017 and Gemma: sqrt(dim)); BERT adds ``segments``."""
+
+    vocab: int
+    scale: float = 1.0
+    segments: int = 0
+
+    def __post_init__(self) -> None:
+        _need(self.vocab > 0, f"Embed.vocab is {self.vocab}; give the number of tokens of the tokenizer.")
+
+
+@dataclass(frozen=True)
+class Head:
+    """Vectors to logits: (transform, activate, norm), scale, project, cap.
+
+    ``tied`` shares the embedding's table. ``transform`` is BERT's extra dense layer with that
+    activation and ``norm`` after it. ``scale`` multiplies the hidden state (T5: dim ** -0.5);
+    ``softcap`` c gives c * tanh(logits / c) (Gemma 2).
+    """
+
+    tied: bool = True
+    bias: bool = False
+    transform: Activation | None = None
+    norm: Norm | None = None
+    scale: float = 1.0
+    softcap: float | None = None
+
+
+@dataclass(frozen=True)
+class Init:
+    """How weights start: normal with ``std`` (None: 1/sqrt(fan_in)), embeddings with ``embed_std``.
+
+    ``residual`` is for the matrices that write to the stream: ``plain`` like the others, ``depth``
+    divided by sqrt(writes) (GPT-2), ``zero`` (each block starts as the identity).
+    """
+
+    std: float | None = 0.02
+    embed_std: float = 0.02
+    residual: Literal["plain", "depth", "zero"] = "depth"
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """head(decoder(embed(tokens))): a token sees what came before (GPT-2, Llama)."""
+
+    dim: int
+    context: int
+    embed: Embed
+    decoder: Stack
+    head: Head = Head()
+    init: Init = Init()
+
+    def __post_init__(self) -> None:
+        _check_stack("decoder", self.decoder, self.dim, self.context, crosses=False)
+        _need(self.decoder.causal, "A Decoder's stack is causal; set decoder.causal = true or build an Encoder.")
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """head(encoder(embed(tokens))): every token sees every token (BERT). ``head=None`` ends in vectors."""
+
+    dim: int
+    context: int
+    embed: Embed
+    encoder: Stack
+    head: Head | None = Head()
+    init: Init = Init()
+
+    def __post_init__(self) -> None:
+        _check_stack("encoder", self.encoder, self.dim, self.context, crosses=False)
+
+
+@dataclass(frozen=True)
+class EncoderDecoder:
+    """head(decoder(embed(tokens), memory=encoder(embed(source)))): one embedding for both (2017, T5)."""
+
+    dim: int
+    context: int
+    embed: Embed
+    encoder: Stack
+    decoder: Stack
+    head: Head = Head()
+    init: Init = Init()
+
+    def __post_init__(self) -> None:
+        _check_stack("encoder", self.encoder, self.dim, self.context, crosses=False)
+        _check_stack("decoder", self.decoder, self.dim, self.context, crosses=True)
+        _need(self.decoder.causal, "An EncoderDecoder's decoder is causal; set decoder.causal = true.")
+
+
+Model: TypeAlias = Decoder | Encoder | EncoderDecoder
+
+
+def head_dim(attention: Attention, dim: int) -> int:
+    """The width of one head."""
+    return attention.head_dim or dim // attention.heads
+
+
+def stacks(model: Model) -> dict[str, Stack]:
+    """The model's stacks by the name of their slot."""
+    names = ("encoder", "decoder")
+    return {name: getattr(model, name) for name in names if hasattr(model, name)}
+
+
+def _check_stack(name: str, stack: Stack, dim: int, context: int, crosses: bool) -> None:
+    """What can only be judged with the width, the context and the slot in view."""
+    _need(dim > 0, f"dim is {dim}; give a model width above 0.")
+    _need(context > 0, f"context is {context}; give a number of tokens above 0.")
+    for index, block in enumerate(stack.pattern):
+        where = f"{name}.pattern.{index}"
+        _need((block.cross is not None) == crosses, _cross_misfit(where, crosses))
+        for attention in filter(None, (block.attention, block.cross)):
+            if attention.head_dim is None:
+                fits = dim % attention.heads == 0
+                _need(fits, f"{where}: heads {attention.heads} do not divide dim {dim}; change one or set head_dim.")
+            if isinstance(stack.position, Rotary):
+                turned = int(head_dim(attention, dim) * stack.position.fraction)
+                _need(turned >= 2 and turned % 2 == 0, f"{where}: Rotary turns {turned} dimensions a head; make it even.")
+    if isinstance(stack.position, Learned):
+        enough = stack.position.length >= context
+        _need(enough, f"{name}.position.length {stack.position.length} is below context {context}; raise it.")
+
+
+def _cross_misfit(where: str, crosses: bool) -> str:
+    if crosses:
+        return f"{where}.cross is missing; an encoder-decoder's decoder blocks need one."
+    return f"{where}.cross is set, but there is nothing to look across at; remove it or build an EncoderDecoder."
+
+

@@ -1,0 +1,22 @@
+"""The one kind of error that is the user's to mend, and how it is worded."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """A mistake the user can mend; its text is one sentence that says what to do.
+
+    The command line prints it without a traceback and exits with 2.
+    """
+
+
+def nearest(word: str, words: Iterable[str]) -> str:
+    """A closing hint for an unknown word: ' Did you mean "depth"?', or the whole short list."""
+    words = sorted(set(words))
+    close = difflib.get_close_matches(word, words, n=1, cutoff=0.6)
+    if close:
+        return f' Did you mean "{close[0]}"?'
+    return f" Known: {', '.join(words)}." if 0 < len(words) <= 30 else ""

@@ -1,0 +1,142 @@
+"""Files that are whole or absent: write beside, fsync, rename; hashes, locks and the cache folder."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from .errors import UserError
+
+
+def cache_home() -> Path:
+    """Where downloads and tokenised corpora are kept: ``$GLASSFORMER_CACHE`` or ``~/.cache/glassformer``."""
+    named = os.environ.get("GLASSFORMER_CACHE")
+    return Path(named).expanduser() if named else Path.home() / ".cache" / "glassformer"
+
+
+def data_home() -> Path | None:
+    """The user's folder of data that would otherwise be downloaded (``$GLASSFORMER_DATA``), if set."""
+    named = os.environ.get("GLASSFORMER_DATA")
+    return Path(named).expanduser() if named else None
+
+
+def sha256(path: Path) -> str:
+    """The file's SHA-256 as hexadecimal text."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sync(path: Path) -> None:
+    """Push a file or folder to the disk itself."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def explain(error: OSError, path: Path) -> UserError:
+    """An operating system error as one sentence that says what to do."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return UserError(f"The disk that holds {path} is full; free some space, nothing there was changed.")
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return UserError(f"{path} cannot be written ({error.strerror}); choose another folder or change its rights.")
+    if error.errno in (errno.ENOTDIR, errno.EEXIST):
+        return UserError(f"{path} cannot be made because a file stands in its way; choose another folder.")
+    return UserError(f"{path} cannot be written or read ({error.strerror}); check the path.")
+
+
+def make_folder(path: Path) -> Path:
+    """The folder, made with its parents where missing; UserError where it cannot be."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise explain(error, path) from None
+    return path
+
+
+def write(path: Path, content: bytes | str | Callable[[Path], None]) -> None:
+    """Put ``content`` at ``path`` so that a reader sees the old file or the new one, never a part.
+
+    ``content`` may be a function that writes a file at the path it is given. Raises UserError when the
+    disk is full or the folder cannot be written; the old file then still stands.
+    """
+    make_folder(path.parent)
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+        os.close(handle)
+    except OSError as error:
+        raise explain(error, path.parent) from None
+    beside = Path(name)
+    try:
+        if callable(content):
+            content(beside)
+        else:
+            beside.write_bytes(content.encode() if isinstance(content, str) else content)
+        beside.chmod(0o644)
+        sync(beside)
+        beside.replace(path)
+        sync(path.parent)
+    except OSError as error:
+        raise explain(error, path) from None
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def write_folder(path: Path) -> Iterator[Path]:
+    """Fill a folder beside ``path``, then rename it into place: all of its files appear at once or none do.
+
+    A folder that stood at ``path`` is replaced. Raises UserError as ``write`` does.
+    """
+    make_folder(path.parent)
+    try:
+        beside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
+    except OSError as error:
+        raise explain(error, path.parent) from None
+    try:
+        yield beside
+        beside.chmod(0o755)
+        for file in sorted(beside.rglob("*")):
+            sync(file)
+        sync(beside)
+        if path.exists():
+            old = beside.with_suffix(".old")
+            path.rename(old)
+            beside.rename(path)
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            beside.rename(path)
+        sync(path.parent)
+    except OSError as error:
+        raise explain(error, path) from None
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def lock(folder: Path, purpose: str) -> Iterator[None]:
+    """Hold ``folder`` for one process; UserError when another process holds it.
+
+    The operating system drops the lock when the process ends, however it ends.
+    """
+    import fcntl
+
+    make_folder(folder)
+    try:
+        file = (folder / ".lock").open("a+")
+    except OSError as error:
+        raise explain(error, folder) from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            sentence = f"Another process is {purpose} in {folder}; wait for it to end or choose another folder."
+            raise UserError(sentence) from None
+        yield

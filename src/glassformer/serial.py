@@ -1,0 +1,206 @@
+"""Config <-> plain dictionaries, JSON and TOML; dotted overrides (``decoder.depth=12``).
+
+Works for any frozen dataclass whose fields are typed with plain values, tuples, other dataclasses
+and unions of these: the vocabulary and the run file alike. A union's member is told by ``"type"``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import tomllib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from .errors import UserError, nearest
+
+T = TypeVar("T")
+
+
+def to_dict(value: Any) -> Any:
+    """A dataclass as nested dictionaries, each with its ``"type"``; everything else as JSON holds it."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        inside = {f.name: to_dict(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {"type": type(value).__name__, **inside}
+    if isinstance(value, Mapping):
+        return {key: to_dict(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [to_dict(item) for item in value]
+    return value
+
+
+def from_dict(kind: Any, raw: Any, where: str = "") -> Any:
+    """The value of type ``kind`` that ``raw`` describes.
+
+    Raises UserError with the dotted place for an unknown key, a missing one or a value of another type.
+    """
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return _from_union(args, raw, where)
+    if origin is typing.Literal:
+        if raw not in args:
+            options = ", ".join(json.dumps(a) for a in args)
+            raise UserError(f"{_at(where)}{json.dumps(raw)} is not one of {options}.")
+        return raw
+    if origin is tuple:
+        items = raw if isinstance(raw, list | tuple) else [raw]
+        return tuple(from_dict(args[0], item, f"{where}.{i}") for i, item in enumerate(items))
+    if origin is dict:
+        _must(isinstance(raw, Mapping), raw, "a table", where)
+        return {key: from_dict(args[1], item, f"{where}.{key}") for key, item in raw.items()}
+    if dataclasses.is_dataclass(kind):
+        return _from_table(typing.cast(type, kind), raw, where)
+    return _plain(kind, raw, where)
+
+
+def _from_union(options: Sequence[Any], raw: Any, where: str) -> Any:
+    if raw is None or (isinstance(raw, str) and raw.lower() == "none" and str not in options):
+        _must(type(None) in options, raw, "a value", where)
+        return None
+    classes = {c.__name__: c for c in options if dataclasses.is_dataclass(c) and isinstance(c, type)}
+    if dataclasses.is_dataclass(raw):
+        return from_dict(type(raw), raw, where)
+    if classes and isinstance(raw, Mapping):
+        name = raw.get("type", next(iter(classes)) if len(classes) == 1 else None)
+        if name not in classes:
+            known = ", ".join(classes)
+            raise UserError(f'{_at(where)}"type" is {json.dumps(name)}; give one of {known}.')
+        return _from_table(classes[name], raw, where)
+    if classes and isinstance(raw, str) and raw in classes:  # a type with nothing to set, by name alone
+        return _from_table(classes[raw], {}, where)
+    plain = [o for o in options if o is not type(None) and not dataclasses.is_dataclass(o)]
+    if not plain:
+        known = ", ".join(classes)
+        raise UserError(f"{_at(where)}{json.dumps(raw)} is no table with a type; give one of {known}.")
+    for option in plain:
+        try:
+            return from_dict(option, raw, where)
+        except UserError as error:
+            last = error
+    raise last
+
+
+def _from_table(kind: type, raw: Any, where: str) -> Any:
+    if isinstance(raw, kind):
+        return raw
+    _must(isinstance(raw, Mapping), raw, f"a table of {kind.__name__}'s settings", where)
+    hints = _hints(kind)
+    table = {key: value for key, value in raw.items() if key != "type" or "type" in hints}
+    if "type" in raw and "type" not in hints and raw["type"] != kind.__name__:
+        raise UserError(f'{_at(where)}"type" is {json.dumps(raw["type"])}; here it must be {kind.__name__}.')
+    for key in table:
+        if key not in hints:
+            raise UserError(f'{_at(where)}{kind.__name__} has no setting "{key}".{nearest(key, hints)}')
+    needed = [f.name for f in dataclasses.fields(kind) if f.default is f.default_factory is dataclasses.MISSING]
+    for name in needed:
+        if name not in table:
+            raise UserError(f'{_at(where)}{kind.__name__} needs "{name}"; add it.')
+    inside = {key: from_dict(hints[key], value, f"{where}.{key}" if where else key) for key, value in table.items()}
+    return kind(**inside)
+
+
+def _plain(kind: Any, raw: Any, where: str) -> Any:
+    if kind is Any:
+        return raw
+    if isinstance(raw, str) and kind in (int, float, bool):
+        raw = _parse(raw)
+    if kind is float and isinstance(raw, int) and not isinstance(raw, bool):
+        raw = float(raw)
+    if kind is int and isinstance(raw, float) and raw.is_integer():
+        raw = int(raw)
+    fits = isinstance(raw, kind) and not (kind is int and isinstance(raw, bool))
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+    _must(fits, raw, names.get(kind, f"a {kind.__name__}"), where)
+    finite = not isinstance(raw, float) or math.isfinite(raw)
+    _must(finite, str(raw), "a finite number", where)
+    return raw
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _at(where: str) -> str:
+    return f"{where.lstrip('.')}: " if where else ""
+
+
+def _must(fact: bool, raw: Any, expected: str, where: str) -> None:
+    if not fact:
+        raise UserError(f"{_at(where)}{json.dumps(raw, default=str)} is not {expected}.")
+
+
+# ------------------------------------------------------------------------------------ overrides
+
+
+def _parse(text: str) -> Any:
+    """A command-line value as TOML would read it; anything else stays a text."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def override(config: T, path: str, value: Any) -> T:
+    """A copy of ``config`` with the value at a dotted path replaced.
+
+    Numbers step into a tuple (``decoder.pattern.0.attention.heads``); a tuple passed over without one
+    means every element (``decoder.pattern.attention.heads``). Raises UserError for an unknown path.
+    """
+    if isinstance(value, str):
+        value = _parse(value)
+    changed: T = from_dict(type(config), _put(config, path.split("."), value, path))
+    return changed
+
+
+def _put(node: Any, keys: Sequence[str], value: Any, path: str) -> Any:
+    """``node`` as a dictionary, with one place changed; checks wait until the whole is rebuilt."""
+    if not keys:
+        return value
+    if isinstance(node, tuple):
+        if not keys[0].isdigit():
+            return [_put(item, keys, value, path) for item in node]
+        at = int(keys[0])
+        if at >= len(node):
+            raise UserError(f"{path}: there are {len(node)} entries, counted from 0; {at} is past the end.")
+        return [_put(item, keys[1:], value, path) if i == at else to_dict(item) for i, item in enumerate(node)]
+    if isinstance(node, dict):
+        return {**node, keys[0]: _put(node.get(keys[0]), keys[1:], value, path)}
+    if not dataclasses.is_dataclass(node):
+        raise UserError(f"{path}: there is nothing to set below {json.dumps(node, default=str)}.")
+    names = [f.name for f in dataclasses.fields(node)]
+    if keys[0] not in names:
+        raise UserError(f'{path}: {type(node).__name__} has no setting "{keys[0]}".{nearest(keys[0], names)}')
+    return {**to_dict(node), keys[0]: _put(getattr(node, keys[0]), keys[1:], value, path)}
+
+
+# ---------------------------------------------------------------------------------------- files
+
+
+def dumps(value: Any) -> str:
+    """``value`` as JSON text that ``loads`` reads back."""
+    return json.dumps(to_dict(value), indent=1, allow_nan=False) + "\n"
+
+
+def loads(kind: Any, text: str, source: str = "the JSON text") -> Any:
+    """The config of type ``kind`` in a JSON text; ``source`` names it in errors."""
+    try:
+        raw = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise UserError(f"{source} is not valid JSON ({error}); restore or mend it.") from None
+    return from_dict(kind, raw)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file as a dictionary; UserError when it is missing or broken."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); check the path.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid TOML ({error}); mend that line.") from None

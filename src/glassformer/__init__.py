@@ -16,22 +16,22 @@ from typing import TYPE_CHECKING, Any
 from .errors import UserError
 
 if TYPE_CHECKING:
-    from .generate import generate
-    from .inspect import look
+    from .generation import generate
+    from .inspection import look
     from .store import load, save
-    from .train import train
+    from .training import train
 
 __version__ = "0.1.0"
 __all__ = ["UserError", "__version__", "generate", "load", "look", "save", "train"]
 
-_HOME = {"load": ".store", "save": ".store", "generate": ".generate", "train": ".train", "look": ".inspect"}
+_HOME = {"load": ".store", "save": ".store", "generate": ".generation", "train": ".training", "look": ".inspection"}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOME[name], __name__), name)
-    globals()[name] = value  # over the submodule of the same name that the import has just put there
+    globals()[name] = value
     return value
 
 

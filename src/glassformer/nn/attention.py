@@ -1,0 +1,94 @@
+"""Multi-head attention: project, split into heads, attend, merge, project.
+
+B batch, T queries, S keys, H heads, K key-value heads, D head dim, C model dim.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from .. import config
+from .attend import ENGINES, eager
+from .build import build, builds
+from .cache import KV, CrossKV
+from .flow import Flow, Part
+from .linear import linear
+from .mask import Mask
+from .position import Position
+
+
+@builds(config.Attention)
+class Attention(Part):
+    """MHA, GQA and MQA by the number of key-value heads; over itself, or across at the encoder (``cross``)."""
+
+    def __init__(self, cfg: config.Attention, dim: int, causal: bool, dropout: float, cross: bool = False) -> None:
+        super().__init__()
+        self.heads, self.kv_heads = cfg.heads, cfg.kv_heads or cfg.heads
+        self.head_dim = config.head_dim(cfg, dim)
+        self.scale = self.head_dim**-0.5 if cfg.scale is None else cfg.scale
+        self.softcap, self.see, self.causal, self.dropout, self.cross = cfg.softcap, cfg.see, causal, dropout, cross
+        self.q = linear(dim, self.heads * self.head_dim, cfg.bias)
+        self.k = linear(dim, self.kv_heads * self.head_dim, cfg.bias)
+        self.v = linear(dim, self.kv_heads * self.head_dim, cfg.bias)
+        self.out = linear(self.heads * self.head_dim, dim, cfg.bias if cfg.out_bias is None else cfg.out_bias)
+        self.q_norm = build(cfg.qk_norm, self.head_dim) if cfg.qk_norm else nn.Identity()
+        self.k_norm = build(cfg.qk_norm, self.head_dim) if cfg.qk_norm else nn.Identity()
+
+    def forward(self, x: Tensor, flow: Flow, position: Position, kv: KV | CrossKV | None = None) -> Tensor:
+        """x (B, T, C) -> what this layer writes to the stream (B, T, C)."""
+        q = self.q_norm(self.split(self.q(x), self.heads)).transpose(1, 2)  # (B, H, T, D)
+        if self.cross:
+            k, v, mask, bias = *self.from_memory(flow, kv), self.across(flow), None
+            q = flow.look(self, "q", q)
+        else:
+            q = flow.look(self, "q", position.rotate(q, flow))
+            k, v = self.keys_values(x)
+            k, v = flow.look(self, "k", position.rotate(k, flow)), flow.look(self, "v", v)
+            if isinstance(kv, KV):
+                k, v = kv.extend(k, v)
+            mask = self.among(flow, kv)
+            bias = flow.once((position, mask), lambda: position.bias(mask))
+        z = flow.look(self, "z", self.attend(flow, q, k, v, mask, bias))  # (B, H, T, D)
+        return flow.look(self, "write", self.out(z.transpose(1, 2).flatten(2)))
+
+    def attend(self, flow: Flow, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None) -> Tensor:
+        """By the flow's engine; who looks at the pattern sees ``eager``'s, who edits it gets ``eager``'s result."""
+
+        def look(name: str, value: Tensor) -> Tensor:
+            return flow.look(self, name, value)
+
+        dropout = self.dropout if self.training else 0.0
+        if flow.watches(self, "scores", "pattern"):
+            if flow.changes(self, "scores", "pattern"):
+                return eager(q, k, v, mask, bias, self.scale, self.softcap, dropout, look)
+            eager(q, k, v, mask, bias, self.scale, self.softcap, look=look)
+        return ENGINES[flow.engine](q, k, v, mask, bias, self.scale, self.softcap, dropout)
+
+    def split(self, x: Tensor, heads: int) -> Tensor:
+        """(B, T, heads * D) -> (B, T, heads, D)."""
+        return x.view(x.shape[0], x.shape[1], heads, self.head_dim)
+
+    def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, K, S, D) of x (B, S, C), before rotation."""
+        k = self.k_norm(self.split(self.k(x), self.kv_heads)).transpose(1, 2)
+        return k, self.split(self.v(x), self.kv_heads).transpose(1, 2)
+
+    def from_memory(self, flow: Flow, kv: KV | CrossKV | None) -> tuple[Tensor, Tensor]:
+        """The encoder's keys and values, from the cache when it has them."""
+        assert flow.memory is not None
+        hidden = flow.memory.hidden
+        made = kv.once(lambda: self.keys_values(hidden)) if isinstance(kv, CrossKV) else self.keys_values(hidden)
+        return flow.look(self, "k", made[0]), flow.look(self, "v", made[1])
+
+    def among(self, flow: Flow, kv: KV | CrossKV | None) -> Mask:
+        """Who may look at whom within the stack."""
+        k_pos = kv.slots.k_pos if isinstance(kv, KV) else flow.pos
+        docs = None if flow.docs is None else (flow.docs, flow.docs)
+        key = ("among", self.causal, self.see)
+        return flow.once(key, lambda: Mask(flow.pos, k_pos, self.causal, self.see, docs, flow.plain))
+
+    def across(self, flow: Flow) -> Mask:
+        """Everyone may look at all there is of the encoder's output."""
+        memory = flow.memory
+        assert memory is not None
+        return flow.once("across", lambda: Mask(flow.pos, memory.pos, causal=False, plain=memory.plain))

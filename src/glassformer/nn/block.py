@@ -1,0 +1,57 @@
+"""Attend, (look at the encoder,) think: one block of the paper's figure."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from .. import config
+from .build import build, builds
+from .cache import KV, CrossKV
+from .flow import Flow, Part
+from .position import Position
+
+
+@builds(config.Block)
+class Block(Part):
+    """One step of the residual stream; ``pre``, ``post``, ``sandwich`` and ``parallel`` differ in where norms stand."""
+
+    def __init__(self, cfg: config.Block, dim: int, causal: bool, dropout: float) -> None:
+        super().__init__()
+        self.place = cfg.place
+        self.attn_norm = build(cfg.norm, dim)
+        self.attn = build(cfg.attention, dim, causal, dropout)
+        if cfg.cross is not None:
+            self.cross_norm = build(cfg.norm, dim)
+            self.cross = build(cfg.cross, dim, False, dropout, True)
+        if cfg.place != "parallel":
+            self.ffn_norm = build(cfg.norm, dim)
+        self.ffn = build(cfg.feedforward, dim)
+        if cfg.place == "sandwich":
+            self.attn_post_norm = build(cfg.norm, dim)
+            self.ffn_post_norm = build(cfg.norm, dim)
+            if cfg.cross is not None:
+                self.cross_post_norm = build(cfg.norm, dim)
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, flow: Flow, position: Position, kept: tuple[KV, CrossKV] | None) -> Tensor:
+        """The stream x (B, T, C), one block further."""
+        kv, cross_kv = kept or (None, None)
+        if self.place == "parallel":
+            seen = self.attn_norm(x)
+            x = x + self.drop(self.attn(seen, flow, position, kv)) + self.drop(self.ffn(seen, flow))
+        else:
+            x = self.residual(x, "attn", flow, position, kv)
+            if hasattr(self, "cross"):
+                x = self.residual(x, "cross", flow, position, cross_kv)
+            x = self.residual(x, "ffn", flow)
+        return flow.look(self, "resid", x)
+
+    def residual(self, x: Tensor, name: str, *args: object) -> Tensor:
+        """x plus what the sublayer ``name`` writes, normed before, within or after."""
+        sublayer, norm = getattr(self, name), getattr(self, f"{name}_norm")
+        if self.place == "post":
+            return norm(x + self.drop(sublayer(x, *args)))  # type: ignore[no-any-return]
+        write = sublayer(norm(x), *args)
+        if self.place == "sandwich":
+            write = getattr(self, f"{name}_post_norm")(write)
+        return x + self.drop(write)  # type: ignore[no-any-return]

@@ -1,0 +1,200 @@
+"""Keys and values of what was already read, so that a new token costs one token.
+
+    Cache -- layers: (KV, CrossKV) per block          what is kept
+          `- slots: one Slots per reach (full, window) where it is kept, shared by all layers of that reach
+
+Full attention keeps every column, in buffers that double when they are full; a window keeps a ring
+of its own size, in which position p lies in slot p mod size. Masks are functions of the positions
+in the slots, so padding, rings and chunks of any size need no case of their own.
+
+B batch, T new tokens, S kept tokens, K key-value heads, D head dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from .. import config
+
+if TYPE_CHECKING:
+    from .model import Model
+
+
+class Slots:
+    """Which position lies in which column, for all layers of one reach; -1 is an empty column."""
+
+    def __init__(self, ring: int | None) -> None:
+        self.ring = ring
+        self.filled = 0  # columns in use, empty ones of padding included
+        self.capacity = ring or 0
+        self.pos = torch.empty(0)  # (B or 1, capacity) or, in a ring, (B or 1, capacity + 1): the last is a bin
+        self.k_pos = self.pos  # of the keys that the tokens now coming in look at, (B or 1, S)
+        self.index: Tensor | None = None  # a ring's target slots (B or 1, T)
+
+    def advance(self, pos: Tensor, plain: bool) -> None:
+        """Make room for tokens at ``pos`` (B or 1, T)."""
+        if self.pos.ndim < 2:
+            self.pos = torch.full((pos.shape[0], self.capacity + bool(self.ring)), -1, device=pos.device)
+        elif self.pos.shape[0] < pos.shape[0]:
+            self.pos = self.pos.expand(pos.shape[0], -1).clone()
+        if self.ring is None:
+            self._append(pos)
+        else:
+            self._wrap(pos, plain, self.ring)
+
+    def _append(self, pos: Tensor) -> None:
+        start, self.filled = self.filled, self.filled + pos.shape[1]
+        if self.filled > self.capacity:
+            self.capacity = max(2 * self.capacity, -(-self.filled // 64) * 64)
+            self.pos = enlarged(self.pos, start, self.capacity, dim=1, fill=-1)
+        self.pos[:, start : self.filled] = pos
+        self.k_pos = self.pos[:, : self.filled]
+
+    def _wrap(self, pos: Tensor, plain: bool, ring: int) -> None:
+        old = self.pos[:, : min(self.filled, ring) if plain else ring].clone()
+        last = torch.maximum(self.pos[:, :ring].amax(1, keepdim=True), pos.amax(1, keepdim=True))
+        kept = (pos >= 0) & (pos > last - ring)
+        self.index = torch.where(kept, pos % ring, ring)
+        self.pos.scatter_(1, self.index.expand(self.pos.shape[0], -1), pos.expand(self.pos.shape[0], -1))
+        self.pos[:, ring] = -1
+        self.filled += pos.shape[1]
+        if pos.shape[1] == 1:  # what it overwrites has just left the window
+            self.k_pos = self.pos[:, : min(self.filled, ring) if plain else ring]
+        else:
+            self.k_pos = torch.cat((old.expand(pos.shape[0], -1), pos), dim=1)
+
+    def rows(self, index: Tensor) -> None:
+        if self.pos.ndim == 2 and self.pos.shape[0] > 1:
+            self.pos = self.pos[index]
+
+
+class KV:
+    """One layer's keys and values (B, K, capacity, D) in the columns that its Slots tell."""
+
+    def __init__(self, slots: Slots) -> None:
+        self.slots = slots
+        self.k = self.v = torch.empty(0)
+
+    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Keep k and v (B, K, T, D); returns all that the new tokens may look at, (B, K, S, D) each."""
+        slots, new = self.slots, k.shape[2]
+        room = slots.capacity + bool(slots.ring)
+        if self.k.ndim < 4:
+            self.k, self.v = (x.new_zeros(*x.shape[:2], room, x.shape[3]) for x in (k, v))
+        elif self.k.shape[2] < room:
+            used = slots.filled - new
+            self.k, self.v = (enlarged(x, used, room, dim=2, fill=0) for x in (self.k, self.v))
+        if slots.ring is None:
+            self.k[:, :, slots.filled - new : slots.filled] = k
+            self.v[:, :, slots.filled - new : slots.filled] = v
+            return self.k[:, :, : slots.filled], self.v[:, :, : slots.filled]
+        assert slots.index is not None
+        width = slots.k_pos.shape[1]
+        old_k, old_v = self.k[:, :, : width - new], self.v[:, :, : width - new]
+        if new > 1:  # a chunk may overwrite what its first tokens still look at: look, then write
+            seen = torch.cat((old_k, k), dim=2), torch.cat((old_v, v), dim=2)
+        index = slots.index[:, None, :, None].expand(k.shape)
+        self.k.scatter_(2, index, k)
+        self.v.scatter_(2, index, v)
+        return seen if new > 1 else (self.k[:, :, :width], self.v[:, :, :width])
+
+    def rows(self, index: Tensor) -> None:
+        if self.k.ndim == 4:
+            self.k, self.v = self.k[index], self.v[index]
+
+
+class CrossKV:
+    """One layer's keys and values of the encoder's output, made once."""
+
+    def __init__(self) -> None:
+        self.kv: tuple[Tensor, Tensor] | None = None
+
+    def once(self, make: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """What ``make`` gave the first time."""
+        if self.kv is None:
+            self.kv = make()
+        return self.kv
+
+    def rows(self, index: Tensor) -> None:
+        if self.kv is not None:
+            self.kv = (self.kv[0][index], self.kv[1][index])
+
+
+class Cache:
+    """What a decoder has read so far; one for each batch of sequences.
+
+    ``length`` counts the columns read, padding included. Buffers grow by themselves; a token is
+    written in place. A forward pass that fails half-way leaves the cache unusable.
+    """
+
+    def __init__(self, model: Model) -> None:
+        stack: config.Stack = model.config.decoder  # type: ignore[union-attr]
+        blocks = [stack.block(i) for i in range(stack.depth)]
+        reach = [b.attention.see.size if isinstance(b.attention.see, config.Window) else None for b in blocks]
+        self.slots = {ring: Slots(ring) for ring in reach}
+        self.layers = [(KV(self.slots[ring]), CrossKV()) for ring in reach]
+        self.length = 0
+        self.plain = True
+        self._last: Tensor | None = None  # highest position of each row, (B, 1), once rows differ
+
+    def advance(self, tokens: Tensor, pos: Tensor | None) -> Tensor:
+        """Make room for ``tokens`` (B, T) and tell their positions (B or 1, T); None goes on from each row's last."""
+        ahead = torch.arange(tokens.shape[1], device=tokens.device)[None]
+        if pos is not None:
+            if self._last is None:
+                start = torch.full((tokens.shape[0], 1), self.length - 1, device=tokens.device)
+                self._last = start
+            self.plain = False
+        elif self.plain:
+            pos = ahead + self.length
+        else:
+            assert self._last is not None
+            pos = self._last + 1 + ahead
+        if not self.plain:
+            self._last = torch.maximum(self._last, pos.amax(1, keepdim=True))  # type: ignore[type-var]
+        for slots in self.slots.values():
+            slots.advance(pos, self.plain)
+        self.length += tokens.shape[1]
+        return pos
+
+    def trim(self, count: int) -> None:
+        """Forget the last ``count`` columns; ValueError where a window's ring has overwritten what would come back."""
+        for slots in self.slots.values():
+            if slots.ring is not None:
+                raise ValueError(
+                    "a cache with sliding windows cannot be trimmed: its rings have let go of older tokens"
+                )
+            slots.filled -= count
+            if slots.pos.ndim == 2:
+                slots.pos[:, slots.filled :] = -1
+        self.length -= count
+        if self._last is not None:
+            self._last = next(iter(self.slots.values())).pos.amax(1, keepdim=True).expand_as(self._last).clone()
+
+    def reorder(self, rows: Tensor) -> None:
+        """Row i becomes what row ``rows[i]`` was (beams); ``rows`` may be longer or shorter than the batch."""
+        for slots in self.slots.values():
+            slots.rows(rows)
+        for kv, cross in self.layers:
+            kv.rows(rows)
+            cross.rows(rows)
+        if self._last is not None:
+            self._last = self._last[rows]
+
+    def fork(self, times: int) -> None:
+        """Each row ``times`` times, side by side: several continuations of one reading."""
+        kv = self.layers[0][0].k
+        self.reorder(torch.arange(kv.shape[0], device=kv.device).repeat_interleave(times))
+
+
+def enlarged(x: Tensor, used: int, room: int, dim: int, fill: int) -> Tensor:
+    """A longer buffer that begins with the first ``used`` columns of ``x``."""
+    shape = list(x.shape)
+    shape[dim] = room
+    larger = x.new_full(shape, fill)
+    larger.narrow(dim, 0, used).copy_(x.narrow(dim, 0, used))
+    return larger

@@ -1,0 +1,71 @@
+"""Both ends of the model: tokens to vectors, vectors to logits.
+
+B batch, T tokens, C model dim, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .. import config
+from .build import build, builds
+from .feedforward import ACTIVATIONS
+from .flow import Part
+from .linear import linear
+
+
+@builds(config.Embed)
+class Embed(Part):
+    """One vector per token, scaled, plus one per segment where there are segments (BERT)."""
+
+    def __init__(self, cfg: config.Embed, dim: int) -> None:
+        super().__init__()
+        self.scale = cfg.scale
+        self.token = nn.Embedding(cfg.vocab, dim)
+        self.segment = nn.Embedding(cfg.segments, dim) if cfg.segments else None
+
+    def forward(self, tokens: Tensor, segments: Tensor | None = None) -> Tensor:
+        """tokens (B, T) -> (B, T, C); ``segments`` (B, T) are 0 where not given."""
+        x: Tensor = self.token(tokens)
+        if self.scale != 1.0:
+            x = x * torch.tensor(self.scale, dtype=x.dtype)  # rounded to x's precision, as published models do
+        if self.segment is not None:
+            x = x + self.segment(torch.zeros_like(tokens) if segments is None else segments)
+        return x
+
+
+class Projection(nn.Module):
+    """The head's own table and bias; a tied head has no table here."""
+
+    def __init__(self, dim: int, vocab: int, tied: bool, bias: bool) -> None:
+        super().__init__()
+        self.weight = None if tied else nn.Parameter(torch.empty(vocab, dim))
+        self.bias = nn.Parameter(torch.zeros(vocab)) if bias else None
+
+
+@builds(config.Head)
+class Head(Part):
+    """Hidden states to logits over the vocabulary: (transform, activate, norm), scale, project, cap."""
+
+    def __init__(self, cfg: config.Head, dim: int, vocab: int) -> None:
+        super().__init__()
+        self.scale, self.softcap = cfg.scale, cfg.softcap
+        self.transform = linear(dim, dim, bias=True) if cfg.transform else None
+        self.act = ACTIVATIONS[cfg.transform] if cfg.transform else None
+        self.norm = build(cfg.norm, dim) if cfg.norm else nn.Identity()
+        self.proj = Projection(dim, vocab, cfg.tied, cfg.bias)
+
+    def forward(self, hidden: Tensor, embed: Embed) -> Tensor:
+        """hidden (..., C) -> logits (..., V)."""
+        if self.transform is not None and self.act is not None:
+            hidden = self.act(self.transform(hidden))
+        hidden = self.norm(hidden)
+        if self.scale != 1.0:
+            hidden = hidden * self.scale
+        weight = embed.token.weight if self.proj.weight is None else self.proj.weight
+        logits = F.linear(hidden, weight, self.proj.bias)
+        if self.softcap is not None:
+            logits = self.softcap * torch.tanh(logits / self.softcap)
+        return logits

@@ -1,0 +1,70 @@
+"""What travels beside the residual stream through one forward pass: visible, and in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
+
+from torch import Tensor, nn
+
+from .tape import Tape
+
+T = TypeVar("T")
+
+
+class Part(nn.Module):
+    """A module that knows its place in the model (``decoder.blocks.3.attn``), for the tape."""
+
+    path: str = ""
+
+
+@dataclass
+class Memory:
+    """What the encoder hands to the decoder: hidden (B, S, C) and positions (B or 1, S), -1 where nothing is."""
+
+    hidden: Tensor
+    pos: Tensor
+    plain: bool = False  # no padding: every row is 0..S-1
+
+
+@dataclass
+class Flow:
+    """Positions, documents, memory, tape and auxiliary losses of one forward pass.
+
+    ``pos`` is (B or 1, T), -1 where there is nothing; ``docs`` (B, T) tells packed documents apart.
+    ``plain`` says that every row counts 0..T-1 on from what a cache holds, which makes fast kernels legal.
+    """
+
+    pos: Tensor
+    plain: bool = True
+    docs: Tensor | None = None
+    memory: Memory | None = None
+    tape: Tape | None = None
+    engine: str = "sdpa"
+    aux: dict[str, Tensor] = field(default_factory=dict)
+    made: dict[Hashable, Any] = field(default_factory=dict)
+
+    def look(self, part: Part, name: str, x: Tensor) -> Tensor:
+        """``x`` itself, unless the tape watches ``path.name``; no trace of it in compiled code."""
+        if self.tape is None:
+            return x
+        return self.tape.pass_through(f"{part.path}.{name}" if part.path else name, x)
+
+    def watches(self, part: Part, *names: str) -> bool:
+        """Whether the tape keeps or edits any of these."""
+        return self.tape is not None and any(self.tape.watches(f"{part.path}.{name}") for name in names)
+
+    def changes(self, part: Part, *names: str) -> bool:
+        """Whether the tape edits any of these."""
+        return self.tape is not None and any(self.tape.changes(f"{part.path}.{name}") for name in names)
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What ``make`` gives, made once per forward pass: masks, biases, rotary tables."""
+        if key not in self.made:
+            self.made[key] = make()
+        return cast(T, self.made[key])
+
+    def add(self, name: str, loss: Tensor) -> None:
+        """Add to an auxiliary loss."""
+        self.aux[name] = self.aux[name] + loss if name in self.aux else loss

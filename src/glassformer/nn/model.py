@@ -1,0 +1,202 @@
+"""Three shapes of one family: decoder only, encoder only, encoder-decoder.
+
+B batch, T tokens, S source tokens, C model dim, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from .. import config
+from ..errors import UserError
+from .build import build, builds
+from .cache import Cache
+from .flow import Flow, Memory, Part
+from .init import initialise
+from .tape import Tape
+
+Want = Literal["all", "last", "none"]
+
+
+@dataclass
+class Output:
+    """logits (B, T, V), hidden (B, T, C) that they come from, auxiliary losses by name.
+
+    ``logits`` is (B, 1, V) when only the last were asked for, and empty when none were.
+    """
+
+    logits: Tensor
+    hidden: Tensor
+    aux: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Model(Part):
+    """What the three shapes share: ends, the way into a flow, the way out to logits."""
+
+    config: config.Model
+
+    def __init__(self, cfg: config.Model) -> None:
+        super().__init__()
+        self.config = cfg
+        self.engine = "sdpa"  # or "eager": one of nn.attend.ENGINES
+        self.embed = build(cfg.embed, cfg.dim)
+        self.head = build(cfg.head, cfg.dim, cfg.embed.vocab) if cfg.head is not None else None
+
+    def flow(
+        self,
+        tokens: Tensor,
+        pos: Tensor | None,
+        docs: Tensor | None = None,
+        cache: Cache | None = None,
+        tape: Tape | None = None,
+    ) -> Flow:
+        """The flow of one forward pass over ``tokens`` (B, T)."""
+        if tokens.ndim != 2 or tokens.dtype not in (torch.int64, torch.int32):
+            raise UserError(f"tokens are {tuple(tokens.shape)} {tokens.dtype}; give whole numbers (batch, length).")
+        reached = tokens.shape[1] + (cache.length if cache is not None else 0)
+        if pos is None and reached > self.limit:
+            raise UserError(f"{reached} tokens are past the {self.limit} positions this model has; give fewer.")
+        plain = pos is None and docs is None
+        if cache is not None:
+            if docs is not None:
+                raise UserError("a cache holds one document a row; leave docs out.")
+            pos = cache.advance(tokens, pos)
+            plain = cache.plain
+        elif pos is None:
+            pos = torch.arange(tokens.shape[1], device=tokens.device)[None]
+        return Flow(pos, plain, docs, tape=tape, engine=self.engine)
+
+    @property
+    def limit(self) -> int | float:
+        """The number of positions beyond which the position scheme has nothing to say."""
+        schemes = [stack.position for stack in config.stacks(self.config).values()]
+        return min((s.length for s in schemes if isinstance(s, config.Learned)), default=float("inf"))
+
+    def finish(self, hidden: Tensor, flow: Flow, want: Want) -> Output:
+        """Hidden states to the output that was asked for."""
+        if want == "none" or self.head is None:
+            return Output(hidden[:, :0], hidden, flow.aux)
+        logits = self.head(hidden[:, -1:] if want == "last" else hidden, self.embed)
+        return Output(flow.look(self, "logits", logits), hidden, flow.aux)
+
+
+@builds(config.Decoder)
+class Decoder(Model):
+    """head(decoder(embed(tokens))): every token sees what came before it."""
+
+    config: config.Decoder
+
+    def __init__(self, cfg: config.Decoder) -> None:
+        super().__init__(cfg)
+        self.decoder = build(cfg.decoder, cfg.dim)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        *,
+        pos: Tensor | None = None,
+        docs: Tensor | None = None,
+        cache: Cache | None = None,
+        tape: Tape | None = None,
+        logits: Want = "all",
+    ) -> Output:
+        """tokens (B, T) -> Output. ``pos`` (B, T) is -1 where nothing is; ``docs`` (B, T) keeps packed documents apart.
+
+        Raises UserError for tokens of another shape or past a learned position table.
+        """
+        flow = self.flow(tokens, pos, docs, cache, tape)
+        return self.finish(self.decoder(self.embed(tokens), flow, cache), flow, logits)
+
+
+@builds(config.Encoder)
+class Encoder(Model):
+    """head(encoder(embed(tokens))): every token sees every token."""
+
+    config: config.Encoder
+
+    def __init__(self, cfg: config.Encoder) -> None:
+        super().__init__(cfg)
+        self.encoder = build(cfg.encoder, cfg.dim)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        *,
+        pos: Tensor | None = None,
+        docs: Tensor | None = None,
+        segments: Tensor | None = None,
+        tape: Tape | None = None,
+        logits: Want = "all",
+    ) -> Output:
+        """tokens (B, T) -> Output; ``segments`` (B, T) as in BERT's sentence pairs."""
+        flow = self.flow(tokens, pos, docs, None, tape)
+        return self.finish(self.encoder(self.embed(tokens, segments), flow), flow, logits)
+
+
+@builds(config.EncoderDecoder)
+class EncoderDecoder(Model):
+    """head(decoder(embed(tokens), memory=encoder(embed(source)))), as in the 2017 paper."""
+
+    config: config.EncoderDecoder
+
+    def __init__(self, cfg: config.EncoderDecoder) -> None:
+        super().__init__(cfg)
+        self.encoder = build(cfg.encoder, cfg.dim)
+        self.decoder = build(cfg.decoder, cfg.dim)
+
+    def encode(self, source: Tensor, *, pos: Tensor | None = None, tape: Tape | None = None) -> Memory:
+        """source (B, S) -> what the decoder looks at."""
+        flow = self.flow(source, pos, tape=tape)
+        return Memory(self.encoder(self.embed(source), flow), flow.pos, plain=pos is None)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        source: Tensor | None = None,
+        *,
+        pos: Tensor | None = None,
+        source_pos: Tensor | None = None,
+        memory: Memory | None = None,
+        cache: Cache | None = None,
+        tape: Tape | None = None,
+        logits: Want = "all",
+    ) -> Output:
+        """tokens (B, T) and source (B, S), or the memory made of it -> Output."""
+        if (source is None) == (memory is None):
+            raise UserError("an encoder-decoder takes either source tokens or a memory; give one of them.")
+        if source is not None:
+            memory = self.encode(source, pos=source_pos, tape=tape)
+        flow = self.flow(tokens, pos, None, cache, tape)
+        flow.memory = memory
+        return self.finish(self.decoder(self.embed(tokens), flow, cache), flow, logits)
+
+
+def build_model(
+    cfg: config.Model,
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    seed: int | None = None,
+) -> Model:
+    """The model that a config describes, its weights drawn by ``cfg.init``.
+
+    On the "meta" device it takes no memory and has no weights. ``seed`` fixes the draw.
+    """
+    where = torch.device(device) if device is not None else torch.get_default_device()
+    with torch.device("meta"):
+        model: Model = build(cfg)
+    if dtype is not None:
+        model = model.to(dtype)
+    for name, module in model.named_modules():
+        if isinstance(module, Part):
+            module.path = name
+    if where.type != "meta":
+        model = model.to_empty(device="cpu" if seed is not None else where)
+        with torch.no_grad():
+            initialise(model, cfg, seed)
+        model = model.to(where)
+    return model

@@ -1,0 +1,176 @@
+"""Five ways to tell a model about order (and one not to), all functions of positions.
+
+A scheme speaks at one of three places and is silent at the others:
+
+    embed    added to the embeddings      Learned, Sinusoidal
+    rotate   turns queries and keys       Rotary
+    bias     added to the scores          RelativeBias, Alibi
+
+B batch, T queries, S keys, H heads, D head dim, C model dim.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from .. import config
+from .build import build, builds
+from .flow import Flow, Part
+from .mask import Mask
+
+
+@builds(config.NoPosition)
+class Position(Part):
+    """Says nothing, anywhere: what every scheme does at the places that are not its own."""
+
+    def __init__(self, cfg: config.Position, dim: int, heads: int, causal: bool) -> None:
+        super().__init__()
+
+    def embed(self, x: Tensor, pos: Tensor) -> Tensor:
+        """Embeddings (B, T, C) that know ``pos`` (B or 1, T)."""
+        return x
+
+    def rotate(self, x: Tensor, flow: Flow) -> Tensor:
+        """Queries or keys (B, H, T, D), turned by their positions."""
+        return x
+
+    def bias(self, mask: Mask) -> Tensor | None:
+        """A term (B or 1, H, T, S) for the scores, from query and key positions."""
+        return None
+
+    def reset(self, std: float, generator: torch.Generator | None) -> None:
+        """Draw what is trained."""
+
+
+@builds(config.Sinusoidal)
+class Sinusoidal(Position):
+    """Sines in the even dimensions, cosines in the odd ones (Vaswani et al. 2017, section 3.5)."""
+
+    def __init__(self, cfg: config.Sinusoidal, dim: int, heads: int, causal: bool) -> None:
+        super().__init__(cfg, dim, heads, causal)
+        self.theta, self.dim = cfg.theta, dim
+
+    def embed(self, x: Tensor, pos: Tensor) -> Tensor:
+        even = torch.arange(0, self.dim, 2, device=x.device, dtype=torch.float32)
+        angle = pos[..., None].float() * self.theta ** (-even / self.dim)  # (B, T, C/2)
+        wave = torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(-2)[..., : self.dim]
+        return x + wave.to(x.dtype)
+
+
+@builds(config.Learned)
+class Learned(Position):
+    """One trained vector per position (GPT-2, BERT)."""
+
+    def __init__(self, cfg: config.Learned, dim: int, heads: int, causal: bool) -> None:
+        super().__init__(cfg, dim, heads, causal)
+        self.weight = nn.Parameter(torch.empty(cfg.length, dim))
+
+    def embed(self, x: Tensor, pos: Tensor) -> Tensor:
+        return x + nn.functional.embedding(pos.clamp(min=0), self.weight)
+
+    def reset(self, std: float, generator: torch.Generator | None) -> None:
+        nn.init.normal_(self.weight, std=std, generator=generator)
+
+
+@builds(config.Rotary)
+class Rotary(Position):
+    """Pairs (i, i + half) of each head's dimensions turned by pos * theta^(-i / half) (Su et al. 2021)."""
+
+    def __init__(self, cfg: config.Rotary, dim: int, heads: int, causal: bool) -> None:
+        super().__init__(cfg, dim, heads, causal)
+        self.theta, self.fraction = cfg.theta, cfg.fraction
+        self.stretch: Callable[[Tensor], Tensor] | None = build(cfg.stretch) if cfg.stretch else None
+
+    def rotate(self, x: Tensor, flow: Flow) -> Tensor:
+        turned = int(x.shape[-1] * self.fraction)
+        cos, sin = flow.once((self, turned, x.dtype), lambda: self.table(flow.pos, turned, x.dtype))
+        if turned < x.shape[-1]:
+            return torch.cat((self.turn(x[..., :turned], cos, sin), x[..., turned:]), dim=-1)
+        return self.turn(x, cos, sin)
+
+    def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """(a, b) -> (a cos - b sin, b cos + a sin) for the two halves a, b of the last dimension."""
+        return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
+
+    def table(self, pos: Tensor, turned: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cosines and sines (B or 1, 1, T, turned), the first half of the sines negated."""
+        exponent = torch.arange(0, turned, 2, device=pos.device, dtype=torch.int64).float() / turned
+        speed = 1.0 / (self.theta**exponent)  # radians per position, (turned / 2)
+        if self.stretch is not None:
+            speed = self.stretch(speed)
+        angle = pos[:, None, :, None].float() * speed
+        cos, sin = angle.cos(), angle.sin()
+        return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
+
+
+@builds(config.LinearStretch)
+def linear_stretch(cfg: config.LinearStretch) -> Callable[[Tensor], Tensor]:
+    """Every wave slower by the factor (Chen et al. 2023)."""
+    return lambda speed: speed / cfg.factor
+
+
+@builds(config.Llama3Stretch)
+def llama3_stretch(cfg: config.Llama3Stretch) -> Callable[[Tensor], Tensor]:
+    """Waves longer than length/low slowed by the factor, shorter than length/high kept, between: blended."""
+
+    def stretch(speed: Tensor) -> Tensor:
+        turns = cfg.length * speed / (2 * math.pi)  # full turns within the original length
+        keep = ((turns - cfg.low) / (cfg.high - cfg.low)).clamp(0, 1)
+        return keep * speed + (1 - keep) * speed / cfg.factor
+
+    return stretch
+
+
+@builds(config.RelativeBias)
+class RelativeBias(Position):
+    """A trained bias per head for each bucket of distances, wider buckets further away (T5, section 2.1)."""
+
+    def __init__(self, cfg: config.RelativeBias, dim: int, heads: int, causal: bool) -> None:
+        super().__init__(cfg, dim, heads, causal)
+        self.buckets, self.distance, self.causal = cfg.buckets, cfg.distance, causal
+        self.weight = nn.Parameter(torch.empty(cfg.buckets, heads))
+
+    def bias(self, mask: Mask) -> Tensor:
+        distance = mask.k_pos[:, None, :] - mask.q_pos[:, :, None]  # (B, T, S)
+        return nn.functional.embedding(self.bucket(distance), self.weight).permute(0, 3, 1, 2)
+
+    def bucket(self, distance: Tensor) -> Tensor:
+        """Half the buckets count exactly, the other half grow logarithmically up to ``distance``."""
+        buckets, first = self.buckets, 0
+        if not self.causal:  # one half for keys behind, one for keys ahead
+            buckets //= 2
+            first = (distance > 0).long() * buckets
+            behind = distance.abs()
+        else:
+            behind = (-distance).clamp(min=0)
+        exact = buckets // 2
+        ratio = (behind.float() / exact).clamp(min=1).log() / math.log(self.distance / exact)
+        far = exact + (ratio * (buckets - exact)).long().clamp(max=buckets - exact - 1)
+        return first + torch.where(behind < exact, behind, far)
+
+    def reset(self, std: float, generator: torch.Generator | None) -> None:
+        nn.init.normal_(self.weight, std=std, generator=generator)
+
+
+@builds(config.Alibi)
+class Alibi(Position):
+    """Scores fall linearly with distance, at a slope of its own for each head (Press et al. 2022)."""
+
+    def __init__(self, cfg: config.Alibi, dim: int, heads: int, causal: bool) -> None:
+        super().__init__(cfg, dim, heads, causal)
+        self.slopes = alibi_slopes(heads)
+
+    def bias(self, mask: Mask) -> Tensor:
+        away = (mask.q_pos[:, None, :, None] - mask.k_pos[:, None, None, :]).abs()  # (B, 1, T, S)
+        return -away * torch.tensor(self.slopes, device=away.device)[:, None, None]
+
+
+def alibi_slopes(heads: int) -> list[float]:
+    """2^(-8 i / heads) for a power of two; otherwise the next lower power's, filled from the next higher's."""
+    power = 2 ** math.floor(math.log2(heads))
+    slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
+    return slopes + [2 ** (-4 * (2 * i + 1) / power) for i in range(heads - power)]

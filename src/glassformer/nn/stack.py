@@ -1,0 +1,32 @@
+"""Blocks on one residual stream, with one position scheme."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from .. import config
+from .build import build, builds
+from .cache import Cache
+from .flow import Flow, Part
+from .position import Position
+
+
+@builds(config.Stack)
+class Stack(Part):
+    """Embeddings in, hidden states out; an encoder or a decoder is a stack that is causal or not."""
+
+    def __init__(self, cfg: config.Stack, dim: int) -> None:
+        super().__init__()
+        heads = cfg.pattern[0].attention.heads
+        self.position: Position = build(cfg.position, dim, heads, cfg.causal)
+        self.first_norm = build(cfg.first_norm, dim) if cfg.first_norm else nn.Identity()
+        self.blocks = nn.ModuleList(build(cfg.block(i), dim, cfg.causal, cfg.dropout) for i in range(cfg.depth))
+        self.last_norm = build(cfg.last_norm, dim) if cfg.last_norm else nn.Identity()
+        self.drop = nn.Dropout(cfg.dropout)
+
+    def forward(self, x: Tensor, flow: Flow, cache: Cache | None = None) -> Tensor:
+        """x (B, T, C), embedded tokens -> (B, T, C)."""
+        x = flow.look(self, "embed", self.drop(self.first_norm(self.position.embed(x, flow.pos))))
+        for index, block in enumerate(self.blocks):
+            x = block(x, flow, self.position, cache.layers[index] if cache is not None else None)
+        return flow.look(self, "out", self.last_norm(x))

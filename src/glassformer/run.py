@@ -1,0 +1,299 @@
+"""The run file: what to train, on what, and how, as frozen dataclasses. No torch here.
+
+[model]                      [data]                        [train]
+recipe = "glass/1m"          train = "python-docs"         steps = 1000
+decoder.depth = 8            tokenizer = "bpe"             optimizer = { type = "AdamW", rate = 1e-3 }
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from . import config, serial
+from .errors import UserError, nearest
+
+
+def _need(fact: bool, sentence: str) -> None:
+    if not fact:
+        raise UserError(sentence)
+
+
+# ------------------------------------------------------------------------------------- optimizers
+
+
+def _check_rate(name: str, rate: float, decay: float) -> None:
+    _need(rate > 0, f"{name}.rate is {rate}; give a learning rate above 0, such as 1e-3.")
+    _need(decay >= 0, f"{name}.decay is {decay}; give 0 or more.")
+
+
+@dataclass(frozen=True)
+class Group:
+    """The parameters whose path matches ``paths`` (fnmatch): their rate is ``rate`` times the optimizer's.
+
+    ``decay`` None keeps the optimizer's own rule.
+    """
+
+    paths: str
+    rate: float = 1.0
+    decay: float | None = None
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """Adam with decoupled weight decay (Loshchilov & Hutter 2019).
+
+    Vectors and what matches ``undecayed`` are not decayed; the first of ``groups`` that matches a path wins.
+    """
+
+    rate: float = 2e-3
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    decay: float = 0.1
+    undecayed: tuple[str, ...] = ("embed.*", "*norm*", "*.bias", "*.position.*")
+    groups: tuple[Group, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_rate("AdamW", self.rate, self.decay)
+        good = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
+        _need(good, f"AdamW.betas is {list(self.betas)}; give two numbers from 0 to below 1.")
+
+
+@dataclass(frozen=True)
+class Muon:
+    """Momentum made orthogonal, for the matrices inside blocks (Jordan et al. 2024); ``rest`` has everything else.
+
+    Updates are scaled to AdamW's usual size (Liu et al. 2025), so one ``rate`` suits both.
+    ``paths`` (fnmatch) names the matrices; what is not two-dimensional stays with ``rest``.
+    """
+
+    rate: float = 2e-3
+    momentum: float = 0.95
+    decay: float = 0.1
+    paths: tuple[str, ...] = ("*.blocks.*",)
+    groups: tuple[Group, ...] = ()
+    rest: AdamW = AdamW()
+
+    def __post_init__(self) -> None:
+        _check_rate("Muon", self.rate, self.decay)
+        _need(0 <= self.momentum < 1, f"Muon.momentum is {self.momentum}; give a number from 0 to below 1.")
+
+
+Optimizer: TypeAlias = AdamW | Muon
+
+
+# -------------------------------------------------------------------------------------- schedules
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The full rate after a linear ``warmup``: steps, or below 1 a share of the run."""
+
+    warmup: float = 0.0
+
+
+@dataclass(frozen=True)
+class Cosine:
+    """Linear ``warmup`` (steps, or below 1 a share of the run), then half a cosine down to ``floor`` times the rate."""
+
+    warmup: float = 0.05
+    floor: float = 0.1
+
+
+@dataclass(frozen=True)
+class WarmupStableDecay:
+    """Linear ``warmup``, the full rate, then linear ``decay`` to ``floor``: steps, or below 1 shares of the run."""
+
+    warmup: float = 0.05
+    decay: float = 0.2
+    floor: float = 0.0
+
+
+@dataclass(frozen=True)
+class InverseSqrt:
+    """Linear ``warmup`` steps, then falling with the square root of the step.
+
+    ``dim`` None: the rate is the peak. ``dim`` given, with rate 1: Vaswani et al. 2017, section 5.3, to the letter.
+    """
+
+    warmup: float = 4000
+    dim: int | None = None
+
+
+Schedule: TypeAlias = Constant | Cosine | WarmupStableDecay | InverseSqrt
+
+
+# -------------------------------------------------------------------------------------- the run
+
+
+@dataclass(frozen=True)
+class Data:
+    """Where the text comes from: a named corpus, a file, a folder, several of them, or ``{name = weight}``.
+
+    ``valid`` is another corpus, or the share of ``train`` to hold out. ``tokenizer`` is "char", "byte" or
+    "bpe" to train one (``vocab`` entries), or the path of a published one. ``field`` is JSONL's text field.
+    """
+
+    train: str | tuple[str, ...] | dict[str, float] = "python-docs"
+    valid: float | str = 0.1
+    tokenizer: str = "bpe"
+    vocab: int = 4096
+    field: str = "text"
+
+    def __post_init__(self) -> None:
+        _need(bool(self.train), "data.train is empty; name a corpus, a file or a folder.")
+        share = not isinstance(self.valid, float) or 0 < self.valid < 1
+        _need(share, f"data.valid is {self.valid}; give a share between 0 and 1, or the path of a file.")
+        _need(self.vocab > 0, f"data.vocab is {self.vocab}; give a number of tokens above 0.")
+
+    def sources(self) -> dict[str, float]:
+        """Each corpus of ``train`` with its weight."""
+        if isinstance(self.train, dict):
+            return self.train
+        return dict.fromkeys((self.train,) if isinstance(self.train, str) else self.train, 1.0)
+
+
+@dataclass(frozen=True)
+class Train:
+    """How to train. ``batch`` rows of ``context`` tokens make a step, worked through in ``accumulate`` pieces.
+
+    ``context`` None is the model's. ``clip`` bounds the gradient's norm (None: no bound). ``dtype`` and
+    ``compile`` "auto" are decided by measurement and said. ``patience`` is how many steps with a NaN or
+    infinite loss or gradient in a row are skipped before training stops. ``keep`` checkpoints stay, and the best.
+    """
+
+    steps: int = 1000
+    batch: int = 16
+    accumulate: int = 1
+    context: int | None = None
+    optimizer: Optimizer = AdamW()
+    schedule: Schedule = Cosine()
+    clip: float | None = 1.0
+    label_smoothing: float = 0.0
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    compile: Literal["auto", "yes", "no"] = "auto"
+    seed: int = 0
+    patience: int = 5
+    evaluate_every: int = 100
+    evaluate_batches: int = 20
+    save_every: int = 500
+    keep: int = 2
+    sample_every: int = 200
+    tensorboard: bool = True
+
+    def __post_init__(self) -> None:
+        counts = ("steps", "batch", "accumulate", "patience", "evaluate_batches", "keep")
+        for name in counts:
+            _need(getattr(self, name) > 0, f"train.{name} is {getattr(self, name)}; give a number above 0.")
+        for name in ("evaluate_every", "save_every", "sample_every"):
+            _need(getattr(self, name) >= 0, f"train.{name} is {getattr(self, name)}; give steps, or 0 for never.")
+        pieces = f"train.accumulate {self.accumulate} is more than the {self.batch} rows of train.batch; lower it."
+        _need(self.accumulate <= self.batch, pieces)
+        _need(self.context is None or self.context > 0, f"train.context is {self.context}; give tokens above 0.")
+        _need(self.clip is None or self.clip > 0, f"train.clip is {self.clip}; give a norm above 0, or none.")
+        smooth = f"train.label_smoothing is {self.label_smoothing}; give a share from 0 to below 1."
+        _need(0 <= self.label_smoothing < 1, smooth)
+
+
+WATCHING = ("evaluate_every", "evaluate_batches", "save_every", "keep", "sample_every", "tensorboard")
+"""Fields of Train that change what is seen and kept, never the weights: a resumed run may change them."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A whole run. ``model`` holds ``recipe`` or ``from`` (a folder, a hub name), and changes to its config.
+
+    Without either it is a whole model config with its ``type``.
+    """
+
+    model: dict[str, Any] = field(default_factory=lambda: {"recipe": "glass/1m"})
+    data: Data = Data()
+    train: Train = Train()
+
+
+def read(path: Path | str | None = None, overrides: Mapping[str, Any] | None = None) -> Run:
+    """The run in a TOML file, changed by dotted ``overrides`` as the command line gives them.
+
+    ``steps`` is a field of [train], ``data.tokenizer`` of [data]; anything else (``decoder.depth``, ``dim``) is a
+    path into the model. Raises UserError for what is unknown or does not fit.
+    """
+    table = serial.read_toml(Path(path)) if path is not None else {}
+    named = table.get("model")
+    if isinstance(named, dict) and not {"recipe", "from", "type"} & set(named):
+        table = {**table, "model": {"recipe": "glass/1m", **named}}
+    run: Run = serial.from_dict(Run, table)
+    train, data, model = run.train, run.data, dict(run.model)
+    changes: dict[str, dict[str, Any]] = {"train": {}, "data": {}}
+    for name, value in (overrides or {}).items():
+        first, _, inside = name.partition(".")
+        if first in changes and inside:
+            changes[first][inside] = value
+        elif first in _names(Train):
+            changes["train"][name] = value
+        elif first == "model" and inside:
+            _change_model(model, inside, value)
+        elif first in _MODEL:
+            _change_model(model, name, value)
+        else:
+            known = (*_names(Train), *(f"data.{key}" for key in _names(Data)), *_MODEL)
+            raise UserError(f'There is no setting "{name}".{nearest(name, known)}')
+    return Run(model, change(data, changes["data"], "data"), change(train, changes["train"], "train"))
+
+
+def _names(kind: type) -> list[str]:
+    return [f.name for f in dataclasses.fields(kind)]
+
+
+_MODEL = ("recipe", "from", *dict.fromkeys(name for kind in config.Model.__args__ for name in _names(kind)))
+
+
+def _change_model(model: dict[str, Any], path: str, value: Any) -> None:
+    if path in ("recipe", "from"):
+        for other in ("recipe", "from", "type"):
+            model.pop(other, None)
+    model.pop(path, None)  # so that what is said last is done last
+    model[path] = value
+
+
+def model_changes(model: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``Run.model`` changes in the config it starts from."""
+    return {key: value for key, value in model.items() if key not in ("recipe", "from")}
+
+
+def change(settings: Any, changes: Mapping[str, Any], where: str = "") -> Any:
+    """A copy of a config with many places changed at once, checked when all are in.
+
+    Keys are dotted paths or the names of nested tables. A table with another ``type`` replaces what stood there; a
+    path through a tuple without a number means every entry. Raises UserError for an unknown path.
+    """
+    if not changes:
+        return settings
+    tree = serial.to_dict(settings)
+    for path, value in changes.items():
+        tree = _put(tree, path.split("."), serial._parse(value) if isinstance(value, str) else value, path)
+    return serial.from_dict(type(settings), tree, where)
+
+
+def _put(node: Any, keys: list[str], value: Any, path: str) -> Any:
+    """``node`` with ``value`` at ``keys``, tables merged."""
+    table = isinstance(value, Mapping)
+    if isinstance(node, list) and (keys or (table and "type" not in value)):
+        if not keys or not keys[0].isdigit():
+            return [_put(item, keys, value, path) for item in node]
+        at = int(keys[0])
+        _need(at < len(node), f"{path}: there are {len(node)} entries, counted from 0; {at} is past the end.")
+        return [_put(item, keys[1:], value, path) if i == at else item for i, item in enumerate(node)]
+    if keys:
+        _need(isinstance(node, dict), f"{path}: there is nothing to set below {node!r}.")
+        if keys[0] not in node and "type" in node:
+            known = nearest(keys[0], [name for name in node if name != "type"])
+            raise UserError(f'{path}: {node["type"]} has no setting "{keys[0]}".{known}')
+        return {**node, keys[0]: _put(node.get(keys[0]), keys[1:], value, path)}
+    if table and isinstance(node, dict) and value.get("type", node.get("type")) == node.get("type"):
+        for key, item in value.items():
+            node = _put(node, [key], item, f"{path}.{key}") if key != "type" else node
+        return node
+    return value

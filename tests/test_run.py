@@ -1,0 +1,124 @@
+"""The run file: reading, overrides, and what it says to a mistake."""
+
+import pytest
+
+from glassformer import config, run, serial
+from glassformer.errors import UserError
+
+
+def write(tmp_path, text):
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    return path
+
+
+def small():
+    block = config.Block(config.Attention(heads=4), config.GatedMLP(hidden=64))
+    return config.Decoder(dim=32, context=16, embed=config.Embed(vocab=50), decoder=config.Stack(4, (block,)))
+
+
+def test_two_lines_are_a_run(tmp_path):
+    found = run.read(write(tmp_path, '[model]\nrecipe = "glass/1m"\n[data]\ntrain = "python-docs"\n'))
+    assert found == run.Run() and found.train.steps == 1000
+
+
+def test_tables_of_every_kind(tmp_path):
+    text = """
+    [model]
+    recipe = "glass/1m"
+    dim = 64
+    [model.decoder]
+    depth = 2
+    [data]
+    train = { "a.txt" = 2.0, "b.txt" = 1 }
+    valid = "c.txt"
+    [train]
+    optimizer = { type = "Muon", rate = 0.01, rest = { rate = 1e-3 } }
+    schedule = "WarmupStableDecay"
+    """
+    found = run.read(write(tmp_path, text))
+    assert found.data.sources() == {"a.txt": 2.0, "b.txt": 1.0} and found.data.valid == "c.txt"
+    assert found.train.optimizer == run.Muon(rate=0.01, rest=run.AdamW(rate=1e-3))
+    assert found.train.schedule == run.WarmupStableDecay()
+    assert run.model_changes(found.model) == {"dim": 64, "decoder": {"depth": 2}}
+
+
+def test_the_command_line_reaches_train_data_and_model(tmp_path):
+    wanted = {
+        "steps": "500",
+        "decoder.depth": "8",
+        "data.tokenizer": "char",
+        "optimizer.rate": "0.01",
+        "train.clip": "none",
+        "schedule": "Constant",
+    }
+    found = run.read(write(tmp_path, "[train]\nsteps = 7\n"), wanted)
+    assert found.train.steps == 500 and found.train.optimizer == run.AdamW(rate=0.01) and found.train.clip is None
+    assert found.train.schedule == run.Constant() and found.data.tokenizer == "char"
+    assert found.model == {"recipe": "glass/1m", "decoder.depth": "8"}
+
+
+def test_a_recipe_on_the_command_line_replaces_the_files(tmp_path):
+    path = write(tmp_path, '[model]\nfrom = "folder"\ndecoder.depth = 2\n')
+    assert run.read(path, {"recipe": "gpt2/124m"}).model == {"decoder": {"depth": 2}, "recipe": "gpt2/124m"}
+
+
+def test_a_run_survives_json():
+    full = run.Run(data=run.Data(train={"a": 1.0}), train=run.Train(optimizer=run.Muon(groups=(run.Group("*.q.*"),))))
+    assert serial.loads(run.Run, serial.dumps(full)) == full
+
+
+def test_changes_are_checked_when_all_are_in():
+    changed = run.change(small(), {"dim": 30, "decoder.pattern.attention.heads": "5", "decoder.depth": 2})
+    assert (changed.dim, changed.decoder.pattern[0].attention.heads, changed.decoder.depth) == (30, 5, 2)
+    tables = {"decoder": {"position": {"type": "Rotary", "theta": 5e5}, "pattern": {"attention": {"kv_heads": 2}}}}
+    changed = run.change(small(), tables)
+    assert changed.decoder.position == config.Rotary(5e5) and changed.decoder.depth == 4
+    assert changed.decoder.pattern[0].attention == config.Attention(heads=4, kv_heads=2)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ({"stps": "5"}, '"stps".*"steps"'),
+        ({"data.tokeniser": "char"}, '"tokeniser".*"tokenizer"'),
+        ({"optimizer.rat": "1"}, '"rat".*"rate"'),
+        ({"steps": "many"}, "train.steps: .*whole number"),
+        ({"steps": "0"}, "above 0"),
+        ({"accumulate": "99"}, "more than the 16 rows"),
+        ({"dtype": "float16"}, "not one of"),
+        ({"optimizer.rate": "-1"}, "above 0"),
+        ({"optimizer": "SGD"}, "AdamW, Muon"),
+        ({"data.valid": "1.5"}, "between 0 and 1"),
+        ({"colour": "red"}, "no setting"),
+    ],
+)
+def test_a_mistake_is_one_sentence(overrides, said):
+    with pytest.raises(UserError, match=said) as caught:
+        run.read(None, overrides)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"decoder.dept": 3}, '"dept".*"depth"'),
+        ({"decoder.pattern.attention.heads": 5}, "heads 5 do not divide dim 32"),
+        ({"decoder.pattern.attention.kv_heads": 8}, "kv_heads is 8"),
+        ({"decoder.pattern.3.place": "post"}, "past the end"),
+        ({"decoder.last_norm.eps": 1e-6}, "nothing to set below"),
+        ({"decoder": {"wide": 1}}, '"wide"'),
+    ],
+)
+def test_a_model_that_cannot_be_is_one_sentence(changes, said):
+    with pytest.raises(UserError, match=said):
+        run.change(small(), changes)
+
+
+def test_a_file_that_is_missing_or_broken(tmp_path):
+    with pytest.raises(UserError, match="cannot be read"):
+        run.read(tmp_path / "none.toml")
+    with pytest.raises(UserError, match="not valid TOML"):
+        run.read(write(tmp_path, "[train\n"))
+    with pytest.raises(UserError, match=r'"trian".*"train"'):
+        run.read(write(tmp_path, "[trian]\nsteps = 1\n"))

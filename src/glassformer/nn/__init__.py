@@ -1,6 +1,8 @@
 """The blocks: torch, but no files, no network, nothing distributed."""
 
-from . import attention, block, ends, feedforward, mask, norm, position, stack  # each registers what it builds
+import importlib
+import pkgutil
+
 from .build import build, built
 from .cache import KV, Cache, CrossKV
 from .flow import Flow, Memory, Part
@@ -26,3 +28,6 @@ __all__ = [
     "build_model",
     "built",
 ]
+
+for _file in pkgutil.iter_modules(__path__):  # each file registers what it builds, a new one too
+    importlib.import_module(f"{__name__}.{_file.name}")

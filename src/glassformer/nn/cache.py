@@ -146,16 +146,15 @@ class Cache:
         ahead = torch.arange(tokens.shape[1], device=tokens.device)[None]
         if pos is not None:
             if self._last is None:
-                start = torch.full((tokens.shape[0], 1), self.length - 1, device=tokens.device)
-                self._last = start
+                self._last = torch.full((tokens.shape[0], 1), self.length - 1, device=tokens.device)
             self.plain = False
         elif self.plain:
             pos = ahead + self.length
         else:
             assert self._last is not None
             pos = self._last + 1 + ahead
-        if not self.plain:
-            self._last = torch.maximum(self._last, pos.amax(1, keepdim=True))  # type: ignore[type-var]
+        if self._last is not None:
+            self._last = torch.maximum(self._last, pos.amax(1, keepdim=True))
         for slots in self.slots.values():
             slots.advance(pos, self.plain)
         self.length += tokens.shape[1]

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import config
-from .build import build, builds
+from ..errors import UserError
+from .build import builds
 from .flow import Flow, Part
 from .linear import linear
 
@@ -71,14 +72,20 @@ class GatedMLP(Part):
 class MoE(Part):
     """Each token goes to its ``top_k`` experts; their answers are summed by the router's weights (Mixtral).
 
-    Dropless: every token reaches every expert it chose. ``flow.aux`` gets "balance" and "z" when weighed.
+    The experts' tables are stacked: up and gate (E, hidden, C), down (E, C, hidden). Dropless: every token
+    reaches every expert it chose. ``flow.aux`` gets "balance" and "z" where they are weighed.
     """
 
     def __init__(self, cfg: config.MoE, dim: int) -> None:
         super().__init__()
-        self.cfg = cfg
+        if cfg.expert.bias:
+            raise UserError("MoE experts have no biases here; set expert.bias = false.")
+        self.cfg, self.act = cfg, ACTIVATIONS[cfg.expert.act]
         self.router = linear(dim, cfg.experts, bias=False)
-        self.experts = nn.ModuleList(build(cfg.expert, dim) for _ in range(cfg.experts))
+        self.up = nn.Parameter(torch.empty(cfg.experts, cfg.expert.hidden, dim))
+        self.down = nn.Parameter(torch.empty(cfg.experts, dim, cfg.expert.hidden))
+        gated = isinstance(cfg.expert, config.GatedMLP)
+        self.gate = nn.Parameter(torch.empty(cfg.experts, cfg.expert.hidden, dim)) if gated else None
 
     def forward(self, x: Tensor, flow: Flow) -> Tensor:
         tokens = x.flatten(0, -2)  # (N, C)
@@ -90,11 +97,17 @@ class MoE(Part):
         weight, chosen = flow.look(self, "weight", weight), flow.look(self, "chosen", chosen)
         self.losses(flow, logits, share, chosen)
         write = torch.zeros_like(tokens)
-        for number, expert in enumerate(self.experts):
-            token, slot = (chosen == number).nonzero(as_tuple=True)
-            answer = expert(tokens[token], flow) * weight[token, slot, None].to(x.dtype)
+        for expert in range(self.cfg.experts):
+            token, slot = (chosen == expert).nonzero(as_tuple=True)
+            answer = self.answer(expert, tokens[token]) * weight[token, slot, None].to(x.dtype)
             write.index_add_(0, token, answer.to(x.dtype))
         return flow.look(self, "write", write.view_as(x))
+
+    def answer(self, expert: int, x: Tensor) -> Tensor:
+        """What one expert writes for its tokens x (N, C)."""
+        hidden = F.linear(x, self.up[expert])
+        gated = self.act(hidden) if self.gate is None else self.act(F.linear(x, self.gate[expert])) * hidden
+        return F.linear(gated, self.down[expert])
 
     def losses(self, flow: Flow, logits: Tensor, share: Tensor, chosen: Tensor) -> None:
         """Load balancing (Fedus et al. 2021, equation 4, over all chosen) and router z (Zoph et al. 2022, 5)."""

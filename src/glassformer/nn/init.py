@@ -11,7 +11,7 @@ from .. import config
 from .norm import LayerNorm, RMSNorm
 from .position import Position
 
-WRITES = ("out.weight", "down.weight")  # the matrices that write to the residual stream
+WRITES = ("out.weight", "down.weight", "ffn.down")  # the matrices that write to the residual stream
 
 
 def initialise(model: nn.Module, cfg: config.Model, seed: int | None = None) -> None:

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .. import config
+from .. import config as vocabulary
 from ..errors import UserError
 from .build import build, builds
 from .cache import Cache
@@ -37,9 +37,9 @@ class Output:
 class Model(Part):
     """What the three shapes share: ends, the way into a flow, the way out to logits."""
 
-    config: config.Model
+    config: vocabulary.Model
 
-    def __init__(self, cfg: config.Model) -> None:
+    def __init__(self, cfg: vocabulary.Model) -> None:
         super().__init__()
         self.config = cfg
         self.engine = "sdpa"  # or "eager": one of nn.attend.ENGINES
@@ -73,8 +73,8 @@ class Model(Part):
     @property
     def limit(self) -> int | float:
         """The number of positions beyond which the position scheme has nothing to say."""
-        schemes = [stack.position for stack in config.stacks(self.config).values()]
-        return min((s.length for s in schemes if isinstance(s, config.Learned)), default=float("inf"))
+        schemes = [stack.position for stack in vocabulary.stacks(self.config).values()]
+        return min((s.length for s in schemes if isinstance(s, vocabulary.Learned)), default=float("inf"))
 
     def finish(self, hidden: Tensor, flow: Flow, want: Want) -> Output:
         """Hidden states to the output that was asked for."""
@@ -84,13 +84,13 @@ class Model(Part):
         return Output(flow.look(self, "logits", logits), hidden, flow.aux)
 
 
-@builds(config.Decoder)
+@builds(vocabulary.Decoder)
 class Decoder(Model):
     """head(decoder(embed(tokens))): every token sees what came before it."""
 
-    config: config.Decoder
+    config: vocabulary.Decoder
 
-    def __init__(self, cfg: config.Decoder) -> None:
+    def __init__(self, cfg: vocabulary.Decoder) -> None:
         super().__init__(cfg)
         self.decoder = build(cfg.decoder, cfg.dim)
 
@@ -112,13 +112,13 @@ class Decoder(Model):
         return self.finish(self.decoder(self.embed(tokens), flow, cache), flow, logits)
 
 
-@builds(config.Encoder)
+@builds(vocabulary.Encoder)
 class Encoder(Model):
     """head(encoder(embed(tokens))): every token sees every token."""
 
-    config: config.Encoder
+    config: vocabulary.Encoder
 
-    def __init__(self, cfg: config.Encoder) -> None:
+    def __init__(self, cfg: vocabulary.Encoder) -> None:
         super().__init__(cfg)
         self.encoder = build(cfg.encoder, cfg.dim)
 
@@ -137,13 +137,13 @@ class Encoder(Model):
         return self.finish(self.encoder(self.embed(tokens, segments), flow), flow, logits)
 
 
-@builds(config.EncoderDecoder)
+@builds(vocabulary.EncoderDecoder)
 class EncoderDecoder(Model):
     """head(decoder(embed(tokens), memory=encoder(embed(source)))), as in the 2017 paper."""
 
-    config: config.EncoderDecoder
+    config: vocabulary.EncoderDecoder
 
-    def __init__(self, cfg: config.EncoderDecoder) -> None:
+    def __init__(self, cfg: vocabulary.EncoderDecoder) -> None:
         super().__init__(cfg)
         self.encoder = build(cfg.encoder, cfg.dim)
         self.decoder = build(cfg.decoder, cfg.dim)
@@ -176,7 +176,7 @@ class EncoderDecoder(Model):
 
 
 def build_model(
-    cfg: config.Model,
+    cfg: vocabulary.Model,
     *,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,

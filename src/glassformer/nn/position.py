@@ -140,13 +140,11 @@ class RelativeBias(Position):
 
     def bucket(self, distance: Tensor) -> Tensor:
         """Half the buckets count exactly, the other half grow logarithmically up to ``distance``."""
-        buckets, first = self.buckets, 0
-        if not self.causal:  # one half for keys behind, one for keys ahead
-            buckets //= 2
-            first = (distance > 0).long() * buckets
-            behind = distance.abs()
-        else:
-            behind = (-distance).clamp(min=0)
+        if self.causal:
+            buckets, first, behind = self.buckets, torch.zeros_like(distance), (-distance).clamp(min=0)
+        else:  # one half for keys behind, one for keys ahead
+            buckets = self.buckets // 2
+            first, behind = (distance > 0).long() * buckets, distance.abs()
         exact = buckets // 2
         ratio = (behind.float() / exact).clamp(min=1).log() / math.log(self.distance / exact)
         far = exact + (ratio * (buckets - exact)).long().clamp(max=buckets - exact - 1)

@@ -1,0 +1,268 @@
+"""A corpus: documents read from files as a stream of pieces, never whole.
+
+    file, folder, .jsonl, .gz  ->  Part (one file, how its documents are told apart)  ->  Piece, Piece, ...
+
+A long document is cut where a line ends and the next begins with something visible: there a tokenizer
+that splits at white space (byte-level BPE, WordPiece) gives the same ids as for the whole text.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gzip
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, NamedTuple, cast
+
+from .. import files
+from ..errors import UserError, nearest
+
+PIECE = 1 << 18  # characters of a piece: long enough to tokenise well, short enough to share out
+_LINE_BORDER = re.compile(r"\S\n(?=\S)")
+_WORD_BORDER = re.compile(r"\S(?= \S)")
+
+
+class Piece(NamedTuple):
+    """Some text of one document; ``last`` when the document ends here, ``read`` bytes of the corpus's files so far."""
+
+    text: str
+    last: bool
+    read: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """One file of a corpus: a single document, documents between ``separator``s, or a JSONL ``field`` per line."""
+
+    path: Path
+    separator: str | None = None
+    field: str | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file, as it lies on the disk."""
+        return self.path.stat().st_size
+
+    def digest(self) -> str:
+        """What the documents depend on: the file's content and how it is split."""
+        how = json.dumps([self.separator, self.field, self.path.suffix == ".gz"])
+        return hashlib.sha256((files.sha256(self.path) + how).encode()).hexdigest()
+
+    def pieces(self) -> Iterator[Piece]:
+        """The documents in order, long ones in several pieces; UserError where the file is not readable text."""
+        try:
+            with self.path.open("rb") as raw:
+                stream = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if self.path.suffix == ".gz" else raw
+                blocks = _decoded(stream, self.path)
+                ended: Iterator[tuple[str, bool]]
+                if self.field is not None:
+                    ended = ((text, True) for text in _jsonl(_split(blocks, "\n"), self.path, self.field))
+                elif self.separator is not None:
+                    ended = ((text.strip("\r\n"), True) for text in _split(blocks, self.separator))
+                else:
+                    ended = _cut(blocks)
+                for text, last in ended:
+                    if text:
+                        yield Piece(text, last, raw.tell())
+        except (OSError, EOFError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise UserError(f"{self.path} cannot be read ({reason}); check the file and its rights.") from None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a corpus holds and where it is from; ``bytes`` is its text in UTF-8."""
+
+    name: str
+    path: Path
+    files: int
+    documents: int
+    bytes: int
+    origin: str
+    licence: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """A corpus: its files in order, with ``notes`` on what was left out."""
+
+    name: str
+    path: Path
+    parts: tuple[Part, ...]
+    notes: tuple[str, ...] = ()
+    origin: str = "your own file"
+    licence: str = "yours to know"
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files, as they lie on the disk."""
+        return sum(part.size for part in self.parts)
+
+    def digest(self) -> str:
+        """A hash of the documents' content, whatever the files are called and whenever they were written."""
+        return hashlib.sha256("\n".join(part.digest() for part in self.parts).encode()).hexdigest()
+
+    def pieces(self) -> Iterator[Piece]:
+        """The documents in order, streamed: memory stays flat however large a document is."""
+        before = 0
+        for part in self.parts:
+            for text, last, read in part.pieces():
+                yield Piece(text, last, before + read)
+            before += part.size
+
+    def texts(self) -> Iterator[str]:
+        """The text in order, a piece at a time: what a tokenizer is trained on."""
+        return (piece.text for piece in self.pieces())
+
+    def documents(self) -> Iterator[str]:
+        """The documents in order, each whole (a single huge file is one document: read ``texts`` instead)."""
+        held: list[str] = []
+        for text, last, _ in self.pieces():
+            held.append(text)
+            if last:
+                yield "".join(held)
+                held.clear()
+
+    def summary(self) -> Summary:
+        """Counts, by reading the corpus once."""
+        documents = size = 0
+        for text, last, _ in self.pieces():
+            documents += last
+            size += len(text.encode())
+        return Summary(self.name, self.path, len(self.parts), documents, size, self.origin, self.licence)
+
+
+def open_path(path: Path, field: str = "text") -> Source:
+    """The corpus at a path: a file, or every text file below a folder in sorted order.
+
+    Raises UserError when nothing is there, the file is empty or binary, or the folder has no text.
+    """
+    if path.is_dir():
+        return _open_folder(path, field)
+    if not path.is_file():
+        beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise UserError(f"{path} does not exist; give a file, a folder or a named corpus.{nearest(path.name, beside)}")
+    if path.stat().st_size == 0:
+        raise UserError(f"{path} is empty; give a file with some text.")
+    return Source(path.name, path, (_part(path, field),))
+
+
+def _open_folder(folder: Path, field: str) -> Source:
+    parts, notes = [], []
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        inside = path.relative_to(folder)
+        if any(name.startswith(".") for name in inside.parts):
+            notes.append(f"{inside} left out: hidden")
+        elif path.stat().st_size == 0:
+            notes.append(f"{inside} left out: empty")
+        elif not _looks_like_text(path):
+            notes.append(f"{inside} left out: not UTF-8 text")
+        else:
+            parts.append(_part(path, field))
+    if not parts:
+        raise UserError(f"{folder} holds no text file; give a folder with UTF-8 text in it.")
+    return Source(folder.resolve().name, folder, tuple(parts), tuple(notes))
+
+
+def _part(path: Path, field: str) -> Part:
+    plain = path.with_suffix("") if path.suffix == ".gz" else path
+    return Part(path, field=field if plain.suffix in (".jsonl", ".ndjson") else None)
+
+
+def _looks_like_text(path: Path) -> bool:
+    try:
+        with path.open("rb") as raw:
+            head = (cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if path.suffix == ".gz" else raw).read(8192)
+            head.decode()
+    except UnicodeDecodeError as error:
+        return len(head) - error.start < 4 and b"\0" not in head  # only cut through a character
+    except (OSError, EOFError):
+        return False
+    return b"\0" not in head
+
+
+@contextlib.contextmanager
+def in_turn(place: Path) -> Iterator[None]:
+    """Processes that make the same cache entry take turns; the operating system ends a dead one's turn."""
+    files.make_folder(place.parent)
+    try:
+        file = place.with_name(f".{place.name}.lock").open("a+")
+    except OSError as error:
+        raise files.explain(error, place) from None
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+# ---------------------------------------------------------------------------- streams of text
+
+
+def _decoded(stream: BinaryIO, path: Path) -> Iterator[str]:
+    """The file's text in blocks; UserError with the byte offset where it is not UTF-8 or is binary."""
+    at, rest = 0, b""
+    while block := stream.read(PIECE):
+        raw, rest = rest + block, b""
+        if b"\0" in block:
+            where = at + raw.index(b"\0")
+            raise UserError(f"{path} is a binary file (a zero byte at byte {where}); give a text file in UTF-8.")
+        try:
+            text = raw.decode()
+        except UnicodeDecodeError as error:
+            if error.reason != "unexpected end of data":
+                raise _not_utf8(path, at + error.start) from None
+            raw, rest = raw[: error.start], raw[error.start :]
+            text = raw.decode()
+        yield text.removeprefix("\ufeff") if at == 0 else text
+        at += len(raw)
+    if rest:
+        raise _not_utf8(path, at)
+
+
+def _not_utf8(path: Path, offset: int) -> UserError:
+    return UserError(f"{path} is not UTF-8 text (byte {offset}); convert it, for example with `iconv -t utf-8`.")
+
+
+def _split(blocks: Iterator[str], separator: str) -> Iterator[str]:
+    """The texts between separators, which may lie across two blocks."""
+    rest = ""
+    for block in blocks:
+        *whole, rest = (rest + block).split(separator)
+        yield from whole
+    yield rest
+
+
+def _cut(blocks: Iterator[str]) -> Iterator[tuple[str, bool]]:
+    """One document in pieces of about ``PIECE`` characters, cut at line borders where there are any."""
+    rest = ""
+    for block in blocks:
+        rest += block
+        while len(rest) > 2 * PIECE:
+            found = _LINE_BORDER.search(rest, PIECE) or _WORD_BORDER.search(rest, PIECE)
+            end = found.end() if found else len(rest) - 1
+            yield rest[:end], False
+            rest = rest[end:]
+    yield rest, True
+
+
+def _jsonl(lines: Iterator[str], path: Path, field: str) -> Iterator[str]:
+    """The named field of each line; UserError with the line's number where it is missing or no text."""
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise UserError(f"{path} line {number} is not valid JSON ({error}); mend or remove that line.") from None
+        if not isinstance(record, dict):
+            raise UserError(f"{path} line {number} is no JSON object; write one {{...}} with a text field per line.")
+        text = record.get(field)
+        if not isinstance(text, str):
+            fields = ", ".join(sorted(key for key, value in record.items() if isinstance(value, str))) or "none"
+            sentence = f'{path} line {number} has no text field "{field}"; name one with data.field (there: {fields}).'
+            raise UserError(sentence)
+        yield text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

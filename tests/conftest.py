@@ -33,3 +33,14 @@ def shared_data() -> Path:
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Tests never read or fill the user's own cache."""
     os.environ["GLASSFORMER_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The line budget: how many lines each room of the house holds."""
+    source = Path(__file__).parents[1] / "src" / "glassformer"
+    rooms: dict[str, int] = {}
+    for path in source.rglob("*.py"):
+        room = path.relative_to(source).parts[0]
+        rooms[room] = rooms.get(room, 0) + len(path.read_text(encoding="utf-8").splitlines())
+    counted = ", ".join(f"{room} {lines}" for room, lines in sorted(rooms.items(), key=lambda item: -item[1]))
+    terminalreporter.write_line(f"lines: {sum(rooms.values())} = {counted}")

@@ -27,6 +27,12 @@ def _need(fact: bool, sentence: str) -> None:
         raise UserError(sentence)
 
 
+def _above_zero(part: object, *names: str) -> None:
+    for name in names:
+        value = getattr(part, name)
+        _need(value is None or value > 0, f"{type(part).__name__}.{name} is {value}; give a number above 0.")
+
+
 # ---------------------------------------------------------------------------------------- norms
 
 
@@ -75,7 +81,7 @@ class Learned:
     length: int
 
     def __post_init__(self) -> None:
-        _need(self.length > 0, f"Learned.length is {self.length}; give a number of positions above 0.")
+        _above_zero(self, "length")
 
 
 @dataclass(frozen=True)
@@ -110,7 +116,7 @@ class Rotary:
     stretch: Stretch | None = None
 
     def __post_init__(self) -> None:
-        _need(self.theta > 0, f"Rotary.theta is {self.theta}; give a base above 0, such as 10000.")
+        _above_zero(self, "theta")
         _need(0 < self.fraction <= 1, f"Rotary.fraction is {self.fraction}; give a share above 0, at most 1.")
 
 
@@ -145,7 +151,7 @@ class Window:
     size: int
 
     def __post_init__(self) -> None:
-        _need(self.size > 0, f"Window.size is {self.size}; give a number of positions above 0.")
+        _above_zero(self, "size")
 
 
 See: TypeAlias = Full | Window
@@ -173,13 +179,11 @@ class Attention:
     see: See = Full()
 
     def __post_init__(self) -> None:
-        _need(self.heads > 0, f"Attention.heads is {self.heads}; give at least one head.")
+        _above_zero(self, "heads", "kv_heads", "head_dim", "softcap")
         kv = self.kv_heads
         if kv is not None:
-            _need(0 < kv <= self.heads, f"Attention.kv_heads is {kv}; give 1 to heads ({self.heads}).")
+            _need(kv <= self.heads, f"Attention.kv_heads is {kv}; give 1 to heads ({self.heads}).")
             _need(self.heads % kv == 0, f"Attention.kv_heads {kv} does not divide heads {self.heads}; give a divisor.")
-        if self.head_dim is not None:
-            _need(self.head_dim > 0, f"Attention.head_dim is {self.head_dim}; give a width above 0.")
 
 
 @dataclass(frozen=True)
@@ -190,6 +194,9 @@ class MLP:
     act: Activation = "gelu_tanh"
     bias: bool = False
 
+    def __post_init__(self) -> None:
+        _above_zero(self, "hidden")
+
 
 @dataclass(frozen=True)
 class GatedMLP:
@@ -198,6 +205,9 @@ class GatedMLP:
     hidden: int
     act: Activation = "silu"
     bias: bool = False
+
+    def __post_init__(self) -> None:
+        _above_zero(self, "hidden")
 
 
 @dataclass(frozen=True)
@@ -216,7 +226,8 @@ class MoE:
     z: float = 0.0
 
     def __post_init__(self) -> None:
-        _need(0 < self.top_k <= self.experts, f"MoE.top_k is {self.top_k}; give 1 to experts ({self.experts}).")
+        _above_zero(self, "experts", "top_k")
+        _need(self.top_k <= self.experts, f"MoE.top_k is {self.top_k}; give 1 to experts ({self.experts}).")
 
 
 FeedForward: TypeAlias = MLP | GatedMLP | MoE
@@ -263,7 +274,7 @@ class Stack:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        _need(self.depth > 0, f"Stack.depth is {self.depth}; give at least one block.")
+        _above_zero(self, "depth")
         _need(len(self.pattern) > 0, "Stack.pattern is empty; give at least one Block.")
         _need(self.depth % len(self.pattern) == 0, self._misfit())
         _need(0 <= self.dropout < 1, f"Stack.dropout is {self.dropout}; give a share from 0 to below 1.")
@@ -285,7 +296,7 @@ class Embed:
     segments: int = 0
 
     def __post_init__(self) -> None:
-        _need(self.vocab > 0, f"Embed.vocab is {self.vocab}; give the number of tokens of the tokenizer.")
+        _above_zero(self, "vocab")
 
 
 @dataclass(frozen=True)
@@ -330,7 +341,7 @@ class Decoder:
     init: Init = Init()
 
     def __post_init__(self) -> None:
-        _check_stack("decoder", self.decoder, self.dim, self.context, crosses=False)
+        _check(self)
         _need(self.decoder.causal, "A Decoder's stack is causal; set decoder.causal = true or build an Encoder.")
 
 
@@ -346,7 +357,7 @@ class Encoder:
     init: Init = Init()
 
     def __post_init__(self) -> None:
-        _check_stack("encoder", self.encoder, self.dim, self.context, crosses=False)
+        _check(self)
 
 
 @dataclass(frozen=True)
@@ -362,8 +373,7 @@ class EncoderDecoder:
     init: Init = Init()
 
     def __post_init__(self) -> None:
-        _check_stack("encoder", self.encoder, self.dim, self.context, crosses=False)
-        _check_stack("decoder", self.decoder, self.dim, self.context, crosses=True)
+        _check(self)
         _need(self.decoder.causal, "An EncoderDecoder's decoder is causal; set decoder.causal = true.")
 
 
@@ -381,28 +391,24 @@ def stacks(model: Model) -> dict[str, Stack]:
     return {name: getattr(model, name) for name in names if hasattr(model, name)}
 
 
-def _check_stack(name: str, stack: Stack, dim: int, context: int, crosses: bool) -> None:
+def _check(model: Model) -> None:
     """What can only be judged with the width, the context and the slot in view."""
-    _need(dim > 0, f"dim is {dim}; give a model width above 0.")
-    _need(context > 0, f"context is {context}; give a number of tokens above 0.")
-    for index, block in enumerate(stack.pattern):
-        where = f"{name}.pattern.{index}"
-        _need((block.cross is not None) == crosses, _cross_misfit(where, crosses))
-        for attention in filter(None, (block.attention, block.cross)):
-            if attention.head_dim is None:
-                fits = dim % attention.heads == 0
-                _need(fits, f"{where}: heads {attention.heads} do not divide dim {dim}; change one or set head_dim.")
-            if isinstance(stack.position, Rotary):
-                turned = int(head_dim(attention, dim) * stack.position.fraction)
-                _need(turned >= 2 and turned % 2 == 0, f"{where}: Rotary turns {turned} dimensions a head; make it even.")
-    if isinstance(stack.position, Learned):
-        enough = stack.position.length >= context
-        _need(enough, f"{name}.position.length {stack.position.length} is below context {context}; raise it.")
-
-
-def _cross_misfit(where: str, crosses: bool) -> str:
-    if crosses:
-        return f"{where}.cross is missing; an encoder-decoder's decoder blocks need one."
-    return f"{where}.cross is set, but there is nothing to look across at; remove it or build an EncoderDecoder."
-
-
+    _above_zero(model, "dim", "context")
+    for name, stack in stacks(model).items():
+        crosses = name == "decoder" and isinstance(model, EncoderDecoder)
+        for index, block in enumerate(stack.pattern):
+            where = f"{name}.pattern.{index}"
+            _need(block.cross is not None or not crosses, f"{where}.cross is missing; give the decoder's blocks one.")
+            _need(block.cross is None or crosses, f"{where}.cross is set, but there is no encoder; remove it.")
+            for attention in filter(None, (block.attention, block.cross)):
+                fits = attention.head_dim is not None or model.dim % attention.heads == 0
+                _need(
+                    fits, f"{where}: {attention.heads} heads do not divide dim {model.dim}; change one or set head_dim."
+                )
+                if isinstance(stack.position, Rotary):
+                    turned = int(head_dim(attention, model.dim) * stack.position.fraction)
+                    even = turned >= 2 and turned % 2 == 0
+                    _need(even, f"{where}: Rotary turns {turned} dimensions a head; make that even.")
+        if isinstance(stack.position, Learned):
+            length, enough = stack.position.length, stack.position.length >= model.context
+            _need(enough, f"{name}.position.length {length} is below context {model.context}; raise it.")

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import nn
 
 from .. import config
+from .build import builds
 from .norm import LayerNorm, RMSNorm
 from .position import Position
 
 WRITES = ("out.weight", "down.weight", "ffn.down")  # the matrices that write to the residual stream
 
 
-def initialise(model: nn.Module, cfg: config.Model, seed: int | None = None) -> None:
-    """Draw every parameter as ``cfg.init`` says; the same seed gives the same weights."""
-    init = cfg.init
+@builds(config.Init)
+def initialise(init: config.Init, model: nn.Module, stacks: Iterable[config.Stack], seed: int | None) -> None:
+    """Draw every parameter of ``model`` anew; the same seed gives the same weights."""
     generator = None if seed is None else torch.Generator().manual_seed(seed)
-    writes = sum(stack.depth * (3 if stack.pattern[0].cross else 2) for stack in config.stacks(cfg).values())
+    writes = sum(stack.depth * (3 if stack.pattern[0].cross else 2) for stack in stacks)
     for path, weight in model.named_parameters():
         if weight.ndim < 2:
             nn.init.zeros_(weight)  # biases; norms are reset below

@@ -16,7 +16,6 @@ from ..errors import UserError
 from .build import build, builds
 from .cache import Cache
 from .flow import Flow, Memory, Part
-from .init import initialise
 from .tape import Tape
 
 Want = Literal["all", "last", "none"]
@@ -197,6 +196,6 @@ def build_model(
     if where.type != "meta":
         model = model.to_empty(device="cpu" if seed is not None else where)
         with torch.no_grad():
-            initialise(model, cfg, seed)
+            build(cfg.init, model, vocabulary.stacks(cfg).values(), seed)
         model = model.to(where)
     return model

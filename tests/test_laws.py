@@ -1,0 +1,307 @@
+"""The laws every family obeys: JSON, cache, padding, packing, tape, engines, overfitting."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+import tiny
+from glassformer import config as c
+from glassformer import serial
+from glassformer.errors import UserError
+from glassformer.nn import Cache, Decoder, EncoderDecoder, Mask, Model, Tape, build_model, built
+from glassformer.nn.attend import eager, sdpa
+from tiny import ALL, DECODERS, tokens
+
+CLOSE = {"rtol": 0.0, "atol": 1e-5}  # of logits with a spread of several units
+
+
+@pytest.fixture(autouse=True)
+def _no_grad():
+    with torch.no_grad():
+        yield
+
+
+def forward(model: Model, given: torch.Tensor, **rest: object) -> torch.Tensor:
+    if isinstance(model, EncoderDecoder):
+        return model(given, tokens(given.shape[0], 9, seed=5), **rest).logits
+    return model(given, **rest).logits
+
+
+def near(left: torch.Tensor, right: torch.Tensor) -> None:
+    torch.testing.assert_close(left, right, **CLOSE)
+
+
+every_family = pytest.mark.parametrize("name", ALL)
+every_decoder = pytest.mark.parametrize("name", DECODERS)
+
+
+@every_family
+def test_survives_json(name: str) -> None:
+    text = serial.dumps(ALL[name])
+    assert serial.loads(c.Model, text) == ALL[name]
+    assert json.loads(text)["type"] == type(ALL[name]).__name__
+
+
+@every_family
+def test_same_seed_same_weights_and_no_memory_on_meta(name: str) -> None:
+    one, two, other = (build_model(ALL[name], seed=seed).state_dict() for seed in (1, 1, 2))
+    assert all(torch.equal(one[key], two[key]) for key in one)
+    assert any(not torch.equal(one[key], other[key]) for key in one)
+    meta = build_model(ALL[name], device="meta")
+    assert {key: value.shape for key, value in meta.state_dict().items()} == {key: v.shape for key, v in one.items()}
+
+
+def test_every_config_type_is_used_by_a_family() -> None:
+    seen = set()
+
+    def walk(node: object) -> None:
+        if isinstance(node, dict):
+            seen.add(node.get("type"))
+            [walk(item) for item in node.values()]
+        elif isinstance(node, list):
+            [walk(item) for item in node]
+
+    [walk(serial.to_dict(config)) for config in ALL.values()]
+    assert {kind.__name__ for kind in built()} - seen == {"LinearStretch"}, "add a family that uses it to tiny.py"
+
+
+@every_family
+def test_every_engine_equals_eager(name: str) -> None:
+    model = tiny.model(ALL[name])
+    fused = forward(model, tokens())
+    assert fused.std() > 0.3, "weights too small for this test to see anything"
+    model.engine = "eager"
+    near(fused, forward(model, tokens()))
+
+
+@every_decoder
+@pytest.mark.parametrize("chunks", [[20], [1] * 20, [7, 1, 1, 6, 1, 4], [3, 17]], ids=str)
+def test_cached_equals_uncached(name: str, chunks: list[int]) -> None:
+    model = tiny.model(DECODERS[name])
+    cache, given = Cache(model), tokens()
+    seen = torch.cat([model(part, cache=cache).logits for part in given.split(chunks, dim=1)], dim=1)
+    near(seen, model(given).logits)
+    assert cache.length == 20
+
+
+@pytest.mark.parametrize("name", ["vaswani", "t5"])
+def test_cached_equals_uncached_across(name: str) -> None:
+    model = tiny.model(ALL[name])
+    given, source = tokens(), tokens(3, 9, seed=5)
+    memory, cache = model.encode(source), Cache(model)
+    seen = torch.cat([model(part, memory=memory, cache=cache).logits for part in given.split([7, 1, 12], 1)], dim=1)
+    near(seen, model(given, source).logits)
+
+
+def padded(rows: list[torch.Tensor], side: str, extra: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
+    width = max(map(len, rows)) + extra
+    held, pos = torch.zeros(len(rows), width, dtype=torch.long), torch.full((len(rows), width), -1)
+    for index, row in enumerate(rows):
+        place = slice(width - len(row), width) if side == "left" else slice(0, len(row))
+        held[index, place], pos[index, place] = row, torch.arange(len(row))
+    return held, pos
+
+
+@every_family
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padded_equals_alone(name: str, side: str) -> None:
+    model = tiny.model(ALL[name])
+    source = tokens(3, 9, seed=5)
+    rows = [row[:length] for row, length in zip(tokens(), (5, 11, 20), strict=True)]
+    held, pos = padded(rows, side)
+    extra = {"source": source} if isinstance(model, EncoderDecoder) else {}
+    together = model(held, pos=pos, **extra).logits
+    assert together.isfinite().all()
+    for index, row in enumerate(rows):
+        extra = {"source": source[index : index + 1]} if extra else {}
+        near(together[index][pos[index] >= 0], model(row[None], **extra).logits[0])
+
+
+@pytest.mark.parametrize("name", ["vaswani", "t5"])
+def test_padded_source_equals_alone(name: str) -> None:
+    model = tiny.model(ALL[name])
+    rows = [row[:length] for row, length in zip(tokens(seed=7), (4, 9, 20), strict=True)]
+    for side in ("left", "right"):
+        held, pos = padded(rows, side)
+        together = model(tokens(), held, source_pos=pos).logits
+        for index, row in enumerate(rows):
+            near(together[index], model(tokens()[index : index + 1], row[None]).logits[0])
+
+
+@every_decoder
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padded_prefill_then_decode_equals_alone(name: str, side: str) -> None:
+    model = tiny.model(DECODERS[name])
+    lengths, given = (5, 9, 13), tokens()
+    held, pos = padded([row[:length] for row, length in zip(given, lengths, strict=True)], side)
+    cache, whole = Cache(model), model(given).logits
+    model(held, pos=pos, cache=cache)
+    for step in range(6):
+        column = torch.stack([given[row, length + step] for row, length in enumerate(lengths)])
+        seen = model(column[:, None], cache=cache).logits[:, 0]
+        near(seen, torch.stack([whole[row, length + step] for row, length in enumerate(lengths)]))
+
+
+@every_decoder
+def test_packed_equals_apart(name: str) -> None:
+    model = tiny.model(DECODERS[name])
+    given, border = tokens(), 8
+    docs = (torch.arange(20) >= border).long()[None].expand(3, -1)
+    pos = torch.cat((torch.arange(border), torch.arange(20 - border)))[None].expand(3, -1)
+    packed = model(given, pos=pos, docs=docs).logits
+    near(packed[:, :border], model(given[:, :border]).logits)
+    near(packed[:, border:], model(given[:, border:]).logits)
+
+
+@every_decoder
+def test_cache_forks_reorders_and_trims(name: str) -> None:
+    model = tiny.model(DECODERS[name])
+    given = tokens()
+    cache = Cache(model)
+    model(given[:, :10], cache=cache)
+    cache.fork(2)
+    near(model(given[:, 10:11].repeat_interleave(2, 0), cache=cache).logits[::2, 0], model(given[:, :11]).logits[:, 10])
+    cache.reorder(torch.tensor([4, 0]))
+    near(model(given[[2, 0], 11:12], cache=cache).logits[:, 0], model(given[[2, 0], :12]).logits[:, 11])
+    if any(slots.ring for slots in cache.slots.values()):
+        with pytest.raises(ValueError, match="trimmed"):
+            cache.trim(2)
+    else:
+        cache.trim(2)
+        near(model(given[[2, 0], 10:14], cache=cache).logits[:, -1], model(given[[2, 0], :14]).logits[:, 13])
+
+
+def test_a_window_keeps_only_the_window() -> None:
+    model = tiny.model(DECODERS["starcoder2"])
+    cache = Cache(model)
+    for part in tokens(1, 60).split(1, dim=1):
+        model(part, cache=cache)
+    assert all(kv.k.shape[2] == 7 + 1 for kv, _ in cache.layers)  # the ring and its bin
+
+
+def test_a_token_is_written_in_place() -> None:
+    model = tiny.model(DECODERS["llama"])
+    cache = Cache(model)
+    moved, last = 0, None
+    for part in tokens(1, 60).split(1, dim=1):
+        model(part, cache=cache)
+        moved += cache.layers[0][0].k.data_ptr() != last
+        last = cache.layers[0][0].k.data_ptr()
+    assert moved == 1
+
+
+@every_family
+def test_a_tape_changes_nothing(name: str) -> None:
+    model = tiny.model(ALL[name])
+    plain = forward(model, tokens())
+    tape = Tape("*")
+    assert torch.equal(forward(model, tokens(), tape=tape), plain)
+    heads = model.config.decoder.pattern[0].attention.heads if hasattr(model, "decoder") else 4
+    place = "decoder" if hasattr(model, "decoder") else "encoder"
+    pattern = tape[f"{place}.blocks.1.attn.pattern"]
+    assert pattern.shape == (3, heads, 20, 20)
+    torch.testing.assert_close(pattern.sum(-1), torch.ones(3, heads, 20))
+    assert torch.equal(tape["logits"], plain)
+    near(forward(model, tokens(), tape=Tape(edits={"*.pattern": lambda path, x: x})), plain)
+    assert torch.equal(forward(model, tokens(), tape=Tape(edits={"*.resid": lambda path, x: x})), plain)
+
+
+def test_an_edit_changes_what_flows() -> None:
+    model = tiny.model(DECODERS["llama"])
+    silenced = Tape("*.attn.write", edits={"*.blocks.0.attn.write": lambda path, x: torch.zeros_like(x)})
+    changed = model(tokens(), tape=silenced).logits
+    assert not torch.allclose(changed, model(tokens()).logits, atol=1e-2)
+    assert silenced["decoder.blocks.0.attn.write"].abs().max() == 0
+
+
+def test_a_tape_draws_no_random_numbers() -> None:
+    model = build_model(tiny.with_dropout(DECODERS["gpt2"], 0.3), seed=1).train()
+    torch.manual_seed(3)
+    plain = model(tokens()).logits
+    torch.manual_seed(3)
+    assert torch.equal(model(tokens(), tape=Tape("*.pattern")).logits, plain)
+
+
+@every_family
+def test_last_and_none(name: str) -> None:
+    model = tiny.model(ALL[name])
+    whole = forward(model, tokens())
+    near(forward(model, tokens(), logits="last")[:, 0], whole[:, -1])
+    assert forward(model, tokens(), logits="none").numel() == 0
+
+
+@every_family
+def test_overfits_one_batch(name: str) -> None:
+    torch.manual_seed(0)
+    model = build_model(ALL[name], seed=1).train()
+    given = tokens(2, 12)
+    target = given.roll(-1, 1)
+    with torch.enable_grad():
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+        for _ in range(150):
+            loss = torch.nn.functional.cross_entropy(forward(model, given).flatten(0, 1), target.flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    assert loss < 0.1
+
+
+def test_every_parameter_of_every_family_gets_a_gradient() -> None:
+    for name, config in ALL.items():
+        model = build_model(config, seed=1)
+        with torch.enable_grad():
+            out = model(tokens(), tokens(3, 9)) if isinstance(model, EncoderDecoder) else model(tokens())
+            (out.logits.float().logsumexp(-1).sum() + sum(out.aux.values(), torch.zeros(()))).backward()
+        lost = [path for path, weight in model.named_parameters() if weight.grad is None]
+        assert not lost, (name, lost)
+
+
+def test_fast_paths_are_taken_only_when_legal() -> None:
+    def fast(queries: int, keys: int, **rest: object) -> str | None:
+        pos = torch.arange(keys)[None]
+        return Mask(pos[:, keys - queries :], pos, **{"causal": True, "plain": True, **rest}).fast
+
+    assert fast(8, 8) == "causal"
+    assert fast(1, 8) == "none"
+    assert fast(3, 8) is None
+    assert fast(8, 8, causal=False) == "none"
+    assert fast(8, 8, see=c.Window(8)) == "causal"
+    assert fast(8, 8, see=c.Window(7)) is None
+    assert fast(1, 8, see=c.Window(7)) is None
+    assert fast(8, 8, plain=False) is None
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("queries", [1, 5, 8])
+def test_engines_agree_on_gradients(kv_heads: int, queries: int) -> None:
+    torch.manual_seed(0)
+    pos = torch.arange(8)[None]
+    mask = Mask(pos[:, 8 - queries :], pos, causal=True, plain=True)
+    shapes = ((2, 4, queries, 16), (2, kv_heads, 8, 16), (2, kv_heads, 8, 16))
+    results = []
+    for engine in (eager, sdpa):
+        inputs = [torch.randn(shape, generator=torch.Generator().manual_seed(i)) for i, shape in enumerate(shapes)]
+        with torch.enable_grad():
+            for x in inputs:
+                x.requires_grad_()
+            z = engine(*inputs, mask, None, 0.25)
+            z.square().sum().backward()
+        results.append([z.detach(), *[x.grad for x in inputs]])
+    for left, right in zip(*results, strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-5)
+
+
+def test_wrong_tokens_are_refused() -> None:
+    model = tiny.model(DECODERS["gpt2"])
+    assert isinstance(model, Decoder)
+    with pytest.raises(UserError, match="positions"):
+        model(tokens(1, tiny.CONTEXT + 1))
+    with pytest.raises(UserError, match="whole numbers"):
+        model(torch.zeros(1, 4))
+    with pytest.raises(UserError, match="whole numbers"):
+        model(torch.zeros(4, dtype=torch.long))
+    with pytest.raises(UserError, match="source"):
+        tiny.model(ALL["t5"])(tokens())

@@ -1,0 +1,126 @@
+"""The house stands: imports only go down, every config type has a module, nothing heavy loads early."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from glassformer import config
+
+SRC = Path(__file__).parents[1] / "src" / "glassformer"
+FLOORS = [
+    {"errors", "config", "serial", "files", "run", "text"},
+    {"nn"},
+    {"weights", "tensorfiles", "recipes", "store", "cost"},
+    {"parallel", "quantize"},
+    {"generation", "training", "inspection", "evaluation", "classics"},
+    {"serve"},
+    {"cli", "__main__", "__init__"},
+]
+ROOMS_APART = {4}  # floors whose rooms may not import each other
+FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+
+
+def imports(path: Path) -> list[tuple[str, int]]:
+    """(dotted name from the package's root or of another package, line) of each import in a file."""
+    package = path.relative_to(SRC).parts[:-1]
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, node.lineno) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            if node.level == 0:
+                found.append((node.module or "", node.lineno))
+            else:
+                base = package[: len(package) - node.level + 1]
+                names = [node.module] if node.module else [alias.name for alias in node.names]
+                found += [("glassformer." + ".".join((*base, name)), node.lineno) for name in names]
+    return found
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(SRC).parts[0].removesuffix(".py")
+
+
+FILES = sorted(SRC.rglob("*.py"))
+
+
+def test_every_room_is_on_a_floor() -> None:
+    assert {room_of(path) for path in FILES} <= set(FLOOR)
+
+
+def test_imports_only_go_down() -> None:
+    wrong = []
+    for path in FILES:
+        here = room_of(path)
+        for name, line in imports(path):
+            parts = name.split(".")
+            if parts[0] != "glassformer" or len(parts) < 2 or FLOOR[here] == 6:
+                continue
+            there = parts[1]
+            apart = FLOOR[here] in ROOMS_APART and FLOOR[there] == FLOOR[here] and here != there
+            if FLOOR[there] > FLOOR[here] or apart:
+                wrong.append(f"{path.relative_to(SRC)}:{line} {here} -> {there}")
+    assert not wrong, wrong
+
+
+def test_words_do_not_import_torch() -> None:
+    words = [path for path in FILES if FLOOR[room_of(path)] == 0]
+    assert not [path for path in words if "torch" in {name.split(".")[0] for name, _ in imports(path)}]
+
+
+def test_blocks_touch_no_files_and_no_network() -> None:
+    barred = {"os", "pathlib", "urllib", "socket", "safetensors", "huggingface_hub", "json", "torch.distributed"}
+    for path in (SRC / "nn").rglob("*.py"):
+        used = {name for name, _ in imports(path)}
+        assert not used & barred, (path.name, used & barred)
+
+
+def test_nothing_is_unpickled() -> None:
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call):
+                called = ast.unparse(node.func)
+                assert called not in {"torch.load", "pickle.load", "pickle.loads", "eval", "exec"}, (path, node.lineno)
+                if called in {"np.load", "numpy.load"}:
+                    assert "allow_pickle=True" not in ast.unparse(node), (path, node.lineno)
+        names = {name.split(".")[0] for name, _ in imports(path)}
+        assert not names & {"pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}, path
+
+
+def test_every_config_type_has_a_module() -> None:
+    from glassformer.nn import built
+
+    types = {
+        value
+        for value in vars(config).values()
+        if dataclasses.is_dataclass(value) and isinstance(value, type) and value.__module__ == config.__name__
+    }
+    assert types == built()
+
+
+def test_importing_the_package_and_asking_for_help_load_no_torch() -> None:
+    code = "import sys, glassformer, glassformer.cli; assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_help_answers_at_once() -> None:
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "glassformer", "--help"], check=True, capture_output=True)
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.3, times
+
+
+@pytest.mark.parametrize("limit", [400])
+def test_a_file_fits_in_the_head(limit: int) -> None:
+    long = {str(p.relative_to(SRC)): n for p in FILES if (n := len(p.read_text().splitlines())) > limit}
+    assert not long, long

@@ -1,0 +1,95 @@
+"""Every family of the house at a size that runs in a millisecond, as configs and as models."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from glassformer import config as c
+from glassformer.nn import Model, build_model
+
+VOCAB, DIM, CONTEXT = 50, 32, 64
+WIDE = c.Init(std=0.2, embed_std=0.3, residual="plain")  # large weights: a wrong path shows in the logits
+
+
+def block(attention: c.Attention | None = None, feedforward: c.FeedForward | None = None, **rest: object) -> c.Block:
+    return c.Block(attention or c.Attention(4), feedforward or c.MLP(64), **rest)  # type: ignore[arg-type]
+
+
+def decoder(*pattern: c.Block, position: c.Position, head: c.Head | None = None, **stack: object) -> c.Decoder:
+    stack = {"depth": 2 * len(pattern), "last_norm": c.RMSNorm(), **stack}
+    body = c.Stack(pattern=pattern, position=position, **stack)  # type: ignore[arg-type]
+    return c.Decoder(DIM, CONTEXT, c.Embed(VOCAB), body, head or c.Head(), WIDE)
+
+
+def vaswani() -> c.EncoderDecoder:
+    plain = {"norm": c.LayerNorm(), "place": "post"}
+    relu = c.MLP(64, "relu", bias=True)
+    encoder = c.Stack(2, (block(feedforward=relu, **plain),), c.Sinusoidal(), causal=False)
+    crossed = c.Stack(2, (block(feedforward=relu, cross=c.Attention(4), **plain),), c.Sinusoidal())
+    return c.EncoderDecoder(DIM, CONTEXT, c.Embed(VOCAB, scale=DIM**0.5), encoder, crossed, c.Head(), WIDE)
+
+
+def t5() -> c.EncoderDecoder:
+    attention = c.Attention(4, scale=1.0)
+    think = c.GatedMLP(64, "gelu_tanh")
+    ends = {"position": c.RelativeBias(8, 16), "last_norm": c.RMSNorm()}
+    encoder = c.Stack(2, (block(attention, think),), causal=False, **ends)  # type: ignore[arg-type]
+    crossed = c.Stack(2, (block(attention, think, cross=attention),), **ends)  # type: ignore[arg-type]
+    return c.EncoderDecoder(DIM, CONTEXT, c.Embed(VOCAB), encoder, crossed, c.Head(tied=False), WIDE)
+
+
+def bert() -> c.Encoder:
+    one = block(c.Attention(4, bias=True), c.MLP(64, "gelu", bias=True), norm=c.LayerNorm(1e-12), place="post")
+    stack = c.Stack(2, (one,), c.Learned(CONTEXT), causal=False, first_norm=c.LayerNorm(1e-12))
+    head = c.Head(bias=True, transform="gelu", norm=c.LayerNorm(1e-12))
+    return c.Encoder(DIM, CONTEXT, c.Embed(VOCAB, segments=2), stack, head, WIDE)
+
+
+def gpt2() -> c.Decoder:
+    one = block(c.Attention(4, bias=True), c.MLP(64, bias=True), norm=c.LayerNorm())
+    return decoder(one, position=c.Learned(CONTEXT), last_norm=c.LayerNorm())
+
+
+LLAMA = block(c.Attention(4, kv_heads=2), c.GatedMLP(64))
+DECODERS: dict[str, c.Decoder] = {
+    "gpt2": gpt2(),
+    "llama": decoder(LLAMA, position=c.Rotary(stretch=c.Llama3Stretch(8.0, 1.0, 4.0, 32)), head=c.Head(tied=False)),
+    "qwen3": decoder(block(c.Attention(4, 2, 16, qk_norm=c.RMSNorm()), c.GatedMLP(64)), position=c.Rotary(1e6)),
+    "mixtral": decoder(
+        block(c.Attention(4, 2), c.MoE(4, 2, c.GatedMLP(32), balance=0.01, z=0.001)), position=c.Rotary()
+    ),
+    "phi2": decoder(
+        block(c.Attention(4, bias=True), c.MLP(64, bias=True), norm=c.LayerNorm(), place="parallel"),
+        position=c.Rotary(fraction=0.5),
+        head=c.Head(tied=False, bias=True),
+    ),
+    "starcoder2": decoder(
+        block(c.Attention(4, 1, bias=True, see=c.Window(7)), norm=c.LayerNorm()), position=c.Rotary()
+    ),
+    "nanomoe": decoder(block(feedforward=c.MoE(4, 2, c.MLP(32, "gelu"))), block(), position=c.Learned(CONTEXT)),
+    "gemma2": decoder(
+        block(c.Attention(4, 2, softcap=5.0, see=c.Window(6)), norm=c.RMSNorm(offset=1.0), place="sandwich"),
+        block(c.Attention(4, 2, softcap=5.0), norm=c.RMSNorm(offset=1.0), place="sandwich"),
+        position=c.Rotary(),
+        head=c.Head(softcap=30.0),
+    ),
+    "alibi": decoder(block(c.Attention(6, head_dim=8)), position=c.Alibi()),
+    "relative": decoder(block(), position=c.RelativeBias(8, 16)),
+    "nothing": decoder(block(feedforward=c.MLP(64, "relu2")), position=c.NoPosition()),
+}
+OTHERS: dict[str, c.Model] = {"vaswani": vaswani(), "t5": t5(), "bert": bert()}
+ALL: dict[str, c.Model] = {**DECODERS, **OTHERS}
+
+
+def model(config: c.Model, seed: int = 1) -> Model:
+    return build_model(config, seed=seed).eval()
+
+
+def with_dropout(config: c.Decoder, dropout: float) -> c.Decoder:
+    return replace(config, decoder=replace(config.decoder, dropout=dropout))
+
+
+def tokens(rows: int = 3, length: int = 20, seed: int = 0) -> torch.Tensor:
+    return torch.randint(0, VOCAB, (rows, length), generator=torch.Generator().manual_seed(seed))

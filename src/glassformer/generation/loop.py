@@ -1,0 +1,291 @@
+"""The loop of generation: prompt -> model(cache) -> logits[-1] -> sampler -> token -> yield -> back in.
+
+B rows that still grow, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from .. import config
+from ..errors import UserError
+from ..nn import EncoderDecoder, Model
+from .prompt import Prompt, check, read
+from .reading import Reading
+from .sample import Sampling, choose, log_probability
+from .writer import Writer
+
+if TYPE_CHECKING:
+    from ..text.tokenizer import Tokenizer
+
+Finish: TypeAlias = Literal["eos", "stop", "length", "context"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One more token of one row.
+
+    ``text`` is what may be shown now: empty while a character is incomplete or a stop string may have begun.
+    ``logprob`` is the natural logarithm of the model's own probability of the token, before penalty, temperature
+    and cuts. ``row`` counts prompts, each with its samples; ``index`` counts tokens in the row, from 0;
+    ``finish`` is set on a row's last step.
+    """
+
+    token: int
+    text: str
+    logprob: float
+    index: int
+    row: int
+    finish: Finish | None = None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Where a row ends: at one of the ``eos`` ids, after ``max_new`` tokens, or at the context."""
+
+    eos: frozenset[int]
+    max_new: int | None
+    context: int
+
+    def room(self, row: Row) -> int:
+        """The most tokens that fit; the last one is never read back, so it may lie just outside the context."""
+        fit = self.context - len(row.start) + 1
+        return fit if self.max_new is None else min(fit, self.max_new)
+
+
+@dataclass
+class Row:
+    """One continuation as it grows: what was generated after ``start``, and why it ended.
+
+    ``prompt`` is what the user gave and ``start`` what the decoder begins with: the same, but for an encoder-decoder.
+    ``tokens`` and ``logprobs`` hold every token that was drawn, with the eos or the stop string's that ended the row;
+    ``text`` leaves those out.
+    """
+
+    number: int
+    prompt: list[int]
+    start: list[int]
+    writer: Writer | None
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish: Finish | None = None
+
+    def add(self, token: int, logprob: float, limits: Limits) -> Step:
+        """Take one more token; the row's ``finish`` is set when it was the last."""
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+        text = self.writer.push(token) if self.writer and token not in limits.eos else ""
+        if token in limits.eos:
+            self.finish = "eos"
+        elif len(self.tokens) == limits.max_new:
+            self.finish = "length"
+        elif len(self.tokens) == limits.room(self):
+            self.finish = "context"
+        if self.writer:
+            text += self.writer.close() if self.finish else ""
+            self.finish = "stop" if self.writer.stopped else self.finish
+        self.text += text
+        return Step(token, text, logprob, len(self.tokens) - 1, self.number, self.finish)
+
+
+class Generation:
+    """A generation under way: iterate over it for its steps as they come, or ``run()`` it to the end.
+
+    ``rows`` hold what there is so far, a prompt's samples side by side; ``texts``, ``tokens``, ``logprobs`` and
+    ``finishes`` are theirs, ``text`` is the first one's. ``seed`` repeats it.
+    """
+
+    def __init__(self, rows: list[Row], steps: Iterator[Step], seed: int) -> None:
+        self.rows, self.seed = rows, seed
+        self._steps = steps
+
+    def __iter__(self) -> Iterator[Step]:
+        return self._steps
+
+    def run(self) -> Generation:
+        """Itself, finished."""
+        for _ in self._steps:
+            pass
+        return self
+
+    @property
+    def text(self) -> str:
+        """The first row's text."""
+        return self.rows[0].text
+
+    @property
+    def texts(self) -> list[str]:
+        """Each row's text, without the prompt."""
+        return [row.text for row in self.rows]
+
+    @property
+    def tokens(self) -> list[list[int]]:
+        """Each row's tokens, without the prompt's."""
+        return [row.tokens for row in self.rows]
+
+    @property
+    def logprobs(self) -> list[list[float]]:
+        """The log-probability of each of the rows' tokens."""
+        return [row.logprobs for row in self.rows]
+
+    @property
+    def finishes(self) -> list[Finish | None]:
+        """Why each row ended; None while it grows."""
+        return [row.finish for row in self.rows]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as JSON holds it."""
+        names = ("prompt", "text", "tokens", "logprobs", "finish")
+        return {"seed": self.seed, "rows": [{name: getattr(row, name) for name in names} for row in self.rows]}
+
+
+def generate(
+    model: Model,
+    tokenizer: Tokenizer | None,
+    prompt: Prompt,
+    *,
+    max_new: int | None = 256,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    repetition_penalty: float = 1.0,
+    stop: str | Sequence[str] = (),
+    samples: int = 1,
+    seed: int | None = None,
+    eos: int | Collection[int] | None = None,
+    bos: bool | None = None,
+    start: int | None = None,
+) -> Generation:
+    """What a model says after each prompt, token by token; by default drawn from its own distribution.
+
+    ``prompt`` is a text, token ids, or a list of either (one batch, lengths as they come); ``tokenizer`` may be
+    None for ids. Each prompt gets ``samples`` continuations of at most ``max_new`` tokens (None: to the end of the
+    context), which end at a token of ``eos`` (None: the tokenizer's; () never), at a ``stop`` string or at the
+    context. ``temperature`` 0 is greedy; Sampling describes the others. The same ``seed`` gives the same tokens, and a
+    prompt gets the same ones alone as in a batch (equal prompts count as samples of one); None draws a seed from
+    torch's generator. ``bos`` as in ``prompt.read``. An encoder-decoder's encoder reads the prompt and its decoder
+    begins with ``start`` (None: the tokenizer's bos, or its pad). Raises UserError for what cannot be continued and
+    for settings that mean nothing.
+    """
+    how = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    _check(model.config, max_new, samples, stops, tokenizer, how)
+    prompts = read(prompt, tokenizer, model.config, bos)
+    starts = prompts
+    if isinstance(model, EncoderDecoder):
+        first = _first(tokenizer, start)
+        check(first, model.config.embed.vocab)
+        starts = [first for _ in prompts]
+    if eos is None:
+        eos = () if tokenizer is None or tokenizer.eos is None else tokenizer.eos
+    limits = Limits(frozenset((eos,) if isinstance(eos, int) else eos), max_new, model.config.context)
+    if seed is None:
+        seed = int(torch.randint(2**31, ()))
+    rows = [
+        Row(place * samples + sample, prompt, start, tokenizer and Writer(tokenizer.stream(), start[-16:], stops))
+        for place, (prompt, start) in enumerate(zip(prompts, starts, strict=True))
+        for sample in range(samples)
+    ]
+    return Generation(rows, _steps(model, rows, samples, how, seed, limits), seed)
+
+
+def _steps(model: Model, rows: list[Row], samples: int, how: Sampling, seed: int, limits: Limits) -> Iterator[Step]:
+    """One prefill for all prompts, then one token per row at a time; a row that has ended leaves the batch."""
+    reading, first = Reading(model), rows[::samples]
+    sources = [row.prompt for row in first] if isinstance(model, EncoderDecoder) else None
+    logits = reading.begin([row.start for row in first], sources, samples)
+    longest = max(limits.room(row) for row in rows)
+    uniform = None if how.greedy else _uniform(rows, seed, longest).to(logits.device)
+    seen = None if how.repetition_penalty == 1 else _seen(rows, logits)
+    for index in range(longest):
+        tokens, found = _choose(logits, uniform[:, index] if uniform is not None else None, seen, how)
+        stay = []
+        for place, (row, (token, logprob)) in enumerate(zip(rows, found, strict=True)):
+            yield row.add(int(token), logprob, limits)
+            if row.finish is None:
+                stay.append(place)
+        if not stay:
+            return
+        if seen is not None:
+            seen.scatter_(1, tokens[:, None], True)
+        if len(stay) < len(rows):
+            rows, keep = [rows[place] for place in stay], torch.tensor(stay, device=tokens.device)
+            reading.keep(keep)
+            tokens = tokens[keep]
+            uniform = uniform[keep] if uniform is not None else None
+            seen = seen[keep] if seen is not None else None
+        logits = reading.go_on(tokens)
+
+
+def _choose(
+    logits: Tensor, uniform: Tensor | None, seen: Tensor | None, how: Sampling
+) -> tuple[Tensor, list[tuple[float, float]]]:
+    """Each row's next token (B,), and on the host, in one transfer, each with its log-probability."""
+    tokens = choose(logits, uniform, seen, how)
+    logprobs = log_probability(logits, tokens)
+    found = torch.stack((tokens.float(), logprobs), 1).tolist()  # ids are whole in fp32 up to 16 million
+    if any(math.isnan(logprob) for _, logprob in found):
+        raise UserError("The model's logits are not numbers (NaN); its weights are damaged, load another checkpoint.")
+    return tokens, found
+
+
+def _uniform(rows: Sequence[Row], seed: int, length: int) -> Tensor:
+    """Each row's luck for its whole length, (B, length): made from the seed, its prompt and its number among equals."""
+    equals: Counter[tuple[int, ...]] = Counter()
+    luck = []
+    for row in rows:
+        ids = tuple(row.prompt)
+        name = f"{seed} {equals[ids]} {ids}".encode()
+        equals[ids] += 1
+        own = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(name).digest()[:8], "big") >> 1)
+        luck.append(torch.rand(length, generator=own))
+    return torch.stack(luck)
+
+
+def _seen(rows: Sequence[Row], logits: Tensor) -> Tensor:
+    """Booleans (B, V): the tokens that each row begins with."""
+    seen = torch.zeros_like(logits, dtype=torch.bool)
+    for place, row in enumerate(rows):
+        seen[place, row.start] = True
+    return seen
+
+
+def _first(tokenizer: Tokenizer | None, start: int | None) -> list[int]:
+    """What an encoder-decoder's decoder begins with."""
+    if start is None and tokenizer is not None:
+        start = tokenizer.pad if tokenizer.bos is None else tokenizer.bos
+    if start is None:
+        raise UserError("The decoder needs a token to begin with; give start=ID.")
+    return [start]
+
+
+def _check(
+    cfg: config.Model,
+    max_new: int | None,
+    samples: int,
+    stops: Sequence[str],
+    tokenizer: Tokenizer | None,
+    how: Sampling,
+) -> None:
+    if isinstance(cfg, config.Encoder):
+        raise UserError("An encoder sees both sides of every token and cannot continue a text; give a decoder.")
+    if max_new is not None and max_new < 1:
+        raise UserError(f"max_new is {max_new}; give 1 or more.")
+    if samples < 1:
+        raise UserError(f"samples is {samples}; give 1 or more.")
+    if samples > 1 and how.greedy:
+        raise UserError(f"temperature is 0, so all {samples} samples would be the same; raise it or ask for one.")
+    if "" in stops:
+        raise UserError("A stop string is empty; give at least one character.")
+    if stops and tokenizer is None:
+        raise UserError("Stop strings need a tokenizer; give one.")

@@ -1,0 +1,78 @@
+"""What the user asks to be continued, as rows of token ids; and rows of different lengths as one left-padded batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+from torch import Tensor
+
+from .. import config
+from ..errors import UserError
+
+if TYPE_CHECKING:
+    from ..text.tokenizer import Tokenizer
+
+Prompt: TypeAlias = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]] | Tensor
+
+
+def read(prompt: Prompt, tokenizer: Tokenizer | None, cfg: config.Model, bos: bool | None = None) -> list[list[int]]:
+    """The prompts as lists of ids that the model can take.
+
+    For a decoder, ``bos`` None puts the tokenizer's bos before a text when it has one of its own (not the same as
+    eos), and an empty prompt is bos alone. For an encoder-decoder the prompt is the source, closed by eos where
+    there is one. Ids are taken as they are. Raises UserError for an empty prompt, an id out of range and a prompt
+    longer than the context.
+    """
+    if isinstance(prompt, Tensor):
+        prompt = prompt.tolist()
+    several = not isinstance(prompt, str) and len(prompt) > 0 and not isinstance(prompt[0], int)
+    source = isinstance(cfg, config.EncoderDecoder)
+    rows = [_encode(one, tokenizer, bos, source) for one in (prompt if several else [prompt])]
+    for ids in rows:
+        check(ids, cfg.embed.vocab)
+        if len(ids) > cfg.context:
+            raise UserError(
+                f"The prompt has {len(ids)} tokens and the model's context is {cfg.context}; shorten it, "
+                f"for example to its end: tokenizer.encode(prompt)[-{max(cfg.context // 2, 1)}:]."
+            )
+    return rows
+
+
+def check(ids: Sequence[int], vocab: int) -> None:
+    """UserError unless there are ids, and each is one of the model's."""
+    if not ids:
+        raise UserError("The prompt is empty and there is no bos token to begin with; give at least one token.")
+    wrong = next((token for token in ids if not 0 <= token < vocab), None)
+    if wrong is not None:
+        known = f"this model knows 0 to {vocab - 1}"
+        raise UserError(f"Token id {wrong} is out of range: {known}; use the tokenizer it was trained with.")
+
+
+def _encode(prompt: object, tokenizer: Tokenizer | None, bos: bool | None, source: bool) -> list[int]:
+    own = None if tokenizer is None or source else tokenizer.bos
+    if isinstance(prompt, str):
+        if tokenizer is None:
+            raise UserError("A text prompt needs a tokenizer; give one, or give the prompt as token ids.")
+        first = own is not None and own != tokenizer.eos if bos is None else bos
+        ids = tokenizer.encode(prompt, bos=first, eos=source)
+    elif isinstance(prompt, Sequence) and all(isinstance(token, int) for token in prompt):
+        ids = list(prompt)
+    else:
+        raise UserError("The prompt is neither a text nor token ids; give a text, a list of ids, or a list of either.")
+    return ids or ([] if own is None else [own])
+
+
+def pad_left(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """The rows as one batch that ends in one column: tokens (B, T) and positions (B, T), -1 where there is nothing.
+
+    Positions are None when no row needs padding.
+    """
+    longest = max(map(len, rows))
+    gaps = [longest - len(row) for row in rows]
+    tokens = torch.tensor([[0] * gap + list(row) for gap, row in zip(gaps, rows, strict=True)], device=device)
+    if not any(gaps):
+        return tokens, None
+    places = torch.arange(longest, device=device) - torch.tensor(gaps, device=device)[:, None]
+    return tokens, places.clamp(min=-1)

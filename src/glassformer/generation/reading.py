@@ -1,0 +1,87 @@
+"""What a model has read of each row: its cache, the encoder's memory, the next positions.
+
+B rows, T tokens, S source tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from ..nn import Cache, EncoderDecoder, Memory, Model
+from .prompt import pad_left
+
+
+@contextmanager
+def at_rest(model: Model) -> Iterator[None]:
+    """No gradients and no dropout meanwhile, even in the middle of a training."""
+    training = model.training
+    if training:
+        model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        if training:
+            model.train()
+
+
+class Reading:
+    """A batch of rows on their way through a model, one pass over the prompts and then one token at a time.
+
+    ``pos`` (B, 1) tells each row's next position once rows differ; None while the cache's own count does.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self.model, self.cache = model, Cache(model)
+        self.device = next(model.parameters()).device
+        self.memory: Memory | None = None
+        self.pos: Tensor | None = None
+
+    def begin(self, starts: Sequence[Sequence[int]], sources: Sequence[Sequence[int]] | None, samples: int) -> Tensor:
+        """The logits (B, V) that follow each of ``starts``, every row ``samples`` times over.
+
+        ``sources`` are what an encoder-decoder's encoder reads, one for each row.
+        """
+        tokens, pos = pad_left(starts, self.device)
+        with at_rest(self.model):
+            if sources is not None:
+                assert isinstance(self.model, EncoderDecoder)
+                source, source_pos = pad_left(sources, self.device)
+                self.memory = self.model.encode(source, pos=source_pos)
+            logits = self._pass(tokens, pos)
+            self.pos = None if pos is None else pos[:, -1:] + 1
+            if samples > 1:
+                rows = torch.arange(len(starts), device=self.device).repeat_interleave(samples)
+                self.keep(rows)
+                logits = logits[rows]
+        return logits
+
+    def go_on(self, tokens: Tensor) -> Tensor:
+        """The logits (B, V) after one more token per row, ``tokens`` (B,)."""
+        with at_rest(self.model):
+            logits = self._pass(tokens[:, None], self.pos)
+        if self.pos is not None:
+            self.pos = self.pos + 1
+        return logits
+
+    def keep(self, rows: Tensor) -> None:
+        """Row i becomes what row ``rows[i]`` was; the others are let go."""
+        self.cache.reorder(rows)
+        if self.pos is not None:
+            self.pos = self.pos[rows]
+        if self.memory is not None:
+            hidden, pos = self.memory.hidden, self.memory.pos
+            self.memory = Memory(hidden[rows], pos if pos.shape[0] == 1 else pos[rows], self.memory.plain)
+
+    def _pass(self, tokens: Tensor, pos: Tensor | None) -> Tensor:
+        """tokens (B, T) -> fp32 logits (B, V) after the last column."""
+        if self.memory is None:
+            logits = self.model(tokens, pos=pos, cache=self.cache, logits="last").logits
+        else:
+            logits = self.model(tokens, memory=self.memory, pos=pos, cache=self.cache, logits="last").logits
+        last: Tensor = logits[:, -1].float()
+        return last

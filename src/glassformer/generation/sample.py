@@ -1,0 +1,119 @@
+"""From logits to one token per row: penalise what was said, warm, cut the tail, draw. Pure functions of (B, V) logits.
+
+    logits -> repetition penalty -> temperature -> top-k -> top-p -> min-p -> draw
+
+B rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import UserError
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen.
+
+    ``temperature`` divides the logits: 1 draws from the model's own distribution, 0 takes the likeliest
+    token (greedy). ``top_k`` keeps the k likeliest tokens, ``top_p`` the fewest likeliest whose mass reaches p,
+    ``min_p`` those at least p times as likely as the likeliest. ``repetition_penalty`` above 1 makes
+    tokens that are already in the row less likely. Raises UserError for a value that means nothing.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        penalty = self.repetition_penalty
+        _need(0 <= self.temperature < math.inf, f"temperature is {self.temperature}; give 0 (greedy) or more.")
+        _need(self.top_k is None or self.top_k >= 1, f"top_k is {self.top_k}; give 1 or more, or leave it out.")
+        _need(self.top_p is None or 0 < self.top_p <= 1, f"top_p is {self.top_p}; give a share above 0, at most 1.")
+        _need(self.min_p is None or 0 <= self.min_p <= 1, f"min_p is {self.min_p}; give a share from 0 to 1.")
+        _need(0 < penalty < math.inf, f"repetition_penalty is {penalty}; give a number above 0 (1 changes nothing).")
+
+    @property
+    def greedy(self) -> bool:
+        """True when the likeliest token is taken, whatever the rest says."""
+        return self.temperature == 0
+
+
+def _need(fact: bool, sentence: str) -> None:
+    if not fact:
+        raise UserError(sentence)
+
+
+def choose(logits: Tensor, uniform: Tensor | None, seen: Tensor | None, how: Sampling) -> Tensor:
+    """The next token of each row, (B,).
+
+    ``uniform`` (B,) in [0, 1) is each row's luck (unused when greedy); ``seen`` (B, V) marks the tokens that are
+    already in the row (needed for the repetition penalty alone).
+    """
+    if seen is not None:
+        logits = penalise(logits, seen, how.repetition_penalty)
+    if how.greedy or uniform is None:
+        return logits.argmax(-1)
+    return draw(cut(logits / how.temperature, how), uniform)
+
+
+def cut(logits: Tensor, how: Sampling) -> Tensor:
+    """Logits with what top-k, top-p and min-p leave out at minus infinity; each sees what the one before left."""
+    if how.top_k is not None:
+        logits = top_k(logits, how.top_k)
+    if how.top_p is not None and how.top_p < 1:
+        logits = top_p(logits, how.top_p)
+    if how.min_p:
+        logits = min_p(logits, how.min_p)
+    return logits
+
+
+def penalise(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
+    """Seen tokens less likely: logits above 0 divided by the penalty, others multiplied (Keskar et al. 2019)."""
+    return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
+
+
+def top_k(logits: Tensor, k: int) -> Tensor:
+    """The k likeliest tokens, and those as likely as the last of them (Fan et al. 2018)."""
+    last = logits.topk(min(k, logits.shape[-1])).values[:, -1:]
+    return logits.masked_fill(logits < last, -math.inf)
+
+
+def top_p(logits: Tensor, p: float) -> Tensor:
+    """The nucleus: a token stays while the mass of those likelier than it is below p (Holtzman et al. 2020)."""
+    down, order = logits.sort(descending=True)
+    chance = down.softmax(-1)
+    beyond = chance.cumsum(-1) - chance >= p
+    return logits.masked_fill(beyond.scatter(-1, order, beyond), -math.inf)
+
+
+def min_p(logits: Tensor, p: float) -> Tensor:
+    """Tokens at least p times as likely as the likeliest (Nguyen et al. 2024)."""
+    return logits.masked_fill(logits < logits.amax(-1, keepdim=True) + math.log(p), -math.inf)
+
+
+def draw(logits: Tensor, uniform: Tensor) -> Tensor:
+    """The token of each row in whose share of the distribution its ``uniform`` falls, (B,).
+
+    One number decides a row, so its luck can be fixed beforehand and depends on no other row. The sums run in
+    double precision (where the device has it): their rounding must not reach the tail.
+    """
+    wide = torch.float32 if logits.device.type == "mps" else torch.float64
+    mass = logits.softmax(-1, dtype=wide).cumsum(-1)
+    # u * total < total for every u < 1 of the same precision, so the answer always has some mass of its own.
+    aim = uniform.to(wide)[:, None] * mass[:, -1:]
+    found = torch.searchsorted(mass, aim, right=True).squeeze(-1)
+    return found.clamp(max=logits.shape[-1] - 1)  # only logits that are not numbers lead past the end
+
+
+def log_probability(logits: Tensor, tokens: Tensor) -> Tensor:
+    """The natural logarithm of the model's own probability of ``tokens`` (B,), before penalty, temperature and cuts."""
+    logits = logits.float()
+    return logits.gather(-1, tokens[:, None]).squeeze(-1) - logits.logsumexp(-1)

@@ -1,0 +1,57 @@
+"""From tokens to text that may be shown: whole characters, and nothing that might begin a stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+
+class Stream(Protocol):
+    """What turns ids into text one at a time (``Tokenizer.stream()``)."""
+
+    def push(self, token: int, /) -> str: ...
+
+    def flush(self) -> str: ...
+
+
+class Writer:
+    """One row's text as it grows; ``stopped`` turns true when a stop string has been completed.
+
+    What comes out never contains a stop string, nor the start of one that later tokens complete. The first
+    stop string to be complete wins, so the text does not depend on where the tokens' borders lie.
+    """
+
+    def __init__(self, stream: Stream, context: Iterable[int] = (), stops: Sequence[str] = ()) -> None:
+        self.stream, self.stops = stream, stops
+        self.held = ""
+        self.stopped = False
+        for token in context:  # the text goes on from here: the space between two words belongs to what follows
+            stream.push(token)
+
+    def push(self, token: int) -> str:
+        """The text that may be shown after this token, often one token's, sometimes none or more."""
+        return self._show(self.stream.push(token))
+
+    def close(self) -> str:
+        """What was held back, when no token follows."""
+        if self.stopped:
+            return ""
+        shown = self._show(self.stream.flush())
+        rest, self.held = self.held, ""
+        return shown + rest
+
+    def _show(self, new: str) -> str:
+        text = self.held + new
+        found = [(at + len(stop), at) for stop in self.stops if (at := text.find(stop)) >= 0]
+        if found:
+            self.stopped, self.held = True, ""
+            return text[: min(found)[1]]
+        keep = max((_overlap(text, stop) for stop in self.stops), default=0)
+        self.held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """The length of the longest end of ``text`` with which ``stop`` begins."""
+    longest = min(len(text), len(stop) - 1)
+    return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)

@@ -1,0 +1,319 @@
+"""Generation obeys the laws: cached = uncached, padded = alone, batch = one by one, fork = apart; it ends well."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+
+import pytest
+import torch
+
+from glassformer import config as c
+from glassformer.errors import UserError
+from glassformer.generation import Generation, generate
+from glassformer.generation.prompt import pad_left
+from glassformer.nn import Cache, Model, build_model
+
+VOCAB, CONTEXT = 61, 48
+
+
+def decoder(position: c.Position, see: c.See = c.Full(), **attention: int) -> c.Decoder:
+    """Two small blocks; with a window, the second block sees everything."""
+    blocks = tuple(
+        c.Block(c.Attention(heads=4, see=reach, **attention), c.GatedMLP(48), c.RMSNorm())
+        for reach in dict.fromkeys((see, c.Full()))
+    )
+    stack = c.Stack(2, blocks, position, last_norm=c.RMSNorm())
+    return c.Decoder(32, CONTEXT, c.Embed(VOCAB), stack, init=c.Init(std=0.15, embed_std=0.3, residual="plain"))
+
+
+KINDS: dict[str, c.Decoder] = {
+    "rotary": decoder(c.Rotary(), kv_heads=2),
+    "learned": decoder(c.Learned(CONTEXT)),
+    "sinusoidal": decoder(c.Sinusoidal()),
+    "alibi": decoder(c.Alibi()),
+    "relative": decoder(c.RelativeBias(8, 16)),
+    "window": decoder(c.Rotary(), c.Window(5)),
+    "window alibi": decoder(c.Alibi(), c.Window(7), kv_heads=1),
+}
+PROMPTS = [[5, 9, 2, 33, 1, 60, 7, 8, 21], [4], [11, 12, 13, 14], [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]]
+
+
+@pytest.fixture(params=KINDS)
+def cfg(request: pytest.FixtureRequest) -> c.Decoder:
+    return KINDS[request.param]
+
+
+@pytest.fixture
+def model(cfg: c.Decoder) -> Model:
+    return build_model(cfg, seed=7).eval()
+
+
+@pytest.fixture(scope="module")
+def rotary() -> Model:
+    return build_model(KINDS["rotary"], seed=7).eval()
+
+
+@torch.no_grad()
+def recomputed(model: Model, ids: list[int], count: int) -> tuple[list[int], torch.Tensor]:
+    """Greedy tokens without any cache, and the logits each was taken from."""
+    row, seen = list(ids), []
+    for _ in range(count):
+        seen.append(model(torch.tensor([row])).logits[0, -1])
+        row.append(int(seen[-1].argmax()))
+    return row[len(ids) :], torch.stack(seen)
+
+
+def greedy(model: Model, prompt: list[int] | list[list[int]], count: int = 20) -> Generation:
+    return generate(model, None, prompt, max_new=count, temperature=0).run()
+
+
+# ----------------------------------------------------------------------------------------- laws
+
+
+@torch.no_grad()
+def test_cached_is_uncached(model: Model) -> None:
+    for prompt in PROMPTS:
+        tokens, logits = recomputed(model, prompt, 20)
+        made = greedy(model, prompt)
+        assert made.tokens == [tokens]
+        expected = logits.log_softmax(-1).amax(-1)
+        torch.testing.assert_close(torch.tensor(made.logprobs[0]), expected, atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("sizes", [(1,), (2, 3), (7, 1, 4), (12, 5)])
+@pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
+def test_any_chunking_gives_the_same_logits(cfg: c.Decoder, sizes: list[int], dtype: torch.dtype, near: float) -> None:
+    model = build_model(cfg, seed=7, dtype=dtype).eval()
+    tokens = torch.randint(VOCAB, (2, 40), generator=torch.Generator().manual_seed(1))
+    cache, parts, rest = Cache(model), [], tokens
+    for size in itertools.cycle(sizes):
+        if not rest.numel():
+            break
+        parts.append(model(rest[:, :size], cache=cache).logits)
+        rest = rest[:, size:]
+    torch.testing.assert_close(torch.cat(parts, 1), model(tokens).logits, atol=near, rtol=0)
+
+
+def test_a_batch_is_one_by_one(model: Model) -> None:
+    together, alone = greedy(model, PROMPTS), [greedy(model, prompt) for prompt in PROMPTS]
+    assert together.tokens == [one.tokens[0] for one in alone]
+    theirs = torch.tensor([one.logprobs[0] for one in alone])
+    torch.testing.assert_close(torch.tensor(together.logprobs), theirs, atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+def test_padded_is_unpadded(model: Model) -> None:
+    tokens, pos = pad_left(PROMPTS, torch.device("cpu"))
+    last = model(tokens, pos=pos, cache=Cache(model), logits="last").logits[:, 0]
+    alone = torch.stack([model(torch.tensor([ids])).logits[0, -1] for ids in PROMPTS])
+    torch.testing.assert_close(last, alone, atol=1e-5, rtol=0)
+
+
+SAMPLED = {"temperature": 1.3, "top_k": 30, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.1}
+
+
+def test_sampling_in_a_batch_is_sampling_alone(model: Model) -> None:
+    together = generate(model, None, PROMPTS, max_new=15, seed=3, **SAMPLED).run()
+    alone = [generate(model, None, prompt, max_new=15, seed=3, **SAMPLED).run() for prompt in PROMPTS]
+    assert together.tokens == [one.tokens[0] for one in alone]
+    assert len({tuple(tokens) for tokens in together.tokens}) == len(PROMPTS)
+
+
+def test_samples_are_the_prompt_given_again(model: Model) -> None:
+    forked = generate(model, None, PROMPTS[:2], max_new=12, samples=3, seed=5).run()
+    repeated = generate(model, None, [ids for ids in PROMPTS[:2] for _ in range(3)], max_new=12, seed=5).run()
+    assert forked.tokens == repeated.tokens
+    assert len({tuple(tokens) for tokens in forked.tokens}) == 6
+
+
+def test_the_seed_repeats_and_another_does_not(rotary: Model) -> None:
+    first, again, other = (generate(rotary, None, PROMPTS, max_new=9, seed=seed).run().tokens for seed in (1, 1, 2))
+    assert first == again != other
+    unseeded = generate(rotary, None, PROMPTS, max_new=9).run()
+    assert generate(rotary, None, PROMPTS, max_new=9, seed=unseeded.seed).run().tokens == unseeded.tokens
+    torch.manual_seed(4)
+    one = generate(rotary, None, [1], max_new=9).run().tokens
+    torch.manual_seed(4)
+    assert generate(rotary, None, [1], max_new=9).run().tokens == one
+
+
+def test_rows_that_end_leave_the_others_alone(model: Model) -> None:
+    """Prompts close to the context end early; the short ones go on to theirs."""
+    prompts = [[1 + i % 50 for i in range(size)] for size in (CONTEXT, CONTEXT - 3, 2, 1)]
+    made = generate(model, None, prompts, max_new=40, temperature=0, eos=()).run()
+    assert [len(tokens) for tokens in made.tokens] == [1, 4, 40, 40]
+    assert made.finishes == ["context", "context", "length", "length"]
+    assert made.tokens == [recomputed(model, ids, len(own))[0] for ids, own in zip(prompts, made.tokens, strict=True)]
+
+
+def test_one_token_costs_one_position(rotary: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+    forward = type(rotary).forward
+
+    def watched(self: Model, tokens: torch.Tensor, **rest: object) -> object:
+        sizes.append(tuple(tokens.shape))
+        return forward(self, tokens, **rest)
+
+    monkeypatch.setattr(type(rotary), "forward", watched)
+    generate(rotary, None, PROMPTS, max_new=4, samples=2, seed=1).run()
+    assert sizes == [(4, 12), (8, 1), (8, 1), (8, 1)]  # one prefill for all samples; the last token is not read back
+
+
+def test_dropout_sleeps_and_training_goes_on(rotary: Model) -> None:
+    cfg = dataclasses.replace(rotary.config, decoder=dataclasses.replace(rotary.config.decoder, dropout=0.5))
+    model = build_model(cfg, seed=7)
+    model.load_state_dict(rotary.state_dict())
+    model.train()
+    made = generate(model, None, PROMPTS[0], max_new=9, temperature=0)
+    for _, step in enumerate(made):
+        assert model.training and torch.is_grad_enabled()
+        assert step.logprob <= 0
+    assert made.tokens == greedy(rotary, PROMPTS[0], 9).tokens
+
+
+# ----------------------------------------------------------------------------------------- ends
+
+
+def test_eos_ends_a_row(rotary: Model) -> None:
+    whole = greedy(rotary, PROMPTS, 20).tokens
+    end = whole[0][5]
+    made = generate(rotary, None, PROMPTS, max_new=20, temperature=0, eos=end).run()
+    for own, full, finish in zip(made.tokens, whole, made.finishes, strict=True):
+        expected = full[: full.index(end) + 1] if end in full else full
+        assert own == expected
+        assert finish == ("eos" if end in full else "length")
+
+
+def test_steps_tell_everything(rotary: Model) -> None:
+    made = generate(rotary, None, PROMPTS[:2], max_new=3, samples=2, seed=1)
+    assert made.texts == ["", "", "", ""] and made.finishes == [None] * 4
+    steps = list(made)
+    assert [(step.row, step.index) for step in steps] == [(row, index) for index in range(3) for row in range(4)]
+    assert [step.finish for step in steps] == [None] * 8 + ["length"] * 4
+    for row in made.rows:
+        assert row.tokens == [step.token for step in steps if step.row == row.number]
+        assert row.logprobs == [step.logprob for step in steps if step.row == row.number]
+    assert json.loads(json.dumps(made.to_dict()))["rows"][3]["tokens"] == made.tokens[3]
+
+
+class Digits:
+    """A tokenizer with one character per id, whose eos is 0 and bos 1."""
+
+    size, bos, eos, pad, unk = VOCAB, 1, 0, None, None
+    letters = "".join(map(chr, range(40, 40 + VOCAB)))
+
+    def encode(self, text: str, *, bos: bool = False, eos: bool = False) -> list[int]:
+        return [self.bos] * bos + [self.letters.index(letter) for letter in text] + [self.eos] * eos
+
+    def stream(self) -> Digits:
+        return self
+
+    def push(self, token: int) -> str:
+        return self.letters[token]
+
+    def flush(self) -> str:
+        return ""
+
+
+def test_text_in_text_out(rotary: Model) -> None:
+    tokenizer = Digits()
+    ids = tokenizer.encode("HELLO", bos=True)
+    expected = "".join(tokenizer.push(token) for token in greedy(rotary, ids, 12).tokens[0])
+    made = generate(rotary, tokenizer, "HELLO", max_new=12, temperature=0, eos=())
+    assert "".join(step.text for step in made) == made.text == expected
+    assert made.rows[0].prompt == ids
+    stop = expected[4:7]
+    cut = generate(rotary, tokenizer, "HELLO", max_new=12, temperature=0, eos=(), stop=["@@@@", stop])
+    assert "".join(step.text for step in cut) == cut.text == expected[: expected.index(stop)]
+    assert cut.finishes == ["stop"] and len(cut.tokens[0]) == expected.index(stop) + 3
+    many = generate(rotary, tokenizer, ["HELLO", "", "ME"], max_new=12, temperature=0, eos=()).run()
+    assert many.texts[0] == expected and many.rows[1].prompt == [1]
+
+
+# ------------------------------------------------------------------------------------ bad input
+
+
+@pytest.mark.parametrize(
+    ("prompt", "settings", "words"),
+    [
+        ([], {}, "empty"),
+        ([[3], []], {}, "empty"),
+        ("text", {}, "needs a tokenizer"),
+        ([VOCAB], {}, f"{VOCAB} is out of range"),
+        ([-1], {}, "-1 is out of range"),
+        ([1.5, 2], {}, "neither a text nor token ids"),
+        ([1] * 49, {}, "has 49 tokens and the model's context is 48"),
+        ([1], {"max_new": 0}, "max_new is 0"),
+        ([1], {"samples": 0}, "samples is 0"),
+        ([1], {"samples": 2, "temperature": 0}, "would be the same"),
+        ([1], {"top_p": 1.5}, "top_p is 1.5"),
+        ([1], {"temperature": -1}, "temperature is -1"),
+        ([1], {"stop": "x"}, "need a tokenizer"),
+        ([1], {"stop": ["x", ""]}, "stop string is empty"),
+    ],
+)
+def test_one_clear_sentence(rotary: Model, prompt: object, settings: dict[str, object], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        generate(rotary, None, prompt, **settings)
+
+
+def test_an_empty_text_needs_a_bos(rotary: Model) -> None:
+    tokenizer = Digits()
+    tokenizer.bos = None
+    with pytest.raises(UserError, match="empty"):
+        generate(rotary, tokenizer, "")
+
+
+def test_damaged_weights_are_reported(rotary: Model) -> None:
+    model = build_model(KINDS["rotary"], seed=7)
+    with torch.no_grad():
+        model.decoder.blocks[0].attn.q.weight[0, 0] = torch.nan
+    with pytest.raises(UserError, match="NaN"):
+        generate(model, None, [1]).run()
+
+
+def test_an_encoder_does_not_generate(rotary: Model) -> None:
+    stack = dataclasses.replace(rotary.config.decoder, causal=False)
+    model = build_model(c.Encoder(32, CONTEXT, c.Embed(VOCAB), stack), seed=1)
+    with pytest.raises(UserError, match="encoder"):
+        generate(model, None, [1])
+
+
+# ------------------------------------------------------------------------------ encoder-decoder
+
+
+def test_an_encoder_decoder_answers_its_source() -> None:
+    attention, init = c.Attention(heads=4), c.Init(std=0.15, embed_std=0.3, residual="plain")
+    block = c.Block(attention, c.MLP(48), c.LayerNorm())
+    encoder = c.Stack(2, (block,), c.RelativeBias(8, 16), causal=False)
+    stack = c.Stack(2, (dataclasses.replace(block, cross=attention),), c.RelativeBias(8, 16))
+    model = build_model(c.EncoderDecoder(32, CONTEXT, c.Embed(VOCAB), encoder, stack, init=init), seed=3).eval()
+    made = generate(model, None, PROMPTS, start=2, max_new=10, temperature=0).run()
+    for prompt, tokens in zip(PROMPTS, made.tokens, strict=True):
+        row = [2]
+        with torch.no_grad():
+            for _ in range(10):
+                row.append(int(model(torch.tensor([row]), torch.tensor([prompt])).logits[0, -1].argmax()))
+        assert tokens == row[1:]
+    samples = generate(model, None, PROMPTS[:2], start=2, max_new=6, samples=2, seed=1).run()
+    alone = [generate(model, None, ids, start=2, max_new=6, samples=2, seed=1).run() for ids in PROMPTS[:2]]
+    assert samples.tokens == alone[0].tokens + alone[1].tokens
+    with pytest.raises(UserError, match="start=ID"):
+        generate(model, None, PROMPTS)
+
+
+# ----------------------------------------------------------------- against another implementation
+
+
+def their_greedy(model: object, prompts: list[list[int]], count: int) -> list[list[int]]:
+    made = []
+    for ids in prompts:
+        tokens = torch.tensor([ids])
+        out = model.generate(
+            tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=count, do_sample=False, pad_token_id=0
+        )
+        made.append(out[0, len(ids) :].tolist())
+    return made

@@ -1,0 +1,164 @@
+"""Sampling against transformers' logits processors; drawing against the distribution; stop strings at every border."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from transformers.generation import logits_process as theirs
+
+from glassformer.errors import UserError
+from glassformer.generation.sample import Sampling, choose, cut, draw, log_probability, min_p, penalise, top_k, top_p
+from glassformer.generation.writer import Writer
+
+
+def logits_of(rows: int = 6, vocab: int = 97, spread: float = 3.0) -> torch.Tensor:
+    return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(1)) * spread
+
+
+@pytest.mark.parametrize("k", [1, 5, 96, 97, 500])
+def test_top_k_is_theirs(k: int) -> None:
+    logits = logits_of()
+    assert torch.equal(top_k(logits, k), theirs.TopKLogitsWarper(k)(None, logits))
+
+
+def test_top_k_keeps_equals() -> None:
+    assert top_k(torch.tensor([[1.0, 3.0, 2.0, 2.0]]), 2).isfinite().tolist() == [[False, True, True, True]]
+
+
+@pytest.mark.parametrize("p", [0.01, 0.3, 0.9, 0.999])
+def test_top_p_is_theirs(p: float) -> None:
+    logits = logits_of()
+    assert torch.equal(top_p(logits, p), theirs.TopPLogitsWarper(p)(None, logits))
+
+
+@pytest.mark.parametrize("p", [0.001, 0.05, 0.5, 1.0])
+def test_min_p_is_theirs(p: float) -> None:
+    logits = logits_of()
+    assert torch.equal(min_p(logits, p), theirs.MinPLogitsWarper(p)(None, logits))
+
+
+@pytest.mark.parametrize("penalty", [0.7, 1.3])
+def test_penalty_is_theirs(penalty: float) -> None:
+    logits, ids = logits_of(), torch.randint(97, (6, 20), generator=torch.Generator().manual_seed(2))
+    seen = torch.zeros_like(logits, dtype=torch.bool).scatter(1, ids, True)
+    assert torch.equal(penalise(logits, seen, penalty), theirs.RepetitionPenaltyLogitsProcessor(penalty)(ids, logits))
+
+
+def test_the_order_is_theirs() -> None:
+    logits = logits_of()
+    chain = [theirs.TopKLogitsWarper(20), theirs.TopPLogitsWarper(0.8), theirs.MinPLogitsWarper(0.1)]
+    expected = theirs.TemperatureLogitsWarper(0.7)(None, logits)
+    for warper in chain:
+        expected = warper(None, expected)
+    assert torch.equal(cut(logits / 0.7, Sampling(top_k=20, top_p=0.8, min_p=0.1)), expected)
+
+
+def test_draws_follow_the_distribution() -> None:
+    logits = torch.tensor([[2.0, -math.inf, 0.5, 1.0, -1.0]])
+    many = 200_000
+    uniform = torch.rand(many, generator=torch.Generator().manual_seed(3))
+    share = draw(logits.expand(many, -1), uniform).bincount(minlength=5) / many
+    assert share[1] == 0
+    assert (share - logits.softmax(-1)[0]).abs().max() < 4 * 0.5 / math.sqrt(many)  # four standard deviations at most
+
+
+def test_extreme_luck_never_draws_what_was_cut() -> None:
+    logits = torch.full((2, 1000), -math.inf)
+    logits[:, 400:500] = torch.randn(2, 100, generator=torch.Generator().manual_seed(4))
+    least, most = torch.tensor([0.0, 0.0]), torch.tensor([1 - 2**-24, 1 - 2**-24])
+    assert draw(logits, least).tolist() == [400, 400]
+    assert draw(logits, most).tolist() == [499, 499]
+
+
+def test_greedy_takes_the_likeliest_after_the_penalty() -> None:
+    logits = torch.tensor([[2.0, 1.9, -1.0]])
+    seen = torch.tensor([[True, False, False]])
+    assert choose(logits, None, None, Sampling(temperature=0)).item() == 0
+    assert choose(logits, None, seen, Sampling(temperature=0, repetition_penalty=1.2)).item() == 1
+
+
+def test_log_probability_is_the_models_own() -> None:
+    logits, tokens = logits_of(), torch.arange(6)
+    expected = logits.log_softmax(-1)[torch.arange(6), tokens]
+    torch.testing.assert_close(log_probability(logits, tokens), expected)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"temperature": -0.1},
+        {"temperature": math.nan},
+        {"temperature": math.inf},
+        {"top_k": 0},
+        {"top_p": 0.0},
+        {"top_p": 1.1},
+        {"min_p": -0.1},
+        {"min_p": 1.5},
+        {"repetition_penalty": 0.0},
+    ],
+)
+def test_settings_that_mean_nothing(setting: dict[str, float]) -> None:
+    with pytest.raises(UserError, match=next(iter(setting))):
+        Sampling(**setting)
+
+
+# ------------------------------------------------------------------------------- stop strings
+
+
+class Letters:
+    """A stream whose tokens are pieces of text."""
+
+    def __init__(self, pieces: list[str]) -> None:
+        self.pieces = pieces
+
+    def push(self, token: int) -> str:
+        return self.pieces[token]
+
+    def flush(self) -> str:
+        return ""
+
+
+def written(pieces: list[str], stops: list[str]) -> tuple[list[str], bool]:
+    """What each piece lets out (the last entry: at the end), and whether a stop string came."""
+    writer = Writer(Letters(pieces), stops=stops)
+    out = []
+    for token in range(len(pieces)):
+        out.append(writer.push(token))
+        if writer.stopped:
+            break
+    return [*out, writer.close()], writer.stopped
+
+
+def borders(text: str) -> list[list[str]]:
+    """Every way to cut a text into pieces."""
+    cuts = itertools.product([False, True], repeat=len(text) - 1)
+    marks = [[0, *(i + 1 for i, here in enumerate(row) if here), len(text)] for row in cuts]
+    return [[text[a:b] for a, b in itertools.pairwise(row)] for row in marks]
+
+
+@pytest.mark.parametrize(
+    ("text", "stops", "expected", "stopped"),
+    [
+        ("abXYcd", ["XY"], "ab", True),
+        ("abXXYc", ["XY"], "abX", True),
+        ("aababac", ["abac"], "aab", True),
+        ("abcdef", ["XY"], "abcdef", False),
+        ("abcdeX", ["XY"], "abcdeX", False),  # held back, then released
+        ("zabcz", ["abc", "b"], "za", True),  # the first to be complete wins
+        ("zabcz", ["bc", "abc"], "z", True),  # complete together: the longer one
+        ("STOPab", ["STOP"], "", True),
+        ("caf\u00e9\u2026X", ["\u2026"], "caf\u00e9", True),
+    ],
+)
+def test_stop_strings_wherever_the_tokens_end(text: str, stops: list[str], expected: str, stopped: bool) -> None:
+    for pieces in borders(text):
+        out, ended = written(pieces, stops)
+        assert "".join(out) == expected
+        assert ended == stopped
+
+
+def test_only_what_might_begin_a_stop_string_waits() -> None:
+    assert written(["a ", "X", "b", "X", "Y", "!"], ["XY"]) == (["a ", "", "Xb", "", "", ""], True)

@@ -33,9 +33,6 @@ def _above_zero(part: object, *names: str) -> None:
         _need(value is None or value > 0, f"{type(part).__name__}.{name} is {value}; give a number above 0.")
 
 
-# ---------------------------------------------------------------------------------------- norms
-
-
 @dataclass(frozen=True)
 class LayerNorm:
     """Centre and scale each vector (Ba et al. 2016)."""
@@ -57,9 +54,6 @@ class RMSNorm:
 
 
 Norm: TypeAlias = LayerNorm | RMSNorm
-
-
-# ------------------------------------------------------------------------------------- position
 
 
 @dataclass(frozen=True)
@@ -136,9 +130,6 @@ class Alibi:
 Position: TypeAlias = NoPosition | Sinusoidal | Learned | Rotary | RelativeBias | Alibi
 
 
-# ------------------------------------------------------------------- who may look at whom
-
-
 @dataclass(frozen=True)
 class Full:
     """Every token within reach of the stack's direction."""
@@ -155,9 +146,6 @@ class Window:
 
 
 See: TypeAlias = Full | Window
-
-
-# ------------------------------------------------------------------------------------ sublayers
 
 
 @dataclass(frozen=True)
@@ -231,9 +219,6 @@ class MoE:
 
 
 FeedForward: TypeAlias = MLP | GatedMLP | MoE
-
-
-# ------------------------------------------------------------------------------------ structure
 
 
 @dataclass(frozen=True)

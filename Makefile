@@ -1,0 +1,49 @@
+# Two commands: `make demo` and `make test`. Each sets up .venv by itself.
+#
+# On Linux without a GPU, PyPI's torch brings gigabytes of CUDA along; the CPU wheel is smaller:
+#   make demo PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
+
+PYTHON ?= python3
+PIP_ARGS ?=
+BIN := .venv/bin
+READY := .venv/.ready
+DEV := .venv/.ready-dev
+
+.PHONY: demo test test-all check format bench clean
+.DELETE_ON_ERROR:
+
+demo: $(READY)
+	@$(BIN)/python -m glassformer.demo
+
+test: $(DEV)
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: $(DEV)
+	$(BIN)/python -m pytest
+
+check: $(DEV)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(DEV)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(DEV)
+	$(BIN)/python benchmarks/shakespeare.py $(if $(NANOGPT),--nanogpt $(NANOGPT))
+
+clean:
+	rm -rf .venv out
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Glassformer needs Python 3.11 or newer: make demo PYTHON=python3.12")'
+	$(PYTHON) -m venv .venv
+
+$(READY): .venv/bin/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS) -e '.[plot]'
+	@touch $@
+
+$(DEV): .venv/bin/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS) -e '.[dev]'
+	@touch $@ $(READY)

@@ -1,0 +1,272 @@
+"""What a model costs, from its config alone: parameters by part, FLOPs, memory, key-value cache. No weights are made.
+
+B batch, T tokens of context, H heads, K key-value heads, D head dim, C model dim.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from . import config
+from .nn import build_model
+
+BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0, "int4": 0.5}
+GROUP = 64  # quantised weights that share one two-byte scale
+TRAIN = 16  # bytes a parameter while training: weight, gradient and AdamW's two moments, fp32 each
+PARTS = ("embedding", "attention", "feedforward", "norms", "head")
+
+
+def cost(model: config.Model, batch: int = 1, context: int | None = None) -> Cost:
+    """The cost of a config at a batch and context (None: the model's own)."""
+    return Cost(model, batch, context or model.context)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a model takes at ``batch`` rows of ``context`` tokens; memory in bytes."""
+
+    model: config.Model
+    batch: int
+    context: int
+
+    # -------------------------------------------------------------------------- parameters
+
+    @cached_property
+    def shapes(self) -> dict[str, torch.Size]:
+        """Every parameter's shape, from the model itself on the meta device."""
+        return {name: weight.shape for name, weight in build_model(self.model, device="meta").named_parameters()}
+
+    @cached_property
+    def parameters(self) -> dict[str, int]:
+        """How many parameters each part has."""
+        count = dict.fromkeys(PARTS, 0)
+        for name, shape in self.shapes.items():
+            count[_part(name)] += shape.numel()
+        return count
+
+    @property
+    def total(self) -> int:
+        """All parameters; a tied table is counted once."""
+        return sum(self.parameters.values())
+
+    @cached_property
+    def idle(self) -> int:
+        """Parameters of the experts that a token does not visit."""
+        experts: int = 0
+        for name, stack in config.stacks(self.model).items():
+            for index in range(stack.depth):
+                mixture = stack.block(index).feedforward
+                if isinstance(mixture, config.MoE):
+                    inside = f"{name}.blocks.{index}.ffn."
+                    own = (n for n in self.shapes if n.startswith(inside) and not n.startswith(inside + "router"))
+                    held = sum(self.shapes[n].numel() for n in own)
+                    experts += held * (mixture.experts - mixture.top_k) // mixture.experts
+        return experts
+
+    @property
+    def active(self) -> int:
+        """Parameters that one token meets: all but the experts it does not visit."""
+        return self.total - self.idle
+
+    # ------------------------------------------------------------------------------- FLOPs
+
+    @cached_property
+    def multiplied(self) -> int:
+        """Parameters that a token is multiplied with: matrices, not the tables it is looked up in."""
+        matrices = sum(shape.numel() for name, shape in self.shapes.items() if _is_matrix(name, shape))
+        head = self.model.head
+        tied = self.model.embed.vocab * self.model.dim if head is not None and head.tied else 0
+        return matrices - self.idle + tied
+
+    @cached_property
+    def attention_flops(self) -> float:
+        """Forward FLOPs a token for scores and weighted sums, each key counted that may be looked at."""
+        flops = 0.0
+        for stack, attention, crosses in _attentions(self.model):
+            width = attention.heads * config.head_dim(attention, self.model.dim)
+            flops += 4 * width * self._keys(attention, stack.causal and not crosses)
+        return flops
+
+    def _keys(self, attention: config.Attention, causal: bool) -> float:
+        """How many keys a query sees, the mean over the context's positions."""
+        T = self.context
+        reach = min(attention.see.size, T) if isinstance(attention.see, config.Window) else T
+        if causal:
+            return (reach * (reach + 1) / 2 + (T - reach) * reach) / T
+        if reach == T:
+            return T
+        return (T * (2 * reach - 1) - reach * (reach - 1)) / T  # both ways, cut at the two ends
+
+    @property
+    def forward_flops(self) -> float:
+        """FLOPs a token to run."""
+        return 2 * self.multiplied + self.attention_flops
+
+    @property
+    def training_flops(self) -> float:
+        """FLOPs a token to train: forward, and twice that backward."""
+        return 3 * self.forward_flops
+
+    # ------------------------------------------------------------------------------ memory
+
+    def weights(self, dtype: str) -> int:
+        """Bytes of the weights in fp32, bf16, or with the matrices in int8 or int4 and the rest in bf16."""
+        if dtype in ("fp32", "bf16"):
+            return int(self.total * BYTES[dtype])
+        matrices = sum(shape.numel() for name, shape in self.shapes.items() if _is_matrix(name, shape))
+        return math.ceil(matrices * (BYTES[dtype] + 2 / GROUP)) + (self.total - matrices) * 2
+
+    def cache_per_token(self, dtype: str = "bf16") -> int:
+        """Bytes of keys and values that one more token adds, before any window is full."""
+        return int(sum(self._kv_width(a) for _, a, crosses in _attentions(self.model, cached=True)) * BYTES[dtype])
+
+    def cache(self, dtype: str = "bf16") -> int:
+        """Bytes of keys and values of the whole batch at the full context; a window holds no more than its size."""
+        held = 0
+        for _, attention, _ in _attentions(self.model, cached=True):
+            see = attention.see
+            kept = min(see.size, self.context) if isinstance(see, config.Window) else self.context
+            held += kept * self._kv_width(attention)
+        return int(self.batch * held * BYTES[dtype])
+
+    def _kv_width(self, attention: config.Attention) -> int:
+        return 2 * (attention.kv_heads or attention.heads) * config.head_dim(attention, self.model.dim)
+
+    def activations(self, dtype: str = "fp32") -> int:
+        """An estimate of what the forward pass keeps for the backward pass, logits aside, in bytes."""
+        numbers = sum(self._kept(stack, stack.block(i)) for stack in self._stacks() for i in range(stack.depth))
+        return int(self.batch * self.context * (numbers + 2 * self.model.dim) * BYTES[dtype])
+
+    def _stacks(self) -> list[config.Stack]:
+        return list(config.stacks(self.model).values())
+
+    def _kept(self, stack: config.Stack, block: config.Block) -> int:
+        """Numbers a token that one block keeps: what each of its operations needs to go back."""
+        C, attention = self.model.dim, block.attention
+        q = attention.heads * config.head_dim(attention, C)
+        kv = self._kv_width(attention)
+        attended = q + kv + q  # queries, keys, values, and what came of them
+        if attention.qk_norm is not None:
+            attended += q + kv // 2  # before the norm
+        seen = 2 * C  # the stream before the norm, and after it
+        return 2 * seen + attended * (2 if block.cross else 1) + _hidden(block.feedforward) + _dropped(stack, C)
+
+    def train(self, dtype: str = "fp32") -> int:
+        """Bytes to train at this batch and context: fp32 weights, gradients and AdamW, activations in ``dtype``."""
+        return self.total * TRAIN + self.activations(dtype)
+
+    def run(self, dtype: str = "bf16") -> int:
+        """Bytes to generate at this batch and context: weights in ``dtype``, the cache in fp32 or bf16."""
+        return self.weights(dtype) + self.cache("fp32" if dtype == "fp32" else "bf16")
+
+    # ------------------------------------------------------------------------------- words
+
+    def table(self) -> list[tuple[str, str]]:
+        """Everything as (what, how much), ready to print."""
+        rows = [(part, f"{count:,}") for part, count in self.parameters.items()]
+        rows.append(("parameters", f"{self.total:,}"))
+        if self.active != self.total:
+            rows.append(("active per token", f"{self.active:,}"))
+        rows.append((f"training FLOPs per token (context {self.context:,})", f"{self.training_flops:,.0f}"))
+        at = f"(batch {self.batch:,} x context {self.context:,})"
+        rows += [(f"memory to train, {dtype} {at}", gibibytes(self.train(dtype))) for dtype in ("fp32", "bf16")]
+        rows += [(f"weights to run, {dtype}", gibibytes(self.weights(dtype))) for dtype in BYTES]
+        per_token = self.cache_per_token()
+        if per_token:
+            rows.append(("cache per token, bf16", f"{per_token / 1024:,g} KiB"))
+            rows.append((f"cache, bf16 {at}", gibibytes(self.cache())))
+        return rows
+
+
+def _part(name: str) -> str:
+    """The part of the model that a parameter belongs to, by its path."""
+    steps = name.split(".")
+    if any(step.endswith("norm") for step in steps):
+        return "norms"
+    if "attn" in steps or "cross" in steps:
+        return "attention"
+    if "ffn" in steps:
+        return "feedforward"
+    return "head" if steps[0] == "head" else "embedding"  # tables of tokens, segments and positions
+
+
+def _is_matrix(name: str, shape: torch.Size) -> bool:
+    return len(shape) >= 2 and _part(name) in ("attention", "feedforward", "head")
+
+
+def _attentions(model: config.Model, cached: bool = False) -> list[tuple[config.Stack, config.Attention, bool]]:
+    """Every attention of the model: its stack, itself, whether it looks across; ``cached``: those that keep a cache."""
+    found = []
+    for stack in config.stacks(model).values():
+        if cached and not stack.causal:
+            continue
+        for block in map(stack.block, range(stack.depth)):
+            found.append((stack, block.attention, False))
+            if block.cross is not None and not cached:  # its keys are the source's: they do not grow
+                found.append((stack, block.cross, True))
+    return found
+
+
+def _hidden(feedforward: config.FeedForward) -> int:
+    """Numbers a token that the feedforward keeps: before and after the activation, the gate, the product."""
+    if isinstance(feedforward, config.MoE):
+        return feedforward.top_k * _hidden(feedforward.expert) + 2 * feedforward.experts
+    return feedforward.hidden * (4 if isinstance(feedforward, config.GatedMLP) else 2)
+
+
+def _dropped(stack: config.Stack, dim: int) -> int:
+    return 2 * dim if stack.dropout else 0
+
+
+def gibibytes(count: float) -> str:
+    """A number of bytes in the unit that suits it: 14.96 GiB."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:,.0f} bytes" if unit == "bytes" else f"{count:,.2f} {unit}"
+        count /= 1024
+    return f"{count:,.2f} TiB"
+
+
+def available_memory(device: torch.device | str = "cpu") -> int | None:
+    """Bytes still free on a device, None where it cannot be told; a container's limit counts."""
+    where = torch.device(device)
+    if where.type == "cuda":
+        return torch.cuda.mem_get_info(where)[0]
+    if where.type != "cpu":
+        return None
+    free = [limit for limit in (_free_on_machine(), _free_in_container()) if limit is not None]
+    return min(free, default=None)
+
+
+def _free_on_machine() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        pass
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return None
+
+
+def _free_in_container() -> int | None:
+    home = Path("/sys/fs/cgroup")
+    for limit, used, statistics in (
+        ("memory.max", "memory.current", "memory.stat"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
+    ):
+        try:
+            most, now = int((home / limit).read_text()), int((home / used).read_text())
+            lines = (home / statistics).read_text().splitlines()
+        except (OSError, ValueError):
+            continue
+        pages = {name: int(value) for name, value in (line.split() for line in lines)}
+        return most - now + pages.get("inactive_file", 0)  # the cache of files gives way
+    return None

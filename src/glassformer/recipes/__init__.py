@@ -1,0 +1,134 @@
+"""The recipe book: published models as data, one page each. Adding a family is one page and one line in ``BOOK``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from .. import config, serial
+from ..errors import UserError, nearest
+from .glass import GLASS
+from .gpt2 import GPT2
+from .llama import LLAMA
+from .recipe import Raw, Recipe
+
+BOOK = {recipe.name: recipe for recipe in (GLASS, GPT2, LLAMA)}
+
+
+def all() -> list[Recipe]:
+    """Every recipe."""
+    return list(BOOK.values())
+
+
+def names() -> list[str]:
+    """Every RECIPE/SIZE."""
+    return [f"{recipe.name}/{size}" for recipe in all() for size in recipe.sizes]
+
+
+def find(name: str) -> config.Model:
+    """The config of a RECIPE/SIZE such as ``llama/3-8b``; UserError with the nearest for an unknown one."""
+    recipe, _, size = name.lower().partition("/")
+    if recipe in BOOK and size in BOOK[recipe].sizes:
+        return BOOK[recipe].sizes[size]
+    if recipe in BOOK:
+        sizes = [f"{recipe}/{known}" for known in BOOK[recipe].sizes]
+        raise UserError(f'There is no recipe "{name}"; {recipe} comes as {", ".join(sizes)}.')
+    raise UserError(f'There is no recipe "{name}".{nearest(name, names()) or " `glassformer recipes` lists them."}')
+
+
+def of(raw: Mapping[str, Any], source: str = "config.json") -> Recipe:
+    """The recipe of a published config.json, by its architecture; UserError for one that is not in the book."""
+    listed = raw.get("architectures")
+    listed = listed if isinstance(listed, list) and listed else []
+    published = [recipe for recipe in all() if recipe.read is not None]
+    for recipe in published:
+        if listed[0] in recipe.architectures if listed else raw.get("model_type") == recipe.model_type:
+            return recipe
+    name = str(listed[0] if listed else raw.get("model_type"))[:80]
+    known = [architecture for recipe in published for architecture in recipe.architectures]
+    hint = nearest(name, known)
+    listing = "" if hint.startswith(" Known") else f" Known: {', '.join(known)}."
+    if name == "None":
+        raise UserError(f'{source} names no model ("architectures" is missing); add it.{listing or hint}')
+    raise UserError(f'{source}: the architecture "{name}" is not in the recipe book.{listing}{hint}')
+
+
+def read(raw: Mapping[str, Any], source: str = "config.json") -> tuple[Recipe, config.Model]:
+    """The recipe and our config of a published config.json; UserError for what it asks that nothing here does."""
+    recipe = of(raw, source)
+    assert recipe.read is not None
+    table = Raw(raw, source)
+    table.only("quantization_config", None, "quantised weights are not read here")
+    try:
+        return recipe, recipe.read(table)
+    except UserError as error:
+        text = str(error)
+        raise UserError(text if text.startswith(source) else f"{source}: {text}") from None
+
+
+def write(model: config.Model) -> tuple[Recipe, dict[str, Any]]:
+    """The recipe whose published layout holds this config, and its config.json.
+
+    A layout holds a config when reading what it writes gives the config back. Raises UserError that names
+    the first thing in the way for a config that no published layout holds.
+    """
+    reasons: dict[str, list[str]] = {}
+    for recipe in all():
+        if recipe.read is None or recipe.write is None:
+            continue
+        try:
+            raw = recipe.write(model)
+            differs = _differences(plain(model), plain(recipe.read(Raw(raw))))
+        except UserError as error:
+            reasons[recipe.name] = [str(error)] * 1000  # further away than any difference in values
+            continue
+        if not differs:
+            return recipe, {"architectures": [recipe.architectures[0]], "model_type": recipe.model_type, **raw}
+        reasons[recipe.name] = differs
+    name, why = min(reasons.items(), key=lambda item: len(item[1]))
+    because = why[0] if len(why) >= 1000 else f"the nearest, {name}, cannot say {', '.join(why[:3])}"
+    raise UserError(f'No published layout holds this model: {because.rstrip(".")}; save it with layout="glassformer".')
+
+
+def plain(model: config.Model) -> config.Model:
+    """The config with its defaults spelled out, so that two which mean the same are equal; init is left out."""
+    stacks: dict[str, Any] = {name: _plain_stack(stack, model.dim) for name, stack in config.stacks(model).items()}
+    return replace(model, init=config.Init(), **stacks)
+
+
+def _plain_stack(stack: config.Stack, dim: int) -> config.Stack:
+    pattern = tuple(
+        replace(
+            block,
+            attention=_plain_attention(block.attention, dim),
+            cross=_plain_attention(block.cross, dim) if block.cross else None,
+        )
+        for block in stack.pattern
+    )
+    return replace(stack, pattern=pattern[:1] if len(set(pattern)) == 1 else pattern)
+
+
+def _plain_attention(attention: config.Attention, dim: int) -> config.Attention:
+    width = config.head_dim(attention, dim)
+    return replace(
+        attention,
+        kv_heads=attention.kv_heads or attention.heads,
+        head_dim=width,
+        out_bias=attention.bias if attention.out_bias is None else attention.out_bias,
+        scale=width**-0.5 if attention.scale is None else attention.scale,
+    )
+
+
+def _differences(ours: config.Model, theirs: config.Model) -> list[str]:
+    """Where two configs differ, as ``path = value`` of the first."""
+    a, b = _flat(serial.to_dict(ours)), _flat(serial.to_dict(theirs))
+    return [f"{path} = {value}" for path, value in a.items() if path not in b or b[path] != value]
+
+
+def _flat(value: Any, path: str = "") -> dict[str, Any]:
+    if isinstance(value, dict):
+        return {k: v for key, item in value.items() for k, v in _flat(item, f"{path}.{key}".lstrip(".")).items()}
+    if isinstance(value, list):
+        return {k: v for i, item in enumerate(value) for k, v in _flat(item, f"{path}.{i}").items()}
+    return {path: value}

@@ -1,0 +1,145 @@
+"""GPT-2, and nanoGPT's variant of it: no biases, a vocabulary padded to a round number, the exact GELU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..config import MLP, Activation, Attention, Block, Decoder, Embed, Head, Init, LayerNorm, Learned, Model, Stack
+from ..errors import UserError
+from .recipe import Raw, Recipe, Rule, Table
+
+# What transformers calls its activations, the one written first.
+ACTIVATIONS: dict[str, Activation] = {
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu": "gelu",
+    "relu": "relu",
+    "relu2": "relu2",
+    "silu": "silu",
+    "swish": "silu",
+}
+
+
+def gpt2(
+    dim: int, depth: int, heads: int, vocab: int = 50257, bias: bool = True, act: Activation = "gelu_tanh"
+) -> Decoder:
+    """The shape of GPT-2: learned positions, LayerNorm before, a tied head; 1,024 positions."""
+    block = Block(Attention(heads, bias=bias), MLP(4 * dim, act, bias), LayerNorm(bias=bias))
+    stack = Stack(depth, (block,), Learned(1024), last_norm=LayerNorm(bias=bias))
+    return Decoder(dim, 1024, Embed(vocab), stack)
+
+
+def read(raw: Raw) -> Model:
+    """A GPT-2 config.json as our config; nanoGPT's ``bias`` is understood too."""
+    raw.only("scale_attn_weights", True, "attention here always divides by the root of the head's width")
+    raw.only("scale_attn_by_inverse_layer_idx", False, "no attention here scales by its layer")
+    raw.only("add_cross_attention", False, "a decoder alone has nothing to look across at")
+    dim, bias = raw.whole("n_embd"), raw.flag("bias", True)
+    norm = LayerNorm(raw.number("layer_norm_epsilon", 1e-5, most=1.0), bias)
+    act = raw.choice("activation_function", ACTIVATIONS, "gelu_new")
+    length = raw.whole("n_positions", raw.whole("n_ctx", 1024))
+    block = Block(
+        Attention(raw.whole("n_head", most=1 << 14), bias=bias),
+        MLP(raw.whole("n_inner", 4 * dim, most=1 << 22), act, bias),
+        norm,
+    )
+    stack = Stack(
+        raw.whole("n_layer", most=2000),
+        (block,),
+        Learned(length),
+        last_norm=norm,
+        dropout=raw.number("resid_pdrop", 0.1, most=0.99),
+    )
+    std = raw.number("initializer_range", 0.02, most=10.0)
+    return Decoder(
+        dim,
+        length,
+        Embed(raw.whole("vocab_size", most=1 << 24)),
+        stack,
+        Head(tied=raw.flag("tie_word_embeddings", True)),
+        Init(std, std),
+    )
+
+
+def write(model: Model) -> dict[str, Any]:
+    """Our config as a GPT-2 config.json, as far as that can say it."""
+    block = model.decoder.pattern[0] if isinstance(model, Decoder) else None
+    if block is None or not isinstance(model, Decoder) or not isinstance(block.feedforward, MLP):
+        raise UserError("The gpt2 layout holds only decoders with a plain MLP.")
+    names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
+    dropout = model.decoder.dropout
+    raw = {
+        "n_embd": model.dim,
+        "n_layer": model.decoder.depth,
+        "n_head": block.attention.heads,
+        "n_inner": block.feedforward.hidden,
+        "n_positions": model.context,
+        "vocab_size": model.embed.vocab,
+        "activation_function": names[block.feedforward.act],
+        "layer_norm_epsilon": block.norm.eps,
+        "tie_word_embeddings": model.head.tied,
+        "initializer_range": 0.02 if model.init.std is None else model.init.std,
+        "attn_pdrop": dropout,
+        "embd_pdrop": dropout,
+        "resid_pdrop": dropout,
+    }
+    return raw if block.attention.bias else {**raw, "bias": False}
+
+
+def layout(model: Model) -> Model:
+    """The same model with every bias: what the published files hold."""
+    if not isinstance(model, Decoder) or model.decoder.pattern[0].attention.bias:
+        return model
+    raw = {key: value for key, value in write(model).items() if key != "bias"}
+    return read(Raw(raw))
+
+
+_OURS, _THEIRS = "decoder.blocks.{i}", "transformer.h.{i}"
+
+RULES = (
+    Rule("transformer.wte.weight", "embed.token.weight"),
+    Rule("transformer.wpe.weight", "decoder.position.weight"),
+    *(
+        rule
+        for part in ("weight", "bias")
+        for rule in (
+            Rule(f"{_THEIRS}.ln_1.{part}", f"{_OURS}.attn_norm.{part}"),
+            Rule(
+                f"{_THEIRS}.attn.c_attn.{part}",
+                (f"{_OURS}.attn.q.{part}", f"{_OURS}.attn.k.{part}", f"{_OURS}.attn.v.{part}"),
+                flip=part == "weight",
+            ),
+            Rule(f"{_THEIRS}.attn.c_proj.{part}", f"{_OURS}.attn.out.{part}", flip=part == "weight"),
+            Rule(f"{_THEIRS}.ln_2.{part}", f"{_OURS}.ffn_norm.{part}"),
+            Rule(f"{_THEIRS}.mlp.c_fc.{part}", f"{_OURS}.ffn.up.{part}", flip=part == "weight"),
+            Rule(f"{_THEIRS}.mlp.c_proj.{part}", f"{_OURS}.ffn.down.{part}", flip=part == "weight"),
+            Rule(f"transformer.ln_f.{part}", f"decoder.last_norm.{part}"),
+        )
+    ),
+    Rule("lm_head.weight", "head.proj.weight"),
+)
+
+GPT2 = Recipe(
+    name="gpt2",
+    paper="Radford et al. 2019, Language Models are Unsupervised Multitask Learners; Karpathy 2022, nanoGPT",
+    sizes={
+        "124m": gpt2(768, 12, 12),
+        "350m": gpt2(1024, 24, 16),
+        "774m": gpt2(1280, 36, 20),
+        "1.5b": gpt2(1600, 48, 25),
+        "nanogpt": gpt2(768, 12, 12, vocab=50304, bias=False, act="gelu"),
+    },
+    architectures=("GPT2LMHeadModel", "GPT2Model"),
+    model_type="gpt2",
+    tokenizer="openai-community/gpt2",
+    read=read,
+    write=write,
+    weights=Table(
+        RULES,
+        ignore=(f"{_THEIRS}.attn.bias", f"{_THEIRS}.attn.masked_bias"),  # the causal mask, kept as if it were a weight
+        copies=(("lm_head.weight", "transformer.wte.weight"),),
+        prefix="transformer.",
+    ),
+    layout=layout,
+)

@@ -1,0 +1,129 @@
+"""What a page of the recipe book holds, and how a published config.json is read without believing it. No torch here."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from .. import config
+from ..errors import UserError, nearest
+
+T = TypeVar("T")
+MISSING: Any = object()
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Their name or names for our name or names.
+
+    A {letter} on both sides repeats the rule; a {letter} on one side only stacks along a new first axis;
+    several names on one side are the whole tensor's parts along ``axis`` (ours: as wide as the model's
+    parameters, theirs: equal). ``flip`` transposes each of their tensors.
+    """
+
+    theirs: str | tuple[str, ...]
+    ours: str | tuple[str, ...]
+    flip: bool = False
+    axis: int = 0
+
+
+@dataclass(frozen=True)
+class Table:
+    """All the rules of a family, and what its files may hold besides.
+
+    ``ignore``: names of constants that older files carry. ``copies``: (name, original), where a file may
+    repeat a tied weight. ``prefix``: what files saved from the bare model leave away.
+    """
+
+    rules: tuple[Rule, ...]
+    ignore: tuple[str, ...] = ()
+    copies: tuple[tuple[str, str], ...] = ()
+    prefix: str = ""
+
+
+def _as_it_is(model: config.Model) -> config.Model:
+    return model
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A published family as data: sizes, its config.json in and out, its weights' names, where it comes from.
+
+    ``layout`` gives the config whose parameters the published files hold, where that is not the model's
+    own (a GPT-2 without biases is published with biases of zero). A recipe without ``read`` and ``write``
+    has no published layout.
+    """
+
+    name: str
+    paper: str
+    sizes: Mapping[str, config.Model]
+    architectures: tuple[str, ...] = ()
+    model_type: str = ""
+    tokenizer: str = ""
+    read: Callable[[Raw], config.Model] | None = None
+    write: Callable[[config.Model], dict[str, Any]] | None = None
+    weights: Table = Table(())
+    layout: Callable[[config.Model], config.Model] = _as_it_is
+
+
+class Raw:
+    """A config.json as published: each value is checked as it is read, and an absurd one is one sentence."""
+
+    def __init__(self, table: Mapping[str, Any], source: str = "config.json") -> None:
+        self.table = table
+        self.source = source
+
+    def value(self, key: str, default: Any = MISSING) -> Any:
+        """The value under ``key``; null and absent are the default, and an error where there is none."""
+        found = self.table.get(key)
+        if found is None and default is MISSING:
+            raise UserError(f'{self.source} lacks "{key}"; add it, or download the file again.')
+        return default if found is None else found
+
+    def whole(self, key: str, default: Any = MISSING, most: int = 1 << 20) -> Any:
+        """A whole number from 1 to ``most``."""
+        found = self.value(key, default)
+        fits = found is default or (type(found) is int and 0 < found <= most)
+        self.must(fits, key, f"a whole number from 1 to {most}")
+        return found
+
+    def number(self, key: str, default: Any = MISSING, least: float = 0.0, most: float = 1e12) -> Any:
+        """A finite number from ``least`` to ``most``."""
+        found = self.value(key, default)
+        fits = found is default or (type(found) in (int, float) and math.isfinite(found) and least <= found <= most)
+        self.must(fits, key, f"a number from {least:g} to {most:g}")
+        return found if found is None else float(found)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """True or false."""
+        found = self.value(key, default)
+        self.must(isinstance(found, bool), key, "true or false")
+        return bool(found)
+
+    def choice(self, key: str, options: Mapping[str, T], default: str) -> T:
+        """What the text under ``key`` stands for."""
+        found = self.value(key, default)
+        hint = nearest(found, options) if isinstance(found, str) else ""
+        self.must(isinstance(found, str) and found in options, key, f"one of {', '.join(options)}", hint)
+        return options[found]
+
+    def inside(self, key: str) -> Raw | None:
+        """The table under ``key``, or None."""
+        found = self.value(key, None)
+        self.must(found is None or isinstance(found, Mapping), key, "a table")
+        return Raw(found, f"{self.source}: {key}") if found else None
+
+    def only(self, key: str, allowed: Any, what: str) -> None:
+        """Refuse by name what no module here does."""
+        found = self.value(key, allowed)
+        if found != allowed or isinstance(found, bool) != isinstance(allowed, bool):
+            shown = json.dumps(found, default=str)[:60]
+            raise UserError(f'{self.source}: "{key}" is {shown}, but {what}; use a model without it.')
+
+    def must(self, fact: bool, key: str, expected: str, hint: str = "") -> None:
+        if not fact:
+            shown = json.dumps(self.table.get(key), default=str)[:60]
+            raise UserError(f'{self.source}: "{key}" is {shown}; it must be {expected}.{hint}')

@@ -1,0 +1,299 @@
+"""A folder, a hub name or a recipe -> model and tokenizer; and a model -> a folder.
+
+hf            config.json as published, published weight names: what transformers loads
+glassformer   config.json = {"glassformer": 1, "model": ...}, our own names: holds every model
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from . import config, files, recipes, serial, tensorfiles, weights
+from .errors import UserError, nearest
+from .nn import Model, build_model
+from .recipes.recipe import Recipe, Rule, Table
+
+if TYPE_CHECKING:
+    from .text import Tokenizer
+
+FORMAT = 1  # of the glassformer layout
+WANTED = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.model", "*.txt", "*.tiktoken")  # from the hub
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "encoder.json", "vocab.txt")
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
+Layout = Literal["hf", "glassformer"]
+Contents = dict[str, str | Callable[[Path], None]]
+
+
+# -------------------------------------------------------------------------------------- loading
+
+
+def load(
+    name: str | Path, *, dtype: torch.dtype | str | None = None, device: torch.device | str | None = None
+) -> tuple[Model, Tokenizer | None]:
+    """The model and tokenizer in a folder or under a hub name, ready to use; or a recipe's model, newly initialised.
+
+    ``dtype`` None is the files' own (fp32 for a recipe). Raises UserError for everything that is missing,
+    damaged or does not fit together.
+    """
+    kind = _dtype(dtype)
+    found = resolve(name)
+    if not isinstance(found, Path):
+        _must_fit(found, kind or torch.float32, device)
+        return build_model(found, device=device, dtype=kind), None
+    book = read_config(found)
+    published = tensorfiles.open_files(found)
+    model = _filled(book, published, kind or published.dtype, device)
+    return model.eval(), open_tokenizer(found)
+
+
+def resolve(name: str | Path) -> Path | config.Model:
+    """The folder that a path, run folder or hub name leads to, or the config of a recipe."""
+    text, path = str(name), Path(name).expanduser()
+    if path.is_dir():
+        return _checkpoint(path)
+    if path.is_file():
+        raise UserError(f"{path} is a file; give the folder that holds it and its config.json.")
+    if isinstance(name, Path) or text.startswith(("/", ".", "~")) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", text):
+        raise UserError(f"There is no folder {text}; give a model's folder, a hub name such as org/name or a recipe.")
+    if text.lower().partition("/")[0] in recipes.BOOK and "/" in text:
+        return recipes.find(text)
+    return _download(text)
+
+
+def _checkpoint(folder: Path) -> Path:
+    """The checkpoint that a run folder's ``best`` or ``last`` names; any other folder as it is."""
+    if (folder / "config.json").exists():
+        return folder
+    for pointer in (folder / "best", folder / "last"):
+        if pointer.is_file():
+            name = pointer.read_text(errors="replace").strip()
+            target = folder / name
+            if Path(name).name != name or not target.is_dir():
+                raise UserError(
+                    f'{pointer} names "{name[:80]}", which is no folder in {folder}; name one that is there.'
+                )
+            return target
+    return folder
+
+
+def _download(name: str) -> Path:
+    """The hub's files of a model, from its cache where they are."""
+    import huggingface_hub
+    from huggingface_hub import errors as hub
+
+    try:
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=list(WANTED)))
+    except (hub.GatedRepoError, hub.RepositoryNotFoundError, hub.HFValidationError) as error:
+        if isinstance(error, hub.GatedRepoError):
+            raise UserError(
+                f"{name} is gated; accept its terms on the hub, then log in with `hf auth login`."
+            ) from None
+        known = nearest(name, recipes.names())
+        hint = known if "mean" in known else ""
+        raise UserError(f"There is no folder, recipe or hub model called {name}; check the spelling.{hint}") from None
+    except (hub.LocalEntryNotFoundError, hub.OfflineModeIsEnabled, hub.HfHubHTTPError, OSError) as error:
+        reason = str(error).strip().split("\n")[0].rstrip(".")[:160]
+        raise UserError(
+            f"{name} is no folder here, not in the hub's cache and cannot be downloaded ({reason}); "
+            f"go online once, or give a folder."
+        ) from None
+
+
+@dataclass(frozen=True)
+class Book:
+    """A folder's config.json, understood: our config, and the recipe whose names the files use (None: our own)."""
+
+    folder: Path
+    config: config.Model
+    recipe: Recipe | None
+
+
+def read_config(folder: Path) -> Book:
+    """The model that a folder's config.json describes, in either layout."""
+    path = folder / "config.json"
+    try:
+        raw = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise UserError(f"{folder} has no config.json; give the folder of a saved model.") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); check its rights.") from None
+    except (ValueError, RecursionError):
+        raise UserError(f"{path} is not valid JSON; restore it or download it again.") from None
+    if not isinstance(raw, dict):
+        raise UserError(f"{path} is not a table of settings; restore it or download it again.")
+    if "glassformer" not in raw:
+        recipe, model = recipes.read(raw, str(path))
+        return Book(folder, model, recipe)
+    if raw["glassformer"] != FORMAT:
+        version = json.dumps(raw["glassformer"])[:20]
+        raise UserError(f"{path} is in format {version} and this version reads {FORMAT}; upgrade glassformer.")
+    try:
+        return Book(folder, serial.from_dict(config.Model, raw.get("model")), None)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def _filled(book: Book, published: tensorfiles.Files, dtype: torch.dtype, device: torch.device | str | None) -> Model:
+    """The model with the files' weights; nothing is allocated before every name and shape was compared."""
+    shapes = _shapes(book.config)
+    table, held = _own(shapes), shapes
+    if book.recipe is not None:
+        table, held = book.recipe.weights, _shapes(book.recipe.layout(book.config))
+    found = weights.check(table, held, published, optional=held.keys() - shapes.keys())
+    _must_fit(book.config, dtype, device)
+    model = build_model(book.config, device="meta", dtype=dtype)
+    model.to_empty(device=device or torch.get_default_device())
+    weights.fill(found, published, dict(model.named_parameters()), held)
+    return model
+
+
+def _own(names: Iterable[str]) -> Table:
+    """The table of the glassformer layout: every name is called what it is."""
+    patterns = dict.fromkeys(_numbers_as_letters(name) for name in names)
+    return Table(tuple(Rule(pattern, pattern) for pattern in patterns))
+
+
+def _numbers_as_letters(name: str) -> str:
+    """blocks.3.ffn.experts.5.up -> blocks.{a}.ffn.experts.{b}.up"""
+    letters = iter("abcdefgh")
+    return re.sub(r"\d+", lambda _: f"{{{next(letters)}}}", name)
+
+
+def _shapes(cfg: config.Model) -> dict[str, tuple[int, ...]]:
+    model = build_model(cfg, device="meta")
+    return {name: tuple(weight.shape) for name, weight in model.named_parameters()}
+
+
+def open_tokenizer(folder: Path) -> Tokenizer | None:
+    """The tokenizer in a model's folder, None where there is none."""
+    if not any((folder / name).exists() for name in TOKENIZERS) and not any(folder.glob("*.tiktoken")):
+        return None
+    from . import text
+
+    tokenizer: Tokenizer = text.open(folder)
+    return tokenizer
+
+
+def _must_fit(cfg: config.Model, dtype: torch.dtype, device: torch.device | str | None) -> None:
+    from .cost import available_memory, gibibytes
+
+    where = torch.device(device) if device is not None else torch.get_default_device()
+    need = dtype.itemsize * sum(torch.Size(shape).numel() for shape in _shapes(cfg).values())
+    have = available_memory(where)
+    if have is not None and need > have:
+        raise UserError(
+            f"The weights take {gibibytes(need)} in {str(dtype).removeprefix('torch.')} and {where} has "
+            f"{gibibytes(have)} free; use a smaller model or dtype."
+        )
+
+
+def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    if isinstance(dtype, str):
+        if dtype not in DTYPES:
+            raise UserError(f'There is no dtype "{dtype}" for a model; give one of {", ".join(DTYPES)}.')
+        return DTYPES[dtype]
+    return dtype
+
+
+# --------------------------------------------------------------------------------------- saving
+
+
+def save(model: Model, folder: str | Path, tokenizer: Tokenizer | None = None, layout: Layout | None = None) -> None:
+    """Write a model (and tokenizer) to a folder: whole or not at all, other files there untouched.
+
+    ``layout`` None is "hf" where a published layout holds the model and "glassformer" elsewhere. Raises
+    UserError when "hf" is asked for and no published layout can hold it, or the folder cannot be written.
+    """
+    if layout not in (None, "hf", "glassformer"):
+        raise UserError(f'There is no layout "{layout}"; give "hf" or "glassformer".')
+    if any(weight.is_meta for weight in model.parameters()):
+        raise UserError("This model is on the meta device and has no weights to save; build it on a real one.")
+    target = Path(folder).expanduser()
+    contents = _published(model, tokenizer, layout) if layout != "glassformer" else None
+    if contents is None:
+        book = {"glassformer": FORMAT, "model": serial.to_dict(model.config), **_token_ids(tokenizer)}
+        contents = {**tensorfiles.contents(tensorfiles.plain(_state(model))), "config.json": _json(book)}
+    _commit(target, contents, tokenizer)
+
+
+def _published(model: Model, tokenizer: Tokenizer | None, layout: Layout | None) -> Contents | None:
+    """The files of the published layout; None where there is no such layout and none was asked for."""
+    try:
+        recipe, raw = recipes.write(model.config)
+    except UserError:
+        if layout is None:
+            return None
+        raise
+    state = _state(model)
+    dtype = str(next(iter(state.values())).dtype).removeprefix("torch.")
+    raw = {**raw, "torch_dtype": dtype, **_token_ids(tokenizer, spell_out=True)}
+    pieces = weights.pieces(recipe.weights, state, _shapes(recipe.layout(model.config)))
+    return {**tensorfiles.contents(pieces), "config.json": _json(raw)}
+
+
+def _state(model: Model) -> dict[str, torch.Tensor]:
+    return {name.replace("_orig_mod.", ""): weight.detach() for name, weight in model.named_parameters()}
+
+
+def _token_ids(tokenizer: Tokenizer | None, spell_out: bool = False) -> dict[str, int | None]:
+    """The tokenizer's special ids for config.json; spelled out, null says that there is none."""
+    ids = {f"{name}_token_id": getattr(tokenizer, name, None) for name in ("bos", "eos", "pad")}
+    return {name: id for name, id in ids.items() if spell_out or id is not None}
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, indent=2, allow_nan=False) + "\n"
+
+
+def _commit(folder: Path, contents: Contents, tokenizer: Tokenizer | None) -> None:
+    """Write everything beside, then rename it into place, config.json last; then remove what it replaced."""
+    if not folder.exists():
+        with files.write_folder(folder) as beside:
+            _write(beside, contents, tokenizer)
+        return
+    files.make_folder(folder)
+    replaced = _weight_files(folder)
+    try:
+        beside = Path(tempfile.mkdtemp(prefix=".saving-", dir=folder))
+    except OSError as error:
+        raise files.explain(error, folder) from None
+    try:
+        _write(beside, contents, tokenizer)
+        names = [path.name for path in beside.iterdir() if path.name != "config.json"]
+        for name in (*names, "config.json"):
+            files.sync(beside / name)
+            (beside / name).replace(folder / name)
+        for path in replaced:
+            if path.name not in contents:
+                path.unlink(missing_ok=True)
+        files.sync(folder)
+    except OSError as error:
+        raise files.explain(error, folder) from None
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _write(folder: Path, contents: Contents, tokenizer: Tokenizer | None) -> None:
+    for name, content in contents.items():
+        files.write(folder / name, content)
+    if tokenizer is not None:
+        tokenizer.save(folder)
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The weights of the model that stands in a folder: a single file, or an index and its shards."""
+    found: Iterable[str] = [tensorfiles.SINGLE, tensorfiles.INDEX]
+    if (folder / tensorfiles.INDEX).is_file():
+        with contextlib.suppress(UserError):  # an index that says nothing names no shards
+            found = [*found, *set(tensorfiles.read_index(folder).values())]
+    return [folder / name for name in found if Path(name).name == name and (folder / name).is_file()]

@@ -1,0 +1,307 @@
+"""Safetensors files, read and written one tensor at a time; nothing they claim is believed unchecked.
+
+8 bytes: length of the header | header: JSON, name -> dtype, shape, begin and end | the tensors' bytes, end to end
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias, TypeGuard
+
+import torch
+from torch import Tensor
+
+from .errors import UserError
+
+Shape: TypeAlias = tuple[int, ...]
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+LONGEST_HEADER = 100_000_000  # bytes; the limit of the safetensors format
+SHARD = 5_000_000_000  # bytes; a checkpoint above this is written as several files
+CHUNK = 16 << 20  # bytes compared at a time
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where one tensor lies: its file, dtype, shape and bytes."""
+
+    path: Path
+    dtype: torch.dtype
+    shape: Shape
+    begin: int
+    end: int
+
+
+class Files:
+    """The tensors of one or several safetensors files, found by name and read one at a time."""
+
+    def __init__(self, folder: Path, entries: Mapping[str, Entry]) -> None:
+        self.folder = folder
+        self.entries = dict(entries)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The floating dtype that most of the numbers have."""
+        share: Counter[torch.dtype] = Counter()
+        for entry in self.entries.values():
+            if entry.dtype.is_floating_point:
+                share[entry.dtype] += entry.end - entry.begin
+        return share.most_common(1)[0][0] if share else torch.float32
+
+    def read(self, name: str, into: Tensor | None = None) -> Tensor:
+        """The tensor ``name``, in memory of its own or read straight ``into`` one of its dtype and shape."""
+        entry = self.entries[name]
+        tensor = torch.empty(entry.shape, dtype=entry.dtype) if into is None else into
+        with entry.path.open("rb", buffering=0) as file:
+            _read_exactly(file, entry.begin, memoryview(_bytes(tensor)), entry.path)
+        return tensor
+
+    def same(self, name: str, other: str) -> bool:
+        """Whether two tensors hold the same numbers bit for bit, compared a piece at a time."""
+        a, b = self.entries[name], self.entries[other]
+        if (a.dtype, a.shape) != (b.dtype, b.shape):
+            return False
+        with a.path.open("rb") as first, b.path.open("rb") as second:
+            first.seek(a.begin)
+            second.seek(b.begin)
+            sizes = (min(CHUNK, a.end - at) for at in range(a.begin, a.end, CHUNK))
+            return all(first.read(size) == second.read(size) for size in sizes)
+
+
+def short(names: Sequence[str], most: int = 4) -> str:
+    """The first few names and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+# --------------------------------------------------------------------------------- reading files
+
+
+def open_files(folder: Path) -> Files:
+    """The folder's ``model.safetensors``, or the shards that its index names.
+
+    Raises UserError for missing, damaged or misleading files, and for pickled weights with the way out.
+    """
+    if (folder / SINGLE).exists():
+        return Files(folder, read_header(folder / SINGLE))
+    if not (folder / INDEX).exists():
+        raise UserError(_no_weights(folder))
+    entries: dict[str, Entry] = {}
+    placed = read_index(folder)
+    for shard in sorted(set(placed.values())):
+        for name, entry in read_header(_inside(folder, shard)).items():
+            if name in entries:
+                raise UserError(f"{folder}: {name} is in {entries[name].path.name} and in {shard}; keep one of them.")
+            entries[name] = entry
+    for name, shard in placed.items():
+        if name not in entries or entries[name].path.name != shard:
+            raise UserError(f"{folder}: the index places {name} in {shard}, which lacks it; download both again.")
+    return Files(folder, entries)
+
+
+def _no_weights(folder: Path) -> str:
+    kinds = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+    pickled = sorted(path.name for kind in kinds for path in folder.glob(kind))
+    if not pickled:
+        return f"{folder} has no {SINGLE} (nor {INDEX}); give a folder that holds a model's weights."
+    return (
+        f"{folder} has only pickled weights ({short(pickled)}), which can run any code when opened and are never "
+        f"read here; where you trust them, convert them once with transformers "
+        f"(AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder)) or with "
+        f"safetensors.torch.save_file(torch.load(file, weights_only=True), 'model.safetensors')."
+    )
+
+
+def read_index(folder: Path) -> dict[str, str]:
+    path = folder / INDEX
+    try:
+        placed = json.loads(path.read_bytes()).get("weight_map")
+    except (ValueError, AttributeError, RecursionError):
+        placed = None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); check its rights.") from None
+    texts = isinstance(placed, dict) and all(isinstance(shard, str) for shard in placed.values())
+    if not texts or not placed:
+        raise UserError(f'{path} is no index of weights (it needs a "weight_map" of file names); download it again.')
+    return dict(placed)
+
+
+def _inside(folder: Path, shard: str) -> Path:
+    """The shard's path; UserError when it leads out of the folder or is not there."""
+    path = folder / shard
+    home = folder.resolve()
+    homes = (
+        [home, home.parent.parent / "blobs"] if home.parent.name == "snapshots" else [home]
+    )  # the hub's cache links there
+    if Path(shard).name != shard or "\0" in shard or not any(path.resolve().is_relative_to(home) for home in homes):
+        raise UserError(
+            f'{folder}: the index names "{shard}", outside this folder; use weights from a source you trust.'
+        )
+    if not path.is_file():
+        raise UserError(f"{folder}: the shard {shard} that the index names is missing; download it.")
+    return path
+
+
+def read_header(path: Path) -> dict[str, Entry]:
+    """The tensors that a safetensors file holds, everything it claims compared with the file itself.
+
+    Raises UserError where the file is cut short, lies about itself or cannot be read.
+    """
+    try:
+        with path.open("rb", buffering=0) as file:
+            size = file.seek(0, 2)
+            head = bytearray(min(size, 8))
+            _read_exactly(file, 0, memoryview(head), path)
+            if head == b"version ":
+                raise UserError(f"{path} is a Git LFS pointer, not the weights; run `git lfs pull` in its folder.")
+            length = int.from_bytes(head, "little")
+            _sound(size >= 8, path, f"it is only {size} bytes long")
+            _sound(length <= LONGEST_HEADER, path, f"it announces a header of {length} bytes")
+            _sound(length <= size - 8, path, f"its header should have {length} bytes and the file ends before")
+            text = bytearray(length)
+            _read_exactly(file, 8, memoryview(text), path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); check the path and its rights.") from None
+    try:
+        header = json.loads(text.decode(), object_pairs_hook=partial(_unique, path))
+    except UserError:
+        raise
+    except (ValueError, RecursionError):
+        header = None
+    _sound(isinstance(header, dict), path, "its header is not JSON")
+    header.pop("__metadata__", None)
+    start = 8 + length
+    entries = {name: _entry(path, name, raw, start) for name, raw in header.items()}
+    at = start
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
+        _sound(entry.begin == at, path, f"{name} does not begin where the tensor before it ends")
+        at = entry.end
+    _sound(at == size, path, f"its header describes {at} bytes and it has {size}")
+    return entries
+
+
+def _entry(path: Path, name: str, raw: Any, start: int) -> Entry:
+    fields = raw if isinstance(raw, dict) else {}
+    dtype, shape, offsets = fields.get("dtype"), fields.get("shape"), fields.get("data_offsets")
+    if not _wholes(shape):
+        raise _damaged(path, f"the shape of {name} is not a list of sizes")
+    if not _wholes(offsets) or len(offsets) != 2:
+        raise _damaged(path, f"the place of {name} is not two offsets")
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise UserError(
+            f"{path}: {name} has the unknown dtype {json.dumps(dtype)[:40]}; convert it to F32, F16 or BF16."
+        )
+    size = DTYPES[dtype].itemsize
+    for side in shape:
+        size *= side
+    _sound(offsets[1] - offsets[0] == size, path, f"{name} needs {size} bytes and has {offsets[1] - offsets[0]}")
+    return Entry(path, DTYPES[dtype], tuple(shape), start + offsets[0], start + offsets[1])
+
+
+def _wholes(value: Any) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(type(item) is int and 0 <= item < 1 << 62 for item in value)
+
+
+def _unique(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    _sound(len(table) == len(pairs), path, "its header names something twice")
+    return table
+
+
+def _sound(fact: bool, path: Path, what: str) -> None:
+    if not fact:
+        raise _damaged(path, what)
+
+
+def _damaged(path: Path, what: str) -> UserError:
+    return UserError(f"{path} is damaged ({what}); download or copy it again.")
+
+
+def _read_exactly(file: Any, begin: int, into: memoryview, path: Path) -> None:
+    file.seek(begin)
+    at = 0
+    while at < len(into):  # one call reads at most 2 GiB
+        count = file.readinto(into[at:])
+        _sound(bool(count), path, "it ended while it was read")
+        at += count
+
+
+def _bytes(tensor: Tensor) -> Any:
+    """The tensor's memory as a flat array of bytes."""
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy()
+
+
+# --------------------------------------------------------------------------------- writing files
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A tensor to be written: its name, dtype and shape now, its numbers when their turn comes."""
+
+    name: str
+    dtype: torch.dtype
+    shape: Shape
+    make: Callable[[], Tensor]
+
+    @property
+    def size(self) -> int:
+        return self.dtype.itemsize * torch.Size(self.shape).numel()
+
+
+def plain(ours: Mapping[str, Tensor]) -> Iterator[Piece]:
+    """What saving ``ours`` by our own names writes."""
+    for name, tensor in ours.items():
+        yield Piece(name, tensor.dtype, tuple(tensor.shape), tensor.detach)
+
+
+def contents(parts: Iterable[Piece], limit: int | None = None) -> dict[str, str | Callable[[Path], None]]:
+    """The files that hold the pieces, by name: one, or shards of at most ``limit`` (``SHARD``) bytes and their index."""
+    limit = limit or SHARD
+    shards: list[list[Piece]] = [[]]
+    for piece in parts:
+        if shards[-1] and sum(p.size for p in shards[-1]) + piece.size > limit:
+            shards.append([])
+        shards[-1].append(piece)
+    if len(shards) == 1:
+        return {SINGLE: partial(_write, shards[0])}
+    names = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
+    placed = {piece.name: name for name, shard in zip(names, shards, strict=True) for piece in shard}
+    total = sum(piece.size for shard in shards for piece in shard)
+    index = json.dumps({"metadata": {"total_size": total}, "weight_map": placed}, indent=1) + "\n"
+    return {**{name: partial(_write, shard) for name, shard in zip(names, shards, strict=True)}, INDEX: index}
+
+
+def _write(parts: Sequence[Piece], path: Path) -> None:
+    """A safetensors file at ``path``, written one tensor at a time."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for piece in parts:
+        header[piece.name] = {"dtype": NAMES[piece.dtype], "shape": piece.shape, "data_offsets": [at, at + piece.size]}
+        at += piece.size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8, so that they can be memory-mapped
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for piece in parts:
+            file.write(_bytes(piece.make().cpu().contiguous()))

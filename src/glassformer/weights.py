@@ -1,0 +1,229 @@
+"""Weights by name: a two-way table from a published checkpoint's names to ours.
+
+    theirs (files)                       rule                          ours (the model's parameters)
+    h.0.attn.c_attn.weight  --flip--> [ one whole tensor ] --split-->  blocks.0.attn.q.weight  .k.weight  .v.weight
+    experts.0.w1, .1.w1, .. --stack-> [ one whole tensor ] ---------->  blocks.0.ffn.gate
+
+Loading runs a rule left to right and saving the same rule right to left, one tensor at a time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .errors import UserError
+from .recipes.recipe import Rule, Table
+from .tensorfiles import NAMES, Entry, Files, Piece, Shape, short
+
+# ------------------------------------------------------------------------------------- the table
+
+
+@dataclass(frozen=True)
+class Link:
+    """One rule with its letters filled in: these tensors of theirs are those of ours."""
+
+    theirs: tuple[str, ...]
+    ours: tuple[str, ...]
+    rule: Rule
+
+    def load(self, theirs: Sequence[Tensor], shapes: Sequence[Shape]) -> Sequence[Tensor]:
+        """Our tensors, of ``shapes``, made of theirs."""
+        whole = self._join([_flip(t) for t in theirs] if self.rule.flip else theirs, self._stacks("theirs"))
+        if len(shapes) == 1:
+            return [whole]
+        if self._stacks("ours"):
+            return whole.unbind()
+        return torch.split(whole, [shape[self.rule.axis] for shape in shapes], self.rule.axis)
+
+    def save(self, ours: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Their tensors made of ours."""
+        whole = self._join(ours, self._stacks("ours"))
+        if self._stacks("theirs"):
+            parts: Sequence[Tensor] = whole.unbind()
+        else:
+            parts = [whole] if len(self.theirs) == 1 else whole.chunk(len(self.theirs), self.rule.axis)
+        return [_flip(part) for part in parts] if self.rule.flip else parts
+
+    def _join(self, parts: Sequence[Tensor], stack: bool) -> Tensor:
+        if stack:
+            return torch.stack(list(parts))
+        return parts[0] if len(parts) == 1 else torch.cat(list(parts), self.rule.axis)
+
+    def _stacks(self, side: str) -> bool:
+        other = "ours" if side == "theirs" else "theirs"
+        return bool(_letters(getattr(self.rule, side)) - _letters(getattr(self.rule, other)))
+
+
+def links(table: Table, ours: Mapping[str, Shape]) -> list[Link]:
+    """The table driven from our side: one link for each of our names or group of names, none left out.
+
+    Raises UserError for a parameter the table does not know.
+    """
+    found: list[Link] = []
+    linked: set[str] = set()
+    for name in ours:
+        if name not in linked:
+            link = _link(table, name, ours)
+            found.append(link)
+            linked.update(link.ours)
+    return found
+
+
+def _link(table: Table, name: str, ours: Mapping[str, Shape]) -> Link:
+    for rule in table.rules:
+        for pattern in _several(rule.ours):
+            if match := _regex(pattern).fullmatch(name):
+                theirs, mine = _letters(rule.theirs), _letters(rule.ours)
+                bound = {letter: int(value) for letter, value in match.groupdict().items()}
+                kept = {letter: value for letter, value in bound.items() if letter in theirs}
+                stack = range(ours[name][0]) if theirs - mine else range(0)
+                names = _fill(rule.theirs, kept, next(iter(theirs - mine), None), stack)
+                others = range(
+                    sum(1 for other in ours if _regex(pattern).fullmatch(other) and _same(pattern, other, kept))
+                )
+                return Link(names, _fill(rule.ours, kept, next(iter(mine - theirs), None), others), rule)
+    raise UserError(f"The table of weight names has no rule for {name}; save it in the glassformer layout instead.")
+
+
+def _same(pattern: str, name: str, bound: Mapping[str, int]) -> bool:
+    """Whether ``name`` fits the pattern with these letters."""
+    match = _regex(pattern).fullmatch(name)
+    return match is not None and all(int(match[letter]) == value for letter, value in bound.items())
+
+
+def _fill(names: str | tuple[str, ...], bound: Mapping[str, int], stack: str | None, count: range) -> tuple[str, ...]:
+    if stack is None:
+        return tuple(name.format(**bound) for name in _several(names))
+    return tuple(name.format(**bound, **{stack: i}) for i in count for name in _several(names))
+
+
+def _several(names: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else names
+
+
+@cache
+def _letters(names: str | tuple[str, ...]) -> frozenset[str]:
+    return frozenset(letter for name in _several(names) for letter in re.findall(r"\{(\w)\}", name))
+
+
+@cache
+def _regex(pattern: str) -> re.Pattern[str]:
+    parts = re.split(r"\{(\w)\}", pattern)
+    return re.compile("".join(rf"(?P<{part}>\d+)" if i % 2 else re.escape(part) for i, part in enumerate(parts)))
+
+
+def _flip(tensor: Tensor) -> Tensor:
+    return tensor.transpose(-1, -2)
+
+
+# -------------------------------------------------------------------------------------- loading
+
+
+def check(table: Table, ours: Mapping[str, Shape], files: Files, optional: Iterable[str] = ()) -> list[Link]:
+    """The links that fill ``ours`` from the files, every name and shape compared and nothing read yet.
+
+    The names of ours that are ``optional`` need not be in the files. Raises UserError that names what
+    is missing, what is left over and which shape differs, on both sides.
+    """
+    optional = set(optional)
+    found = links(table, ours)
+    wanted = {name for link in found for name in link.theirs}
+    _accept_bare_names(table, wanted, files)
+    present = files.entries
+    missing = [link for link in found if not all(name in present for name in link.theirs)]
+    needed = [link for link in missing if not optional.issuperset(link.ours)]
+    left_over = [name for name in present if name not in wanted and not _may_remain(table, name, files)]
+    if needed or left_over:
+        raise UserError(_unmatched(files.folder, needed, left_over, present))
+    kept = [link for link in found if link not in missing]
+    for link in kept:
+        expected = link.save([torch.empty(ours[name], device="meta") for name in link.ours])
+        for name, tensor in zip(link.theirs, expected, strict=True):
+            entry = present[name]
+            if entry.shape != tuple(tensor.shape):
+                raise UserError(
+                    f"{files.folder}: {name} has shape {entry.shape}, but {', '.join(link.ours)} of the model "
+                    f"needs {tuple(tensor.shape)}; mend config.json or fetch the weights that belong to it."
+                )
+            if not entry.dtype.is_floating_point:
+                kind = NAMES[entry.dtype]
+                raise UserError(f"{files.folder}: {name} holds {kind} numbers; fetch weights that are not quantised.")
+    return kept
+
+
+def fill(found: Iterable[Link], files: Files, ours: Mapping[str, Tensor], shapes: Mapping[str, Shape]) -> None:
+    """Read the links' tensors into ``ours``, one link at a time; a name that ours lacks must hold zeros."""
+    with torch.no_grad():
+        for link in found:
+            first = ours.get(link.ours[0])
+            if len(link.theirs) == len(link.ours) == 1 and not link.rule.flip and first is not None:
+                name = link.theirs[0]
+                ready = (
+                    first.device.type == "cpu" and first.is_contiguous() and first.dtype == files.entries[name].dtype
+                )
+                tensor = files.read(name, into=first.data if ready else None)
+                if not ready:
+                    first.copy_(tensor)
+                continue
+            parts = link.load([files.read(name) for name in link.theirs], [shapes[name] for name in link.ours])
+            for name, part in zip(link.ours, parts, strict=True):
+                if name in ours:
+                    ours[name].copy_(part)
+                elif part.any():
+                    sentence = f'{", ".join(link.theirs)} is not zero, but config.json says "bias": false'
+                    raise UserError(f"{files.folder}: {sentence}; mend config.json.")
+
+
+def _accept_bare_names(table: Table, wanted: set[str], files: Files) -> None:
+    """Give names saved from the bare model the prefix that the table's names have."""
+    known = wanted | {name for name, _ in table.copies}
+    for name in list(files.entries):
+        full = table.prefix + name
+        belongs = full in known or any(_regex(pattern).fullmatch(full) for pattern in table.ignore)
+        if table.prefix and belongs and name not in known and full not in files.entries:
+            files.entries[full] = files.entries.pop(name)
+
+
+def _may_remain(table: Table, name: str, files: Files) -> bool:
+    if any(_regex(pattern).fullmatch(name) for pattern in table.ignore):
+        return True
+    original = dict(table.copies).get(name)
+    if original is None or original not in files.entries:
+        return False
+    if not files.same(name, original):
+        raise UserError(
+            f"{files.folder}: config.json ties {name} to {original}, but the files hold two different tables; "
+            f'set "tie_word_embeddings" to false in config.json, or remove {name}.'
+        )
+    return True
+
+
+def _unmatched(folder: Path, missing: Sequence[Link], left_over: Sequence[str], present: Mapping[str, Entry]) -> str:
+    absent = [f"{t} (for {', '.join(link.ours)})" for link in missing for t in link.theirs if t not in present]
+    parts = [f"the files lack {short(absent)}"] if absent else []
+    parts += [f"the model has no place for {short(left_over)}"] if left_over else []
+    return f"{folder}: {', and '.join(parts)}; mend config.json or fetch the weights that belong to it."
+
+
+# --------------------------------------------------------------------------------------- saving
+
+
+def pieces(table: Table, ours: Mapping[str, Tensor], shapes: Mapping[str, Shape]) -> Iterator[Piece]:
+    """What saving ``ours`` by their names writes; a name in ``shapes`` that ours lacks is written as zeros."""
+    dtype = next(iter(ours.values())).dtype
+    for link in links(table, shapes):
+
+        def tensors(link: Link = link) -> list[Tensor]:
+            return [ours[n].detach() if n in ours else torch.zeros(shapes[n], dtype=dtype) for n in link.ours]
+
+        sketch = link.save([torch.empty_like(tensor, device="meta") for tensor in tensors()])
+        for i, (name, part) in enumerate(zip(link.theirs, sketch, strict=True)):
+            make = lambda i=i, link=link, tensors=tensors: link.save(tensors())[i]  # noqa: E731
+            yield Piece(name, part.dtype, tuple(part.shape), make)

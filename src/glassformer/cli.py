@@ -1,0 +1,319 @@
+"""The command line: results on standard output, notes and progress on standard error, mistakes in one sentence."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from . import __version__
+from .errors import UserError, nearest
+from .files import explain
+
+# Nothing else is imported up here: `glassformer --help` answers without torch.
+
+MODEL = "a folder, a hub name or a recipe such as glass/1m"
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with one sentence for a mistake instead of the whole usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; see {self.prog} --help.")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
+            raise UserError(f'There is no command "{value}".{nearest(value, action.choices)}')
+        super()._check_value(action, value)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code is 0, 2 for a user's mistake, 130 for Ctrl-C."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        given, rest = parser().parse_known_args(arguments)
+        if rest and given.run is not train:
+            hint = nearest(rest[0], [o for o in given.options if o.startswith("--")]) if rest[0].startswith("-") else ""
+            raise UserError(f"{rest[0]} is not understood.{hint} See glassformer {given.command} --help.")
+        given.rest = rest
+        code: int = given.run(given) or 0
+        sys.stdout.flush()
+        return code
+    except UserError as error:
+        print(f"glassformer: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):
+            print(f"glassformer: {explain(error, Path(error.filename or '.'))}", file=sys.stderr)
+            return 2
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has seen enough, as with `| head`
+        return 0
+    except KeyboardInterrupt:
+        print("\nglassformer: stopped.", file=sys.stderr)
+        return 130
+
+
+def parser() -> Parser:
+    """Every command and its options."""
+    top = Parser(prog="glassformer", description="The whole Transformer family, trained, run and looked into.")
+    top.add_argument("--version", action="version", version=f"glassformer {__version__}")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
+
+    def command(name: str, run: Any, help: str, epilog: str | None = None) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=help, description=help, epilog=epilog, allow_abbrev=False)
+        made.set_defaults(run=run, options=made._option_string_actions)
+        return made
+
+    one = command(
+        "train",
+        train,
+        "Train a model as a run file says, or with the defaults.",
+        "Any setting can be given as --NAME VALUE: --steps 500, --decoder.depth 8, --data.train FILE, --recipe glass/3m",
+    )
+    one.add_argument("file", nargs="?", metavar="RUN.toml", help="the run file; without one, the defaults")
+    one.add_argument("--out", required=True, metavar="DIR", help="where checkpoints, log and curves go")
+    one.add_argument("--resume", action="store_true", help="go on from the last checkpoint in DIR")
+
+    one = command("generate", generate, "Continue a text, token by token.")
+    one.add_argument("model", metavar="MODEL", help=MODEL)
+    one.add_argument("prompt", nargs="+", metavar="PROMPT", help="one text or several; - reads standard input")
+    one.add_argument("--max-new", type=int, default=256, metavar="N", help="at most N tokens (256)")
+    one.add_argument("--temperature", type=float, default=1.0, metavar="T", help="0 takes the likeliest token (1)")
+    one.add_argument("--top-k", type=int, metavar="K", help="draw from the K likeliest tokens")
+    one.add_argument("--top-p", type=float, metavar="P", help="draw from the likeliest tokens with mass P")
+    one.add_argument("--min-p", type=float, metavar="P", help="draw from tokens P times as likely as the likeliest")
+    one.add_argument("--repetition-penalty", type=float, default=1.0, metavar="R", help="above 1: repeat less (1)")
+    one.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated"
+    )
+    one.add_argument("--samples", type=int, default=1, metavar="N", help="N continuations of each prompt (1)")
+    one.add_argument("--seed", type=int, metavar="S", help="the same seed gives the same text")
+    one.add_argument("--dtype", metavar="D", help="float32, bfloat16 or float16 (the checkpoint's own)")
+    one.add_argument("--json", action="store_true", help="tokens, log-probabilities and texts as JSON")
+
+    one = command("eval", evaluate, "Loss, perplexity and bits per byte of a text; every token is counted once.")
+    one.add_argument("model", metavar="MODEL", help=MODEL)
+    one.add_argument("--data", required=True, metavar="FILE", help="a file, a folder or a named corpus")
+    one.add_argument("--field", default="text", metavar="NAME", help="the text field of JSONL (text)")
+    one.add_argument("--context", type=int, metavar="N", help="tokens a window holds (the model's context)")
+    one.add_argument("--stride", type=int, metavar="N", help="how far windows move on (half of the context)")
+    one.add_argument("--batch", type=int, default=8, metavar="N", help="windows at once (8)")
+    one.add_argument("--json", action="store_true", help="the figures as JSON")
+
+    one = command("look", look, "Any named value inside the model while it reads a text.")
+    one.add_argument("model", metavar="MODEL", help=MODEL)
+    one.add_argument("text", metavar="TEXT", help="what the model reads")
+    one.add_argument("pattern", nargs="*", metavar="PATTERN", help='names, as "*.pattern"; none lists every name')
+    one.add_argument("--json", action="store_true", help="every number as JSON")
+
+    one = command("recipes", recipes, "The families and their sizes.")
+    one.add_argument("--json", action="store_true", help="as JSON")
+
+    one = command("cost", cost, "Parameters, FLOPs and memory, from the config alone.")
+    one.add_argument("name", metavar="NAME|RUN.toml", help="a recipe, a folder or a run file")
+    one.add_argument("--batch", type=int, metavar="N", help="rows in a batch")
+    one.add_argument("--context", type=int, metavar="N", help="tokens in a row (the model's context)")
+    one.add_argument("--json", action="store_true", help="as JSON")
+
+    one = command("data", data, "A corpus: what it holds and where it lies.")
+    one.add_argument("name", nargs="?", metavar="NAME", help="a named corpus, a file or a folder; none lists the names")
+    one.add_argument("--field", default="text", metavar="NAME", help="the text field of JSONL (text)")
+    one.add_argument("--json", action="store_true", help="as JSON")
+
+    one = command("convert", convert, "Save a model in another layout: Hugging Face's or our own.")
+    one.add_argument("model", metavar="MODEL", help=MODEL)
+    one.add_argument("folder", metavar="FOLDER", help="where to save it")
+    one.add_argument("--layout", choices=["hf", "glassformer"], default="hf", help="hf opens in transformers (hf)")
+    return top
+
+
+def train(given: argparse.Namespace) -> int | None:
+    """``glassformer train``."""
+    from . import run
+    from .training import run as training_run
+
+    plan = run.read(given.file, overrides(given.rest))
+    return training_run(plan, Path(given.out), resume=given.resume)
+
+
+def overrides(rest: Sequence[str]) -> dict[str, str]:
+    """``--steps 500 --decoder.depth=8`` as a dictionary."""
+    found: dict[str, str] = {}
+    words = list(rest)
+    while words:
+        word = words.pop(0)
+        if not word.startswith("--") or word == "--":
+            raise UserError(f"{word} is not understood; settings are given as --NAME VALUE.")
+        name, equals, value = word[2:].partition("=")
+        if not equals:
+            if not words:
+                raise UserError(f"--{name} needs a value; give it as --{name} VALUE.")
+            value = words.pop(0)
+        found[name.replace("-", "_")] = value
+    return found
+
+
+def generate(given: argparse.Namespace) -> None:
+    """``glassformer generate``."""
+    from . import generation, store
+
+    prompts = [sys.stdin.read() if prompt == "-" else prompt for prompt in given.prompt]
+    model, tokenizer = store.load(given.model, dtype=given.dtype)
+    if tokenizer is None:
+        raise UserError(
+            f"{given.model} has no tokenizer, so text cannot be read; train it, or load a folder that has one."
+        )
+    told = generation.generate(
+        model,
+        tokenizer,
+        prompts,
+        max_new=given.max_new,
+        temperature=given.temperature,
+        top_k=given.top_k,
+        top_p=given.top_p,
+        min_p=given.min_p,
+        repetition_penalty=given.repetition_penalty,
+        stop=given.stop,
+        samples=given.samples,
+        seed=given.seed,
+    )
+    if given.json:
+        emit(told.run().to_dict())
+        return
+    single = len(prompts) == given.samples == 1
+    for step in told:
+        if single:
+            print(step.text, end="", flush=True)
+    if single:
+        print()
+    for row in [] if single else told.rows:
+        print(f"[{row.number}] {prompts[row.number // given.samples]}{row.text}\n")
+    if given.temperature:
+        note(f"seed {told.seed}")
+
+
+def evaluate(given: argparse.Namespace) -> None:
+    """``glassformer eval``."""
+    from . import evaluation, store, text
+
+    source = text.find(given.data, given.field)
+    model, tokenizer = store.load(given.model)
+    if tokenizer is None:
+        raise UserError(f"{given.model} has no tokenizer, so text cannot be read; load a folder that has one.")
+    score = evaluation.score(model, tokenizer, source, context=given.context, stride=given.stride, batch=given.batch)
+    if given.json:
+        emit(score.to_dict())
+    else:
+        rows(
+            ("loss", f"{score.loss:.4f} nats per token"),
+            ("perplexity", f"{score.perplexity:.4f}"),
+            ("bits per byte", f"{score.bits_per_byte:.4f}"),
+            ("tokens", f"{score.tokens:,}"),
+            ("bytes", f"{score.bytes:,}"),
+        )
+
+
+def look(given: argparse.Namespace) -> None:
+    """``glassformer look``."""
+    from . import inspection, store
+
+    model, tokenizer = store.load(given.model)
+    if not given.pattern:
+        print("\n".join(inspection.paths(model)))
+        return
+    if tokenizer is None:
+        raise UserError(f"{given.model} has no tokenizer, so text cannot be read; load a folder that has one.")
+    seen = inspection.look(model, tokenizer, given.text, *given.pattern)
+    if given.json:
+        emit({path: {"shape": list(x.shape), "values": x.tolist()} for path, x in seen.items()})
+    else:
+        print("\n".join(inspection.describe(seen)))
+
+
+def recipes(given: argparse.Namespace) -> None:
+    """``glassformer recipes``."""
+    from . import cost as costs
+    from . import recipes as book
+
+    table = []
+    for recipe in book.all():
+        for size, config in recipe.sizes.items():
+            table.append((f"{recipe.name}/{size}", costs.cost(config).total, config.dim, config.context, recipe.paper))
+    if given.json:
+        emit([dict(zip(("name", "parameters", "dim", "context", "paper"), row, strict=True)) for row in table])
+        return
+    for name, total, dim, context, paper in table:
+        print(f"{name:20} {total:>16,} parameters   {dim:>6} wide   {context:>7} tokens   {paper}")
+
+
+def cost(given: argparse.Namespace) -> None:
+    """``glassformer cost``."""
+    from . import cost as costs
+    from . import run, store
+
+    if given.name.endswith(".toml"):
+        from .training import plan_model
+
+        plan = run.read(given.name)
+        config = plan_model(plan)
+        batch, context = given.batch or plan.train.batch, given.context or plan.train.context
+    else:
+        config, batch, context = store.config_of(given.name), given.batch or 1, given.context
+    found = costs.cost(config, batch=batch, context=context)
+    if given.json:
+        emit(found.to_dict())
+    else:
+        print("\n".join(found.lines()))
+
+
+def data(given: argparse.Namespace) -> None:
+    """``glassformer data``."""
+    from . import text
+    from .text import named
+
+    if given.name is None:
+        corpora = named.corpora()
+        if given.json:
+            emit([{"name": c.name, "what": c.what, "origin": c.origin, "licence": c.licence} for c in corpora])
+        else:
+            rows(*((c.name, f"{c.what} ({c.licence}, {c.origin})") for c in corpora))
+        return
+    source = text.find(given.name, given.field)
+    for line in source.notes:
+        note(line)
+    found = source.summary()
+    if given.json:
+        emit({name: str(v) if isinstance(v, Path) else v for name, v in vars(found).items()})
+    else:
+        counts = f"{found.bytes:,} bytes of text in {found.documents:,} documents, {found.files:,} files"
+        rows(("corpus", found.name), ("holds", counts), ("lies at", str(found.path)))
+        rows(("from", found.origin), ("licence", found.licence))
+
+
+def convert(given: argparse.Namespace) -> None:
+    """``glassformer convert``."""
+    from . import store
+
+    model, tokenizer = store.load(given.model)
+    store.save(model, given.folder, tokenizer, layout=given.layout)
+    print(given.folder)
+
+
+def emit(value: Any) -> None:
+    """A result as JSON."""
+    print(json.dumps(value, ensure_ascii=False, allow_nan=False))
+
+
+def rows(*pairs: tuple[str, str]) -> None:
+    """Names and values, one pair a line."""
+    for name, value in pairs:
+        print(f"{name:14} {value}")
+
+
+def note(line: str) -> None:
+    """Something about the work, not its result."""
+    print(line, file=sys.stderr)

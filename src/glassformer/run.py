@@ -133,21 +133,22 @@ Schedule: TypeAlias = Constant | Cosine | WarmupStableDecay | InverseSqrt
 class Data:
     """Where the text comes from: a named corpus, a file, a folder, several of them, or ``{name = weight}``.
 
-    ``valid`` is another corpus, or the share of ``train`` to hold out. ``tokenizer`` is "char", "byte" or
-    "bpe" to train one (``vocab`` entries), or the path of a published one. ``field`` is JSONL's text field.
+    ``valid`` is another corpus, or the share of ``train`` to hold out. ``tokenizer`` is "char", "byte" or "bpe"
+    to train one (BPE: of ``vocab`` entries), or the path of a published one; None is the model's own, else "bpe".
+    ``field`` is JSONL's text field.
     """
 
     train: str | tuple[str, ...] | dict[str, float] = "python-docs"
     valid: float | str = 0.1
-    tokenizer: str = "bpe"
-    vocab: int = 4096
+    tokenizer: str | None = None
+    vocab: int | None = None
     field: str = "text"
 
     def __post_init__(self) -> None:
         _need(bool(self.train), "data.train is empty; name a corpus, a file or a folder.")
         share = not isinstance(self.valid, float) or 0 < self.valid < 1
         _need(share, f"data.valid is {self.valid}; give a share between 0 and 1, or the path of a file.")
-        _need(self.vocab > 0, f"data.vocab is {self.vocab}; give a number of tokens above 0.")
+        _need(self.vocab is None or self.vocab > 0, f"data.vocab is {self.vocab}; give a number of tokens above 0.")
 
     def sources(self) -> dict[str, float]:
         """Each corpus of ``train`` with its weight."""

@@ -1,0 +1,178 @@
+"""Checkpoints: a model folder with the state of training beside the weights; whole or absent.
+
+DIR/step-000500/  config.json model.safetensors tokenizer.json   a model that anything can load
+                  state.json state.safetensors                   what training needs to go on, bit for bit
+DIR/last, DIR/best                                               one line: the name of such a folder
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import files, serial, store, tensorfiles
+from ..errors import UserError
+from .loop import State
+
+STEP = re.compile(r"step-(\d{6,})")
+
+
+def save(folder: Path, state: State, tokenizer: Any = None) -> Path:
+    """Write ``folder/step-NNNNNN`` and point ``folder/last`` at it.
+
+    A checkpoint of this step that is there already stays. Raises UserError when a weight is not finite or the disk
+    is full; what was saved before still stands.
+    """
+    path = folder / f"step-{state.step:06d}"
+    if not path.exists():
+        for name, tensor in state.model.named_parameters():
+            if not bool(torch.isfinite(tensor).all()):
+                raise UserError(f'The weights of "{name}" are not finite; nothing was saved, use the last checkpoint.')
+        with files.write_folder(path) as beside:
+            store.save(state.model, beside, tokenizer, layout="glassformer")
+            _write(beside / "state.safetensors", {**state.optimizer.state(), **_random_tensors()})
+            (beside / "state.json").write_text(json.dumps(_facts(state), default=_plain) + "\n")
+    files.write(folder / "last", path.name + "\n")
+    return path
+
+
+def restore(path: Path, state: State) -> dict[str, Any]:
+    """Put a checkpoint's weights, optimizer, cursor and random states in place; its facts.
+
+    Raises UserError when it is broken or another model's; ``state`` may then be half filled: build it anew.
+    """
+    facts = read_json(path / "state.json")
+    there, here = store.read_config(path).config, state.model.config
+    differs = difference(serial.to_dict(there), serial.to_dict(here))
+    if differs:
+        raise UserError(f"{path} is a checkpoint of another model: {differs}; give the same config or another folder.")
+    weights, mine = tensorfiles.open_files(path), dict(state.model.named_parameters())
+    shapes = {name: list(entry.shape) for name, entry in weights.entries.items()}
+    differs = difference(shapes, {name: list(tensor.shape) for name, tensor in mine.items()})
+    if differs:
+        raise UserError(f"{path} holds another model's weights: the shape of {differs}; use another checkpoint.")
+    with torch.no_grad():
+        for name, tensor in mine.items():
+            tensor.copy_(weights.read(name))
+    saved = path / "state.safetensors"
+    kept = tensorfiles.Files(path, tensorfiles.read_header(saved))
+    tensors = {name: kept.read(name) for name in kept.entries}
+    randoms = {name: tensors.pop(name) for name in list(tensors) if name.startswith("random:")}
+    state.optimizer.restore(tensors)
+    try:
+        state.step, state.tokens, state.bad = facts["step"], facts["tokens"], facts["bad"]
+        state.best = math.inf if facts["best"] is None else facts["best"]
+        state.batches.restore(facts["batches"])
+        _restore_random(facts["random"], randoms)
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{path / 'state.json'} lacks {error}; it is damaged, use another checkpoint.") from None
+    return facts
+
+
+def newest(folder: Path) -> Path | None:
+    """The checkpoint of the highest step; None where nothing was saved."""
+    found = steps(folder)
+    return found[-1] if found else None
+
+
+def steps(folder: Path) -> list[Path]:
+    """The checkpoints of a run folder, oldest first."""
+    if not folder.is_dir():
+        return []
+    return sorted((p for p in folder.iterdir() if STEP.fullmatch(p.name)), key=lambda p: int(p.name[5:]))
+
+
+def rotate(folder: Path, keep: int) -> None:
+    """Remove all checkpoints but the newest ``keep``, and those that ``last`` and ``best`` name."""
+    named = {(folder / name).read_text().strip() for name in ("last", "best") if (folder / name).exists()}
+    for path in steps(folder)[:-keep]:
+        if path.name not in named:
+            gone = path.rename(path.with_name(f".{path.name}.old"))  # half a checkpoint never bears a good name
+            shutil.rmtree(gone, ignore_errors=True)
+
+
+def tidy(folder: Path) -> None:
+    """Remove what a killed process left half-written; call it with the folder locked."""
+    for path in folder.glob(".*"):
+        if path.suffix in (".part", ".old"):
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def difference(there: Any, here: Any, where: str = "") -> str | None:
+    """The first place where two nested values differ, in words; None when they are equal."""
+    if isinstance(there, dict) and isinstance(here, dict) and there.get("type") == here.get("type"):
+        for key in [*there, *(k for k in here if k not in there)]:
+            found = difference(there.get(key), here.get(key), f"{where}.{key}" if where else str(key))
+            if found:
+                return found
+        return None
+    if isinstance(there, list) and isinstance(here, list) and len(there) == len(here):
+        return next(
+            filter(None, (difference(t, h, f"{where}.{i}") for i, (t, h) in enumerate(zip(there, here, strict=True)))),
+            None,
+        )
+    return None if there == here else f"{where or 'it'} is {_short(there)} there and {_short(here)} here"
+
+
+def _short(value: Any) -> str:
+    return value["type"] if isinstance(value, dict) and "type" in value else json.dumps(value, default=_plain)[:60]
+
+
+def _facts(state: State) -> dict[str, Any]:
+    best = state.best if math.isfinite(state.best) else None
+    numbers = {"step": state.step, "tokens": state.tokens, "bad": state.bad, "best": best}
+    version, keys, at, gauss, cached = np.random.get_state()
+    numpy_state = [version, np.asarray(keys).tolist(), at, gauss, cached]
+    randoms = {"python": random.getstate(), "numpy": numpy_state}
+    return {**numbers, "batches": state.batches.state(), "random": randoms}
+
+
+def _random_tensors() -> dict[str, Tensor]:
+    states = {"random:torch": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states |= {f"random:cuda:{i}": kept for i, kept in enumerate(torch.cuda.get_rng_state_all())}
+    return states
+
+
+def _restore_random(plain: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    version, inner, gauss = plain["python"]
+    random.setstate((version, tuple(inner), gauss))
+    np.random.set_state(tuple(plain["numpy"]))
+    torch.set_rng_state(tensors["random:torch"])
+    for name, tensor in tensors.items():
+        if name.startswith("random:cuda:"):
+            torch.cuda.set_rng_state(tensor, int(name.rpartition(":")[2]))
+
+
+def _plain(value: Any) -> Any:
+    """numpy's numbers and arrays as JSON holds them."""
+    if isinstance(value, np.generic | np.ndarray | Tensor):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} cannot be kept in state.json")
+
+
+def _write(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    content = tensorfiles.contents(tensorfiles.plain(tensors), limit=1 << 62)[tensorfiles.SINGLE]
+    assert callable(content)
+    content(path)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The table in a JSON file of a run folder; UserError when it is damaged."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} is damaged or missing ({error}); use another checkpoint of the folder.") from None
+    if not isinstance(found, dict):
+        raise UserError(f"{path} is damaged (no table); use another checkpoint of the folder.")
+    return found

@@ -1,0 +1,185 @@
+"""What consumes steps: evaluate, save, log. Each is called with a Step, in the order they are given."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from .. import files
+from . import checkpoint
+from .data import Batch
+from .loop import Step
+from .objective import Objective
+
+Hook = Callable[[Step], None]
+
+
+def note(text: str) -> None:
+    """A line for the reader, on standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def aside(model: Any) -> Iterator[None]:
+    """Use the model without training it: no dropout, no gradients, every random state as it was afterwards."""
+    training, plain, drawn = model.training, random.getstate(), np.random.get_state()
+    model.eval()
+    try:
+        with torch.random.fork_rng(), torch.no_grad():
+            yield
+    finally:
+        model.train(training)
+        random.setstate(plain)
+        np.random.set_state(drawn)
+
+
+class Evaluate:
+    """Fills in ``step.valid``: the mean loss over the same validation batches each time, which ``batches()`` gives."""
+
+    def __init__(
+        self, batches: Callable[[], Iterable[Batch]], objective: Objective, every: int, dtype: str = "float32"
+    ) -> None:
+        self.batches, self.objective, self.every, self.dtype = batches, objective, every, dtype
+
+    def __call__(self, step: Step) -> None:
+        if step.due(self.every):
+            step.valid = self.measure(step.state.model)
+
+    def measure(self, model: Any) -> float:
+        """The validation loss of ``model``."""
+        device = next(model.parameters()).device
+        total, targets = 0.0, 0
+        with aside(model), torch.autocast(device.type, torch.bfloat16, enabled=self.dtype == "bfloat16"):
+            for batch in self.batches():
+                loss = self.objective.loss(model, batch.to(device))
+                total, targets = total + float(loss.sum), targets + loss.count
+        return total / targets if targets else math.nan
+
+
+class Save:
+    """Keeps the last checkpoints and the best one of a run folder.
+
+    It saves ``every`` so many steps, at a new best validation loss and at the end; never after a skipped step, so
+    that no good checkpoint makes room for the trace of a bad one.
+    """
+
+    def __init__(self, folder: Path, every: int, keep: int, tokenizer: Any = None) -> None:
+        self.folder, self.every, self.keep, self.tokenizer = folder, every, keep, tokenizer
+
+    def __call__(self, step: Step) -> None:
+        better = step.valid is not None and step.valid < step.state.best and not step.state.bad
+        if better and step.valid is not None:
+            step.state.best = step.valid
+        if better or step.last or step.due(self.every):
+            self.save(step, better)
+
+    def save(self, step: Step, best: bool = False) -> None:
+        """Save now, unless this step was skipped; what no longer counts among the last is removed after that."""
+        if not step.state.bad:
+            path = checkpoint.save(self.folder, step.state, self.tokenizer)
+            if best:
+                files.write(self.folder / "best", path.name + "\n")
+            checkpoint.rotate(self.folder, self.keep)
+
+
+class Log:
+    """One JSON object a step in ``log.jsonl``; going on from ``start``, what a lost run wrote after it is dropped."""
+
+    def __init__(self, path: Path, start: int = 0) -> None:
+        kept = [line for line in read_log(path) if line["step"] <= start] if start else []
+        files.write(path, "".join(json.dumps(line) + "\n" for line in kept))
+        try:
+            self.file = path.open("a", encoding="utf-8", buffering=1)
+        except OSError as error:
+            raise files.explain(error, path) from None
+        self.path = path
+
+    def __call__(self, step: Step) -> None:
+        try:
+            self.file.write(json.dumps(facts(step)) + "\n")
+        except OSError as error:
+            raise files.explain(error, self.path) from None
+
+
+class TensorBoard:
+    """The same numbers as TensorBoard events; needs the ``tensorboard`` package."""
+
+    def __init__(self, folder: Path, start: int = 0) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # type: ignore[attr-defined, unused-ignore]
+
+        self.writer: Any = SummaryWriter(str(folder), purge_step=start + 1 if start else None)
+
+    @classmethod
+    def open(cls, folder: Path, start: int = 0) -> TensorBoard | None:
+        """The hook, or nothing where TensorBoard is not installed."""
+        try:
+            return cls(folder, start)
+        except ImportError:
+            return None
+
+    def __call__(self, step: Step) -> None:
+        for name, value in facts(step).items():
+            if isinstance(value, float):
+                self.writer.add_scalar(name, value, step.index)
+
+
+def facts(step: Step) -> dict[str, Any]:
+    """A step's numbers as JSON holds them: those that are not finite are left out, and ``skipped`` says why."""
+    numbers = {
+        "step": step.index,
+        "loss": step.loss,
+        "valid": step.valid,
+        "rate": step.rate,
+        "norm": step.norm,
+        "tokens": step.tokens,
+        "seconds": round(step.seconds, 6),
+        "epoch": step.epoch,
+        "skipped": step.skipped,
+    }
+    return {k: v for k, v in numbers.items() if v is not None and not (isinstance(v, float) and not math.isfinite(v))}
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a log; a last one cut short by a crash is left out."""
+    found = []
+    with contextlib.suppress(OSError):
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            with contextlib.suppress(ValueError):
+                entry = json.loads(line)
+                if isinstance(entry, dict) and isinstance(entry.get("step"), int):
+                    found.append(entry)
+    return found
+
+
+def draw(log: Path, picture: Path) -> str:
+    """Draw the log's curves into ``picture``; one sentence that says what became of it."""
+    try:
+        import matplotlib
+    except ImportError:
+        return "No picture of the curves: pip install matplotlib, or look at log.jsonl."
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    lines = read_log(log)
+    figure, (losses, rates) = pyplot.subplots(2, 1, sharex=True, height_ratios=(3, 1), figsize=(8, 6), layout="tight")
+    for axes, name, style in ((losses, "loss", "-"), (losses, "valid", "o-"), (rates, "rate", "-")):
+        drawn = [(line["step"], line[name]) for line in lines if name in line]
+        if drawn:
+            label = {"loss": "training", "valid": "validation"}.get(name)
+            axes.plot(*zip(*drawn, strict=True), style, label=label, linewidth=0.8, markersize=3)
+    losses.set_ylabel("loss a token (nats)")
+    losses.legend()
+    rates.set_ylabel("rate")
+    rates.set_xlabel("step")
+    files.write(picture, lambda beside: figure.savefig(beside, format="png", dpi=120))
+    pyplot.close(figure)
+    return f"The curves are in {picture}."

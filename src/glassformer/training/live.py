@@ -1,0 +1,134 @@
+"""Training as a person sees it: a small panel in a terminal, plain lines elsewhere; always on standard error."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from .hooks import aside, note
+from .loop import Step
+
+BARS = "▁▂▃▄▅▆▇█"
+
+
+class Live:
+    """Shows loss, validation, tokens a second, the share of the machine's measured peak, time left, and samples.
+
+    ``flops`` are a token's in training; ``sample`` makes some text with the model, every ``sample_every`` steps.
+    """
+
+    def __init__(
+        self,
+        flops: float = 0.0,
+        peak: float = 0.0,
+        sample: Callable[[Any], str] | None = None,
+        sample_every: int = 0,
+        terminal: bool | None = None,
+    ) -> None:
+        self.flops, self.peak = flops, peak
+        self.sample, self.sample_every = sample, sample_every
+        self.terminal = sys.stderr.isatty() if terminal is None else terminal
+        self.began = self.shown = time.monotonic()
+        self.first: int | None = None  # the step before the first that was seen
+        self.losses: list[float] = []
+        self.tokens, self.seconds = 0, 0.0  # since the last time shown
+        self.speed = 0.0
+        self.valid = math.nan
+        self.text = ""
+        self.screen: Any = None
+
+    def __enter__(self) -> Live:
+        if self.terminal:
+            from rich.console import Console
+            from rich.live import Live as Screen
+
+            self.screen = Screen(console=Console(stderr=True), auto_refresh=False)
+            self.screen.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.screen is not None:
+            self.screen.stop()
+
+    def __call__(self, step: Step) -> None:
+        self.first = step.index - 1 if self.first is None else self.first
+        self.tokens, self.seconds = self.tokens + step.tokens, self.seconds + step.seconds
+        if step.skipped:
+            note(f"step {step.index} skipped: {step.skipped}; the weights were left as they were.")
+        else:
+            self.losses.append(step.loss)
+        if step.valid is not None:
+            self.valid = step.valid
+        if self.sample is not None and step.due(self.sample_every):
+            with aside(step.state.model):
+                self.text = self.sample(step.state.model)
+            if self.screen is None:
+                note(f"  sample: {self.text!r}")
+        waited = time.monotonic() - self.shown
+        if step.last or waited > (0.5 if self.screen else 10) or (step.valid is not None and waited > 1):
+            self.show(step)
+
+    def show(self, step: Step) -> None:
+        """Draw the panel, or print a line."""
+        self.speed = self.tokens / self.seconds if self.seconds else 0.0
+        self.tokens, self.seconds, self.shown = 0, 0.0, time.monotonic()
+        if self.screen is None:
+            note(f"step {step.index}/{step.steps}  " + "  ".join(f"{k} {v}" for k, v in self.numbers(step).items()))
+        else:
+            self.screen.update(self.panel(step), refresh=True)
+
+    def numbers(self, step: Step) -> dict[str, str]:
+        """What is known now, in words."""
+        done = step.index - (self.first or 0)
+        left = (time.monotonic() - self.began) / max(1, done) * (step.steps - step.index)
+        recent = self.losses[-max(1, min(20, len(self.losses) // 4)) :]
+        found = {"loss": f"{sum(recent) / len(recent):.4f}" if recent else "none"}
+        if math.isfinite(self.valid):
+            found["validation"] = f"{self.valid:.4f}"
+        found["tokens/s"] = f"{self.speed:,.0f}"
+        if self.flops and self.peak:
+            found["of this machine's peak"] = f"{self.flops * self.speed / self.peak:.0%}"
+        return {**found, "left": duration(left)}
+
+    def panel(self, step: Step) -> Any:
+        """The terminal's picture: a bar, the numbers, the loss as a row of bars, the last sample."""
+        from rich.console import Group
+        from rich.panel import Panel
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table.grid(padding=(0, 2))
+        numbers = self.numbers(step)
+        table.add_row(*(Text(name, style="dim") for name in numbers))
+        table.add_row(*(Text(value, style="bold") for value in numbers.values()))
+        bar = ProgressBar(total=step.steps, completed=step.index, width=60)
+        parts: list[Any] = [bar, table, Text(sparkline(self.losses, 60), style="cyan")]
+        if self.text:
+            parts.append(Text(self.text, style="italic", overflow="fold"))
+        return Panel(Group(*parts), title=f"step {step.index:,} of {step.steps:,}", expand=False)
+
+
+def sparkline(values: list[float], width: int) -> str:
+    """The values as one line of bars, each the mean of a stretch."""
+    if not values:
+        return ""
+    width = min(width, len(values))
+    cuts = [round(i * len(values) / width) for i in range(width + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(cuts)]
+    low, high = min(means), max(means)
+    return "".join(BARS[round((mean - low) / ((high - low) or 1.0) * (len(BARS) - 1))] for mean in means)
+
+
+def duration(seconds: float) -> str:
+    """A time span in the unit a person would say."""
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 99.5 * 60 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,158 @@
+"""The training loop, a generator: each step is yielded to whoever logs, evaluates, saves or draws.
+
+batch -> pieces -> objective -> backward -> (finite?) -> scale and clip -> optimizer -> yield Step
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import run
+from ..errors import UserError
+from ..nn import Model
+from .objective import Causal, Objective, gradients
+from .optimizer import Optimizer
+from .probe import Plan, make_plan
+from .schedule import factor
+
+if TYPE_CHECKING:
+    from .data import Batch
+
+
+@dataclass
+class State:
+    """What training moves: the weights, the optimizer, the cursor in the data, and how far it is.
+
+    ``bad`` counts the steps skipped in a row; ``best`` is the lowest validation loss so far.
+    """
+
+    model: Model
+    optimizer: Optimizer
+    batches: Any
+    step: int = 0
+    tokens: int = 0
+    bad: int = 0
+    best: float = math.inf
+
+
+@dataclass
+class Step:
+    """One step done. ``loss`` is a mean over ``tokens`` targets, ``norm`` the gradient's before clipping.
+
+    ``skipped`` says why the weights were left alone, if they were; a hook may fill in ``valid``.
+    """
+
+    index: int
+    steps: int
+    loss: float
+    rate: float
+    norm: float
+    tokens: int
+    seconds: float
+    epoch: int
+    state: State = field(repr=False)
+    skipped: str | None = None
+    valid: float | None = None
+
+    @property
+    def last(self) -> bool:
+        """Whether the run ends here."""
+        return self.index == self.steps
+
+    def due(self, every: int) -> bool:
+        """Whether something that happens ``every`` so many steps (0: never), and at the end, happens now."""
+        return every > 0 and (self.index % every == 0 or self.last)
+
+
+def train(
+    model: Model,
+    batches: Iterator[Batch],
+    objective: Objective | None = None,
+    settings: run.Train | None = None,
+    *,
+    state: State | None = None,
+    plan: Plan | None = None,
+) -> Iterator[Step]:
+    """Train ``model`` in place, one yielded Step at a time; ``state`` goes on where a checkpoint stopped.
+
+    Raises UserError when ``settings.patience`` steps in a row have no finite loss and gradient; such steps never
+    reach the weights.
+    """
+    settings = settings or run.Train()
+    objective = objective or Causal(settings.label_smoothing)
+    state = state or State(model, Optimizer(model, settings.optimizer), batches)
+    first = None
+    if plan is None:
+        first = next(batches)
+        plan = make_plan(model, first, objective, settings)
+    if state.step == 0:
+        seed(settings.seed)
+    engine: Any = torch.compile(model, dynamic=False) if plan.compile else model
+    dtype = getattr(torch, plan.dtype)
+    base = max(group["base"] for group in state.optimizer.groups())
+    while state.step < settings.steps:
+        begun = time.perf_counter()
+        if not model.training:
+            model.train()
+        batch, first = first or next(batches), None
+        total, loss, count = gradients(engine, batch, objective, settings.accumulate, dtype)
+        grads = [p.grad for p in state.optimizer.parameters.values() if p.grad is not None]
+        norm = float(torch.nn.utils.get_total_norm(grads)) / max(1, count)
+        rate = factor(settings.schedule, state.step + 1, settings.steps)
+        skipped = _reason(total, norm, count)
+        if skipped is None:
+            _scale(grads, norm, count, settings.clip)
+            state.optimizer.step(rate)
+        state.optimizer.clear()
+        del grads
+        state.bad = state.bad + 1 if skipped else 0
+        state.step += 1
+        state.tokens += count
+        yield Step(
+            index=state.step,
+            steps=settings.steps,
+            loss=loss / max(1, count),
+            rate=base * rate,
+            norm=norm,
+            tokens=count,
+            seconds=time.perf_counter() - begun,
+            epoch=getattr(batches, "epoch", 0),
+            state=state,
+            skipped=skipped,
+        )
+        if state.bad >= settings.patience:
+            raise UserError(
+                f"Training stopped at step {state.step}: {state.bad} steps in a row were skipped ({skipped}); lower "
+                f"train.optimizer.rate or check the data, the weights are as they were before them."
+            )
+
+
+def seed(number: int) -> None:
+    """Start every random generator that training uses from ``number``."""
+    torch.manual_seed(number)
+    np.random.seed(number % 2**32)
+    random.seed(number)
+
+
+def _reason(total: float, norm: float, count: int) -> str | None:
+    """Why the weights must not move this time, if so."""
+    if count == 0:
+        return "the batch has no targets"
+    if not math.isfinite(total):
+        return f"the loss is {total}"
+    return None if math.isfinite(norm) else f"the gradient is {norm}"
+
+
+def _scale(grads: list[Tensor], norm: float, count: int, clip: float | None) -> None:
+    """From the gradients of a sum to those of the mean, bounded by ``clip``: one pass for both."""
+    bound = 1.0 if clip is None else min(1.0, clip / (norm + 1e-6))
+    torch._foreach_mul_(grads, bound / count)

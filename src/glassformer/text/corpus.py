@@ -22,7 +22,8 @@ from typing import BinaryIO, NamedTuple, cast
 from .. import files
 from ..errors import UserError, nearest
 
-PIECE = 1 << 18  # characters of a piece: long enough to tokenise well, short enough to share out
+PIECE = 1 << 16  # characters of a piece: long enough to tokenise well, short enough to share out
+_HEAD = 8192  # bytes that tell whether a file of a folder is text
 _LINE_BORDER = re.compile(r"\S\n(?=\S)")
 _WORD_BORDER = re.compile(r"\S(?= \S)")
 
@@ -177,10 +178,11 @@ def _part(path: Path, field: str) -> Part:
 def _looks_like_text(path: Path) -> bool:
     try:
         with path.open("rb") as raw:
-            head = (cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if path.suffix == ".gz" else raw).read(8192)
+            head = (cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if path.suffix == ".gz" else raw).read(_HEAD)
             head.decode()
     except UnicodeDecodeError as error:
-        return len(head) - error.start < 4 and b"\0" not in head  # only cut through a character
+        cut_through = error.reason == "unexpected end of data" and len(head) == _HEAD
+        return cut_through and b"\0" not in head
     except (OSError, EOFError):
         return False
     return b"\0" not in head

@@ -30,7 +30,7 @@ Array = np.ndarray[Any, Any]
 Progress = Callable[[int, int], None]  # bytes of the files read, bytes there are
 
 _FORMAT = 1
-_BATCH = 1 << 21  # characters tokenised at a time by one thread
+_BATCH = 1 << 19  # characters tokenised at a time by one thread
 _MAPPED = ("tokens.bin", "starts.bin", "marks.bin")
 
 

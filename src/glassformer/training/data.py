@@ -1,0 +1,268 @@
+"""Batches: documents packed end to end into rows, in an order that is a function of the seed alone.
+
+    stream    d d d | e e e e e | f f f f f f ...      documents end to end, borders known
+    targets   cut into stretches of `context`, from a new offset each epoch: each token is a target once
+    rows      a stretch and the tokens before it, `context` long; the order of rows is a keyed permutation
+
+Shapes: B rows of a batch, T context, N tokens of a corpus.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.lib.stride_tricks import sliding_window_view
+from torch import Tensor
+
+from ..errors import UserError
+from ..text.shards import Shards
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows to learn from: ``tokens`` and ``targets`` (B, T) long, a target of -1 is not counted.
+
+    ``pos`` and ``docs`` (B, T) say where in which of the row's documents a token is; both are None when
+    no row holds more than one, and positions are then 0..T-1.
+    """
+
+    tokens: Tensor
+    targets: Tensor
+    pos: Tensor | None = None
+    docs: Tensor | None = None
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The batch on another device."""
+        pos, docs = (None if x is None else x.to(device, non_blocking=True) for x in (self.pos, self.docs))
+        return Batch(self.tokens.to(device, non_blocking=True), self.targets.to(device, non_blocking=True), pos, docs)
+
+
+# ---------------------------------------------------------------------------------- the order
+
+
+class Shuffle:
+    """A permutation of 0..size-1 that is never written out: any index's place is computed from the key.
+
+    A Feistel network on the digits of a two-digit number whose digits count to about sqrt(size); what
+    falls past the end is sent through again (cycle walking, Black & Rogaway 2002).
+    """
+
+    def __init__(self, size: int, key: Array) -> None:
+        self.size, self.key = size, key
+        high = math.isqrt(size - 1) + 1
+        self.high, self.low = np.uint64(high), np.uint64(-(-size // high))
+
+    def __call__(self, index: Array) -> Array:
+        """Where each index (any shape, int64) goes."""
+        out = self._network(index.astype(np.uint64))
+        while (past := out >= self.size).any():
+            out[past] = self._network(out[past])
+        return out.astype(np.int64)
+
+    def _network(self, x: Array) -> Array:
+        high, low = np.divmod(x, self.low)
+        for first, second in zip(self.key[0::2], self.key[1::2], strict=True):
+            high = (high + _scatter(low ^ first)) % self.high
+            low = (low + _scatter(high ^ second)) % self.low
+        result: Array = high * self.low + low
+        return result
+
+
+def _scatter(x: Array) -> Array:
+    """A well-mixed 32-bit hash of each 64-bit number."""
+    x = x * np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
+    return x >> np.uint64(32)
+
+
+# ----------------------------------------------------------------------------------- the rows
+
+
+class Rows:
+    """A corpus as rows of ``context`` tokens and their targets."""
+
+    def __init__(self, shards: Shards, context: int) -> None:
+        self.context = context
+        self.last = len(shards) - 1  # tokens that have a successor
+        self.windows = sliding_window_view(np.asarray(shards.tokens), context)
+        # a closing token that also opens the next document is the last one's target and the next one's first
+        self.shared = shards.shared_border
+        self.borders = shards.starts[1:-1] - 1 if self.shared else shards.starts[1:-1]
+
+    def fill(self, low: Array, high: Array, out: _Filling, at: int) -> None:
+        """Write the rows that predict the successors of tokens low..high-1 (each R long) from row ``at`` on."""
+        T, rows = self.context, len(low)
+        begin = np.maximum(high - T, 0)
+        out.tokens[at : at + rows] = self.windows[begin]
+        targets = out.targets[at : at + rows]
+        targets[:] = self.windows[begin + 1]
+        if (high - low < T).any():
+            place = begin[:, None] + np.arange(T)
+            targets[(place < low[:, None]) | (place >= high[:, None])] = -1
+        first = np.searchsorted(self.borders, begin, side="right")
+        count = np.searchsorted(self.borders, begin + T, side="right") - first
+        if count.any():
+            row = np.repeat(np.arange(rows), count)
+            nth = np.arange(len(row)) - np.repeat(np.cumsum(count) - count - first, count)
+            column = self.borders[nth] - begin[row]
+            if not self.shared:
+                targets[row, column - 1] = -1  # the next document cannot be told from this one
+            inside = column < T
+            out.opens[at + row[inside], column[inside]] = True
+
+
+class _Filling:
+    """A batch being filled; ``opens`` marks the tokens inside a row that open a document."""
+
+    def __init__(self, batch: int, context: int) -> None:
+        self.tokens = np.empty((batch, context), np.int64)
+        self.targets = np.empty((batch, context), np.int64)
+        self.opens = np.zeros((batch, context), np.bool_)
+
+    def batch(self) -> Batch:
+        tokens, targets = torch.from_numpy(self.tokens), torch.from_numpy(self.targets)
+        if not self.opens.any():
+            return Batch(tokens, targets)
+        column = np.arange(self.opens.shape[1])
+        pos = column - np.maximum.accumulate(np.where(self.opens, column, 0), axis=1)
+        docs = np.cumsum(self.opens, axis=1, dtype=np.int64)
+        return Batch(tokens, targets, torch.from_numpy(pos), torch.from_numpy(docs))
+
+
+def every_token_once(shards: Shards, batch: int, context: int, stride: int | None = None) -> Iterator[Batch]:
+    """The corpus in order, each token that has a predecessor in its document a target exactly once.
+
+    ``stride`` below ``context`` gives each target at least ``context - stride`` tokens to look back on
+    (where there are so many). The last batch may be smaller; rows are shorter when the corpus is.
+    """
+    _check(batch, context)
+    if len(shards) < 2:
+        raise UserError(f"{shards.name} holds fewer than two tokens, so nothing can be predicted; give more text.")
+    rows = Rows(shards, min(context, len(shards) - 1))
+    step = min(stride or rows.context, rows.context)
+    for begin in range(0, rows.last, batch * step):
+        low = np.arange(begin, min(begin + batch * step, rows.last), step)
+        filling = _Filling(len(low), rows.context)
+        rows.fill(low, np.minimum(low + step, rows.last), filling, 0)
+        yield filling.batch()
+
+
+# -------------------------------------------------------------------------------- the batches
+
+
+class _Cursor:
+    """How far one corpus has been gone through: row ``index`` of ``epoch``, ``drawn`` rows in all."""
+
+    def __init__(self, rows: Rows, seed: Sequence[int]) -> None:
+        self.rows, self.seed = rows, seed
+        self.drawn = 0
+        self.go(0, 0)
+
+    def go(self, epoch: int, index: int) -> None:
+        self.epoch, self.index = epoch, index
+        *key, shift = np.random.SeedSequence([*self.seed, epoch]).generate_state(7, np.uint64)
+        T, last = self.rows.context, self.rows.last
+        self.offset = 1 + int(shift) % T  # the first stretch is this short, so that borders differ between epochs
+        self.size = 1 + -(-(last - self.offset) // T)
+        self.shuffle = Shuffle(self.size, np.array(key))
+
+    def draw(self, count: int, out: _Filling, at: int) -> None:
+        """The next ``count`` rows, from this epoch and the ones after it."""
+        self.drawn += count
+        while count:
+            some = min(count, self.size - self.index)
+            high = self.shuffle(np.arange(self.index, self.index + some)) * self.rows.context + self.offset
+            self.rows.fill(np.maximum(high - self.rows.context, 0), np.minimum(high, self.rows.last), out, at)
+            count, at, self.index = count - some, at + some, self.index + some
+            if self.index == self.size:
+                self.go(self.epoch + 1, 0)
+
+
+class Batches:
+    """An endless iterator of training batches over one corpus, or several mixed by weight.
+
+    Each epoch every token is a target exactly once, in a new order with new row borders; a mixture's
+    weights are shares of the rows, kept to within one row at any time. Which rows come is a function of
+    (seed, epoch, index) alone, so ``state()`` is a few numbers. Raises UserError for a corpus shorter
+    than one context.
+    """
+
+    def __init__(
+        self, shards: Shards | Sequence[tuple[Shards, float]], batch: int, context: int, seed: int = 0
+    ) -> None:
+        _check(batch, context)
+        mixture = [(shards, 1.0)] if isinstance(shards, Shards) else list(shards)
+        for part, weight in mixture:
+            if not (math.isfinite(weight) and weight > 0):
+                raise UserError(f"The weight of {part.name} is {weight}; give a number above 0.")
+            if len(part) <= context:
+                sentence = f"{part.name} holds {len(part)} tokens, too few for one context of {context} and the next; "
+                raise UserError(sentence + "give more text or set a smaller context.")
+        if not mixture:
+            raise UserError("There is no corpus to train on; give at least one.")
+        self.batch, self.context, self.seed = batch, context, seed
+        total = sum(weight for _, weight in mixture)
+        self.weights = [weight / total for _, weight in mixture]
+        self.keys = [part.key for part, _ in mixture]
+        self._cursors = [
+            _Cursor(Rows(part, context), (seed % 2**64, number)) for number, (part, _) in enumerate(mixture)
+        ]
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        out, at = _Filling(self.batch, self.context), 0
+        for cursor, count in zip(self._cursors, self._shares(), strict=True):
+            cursor.draw(count, out, at)
+            at += count
+        return out.batch()
+
+    def _shares(self) -> list[int]:
+        """Rows of the next batch from each corpus: one by one to whichever lags its weight most."""
+        if len(self._cursors) == 1:
+            return [self.batch]
+        drawn = [cursor.drawn for cursor in self._cursors]
+        shares = [0] * len(drawn)
+        for total in range(sum(drawn) + 1, sum(drawn) + self.batch + 1):
+            lag = [w * total - d - s for w, d, s in zip(self.weights, drawn, shares, strict=True)]
+            shares[lag.index(max(lag))] += 1
+        return shares
+
+    @property
+    def epoch(self) -> float:
+        """Times the corpus has been gone through; of a mixture, the corpus repeated most."""
+        return max(cursor.epoch + cursor.index / cursor.size for cursor in self._cursors)
+
+    def state(self) -> dict[str, Any]:
+        """Where the iterator stands, as JSON holds it."""
+        cursors = [[cursor.epoch, cursor.index, cursor.drawn] for cursor in self._cursors]
+        return {**self._identity(), "cursors": cursors}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on exactly where ``state()`` was taken; UserError when it is of other data, context, weights or seed."""
+        for name, ours in self._identity().items():
+            if state.get(name) != ours:
+                sentence = f"The checkpoint was made with another {name} of the training data "
+                raise UserError(
+                    sentence + f"({state.get(name)}, now {ours}); continue with the same data and settings."
+                )
+        for cursor, (epoch, index, drawn) in zip(self._cursors, state["cursors"], strict=True):
+            cursor.go(epoch, index)
+            cursor.drawn = drawn
+
+    def _identity(self) -> dict[str, Any]:
+        return {"seed": self.seed, "context": self.context, "weights": self.weights, "content": self.keys}
+
+
+def _check(batch: int, context: int) -> None:
+    for name, number in (("batch", batch), ("context", context)):
+        if number < 1:
+            raise UserError(f"{name} is {number}; give a whole number above 0.")

@@ -59,12 +59,15 @@ def load(
 def resolve(name: str | Path) -> Path | config.Model:
     """The folder that a path, run folder or hub name leads to, or the config of a recipe."""
     text, path = str(name), Path(name).expanduser()
-    if path.is_dir():
-        return _checkpoint(path)
-    if path.is_file():
-        raise UserError(f"{path} is a file; give the folder that holds it and its config.json.")
+    with contextlib.suppress(OSError):  # a text too long for a path is none
+        if path.is_dir():
+            return _checkpoint(path)
+        if path.is_file():
+            raise UserError(f"{path} is a file; give the folder that holds it and its config.json.")
     if isinstance(name, Path) or text.startswith(("/", ".", "~")) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", text):
-        raise UserError(f"There is no folder {text}; give a model's folder, a hub name such as org/name or a recipe.")
+        raise UserError(
+            f"There is no folder {text[:200]}; give a model's folder, a hub name such as org/name or a recipe."
+        )
     if text.lower().partition("/")[0] in recipes.BOOK and "/" in text:
         return recipes.find(text)
     return _download(text)

@@ -73,8 +73,11 @@ class Files:
         """The tensor ``name``, in memory of its own or read straight ``into`` one of its dtype and shape."""
         entry = self.entries[name]
         tensor = torch.empty(entry.shape, dtype=entry.dtype) if into is None else into
-        with entry.path.open("rb", buffering=0) as file:
-            _read_exactly(file, entry.begin, memoryview(_bytes(tensor)), entry.path)
+        try:
+            with entry.path.open("rb", buffering=0) as file:
+                _read_exactly(file, entry.begin, memoryview(_bytes(tensor)), entry.path)
+        except OSError as error:
+            raise UserError(f"{entry.path} cannot be read ({error.strerror}); check the disk it is on.") from None
         return tensor
 
     def same(self, name: str, other: str) -> bool:
@@ -134,6 +137,7 @@ def _no_weights(folder: Path) -> str:
 
 
 def read_index(folder: Path) -> dict[str, str]:
+    """Which shard holds each tensor, as the folder's index says."""
     path = folder / INDEX
     try:
         placed = json.loads(path.read_bytes()).get("weight_map")
@@ -149,16 +153,19 @@ def read_index(folder: Path) -> dict[str, str]:
 
 def _inside(folder: Path, shard: str) -> Path:
     """The shard's path; UserError when it leads out of the folder or is not there."""
-    path = folder / shard
-    home = folder.resolve()
-    homes = (
-        [home, home.parent.parent / "blobs"] if home.parent.name == "snapshots" else [home]
-    )  # the hub's cache links there
-    if Path(shard).name != shard or "\0" in shard or not any(path.resolve().is_relative_to(home) for home in homes):
-        raise UserError(
-            f'{folder}: the index names "{shard}", outside this folder; use weights from a source you trust.'
-        )
-    if not path.is_file():
+    path, home = folder / shard, folder.resolve()
+    homes = [home]
+    if home.parent.name == "snapshots":  # the hub's cache: what stands here links to its neighbour "blobs"
+        homes.append(home.parent.parent / "blobs")
+    try:
+        inside = Path(shard).name == shard and any(path.resolve().is_relative_to(home) for home in homes)
+        there = inside and path.is_file()
+    except (OSError, ValueError, RuntimeError):  # a name too long, with a NUL, a circle of links
+        inside = False
+    if not inside:
+        shown = json.dumps(shard)[:80]
+        raise UserError(f"{folder}: the index names {shown}, outside this folder; use weights from a source you trust.")
+    if not there:
         raise UserError(f"{folder}: the shard {shard} that the index names is missing; download it.")
     return path
 
@@ -204,7 +211,8 @@ def read_header(path: Path) -> dict[str, Entry]:
 def _entry(path: Path, name: str, raw: Any, start: int) -> Entry:
     fields = raw if isinstance(raw, dict) else {}
     dtype, shape, offsets = fields.get("dtype"), fields.get("shape"), fields.get("data_offsets")
-    if not _wholes(shape):
+    name = name[:100] if name.isprintable() else ascii(name)[:100]
+    if not _wholes(shape) or len(shape) > 16:
         raise _damaged(path, f"the shape of {name} is not a list of sizes")
     if not _wholes(offsets) or len(offsets) != 2:
         raise _damaged(path, f"the place of {name} is not two offsets")
@@ -276,13 +284,16 @@ def plain(ours: Mapping[str, Tensor]) -> Iterator[Piece]:
 
 
 def contents(parts: Iterable[Piece], limit: int | None = None) -> dict[str, str | Callable[[Path], None]]:
-    """The files that hold the pieces, by name: one, or shards of at most ``limit`` (``SHARD``) bytes and their index."""
+    """The files that hold the pieces, by name: one, or shards of at most ``limit`` bytes (``SHARD``) and an index."""
     limit = limit or SHARD
     shards: list[list[Piece]] = [[]]
+    held = 0
     for piece in parts:
-        if shards[-1] and sum(p.size for p in shards[-1]) + piece.size > limit:
+        if shards[-1] and held + piece.size > limit:
             shards.append([])
+            held = 0
         shards[-1].append(piece)
+        held += piece.size
     if len(shards) == 1:
         return {SINGLE: partial(_write, shards[0])}
     names = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]

@@ -1,0 +1,374 @@
+"""The two-way table of names, and safetensors files whole, cut, corrupt and lying."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from glassformer import UserError, tensorfiles, weights
+from glassformer.recipes.recipe import Rule, Table
+
+B = "blocks.{i}"
+
+
+def there_and_back(table: Table, ours: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
+    """What saving ``ours`` writes; and loading it must give ``ours`` back."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in ours.items()}
+    for name, content in tensorfiles.contents(weights.pieces(table, ours, shapes)).items():
+        assert callable(content)
+        content(folder / name)
+    back = {name: torch.full_like(tensor, float("nan")) for name, tensor in ours.items()}
+    published = tensorfiles.open_files(folder)
+    weights.fill(weights.check(table, shapes, published), published, back, shapes)
+    assert all(torch.equal(back[name], ours[name]) for name in ours)
+    return load_file(folder / "model.safetensors")
+
+
+def numbers(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+# ------------------------------------------------------------------------------------- the table
+
+
+def test_a_letter_on_both_sides_repeats(tmp_path: Path) -> None:
+    ours = {f"blocks.{i}.up": numbers(3, 2 + i) for i in (0, 1, 10)}
+    theirs = there_and_back(Table((Rule("h.{i}.fc", f"{B}.up"),)), ours, tmp_path)
+    assert {name: tuple(t.shape) for name, t in theirs.items()} == {
+        "h.0.fc": (3, 2),
+        "h.1.fc": (3, 3),
+        "h.10.fc": (3, 12),
+    }
+
+
+def test_one_of_theirs_splits_into_several_of_ours_of_unequal_width(tmp_path: Path) -> None:
+    """Phi-3's fused queries, keys and values with fewer key-value heads."""
+    ours = {"blocks.0.q": numbers(8, 4), "blocks.0.k": numbers(2, 4), "blocks.0.v": numbers(2, 4)}
+    theirs = there_and_back(Table((Rule("h.{i}.qkv", (f"{B}.q", f"{B}.k", f"{B}.v")),)), ours, tmp_path)
+    assert torch.equal(theirs["h.0.qkv"], torch.cat([*ours.values()]))
+
+
+def test_flip(tmp_path: Path) -> None:
+    """GPT-2's Conv1D: (in, out), its three parts side by side."""
+    ours = {"blocks.0.q": numbers(4, 5), "blocks.0.k": numbers(4, 5) + 1, "blocks.0.v": numbers(4, 5) + 2}
+    theirs = there_and_back(Table((Rule("h.{i}.c", (f"{B}.q", f"{B}.k", f"{B}.v"), flip=True),)), ours, tmp_path)
+    assert torch.equal(theirs["h.0.c"], torch.cat([t.T for t in ours.values()], dim=1))
+
+
+def test_a_letter_of_theirs_alone_stacks(tmp_path: Path) -> None:
+    """Mixtral's experts, one file entry each."""
+    ours = {f"blocks.{i}.gate": numbers(4, 3, 2) + i for i in range(2)}
+    theirs = there_and_back(Table((Rule("h.{i}.experts.{e}.w1", f"{B}.gate"),)), ours, tmp_path)
+    assert len(theirs) == 8
+    assert torch.equal(theirs["h.1.experts.3.w1"], ours["blocks.1.gate"][3])
+
+
+def test_a_letter_of_ours_alone_unstacks(tmp_path: Path) -> None:
+    """One tensor of all experts there, an expert each here; and the same, fused and along another axis."""
+    ours = {f"blocks.{i}.experts.{e}.up": numbers(3, 2) + 10 * i + e for i in range(2) for e in range(11)}
+    theirs = there_and_back(Table((Rule("h.{i}.up", f"{B}.experts.{{e}}.up"),)), ours, tmp_path)
+    assert {name: tuple(t.shape) for name, t in theirs.items()} == {"h.0.up": (11, 3, 2), "h.1.up": (11, 3, 2)}
+    assert torch.equal(theirs["h.1.up"][10], ours["blocks.1.experts.10.up"])
+
+
+def test_a_split_along_another_axis(tmp_path: Path) -> None:
+    ours = {"blocks.0.gate": numbers(4, 3, 2), "blocks.0.up": numbers(4, 3, 2) + 1}
+    theirs = there_and_back(Table((Rule("h.{i}.gate_up", (f"{B}.gate", f"{B}.up"), axis=1),)), ours, tmp_path)
+    assert torch.equal(theirs["h.0.gate_up"], torch.cat([*ours.values()], dim=1))
+
+
+def test_several_of_theirs_join_in_equal_parts(tmp_path: Path) -> None:
+    ours = {"blocks.0.both": numbers(6, 2)}
+    theirs = there_and_back(Table((Rule(("h.{i}.a", "h.{i}.b"), f"{B}.both"),)), ours, tmp_path)
+    assert torch.equal(theirs["h.0.b"], ours["blocks.0.both"][3:])
+
+
+def test_a_parameter_without_a_rule_is_an_error() -> None:
+    with pytest.raises(UserError, match=r"no rule for blocks\.0\.extra"):
+        weights.links(Table((Rule("h.{i}.up", f"{B}.up"),)), {"blocks.0.extra": (1,)})
+
+
+TABLE = Table((Rule("h.{i}.up", f"{B}.up"), Rule("h.{i}.down", f"{B}.down")), ignore=("h.{i}.mask",), prefix="model.")
+
+
+def check(folder: Path, theirs: Mapping[str, Tensor], ours: Mapping[str, tuple[int, ...]], table: Table = TABLE) -> Any:
+    save_file(dict(theirs), folder / "model.safetensors")
+    return weights.check(table, ours, tensorfiles.open_files(folder))
+
+
+def test_missing_and_left_over_are_named_on_both_sides(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        check(tmp_path, {"h.0.up": numbers(2), "h.0.left": numbers(2)}, {"blocks.0.up": (2,), "blocks.0.down": (2,)})
+    text = str(caught.value)
+    assert "lack h.0.down (for blocks.0.down)" in text and "no place for h.0.left" in text and "\n" not in text
+
+
+def test_long_lists_are_cut_short(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"and 6 more.* and 16 more") as caught:
+        theirs = {f"x.{i}": numbers(1) for i in range(20)}
+        check(tmp_path, theirs, {f"blocks.{i}.up": (2,) for i in range(10)})
+    assert len(str(caught.value)) < 600
+
+
+def test_a_shape_that_differs_is_told_on_both_sides(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"h\.0\.up has shape \(3, 2\), but blocks\.0\.up of the model needs \(2, 3\)"):
+        check(tmp_path, {"h.0.up": numbers(3, 2)}, {"blocks.0.up": (2, 3)})
+
+
+def test_whole_numbers_are_not_weights(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not quantised"):
+        check(tmp_path, {"h.0.up": torch.ones(2, dtype=torch.int8)}, {"blocks.0.up": (2,)})
+
+
+def test_declared_constants_may_remain(tmp_path: Path) -> None:
+    assert len(check(tmp_path, {"h.0.up": numbers(2), "h.0.mask": numbers(5)}, {"blocks.0.up": (2,)})) == 1
+
+
+def test_a_tied_copy_may_remain_when_it_is_one(tmp_path: Path) -> None:
+    table = Table((Rule("embed", "embed"),), copies=(("head", "embed"),))
+    assert check(tmp_path, {"embed": numbers(3), "head": numbers(3)}, {"embed": (3,)}, table)
+    for other in (numbers(3) + 1, numbers(3).double(), numbers(4)):
+        with pytest.raises(UserError, match="two different tables"):
+            check(tmp_path, {"embed": numbers(3), "head": other}, {"embed": (3,)}, table)
+
+
+# ------------------------------------------------------------------------------ whole good files
+
+
+@pytest.mark.parametrize("dtype", tensorfiles.NAMES, ids=str)
+def test_files_are_those_of_the_safetensors_library(dtype: torch.dtype, tmp_path: Path) -> None:
+    state = {
+        "b": (numbers(3, 5) * 9).to(dtype),
+        "a.scalar": torch.tensor(1).to(dtype),
+        "none": torch.zeros(0, 4, dtype=dtype),
+    }
+    content = tensorfiles.contents(tensorfiles.plain(state))["model.safetensors"]
+    assert callable(content)
+    content(tmp_path / "model.safetensors")
+    theirs = load_file(tmp_path / "model.safetensors")
+    save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    ours = tensorfiles.open_files(tmp_path)
+    for name, tensor in state.items():
+        for got in (theirs[name], ours.read(name)):
+            assert got.dtype == dtype and torch.equal(got.float(), tensor.float())
+
+
+def test_tensors_that_share_memory_or_are_not_contiguous(tmp_path: Path) -> None:
+    base = numbers(4, 6)
+    state = {"a": base.T, "b": base[:, ::2], "c": base[1]}
+    content = tensorfiles.contents(tensorfiles.plain(state))["model.safetensors"]
+    assert callable(content)
+    content(tmp_path / "model.safetensors")
+    assert all(torch.equal(tensor, state[name]) for name, tensor in load_file(tmp_path / "model.safetensors").items())
+
+
+# ------------------------------------------------------------------------------- files that are not
+
+
+def raw_file(path: Path, header: Any, data: bytes = b"", length: int | None = None) -> None:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes((len(text) if length is None else length).to_bytes(8, "little") + text + data)
+
+
+def entry(dtype: Any = "F32", shape: Any = (2,), offsets: Any = (0, 8)) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+
+
+LIES: dict[str, tuple[Any, bytes, str]] = {
+    "not json": (b"hello", b"", "not JSON"),
+    "not a table": ([1], b"", "not JSON"),
+    "not utf-8": (b'{"\xff": 1}', b"", "not JSON"),
+    "deep": (b"[" * 100_000, b"", "not JSON"),
+    "huge number": (b'{"a": ' + b"9" * 10_000 + b"}", b"", "not JSON"),
+    "entry is no table": ({"a": 7}, b"", "not a list of sizes"),
+    "no shape": ({"a": {"dtype": "F32"}}, b"", "not a list of sizes"),
+    "negative shape": ({"a": entry(shape=(-2, -1))}, bytes(8), "not a list of sizes"),
+    "shape of truths": ({"a": entry(shape=(True, 2))}, bytes(8), "not a list of sizes"),
+    "shape of fractions": ({"a": entry(shape=(2.0,))}, bytes(8), "not a list of sizes"),
+    "endless shape": ({"a": entry(shape=[2] * 10_000)}, bytes(8), "not a list of sizes"),
+    "overflowing shape": ({"a": entry(shape=(1 << 33, 1 << 31, 4))}, bytes(8), "needs"),
+    "one offset": ({"a": entry(offsets=(0,))}, bytes(8), "not two offsets"),
+    "negative offset": ({"a": entry(offsets=(-8, 0))}, bytes(8), "not two offsets"),
+    "offsets turned round": ({"a": entry(offsets=(8, 0))}, bytes(8), "needs"),
+    "too few bytes": ({"a": entry(offsets=(0, 4))}, bytes(4), "needs 8 bytes and has 4"),
+    "past the end": ({"a": entry(offsets=(8, 16))}, bytes(8), "does not begin"),
+    "cut short": ({"a": entry()}, bytes(7), "describes"),
+    "too long": ({"a": entry()}, bytes(9), "describes"),
+    "overlap": ({"a": entry(), "b": entry(offsets=(4, 12))}, bytes(12), "does not begin"),
+    "hole": ({"a": entry(), "b": entry(offsets=(12, 20))}, bytes(20), "does not begin"),
+    "same bytes twice": ({"a": entry(), "b": entry()}, bytes(8), "does not begin"),
+    "named twice": (b'{"a": {"dtype": "F32"}, "a": {"dtype": "F32"}}', b"", "twice"),
+    "unknown dtype": ({"a": entry("F7")}, bytes(8), 'unknown dtype "F7"'),
+    "dtype no text": ({"a": entry(["F32"])}, bytes(8), "unknown dtype"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_header_that_lies(lie: str, tmp_path: Path) -> None:
+    header, data, told = LIES[lie]
+    raw_file(tmp_path / "model.safetensors", header, data)
+    with pytest.raises(UserError, match=re.escape(told)) as caught:
+        tensorfiles.open_files(tmp_path)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("length", "told"),
+    [(1 << 63, "announces a header"), (100_000_001, "announces a header"), (50, "the file ends before")],
+)
+def test_a_header_longer_than_the_file(length: int, told: str, tmp_path: Path) -> None:
+    raw_file(tmp_path / "model.safetensors", b"{}", length=length)
+    with pytest.raises(UserError, match=told):
+        tensorfiles.open_files(tmp_path)
+
+
+def test_empty_and_pointer_files(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"")
+    with pytest.raises(UserError, match="only 0 bytes"):
+        tensorfiles.open_files(tmp_path)
+    path.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+    with pytest.raises(UserError, match="git lfs pull"):
+        tensorfiles.open_files(tmp_path)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(UserError, match="cannot be read"):
+        tensorfiles.open_files(tmp_path)
+
+
+def test_every_truncation_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"a": numbers(3, 4), "b.c": numbers(5)}, path)
+    whole = path.read_bytes()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        with pytest.raises(UserError):
+            tensorfiles.open_files(tmp_path)
+
+
+def test_flipped_bytes_never_crash_and_never_fool_us_alone(tmp_path: Path) -> None:
+    """Bytes of a header changed, one or two: an error of ours, or a file that the library reads the same."""
+    path = tmp_path / "model.safetensors"
+    save_file({"a": numbers(3, 4), "b.c": numbers(5)}, path)
+    whole = path.read_bytes()
+    header = 8 + int.from_bytes(whole[:8], "little")
+    dice = random.Random(0)
+    trials = [[at] for at in range(header) for _ in range(6)] + [
+        [dice.randrange(header) for _ in "ab"] for _ in range(500)
+    ]
+    accepted = 0
+    for places in trials:
+        broken = bytearray(whole)
+        for at in places:
+            broken[at] ^= dice.randrange(1, 256)
+        path.write_bytes(broken)
+        try:
+            published = tensorfiles.open_files(tmp_path)
+        except UserError:
+            continue
+        accepted += 1
+        with safetensors.safe_open(path, "pt") as theirs:
+            assert set(theirs.keys()) == set(published.entries)
+            for name in published.entries:
+                assert torch.equal(published.read(name).view(torch.uint8), theirs.get_tensor(name).view(torch.uint8))
+    assert 0 < accepted < len(trials)  # a letter of a name changed is still a good file
+
+
+def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"a": numbers(100)}, path)
+    published = tensorfiles.open_files(tmp_path)
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(UserError, match="ended while it was read"):
+        published.read("a")
+    path.unlink()
+    with pytest.raises(UserError, match="cannot be read"):
+        published.read("a")
+
+
+# ------------------------------------------------------------------------------------------ shards
+
+
+def index(folder: Path, placed: Any) -> None:
+    (folder / tensorfiles.INDEX).write_text(json.dumps({"weight_map": placed}))
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    save_file({"a": numbers(2)}, folder / "one.safetensors")
+    save_file({"b": numbers(3)}, folder / "two.safetensors")
+    index(folder, {"a": "one.safetensors", "b": "two.safetensors"})
+    return folder
+
+
+def test_shards_are_one_set_of_tensors(sharded: Path) -> None:
+    published = tensorfiles.open_files(sharded)
+    assert torch.equal(published.read("a"), numbers(2)) and torch.equal(published.read("b"), numbers(3))
+
+
+@pytest.mark.parametrize(
+    "way", ["../secret.safetensors", "/absolute", "link.safetensors", "..", "sub/../../x", "a\0b", "x" * 5000]
+)
+def test_a_shard_outside_the_folder(way: str, sharded: Path) -> None:
+    outside = sharded.parent / "secret.safetensors"
+    save_file({"a": numbers(2)}, outside)
+    (sharded / "link.safetensors").symlink_to(outside)
+    index(sharded, {"a": str(outside) if way == "/absolute" else way})
+    with pytest.raises(UserError, match="outside this folder"):
+        tensorfiles.open_files(sharded)
+
+
+def test_the_hubs_cache_links_to_its_blobs(tmp_path: Path) -> None:
+    snapshot, blobs = tmp_path / "models--a--b" / "snapshots" / "abc", tmp_path / "models--a--b" / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    save_file({"a": numbers(2)}, blobs / "0123")
+    (snapshot / "one.safetensors").symlink_to("../../blobs/0123")
+    index(snapshot, {"a": "one.safetensors"})
+    assert torch.equal(tensorfiles.open_files(snapshot).read("a"), numbers(2))
+
+
+def test_shards_missing_wrong_or_double(sharded: Path) -> None:
+    index(sharded, {"a": "one.safetensors", "b": "one.safetensors"})
+    with pytest.raises(UserError, match=r"places b in one\.safetensors, which lacks it"):
+        tensorfiles.open_files(sharded)
+    index(sharded, {"a": "one.safetensors", "b": "three.safetensors"})
+    with pytest.raises(UserError, match=r"three\.safetensors that the index names is missing"):
+        tensorfiles.open_files(sharded)
+    index(sharded, {"a": "one.safetensors", "b": "two.safetensors"})
+    save_file({"a": numbers(2), "b": numbers(3)}, sharded / "two.safetensors")
+    with pytest.raises(UserError, match=r"a is in one\.safetensors and in two\.safetensors"):
+        tensorfiles.open_files(sharded)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"weight_map": {}}', '{"weight_map": {"a": 1}}', "[" * 99_999, "\xff"]
+)
+def test_an_index_that_is_none(text: str, tmp_path: Path) -> None:
+    (tmp_path / tensorfiles.INDEX).write_bytes(text.encode("latin-1"))
+    with pytest.raises(UserError, match="is no index of weights"):
+        tensorfiles.open_files(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "ckpt.pt", "model.pth", "last.ckpt"])
+def test_pickled_weights_are_refused_with_the_way_to_convert_them(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"\x80\x04")
+    with pytest.raises(UserError, match=r"pickled weights .*save_pretrained"):
+        tensorfiles.open_files(tmp_path)
+
+
+def test_no_weights_at_all(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"has no model\.safetensors"):
+        tensorfiles.open_files(tmp_path)

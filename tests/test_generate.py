@@ -202,7 +202,9 @@ def test_steps_tell_everything(rotary: Model) -> None:
 class Digits:
     """A tokenizer with one character per id, whose eos is 0 and bos 1."""
 
-    size, bos, eos, pad, unk = VOCAB, 1, 0, None, None
+    size, pad, unk = VOCAB, None, None
+    bos: int | None = 1
+    eos: int | None = 0
     letters = "".join(map(chr, range(40, 40 + VOCAB)))
 
     def encode(self, text: str, *, bos: bool = False, eos: bool = False) -> list[int]:
@@ -233,6 +235,14 @@ def test_text_in_text_out(rotary: Model) -> None:
     assert many.texts[0] == expected and many.rows[1].prompt == [1]
 
 
+def test_only_what_the_tokenizer_can_write_is_drawn(rotary: Model) -> None:
+    tokenizer = Digits()
+    tokenizer.size = 20
+    made = generate(rotary, tokenizer, [1], max_new=30, samples=5, seed=1, repetition_penalty=1.1).run()
+    assert max(max(tokens) for tokens in made.tokens) < 20
+    assert all(sum(row) < -9 for row in made.logprobs)  # of the model's whole vocabulary
+
+
 # ------------------------------------------------------------------------------------ bad input
 
 
@@ -260,9 +270,11 @@ def test_one_clear_sentence(rotary: Model, prompt: object, settings: dict[str, o
         generate(rotary, None, prompt, **settings)
 
 
-def test_an_empty_text_needs_a_bos(rotary: Model) -> None:
+def test_an_empty_text_needs_a_beginning(rotary: Model) -> None:
     tokenizer = Digits()
     tokenizer.bos = None
+    assert generate(rotary, tokenizer, "").rows[0].prompt == [tokenizer.eos]
+    tokenizer.eos = None
     with pytest.raises(UserError, match="empty"):
         generate(rotary, tokenizer, "")
 

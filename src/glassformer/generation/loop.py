@@ -192,14 +192,22 @@ def generate(
     if seed is None:
         seed = int(torch.randint(2**31, ()))
     rows = [
-        Row(place * samples + sample, prompt, start, tokenizer and Writer(tokenizer.stream(), start[-16:], stops))
+        Row(
+            place * samples + sample,
+            prompt,
+            start,
+            Writer(tokenizer.stream(), start[-16:], stops) if tokenizer else None,
+        )
         for place, (prompt, start) in enumerate(zip(prompts, starts, strict=True))
         for sample in range(samples)
     ]
-    return Generation(rows, _steps(model, rows, samples, how, seed, limits), seed)
+    known = None if tokenizer is None else tokenizer.size
+    return Generation(rows, _steps(model, rows, samples, how, seed, limits, known), seed)
 
 
-def _steps(model: Model, rows: list[Row], samples: int, how: Sampling, seed: int, limits: Limits) -> Iterator[Step]:
+def _steps(
+    model: Model, rows: list[Row], samples: int, how: Sampling, seed: int, limits: Limits, known: int | None
+) -> Iterator[Step]:
     """One prefill for all prompts, then one token per row at a time; a row that has ended leaves the batch."""
     reading, first = Reading(model), rows[::samples]
     sources = [row.prompt for row in first] if isinstance(model, EncoderDecoder) else None
@@ -208,7 +216,7 @@ def _steps(model: Model, rows: list[Row], samples: int, how: Sampling, seed: int
     uniform = None if how.greedy else _uniform(rows, seed, longest).to(logits.device)
     seen = None if how.repetition_penalty == 1 else _seen(rows, logits)
     for index in range(longest):
-        tokens, found = _choose(logits, uniform[:, index] if uniform is not None else None, seen, how)
+        tokens, found = _choose(logits, uniform[:, index] if uniform is not None else None, seen, how, known)
         stay = []
         for place, (row, (token, logprob)) in enumerate(zip(rows, found, strict=True)):
             yield row.add(int(token), logprob, limits)
@@ -228,10 +236,13 @@ def _steps(model: Model, rows: list[Row], samples: int, how: Sampling, seed: int
 
 
 def _choose(
-    logits: Tensor, uniform: Tensor | None, seen: Tensor | None, how: Sampling
+    logits: Tensor, uniform: Tensor | None, seen: Tensor | None, how: Sampling, known: int | None
 ) -> tuple[Tensor, list[tuple[float, float]]]:
-    """Each row's next token (B,), and on the host, in one transfer, each with its log-probability."""
-    tokens = choose(logits, uniform, seen, how)
+    """Each row's next token (B,), and on the host, in one transfer, each with its log-probability.
+
+    Only the first ``known`` ids are drawn: a vocabulary rounded up has rows that no tokenizer can write.
+    """
+    tokens = choose(logits[:, :known], uniform, seen[:, :known] if seen is not None else None, how)
     logprobs = log_probability(logits, tokens)
     found = torch.stack((tokens.float(), logprobs), 1).tolist()  # ids are whole in fp32 up to 16 million
     if any(math.isnan(logprob) for _, logprob in found):

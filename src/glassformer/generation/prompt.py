@@ -21,9 +21,9 @@ def read(prompt: Prompt, tokenizer: Tokenizer | None, cfg: config.Model, bos: bo
     """The prompts as lists of ids that the model can take.
 
     For a decoder, ``bos`` None puts the tokenizer's bos before a text when it has one of its own (not the same as
-    eos), and an empty prompt is bos alone. For an encoder-decoder the prompt is the source, closed by eos where
-    there is one. Ids are taken as they are. Raises UserError for an empty prompt, an id out of range and a prompt
-    longer than the context.
+    eos), and an empty prompt is bos alone (or eos: in training it closes the document before). For an
+    encoder-decoder the prompt is the source, closed by eos where there is one. Ids are taken as they are. Raises
+    UserError for an empty prompt, an id out of range and a prompt longer than the context.
     """
     if isinstance(prompt, Tensor):
         prompt = prompt.tolist()
@@ -43,7 +43,7 @@ def read(prompt: Prompt, tokenizer: Tokenizer | None, cfg: config.Model, bos: bo
 def check(ids: Sequence[int], vocab: int) -> None:
     """UserError unless there are ids, and each is one of the model's."""
     if not ids:
-        raise UserError("The prompt is empty and there is no bos token to begin with; give at least one token.")
+        raise UserError("The prompt is empty and there is no bos or eos token to begin with; give at least one token.")
     wrong = next((token for token in ids if not 0 <= token < vocab), None)
     if wrong is not None:
         known = f"this model knows 0 to {vocab - 1}"
@@ -51,7 +51,7 @@ def check(ids: Sequence[int], vocab: int) -> None:
 
 
 def _encode(prompt: object, tokenizer: Tokenizer | None, bos: bool | None, source: bool) -> list[int]:
-    own = None if tokenizer is None or source else tokenizer.bos
+    own = None if tokenizer is None else tokenizer.bos
     if isinstance(prompt, str):
         if tokenizer is None:
             raise UserError("A text prompt needs a tokenizer; give one, or give the prompt as token ids.")
@@ -61,7 +61,9 @@ def _encode(prompt: object, tokenizer: Tokenizer | None, bos: bool | None, sourc
         ids = list(prompt)
     else:
         raise UserError("The prompt is neither a text nor token ids; give a text, a list of ids, or a list of either.")
-    return ids or ([] if own is None else [own])
+    if not ids and tokenizer is not None and not source:
+        ids = [token for token in (own, tokenizer.eos) if token is not None][:1]
+    return ids
 
 
 def pad_left(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor | None]:

@@ -1,0 +1,5 @@
+"""Evaluation: a model held against text it has not seen."""
+
+from .score import Score, score
+
+__all__ = ["Score", "score"]

@@ -1,0 +1,250 @@
+"""How well a model foretells a text: loss, perplexity, bits per byte.
+
+    document   [opening] t1 t2 t3 t4 t5 t6 t7 t8 t9 ...   each is a target once
+    windows     ---------- t1 .. t6                       the first counts all it foretells,
+                      ---------- t7 t8 t9                 the others what is new: `stride` tokens
+
+B rows, T tokens, C model dim.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .. import config
+from ..errors import UserError
+from ..nn import Model
+from ..text.corpus import Source
+from ..text.shards import Shards, begins, tokenise
+
+if TYPE_CHECKING:
+    from ..text.tokenizer import Tokenizer
+
+Array = np.ndarray[Any, Any]
+Progress = Callable[[int], None]  # tokens scored so far
+
+_HEAD_ROWS = 2048  # logits made at a time: the whole batch's would be larger than the model
+
+
+@dataclass(frozen=True)
+class Score:
+    """``loss`` in nats a token, ``perplexity`` its exponential, ``bits_per_byte`` of the UTF-8 text.
+
+    ``tokens`` were foretold, ``bytes`` is the size of the text they stand for, ``seconds`` the time it took.
+    """
+
+    loss: float
+    perplexity: float
+    bits_per_byte: float
+    tokens: int
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Document:
+    """Tokens that see each other: ``tokens`` after the token that opens them, where that is not their own first.
+
+    Every one but the very first is foretold; ``lost`` is the size of that one's text, where it is text.
+    """
+
+    tokens: Array
+    opening: int | None
+    lost: int = 0
+
+    def __len__(self) -> int:
+        return len(self.tokens) + (self.opening is not None)
+
+    def cut(self, begin: int, end: int) -> Array:
+        """Tokens begin..end-1, the opening counted."""
+        if self.opening is None:
+            return np.asarray(self.tokens[begin:end], dtype=np.int64)
+        inside = np.asarray(self.tokens[max(begin - 1, 0) : end - 1], dtype=np.int64)
+        return np.concatenate(([self.opening], inside)) if begin == 0 else inside
+
+
+@dataclass(frozen=True)
+class Window:
+    """A stretch of a document: all but its last token go in, all from place ``new`` on are foretold."""
+
+    tokens: Array
+    new: int
+
+    def __len__(self) -> int:
+        return len(self.tokens) - 1
+
+
+def score(
+    model: Model,
+    tokenizer: Tokenizer,
+    text: str | Source | Shards,
+    *,
+    context: int | None = None,
+    stride: int | None = None,
+    batch: int = 8,
+    progress: Progress | None = None,
+) -> Score:
+    """The model's score on a text, a corpus or its shards; every token counts once.
+
+    A document's tokens see only that document, through windows of ``context`` tokens (None: the model's) that go on by
+    ``stride`` (None: half a window), so each but the first ones has at least context - stride tokens before it.
+    A document's first token follows the tokenizer's bos (or, without one, its eos, as in training) and is only
+    looked at where there is neither. The eos that closes a document of a corpus counts as a token without bytes;
+    a plain text is taken as it is, unclosed. Raises UserError when there is nothing to score.
+    """
+    cfg = model.config
+    if not isinstance(cfg, config.Decoder):
+        raise UserError("Only a decoder foretells a text from left to right; give a decoder.")
+    context = cfg.context if context is None else context
+    if not 1 <= context <= cfg.context:
+        raise UserError(f"context is {context}; give 1 to {cfg.context}, the model's own.")
+    stride = max(context // 2, 1) if stride is None else stride
+    if not 1 <= stride <= context:
+        raise UserError(f"stride is {stride}; give 1 to the context ({context}), so that no token is left out.")
+    if batch < 1:
+        raise UserError(f"batch is {batch}; give 1 row or more.")
+    begun = time.perf_counter()
+    documents, size = _open(tokenizer, text)
+    total, count, lost = 0.0, 0, 0
+
+    def windows() -> Iterator[Window]:
+        nonlocal lost
+        for document in documents:
+            lost += document.lost
+            yield from _windows(document, context, stride)
+
+    for rows in _batches(_rows(windows(), context), batch):
+        tokens, targets, pos, docs = _collate(rows)
+        if int(tokens.max()) >= cfg.embed.vocab or int(targets.max()) >= cfg.embed.vocab:
+            last = cfg.embed.vocab - 1
+            raise UserError(
+                f"The text has token ids above {last}, the model's last; use the tokenizer it was trained with."
+            )
+        total += _loss(model, tokens, targets, pos, docs)
+        count += int((targets >= 0).sum())
+        if progress:
+            progress(count)
+    if count == 0:
+        raise UserError("There is too little text to score; give more than one token.")
+    if math.isnan(total):
+        raise UserError("The model's logits are not numbers (NaN); its weights are damaged, load another checkpoint.")
+    loss, size = total / count, size - lost
+    perplexity = math.exp(loss) if loss < 700 else math.inf
+    bits = total / math.log(2) / size if size else math.inf
+    return Score(loss, perplexity, bits, count, size, time.perf_counter() - begun)
+
+
+# ------------------------------------------------------------------------------------- documents
+
+
+def _open(tokenizer: Tokenizer, text: str | Source | Shards) -> tuple[Iterable[Document], int]:
+    """The documents, and the size of their text."""
+    if isinstance(text, str):
+        if not text:
+            raise UserError("The text is empty; give some text to score.")
+        opening = tokenizer.eos if begins(tokenizer) is None else tokenizer.bos
+        tokens = np.asarray(tokenizer.encode(text), dtype=np.int64)
+        lost = len(text[: tokenizer.offsets(text)[0][1]].encode()) if opening is None and len(tokens) else 0
+        return [Document(tokens, opening, lost)], len(text.encode())
+    shards = tokenise(text, tokenizer) if isinstance(text, Source) else text
+    return _documents(shards, tokenizer), shards.bytes
+
+
+def _documents(shards: Shards, tokenizer: Tokenizer) -> Iterator[Document]:
+    own = begins(tokenizer) is not None
+    for low, high in pairwise(shards.starts.tolist()):
+        tokens = shards.tokens[low:high]
+        whole = low > 0 or shards.first in shards.whole.starts  # a split may part a document
+        if shards.shared_border and whole:
+            yield Document(tokens, tokenizer.eos)
+        elif own and whole:
+            yield Document(tokens, None)
+        elif low == 0:
+            before = shards.whole.bytes_before
+            yield Document(tokens, None, before(shards.first + 1) - before(shards.first))
+        else:
+            yield Document(tokens, None, len(tokenizer.decode(tokens[:1].tolist()).encode()))
+
+
+def _windows(document: Document, context: int, stride: int) -> Iterator[Window]:
+    last, new = len(document) - 1, 1
+    while new <= last:
+        end = min(context if new == 1 else new - 1 + stride, last)  # the last target
+        begin = max(end - context, 0)
+        yield Window(document.cut(begin, end + 1), new - begin)
+        new = end + 1
+
+
+# --------------------------------------------------------------------------------------- batches
+
+
+def _rows(windows: Iterable[Window], context: int) -> Iterator[list[Window]]:
+    """Windows that share a row: as many as follow each other and fit."""
+    row: list[Window] = []
+    used = 0
+    for window in windows:
+        if used + len(window) > context:
+            yield row
+            row, used = [], 0
+        row.append(window)
+        used += len(window)
+    if row:
+        yield row
+
+
+def _batches(rows: Iterator[list[Window]], size: int) -> Iterator[list[list[Window]]]:
+    while batch := list(islice(rows, size)):
+        yield batch
+
+
+def _collate(rows: list[list[Window]]) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """tokens, targets (-1: not counted), positions and documents, each (B, T); the last two None for plain rows."""
+    sizes = [sum(map(len, row)) for row in rows]
+    shape = (len(rows), max(sizes))
+    tokens, targets = np.zeros(shape, np.int64), np.full(shape, -1)
+    pos, docs = np.full(shape, -1), np.full(shape, -1)
+    for i, row in enumerate(rows):
+        at = 0
+        for number, window in enumerate(row):
+            place = slice(at, at + len(window))
+            tokens[i, place], pos[i, place], docs[i, place] = window.tokens[:-1], np.arange(len(window)), number
+            targets[i, at + window.new - 1 : at + len(window)] = window.tokens[window.new :]
+            at += len(window)
+    plain = all(len(row) == 1 for row in rows) and min(sizes) == max(sizes)
+    made = (tokens, targets, None, None) if plain else (tokens, targets, pos, docs)
+    a, b, c, d = (None if x is None else torch.from_numpy(x) for x in made)
+    assert a is not None and b is not None
+    return a, b, c, d
+
+
+def _loss(model: Model, tokens: Tensor, targets: Tensor, pos: Tensor | None, docs: Tensor | None) -> float:
+    """The sum of the losses of all targets, in nats."""
+    device, training = next(model.parameters()).device, model.training
+    tokens, targets = tokens.to(device), targets.to(device)
+    pos, docs = (None if x is None else x.to(device) for x in (pos, docs))
+    assert model.head is not None
+    total = 0.0
+    model.eval()
+    try:
+        with torch.no_grad():
+            hidden = model(tokens, pos=pos, docs=docs, logits="none").hidden
+            counted = targets >= 0
+            pairs = zip(
+                torch.split(hidden[counted], _HEAD_ROWS), torch.split(targets[counted], _HEAD_ROWS), strict=True
+            )
+            for some, theirs in pairs:  # (N, C), (N,)
+                logits = model.head(some, model.embed).float()
+                total += F.cross_entropy(logits, theirs, reduction="none").double().sum().item()
+    finally:
+        model.train(training)
+    return total

@@ -1,0 +1,167 @@
+"""Byte-level BPE: published split patterns, tiktoken's rank files, and vocab.json with merges.txt."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ..errors import UserError, nearest
+from .stream import byte_alphabet
+from .tokenizer import Spec, added_token
+
+Text = TypeVar("Text", bytes, str)
+LONGEST = 4096  # bytes of one token; the longest published ones have a few hundred
+
+# tiktoken's cl100k, Llama 3 and Qwen differ only in how many digits go together.
+WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}"
+    r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+CASED_WORDS = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{ENDING}|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{ENDING}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A published byte-level tokenizer: how it splits text, its special tokens, and its rank file's hash."""
+
+    pattern: str | None  # None: GPT-2's own, which the library knows by heart
+    specials: dict[str, int]
+    sha256: str | None = None
+    compose: bool = False  # Unicode NFC first
+
+
+def _llama3() -> dict[str, int]:
+    """Llama 3's 256 special tokens by Llama 3.1's names; Llama 3.0 calls some of these reserved."""
+    named = {0: "begin_of_text", 1: "end_of_text", 4: "finetune_right_pad_id", 6: "start_header_id"}
+    named |= {7: "end_header_id", 8: "eom_id", 9: "eot_id", 10: "python_tag"}
+    free = iter(range(256))
+    return {f"<|{named[i]}|>" if i in named else f"<|reserved_special_token_{next(free)}|>": 128000 + i for i in range(256)}
+
+
+KINDS = {
+    "gpt2": Kind(
+        None, {"<|endoftext|>": 50256}, "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
+    ),
+    "cl100k": Kind(
+        WORDS.format(digits="{1,3}"),
+        {"<|endoftext|>": 100257, "<|fim_prefix|>": 100258, "<|fim_middle|>": 100259, "<|fim_suffix|>": 100260}
+        | {"<|endofprompt|>": 100276},
+        "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
+    ),
+    "o200k": Kind(
+        CASED_WORDS,
+        {"<|endoftext|>": 199999, "<|endofprompt|>": 200018},
+        "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
+    ),
+    "llama3": Kind(
+        WORDS.format(digits="{1,3}"), _llama3(), "82e9d31979e92ab929cd544440f129d9ecd797b69e327f80f17e1c50d5551b55"
+    ),
+    "qwen": Kind(
+        WORDS.format(digits=""),
+        {"<|endoftext|>": 151643, "<|im_start|>": 151644, "<|im_end|>": 151645},
+        "b2b1b8dfb5cc5f024bafc373121c6aba3f66f9a5a0269e243470a1de16a33186",
+        compose=True,
+    ),
+}
+
+
+def kind_of(name: str) -> Kind:
+    """The published kind of that name; UserError when there is none."""
+    if name not in KINDS:
+        raise UserError(f'There is no byte-level kind "{name}".{nearest(name, KINDS)}')
+    return KINDS[name]
+
+
+def merges(ranks: Mapping[Text, int]) -> list[tuple[Text, Text]]:
+    """The merges, first things first, of a BPE known only by its tokens' ranks.
+
+    tiktoken and SentencePiece join two neighbours whenever the joined token exists, the lowest rank first.
+    That is ordinary BPE with every cut of every token into two tokens as a merge: linear in the letters.
+    """
+    found = []
+    for token, rank in ranks.items():
+        for cut in range(1, len(token)):
+            left, right = token[:cut], token[cut:]
+            if left in ranks and right in ranks:
+                found.append((rank, ranks[left], ranks[right], left, right))
+    found.sort()
+    return [(left, right) for *_, left, right in found]
+
+
+def read_ranks(data: bytes, name: str | None, source: str) -> Spec:
+    """The tokenizer of a tiktoken file (a line per token: base64 and rank), by the kind named or by its hash."""
+    data = data.replace(b"\r", b"")
+    if name is None:
+        digest = hashlib.sha256(data).hexdigest()
+        name = next((known for known, kind in KINDS.items() if kind.sha256 == digest), None)
+        if name is None:
+            raise UserError(f"{source} has ranks of no known kind; say which with kind= ({', '.join(KINDS)}).")
+    ranks = _parse(data, source)
+    alphabet = byte_alphabet()
+    written = {token: "".join(alphabet[byte] for byte in token) for token in ranks}
+    pairs = [[written[left], written[right]] for left, right in merges(ranks)]
+    vocabulary = {written[token]: rank for token, rank in ranks.items()}
+    return byte_level(vocabulary, pairs, kind_of(name), whole_words=True)
+
+
+def _parse(data: bytes, source: str) -> dict[bytes, int]:
+    ranks: dict[bytes, int] = {}
+    for number, line in enumerate(data.split(b"\n"), 1):
+        if not line:
+            continue
+        try:
+            text, digits = line.split(b" ")
+            token, rank = base64.b64decode(text, validate=True), int(digits)
+        except (ValueError, binascii.Error):
+            raise UserError(f"Line {number} of {source} is not a token and its rank; restore the file.") from None
+        if not token or len(token) > LONGEST or not 0 <= rank < 1 << 24 or token in ranks:
+            raise UserError(f"Line {number} of {source} has an impossible or repeated token; restore the file.")
+        ranks[token] = rank
+    if len(set(ranks.values())) != len(ranks):
+        raise UserError(f"{source} gives one rank to two tokens; restore the file.")
+    missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
+    if missing:
+        raise UserError(f"{source} lacks {len(missing)} of the 256 single bytes; restore the file.")
+    return dict(sorted(ranks.items(), key=lambda item: item[1]))
+
+
+def byte_level(vocabulary: dict[str, int], pairs: list[Any], kind: Kind, whole_words: bool = False) -> Spec:
+    """A byte-level BPE as a tokenizer.json holds it; ``whole_words``: a word that is a token needs no merges."""
+    plain = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": kind.pattern is None}
+    split = {"type": "Split", "pattern": {"Regex": kind.pattern}, "behavior": "Isolated", "invert": False}
+    clash = next((name for name, id in kind.specials.items() if vocabulary.get(name, id) != id), None)
+    gaps = sorted(kind.specials.values()) != list(range(len(vocabulary), len(vocabulary) + len(kind.specials)))
+    taken = set(vocabulary.values()) & {id for name, id in kind.specials.items() if name not in vocabulary}
+    if clash or taken:
+        raise UserError("This vocabulary uses ids that its kind keeps for special tokens; choose another kind=.")
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [added_token(id, name) for name, id in kind.specials.items()],
+        "normalizer": {"type": "NFC"} if kind.compose else None,
+        "pre_tokenizer": plain if kind.pattern is None else {"type": "Sequence", "pretokenizers": [split, plain]},
+        "post_processor": None,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": whole_words,
+            "vocab": {**vocabulary, **kind.specials} if gaps else vocabulary,  # added tokens cannot have gaps
+            "merges": pairs,
+        },
+    }

@@ -1,0 +1,249 @@
+"""SentencePiece `.model` files: a small protobuf reader, and the model as a tokenizer.json holds it."""
+
+from __future__ import annotations
+
+import base64
+import math
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import UserError
+from .ranks import LONGEST, merges
+from .tokenizer import Roles, Spec, added_token
+
+MARK = "▁"  # how SentencePiece writes a space
+NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+UNIGRAM, BPE = 1, 2
+VARINT, EIGHT_BYTES, COUNTED, FOUR_BYTES = 0, 1, 2, 5
+
+
+class Broken(ValueError):
+    """The bytes are no protobuf message of the kind expected."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """An entry of the vocabulary."""
+
+    text: str
+    score: float
+    kind: int
+
+
+@dataclass(frozen=True)
+class Model:
+    """What of a SentencePiece model decides ids."""
+
+    pieces: list[Piece]
+    algorithm: int
+    charsmap: bytes  # the compiled table of character replacements; empty: none
+    dummy_prefix: bool  # a space before the text
+    fewer_spaces: bool  # no spaces at the ends, no runs of them
+    escape: bool  # spaces are written as the mark
+    suffix: bool  # the mark ends words instead of starting them
+    parts: dict[str, int]  # bos, eos, pad, unk -> id, negative where there is none
+
+
+# ------------------------------------------------------------------------------- the wire format
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        if at >= len(data):
+            raise Broken("it ends in the middle of a number")
+        value |= (data[at] & 0x7F) << shift
+        at += 1
+        if data[at - 1] < 0x80:
+            return value, at
+    raise Broken("a number is too long")
+
+
+def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Each field of a protobuf message: its number and its value; numbers with a fixed size come as bytes.
+
+    Raises Broken for anything else.
+    """
+    at = 0
+    while at < len(data):
+        key, at = _varint(data, at)
+        kind = key & 7
+        if kind == VARINT:
+            value, at = _varint(data, at)
+            yield key >> 3, value
+            continue
+        if kind == COUNTED:
+            size, at = _varint(data, at)
+        elif kind in (EIGHT_BYTES, FOUR_BYTES):
+            size = 8 if kind == EIGHT_BYTES else 4
+        else:
+            raise Broken(f"a field has the unknown kind {kind}")
+        if at + size > len(data):
+            raise Broken("a field is longer than what is left")
+        yield key >> 3, data[at : at + size]
+        at += size
+
+
+def _bytes(value: int | bytes) -> bytes:
+    if isinstance(value, int):
+        raise Broken("a number stands where text must be")
+    return value
+
+
+def _int(value: int | bytes) -> int:
+    if isinstance(value, bytes):
+        raise Broken("text stands where a number must be")
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _message(value: int | bytes) -> dict[int, int | bytes]:
+    return dict(fields(_bytes(value)))
+
+
+def _piece(raw: dict[int, int | bytes]) -> Piece:
+    score = _bytes(raw.get(2, bytes(4)))
+    if len(score) != 4:
+        raise Broken("a score is no number of four bytes")
+    return Piece(_bytes(raw.get(1, b"")).decode(), struct.unpack("<f", score)[0], _int(raw.get(3, NORMAL)))
+
+
+def parse(data: bytes) -> Model:
+    """The model in the bytes of a SentencePiece file; raises Broken or UnicodeDecodeError when they hold none."""
+    pieces: list[Piece] = []
+    trainer: dict[int, int | bytes] = {}
+    normalizer: dict[int, int | bytes] = {}
+    for number, value in fields(data):
+        if number == 1:
+            pieces.append(_piece(_message(value)))
+        elif number == 2:
+            trainer = _message(value)
+        elif number == 3:
+            normalizer = _message(value)
+    if not pieces:
+        raise Broken("it has no vocabulary")
+    if len({piece.text for piece in pieces}) != len(pieces):
+        raise Broken("two entries have the same text")
+    if any(not piece.text or len(piece.text) > LONGEST or not math.isfinite(piece.score) for piece in pieces):
+        raise Broken("an entry has no text, an endless text or no score")
+    if [piece.kind for piece in pieces].count(UNKNOWN) != 1:
+        raise Broken("it must have one entry for unknown characters")
+    places = {"unk": (40, 0), "bos": (41, 1), "eos": (42, 2), "pad": (43, -1)}
+    return Model(
+        pieces=pieces,
+        algorithm=_int(trainer.get(3, UNIGRAM)),
+        charsmap=_bytes(normalizer.get(2, b"")),
+        dummy_prefix=bool(_int(normalizer.get(3, 1))),
+        fewer_spaces=bool(_int(normalizer.get(4, 1))),
+        escape=bool(_int(normalizer.get(5, 1))),
+        suffix=bool(_int(trainer.get(24, 0))),
+        parts={part: _int(trainer.get(number, usual)) for part, (number, usual) in places.items()},
+    )
+
+
+# ------------------------------------------------------------------------- as a tokenizer.json
+
+
+def read(data: bytes, source: str, sentinels: int = 0) -> tuple[Spec, Roles]:
+    """The tokenizer of a SentencePiece file, and who plays bos, eos, pad and unk.
+
+    ``sentinels``: how many ``<extra_id_N>`` T5 adds behind the vocabulary. Raises UserError for a broken file.
+    """
+    try:
+        model = parse(data)
+    except (Broken, UnicodeDecodeError) as error:
+        raise UserError(f"{source} is no whole SentencePiece model ({error}); restore the file.") from None
+    if model.algorithm not in (UNIGRAM, BPE) or model.suffix or not model.escape:
+        raise UserError(f"{source} is a SentencePiece model of a rare kind; only Unigram and BPE can be read.")
+    pieces = model.pieces
+    user_defined = any(piece.kind == USER for piece in pieces)
+    added = [
+        added_token(id, piece.text, special=piece.kind != USER)
+        for id, piece in enumerate(pieces)
+        if piece.kind in (UNKNOWN, CONTROL, USER)
+    ]
+    added += [added_token(len(pieces) + i, f"<extra_id_{sentinels - 1 - i}>") for i in range(sentinels)]
+    spec = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        "normalizer": _normalizer(model, user_defined),
+        "pre_tokenizer": _split(model, user_defined),
+        "post_processor": None,
+        "decoder": _decoder(model),
+        "model": _unigram(model) if model.algorithm == UNIGRAM else _bpe(model),
+    }
+    roles: Roles = {}
+    for part, id in model.parts.items():
+        fits = 0 <= id < len(pieces) and pieces[id].kind in (UNKNOWN, CONTROL, USER)
+        roles[part] = pieces[id].text if fits else None
+    return spec, roles
+
+
+def _bpe(model: Model) -> dict[str, Any]:
+    ids = {piece.text: id for id, piece in enumerate(model.pieces)}
+    mergeable = [piece for piece in model.pieces if piece.kind == NORMAL]
+    mergeable.sort(key=lambda piece: (-piece.score, ids[piece.text]))
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": next(piece.text for piece in model.pieces if piece.kind == UNKNOWN),
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": True,
+        "byte_fallback": _falls_back(model),
+        "ignore_merges": False,
+        "vocab": ids,
+        "merges": [list(pair) for pair in merges({piece.text: rank for rank, piece in enumerate(mergeable)})],
+    }
+
+
+def _unigram(model: Model) -> dict[str, Any]:
+    unknown = next(id for id, piece in enumerate(model.pieces) if piece.kind == UNKNOWN)
+    vocabulary = [[piece.text, piece.score] for piece in model.pieces]
+    return {"type": "Unigram", "unk_id": unknown, "vocab": vocabulary, "byte_fallback": _falls_back(model)}
+
+
+def _falls_back(model: Model) -> bool:
+    return sum(piece.kind == BYTE for piece in model.pieces) == 256
+
+
+def _normalizer(model: Model, user_defined: bool) -> dict[str, Any]:
+    """Replacements, then spaces. Without user-defined pieces the mark before the text is put here too."""
+    steps: list[dict[str, Any]] = []
+    if model.charsmap:
+        table = base64.b64encode(model.charsmap).decode()
+        steps.append({"type": "Precompiled", "precompiled_charsmap": table})
+    if model.fewer_spaces:
+        steps.append({"type": "Replace", "pattern": {"Regex": r"\A +| +\z| +(?= )"}, "content": ""})
+    if not user_defined:
+        if model.dummy_prefix:
+            steps.append({"type": "Prepend", "prepend": MARK})
+        steps.append({"type": "Replace", "pattern": {"String": " "}, "content": MARK})
+    return {"type": "Sequence", "normalizers": steps}
+
+
+def _split(model: Model, user_defined: bool) -> dict[str, Any] | None:
+    """Words apart where no piece spans two of them (the library then remembers words and is faster).
+
+    A user-defined piece cuts the text, and only the first part must get the mark in front.
+    """
+    apart = not any(MARK in piece.text[1:] for piece in model.pieces if piece.kind == NORMAL)
+    if user_defined:
+        scheme = "first" if model.dummy_prefix else "never"
+        return {"type": "Metaspace", "replacement": MARK, "prepend_scheme": scheme, "split": apart}
+    split = {"type": "Split", "pattern": {"String": MARK}, "behavior": "MergedWithNext", "invert": False}
+    return split if apart else None
+
+
+def _decoder(model: Model) -> dict[str, Any]:
+    steps: list[dict[str, Any]] = [
+        {"type": "Replace", "pattern": {"String": MARK}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ]
+    if model.dummy_prefix:
+        steps.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    return {"type": "Sequence", "decoders": steps}

@@ -1,0 +1,125 @@
+"""Ids back to text: the bytes each token stands for, and a stream that never prints half a character."""
+
+from __future__ import annotations
+
+import codecs
+import functools
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UserError
+
+if TYPE_CHECKING:
+    from .tokenizer import Tokenizer
+
+Reader = Callable[[str, bool], bytes]  # (a token's name, is it the first of the text?) -> the bytes it stands for
+
+BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+CLEANUP = ((" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't"), (" 'm", "'m"))
+CLEANUP += ((" 's", "'s"), (" 've", "'ve"), (" 're", "'re"))  # fmt: skip
+
+
+@functools.cache
+def byte_alphabet() -> dict[int, str]:
+    """Byte -> the printable character that stands for it in a byte-level vocabulary (GPT-2's table)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
+
+
+def reader(decoder: dict[str, Any] | None) -> Reader:
+    """The rule by which token names become bytes, from the "decoder" of a tokenizer.json.
+
+    Every rule looks at one token and at whether it comes first, so a stream and a whole text agree.
+    Raises UserError for a decoder of another kind.
+    """
+    if decoder is None:
+        return lambda name, first: (name if first else " " + name).encode()
+    steps = _flat(decoder)
+    kinds = {step["type"] for step in steps}
+    if "ByteLevel" in kinds:
+        return _byte_level
+    unknown = kinds - {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace", "WordPiece"}
+    if unknown:
+        raise UserError(f'The tokenizer decodes by "{unknown.pop()}", which is not supported; use another tokenizer.')
+
+    def read(name: str, first: bool) -> bytes:
+        text: str | bytes = name
+        for step in steps:
+            text = _step(step, text, first)
+        return text if isinstance(text, bytes) else text.encode()
+
+    return read
+
+
+def _flat(decoder: dict[str, Any]) -> list[dict[str, Any]]:
+    if decoder["type"] == "Sequence":
+        return [step for inner in decoder["decoders"] for step in _flat(inner)]
+    return [decoder]
+
+
+def _byte_level(name: str, first: bool) -> bytes:
+    table = _byte_of()
+    try:
+        return bytes([table[letter] for letter in name])
+    except KeyError:  # not written in the byte alphabet: it stands for itself
+        return name.encode()
+
+
+@functools.cache
+def _byte_of() -> dict[str, int]:
+    return {letter: byte for byte, letter in byte_alphabet().items()}
+
+
+def _step(step: dict[str, Any], text: str | bytes, first: bool) -> str | bytes:
+    kind = step["type"]
+    if kind == "Strip":  # stands behind Fuse: of the whole text, so of its first token
+        mark = step["content"] if isinstance(text, str) else step["content"].encode()
+        for _ in range(step["start"] if first else 0):
+            text = text.removeprefix(mark)  # type: ignore[arg-type]
+        return text
+    if isinstance(text, bytes):
+        return text
+    if kind == "Replace":
+        pattern = step["pattern"]
+        if "String" in pattern:
+            return text.replace(pattern["String"], step["content"])
+        return re.sub(pattern["Regex"], lambda _: str(step["content"]), text)
+    if kind == "ByteFallback":
+        byte = BYTE_TOKEN.fullmatch(text)
+        return bytes([int(byte[1], 16)]) if byte else text
+    if kind == "Metaspace":
+        prepends = step.get("prepend_scheme", "always" if step.get("add_prefix_space", True) else "never") != "never"
+        mark = step["replacement"]
+        return text.replace(mark, "" if first and prepends else " ")
+    if kind == "WordPiece":
+        if not first:
+            text = text.removeprefix(step["prefix"]) if text.startswith(step["prefix"]) else " " + text
+        for old, new in CLEANUP if step["cleanup"] else ():
+            text = text.replace(old, new)
+    return text
+
+
+class Stream:
+    """Text from ids, one at a time: what ``push`` and then ``flush`` return joins to what ``decode`` gives."""
+
+    def __init__(self, tokenizer: Tokenizer, special: bool = False) -> None:
+        self.tokenizer, self.special = tokenizer, special
+        self.first = True
+        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, id: int) -> str:
+        """The text that is certain now: empty for a hidden special token or while a character is unfinished."""
+        if not self.special and self.tokenizer.hides(id):
+            return ""
+        piece = self.tokenizer.bytes_of(id, self.first)
+        self.first = False
+        return self.decoder.decode(piece)
+
+    def flush(self) -> str:
+        """What was held back (U+FFFD for an unfinished character); the stream then starts afresh."""
+        rest = self.decoder.decode(b"", final=True)
+        self.decoder.reset()
+        self.first = True
+        return rest

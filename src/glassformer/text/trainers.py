@@ -1,0 +1,111 @@
+"""Train a tokenizer: characters, bytes, or byte-level BPE of any size."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+
+from ..errors import UserError, nearest
+from .ranks import KINDS, Kind, byte_level
+from .stream import byte_alphabet
+from .tokenizer import Spec, Tokenizer, added_token
+
+END = "<|endoftext|>"
+DEFAULT_SIZE = 4096  # of a BPE, when no size is given
+
+
+def train(
+    kind: str, texts: Iterable[str] = (), size: int | None = None, specials: Sequence[str] = (END,)
+) -> Tokenizer:
+    """A tokenizer of kind "char", "byte" or "bpe" made from texts; special tokens take the last ids.
+
+    char: an id per character of the texts, in code-point order; a character it does not know is an error
+    that says where, or ``<unk>`` when that is among the specials. byte: an id per byte; needs no texts.
+    bpe: GPT-2's split into words and ``size`` entries in all (fewer when the texts hold no more pairs).
+    """
+    if isinstance(texts, str):
+        texts = (texts,)
+    specials = list(specials)
+    if len(set(specials)) != len(specials) or not all(isinstance(name, str) and name for name in specials):
+        raise UserError("Special tokens must be different texts; give each once.")
+    if kind == "char":
+        return Tokenizer(_char(_checked(texts), size, specials))
+    if kind == "byte":
+        if size not in (None, 256 + len(specials)):
+            raise UserError(f"A byte tokenizer has {256 + len(specials)} entries; leave out the size.")
+        return Tokenizer(_bytes(specials))
+    if kind == "bpe":
+        return Tokenizer(_bpe(_checked(texts), DEFAULT_SIZE if size is None else size, specials))
+    raise UserError(f'There is no kind of tokenizer "{kind}" to train.{nearest(kind, ("char", "byte", "bpe"))}')
+
+
+def _checked(texts: Iterable[str]) -> Iterator[str]:
+    """The texts one by one; UserError for what is no text, and in the end when there was none."""
+    empty = True
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise UserError(f"A tokenizer trains on texts; text {number} is a {type(text).__name__}.")
+        if any("\ud800" <= letter <= "\udfff" for letter in set(text)):
+            raise UserError(f"Text {number} has half of a surrogate pair in it; remove it.")
+        empty = empty and not text
+        yield text
+    if empty:
+        raise UserError("There is no text to train a tokenizer on; give some.")
+
+
+def _char(texts: Iterator[str], size: int | None, specials: list[str]) -> Spec:
+    letters: set[str] = set()
+    for text in texts:
+        letters.update(text)
+    if letters & set(specials):
+        raise UserError("A special token is one of the text's characters; give it a longer name.")
+    names = [*sorted(letters), *specials]
+    if size not in (None, len(names)):
+        raise UserError(f"These texts make a character tokenizer of {len(names)} entries; leave out the size.")
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [added_token(names.index(name), name) for name in specials],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False},
+        "post_processor": None,
+        "decoder": {"type": "Fuse"},
+        # with no "<unk>" in the vocabulary the library refuses an unknown character
+        "model": {"type": "WordLevel", "vocab": {name: id for id, name in enumerate(names)}, "unk_token": "<unk>"},
+    }
+
+
+def _bytes(specials: list[str]) -> Spec:
+    alphabet = byte_alphabet()
+    kind = Kind(None, {name: 256 + i for i, name in enumerate(specials)})
+    spec = byte_level({alphabet[byte]: byte for byte in range(256)}, [], kind)
+    spec["pre_tokenizer"]["use_regex"] = False  # words do not matter
+    return spec
+
+
+def _bpe(texts: Iterator[str], size: int, specials: list[str]) -> Spec:
+    if size < 256 + len(specials):
+        raise UserError(f"A byte-level BPE has at least {256 + len(specials)} entries; give a larger size.")
+    import tokenizers
+    from tokenizers import models, pre_tokenizers, trainers
+
+    library = tokenizers.Tokenizer(models.BPE())
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = list(byte_alphabet().values())
+    trainer = trainers.BpeTrainer(
+        vocab_size=size - len(specials), initial_alphabet=alphabet, special_tokens=[], show_progress=False
+    )
+    library.train_from_iterator(texts, trainer)
+    model = json.loads(library.to_str())["model"]
+    ordered = sorted(model["vocab"].items(), key=lambda item: int(item[1]))
+    made = [name for name, _ in ordered if name not in set(alphabet)]
+    vocabulary = {name: id for id, name in enumerate([*alphabet_in_order(), *made])}
+    kind = Kind(KINDS["gpt2"].pattern, {name: len(vocabulary) + i for i, name in enumerate(specials)})
+    return byte_level(vocabulary, model["merges"], kind)
+
+
+def alphabet_in_order() -> list[str]:
+    """The byte alphabet from byte 0 to byte 255, so that a byte's id is its value."""
+    alphabet = byte_alphabet()
+    return [alphabet[byte] for byte in range(256)]

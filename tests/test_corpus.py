@@ -91,9 +91,9 @@ def test_folder_is_every_text_file_sorted_and_says_what_it_left_out(tmp_path: Pa
     assert list(source.documents()) == ["deep", "bee", "one", "two"]
     assert sorted(source.notes) == [
         ".git/config left out: hidden",
-        "c.bin left out: not UTF-8 text",
+        "c.bin left out: not readable as UTF-8 text",
         "empty.txt left out: empty",
-        "latin.txt left out: not UTF-8 text",
+        "latin.txt left out: not readable as UTF-8 text",
     ]
 
 
@@ -311,6 +311,29 @@ def test_an_unwritable_cache_is_told(tmp_path: Path) -> None:
     source = find(write(tmp_path / "a.txt", "hello"))
     with pytest.raises(UserError, match="a file stands in its way"):
         tokenise(source, Bytes(), cache=tmp_path / "a.txt" / "cache")
+
+
+def test_a_disk_that_takes_no_more_leaves_nothing(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    source = find(write(tmp_path / "a.txt", "word " * PIECE))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(UserError, match="File too large"):
+            shards_of(source, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [path.name for path in (tmp_path / "cache").iterdir() if not path.name.endswith(".lock")] == []
+    assert len(shards_of(source, tmp_path)) == 5 * PIECE + 1
+
+
+def test_a_file_that_is_gone_is_told(tmp_path: Path) -> None:
+    source = find(write(tmp_path / "a.txt", "hello"))
+    source.path.unlink()
+    with pytest.raises(UserError, match="cannot be read"):
+        shards_of(source, tmp_path)
+    with pytest.raises(UserError, match="cannot be read"):
+        list(source.documents())
 
 
 def test_memory_stays_flat(tmp_path: Path) -> None:

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from glassformer.config import MLP, Attention, Block, Decoder, Embed, Head, RMSNorm, Rotary, Stack
 from glassformer.errors import UserError
+from glassformer.nn import build_model
 from glassformer.text.corpus import Source
 from glassformer.text.shards import Shards, Tokens, _Whole
 from glassformer.training.data import Batch, Batches, Shuffle, every_token_once
@@ -160,6 +162,30 @@ def test_many_documents_lose_nothing_but_first_tokens() -> None:
     batches = Batches(shards, batch=1, context=13)
     for _ in range(3):
         assert sorted(target for row in one_epoch(batches) for target in counted(row)) == everything
+
+
+def test_a_model_reads_packed_documents_as_if_each_were_alone() -> None:
+    recipe = Decoder(
+        dim=32,
+        embed=Embed(vocab=200),
+        decoder=Stack(
+            depth=2,
+            pattern=(Block(attention=Attention(heads=2), feedforward=MLP(hidden=48), norm=RMSNorm()),),
+            position=Rotary(),
+            causal=True,
+        ),
+        head=Head(tied=True),
+        context=64,
+    )
+    model = build_model(recipe, seed=0).eval()
+    (batch,) = every_token_once(corpus([5, 9, 14, 7, 20]), batch=2, context=64)
+    assert batch.docs is not None
+    with torch.no_grad():
+        packed = model(batch.tokens, pos=batch.pos, docs=batch.docs).logits[0]
+        for number in range(5):
+            own = batch.docs[0] == number
+            alone = model(batch.tokens[:, own]).logits[0]
+            torch.testing.assert_close(packed[own], alone, atol=1e-5, rtol=0)
 
 
 # ---------------------------------------------------------------------------------------- evaluation

@@ -9,7 +9,6 @@ that splits at white space (byte-level BPE, WordPiece) gives the same ids as for
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import gzip
 import hashlib
 import json
@@ -52,7 +51,10 @@ class Part:
     def digest(self) -> str:
         """What the documents depend on: the file's content and how it is split."""
         how = json.dumps([self.separator, self.field, self.path.suffix == ".gz"])
-        return hashlib.sha256((files.sha256(self.path) + how).encode()).hexdigest()
+        try:
+            return hashlib.sha256((files.sha256(self.path) + how).encode()).hexdigest()
+        except OSError as error:
+            raise _unreadable(self.path, error) from None
 
     def pieces(self) -> Iterator[Piece]:
         """The documents in order, long ones in several pieces; UserError where the file is not readable text."""
@@ -71,8 +73,7 @@ class Part:
                     if text:
                         yield Piece(text, last, raw.tell())
         except (OSError, EOFError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise UserError(f"{self.path} cannot be read ({reason}); check the file and its rights.") from None
+            raise _unreadable(self.path, error) from None
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,7 @@ def _open_folder(folder: Path, field: str) -> Source:
         elif path.stat().st_size == 0:
             notes.append(f"{inside} left out: empty")
         elif not _looks_like_text(path):
-            notes.append(f"{inside} left out: not UTF-8 text")
+            notes.append(f"{inside} left out: not readable as UTF-8 text")
         else:
             parts.append(_part(path, field))
     if not parts:
@@ -191,6 +192,8 @@ def _looks_like_text(path: Path) -> bool:
 @contextlib.contextmanager
 def in_turn(place: Path) -> Iterator[None]:
     """Processes that make the same cache entry take turns; the operating system ends a dead one's turn."""
+    import fcntl
+
     files.make_folder(place.parent)
     try:
         file = place.with_name(f".{place.name}.lock").open("a+")
@@ -223,6 +226,11 @@ def _decoded(stream: BinaryIO, path: Path) -> Iterator[str]:
         at += len(raw)
     if rest:
         raise _not_utf8(path, at)
+
+
+def _unreadable(path: Path, error: Exception) -> UserError:
+    reason = getattr(error, "strerror", None) or error
+    return UserError(f"{path} cannot be read ({reason}); check the file and its rights.")
 
 
 def _not_utf8(path: Path, offset: int) -> UserError:

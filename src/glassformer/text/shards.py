@@ -212,14 +212,14 @@ def _write(folder: Path, source: Source, tokenizer: Tokens, workers: int, progre
                 if opening and written + len(stream) > start:
                     borders.append(start)
                     start = written + len(stream)
-            np.array(stream, dtype).tofile(tokens)
-            np.array(borders, "int64").tofile(starts)
-            np.array(before, "int64").tofile(marks)
+            tokens.write(np.array(stream, dtype).tobytes())
+            starts.write(np.array(borders, "int64").tobytes())
+            marks.write(np.array(before, "int64").tobytes())
             written += len(stream)
             if progress:
                 progress(min(pieces[-1].read, source.size), source.size)
-        np.array([written], "int64").tofile(starts)
-        np.array([written, size], "int64").tofile(marks)
+        starts.write(np.array([written], "int64").tobytes())
+        marks.write(np.array([written, size], "int64").tobytes())
     if size == 0 or written == 0:
         raise UserError(f"{source.path} holds no text; give a corpus with some.")
     record = {"format": _FORMAT, "dtype": dtype, "corpus": source.name, "tokens": written, "bytes": size}

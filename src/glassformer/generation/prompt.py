@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .. import config
 from ..errors import UserError
+from ..text.shards import begins
 
 if TYPE_CHECKING:
     from ..text.tokenizer import Tokenizer
@@ -51,18 +52,17 @@ def check(ids: Sequence[int], vocab: int) -> None:
 
 
 def _encode(prompt: object, tokenizer: Tokenizer | None, bos: bool | None, source: bool) -> list[int]:
-    own = None if tokenizer is None else tokenizer.bos
     if isinstance(prompt, str):
         if tokenizer is None:
             raise UserError("A text prompt needs a tokenizer; give one, or give the prompt as token ids.")
-        first = own is not None and own != tokenizer.eos if bos is None else bos
-        ids = tokenizer.encode(prompt, bos=first, eos=source)
+        first = not source and begins(tokenizer) is not None if bos is None else bos
+        ids = tokenizer.encode(prompt, bos=first, eos=source and tokenizer.eos is not None)
     elif isinstance(prompt, Sequence) and all(isinstance(token, int) for token in prompt):
         ids = list(prompt)
     else:
         raise UserError("The prompt is neither a text nor token ids; give a text, a list of ids, or a list of either.")
     if not ids and tokenizer is not None and not source:
-        ids = [token for token in (own, tokenizer.eos) if token is not None][:1]
+        ids = [token for token in (tokenizer.bos, tokenizer.eos) if token is not None][:1]
     return ids
 
 

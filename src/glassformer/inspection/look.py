@@ -1,0 +1,143 @@
+"""Looking inside: any named value of a forward pass, and what it is like in one line."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from .. import config
+from ..errors import UserError, nearest
+from ..nn import Model, Tape
+from ..text.shards import begins
+
+if TYPE_CHECKING:
+    from ..text.tokenizer import Tokenizer
+
+Text: TypeAlias = str | Sequence[int] | Tensor
+
+
+def look(
+    model: Model, tokenizer: Tokenizer | None, text: Text, *patterns: str, source: Text | None = None
+) -> dict[str, Tensor]:
+    """The values whose paths match any of ``patterns``, in the order in which the model makes them, detached.
+
+    ``text`` is a text, or token ids (length) or (batch, length), for which ``tokenizer`` may be None; an
+    encoder-decoder's encoder reads ``source``. A text gets the bos that generation would give it, an encoder's
+    text also eos. No pattern means every value. Raises UserError for a pattern that matches nothing and for a
+    text that the model cannot read.
+    """
+    tape = Tape(*(patterns or ("*",)))
+    tokens = [_tokens(model, tokenizer, text, second=isinstance(model.config, config.EncoderDecoder))]
+    if isinstance(model.config, config.EncoderDecoder):
+        if source is None:
+            raise UserError("An encoder-decoder reads two texts; give the encoder's as source.")
+        tokens.append(_tokens(model, tokenizer, source))
+    elif source is not None:
+        raise UserError("Only an encoder-decoder has a source; leave it out.")
+    _run(model, tokens, tape)
+    for pattern in patterns:
+        if not any(fnmatchcase(path, pattern) for path in tape.records):
+            known = paths(model)
+            ends = {f"*.{path.rpartition('.')[2]}" for path in known}
+            hint = nearest(pattern, [*known, *ends]) or f" Two that there are: {known[0]}, {known[-1]}."
+            raise UserError(f'No value is called "{pattern}".{hint}')
+    return tape.records
+
+
+def paths(model: Model) -> list[str]:
+    """The path of every value that can be looked at, in the order in which the model makes them."""
+    one, tape = torch.zeros(1, 1, dtype=torch.long, device=next(model.parameters()).device), Tape("*")
+    _run(model, [one, one] if isinstance(model.config, config.EncoderDecoder) else [one], tape)
+    return list(tape.records)
+
+
+def _run(model: Model, tokens: Sequence[Tensor], tape: Tape) -> None:
+    """One pass without gradients or dropout."""
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            model(*tokens, tape=tape)
+    finally:
+        model.train(training)
+
+
+def describe(values: Mapping[str, Tensor], first: int = 4) -> list[dict[str, Any]]:
+    """One entry per value, as JSON holds it: path, shape, dtype, mean, std, min, max, and its first numbers.
+
+    The four are of the finite numbers (None without any); ``infinite`` counts the others, such as masked scores.
+    """
+    return [{"path": path, **_numbers(value, first)} for path, value in values.items()]
+
+
+def lines(values: Mapping[str, Tensor], first: int = 4) -> list[str]:
+    """``describe`` as a table to print, its heading first."""
+    names = ("mean", "std", "min", "max")
+    table = [("path", "shape", *names, "first values")]
+    for entry in describe(values, first):
+        shape = "x".join(map(str, entry["shape"])) or "-"
+        table.append(
+            (entry["path"], shape, *(_short(entry[name]) for name in names), " ".join(map(_short, entry["first"])))
+        )
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    left = {0, len(widths) - 1}
+    rows = (
+        (
+            cell.ljust(width) if at in left else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in table
+    )
+    return ["  ".join(row).rstrip() for row in rows]
+
+
+def _numbers(value: Tensor, first: int) -> dict[str, Any]:
+    flat = value.detach().double().flatten().cpu()
+    finite = flat[flat.isfinite()]
+    some = finite.numel() > 0
+    return {
+        "shape": list(value.shape),
+        "dtype": str(value.dtype).removeprefix("torch."),
+        "mean": finite.mean().item() if some else None,
+        "std": finite.std(correction=0).item() if some else None,
+        "min": finite.min().item() if some else None,
+        "max": finite.max().item() if some else None,
+        "infinite": flat.numel() - finite.numel(),
+        "first": [number if math.isfinite(number) else None for number in flat[:first].tolist()],
+    }
+
+
+def _short(number: float | None) -> str:
+    return "-" if number is None else f"{number:.4g}"
+
+
+def _tokens(model: Model, tokenizer: Tokenizer | None, text: Text, second: bool = False) -> Tensor:
+    """The text as (batch, length) ids; ``second`` is the text that a decoder writes beside a source."""
+    cfg = model.config
+    if isinstance(text, str):
+        if tokenizer is None:
+            raise UserError("A text needs a tokenizer; give one, or give the text as token ids.")
+        if isinstance(cfg, config.Decoder) or second:
+            opening = begins(tokenizer) if not second else tokenizer.pad if tokenizer.bos is None else tokenizer.bos
+            ids = ([] if opening is None else [opening]) + tokenizer.encode(text)
+        else:
+            alone = isinstance(cfg, config.Encoder)
+            ids = tokenizer.encode(text, bos=alone and tokenizer.bos is not None, eos=tokenizer.eos is not None)
+        tokens = torch.tensor([ids], dtype=torch.long)
+    else:
+        tokens = torch.as_tensor(text)
+        tokens = tokens[None] if tokens.ndim == 1 else tokens
+    if tokens.numel() == 0:
+        raise UserError("The text is empty; give at least one token.")
+    wrong = tokens[(tokens < 0) | (tokens >= cfg.embed.vocab)]
+    if wrong.numel():
+        known = f"this model knows 0 to {cfg.embed.vocab - 1}"
+        raise UserError(f"Token id {int(wrong[0])} is out of range: {known}; use the tokenizer it was trained with.")
+    if tokens.shape[-1] > cfg.context:
+        raise UserError(f"The text has {tokens.shape[-1]} tokens and the model's context is {cfg.context}; shorten it.")
+    return tokens.to(next(model.parameters()).device)

@@ -116,6 +116,7 @@ def test_a_split_document_begins_in_its_middle(tmp_path: Path, byte: Tokenizer) 
 def test_training_goes_on_and_progress_is_told(byte: Tokenizer) -> None:
     model, seen = made(byte.size).train(), []
     got = score(model, byte, TEXT, progress=seen.append)
+    assert json.loads(json.dumps(got.to_dict()))["loss"] == got.loss
     assert model.training and seen == sorted(seen) and seen[-1] == got.tokens
 
 

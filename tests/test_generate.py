@@ -5,10 +5,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
+import glassformer
 from glassformer import config as c
 from glassformer.errors import UserError
 from glassformer.generation import Generation, generate
@@ -320,12 +324,71 @@ def test_an_encoder_decoder_answers_its_source() -> None:
 # ----------------------------------------------------------------- against another implementation
 
 
-def their_greedy(model: object, prompts: list[list[int]], count: int) -> list[list[int]]:
-    made = []
-    for ids in prompts:
-        tokens = torch.tensor([ids])
-        out = model.generate(
-            tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=count, do_sample=False, pad_token_id=0
-        )
-        made.append(out[0, len(ids) :].tolist())
-    return made
+def saved_llama(folder: Path) -> transformers.PreTrainedModel:
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "max_position_embeddings": 64}
+    cfg = transformers.LlamaConfig(
+        **sizes, vocab_size=VOCAB, num_attention_heads=4, num_key_value_heads=2, initializer_range=0.3
+    )
+    return _saved(transformers.LlamaForCausalLM, cfg, folder)
+
+
+def saved_gpt2(folder: Path) -> transformers.PreTrainedModel:
+    cfg = transformers.GPT2Config(
+        vocab_size=VOCAB, n_positions=64, n_embd=32, n_layer=2, n_head=4, initializer_range=0.3
+    )
+    return _saved(transformers.GPT2LMHeadModel, cfg, folder)
+
+
+def _saved(kind: type, cfg: transformers.PreTrainedConfig, folder: Path) -> transformers.PreTrainedModel:
+    torch.manual_seed(2)
+    model = kind(cfg).eval()
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize("save", [saved_llama, saved_gpt2])
+@pytest.mark.parametrize("penalty", [1.0, 1.4])
+def test_greedy_is_transformers(
+    save: Callable[[Path], transformers.PreTrainedModel], penalty: float, tmp_path: Path
+) -> None:
+    theirs = save(tmp_path)
+    theirs.generation_config.eos_token_id = None  # both go on to the end
+    ours, _ = glassformer.load(tmp_path)
+    made = generate(ours, None, PROMPTS, max_new=25, temperature=0, repetition_penalty=penalty).run()
+    for ids, tokens, logprobs in zip(PROMPTS, made.tokens, made.logprobs, strict=True):
+        asked = torch.tensor([ids])
+        expected = theirs.generate(
+            asked,
+            attention_mask=torch.ones_like(asked),
+            generation_config=transformers.GenerationConfig(
+                max_new_tokens=25, do_sample=False, repetition_penalty=penalty, return_dict_in_generate=True
+            ),
+        ).sequences[0, len(ids) :]
+        assert tokens == expected.tolist()
+        with torch.no_grad():
+            own = theirs(torch.tensor([ids + tokens])).logits[0, len(ids) - 1 : -1].log_softmax(-1)
+        found = own.gather(-1, expected[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(logprobs), found, atol=1e-5, rtol=0)
+
+
+# ------------------------------------------------------------------------- a real trained model
+
+STORY = (
+    "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. "
+    "One day, she saw a big, red ball. She wanted to play with it, but it was too high"
+)
+
+
+def test_a_real_model_tells_its_story(shared_data: Path) -> None:
+    model, tokenizer = glassformer.load(shared_data / "stories260K")
+    assert tokenizer is not None
+    made = generate(model, tokenizer, "", max_new=60, temperature=0)
+    assert "".join(step.text for step in made) == made.text == STORY
+    half, rest = STORY[: STORY.index(" She wanted")], STORY[STORY.index(" She wanted") :]
+    batch = generate(model, tokenizer, [half, "", "Lily"], max_new=60, temperature=0, stop="too high").run()
+    assert batch.texts[0] == rest.removesuffix("too high") and batch.finishes[0] == "stop"
+    assert batch.texts[1] == STORY.removesuffix("too high")
+    alone = generate(model, tokenizer, "Lily", max_new=60, temperature=0, stop="too high").run()
+    assert batch.tokens[2] == alone.tokens[0]
+    whole = tokenizer.decode(alone.rows[0].prompt + alone.tokens[0])
+    assert whole.startswith("Lily" + alone.text)

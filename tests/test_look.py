@@ -11,7 +11,7 @@ import torch
 from glassformer import config as c
 from glassformer import text
 from glassformer.errors import UserError
-from glassformer.inspection import describe, lines, look, paths
+from glassformer.inspection import describe, look, paths, summarise
 from glassformer.nn import Model, build_model
 
 VOCAB, CONTEXT = 300, 12
@@ -113,7 +113,7 @@ def test_one_clear_sentence(prompt: object, pattern: str, words: str) -> None:
 
 def test_the_description_holds_the_numbers() -> None:
     values = {"a.b": torch.tensor([[1.0, -2.0, float("-inf")]]), "chosen": torch.tensor([3, 1]), "none": torch.ones(0)}
-    first, chosen, none = json.loads(json.dumps(describe(values), allow_nan=False))
+    first, chosen, none = json.loads(json.dumps(summarise(values), allow_nan=False))
     assert first == {
         "path": "a.b",
         "shape": [1, 3],
@@ -126,6 +126,6 @@ def test_the_description_holds_the_numbers() -> None:
         "first": [1.0, -2.0, None],
     }
     assert (chosen["mean"], chosen["dtype"], none["mean"], none["first"]) == (2.0, "int64", None, [])
-    table = lines(values)
+    table = describe(values)
     assert len(table) == 4 and table[0].split()[:2] == ["path", "shape"]
     assert table[1].split() == ["a.b", "1x3", "-0.5", "1.5", "-2", "1", "1", "-2", "-"]

@@ -50,6 +50,10 @@ class Score:
     bytes: int
     seconds: float
 
+    def to_dict(self) -> dict[str, float | None]:
+        """The figures as JSON holds them: None for one that is infinite."""
+        return {name: value if math.isfinite(value) else None for name, value in vars(self).items()}
+
 
 @dataclass(frozen=True)
 class Document:

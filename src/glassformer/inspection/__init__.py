@@ -1,5 +1,5 @@
 """Inspection: what happens inside a model while it runs."""
 
-from .look import describe, lines, look, paths
+from .look import describe, look, paths, summarise
 
-__all__ = ["describe", "lines", "look", "paths"]
+__all__ = ["describe", "look", "paths", "summarise"]

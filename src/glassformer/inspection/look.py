@@ -67,7 +67,7 @@ def _run(model: Model, tokens: Sequence[Tensor], tape: Tape) -> None:
         model.train(training)
 
 
-def describe(values: Mapping[str, Tensor], first: int = 4) -> list[dict[str, Any]]:
+def summarise(values: Mapping[str, Tensor], first: int = 4) -> list[dict[str, Any]]:
     """One entry per value, as JSON holds it: path, shape, dtype, mean, std, min, max, and its first numbers.
 
     The four are of the finite numbers (None without any); ``infinite`` counts the others, such as masked scores.
@@ -75,11 +75,11 @@ def describe(values: Mapping[str, Tensor], first: int = 4) -> list[dict[str, Any
     return [{"path": path, **_numbers(value, first)} for path, value in values.items()]
 
 
-def lines(values: Mapping[str, Tensor], first: int = 4) -> list[str]:
-    """``describe`` as a table to print, its heading first."""
+def describe(values: Mapping[str, Tensor], first: int = 4) -> list[str]:
+    """``summarise`` as a table to print, its heading first."""
     names = ("mean", "std", "min", "max")
     table = [("path", "shape", *names, "first values")]
-    for entry in describe(values, first):
+    for entry in summarise(values, first):
         shape = "x".join(map(str, entry["shape"])) or "-"
         table.append(
             (entry["path"], shape, *(_short(entry[name]) for name in names), " ".join(map(_short, entry["first"])))

@@ -1,4 +1,4 @@
-"""Text: tokenizers of every published format, corpora, and shards of tokens. Nothing heavy loads before its first use."""
+"""Text: tokenizers of every published format, corpora, shards of tokens; nothing heavy loads before its first use."""
 
 from __future__ import annotations
 

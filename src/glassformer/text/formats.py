@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ MERGES_OF = {"vocab.json": "merges.txt", "encoder.json": "vocab.bpe"}
 CASES = ("bert-cased", "bert-uncased")
 KINDS = (*ranks.KINDS, *CASES, "t5")
 CLASSES = {"Qwen2Tokenizer": "qwen", "Qwen2TokenizerFast": "qwen", "T5Tokenizer": "t5", "T5TokenizerFast": "t5"}
-BYTE_LEVEL_CLASSES = ("GPT2Tokenizer", "GPT2TokenizerFast", "RobertaTokenizer", "RobertaTokenizerFast")
 
 
 def open(path: str | Path, *, kind: str | None = None) -> Tokenizer:
@@ -32,7 +31,8 @@ def open(path: str | Path, *, kind: str | None = None) -> Tokenizer:
 
     Formats: tokenizer.json; vocab.json with merges.txt, encoder.json with vocab.bpe; tiktoken ranks (also as
     tokenizer.model); SentencePiece .model; WordPiece vocab.txt. ``kind`` (gpt2, cl100k, o200k, llama3, qwen,
-    bert-cased, bert-uncased, t5) decides where the file does not say. Raises UserError.
+    bert-cased, bert-uncased, t5) decides where the file does not say; a tokenizer.json says everything.
+    Raises UserError.
     """
     path = Path(path).expanduser()
     if kind is not None and kind not in KINDS:
@@ -40,7 +40,6 @@ def open(path: str | Path, *, kind: str | None = None) -> Tokenizer:
     if path.is_dir():
         path = _find(path)
     config = _settings(path.parent / "tokenizer_config.json")
-    kind = kind or _kind_of_class(config)
     spec, roles = _read(path, kind, config)
     roles |= _roles(config)
     _extend(spec, path.parent, config)
@@ -68,38 +67,38 @@ def _read(path: Path, kind: str | None, config: dict[str, Any]) -> tuple[Spec, R
     source = str(path)
     beside = {merges: vocab for vocab, merges in MERGES_OF.items()}
     if path.name in beside:
-        return _vocab_and_merges(path.with_name(beside[path.name]), path, kind)
+        return _vocab_and_merges(path.with_name(beside[path.name]), path, _kind(kind, ranks.KINDS, config, source))
     start = data[:4096]
     if start.lstrip()[:1] == b"{":
         raw = _json(data, source)
         if isinstance(raw.get("model"), dict):
-            only_for(kind, (), source)
             stored = raw.pop("glassformer", None)
             return raw, dict(stored) if isinstance(stored, dict) else {}
         if path.name in MERGES_OF:
-            return _vocab_and_merges(path, path.with_name(MERGES_OF[path.name]), kind)
+            merges = path.with_name(MERGES_OF[path.name])
+            return _vocab_and_merges(path, merges, _kind(kind, ranks.KINDS, config, source))
         raise UserError(f'{source} is JSON with no "model" and so is no tokenizer.json; choose another file.')
     if re.match(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n", start):
-        only_for(kind, tuple(ranks.KINDS), source)
-        return ranks.read_ranks(data, kind, source), {}
+        return ranks.read_ranks(data, _kind(kind, ranks.KINDS, config, source), source), {}
     if path.suffix == ".model" or start[:1] == b"\n":
-        only_for(kind, ("t5",), source)
-        known = kind == "t5" or hashlib.sha256(data).hexdigest() == SENTENCEPIECE_T5
+        known = _kind(kind, ("t5",), config, source) == "t5" or hashlib.sha256(data).hexdigest() == SENTENCEPIECE_T5
         sentinels = config.get("extra_ids", SENTINELS_T5) if known else 0
         if not isinstance(sentinels, int) or not 0 <= sentinels <= 10000:
             raise UserError(f'"extra_ids" in {path.parent / "tokenizer_config.json"} is no count; mend it.')
         return sentencepiece.read(data, source, sentinels)
     if path.suffix == ".txt":
-        only_for(kind, CASES, source)
-        return _wordpiece(data, kind, config, source)
+        return _wordpiece(data, _kind(kind, CASES, config, source), config, source)
     raise UserError(f"{source} is no tokenizer of a known format; give a tokenizer.json or another published file.")
 
 
-def only_for(kind: str | None, kinds: tuple[str, ...], source: str) -> None:
-    """UserError when the kind asked for cannot be that of the file."""
-    if kind is not None and kind not in kinds:
-        possible = f"choose {', '.join(kinds)} or leave it out" if kinds else "leave it out"
-        raise UserError(f'{source} cannot be read as kind "{kind}"; {possible}.')
+def _kind(kind: str | None, possible: Collection[str], config: dict[str, Any], source: str) -> str | None:
+    """The kind asked for, else the one that the folder's config implies; UserError when it cannot be the file's."""
+    if kind is None:
+        kind = CLASSES.get(str(config.get("tokenizer_class")))
+        return kind if kind in possible else None
+    if kind not in possible:
+        raise UserError(f'{source} cannot be of the kind "{kind}"; choose {", ".join(possible)} or leave it out.')
+    return kind
 
 
 def _content(path: Path) -> bytes:
@@ -136,7 +135,6 @@ def _text(data: bytes, source: str) -> str:
 
 def _vocab_and_merges(vocab: Path, merges: Path, kind: str | None) -> tuple[Spec, Roles]:
     """GPT-2's pair of files; what neither is a byte nor made by a merge is a special token."""
-    only_for(kind, tuple(ranks.KINDS), str(vocab))
     ids = _json(_content(vocab), str(vocab))
     if not all(type(id) is int and 0 <= id < 1 << 24 for id in ids.values()) or len(set(ids.values())) != len(ids):
         raise UserError(f"{vocab} must give each token an id of its own; restore the file.")
@@ -168,11 +166,11 @@ def _wordpiece(data: bytes, kind: str | None, config: dict[str, Any], source: st
     while names and not names[-1]:
         names.pop()
     ids = {name: id for id, name in enumerate(names)}
+    if not {"[UNK]", "[CLS]", "[SEP]"} <= ids.keys():
+        raise UserError(f"{source} lacks [UNK], [CLS] or [SEP] and so is no WordPiece vocabulary; choose another file.")
     if len(ids) != len(names):
         twice = next(number for number, name in enumerate(names, 1) if ids[name] != number - 1)
         raise UserError(f"Line {twice} of {source} is repeated further down; restore the file.")
-    if not {"[UNK]", "[CLS]", "[SEP]"} <= ids.keys():
-        raise UserError(f"{source} lacks [UNK], [CLS] or [SEP] and so is no WordPiece vocabulary; choose another file.")
     capitals = any(name != name.lower() for name in names if not name.startswith("["))
     lower = {"bert-cased": False, "bert-uncased": True}.get(kind or "", bool(config.get("do_lower_case", not capitals)))
     special = [name for name in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if name in ids]
@@ -218,10 +216,6 @@ def _settings(path: Path) -> dict[str, Any]:
     return _json(_content(path), str(path)) if path.is_file() else {}
 
 
-def _kind_of_class(config: dict[str, Any]) -> str | None:
-    return CLASSES.get(str(config.get("tokenizer_class")))
-
-
 def _roles(config: dict[str, Any]) -> Roles:
     """Who plays bos, eos, pad and unk by the config; BERT's name for bos is cls and for eos sep."""
     roles: Roles = {}
@@ -237,13 +231,12 @@ def _roles(config: dict[str, Any]) -> Roles:
 def _extend(spec: Spec, folder: Path, config: dict[str, Any]) -> None:
     """Add the tokens that a folder lists beside its vocabulary, at the ids it gives them."""
     listed: dict[int, dict[str, Any]] = {}
-    beside: Callable[[Any], bool] = lambda token: isinstance(token, dict) and isinstance(token.get("content"), str)
     for text, id in _settings(folder / "added_tokens.json").items():
         if isinstance(id, int):
             listed[id] = added_token(id, text, special=False)
     table = config.get("added_tokens_decoder", {})
     for key, token in table.items() if isinstance(table, dict) else ():
-        if key.isdigit() and beside(token):
+        if key.isdigit() and isinstance(token, dict) and isinstance(token.get("content"), str):
             rules = {name: bool(token.get(name, False)) for name in ("single_word", "lstrip", "rstrip", "normalized")}
             listed[int(key)] = {**added_token(int(key), token["content"], bool(token.get("special", False))), **rules}
     try:

@@ -44,13 +44,13 @@ def _llama3() -> dict[str, int]:
     named = {0: "begin_of_text", 1: "end_of_text", 4: "finetune_right_pad_id", 6: "start_header_id"}
     named |= {7: "end_header_id", 8: "eom_id", 9: "eot_id", 10: "python_tag"}
     free = iter(range(256))
-    return {f"<|{named[i]}|>" if i in named else f"<|reserved_special_token_{next(free)}|>": 128000 + i for i in range(256)}
+    return {
+        f"<|{named[i]}|>" if i in named else f"<|reserved_special_token_{next(free)}|>": 128000 + i for i in range(256)
+    }
 
 
 KINDS = {
-    "gpt2": Kind(
-        None, {"<|endoftext|>": 50256}, "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
-    ),
+    "gpt2": Kind(None, {"<|endoftext|>": 50256}, "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"),
     "cl100k": Kind(
         WORDS.format(digits="{1,3}"),
         {"<|endoftext|>": 100257, "<|fim_prefix|>": 100258, "<|fim_middle|>": 100259, "<|fim_suffix|>": 100260}

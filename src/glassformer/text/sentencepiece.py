@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from .tokenizer import Roles, Spec, added_token
 MARK = "▁"  # how SentencePiece writes a space
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 UNIGRAM, BPE = 1, 2
+CERTAIN = 1000.0  # a score that no other way to write a user-defined piece reaches
 VARINT, EIGHT_BYTES, COUNTED, FOUR_BYTES = 0, 1, 2, 5
 
 
@@ -157,27 +159,22 @@ def read(data: bytes, source: str, sentinels: int = 0) -> tuple[Spec, Roles]:
     if model.algorithm not in (UNIGRAM, BPE) or model.suffix or not model.escape:
         raise UserError(f"{source} is a SentencePiece model of a rare kind; only Unigram and BPE can be read.")
     pieces = model.pieces
-    user_defined = any(piece.kind == USER for piece in pieces)
-    added = [
-        added_token(id, piece.text, special=piece.kind != USER)
-        for id, piece in enumerate(pieces)
-        if piece.kind in (UNKNOWN, CONTROL, USER)
-    ]
+    added = [added_token(id, piece.text) for id, piece in enumerate(pieces) if piece.kind in (UNKNOWN, CONTROL)]
     added += [added_token(len(pieces) + i, f"<extra_id_{sentinels - 1 - i}>") for i in range(sentinels)]
     spec = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
         "added_tokens": added,
-        "normalizer": _normalizer(model, user_defined),
-        "pre_tokenizer": _split(model, user_defined),
+        "normalizer": _normalizer(model),
+        "pre_tokenizer": _split(model),
         "post_processor": None,
         "decoder": _decoder(model),
         "model": _unigram(model) if model.algorithm == UNIGRAM else _bpe(model),
     }
     roles: Roles = {}
     for part, id in model.parts.items():
-        fits = 0 <= id < len(pieces) and pieces[id].kind in (UNKNOWN, CONTROL, USER)
+        fits = 0 <= id < len(pieces) and pieces[id].kind in (UNKNOWN, CONTROL)
         roles[part] = pieces[id].text if fits else None
     return spec, roles
 
@@ -194,7 +191,7 @@ def _bpe(model: Model) -> dict[str, Any]:
         "end_of_word_suffix": None,
         "fuse_unk": True,
         "byte_fallback": _falls_back(model),
-        "ignore_merges": False,
+        "ignore_merges": any(piece.kind == USER for piece in model.pieces),  # these are whole words, with no merges
         "vocab": ids,
         "merges": [list(pair) for pair in merges({piece.text: rank for rank, piece in enumerate(mergeable)})],
     }
@@ -202,7 +199,7 @@ def _bpe(model: Model) -> dict[str, Any]:
 
 def _unigram(model: Model) -> dict[str, Any]:
     unknown = next(id for id, piece in enumerate(model.pieces) if piece.kind == UNKNOWN)
-    vocabulary = [[piece.text, piece.score] for piece in model.pieces]
+    vocabulary = [[piece.text, CERTAIN if piece.kind == USER else piece.score] for piece in model.pieces]
     return {"type": "Unigram", "unk_id": unknown, "vocab": vocabulary, "byte_fallback": _falls_back(model)}
 
 
@@ -210,32 +207,35 @@ def _falls_back(model: Model) -> bool:
     return sum(piece.kind == BYTE for piece in model.pieces) == 256
 
 
-def _normalizer(model: Model, user_defined: bool) -> dict[str, Any]:
-    """Replacements, then spaces. Without user-defined pieces the mark before the text is put here too."""
+def _normalizer(model: Model) -> dict[str, Any]:
+    """Replacements, then spaces, then the mark before the text and in place of spaces."""
     steps: list[dict[str, Any]] = []
     if model.charsmap:
         table = base64.b64encode(model.charsmap).decode()
         steps.append({"type": "Precompiled", "precompiled_charsmap": table})
     if model.fewer_spaces:
         steps.append({"type": "Replace", "pattern": {"Regex": r"\A +| +\z| +(?= )"}, "content": ""})
-    if not user_defined:
-        if model.dummy_prefix:
-            steps.append({"type": "Prepend", "prepend": MARK})
-        steps.append({"type": "Replace", "pattern": {"String": " "}, "content": MARK})
+    if model.dummy_prefix:
+        steps.append({"type": "Prepend", "prepend": MARK})
+    steps.append({"type": "Replace", "pattern": {"String": " "}, "content": MARK})
     return {"type": "Sequence", "normalizers": steps}
 
 
-def _split(model: Model, user_defined: bool) -> dict[str, Any] | None:
-    """Words apart where no piece spans two of them (the library then remembers words and is faster).
+def _split(model: Model) -> dict[str, Any] | None:
+    """Cuts that the model alone would not make: around user-defined pieces and inside what only looks like a byte.
 
-    A user-defined piece cuts the text, and only the first part must get the mark in front.
+    Also between words, where no piece spans two of them: the library remembers words and so is faster.
     """
-    apart = not any(MARK in piece.text[1:] for piece in model.pieces if piece.kind == NORMAL)
-    if user_defined:
-        scheme = "first" if model.dummy_prefix else "never"
-        return {"type": "Metaspace", "replacement": MARK, "prepend_scheme": scheme, "split": apart}
-    split = {"type": "Split", "pattern": {"String": MARK}, "behavior": "MergedWithNext", "invert": False}
-    return split if apart else None
+    found = []
+    user = sorted((piece.text for piece in model.pieces if piece.kind == USER), key=len, reverse=True)
+    if user:
+        found.append(({"Regex": "|".join(re.escape(text) for text in user)}, "Isolated"))
+    if model.algorithm == UNIGRAM and _falls_back(model):
+        found.append(({"Regex": "<(?=0x[0-9A-F]{2}>)"}, "MergedWithPrevious"))
+    if not any(MARK in piece.text[1:] for piece in model.pieces if piece.kind in (NORMAL, USER)):
+        found.append(({"String": MARK}, "MergedWithNext"))
+    steps = [{"type": "Split", "pattern": text, "behavior": how, "invert": False} for text, how in found]
+    return {"type": "Sequence", "pretokenizers": steps} if steps else None
 
 
 def _decoder(model: Model) -> dict[str, Any]:

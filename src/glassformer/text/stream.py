@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 Reader = Callable[[str, bool], bytes]  # (a token's name, is it the first of the text?) -> the bytes it stands for
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-CLEANUP = ((" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't"), (" 'm", "'m"))
-CLEANUP += ((" 's", "'s"), (" 've", "'ve"), (" 're", "'re"))  # fmt: skip
+CLEANUP = [(f" {mark}", mark) for mark in (".", "?", "!", ",")] + [(" ' ", "'")]
+CLEANUP += [(f" {ending}", ending) for ending in ("n't", "'m", "'s", "'ve", "'re")]
 
 
 @functools.cache
@@ -77,7 +77,7 @@ def _step(step: dict[str, Any], text: str | bytes, first: bool) -> str | bytes:
     if kind == "Strip":  # stands behind Fuse: of the whole text, so of its first token
         mark = step["content"] if isinstance(text, str) else step["content"].encode()
         for _ in range(step["start"] if first else 0):
-            text = text.removeprefix(mark)  # type: ignore[arg-type]
+            text = text.removeprefix(mark)
         return text
     if isinstance(text, bytes):
         return text

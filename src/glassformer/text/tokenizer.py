@@ -242,11 +242,8 @@ def model_type(model: dict[str, Any]) -> str:
 def ids_of(spec: Spec) -> dict[str, int]:
     """Every name in a tokenizer.json and its id."""
     vocabulary = spec["model"]["vocab"]
-    if isinstance(vocabulary, list):
-        ids = {piece: id for id, (piece, _) in enumerate(vocabulary)}
-    else:
-        ids = dict(vocabulary)
-    return ids | {token["content"]: token["id"] for token in spec.get("added_tokens") or []}
+    pairs = ((piece, id) for id, (piece, _) in enumerate(vocabulary)) if isinstance(vocabulary, list) else vocabulary
+    return dict(pairs) | {token["content"]: token["id"] for token in spec.get("added_tokens") or []}
 
 
 def _roles(spec: Spec, told: Roles) -> Roles:
@@ -268,12 +265,17 @@ def _canonical(spec: Spec, roles: Roles) -> Spec:
     model = {"type": model_type(spec["model"]), **spec["model"]}
     if model["type"] == "BPE":
         model["merges"] = [_pair(merge, model["vocab"]) for merge in model["merges"]]
+        if '{"String": " "}' in json.dumps(spec.get("normalizer")):
+            _mend_spaces(model)
     ids = ids_of(spec)
     added = {token["content"]: dict(token) for token in spec.get("added_tokens") or []}
     for name in added.keys() & {name for names in USUAL.values() for name in names}:
         added[name]["special"] = True  # Phi-3 calls "</s>" ordinary: a text must not be able to write it
-    for part, name in roles.items():
+    for part, name in list(roles.items()):
         if name is None:
+            continue
+        if name not in ids and part in ("pad", "unk"):
+            roles[part] = None  # nothing needs them
             continue
         if name not in ids:
             raise UserError(f'The vocabulary lacks "{name}", which is named as {part}; mend tokenizer_config.json.')
@@ -295,6 +297,18 @@ def _pair(merge: Any, vocabulary: dict[str, int]) -> list[str]:
     return halves
 
 
+def _mend_spaces(model: dict[str, Any]) -> None:
+    """Give no-break spaces back to a copy of a vocabulary in which a tool made them plain spaces.
+
+    The normalizer replaces every plain space, so an entry that holds one can mean nothing else.
+    """
+    vocabulary: dict[str, int] = model["vocab"]
+    broken = {name: name.replace(" ", "\u00a0") for name in vocabulary if " " in name}
+    if broken and not set(broken.values()) & vocabulary.keys():
+        model["vocab"] = {broken.get(name, name): id for name, id in vocabulary.items()}
+        model["merges"] = [[broken.get(half, half) for half in pair] for pair in model["merges"]]
+
+
 def _without_specials(spec: Spec, special: Iterable[str]) -> Spec | None:
     """A copy whose model can make no special token out of plain text, ids unchanged; None when it never could.
 
@@ -306,7 +320,9 @@ def _without_specials(spec: Spec, special: Iterable[str]) -> Spec | None:
     names = {name: f"\0 {name}" for name in special}
     if kind == "BPE":
         made = {left + right for left, right in model["merges"]}
-        if not any(len(name) == 1 or name in made or (model.get("ignore_merges") and name in vocabulary) for name in names):
+        if not any(
+            len(name) == 1 or name in made or (model.get("ignore_merges") and name in vocabulary) for name in names
+        ):
             return None
         merges = [pair for pair in model["merges"] if not {pair[0], pair[1], pair[0] + pair[1]} & names.keys()]
         model = {**model, "merges": merges}
@@ -317,7 +333,7 @@ def _without_specials(spec: Spec, special: Iterable[str]) -> Spec | None:
     else:
         inside = set(vocabulary)
         model = {**model, "vocab": {names.get(name, name): id for name, id in vocabulary.items()}}
-        model["unk_token"] = names.get(model.get("unk_token"), model.get("unk_token"))
+        model["unk_token"] = names.get(str(model.get("unk_token")), model.get("unk_token"))
     if not inside & names.keys():
         return None
     added = [t for t in spec["added_tokens"] if t["content"] not in names or t["content"] not in inside]

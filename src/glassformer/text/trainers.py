@@ -14,9 +14,7 @@ END = "<|endoftext|>"
 DEFAULT_SIZE = 4096  # of a BPE, when no size is given
 
 
-def train(
-    kind: str, texts: Iterable[str] = (), size: int | None = None, specials: Sequence[str] = (END,)
-) -> Tokenizer:
+def train(kind: str, texts: Iterable[str] = (), size: int | None = None, specials: Sequence[str] = (END,)) -> Tokenizer:
     """A tokenizer of kind "char", "byte" or "bpe" made from texts; special tokens take the last ids.
 
     char: an id per character of the texts, in code-point order; a character it does not know is an error

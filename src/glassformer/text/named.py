@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import hashlib
 import http.client
 import json
@@ -205,7 +206,13 @@ def _python_docs() -> Path:
     with in_turn(folder):
         if path.is_file() and seal.is_file() and seal.read_text().strip() == files.sha256(path):
             return path
-        found = {hash_of(text): json.dumps({"name": name, "text": text}) for name, text in reference_text(home)}
+        collecting = gc.isenabled()
+        gc.disable()  # syntax trees hold no cycles; searching them for some would take as long as parsing
+        try:
+            found = {hash_of(text): json.dumps({"name": name, "text": text}) for name, text in reference_text(home)}
+        finally:
+            if collecting:
+                gc.enable()
         if not found:
             raise UserError(f"{sys.executable} has no standard library sources in {home}; give a file of your own.")
         with files.write_folder(folder) as beside:

@@ -109,6 +109,11 @@ class Log:
         except OSError as error:
             raise files.explain(error, self.path) from None
 
+    def close(self) -> None:
+        """Let go of the file."""
+        with contextlib.suppress(OSError):  # a full disk was reported when it was met
+            self.file.close()
+
 
 class TensorBoard:
     """The same numbers as TensorBoard events; needs the ``tensorboard`` package."""
@@ -130,6 +135,10 @@ class TensorBoard:
         for name, value in facts(step).items():
             if isinstance(value, float):
                 self.writer.add_scalar(name, value, step.index)
+
+    def close(self) -> None:
+        """Write what is left and let go of the files."""
+        self.writer.close()
 
 
 def facts(step: Step) -> dict[str, Any]:

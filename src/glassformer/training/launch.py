@@ -5,6 +5,7 @@ DIR/  run.json   log.jsonl   step-000500/ ...   last   best   curves.png   tenso
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import signal
@@ -89,12 +90,13 @@ def _train(
     evaluate = Evaluate(_validation(held_out, how, context), objective, how.evaluate_every, plan.dtype)
     save = Save(out, how.save_every, how.keep, tokenizer)
     live = Live(price.training_flops, plan.peak, _bound(sample, tokenizer), how.sample_every)
-    hooks: list[Hook] = [evaluate, Log(out / "log.jsonl", state.step)]
-    if how.tensorboard and (board := TensorBoard.open(out / "tensorboard", state.step)):
-        hooks.append(board)
-    hooks += [live, save]
     step, valid = None, None
-    with Signals() as signals, live:
+    with Signals() as signals, live, contextlib.ExitStack() as opened:
+        log = opened.enter_context(contextlib.closing(Log(out / "log.jsonl", state.step)))
+        board = TensorBoard.open(out / "tensorboard", state.step) if how.tensorboard else None
+        hooks: list[Hook] = [evaluate, log, live, save]
+        if board is not None:
+            hooks.insert(1, opened.enter_context(contextlib.closing(board)))
         for step in train(model, batches, objective, how, state=state, plan=plan):
             for hook in hooks:
                 hook(step)

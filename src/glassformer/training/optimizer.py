@@ -64,19 +64,23 @@ class Optimizer:
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Take up a ``state()`` again; UserError when it is another model's or another optimizer's."""
-        mine = {name: part for part in self.parts for group in part.param_groups for name in group["paths"]}
+        parts = {name: part for part in self.parts for group in part.param_groups for name in group["paths"]}
         for part in self.parts:
             part.state.clear()
         for key, tensor in tensors.items():
             name, _, what = key.rpartition(":")
-            if name not in mine:
+            parameter = self.parameters.get(name)
+            if parameter is None:
                 raise UserError(f'The checkpoint\'s optimizer knows "{name}", this model does not; check the config.')
-            parameter = self.parameters[name]
-            same = what == "step" or tensor.shape == parameter.shape
-            if not same:
+            if what not in KEPT[type(parts[name])]:
+                raise UserError(f'The checkpoint keeps "{what}" of "{name}": it is another optimizer\'s; set that one.')
+            if what != "step" and tensor.shape != parameter.shape:
                 shapes = f"{list(tensor.shape)}, this model {list(parameter.shape)}"
                 raise UserError(f'The checkpoint\'s optimizer has "{name}" as {shapes}; check the config.')
-            mine[name].state[parameter][what] = tensor.to(parameter.device, copy=True)
+            parts[name].state[parameter][what] = tensor.to(parameter.device, copy=True)
+
+
+KEPT = {torch.optim.AdamW: ("step", "exp_avg", "exp_avg_sq"), torch.optim.Muon: ("momentum_buffer",)}
 
 
 def _any(name: str, patterns: tuple[str, ...]) -> bool:

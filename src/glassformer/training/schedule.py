@@ -16,7 +16,7 @@ def factor(schedule: Schedule, step: int, steps: int) -> float:
         case InverseSqrt(dim=int(dim)):
             rising = step * warmup**-1.5 if warmup else math.inf
             return min(1 / math.sqrt(step), rising) / math.sqrt(dim)
-    if step <= warmup:
+    if step < warmup:
         return step / warmup
     match schedule:
         case Constant():

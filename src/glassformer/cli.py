@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -72,7 +73,7 @@ def parser() -> Parser:
         "train",
         train,
         "Train a model as a run file says, or with the defaults.",
-        "Any setting can be given as --NAME VALUE: --steps 500, --decoder.depth 8, --data.train FILE, --recipe glass/3m",
+        "Any setting can be given as --NAME VALUE: --steps 500, --data.train FILE, --recipe glass/3m, --decoder.depth 8.",
     )
     one.add_argument("file", nargs="?", metavar="RUN.toml", help="the run file; without one, the defaults")
     one.add_argument("--out", required=True, metavar="DIR", help="where checkpoints, log and curves go")
@@ -133,11 +134,21 @@ def parser() -> Parser:
 
 def train(given: argparse.Namespace) -> int | None:
     """``glassformer train``."""
-    from . import run
-    from .training import run as training_run
+    from . import run as runs
+    from .training import run
 
-    plan = run.read(given.file, overrides(given.rest))
-    return training_run(plan, Path(given.out), resume=given.resume)
+    words = ["glassformer", "train", *([given.file] if given.file else []), "--out", given.out, "--resume", *given.rest]
+    plan = runs.read(given.file, overrides(given.rest))
+    ended = run(plan, Path(given.out), given.resume, sample=write_a_little, command=shlex.join(words))
+    return 128 + ended.signal if ended.signal else None
+
+
+def write_a_little(model: Any, tokenizer: Any) -> str:
+    """What a model under training says when it is asked to begin."""
+    from . import generation
+
+    start = [tokenizer.bos if tokenizer.bos is not None else tokenizer.eos or 0]
+    return generation.generate(model, tokenizer, [start], max_new=80, temperature=0.8, seed=1, eos=()).run().text
 
 
 def overrides(rest: Sequence[str]) -> dict[str, str]:
@@ -185,6 +196,8 @@ def generate(given: argparse.Namespace) -> None:
         emit(told.run().to_dict())
         return
     single = len(prompts) == given.samples == 1
+    if single and sys.stderr.isatty():
+        print(prompts[0], end="", file=sys.stderr, flush=True)
     for step in told:
         if single:
             print(step.text, end="", flush=True)
@@ -239,35 +252,45 @@ def recipes(given: argparse.Namespace) -> None:
     from . import cost as costs
     from . import recipes as book
 
-    table = []
-    for recipe in book.all():
-        for size, config in recipe.sizes.items():
-            table.append((f"{recipe.name}/{size}", costs.cost(config).total, config.dim, config.context, recipe.paper))
+    pages = [(page, {size: costs.cost(config) for size, config in page.sizes.items()}) for page in book.all()]
     if given.json:
-        emit([dict(zip(("name", "parameters", "dim", "context", "paper"), row, strict=True)) for row in table])
+        emit(
+            [
+                {"name": f"{page.name}/{size}", "parameters": price.total, "dim": price.model.dim, "paper": page.paper}
+                for page, sizes in pages
+                for size, price in sizes.items()
+            ]
+        )
         return
-    for name, total, dim, context, paper in table:
-        print(f"{name:20} {total:>16,} parameters   {dim:>6} wide   {context:>7} tokens   {paper}")
+    for page, sizes in pages:
+        print(f"{page.name}: {page.paper}")
+        for size, price in sizes.items():
+            name, wide, long = f"{page.name}/{size}", price.model.dim, price.model.context
+            print(f"  {name:18} {price.total:>16,} parameters {wide:>7,} wide {long:>8,} tokens of context")
 
 
 def cost(given: argparse.Namespace) -> None:
     """``glassformer cost``."""
     from . import cost as costs
-    from . import run, store
+    from . import run as runs
+    from . import store
 
+    batch, context = given.batch or 1, given.context
     if given.name.endswith(".toml"):
-        from .training import plan_model
+        from .training import planned
 
-        plan = run.read(given.name)
-        config = plan_model(plan)
-        batch, context = given.batch or plan.train.batch, given.context or plan.train.context
+        plan = runs.read(given.name)
+        config = planned(plan)
+        batch, context = given.batch or plan.train.batch, context or plan.train.context
     else:
-        config, batch, context = store.config_of(given.name), given.batch or 1, given.context
-    found = costs.cost(config, batch=batch, context=context)
+        found = store.resolve(given.name)
+        config = store.read_config(found).config if isinstance(found, Path) else found
+    price = costs.cost(config, batch, context)
     if given.json:
-        emit(found.to_dict())
+        emit(dict(price.table()))
     else:
-        print("\n".join(found.lines()))
+        width = max(len(name) for name, _ in price.table())
+        print("\n".join(f"{name:{width}}  {value:>20}" for name, value in price.table()))
 
 
 def data(given: argparse.Namespace) -> None:

@@ -14,8 +14,9 @@ from typing import Any
 
 from ..errors import UserError, nearest
 from . import ranks, sentencepiece
+from .specification import Roles, Spec, added_token, ids_of
 from .stream import byte_alphabet
-from .tokenizer import Roles, Spec, Tokenizer, added_token, ids_of
+from .tokenizer import Tokenizer
 
 LARGEST = 1 << 30  # bytes of a tokenizer file; the largest published ones have some tens of millions
 SENTENCEPIECE_T5 = "d60acb128cf7b7f2536e8f38a5b18a05535c9e14c7a355904270e15b0945ea86"

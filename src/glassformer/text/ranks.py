@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..errors import UserError, nearest
+from .specification import Spec, added_token
 from .stream import byte_alphabet
-from .tokenizer import Spec, added_token
 
 Text = TypeVar("Text", bytes, str)
 LONGEST = 4096  # bytes of one token; the longest published ones have a few hundred
@@ -102,15 +102,23 @@ def read_ranks(data: bytes, name: str | None, source: str) -> Spec:
     data = data.replace(b"\r", b"")
     if name is None:
         digest = hashlib.sha256(data).hexdigest()
-        name = next((known for known, kind in KINDS.items() if kind.sha256 == digest), None)
+        name = next((known for known, published in KINDS.items() if published.sha256 == digest), None)
         if name is None:
-            raise UserError(f"{source} has ranks of no known kind; say which with kind= ({', '.join(KINDS)}).")
+            known_kinds = ", ".join(KINDS)
+            raise UserError(
+                f"{source} has ranks of no known kind, or is damaged; say which with kind= ({known_kinds})."
+            )
+    kind = kind_of(name)
     ranks = _parse(data, source)
+    if not 0 <= min(kind.specials.values()) - len(ranks) <= 1:
+        raise UserError(
+            f'{source} has {len(ranks)} ranks, which is not what "{name}" has; restore it or choose a kind.'
+        )
     alphabet = byte_alphabet()
     written = {token: "".join(alphabet[byte] for byte in token) for token in ranks}
     pairs = [[written[left], written[right]] for left, right in merges(ranks)]
     vocabulary = {written[token]: rank for token, rank in ranks.items()}
-    return byte_level(vocabulary, pairs, kind_of(name), whole_words=True)
+    return byte_level(vocabulary, pairs, kind, whole_words=True)
 
 
 def _parse(data: bytes, source: str) -> dict[bytes, int]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import UserError
 from .ranks import LONGEST, merges
-from .tokenizer import Roles, Spec, added_token
+from .specification import Roles, Spec, added_token
 
 MARK = "▁"  # how SentencePiece writes a space
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6

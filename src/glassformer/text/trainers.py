@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ..errors import UserError, nearest
 from .ranks import KINDS, Kind, byte_level
+from .specification import Spec, added_token
 from .stream import byte_alphabet
-from .tokenizer import Spec, Tokenizer, added_token
+from .tokenizer import Tokenizer
 
 END = "<|endoftext|>"
 DEFAULT_SIZE = 4096  # of a BPE, when no size is given

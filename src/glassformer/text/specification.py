@@ -1,0 +1,173 @@
+"""What a tokenizer.json holds: who plays which part, old forms made new, and what plain text must not reach."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UserError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+Spec = dict[str, Any]  # what a tokenizer.json holds
+Roles = dict[str, str | None]  # "bos", "eos", "pad", "unk" -> the special token that plays the part
+
+# Who plays which part when nothing says so: the names that published tokenizers use, likeliest first.
+USUAL = {
+    "bos": ("<s>", "<|begin_of_text|>", "<bos>", "[CLS]", "<|startoftext|>", "<|endoftext|>"),
+    "eos": ("</s>", "<|end_of_text|>", "<eos>", "[SEP]", "<|endoftext|>"),
+    "pad": ("<pad>", "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>"),
+    "unk": ("<unk>", "[UNK]", "<|unk|>"),
+}
+
+
+def added_token(id: int, content: str, special: bool = True) -> dict[str, Any]:
+    """An entry of a tokenizer.json's "added_tokens"."""
+    rules = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    return {"id": id, "content": content, **rules, "special": special}
+
+
+def model_type(model: dict[str, Any]) -> str:
+    """BPE, Unigram, WordPiece or WordLevel; old files do not say and are told by their parts."""
+    if "type" in model:
+        return str(model["type"])
+    if "merges" in model:
+        return "BPE"
+    if isinstance(model.get("vocab"), list):
+        return "Unigram"
+    return "WordPiece" if "max_input_chars_per_word" in model else "WordLevel"
+
+
+def ids_of(spec: Spec) -> dict[str, int]:
+    """Every name in a tokenizer.json and its id."""
+    vocabulary = spec["model"]["vocab"]
+    pairs = ((piece, id) for id, (piece, _) in enumerate(vocabulary)) if isinstance(vocabulary, list) else vocabulary
+    return dict(pairs) | {token["content"]: token["id"] for token in spec.get("added_tokens") or []}
+
+
+def roles_of(spec: Spec, told: Roles) -> Roles:
+    """Who plays bos, eos, pad and unk: as told, else by the usual names among the special tokens."""
+    special = {token["content"] for token in spec.get("added_tokens") or [] if token.get("special")}
+    model = spec["model"]
+    unknown = model.get("unk_token")
+    if model.get("unk_id") is not None:
+        unknown = model["vocab"][model["unk_id"]][0]
+    if unknown is not None and unknown in ids_of(spec):
+        special |= {unknown}
+    roles: Roles = {part: next((name for name in names if name in special), None) for part, names in USUAL.items()}
+    roles["unk"] = unknown if unknown in special else roles["unk"]
+    return roles | {part: name for part, name in told.items() if part in USUAL}
+
+
+def canonical(spec: Spec, roles: Roles) -> Spec:
+    """The specification with no truncation or padding, merges as pairs, and every role's token marked special."""
+    _check_charsmaps(spec.get("normalizer"))
+    model = {"type": model_type(spec["model"]), **spec["model"]}
+    if model["type"] == "BPE":
+        model["dropout"] = None  # a text has one way to be written
+        model["merges"] = [_pair(merge, model["vocab"]) for merge in model["merges"]]
+        if '{"String": " "}' in json.dumps(spec.get("normalizer")):
+            _mend_spaces(model)
+    ids = ids_of(spec)
+    added = {token["content"]: dict(token) for token in spec.get("added_tokens") or []}
+    for name in added.keys() & {name for names in USUAL.values() for name in names}:
+        added[name]["special"] = True  # Phi-3 calls "</s>" ordinary: a text must not be able to write it
+    for part, name in list(roles.items()):
+        if name is None:
+            continue
+        if name not in ids and part in ("pad", "unk"):
+            roles[part] = None  # nothing needs them
+            continue
+        if name not in ids:
+            raise UserError(f'The vocabulary lacks "{name}", which is named as {part}; mend tokenizer_config.json.')
+        added.setdefault(name, added_token(ids[name], name))["special"] = True
+    tokens = sorted(added.values(), key=lambda token: int(token["id"]))
+    return {**spec, "truncation": None, "padding": None, "added_tokens": tokens, "model": model}
+
+
+def _pair(merge: Any, vocabulary: dict[str, int]) -> list[str]:
+    """Both halves of a merge; in the old one-text form a half may itself hold spaces."""
+    if not isinstance(merge, str):
+        return list(merge)
+    halves = merge.split(" ")
+    if len(halves) != 2:
+        for cut in range(1, len(merge) - 1):
+            left, right = merge[:cut], merge[cut + 1 :]
+            if merge[cut] == " " and left in vocabulary and right in vocabulary and left + right in vocabulary:
+                return [left, right]
+    return halves
+
+
+def _mend_spaces(model: dict[str, Any]) -> None:
+    """Give no-break spaces back to a copy of a vocabulary in which a tool made them plain spaces.
+
+    The normalizer replaces every plain space, so an entry that holds one can mean nothing else.
+    """
+    vocabulary: dict[str, int] = model["vocab"]
+    broken = {name: name.replace(" ", "\u00a0") for name in vocabulary if " " in name}
+    if broken and not set(broken.values()) & vocabulary.keys():
+        model["vocab"] = {broken.get(name, name): id for name, id in vocabulary.items()}
+        model["merges"] = [[broken.get(half, half) for half in pair] for pair in model["merges"]]
+
+
+def without_specials(spec: Spec, special: Iterable[str]) -> Spec | None:
+    """A copy whose model can make no special token out of plain text, ids unchanged; None when it never could.
+
+    The library takes special tokens out of its own search when told, but a Unigram model, say, would
+    still find "</s>" among its pieces. So these pieces get names that no text matches.
+    """
+    model = spec["model"]
+    kind, vocabulary = model["type"], model["vocab"]
+    names = {name: f"\0 {name}" for name in special}
+    if kind == "BPE":
+        made = {left + right for left, right in model["merges"]}
+        if not any(
+            len(name) == 1 or name in made or (model.get("ignore_merges") and name in vocabulary) for name in names
+        ):
+            return None
+        merges = [pair for pair in model["merges"] if not {pair[0], pair[1], pair[0] + pair[1]} & names.keys()]
+        model = {**model, "merges": merges}
+    if kind == "Unigram":
+        inside = {piece for piece, _ in vocabulary}
+        changed = [[names.get(piece, piece), score] for piece, score in vocabulary]
+        model = {**model, "vocab": changed}
+    else:
+        inside = set(vocabulary)
+        model = {**model, "vocab": {names.get(name, name): id for name, id in vocabulary.items()}}
+        model["unk_token"] = names.get(str(model.get("unk_token")), model.get("unk_token"))
+    if not inside & names.keys():
+        return None
+    added = [t for t in spec["added_tokens"] if t["content"] not in names or t["content"] not in inside]
+    return {**spec, "added_tokens": added, "model": model, "post_processor": None}
+
+
+def _check_charsmaps(normalizer: Any) -> None:
+    """ValueError for a damaged table of character replacements, on which the library would panic."""
+    for step in normalizer.get("normalizers") or [normalizer] if isinstance(normalizer, dict) else []:
+        if isinstance(step, dict) and step.get("type") == "Precompiled":
+            table = base64.b64decode(step["precompiled_charsmap"], validate=True)
+            size = int.from_bytes(table[:4], "little")
+            if len(table) < 4 or size % 4 or 4 + size > len(table):
+                raise ValueError("its table of character replacements is cut short")
+            table[4 + size :].decode()
+
+
+def load(spec: Spec, source: str) -> tokenizers.Tokenizer:
+    """The library's tokenizer; it adds nothing around a text and trims no spans."""
+    import tokenizers
+
+    try:
+        library = tokenizers.Tokenizer.from_str(json.dumps({**spec, "post_processor": None}, ensure_ascii=False))
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library's own panics are no Exceptions
+        raise UserError(f"{source} holds no tokenizer that can be used ({reason(error)}); restore it.") from None
+    return library
+
+
+def reason(error: BaseException) -> str:
+    first = (str(error) or type(error).__name__).splitlines()[0]
+    return first if len(first) <= 200 else first[:200] + "..."

@@ -88,10 +88,13 @@ def top_k(logits: Tensor, k: int) -> Tensor:
 
 def top_p(logits: Tensor, p: float) -> Tensor:
     """The nucleus: a token stays while the mass of those likelier than it is below p (Holtzman et al. 2020)."""
-    down, order = logits.sort(descending=True)
-    chance = down.softmax(-1)
-    beyond = chance.cumsum(-1) - chance >= p
-    return logits.masked_fill(beyond.scatter(-1, order, beyond), -math.inf)
+    chance, vocab = logits.softmax(-1), logits.shape[-1]
+    # All tokens below (1 - p) / V together weigh less than 1 - p: none is in the nucleus, so none needs sorting. An
+    # accelerator sorts them sooner than it could tell us how many they are.
+    some = int((chance * vocab >= 1 - p).sum(-1).max()) if logits.device.type == "cpu" else vocab
+    likeliest, order = chance.topk(some)
+    beyond = likeliest.cumsum(-1) - likeliest >= p
+    return logits.masked_fill(torch.ones_like(logits, dtype=torch.bool).scatter(-1, order, beyond), -math.inf)
 
 
 def min_p(logits: Tensor, p: float) -> Tensor:
@@ -102,11 +105,11 @@ def min_p(logits: Tensor, p: float) -> Tensor:
 def draw(logits: Tensor, uniform: Tensor) -> Tensor:
     """The token of each row in whose share of the distribution its ``uniform`` falls, (B,).
 
-    One number decides a row, so its luck can be fixed beforehand and depends on no other row. The sums run in
+    One number decides a row, so its luck can be fixed beforehand and depends on no other row. The sums are in
     double precision (where the device has it): their rounding must not reach the tail.
     """
     wide = torch.float32 if logits.device.type == "mps" else torch.float64
-    mass = logits.softmax(-1, dtype=wide).cumsum(-1)
+    mass = logits.softmax(-1).cumsum(-1, dtype=wide)
     # u * total < total for every u < 1 of the same precision, so the answer always has some mass of its own.
     aim = uniform.to(wide)[:, None] * mass[:, -1:]
     found = torch.searchsorted(mass, aim, right=True).squeeze(-1)

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import torch
 
-from . import config
-from .nn import build_model
+from . import config, weights
 
 BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0, "int4": 0.5}
 GROUP = 64  # quantised weights that share one two-byte scale
@@ -38,16 +37,16 @@ class Cost:
     # -------------------------------------------------------------------------- parameters
 
     @cached_property
-    def shapes(self) -> dict[str, torch.Size]:
-        """Every parameter's shape, from the model itself on the meta device."""
-        return {name: weight.shape for name, weight in build_model(self.model, device="meta").named_parameters()}
+    def sizes(self) -> dict[str, tuple[bool, int]]:
+        """Every parameter of the model: whether tokens are multiplied with it, and how many numbers it has."""
+        return {n: (_is_matrix(n, shape), math.prod(shape)) for n, shape in weights.shapes(self.model).items()}
 
     @cached_property
     def parameters(self) -> dict[str, int]:
         """How many parameters each part has."""
         count = dict.fromkeys(PARTS, 0)
-        for name, shape in self.shapes.items():
-            count[_part(name)] += shape.numel()
+        for name, (_, size) in self.sizes.items():
+            count[_part(name)] += size
         return count
 
     @property
@@ -64,8 +63,8 @@ class Cost:
                 mixture = stack.block(index).feedforward
                 if isinstance(mixture, config.MoE):
                     inside = f"{name}.blocks.{index}.ffn."
-                    own = (n for n in self.shapes if n.startswith(inside) and not n.startswith(inside + "router"))
-                    held = sum(self.shapes[n].numel() for n in own)
+                    own = (n for n in self.sizes if n.startswith(inside) and not n.startswith(inside + "router"))
+                    held = sum(self.sizes[n][1] for n in own)
                     experts += held * (mixture.experts - mixture.top_k) // mixture.experts
         return experts
 
@@ -79,7 +78,7 @@ class Cost:
     @cached_property
     def multiplied(self) -> int:
         """Parameters that a token is multiplied with: matrices, not the tables it is looked up in."""
-        matrices = sum(shape.numel() for name, shape in self.shapes.items() if _is_matrix(name, shape))
+        matrices = sum(size for multiplied, size in self.sizes.values() if multiplied)
         head = self.model.head
         tied = self.model.embed.vocab * self.model.dim if head is not None and head.tied else 0
         return matrices - self.idle + tied
@@ -119,7 +118,7 @@ class Cost:
         """Bytes of the weights in fp32, bf16, or with the matrices in int8 or int4 and the rest in bf16."""
         if dtype in ("fp32", "bf16"):
             return int(self.total * BYTES[dtype])
-        matrices = sum(shape.numel() for name, shape in self.shapes.items() if _is_matrix(name, shape))
+        matrices = sum(size for multiplied, size in self.sizes.values() if multiplied)
         return math.ceil(matrices * (BYTES[dtype] + 2 / GROUP)) + (self.total - matrices) * 2
 
     def cache_per_token(self, dtype: str = "bf16") -> int:
@@ -196,7 +195,7 @@ def _part(name: str) -> str:
     return "head" if steps[0] == "head" else "embedding"  # tables of tokens, segments and positions
 
 
-def _is_matrix(name: str, shape: torch.Size) -> bool:
+def _is_matrix(name: str, shape: tuple[int, ...]) -> bool:
     return len(shape) >= 2 and _part(name) in ("attention", "feedforward", "head")
 
 

@@ -64,7 +64,11 @@ def resolve(name: str | Path) -> Path | config.Model:
             return _checkpoint(path)
         if path.is_file():
             raise UserError(f"{path} is a file; give the folder that holds it and its config.json.")
-    if isinstance(name, Path) or text.startswith(("/", ".", "~")) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", text):
+    if (
+        isinstance(name, Path)
+        or text.startswith(("/", ".", "~"))
+        or not re.fullmatch(r"[\w.-]{1,96}(/[\w.-]{1,96})?", text)
+    ):
         raise UserError(
             f"There is no folder {text[:200]}; give a model's folder, a hub name such as org/name or a recipe."
         )
@@ -81,7 +85,7 @@ def _checkpoint(folder: Path) -> Path:
         if pointer.is_file():
             name = pointer.read_text(errors="replace").strip()
             target = folder / name
-            if Path(name).name != name or not target.is_dir():
+            if not name or Path(name).name != name or not target.is_dir():
                 raise UserError(
                     f'{pointer} names "{name[:80]}", which is no folder in {folder}; name one that is there.'
                 )
@@ -94,22 +98,24 @@ def _download(name: str) -> Path:
     import huggingface_hub
     from huggingface_hub import errors as hub
 
+    known = nearest(name, recipes.names())
+    hint = known if "mean" in known else ""
     try:
         return Path(huggingface_hub.snapshot_download(name, allow_patterns=list(WANTED)))
-    except (hub.GatedRepoError, hub.RepositoryNotFoundError, hub.HFValidationError) as error:
-        if isinstance(error, hub.GatedRepoError):
-            raise UserError(
-                f"{name} is gated; accept its terms on the hub, then log in with `hf auth login`."
-            ) from None
-        known = nearest(name, recipes.names())
-        hint = known if "mean" in known else ""
+    except hub.GatedRepoError:
+        raise UserError(f"{name} is gated; accept its terms on the hub, then log in with `hf auth login`.") from None
+    except (hub.RepositoryNotFoundError, hub.HFValidationError):
         raise UserError(f"There is no folder, recipe or hub model called {name}; check the spelling.{hint}") from None
-    except (hub.LocalEntryNotFoundError, hub.OfflineModeIsEnabled, hub.HfHubHTTPError, OSError) as error:
-        reason = str(error).strip().split("\n")[0].rstrip(".")[:160]
+    except hub.HfHubHTTPError as error:
+        answer = str(error).strip().split("\n")[0][:160]
+        raise UserError(f"{name} cannot be downloaded ({answer}); try again later, or give a folder.") from None
+    except (hub.LocalEntryNotFoundError, ConnectionError):
         raise UserError(
-            f"{name} is no folder here, not in the hub's cache and cannot be downloaded ({reason}); "
-            f"go online once, or give a folder."
+            f"{name} is no folder here and not in the hub's cache, and the hub cannot be reached; "
+            f"go online once, or give a folder.{hint}"
         ) from None
+    except OSError as error:
+        raise files.explain(error, Path(huggingface_hub.constants.HF_HUB_CACHE)) from None
 
 
 @dataclass(frozen=True)
@@ -148,10 +154,10 @@ def read_config(folder: Path) -> Book:
 
 def _filled(book: Book, published: tensorfiles.Files, dtype: torch.dtype, device: torch.device | str | None) -> Model:
     """The model with the files' weights; nothing is allocated before every name and shape was compared."""
-    shapes = _shapes(book.config)
+    shapes = weights.shapes(book.config)
     table, held = _own(shapes), shapes
     if book.recipe is not None:
-        table, held = book.recipe.weights, _shapes(book.recipe.layout(book.config))
+        table, held = book.recipe.weights, weights.shapes(book.recipe.layout(book.config))
     found = weights.check(table, held, published, optional=held.keys() - shapes.keys())
     _must_fit(book.config, dtype, device)
     model = build_model(book.config, device="meta", dtype=dtype)
@@ -172,11 +178,6 @@ def _numbers_as_letters(name: str) -> str:
     return re.sub(r"\d+", lambda _: f"{{{next(letters)}}}", name)
 
 
-def _shapes(cfg: config.Model) -> dict[str, tuple[int, ...]]:
-    model = build_model(cfg, device="meta")
-    return {name: tuple(weight.shape) for name, weight in model.named_parameters()}
-
-
 def open_tokenizer(folder: Path) -> Tokenizer | None:
     """The tokenizer in a model's folder, None where there is none."""
     if not any((folder / name).exists() for name in TOKENIZERS) and not any(folder.glob("*.tiktoken")):
@@ -191,7 +192,7 @@ def _must_fit(cfg: config.Model, dtype: torch.dtype, device: torch.device | str 
     from .cost import available_memory, gibibytes
 
     where = torch.device(device) if device is not None else torch.get_default_device()
-    need = dtype.itemsize * sum(torch.Size(shape).numel() for shape in _shapes(cfg).values())
+    need = dtype.itemsize * sum(torch.Size(shape).numel() for shape in weights.shapes(cfg).values())
     have = available_memory(where)
     if have is not None and need > have:
         raise UserError(
@@ -240,7 +241,7 @@ def _published(model: Model, tokenizer: Tokenizer | None, layout: Layout | None)
     state = _state(model)
     dtype = str(next(iter(state.values())).dtype).removeprefix("torch.")
     raw = {**raw, "torch_dtype": dtype, **_token_ids(tokenizer, spell_out=True)}
-    pieces = weights.pieces(recipe.weights, state, _shapes(recipe.layout(model.config)))
+    pieces = weights.pieces(recipe.weights, state, weights.shapes(recipe.layout(model.config)))
     return {**tensorfiles.contents(pieces), "config.json": _json(raw)}
 
 

@@ -18,9 +18,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from . import config
 from .errors import UserError
+from .nn import build_model
 from .recipes.recipe import Rule, Table
 from .tensorfiles import NAMES, Entry, Files, Piece, Shape, short
+
+MOST_PARTS = 100_000  # blocks times experts; the largest published model has some 15,000
 
 # ------------------------------------------------------------------------------------- the table
 
@@ -61,6 +65,25 @@ class Link:
         return bool(_letters(getattr(self.rule, side)) - _letters(getattr(self.rule, other)))
 
 
+def shapes(model: config.Model) -> dict[str, Shape]:
+    """The name and shape of every parameter that a config describes; nothing is allocated.
+
+    Raises UserError for sizes that no machine could hold.
+    """
+    parts = sum(
+        stack.depth * (block.feedforward.experts if isinstance(block.feedforward, config.MoE) else 1)
+        for stack in config.stacks(model).values()
+        for block in stack.pattern
+    )
+    if parts > MOST_PARTS:
+        raise UserError(f"The config describes {parts:,} blocks and experts; mend its depth or its number of experts.")
+    try:
+        described = build_model(model, device="meta")
+    except RuntimeError:  # torch counts bytes in 64 bits
+        raise UserError("The config describes a tensor larger than any machine could hold; mend its sizes.") from None
+    return {name: tuple(weight.shape) for name, weight in described.named_parameters()}
+
+
 def links(table: Table, ours: Mapping[str, Shape]) -> list[Link]:
     """The table driven from our side: one link for each of our names or group of names, none left out.
 
@@ -79,23 +102,25 @@ def links(table: Table, ours: Mapping[str, Shape]) -> list[Link]:
 def _link(table: Table, name: str, ours: Mapping[str, Shape]) -> Link:
     for rule in table.rules:
         for pattern in _several(rule.ours):
-            if match := _regex(pattern).fullmatch(name):
-                theirs, mine = _letters(rule.theirs), _letters(rule.ours)
-                bound = {letter: int(value) for letter, value in match.groupdict().items()}
-                kept = {letter: value for letter, value in bound.items() if letter in theirs}
-                stack = range(ours[name][0]) if theirs - mine else range(0)
-                names = _fill(rule.theirs, kept, next(iter(theirs - mine), None), stack)
-                others = range(
-                    sum(1 for other in ours if _regex(pattern).fullmatch(other) and _same(pattern, other, kept))
-                )
-                return Link(names, _fill(rule.ours, kept, next(iter(mine - theirs), None), others), rule)
+            match = _regex(pattern).fullmatch(name)
+            if match is None:
+                continue
+            theirs, mine = _letters(rule.theirs), _letters(rule.ours)
+            shared = {letter: int(match[letter]) for letter in theirs & mine}
+            there = range(ours[name][0]) if theirs - mine else range(0)
+            here = range(_count(pattern, shared, ours)) if mine - theirs else range(0)
+            return Link(
+                _fill(rule.theirs, shared, next(iter(theirs - mine), None), there),
+                _fill(rule.ours, shared, next(iter(mine - theirs), None), here),
+                rule,
+            )
     raise UserError(f"The table of weight names has no rule for {name}; save it in the glassformer layout instead.")
 
 
-def _same(pattern: str, name: str, bound: Mapping[str, int]) -> bool:
-    """Whether ``name`` fits the pattern with these letters."""
-    match = _regex(pattern).fullmatch(name)
-    return match is not None and all(int(match[letter]) == value for letter, value in bound.items())
+def _count(pattern: str, shared: Mapping[str, int], names: Iterable[str]) -> int:
+    """How many of the names fit the pattern with these letters."""
+    matches = (_regex(pattern).fullmatch(name) for name in names)
+    return sum(1 for match in matches if match and all(int(match[letter]) == n for letter, n in shared.items()))
 
 
 def _fill(names: str | tuple[str, ...], bound: Mapping[str, int], stack: str | None, count: range) -> tuple[str, ...]:
@@ -162,23 +187,23 @@ def fill(found: Iterable[Link], files: Files, ours: Mapping[str, Tensor], shapes
     """Read the links' tensors into ``ours``, one link at a time; a name that ours lacks must hold zeros."""
     with torch.no_grad():
         for link in found:
-            first = ours.get(link.ours[0])
-            if len(link.theirs) == len(link.ours) == 1 and not link.rule.flip and first is not None:
-                name = link.theirs[0]
-                ready = (
-                    first.device.type == "cpu" and first.is_contiguous() and first.dtype == files.entries[name].dtype
-                )
-                tensor = files.read(name, into=first.data if ready else None)
-                if not ready:
-                    first.copy_(tensor)
-                continue
-            parts = link.load([files.read(name) for name in link.theirs], [shapes[name] for name in link.ours])
-            for name, part in zip(link.ours, parts, strict=True):
-                if name in ours:
-                    ours[name].copy_(part)
-                elif part.any():
-                    sentence = f'{", ".join(link.theirs)} is not zero, but config.json says "bias": false'
-                    raise UserError(f"{files.folder}: {sentence}; mend config.json.")
+            _fill_one(link, files, ours, shapes)
+
+
+def _fill_one(link: Link, files: Files, ours: Mapping[str, Tensor], shapes: Mapping[str, Shape]) -> None:
+    first, name = ours.get(link.ours[0]), link.theirs[0]
+    if first is not None and len(link.theirs) == len(link.ours) == 1 and not link.rule.flip:
+        as_it_lies = first.device.type == "cpu" and first.is_contiguous() and first.dtype == files.entries[name].dtype
+        if as_it_lies:
+            files.read(name, into=first.data)
+            return
+    parts = link.load([files.read(name) for name in link.theirs], [shapes[name] for name in link.ours])
+    for name, part in zip(link.ours, parts, strict=True):
+        if name in ours:
+            ours[name].copy_(part)
+        elif part.any():
+            zero = f'{", ".join(link.theirs)} is not zero, but config.json says "bias": false'
+            raise UserError(f"{files.folder}: {zero}; mend config.json.")
 
 
 def _accept_bare_names(table: Table, wanted: set[str], files: Files) -> None:

@@ -94,7 +94,7 @@ class Rotary(Position):
 
     def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """(a, b) -> (a cos - b sin, b cos + a sin) for the two halves a, b of the last dimension."""
-        return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
+        return x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin  # no addcmul: rounded as published models are
 
     def table(self, pos: Tensor, turned: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cosines and sines (B or 1, 1, T, turned), the first half of the sines negated."""

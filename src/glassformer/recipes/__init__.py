@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -73,22 +73,22 @@ def write(model: config.Model) -> tuple[Recipe, dict[str, Any]]:
     A layout holds a config when reading what it writes gives the config back. Raises UserError that names
     the first thing in the way for a config that no published layout holds.
     """
-    reasons: dict[str, list[str]] = {}
+    hindrance, nearness = "", 0  # what is in the way of the nearest layout, how many things are
     for recipe in all():
         if recipe.read is None or recipe.write is None:
             continue
         try:
             raw = recipe.write(model)
-            differs = _differences(plain(model), plain(recipe.read(Raw(raw))))
         except UserError as error:
-            reasons[recipe.name] = [str(error)] * 1000  # further away than any difference in values
+            hindrance = hindrance if nearness else str(error).rstrip(".")
             continue
+        differs = _differences(plain(model), plain(recipe.read(Raw(raw))))
         if not differs:
             return recipe, {"architectures": [recipe.architectures[0]], "model_type": recipe.model_type, **raw}
-        reasons[recipe.name] = differs
-    name, why = min(reasons.items(), key=lambda item: len(item[1]))
-    because = why[0] if len(why) >= 1000 else f"the nearest, {name}, cannot say {', '.join(why[:3])}"
-    raise UserError(f'No published layout holds this model: {because.rstrip(".")}; save it with layout="glassformer".')
+        if not nearness or len(differs) < nearness:
+            hindrance = f"the nearest, {recipe.name}, cannot say {', '.join(differs[:3])}"
+            nearness = len(differs)
+    raise UserError(f'No published layout holds this model: {hindrance}; save it with layout="glassformer".')
 
 
 def plain(model: config.Model) -> config.Model:
@@ -122,13 +122,15 @@ def _plain_attention(attention: config.Attention, dim: int) -> config.Attention:
 
 def _differences(ours: config.Model, theirs: config.Model) -> list[str]:
     """Where two configs differ, as ``path = value`` of the first."""
-    a, b = _flat(serial.to_dict(ours)), _flat(serial.to_dict(theirs))
-    return [f"{path} = {value}" for path, value in a.items() if path not in b or b[path] != value]
+    return list(_compare(serial.to_dict(ours), serial.to_dict(theirs), ""))
 
 
-def _flat(value: Any, path: str = "") -> dict[str, Any]:
-    if isinstance(value, dict):
-        return {k: v for key, item in value.items() for k, v in _flat(item, f"{path}.{key}".lstrip(".")).items()}
-    if isinstance(value, list):
-        return {k: v for i, item in enumerate(value) for k, v in _flat(item, f"{path}.{i}").items()}
-    return {path: value}
+def _compare(a: Any, b: Any, path: str) -> Iterator[str]:
+    if isinstance(a, dict) and isinstance(b, dict) and a["type"] == b["type"]:
+        for key in a:
+            yield from _compare(a[key], b[key], f"{path}.{key}" if path else key)
+    elif isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
+        for i, (one, other) in enumerate(zip(a, b, strict=True)):
+            yield from _compare(one, other, f"{path}.{i}")
+    elif a != b:
+        yield f"{path} = {a['type'] if isinstance(a, dict) else f'{len(a)} blocks' if isinstance(a, list) else a}"

@@ -4,7 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..config import MLP, Activation, Attention, Block, Decoder, Embed, Head, Init, LayerNorm, Learned, Model, Stack
+from ..config import (
+    MLP,
+    Activation,
+    Attention,
+    Block,
+    Decoder,
+    Embed,
+    FeedForward,
+    GatedMLP,
+    Head,
+    Init,
+    LayerNorm,
+    Learned,
+    Model,
+    MoE,
+    Stack,
+)
 from ..errors import UserError
 from .recipe import Raw, Recipe, Rule, Table
 
@@ -64,19 +80,22 @@ def read(raw: Raw) -> Model:
 
 def write(model: Model) -> dict[str, Any]:
     """Our config as a GPT-2 config.json, as far as that can say it."""
-    block = model.decoder.pattern[0] if isinstance(model, Decoder) else None
-    if block is None or not isinstance(model, Decoder) or not isinstance(block.feedforward, MLP):
-        raise UserError("The gpt2 layout holds only decoders with a plain MLP.")
+    if not isinstance(model, Decoder):
+        raise UserError("The gpt2 layout holds only decoders.")
+    block = model.decoder.pattern[0]
+    if block.attention.head_dim not in (None, model.dim / block.attention.heads):
+        raise UserError("The gpt2 layout holds only heads that share the width evenly.")
+    mlp = plain_mlp(block.feedforward)
     names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
     dropout = model.decoder.dropout
     raw = {
         "n_embd": model.dim,
         "n_layer": model.decoder.depth,
         "n_head": block.attention.heads,
-        "n_inner": block.feedforward.hidden,
+        "n_inner": mlp.hidden,
         "n_positions": model.context,
         "vocab_size": model.embed.vocab,
-        "activation_function": names[block.feedforward.act],
+        "activation_function": names[mlp.act],
         "layer_norm_epsilon": block.norm.eps,
         "tie_word_embeddings": model.head.tied,
         "initializer_range": 0.02 if model.init.std is None else model.init.std,
@@ -85,6 +104,11 @@ def write(model: Model) -> dict[str, Any]:
         "resid_pdrop": dropout,
     }
     return raw if block.attention.bias else {**raw, "bias": False}
+
+
+def plain_mlp(feedforward: FeedForward) -> MLP | GatedMLP:
+    """The MLP whose numbers a config.json can say; a mixture's expert stands for the mixture."""
+    return feedforward.expert if isinstance(feedforward, MoE) else feedforward
 
 
 def layout(model: Model) -> Model:

@@ -21,7 +21,7 @@ from ..config import (
     Stretch,
 )
 from ..errors import UserError
-from .gpt2 import ACTIVATIONS
+from .gpt2 import ACTIVATIONS, plain_mlp
 from .recipe import Raw, Recipe, Rule, Table
 
 INIT = Init(0.02, 0.02, "plain")
@@ -52,7 +52,7 @@ def stories(dim: int, depth: int, heads: int, kv_heads: int, hidden: int) -> Dec
 
 def read(raw: Raw) -> Model:
     """A Llama config.json as our config."""
-    raw.only("attention_dropout", 0.0, "dropout here is one number for the whole stack; set it to 0.0")
+    raw.only("attention_dropout", 0.0, "dropout here is one number for the whole stack")
     raw.only("partial_rotary_factor", 1.0, "a Llama turns all of each head")
     heads = raw.whole("num_attention_heads", most=1 << 14)
     norm = RMSNorm(raw.number("rms_norm_eps", 1e-6, most=1.0))
@@ -102,10 +102,10 @@ def read_rotary(raw: Raw) -> Rotary:
 
 def write(model: Model) -> dict[str, Any]:
     """Our config as a Llama config.json, as far as that can say it."""
-    block = model.decoder.pattern[0] if isinstance(model, Decoder) else None
-    if block is None or not isinstance(model, Decoder) or not isinstance(block.feedforward, GatedMLP):
-        raise UserError("The llama layout holds only decoders with a gated MLP.")
-    position, attention = model.decoder.position, block.attention
+    if not isinstance(model, Decoder):
+        raise UserError("The llama layout holds only decoders.")
+    block = model.decoder.pattern[0]
+    position, attention, mlp = model.decoder.position, block.attention, plain_mlp(block.feedforward)
     if model.dim % attention.heads:
         raise UserError(f"The llama layout needs heads ({attention.heads}) that divide dim ({model.dim}).")
     rotary = position if isinstance(position, Rotary) else Rotary()
@@ -116,15 +116,15 @@ def write(model: Model) -> dict[str, Any]:
         "num_attention_heads": attention.heads,
         "num_key_value_heads": attention.kv_heads or attention.heads,
         "head_dim": attention.head_dim or model.dim // attention.heads,
-        "intermediate_size": block.feedforward.hidden,
+        "intermediate_size": mlp.hidden,
         "max_position_embeddings": model.context,
         "vocab_size": model.embed.vocab,
-        "hidden_act": names[block.feedforward.act],
+        "hidden_act": names[mlp.act],
         "rms_norm_eps": block.norm.eps,
         "rope_theta": rotary.theta,
         "rope_scaling": write_stretch(rotary.stretch),
         "attention_bias": attention.bias,
-        "mlp_bias": block.feedforward.bias,
+        "mlp_bias": mlp.bias,
         "tie_word_embeddings": model.head.tied,
         "initializer_range": 0.02 if model.init.std is None else model.init.std,
     }

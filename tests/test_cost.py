@@ -1,0 +1,175 @@
+"""The cost of a config against published figures, against counting by hand, and against torch's own counters."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from glassformer import config, recipes, serial
+from glassformer.cost import available_memory, cost, gibibytes
+from glassformer.nn import Cache, build_model
+
+PUBLISHED = {  # parameters, bytes of bf16 cache per token
+    "llama/3-8b": (8_030_261_248, 128 * 1024),
+    "llama/3-70b": (70_553_706_496, 320 * 1024),
+    "llama/3-405b": (405_853_388_800, 504 * 1024),
+    "llama/2-7b": (6_738_415_616, 512 * 1024),
+    "llama/2-13b": (13_015_864_320, 800 * 1024),
+    "llama/2-70b": (68_976_648_192, 320 * 1024),
+    "llama/3.2-1b": (1_235_814_400, 32 * 1024),
+    "llama/3.2-3b": (3_212_749_824, 112 * 1024),
+    "gpt2/124m": (124_439_808, 36 * 1024),
+    "gpt2/350m": (354_823_168, 96 * 1024),
+    "gpt2/774m": (774_030_080, 180 * 1024),
+    "gpt2/1.5b": (1_557_611_200, 300 * 1024),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_figures(name: str) -> None:
+    spent = cost(recipes.find(name))
+    assert (spent.total, spent.cache_per_token("bf16")) == PUBLISHED[name]
+    assert spent.active == spent.total
+
+
+def test_the_largest_answers_at_once() -> None:
+    begin = time.perf_counter()
+    rows = dict(cost(recipes.find("llama/3-405b")).table())
+    assert time.perf_counter() - begin < 2
+    assert rows["parameters"] == "405,853,388,800" and rows["cache per token, bf16"] == "504 KiB"
+    assert rows["weights to run, bf16"] == "755.96 GiB"
+
+
+MODELS: dict[str, config.Model] = {
+    "glass": recipes.find("glass/1m"),
+    "gpt2": serial.override(serial.override(recipes.find("gpt2/124m"), "decoder.depth", 2), "dim", 96),
+    "llama": recipes.find("llama/stories260k"),
+    "windowed": serial.override(
+        recipes.find("llama/stories260k"), "decoder.pattern.attention.see", {"type": "Window", "size": 8}
+    ),
+}
+
+
+def tiny(name: str) -> Any:
+    return serial.override(MODELS[name], "embed.vocab", 50)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_parts_add_up_to_the_model(name: str) -> None:
+    spent = cost(tiny(name))
+    assert spent.total == sum(weight.numel() for weight in build_model(tiny(name)).parameters())
+    assert all(spent.parameters[part] > 0 for part in ("embedding", "attention", "feedforward", "norms"))
+
+
+@pytest.mark.parametrize("name", ["glass", "gpt2", "llama"])
+def test_flops_are_those_torch_counts(name: str) -> None:
+    """FlopCounterMode counts all T x T scores; ours counts the half that a causal mask leaves."""
+    T = 64
+    model = build_model(tiny(name))
+    model.engine = "eager"
+    with FlopCounterMode(display=False) as counter:
+        model(torch.zeros(2, T, dtype=torch.long)).logits.sum().backward()
+    spent = cost(tiny(name), batch=2, context=T)
+    everywhere = 3 * spent.attention_flops * (2 * T / (T + 1) - 1)  # what is masked, yet multiplied by eager
+    counted = counter.get_total_flops() / (2 * T)
+    assert counted == pytest.approx(spent.training_flops + everywhere, rel=1e-9)
+
+
+@pytest.mark.parametrize("window", [1, 5, 16, 99])
+@pytest.mark.parametrize("causal", [True, False])
+def test_keys_seen_are_counted_with_windows(window: int, causal: bool) -> None:
+    T = 16
+    spent = cost(tiny("llama"), context=T)
+    seen = sum(abs(q - k) < window and (k <= q or not causal) for q in range(T) for k in range(T))
+    assert spent._keys(config.Attention(1, see=config.Window(window)), causal) == pytest.approx(seen / T)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_cache_is_as_large_as_said(name: str) -> None:
+    T = 40
+    model = build_model(tiny(name))
+    cache = Cache(model)
+    with torch.no_grad():
+        model(torch.zeros(2, T, dtype=torch.long), cache=cache)
+    spent = cost(tiny(name), batch=2, context=T)
+    heads = {"glass": 4, "gpt2": 12, "llama": 4, "windowed": 4}[name]
+    width = config.head_dim(spent.model.decoder.pattern[0].attention, spent.model.dim)  # type: ignore[union-attr]
+    rows = min(T, 8) if name == "windowed" else T
+    depth = spent.model.decoder.depth  # type: ignore[union-attr]
+    assert spent.cache("fp32") == 2 * rows * depth * 2 * heads * width * 4
+    assert spent.cache_per_token("fp32") == depth * 2 * heads * width * 4
+
+
+@pytest.mark.parametrize("name", ["glass", "gpt2", "llama"])
+def test_activations_are_about_what_autograd_keeps(name: str) -> None:
+    """Within a third of the bytes that the forward pass saves for the backward pass, counted by hooks."""
+    B, T = 2, 64
+    model = build_model(tiny(name)).train()
+    held: dict[int, int] = {}
+    weights = {weight.data_ptr() for weight in model.parameters()}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            held[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        hidden = model(torch.zeros(B, T, dtype=torch.long), logits="none").hidden
+    kept = sum(held.values())
+    hidden.sum().backward()
+    assert cost(tiny(name), B, T).activations("fp32") == pytest.approx(kept, rel=1 / 3)
+
+
+def test_experts_are_counted_by_how_many_are_visited() -> None:
+    expert = config.GatedMLP(24)
+    dense = serial.override(tiny("llama"), "decoder.pattern.feedforward", serial.to_dict(expert))
+    mixed = serial.override(tiny("llama"), "decoder.pattern.feedforward", serial.to_dict(config.MoE(8, 2, expert)))
+    one = cost(dense).parameters["feedforward"]
+    routers = 5 * 64 * 8
+    spent = cost(mixed, context=16)
+    assert spent.parameters["feedforward"] == 8 * one + routers
+    assert spent.active == spent.total - 6 * one
+    assert dict(spent.table())["active per token"] == f"{spent.active:,}"
+    assert spent.forward_flops - cost(dense, context=16).forward_flops == 2 * (one + routers)
+
+
+def test_encoder_decoders_count_both_stacks() -> None:
+    attention = config.Attention(4)
+    base = config.Block(attention, config.MLP(128), config.LayerNorm(), "post")
+    crossing = config.Block(attention, config.MLP(128), config.LayerNorm(), "post", cross=attention)
+    model = config.EncoderDecoder(
+        32, 16, config.Embed(50), config.Stack(2, (base,), causal=False), config.Stack(2, (crossing,)), config.Head()
+    )
+    spent = cost(model)
+    assert spent.parameters["attention"] == (2 + 4) * 4 * 32 * 32
+    assert spent.cache_per_token("bf16") == 2 * 2 * 32 * 2
+    assert spent.total == sum(weight.numel() for weight in build_model(model).parameters())
+
+
+def test_memory_by_dtype() -> None:
+    spent = cost(recipes.find("llama/3-8b"), batch=1, context=8192)
+    fp32, bf16, int8, int4 = (spent.weights(dtype) for dtype in ("fp32", "bf16", "int8", "int4"))
+    assert fp32 == 4 * spent.total and bf16 == 2 * spent.total
+    assert 0.5 * bf16 < int8 < 0.6 * bf16 and 0.25 * bf16 < int4 < 0.35 * bf16
+    assert spent.run("bf16") == bf16 + 8192 * 128 * 1024
+    assert spent.train("fp32") - 16 * spent.total == spent.activations("fp32") == 2 * spent.activations("bf16")
+
+
+def test_bytes_are_printed_plainly() -> None:
+    assert [gibibytes(n) for n in (0, 1023, 1536, 5 << 30, 3 << 40)] == [
+        "0 bytes",
+        "1,023 bytes",
+        "1.50 KiB",
+        "5.00 GiB",
+        "3.00 TiB",
+    ]
+
+
+def test_free_memory_is_below_the_machines() -> None:
+    free = available_memory()
+    assert free is None or 0 < free < 1 << 50

@@ -80,7 +80,10 @@ def test_documents_do_not_see_each_other(byte: Tokenizer, corpus: Path, position
     model = made(byte.size, position)
     got = score(model, byte, text.find(corpus), batch=batch)
     documents = [[byte.eos, *story.encode(), byte.eos] for story in STORIES if story]
-    check(got, model, documents, sum(len(story.encode()) for story in STORIES), CONTEXT, CONTEXT // 2)
+    size = sum(len(story.encode()) for story in STORIES)
+    check(got, model, documents, size, CONTEXT, CONTEXT // 2)
+    unclosed = score(model, byte, text.find(corpus), batch=batch, closing=False)
+    check(unclosed, model, [ids[:-1] for ids in documents], size, CONTEXT, CONTEXT // 2)
 
 
 def test_an_own_bos_opens_and_is_not_scored(corpus: Path) -> None:

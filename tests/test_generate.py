@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -22,10 +23,12 @@ from glassformer.nn import Cache, Model, build_model
 VOCAB, CONTEXT = 61, 48
 
 
-def decoder(position: c.Position, see: c.See = c.Full(), **attention: int) -> c.Decoder:
+def decoder(
+    position: c.Position, see: c.See = c.Full(), think: c.FeedForward = c.GatedMLP(48), **attention: int
+) -> c.Decoder:
     """Two small blocks; with a window, the second block sees everything."""
     blocks = tuple(
-        c.Block(c.Attention(heads=4, see=reach, **attention), c.GatedMLP(48), c.RMSNorm())
+        c.Block(c.Attention(heads=4, see=reach, **attention), think, c.RMSNorm())
         for reach in dict.fromkeys((see, c.Full()))
     )
     stack = c.Stack(2, blocks, position, last_norm=c.RMSNorm())
@@ -38,6 +41,7 @@ KINDS: dict[str, c.Decoder] = {
     "sinusoidal": decoder(c.Sinusoidal()),
     "alibi": decoder(c.Alibi()),
     "relative": decoder(c.RelativeBias(8, 16)),
+    "experts": decoder(c.Rotary(), think=c.MoE(4, 2, c.GatedMLP(24))),
     "window": decoder(c.Rotary(), c.Window(5)),
     "window alibi": decoder(c.Alibi(), c.Window(7), kv_heads=1),
 }
@@ -131,6 +135,13 @@ def test_samples_are_the_prompt_given_again(model: Model) -> None:
     repeated = generate(model, None, [ids for ids in PROMPTS[:2] for _ in range(3)], max_new=12, seed=5).run()
     assert forked.tokens == repeated.tokens
     assert len({tuple(tokens) for tokens in forked.tokens}) == 6
+
+
+def test_ids_come_in_any_container(rotary: Model) -> None:
+    expected = greedy(rotary, [PROMPTS[0], PROMPTS[0]], 5).tokens
+    for ids in (torch.tensor([PROMPTS[0]] * 2), np.array([PROMPTS[0]] * 2), [tuple(np.array(PROMPTS[0]))] * 2):
+        assert greedy(rotary, ids, 5).tokens == expected
+    assert greedy(rotary, np.array(PROMPTS[0], np.uint16), 5).tokens == expected[:1]
 
 
 def test_the_seed_repeats_and_another_does_not(rotary: Model) -> None:
@@ -259,6 +270,8 @@ def test_only_what_the_tokenizer_can_write_is_drawn(rotary: Model) -> None:
         ([VOCAB], {}, f"{VOCAB} is out of range"),
         ([-1], {}, "-1 is out of range"),
         ([1.5, 2], {}, "neither a text nor token ids"),
+        (7, {}, "neither a text nor token ids"),
+        (b"text", {}, "neither a text nor token ids"),
         ([1] * 49, {}, "has 49 tokens and the model's context is 48"),
         ([1], {"max_new": 0}, "max_new is 0"),
         ([1], {"samples": 0}, "samples is 0"),

@@ -96,6 +96,7 @@ def score(
     context: int | None = None,
     stride: int | None = None,
     batch: int = 8,
+    closing: bool = True,
     progress: Progress | None = None,
 ) -> Score:
     """The model's score on a text, a corpus or its shards; every token counts once.
@@ -103,8 +104,9 @@ def score(
     A document's tokens see only that document, through windows of ``context`` tokens (None: the model's) that go on by
     ``stride`` (None: half a window), so each but the first ones has at least context - stride tokens before it.
     A document's first token follows the tokenizer's bos (or, without one, its eos, as in training) and is only
-    looked at where there is neither. The eos that closes a document of a corpus counts as a token without bytes;
-    a plain text is taken as it is, unclosed. Raises UserError when there is nothing to score.
+    looked at where there is neither. The eos that closes a document of a corpus counts as a token without bytes, as
+    it does in training (``closing=False`` leaves it out, for a model that never learnt one); a plain text is taken
+    as it is, unclosed. Raises UserError when there is nothing to score.
     """
     cfg = model.config
     if not isinstance(cfg, config.Decoder):
@@ -118,7 +120,7 @@ def score(
     if batch < 1:
         raise UserError(f"batch is {batch}; give 1 row or more.")
     begun = time.perf_counter()
-    documents, size = _open(tokenizer, text)
+    documents, size = _open(tokenizer, text, closing)
     total, count, lost = 0.0, 0, 0
 
     def windows() -> Iterator[Window]:
@@ -151,7 +153,7 @@ def score(
 # ------------------------------------------------------------------------------------- documents
 
 
-def _open(tokenizer: Tokenizer, text: str | Source | Shards) -> tuple[Iterable[Document], int]:
+def _open(tokenizer: Tokenizer, text: str | Source | Shards, closing: bool) -> tuple[Iterable[Document], int]:
     """The documents, and the size of their text."""
     if isinstance(text, str):
         if not text:
@@ -161,13 +163,14 @@ def _open(tokenizer: Tokenizer, text: str | Source | Shards) -> tuple[Iterable[D
         lost = len(text[: tokenizer.offsets(text)[0][1]].encode()) if opening is None and len(tokens) else 0
         return [Document(tokens, opening, lost)], len(text.encode())
     shards = tokenise(text, tokenizer) if isinstance(text, Source) else text
-    return _documents(shards, tokenizer), shards.bytes
+    return _documents(shards, tokenizer, closing), shards.bytes
 
 
-def _documents(shards: Shards, tokenizer: Tokenizer) -> Iterator[Document]:
+def _documents(shards: Shards, tokenizer: Tokenizer, closing: bool) -> Iterator[Document]:
     own = begins(tokenizer) is not None
     for low, high in pairwise(shards.starts.tolist()):
-        tokens = shards.tokens[low:high]
+        closed = not closing and shards.tokens[high - 1] == tokenizer.eos
+        tokens = shards.tokens[low : high - closed]
         whole = low > 0 or shards.first in shards.whole.starts  # a split may part a document
         if shards.shared_border and whole:
             yield Document(tokens, tokenizer.eos)

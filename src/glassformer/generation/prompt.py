@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +17,7 @@ from ..text.shards import begins
 if TYPE_CHECKING:
     from ..text.tokenizer import Tokenizer
 
-Prompt: TypeAlias = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]] | Tensor
+Prompt: TypeAlias = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]] | Tensor | np.ndarray[Any, Any]
 
 
 def read(prompt: Prompt, tokenizer: Tokenizer | None, cfg: config.Model, bos: bool | None = None) -> list[list[int]]:
@@ -26,9 +28,9 @@ def read(prompt: Prompt, tokenizer: Tokenizer | None, cfg: config.Model, bos: bo
     encoder-decoder the prompt is the source, closed by eos where there is one. Ids are taken as they are. Raises
     UserError for an empty prompt, an id out of range and a prompt longer than the context.
     """
-    if isinstance(prompt, Tensor):
+    if isinstance(prompt, Tensor | np.ndarray):
         prompt = prompt.tolist()
-    several = not isinstance(prompt, str) and len(prompt) > 0 and not isinstance(prompt[0], int)
+    several = isinstance(prompt, Sequence) and not isinstance(prompt, str | bytes) and not _are_ids(prompt)
     source = isinstance(cfg, config.EncoderDecoder)
     rows = [_encode(one, tokenizer, bos, source) for one in (prompt if several else [prompt])]
     for ids in rows:
@@ -57,13 +59,17 @@ def _encode(prompt: object, tokenizer: Tokenizer | None, bos: bool | None, sourc
             raise UserError("A text prompt needs a tokenizer; give one, or give the prompt as token ids.")
         first = not source and begins(tokenizer) is not None if bos is None else bos
         ids = tokenizer.encode(prompt, bos=first, eos=source and tokenizer.eos is not None)
-    elif isinstance(prompt, Sequence) and all(isinstance(token, int) for token in prompt):
-        ids = list(prompt)
+    elif isinstance(prompt, Sequence) and _are_ids(prompt):
+        ids = list(map(int, prompt))
     else:
         raise UserError("The prompt is neither a text nor token ids; give a text, a list of ids, or a list of either.")
     if not ids and tokenizer is not None and not source:
         ids = [token for token in (tokenizer.bos, tokenizer.eos) if token is not None][:1]
     return ids
+
+
+def _are_ids(prompt: Sequence[object]) -> bool:
+    return not isinstance(prompt, bytes) and all(isinstance(token, Integral) for token in prompt)
 
 
 def pad_left(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor | None]:

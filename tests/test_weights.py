@@ -74,11 +74,17 @@ def test_a_letter_of_theirs_alone_stacks(tmp_path: Path) -> None:
 
 
 def test_a_letter_of_ours_alone_unstacks(tmp_path: Path) -> None:
-    """One tensor of all experts there, an expert each here; and the same, fused and along another axis."""
+    """One tensor of all experts there, an expert each here, however many there are."""
     ours = {f"blocks.{i}.experts.{e}.up": numbers(3, 2) + 10 * i + e for i in range(2) for e in range(11)}
     theirs = there_and_back(Table((Rule("h.{i}.up", f"{B}.experts.{{e}}.up"),)), ours, tmp_path)
     assert {name: tuple(t.shape) for name, t in theirs.items()} == {"h.0.up": (11, 3, 2), "h.1.up": (11, 3, 2)}
     assert torch.equal(theirs["h.1.up"][10], ours["blocks.1.experts.10.up"])
+    alone = {"blocks.0.experts.0.up": numbers(3, 2)}
+    assert there_and_back(Table((Rule("h.{i}.up", f"{B}.experts.{{e}}.up"),)), alone, tmp_path)["h.0.up"].shape == (
+        1,
+        3,
+        2,
+    )
 
 
 def test_a_split_along_another_axis(tmp_path: Path) -> None:
@@ -125,9 +131,10 @@ def test_a_shape_that_differs_is_told_on_both_sides(tmp_path: Path) -> None:
         check(tmp_path, {"h.0.up": numbers(3, 2)}, {"blocks.0.up": (2, 3)})
 
 
-def test_whole_numbers_are_not_weights(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.bool, torch.float8_e4m3fn], ids=str)
+def test_quantised_numbers_are_not_weights(dtype: torch.dtype, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not quantised"):
-        check(tmp_path, {"h.0.up": torch.ones(2, dtype=torch.int8)}, {"blocks.0.up": (2,)})
+        check(tmp_path, {"h.0.up": torch.ones(2).to(dtype)}, {"blocks.0.up": (2,)})
 
 
 def test_declared_constants_may_remain(tmp_path: Path) -> None:

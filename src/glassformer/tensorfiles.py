@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from mmap import mmap
 from pathlib import Path
 from typing import Any, TypeAlias, TypeGuard
 
@@ -72,7 +73,7 @@ class Files:
     def read(self, name: str, into: Tensor | None = None) -> Tensor:
         """The tensor ``name``, in memory of its own or read straight ``into`` one of its dtype and shape."""
         entry = self.entries[name]
-        tensor = torch.empty(entry.shape, dtype=entry.dtype) if into is None else into
+        tensor = _room(entry) if into is None else into
         try:
             with entry.path.open("rb", buffering=0) as file:
                 _read_exactly(file, entry.begin, memoryview(_bytes(tensor)), entry.path)
@@ -253,6 +254,13 @@ def _read_exactly(file: Any, begin: int, into: memoryview, path: Path) -> None:
         count = file.readinto(into[at:])
         _sound(bool(count), path, "it ended while it was read")
         at += count
+
+
+def _room(entry: Entry) -> Tensor:
+    """Memory for one tensor, given back to the system as soon as it is dropped (malloc keeps what it frees)."""
+    if entry.begin == entry.end:
+        return torch.empty(entry.shape, dtype=entry.dtype)
+    return torch.frombuffer(mmap(-1, entry.end - entry.begin), dtype=entry.dtype).view(entry.shape)
 
 
 def _bytes(tensor: Tensor) -> Any:

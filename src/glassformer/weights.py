@@ -40,10 +40,10 @@ class Link:
     def load(self, theirs: Sequence[Tensor], shapes: Sequence[Shape]) -> Sequence[Tensor]:
         """Our tensors, of ``shapes``, made of theirs."""
         whole = self._join([_flip(t) for t in theirs] if self.rule.flip else theirs, self._stacks("theirs"))
-        if len(shapes) == 1:
-            return [whole]
         if self._stacks("ours"):
             return whole.unbind()
+        if len(shapes) == 1:
+            return [whole]
         return torch.split(whole, [shape[self.rule.axis] for shape in shapes], self.rule.axis)
 
     def save(self, ours: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -177,7 +177,7 @@ def check(table: Table, ours: Mapping[str, Shape], files: Files, optional: Itera
                     f"{files.folder}: {name} has shape {entry.shape}, but {', '.join(link.ours)} of the model "
                     f"needs {tuple(tensor.shape)}; mend config.json or fetch the weights that belong to it."
                 )
-            if not entry.dtype.is_floating_point:
+            if not entry.dtype.is_floating_point or entry.dtype.itemsize < 2:
                 kind = NAMES[entry.dtype]
                 raise UserError(f"{files.folder}: {name} holds {kind} numbers; fetch weights that are not quantised.")
     return kept

@@ -73,7 +73,7 @@ def parser() -> Parser:
         "train",
         train,
         "Train a model as a run file says, or with the defaults.",
-        "Any setting can be given as --NAME VALUE: --steps 500, --data.train FILE, --recipe glass/3m, --decoder.depth 8.",
+        "Any setting can be given as --NAME VALUE: --steps 500, --data.train FILE, --recipe glass/3m.",
     )
     one.add_argument("file", nargs="?", metavar="RUN.toml", help="the run file; without one, the defaults")
     one.add_argument("--out", required=True, metavar="DIR", help="where checkpoints, log and curves go")

@@ -40,7 +40,9 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.full((dim,), 1.0 - cfg.offset)) if cfg.gain else None
 
     def forward(self, x: Tensor) -> Tensor:
-        gain = self.weight + self.offset if self.weight is not None and self.offset else self.weight
+        gain = self.weight
+        if gain is not None:
+            gain = (gain + self.offset if self.offset else gain).to(x.dtype)  # under autocast, x may be bf16
         return F.rms_norm(x, self.shape, gain, self.eps)
 
     def reset(self) -> None:

@@ -11,7 +11,7 @@ import torch
 from glassformer import config as c
 from glassformer import text
 from glassformer.errors import UserError
-from glassformer.inspection import describe, look, paths, summarise
+from glassformer.inspection import describe, look, paths, summarise, to_dict
 from glassformer.nn import Model, build_model
 
 VOCAB, CONTEXT = 300, 12
@@ -129,3 +129,4 @@ def test_the_description_holds_the_numbers() -> None:
     table = describe(values)
     assert len(table) == 4 and table[0].split()[:2] == ["path", "shape"]
     assert table[1].split() == ["a.b", "1x3", "-0.5", "1.5", "-2", "1", "1", "-2", "-"]
+    assert to_dict(values)["a.b"] == {"shape": [1, 3], "dtype": "float32", "values": [[1.0, -2.0, None]]}

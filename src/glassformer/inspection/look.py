@@ -96,13 +96,31 @@ def describe(values: Mapping[str, Tensor], first: int = 4) -> list[str]:
     return ["  ".join(row).rstrip() for row in rows]
 
 
+def to_dict(values: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Every number, as JSON holds it: None for one that is not finite, such as a masked score."""
+    return {
+        path: {"shape": list(value.shape), "dtype": _name(value), "values": _plain(value.tolist())}
+        for path, value in values.items()
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _name(value: Tensor) -> str:
+    return str(value.dtype).removeprefix("torch.")
+
+
 def _numbers(value: Tensor, first: int) -> dict[str, Any]:
     flat = value.detach().double().flatten().cpu()
     finite = flat[flat.isfinite()]
     some = finite.numel() > 0
     return {
         "shape": list(value.shape),
-        "dtype": str(value.dtype).removeprefix("torch."),
+        "dtype": _name(value),
         "mean": finite.mean().item() if some else None,
         "std": finite.std(correction=0).item() if some else None,
         "min": finite.min().item() if some else None,

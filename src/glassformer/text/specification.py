@@ -84,6 +84,9 @@ def canonical(spec: Spec, roles: Roles) -> Spec:
         if name not in ids:
             raise UserError(f'The vocabulary lacks "{name}", which is named as {part}; mend tokenizer_config.json.')
         added.setdefault(name, added_token(ids[name], name))["special"] = True
+    for token in added.values():
+        if token["special"]:
+            token["normalized"] = False  # found as it is written, whatever the normalizer puts around a text
     tokens = sorted(added.values(), key=lambda token: int(token["id"]))
     return {**spec, "truncation": None, "padding": None, "added_tokens": tokens, "model": model}
 

@@ -104,25 +104,27 @@ def test_the_cache_is_as_large_as_said(name: str) -> None:
     assert spent.cache_per_token("fp32") == depth * 2 * heads * width * 4
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("name", ["glass", "gpt2", "llama"])
-def test_activations_are_about_what_autograd_keeps(name: str) -> None:
-    """Within a third of the bytes that the forward pass saves for the backward pass, counted by hooks."""
+def test_activations_are_about_what_autograd_keeps(name: str, dropout: float) -> None:
+    """Within 15 % of the bytes that the forward pass saves for the backward pass, counted by hooks."""
     B, T = 2, 64
-    model = build_model(tiny(name)).train()
-    held: dict[int, int] = {}
+    cfg = serial.override(tiny(name), "decoder.dropout", dropout)
+    model = build_model(cfg).train()
+    held: dict[int, torch.UntypedStorage] = {}
     weights = {weight.data_ptr() for weight in model.parameters()}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in weights:
-            held[storage.data_ptr()] = storage.nbytes()
+            held[storage.data_ptr()] = storage  # kept, so that no other may take its place
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         hidden = model(torch.zeros(B, T, dtype=torch.long), logits="none").hidden
-    kept = sum(held.values())
+    kept = sum(storage.nbytes() for storage in held.values())
     hidden.sum().backward()
-    assert cost(tiny(name), B, T).activations("fp32") == pytest.approx(kept, rel=1 / 3)
+    assert cost(cfg, B, T).activations("fp32") == pytest.approx(kept, rel=0.15)
 
 
 def test_experts_are_counted_by_how_many_are_visited() -> None:

@@ -77,6 +77,10 @@ DECODERS: dict[str, c.Decoder] = {
     ),
     "alibi": decoder(block(c.Attention(6, head_dim=8)), position=c.Alibi()),
     "relative": decoder(block(), position=c.RelativeBias(8, 16)),
+    "glass": replace(
+        decoder(block(c.Attention(4, qk_norm=c.RMSNorm()), c.MLP(64, "relu2")), position=c.Rotary()),
+        embed=c.Embed(VOCAB, lags=3),
+    ),
     "nothing": decoder(block(feedforward=c.MLP(64, "relu2")), position=c.NoPosition()),
 }
 OTHERS: dict[str, c.Model] = {"vaswani": vaswani(), "t5": t5(), "bert": bert()}

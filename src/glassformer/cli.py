@@ -242,7 +242,7 @@ def look(given: argparse.Namespace) -> None:
         raise UserError(f"{given.model} has no tokenizer, so text cannot be read; load a folder that has one.")
     seen = inspection.look(model, tokenizer, given.text, *given.pattern)
     if given.json:
-        emit({path: {"shape": list(x.shape), "values": x.tolist()} for path, x in seen.items()})
+        emit(inspection.to_dict(seen))
     else:
         print("\n".join(inspection.describe(seen)))
 

@@ -274,14 +274,20 @@ class Stack:
 
 @dataclass(frozen=True)
 class Embed:
-    """Tokens to vectors; ``scale`` multiplies them (2017 and Gemma: sqrt(dim)); BERT adds ``segments``."""
+    """Tokens to vectors; ``scale`` multiplies them (2017 and Gemma: sqrt(dim)); BERT adds ``segments``.
+
+    ``lags`` adds what the 1, 2, ... tokens before it say, each from a table of its own (n-gram input
+    embeddings, Huang et al. 2025, as a sum of unigrams).
+    """
 
     vocab: int
     scale: float = 1.0
     segments: int = 0
+    lags: int = 0
 
     def __post_init__(self) -> None:
         _above_zero(self, "vocab")
+        _need(self.lags >= 0, f"Embed.lags is {self.lags}; give 0 or more.")
 
 
 @dataclass(frozen=True)

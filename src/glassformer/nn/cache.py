@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from .model import Model
 
 
+SPARE = 64  # tokens that a trim may take back from a model with lags
+
+
 class Slots:
     """Which position lies in which column, for all layers of one reach; -1 is an empty column."""
 
@@ -139,6 +142,8 @@ class Cache:
         self.layers = [(KV(self.slots[ring]), CrossKV()) for ring in reach]
         self.length = 0
         self.plain = True
+        self.history: tuple[Tensor, Tensor] | None = None  # the latest tokens and their positions, for lags
+        self._lags = model.config.embed.lags
         self._last: Tensor | None = None  # highest position of each row, (B, 1), once rows differ
 
     def advance(self, tokens: Tensor, pos: Tensor | None) -> Tensor:
@@ -157,8 +162,17 @@ class Cache:
             self._last = torch.maximum(self._last, pos.amax(1, keepdim=True))
         for slots in self.slots.values():
             slots.advance(pos, self.plain)
+        if self._lags:
+            self._remember(tokens, pos.expand_as(tokens))
         self.length += tokens.shape[1]
         return pos
+
+    def _remember(self, tokens: Tensor, pos: Tensor) -> None:
+        """Keep the latest tokens of each row, padding left out: enough for the lags after a trim of up to SPARE."""
+        if self.history is not None:
+            tokens, pos = torch.cat((self.history[0], tokens), 1), torch.cat((self.history[1], pos), 1)
+        latest, columns = pos.topk(min(self._lags + SPARE, pos.shape[1]), dim=1)
+        self.history = (tokens.gather(1, columns.flip(1)), latest.flip(1))
 
     def trim(self, count: int) -> None:
         """Forget the last ``count`` columns; ValueError where a window's ring has overwritten what would come back."""
@@ -171,6 +185,10 @@ class Cache:
             if slots.pos.ndim == 2:
                 slots.pos[:, slots.filled :] = -1
         self.length -= count
+        if self.history is not None:
+            if count > SPARE:
+                raise ValueError(f"a cache with lags forgets at most {SPARE} tokens at once")
+            self.history = (self.history[0][:, :-count], self.history[1][:, :-count])
         if self._last is not None:
             self._last = next(iter(self.slots.values())).pos.amax(1, keepdim=True).expand_as(self._last).clone()
 
@@ -181,6 +199,8 @@ class Cache:
         for kv, cross in self.layers:
             kv.rows(rows)
             cross.rows(rows)
+        if self.history is not None:
+            self.history = (self.history[0][rows], self.history[1][rows])
         if self._last is not None:
             self._last = self._last[rows]
 

@@ -12,28 +12,42 @@ from torch.nn import functional as F
 from .. import config
 from .build import build, builds
 from .feedforward import ACTIVATIONS
-from .flow import Part
+from .flow import Flow, Part
 from .linear import linear
 
 
 @builds(config.Embed)
 class Embed(Part):
-    """One vector per token, scaled, plus one per segment where there are segments (BERT)."""
+    """One vector per token, scaled, plus one per segment (BERT) and one for each of the tokens before it (lags)."""
 
     def __init__(self, cfg: config.Embed, dim: int) -> None:
         super().__init__()
         self.scale = cfg.scale
         self.token = nn.Embedding(cfg.vocab, dim)
         self.segment = nn.Embedding(cfg.segments, dim) if cfg.segments else None
+        self.lag = nn.ModuleList(nn.Embedding(cfg.vocab + 1, dim) for _ in range(cfg.lags))  # the last: nothing there
 
-    def forward(self, tokens: Tensor, segments: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, flow: Flow, segments: Tensor | None = None) -> Tensor:
         """tokens (B, T) -> (B, T, C); ``segments`` (B, T) are 0 where not given."""
         x: Tensor = self.token(tokens)
+        for back, table in enumerate(self.lag, start=1):
+            x = x + table(before(tokens, flow, back, nothing=self.token.num_embeddings))
         if self.scale != 1.0:
             x = x * torch.tensor(self.scale, dtype=x.dtype)  # rounded to x's precision, as published models do
         if self.segment is not None:
             x = x + self.segment(torch.zeros_like(tokens) if segments is None else segments)
         return x
+
+
+def before(tokens: Tensor, flow: Flow, back: int, nothing: int) -> Tensor:
+    """The token ``back`` positions before each one in its own document (B, T); ``nothing`` where there is none."""
+    old_tokens, old_pos = flow.history if flow.history is not None else (tokens[:, :0], tokens[:, :0])
+    pos = flow.pos.expand_as(tokens)
+    start = old_tokens.shape[1] - back  # of the same column, so many positions earlier, in old and new side by side
+    shift = torch.nn.functional.pad
+    earlier = shift(torch.cat((old_tokens, tokens), 1), (max(0, -start), 0))[:, max(0, start) :][:, : tokens.shape[1]]
+    place = shift(torch.cat((old_pos, pos), 1), (max(0, -start), 0), value=-1)[:, max(0, start) :][:, : tokens.shape[1]]
+    return torch.where((place == pos - back) & (place >= 0), earlier, nothing)
 
 
 class Projection(nn.Module):

@@ -39,6 +39,7 @@ class Flow:
     pos: Tensor
     plain: bool = True
     docs: Tensor | None = None
+    history: tuple[Tensor, Tensor] | None = None  # tokens and positions (B, N) that a cache remembers
     memory: Memory | None = None
     tape: Tape | None = None
     engine: str = "sdpa"

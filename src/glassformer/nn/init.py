@@ -27,7 +27,8 @@ def initialise(init: config.Init, model: nn.Module, stacks: Iterable[config.Stac
             continue
         std = init.std if init.std is not None else weight.shape[-1] ** -0.5
         if path.startswith("embed."):
-            std = init.embed_std
+            back = int(path.split(".")[2]) + 1 if path.startswith("embed.lag.") else 0
+            std = init.embed_std / (back + 1)  # the further back, the quieter
         elif path.endswith(WRITES):
             std *= {"plain": 1.0, "depth": 1 / math.sqrt(writes), "zero": 0.0}[init.residual]
         nn.init.normal_(weight, std=std, generator=generator)

@@ -59,15 +59,16 @@ class Model(Part):
         reached = tokens.shape[1] + (cache.length if cache is not None else 0)
         if pos is None and reached > self.limit:
             raise UserError(f"{reached} tokens are past the {self.limit} positions this model has; give fewer.")
-        plain = pos is None and docs is None
+        plain, history = pos is None and docs is None, None
         if cache is not None:
             if docs is not None:
                 raise UserError("a cache holds one document a row; leave docs out.")
+            history = cache.history
             pos = cache.advance(tokens, pos)
             plain = cache.plain
         elif pos is None:
             pos = torch.arange(tokens.shape[1], device=tokens.device)[None]
-        return Flow(pos, plain, docs, tape=tape, engine=self.engine)
+        return Flow(pos, plain, docs, history, tape=tape, engine=self.engine)
 
     @property
     def limit(self) -> int | float:
@@ -108,7 +109,7 @@ class Decoder(Model):
         Raises UserError for tokens of another shape or past a learned position table.
         """
         flow = self.flow(tokens, pos, docs, cache, tape)
-        return self.finish(self.decoder(self.embed(tokens), flow, cache), flow, logits)
+        return self.finish(self.decoder(self.embed(tokens, flow), flow, cache), flow, logits)
 
 
 @builds(vocabulary.Encoder)
@@ -133,7 +134,7 @@ class Encoder(Model):
     ) -> Output:
         """tokens (B, T) -> Output; ``segments`` (B, T) as in BERT's sentence pairs."""
         flow = self.flow(tokens, pos, docs, None, tape)
-        return self.finish(self.encoder(self.embed(tokens, segments), flow), flow, logits)
+        return self.finish(self.encoder(self.embed(tokens, flow, segments), flow), flow, logits)
 
 
 @builds(vocabulary.EncoderDecoder)
@@ -150,7 +151,7 @@ class EncoderDecoder(Model):
     def encode(self, source: Tensor, *, pos: Tensor | None = None, tape: Tape | None = None) -> Memory:
         """source (B, S) -> what the decoder looks at."""
         flow = self.flow(source, pos, tape=tape)
-        return Memory(self.encoder(self.embed(source), flow), flow.pos, plain=pos is None)
+        return Memory(self.encoder(self.embed(source, flow), flow), flow.pos, plain=pos is None)
 
     def forward(
         self,
@@ -171,7 +172,7 @@ class EncoderDecoder(Model):
             memory = self.encode(source, pos=source_pos, tape=tape)
         flow = self.flow(tokens, pos, None, cache, tape)
         flow.memory = memory
-        return self.finish(self.decoder(self.embed(tokens), flow, cache), flow, logits)
+        return self.finish(self.decoder(self.embed(tokens, flow), flow, cache), flow, logits)
 
 
 def build_model(

@@ -40,10 +40,10 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.full((dim,), 1.0 - cfg.offset)) if cfg.gain else None
 
     def forward(self, x: Tensor) -> Tensor:
-        gain = self.weight
-        if gain is not None:
-            gain = (gain + self.offset if self.offset else gain).to(x.dtype)  # under autocast, x may be bf16
-        return F.rms_norm(x, self.shape, gain, self.eps)
+        if self.weight is None:
+            return F.rms_norm(x, self.shape, None, self.eps)
+        gain = self.weight + self.offset if self.offset else self.weight
+        return F.rms_norm(x, self.shape, gain.to(x.dtype), self.eps)  # under autocast, x may be bf16
 
     def reset(self) -> None:
         """Start with a gain of one."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from glassformer import config, run, serial, store, training
+from glassformer import run, serial, store, training
 from glassformer.errors import UserError
 from glassformer.training import hooks, live
 
@@ -355,5 +355,5 @@ def test_tensorboard(corpus, tmp_path):
     assert list((tmp_path / "run" / "tensorboard").glob("events*"))
 
 
-def test_the_default_recipe_is_a_decoder():
-    assert isinstance(store.resolve(run.Run().model["recipe"]), config.Decoder)
+def test_the_planned_model_is_the_one_that_is_trained(corpus, whole):
+    assert training.planned(settings(corpus)) == store.read_config(whole / "step-000040").config

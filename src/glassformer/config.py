@@ -16,21 +16,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from .errors import UserError
+from .errors import need
 
 Activation: TypeAlias = Literal["relu", "relu2", "gelu", "gelu_tanh", "silu"]
 Place: TypeAlias = Literal["pre", "post", "sandwich", "parallel"]
 
 
-def _need(fact: bool, sentence: str) -> None:
-    if not fact:
-        raise UserError(sentence)
-
-
 def _above_zero(part: object, *names: str) -> None:
     for name in names:
         value = getattr(part, name)
-        _need(value is None or value > 0, f"{type(part).__name__}.{name} is {value}; give a number above 0.")
+        need(value is None or value > 0, f"{type(part).__name__}.{name} is {value}; give a number above 0.")
 
 
 @dataclass(frozen=True)
@@ -111,7 +106,7 @@ class Rotary:
 
     def __post_init__(self) -> None:
         _above_zero(self, "theta")
-        _need(0 < self.fraction <= 1, f"Rotary.fraction is {self.fraction}; give a share above 0, at most 1.")
+        need(0 < self.fraction <= 1, f"Rotary.fraction is {self.fraction}; give a share above 0, at most 1.")
 
 
 @dataclass(frozen=True)
@@ -170,8 +165,8 @@ class Attention:
         _above_zero(self, "heads", "kv_heads", "head_dim", "softcap")
         kv = self.kv_heads
         if kv is not None:
-            _need(kv <= self.heads, f"Attention.kv_heads is {kv}; give 1 to heads ({self.heads}).")
-            _need(self.heads % kv == 0, f"Attention.kv_heads {kv} does not divide heads {self.heads}; give a divisor.")
+            need(kv <= self.heads, f"Attention.kv_heads is {kv}; give 1 to heads ({self.heads}).")
+            need(self.heads % kv == 0, f"Attention.kv_heads {kv} does not divide heads {self.heads}; give a divisor.")
 
 
 @dataclass(frozen=True)
@@ -215,7 +210,7 @@ class MoE:
 
     def __post_init__(self) -> None:
         _above_zero(self, "experts", "top_k")
-        _need(self.top_k <= self.experts, f"MoE.top_k is {self.top_k}; give 1 to experts ({self.experts}).")
+        need(self.top_k <= self.experts, f"MoE.top_k is {self.top_k}; give 1 to experts ({self.experts}).")
 
 
 FeedForward: TypeAlias = MLP | GatedMLP | MoE
@@ -236,7 +231,7 @@ class Block:
     cross: Attention | None = None
 
     def __post_init__(self) -> None:
-        _need(
+        need(
             not (self.place == "parallel" and self.cross),
             'Block.place "parallel" has no cross-attention; use "pre", "post" or "sandwich".',
         )
@@ -260,9 +255,9 @@ class Stack:
 
     def __post_init__(self) -> None:
         _above_zero(self, "depth")
-        _need(len(self.pattern) > 0, "Stack.pattern is empty; give at least one Block.")
-        _need(self.depth % len(self.pattern) == 0, self._misfit())
-        _need(0 <= self.dropout < 1, f"Stack.dropout is {self.dropout}; give a share from 0 to below 1.")
+        need(len(self.pattern) > 0, "Stack.pattern is empty; give at least one Block.")
+        need(self.depth % len(self.pattern) == 0, self._misfit())
+        need(0 <= self.dropout < 1, f"Stack.dropout is {self.dropout}; give a share from 0 to below 1.")
 
     def _misfit(self) -> str:
         return f"Stack.depth {self.depth} is no multiple of its pattern of {len(self.pattern)} blocks; change one."
@@ -276,8 +271,7 @@ class Stack:
 class Embed:
     """Tokens to vectors; ``scale`` multiplies them (2017 and Gemma: sqrt(dim)); BERT adds ``segments``.
 
-    ``lags`` adds what the 1, 2, ... tokens before it say, each from a table of its own (n-gram input
-    embeddings, Huang et al. 2025, as a sum of unigrams).
+    ``lags`` tokens before it add a vector each, from tables of their own (after Huang et al. 2025, n-gram inputs).
     """
 
     vocab: int
@@ -287,7 +281,7 @@ class Embed:
 
     def __post_init__(self) -> None:
         _above_zero(self, "vocab")
-        _need(self.lags >= 0, f"Embed.lags is {self.lags}; give 0 or more.")
+        need(self.lags >= 0, f"Embed.lags is {self.lags}; give 0 or more.")
 
 
 @dataclass(frozen=True)
@@ -333,7 +327,7 @@ class Decoder:
 
     def __post_init__(self) -> None:
         _check(self)
-        _need(self.decoder.causal, "A Decoder's stack is causal; set decoder.causal = true or build an Encoder.")
+        need(self.decoder.causal, "A Decoder's stack is causal; set decoder.causal = true or build an Encoder.")
 
 
 @dataclass(frozen=True)
@@ -365,7 +359,7 @@ class EncoderDecoder:
 
     def __post_init__(self) -> None:
         _check(self)
-        _need(self.decoder.causal, "An EncoderDecoder's decoder is causal; set decoder.causal = true.")
+        need(self.decoder.causal, "An EncoderDecoder's decoder is causal; set decoder.causal = true.")
 
 
 Model: TypeAlias = Decoder | Encoder | EncoderDecoder
@@ -389,17 +383,17 @@ def _check(model: Model) -> None:
         crosses = name == "decoder" and isinstance(model, EncoderDecoder)
         for index, block in enumerate(stack.pattern):
             where = f"{name}.pattern.{index}"
-            _need(block.cross is not None or not crosses, f"{where}.cross is missing; give the decoder's blocks one.")
-            _need(block.cross is None or crosses, f"{where}.cross is set, but there is no encoder; remove it.")
+            need(block.cross is not None or not crosses, f"{where}.cross is missing; give the decoder's blocks one.")
+            need(block.cross is None or crosses, f"{where}.cross is set, but there is no encoder; remove it.")
             for attention in filter(None, (block.attention, block.cross)):
                 fits = attention.head_dim is not None or model.dim % attention.heads == 0
-                _need(
+                need(
                     fits, f"{where}: {attention.heads} heads do not divide dim {model.dim}; change one or set head_dim."
                 )
                 if isinstance(stack.position, Rotary):
                     turned = int(head_dim(attention, model.dim) * stack.position.fraction)
                     even = turned >= 2 and turned % 2 == 0
-                    _need(even, f"{where}: Rotary turns {turned} dimensions a head; make that even.")
+                    need(even, f"{where}: Rotary turns {turned} dimensions a head; make that even.")
         if isinstance(stack.position, Learned):
             length, enough = stack.position.length, stack.position.length >= model.context
-            _need(enough, f"{name}.position.length {length} is below context {model.context}; raise it.")
+            need(enough, f"{name}.position.length {length} is below context {model.context}; raise it.")

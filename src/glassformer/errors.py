@@ -13,6 +13,12 @@ class UserError(ValueError):
     """
 
 
+def need(fact: bool, sentence: str) -> None:
+    """Raise UserError with ``sentence`` unless the fact holds."""
+    if not fact:
+        raise UserError(sentence)
+
+
 def nearest(word: str, words: Iterable[str]) -> str:
     """A closing hint for an unknown word: ' Did you mean "depth"?', or the whole short list."""
     words = sorted(set(words))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..errors import UserError
+from ..errors import need
 
 
 @dataclass(frozen=True)
@@ -34,21 +34,16 @@ class Sampling:
 
     def __post_init__(self) -> None:
         penalty = self.repetition_penalty
-        _need(0 <= self.temperature < math.inf, f"temperature is {self.temperature}; give 0 (greedy) or more.")
-        _need(self.top_k is None or self.top_k >= 1, f"top_k is {self.top_k}; give 1 or more, or leave it out.")
-        _need(self.top_p is None or 0 < self.top_p <= 1, f"top_p is {self.top_p}; give a share above 0, at most 1.")
-        _need(self.min_p is None or 0 <= self.min_p <= 1, f"min_p is {self.min_p}; give a share from 0 to 1.")
-        _need(0 < penalty < math.inf, f"repetition_penalty is {penalty}; give a number above 0 (1 changes nothing).")
+        need(0 <= self.temperature < math.inf, f"temperature is {self.temperature}; give 0 (greedy) or more.")
+        need(self.top_k is None or self.top_k >= 1, f"top_k is {self.top_k}; give 1 or more, or leave it out.")
+        need(self.top_p is None or 0 < self.top_p <= 1, f"top_p is {self.top_p}; give a share above 0, at most 1.")
+        need(self.min_p is None or 0 <= self.min_p <= 1, f"min_p is {self.min_p}; give a share from 0 to 1.")
+        need(0 < penalty < math.inf, f"repetition_penalty is {penalty}; give a number above 0 (1 changes nothing).")
 
     @property
     def greedy(self) -> bool:
         """True when the likeliest token is taken, whatever the rest says."""
         return self.temperature == 0
-
-
-def _need(fact: bool, sentence: str) -> None:
-    if not fact:
-        raise UserError(sentence)
 
 
 def choose(logits: Tensor, uniform: Tensor | None, seen: Tensor | None, how: Sampling) -> Tensor:

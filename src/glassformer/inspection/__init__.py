@@ -1,5 +1,5 @@
 """Inspection: what happens inside a model while it runs."""
 
-from .look import describe, look, paths, summarise, to_dict
+from .looking import describe, look, paths, summarise, to_dict
 
 __all__ = ["describe", "look", "paths", "summarise", "to_dict"]

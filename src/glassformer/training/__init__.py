@@ -1,7 +1,7 @@
 """Training: a generator of steps, and the hooks that consume them."""
 
 from .data import Batch, Batches, every_token_once
-from .launch import Ended, run
+from .launch import Ended, planned, run
 from .loop import State, Step, train
 from .objective import Causal, Loss, Objective
 from .optimizer import Optimizer
@@ -22,6 +22,7 @@ __all__ = [
     "every_token_once",
     "factor",
     "make_plan",
+    "planned",
     "run",
     "train",
 ]

@@ -60,6 +60,12 @@ def run(settings: Run, out: Path, resume: bool = False, *, sample: Sampler | Non
         return _train(settings, out, before, start, sample, command)
 
 
+def planned(settings: Run) -> config.Model:
+    """The config of the model that a run trains, its vocabulary that of the tokenizer; no weights are made."""
+    origin, tokenizer = _origin(settings, None)
+    return _fitted(settings, origin, tokenizer or _tokenizer(settings.data))
+
+
 def _train(
     settings: Run, out: Path, before: dict[str, Any], start: Path | None, sample: Sampler | None, command: str
 ) -> Ended:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ONE_SHOT = 1 << 22
 """Logits up to this many (16 MiB in fp32) are made at once; beyond, in pieces of this size.
 
-Measured on 2 cores: see `benchmarks` of the lab book; pieces this size stay near the caches.
+Smaller pieces pay for adding up the table's gradient more often, bigger ones only take memory.
 """
 
 

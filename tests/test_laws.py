@@ -11,7 +11,7 @@ import tiny
 from glassformer import config as c
 from glassformer import serial
 from glassformer.errors import UserError
-from glassformer.nn import Cache, Decoder, EncoderDecoder, Mask, Model, Tape, build_model, built
+from glassformer.nn import Cache, Decoder, EncoderDecoder, Mask, Model, Tape, build, build_model, built
 from glassformer.nn.attend import eager, sdpa
 from tiny import ALL, DECODERS, tokens
 
@@ -305,3 +305,20 @@ def test_wrong_tokens_are_refused() -> None:
         model(torch.zeros(4, dtype=torch.long))
     with pytest.raises(UserError, match="source"):
         tiny.model(ALL["t5"])(tokens())
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+def test_rms_norm_and_its_gradient_equal_torch(offset: float) -> None:
+    norm = build(c.RMSNorm(1e-5, offset), 16)
+    given, weigh = torch.randn(3, 5, 16), torch.randn(3, 5, 16)
+    results = []
+    for own in (True, False):
+        x = given.clone().requires_grad_()
+        norm.weight.grad = None
+        with torch.enable_grad():
+            torch.nn.init.uniform_(norm.weight, generator=torch.Generator().manual_seed(0))
+            y = norm(x) if own else torch.nn.functional.rms_norm(x, (16,), norm.weight + offset, 1e-5)
+            (y * weigh).sum().backward()
+        results.append((y.detach(), x.grad, norm.weight.grad.clone()))
+    for left, right in zip(*results, strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-5)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -40,12 +42,33 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.full((dim,), 1.0 - cfg.offset)) if cfg.gain else None
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.weight is None:
-            return F.rms_norm(x, self.shape, None, self.eps)
-        gain = self.weight + self.offset if self.offset else self.weight
-        return F.rms_norm(x, self.shape, gain.to(x.dtype), self.eps)  # under autocast, x may be bf16
+        gain = self.weight
+        if gain is not None and self.offset:
+            gain = gain + self.offset  # type: ignore[assignment]
+        if x.device.type == "cpu" and not torch.compiler.is_compiling():
+            unit: Tensor = _Unit.apply(x, self.eps)  # type: ignore[no-untyped-call]
+            return unit if gain is None else unit * gain.to(x.dtype)
+        return F.rms_norm(x, self.shape, None if gain is None else gain.to(x.dtype), self.eps)
 
     def reset(self) -> None:
         """Start with a gain of one."""
         if self.weight is not None:
             nn.init.constant_(self.weight, 1.0 - self.offset)
+
+
+class _Unit(torch.autograd.Function):
+    """x / rms(x) with its gradient by hand: PyTorch's CPU one is put together from a dozen small operations."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, eps: float) -> Tensor:
+        size = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        scale = size.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        unit = (x * scale).to(x.dtype)
+        ctx.save_for_backward(unit, scale)
+        return unit
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        unit, scale = ctx.saved_tensors
+        along = (grad * unit).mean(-1, keepdim=True)  # what would only change the length
+        return (torch.addcmul(grad, unit, along, value=-1) * scale).to(grad.dtype), None

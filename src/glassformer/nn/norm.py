@@ -45,9 +45,9 @@ class RMSNorm(nn.Module):
         gain = self.weight
         if gain is not None and self.offset:
             gain = gain + self.offset  # type: ignore[assignment]
-        if x.device.type == "cpu" and not torch.compiler.is_compiling():
+        if x.requires_grad and x.device.type == "cpu" and not torch.compiler.is_compiling():
             unit: Tensor = _Unit.apply(x, self.eps)  # type: ignore[no-untyped-call]
-            return unit if gain is None else unit * gain.to(x.dtype)
+            return unit if gain is None else torch.mul(unit, gain.to(x.dtype))
         return F.rms_norm(x, self.shape, None if gain is None else gain.to(x.dtype), self.eps)
 
     def reset(self) -> None:

@@ -63,7 +63,7 @@ class _Unit(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, eps: float) -> Tensor:
         size = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
         scale = size.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
-        unit = (x * scale).to(x.dtype)
+        unit: Tensor = (x * scale).to(x.dtype)
         ctx.save_for_backward(unit, scale)
         return unit
 

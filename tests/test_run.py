@@ -58,6 +58,11 @@ def test_the_command_line_reaches_train_data_and_model(tmp_path):
     assert found.model == {"recipe": "glass/1m", "decoder.depth": "8"}
 
 
+def test_a_type_by_name_and_its_settings_together():
+    found = run.read(None, {"optimizer": "Muon", "optimizer.rate": "0.01", "optimizer.rest.rate": "1e-3"})
+    assert found.train.optimizer == run.Muon(rate=0.01, rest=run.AdamW(rate=1e-3))
+
+
 def test_a_recipe_on_the_command_line_replaces_the_files(tmp_path):
     path = write(tmp_path, '[model]\nfrom = "folder"\ndecoder.depth = 2\n')
     assert run.read(path, {"recipe": "gpt2/124m"}).model == {"decoder": {"depth": 2}, "recipe": "gpt2/124m"}
@@ -103,11 +108,13 @@ def test_a_mistake_is_one_sentence(overrides, said):
     ("changes", "said"),
     [
         ({"decoder.dept": 3}, '"dept".*"depth"'),
-        ({"decoder.pattern.attention.heads": 5}, "heads 5 do not divide dim 32"),
+        ({"decoder.pattern.attention.heads": 5}, "heads do not divide dim 32|heads 5 do not divide dim 32"),
         ({"decoder.pattern.attention.kv_heads": 8}, "kv_heads is 8"),
         ({"decoder.pattern.3.place": "post"}, "past the end"),
         ({"decoder.last_norm.eps": 1e-6}, "nothing to set below"),
         ({"decoder": {"wide": 1}}, '"wide"'),
+        ({"decoder.patern.attention.heads": 1}, '"patern".*"pattern"'),
+        ({"decoder.depth.deeper": 1}, "nothing to set below 4"),
     ],
 )
 def test_a_model_that_cannot_be_is_one_sentence(changes, said):

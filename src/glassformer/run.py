@@ -8,6 +8,7 @@ decoder.depth = 8            tokenizer = "bpe"             optimizer = { type = 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -288,11 +289,15 @@ def _put(node: Any, keys: list[str], value: Any, path: str) -> Any:
         _need(at < len(node), f"{path}: there are {len(node)} entries, counted from 0; {at} is past the end.")
         return [_put(item, keys[1:], value, path) if i == at else item for i, item in enumerate(node)]
     if keys:
-        _need(isinstance(node, dict), f"{path}: there is nothing to set below {node!r}.")
-        if keys[0] not in node and "type" in node:
-            known = nearest(keys[0], [name for name in node if name != "type"])
-            raise UserError(f'{path}: {node["type"]} has no setting "{keys[0]}".{known}')
-        return {**node, keys[0]: _put(node.get(keys[0]), keys[1:], value, path)}
+        if (
+            isinstance(node, str) and node.isidentifier()
+        ):  # a type by name alone: --optimizer Muon --optimizer.rate 0.01
+            node = {"type": node}
+        _need(isinstance(node, dict), f"{path}: there is nothing to set below {json.dumps(node)}.")
+        return {
+            **node,
+            keys[0]: _put(node.get(keys[0], {}), keys[1:], value, path),
+        }  # an unknown key is found at the end
     if table and isinstance(node, dict) and value.get("type", node.get("type")) == node.get("type"):
         for key, item in value.items():
             node = _put(node, [key], item, f"{path}.{key}") if key != "type" else node

@@ -61,7 +61,8 @@ class _Unit(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, eps: float) -> Tensor:
-        size = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        wide = torch.promote_types(x.dtype, torch.float32)
+        size = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
         scale = size.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
         unit: Tensor = (x * scale).to(x.dtype)
         ctx.save_for_backward(unit, scale)

@@ -46,16 +46,16 @@ def test_the_largest_answers_at_once() -> None:
 
 MODELS: dict[str, config.Model] = {
     "glass": recipes.find("glass/1m"),
-    "gpt2": serial.override(serial.override(recipes.find("gpt2/124m"), "decoder.depth", 2), "dim", 96),
+    "gpt2": serial.change(recipes.find("gpt2/124m"), {"decoder.depth": 2, "dim": 96}),
     "llama": recipes.find("llama/stories260k"),
-    "windowed": serial.override(
-        recipes.find("llama/stories260k"), "decoder.pattern.attention.see", {"type": "Window", "size": 8}
+    "windowed": serial.change(
+        recipes.find("llama/stories260k"), {"decoder.pattern.attention.see": {"type": "Window", "size": 8}}
     ),
 }
 
 
 def tiny(name: str) -> Any:
-    return serial.override(MODELS[name], "embed.vocab", 50)
+    return serial.change(MODELS[name], {"embed.vocab": 50})
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -109,7 +109,7 @@ def test_the_cache_is_as_large_as_said(name: str) -> None:
 def test_activations_are_about_what_autograd_keeps(name: str, dropout: float) -> None:
     """Within 15 % of the bytes that the forward pass saves for the backward pass, counted by hooks."""
     B, T = 2, 64
-    cfg = serial.override(tiny(name), "decoder.dropout", dropout)
+    cfg = serial.change(tiny(name), {"decoder.dropout": dropout})
     model = build_model(cfg).train()
     held: dict[int, torch.UntypedStorage] = {}
     weights = {weight.data_ptr() for weight in model.parameters()}
@@ -129,8 +129,8 @@ def test_activations_are_about_what_autograd_keeps(name: str, dropout: float) ->
 
 def test_experts_are_counted_by_how_many_are_visited() -> None:
     expert = config.GatedMLP(24)
-    dense = serial.override(tiny("llama"), "decoder.pattern.feedforward", serial.to_dict(expert))
-    mixed = serial.override(tiny("llama"), "decoder.pattern.feedforward", serial.to_dict(config.MoE(8, 2, expert)))
+    dense = serial.change(tiny("llama"), {"decoder.pattern.feedforward": serial.to_dict(expert)})
+    mixed = serial.change(tiny("llama"), {"decoder.pattern.feedforward": serial.to_dict(config.MoE(8, 2, expert))})
     one = cost(dense).parameters["feedforward"]
     routers = 5 * 64 * 8
     spent = cost(mixed, context=16)

@@ -74,10 +74,10 @@ def test_a_run_survives_json():
 
 
 def test_changes_are_checked_when_all_are_in():
-    changed = run.change(small(), {"dim": 30, "decoder.pattern.attention.heads": "5", "decoder.depth": 2})
+    changed = serial.change(small(), {"dim": 30, "decoder.pattern.attention.heads": "5", "decoder.depth": 2})
     assert (changed.dim, changed.decoder.pattern[0].attention.heads, changed.decoder.depth) == (30, 5, 2)
     tables = {"decoder": {"position": {"type": "Rotary", "theta": 5e5}, "pattern": {"attention": {"kv_heads": 2}}}}
-    changed = run.change(small(), tables)
+    changed = serial.change(small(), tables)
     assert changed.decoder.position == config.Rotary(5e5) and changed.decoder.depth == 4
     assert changed.decoder.pattern[0].attention == config.Attention(heads=4, kv_heads=2)
 
@@ -119,7 +119,7 @@ def test_a_mistake_is_one_sentence(overrides, said):
 )
 def test_a_model_that_cannot_be_is_one_sentence(changes, said):
     with pytest.raises(UserError, match=said):
-        run.change(small(), changes)
+        serial.change(small(), changes)
 
 
 def test_a_file_that_is_missing_or_broken(tmp_path):

@@ -17,8 +17,8 @@ import torch
 from glassformer import UserError, config, files, recipes, serial, store, tensorfiles
 from glassformer.nn import Model, build_model
 
-TINY: Any = serial.override(serial.override(recipes.find("glass/1m"), "decoder.depth", 2), "dim", 32)
-LLAMA: Any = serial.override(recipes.find("llama/stories260k"), "decoder.depth", 2)
+TINY: Any = serial.change(recipes.find("glass/1m"), {"decoder.depth": 2, "dim": 32})
+LLAMA: Any = serial.change(recipes.find("llama/stories260k"), {"decoder.depth": 2})
 
 
 @pytest.fixture
@@ -46,8 +46,8 @@ def snapshot(folder: Path) -> dict[str, bytes]:
 def test_glassformer_layout_holds_every_model(tmp_path: Path, tiny: Model) -> None:
     models: list[config.Model] = [
         TINY,
-        serial.override(TINY, "decoder.pattern.place", "sandwich"),
-        serial.override(TINY, "decoder.pattern.feedforward", serial.to_dict(config.MoE(3, 2, config.GatedMLP(8)))),
+        serial.change(TINY, {"decoder.pattern.place": "sandwich"}),
+        serial.change(TINY, {"decoder.pattern.feedforward": serial.to_dict(config.MoE(3, 2, config.GatedMLP(8)))}),
         config.Encoder(
             16,
             8,
@@ -114,7 +114,7 @@ def test_the_verbs(tmp_path: Path, llama: Model) -> None:
 
 def test_a_tied_head_is_written_once_and_an_untied_one_twice(tmp_path: Path) -> None:
     for tied in (True, False):
-        model = build_model(serial.override(LLAMA, "head.tied", tied))
+        model = build_model(serial.change(LLAMA, {"head.tied": tied}))
         store.save(model, tmp_path / str(tied), layout="hf")
         published = tensorfiles.open_files(tmp_path / str(tied))
         assert ("lm_head.weight" in published.entries) != tied
@@ -359,7 +359,7 @@ print((loaded - before) / weights, (peak() - before) / weights)
 @pytest.mark.skipif(sys.platform != "linux", reason="counts memory as Linux does")
 def test_loading_and_saving_take_little_more_than_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At most 1.1 times the weights to load, 1.15 to save too: the peak of a process of its own, GPT-2's layout."""
-    cfg = serial.override(serial.override(recipes.find("gpt2/124m"), "embed.vocab", 5000), "decoder.depth", 6)
+    cfg = serial.change(recipes.find("gpt2/124m"), {"embed.vocab": 5000, "decoder.depth": 6})
     with monkeypatch.context() as patch:
         patch.setattr(store.files, "sync", lambda path: None)
         store.save(build_model(cfg), tmp_path / "m", layout="hf")

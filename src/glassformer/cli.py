@@ -65,17 +65,17 @@ def parser() -> Parser:
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
 
     def command(name: str, run: Any, help: str, epilog: str | None = None) -> argparse.ArgumentParser:
-        made = commands.add_parser(name, help=help, description=help, epilog=epilog, allow_abbrev=False)
+        usage = "glassformer train [RUN.toml] --out DIR [--resume] [--NAME VALUE ...]" if name == "train" else None
+        made = commands.add_parser(name, help=help, description=help, epilog=epilog, usage=usage, allow_abbrev=False)
         made.set_defaults(run=run, options=made._option_string_actions)
         return made
 
     one = command(
         "train",
         train,
-        "Train a model as a run file says, or with the defaults.",
+        "Train a model as the run file RUN.toml says, or with the defaults.",
         "Any setting can be given as --NAME VALUE: --steps 500, --data.train FILE, --recipe glass/3m.",
     )
-    one.add_argument("file", nargs="?", metavar="RUN.toml", help="the run file; without one, the defaults")
     one.add_argument("--out", required=True, metavar="DIR", help="where checkpoints, log and curves go")
     one.add_argument("--resume", action="store_true", help="go on from the last checkpoint in DIR")
 
@@ -137,8 +137,9 @@ def train(given: argparse.Namespace) -> int | None:
     from . import run as runs
     from .training import run
 
-    words = ["glassformer", "train", *([given.file] if given.file else []), "--out", given.out, "--resume", *given.rest]
-    plan = runs.read(given.file, overrides(given.rest))
+    named, changes = settings(given.rest)
+    plan = runs.read(named, changes)
+    words = ["glassformer", "train", *given.rest, "--out", given.out, "--resume"]
     ended = run(plan, Path(given.out), given.resume, sample=write_a_little, command=shlex.join(words))
     return 128 + ended.signal if ended.signal else None
 
@@ -151,21 +152,21 @@ def write_a_little(model: Any, tokenizer: Any) -> str:
     return generation.generate(model, tokenizer, [start], max_new=80, temperature=0.8, seed=1, eos=()).run().text
 
 
-def overrides(rest: Sequence[str]) -> dict[str, str]:
-    """``--steps 500 --decoder.depth=8`` as a dictionary."""
-    found: dict[str, str] = {}
-    words = list(rest)
+def settings(rest: Sequence[str]) -> tuple[str | None, dict[str, str]]:
+    """``RUN.toml --steps 500 --decoder.depth=8`` as the run file, if there is one, and the changes to it."""
+    file, changes, words = None, {}, list(rest)
     while words:
         word = words.pop(0)
-        if not word.startswith("--") or word == "--":
-            raise UserError(f"{word} is not understood; settings are given as --NAME VALUE.")
-        name, equals, value = word[2:].partition("=")
-        if not equals:
-            if not words:
+        name, equals, value = word.removeprefix("--").partition("=")
+        if word.startswith("--") and name:
+            if not equals and not words:
                 raise UserError(f"--{name} needs a value; give it as --{name} VALUE.")
-            value = words.pop(0)
-        found[name.replace("-", "_")] = value
-    return found
+            changes[name.replace("-", "_")] = value if equals else words.pop(0)
+        elif file is None and not word.startswith("-"):
+            file = word
+        else:
+            raise UserError(f"{word} is not understood; give one run file, and settings as --NAME VALUE.")
+    return file, changes
 
 
 def generate(given: argparse.Namespace) -> None:

@@ -148,17 +148,17 @@ class Cost:
     def _kept(self, stack: config.Stack, block: config.Block) -> int:
         """Numbers a token that one block keeps: what each of its operations needs to go back."""
         C, attention = self.model.dim, block.attention
-        normed = 3 if isinstance(block.norm, config.RMSNorm) else 2  # before, (scaled to unit size,) after
+        normed = 2 * C  # at unit size or as it was, and with the gain
         q = attention.heads * config.head_dim(attention, C)
         kv = self._kv_width(attention)
         attended = q + kv + q  # queries, keys, values, and what came of them
         if attention.qk_norm is not None:
-            attended += 2 * (q + kv // 2)
+            attended += q + kv // 2
         if stack.dropout:  # the patterns as well, which no other attention keeps
             attended += C + 3 * attention.heads * self.context
         looks = 2 if block.cross else 1
         thought = _hidden(block.feedforward) + (C if stack.dropout else 0)
-        return (looks + 1) * normed * C + looks * attended + thought
+        return (looks + 1) * normed + looks * attended + thought
 
     def train(self, dtype: str = "fp32") -> int:
         """Bytes to train at this batch and context: fp32 weights, gradients and AdamW, activations in ``dtype``."""

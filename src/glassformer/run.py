@@ -8,27 +8,20 @@ decoder.depth = 8            tokenizer = "bpe"             optimizer = { type = 
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from . import config, serial
-from .errors import UserError, nearest
-
-
-def _need(fact: bool, sentence: str) -> None:
-    if not fact:
-        raise UserError(sentence)
-
+from .errors import UserError, nearest, need
 
 # ------------------------------------------------------------------------------------- optimizers
 
 
 def _check_rate(name: str, rate: float, decay: float) -> None:
-    _need(rate > 0, f"{name}.rate is {rate}; give a learning rate above 0, such as 1e-3.")
-    _need(decay >= 0, f"{name}.decay is {decay}; give 0 or more.")
+    need(rate > 0, f"{name}.rate is {rate}; give a learning rate above 0, such as 1e-3.")
+    need(decay >= 0, f"{name}.decay is {decay}; give 0 or more.")
 
 
 @dataclass(frozen=True)
@@ -60,7 +53,7 @@ class AdamW:
     def __post_init__(self) -> None:
         _check_rate("AdamW", self.rate, self.decay)
         good = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
-        _need(good, f"AdamW.betas is {list(self.betas)}; give two numbers from 0 to below 1.")
+        need(good, f"AdamW.betas is {list(self.betas)}; give two numbers from 0 to below 1.")
 
 
 @dataclass(frozen=True)
@@ -80,7 +73,7 @@ class Muon:
 
     def __post_init__(self) -> None:
         _check_rate("Muon", self.rate, self.decay)
-        _need(0 <= self.momentum < 1, f"Muon.momentum is {self.momentum}; give a number from 0 to below 1.")
+        need(0 <= self.momentum < 1, f"Muon.momentum is {self.momentum}; give a number from 0 to below 1.")
 
 
 Optimizer: TypeAlias = AdamW | Muon
@@ -146,10 +139,10 @@ class Data:
     field: str = "text"
 
     def __post_init__(self) -> None:
-        _need(bool(self.train), "data.train is empty; name a corpus, a file or a folder.")
+        need(bool(self.train), "data.train is empty; name a corpus, a file or a folder.")
         share = not isinstance(self.valid, float) or 0 < self.valid < 1
-        _need(share, f"data.valid is {self.valid}; give a share between 0 and 1, or the path of a file.")
-        _need(self.vocab is None or self.vocab > 0, f"data.vocab is {self.vocab}; give a number of tokens above 0.")
+        need(share, f"data.valid is {self.valid}; give a share between 0 and 1, or the path of a file.")
+        need(self.vocab is None or self.vocab > 0, f"data.vocab is {self.vocab}; give a number of tokens above 0.")
 
     def sources(self) -> dict[str, float]:
         """Each corpus of ``train`` with its weight."""
@@ -189,15 +182,15 @@ class Train:
     def __post_init__(self) -> None:
         counts = ("steps", "batch", "accumulate", "patience", "evaluate_batches", "keep")
         for name in counts:
-            _need(getattr(self, name) > 0, f"train.{name} is {getattr(self, name)}; give a number above 0.")
+            need(getattr(self, name) > 0, f"train.{name} is {getattr(self, name)}; give a number above 0.")
         for name in ("evaluate_every", "save_every", "sample_every"):
-            _need(getattr(self, name) >= 0, f"train.{name} is {getattr(self, name)}; give steps, or 0 for never.")
+            need(getattr(self, name) >= 0, f"train.{name} is {getattr(self, name)}; give steps, or 0 for never.")
         pieces = f"train.accumulate {self.accumulate} is more than the {self.batch} rows of train.batch; lower it."
-        _need(self.accumulate <= self.batch, pieces)
-        _need(self.context is None or self.context > 0, f"train.context is {self.context}; give tokens above 0.")
-        _need(self.clip is None or self.clip > 0, f"train.clip is {self.clip}; give a norm above 0, or none.")
+        need(self.accumulate <= self.batch, pieces)
+        need(self.context is None or self.context > 0, f"train.context is {self.context}; give tokens above 0.")
+        need(self.clip is None or self.clip > 0, f"train.clip is {self.clip}; give a norm above 0, or none.")
         smooth = f"train.label_smoothing is {self.label_smoothing}; give a share from 0 to below 1."
-        _need(0 <= self.label_smoothing < 1, smooth)
+        need(0 <= self.label_smoothing < 1, smooth)
 
 
 WATCHING = ("evaluate_every", "evaluate_batches", "save_every", "keep", "sample_every", "tensorboard")
@@ -242,7 +235,7 @@ def read(path: Path | str | None = None, overrides: Mapping[str, Any] | None = N
         else:
             known = (*_names(Train), *(f"data.{key}" for key in _names(Data)), *_MODEL)
             raise UserError(f'There is no setting "{name}".{nearest(name, known)}')
-    return Run(model, change(data, changes["data"], "data"), change(train, changes["train"], "train"))
+    return Run(model, serial.change(data, changes["data"], "data"), serial.change(train, changes["train"], "train"))
 
 
 def _names(kind: type) -> list[str]:
@@ -263,43 +256,3 @@ def _change_model(model: dict[str, Any], path: str, value: Any) -> None:
 def model_changes(model: Mapping[str, Any]) -> dict[str, Any]:
     """What ``Run.model`` changes in the config it starts from."""
     return {key: value for key, value in model.items() if key not in ("recipe", "from")}
-
-
-def change(settings: Any, changes: Mapping[str, Any], where: str = "") -> Any:
-    """A copy of a config with many places changed at once, checked when all are in.
-
-    Keys are dotted paths or the names of nested tables. A table with another ``type`` replaces what stood there; a
-    path through a tuple without a number means every entry. Raises UserError for an unknown path.
-    """
-    if not changes:
-        return settings
-    tree = serial.to_dict(settings)
-    for path, value in changes.items():
-        tree = _put(tree, path.split("."), serial._parse(value) if isinstance(value, str) else value, path)
-    return serial.from_dict(type(settings), tree, where)
-
-
-def _put(node: Any, keys: list[str], value: Any, path: str) -> Any:
-    """``node`` with ``value`` at ``keys``, tables merged."""
-    table = isinstance(value, Mapping)
-    if isinstance(node, list) and (keys or (table and "type" not in value)):
-        if not keys or not keys[0].isdigit():
-            return [_put(item, keys, value, path) for item in node]
-        at = int(keys[0])
-        _need(at < len(node), f"{path}: there are {len(node)} entries, counted from 0; {at} is past the end.")
-        return [_put(item, keys[1:], value, path) if i == at else item for i, item in enumerate(node)]
-    if keys:
-        if (
-            isinstance(node, str) and node.isidentifier()
-        ):  # a type by name alone: --optimizer Muon --optimizer.rate 0.01
-            node = {"type": node}
-        _need(isinstance(node, dict), f"{path}: there is nothing to set below {json.dumps(node)}.")
-        return {
-            **node,
-            keys[0]: _put(node.get(keys[0], {}), keys[1:], value, path),
-        }  # an unknown key is found at the end
-    if table and isinstance(node, dict) and value.get("type", node.get("type")) == node.get("type"):
-        for key, item in value.items():
-            node = _put(node, [key], item, f"{path}.{key}") if key != "type" else node
-        return node
-    return value

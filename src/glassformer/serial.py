@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .errors import UserError, nearest
+from .errors import UserError, nearest, need
 
 T = TypeVar("T")
 
@@ -146,37 +146,45 @@ def _parse(text: str) -> Any:
         return text
 
 
-def override(config: T, path: str, value: Any) -> T:
-    """A copy of ``config`` with the value at a dotted path replaced.
+def change(config: T, changes: Mapping[str, Any], where: str = "") -> T:
+    """A copy of a config with many places changed at once, checked when all are in.
 
-    Numbers step into a tuple (``decoder.pattern.0.attention.heads``); a tuple passed over without one
-    means every element (``decoder.pattern.attention.heads``). Raises UserError for an unknown path.
+    Keys are dotted paths or the names of nested tables. A table with another ``type`` replaces what stood there; a
+    path through a tuple without a number means every entry. Raises UserError for an unknown path.
     """
-    if isinstance(value, str):
-        value = _parse(value)
-    changed: T = from_dict(type(config), _put(config, path.split("."), value, path))
+    if not changes:
+        return config
+    tree = to_dict(config)
+    for path, value in changes.items():
+        tree = _put(tree, path.split("."), _parse(value) if isinstance(value, str) else value, path)
+    changed: T = from_dict(type(config), tree, where)
     return changed
 
 
-def _put(node: Any, keys: Sequence[str], value: Any, path: str) -> Any:
-    """``node`` as a dictionary, with one place changed; checks wait until the whole is rebuilt."""
-    if not keys:
-        return value
-    if isinstance(node, tuple):
-        if not keys[0].isdigit():
+def _put(node: Any, keys: list[str], value: Any, path: str) -> Any:
+    """``node`` with ``value`` at ``keys``, tables merged."""
+    table = isinstance(value, Mapping)
+    if isinstance(node, list) and (keys or (table and "type" not in value)):
+        if not keys or not keys[0].isdigit():
             return [_put(item, keys, value, path) for item in node]
         at = int(keys[0])
-        if at >= len(node):
-            raise UserError(f"{path}: there are {len(node)} entries, counted from 0; {at} is past the end.")
-        return [_put(item, keys[1:], value, path) if i == at else to_dict(item) for i, item in enumerate(node)]
-    if isinstance(node, dict):
-        return {**node, keys[0]: _put(node.get(keys[0]), keys[1:], value, path)}
-    if not dataclasses.is_dataclass(node):
-        raise UserError(f"{path}: there is nothing to set below {json.dumps(node, default=str)}.")
-    names = [f.name for f in dataclasses.fields(node)]
-    if keys[0] not in names:
-        raise UserError(f'{path}: {type(node).__name__} has no setting "{keys[0]}".{nearest(keys[0], names)}')
-    return {**to_dict(node), keys[0]: _put(getattr(node, keys[0]), keys[1:], value, path)}
+        need(at < len(node), f"{path}: there are {len(node)} entries, counted from 0; {at} is past the end.")
+        return [_put(item, keys[1:], value, path) if i == at else item for i, item in enumerate(node)]
+    if keys:
+        if (
+            isinstance(node, str) and node.isidentifier()
+        ):  # a type by name alone: --optimizer Muon --optimizer.rate 0.01
+            node = {"type": node}
+        need(isinstance(node, dict), f"{path}: there is nothing to set below {json.dumps(node)}.")
+        return {
+            **node,
+            keys[0]: _put(node.get(keys[0], {}), keys[1:], value, path),
+        }  # an unknown key is found at the end
+    if table and isinstance(node, dict) and value.get("type", node.get("type")) == node.get("type"):
+        for key, item in value.items():
+            node = _put(node, [key], item, f"{path}.{key}") if key != "type" else node
+        return node
+    return value
 
 
 # ---------------------------------------------------------------------------------------- files

@@ -22,7 +22,7 @@ from .. import config, files, recipes, serial, store, text
 from ..cost import Cost, available_memory, cost, gibibytes
 from ..errors import UserError
 from ..nn import build_model
-from ..run import WATCHING, Data, Run, Train, change, model_changes
+from ..run import WATCHING, Data, Run, Train, model_changes
 from ..text import Shards, Tokenizer
 from . import checkpoint
 from .data import Batch, Batches, every_token_once
@@ -189,7 +189,7 @@ def _fitted(settings: Run, origin: config.Model, tokenizer: Tokenizer) -> config
         changes = changes if named else {"embed.vocab": tokenizer.size, **changes}
         if how.context is not None:
             changes = {"context": how.context, **changes}
-    made = change(origin, changes)
+    made = serial.change(origin, changes)
     if not isinstance(made, config.Decoder):
         raise UserError(f"{type(made).__name__} models are not trained by this command yet; give a Decoder.")
     if made.embed.vocab < tokenizer.size:

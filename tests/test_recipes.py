@@ -160,14 +160,14 @@ def test_model_type_is_enough() -> None:
         ("decoder.last_norm", None, "cannot say decoder.last_norm = None"),
         (
             "decoder.pattern.attention",
-            {"type": "Attention", "heads": 6, "head_dim": 8},
+            {"type": "Attention", "heads": 6, "kv_heads": None, "head_dim": 8},
             "needs heads (6) that divide dim (64)",
         ),
     ],
 )
 def test_what_no_layout_can_say_is_named(change: str, value: Any, told: str) -> None:
     with pytest.raises(UserError) as caught:
-        recipes.write(serial.override(STORIES, change, value))
+        recipes.write(serial.change(STORIES, {change: value}))
     assert told in str(caught.value) and 'layout="glassformer"' in str(caught.value)
 
 
@@ -178,8 +178,8 @@ def test_glass_has_no_published_layout() -> None:
 
 def test_a_pattern_of_equal_blocks_is_one_block() -> None:
     block = STORIES.decoder.pattern[0]  # type: ignore[union-attr]
-    doubled = serial.override(STORIES, "decoder.depth", 4)
-    doubled = serial.override(doubled, "decoder.pattern", [serial.to_dict(block)] * 2)
+    doubled = serial.change(STORIES, {"decoder.depth": 4})
+    doubled = serial.change(doubled, {"decoder.pattern": [serial.to_dict(block)] * 2})
     assert recipes.write(doubled)[0].name == "llama"
 
 

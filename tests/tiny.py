@@ -10,7 +10,7 @@ from glassformer import config as c
 from glassformer.nn import Model, build_model
 
 VOCAB, DIM, CONTEXT = 50, 32, 64
-WIDE = c.Init(std=0.2, embed_std=0.3, residual="plain")  # large weights: a wrong path shows in the logits
+WIDE = c.Init(std=0.15, embed_std=0.3, residual="plain")  # large weights: a wrong path shows in the logits
 
 
 def block(attention: c.Attention | None = None, feedforward: c.FeedForward | None = None, **rest: object) -> c.Block:

@@ -74,7 +74,7 @@ def parser() -> Parser:
         "train",
         train,
         "Train a model as the run file RUN.toml says, or with the defaults.",
-        "Any setting can be given as --NAME VALUE: --steps 500, --data.train FILE, --recipe glass/3m.",
+        "Any setting can be given as --NAME VALUE: --steps 500, --data.train FILE, --recipe glass/4m.",
     )
     one.add_argument("--out", required=True, metavar="DIR", help="where checkpoints, log and curves go")
     one.add_argument("--resume", action="store_true", help="go on from the last checkpoint in DIR")

@@ -303,7 +303,7 @@ class Head:
 
 @dataclass(frozen=True)
 class Init:
-    """How weights start: normal with ``std`` (None: 1/sqrt(fan_in)), embeddings with ``embed_std``.
+    """How weights start: normal with ``std`` (None: 1/sqrt(fan_in)), embeddings and an untied head with their own.
 
     ``residual`` is for the matrices that write to the stream: ``plain`` like the others, ``depth``
     divided by sqrt(writes) (GPT-2), ``zero`` (each block starts as the identity).
@@ -312,6 +312,7 @@ class Init:
     std: float | None = 0.02
     embed_std: float = 0.02
     residual: Literal["plain", "depth", "zero"] = "depth"
+    head_std: float | None = None
 
 
 @dataclass(frozen=True)

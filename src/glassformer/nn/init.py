@@ -29,6 +29,8 @@ def initialise(init: config.Init, model: nn.Module, stacks: Iterable[config.Stac
         if path.startswith("embed."):
             back = int(path.split(".")[2]) + 1 if path.startswith("embed.lag.") else 0
             std = init.embed_std / (back + 1)  # the further back, the quieter
+        elif path == "head.proj.weight" and init.head_std is not None:
+            std = init.head_std
         elif path.endswith(WRITES):
             std *= {"plain": 1.0, "depth": 1 / math.sqrt(writes), "zero": 0.0}[init.residual]
         nn.init.normal_(weight, std=std, generator=generator)

@@ -1,28 +1,33 @@
-"""Our own default for training from scratch: what measured best at small sizes, not what is customary."""
+"""Our own default for training from scratch: what measured best at small sizes (docs/log.md has the ablations)."""
 
 from __future__ import annotations
 
-from ..config import MLP, Attention, Block, Decoder, Embed, Head, Init, RMSNorm, Rotary, Stack
+from ..config import Attention, Block, Decoder, Embed, GatedMLP, Head, Init, RMSNorm, Rotary, Stack
 from .recipe import Recipe
 
 
-def glass(dim: int, depth: int, heads: int, context: int, vocab: int) -> Decoder:
-    """Rotary, RMSNorm, normalised queries and keys, a squared-ReLU MLP, a tied head; blocks start as the identity."""
-    block = Block(Attention(heads, qk_norm=RMSNorm()), MLP(4 * dim, "relu2"), RMSNorm())
-    stack = Stack(depth, (block,), Rotary(), last_norm=RMSNorm())
-    return Decoder(dim, context, Embed(vocab), stack, Head(tied=True), Init(residual="zero"))
+def glass(dim: int, depth: int, heads: int, context: int, vocab: int, lags: int = 0) -> Decoder:
+    """Rotary, gated MLP, normalised queries and keys, norms without gains; blocks start as the identity, the head at zero.
+
+    Small vocabularies also get ``lags``: what the tokens just before say goes straight into the embedding.
+    """
+    norm = RMSNorm(gain=False)
+    block = Block(Attention(heads, qk_norm=RMSNorm()), GatedMLP(-(-dim * 8 // 3 // 8) * 8), norm)
+    stack = Stack(depth, (block,), Rotary(), first_norm=norm, last_norm=norm)
+    init = Init(std=None, embed_std=1.0, head_std=0.0, residual="zero")
+    return Decoder(dim, context, Embed(vocab, lags=lags), stack, Head(tied=False, softcap=15.0), init)
 
 
 GLASS = Recipe(
     name="glass",
-    paper="this library; So et al. 2021 (squared ReLU), Henry et al. 2020 (normalised queries and keys)",
+    paper="this library; after Jordan et al. 2024 (modded-nanogpt) and Huang et al. 2025 (n-gram inputs)",
     sizes={  # a training run sets the vocabulary to its tokenizer's
-        "1m": glass(128, 4, 4, 256, 256),
-        "3m": glass(192, 6, 6, 256, 4096),
-        "10m": glass(384, 6, 6, 512, 8192),
-        "30m": glass(512, 10, 8, 1024, 16_384),
-        "124m": glass(768, 12, 12, 1024, 50_304),
-        "350m": glass(1024, 24, 16, 2048, 50_304),
+        "1m": glass(128, 4, 4, 256, 256, lags=3),
+        "4m": glass(192, 6, 6, 256, 4096),
+        "10m": glass(320, 6, 5, 512, 4096),
+        "30m": glass(512, 8, 8, 1024, 8192),
+        "160m": glass(768, 12, 12, 1024, 50_304),
+        "400m": glass(1024, 24, 16, 2048, 50_304),
         "1b": glass(2048, 18, 16, 2048, 50_304),
     },
     tokenizer="train your own: characters, bytes or byte-level BPE",

@@ -246,7 +246,7 @@ def test_text_in_text_out(rotary: Model) -> None:
     cut = generate(rotary, tokenizer, "HELLO", max_new=12, temperature=0, eos=(), stop=["@@@@", stop])
     assert "".join(step.text for step in cut) == cut.text == expected[: expected.index(stop)]
     assert cut.finishes == ["stop"] and len(cut.tokens[0]) == expected.index(stop) + 3
-    many = generate(rotary, tokenizer, ["HELLO", "", "ME"], max_new=12, temperature=0, eos=()).run()
+    many = generate(rotary, tokenizer, ["HELLO", None, "ME"], max_new=12, temperature=0, eos=()).run()
     assert many.texts[0] == expected and many.rows[1].prompt == [1]
 
 
@@ -287,13 +287,18 @@ def test_one_clear_sentence(rotary: Model, prompt: object, settings: dict[str, o
         generate(rotary, None, prompt, **settings)
 
 
-def test_an_empty_text_needs_a_beginning(rotary: Model) -> None:
+def test_no_prompt_is_the_beginning_and_an_empty_one_is_none(rotary: Model) -> None:
     tokenizer = Digits()
+    assert generate(rotary, tokenizer, None).rows[0].prompt == [tokenizer.bos]
+    for empty in ("", ["HELLO", ""], []):
+        with pytest.raises(UserError, match="empty"):
+            generate(rotary, tokenizer, empty)
     tokenizer.bos = None
-    assert generate(rotary, tokenizer, "").rows[0].prompt == [tokenizer.eos]
+    assert generate(rotary, tokenizer, None).rows[0].prompt == [tokenizer.eos]
     tokenizer.eos = None
-    with pytest.raises(UserError, match="empty"):
-        generate(rotary, tokenizer, "")
+    for nothing in (tokenizer, None):
+        with pytest.raises(UserError, match="no bos or eos"):
+            generate(rotary, nothing, None)
 
 
 def test_damaged_weights_are_reported(rotary: Model) -> None:
@@ -395,10 +400,10 @@ STORY = (
 def test_a_real_model_tells_its_story(shared_data: Path) -> None:
     model, tokenizer = glassformer.load(shared_data / "stories260K")
     assert tokenizer is not None
-    made = generate(model, tokenizer, "", max_new=60, temperature=0)
+    made = generate(model, tokenizer, None, max_new=60, temperature=0)
     assert "".join(step.text for step in made) == made.text == STORY
     half, rest = STORY[: STORY.index(" She wanted")], STORY[STORY.index(" She wanted") :]
-    batch = generate(model, tokenizer, [half, "", "Lily"], max_new=60, temperature=0, stop="too high").run()
+    batch = generate(model, tokenizer, [half, None, "Lily"], max_new=60, temperature=0, stop="too high").run()
     assert batch.texts[0] == rest.removesuffix("too high") and batch.finishes[0] == "stop"
     assert batch.texts[1] == STORY.removesuffix("too high")
     alone = generate(model, tokenizer, "Lily", max_new=60, temperature=0, stop="too high").run()

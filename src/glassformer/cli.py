@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import shlex
@@ -31,10 +32,20 @@ class Parser(argparse.ArgumentParser):
             raise UserError(f'There is no command "{value}".{nearest(value, action.choices)}')
         super()._check_value(action, value)
 
+    def _get_value(self, action: argparse.Action, text: str) -> Any:
+        try:
+            return super()._get_value(action, text)
+        except argparse.ArgumentError:
+            kind = "a whole number" if action.type is int else "a number"
+            raise UserError(f"{action.option_strings[0]} is {text!r}; give {kind}.") from None
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code is 0, 2 for a user's mistake, 130 for Ctrl-C."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows another
     try:
         given, rest = parser().parse_known_args(arguments)
         if rest and given.run is not train:
@@ -60,7 +71,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser() -> Parser:
     """Every command and its options."""
-    top = Parser(prog="glassformer", description="The whole Transformer family, trained, run and looked into.")
+    top = Parser(
+        prog="glassformer",
+        description="The whole Transformer family, trained, run and looked into.",
+        allow_abbrev=False,
+    )
     top.add_argument("--version", action="version", version=f"glassformer {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
 
@@ -81,7 +96,7 @@ def parser() -> Parser:
 
     one = command("generate", generate, "Continue a text, token by token.")
     one.add_argument("model", metavar="MODEL", help=MODEL)
-    one.add_argument("prompt", nargs="+", metavar="PROMPT", help="one text or several; - reads standard input")
+    one.add_argument("prompt", nargs="*", metavar="PROMPT", help="one or several; - reads standard input; none: begin")
     one.add_argument("--max-new", type=int, default=256, metavar="N", help="at most N tokens (256)")
     one.add_argument("--temperature", type=float, default=1.0, metavar="T", help="0 takes the likeliest token (1)")
     one.add_argument("--top-k", type=int, metavar="K", help="draw from the K likeliest tokens")
@@ -137,6 +152,8 @@ def train(given: argparse.Namespace) -> int | None:
     from . import run as runs
     from .training import run
 
+    if not given.out:
+        raise UserError("--out is empty; name a folder.")
     named, changes = settings(given.rest)
     plan = runs.read(named, changes)
     words = ["glassformer", "train", *given.rest, "--out", given.out, "--resume"]
@@ -173,7 +190,7 @@ def generate(given: argparse.Namespace) -> None:
     """``glassformer generate``."""
     from . import generation, store
 
-    prompts = [sys.stdin.read() if prompt == "-" else prompt for prompt in given.prompt]
+    prompts = [standard_input() if prompt == "-" else prompt for prompt in given.prompt] or [None]
     model, tokenizer = store.load(given.model, dtype=given.dtype)
     if tokenizer is None:
         raise UserError(
@@ -198,16 +215,24 @@ def generate(given: argparse.Namespace) -> None:
         return
     single = len(prompts) == given.samples == 1
     if single and sys.stderr.isatty():
-        print(prompts[0], end="", file=sys.stderr, flush=True)
+        print(prompts[0] or "", end="", file=sys.stderr, flush=True)
     for step in told:
         if single:
             print(step.text, end="", flush=True)
     if single:
         print()
     for row in [] if single else told.rows:
-        print(f"[{row.number}] {prompts[row.number // given.samples]}{row.text}\n")
+        print(f"[{row.number}] {prompts[row.number // given.samples] or ''}{row.text}\n")
     if given.temperature:
         note(f"seed {told.seed}")
+
+
+def standard_input() -> str:
+    """All of standard input; UserError where it is no text."""
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise UserError(f"Standard input is not {error.encoding} text (byte {error.start}); convert it.") from None
 
 
 def evaluate(given: argparse.Namespace) -> None:
@@ -276,6 +301,10 @@ def cost(given: argparse.Namespace) -> None:
     from . import run as runs
     from . import store
 
+    for name in ("batch", "context"):
+        value = getattr(given, name)
+        if value is not None and value < 1:
+            raise UserError(f"--{name} is {value}; give 1 or more.")
     batch, context = given.batch or 1, given.context
     if given.name.endswith(".toml"):
         from .training import planned

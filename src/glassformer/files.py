@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from .errors import UserError
+from .errors import UserError, need
 
 
 def cache_home() -> Path:
@@ -124,19 +124,29 @@ def write_folder(path: Path) -> Iterator[Path]:
 def lock(folder: Path, purpose: str) -> Iterator[None]:
     """Hold ``folder`` for one process; UserError when another process holds it.
 
-    The operating system drops the lock when the process ends, however it ends.
+    The operating system drops the lock when the process ends, however it ends. A folder that was made for it and
+    in which nothing came to be is removed again.
     """
     import fcntl
 
+    made, path = not folder.exists(), folder / ".lock"
     make_folder(folder)
     try:
-        file = (folder / ".lock").open("a+")
+        file = path.open("a+")
     except OSError as error:
         raise explain(error, folder) from None
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held = os.path.samestat(path.stat(), os.fstat(file.fileno()))  # else who held it has just removed it
         except OSError:
-            sentence = f"Another process is {purpose} in {folder}; wait for it to end or choose another folder."
-            raise UserError(sentence) from None
-        yield
+            held = False
+        need(held, f"Another process is {purpose} in {folder}; wait for it to end or choose another folder.")
+        try:
+            yield
+        finally:
+            if made:
+                with contextlib.suppress(OSError):
+                    if list(folder.iterdir()) == [path]:
+                        path.unlink()
+                        folder.rmdir()

@@ -76,6 +76,8 @@ def _from_union(options: Sequence[Any], raw: Any, where: str) -> Any:
     plain = [o for o in options if o is not type(None) and not dataclasses.is_dataclass(o)]
     if not plain:
         known = ", ".join(classes)
+        if isinstance(raw, str):
+            raise UserError(f'{_at(where)}there is no "{raw}"; give one of {known}.')
         raise UserError(f"{_at(where)}{json.dumps(raw)} is no table with a type; give one of {known}.")
     for option in plain:
         try:

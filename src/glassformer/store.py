@@ -59,6 +59,8 @@ def load(
 def resolve(name: str | Path) -> Path | config.Model:
     """The folder that a path, run folder or hub name leads to, or the config of a recipe."""
     text, path = str(name), Path(name).expanduser()
+    if not text:
+        raise UserError("The model's name is empty; give a model's folder, a hub name such as org/name or a recipe.")
     with contextlib.suppress(OSError):  # a text too long for a path is none
         if path.is_dir():
             return _checkpoint(path)
@@ -112,7 +114,7 @@ def _download(name: str) -> Path:
     except (hub.LocalEntryNotFoundError, ConnectionError):
         raise UserError(
             f"{name} is no folder here and not in the hub's cache, and the hub cannot be reached; "
-            f"go online once, or give a folder.{hint}"
+            f"go online once, or give a folder or a recipe.{hint}"
         ) from None
     except OSError as error:
         raise files.explain(error, Path(huggingface_hub.constants.HF_HUB_CACHE)) from None

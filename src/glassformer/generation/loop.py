@@ -168,14 +168,14 @@ def generate(
 ) -> Generation:
     """What a model says after each prompt, token by token; by default drawn from its own distribution.
 
-    ``prompt`` is a text, token ids, or a list of either (one batch, lengths as they come); ``tokenizer`` may be
-    None for ids. Each prompt gets ``samples`` continuations of at most ``max_new`` tokens (None: to the end of the
-    context), which end at a token of ``eos`` (None: the tokenizer's; () never), at a ``stop`` string or at the
-    context. ``temperature`` 0 is greedy; Sampling describes the others. The same ``seed`` gives the same tokens, and a
-    prompt gets the same ones alone as in a batch (equal prompts count as samples of one); None draws a seed from
-    torch's generator. ``bos`` as in ``prompt.read``. An encoder-decoder's encoder reads the prompt and its decoder
-    begins with ``start`` (None: the tokenizer's bos, or its pad). Raises UserError for what cannot be continued and
-    for settings that mean nothing.
+    ``prompt`` is a text, token ids, or a list of either (one batch, lengths as they come), None the beginning of a
+    text; ``tokenizer`` may be None for ids. Each prompt gets ``samples`` continuations of at most ``max_new`` tokens
+    (None: to the end of the context), which end at a token of ``eos`` (None: the tokenizer's; () never), at a ``stop``
+    string or at the context. ``temperature`` 0 is greedy; Sampling describes the others. The same ``seed`` gives the
+    same tokens, and a prompt gets the same ones alone as in a batch (equal prompts count as samples of one); None draws
+    a seed from torch's generator. ``bos`` as in ``prompt.read``. An encoder-decoder's encoder reads the prompt and its
+    decoder begins with ``start`` (None: the tokenizer's bos, or its pad). Raises UserError for what cannot be continued
+    and for settings that mean nothing.
     """
     how = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
     stops = (stop,) if isinstance(stop, str) else tuple(stop)

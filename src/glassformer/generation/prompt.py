@@ -17,22 +17,24 @@ from ..text.shards import begins
 if TYPE_CHECKING:
     from ..text.tokenizer import Tokenizer
 
-Prompt: TypeAlias = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]] | Tensor | np.ndarray[Any, Any]
+Prompt: TypeAlias = (
+    str | Sequence[str | None] | Sequence[int] | Sequence[Sequence[int]] | Tensor | np.ndarray[Any, Any] | None
+)
 
 
 def read(prompt: Prompt, tokenizer: Tokenizer | None, cfg: config.Model, bos: bool | None = None) -> list[list[int]]:
     """The prompts as lists of ids that the model can take.
 
     For a decoder, ``bos`` None puts the tokenizer's bos before a text when it has one of its own (not the same as
-    eos), and an empty prompt is bos alone (or eos: in training it closes the document before). For an
-    encoder-decoder the prompt is the source, closed by eos where there is one. Ids are taken as they are. Raises
+    eos), and None as a prompt is the beginning: bos alone (or eos: in training it closes the document before). For
+    an encoder-decoder the prompt is the source, closed by eos where there is one. Ids are taken as they are. Raises
     UserError for an empty prompt, an id out of range and a prompt longer than the context.
     """
     if isinstance(prompt, Tensor | np.ndarray):
         prompt = prompt.tolist()
     several = isinstance(prompt, Sequence) and not isinstance(prompt, str | bytes) and not _are_ids(prompt)
     source = isinstance(cfg, config.EncoderDecoder)
-    rows = [_encode(one, tokenizer, bos, source) for one in (prompt if several else [prompt])]
+    rows = [_encode(one, tokenizer, bos, source) for one in (prompt if several and prompt is not None else [prompt])]
     for ids in rows:
         check(ids, cfg.embed.vocab)
         if len(ids) > cfg.context:
@@ -46,7 +48,7 @@ def read(prompt: Prompt, tokenizer: Tokenizer | None, cfg: config.Model, bos: bo
 def check(ids: Sequence[int], vocab: int) -> None:
     """UserError unless there are ids, and each is one of the model's."""
     if not ids:
-        raise UserError("The prompt is empty and there is no bos or eos token to begin with; give at least one token.")
+        raise UserError("The prompt is empty; give some text, or leave it out to begin where the model's texts begin.")
     wrong = next((token for token in ids if not 0 <= token < vocab), None)
     if wrong is not None:
         known = f"this model knows 0 to {vocab - 1}"
@@ -54,17 +56,20 @@ def check(ids: Sequence[int], vocab: int) -> None:
 
 
 def _encode(prompt: object, tokenizer: Tokenizer | None, bos: bool | None, source: bool) -> list[int]:
+    if prompt is None and not source:
+        opening = None if tokenizer is None else tokenizer.eos if tokenizer.bos is None else tokenizer.bos
+        if opening is None:
+            raise UserError("There is no bos or eos token to begin with; give a prompt of at least one token.")
+        return [opening]
     if isinstance(prompt, str):
         if tokenizer is None:
             raise UserError("A text prompt needs a tokenizer; give one, or give the prompt as token ids.")
         first = not source and begins(tokenizer) is not None if bos is None else bos
-        ids = tokenizer.encode(prompt, bos=first, eos=source and tokenizer.eos is not None)
+        ids = tokenizer.encode(prompt, bos=first, eos=source and tokenizer.eos is not None) if prompt else []
     elif isinstance(prompt, Sequence) and _are_ids(prompt):
         ids = list(map(int, prompt))
     else:
         raise UserError("The prompt is neither a text nor token ids; give a text, a list of ids, or a list of either.")
-    if not ids and tokenizer is not None and not source:
-        ids = [token for token in (tokenizer.bos, tokenizer.eos) if token is not None][:1]
     return ids
 
 

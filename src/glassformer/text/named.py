@@ -135,7 +135,8 @@ def find(name_or_path: str | Path, field: str = "text") -> Source:
     if corpus is None:
         path = Path(name_or_path).expanduser()
         if not path.exists() and path.parent == Path():
-            hint = nearest(str(name_or_path), [*CORPORA, *(p.name for p in Path().iterdir())])
+            close = nearest(str(name_or_path), [*CORPORA, *(p.name for p in Path().iterdir())])
+            hint = close if "mean" in close else f" Named corpora: {', '.join(CORPORA)}."
             raise UserError(f'There is no file, folder or named corpus "{name_or_path}".{hint}')
         return open_path(path, field)
     if not corpus.downloads:

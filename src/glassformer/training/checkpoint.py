@@ -25,6 +25,7 @@ from ..errors import UserError
 from .loop import State
 
 STEP = re.compile(r"step-(\d{6,})")
+LEFT = re.compile(rf"\.({STEP.pattern}|last|best|(run|log|curves)\.\w+)\.(.+\.)?(part|old)")
 
 
 def save(folder: Path, state: State, tokenizer: Any = None) -> Path:
@@ -102,9 +103,9 @@ def rotate(folder: Path, keep: int) -> None:
 
 
 def tidy(folder: Path) -> None:
-    """Remove what a killed process left half-written; call it with the folder locked."""
+    """Remove what a killed process left half-written, and nothing of the user's; call it with the folder locked."""
     for path in folder.glob(".*"):
-        if path.suffix in (".part", ".old"):
+        if LEFT.fullmatch(path.name):
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 

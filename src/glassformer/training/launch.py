@@ -20,7 +20,7 @@ import torch
 
 from .. import config, files, recipes, serial, store, text
 from ..cost import Cost, available_memory, cost, gibibytes
-from ..errors import UserError
+from ..errors import UserError, nearest
 from ..nn import build_model
 from ..run import WATCHING, Data, Run, Train, model_changes
 from ..text import Shards, Tokenizer
@@ -63,7 +63,8 @@ def run(settings: Run, out: Path, resume: bool = False, *, sample: Sampler | Non
 def planned(settings: Run) -> config.Model:
     """The config of the model that a run trains, its vocabulary that of the tokenizer; no weights are made."""
     origin, tokenizer = _origin(settings, None)
-    return _fitted(settings, origin, tokenizer or _tokenizer(settings.data))
+    _fitted(settings, origin)
+    return _fitted(settings, origin, (tokenizer or _tokenizer(settings.data)).size)
 
 
 def _train(
@@ -72,9 +73,10 @@ def _train(
     how = settings.train
     device = "cuda" if torch.cuda.is_available() else "cpu"
     origin, tokenizer = _origin(settings, start)
+    _fitted(settings, origin)  # a mistake in the config is said before a tokenizer is trained
     tokenizer = tokenizer or _tokenizer(settings.data)
     shards, held_out = _shards(settings.data, tokenizer)
-    model_config = _fitted(settings, origin, tokenizer)
+    model_config = _fitted(settings, origin, tokenizer.size)
     if before:
         _same(before.get("model"), serial.to_dict(model_config), out)
     context = how.context or model_config.context
@@ -179,21 +181,21 @@ def _origin(settings: Run, start: Path | None) -> tuple[config.Model, Tokenizer 
     return made, tokenizer
 
 
-def _fitted(settings: Run, origin: config.Model, tokenizer: Tokenizer) -> config.Model:
-    """The model's config with the run's changes, the tokenizer's vocabulary and the run's context in it."""
+def _fitted(settings: Run, origin: config.Model, vocab: int | None = None) -> config.Model:
+    """The model's config with the run's changes, the tokenizer's ``vocab`` if known and the run's context in it."""
     table, how = settings.model, settings.train
     whole = "recipe" not in table and "from" not in table
     changes = {k: v for k, v in model_changes(table).items() if not whole or "." in k}
     if "recipe" in table:
         named = "embed.vocab" in changes or "vocab" in dict(changes.get("embed") or {})
-        changes = changes if named else {"embed.vocab": tokenizer.size, **changes}
+        changes = changes if named or vocab is None else {"embed.vocab": vocab, **changes}
         if how.context is not None:
             changes = {"context": how.context, **changes}
     made = serial.change(origin, changes)
     if not isinstance(made, config.Decoder):
         raise UserError(f"{type(made).__name__} models are not trained by this command yet; give a Decoder.")
-    if made.embed.vocab < tokenizer.size:
-        sentence = f"The tokenizer has {tokenizer.size} tokens, the model's embed.vocab only {made.embed.vocab}; "
+    if vocab is not None and made.embed.vocab < vocab:
+        sentence = f"The tokenizer has {vocab} tokens, the model's embed.vocab only {made.embed.vocab}; "
         raise UserError(sentence + "raise it or give data.tokenizer the model's own.")
     if (how.context or 1) > made.context:
         raise UserError(f"train.context {how.context} is more than the model's context {made.context}; lower it.")
@@ -219,8 +221,12 @@ def _model(settings: Run, made: config.Model, seed: int, device: str, fresh: boo
 def _tokenizer(data: Data) -> Tokenizer:
     """A tokenizer trained on the corpora, or the one at the path named."""
     kind = data.tokenizer or "bpe"
-    if kind not in ("char", "byte", "bpe"):
-        return text.open(Path(kind).expanduser())
+    kinds = ("char", "byte", "bpe")
+    if kind not in kinds:
+        path = Path(kind).expanduser()
+        if not path.exists():
+            raise UserError(f'data.tokenizer: "{kind}" is no file, folder or kind of tokenizer.{nearest(kind, kinds)}')
+        return text.open(path)
     note(f"Training a {kind} tokenizer.")
     texts = itertools.chain.from_iterable(text.find(name, data.field).texts() for name in data.sources())
     return text.train(kind, texts, data.vocab)

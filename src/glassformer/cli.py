@@ -53,14 +53,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UserError(f"{rest[0]} is not understood.{hint} See glassformer {given.command} --help.")
         given.rest = rest
         code: int = given.run(given) or 0
-        sys.stdout.flush()
+        if sys.stdout is not None:  # None where it was closed before we began
+            sys.stdout.flush()
         return code
     except UserError as error:
         print(f"glassformer: {error}", file=sys.stderr)
         return 2
     except OSError as error:
         if not isinstance(error, BrokenPipeError):
-            print(f"glassformer: {explain(error, Path(error.filename or '.'))}", file=sys.stderr)
+            print(f"glassformer: {explain(error, Path(error.filename or 'the output'))}", file=sys.stderr)
             return 2
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has seen enough, as with `| head`
         return 0

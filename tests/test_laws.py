@@ -11,8 +11,8 @@ import tiny
 from glassformer import config as c
 from glassformer import serial
 from glassformer.errors import UserError
-from glassformer.nn import Cache, Decoder, EncoderDecoder, Mask, Model, Tape, build, build_model, built
-from glassformer.nn.attend import eager, sdpa
+from glassformer.nn import Cache, Decoder, EncoderDecoder, Mask, Model, Tape, attend, build, build_model, built
+from glassformer.nn.attend import ENGINES, eager
 from tiny import ALL, DECODERS, tokens
 
 CLOSE = {"rtol": 0.0, "atol": 1e-5}  # of logits with a spread of several units
@@ -69,12 +69,15 @@ def test_every_config_type_is_used_by_a_family() -> None:
 
 
 @every_family
-def test_every_engine_equals_eager(name: str) -> None:
+@pytest.mark.parametrize("engine", [name for name in ENGINES if name != "eager"])
+def test_every_engine_equals_eager(name: str, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attend, "SIDE", 8)  # so that 20 tokens are several blocks
     model = tiny.model(ALL[name])
-    fused = forward(model, tokens())
-    assert fused.std() > 0.3, "weights too small for this test to see anything"
+    model.engine = engine
+    found = forward(model, tokens())
+    assert found.std() > 0.3, "weights too small for this test to see anything"
     model.engine = "eager"
-    near(fused, forward(model, tokens()))
+    near(found, forward(model, tokens()))
 
 
 @every_decoder
@@ -275,23 +278,44 @@ def test_fast_paths_are_taken_only_when_legal() -> None:
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-@pytest.mark.parametrize("queries", [1, 5, 8])
-def test_engines_agree_on_gradients(kv_heads: int, queries: int) -> None:
-    torch.manual_seed(0)
-    pos = torch.arange(8)[None]
-    mask = Mask(pos[:, 8 - queries :], pos, causal=True, plain=True)
-    shapes = ((2, 4, queries, 16), (2, kv_heads, 8, 16), (2, kv_heads, 8, 16))
+@pytest.mark.parametrize("mask", ["rest", "causal", "all", "window", "documents"])
+@pytest.mark.parametrize("engine", [name for name in ENGINES if name != "eager"])
+def test_engines_agree_on_gradients(engine: str, kv_heads: int, mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attend, "SIDE", 3)
+    pos, docs = torch.arange(8)[None], torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2], [0] * 8])
+    who = {
+        "rest": Mask(pos[:, 3:], pos, causal=True, plain=True),
+        "causal": Mask(pos, pos, causal=True, plain=True),
+        "all": Mask(pos, pos, causal=False, plain=True),
+        "window": Mask(pos, pos, causal=True, see=c.Window(3), plain=True),
+        "documents": Mask(pos, pos, causal=True, docs=(docs, docs)),
+    }[mask]
+    shapes = ((2, 4, who.q_pos.shape[1], 16), (2, kv_heads, 8, 16), (2, kv_heads, 8, 16))
     results = []
-    for engine in (eager, sdpa):
+    for one in (eager, ENGINES[engine]):
         inputs = [torch.randn(shape, generator=torch.Generator().manual_seed(i)) for i, shape in enumerate(shapes)]
         with torch.enable_grad():
             for x in inputs:
                 x.requires_grad_()
-            z = engine(*inputs, mask, None, 0.25)
+            z = one(*inputs, who, None, 0.25)
             z.square().sum().backward()
         results.append([z.detach(), *[x.grad for x in inputs]])
     for left, right in zip(*results, strict=True):
         torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-5)
+
+
+def test_training_in_bf16_on_a_cpu_takes_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = []
+    monkeypatch.setattr(attend, "blocks", lambda *given: taken.append(given) or attend.eager(*given))
+    pos = torch.arange(8)[None]
+    mask = Mask(pos, pos, causal=True, plain=True)
+    for dtype, wanted in ((torch.float32, 0), (torch.bfloat16, 1)):
+        q = torch.randn(1, 2, 8, 16, dtype=dtype, requires_grad=True)
+        attend.sdpa(q, q, q, mask, None, 0.25)
+        assert not taken
+        with torch.enable_grad():
+            attend.sdpa(q, q, q, mask, None, 0.25)
+        assert len(taken) == wanted
 
 
 def test_wrong_tokens_are_refused() -> None:

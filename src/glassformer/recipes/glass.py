@@ -6,10 +6,10 @@ from ..config import Attention, Block, Decoder, Embed, GatedMLP, Head, Init, RMS
 from .recipe import Recipe
 
 
-def glass(dim: int, depth: int, heads: int, context: int, vocab: int, lags: int = 0) -> Decoder:
+def glass(dim: int, depth: int, heads: int, context: int, vocab: int, lags: int = 1) -> Decoder:
     """Rotary, gated MLP, normalised queries and keys, norms without gains; blocks start as the identity, the head at zero.
 
-    Small vocabularies also get ``lags``: what the tokens just before say goes straight into the embedding.
+    The token before goes straight into the embedding too (``lags``), where the vocabulary is small enough for it.
     """
     norm = RMSNorm(gain=False)
     block = Block(Attention(heads, qk_norm=RMSNorm()), GatedMLP(-(-dim * 8 // 3 // 8) * 8), norm)
@@ -22,13 +22,13 @@ GLASS = Recipe(
     name="glass",
     paper="this library; after Jordan et al. 2024 (modded-nanogpt) and Huang et al. 2025 (n-gram inputs)",
     sizes={  # a training run sets the vocabulary to its tokenizer's
-        "1m": glass(128, 4, 4, 256, 256, lags=3),
+        "1m": glass(128, 4, 4, 256, 256),
         "4m": glass(192, 6, 6, 256, 4096),
         "10m": glass(320, 6, 5, 512, 4096),
         "30m": glass(512, 8, 8, 1024, 8192),
-        "160m": glass(768, 12, 12, 1024, 50_304),
-        "400m": glass(1024, 24, 16, 2048, 50_304),
-        "1b": glass(2048, 18, 16, 2048, 50_304),
+        "160m": glass(768, 12, 12, 1024, 50_304, lags=0),
+        "400m": glass(1024, 24, 16, 2048, 50_304, lags=0),
+        "1b": glass(2048, 18, 16, 2048, 50_304, lags=0),
     },
     tokenizer="train your own: characters, bytes or byte-level BPE",
 )

@@ -14,6 +14,7 @@ from glassformer.errors import UserError
 from glassformer.nn import build_model
 from glassformer.training import Batch, Causal, Optimizer, Plan, State, factor, make_plan, objective, train
 from glassformer.training.objective import cross_entropy, gradients, split
+from glassformer.training.precision import Half
 
 PLAIN = Plan()
 
@@ -57,56 +58,83 @@ def names_and_grads(model):
 # ------------------------------------------------------------------------------------ objective
 
 
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_cross_entropy_in_pieces_equals_torchs(tied, smoothing):
-    torch.manual_seed(0)
-    model = build_model(tiny(tied), seed=1).double()
-    hidden = torch.randn(37, 16, dtype=torch.float64, requires_grad=True)
-    targets = torch.randint(50, (37,))
+def test_cross_entropy_in_pieces_equals_torchs(bias, softcap, smoothing, monkeypatch):
+    monkeypatch.setattr(objective, "NEAR", 50 * 2)  # several passes a piece
+    draw = torch.Generator().manual_seed(0)
+    shapes = [(37, 16), (50, 16)] + [(50,)] * bias
+    given = [torch.randn(shape, generator=draw, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    targets = torch.randint(50, (37,), generator=draw)
     targets[[0, 7, 8, 36]] = -1
-    shared = [*model.head.parameters(), *model.embed.parameters()]
-    head = lambda part: model.head(part, model.embed)  # noqa: E731
-    plain = F.cross_entropy(head(hidden), targets, ignore_index=-1, reduction="sum", label_smoothing=smoothing)
-    (plain * 3).backward()
-    wanted = [hidden.grad, *(p.grad for p in shared)]
-    hidden.grad = None
-    model.zero_grad()
-    pieces = cross_entropy(hidden, targets, head, shared, 50, smoothing, limit=50 * 5)
-    (pieces * 3).backward()
-    torch.testing.assert_close(pieces, plain)
-    for found, right in zip([hidden.grad, *(p.grad for p in shared)], wanted, strict=True):
-        assert (found is None) == (right is None)
-        if right is not None:
-            torch.testing.assert_close(found, right)
+    logits = F.linear(*given)
+    logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
+    plain = F.cross_entropy(logits, targets, ignore_index=-1, reduction="sum", label_smoothing=smoothing)
+    wanted = torch.autograd.grad(plain * 3, given)
+    for limit in (50 * 5, None):
+        hidden, table, *rest = given
+        pieces = cross_entropy(hidden, targets, table, rest[0] if rest else None, softcap, smoothing, limit)
+        torch.testing.assert_close(pieces, plain)
+        torch.testing.assert_close(torch.autograd.grad(pieces * 3, given), wanted)
 
 
-def test_pieces_never_hold_more_logits_than_the_limit():
-    model = build_model(tiny(), seed=1)
-    seen = []
+def test_a_certain_model_has_its_exact_loss_and_a_broken_one_none():
+    table, targets = torch.eye(4), torch.tensor([0, 1, 2])
+    for size in (50.0, 200.0):  # the target's share underflows in fp32
+        hidden = torch.tensor([[size, 0, 0, 0], [size, 0, 0, 0], [0, 0, 0, size]])
+        assert float(cross_entropy(hidden, targets, table)) == pytest.approx(2 * size)
+    assert math.isnan(float(cross_entropy(hidden * math.nan, targets, table)))
+    assert float(cross_entropy(hidden * math.nan, torch.full((3,), -1), table)) == 0.0
 
-    def head(part):
-        seen.append(len(part))
-        return model.head(part, model.embed)
 
-    hidden = torch.randn(37, 16, requires_grad=True)
-    cross_entropy(hidden, torch.zeros(37, dtype=torch.long), head, [model.embed.token.weight], 50, limit=500).backward()
-    assert seen == [10, 10, 10, 7]
+def test_pieces_never_hold_more_logits_than_the_limit(monkeypatch):
+    seen, linear = [], F.linear
+    monkeypatch.setattr(objective.F, "linear", lambda *given: seen.append(len(given[0])) or linear(*given))
+    hidden, table = torch.randn(37, 16, requires_grad=True), torch.randn(50, 16)
+    cross_entropy(hidden, torch.zeros(37, dtype=torch.long), table, limit=500).backward()
+    assert seen == [10, 10, 10, 7] and table.grad is None
     with torch.no_grad():
-        total = cross_entropy(hidden, torch.zeros(37, dtype=torch.long), head, [], 50, limit=500)
-    assert not total.requires_grad
+        assert not cross_entropy(hidden, torch.zeros(37, dtype=torch.long), table, limit=500).requires_grad
 
 
-def test_pieces_under_bf16_autocast(monkeypatch):
+# ------------------------------------------------------------------------------------------ bf16
+
+
+def in_bf16(model, batch, pieces=1):
+    half = Half(model.train())
+    half.follow()
+    found = gradients(half.model, batch, Causal(), pieces)
+    return found, names_and_grads(model)
+
+
+def test_bf16_gives_the_gradients_of_fp32_in_fp32():
     model, batch = build_model(tiny(), seed=1), next(Random())
-    gradients(model, batch, Causal(), 1, torch.bfloat16)
-    once = names_and_grads(model)
+    (_, loss, count), found = in_bf16(model, batch)
     model.zero_grad()
-    monkeypatch.setattr(objective, "ONE_SHOT", 50 * 7)
-    monkeypatch.setattr(cross_entropy, "__defaults__", (0.0, 50 * 7))
-    gradients(model, batch, Causal(), 1, torch.bfloat16)
-    for name, found in names_and_grads(model).items():
-        torch.testing.assert_close(found, once[name], rtol=0.05, atol=0.02 * float(once[name].abs().max()))
+    _, right, counted = gradients(model, batch, Causal(), 1)
+    assert count == counted and loss == pytest.approx(right, rel=0.01)
+    for name, grad in names_and_grads(model).items():
+        assert found[name].dtype is torch.float32
+        torch.testing.assert_close(found[name], grad, rtol=0.1, atol=0.03 * float(grad.abs().max()))
+
+
+def test_bf16_gradients_add_up_over_pieces_in_fp32():
+    model, batch = build_model(tiny(), seed=1), next(Random())
+    _, together = in_bf16(model, batch, 4)
+    alone = []
+    for piece in split(batch, 4):
+        model.zero_grad()
+        alone.append(in_bf16(model, piece)[1])
+    for name, found in together.items():
+        torch.testing.assert_close(found, sum(grads[name] for grads in alone), rtol=1e-6, atol=1e-7)
+
+
+def test_under_autocast_the_loss_is_bf16s():
+    model, batch = build_model(tiny(), seed=1), next(Random())
+    plain = Causal().loss(model, batch).mean
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert Causal().loss(model, batch).mean == pytest.approx(plain, rel=0.01)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -117,7 +145,7 @@ def test_accumulated_gradients_equal_the_full_batchs_whatever_the_padding(dtype,
     found = []
     for count in (1, pieces):
         model = build_model(tiny(), seed=1).to(dtype)
-        total, loss, targets = gradients(model, batch, Causal(), count, torch.float32)
+        total, loss, targets = gradients(model, batch, Causal(), count)
         found.append((total, loss, targets, names_and_grads(model)))
     assert found[0][2] == found[1][2] == 36
     assert found[0][1] == pytest.approx(found[1][1], rel=1e-6)
@@ -341,16 +369,17 @@ def test_bf16_trains_too():
     assert losses[-1] < 0.5 * losses[0] and all(p.dtype is torch.float32 for p in model.parameters())
 
 
-def test_a_state_goes_on_where_it_was():
+@pytest.mark.parametrize("plan", [PLAIN, Plan(dtype="bfloat16")], ids=lambda plan: plan.dtype)
+def test_a_state_goes_on_where_it_was(plan):
     settings = run.Train(steps=6, batch=4)
     whole = build_model(tiny(), seed=1)
-    list(train(whole, Random(), settings=settings, plan=PLAIN))
+    list(train(whole, Random(), settings=settings, plan=plan))
     model, batches = build_model(tiny(), seed=1), Random()
     state = State(model, Optimizer(model, settings.optimizer), batches)
-    for step in train(model, batches, settings=settings, state=state, plan=PLAIN):
+    for step in train(model, batches, settings=settings, state=state, plan=plan):
         if step.index == 3:
             break
-    assert [s.index for s in train(model, batches, settings=settings, state=state, plan=PLAIN)] == [4, 5, 6]
+    assert [s.index for s in train(model, batches, settings=settings, state=state, plan=plan)] == [4, 5, 6]
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), model.parameters(), strict=True))
 
 

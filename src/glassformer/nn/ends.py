@@ -73,13 +73,18 @@ class Head(Part):
 
     def forward(self, hidden: Tensor, embed: Embed) -> Tensor:
         """hidden (..., C) -> logits (..., V)."""
-        if self.transform is not None and self.act is not None:
-            hidden = self.act(self.transform(hidden))
-        hidden = self.norm(hidden)
-        if self.scale != 1.0:
-            hidden = hidden * self.scale
-        weight = embed.token.weight if self.proj.weight is None else self.proj.weight
-        logits = F.linear(hidden, weight, self.proj.bias)
+        logits = F.linear(self.prepare(hidden), self.table(embed), self.proj.bias)
         if self.softcap is not None:
             logits = self.softcap * torch.tanh(logits / self.softcap)
         return logits
+
+    def prepare(self, hidden: Tensor) -> Tensor:
+        """What the table is applied to, (..., C)."""
+        if self.transform is not None and self.act is not None:
+            hidden = self.act(self.transform(hidden))
+        hidden = self.norm(hidden)
+        return hidden * self.scale if self.scale != 1.0 else hidden
+
+    def table(self, embed: Embed) -> Tensor:
+        """A vector for each token of the vocabulary, (V, C): the head's own, or the embedding's when tied."""
+        return embed.token.weight if self.proj.weight is None else self.proj.weight

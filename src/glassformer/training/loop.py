@@ -21,6 +21,7 @@ from ..errors import UserError
 from ..nn import Model
 from .objective import Causal, Objective, gradients
 from .optimizer import Optimizer
+from .precision import Half
 from .probe import Plan, make_plan
 from .schedule import factor
 
@@ -96,15 +97,19 @@ def train(
         plan = make_plan(model, first, objective, settings)
     if state.step == 0:
         seed(settings.seed)
-    engine: Any = torch.compile(model, dynamic=False) if plan.compile else model
-    dtype = getattr(torch, plan.dtype)
+    half = Half(model) if plan.dtype == "bfloat16" else None
+    runner: Any = model if half is None else half.model
+    if plan.compile:
+        runner = torch.compile(runner, dynamic=False)
     base = max(group["base"] for group in state.optimizer.groups())
     while state.step < settings.steps:
         begun = time.perf_counter()
         if not model.training:
             model.train()
+        if half is not None:
+            half.follow()
         batch, first = first or next(batches), None
-        total, loss, count = gradients(engine, batch, objective, settings.accumulate, dtype)
+        total, loss, count = gradients(runner, batch, objective, settings.accumulate)
         grads = [p.grad for p in state.optimizer.parameters.values() if p.grad is not None]
         norm = float(torch.nn.utils.get_total_norm(grads)) / max(1, count)
         rate = factor(settings.schedule, state.step + 1, settings.steps)

@@ -6,23 +6,25 @@ B batch, T tokens, N counted rows (B * T), C model dim, V vocabulary
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 if TYPE_CHECKING:
     from .data import Batch
 
 
-ONE_SHOT = 1 << 22
-"""Logits up to this many (16 MiB in fp32) are made at once; beyond, in pieces of this size.
+ONE_SHOT = 1 << 26
+"""Logits up to this many (128 MiB in bf16) are held at once; beyond, in pieces of this size.
 
 Smaller pieces pay for adding up the table's gradient more often, bigger ones only take memory.
 """
+
+NEAR = 1 << 18
+"""Logits that one pass of the softmax works on in fp32: a megabyte stays in a core's own cache."""
 
 
 @dataclass
@@ -62,30 +64,21 @@ class Causal:
     def loss(self, model: Any, batch: Batch) -> Loss:
         """The loss of a batch; its gradients reach every parameter of ``model``."""
         output = model(batch.tokens, pos=batch.pos, docs=batch.docs, logits="none")
-        hidden, targets = output.hidden.flatten(0, -2), batch.targets.flatten()  # (N, C), (N,)
-        shared = [*model.head.parameters(), *model.embed.parameters()]
-        total = cross_entropy(
-            hidden,
-            targets,
-            lambda part: model.head(part, model.embed),
-            shared,
-            model.config.embed.vocab,
-            self.label_smoothing,
-        )
+        head, targets = model.head, batch.targets.flatten()
+        hidden = head.prepare(output.hidden).flatten(0, -2)  # (N, C)
+        table = head.table(model.embed)  # (V, C)
+        total = cross_entropy(hidden, targets, table, head.proj.bias, head.softcap, self.label_smoothing)
         aux = sum(output.aux.values()) if output.aux else None
         return Loss(total, int((targets >= 0).sum()), aux)
 
 
-def gradients(
-    model: Any, batch: Batch, objective: Objective, pieces: int, dtype: torch.dtype
-) -> tuple[float, float, int]:
+def gradients(model: Any, batch: Batch, objective: Objective, pieces: int) -> tuple[float, float, int]:
     """Leave the gradients of the batch's summed loss in ``.grad``; (total with aux, loss, count), all sums."""
     device = next(model.parameters()).device
     totals, losses, count = [], [], 0
     for piece in split(batch, pieces):
-        with torch.autocast(device.type, torch.bfloat16, enabled=dtype == torch.bfloat16):
-            loss = objective.loss(model, piece.to(device))
-            total = loss.total
+        loss = objective.loss(model, piece.to(device))
+        total = loss.total
         total.backward()  # type: ignore[no-untyped-call]
         totals.append(total.detach())
         losses.append(loss.sum.detach())
@@ -107,70 +100,93 @@ def split(batch: Batch, pieces: int) -> list[Batch]:
 def cross_entropy(
     hidden: Tensor,
     targets: Tensor,
-    head: Callable[[Tensor], Tensor],
-    parameters: Sequence[nn.Parameter],
-    vocab: int,
+    table: Tensor,
+    bias: Tensor | None = None,
+    softcap: float | None = None,
     smoothing: float = 0.0,
-    limit: int = ONE_SHOT,
+    limit: int | None = None,
 ) -> Tensor:
-    """The summed cross-entropy of head(hidden) against targets; no more than ``limit`` logits exist at once.
+    """The summed cross-entropy of the logits hidden table^T + bias, capped, against targets; in fp32 at least.
 
-    hidden (N, C), targets (N,) with -1 not counted; ``parameters`` are those that ``head`` may use.
+    hidden (N, C), table (V, C), targets (N,) with -1 not counted. No more than ``limit`` logits exist at once.
     """
-    rows = max(1, limit // vocab)
-    if len(hidden) <= rows:
-        return _once(head(hidden), targets, smoothing)
-    wanted = [parameter for parameter in parameters if parameter.requires_grad]
-    total: Tensor = _Pieces.apply(hidden, targets, head, smoothing, rows, *wanted)  # type: ignore[no-untyped-call]
+    if torch.is_autocast_enabled(hidden.device.type):
+        dtype = torch.get_autocast_dtype(hidden.device.type)
+        hidden, table, bias = hidden.to(dtype), table.to(dtype), None if bias is None else bias.to(dtype)
+    rows = max(1, (limit or ONE_SHOT) // len(table))
+    total: Tensor = _HeadLoss.apply(hidden, table, bias, targets, softcap, smoothing, rows)  # type: ignore[no-untyped-call]
     return total
 
 
-def _once(logits: Tensor, targets: Tensor, smoothing: float) -> Tensor:
-    precise = logits if logits.dtype == torch.float64 else logits.float()
-    return F.cross_entropy(precise, targets, ignore_index=-1, reduction="sum", label_smoothing=smoothing)
-
-
-class _Pieces(torch.autograd.Function):
-    """Cross-entropy piece by piece, gradients made on the way forward while each piece's logits are at hand."""
+class _HeadLoss(torch.autograd.Function):
+    """Head and loss in one: the logits turn into their own gradient in place, and never exist in fp32 as a whole."""
 
     @staticmethod
     def forward(
         ctx: Any,
         hidden: Tensor,
+        table: Tensor,
+        bias: Tensor | None,
         targets: Tensor,
-        head: Callable[[Tensor], Tensor],
+        softcap: float | None,
         smoothing: float,
         rows: int,
-        *parameters: Tensor,
     ) -> Tensor:
-        # Any input that asks for a gradient means that a backward may come.
-        train = any(ctx.needs_input_grad)
-        total = hidden.new_zeros((), dtype=torch.promote_types(hidden.dtype, torch.float32))
+        train = any(ctx.needs_input_grad)  # then a backward may come
+        total = hidden.new_zeros((), dtype=_wide(hidden))
         to_hidden = torch.empty_like(hidden) if train else None
-        to_parameters: list[Tensor | None] = [None] * len(parameters)
+        to_table: Tensor | None = None
+        to_bias = torch.zeros_like(bias, dtype=_wide(hidden)) if train and bias is not None else None
         for start in range(0, len(hidden), rows):
-            part = hidden[start : start + rows].detach()
-            if to_hidden is None:
-                total += _once(head(part), targets[start : start + rows], smoothing)
-                continue
-            with torch.enable_grad():
-                part.requires_grad_()
-                loss = _once(head(part), targets[start : start + rows], smoothing)
-                found = torch.autograd.grad(loss, (part, *parameters), allow_unused=True)
-            total += loss.detach()
-            to_hidden[start : start + rows] = found[0]
-            for i, grad in enumerate(found[1:]):
-                if grad is not None:
-                    so_far = to_parameters[i]
-                    to_parameters[i] = grad if so_far is None else so_far.add_(grad)
-        ctx.used = [grad is not None for grad in to_parameters]
-        ctx.save_for_backward(to_hidden, *(grad for grad in to_parameters if grad is not None))
+            part = hidden[start : start + rows]
+            slope = F.linear(part, table, bias)  # (rows, V): logits now, their gradient after the next line
+            total += _to_slope(slope, targets[start : start + rows], softcap, smoothing, train)
+            if to_hidden is not None:
+                torch.mm(slope, table, out=to_hidden[start : start + rows])
+            if ctx.needs_input_grad[1]:
+                found = torch.mm(slope.mT, part)
+                whole = len(hidden) <= rows
+                to_table = found if whole else found.to(total.dtype) if to_table is None else to_table.add_(found)
+            if to_bias is not None:
+                to_bias += slope.sum(0, dtype=to_bias.dtype)
+        ctx.save_for_backward(to_hidden, to_table, to_bias)
+        ctx.dtype = hidden.dtype
         return total
 
     @staticmethod
     def backward(ctx: Any, scale: Tensor) -> Any:
-        to_hidden, *rest = ctx.saved_tensors
-        same = scale.device.type == "cpu" and float(scale) == 1.0  # the usual case: spare a pass over the vocabulary
-        scaled = iter(rest if same else [grad * scale for grad in rest])
-        to_parameters = [next(scaled) if used else None for used in ctx.used]
-        return (to_hidden if same else to_hidden * scale, None, None, None, None, *to_parameters)
+        found: tuple[Tensor | None, ...] = ctx.saved_tensors
+        if scale.device.type != "cpu" or float(scale) != 1.0:  # usually it is 1: spare a pass over the vocabulary
+            found = tuple(None if grad is None else grad * scale for grad in found)
+        to_hidden, to_table, to_bias = (None if grad is None else grad.to(ctx.dtype) for grad in found)
+        return to_hidden, to_table, to_bias, None, None, None, None
+
+
+def _to_slope(logits: Tensor, targets: Tensor, softcap: float | None, smoothing: float, train: bool) -> Tensor:
+    """The summed loss of logits (rows, V); they are overwritten with its gradient to them when ``train``."""
+    total = logits.new_zeros((), dtype=_wide(logits))
+    vocab = logits.shape[1]
+    near = max(1, NEAR // vocab) if logits.device.type == "cpu" else len(logits)
+    for block, aims in zip(torch.split(logits, near), torch.split(targets, near), strict=True):
+        scores = block.to(total.dtype)
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        share, aim = scores.softmax(-1), aims.clamp(min=0)[:, None]
+        # log of the softmax's denominator, from the largest share: it is at least 1 / V, so its logarithm is exact
+        denominator = scores.amax(-1) - share.amax(-1).log()
+        loss = denominator - (1 - smoothing) * scores.gather(1, aim)[:, 0]
+        if smoothing:
+            loss -= smoothing * scores.mean(-1)
+        total += loss.masked_fill(aims < 0, 0.0).sum()
+        if train:
+            share.scatter_add_(1, aim, share.new_full(aim.shape, smoothing - 1))
+            if smoothing:
+                share -= smoothing / vocab
+            if softcap is not None:
+                share *= 1 - (scores / softcap).square()
+            block.copy_(share.masked_fill_((aims < 0)[:, None], 0.0))
+    return total
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections.abc import Callable
@@ -12,13 +13,17 @@ import torch
 from torch import nn
 
 from .. import run
-from .objective import Objective, gradients
+from .objective import Objective, gradients, split
+from .precision import Half
 
 if TYPE_CHECKING:
     from .data import Batch
 
 COMPILE_AFTER = 20 * 60
 """Seconds of expected training from which compiling pays: it costs up to a minute, and saves a tenth of a step."""
+
+TRIAL = 2e11
+"""FLOPs of a trial step at most: a second or two on a small machine, so that training begins at once."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,7 @@ def make_plan(model: nn.Module, batch: Batch, objective: Objective, settings: ru
     tried = ["float32", "bfloat16"] if fast and settings.dtype == "auto" else [settings.dtype]
     tried = ["float32"] if tried == ["auto"] else tried
     seconds = {name: _step_seconds(model, batch, objective, settings, name) for name in tried}
-    # Small models spend their steps on calls, not on arithmetic: there bf16's conversions cost more than they save.
+    # Small models spend their steps on calls, not on arithmetic: there bf16 gains nothing.
     dtype = "bfloat16" if seconds.get("bfloat16", 1e9) < 0.9 * seconds.get("float32", 1e9) else tried[0]
     facts = [f"{name} {_say(seconds[name])} a step" for name in tried]
     expected = seconds[dtype] * settings.steps
@@ -67,16 +72,19 @@ def _say(seconds: float) -> str:
 
 
 def _step_seconds(model: nn.Module, batch: Batch, objective: Objective, settings: run.Train, dtype: str) -> float:
-    """The time of forward and backward; the weights, gradients and random state are left as they were."""
-    training = model.training
+    """The time of forward and backward, from as many rows as ``TRIAL`` pays for; the model is left as it was."""
+    tokens, training = batch.tokens.numel(), model.training
+    work = 6 * sum(p.numel() for p in model.parameters()) * tokens  # FLOPs of a step, roughly
+    rows = len(batch.tokens)
+    part = split(batch, min(rows, max(settings.accumulate, math.ceil(work / TRIAL))))[0]
     model.train()
+    half = Half(model) if dtype == "bfloat16" else None
+    runner = model if half is None else half.model
     with torch.random.fork_rng():
-        best = _fastest(
-            lambda: gradients(model, batch, objective, settings.accumulate, getattr(torch, dtype)), patience=2.0
-        )
+        best = _fastest(lambda: gradients(runner, part, objective, 1), patience=0.5)
     model.zero_grad(set_to_none=True)
     model.train(training)
-    return best
+    return best * rows / len(part.tokens)
 
 
 def _fastest(work: Callable[[], Any], patience: float, times: int = 3) -> float:

@@ -1,0 +1,46 @@
+"""A model's copy in bf16: forward and backward run through it, the weights and their gradients stay in fp32."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Half:
+    """``model`` in bf16, beside the fp32 masters it was made of (mixed precision, Micikevicius et al. 2018).
+
+    Autocast rounds every weight anew for each product; here each is rounded once a step. Backward leaves nothing on
+    the copy: each gradient is added, in fp32, to its master's as soon as it is whole.
+    """
+
+    def __init__(self, masters: nn.Module) -> None:
+        self.of = masters
+        pairs = {id(p): (p, nn.Parameter(p.detach().bfloat16(), p.requires_grad)) for p in masters.parameters()}
+        memo: dict[int, Any] = {key: half for key, (_, half) in pairs.items()}
+        self.model: Any = copy.deepcopy(masters, memo)
+        self.masters, self.halves = (list(side) for side in zip(*pairs.values(), strict=True))
+        for master, half in pairs.values():
+            if half.requires_grad:
+                half.register_post_accumulate_grad_hook(_deliver_to(master))  # type: ignore[no-untyped-call]
+
+    @torch.no_grad()
+    def follow(self) -> None:
+        """Take the masters' weights, and whether they train."""
+        torch._foreach_copy_(self.halves, self.masters)
+        if self.model.training != self.of.training:
+            self.model.train(self.of.training)
+
+
+def _deliver_to(master: Tensor) -> Any:
+    def deliver(half: Tensor) -> None:
+        grad, half.grad = half.grad, None
+        assert grad is not None
+        if master.grad is None:
+            master.grad = grad.to(master.dtype)
+        else:
+            master.grad.add_(grad)
+
+    return deliver

@@ -580,3 +580,27 @@ def test_ctrl_c_while_training_saves_and_says_how_to_go_on(home):
     assert lines[-1] == "glassformer train run.toml --steps 1000000 --save-every 0 --out out --resume"
     assert "Traceback" not in notes.decode()
     assert main(["generate", "out", "1 and", "--max-new", "2"]) == 0
+
+
+# --------------------------------------------------------------------- what was read otherwise than meant
+
+
+def test_a_mark_between_documents_is_said_and_read_when_asked(home, capsys):
+    (home / "marked.txt").write_text("1 and 2 make 3.\n<|endoftext|>\n3 and 4 make 7.\n")
+    assert main(["data", "marked.txt", "--json"]) == 0
+    result, notes = capsys.readouterr()
+    assert json.loads(result)["documents"] == 1
+    assert 'give "<|endoftext|>" as separator' in notes
+    for separator in ("<|endoftext|>", "\\n<|endoftext|>\\n"):
+        assert main(["data", "marked.txt", "--separator", separator, "--json"]) == 0
+        result, notes = capsys.readouterr()
+        assert (json.loads(result)["documents"], notes) == (2, "")
+    assert main(["eval", "model", "--data", "marked.txt", "--separator", "<|endoftext|>", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["bytes"] == 30
+
+
+def test_json_is_numbers(capsys):
+    assert main(["cost", "llama/3-8b", "--json"]) == 0
+    price = json.loads(capsys.readouterr().out)
+    assert price["parameters"] == sum(price["parts"].values()) == 8_030_261_248
+    assert price["cache_bytes_per_token"]["bf16"] == 128 * 1024

@@ -192,3 +192,15 @@ def test_importing_text_is_light() -> None:
     use = "import sys, glassformer.text as t; t.Tokenizer, t.open, t.train; "
     code = use + "print({'torch', 'tokenizers'} & {*sys.modules})"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
+
+
+def test_transformers_begins_a_text_as_we_do(shared_data: Path, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    for folder in ("stories260K", "tok-llama2", "tok-llama3", "tok-gpt2"):
+        tokenizer = text.open(shared_data / folder)
+        tokenizer.save(tmp_path / folder)
+        theirs = AutoTokenizer.from_pretrained(tmp_path / folder)
+        ours = tokenizer.encode("Once upon a time", bos=tokenizer.bos != tokenizer.eos)
+        assert theirs("Once upon a time").input_ids == ours
+        assert text.open(tmp_path / folder).fingerprint == tokenizer.fingerprint

@@ -8,7 +8,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -116,6 +116,9 @@ def parser() -> Parser:
     one.add_argument("model", metavar="MODEL", help=MODEL)
     one.add_argument("--data", required=True, metavar="FILE", help="a file, a folder or a named corpus")
     one.add_argument("--field", default="text", metavar="NAME", help="the text field of JSONL (text)")
+    one.add_argument(
+        "--separator", type=unescaped, metavar="TEXT", help="what parts a plain file's documents (nothing)"
+    )
     one.add_argument("--context", type=int, metavar="N", help="tokens a window holds (the model's context)")
     one.add_argument("--stride", type=int, metavar="N", help="how far windows move on (half of the context)")
     one.add_argument("--batch", type=int, default=8, metavar="N", help="windows at once (8)")
@@ -139,6 +142,9 @@ def parser() -> Parser:
     one = command("data", data, "A corpus: what it holds and where it lies.")
     one.add_argument("name", nargs="?", metavar="NAME", help="a named corpus, a file or a folder; none lists the names")
     one.add_argument("--field", default="text", metavar="NAME", help="the text field of JSONL (text)")
+    one.add_argument(
+        "--separator", type=unescaped, metavar="TEXT", help="what parts a plain file's documents (nothing)"
+    )
     one.add_argument("--json", action="store_true", help="as JSON")
 
     one = command("convert", convert, "Save a model in another layout: Hugging Face's or our own.")
@@ -240,11 +246,15 @@ def evaluate(given: argparse.Namespace) -> None:
     """``glassformer eval``."""
     from . import evaluation, store, text
 
-    source = text.find(given.data, given.field)
+    source = text.find(given.data, given.field, given.separator)
+    for line in source.notes:
+        note(line)
     model, tokenizer = store.load(given.model)
     if tokenizer is None:
         raise UserError(f"{given.model} has no tokenizer, so text cannot be read; load a folder that has one.")
-    score = evaluation.score(model, tokenizer, source, context=given.context, stride=given.stride, batch=given.batch)
+    score = evaluation.score(
+        model, tokenizer, source, context=given.context, stride=given.stride, batch=given.batch, progress=counting()
+    )
     if given.json:
         emit(score.to_dict())
     else:
@@ -318,7 +328,7 @@ def cost(given: argparse.Namespace) -> None:
         config = store.read_config(found).config if isinstance(found, Path) else found
     price = costs.cost(config, batch, context)
     if given.json:
-        emit(dict(price.table()))
+        emit(price.to_dict())
     else:
         width = max(len(name) for name, _ in price.table())
         print("\n".join(f"{name:{width}}  {value:>20}" for name, value in price.table()))
@@ -336,7 +346,7 @@ def data(given: argparse.Namespace) -> None:
         else:
             rows(*((c.name, f"{c.what} ({c.licence}, {c.origin})") for c in corpora))
         return
-    source = text.find(given.name, given.field)
+    source = text.find(given.name, given.field, given.separator)
     for line in source.notes:
         note(line)
     found = source.summary()
@@ -366,6 +376,18 @@ def rows(*pairs: tuple[str, str]) -> None:
     """Names and values, one pair a line."""
     for name, value in pairs:
         print(f"{name:14} {value}")
+
+
+def counting() -> Callable[[int], None] | None:
+    """A count of tokens that runs in the terminal; None where standard error is no terminal."""
+    if not sys.stderr.isatty():
+        return None
+    return lambda done: print(f"\r{done:,} tokens", end="\r", file=sys.stderr, flush=True)
+
+
+def unescaped(text: str) -> str:
+    """A text in which \\n is a new line."""
+    return text.replace("\\n", "\n")
 
 
 def note(line: str) -> None:

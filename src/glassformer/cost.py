@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -169,6 +170,21 @@ class Cost:
         return self.weights(dtype) + self.cache("fp32" if dtype == "fp32" else "bf16")
 
     # ------------------------------------------------------------------------------- words
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything in numbers, as JSON holds it; memory in bytes."""
+        return {
+            "parameters": self.total,
+            "active": self.active,
+            "parts": self.parameters,
+            "batch": self.batch,
+            "context": self.context,
+            "training_flops_per_token": self.training_flops,
+            "train_bytes": {dtype: self.train(dtype) for dtype in ("fp32", "bf16")},
+            "weights_bytes": {dtype: self.weights(dtype) for dtype in BYTES},
+            "cache_bytes_per_token": {dtype: self.cache_per_token(dtype) for dtype in ("fp32", "bf16")},
+            "cache_bytes": {dtype: self.cache(dtype) for dtype in ("fp32", "bf16")},
+        }
 
     def table(self) -> list[tuple[str, str]]:
         """Everything as (what, how much), ready to print."""

@@ -22,6 +22,7 @@ from .. import files
 from ..errors import UserError, nearest
 
 PIECE = 1 << 16  # characters of a piece: long enough to tokenise well, short enough to share out
+MARK = "<|endoftext|>"  # between the documents of many published corpora
 _HEAD = 8192  # bytes that tell whether a file of a folder is text
 _LINE_BORDER = re.compile(r"\S\n(?=\S)")
 _WORD_BORDER = re.compile(r"\S(?= \S)")
@@ -139,22 +140,32 @@ class Source:
         return Summary(self.name, self.path, len(self.parts), documents, size, self.origin, self.licence)
 
 
-def open_path(path: Path, field: str = "text") -> Source:
+def open_path(path: Path, field: str = "text", separator: str | None = None) -> Source:
     """The corpus at a path: a file, or every text file below a folder in sorted order.
 
+    In files that are not JSONL a document ends at each ``separator``; without one the file is a single document.
     Raises UserError when nothing is there, the file is empty or binary, or the folder has no text.
     """
     if path.is_dir():
-        return _open_folder(path, field)
+        return _open_folder(path, field, separator)
     if not path.is_file():
         beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         raise UserError(f"{path} does not exist; give a file, a folder or a named corpus.{nearest(path.name, beside)}")
     if path.stat().st_size == 0:
         raise UserError(f"{path} is empty; give a file with some text.")
-    return Source(path.name, path, (_part(path, field),))
+    part = _part(path, field, separator)
+    return Source(path.name, path, (part,), () if part.field or separator else _unasked(path))
 
 
-def _open_folder(folder: Path, field: str) -> Source:
+def _unasked(path: Path) -> tuple[str, ...]:
+    """A note on a file that seems to part its documents by a mark, which nobody asked to be read as one."""
+    with contextlib.suppress(OSError), path.open("rb") as raw:
+        if MARK.encode() in raw.read(PIECE):
+            return (f'{path.name} is read as one document; give "{MARK}" as separator to part it there.',)
+    return ()
+
+
+def _open_folder(folder: Path, field: str, separator: str | None) -> Source:
     parts, notes = [], []
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         inside = path.relative_to(folder)
@@ -165,15 +176,15 @@ def _open_folder(folder: Path, field: str) -> Source:
         elif not _looks_like_text(path):
             notes.append(f"{inside} left out: not readable as UTF-8 text")
         else:
-            parts.append(_part(path, field))
+            parts.append(_part(path, field, separator))
     if not parts:
         raise UserError(f"{folder} holds no text file; give a folder with UTF-8 text in it.")
     return Source(folder.resolve().name, folder, tuple(parts), tuple(notes))
 
 
-def _part(path: Path, field: str) -> Part:
+def _part(path: Path, field: str, separator: str | None) -> Part:
     plain = path.with_suffix("") if path.suffix == ".gz" else path
-    return Part(path, field=field if plain.suffix in (".jsonl", ".ndjson") else None)
+    return Part(path, field=field) if plain.suffix in (".jsonl", ".ndjson") else Part(path, separator or None)
 
 
 def _looks_like_text(path: Path) -> bool:

@@ -125,9 +125,10 @@ def corpora() -> list[Corpus]:
     return list(CORPORA.values())
 
 
-def find(name_or_path: str | Path, field: str = "text") -> Source:
+def find(name_or_path: str | Path, field: str = "text", separator: str | None = None) -> Source:
     """The corpus of that name, or the one at that path: a file, a folder, JSONL (whose text is in ``field``).
 
+    A plain file is one document, or several between ``separator``s.
     A named corpus goes before a file of the same name (write ./names for the file). Raises UserError when
     there is neither, and when a download fails or is not the expected file.
     """
@@ -138,7 +139,7 @@ def find(name_or_path: str | Path, field: str = "text") -> Source:
             close = nearest(str(name_or_path), [*CORPORA, *(p.name for p in Path().iterdir())])
             hint = close if "mean" in close else f" Named corpora: {', '.join(CORPORA)}."
             raise UserError(f'There is no file, folder or named corpus "{name_or_path}".{hint}')
-        return open_path(path, field)
+        return open_path(path, field, separator)
     if not corpus.downloads:
         parts: tuple[Part, ...] = (Part(_python_docs(), field="text"),)
     else:

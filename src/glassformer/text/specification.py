@@ -147,6 +147,15 @@ def without_specials(spec: Spec, special: Iterable[str]) -> Spec | None:
     return {**spec, "added_tokens": added, "model": model, "post_processor": None}
 
 
+def opened_by(name: str, id: int) -> Spec:
+    """A post-processor that puts one token before a text, and before each of a pair."""
+    token = {"SpecialToken": {"id": name, "type_id": 0}}
+    first, second = ({"Sequence": {"id": text, "type_id": kind}} for kind, text in enumerate("AB"))
+    known = {name: {"id": name, "ids": [id], "tokens": [name]}}
+    pair = [token, first, token, second]
+    return {"type": "TemplateProcessing", "single": [token, first], "pair": pair, "special_tokens": known}
+
+
 def _check_charsmaps(normalizer: Any) -> None:
     """ValueError for a damaged table of character replacements, on which the library would panic."""
     for step in normalizer.get("normalizers") or [normalizer] if isinstance(normalizer, dict) else []:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import files
 from ..errors import UserError
-from .specification import USUAL, Roles, Spec, canonical, load, reason, roles_of, without_specials
+from .specification import USUAL, Roles, Spec, canonical, load, opened_by, reason, roles_of, without_specials
 from .stream import Stream, reader
 
 if TYPE_CHECKING:
@@ -189,7 +189,8 @@ class Tokenizer:
     @functools.cached_property
     def fingerprint(self) -> str:
         """The SHA-256 of everything that decides ids, as hexadecimal text: equal after a round trip through files."""
-        whole = json.dumps([self._spec, self.roles], sort_keys=True, separators=(",", ":"))
+        spec = {**self._spec, "post_processor": None}  # nothing is added around a text here
+        whole = json.dumps([spec, self.roles], sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(whole.encode()).hexdigest()
 
     def to_json(self) -> str:
@@ -210,9 +211,15 @@ class Tokenizer:
         return cls(spec, roles or (stored if isinstance(stored, dict) else None), source)
 
     def save(self, folder: str | Path) -> None:
-        """Write tokenizer.json and tokenizer_config.json into a folder, as `transformers` opens them."""
+        """Write tokenizer.json and tokenizer_config.json into a folder, as `transformers` opens them.
+
+        There too a text then begins with bos, if it does here.
+        """
         folder = Path(folder)
         parts = {f"{part}_token": name for part, name in self.roles.items()}
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **parts}
-        files.write(folder / "tokenizer.json", json.dumps(self._spec, ensure_ascii=False))
+        spec = self._spec
+        if not spec.get("post_processor") and self.bos != self.eos and self.bos is not None:
+            spec = {**spec, "post_processor": opened_by(str(self.roles["bos"]), self.bos)}
+        files.write(folder / "tokenizer.json", json.dumps(spec, ensure_ascii=False))
         files.write(folder / "tokenizer_config.json", json.dumps(settings, indent=1, ensure_ascii=False) + "\n")

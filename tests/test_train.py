@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import platform
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -290,7 +293,7 @@ def test_a_step_says_what_happened():
     steps = list(train(build_model(tiny(), seed=1), Random(), settings=run.Train(steps=3, batch=4), plan=PLAIN))
     assert [step.index for step in steps] == [1, 2, 3] and [step.last for step in steps] == [False, False, True]
     assert all(step.tokens == 36 and step.norm > 0 and step.seconds > 0 for step in steps)
-    assert steps[2].rate == pytest.approx(0.1 * run.AdamW().rate)
+    assert steps[0].rate == run.Muon().rate and steps[2].rate == pytest.approx(run.Muon().rate / 3)
     assert steps[-1].state.tokens == 108
 
 
@@ -395,3 +398,25 @@ def test_compiled_training_equals_eager():
 def test_adamw_is_fused_over_two_groups():
     groups = list(Optimizer(build_model(tiny()), run.AdamW()).groups())
     assert len(groups) == 2 and all(group["fused"] for group in groups)
+
+
+FAULTS = """
+import resource, torch
+from glassformer.training.memory import keep_freed_memory
+if {kept}:
+    assert keep_freed_memory()
+for index in range(40):
+    if index == 8:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(1 << 20)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's allocator only")
+def test_freed_memory_is_kept_for_the_next_step():
+    def faults(kept):
+        command = [sys.executable, "-c", FAULTS.format(kept=kept)]
+        return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+    assert faults(True) < 0.1 * faults(False)

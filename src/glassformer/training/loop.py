@@ -19,6 +19,7 @@ from torch import Tensor
 from .. import run
 from ..errors import UserError
 from ..nn import Model
+from .memory import keep_freed_memory
 from .objective import Causal, Objective, gradients
 from .optimizer import Optimizer
 from .precision import Half
@@ -91,6 +92,8 @@ def train(
     settings = settings or run.Train()
     objective = objective or Causal(settings.label_smoothing)
     state = state or State(model, Optimizer(model, settings.optimizer), batches)
+    if next(model.parameters()).device.type == "cpu":
+        keep_freed_memory()
     first = None
     if plan is None:
         first = next(batches)

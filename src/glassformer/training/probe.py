@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from .. import run
+from .memory import keep_freed_memory
 from .objective import Objective, gradients, split
 from .precision import Half
 
@@ -43,6 +44,8 @@ class Plan:
 def make_plan(model: nn.Module, batch: Batch, objective: Objective, settings: run.Train) -> Plan:
     """Decide number format and compiling for a run, timing a step or two of ``batch``; the model is left as it was."""
     device = next(model.parameters()).device
+    if device.type == "cpu":
+        keep_freed_memory()
     peaks = {name: matmul_peak(getattr(torch, name), device) for name in ("float32", "bfloat16")}
     fast = peaks["bfloat16"] > 1.5 * peaks["float32"]
     tried = ["float32", "bfloat16"] if fast and settings.dtype == "auto" else [settings.dtype]

@@ -48,12 +48,12 @@ def test_the_command_line_reaches_train_data_and_model(tmp_path):
         "steps": "500",
         "decoder.depth": "8",
         "data.tokenizer": "char",
-        "optimizer.rate": "0.01",
+        "optimizer.rate": "0.02",
         "train.clip": "none",
         "schedule": "Constant",
     }
     found = run.read(write(tmp_path, "[train]\nsteps = 7\n"), wanted)
-    assert found.train.steps == 500 and found.train.optimizer == run.AdamW(rate=0.01) and found.train.clip is None
+    assert found.train.steps == 500 and found.train.optimizer == run.Muon(rate=0.02) and found.train.clip is None
     assert found.train.schedule == run.Constant() and found.data.tokenizer == "char"
     assert found.model == {"recipe": "glass/1m", "decoder.depth": "8"}
 
@@ -129,3 +129,9 @@ def test_a_file_that_is_missing_or_broken(tmp_path):
         run.read(write(tmp_path, "[train\n"))
     with pytest.raises(UserError, match=r'"trian".*"train"'):
         run.read(write(tmp_path, "[trian]\nsteps = 1\n"))
+
+
+def test_going_on_from_a_checkpoint_is_gentle_unless_told_otherwise() -> None:
+    assert run.read(None, {}).train.optimizer == run.Muon()
+    assert run.read(None, {"from": "somewhere"}).train.optimizer == run.GENTLE
+    assert run.read(None, {"from": "somewhere", "optimizer.rate": "0.5"}).train.optimizer == run.AdamW(rate=0.5)

@@ -64,12 +64,12 @@ class Muon:
     ``paths`` (fnmatch) names the matrices; what is not two-dimensional stays with ``rest``.
     """
 
-    rate: float = 2e-3
-    momentum: float = 0.95
+    rate: float = 1e-2
+    momentum: float = 0.9
     decay: float = 0.1
     paths: tuple[str, ...] = ("*.blocks.*",)
     groups: tuple[Group, ...] = ()
-    rest: AdamW = AdamW()
+    rest: AdamW = AdamW(rate=1e-2)
 
     def __post_init__(self) -> None:
         _check_rate("Muon", self.rate, self.decay)
@@ -99,10 +99,10 @@ class Cosine:
 
 @dataclass(frozen=True)
 class WarmupStableDecay:
-    """Linear ``warmup``, the full rate, then linear ``decay`` to ``floor``: steps, or below 1 shares of the run."""
+    """Linear ``warmup``, the full rate, then linear ``decay`` towards ``floor``: steps, or below 1 shares of the run."""
 
-    warmup: float = 0.05
-    decay: float = 0.2
+    warmup: float = 0.02
+    decay: float = 0.6
     floor: float = 0.0
 
 
@@ -164,8 +164,8 @@ class Train:
     batch: int = 16
     accumulate: int = 1
     context: int | None = None
-    optimizer: Optimizer = AdamW()
-    schedule: Schedule = Cosine()
+    optimizer: Optimizer = Muon()
+    schedule: Schedule = WarmupStableDecay()
     clip: float | None = 1.0
     label_smoothing: float = 0.0
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -195,6 +195,10 @@ class Train:
 
 WATCHING = ("evaluate_every", "evaluate_batches", "save_every", "keep", "sample_every", "tensorboard")
 """Fields of Train that change what is seen and kept, never the weights: a resumed run may change them."""
+
+
+GENTLE = AdamW(rate=1e-4)
+"""What goes on from a checkpoint unless the run says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -235,6 +239,8 @@ def read(path: Path | str | None = None, overrides: Mapping[str, Any] | None = N
         else:
             known = (*_names(Train), *(f"data.{key}" for key in _names(Data)), *_MODEL)
             raise UserError(f'There is no setting "{name}".{nearest(name, known)}')
+    if "from" in model and "optimizer" not in table.get("train", {}):
+        train = dataclasses.replace(train, optimizer=GENTLE)  # what was learned is to be kept
     return Run(model, serial.change(data, changes["data"], "data"), serial.change(train, changes["train"], "train"))
 
 

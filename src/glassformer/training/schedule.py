@@ -26,7 +26,9 @@ def factor(schedule: Schedule, step: int, steps: int) -> float:
             return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
         case WarmupStableDecay(decay=decay, floor=floor):
             decaying = _steps(decay, steps)
-            left = min(1.0, max(0, steps - step) / decaying) if decaying else 1.0
+            left = (
+                min(1.0, (max(0, steps - step) + 1) / (decaying + 1)) if decaying else 1.0
+            )  # no step is without effect
             return floor + (1 - floor) * left
     raise TypeError(schedule)
 

@@ -19,7 +19,7 @@ from .. import config
 from ..errors import UserError
 from ..nn import EncoderDecoder, Model
 from .prompt import Prompt, check, read
-from .reading import Reading
+from .reading import MANY, Reading
 from .sample import Sampling, choose, log_probability
 from .writer import Writer
 
@@ -215,6 +215,8 @@ def _steps(
     longest = max(limits.room(row) for row in rows)
     uniform = None if how.greedy else _uniform(rows, seed, longest).to(logits.device)
     seen = None if how.repetition_penalty == 1 else _seen(rows, logits)
+    if longest * len(rows) >= MANY:
+        reading.settle()
     for index in range(longest):
         tokens, found = _choose(logits, uniform[:, index] if uniform is not None else None, seen, how, known)
         stay = []

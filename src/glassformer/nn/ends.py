@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from .. import config
 from .build import build, builds
 from .feedforward import ACTIVATIONS
 from .flow import Flow, Part
 from .linear import linear
+from .packed import product
 
 
 @builds(config.Embed)
@@ -73,7 +73,7 @@ class Head(Part):
 
     def forward(self, hidden: Tensor, embed: Embed) -> Tensor:
         """hidden (..., C) -> logits (..., V)."""
-        logits = F.linear(self.prepare(hidden), self.table(embed), self.proj.bias)
+        logits = product(self.prepare(hidden), self.table(embed), self.proj.bias)
         if self.softcap is not None:
             logits = self.softcap * torch.tanh(logits / self.softcap)
         return logits

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from torch import nn
 
+from .packed import Linear
+
 
 def linear(inputs: int, outputs: int, bias: bool) -> nn.Linear:
     """A dense layer y = x W^T (+ b); its weight is (outputs, inputs)."""
-    return nn.Linear(inputs, outputs, bias=bias)
+    return Linear(inputs, outputs, bias=bias)

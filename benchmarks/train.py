@@ -1,0 +1,231 @@
+"""Seconds a training step, time to the first one and peak memory beside nanoGPT's, on the same batches of real text.
+
+    python benchmarks/train.py [--nanogpt FOLDER] [--shape 124m | 10m] [--rounds 5] [--threads 2] [--curves STEPS]
+
+124m is GPT-2's shape (batch 4 x 256, its vocabulary padded as nanoGPT pads it), 10m nanoGPT's character model
+(6 layers, 384 wide, batch 64 x 256); AdamW and clipping at 1 in both. Every contender is a process of its own that
+stays up; they take turns, a few steps each, so that all meet the same weather. Ours picks its number format itself,
+as `glassformer train` does. --curves compares our bf16's losses with our fp32's over so many steps instead.
+Exit 1 when ours is not ahead of nanoGPT's best by 1.5 times, or holds more memory than its leanest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA = Path(os.environ.get("GLASSFORMER_DATA", ROOT.parent / "shared" / "data"))
+SHAPES = {  # layers, heads, width, vocabulary, context, batch, steps a turn
+    "124m": (12, 12, 768, 50304, 256, 4, 1),
+    "10m": (6, 6, 384, 65, 256, 64, 1),
+    "small": (4, 4, 128, 65, 64, 12, 50),
+}
+RATE, BETAS, DECAY, CLIP = 6e-4, (0.9, 0.95), 0.1, 1.0
+
+
+def rows(path: str, shape: str) -> Iterator[Any]:
+    """(tokens, targets) of one step after another, the same for everyone."""
+    import torch
+
+    *_, context, batch, _ = SHAPES[shape]
+    ids, draw = np.fromfile(path, np.uint16).astype(np.int64), np.random.default_rng(0)
+    while True:
+        starts = draw.integers(len(ids) - context - 1, size=batch)
+        piece = torch.from_numpy(np.stack([ids[s : s + context + 1] for s in starts]))
+        yield piece[:, :-1].contiguous(), piece[:, 1:].contiguous()
+
+
+def ours(shape: str, batches: Iterator[Any], dtype: str) -> Iterator[float]:
+    """Our training loop; ``dtype`` "auto" leaves the choice to it."""
+    from glassformer import config, run
+    from glassformer.nn import build_model
+    from glassformer.training import Batch, Causal, make_plan, train
+
+    depth, heads, dim, vocab, context, batch, _ = SHAPES[shape]
+    norm = config.LayerNorm(bias=False)
+    block = config.Block(config.Attention(heads), config.MLP(4 * dim, "gelu"), norm)
+    stack = config.Stack(depth, (block,), config.Learned(context), last_norm=norm)
+    model = build_model(config.Decoder(dim, context, config.Embed(vocab), stack), seed=0)
+    adamw = run.AdamW(RATE, BETAS, decay=DECAY)
+    settings = run.Train(10**9, batch, optimizer=adamw, schedule=run.Constant(), clip=CLIP, dtype=dtype, compile="no")
+    feed = (Batch(*pair) for pair in batches)
+    plan = make_plan(model, next(feed), Causal(), settings)
+    print(json.dumps({"said": plan.why}), flush=True)
+    return (step.loss for step in train(model, feed, settings=settings, plan=plan))
+
+
+def nanogpt(shape: str, batches: Iterator[Any], kind: str, folder: Path) -> Iterator[float]:
+    """nanoGPT's model and optimizer in the loop of its train.py, without what it logs and evaluates."""
+    import torch
+
+    sys.path.insert(0, str(folder))
+    from model import GPT, GPTConfig
+
+    depth, heads, dim, vocab, context, _, _ = SHAPES[shape]
+    sys.stdout = sys.stderr  # it prints
+    torch.manual_seed(0)
+    plain = GPT(GPTConfig(context, vocab, depth, heads, dim, dropout=0.0, bias=False))
+    optimizer = plain.configure_optimizers(DECAY, RATE, BETAS, "cpu")
+    sys.stdout = sys.__stdout__
+    model = torch.compile(plain) if kind.endswith("compiled") else plain
+    next(batches)
+    for tokens, targets in batches:
+        with torch.autocast("cpu", torch.bfloat16, enabled=kind.startswith("bf16")):
+            loss = model(tokens, targets)[1]
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(plain.parameters(), CLIP)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        yield loss.item()
+
+
+def worker(given: argparse.Namespace) -> None:
+    """One contender: reads how many steps to do, writes what they took; the first line is the time since its start."""
+    import torch
+
+    torch.set_num_threads(given.threads)
+    who, _, kind = given.worker.partition(" ")
+    batches = rows(given.ids, given.shape)
+    steps = ours(given.shape, batches, kind) if who == "ours" else nanogpt(given.shape, batches, kind, given.nanogpt)
+    next(steps)
+    print(json.dumps({"first": time.time() - given.begun}), flush=True)
+    for line in sys.stdin:
+        seconds, losses = [], []
+        for _ in range(int(line)):
+            begun = time.perf_counter()
+            losses.append(next(steps))
+            seconds.append(time.perf_counter() - begun)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        print(json.dumps({"seconds": seconds, "losses": losses, "peak": peak}), flush=True)
+
+
+class Contender:
+    """A worker process and what it has said so far."""
+
+    def __init__(self, name: str, given: argparse.Namespace, ids: str) -> None:
+        command = [sys.executable, __file__, "--worker", name, "--shape", given.shape, "--ids", ids]
+        command += ["--threads", str(given.threads), "--begun", str(time.time())]
+        command += ["--nanogpt", str(given.nanogpt)] if given.nanogpt else []
+        environment = {**os.environ, "OMP_NUM_THREADS": str(given.threads)}
+        self.process = subprocess.Popen(
+            command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        self.name, self.seconds, self.losses, self.peak = name, [], [], 0.0
+        answer = self.answer()
+        if "said" in answer:
+            print(f"  {name}: {answer['said']}", flush=True)
+            answer = self.answer()
+        self.first: float = answer["first"]
+        print(f"  {name}: first step after {self.first:.1f} s", flush=True)
+
+    def answer(self) -> dict[str, Any]:
+        """The next line it writes."""
+        line = self.process.stdout.readline() if self.process.stdout else ""
+        if not line:
+            raise SystemExit(f"{self.name} failed.")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def turn(self, steps: int, counts: bool = True) -> None:
+        """Let it do some steps."""
+        assert self.process.stdin
+        print(steps, file=self.process.stdin, flush=True)
+        answer = self.answer()
+        self.losses += answer["losses"]
+        self.peak = answer["peak"]
+        if counts:
+            self.seconds += answer["seconds"]
+
+
+def prepare(shape: str, folder: str) -> str:
+    """A file of 16-bit ids: Shakespeare in GPT-2's tokens, or in characters."""
+    from glassformer import text
+
+    os.environ.setdefault("GLASSFORMER_DATA", str(DATA))
+    words = text.find("shakespeare").path.read_text()
+    if SHAPES[shape][3] == 65:
+        ids = np.unique(np.array(list(words)), return_inverse=True)[1]
+    else:
+        ids = np.array(text.open(DATA / "tok-gpt2").encode(words))
+    path = Path(folder) / "ids.bin"
+    ids.astype(np.uint16).tofile(path)
+    return str(path)
+
+
+def curves(given: argparse.Namespace, ids: str) -> int:
+    """Our bf16 and our fp32 from the same start on the same batches: two curves within each other's noise."""
+    low, full = (Contender(f"ours {dtype}", given, ids) for dtype in ("bfloat16", "float32"))
+    for contender in (low, full):
+        contender.turn(given.curves)
+    apart = [a - b for a, b in zip(low.losses, full.losses, strict=True)]
+    for index in range(0, given.curves, max(1, given.curves // 10)):
+        print(f"  step {index + 2:4d}  bf16 {low.losses[index]:.4f}  fp32 {full.losses[index]:.4f}")
+    jumps = [abs(a - b) for a, b in zip(full.losses[1:], full.losses[:-1], strict=True)]
+    mean, noise = statistics.mean(apart), statistics.median(jumps)
+    print(f"bf16 less fp32: mean {mean:+.4f}, at most {max(map(abs, apart)):.4f}; ", end="")
+    print(f"fp32 moves {noise:.4f} from one step to the next (median)")
+    return 0 if abs(mean) < 0.1 * noise else 1
+
+
+def compare(given: argparse.Namespace, ids: str) -> int:
+    """Turns, medians, ratios."""
+    tokens = SHAPES[given.shape][4] * SHAPES[given.shape][5]
+    names = ["ours auto"]
+    if given.nanogpt:
+        names += ["nanoGPT fp32", "nanoGPT bf16", "nanoGPT bf16 compiled"]
+    contenders = [Contender(name, given, ids) for name in names]
+    for turn in range(given.rounds + 1):
+        for contender in contenders:
+            contender.turn(SHAPES[given.shape][6], counts=turn > 0)
+    mine, *theirs = contenders
+    print(f"\n{'':24}{'s/step':>9}{'range':>18}{'tokens/s':>10}{'first step':>12}{'peak MB':>9}{'ours faster':>13}")
+    for one in contenders:
+        median = statistics.median(one.seconds)
+        ratio = f"{statistics.median(a / b for a, b in zip(one.seconds, mine.seconds, strict=True)):.2f}"
+        around = f"{min(one.seconds):.3f} - {max(one.seconds):.3f}"
+        start = f"{one.first:.1f} s"
+        print(f"{one.name:24}{median:9.3f}{around:>18}{tokens / median:10.0f}{start:>12}{one.peak:9.0f}{ratio:>13}")
+    if not theirs:
+        return 0
+    best = min(theirs, key=lambda one: statistics.median(one.seconds))
+    ahead = statistics.median(a / b for a, b in zip(best.seconds, mine.seconds, strict=True))
+    lean = min(one.peak for one in theirs)
+    print(f"\nnanoGPT's best is {best.name}: ours is {ahead:.2f} times faster, ", end="")
+    print(f"with {mine.peak / lean:.2f} of the memory of its leanest")
+    return 0 if ahead >= 1.5 and mine.peak < lean else 1
+
+
+def main() -> int:
+    """Parse, prepare, measure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nanogpt", type=Path, help="a checkout of nanoGPT")
+    parser.add_argument("--shape", choices=SHAPES, default="124m")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each (5)")
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--curves", type=int, default=0, help="compare bf16 with fp32 over so many steps")
+    for hidden, kind in (("--worker", str), ("--ids", str), ("--begun", float)):
+        parser.add_argument(hidden, type=kind, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.worker:
+        worker(given)
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        ids = prepare(given.shape, folder)
+        return curves(given, ids) if given.curves else compare(given, ids)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,5 +1,7 @@
 """The run file: reading, overrides, and what it says to a mistake."""
 
+from dataclasses import replace
+
 import pytest
 
 from glassformer import config, run, serial
@@ -19,7 +21,7 @@ def small():
 
 def test_two_lines_are_a_run(tmp_path):
     found = run.read(write(tmp_path, '[model]\nrecipe = "glass/1m"\n[data]\ntrain = "python-docs"\n'))
-    assert found == run.Run() and found.train.steps == 1000
+    assert found == run.Run(train=run.Train(optimizer=run.LIVELY)) and found.train.steps == 1000
 
 
 def test_tables_of_every_kind(tmp_path):
@@ -53,7 +55,11 @@ def test_the_command_line_reaches_train_data_and_model(tmp_path):
         "schedule": "Constant",
     }
     found = run.read(write(tmp_path, "[train]\nsteps = 7\n"), wanted)
-    assert found.train.steps == 500 and found.train.optimizer == run.Muon(rate=0.02) and found.train.clip is None
+    assert (
+        found.train.steps == 500
+        and found.train.optimizer == replace(run.LIVELY, rate=0.02)
+        and found.train.clip is None
+    )
     assert found.train.schedule == run.Constant() and found.data.tokenizer == "char"
     assert found.model == {"recipe": "glass/1m", "decoder.depth": "8"}
 
@@ -132,6 +138,7 @@ def test_a_file_that_is_missing_or_broken(tmp_path):
 
 
 def test_going_on_from_a_checkpoint_is_gentle_unless_told_otherwise() -> None:
-    assert run.read(None, {}).train.optimizer == run.Muon()
+    assert run.read(None, {}).train.optimizer == run.LIVELY
+    assert run.read(None, {"recipe": "gpt2/124m"}).train.optimizer == run.Muon()
     assert run.read(None, {"from": "somewhere"}).train.optimizer == run.GENTLE
     assert run.read(None, {"from": "somewhere", "optimizer.rate": "0.5"}).train.optimizer == run.AdamW(rate=0.5)

@@ -64,12 +64,12 @@ class Muon:
     ``paths`` (fnmatch) names the matrices; what is not two-dimensional stays with ``rest``.
     """
 
-    rate: float = 1e-2
+    rate: float = 3e-3
     momentum: float = 0.9
     decay: float = 0.1
     paths: tuple[str, ...] = ("*.blocks.*",)
     groups: tuple[Group, ...] = ()
-    rest: AdamW = AdamW(rate=1e-2)
+    rest: AdamW = AdamW(rate=3e-3)
 
     def __post_init__(self) -> None:
         _check_rate("Muon", self.rate, self.decay)
@@ -99,7 +99,7 @@ class Cosine:
 
 @dataclass(frozen=True)
 class WarmupStableDecay:
-    """Linear ``warmup``, the full rate, then linear ``decay`` towards ``floor``: steps, or below 1 shares of the run."""
+    """Linear ``warmup``, the full rate, then linear ``decay`` towards ``floor``: steps, or below 1 shares."""
 
     warmup: float = 0.02
     decay: float = 0.6
@@ -198,7 +198,9 @@ WATCHING = ("evaluate_every", "evaluate_batches", "save_every", "keep", "sample_
 
 
 GENTLE = AdamW(rate=1e-4)
-"""What goes on from a checkpoint unless the run says otherwise."""
+"""What goes on from a checkpoint unless the run says otherwise: what was learned is to be kept."""
+LIVELY = Muon(rate=1e-2, rest=AdamW(rate=2e-2))
+"""What trains a glass recipe, whose embeddings start at unit size; measured at 1 to 2 million parameters."""
 
 
 @dataclass(frozen=True)
@@ -239,9 +241,15 @@ def read(path: Path | str | None = None, overrides: Mapping[str, Any] | None = N
         else:
             known = (*_names(Train), *(f"data.{key}" for key in _names(Data)), *_MODEL)
             raise UserError(f'There is no setting "{name}".{nearest(name, known)}')
-    if "from" in model and "optimizer" not in table.get("train", {}):
-        train = dataclasses.replace(train, optimizer=GENTLE)  # what was learned is to be kept
+    if "optimizer" not in table.get("train", {}):
+        train = dataclasses.replace(train, optimizer=_usual(model))
     return Run(model, serial.change(data, changes["data"], "data"), serial.change(train, changes["train"], "train"))
+
+
+def _usual(model: Mapping[str, Any]) -> Optimizer:
+    if "from" in model:
+        return GENTLE
+    return LIVELY if str(model.get("recipe")).startswith("glass/") else Train().optimizer
 
 
 def _names(kind: type) -> list[str]:

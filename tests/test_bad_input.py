@@ -495,8 +495,13 @@ def test_a_full_disk_while_converting(home, refused, monkeypatch):
 # ------------------------------------------------------------------------------ real processes
 
 
+def minds_ctrl_c() -> None:
+    """A shell's background job is born deaf to Ctrl-C, and so are its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def process(*arguments: str, **rest: object) -> subprocess.Popen[bytes]:
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | rest
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "preexec_fn": minds_ctrl_c} | rest
     return subprocess.Popen([*COMMAND, *arguments], **pipes)  # type: ignore[call-overload, no-any-return]
 
 
@@ -554,7 +559,7 @@ def test_ctrl_c(home):
     (home / "long.txt").write_text((home / "corpus.txt").read_text() * 3000)
     going = process("train", "run.toml", "--data.train", "long.txt", "--out", "out")
     code, result, notes = interrupt(going, "Training a ")
-    assert (code, result) == (130, b"")
+    assert (code, result) == (130, b""), notes
     assert notes.decode().splitlines()[-1] == "glassformer: stopped."
     assert b"Traceback" not in notes
     assert not (home / "out").exists()
@@ -563,7 +568,7 @@ def test_ctrl_c(home):
     going.stdin.write(b"1 and " * 50_000)  # more than a pipe holds: whoever takes it is reading
     going.send_signal(signal.SIGINT)
     result, notes = going.communicate(timeout=60)
-    assert (going.returncode, result) == (130, b"")
+    assert (going.returncode, result) == (130, b""), notes
     assert notes.decode().strip() == "glassformer: stopped."
 
 
@@ -576,7 +581,7 @@ def test_ctrl_c_while_training_saves_and_says_how_to_go_on(home):
     going.send_signal(signal.SIGINT)
     result, notes = going.communicate(timeout=60)
     lines = [line.strip() for line in notes.decode().splitlines()]
-    assert (going.returncode, result) == (130, b"")
+    assert (going.returncode, result) == (130, b""), notes
     assert lines[-1] == "glassformer train run.toml --steps 1000000 --save-every 0 --out out --resume"
     assert "Traceback" not in notes.decode()
     assert main(["generate", "out", "1 and", "--max-new", "2"]) == 0

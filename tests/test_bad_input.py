@@ -245,7 +245,7 @@ def test_run_files(home, refused, content, said):
         (["run.toml", "--dim", "100000000"], "are free; lower train.batch"),
         (["run.toml", "--decoder.depth", "1000000"], "The config describes 1,000,000 blocks"),
         (["run.toml", "--context", "99"], "train.context 99 is more than the model's context 16"),
-        (["run.toml", "--optimizer.rate", "-1"], "AdamW.rate is -1.0; give a learning rate above 0"),
+        (["run.toml", "--optimizer.rate", "-1"], "rate is -1.0; give a learning rate above 0"),
         (["run.toml", "--data.tokenizer", "bpee"], 'no file, folder or kind of tokenizer. Did you mean "bpe"?'),
         (["run.toml", "--data.train", "corpsu.txt"], 'Did you mean "corpus.txt"?'),
         (["run.toml", "--from", "./nowhere"], "There is no folder ./nowhere"),

@@ -1,0 +1,238 @@
+"""Generation on a CPU beside transformers: the same saved model in both, alternating; medians, spread and ratio.
+
+    python benchmarks/generate.py [--rows 6 7 8 9 12] [--repeats 3] [--tokens 256] [--threads 2] [--folder FOLDER]
+
+Rows are those of the order: 6 one prompt with GPT-2's 124M shape in fp32 and bf16, 7 a Llama of 1.1 B parameters in
+bf16, 8 its prefill, 9 a batch of 32 prompts, 12 the cost of looking. Weights are random: they take the same time as
+trained ones. Times are whole calls, the prompt included, after one call to warm up (in which our weights are packed).
+The greedy tokens of both are compared. FOLDER keeps the models for the next time. Exit 1 when a row is not met.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+ROWS = (6, 7, 8, 9, 12)
+PROMPT = 128
+
+
+@dataclass
+class Contest:
+    """Two ways to do the same work, and how far the first must be ahead (below 1: how little it may lag)."""
+
+    name: str
+    ours: Callable[[], object]
+    theirs: Callable[[], object]
+    work: int  # tokens a call
+    aim: float
+
+    def run(self, repeats: int) -> bool:
+        """Alternate, print a line, tell whether the aim was met."""
+        same = agreement(self.ours(), self.theirs())
+        times: tuple[list[float], list[float]] = ([], [])
+        for turn in range(repeats):
+            order = (0, 1) if turn % 2 == 0 else (1, 0)
+            for who in order:
+                start = time.perf_counter()
+                (self.ours, self.theirs)[who]()
+                times[who].append(time.perf_counter() - start)
+        ratio = statistics.median(b / a for a, b in zip(*times, strict=True))
+        met = ratio >= self.aim
+        both = " | ".join(spread(self.work, seconds) for seconds in times)
+        print(f"| {self.name} | {both} | {ratio:.2f} | {self.aim:g} | {'yes' if met else 'NO'} |{same}", flush=True)
+        return met
+
+
+def spread(work: int, seconds: list[float]) -> str:
+    """Median tokens a second, and the slowest and fastest."""
+    return f"{work / statistics.median(seconds):.1f} ({work / max(seconds):.1f} to {work / min(seconds):.1f})"
+
+
+def agreement(ours: object, theirs: object) -> str:
+    """How many of the greedy tokens are the same from the start, where both gave tokens."""
+    if not isinstance(ours, list) or not isinstance(theirs, list):
+        return ""
+    both = list(zip(chain(*ours), chain(*theirs), strict=True))
+    same = next((place for place, (a, b) in enumerate(both) if a != b), len(both))
+    return f" the first {same} of {len(both)} greedy tokens agree"
+
+
+def shape(name: str) -> Any:
+    """The config of a model by its name here."""
+    from glassformer.recipes import gpt2, llama
+
+    return gpt2.gpt2(768, 12, 12) if name == "gpt2" else llama.llama2(2048, 22, 32, 4, 5632)
+
+
+def saved(name: str, dtype: Any, folder: Path) -> Path:
+    """A folder with a random model of that shape, in the layout that both can read."""
+    import glassformer
+    from glassformer.nn import build_model
+
+    target = folder / f"{name}-{str(dtype).removeprefix('torch.')}"
+    if not (target / "config.json").exists():
+        glassformer.save(build_model(shape(name), seed=0).to(dtype), target, layout="hf")
+    return target
+
+
+def pair(name: str, dtype: Any, folder: Path) -> tuple[Any, Any]:
+    """The same saved model, ours and theirs."""
+    import transformers
+
+    import glassformer
+
+    source = saved(name, dtype, folder)
+    ours, _ = glassformer.load(source)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=dtype).eval()
+    return ours.eval(), theirs
+
+
+def we(model: Any, prompts: list[list[int]], new: int) -> Callable[[], list[list[int]]]:
+    """Our greedy continuation."""
+    import glassformer
+
+    return lambda: glassformer.generate(model, None, prompts, max_new=new, temperature=0, eos=()).run().tokens
+
+
+def they(model: Any, prompts: list[list[int]], new: int) -> Callable[[], list[list[int]]]:
+    """Transformers' greedy continuation."""
+    import torch
+
+    ids = torch.tensor(prompts)
+    how = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    return lambda: model.generate(ids, max_new_tokens=new, **how)[:, ids.shape[1] :].tolist()
+
+
+def prompts(count: int, length: int, vocab: int = 32000) -> list[list[int]]:
+    """Random prompts, always the same ones."""
+    import torch
+
+    return torch.randint(vocab, (count, length), generator=torch.Generator().manual_seed(0)).tolist()
+
+
+def contests(rows: set[int], tokens: int, folder: Path) -> Iterator[Contest]:
+    """The rows that were asked for; one pair of models is held at a time."""
+    import torch
+
+    if 6 in rows:
+        for dtype in (torch.float32, torch.bfloat16):
+            ours, theirs = pair("gpt2", dtype, folder)
+            text = prompts(1, PROMPT)
+            name = f"6: 124M {str(dtype)[6:]}, {tokens} tokens after {PROMPT}"
+            yield Contest(name, we(ours, text, tokens), they(theirs, text, tokens), tokens, 2.5)
+    if rows & {7, 8, 9}:
+        ours, theirs = pair("llama", torch.bfloat16, folder)
+        if 7 in rows:
+            text, name = prompts(1, PROMPT), f"7: 1.1 B bf16, {tokens} tokens after {PROMPT}"
+            yield Contest(name, we(ours, text, tokens), they(theirs, text, tokens), tokens, 1.5)
+        if 8 in rows:
+            we(ours, prompts(1, PROMPT), 32)()  # packs, as any earlier answer of the model has
+            for length in (128, 1024):
+                text = prompts(1, length)
+                yield Contest(f"8: 1.1 B prefill of {length}", we(ours, text, 1), they(theirs, text, 1), length, 1.4)
+        if 9 in rows:
+            new = max(2, tokens // 8)
+            text, name = prompts(32, PROMPT), f"9: 1.1 B, 32 prompts of {PROMPT}, {new} tokens each"
+            yield Contest(name, we(ours, text, new), they(theirs, text, new), 32 * new, 1.4)
+    if 12 in rows:
+        yield from looking(tokens // 4, folder)
+
+
+@contextmanager
+def blind() -> Iterator[None]:
+    """Our library as if it had no tape at all."""
+    from glassformer.nn import Flow
+
+    names = ("look", "watches", "changes")
+    kept = [getattr(Flow, name) for name in names]
+    Flow.look = lambda flow, part, name, x: x  # type: ignore[method-assign]
+    Flow.watches = Flow.changes = lambda flow, part, *names: False  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for name, method in zip(names, kept, strict=True):
+            setattr(Flow, name, method)
+
+
+def looking(tokens: int, folder: Path) -> Iterator[Contest]:
+    """A generated token, and a training step, with the tape off and with every pattern recorded."""
+    import torch
+
+    import glassformer
+    from glassformer.nn import Cache, Tape
+    from glassformer.nn.packed import pack, packed
+
+    model, _ = glassformer.load(saved("gpt2", torch.float32, folder))
+    prompt, text = torch.tensor(prompts(1, PROMPT)), torch.tensor(prompts(2, 256))
+    pack(model.eval(), None)
+
+    def decode(patterns: tuple[str, ...]) -> list[list[int]]:
+        cache, told = Cache(model), []
+        with torch.no_grad(), packed():
+            logits = model(prompt, cache=cache, logits="last").logits
+            for _ in range(tokens):
+                told.append(int(logits.argmax()))
+                tape = Tape(*patterns) if patterns else None
+                logits = model(torch.tensor([told[-1:]]), cache=cache, logits="last", tape=tape).logits
+        return [told]
+
+    def train(patterns: tuple[str, ...]) -> None:
+        model.zero_grad()
+        tape = Tape(*patterns) if patterns else None
+        logits = model(text, tape=tape).logits
+        torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), text[:, 1:].flatten()).backward()
+
+    def blindly(call: Callable[[tuple[str, ...]], object]) -> Callable[[], object]:
+        def run() -> object:
+            with blind():
+                return call(())
+
+        return run
+
+    for name, call, work in (("token", decode, tokens), ("step", train, text.numel())):
+        yield Contest(f"12: a {name}, tape off, beside no tape", lambda c=call: c(()), blindly(call), work, 0.98)
+        yield Contest(
+            f"12: a {name}, patterns on, beside off",
+            lambda c=call: c(("*.pattern",)),
+            lambda c=call: c(()),
+            work,
+            1 / 1.3,
+        )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, nargs="+", choices=ROWS, default=ROWS)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--folder", type=Path)
+    given = parser.parse_args()
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    import torch
+    import transformers
+
+    torch.set_num_threads(given.threads)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    print(f"torch {torch.__version__}, transformers {transformers.__version__}, {given.threads} threads")
+    print("| row | ours, tokens/s | the other, tokens/s | ratio | aim | met |\n|---|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = given.folder or Path(temporary)
+        met = [contest.run(given.repeats) for contest in contests(set(given.rows), given.tokens, folder)]
+    return 0 if all(met) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -21,7 +21,7 @@ BITS = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 def packed_model(name: str = "gpt2", dtype: torch.dtype = torch.float32) -> torch.nn.Module:
     model = build_model(DECODERS[name], seed=0, dtype=dtype).eval()
     pack(model, None)
-    assert all(weight.packed is not None for weight in packable(model))
+    assert all(weight.packed is not None for weight, *_ in packable(model))
     return model
 
 
@@ -53,8 +53,8 @@ def test_model_says_the_same(name: str) -> None:
 def test_changed_weight_is_used_as_it_is_now() -> None:
     model, tokens = packed_model(), torch.arange(8)[None]
     changed = copy.deepcopy(model)
-    assert not any(getattr(weight, "packed", None) for weight in packable(changed))
-    for weight in (model.embed.token.weight, model.decoder.blocks[1].ffn.up.weight):
+    assert not any(getattr(weight, "packed", None) for weight, *_ in packable(changed))
+    for weight in (model.embed.token.weight, model.decoder.blocks[1].attn.v.weight):
         weight.data.add_(1e-3)  # as a fused optimizer does, unnoticed by PyTorch's count of changes
     changed.load_state_dict(model.state_dict())
     with torch.no_grad():
@@ -74,28 +74,28 @@ def test_gradients_pass() -> None:
     model, tokens = packed_model(), torch.arange(8)[None]
     model(tokens).logits.sum().backward()
     assert all(weight.grad is not None for weight in model.parameters())
-    assert not any(weight.packed for weight in packable(model))  # a training needs the memory
+    assert not any(weight.packed for weight, *_ in packable(model))  # a training needs the memory
 
 
 def test_only_within_the_room_there_is() -> None:
     model = build_model(DECODERS["gpt2"], seed=0)
-    size = sum(weight.nbytes for weight in packable(model))
+    size = sum(weight.nbytes for group in packable(model) for weight in group)
     pack(model, size - 1)
-    assert not any(getattr(weight, "packed", None) for weight in packable(model))
+    assert not any(getattr(weight, "packed", None) for weight, *_ in packable(model))
     pack(model, size)
-    assert all(weight.packed for weight in packable(model))
+    assert all(weight.packed for weight, *_ in packable(model))
 
 
 def test_generation_packs_for_many_tokens_and_not_within_a_training() -> None:
     model = build_model(DECODERS["llama"], seed=0)
     few = generate(model, None, [1, 2, 3], max_new=8, temperature=0).run().tokens
-    assert not any(getattr(weight, "packed", None) for weight in packable(model))
+    assert not any(getattr(weight, "packed", None) for weight, *_ in packable(model))
     model.train()
     plain = generate(model, None, [1, 2, 3], max_new=64, temperature=0).run().tokens
-    assert not any(getattr(weight, "packed", None) for weight in packable(model))
+    assert not any(getattr(weight, "packed", None) for weight, *_ in packable(model))
     model.eval()
     fast = generate(model, None, [1, 2, 3], max_new=64, temperature=0).run().tokens
-    assert all(weight.packed for weight in packable(model))
+    assert all(weight.packed for weight, *_ in packable(model))
     assert fast == plain and fast[0][:8] == few[0]
     for weight, other in zip(model.parameters(), build_model(model.config, seed=1).parameters(), strict=True):
         weight.data.copy_(other)  # unnoticed by PyTorch's count of changes

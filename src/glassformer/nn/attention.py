@@ -14,6 +14,7 @@ from .cache import KV, CrossKV
 from .flow import Flow, Part
 from .linear import linear
 from .mask import Mask
+from .packed import together
 from .position import Position
 
 
@@ -27,6 +28,7 @@ class Attention(Part):
         self.head_dim = config.head_dim(cfg, dim)
         self.scale = self.head_dim**-0.5 if cfg.scale is None else cfg.scale
         self.softcap, self.see, self.causal, self.dropout, self.cross = cfg.softcap, cfg.see, causal, dropout, cross
+        self.joined = () if cross else ("q", "k", "v")  # of one and the same x
         self.q = linear(dim, self.heads * self.head_dim, cfg.bias)
         self.k = linear(dim, self.kv_heads * self.head_dim, cfg.bias)
         self.v = linear(dim, self.kv_heads * self.head_dim, cfg.bias)
@@ -36,13 +38,13 @@ class Attention(Part):
 
     def forward(self, x: Tensor, flow: Flow, position: Position, kv: KV | CrossKV | None = None) -> Tensor:
         """x (B, T, C) -> what this layer writes to the stream (B, T, C)."""
-        q = self.q_norm(self.split(self.q(x), self.heads)).transpose(1, 2)  # (B, H, T, D)
         if self.cross:
             k, v, mask, bias = *self.from_memory(flow, kv), self.across(flow), None
-            q = flow.look(self, "q", q)
+            q = flow.look(self, "q", self.queries(self.q(x)))
         else:
-            q = flow.look(self, "q", position.rotate(q, flow))
-            k, v = self.keys_values(x)
+            q, k, v = together(x, self.q, self.k, self.v)
+            q = flow.look(self, "q", position.rotate(self.queries(q), flow))
+            k, v = self.keys_values(k, v)
             k, v = flow.look(self, "k", position.rotate(k, flow)), flow.look(self, "v", v)
             if isinstance(kv, KV):
                 k, v = kv.extend(k, v)
@@ -68,16 +70,23 @@ class Attention(Part):
         """(B, T, heads * D) -> (B, T, heads, D)."""
         return x.view(x.shape[0], x.shape[1], heads, self.head_dim)
 
-    def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values (B, K, S, D) of x (B, S, C), before rotation."""
-        k = self.k_norm(self.split(self.k(x), self.kv_heads)).transpose(1, 2)
-        return k, self.split(self.v(x), self.kv_heads).transpose(1, 2)
+    def queries(self, q: Tensor) -> Tensor:
+        """Projected (B, T, H * D), as queries (B, H, T, D) before rotation."""
+        return self.q_norm(self.split(q, self.heads)).transpose(1, 2)  # type: ignore[no-any-return]
+
+    def keys_values(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Projected (B, S, K * D), as keys before rotation and values (B, K, S, D)."""
+        return self.k_norm(self.split(k, self.kv_heads)).transpose(1, 2), self.split(v, self.kv_heads).transpose(1, 2)
 
     def from_memory(self, flow: Flow, kv: KV | CrossKV | None) -> tuple[Tensor, Tensor]:
         """The encoder's keys and values, from the cache when it has them."""
         assert flow.memory is not None
         hidden = flow.memory.hidden
-        made = kv.once(lambda: self.keys_values(hidden)) if isinstance(kv, CrossKV) else self.keys_values(hidden)
+
+        def make() -> tuple[Tensor, Tensor]:
+            return self.keys_values(self.k(hidden), self.v(hidden))
+
+        made = kv.once(make) if isinstance(kv, CrossKV) else make()
         return flow.look(self, "k", made[0]), flow.look(self, "v", made[1])
 
     def among(self, flow: Flow, kv: KV | CrossKV | None) -> Mask:

@@ -16,6 +16,7 @@ from ..errors import UserError
 from .build import builds
 from .flow import Flow, Part
 from .linear import linear
+from .packed import together
 
 
 def relu2(x: Tensor) -> Tensor:
@@ -56,6 +57,8 @@ class MLP(Part):
 class GatedMLP(Part):
     """down(act(gate(x)) * up(x))."""
 
+    joined = ("gate", "up")  # of one and the same x
+
     def __init__(self, cfg: config.GatedMLP, dim: int) -> None:
         super().__init__()
         self.act = ACTIVATIONS[cfg.act]
@@ -64,7 +67,8 @@ class GatedMLP(Part):
         self.down = linear(cfg.hidden, dim, cfg.bias)
 
     def forward(self, x: Tensor, flow: Flow) -> Tensor:
-        hidden = flow.look(self, "hidden", self.act(self.gate(x)) * self.up(x))
+        gate, up = together(x, self.gate, self.up)
+        hidden = flow.look(self, "hidden", self.act(gate) * up)
         return flow.look(self, "write", self.down(hidden))
 
 

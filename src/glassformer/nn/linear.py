@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from torch import nn
-
 from .packed import Linear
 
 
-def linear(inputs: int, outputs: int, bias: bool) -> nn.Linear:
+def linear(inputs: int, outputs: int, bias: bool) -> Linear:
     """A dense layer y = x W^T (+ b); its weight is (outputs, inputs)."""
     return Linear(inputs, outputs, bias=bias)

@@ -16,6 +16,7 @@ from glassformer import config, run
 from glassformer.errors import UserError
 from glassformer.nn import build_model
 from glassformer.training import Batch, Causal, Optimizer, Plan, State, factor, make_plan, objective, train
+from glassformer.training import optimizer as muon
 from glassformer.training.objective import cross_entropy, gradients, split
 from glassformer.training.precision import Half
 
@@ -246,12 +247,34 @@ def test_groups_by_path():
 
 def test_muon_has_the_matrices_of_the_blocks_and_adamw_the_rest():
     optimizer = Optimizer(build_model(tiny(tied=False)), run.Muon(rate=0.01))
-    muon, adamw = optimizer.parts
-    assert isinstance(muon, torch.optim.Muon) and isinstance(adamw, torch.optim.AdamW)
-    matrices = {name for group in muon.param_groups for name in group["paths"]}
+    matrix, adamw = optimizer.parts
+    assert isinstance(matrix, torch.optim.Muon) and isinstance(adamw, torch.optim.AdamW)
+    matrices = {name for group in matrix.param_groups for name in group["paths"]}
     assert len(matrices) == 2 * 7 and all(".blocks." in name and "norm" not in name for name in matrices)
     rest = {name for group in adamw.param_groups for name in group["paths"]}
     assert {"embed.token.weight", "head.proj.weight", "decoder.last_norm.weight"} <= rest
+
+
+def test_muon_is_torchs(monkeypatch):
+    monkeypatch.setattr(muon, "TOGETHER", 24 * 16 * 2)  # stacks of two, and of a few smaller ones
+    shapes = [(24, 16), (16, 24), (16, 16), (24, 16), (8, 16), (16, 24)]
+    draw = torch.Generator().manual_seed(0)
+    start = [torch.randn(shape, generator=draw) for shape in shapes]
+    grads = [[torch.randn(shape, generator=draw) for shape in shapes] for _ in range(3)]
+    found = []
+    for kind in (torch.optim.Muon, muon.Muon):
+        weights = [torch.nn.Parameter(value.clone()) for value in start]
+        optimizer = kind(weights, lr=0.1, weight_decay=0.1, momentum=0.9, adjust_lr_fn="match_rms_adamw")
+        for step in grads:
+            for weight, grad in zip(weights, step, strict=True):
+                weight.grad = grad.clone()
+            optimizer.step()
+        found.append((weights, [optimizer.state[weight]["momentum_buffer"] for weight in weights]))
+    moved = [a.detach() - b * 0.99**3 for a, b in zip(found[0][0], start, strict=True)]
+    for theirs, mine, update in zip(found[0][0], found[1][0], moved, strict=True):
+        assert float((theirs - mine).detach().abs().max()) < 0.03 * float(update.abs().max())  # bf16 inside both
+    for theirs, mine in zip(found[0][1], found[1][1], strict=True):
+        torch.testing.assert_close(theirs, mine)
 
 
 def test_adamw_is_torchs_with_the_gradients_of_the_mean():
@@ -406,10 +429,10 @@ import resource, torch
 from glassformer.training.memory import keep_freed_memory
 if {kept}:
     assert keep_freed_memory()
-for index in range(40):
-    if index == 8:
+for index in range(8):
+    if index == 2:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    torch.ones(1 << 20)
+    torch.ones(1 << 24)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
@@ -420,4 +443,4 @@ def test_freed_memory_is_kept_for_the_next_step():
         command = [sys.executable, "-c", FAULTS.format(kept=kept)]
         return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
-    assert faults(True) < 0.1 * faults(False)
+    assert faults(True) < 0.5 * faults(False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
@@ -28,7 +29,7 @@ class Optimizer:
             }
             if chosen:
                 groups = _groups(chosen, settings.groups, settings.rate, settings.decay, ())
-                self.parts.append(torch.optim.Muon(groups, momentum=settings.momentum, adjust_lr_fn="match_rms_adamw"))
+                self.parts.append(Muon(groups, momentum=settings.momentum, adjust_lr_fn="match_rms_adamw"))
             settings = settings.rest
         if left:
             groups = _groups(left, settings.groups, settings.rate, settings.decay, settings.undecayed)
@@ -80,7 +81,61 @@ class Optimizer:
             parts[name].state[parameter][what] = tensor.to(parameter.device, copy=True)
 
 
-KEPT = {torch.optim.AdamW: ("step", "exp_avg", "exp_avg_sq"), torch.optim.Muon: ("momentum_buffer",)}
+class Muon(torch.optim.Muon):
+    """torch's Muon with matrices of one shape, lying or standing, worked on together: small ones are all overhead."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """As torch's; there is no closure."""
+        for group in self.param_groups:
+            moved = [p for p in group["params"] if p.grad is not None]
+            grads = [p.grad for p in moved]
+            buffers = [_momentum(self.state[p], p) for p in moved]
+            torch._foreach_lerp_(buffers, grads, 1 - group["momentum"])
+            wanted = torch._foreach_lerp(grads, buffers, group["momentum"])
+            torch._foreach_mul_(moved, 1 - group["lr"] * group["weight_decay"])
+            for indices in _alike(moved):
+                lying = torch.stack([_lying(wanted[i]).bfloat16() for i in indices])
+                found = orthogonal(lying, group["ns_coefficients"], group["ns_steps"], group["eps"])
+                rate = group["lr"] * 0.2 * math.sqrt(found.shape[2])  # the longer side: of AdamW's size
+                for i, update in zip(indices, found, strict=True):
+                    _lying(moved[i]).add_(update, alpha=-rate)
+
+
+def orthogonal(x: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
+    """Each matrix of x (M, rows, columns >= rows) with singular values near 1, by Newton and Schulz's iteration."""
+    a, b, c = coefficients
+    x = x / torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True).clamp(min=eps)
+    for _ in range(steps):
+        gram = torch.bmm(x, x.mT)
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x
+
+
+TOGETHER = 1 << 20
+"""Numbers in a stack of matrices at most: they stay in the cache, and bigger ones gain nothing from company."""
+
+
+def _alike(matrices: list[Tensor]) -> list[list[int]]:
+    """The indices of matrices that can be stacked: of one shape once lying, no more than ``TOGETHER`` numbers."""
+    shapes: dict[tuple[int, ...], list[int]] = {}
+    for i, matrix in enumerate(matrices):
+        shapes.setdefault(_lying(matrix).shape, []).append(i)
+    sizes = {shape: max(1, TOGETHER // math.prod(shape)) for shape in shapes}
+    return [same[i : i + sizes[shape]] for shape, same in shapes.items() for i in range(0, len(same), sizes[shape])]
+
+
+def _lying(matrix: Tensor) -> Tensor:
+    return matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix
+
+
+def _momentum(state: dict[str, Tensor], parameter: Tensor) -> Tensor:
+    if "momentum_buffer" not in state:
+        state["momentum_buffer"] = torch.zeros_like(parameter)
+    return state["momentum_buffer"]
+
+
+KEPT = {torch.optim.AdamW: ("step", "exp_avg", "exp_avg_sq"), Muon: ("momentum_buffer",)}
 
 
 def _any(name: str, patterns: tuple[str, ...]) -> bool:

@@ -357,3 +357,12 @@ def test_tensorboard(corpus, tmp_path):
 
 def test_the_planned_model_is_the_one_that_is_trained(corpus, whole):
     assert training.planned(settings(corpus)) == store.read_config(whole / "step-000040").config
+
+
+def test_a_separator_makes_documents_of_a_file(tmp_path):
+    """The separator itself is no text: a character tokenizer has never met it."""
+    (tmp_path / "two.txt").write_text("aab " * 100 + "%" + "bba " * 100)
+    wanted = {**SETTINGS, "steps": "1", "data.train": str(tmp_path / "two.txt"), "data.separator": "%"}
+    training.run(run.read(None, wanted), tmp_path / "out")
+    _, tokenizer = store.load(tmp_path / "out")
+    assert set(tokenizer.vocabulary()) - set(tokenizer.specials) == {"a", "b", " "}

@@ -129,7 +129,7 @@ class Data:
 
     ``valid`` is another corpus, or the share of ``train`` to hold out. ``tokenizer`` is "char", "byte" or "bpe"
     to train one (BPE: of ``vocab`` entries), or the path of a published one; None is the model's own, else "bpe".
-    ``field`` is JSONL's text field.
+    ``field`` is JSONL's text field; a plain file is one document, or several between ``separator``s.
     """
 
     train: str | tuple[str, ...] | dict[str, float] = "python-docs"
@@ -137,6 +137,7 @@ class Data:
     tokenizer: str | None = None
     vocab: int | None = None
     field: str = "text"
+    separator: str | None = None
 
     def __post_init__(self) -> None:
         need(bool(self.train), "data.train is empty; name a corpus, a file or a folder.")

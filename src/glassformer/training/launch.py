@@ -228,7 +228,7 @@ def _tokenizer(data: Data) -> Tokenizer:
             raise UserError(f'data.tokenizer: "{kind}" is no file, folder or kind of tokenizer.{nearest(kind, kinds)}')
         return text.open(path)
     note(f"Training a {kind} tokenizer.")
-    texts = itertools.chain.from_iterable(text.find(name, data.field).texts() for name in data.sources())
+    texts = itertools.chain.from_iterable(text.find(name, data.field, data.separator).texts() for name in data.sources())
     return text.train(kind, texts, data.vocab)
 
 
@@ -236,7 +236,7 @@ def _shards(data: Data, tokenizer: Tokenizer) -> tuple[list[tuple[Shards, float]
     """The corpora to train on with their weights, and those held out."""
     training, held_out = [], []
     for name, weight in data.sources().items():
-        source = text.find(name, data.field)
+        source = text.find(name, data.field, data.separator)
         for said in getattr(source, "notes", ()):
             note(said)
         shards = text.tokenise(source, tokenizer)
@@ -245,7 +245,7 @@ def _shards(data: Data, tokenizer: Tokenizer) -> tuple[list[tuple[Shards, float]
             held_out.append(rest)
         training.append((shards, weight))
     if isinstance(data.valid, str):
-        held_out.append(text.tokenise(text.find(data.valid, data.field), tokenizer))
+        held_out.append(text.tokenise(text.find(data.valid, data.field, data.separator), tokenizer))
     return training, held_out
 
 

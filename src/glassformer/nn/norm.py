@@ -63,8 +63,8 @@ class _Unit(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, eps: float) -> Tensor:
         wide = torch.promote_types(x.dtype, torch.float32)
         size = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
-        scale = size.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
-        unit: Tensor = (x * scale).to(x.dtype)
+        scale = size.square_().div_(x.shape[-1]).add_(eps).rsqrt_().to(x.dtype)  # in x's precision: one pass over x
+        unit = x * scale
         ctx.save_for_backward(unit, scale)
         return unit
 
@@ -72,4 +72,4 @@ class _Unit(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         unit, scale = ctx.saved_tensors
         along = (grad * unit).mean(-1, keepdim=True)  # what would only change the length
-        return (torch.addcmul(grad, unit, along, value=-1) * scale).to(grad.dtype), None
+        return torch.addcmul(grad, unit, along, value=-1).mul_(scale), None

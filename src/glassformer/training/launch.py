@@ -228,7 +228,8 @@ def _tokenizer(data: Data) -> Tokenizer:
             raise UserError(f'data.tokenizer: "{kind}" is no file, folder or kind of tokenizer.{nearest(kind, kinds)}')
         return text.open(path)
     note(f"Training a {kind} tokenizer.")
-    texts = itertools.chain.from_iterable(text.find(name, data.field, data.separator).texts() for name in data.sources())
+    sources = (text.find(name, data.field, data.separator) for name in data.sources())
+    texts = itertools.chain.from_iterable(source.texts() for source in sources)
     return text.train(kind, texts, data.vocab)
 
 

@@ -215,8 +215,6 @@ def _steps(
     longest = max(limits.room(row) for row in rows)
     uniform = None if how.greedy else _uniform(rows, seed, longest).to(logits.device)
     seen = None if how.repetition_penalty == 1 else _seen(rows, logits)
-    if longest * len(rows) >= MANY:
-        reading.settle()
     for index in range(longest):
         tokens, found = _choose(logits, uniform[:, index] if uniform is not None else None, seen, how, known)
         stay = []
@@ -234,6 +232,8 @@ def _steps(
             tokens = tokens[keep]
             uniform = uniform[keep] if uniform is not None else None
             seen = seen[keep] if seen is not None else None
+        if index == 0 and longest * len(rows) >= MANY:  # not before: the first token is waited for
+            reading.settle()
         logits = reading.go_on(tokens)
 
 

@@ -23,9 +23,9 @@ class Embed(Part):
     def __init__(self, cfg: config.Embed, dim: int) -> None:
         super().__init__()
         self.scale = cfg.scale
-        self.token = nn.Embedding(cfg.vocab, dim)
-        self.segment = nn.Embedding(cfg.segments, dim) if cfg.segments else None
-        self.lag = nn.ModuleList(nn.Embedding(cfg.vocab + 1, dim) for _ in range(cfg.lags))  # the last: nothing there
+        self.token = table(cfg.vocab, dim)
+        self.segment = table(cfg.segments, dim) if cfg.segments else None
+        self.lag = nn.ModuleList(table(cfg.vocab + 1, dim) for _ in range(cfg.lags))  # the last: nothing there
 
     def forward(self, tokens: Tensor, flow: Flow, segments: Tensor | None = None) -> Tensor:
         """tokens (B, T) -> (B, T, C); ``segments`` (B, T) are 0 where not given."""
@@ -37,6 +37,11 @@ class Embed(Part):
         if self.segment is not None:
             x = x + self.segment(torch.zeros_like(tokens) if segments is None else segments)
         return x
+
+
+def table(rows: int, dim: int) -> nn.Embedding:
+    """Vectors not drawn yet: PyTorch's own draw, on the "meta" device, imports its compiler, which takes seconds."""
+    return nn.Embedding(rows, dim, _weight=torch.empty(rows, dim))
 
 
 def before(tokens: Tensor, flow: Flow, back: int, nothing: int) -> Tensor:

@@ -168,7 +168,7 @@ def test_model_type_is_enough() -> None:
 def test_what_no_layout_can_say_is_named(change: str, value: Any, told: str) -> None:
     with pytest.raises(UserError) as caught:
         recipes.write(serial.change(STORIES, {change: value}))
-    assert told in str(caught.value) and 'layout="glassformer"' in str(caught.value)
+    assert told in str(caught.value) and 'layout "glassformer"' in str(caught.value)
 
 
 def test_glass_has_no_published_layout() -> None:

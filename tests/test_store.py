@@ -72,7 +72,7 @@ def test_the_default_layout_is_the_published_one_where_there_is_one(tmp_path: Pa
     store.save(tiny, tmp_path / "glass")
     assert json.loads((tmp_path / "llama/config.json").read_text())["model_type"] == "llama"
     assert "glassformer" in json.loads((tmp_path / "glass/config.json").read_text())
-    with pytest.raises(UserError, match=r'cannot say .*layout="glassformer"'):
+    with pytest.raises(UserError, match=r'cannot say .*layout "glassformer"'):
         store.save(tiny, tmp_path / "no", layout="hf")
     assert not (tmp_path / "no").exists()
     with pytest.raises(UserError, match='no layout "onnx"'):

@@ -366,3 +366,12 @@ def test_a_separator_makes_documents_of_a_file(tmp_path):
     training.run(run.read(None, wanted), tmp_path / "out")
     _, tokenizer = store.load(tmp_path / "out")
     assert set(tokenizer.vocabulary()) - set(tokenizer.specials) == {"a", "b", " "}
+
+
+def test_a_damaged_checkpoint_names_the_one_before(tmp_path, corpus):
+    wanted = {**SETTINGS, "steps": "6", "data.train": str(corpus)}
+    training.run(run.read(None, wanted), tmp_path)
+    damaged = tmp_path / "step-000006" / "state.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    with pytest.raises(UserError, match=r"step-000003 instead, remove .*step-000006"):
+        training.run(run.read(None, wanted), tmp_path, resume=True)

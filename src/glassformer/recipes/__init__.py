@@ -88,7 +88,7 @@ def write(model: config.Model) -> tuple[Recipe, dict[str, Any]]:
         if not nearness or len(differs) < nearness:
             hindrance = f"the nearest, {recipe.name}, cannot say {', '.join(differs[:3])}"
             nearness = len(differs)
-    raise UserError(f'No published layout holds this model: {hindrance}; save it with layout="glassformer".')
+    raise UserError(f'No published layout holds this model: {hindrance}; save it with the layout "glassformer".')
 
 
 def plain(model: config.Model) -> config.Model:

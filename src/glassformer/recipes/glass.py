@@ -7,7 +7,7 @@ from .recipe import Recipe
 
 
 def glass(dim: int, depth: int, heads: int, context: int, vocab: int, lags: int = 1) -> Decoder:
-    """Rotary, gated MLP, normalised queries and keys, norms without gains; blocks start as the identity, the head at zero.
+    """Rotary, gated MLP, normalised queries and keys, norms without gains; blocks start as the identity, the head at 0.
 
     The token before goes straight into the embedding too (``lags``), where the vocabulary is small enough for it.
     """

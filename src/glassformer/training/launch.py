@@ -87,7 +87,7 @@ def _train(
     batches = Batches(shards, how.batch, context, how.seed)
     state = State(model, Optimizer(model, how.optimizer), batches)
     if start is not None:
-        checkpoint.restore(start, state)
+        _restore(out, start, state)
         note(f"Going on from {start}, step {state.step} of {how.steps}.")
     plan = _plan(before, state, objective, how)
     _say(price, how, plan, shards)
@@ -147,6 +147,17 @@ def _same(there: Any, here: Any, out: Path, name: str = "model") -> None:
     differs = checkpoint.difference(there, json.loads(json.dumps(here)), name)
     if differs:
         raise UserError(f"{out} cannot be resumed with another config: {differs}; set it back or choose another --out.")
+
+
+def _restore(out: Path, start: Path, state: State) -> None:
+    """Take up the newest checkpoint; where it is damaged, say how to go on from the one before."""
+    try:
+        checkpoint.restore(start, state)
+    except UserError as error:
+        older = [path for path in checkpoint.steps(out) if path != start]
+        if not older:
+            raise
+        raise UserError(f"{error} To go on from {older[-1].name} instead, remove {start}.") from None
 
 
 def _plan(before: dict[str, Any], state: State, objective: Causal, how: Train) -> Plan:

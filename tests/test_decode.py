@@ -1,0 +1,90 @@
+"""What a generated token costs: no mask, no copy of what is kept, nothing heavy imported on the way to the first."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from glassformer.nn import Cache, Mask, build_model
+from tiny import DECODERS, VOCAB
+
+PLAIN = ("gpt2", "llama", "qwen3")
+START, NEW = 10, 20  # within the 64 columns that a cache begins with
+
+
+def read(name: str, dtype: torch.dtype = torch.float32) -> tuple[torch.nn.Module, Cache]:
+    """A model that has read a prompt, and its cache."""
+    model = build_model(DECODERS[name], seed=0, dtype=dtype).eval()
+    cache = Cache(model)
+    with torch.no_grad():
+        model(torch.randint(VOCAB, (1, START)), cache=cache, logits="last")
+    return model, cache
+
+
+@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_token_over_a_plain_cache_reaches_the_unmasked_kernel(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, cache = read(name, dtype)
+    kernel, calls = F.scaled_dot_product_attention, []
+
+    def watched(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **how: object) -> torch.Tensor:
+        calls.append(how)
+        return kernel(q, k, v, **how)
+
+    def no_mask(self: Mask) -> torch.Tensor:
+        raise AssertionError("a mask was built")
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
+    monkeypatch.setattr(Mask, "dense", no_mask)
+    with torch.no_grad():
+        for _ in range(NEW):
+            model(torch.tensor([[1]]), cache=cache, logits="last")
+    assert len(calls) == NEW * len(cache.layers)
+    assert all(how.get("attn_mask") is None and not how.get("is_causal") for how in calls)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_token_copies_nothing_of_the_cache(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, cache = read(name)
+    places = [(kv.k.data_ptr(), kv.v.data_ptr()) for kv, _ in cache.layers]
+    kernel, seen = F.scaled_dot_product_attention, []
+
+    def watched(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **how: object) -> torch.Tensor:
+        seen.append((k.data_ptr(), v.data_ptr()))
+        return kernel(q, k, v, **how)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
+    with torch.no_grad():
+        for _ in range(NEW):
+            model(torch.tensor([[1]]), cache=cache, logits="last")
+    assert seen == places * NEW  # the kernel reads the buffers themselves
+    assert [(kv.k.data_ptr(), kv.v.data_ptr()) for kv, _ in cache.layers] == places
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_one_query_in_bf16_is_the_written_out_attention(name: str) -> None:
+    model, cache = read(name, torch.bfloat16)
+    other = Cache(model)
+    tokens = torch.randint(VOCAB, (1, START))
+    with torch.no_grad():
+        for one in tokens.T:
+            fast = model(one[None], cache=other, logits="last").logits
+        model.engine = "eager"
+        law = model(tokens, logits="last").logits
+    torch.testing.assert_close(fast, law, atol=0.06, rtol=0.03)
+    assert cache.length == START
+
+
+def test_describing_and_loading_a_model_does_not_import_the_compiler() -> None:
+    code = (
+        "import sys; sys.path.insert(0, 'tests'); import tiny; from glassformer import weights, nn\n"
+        "for cfg in tiny.DECODERS.values(): weights.shapes(cfg)\n"
+        "assert 'torch._dynamo' not in sys.modules and 'sympy' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

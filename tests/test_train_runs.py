@@ -252,7 +252,7 @@ def test_a_folder_that_holds_a_run(corpus, whole):
     [
         ({"steps": "50"}, r"train.steps is 40 there and 50 here"),
         ({"optimizer.rate": "0.1"}, r"train.optimizer.rate"),
-        ({"optimizer": "Muon"}, r"train.optimizer is AdamW there and Muon here"),
+        ({"optimizer": "AdamW"}, r"train.optimizer is Muon there and AdamW here"),
         ({"decoder.depth": "4"}, r"model.decoder.depth is 2 there and 4 here"),
         ({"data.valid": "0.2"}, r"data.valid"),
     ],

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from glassformer import config, run
 from glassformer.errors import UserError
 from glassformer.nn import build_model
-from glassformer.training import Batch, Causal, Optimizer, Plan, State, factor, make_plan, objective, train
+from glassformer.training import Batch, Causal, Optimizer, Plan, State, factor, make_plan, objective, probe, train
 from glassformer.training import optimizer as muon
 from glassformer.training.objective import cross_entropy, gradients, split
 from glassformer.training.precision import Half
@@ -387,6 +387,23 @@ def test_the_plan_is_measured_and_leaves_everything_as_it_was():
     assert all(p.grad is None for p in model.parameters())
     asked = make_plan(model, next(Random()), Causal(), run.Train(dtype="bfloat16", batch=4, compile="yes"))
     assert asked.dtype == "bfloat16" and asked.compile
+
+
+def test_a_plan_for_a_big_step_tries_a_part_of_it_in_bf16_only(monkeypatch):
+    monkeypatch.setattr(probe, "matmul_peak", lambda dtype, device: 4e11 if dtype is torch.bfloat16 else 1e11)
+    monkeypatch.setattr(probe, "COMPILE_AFTER", 0)
+    tried = []
+    run_it = probe.gradients
+    monkeypatch.setattr(
+        probe, "gradients", lambda m, part, *rest: tried.append(len(part.tokens)) or run_it(m, part, *rest)
+    )
+    model = build_model(tiny(), seed=1)
+    plan = make_plan(model, next(Random()), Causal(), run.Train(steps=10, batch=4))
+    assert set(tried) == {4} and "float32" in plan.why and "bfloat16" in plan.why and not plan.compile
+    tried.clear()
+    monkeypatch.setattr(probe, "TRIAL", 1.0)
+    plan = make_plan(model, next(Random()), Causal(), run.Train(steps=10, batch=4))
+    assert set(tried) == {1} and plan.dtype == "bfloat16" and "float32" not in plan.why
 
 
 def test_bf16_trains_too():

@@ -64,7 +64,7 @@ class _Unit(torch.autograd.Function):
         wide = torch.promote_types(x.dtype, torch.float32)
         size = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
         scale = size.square_().div_(x.shape[-1]).add_(eps).rsqrt_().to(x.dtype)  # in x's precision: one pass over x
-        unit = x * scale
+        unit: Tensor = x * scale
         ctx.save_for_backward(unit, scale)
         return unit
 

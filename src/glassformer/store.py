@@ -21,6 +21,7 @@ import torch
 from . import config, files, recipes, serial, tensorfiles, weights
 from .errors import UserError, nearest
 from .nn import Model, build_model
+from .nn.model import allocate
 from .recipes.recipe import Recipe, Rule, Table
 
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ def _filled(book: Book, published: tensorfiles.Files, dtype: torch.dtype, device
     found = weights.check(table, held, published, optional=held.keys() - shapes.keys())
     _must_fit(book.config, dtype, device)
     model = build_model(book.config, device="meta", dtype=dtype)
-    model.to_empty(device=device or torch.get_default_device())
+    allocate(model, device or torch.get_default_device())
     weights.fill(found, published, dict(model.named_parameters()), held)
     return model
 

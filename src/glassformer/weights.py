@@ -56,6 +56,10 @@ class Link:
         return [_flip(part) for part in parts] if self.rule.flip else parts
 
     def _join(self, parts: Sequence[Tensor], stack: bool) -> Tensor:
+        if parts[0].is_meta:  # PyTorch's own joining of shapes imports its compiler, which takes seconds
+            shape = list(parts[0].shape)
+            shape[self.rule.axis] = sum(part.shape[self.rule.axis] for part in parts)
+            return parts[0].new_empty([len(parts), *parts[0].shape] if stack else shape)
         if stack:
             return torch.stack(list(parts))
         return parts[0] if len(parts) == 1 else torch.cat(list(parts), self.rule.axis)

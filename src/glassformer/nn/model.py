@@ -195,8 +195,13 @@ def build_model(
         if isinstance(module, Part):
             module.path = name
     if where.type != "meta":
-        model = model.to_empty(device="cpu" if seed is not None else where)
+        allocate(model, "cpu" if seed is not None else where)
         with torch.no_grad():
             build(cfg.init, model, vocabulary.stacks(cfg).values(), seed)
         model = model.to(where)
     return model
+
+
+def allocate(model: Model, device: torch.device | str) -> None:
+    """Give a model of the "meta" device memory elsewhere, whatever stands in it (to_empty imports sympy for that)."""
+    model._apply(lambda weight: torch.empty(weight.shape, dtype=weight.dtype, device=device))  # type: ignore[no-untyped-call]

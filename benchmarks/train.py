@@ -1,11 +1,12 @@
 """Seconds a training step, time to the first one and peak memory beside nanoGPT's, on the same batches of real text.
 
-    python benchmarks/train.py [--nanogpt FOLDER] [--shape 124m | 10m] [--rounds 5] [--threads 2] [--curves STEPS]
+    python benchmarks/train.py [--nanogpt FOLDER] [--shape 124m | 10m] [--rounds 5] [--threads 2] [--clock cpu]
 
 124m is GPT-2's shape (batch 4 x 256, its vocabulary padded as nanoGPT pads it), 10m nanoGPT's character model
 (6 layers, 384 wide, batch 64 x 256); AdamW and clipping at 1 in both. Every contender is a process of its own that
 stays up; they take turns, a few steps each, so that all meet the same weather. Ours picks its number format itself,
-as `glassformer train` does. --curves compares our bf16's losses with our fp32's over so many steps instead.
+as `glassformer train` does. --curves STEPS compares our bf16's losses with our fp32's instead. On a busy machine use
+--threads 1 --clock cpu: the processor's seconds are counted, and nobody waits for another thread.
 Exit 1 when ours is not ahead of nanoGPT's best by 1.5 times, or holds more memory than its leanest.
 """
 
@@ -102,12 +103,13 @@ def worker(given: argparse.Namespace) -> None:
     steps = ours(given.shape, batches, kind) if who == "ours" else nanogpt(given.shape, batches, kind, given.nanogpt)
     next(steps)
     print(json.dumps({"first": time.time() - given.begun}), flush=True)
+    clock = time.process_time if given.clock == "cpu" else time.perf_counter
     for line in sys.stdin:
         seconds, losses = [], []
         for _ in range(int(line)):
-            begun = time.perf_counter()
+            begun = clock()
             losses.append(next(steps))
-            seconds.append(time.perf_counter() - begun)
+            seconds.append(clock() - begun)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         print(json.dumps({"seconds": seconds, "losses": losses, "peak": peak}), flush=True)
 
@@ -117,7 +119,7 @@ class Contender:
 
     def __init__(self, name: str, given: argparse.Namespace, ids: str) -> None:
         command = [sys.executable, __file__, "--worker", name, "--shape", given.shape, "--ids", ids]
-        command += ["--threads", str(given.threads), "--begun", str(time.time())]
+        command += ["--threads", str(given.threads), "--clock", given.clock, "--begun", str(time.time())]
         command += ["--nanogpt", str(given.nanogpt)] if given.nanogpt else []
         environment = {**os.environ, "OMP_NUM_THREADS": str(given.threads)}
         self.process = subprocess.Popen(
@@ -185,7 +187,7 @@ def compare(given: argparse.Namespace, ids: str) -> int:
     tokens = SHAPES[given.shape][4] * SHAPES[given.shape][5]
     names = ["ours auto"]
     if given.nanogpt:
-        names += ["nanoGPT fp32", "nanoGPT bf16", "nanoGPT bf16 compiled"]
+        names += [f"nanoGPT {kind}" for kind in given.peers.split(",")]
     contenders = [Contender(name, given, ids) for name in names]
     for turn in range(given.rounds + 1):
         for contender in contenders:
@@ -215,6 +217,8 @@ def main() -> int:
     parser.add_argument("--shape", choices=SHAPES, default="124m")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each (5)")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--peers", default="fp32,bf16,bf16 compiled", help="which of nanoGPT's ways to measure (all)")
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="cpu: on a machine that others use")
     parser.add_argument("--curves", type=int, default=0, help="compare bf16 with fp32 over so many steps")
     for hidden, kind in (("--worker", str), ("--ids", str), ("--begun", float)):
         parser.add_argument(hidden, type=kind, help=argparse.SUPPRESS)

@@ -31,6 +31,8 @@ def packed_model(name: str = "gpt2", dtype: torch.dtype = torch.float32) -> torc
 def test_product_is_the_linear_layer(dtype: torch.dtype, rows: tuple[int, ...], bias: bool) -> None:
     torch.manual_seed(0)
     layer = Linear(48, 80, bias).to(dtype)
+    for weight in layer.parameters():
+        torch.nn.init.normal_(weight, std=0.1)
     x = torch.randn(*rows, 48, dtype=dtype)
     with torch.no_grad(), packed():
         expected = torch.nn.functional.linear(x.double(), layer.weight.double(), layer.bias.double() if bias else None)

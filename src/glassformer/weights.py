@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import torch
@@ -82,10 +82,14 @@ def shapes(model: config.Model) -> dict[str, Shape]:
     if parts > MOST_PARTS:
         raise UserError(f"The config describes {parts:,} blocks and experts; mend its depth or its number of experts.")
     try:
-        described = build_model(model, device="meta")
+        return dict(_described(model))
     except RuntimeError:  # torch counts bytes in 64 bits
         raise UserError("The config describes a tensor larger than any machine could hold; mend its sizes.") from None
-    return {name: tuple(weight.shape) for name, weight in described.named_parameters()}
+
+
+@lru_cache(maxsize=4)  # loading asks three times, and describing a deep model takes a tenth of a second
+def _described(model: config.Model) -> dict[str, Shape]:
+    return {name: tuple(weight.shape) for name, weight in build_model(model, device="meta").named_parameters()}
 
 
 def links(table: Table, ours: Mapping[str, Shape]) -> list[Link]:

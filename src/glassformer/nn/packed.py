@@ -46,7 +46,10 @@ def content(weights: Group) -> int:
 
 
 class Linear(nn.Linear):
-    """A dense layer y = x W^T (+ b) that reads the packed copy of W where it may."""
+    """A dense layer y = x W^T (+ b) that reads the packed copy of W where it may; ``config.Init`` draws it."""
+
+    def reset_parameters(self) -> None:
+        """Nothing: drawing twice would take time."""
 
     def forward(self, x: Tensor) -> Tensor:
         return product(x, self.weight, self.bias)

@@ -15,11 +15,11 @@ DEV := .venv/.ready-dev
 demo: $(READY)
 	rm -rf out/demo
 	$(BIN)/glassformer train runs/demo.toml --out out/demo
-	@echo; echo "It has read the Python documentation for a while. This is what it says when it is asked to go on:"; echo
-	$(BIN)/glassformer generate out/demo "Return a list of" --max-new 120 --temperature 0.7 --seed 1
+	@echo; echo "It has read the Python documentation for a minute or two. Three pages that it wrote itself:"; echo
+	$(BIN)/glassformer generate out/demo --max-new 150 --temperature 0.7 --seed 3 --samples 3
 	@echo; echo "What does one of its heads look at? (every number is the model's own)"; echo
 	$(BIN)/glassformer look out/demo "Return a list of" "*.0.attn.pattern"
-	@echo; echo "Now on your own text, any file or folder:"
+	@echo; echo "The curves are in out/demo/curves.png. Now on your own text, any file or folder:"
 	@echo "  $(BIN)/glassformer train --data.train YOUR_FILE --out out/mine"
 
 test: $(DEV)

@@ -353,7 +353,8 @@ def data(given: argparse.Namespace) -> None:
     if given.json:
         emit({name: str(v) if isinstance(v, Path) else v for name, v in vars(found).items()})
     else:
-        counts = f"{found.bytes:,} bytes of text in {found.documents:,} documents, {found.files:,} files"
+        pieces = f"{counted(found.documents, 'document')}, {counted(found.files, 'file')}"
+        counts = f"{found.bytes:,} bytes of text in {pieces}"
         rows(("corpus", found.name), ("holds", counts), ("lies at", str(found.path)))
         rows(("from", found.origin), ("licence", found.licence))
 
@@ -365,6 +366,11 @@ def convert(given: argparse.Namespace) -> None:
     model, tokenizer = store.load(given.model)
     store.save(model, given.folder, tokenizer, layout=given.layout)
     print(given.folder)
+
+
+def counted(count: int, what: str) -> str:
+    """``1 file``, ``2,000 files``."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def emit(value: Any) -> None:

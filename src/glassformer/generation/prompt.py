@@ -40,7 +40,7 @@ def read(prompt: Prompt, tokenizer: Tokenizer | None, cfg: config.Model, bos: bo
         if len(ids) > cfg.context:
             raise UserError(
                 f"The prompt has {len(ids)} tokens and the model's context is {cfg.context}; shorten it, "
-                f"for example to its end: tokenizer.encode(prompt)[-{max(cfg.context // 2, 1)}:]."
+                f"for example to its last {max(cfg.context // 2, 1)} tokens."
             )
     return rows
 

@@ -21,7 +21,7 @@ FLOORS = [
     {"parallel", "quantize"},
     {"generation", "training", "inspection", "evaluation", "classics"},
     {"serve"},
-    {"cli", "__main__", "__init__"},
+    {"cli", "parsing", "__main__", "__init__"},
 ]
 ROOMS_APART = {4}  # floors whose rooms may not import each other
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

@@ -10,34 +10,16 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from . import __version__
 from .errors import UserError, nearest
 from .files import explain
+from .parsing import Parser, settings
 
 # Nothing else is imported up here: `glassformer --help` answers without torch.
 
 MODEL = "a folder, a hub name or a recipe such as glass/1m"
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse, with one sentence for a mistake instead of the whole usage."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; see {self.prog} --help.")
-
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
-            raise UserError(f'There is no command "{value}".{nearest(value, action.choices)}')
-        super()._check_value(action, value)
-
-    def _get_value(self, action: argparse.Action, text: str) -> Any:
-        try:
-            return super()._get_value(action, text)
-        except argparse.ArgumentError:
-            kind = "a whole number" if action.type is int else "a number"
-            raise UserError(f"{action.option_strings[0]} is {text!r}; give {kind}.") from None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -176,33 +158,12 @@ def write_a_little(model: Any, tokenizer: Any) -> str:
     return generation.generate(model, tokenizer, [start], max_new=80, temperature=0.8, seed=1, eos=()).run().text
 
 
-def settings(rest: Sequence[str]) -> tuple[str | None, dict[str, str]]:
-    """``RUN.toml --steps 500 --decoder.depth=8`` as the run file, if there is one, and the changes to it."""
-    file, changes, words = None, {}, list(rest)
-    while words:
-        word = words.pop(0)
-        name, equals, value = word.removeprefix("--").partition("=")
-        if word.startswith("--") and name:
-            if not equals and not words:
-                raise UserError(f"--{name} needs a value; give it as --{name} VALUE.")
-            changes[name.replace("-", "_")] = value if equals else words.pop(0)
-        elif file is None and not word.startswith("-"):
-            file = word
-        else:
-            raise UserError(f"{word} is not understood; give one run file, and settings as --NAME VALUE.")
-    return file, changes
-
-
 def generate(given: argparse.Namespace) -> None:
     """``glassformer generate``."""
-    from . import generation, store
+    from . import generation
 
     prompts = [standard_input() if prompt == "-" else prompt for prompt in given.prompt] or [None]
-    model, tokenizer = store.load(given.model, dtype=given.dtype)
-    if tokenizer is None:
-        raise UserError(
-            f"{given.model} has no tokenizer, so text cannot be read; train it, or load a folder that has one."
-        )
+    model, tokenizer = reader(given.model, given.dtype)
     told = generation.generate(
         model,
         tokenizer,
@@ -220,18 +181,27 @@ def generate(given: argparse.Namespace) -> None:
     if given.json:
         emit(told.run().to_dict())
         return
-    single = len(prompts) == given.samples == 1
-    if single and sys.stderr.isatty():
-        print(prompts[0] or "", end="", file=sys.stderr, flush=True)
-    for step in told:
-        if single:
+    if len(prompts) == given.samples == 1:
+        if sys.stderr.isatty():
+            print(prompts[0] or "", end="", file=sys.stderr, flush=True)
+        for step in told:
             print(step.text, end="", flush=True)
-    if single:
         print()
-    for row in [] if single else told.rows:
-        print(f"[{row.number}] {prompts[row.number // given.samples] or ''}{row.text}\n")
+    else:
+        for row in told.run().rows:
+            print(f"[{row.number}] {prompts[row.number // given.samples] or ''}{row.text}\n")
     if given.temperature:
         note(f"seed {told.seed}")
+
+
+def reader(name: str, dtype: str | None = None) -> tuple[Any, Any]:
+    """A model and the tokenizer it needs to read text; UserError where it has none."""
+    from . import store
+
+    model, tokenizer = store.load(name, dtype=dtype)
+    if tokenizer is None:
+        raise UserError(f"{name} has no tokenizer, so text cannot be read; load a folder that has one.")
+    return model, tokenizer
 
 
 def standard_input() -> str:
@@ -244,14 +214,12 @@ def standard_input() -> str:
 
 def evaluate(given: argparse.Namespace) -> None:
     """``glassformer eval``."""
-    from . import evaluation, store, text
+    from . import evaluation, text
 
     source = text.find(given.data, given.field, given.separator)
     for line in source.notes:
         note(line)
-    model, tokenizer = store.load(given.model)
-    if tokenizer is None:
-        raise UserError(f"{given.model} has no tokenizer, so text cannot be read; load a folder that has one.")
+    model, tokenizer = reader(given.model)
     score = evaluation.score(
         model, tokenizer, source, context=given.context, stride=given.stride, batch=given.batch, progress=counting()
     )
@@ -271,13 +239,10 @@ def look(given: argparse.Namespace) -> None:
     """``glassformer look``."""
     from . import inspection, store
 
-    model, tokenizer = store.load(given.model)
     if not given.pattern:
-        print("\n".join(inspection.paths(model)))
+        print("\n".join(inspection.paths(store.load(given.model)[0])))
         return
-    if tokenizer is None:
-        raise UserError(f"{given.model} has no tokenizer, so text cannot be read; load a folder that has one.")
-    seen = inspection.look(model, tokenizer, given.text, *given.pattern)
+    seen = inspection.look(*reader(given.model), given.text, *given.pattern)
     if given.json:
         emit(inspection.to_dict(seen))
     else:
@@ -355,8 +320,8 @@ def data(given: argparse.Namespace) -> None:
     else:
         pieces = f"{counted(found.documents, 'document')}, {counted(found.files, 'file')}"
         counts = f"{found.bytes:,} bytes of text in {pieces}"
-        rows(("corpus", found.name), ("holds", counts), ("lies at", str(found.path)))
-        rows(("from", found.origin), ("licence", found.licence))
+        rows(("corpus", found.name), ("holds", counts), ("lies at", str(found.path)), ("from", found.origin))
+        rows(("licence", found.licence))
 
 
 def convert(given: argparse.Namespace) -> None:
@@ -368,9 +333,9 @@ def convert(given: argparse.Namespace) -> None:
     print(given.folder)
 
 
-def counted(count: int, what: str) -> str:
+def counted(number: int, what: str) -> str:
     """``1 file``, ``2,000 files``."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def emit(value: Any) -> None:

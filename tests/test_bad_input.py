@@ -582,7 +582,10 @@ def test_ctrl_c_while_training_saves_and_says_how_to_go_on(home):
     result, notes = going.communicate(timeout=60)
     lines = [line.strip() for line in notes.decode().splitlines()]
     assert (going.returncode, result) == (130, b""), notes
-    assert lines[-1] == "glassformer train run.toml --steps 1000000 --save-every 0 --out out --resume"
+    words = lines[-1].removesuffix(" train run.toml --steps 1000000 --save-every 0 --out out --resume")
+    assert words != lines[-1] and words.endswith("-m glassformer")  # as it was started
+    again = subprocess.run([*words.split(), "--version"], cwd=home, capture_output=True, check=True, text=True)
+    assert again.stdout.startswith("glassformer ")
     assert "Traceback" not in notes.decode()
     assert main(["generate", "out", "1 and", "--max-new", "2"]) == 0
 
@@ -595,7 +598,7 @@ def test_a_mark_between_documents_is_said_and_read_when_asked(home, capsys):
     assert main(["data", "marked.txt", "--json"]) == 0
     result, notes = capsys.readouterr()
     assert json.loads(result)["documents"] == 1
-    assert 'give "<|endoftext|>" as separator' in notes
+    assert 'give --separator "<|endoftext|>"' in notes
     for separator in ("<|endoftext|>", "\\n<|endoftext|>\\n"):
         assert main(["data", "marked.txt", "--separator", separator, "--json"]) == 0
         result, notes = capsys.readouterr()

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -145,9 +146,18 @@ def train(given: argparse.Namespace) -> int | None:
         raise UserError("--out is empty; name a folder.")
     named, changes = settings(given.rest)
     plan = runs.read(named, changes)
-    words = ["glassformer", "train", *given.rest, "--out", given.out, "--resume"]
+    words = [*called(), "train", *given.rest, "--out", given.out, "--resume"]
     ended = run(plan, Path(given.out), given.resume, sample=write_a_little, command=shlex.join(words))
     return 128 + ended.signal if ended.signal else None
+
+
+def called() -> list[str]:
+    """How this program is called again from here: by its name where the shell finds it, else by its path."""
+    path = Path(sys.argv[0])
+    if path.name != "glassformer":
+        return [os.path.relpath(sys.executable), "-m", "glassformer"]
+    found = shutil.which("glassformer")
+    return ["glassformer" if found and Path(found).samefile(path) else os.path.relpath(path)]
 
 
 def write_a_little(model: Any, tokenizer: Any) -> str:

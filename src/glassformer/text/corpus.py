@@ -161,7 +161,9 @@ def _unasked(path: Path) -> tuple[str, ...]:
     """A note on a file that seems to part its documents by a mark, which nobody asked to be read as one."""
     with contextlib.suppress(OSError), path.open("rb") as raw:
         if MARK.encode() in raw.read(PIECE):
-            return (f'{path.name} is read as one document; give "{MARK}" as separator to part it there.',)
+            return (
+                f'{path.name} is read as one document; give --separator "{MARK}" (train: --data.separator) to part it.',
+            )
     return ()
 
 

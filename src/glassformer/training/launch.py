@@ -33,6 +33,7 @@ from .objective import Causal
 from .optimizer import Optimizer
 from .probe import Plan, make_plan
 
+MANY = 20  # times over the text, from which on validation soon rises again
 Sampler = Callable[[Any, Any], str]  # (model, tokenizer) -> some text it wrote
 
 
@@ -299,6 +300,8 @@ def _say(price: Cost, how: Train, plan: Plan, shards: list[tuple[Shards, float]]
         f"{how.steps:,} steps of {tokens:,} tokens on {names} ({held:,} tokens, {how.steps * tokens / held:.1f} times "
         f"over): about {duration(plan.seconds * how.steps)}."
     )
+    if how.steps * tokens > MANY * held:
+        note("The text is read so often that the model will learn it by heart; take more text or fewer --steps.")
     note(f"{plan.why}.")
 
 

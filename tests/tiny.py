@@ -44,7 +44,8 @@ def bert() -> c.Encoder:
     one = block(c.Attention(4, bias=True), c.MLP(64, "gelu", bias=True), norm=c.LayerNorm(1e-12), place="post")
     stack = c.Stack(2, (one,), c.Learned(CONTEXT), causal=False, first_norm=c.LayerNorm(1e-12))
     head = c.Head(bias=True, transform="gelu", norm=c.LayerNorm(1e-12))
-    return c.Encoder(DIM, CONTEXT, c.Embed(VOCAB, segments=2), stack, head, WIDE)
+    pool = c.Pool("first", "tanh", labels=3)
+    return c.Encoder(DIM, CONTEXT, c.Embed(VOCAB, segments=2), stack, head, WIDE, pool)
 
 
 def gpt2() -> c.Decoder:

@@ -16,16 +16,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from .errors import need
+from .errors import above_zero, need
+from .positions import Alibi as Alibi  # the page goes on in positions.py
+from .positions import Full as Full
+from .positions import Learned as Learned
+from .positions import LinearStretch as LinearStretch
+from .positions import Llama3Stretch as Llama3Stretch
+from .positions import NoPosition as NoPosition
+from .positions import Position as Position
+from .positions import RelativeBias as RelativeBias
+from .positions import Rotary as Rotary
+from .positions import See as See
+from .positions import Sinusoidal as Sinusoidal
+from .positions import Stretch as Stretch
+from .positions import Window as Window
 
-Activation: TypeAlias = Literal["relu", "relu2", "gelu", "gelu_tanh", "silu"]
+Activation: TypeAlias = Literal["relu", "relu2", "gelu", "gelu_tanh", "silu", "tanh"]
 Place: TypeAlias = Literal["pre", "post", "sandwich", "parallel"]
-
-
-def _above_zero(part: object, *names: str) -> None:
-    for name in names:
-        value = getattr(part, name)
-        need(value is None or value > 0, f"{type(part).__name__}.{name} is {value}; give a number above 0.")
 
 
 @dataclass(frozen=True)
@@ -52,98 +59,6 @@ Norm: TypeAlias = LayerNorm | RMSNorm
 
 
 @dataclass(frozen=True)
-class NoPosition:
-    """Order is not told to the model (a causal mask still leaks it)."""
-
-
-@dataclass(frozen=True)
-class Sinusoidal:
-    """Fixed waves added to the embeddings (Vaswani et al. 2017, section 3.5)."""
-
-    theta: float = 10_000.0
-
-
-@dataclass(frozen=True)
-class Learned:
-    """A trained table of ``length`` vectors added to the embeddings (GPT-2, BERT)."""
-
-    length: int
-
-    def __post_init__(self) -> None:
-        _above_zero(self, "length")
-
-
-@dataclass(frozen=True)
-class LinearStretch:
-    """Positions divided by ``factor`` (Chen et al. 2023, position interpolation)."""
-
-    factor: float
-
-
-@dataclass(frozen=True)
-class Llama3Stretch:
-    """Llama 3.1's frequency-dependent stretch: slow waves by ``factor``, fast ones not at all."""
-
-    factor: float = 8.0
-    low: float = 1.0
-    high: float = 4.0
-    length: int = 8192
-
-
-Stretch: TypeAlias = LinearStretch | Llama3Stretch
-
-
-@dataclass(frozen=True)
-class Rotary:
-    """Queries and keys turned by angles that grow with position (Su et al. 2021).
-
-    ``fraction`` of each head's dimensions turn (GPT-NeoX, Phi); the halves of what turns are paired.
-    """
-
-    theta: float = 10_000.0
-    fraction: float = 1.0
-    stretch: Stretch | None = None
-
-    def __post_init__(self) -> None:
-        _above_zero(self, "theta")
-        need(0 < self.fraction <= 1, f"Rotary.fraction is {self.fraction}; give a share above 0, at most 1.")
-
-
-@dataclass(frozen=True)
-class RelativeBias:
-    """A trained bias per head and distance bucket, added to the scores (T5, Raffel et al. 2020)."""
-
-    buckets: int = 32
-    distance: int = 128
-
-
-@dataclass(frozen=True)
-class Alibi:
-    """A fixed penalty per head that grows with distance, added to the scores (Press et al. 2022)."""
-
-
-Position: TypeAlias = NoPosition | Sinusoidal | Learned | Rotary | RelativeBias | Alibi
-
-
-@dataclass(frozen=True)
-class Full:
-    """Every token within reach of the stack's direction."""
-
-
-@dataclass(frozen=True)
-class Window:
-    """Only keys less than ``size`` positions away (Longformer, Mistral); a token sees itself."""
-
-    size: int
-
-    def __post_init__(self) -> None:
-        _above_zero(self, "size")
-
-
-See: TypeAlias = Full | Window
-
-
-@dataclass(frozen=True)
 class Attention:
     """Multi-head attention. ``kv_heads`` equal to ``heads`` (None) is MHA, fewer is GQA, 1 is MQA.
 
@@ -162,7 +77,7 @@ class Attention:
     see: See = Full()
 
     def __post_init__(self) -> None:
-        _above_zero(self, "heads", "kv_heads", "head_dim", "softcap")
+        above_zero(self, "heads", "kv_heads", "head_dim", "softcap")
         kv = self.kv_heads
         if kv is not None:
             need(kv <= self.heads, f"Attention.kv_heads is {kv}; give 1 to heads ({self.heads}).")
@@ -178,7 +93,7 @@ class MLP:
     bias: bool = False
 
     def __post_init__(self) -> None:
-        _above_zero(self, "hidden")
+        above_zero(self, "hidden")
 
 
 @dataclass(frozen=True)
@@ -190,7 +105,7 @@ class GatedMLP:
     bias: bool = False
 
     def __post_init__(self) -> None:
-        _above_zero(self, "hidden")
+        above_zero(self, "hidden")
 
 
 @dataclass(frozen=True)
@@ -198,7 +113,9 @@ class MoE:
     """Mixture of experts: each token goes to its ``top_k`` of ``experts`` (Shazeer et al. 2017, Mixtral).
 
     ``normalize`` makes the chosen weights sum to 1; ``balance`` and ``z`` weigh the load-balancing
-    loss (Fedus et al. 2021) and the router z-loss (Zoph et al. 2022).
+    loss (Fedus et al. 2021) and the router z-loss (Zoph et al. 2022). ``capacity`` bounds what an expert takes
+    while training, as a multiple of an even share (None: dropless); ``noise`` is added to the router's logits while
+    training (Shazeer et al. 2017); every token also goes to ``shared`` (DeepSeekMoE, Dai et al. 2024).
     """
 
     experts: int
@@ -207,9 +124,12 @@ class MoE:
     normalize: bool = True
     balance: float = 0.0
     z: float = 0.0
+    capacity: float | None = None
+    noise: bool = False
+    shared: MLP | GatedMLP | None = None
 
     def __post_init__(self) -> None:
-        _above_zero(self, "experts", "top_k")
+        above_zero(self, "experts", "top_k", "capacity")
         need(self.top_k <= self.experts, f"MoE.top_k is {self.top_k}; give 1 to experts ({self.experts}).")
 
 
@@ -254,7 +174,7 @@ class Stack:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        _above_zero(self, "depth")
+        above_zero(self, "depth")
         need(len(self.pattern) > 0, "Stack.pattern is empty; give at least one Block.")
         need(self.depth % len(self.pattern) == 0, self._misfit())
         need(0 <= self.dropout < 1, f"Stack.dropout is {self.dropout}; give a share from 0 to below 1.")
@@ -280,7 +200,7 @@ class Embed:
     lags: int = 0
 
     def __post_init__(self) -> None:
-        _above_zero(self, "vocab")
+        above_zero(self, "vocab")
         need(self.lags >= 0, f"Embed.lags is {self.lags}; give 0 or more.")
 
 
@@ -299,6 +219,25 @@ class Head:
     norm: Norm | None = None
     scale: float = 1.0
     softcap: float | None = None
+
+
+@dataclass(frozen=True)
+class Pool:
+    """One vector for a whole sequence: of its ``first`` token (BERT), its ``last``, or the ``mean`` of all.
+
+    Then (``transform`` with that activation: BERT's pooler), dropout, and ``labels`` logits; 0 labels end in the
+    vector, scaled to length 1 where ``unit`` (sentence encoders).
+    """
+
+    of: Literal["first", "last", "mean"] = "first"
+    transform: Activation | None = None
+    labels: int = 0
+    dropout: float = 0.0
+    unit: bool = False
+
+    def __post_init__(self) -> None:
+        need(self.labels >= 0, f"Pool.labels is {self.labels}; give 0 or more.")
+        need(0 <= self.dropout < 1, f"Pool.dropout is {self.dropout}; give a share from 0 to below 1.")
 
 
 @dataclass(frozen=True)
@@ -325,6 +264,7 @@ class Decoder:
     decoder: Stack
     head: Head = Head()
     init: Init = Init()
+    pool: Pool | None = None
 
     def __post_init__(self) -> None:
         _check(self)
@@ -333,7 +273,7 @@ class Decoder:
 
 @dataclass(frozen=True)
 class Encoder:
-    """head(encoder(embed(tokens))): every token sees every token (BERT). ``head=None`` ends in vectors."""
+    """head(encoder(embed(tokens))): every token sees every token (BERT); ``head=None`` ends in vectors."""
 
     dim: int
     context: int
@@ -341,6 +281,7 @@ class Encoder:
     encoder: Stack
     head: Head | None = Head()
     init: Init = Init()
+    pool: Pool | None = None
 
     def __post_init__(self) -> None:
         _check(self)
@@ -357,6 +298,7 @@ class EncoderDecoder:
     decoder: Stack
     head: Head = Head()
     init: Init = Init()
+    pool: Pool | None = None
 
     def __post_init__(self) -> None:
         _check(self)
@@ -379,7 +321,7 @@ def stacks(model: Model) -> dict[str, Stack]:
 
 def _check(model: Model) -> None:
     """What can only be judged with the width, the context and the slot in view."""
-    _above_zero(model, "dim", "context")
+    above_zero(model, "dim", "context")
     for name, stack in stacks(model).items():
         crosses = name == "decoder" and isinstance(model, EncoderDecoder)
         for index, block in enumerate(stack.pattern):

@@ -26,3 +26,10 @@ def nearest(word: str, words: Iterable[str]) -> str:
     if close:
         return f' Did you mean "{close[0]}"?'
     return f" Known: {', '.join(words)}." if 0 < len(words) <= 30 else ""
+
+
+def above_zero(part: object, *names: str) -> None:
+    """Refuse a config whose numbers under these names are not above 0; None stands for a default."""
+    for name in names:
+        value = getattr(part, name)
+        need(value is None or value > 0, f"{type(part).__name__}.{name} is {value}; give a number above 0.")

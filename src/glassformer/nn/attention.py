@@ -6,6 +6,7 @@ B batch, T queries, S keys, H heads, K key-value heads, D head dim, C model dim.
 from __future__ import annotations
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from .. import config
 from .attend import ENGINES, eager
@@ -93,11 +94,16 @@ class Attention(Part):
         """Who may look at whom within the stack."""
         k_pos = kv.slots.k_pos if isinstance(kv, KV) else flow.pos
         docs = None if flow.docs is None else (flow.docs, flow.docs)
+        prefix = flow.prefix
+        if prefix is not None and k_pos.shape[1] > prefix.shape[1]:  # what a cache holds lies before all of it
+            prefix = F.pad(prefix, (k_pos.shape[1] - prefix.shape[1], 0))
         key = ("among", self.causal, self.see)
-        return flow.once(key, lambda: Mask(flow.pos, k_pos, self.causal, self.see, docs, flow.plain))
+        return flow.once(key, lambda: Mask(flow.pos, k_pos, self.causal, self.see, docs, flow.plain, prefix))
 
     def across(self, flow: Flow) -> Mask:
         """Everyone may look at all there is of the encoder's output."""
         memory = flow.memory
         assert memory is not None
-        return flow.once("across", lambda: Mask(flow.pos, memory.pos, causal=False, plain=memory.plain))
+        docs = None if flow.docs is None or memory.docs is None else (flow.docs, memory.docs)
+        plain = memory.plain and docs is None
+        return flow.once("across", lambda: Mask(flow.pos, memory.pos, causal=False, docs=docs, plain=plain))

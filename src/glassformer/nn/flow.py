@@ -26,24 +26,28 @@ class Memory:
     hidden: Tensor
     pos: Tensor
     plain: bool = False  # no padding: every row is 0..S-1
+    docs: Tensor | None = None  # (B, S), where several documents share a row
 
 
 @dataclass
 class Flow:
     """Positions, documents, memory, tape and auxiliary losses of one forward pass.
 
-    ``pos`` is (B or 1, T), -1 where there is nothing; ``docs`` (B, T) tells packed documents apart.
+    ``pos`` is (B or 1, T), -1 where there is nothing; ``docs`` (B, T) tells packed documents apart; tokens where
+    ``prefix`` (B, T) is true are seen by all of their document, those before them too (prefix language models).
     ``plain`` says that every row counts 0..T-1 on from what a cache holds, which makes fast kernels legal.
     """
 
     pos: Tensor
     plain: bool = True
     docs: Tensor | None = None
+    prefix: Tensor | None = None
     history: tuple[Tensor, Tensor] | None = None  # tokens and positions (B, N) that a cache remembers
     memory: Memory | None = None
     tape: Tape | None = None
     engine: str = "sdpa"
     aux: dict[str, Tensor] = field(default_factory=dict)
+    facts: dict[str, Tensor] = field(default_factory=dict)  # about this pass, for whoever logs: no gradient
     made: dict[Hashable, Any] = field(default_factory=dict)
 
     def look(self, part: Part, name: str, x: Tensor) -> Tensor:

@@ -42,9 +42,10 @@ class Mask:
         see: config.See = config.Full(),
         docs: tuple[Tensor, Tensor] | None = None,  # of queries (B, T) and keys (B, S)
         plain: bool = False,
+        prefix: Tensor | None = None,  # keys (B, S) that even those before them may look at
     ) -> None:
         self.q_pos, self.k_pos, self.docs = q_pos, k_pos, docs
-        self.causal, self.see, self.plain = causal, see, plain
+        self.causal, self.see, self.plain, self.prefix = causal, see, plain and prefix is None, prefix
         self._dense: Tensor | None = None
 
     @property
@@ -66,7 +67,8 @@ class Mask:
             q, k = self.q_pos[:, :, None], self.k_pos[:, None, :]
             may = (k >= 0).expand(-1, q.shape[1], -1)
             if self.causal:
-                may = may & (k <= q)
+                before = k <= q
+                may = may & (before if self.prefix is None else before | self.prefix[:, None, :])
             rule: Rule | None = build(self.see)
             if rule is not None:
                 may = may & rule(q, k)

@@ -23,14 +23,17 @@ Want = Literal["all", "last", "none"]
 
 @dataclass
 class Output:
-    """logits (B, T, V), hidden (B, T, C) that they come from, auxiliary losses by name.
+    """logits (B, T, V), hidden (B, T, C) that they come from, auxiliary losses and facts (routing) by name.
 
-    ``logits`` is (B, 1, V) when only the last were asked for, and empty when none were.
+    ``logits`` is (B, 1, V) when only the last were asked for, and empty when none were; ``pooled`` is what a Pool
+    makes of each document, (D, C) or (D, labels).
     """
 
     logits: Tensor
     hidden: Tensor
     aux: dict[str, Tensor] = field(default_factory=dict)
+    facts: dict[str, Tensor] = field(default_factory=dict)
+    pooled: Tensor | None = None
 
 
 class Model(Part):
@@ -44,6 +47,8 @@ class Model(Part):
         self.engine = "sdpa"  # or "eager": one of nn.attend.ENGINES
         self.embed = build(cfg.embed, cfg.dim)
         self.head = build(cfg.head, cfg.dim, cfg.embed.vocab) if cfg.head is not None else None
+        if cfg.pool is not None:
+            self.pool = build(cfg.pool, cfg.dim)
 
     def flow(
         self,
@@ -52,6 +57,7 @@ class Model(Part):
         docs: Tensor | None = None,
         cache: Cache | None = None,
         tape: Tape | None = None,
+        prefix: Tensor | None = None,
     ) -> Flow:
         """The flow of one forward pass over ``tokens`` (B, T)."""
         if tokens.ndim != 2 or tokens.dtype not in (torch.int64, torch.int32):
@@ -68,7 +74,7 @@ class Model(Part):
             plain = cache.plain
         elif pos is None:
             pos = torch.arange(tokens.shape[1], device=tokens.device)[None]
-        return Flow(pos, plain, docs, history, tape=tape, engine=self.engine)
+        return Flow(pos, plain, docs, prefix, history, tape=tape, engine=self.engine)
 
     @property
     def limit(self) -> int | float:
@@ -78,10 +84,11 @@ class Model(Part):
 
     def finish(self, hidden: Tensor, flow: Flow, want: Want) -> Output:
         """Hidden states to the output that was asked for."""
+        pooled = self.pool(hidden, flow) if hasattr(self, "pool") else None
         if want == "none" or self.head is None:
-            return Output(hidden[:, :0], hidden, flow.aux)
+            return Output(hidden[:, :0], hidden, flow.aux, flow.facts, pooled)
         logits = self.head(hidden[:, -1:] if want == "last" else hidden, self.embed)
-        return Output(flow.look(self, "logits", logits), hidden, flow.aux)
+        return Output(flow.look(self, "logits", logits), hidden, flow.aux, flow.facts, pooled)
 
 
 @builds(vocabulary.Decoder)
@@ -100,15 +107,17 @@ class Decoder(Model):
         *,
         pos: Tensor | None = None,
         docs: Tensor | None = None,
+        prefix: Tensor | None = None,
         cache: Cache | None = None,
         tape: Tape | None = None,
         logits: Want = "all",
     ) -> Output:
         """tokens (B, T) -> Output. ``pos`` (B, T) is -1 where nothing is; ``docs`` (B, T) keeps packed documents apart.
 
-        Raises UserError for tokens of another shape or past a learned position table.
+        ``prefix`` (B, T) is true for tokens that all of their document see (with a cache: read in one go). Raises
+        UserError for tokens of another shape or past a learned position table.
         """
-        flow = self.flow(tokens, pos, docs, cache, tape)
+        flow = self.flow(tokens, pos, docs, cache, tape, prefix)
         return self.finish(self.decoder(self.embed(tokens, flow), flow, cache), flow, logits)
 
 
@@ -148,10 +157,12 @@ class EncoderDecoder(Model):
         self.encoder = build(cfg.encoder, cfg.dim)
         self.decoder = build(cfg.decoder, cfg.dim)
 
-    def encode(self, source: Tensor, *, pos: Tensor | None = None, tape: Tape | None = None) -> Memory:
+    def encode(
+        self, source: Tensor, *, pos: Tensor | None = None, docs: Tensor | None = None, tape: Tape | None = None
+    ) -> Memory:
         """source (B, S) -> what the decoder looks at."""
-        flow = self.flow(source, pos, tape=tape)
-        return Memory(self.encoder(self.embed(source, flow), flow), flow.pos, plain=pos is None)
+        flow = self.flow(source, pos, docs, tape=tape)
+        return Memory(self.encoder(self.embed(source, flow), flow), flow.pos, pos is None and docs is None, docs)
 
     def forward(
         self,
@@ -159,18 +170,23 @@ class EncoderDecoder(Model):
         source: Tensor | None = None,
         *,
         pos: Tensor | None = None,
+        docs: Tensor | None = None,
         source_pos: Tensor | None = None,
+        source_docs: Tensor | None = None,
         memory: Memory | None = None,
         cache: Cache | None = None,
         tape: Tape | None = None,
         logits: Want = "all",
     ) -> Output:
-        """tokens (B, T) and source (B, S), or the memory made of it -> Output."""
+        """tokens (B, T) and source (B, S), or the memory made of it -> Output.
+
+        Packed pairs: ``docs`` and ``source_docs`` give a pair the same number on both sides.
+        """
         if (source is None) == (memory is None):
             raise UserError("an encoder-decoder takes either source tokens or a memory; give one of them.")
         if source is not None:
-            memory = self.encode(source, pos=source_pos, tape=tape)
-        flow = self.flow(tokens, pos, None, cache, tape)
+            memory = self.encode(source, pos=source_pos, docs=source_docs, tape=tape)
+        flow = self.flow(tokens, pos, docs, cache, tape)
         flow.memory = memory
         return self.finish(self.decoder(self.embed(tokens, flow), flow, cache), flow, logits)
 

@@ -48,17 +48,18 @@ class Position(Part):
 
 @builds(config.Sinusoidal)
 class Sinusoidal(Position):
-    """Sines in the even dimensions, cosines in the odd ones (Vaswani et al. 2017, section 3.5)."""
+    """Sines in the even dimensions, cosines in the odd ones (Vaswani et al. 2017, section 3.5), or in the halves."""
 
     def __init__(self, cfg: config.Sinusoidal, dim: int, heads: int, causal: bool) -> None:
         super().__init__(cfg, dim, heads, causal)
-        self.theta, self.dim = cfg.theta, dim
+        self.theta, self.dim, self.halves = cfg.theta, dim, cfg.halves
 
     def embed(self, x: Tensor, pos: Tensor) -> Tensor:
         even = torch.arange(0, self.dim, 2, device=x.device, dtype=torch.float32)
         angle = pos[..., None].float() * self.theta ** (-even / self.dim)  # (B, T, C/2)
-        wave = torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(-2)[..., : self.dim]
-        return x + wave.to(x.dtype)
+        both = (angle.sin(), angle.cos())
+        wave = torch.cat(both, dim=-1) if self.halves else torch.stack(both, dim=-1).flatten(-2)
+        return x + wave[..., : self.dim].to(x.dtype)
 
 
 @builds(config.Learned)

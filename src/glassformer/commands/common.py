@@ -1,0 +1,63 @@
+"""What the commands share: words for options, how results and notes are printed, a model with its tokenizer."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import UserError
+
+MODEL = "a folder, a hub name or a recipe such as glass/1m"
+
+
+def reader(name: str, dtype: str | None = None) -> tuple[Any, Any]:
+    """A model and the tokenizer it needs to read text; UserError where it has none."""
+    from .. import store
+
+    model, tokenizer = store.load(name, dtype=dtype)
+    if tokenizer is None:
+        raise UserError(f"{name} has no tokenizer, so text cannot be read; load a folder that has one.")
+    return model, tokenizer
+
+
+def standard_input() -> str:
+    """All of standard input; UserError where it is no text."""
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise UserError(f"Standard input is not {error.encoding} text (byte {error.start}); convert it.") from None
+
+
+def counted(number: int, what: str) -> str:
+    """``1 file``, ``2,000 files``."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def emit(value: Any) -> None:
+    """A result as JSON."""
+    print(json.dumps(value, ensure_ascii=False, allow_nan=False))
+
+
+def rows(*pairs: tuple[str, str]) -> None:
+    """Names and values, one pair a line."""
+    for name, value in pairs:
+        print(f"{name:14} {value}")
+
+
+def counting() -> Callable[[int], None] | None:
+    """A count of tokens that runs in the terminal; None where standard error is no terminal."""
+    if not sys.stderr.isatty():
+        return None
+    return lambda done: print(f"\r{done:,} tokens", end="\r", file=sys.stderr, flush=True)
+
+
+def unescaped(text: str) -> str:
+    """A text in which \\n is a new line."""
+    return text.replace("\\n", "\n")
+
+
+def note(line: str) -> None:
+    """Something about the work, not its result."""
+    print(line, file=sys.stderr)

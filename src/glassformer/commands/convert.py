@@ -1,0 +1,25 @@
+"""``glassformer convert``: save a model in another layout: Hugging Face's or our own."""
+
+from __future__ import annotations
+
+import argparse
+
+from .common import MODEL
+
+HELP = "Save a model in another layout: Hugging Face's or our own."
+
+
+def options(one: argparse.ArgumentParser) -> None:
+    """Its arguments."""
+    one.add_argument("model", metavar="MODEL", help=MODEL)
+    one.add_argument("folder", metavar="FOLDER", help="where to save it")
+    one.add_argument("--layout", choices=["hf", "glassformer"], default="hf", help="hf opens in transformers (hf)")
+
+
+def run(given: argparse.Namespace) -> None:
+    """The command; its exit code, None for 0."""
+    from .. import store
+
+    model, tokenizer = store.load(given.model)
+    store.save(model, given.folder, tokenizer, layout=given.layout)
+    print(given.folder)

@@ -1,0 +1,47 @@
+"""``glassformer cost``: parameters, FLOPs and memory, from the config alone."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ..errors import UserError
+from .common import emit
+
+HELP = "Parameters, FLOPs and memory, from the config alone."
+
+
+def options(one: argparse.ArgumentParser) -> None:
+    """Its arguments."""
+    one.add_argument("name", metavar="NAME|RUN.toml", help="a recipe, a folder or a run file")
+    one.add_argument("--batch", type=int, metavar="N", help="rows in a batch")
+    one.add_argument("--context", type=int, metavar="N", help="tokens in a row (the model's context)")
+    one.add_argument("--json", action="store_true", help="as JSON")
+
+
+def run(given: argparse.Namespace) -> None:
+    """The command; its exit code, None for 0."""
+    from .. import cost as costs
+    from .. import run as runs
+    from .. import store
+
+    for name in ("batch", "context"):
+        value = getattr(given, name)
+        if value is not None and value < 1:
+            raise UserError(f"--{name} is {value}; give 1 or more.")
+    batch, context = given.batch or 1, given.context
+    if given.name.endswith(".toml"):
+        from ..training import planned
+
+        plan = runs.read(given.name)
+        config = planned(plan)
+        batch, context = given.batch or plan.train.batch, context or plan.train.context
+    else:
+        found = store.resolve(given.name)
+        config = store.read_config(found).config if isinstance(found, Path) else found
+    price = costs.cost(config, batch, context)
+    if given.json:
+        emit(price.to_dict())
+    else:
+        width = max(len(name) for name, _ in price.table())
+        print("\n".join(f"{name:{width}}  {value:>20}" for name, value in price.table()))

@@ -1,0 +1,36 @@
+"""``glassformer recipes``: the families and their sizes."""
+
+from __future__ import annotations
+
+import argparse
+
+from .common import emit
+
+HELP = "The families and their sizes."
+
+
+def options(one: argparse.ArgumentParser) -> None:
+    """Its arguments."""
+    one.add_argument("--json", action="store_true", help="as JSON")
+
+
+def run(given: argparse.Namespace) -> None:
+    """The command; its exit code, None for 0."""
+    from .. import cost as costs
+    from .. import recipes as book
+
+    pages = [(page, {size: costs.cost(config) for size, config in page.sizes.items()}) for page in book.all()]
+    if given.json:
+        emit(
+            [
+                {"name": f"{page.name}/{size}", "parameters": price.total, "dim": price.model.dim, "paper": page.paper}
+                for page, sizes in pages
+                for size, price in sizes.items()
+            ]
+        )
+        return
+    for page, sizes in pages:
+        print(f"{page.name}: {page.paper}")
+        for size, price in sizes.items():
+            name, wide, long = f"{page.name}/{size}", price.model.dim, price.model.context
+            print(f"  {name:18} {price.total:>16,} parameters {wide:>7,} wide {long:>8,} tokens of context")

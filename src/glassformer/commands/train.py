@@ -1,0 +1,55 @@
+"""``glassformer train``: train a model as the run file RUN.toml says, or with the defaults."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from ..parsing import settings
+
+HELP = "Train a model as the run file RUN.toml says, or with the defaults."
+EPILOG = "Any setting can be given as --NAME VALUE: --steps 500, --data.train FILE, --recipe glass/4m."
+USAGE = "glassformer train [RUN.toml] --out DIR [--resume] [--NAME VALUE ...]"
+
+
+def options(one: argparse.ArgumentParser) -> None:
+    """Its arguments."""
+    one.add_argument("--out", required=True, metavar="DIR", help="where checkpoints, log and curves go")
+    one.add_argument("--resume", action="store_true", help="go on from the last checkpoint in DIR")
+
+
+def run(given: argparse.Namespace) -> int | None:
+    """The command; its exit code, None for 0."""
+    from .. import run as runs
+    from ..training import run
+
+    if not given.out:
+        raise UserError("--out is empty; name a folder.")
+    named, changes = settings(given.rest)
+    plan = runs.read(named, changes)
+    words = [*called(), "train", *given.rest, "--out", given.out, "--resume"]
+    ended = run(plan, Path(given.out), given.resume, sample=write_a_little, command=shlex.join(words))
+    return 128 + ended.signal if ended.signal else None
+
+
+def called() -> list[str]:
+    """How this program is called again from here: by its name where the shell finds it, else by its path."""
+    path = Path(sys.argv[0])
+    if path.name != "glassformer":
+        return [os.path.relpath(sys.executable), "-m", "glassformer"]
+    found = shutil.which("glassformer")
+    return ["glassformer" if found and Path(found).samefile(path) else os.path.relpath(path)]
+
+
+def write_a_little(model: Any, tokenizer: Any) -> str:
+    """What a model under training says when it is asked to begin."""
+    from .. import generation
+
+    start = [tokenizer.bos if tokenizer.bos is not None else tokenizer.eos or 0]
+    return generation.generate(model, tokenizer, [start], max_new=80, temperature=0.8, seed=1, eos=()).run().text

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 from . import config, serial
 from .errors import UserError, nearest, need
+from .objectives import Causal, Full, Objective, Tune
 
 # ------------------------------------------------------------------------------------- optimizers
 
@@ -153,6 +154,35 @@ class Data:
 
 
 @dataclass(frozen=True)
+class Examples:
+    """Where examples come from: the columns of a .tsv or .jsonl file, or the lines of parallel files.
+
+    Parts are source and target (Seq2Seq), text, second and label (Classify, Contrast). ``train`` and ``valid`` are a
+    file, or ``{source = FILE, target = FILE}`` for parallel ones; ``valid`` may be a share of ``train``. ``columns``
+    names what each part is called in the file, or counts from 0 where a .tsv has no header: ``{text = "sentence",
+    label = "label"}``. ``labels`` fixes the set and its order (None: those of ``train``). ``before`` stands before
+    each source or text ("summarize: "). ``cut`` is where a part too long for the context loses its rest, "end" or
+    "start", or "no" to refuse it.
+    ``tokenizer`` is as for Data, or "words": what white space parts.
+    """
+
+    train: str | dict[str, str]
+    valid: float | str | dict[str, str] = 0.1
+    columns: dict[str, str] = field(default_factory=dict)
+    labels: tuple[str, ...] | None = None
+    before: str = ""
+    cut: Literal["end", "start", "no"] = "no"
+    tokenizer: str | None = None
+    vocab: int | None = None
+
+    def __post_init__(self) -> None:
+        need(bool(self.train), "data.train is empty; name a file, or a file for each part.")
+        share = not isinstance(self.valid, float) or 0 < self.valid < 1
+        need(share, f"data.valid is {self.valid}; give a share between 0 and 1, or the path of a file.")
+        need(self.vocab is None or self.vocab > 0, f"data.vocab is {self.vocab}; give a number of tokens above 0.")
+
+
+@dataclass(frozen=True)
 class Train:
     """How to train. ``batch`` rows of ``context`` tokens make a step, worked through in ``accumulate`` pieces.
 
@@ -161,6 +191,8 @@ class Train:
     infinite loss or gradient in a row are skipped before training stops. ``keep`` checkpoints stay, and the best.
     """
 
+    objective: Objective = Causal()
+    tune: Tune = Full()
     steps: int = 1000
     batch: int = 16
     accumulate: int = 1
@@ -212,7 +244,7 @@ class Run:
     """
 
     model: dict[str, Any] = field(default_factory=lambda: {"recipe": "glass/1m"})
-    data: Data = Data()
+    data: Data | Examples = Data()
     train: Train = Train()
 
 
@@ -226,6 +258,8 @@ def read(path: Path | str | None = None, overrides: Mapping[str, Any] | None = N
     named = table.get("model")
     if isinstance(named, dict) and not {"recipe", "from", "type"} & set(named):
         table = {**table, "model": {"recipe": "glass/1m", **named}}
+    if isinstance(table.get("data"), dict):
+        table = {**table, "data": {"type": "Data", **table["data"]}}
     run: Run = serial.from_dict(Run, table)
     train, data, model = run.train, run.data, dict(run.model)
     changes: dict[str, dict[str, Any]] = {"train": {}, "data": {}}

@@ -1,6 +1,6 @@
 """Open a published tokenizer: a file of any format, or a folder that holds one.
 
-A folder's tokenizer_config.json says who plays bos, eos, pad and unk, and which tokens were added later.
+A folder's tokenizer_config.json says who plays bos, eos, mask and so on, and which tokens were added later.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import UserError, nearest
 from . import ranks, sentencepiece
-from .specification import Roles, Spec, added_token, ids_of
+from .specification import USUAL, Roles, Spec, added_token, ids_of
 from .stream import byte_alphabet
 from .tokenizer import Tokenizer
 
@@ -218,9 +218,10 @@ def _settings(path: Path) -> dict[str, Any]:
 
 
 def _roles(config: dict[str, Any]) -> Roles:
-    """Who plays bos, eos, pad and unk by the config; BERT's name for bos is cls and for eos sep."""
+    """Who plays each part by the config; BERT's name for bos is cls and for eos sep."""
     roles: Roles = {}
-    for part, other in (("bos", "cls"), ("eos", "sep"), ("pad", "pad"), ("unk", "unk")):
+    for part in USUAL:
+        other = {"bos": "cls", "eos": "sep"}.get(part, part)
         for key in (f"{part}_token", f"{other}_token"):
             token = config.get(key)
             token = token.get("content") if isinstance(token, dict) else token

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 Spec = dict[str, Any]  # what a tokenizer.json holds
-Roles = dict[str, str | None]  # "bos", "eos", "pad", "unk" -> the special token that plays the part
+Roles = dict[str, str | None]  # "bos", "eos", ... (the keys of USUAL) -> the special token that plays the part
 
 # Who plays which part when nothing says so: the names that published tokenizers use, likeliest first.
 USUAL = {
@@ -21,7 +21,11 @@ USUAL = {
     "eos": ("</s>", "<|end_of_text|>", "<eos>", "[SEP]", "<|endoftext|>"),
     "pad": ("<pad>", "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>"),
     "unk": ("<unk>", "[UNK]", "<|unk|>"),
+    "cls": ("[CLS]", "<cls>"),
+    "sep": ("[SEP]", "<sep>"),
+    "mask": ("[MASK]", "<mask>"),
 }
+NEEDED = ("bos", "eos")  # a part that is named, but by a token that is missing, is an error for these alone
 
 
 def added_token(id: int, content: str, special: bool = True) -> dict[str, Any]:
@@ -49,7 +53,7 @@ def ids_of(spec: Spec) -> dict[str, int]:
 
 
 def roles_of(spec: Spec, told: Roles) -> Roles:
-    """Who plays bos, eos, pad and unk: as told, else by the usual names among the special tokens."""
+    """Who plays each part: as told, else by the usual names among the special tokens."""
     special = {token["content"] for token in spec.get("added_tokens") or [] if token.get("special")}
     model = spec["model"]
     unknown = model.get("unk_token")
@@ -78,8 +82,8 @@ def canonical(spec: Spec, roles: Roles) -> Spec:
     for part, name in list(roles.items()):
         if name is None:
             continue
-        if name not in ids and part in ("pad", "unk"):
-            roles[part] = None  # nothing needs them
+        if name not in ids and part not in NEEDED:
+            roles[part] = None
             continue
         if name not in ids:
             raise UserError(f'The vocabulary lacks "{name}", which is named as {part}; mend tokenizer_config.json.')
@@ -154,6 +158,21 @@ def opened_by(name: str, id: int) -> Spec:
     known = {name: {"id": name, "ids": [id], "tokens": [name]}}
     pair = [token, first, token, second]
     return {"type": "TemplateProcessing", "single": [token, first], "pair": pair, "special_tokens": known}
+
+
+def frame(spec: Spec, source: str, pair: bool) -> list[tuple[int | None, int, int]]:
+    """What the post-processor makes of a text or a pair: (which text, or None for a token of its own, id, segment)."""
+    import tokenizers
+
+    words = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
+    tiny: Spec = {"version": "1.0", "added_tokens": [], "model": words, "post_processor": spec.get("post_processor")}
+    try:
+        encoding = tokenizers.Tokenizer.from_str(json.dumps(tiny)).encode("a", "a" if pair else None)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library's own panics are no Exceptions
+        raise UserError(f"{source} says badly what stands around a text ({reason(error)}); restore it.") from None
+    return list(zip(encoding.sequence_ids, encoding.ids, encoding.type_ids, strict=True))
 
 
 def _check_charsmaps(normalizer: Any) -> None:

@@ -5,25 +5,29 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import files
 from ..errors import UserError
-from .specification import USUAL, Roles, Spec, canonical, load, opened_by, reason, roles_of, without_specials
+from .specification import Roles, Spec, canonical, frame, load, opened_by, reason, roles_of, without_specials
 from .stream import Stream, reader
 
 if TYPE_CHECKING:
     import tokenizers
 
 EXTRA = "glassformer"  # the one key that to_json may add to a tokenizer.json: parts played by unusual names
+ENDS = ("bos", "eos", "pad", "unk")  # the parts that decide how documents are written
+SENTINEL = re.compile(r"<extra_id_(\d+)>")  # T5's marks of what was taken out
 
 
 class Tokenizer:
     """Text <-> ids, by the `tokenizers` library.
 
-    ids are 0..size-1; ``specials`` maps special tokens to ids; ``bos``, ``eos``, ``pad``, ``unk`` are ids or None.
+    ids are 0..size-1; ``specials`` maps special tokens to ids; ``bos``, ``eos``, ``pad``, ``unk``, ``cls``, ``sep``
+    and ``mask`` are ids or None; ``sentinels`` are the ids of T5's <extra_id_0>, <extra_id_1>, ... in this order.
     Special tokens in a text stay plain text unless ``special=True``. Raises UserError for what is no tokenizer.
     """
 
@@ -59,9 +63,10 @@ class Tokenizer:
         self._literal = {self._ids[name] for name in added}  # these stand for their own name
         self.specials = {name: self._ids[name] for name in special}
         self._hidden = frozenset(self.specials.values())
-        self.bos, self.eos, self.pad, self.unk = (
-            None if name is None else self._ids[name] for name in (self.roles[part] for part in USUAL)
-        )
+        self.bos, self.eos, self.pad, self.unk = map(self._player, ENDS)
+        self.cls, self.sep, self.mask = map(self._player, ("cls", "sep", "mask"))
+        marks = {int(found[1]): self._ids[name] for name in special if (found := SENTINEL.fullmatch(name))}
+        self.sentinels: list[int] = [marks[number] for number in sorted(marks)]
 
     def __len__(self) -> int:
         return self.size
@@ -97,6 +102,55 @@ class Tokenizer:
             return [[*before, *encoding.ids, *after] for encoding in encodings]
         return [encoding.ids for encoding in encodings]
 
+    def encode_pair(
+        self, first: str, second: str | None = None, *, most: int | None = None
+    ) -> tuple[list[int], list[int]]:
+        """The ids of one text or two with the tokens that belong around them, and each id's segment, 0 or 1.
+
+        BERT: [CLS] first [SEP] second [SEP]. With ``most`` tokens in all, the longer text is cut until it fits.
+        Raises UserError for two texts when the tokenizer has no token to put between them.
+        """
+        return self.encode_pairs([first if second is None else (first, second)], most=most)[0]
+
+    def encode_pairs(
+        self, texts: Sequence[str | tuple[str, str]], *, most: int | None = None
+    ) -> list[tuple[list[int], list[int]]]:
+        """``encode_pair`` of each text or pair, in parallel."""
+        groups = [(text,) if isinstance(text, str) else tuple(text) for text in texts]
+        ids = iter(self.encode_batch([text for group in groups for text in group]))
+        return [self._framed([next(ids) for _ in group], most) for group in groups]
+
+    def _framed(self, texts: list[list[int]], most: int | None) -> tuple[list[int], list[int]]:
+        frame = self._frames[len(texts) - 1]
+        if len(texts) == 2 and all(text is not None for text, _, _ in frame):
+            raise UserError("This tokenizer has no token to put between two texts; use one that has, such as BERT's.")
+        room = None if most is None else most - sum(text is None for text, _, _ in frame)
+        if room is not None and sum(map(len, texts)) > room:
+            if room < len(texts):
+                raise UserError(f"{most} tokens leave no room for the text; allow more.")
+            short = min(*map(len, texts), room // 2) if len(texts) == 2 else 0
+            first = room - short if len(texts) == 1 or len(texts[0]) > len(texts[1]) else short
+            texts = [text[:keep] for text, keep in zip(texts, (first, room - first), strict=False)]
+        ids, segments = [], []
+        for text, id, segment in frame:
+            part = [id] if text is None else texts[text]
+            ids += part
+            segments += [segment] * len(part)
+        return ids, segments
+
+    @functools.cached_property
+    def _frames(self) -> tuple[list[tuple[int | None, int, int]], list[tuple[int | None, int, int]]]:
+        """What stands around a text and around two: as the file says, else cls or bos before, sep or eos after."""
+        one, two = (frame(self._spec, self._source, pair) for pair in (False, True))
+        if any(text is None for text, _, _ in two):
+            return one, two
+        bos = None if self.bos == self.eos else self.bos
+        before, after = bos if self.cls is None else self.cls, self.eos if self.sep is None else self.sep
+        opening = [] if before is None else [(None, before, 0)]
+        closing = [[] if after is None else [(None, after, segment)] for segment in (0, 1)]
+        one = [*opening, (0, 0, 0), *closing[0]]
+        return one, [*one, (1, 0, 1), *closing[1]]
+
     def offsets(self, text: str) -> list[tuple[int, int]]:
         """The span (start, end) in characters that each token of ``encode(text)`` stands for.
 
@@ -114,6 +168,10 @@ class Tokenizer:
     def _special(self) -> tokenizers.Tokenizer:
         """The library's tokenizer that reads special tokens out of the text."""
         return load(self._spec, self._source)
+
+    def _player(self, part: str) -> int | None:
+        name = self.roles[part]
+        return None if name is None else self._ids[name]
 
     def _part(self, part: str) -> int:
         name = self.roles[part]
@@ -190,17 +248,17 @@ class Tokenizer:
     def fingerprint(self) -> str:
         """The SHA-256 of everything that decides ids, as hexadecimal text: equal after a round trip through files."""
         spec = {**self._spec, "post_processor": None}  # nothing is added around a text here
-        whole = json.dumps([spec, self.roles], sort_keys=True, separators=(",", ":"))
+        whole = json.dumps([spec, {part: self.roles[part] for part in ENDS}], sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(whole.encode()).hexdigest()
 
     def to_json(self) -> str:
-        """The text of a tokenizer.json, with one more key where bos, eos, pad or unk have unusual names."""
+        """The text of a tokenizer.json, with one more key where parts are played by unusual names."""
         usual = roles_of(self._spec, {}) == self.roles
         return json.dumps(self._spec if usual else {**self._spec, EXTRA: self.roles}, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str, roles: Roles | None = None, source: str = "The tokenizer") -> Tokenizer:
-        """The tokenizer in a tokenizer.json's text; ``roles`` names bos, eos, pad and unk where known."""
+        """The tokenizer in a tokenizer.json's text; ``roles`` says who plays bos, eos, mask and so on, where known."""
         try:
             spec = json.loads(text)
         except (ValueError, RecursionError) as error:

@@ -9,8 +9,9 @@ Shapes: B rows of a batch, T context, N tokens of a corpus.
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,18 +31,39 @@ class Batch:
     """Rows to learn from: ``tokens`` and ``targets`` (B, T) long, a target of -1 is not counted.
 
     ``pos`` and ``docs`` (B, T) say where in which of the row's documents a token is; both are None when
-    no row holds more than one, and positions are then 0..T-1.
+    no row holds more than one, and positions are then 0..T-1. Padding has position -1. ``source``, ``source_pos`` and
+    ``source_docs`` (B, S) are what an encoder reads; a pair has the same document number on both sides. ``segments``
+    (B, T) tells two texts of one document apart, ``prefix`` (B, T) is true where all of the document may look.
+    ``labels`` (D,), long or float, are the documents', in the order of rows, then of columns.
     """
 
     tokens: Tensor
     targets: Tensor
     pos: Tensor | None = None
     docs: Tensor | None = None
+    source: Tensor | None = None
+    source_pos: Tensor | None = None
+    source_docs: Tensor | None = None
+    segments: Tensor | None = None
+    prefix: Tensor | None = None
+    labels: Tensor | None = None
 
     def to(self, device: torch.device | str) -> Batch:
         """The batch on another device."""
-        pos, docs = (None if x is None else x.to(device, non_blocking=True) for x in (self.pos, self.docs))
-        return Batch(self.tokens.to(device, non_blocking=True), self.targets.to(device, non_blocking=True), pos, docs)
+        return self._each(lambda name, part: part.to(device, non_blocking=True))
+
+    def rows(self, low: int, high: int) -> Batch:
+        """The rows from ``low`` to before ``high``, with the labels of the documents in them."""
+        if self.labels is None:
+            return self._each(lambda name, part: part[low:high])
+        alone = self.tokens.new_ones(len(self.tokens))
+        counts = alone if self.pos is None else (self.pos == 0).sum(1)  # documents a row
+        first, last = int(counts[:low].sum()), int(counts[:high].sum())
+        return self._each(lambda name, part: part[first:last] if name == "labels" else part[low:high])
+
+    def _each(self, change: Callable[[str, Tensor], Tensor]) -> Batch:
+        parts = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return dataclasses.replace(self, **{n: change(n, part) for n, part in parts.items() if part is not None})
 
 
 # ---------------------------------------------------------------------------------- the order

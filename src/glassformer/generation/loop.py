@@ -18,7 +18,7 @@ from torch import Tensor
 from .. import config
 from ..errors import UserError
 from ..nn import EncoderDecoder, Model
-from .prompt import Prompt, check, read
+from .prompt import Prompt, check, first_token, read
 from .reading import MANY, Reading
 from .sample import Sampling, choose, log_probability
 from .writer import Writer
@@ -183,7 +183,7 @@ def generate(
     prompts = read(prompt, tokenizer, model.config, bos)
     starts = prompts
     if isinstance(model, EncoderDecoder):
-        first = _first(tokenizer, start)
+        first = first_token(tokenizer, start)
         check(first, model.config.embed.vocab)
         starts = [first for _ in prompts]
     if eos is None:
@@ -271,15 +271,6 @@ def _seen(rows: Sequence[Row], logits: Tensor) -> Tensor:
     for place, row in enumerate(rows):
         seen[place, row.start] = True
     return seen
-
-
-def _first(tokenizer: Tokenizer | None, start: int | None) -> list[int]:
-    """What an encoder-decoder's decoder begins with."""
-    if start is None and tokenizer is not None:
-        start = tokenizer.pad if tokenizer.bos is None else tokenizer.bos
-    if start is None:
-        raise UserError("The decoder needs a token to begin with; give start=ID.")
-    return [start]
 
 
 def _check(

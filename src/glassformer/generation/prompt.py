@@ -55,6 +55,15 @@ def check(ids: Sequence[int], vocab: int) -> None:
         raise UserError(f"Token id {wrong} is out of range: {known}; use the tokenizer it was trained with.")
 
 
+def first_token(tokenizer: Tokenizer | None, start: int | None) -> list[int]:
+    """What an encoder-decoder's decoder begins with."""
+    if start is None and tokenizer is not None:
+        start = tokenizer.pad if tokenizer.bos is None else tokenizer.bos
+    if start is None:
+        raise UserError("The decoder needs a token to begin with; give start=ID.")
+    return [start]
+
+
 def _encode(prompt: object, tokenizer: Tokenizer | None, bos: bool | None, source: bool) -> list[int]:
     if prompt is None and not source:
         opening = None if tokenizer is None else tokenizer.eos if tokenizer.bos is None else tokenizer.bos

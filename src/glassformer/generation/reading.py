@@ -86,12 +86,15 @@ class Reading:
             self.pos = self.pos + 1
         return logits
 
-    def keep(self, rows: Tensor) -> None:
-        """Row i becomes what row ``rows[i]`` was; the others are let go."""
-        self.cache.reorder(rows)
+    def keep(self, rows: Tensor, among_samples: bool = False) -> None:
+        """Row i becomes what row ``rows[i]`` was; the others are let go.
+
+        ``among_samples``: rows only change places with others of the same prompt, so the encoder's side can stay.
+        """
+        self.cache.reorder(rows, crossed=not among_samples)
         if self.pos is not None:
             self.pos = self.pos[rows]
-        if self.memory is not None:
+        if self.memory is not None and not among_samples:
             hidden, pos = self.memory.hidden, self.memory.pos
             self.memory = Memory(hidden[rows], pos if pos.shape[0] == 1 else pos[rows], self.memory.plain)
 

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .. import config
+from .. import config, positions
+from ..errors import UserError
 
 if TYPE_CHECKING:
     from .model import Model
@@ -137,18 +138,21 @@ class Cache:
     def __init__(self, model: Model) -> None:
         stack: config.Stack = model.config.decoder  # type: ignore[union-attr]
         blocks = [stack.block(i) for i in range(stack.depth)]
-        reach = [b.attention.see.size if isinstance(b.attention.see, config.Window) else None for b in blocks]
+        reach = [positions.reach(b.attention.see) for b in blocks]
         self.slots = {ring: Slots(ring) for ring in reach}
         self.layers = [(KV(self.slots[ring]), CrossKV()) for ring in reach]
         self.length = 0
         self.plain = True
         self.history: tuple[Tensor, Tensor] | None = None  # the latest tokens and their positions, for lags
         self._lags = model.config.embed.lags
+        self.ahead = max(positions.ahead(b.attention.see) for b in blocks)  # tokens to be read in one go
         self._last: Tensor | None = None  # highest position of each row, (B, 1), once rows differ
 
     def advance(self, tokens: Tensor, pos: Tensor | None) -> Tensor:
         """Make room for ``tokens`` (B, T) and tell their positions (B or 1, T); None goes on from each row's last."""
         ahead = torch.arange(tokens.shape[1], device=tokens.device)[None]
+        if self.length == 0 and self.ahead > (tokens.shape[1] if pos is None else int(pos.amax(1).min()) + 1):
+            raise UserError(f"this model reads its first {self.ahead} tokens in one go; give that many to begin with.")
         if pos is not None:
             if self._last is None:
                 self._last = torch.full((tokens.shape[0], 1), self.length - 1, device=tokens.device)
@@ -192,13 +196,17 @@ class Cache:
         if self._last is not None:
             self._last = next(iter(self.slots.values())).pos.amax(1, keepdim=True).expand_as(self._last).clone()
 
-    def reorder(self, rows: Tensor) -> None:
-        """Row i becomes what row ``rows[i]`` was (beams); ``rows`` may be longer or shorter than the batch."""
+    def reorder(self, rows: Tensor, crossed: bool = True) -> None:
+        """Row i becomes what row ``rows[i]`` was (beams); ``rows`` may be longer or shorter than the batch.
+
+        ``crossed`` False leaves the encoder's keys and values, where rows of one source change places.
+        """
         for slots in self.slots.values():
             slots.rows(rows)
         for kv, cross in self.layers:
             kv.rows(rows)
-            cross.rows(rows)
+            if crossed:
+                cross.rows(rows)
         if self.history is not None:
             self.history = (self.history[0][rows], self.history[1][rows])
         if self._last is not None:

@@ -1,0 +1,210 @@
+"""Beam search: the likeliest whole continuations, several at a time.
+
+    prompt -- beam 1 -- the two best tokens of each beam --+-- those that end: hypotheses
+           `- beam 2 -- ...                                `-- the best of the others: the next beams
+
+P prompts, K beams of each, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .. import config
+from ..errors import UserError, need
+from ..nn import EncoderDecoder, Model
+from .loop import Finish
+from .prompt import Prompt, check, first_token, read
+from .reading import Reading
+
+if TYPE_CHECKING:
+    from ..text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One whole continuation: its tokens, the log-probability of each, and the score that ranks it.
+
+    ``score`` is the sum of ``logprobs`` divided by their number to the power of the length penalty; eos counts.
+    """
+
+    tokens: list[int]
+    logprobs: list[float]
+    score: float
+    finish: Finish
+    text: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        return dict(vars(self))
+
+
+@dataclass
+class Beam:
+    """A continuation under way."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+
+@dataclass
+class Hunt:
+    """The search for one prompt's continuations: the beams under way and the hypotheses there are."""
+
+    number: int
+    beams: list[Beam]
+    found: list[Hypothesis] = field(default_factory=list)
+
+    def add(self, beam: Beam, penalty: float, finish: Finish) -> None:
+        """``beam`` has ended."""
+        score = sum(beam.logprobs) / len(beam.tokens) ** penalty
+        self.found.append(Hypothesis(beam.tokens, beam.logprobs, score, finish))
+
+
+def beam(
+    model: Model,
+    tokenizer: Tokenizer | None,
+    prompt: Prompt,
+    *,
+    beams: int = 4,
+    best: int = 1,
+    length_penalty: float = 1.0,
+    max_new: int = 256,
+    eos: int | Collection[int] | None = None,
+    bos: bool | None = None,
+    start: int | None = None,
+) -> list[list[Hypothesis]]:
+    """The ``best`` continuations of each prompt that a search with ``beams`` finds, the best first.
+
+    A prompt is done when ``beams`` hypotheses have ended, as published translation systems do it; what has not ended
+    after ``max_new`` tokens counts as it stands. ``length_penalty`` 0 ranks by the sum of log-probabilities (which
+    favours short texts), 1 by their mean; above 1 favours long ones. The other arguments are those of ``generate``.
+    Raises UserError for settings that mean nothing and prompts that cannot be read.
+    """
+    _check(model.config, beams, best, length_penalty, max_new)
+    prompts = read(prompt, tokenizer, model.config, bos)
+    if eos is None:
+        eos = () if tokenizer is None or tokenizer.eos is None else tokenizer.eos
+    ends = frozenset((eos,) if isinstance(eos, int) else eos)
+    crossed = isinstance(model, EncoderDecoder)
+    begin = prompts
+    if crossed:
+        opening = first_token(tokenizer, start)
+        check(opening, model.config.embed.vocab)
+        begin = [opening] * len(prompts)
+    room = min(max_new, model.config.context - max(map(len, begin)) + 1)
+    known = None if tokenizer is None else tokenizer.size
+    hunts = [Hunt(number, [Beam() for _ in range(beams)]) for number in range(len(prompts))]
+    _search(Reading(model), hunts, begin, prompts if crossed else None, ends, room, length_penalty, known)
+    told = []
+    for hunt in hunts:
+        ranked = sorted(hunt.found, key=lambda hypothesis: -hypothesis.score)[:best]
+        told.append([_written(hypothesis, tokenizer, ends) for hypothesis in ranked])
+    return told
+
+
+def _search(
+    reading: Reading,
+    hunts: list[Hunt],
+    begin: Sequence[Sequence[int]],
+    sources: Sequence[Sequence[int]] | None,
+    ends: frozenset[int],
+    room: int,
+    penalty: float,
+    known: int | None,
+) -> None:
+    """Fill each hunt's ``found``."""
+    beams = len(hunts[0].beams)
+    logits = reading.begin(begin, sources, beams)
+    sums = torch.full((len(hunts), beams), -math.inf, device=logits.device)
+    sums[:, 0] = 0.0  # all beams are the same yet: only the first may go on
+    for index in range(room):
+        totals, parents, tokens, logprobs = _best(logits[:, :known], sums, 2 * beams)
+        kept: list[int] = []  # rows of the batch that go on
+        sums_kept: list[list[float]] = []
+        next_tokens: list[int] = []
+        staying = []
+        for place, hunt in enumerate(hunts):
+            grown: list[Beam] = []
+            sums_of: list[float] = []
+            for rank, total in enumerate(totals[place]):
+                if total == -math.inf or len(grown) == beams:
+                    break
+                parent = hunt.beams[parents[place][rank]]
+                token = tokens[place][rank]
+                child = Beam([*parent.tokens, token], [*parent.logprobs, logprobs[place][rank]])
+                if token in ends:
+                    if rank < beams:  # an ending that is not among the best is none
+                        hunt.add(child, penalty, "eos")
+                    continue
+                grown.append(child)
+                sums_of.append(total)
+                kept.append(place * beams + parents[place][rank])
+                next_tokens.append(token)
+            hunt.beams = grown
+            if len(hunt.found) >= beams or not grown:
+                del kept[len(kept) - len(grown) :], next_tokens[len(next_tokens) - len(grown) :]
+                continue
+            while len(grown) < beams:  # a vocabulary smaller than the beams: the same beam again, out of the race
+                grown.append(grown[-1])
+                sums_of.append(-math.inf)
+                kept.append(kept[-1])
+                next_tokens.append(next_tokens[-1])
+            sums_kept.append(sums_of)
+            staying.append(hunt)
+        same = len(staying) == len(hunts)
+        hunts = staying
+        if not hunts:
+            return
+        if index + 1 == room:
+            break
+        if index == 0 and room * len(kept) >= 32:
+            reading.settle()
+        reading.keep(torch.tensor(kept, device=logits.device), among_samples=same)
+        sums = torch.tensor(sums_kept, device=logits.device)
+        logits = reading.go_on(torch.tensor(next_tokens, device=logits.device))
+    for hunt in hunts:
+        for child in hunt.beams:
+            hunt.add(child, penalty, "length")
+
+
+def _best(
+    logits: Tensor, sums: Tensor, count: int
+) -> tuple[list[list[float]], list[list[int]], list[list[int]], list[list[float]]]:
+    """Of each prompt's beams and their next tokens the ``count`` best: sums, beams, tokens, log-probabilities.
+
+    logits (P * K, V), sums (P, K).
+    """
+    prompts, beams = sums.shape
+    logprobs = logits.log_softmax(-1).view(prompts, beams, -1)
+    if not torch.isfinite(logprobs).any():
+        raise UserError("The model's logits are not numbers (NaN); its weights are damaged, load another checkpoint.")
+    vocab = logprobs.shape[-1]
+    totals, places = (sums[:, :, None] + logprobs).flatten(1).topk(min(count, beams * vocab), dim=1)
+    own = logprobs.flatten(1).gather(1, places)
+    return totals.tolist(), (places // vocab).tolist(), (places % vocab).tolist(), own.tolist()
+
+
+def _written(hypothesis: Hypothesis, tokenizer: Tokenizer | None, ends: frozenset[int]) -> Hypothesis:
+    """With its text, the eos left out."""
+    if tokenizer is None:
+        return hypothesis
+    tokens = [token for token in hypothesis.tokens if token not in ends]
+    return Hypothesis(
+        hypothesis.tokens, hypothesis.logprobs, hypothesis.score, hypothesis.finish, tokenizer.decode(tokens)
+    )
+
+
+def _check(cfg: config.Model, beams: int, best: int, penalty: float, max_new: int) -> None:
+    if isinstance(cfg, config.Encoder):
+        raise UserError("An encoder sees both sides of every token and cannot continue a text; give a decoder.")
+    need(beams >= 1, f"beams is {beams}; give 1 or more.")
+    need(1 <= best <= beams, f"best is {best}; give 1 to the number of beams ({beams}).")
+    need(math.isfinite(penalty), f"length_penalty is {penalty}; give a number such as 1.0.")
+    need(max_new >= 1, f"max_new is {max_new}; give 1 or more.")

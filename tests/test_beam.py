@@ -1,0 +1,120 @@
+"""Beam search finds what an exhaustive search and transformers find."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import tiny
+import torch
+
+from glassformer import UserError
+from glassformer import config as c
+from glassformer.generation import beam, generate
+from glassformer.nn import EncoderDecoder, build_model
+
+
+def model(name: str) -> object:
+    made = build_model(tiny.ALL[name], seed=3)
+    return made.eval()
+
+
+def total(made: object, prompt: list[int], tokens: tuple[int, ...]) -> float:
+    """The summed log-probability of tokens after the prompt, by a plain pass without a cache."""
+    rows = torch.tensor([[*prompt, *tokens]])
+    with torch.no_grad():
+        logits = made(rows).logits.log_softmax(-1)[0]  # type: ignore[operator]
+    return sum(float(logits[len(prompt) - 1 + i, t]) for i, t in enumerate(tokens))
+
+
+def test_wide_beams_find_the_best_of_all_continuations() -> None:
+    made = build_model(c.Decoder(16, 16, c.Embed(6), tiny.gpt2().decoder, c.Head(), tiny.WIDE), seed=1).eval()
+    prompt, length = [1, 2], 3
+    everything = {tokens: total(made, prompt, tokens) for tokens in itertools.product(range(6), repeat=length)}
+    ranked = sorted(everything, key=lambda tokens: -everything[tokens])[:4]
+    found = beam(made, None, prompt, beams=36, best=4, max_new=length, length_penalty=0.0)[0]
+    assert [tuple(h.tokens) for h in found] == ranked
+    for hypothesis in found:
+        assert hypothesis.score == pytest.approx(everything[tuple(hypothesis.tokens)], abs=1e-4)
+        assert hypothesis.finish == "length"
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "t5", "vaswani", "glass"])
+def test_one_beam_is_greedy(name: str) -> None:
+    made = model(name)
+    prompt = [[5, 7, 9], [4, 8]]
+    greedy = generate(made, None, prompt, temperature=0, max_new=8, eos=(), start=0).run()  # type: ignore[arg-type]
+    found = beam(made, None, prompt, beams=1, max_new=8, eos=(), start=0)  # type: ignore[arg-type]
+    assert [hypotheses[0].tokens for hypotheses in found] == greedy.tokens
+    for hypotheses, logprobs in zip(found, greedy.logprobs, strict=True):
+        assert hypotheses[0].logprobs == pytest.approx(logprobs, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["llama", "starcoder2", "t5", "vaswani", "glass"])
+def test_a_prompt_finds_the_same_in_a_batch_as_alone(name: str) -> None:
+    made = model(name)
+    prompts = [[5, 7, 9, 11, 3], [4, 8], [6]]
+    settings = {"beams": 3, "best": 3, "max_new": 10, "eos": (2, 9, 17), "start": 0}
+    together = beam(made, None, prompts, **settings)  # type: ignore[arg-type]
+    for prompt, found in zip(prompts, together, strict=True):
+        alone = beam(made, None, [prompt], **settings)[0]  # type: ignore[arg-type]
+        assert [h.tokens for h in alone] == [h.tokens for h in found]
+        assert [h.score for h in alone] == pytest.approx([h.score for h in found], abs=1e-5)
+
+
+def test_equal_to_transformers() -> None:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    torch.manual_seed(0)
+    shape = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 50}
+    theirs = T5ForConditionalGeneration(T5Config(**shape, decoder_start_token_id=0, dropout_rate=0.0)).eval()
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    from glassformer import recipes, weights  # noqa: F401  # the recipe turns their weights into ours
+
+    pytest.importorskip("glassformer.recipes.t5")
+    import tempfile
+
+    from glassformer import load
+
+    with tempfile.TemporaryDirectory() as folder:
+        theirs.save_pretrained(folder)
+        ours, _ = load(folder)
+    assert isinstance(ours, EncoderDecoder)
+    prompts = [[5, 7, 9, 11, 1], [4, 8, 22, 30, 1]]
+    for penalty in (0.0, 1.0, 2.0):
+        told = theirs.generate(
+            torch.tensor(prompts),
+            num_beams=4,
+            num_return_sequences=4,
+            max_new_tokens=12,
+            length_penalty=penalty,
+            early_stopping=True,
+            do_sample=False,
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+        found = beam(ours, None, prompts, beams=4, best=4, max_new=12, length_penalty=penalty, eos=1, start=0)
+        flat = [h for hypotheses in found for h in hypotheses]
+        for row, score, hypothesis in zip(told.sequences.tolist(), told.sequences_scores.tolist(), flat, strict=True):
+            assert row[1 : 1 + len(hypothesis.tokens)] == hypothesis.tokens
+            assert score == pytest.approx(hypothesis.score, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"beams": 0}, "beams is 0"),
+        ({"best": 5}, "best is 5"),
+        ({"length_penalty": float("nan")}, "length_penalty"),
+        ({"max_new": 0}, "max_new is 0"),
+    ],
+)
+def test_settings_that_mean_nothing(settings: dict[str, object], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        beam(model("gpt2"), None, [1], **settings)  # type: ignore[arg-type]
+
+
+def test_an_encoder_continues_nothing() -> None:
+    with pytest.raises(UserError, match="encoder"):
+        beam(model("bert"), None, [1])  # type: ignore[arg-type]

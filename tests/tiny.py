@@ -82,9 +82,23 @@ DECODERS: dict[str, c.Decoder] = {
         decoder(block(c.Attention(4, qk_norm=c.RMSNorm()), c.MLP(64, "relu2")), position=c.Rotary()),
         embed=c.Embed(VOCAB, lags=3),
     ),
+    "strided": decoder(block(c.Attention(4, 2, see=c.Strided(4))), position=c.Rotary()),
+    "fixed": decoder(block(c.Attention(4, see=c.Fixed(6, 2))), position=c.Learned(CONTEXT)),
+    "prefix": decoder(block(c.Attention(4, see=c.Prefix(3))), position=c.Rotary()),
+    "mixed": decoder(
+        block(c.Attention(4, 2, see=c.Window(9) & (c.Every(2) | c.Prefix(3)))),
+        block(c.Attention(4, 2, see=c.Chunk(4) | c.Tail(5, 2))),
+        position=c.Rotary(),
+    ),
     "nothing": decoder(block(feedforward=c.MLP(64, "relu2")), position=c.NoPosition()),
 }
-OTHERS: dict[str, c.Model] = {"vaswani": vaswani(), "t5": t5(), "bert": bert()}
+ONWARD = c.Stack(2, (block(c.Attention(4, see=c.Causal() | c.Window(3))),), c.Rotary(), causal=False)  # a look ahead
+OTHERS: dict[str, c.Model] = {
+    "vaswani": vaswani(),
+    "t5": t5(),
+    "bert": bert(),
+    "onward": c.Encoder(DIM, CONTEXT, c.Embed(VOCAB), ONWARD, c.Head(), WIDE),
+}
 ALL: dict[str, c.Model] = {**DECODERS, **OTHERS}
 
 

@@ -18,18 +18,28 @@ from typing import Literal, TypeAlias
 
 from .errors import above_zero, need
 from .positions import Alibi as Alibi  # the page goes on in positions.py
+from .positions import Both as Both
+from .positions import Causal as Causal
+from .positions import Chunk as Chunk
+from .positions import Either as Either
+from .positions import Every as Every
+from .positions import Fixed as Fixed
 from .positions import Full as Full
 from .positions import Learned as Learned
 from .positions import LinearStretch as LinearStretch
 from .positions import Llama3Stretch as Llama3Stretch
 from .positions import NoPosition as NoPosition
 from .positions import Position as Position
+from .positions import Prefix as Prefix
 from .positions import RelativeBias as RelativeBias
 from .positions import Rotary as Rotary
 from .positions import See as See
 from .positions import Sinusoidal as Sinusoidal
 from .positions import Stretch as Stretch
+from .positions import Strided as Strided
+from .positions import Tail as Tail
 from .positions import Window as Window
+from .positions import YarnStretch as YarnStretch
 
 Activation: TypeAlias = Literal["relu", "relu2", "gelu", "gelu_tanh", "silu", "tanh"]
 Place: TypeAlias = Literal["pre", "post", "sandwich", "parallel"]

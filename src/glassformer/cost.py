@@ -15,6 +15,8 @@ from typing import Any
 import torch
 
 from . import config, weights
+from .nn.mask import visited
+from .positions import reach
 
 BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0, "int4": 0.5}
 GROUP = 64  # quantised weights that share one two-byte scale
@@ -95,8 +97,11 @@ class Cost:
 
     def _keys(self, attention: config.Attention, causal: bool) -> float:
         """How many keys a query sees, the mean over the context's positions."""
-        T = self.context
-        reach = min(attention.see.size, T) if isinstance(attention.see, config.Window) else T
+        T, see = self.context, attention.see
+        if not isinstance(see, config.Full | config.Window):  # counted, in long rows by a thousand of its queries
+            rows = torch.linspace(0, T - 1, min(T, 1024)).long()
+            return visited(see, T, causal, rows) / len(rows)
+        reach = min(see.size, T) if isinstance(see, config.Window) else T
         if causal:
             return (reach * (reach + 1) / 2 + (T - reach) * reach) / T
         if reach == T:
@@ -130,8 +135,7 @@ class Cost:
         """Bytes of keys and values of the whole batch at the full context; a window holds no more than its size."""
         held = 0
         for _, attention, _ in _attentions(self.model, cached=True):
-            see = attention.see
-            kept = min(see.size, self.context) if isinstance(see, config.Window) else self.context
+            kept = min(reach(attention.see) or self.context, self.context)
             held += kept * self._kv_width(attention)
         return int(self.batch * held * BYTES[dtype])
 

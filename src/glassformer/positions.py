@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypeAlias
+import ast
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, TypeAlias, get_args
 
-from .errors import above_zero, need
+from .errors import UserError, above_zero, nearest, need
 
 # ------------------------------------------------------------------------------------------ order
 
@@ -53,7 +54,24 @@ class Llama3Stretch:
     length: int = 8192
 
 
-Stretch: TypeAlias = LinearStretch | Llama3Stretch
+@dataclass(frozen=True)
+class YarnStretch:
+    """Waves that turn less than ``slow`` times in ``length`` positions slowed by ``factor``, more than ``fast`` kept.
+
+    ``size`` multiplies what is turned (None: 0.1 ln(factor) + 1). Peng et al. 2023, YaRN, sections 3.2 to 3.4.
+    """
+
+    factor: float
+    length: int
+    fast: float = 32.0
+    slow: float = 1.0
+    size: float | None = None
+
+    def __post_init__(self) -> None:
+        above_zero(self, "factor", "length", "fast", "slow", "size")
+
+
+Stretch: TypeAlias = LinearStretch | Llama3Stretch | YarnStretch
 
 
 @dataclass(frozen=True)
@@ -70,6 +88,8 @@ class Rotary:
     def __post_init__(self) -> None:
         above_zero(self, "theta")
         need(0 < self.fraction <= 1, f"Rotary.fraction is {self.fraction}; give a share above 0, at most 1.")
+        blended = isinstance(self.stretch, YarnStretch)
+        need(not blended or self.theta > 1, f"Rotary.theta is {self.theta}; give more than 1 with a YarnStretch.")
 
 
 @dataclass(frozen=True)
@@ -91,13 +111,51 @@ Position: TypeAlias = NoPosition | Sinusoidal | Learned | Rotary | RelativeBias 
 # ---------------------------------------------------------------------------- who may look at whom
 
 
+class Rule:
+    """What all rules share: ``a & b`` sees what both see, ``a | b`` what either sees."""
+
+    def __and__(self, other: See) -> Both:
+        return Both((*_inside(self, Both), *_inside(other, Both)))
+
+    def __or__(self, other: See) -> Either:
+        return Either((*_inside(self, Either), *_inside(other, Either)))
+
+    def __str__(self) -> str:
+        """The rule as ``read_rule`` reads it: ``window(4) | strided(8)``."""
+        numbers = ", ".join(str(value) for value in vars(self).values())
+        return f"{type(self).__name__.lower()}({numbers})" if numbers else type(self).__name__.lower()
+
+
+def _inside(rule: Any, kind: type[Both] | type[Either]) -> tuple[See, ...]:
+    return rule.rules if isinstance(rule, kind) else (rule,)
+
+
 @dataclass(frozen=True)
-class Full:
+class Full(Rule):
     """Every token within reach of the stack's direction."""
 
 
 @dataclass(frozen=True)
-class Window:
+class Causal(Rule):
+    """Keys no later than the query. A causal stack says so for all its blocks; in an encoder a block may say it."""
+
+
+@dataclass(frozen=True)
+class Prefix(Rule):
+    """The first ``length`` tokens see each other both ways, the others what came before (T5's prefix language model).
+
+    In a causal stack it is the one rule that adds keys instead of taking them away; what the data names as its own
+    prefix is added to it. A cache must read these tokens in one go.
+    """
+
+    length: int
+
+    def __post_init__(self) -> None:
+        above_zero(self, "length")
+
+
+@dataclass(frozen=True)
+class Window(Rule):
     """Only keys less than ``size`` positions away (Longformer, Mistral); a token sees itself."""
 
     size: int
@@ -106,4 +164,151 @@ class Window:
         above_zero(self, "size")
 
 
-See: TypeAlias = Full | Window
+@dataclass(frozen=True)
+class Every(Rule):
+    """Only keys a multiple of ``step`` positions away: the second half of ``Strided``, for a block of its own."""
+
+    step: int
+
+    def __post_init__(self) -> None:
+        above_zero(self, "step")
+
+
+@dataclass(frozen=True)
+class Chunk(Rule):
+    """Only keys in the query's own chunk of ``size`` positions (Llama 4): the first half of ``Fixed``."""
+
+    size: int
+
+    def __post_init__(self) -> None:
+        above_zero(self, "size")
+
+
+@dataclass(frozen=True)
+class Tail(Rule):
+    """Only keys among the ``last`` positions of their chunk of ``size``: the second half of ``Fixed``."""
+
+    size: int
+    last: int = 1
+
+    def __post_init__(self) -> None:
+        above_zero(self, "size", "last")
+        need(self.last <= self.size, f"Tail.last is {self.last}; give 1 to size ({self.size}).")
+
+
+@dataclass(frozen=True)
+class Strided(Rule):
+    """The nearest ``stride`` keys, and each key whole strides away (Sparse Transformers, Child et al. 2019)."""
+
+    stride: int
+
+    def __post_init__(self) -> None:
+        above_zero(self, "stride")
+
+    @property
+    def parts(self) -> Either:
+        """The same rule, of simpler ones."""
+        return Window(self.stride) | Every(self.stride)
+
+
+@dataclass(frozen=True)
+class Fixed(Rule):
+    """The query's own ``block``, and the last ``summary`` keys of every block (Child et al. 2019)."""
+
+    block: int
+    summary: int = 1
+
+    def __post_init__(self) -> None:
+        above_zero(self, "block", "summary")
+        need(self.summary <= self.block, f"Fixed.summary is {self.summary}; give 1 to block ({self.block}).")
+
+    @property
+    def parts(self) -> Either:
+        """The same rule, of simpler ones."""
+        return Chunk(self.block) | Tail(self.block, self.summary)
+
+
+@dataclass(frozen=True)
+class Both(Rule):
+    """Keys that every one of ``rules`` lets the query see: ``a & b``."""
+
+    rules: tuple[See, ...]
+
+    def __post_init__(self) -> None:
+        need(len(self.rules) > 0, "Both.rules is empty; give at least one rule.")
+
+    def __str__(self) -> str:
+        return " & ".join(f"({rule})" if isinstance(rule, Either) else str(rule) for rule in self.rules)
+
+
+@dataclass(frozen=True)
+class Either(Rule):
+    """Keys that at least one of ``rules`` lets the query see: ``a | b``."""
+
+    rules: tuple[See, ...]
+
+    def __post_init__(self) -> None:
+        need(len(self.rules) > 0, "Either.rules is empty; give at least one rule.")
+
+    def __str__(self) -> str:
+        return " | ".join(map(str, self.rules))
+
+
+See: TypeAlias = (
+    Full | Causal | Prefix | Window | Every | Chunk | Tail | Strided | Fixed | Both | Either  # one name each in config
+)
+RULES: dict[str, type] = {kind.__name__.lower(): kind for kind in get_args(See) if kind not in (Both, Either)}
+
+
+def reach(see: See) -> int | None:
+    """How many positions back a query looks at most, itself counted; None where there is no bound."""
+    if isinstance(see, Window):
+        return see.size
+    if isinstance(see, Both | Either):
+        bounds = [reach(rule) for rule in see.rules]
+        known = [bound for bound in bounds if bound is not None]
+        if isinstance(see, Both):
+            return min(known, default=None)
+        return max(known) if len(known) == len(bounds) else None
+    return None
+
+
+def ahead(see: See) -> int:
+    """How many of the first tokens are seen by those before them: the longest Prefix within the rule."""
+    if isinstance(see, Both | Either):
+        return max(map(ahead, see.rules))
+    return see.length if isinstance(see, Prefix) else 0
+
+
+def read_rule(text: str) -> See:
+    """The rule that an expression such as ``window(4) | strided(8)`` means; UserError where it means none."""
+    try:
+        tree = ast.parse(text.strip(), mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise UserError(f'"{text}" is no rule; write one such as "window(4)" or "window(4) | strided(8)".') from None
+    return _rule(tree.body)
+
+
+def _rule(node: ast.expr) -> See:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd):
+        return _rule(node.left) & _rule(node.right)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+        return _rule(node.left) | _rule(node.right)
+    call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
+    if not isinstance(call.func, ast.Name):
+        raise UserError(f'"{ast.unparse(node)}" is no rule; combine rules such as window(4) with & and | only.')
+    name = call.func.id.lower()
+    if name not in RULES:
+        raise UserError(f'There is no rule "{call.func.id}".{nearest(name, RULES)}')
+    kind, names = RULES[name], [field.name for field in fields(RULES[name])]
+    form = f"{name}({', '.join(names)})" if names else name
+    given = dict(zip(names, call.args, strict=False)) | {word.arg or "": word.value for word in call.keywords}
+    numbers = {key: value.value for key, value in given.items() if isinstance(value, ast.Constant)}
+    whole = all(type(value) is int for value in numbers.values()) and len(numbers) == len(given)
+    known = given.keys() <= set(names) and len(call.args) <= len(names)
+    needed = {field.name for field in fields(kind) if field.default is MISSING}
+    need(
+        whole and known and needed <= given.keys(), f'"{ast.unparse(node)}" does not fit; write {form}, whole numbers.'
+    )
+    rule: See = kind(**numbers)
+    return rule

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .text import Tokenizer
 
 FORMAT = 1  # of the glassformer layout
+ENDS = ("head.", "pool.")  # what may differ from the checkpoint that a model starts from
 WANTED = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.model", "*.txt", "*.tiktoken")  # from the hub
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "encoder.json", "vocab.txt")
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
@@ -55,6 +56,50 @@ def load(
     published = tensorfiles.open_files(found)
     model = _filled(book, published, kind or published.dtype, device)
     return model.eval(), open_tokenizer(found)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A model that began as another's checkpoint: which parameters are drawn anew, which of the files went unused."""
+
+    model: Model
+    new: tuple[str, ...]
+    unused: tuple[str, ...]
+
+
+def load_as(
+    cfg: config.Model,
+    name: str | Path,
+    *,
+    seed: int | None = None,
+    dtype: torch.dtype | str | None = None,
+    device: torch.device | str | None = None,
+) -> Fitted:
+    """The model of ``cfg`` with the weights of the one called ``name``; only head and pool may differ from it.
+
+    What the checkpoint lacks there is drawn with ``seed``. A recipe has no weights, so all of its model is drawn.
+    Raises UserError as ``load`` does, and where anything but the ends does not fit.
+    """
+    kind = _dtype(dtype)
+    found = resolve(name)
+    wanted = weights.shapes(cfg)
+    if not isinstance(found, Path):
+        _must_fit(cfg, kind or torch.float32, device)
+        return Fitted(build_model(cfg, device=device, dtype=kind, seed=seed).eval(), tuple(wanted), ())
+    book = read_config(found)
+    published = tensorfiles.open_files(found)
+    links, held = _links(book, published)
+    there = weights.shapes(book.config)
+    fits = {name for name, shape in wanted.items() if there.get(name) == shape}
+    for path, shape in wanted.items():
+        if path not in fits and not path.startswith(ENDS):
+            has = there.get(path, "nothing")
+            raise UserError(f"{found} has {has} for {path} and the config wants {shape}; change only the head or pool.")
+    _must_fit(cfg, kind or published.dtype, device)
+    model = build_model(cfg, device=device, dtype=kind or published.dtype, seed=seed)
+    parameters = {path: weight for path, weight in model.named_parameters() if path in fits}
+    weights.fill([link for link in links if fits.issuperset(link.ours)], published, parameters, held)
+    return Fitted(model.eval(), tuple(n for n in wanted if n not in fits), tuple(n for n in there if n not in fits))
 
 
 def resolve(name: str | Path) -> Path | config.Model:
@@ -157,16 +202,21 @@ def read_config(folder: Path) -> Book:
 
 def _filled(book: Book, published: tensorfiles.Files, dtype: torch.dtype, device: torch.device | str | None) -> Model:
     """The model with the files' weights; nothing is allocated before every name and shape was compared."""
-    shapes = weights.shapes(book.config)
-    table, held = _own(shapes), shapes
-    if book.recipe is not None:
-        table, held = book.recipe.weights, weights.shapes(book.recipe.layout(book.config))
-    found = weights.check(table, held, published, optional=held.keys() - shapes.keys())
+    found, held = _links(book, published)
     _must_fit(book.config, dtype, device)
     model = build_model(book.config, device="meta", dtype=dtype)
     allocate(model, device or torch.get_default_device())
     weights.fill(found, published, dict(model.named_parameters()), held)
     return model
+
+
+def _links(book: Book, published: tensorfiles.Files) -> tuple[list[weights.Link], dict[str, tensorfiles.Shape]]:
+    """What fills which of the model's parameters, every name and shape compared; and the shapes the files hold."""
+    shapes = weights.shapes(book.config)
+    table, held = _own(shapes), shapes
+    if book.recipe is not None:
+        table, held = book.recipe.weights, weights.shapes(book.recipe.layout(book.config))
+    return weights.check(table, held, published, optional=held.keys() - shapes.keys()), held
 
 
 def _own(names: Iterable[str]) -> Table:

@@ -1,4 +1,17 @@
 """The verbs of the command line, one file each: HELP, ``options`` and ``run``. None imports torch before it runs."""
 
-VERBS = ("train", "generate", "eval", "look", "recipes", "cost", "data", "convert")
+VERBS = (
+    "train",
+    "generate",
+    "translate",
+    "fill",
+    "embed",
+    "classify",
+    "eval",
+    "look",
+    "recipes",
+    "cost",
+    "data",
+    "convert",
+)
 """In the order of ``glassformer --help``; the name of the file is the name of the verb."""

@@ -46,11 +46,11 @@ def rows(*pairs: tuple[str, str]) -> None:
         print(f"{name:14} {value}")
 
 
-def counting() -> Callable[[int], None] | None:
-    """A count of tokens that runs in the terminal; None where standard error is no terminal."""
+def counting(what: str = "tokens") -> Callable[[int], None] | None:
+    """A count that runs in the terminal; None where standard error is no terminal."""
     if not sys.stderr.isatty():
         return None
-    return lambda done: print(f"\r{done:,} tokens", end="\r", file=sys.stderr, flush=True)
+    return lambda done: print(f"\r{done:,} {what}", end="\r", file=sys.stderr, flush=True)
 
 
 def unescaped(text: str) -> str:

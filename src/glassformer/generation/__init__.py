@@ -1,8 +1,24 @@
-"""Generation: from a prompt to text, one token at a time."""
+"""Generation: what a model says: texts, token by token or by beams; vectors, labels and words for blanks."""
 
-from .beam import Hypothesis, beam
+from .answers import Filled, classify, embed, fill
+from .beam import Hypothesis, beam, search
 from .loop import Finish, Generation, Row, Step, generate
 from .prompt import Prompt
 from .sample import Sampling
 
-__all__ = ["Finish", "Generation", "Hypothesis", "Prompt", "Row", "Sampling", "Step", "beam", "generate"]
+__all__ = [
+    "Filled",
+    "Finish",
+    "Generation",
+    "Hypothesis",
+    "Prompt",
+    "Row",
+    "Sampling",
+    "Step",
+    "beam",
+    "classify",
+    "embed",
+    "fill",
+    "generate",
+    "search",
+]

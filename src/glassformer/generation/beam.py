@@ -9,7 +9,7 @@ P prompts, K beams of each, V vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -106,6 +106,33 @@ def beam(
     for hunt in hunts:
         ranked = sorted(hunt.found, key=lambda hypothesis: -hypothesis.score)[:best]
         told.append([_written(hypothesis, tokenizer, ends) for hypothesis in ranked])
+    return told
+
+
+def search(
+    model: Model,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    *,
+    batch: int = 32,
+    progress: Callable[[int], None] | None = None,
+    beams: int = 4,
+    best: int = 1,
+    length_penalty: float = 1.0,
+    max_new: int = 256,
+) -> list[list[Hypothesis]]:
+    """``beam`` for many texts, ``batch`` at once, short ones first, in the order given; ``progress`` counts them."""
+    need(batch >= 1, f"batch is {batch}; give 1 or more.")
+    order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
+    told: list[list[Hypothesis]] = [[] for _ in texts]
+    for first in range(0, len(order), batch):
+        places = order[first : first + batch]
+        some = [texts[place] for place in places]
+        found = beam(model, tokenizer, some, beams=beams, best=best, length_penalty=length_penalty, max_new=max_new)
+        for place, hypotheses in zip(places, found, strict=True):
+            told[place] = hypotheses
+        if progress is not None:
+            progress(first + len(places))
     return told
 
 

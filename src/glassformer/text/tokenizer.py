@@ -103,21 +103,22 @@ class Tokenizer:
         return [encoding.ids for encoding in encodings]
 
     def encode_pair(
-        self, first: str, second: str | None = None, *, most: int | None = None
+        self, first: str, second: str | None = None, *, most: int | None = None, special: bool = False
     ) -> tuple[list[int], list[int]]:
         """The ids of one text or two with the tokens that belong around them, and each id's segment, 0 or 1.
 
-        BERT: [CLS] first [SEP] second [SEP]. With ``most`` tokens in all, the longer text is cut until it fits.
+        BERT: [CLS] first [SEP] second [SEP]. With ``most`` tokens in all, the longer text is cut until it fits;
+        ``special=True`` reads special tokens that are written in a text ([MASK]).
         Raises UserError for two texts when the tokenizer has no token to put between them.
         """
-        return self.encode_pairs([first if second is None else (first, second)], most=most)[0]
+        return self.encode_pairs([first if second is None else (first, second)], most=most, special=special)[0]
 
     def encode_pairs(
-        self, texts: Sequence[str | tuple[str, str]], *, most: int | None = None
+        self, texts: Sequence[str | tuple[str, str]], *, most: int | None = None, special: bool = False
     ) -> list[tuple[list[int], list[int]]]:
         """``encode_pair`` of each text or pair, in parallel."""
         groups = [(text,) if isinstance(text, str) else tuple(text) for text in texts]
-        ids = iter(self.encode_batch([text for group in groups for text in group]))
+        ids = iter(self.encode_batch([text for group in groups for text in group], special=special))
         return [self._framed([next(ids) for _ in group], most) for group in groups]
 
     def _framed(self, texts: list[list[int]], most: int | None) -> tuple[list[int], list[int]]:

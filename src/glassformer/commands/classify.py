@@ -1,0 +1,50 @@
+"""``glassformer classify``: the label of each text, and how sure the model is."""
+
+from __future__ import annotations
+
+import argparse
+
+from .common import MODEL, counting, emit, reader, standard_input
+
+HELP = "The label of each text, or of each pair of texts."
+
+
+def options(one: argparse.ArgumentParser) -> None:
+    """Its arguments."""
+    one.add_argument("model", metavar="MODEL", help=MODEL)
+    one.add_argument("text", nargs="+", metavar="TEXT", help="one or several; - reads standard input, a text a line")
+    one.add_argument("--second", action="append", metavar="TEXT", help="the other text, where the model reads two")
+    one.add_argument("--batch", type=int, default=32, metavar="N", help="texts at once (32)")
+    one.add_argument("--json", action="store_true", help="every label's probability as JSON, a text a line")
+
+
+def run(given: argparse.Namespace) -> None:
+    """The command; its exit code, None for 0."""
+    from .. import generation
+    from ..errors import need
+
+    texts: list[str] = []
+    for text in given.text:
+        texts += standard_input().splitlines() if text == "-" else [text]
+    second = given.second
+    unequal = f"There are {len(texts)} texts and {len(second or ())} second ones; give as many."
+    need(second is None or len(second) == len(texts), unequal)
+    model, tokenizer = reader(given.model)
+    pairs = texts if second is None else list(zip(texts, second, strict=True))
+    found = generation.classify(model, tokenizer, pairs, batch=given.batch, progress=counting("texts"))
+    names = labels_of(given.model, found.shape[1])
+    for text, row in zip(texts, found.tolist(), strict=True):
+        if given.json:
+            emit({"text": text, **(dict(zip(names, row, strict=True)) if len(row) > 1 else {"value": row[0]})})
+        elif len(row) == 1:
+            print(f"{row[0]:10.4f}  {text}")
+        else:
+            best = max(range(len(row)), key=row.__getitem__)
+            print(f"{names[best]:12} {row[best]:.4f}  {text}")
+
+
+def labels_of(name: str, count: int) -> list[str]:
+    """The labels' names that were saved with a model, or their numbers."""
+    from .. import store
+
+    return list(store.labels(name)) or [str(number) for number in range(count)]

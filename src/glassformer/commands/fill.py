@@ -1,0 +1,39 @@
+"""``glassformer fill``: what an encoder puts in the blanks of a text."""
+
+from __future__ import annotations
+
+import argparse
+
+from .common import MODEL, emit, reader
+
+HELP = "Fill the blanks of a text, written ___ or as the tokenizer's mask token."
+
+
+def options(one: argparse.ArgumentParser) -> None:
+    """Its arguments."""
+    one.add_argument("model", metavar="MODEL", help=MODEL)
+    one.add_argument("text", metavar="TEXT", help='such as "The capital of France is ___."')
+    one.add_argument("--top", type=int, default=5, metavar="N", help="the N likeliest (5)")
+    one.add_argument(
+        "--order",
+        choices=["apart", "left", "sure"],
+        default="apart",
+        help="several blanks: each by itself, or together, from the left or the surest first (apart)",
+    )
+    one.add_argument("--json", action="store_true", help="tokens and probabilities as JSON")
+
+
+def run(given: argparse.Namespace) -> None:
+    """The command; its exit code, None for 0."""
+    from .. import generation
+
+    model, tokenizer = reader(given.model)
+    told = generation.fill(model, tokenizer, given.text, top=given.top, order=given.order)
+    if given.json:
+        emit([[filled.to_dict() for filled in blank] for blank in told])
+        return
+    for number, blank in enumerate(told):
+        if len(told) > 1:
+            print(f"blank {number + 1}")
+        for filled in blank:
+            print(f"{filled.probability:8.4f}  {' '.join(filled.words):16} {filled.text}")

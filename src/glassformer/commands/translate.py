@@ -1,0 +1,65 @@
+"""``glassformer translate``: from a source text to a target text by beam search."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from ..errors import UserError, need
+from .common import MODEL, emit, note, reader, standard_input
+
+HELP = "From a source text to a target text (translation, summaries): the best that a beam search finds."
+
+
+def options(one: argparse.ArgumentParser) -> None:
+    """Its arguments."""
+    one.add_argument("model", metavar="MODEL", help=MODEL)
+    one.add_argument("text", nargs="+", metavar="TEXT", help="one or several; - reads standard input, a text a line")
+    one.add_argument("--beams", type=int, default=5, metavar="K", help="continuations followed at once; 1: greedy (5)")
+    one.add_argument("--best", type=int, default=1, metavar="N", help="show the N best of each (1)")
+    one.add_argument(
+        "--length-penalty", type=float, default=1.0, metavar="A", help="0 favours short texts, 2 long ones (1)"
+    )
+    one.add_argument("--max-new", type=int, default=200, metavar="N", help="at most N tokens (200)")
+    one.add_argument("--batch", type=int, default=32, metavar="N", help="texts at once (32)")
+    one.add_argument("--dtype", metavar="D", help="float32, bfloat16 or float16 (the checkpoint's own)")
+    one.add_argument("--json", action="store_true", help="tokens, log-probabilities and scores as JSON, a text a line")
+
+
+def run(given: argparse.Namespace) -> None:
+    """The command; its exit code, None for 0."""
+    from .. import config, generation
+
+    texts: list[str] = []
+    for text in given.text:
+        texts += standard_input().splitlines() if text == "-" else [text]
+    need(all(text.strip() for text in texts), "A text is empty; give one on each line.")
+    need(bool(texts), "There is no text; give at least one.")
+    model, tokenizer = reader(given.model, given.dtype)
+    if not isinstance(model.config, config.EncoderDecoder):
+        other = "fill" if isinstance(model.config, config.Encoder) else "generate"
+        raise UserError(f"{given.model} reads one text and has no second one to write; use `glassformer {other}`.")
+    counting = sys.stderr.isatty() and len(texts) > given.batch
+    told = generation.search(
+        model,
+        tokenizer,
+        texts,
+        batch=given.batch,
+        progress=(lambda done: print(f"\r{done:,} of {len(texts):,}", end="\r", file=sys.stderr)) if counting else None,
+        beams=given.beams,
+        best=given.best,
+        length_penalty=given.length_penalty,
+        max_new=given.max_new,
+    )
+    for text, found in zip(texts, told, strict=True):
+        if given.json:
+            emit({"source": text, "best": [hypothesis.to_dict() for hypothesis in found]})
+        elif given.best == 1:
+            print(found[0].text)
+        else:
+            print(text)
+            for hypothesis in found:
+                print(f"  {hypothesis.score:8.4f}  {hypothesis.text}")
+    unended = sum(found[0].finish == "length" for found in told)
+    if unended:
+        note(f"{unended} of {len(texts)} did not come to an end within --max-new {given.max_new} tokens.")

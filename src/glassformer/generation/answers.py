@@ -1,0 +1,216 @@
+"""What a model says of a whole text: its vector, its label, the words for its blanks.
+
+N texts, B of them at once, T tokens, C model dim, L labels, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from .. import config
+from ..errors import UserError, need
+from ..nn import Encoder, Model
+from ..nn.pool import Pool
+from .reading import at_rest
+
+if TYPE_CHECKING:
+    from ..text.tokenizer import Tokenizer
+
+Text: TypeAlias = str | tuple[str, str]
+Progress = Callable[[int], None]  # texts done so far
+BLANK = "___"  # stands for the mask token, whatever that is called
+
+
+# ------------------------------------------------------------------------------ vectors and labels
+
+
+def embed(
+    model: Model,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    *,
+    unit: bool | None = None,
+    batch: int = 32,
+    progress: Progress | None = None,
+) -> Tensor:
+    """One vector for each text (N, C), as the model's own Pool makes it, or the mean of its last hidden states.
+
+    ``unit`` scales them to length 1 (None: as the Pool says). Texts longer than the context lose their end. Raises
+    UserError for a model that ends in labels or reads two texts.
+    """
+    own = model.config.pool
+    if isinstance(model.config, config.EncoderDecoder):
+        raise UserError("An encoder-decoder has no vector for a text; use an encoder or a decoder.")
+    pool = model.pool if own is not None and not own.labels else _mean(model)
+    found = []
+    for output, flow in _read(model, tokenizer, texts, batch, progress):
+        vectors = pool(output, flow).float()
+        found.append(torch.nn.functional.normalize(vectors, dim=-1) if unit else vectors)
+    return _back(texts, found, batch)
+
+
+def classify(
+    model: Model, tokenizer: Tokenizer, texts: Sequence[Text], *, batch: int = 32, progress: Progress | None = None
+) -> Tensor:
+    """The probability of each label for each text or pair of texts, (N, L); with one label, its value (N, 1).
+
+    Raises UserError for a model that ends in no labels.
+    """
+    own = model.config.pool
+    if own is None or not own.labels:
+        raise UserError("This model has no labels to choose from; train it with the objective Classify first.")
+    found = []
+    for output, flow in _read(model, tokenizer, texts, batch, progress):
+        logits = model.pool(output, flow).float()
+        found.append(logits if own.labels == 1 else logits.softmax(-1))
+    return _back(texts, found, batch)
+
+
+def _mean(model: Model) -> Any:
+    return Pool(config.Pool("mean"), model.config.dim)
+
+
+def _read(
+    model: Model, tokenizer: Tokenizer, texts: Sequence[Text], batch: int, progress: Progress | None
+) -> Iterator[tuple[Tensor, Any]]:
+    """The hidden states (B, T, C) and the flow of each batch, short texts first: little is padded."""
+    need(batch >= 1, f"batch is {batch}; give 1 or more.")
+    if any(not text for group in texts for text in ((group,) if isinstance(group, str) else group)):
+        raise UserError("A text is empty; give some text.")
+    most = int(min(model.config.context, model.limit))
+    rows = tokenizer.encode_pairs(texts, most=most)
+    order = _order(texts)
+    device = next(model.parameters()).device
+    for begin in range(0, len(order), batch):
+        some = [rows[place] for place in order[begin : begin + batch]]
+        longest = max(len(ids) for ids, _ in some)
+        tokens, segments, pos = (torch.full((len(some), longest), fill) for fill in (0, 0, -1))
+        for row, (ids, kinds) in enumerate(some):
+            tokens[row, : len(ids)], segments[row, : len(ids)] = torch.tensor(ids), torch.tensor(kinds)
+            pos[row, : len(ids)] = torch.arange(len(ids))
+        tokens, segments, pos = (x.to(device) for x in (tokens, segments, pos))
+        wrong = tokens.max() >= model.config.embed.vocab
+        need(not wrong, "The tokenizer has tokens that the model does not know; use the one it was trained with.")
+        with at_rest(model):
+            told = {"segments": segments} if isinstance(model, Encoder) and model.config.embed.segments else {}
+            hidden = model(tokens, pos=pos, logits="none", **told).hidden
+            yield hidden, model.flow(tokens, pos)
+        if progress is not None:
+            progress(begin + len(some))
+
+
+def _order(texts: Sequence[Text]) -> list[int]:
+    lengths = [len(text) if isinstance(text, str) else len(text[0]) + len(text[1]) for text in texts]
+    return sorted(range(len(texts)), key=lambda place: lengths[place])
+
+
+def _back(texts: Sequence[Text], found: list[Tensor], batch: int) -> Tensor:
+    """The rows in the order in which the texts were given."""
+    if not found:
+        raise UserError("There is no text; give at least one.")
+    order = torch.tensor(_order(texts))
+    joined = torch.cat(found).cpu()
+    return torch.empty_like(joined).index_copy_(0, order, joined)
+
+
+# ------------------------------------------------------------------------------------------ blanks
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A way to fill the blanks: the token for each, and the whole text; ``probability`` is that of all of them."""
+
+    tokens: list[int]
+    words: list[str]
+    probability: float
+    text: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        return dict(vars(self))
+
+
+def fill(
+    model: Model,
+    tokenizer: Tokenizer,
+    text: str,
+    *,
+    top: int = 5,
+    order: Literal["apart", "left", "sure"] = "apart",
+) -> list[list[Filled]]:
+    """What an encoder puts in the blanks of a text, written as its mask token or as ``___``, the likeliest first.
+
+    ``apart``: the ``top`` tokens of each blank by itself, all read in one pass; a list for each blank. ``left`` and
+    ``sure``: the ``top`` ways to fill all of them, one after the other, each seeing those before it, from the left
+    or the blank first that the model is surest of; one list. Raises UserError for a text without blanks, a tokenizer
+    without a mask and a model that fills none.
+    """
+    if not isinstance(model, Encoder) or model.head is None:
+        what = "has no head over words" if isinstance(model, Encoder) else "continues texts, use `generate`"
+        raise UserError(f"Blanks are filled by an encoder with a masked-language head; this model {what}.")
+    if tokenizer.mask is None:
+        raise UserError("This tokenizer has no mask token, so a blank cannot be shown to the model; use another.")
+    need(top >= 1, f"top is {top}; give 1 or more.")
+    mark = tokenizer.token(tokenizer.mask)
+    text = text.replace(BLANK, mark)
+    ids, segments = tokenizer.encode_pair(text, special=True)
+    blanks = [place for place, token in enumerate(ids) if token == tokenizer.mask]
+    need(bool(blanks), f"The text has no blank; write {BLANK} or {mark} where one is.")
+    most = int(min(model.config.context, model.limit))
+    need(len(ids) <= most, f"The text has {len(ids)} tokens and the model reads {most}; shorten it.")
+    if order == "apart":
+        logprobs = _at(model, [ids], segments, known=tokenizer.size)[0]
+        told = []
+        for number, blank in enumerate(blanks):
+            best = logprobs[blank].topk(min(top, logprobs.shape[-1]))
+            pairs = zip(best.values.tolist(), best.indices.tolist(), strict=True)
+            told.append([_filled(tokenizer, text, {number: token}, value) for value, token in pairs])
+        return told
+    ways = _one_after_the_other(model, tokenizer.size, ids, segments, blanks, top, order)
+    return [[_filled(tokenizer, text, dict(enumerate(tokens)), total) for total, tokens in ways]]
+
+
+def _one_after_the_other(
+    model: Model, known: int, ids: list[int], segments: list[int], blanks: list[int], top: int, order: str
+) -> list[tuple[float, list[int]]]:
+    """The ``top`` ways that a search of that width finds: log-probability, and the tokens from the left."""
+    ways: list[tuple[float, list[int], tuple[int, ...]]] = [(0.0, ids, tuple(blanks))]
+    for _ in blanks:
+        logprobs = _at(model, [way for _, way, _ in ways], segments, known)
+        grown = {}
+        for (total, way, open), row in zip(ways, logprobs, strict=True):
+            surest = max(open, key=lambda blank: float(row[blank].max()))
+            blank = open[0] if order == "left" else surest
+            best = row[blank].topk(min(top, row.shape[-1]))
+            for value, token in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+                longer = [*way[:blank], token, *way[blank + 1 :]]
+                rest = tuple(place for place in open if place != blank)
+                grown[tuple(longer), rest] = (total + value, longer, rest)
+        ways = sorted(grown.values(), key=lambda way: -way[0])[:top]
+    return [(total, [way[place] for place in blanks]) for total, way, _ in ways]
+
+
+def _at(model: Model, rows: list[list[int]], segments: list[int], known: int) -> Tensor:
+    """Log-probabilities (B, T, V) at every place of rows of one length."""
+    device = next(model.parameters()).device
+    tokens = torch.tensor(rows, device=device)
+    told = {"segments": torch.tensor([segments] * len(rows), device=device)} if model.config.embed.segments else {}
+    with at_rest(model):
+        logits: Tensor = model(tokens, **told).logits
+    return logits[..., :known].float().log_softmax(-1)
+
+
+def _filled(tokenizer: Tokenizer, text: str, chosen: dict[int, int], logprob: float) -> Filled:
+    """``text`` with the tokens chosen, by the blank's number, in it."""
+    words = {number: tokenizer.decode([token], special=True).strip() for number, token in chosen.items()}
+    assert tokenizer.mask is not None
+    mark = tokenizer.token(tokenizer.mask)
+    parts = text.split(mark)
+    shown = parts[0] + "".join(words.get(number, BLANK) + part for number, part in enumerate(parts[1:]))
+    return Filled(list(chosen.values()), list(words.values()), math.exp(logprob), shown)

@@ -6,7 +6,9 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from .tape import Tape
 
@@ -69,6 +71,14 @@ class Flow:
         if key not in self.made:
             self.made[key] = make()
         return cast(T, self.made[key])
+
+    def fact(self, name: str, value: Tensor) -> None:
+        """Add a row to a fact: values of one shape, or of a last side that differs, which zeros fill up."""
+        row, held = value.detach()[None], self.facts.get(name)
+        if held is not None and row.ndim > 1:
+            missing = held.shape[-1] - row.shape[-1]
+            row, held = F.pad(row, (0, max(0, missing))), F.pad(held, (0, max(0, -missing)))
+        self.facts[name] = row if held is None else torch.cat((held, row))
 
     def add(self, name: str, loss: Tensor) -> None:
         """Add to an auxiliary loss."""

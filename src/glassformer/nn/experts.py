@@ -1,0 +1,229 @@
+"""Mixture of experts: a router chooses for each token, the chosen think, their answers are summed by its weights.
+
+    x (B, T, C) --router--> logits (+ noise) --softmax, top k--> weight, chosen (B, T, K)
+      |                                                            |
+      +--- a row for each choice, sorted by expert (P, C) <--------+
+      |       +--- all rows by all tables in one product --> answers (P, C) --weighed, summed--> + --> write
+      +--- the shared expert: every token ---------------------------------------------------> --+
+
+N tokens (B * T), C model dim, H hidden, E experts, K chosen by each token, P choices that reach their expert.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .. import config
+from .build import build, builds
+from .feedforward import ACTIVATIONS
+from .flow import Flow, Part
+from .linear import linear
+
+
+@builds(config.MoE)
+class MoE(Part):
+    """Each token goes to its ``top_k`` experts and to the ``shared`` one; only ``capacity`` turns any away.
+
+    The experts' tables are stacked: up and gate (E, H, C), down (E, C, H), biases (E, H) and (E, C). ``flow.aux`` gets
+    "balance" and "z" where they are weighed. While training, ``flow.facts`` gets of every mixture "load" (E), the share
+    of the choices that fell on each expert, "entropy" of the router's shares (nats, a token's mean) and "dropped", the
+    share of the choices that found no room. Padding goes nowhere, takes no room and counts nowhere.
+    """
+
+    def __init__(self, cfg: config.MoE, dim: int) -> None:
+        super().__init__()
+        experts, hidden = cfg.experts, cfg.expert.hidden
+        gated, bias = isinstance(cfg.expert, config.GatedMLP), cfg.expert.bias
+        self.cfg, self.act = cfg, ACTIVATIONS[cfg.expert.act]
+        self.router = linear(dim, experts, bias=False)
+        self.noise = linear(dim, experts, bias=False) if cfg.noise else None
+        self.gate = _table(gated, experts, hidden, dim)
+        self.up = nn.Parameter(torch.empty(experts, hidden, dim))
+        self.down = nn.Parameter(torch.empty(experts, dim, hidden))
+        self.gate_bias = _table(gated and bias, experts, hidden)
+        self.up_bias, self.down_bias = _table(bias, experts, hidden), _table(bias, experts, dim)
+        self.shared = build(cfg.shared, dim) if cfg.shared is not None else None
+
+    def forward(self, x: Tensor, flow: Flow) -> Tensor:
+        logits = flow.look(self, "router", self.route(x))  # (B, T, E)
+        weight, chosen = logits.softmax(-1).topk(self.cfg.top_k, dim=-1)  # (B, T, K)
+        if self.cfg.normalize:
+            weight = weight / weight.sum(-1, keepdim=True)
+        weight, chosen = flow.look(self, "weight", weight), flow.look(self, "chosen", chosen)
+        if chosen.shape[:2] == (1, 1) and flow.plain and not (self.training or torch.is_grad_enabled()):
+            write = self.one_token(x, weight, chosen)
+        else:
+            choices = self.send(weight, chosen, flow)
+            if self.training or self.cfg.balance or self.cfg.z:
+                self.report(logits.flatten(0, 1), choices, flow)
+            slow = flow.engine == "eager" and not flow.watches(self, "hidden")  # seen in sorted rows alone
+            write = self.one_by_one(x, choices) if slow else self.side_by_side(x, choices, flow)
+        if self.shared is not None:
+            write = write + self.shared(x, flow)
+        return flow.look(self, "write", write)
+
+    def route(self, x: Tensor) -> Tensor:
+        """The logits (B, T, E), in fp32 at least; while training with noise of a learnt size (Shazeer et al. 2017)."""
+        with torch.autocast(x.device.type, enabled=False):
+            wide = x.to(torch.promote_types(x.dtype, torch.float32))
+            logits = F.linear(wide, self.router.weight.to(wide.dtype))
+            if self.noise is not None and self.training:
+                size = F.softplus(F.linear(wide, self.noise.weight.to(wide.dtype)))
+                logits = logits + torch.randn_like(logits) * size
+        return logits
+
+    def send(self, weight: Tensor, chosen: Tensor, flow: Flow) -> Choices:
+        """Where each choice goes: padding nowhere, and while training no more to an expert than it has room for."""
+        tokens, experts = chosen.shape[0] * chosen.shape[1], self.cfg.experts
+        heading, here = chosen.flatten(0, 1).mT, None
+        if not flow.plain:
+            here = (flow.pos >= 0).expand(chosen.shape[:2]).flatten()
+            heading, tokens = heading.where(here, experts), int(here.sum())
+        flat = heading.flatten()
+        counts = flat.new_zeros(experts + 1).scatter_add_(0, flat, torch.ones_like(flat))[:experts]
+        room = None
+        if self.training and self.cfg.capacity is not None:  # made even and at least 4, as nanoMoE does
+            room = math.floor(self.cfg.top_k * self.cfg.capacity * tokens / experts)
+            room = max(4, room + room % 2)
+        return Choices(heading, weight.flatten(0, 1).mT, counts, here, room)
+
+    # ------------------------------------------------------------------------------------- three ways, one result
+
+    def one_by_one(self, x: Tensor, choices: Choices) -> Tensor:
+        """The law: one expert after another, each with its tokens; x and what comes back are (B, T, C)."""
+        tokens = x.flatten(0, 1)
+        write = torch.zeros_like(tokens, dtype=choices.weight.dtype)
+        for expert in range(self.cfg.experts):
+            slot, token = (choices.heading == expert).nonzero(as_tuple=True)  # all first choices, then all second ones
+            slot, token = slot[: choices.room], token[: choices.room]
+            answer = self.answer(expert, tokens[token]) * choices.weight[slot, token, None]
+            write = write.index_add(0, token, answer)
+        return write.to(x.dtype).view_as(x)
+
+    def one_token(self, x: Tensor, weight: Tensor, chosen: Tensor) -> Tensor:
+        """A single token x (1, 1, C) meets its own experts alone, their tables read where they lie."""
+        write = torch.zeros_like(x, dtype=weight.dtype)
+        for expert, slot in sorted((expert, slot) for slot, expert in enumerate(chosen.flatten().tolist())):
+            write += self.answer(expert, x) * weight[..., slot]
+        return write.to(x.dtype)
+
+    def answer(self, expert: int, x: Tensor) -> Tensor:
+        """What one expert makes of x (..., C)."""
+
+        def product(x: Tensor, table: Tensor, bias: Tensor | None) -> Tensor:
+            y = F.linear(x, table[expert])
+            return y if bias is None else y + bias[expert]
+
+        hidden = product(x, self.up, self.up_bias)
+        hidden = self.act(hidden) if self.gate is None else self.act(product(x, self.gate, self.gate_bias)) * hidden
+        return product(hidden, self.down, self.down_bias)
+
+    def side_by_side(self, x: Tensor, choices: Choices, flow: Flow) -> Tensor:
+        """All choices in the order of their experts, so that each table meets its rows in one product."""
+        tokens = x.flatten(0, 1)
+        order, counts = choices.order(), choices.taken
+        token = order % len(tokens)
+        rows = tokens.index_select(0, token)  # (P, C)
+        hidden = grouped(rows, self.up, self.up_bias, counts)
+        if self.gate is None:
+            hidden = self.act(hidden)
+        else:
+            hidden = self.act(grouped(rows, self.gate, self.gate_bias, counts)) * hidden
+        if flow.watches(self, "hidden"):
+            hidden = self.look_at(hidden, order, x, flow)
+        answers = grouped(hidden, self.down, self.down_bias, counts)
+        answers = answers * choices.weight.flatten().index_select(0, order)[:, None]
+        write = answers.new_zeros(tokens.shape).index_add(0, token, answers)
+        return write.to(x.dtype).view_as(x)
+
+    def look_at(self, hidden: Tensor, order: Tensor, x: Tensor, flow: Flow) -> Tensor:
+        """Sorted rows (P, H) shown as each token's own, (B, T, K, H); zeros where a choice went nowhere."""
+        B, T, K = *x.shape[:2], self.cfg.top_k
+        shown = hidden.new_zeros(K * B * T, hidden.shape[1]).index_copy(0, order, hidden)
+        shown = flow.look(self, "hidden", shown.view(K, B, T, -1).permute(1, 2, 0, 3))
+        return shown.permute(2, 0, 1, 3).flatten(0, 2).index_select(0, order)
+
+    def report(self, logits: Tensor, choices: Choices, flow: Flow) -> None:
+        """Losses and facts: load balancing (Fedus et al. 2021, 4, over all chosen), router z (Zoph et al. 2022, 5)."""
+        here = choices.here
+        normal = logits.logsumexp(-1)  # (N,)
+        share = (logits - normal[:, None]).exp()
+        load = choices.counts / choices.counts.sum().clamp(min=1)
+        if self.cfg.balance:
+            flow.add("balance", self.cfg.balance * self.cfg.experts * (load * _mean(share, here)).sum())
+        if self.cfg.z:
+            flow.add("z", self.cfg.z * _mean(normal.square(), here))
+        if self.training:
+            kept = choices.taken.sum()
+            flow.fact("load", load)
+            flow.fact("entropy", _mean(normal - (share * logits).sum(-1), here))
+            flow.fact("dropped", 1 - kept / choices.counts.sum().clamp(min=1))
+
+
+@dataclass
+class Choices:
+    """Where each choice goes, slot by slot: ``heading`` (K, N) is an expert, or E for nowhere.
+
+    ``weight`` (K, N) is the router's; ``counts`` (E,) are the choices an expert was given, of which it takes the first
+    ``room``; ``here`` (N,) is false where a token is padding (None: there is none).
+    """
+
+    heading: Tensor
+    weight: Tensor
+    counts: Tensor
+    here: Tensor | None
+    room: int | None
+
+    @property
+    def taken(self) -> Tensor:
+        """How many choices each expert has room for (E,)."""
+        return self.counts if self.room is None else self.counts.clamp(max=self.room)
+
+    def order(self) -> Tensor:
+        """Indices (P,) into the flat choices that are taken, one expert after another."""
+        flat, counts = self.heading.flatten(), self.counts
+        order = flat.argsort(stable=True)
+        if self.here is not None:
+            order = order[: int(counts.sum())]
+        if self.room is None:
+            return order
+        before = counts.cumsum(0) - counts  # rows that lie before the expert's first
+        rank = torch.arange(len(order), device=flat.device) - before[flat[order]]
+        return order[rank < self.room]
+
+
+def grouped(rows: Tensor, table: Tensor, bias: Tensor | None, counts: Tensor) -> Tensor:
+    """Rows (P, C), the first counts[0] times table[0]^T, the next times table[1]^T, ..: table (E, H, C) -> (P, H)."""
+    if torch.is_autocast_enabled(rows.device.type):
+        dtype = torch.get_autocast_dtype(rows.device.type)
+        rows, table, bias = rows.to(dtype), table.to(dtype), None if bias is None else bias.to(dtype)
+    if _kernel(rows, table):
+        y = F.grouped_mm(rows, table.mT, offs=counts.cumsum(0).int())
+    else:
+        parts = torch.split(rows, counts.tolist())
+        y = torch.cat([part @ own.mT for part, own in zip(parts, table.unbind(), strict=True)])
+    return y if bias is None else y + bias.repeat_interleave(counts, 0, output_size=len(y))
+
+
+def _kernel(rows: Tensor, table: Tensor) -> bool:
+    """Whether torch's own grouped product takes these: 16-byte rows; on CUDA bf16 alone, on a CPU fp32 too."""
+    kinds = (torch.bfloat16,) if rows.is_cuda else (torch.bfloat16, torch.float32)
+    aligned = all(size * rows.element_size() % 16 == 0 for size in table.shape[1:])
+    return rows.dtype in kinds and rows.device.type in ("cpu", "cuda") and aligned and len(rows) > 0
+
+
+def _mean(values: Tensor, here: Tensor | None) -> Tensor:
+    """The mean of values (N, ..) over the tokens that are not padding."""
+    if here is None:
+        return values.mean(0)
+    kept = here.view(-1, *[1] * (values.ndim - 1))
+    return values.masked_fill(~kept, 0.0).sum(0) / here.sum().clamp(min=1)
+
+
+def _table(wanted: bool, *shape: int) -> nn.Parameter | None:
+    return nn.Parameter(torch.empty(shape)) if wanted else None

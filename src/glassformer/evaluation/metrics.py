@@ -1,0 +1,101 @@
+"""What a model wrote or chose, held against what was right: each figure by the library that papers use for it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..errors import UserError, need
+
+TEXTS = ("bleu", "chrf", "rouge1", "rouge2", "rougeL", "exact")
+"""Figures of written texts, in per cent."""
+LABELS = ("accuracy", "matthews", "f1")
+"""Figures of chosen labels; ``matthews`` runs from -1 to 1, the others are in per cent."""
+NUMBERS = ("pearson", "spearman")
+"""Figures of guessed numbers, from -1 to 1."""
+
+
+def of_texts(
+    written: Sequence[str],
+    references: Sequence[str] | Sequence[Sequence[str]],
+    names: Sequence[str] = ("bleu", "chrf"),
+    *,
+    lower: bool = False,
+    tokenised: bool = False,
+) -> dict[str, float]:
+    """Figures of written texts against one reference each, or several: a list for each text.
+
+    BLEU (Papineni et al. 2002) and chrF (Popovic 2015) by sacrebleu, ROUGE (Lin 2004; F1, stemmed, the best reference
+    counts) by rouge-score, ``exact``: how many are the same to the letter. ``tokenised`` texts are already parted at
+    white space, as older papers report BLEU; ``lower`` ignores capitals. Raises UserError for unequal numbers.
+    """
+    several = [[right] if isinstance(right, str) else list(right) for right in references]
+    need(len(written) == len(several), f"There are {len(written)} texts and {len(several)} references; give as many.")
+    need(bool(written), "There is nothing to score; give at least one text.")
+    found: dict[str, float] = {}
+    for name in names:
+        if name == "exact":
+            same = sum(text.strip() in (r.strip() for r in right) for text, right in zip(written, several, strict=True))
+            found[name] = 100 * same / len(written)
+        elif name in ("bleu", "chrf"):
+            library = _library("sacrebleu")
+            turned = [[right[min(n, len(right) - 1)] for right in several] for n in range(max(map(len, several)))]
+            if name == "bleu":
+                how = library.BLEU(lowercase=lower, tokenize="none" if tokenised else "13a", force=tokenised)
+            else:
+                how = library.CHRF(lowercase=lower)
+            found[name] = float(how.corpus_score(list(written), turned).score)
+        else:
+            need(name in TEXTS, f'There is no figure "{name}" for texts; known are {", ".join(TEXTS)}.')
+            found[name] = _rouge(written, several, name)
+    return found
+
+
+def _rouge(written: Sequence[str], references: Sequence[Sequence[str]], name: str) -> float:
+    scorer = _library("rouge_score.rouge_scorer").RougeScorer([name], use_stemmer=True)
+    pairs = zip(written, references, strict=True)
+    return (
+        100 * sum(float(scorer.score_multi(list(right), text)[name].fmeasure) for text, right in pairs) / len(written)
+    )
+
+
+def of_labels(chosen: Sequence[int], right: Sequence[int]) -> dict[str, float]:
+    """Accuracy, macro F1 and Matthews' correlation (1975) of labels, by scikit-learn."""
+    need(len(chosen) == len(right) > 0, f"There are {len(chosen)} answers to {len(right)} labels; give as many.")
+    library = _library("sklearn.metrics")
+    return {
+        "accuracy": 100 * float(library.accuracy_score(right, chosen)),
+        "f1": 100 * float(library.f1_score(right, chosen, average="macro")),
+        "matthews": float(library.matthews_corrcoef(right, chosen)),
+    }
+
+
+def of_numbers(guessed: Sequence[float], right: Sequence[float]) -> dict[str, float]:
+    """Pearson's and Spearman's correlations, by scipy."""
+    need(len(guessed) == len(right) > 1, f"There are {len(guessed)} answers to {len(right)} numbers; give two or more.")
+    library = _library("scipy.stats")
+    return {name: float(getattr(library, f"{name}r")(guessed, right).statistic) for name in NUMBERS}
+
+
+def whole_words(text: str) -> str:
+    """A text whose words were cut in pieces that end in @@ (subword-nmt), whole again."""
+    return (text + " ").replace("@@ ", "").strip()
+
+
+def by_length(texts: Sequence[str], borders: Sequence[int]) -> Mapping[str, list[int]]:
+    """The numbers of the texts of each length in words: up to the first border, up to the second, and so on."""
+    groups: dict[str, list[int]] = {}
+    edges = [0, *borders]
+    for low, high in zip(edges, [*borders, 10**9], strict=True):
+        name = f"{low + 1}-{high}" if high < 10**9 else f"{low + 1}+"
+        groups[name] = [n for n, text in enumerate(texts) if low < len(text.split()) <= high]
+    return groups
+
+
+def _library(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        package = {"sklearn": "scikit-learn", "rouge_score": "rouge-score"}.get(name.split(".")[0], name.split(".")[0])
+        raise UserError(f'This figure needs {package}: pip install "glassformer[score]".') from None

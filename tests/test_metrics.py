@@ -1,0 +1,64 @@
+"""Figures by the usual libraries: checked against hand counts and the definitions."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from glassformer import UserError
+from glassformer.evaluation import by_length, of_labels, of_numbers, of_texts, whole_words
+
+RIGHT = ["the cat sat on the mat", "a small dog ran over the green hill"]
+
+
+def test_the_same_text_is_perfect() -> None:
+    names = ("bleu", "chrf", "rouge1", "rouge2", "rougeL", "exact")
+    assert of_texts(RIGHT, RIGHT, names) == pytest.approx(dict.fromkeys(names, 100.0))
+
+
+def test_bleu_is_the_papers_formula() -> None:
+    written, right = ["the cat sat on a mat"], ["the cat sat on the mat"]
+    precisions = (5 / 6, 3 / 5, 2 / 4, 1 / 3)
+    expected = 100 * math.exp(sum(map(math.log, precisions)) / 4)
+    assert of_texts(written, right, ("bleu",), tokenised=True)["bleu"] == pytest.approx(expected, abs=0.01)
+
+
+def test_capitals_and_pieces() -> None:
+    assert of_texts(["A CAT SAT ON IT"], ["a cat sat on it"], ("bleu",), lower=True)["bleu"] == pytest.approx(100)
+    assert of_texts(["A CAT SAT ON IT"], ["a cat sat on it"], ("bleu", "exact"))["exact"] == 0
+    assert whole_words("ein bo@@ ston ter@@ rier@@") == "ein boston terrier"
+
+
+def test_several_references_take_the_best() -> None:
+    several = [["nothing alike here", RIGHT[0]], [RIGHT[1], "other words"]]
+    assert of_texts(RIGHT, several, ("rouge1", "exact", "bleu")) == pytest.approx(
+        {"rouge1": 100, "exact": 100, "bleu": 100}
+    )
+
+
+def test_labels_and_numbers() -> None:
+    chosen, right = [1, 1, 0, 0, 1, 0], [1, 0, 0, 0, 1, 1]
+    found = of_labels(chosen, right)
+    hits, misses, false, quiet = 2, 1, 1, 2  # of label 1
+    mcc = (hits * quiet - false * misses) / math.sqrt(
+        (hits + false) * (hits + misses) * (quiet + false) * (quiet + misses)
+    )
+    assert found["matthews"] == pytest.approx(mcc)
+    assert found["accuracy"] == pytest.approx(100 * 4 / 6)
+    assert of_numbers([1.0, 2.0, 3.0, 9.0], [1.0, 4.0, 9.0, 10.0])["spearman"] == pytest.approx(1.0)
+
+
+def test_lengths() -> None:
+    assert by_length(["a b", "a b c d e", "a b c d e f g"], (4, 6)) == {"1-4": [0], "5-6": [1], "7+": [2]}
+
+
+def test_bad_input() -> None:
+    with pytest.raises(UserError, match="2 texts and 1 references"):
+        of_texts(RIGHT, RIGHT[:1])
+    with pytest.raises(UserError, match='no figure "blue"'):
+        of_texts(RIGHT, RIGHT, ("blue",))
+    with pytest.raises(UserError, match="nothing to score"):
+        of_texts([], [])
+    with pytest.raises(UserError, match="as many"):
+        of_labels([1], [1, 0])

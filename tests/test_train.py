@@ -248,7 +248,7 @@ def test_groups_by_path():
 def test_muon_has_the_matrices_of_the_blocks_and_adamw_the_rest():
     optimizer = Optimizer(build_model(tiny(tied=False)), run.Muon(rate=0.01))
     matrix, adamw = optimizer.parts
-    assert isinstance(matrix, torch.optim.Muon) and isinstance(adamw, torch.optim.AdamW)
+    assert isinstance(matrix, muon.Muon) and isinstance(adamw, torch.optim.AdamW)
     matrices = {name for group in matrix.param_groups for name in group["paths"]}
     assert len(matrices) == 2 * 7 and all(".blocks." in name and "norm" not in name for name in matrices)
     rest = {name for group in adamw.param_groups for name in group["paths"]}
@@ -262,9 +262,12 @@ def test_muon_is_torchs(monkeypatch):
     start = [torch.randn(shape, generator=draw) for shape in shapes]
     grads = [[torch.randn(shape, generator=draw) for shape in shapes] for _ in range(3)]
     found = []
-    for kind in (torch.optim.Muon, muon.Muon):
+    for own in (False, True):
         weights = [torch.nn.Parameter(value.clone()) for value in start]
-        optimizer = kind(weights, lr=0.1, weight_decay=0.1, momentum=0.9, adjust_lr_fn="match_rms_adamw")
+        if own:
+            optimizer = muon.Muon([{"params": weights, "lr": 0.1, "weight_decay": 0.1}], 0.9)
+        else:
+            optimizer = torch.optim.Muon(weights, 0.1, 0.1, 0.9, adjust_lr_fn="match_rms_adamw")
         for step in grads:
             for weight, grad in zip(weights, step, strict=True):
                 weight.grad = grad.clone()

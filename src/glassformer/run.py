@@ -62,7 +62,7 @@ class Muon:
     """Momentum made orthogonal, for the matrices inside blocks (Jordan et al. 2024); ``rest`` has everything else.
 
     Updates are scaled to AdamW's usual size (Liu et al. 2025), so one ``rate`` suits both.
-    ``paths`` (fnmatch) names the matrices; what is not two-dimensional stays with ``rest``.
+    ``paths`` (fnmatch) names the matrices and stacks of them (experts'); what is neither stays with ``rest``.
     """
 
     rate: float = 3e-3

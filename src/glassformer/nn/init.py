@@ -22,8 +22,8 @@ def initialise(init: config.Init, model: nn.Module, stacks: Iterable[config.Stac
     generator = None if seed is None else torch.Generator().manual_seed(seed)
     writes = sum(stack.depth * (3 if stack.pattern[0].cross else 2) for stack in stacks)
     for path, weight in model.named_parameters():
-        if weight.ndim < 2:
-            nn.init.zeros_(weight)  # biases; norms are reset below
+        if weight.ndim < 2 or path.endswith("bias"):  # an expert's bias has two sides
+            nn.init.zeros_(weight)  # norms are reset below
             continue
         std = init.std if init.std is not None else weight.shape[-1] ** -0.5
         if path.startswith("embed."):

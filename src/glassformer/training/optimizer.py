@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -25,11 +25,11 @@ class Optimizer:
             chosen = {
                 name: left.pop(name)
                 for name, p in self.parameters.items()
-                if p.ndim == 2 and _any(name, settings.paths)
+                if p.ndim in (2, 3) and not name.endswith("bias") and _any(name, settings.paths)
             }
             if chosen:
                 groups = _groups(chosen, settings.groups, settings.rate, settings.decay, ())
-                self.parts.append(Muon(groups, momentum=settings.momentum, adjust_lr_fn="match_rms_adamw"))
+                self.parts.append(Muon(groups, settings.momentum))
             settings = settings.rest
         if left:
             groups = _groups(left, settings.groups, settings.rate, settings.decay, settings.undecayed)
@@ -81,8 +81,14 @@ class Optimizer:
             parts[name].state[parameter][what] = tensor.to(parameter.device, copy=True)
 
 
-class Muon(torch.optim.Muon):
-    """torch's Muon with matrices of one shape, lying or standing, worked on together: small ones are all overhead."""
+class Muon(torch.optim.Optimizer):
+    """torch's Muon, with matrices of one shape, lying or standing, worked on together: small ones are all overhead.
+
+    A parameter of three sides is a stack of matrices, an expert's each.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], momentum: float) -> None:
+        super().__init__(groups, {"momentum": momentum})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -92,21 +98,22 @@ class Muon(torch.optim.Muon):
             grads = [p.grad for p in moved]
             buffers = [_momentum(self.state[p], p) for p in moved]
             torch._foreach_lerp_(buffers, grads, 1 - group["momentum"])
-            wanted = torch._foreach_lerp(grads, buffers, group["momentum"])
+            wanted = _matrices(torch._foreach_lerp(grads, buffers, group["momentum"]))
             torch._foreach_mul_(moved, 1 - group["lr"] * group["weight_decay"])
-            for indices in _alike(moved):
+            weights = _matrices(moved)
+            for indices in _alike(weights):
                 lying = torch.stack([_lying(wanted[i]).bfloat16() for i in indices])
-                found = orthogonal(lying, group["ns_coefficients"], group["ns_steps"], group["eps"])
+                found = orthogonal(lying)
                 rate = group["lr"] * 0.2 * math.sqrt(found.shape[2])  # the longer side: of AdamW's size
                 for i, update in zip(indices, found, strict=True):
-                    _lying(moved[i]).add_(update, alpha=-rate)
+                    _lying(weights[i]).add_(update, alpha=-rate)
 
 
-def orthogonal(x: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
+def orthogonal(x: Tensor) -> Tensor:
     """Each matrix of x (M, rows, columns >= rows) with singular values near 1, by Newton and Schulz's iteration."""
-    a, b, c = coefficients
-    x = x / torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True).clamp(min=eps)
-    for _ in range(steps):
+    a, b, c = 3.4445, -4.775, 2.0315  # Jordan et al. 2024
+    x = x / torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    for _ in range(5):
         gram = torch.bmm(x, x.mT)
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x
@@ -123,6 +130,11 @@ def _alike(matrices: list[Tensor]) -> list[list[int]]:
         shapes.setdefault(_lying(matrix).shape, []).append(i)
     sizes = {shape: max(1, TOGETHER // math.prod(shape)) for shape in shapes}
     return [same[i : i + sizes[shape]] for shape, same in shapes.items() for i in range(0, len(same), sizes[shape])]
+
+
+def _matrices(weights: Iterable[Tensor]) -> list[Tensor]:
+    """The matrices themselves, and those of stacks."""
+    return [matrix for weight in weights for matrix in (weight.unbind() if weight.ndim == 3 else (weight,))]
 
 
 def _lying(matrix: Tensor) -> Tensor:
@@ -152,7 +164,7 @@ def _groups(
     """Parameters that share a rate and a decay, together: few groups are few kernel launches."""
     groups: dict[tuple[float, float], dict[str, Any]] = {}
     for name, parameter in parameters.items():
-        plain = parameter.ndim < 2 or _any(name, undecayed)
+        plain = parameter.ndim < 2 or name.endswith("bias") or _any(name, undecayed)
         rule = next((r for r in rules if fnmatchcase(name, r.paths)), run.Group(name))
         base = rate * rule.rate
         weight_decay = rule.decay if rule.decay is not None else 0.0 if plain else decay

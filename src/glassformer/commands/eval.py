@@ -1,38 +1,100 @@
-"""``glassformer eval``: loss, perplexity and bits per byte of a text; every token is counted once."""
+"""``glassformer eval``: a model against a text, against translations, or against labels, by its shape."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
+from ..errors import UserError, need
+from .classify import labels_of
 from .common import MODEL, counting, emit, note, reader, rows, unescaped
 
-HELP = "Loss, perplexity and bits per byte of a text; every token is counted once."
+if TYPE_CHECKING:
+    from ..text.examples import Example
+
+HELP = "How well a model foretells a text; how good its translations are; how often its labels are right."
+EPILOG = "What is measured follows from the model: a text's loss; BLEU and chrF from source to target; accuracy."
 
 
 def options(one: argparse.ArgumentParser) -> None:
     """Its arguments."""
     one.add_argument("model", metavar="MODEL", help=MODEL)
-    one.add_argument("--data", required=True, metavar="FILE", help="a file, a folder or a named corpus")
-    one.add_argument("--field", default="text", metavar="NAME", help="the text field of JSONL (text)")
-    one.add_argument(
+    one.add_argument("--data", required=True, metavar="FILE", help="a file, a folder or a named corpus; examples")
+    one.add_argument("--json", action="store_true", help="the figures as JSON")
+    one.add_argument("--batch", type=int, metavar="N", help="windows or texts at once (8, texts 32)")
+
+    text = one.add_argument_group("the loss of a text; every token is counted once")
+    text.add_argument("--field", default="text", metavar="NAME", help="the text field of JSONL (text)")
+    text.add_argument(
         "--separator", type=unescaped, metavar="TEXT", help="what parts a plain file's documents (nothing)"
     )
-    one.add_argument("--context", type=int, metavar="N", help="tokens a window holds (the model's context)")
-    one.add_argument("--stride", type=int, metavar="N", help="how far windows move on (half of the context)")
-    one.add_argument("--batch", type=int, default=8, metavar="N", help="windows at once (8)")
-    one.add_argument("--json", action="store_true", help="the figures as JSON")
+    text.add_argument("--context", type=int, metavar="N", help="tokens a window holds (the model's context)")
+    text.add_argument("--stride", type=int, metavar="N", help="how far windows move on (half of the context)")
+
+    pairs = one.add_argument_group("examples: from source to target, or from text to label")
+    pairs.add_argument("--target", metavar="FILE", help="the file with the right targets, line by line")
+    pairs.add_argument(
+        "--columns", type=columns, default={}, metavar="P=C,...", help="what a table calls its parts: text=0,label=1"
+    )
+    pairs.add_argument("--before", default="", metavar="TEXT", help='what stands before each source ("summarize: ")')
+    pairs.add_argument(
+        "--figures", type=names, default=None, metavar="F,...", help="bleu, chrf, rouge1, rouge2, rougeL, exact"
+    )
+    pairs.add_argument("--beams", type=int, default=5, metavar="K", help="width of the beam search; 1: greedy (5)")
+    pairs.add_argument("--length-penalty", type=float, default=1.0, metavar="A", help="as in translate (1)")
+    pairs.add_argument("--max-new", type=int, default=200, metavar="N", help="tokens a target may have (200)")
+    pairs.add_argument("--lower", action="store_true", help="ignore capitals")
+    pairs.add_argument("--tokenised", action="store_true", help="texts are parted at white space, as older papers do")
+    pairs.add_argument("--whole-words", action="store_true", help="put words cut in @@ pieces together first")
+    pairs.add_argument("--lengths", type=numbers, metavar="N,...", help="figures by source length, borders in words")
+    pairs.add_argument("--out", metavar="FILE", help="write what the model wrote, line by line")
+
+
+def columns(text: str) -> dict[str, str]:
+    """``text=0,label=1``."""
+    pairs = [part.partition("=") for part in text.split(",")]
+    if not all(equals and part and column for part, equals, column in pairs):
+        raise UserError(f'--columns is "{text}"; give PART=COLUMN, such as text=0,label=1.')
+    return {part.strip(): column.strip() for part, _, column in pairs}
+
+
+def names(text: str) -> list[str]:
+    """``bleu,chrf``."""
+    return [name.strip() for name in text.split(",")]
+
+
+def numbers(text: str) -> list[int]:
+    """``10,20,30``."""
+    found = [int(word) if word.strip().isdecimal() else 0 for word in text.split(",")]
+    rising = all(low < high for low, high in zip([0, *found], found, strict=False))
+    need(rising, f'--lengths is "{text}"; give whole numbers that rise, such as 10,20,30.')
+    return found
 
 
 def run(given: argparse.Namespace) -> None:
     """The command; its exit code, None for 0."""
+    from .. import config
+
+    model, tokenizer = reader(given.model)
+    if isinstance(model.config, config.EncoderDecoder):
+        writes(given, model, tokenizer)
+    elif model.config.pool is not None and model.config.pool.labels:
+        chooses(given, model, tokenizer)
+    else:
+        foretells(given, model, tokenizer)
+
+
+def foretells(given: argparse.Namespace, model: Any, tokenizer: Any) -> None:
+    """The loss of a text."""
     from .. import evaluation, text
 
     source = text.find(given.data, given.field, given.separator)
     for line in source.notes:
         note(line)
-    model, tokenizer = reader(given.model)
+    batch = 8 if given.batch is None else given.batch
     score = evaluation.score(
-        model, tokenizer, source, context=given.context, stride=given.stride, batch=given.batch, progress=counting()
+        model, tokenizer, source, context=given.context, stride=given.stride, batch=batch, progress=counting()
     )
     if given.json:
         emit(score.to_dict())
@@ -44,3 +106,89 @@ def run(given: argparse.Namespace) -> None:
             ("tokens", f"{score.tokens:,}"),
             ("bytes", f"{score.bytes:,}"),
         )
+
+
+def writes(given: argparse.Namespace, model: Any, tokenizer: Any) -> None:
+    """What the model makes of each source, against the targets."""
+    from .. import evaluation, files, generation
+    from ..objectives import Seq2Seq
+
+    examples = read(given, Seq2Seq())
+    batch = 32 if given.batch is None else given.batch
+    told = generation.search(
+        model,
+        tokenizer,
+        [example.first for example in examples],
+        batch=batch,
+        progress=counting("texts"),
+        beams=given.beams,
+        length_penalty=given.length_penalty,
+        max_new=given.max_new,
+    )
+    whole = evaluation.whole_words if given.whole_words else str
+    written = [whole(found[0].text) for found in told]
+    right = [[whole(text) for text in example.references or (example.second or "",)] for example in examples]
+    if given.out:
+        files.write(given.out, "".join(text.replace("\n", " ") + "\n" for text in written))
+    how = {"lower": given.lower, "tokenised": given.tokenised}
+    figures = given.figures or ["bleu", "chrf"]
+    table: dict[str, Any] = {"texts": len(written), **evaluation.of_texts(written, right, figures, **how)}
+    if given.lengths:
+        groups = evaluation.by_length([whole(example.first) for example in examples], given.lengths)
+        table["by length"] = {
+            name: {
+                "texts": len(places),
+                **evaluation.of_texts([written[p] for p in places], [right[p] for p in places], figures, **how),
+            }
+            for name, places in groups.items()
+            if places
+        }
+    show(given, table)
+
+
+def chooses(given: argparse.Namespace, model: Any, tokenizer: Any) -> None:
+    """The labels that the model gives, against the right ones."""
+    from .. import evaluation, generation
+    from ..objectives import Classify
+
+    count = model.config.pool.labels
+    labels = None if count == 1 else labels_of(given.model, count)
+    examples = read(given, Classify(regression=count == 1), labels)
+    texts = [example.first if example.second is None else (example.first, example.second) for example in examples]
+    batch = 32 if given.batch is None else given.batch
+    found = generation.classify(model, tokenizer, texts, batch=batch, progress=counting("texts"))
+    right = [example.label or 0.0 for example in examples]
+    if count == 1:
+        figures = evaluation.of_numbers(found[:, 0].tolist(), right)
+    else:
+        figures = evaluation.of_labels(found.argmax(1).tolist(), [int(label) for label in right])
+    show(given, {"texts": len(texts), **figures})
+
+
+def read(given: argparse.Namespace, objective: Any, labels: Sequence[str] | None = None) -> Sequence[Example]:
+    """The examples that the options name."""
+    from ..text import examples
+
+    where = given.data if given.target is None else {"source": given.data, "target": given.target}
+    table = examples.read(where, objective, columns=given.columns, labels=labels, before=given.before)
+    for line in table.notes:
+        note(line)
+    return table.examples
+
+
+def show(given: argparse.Namespace, table: dict[str, Any]) -> None:
+    """Figures, and those of groups."""
+    if given.json:
+        emit(table)
+        return
+    for name, value in table.items():
+        if isinstance(value, dict):
+            for group, figures in value.items():
+                rows((group, "  ".join(f"{what} {number(figure)}" for what, figure in figures.items())))
+        else:
+            rows((name, number(value)))
+
+
+def number(value: float) -> str:
+    """A count whole, a figure with what it is usually given with."""
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4f}" if abs(value) <= 1 else f"{value:.2f}"

@@ -1,0 +1,196 @@
+"""BERT and the sentence encoders made of it: two-way attention, norms after, learned positions, segments.
+
+What the model says depends on its ends: words under masks (``head``), next sentence or labels (``pool``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ..config import MLP, Attention, Block, Embed, Encoder, Head, Init, LayerNorm, Learned, Model, Pool, Stack
+from ..errors import UserError
+from .decoders import ACTIVATIONS, plain_mlp
+from .recipe import Raw, Recipe, Rule, Table
+
+CASED, UNCASED = 28_996, 30_522  # tokens
+PRETRAINING, MASKED, CLASSIFIER = "BertForPreTraining", "BertForMaskedLM", "BertForSequenceClassification"
+NEXT_SENTENCE, BARE = "BertForNextSentencePrediction", "BertModel"
+POOLED = (PRETRAINING, CLASSIFIER, NEXT_SENTENCE)
+
+
+def bert(dim: int, depth: int, heads: int, vocab: int = UNCASED) -> Encoder:
+    """The shape of BERT as pretrained, for words under masks and next sentences; 512 positions."""
+    norm = LayerNorm(1e-12)
+    block = Block(Attention(heads, bias=True), MLP(4 * dim, "gelu", bias=True), norm, "post")
+    stack = Stack(depth, (block,), Learned(512), causal=False, first_norm=norm, dropout=0.1)
+    head = Head(bias=True, transform="gelu", norm=norm)
+    init = Init(0.02, 0.02, "plain")
+    return Encoder(dim, 512, Embed(vocab, segments=2), stack, head, init, Pool("first", "tanh", labels=2))
+
+
+def sentences(depth: int) -> Encoder:
+    """The shape of the MiniLM sentence encoders: the mean of at most 256 tokens, scaled to length 1."""
+    return replace(bert(384, depth, 12), context=256, head=None, pool=Pool("mean", unit=True))
+
+
+def read(raw: Raw) -> Model:
+    """A BERT config.json as our config: the architecture says which ends there are, and so do the weights beside it.
+
+    ``hidden_dropout_prob`` is the stack's one dropout.
+    """
+    raw.only("position_embedding_type", "absolute", "positions of a BERT here are a table")
+    raw.only("is_decoder", False, "a BERT here sees both sides of every token")
+    raw.only("add_cross_attention", False, "an encoder alone has nothing to look across at")
+    dim, dropout = raw.whole("hidden_size"), raw.number("hidden_dropout_prob", 0.1, most=0.99)
+    norm = LayerNorm(raw.number("layer_norm_eps", 1e-12, most=1.0))
+    act = raw.choice("hidden_act", ACTIVATIONS, "gelu")
+    block = Block(
+        Attention(raw.whole("num_attention_heads", most=1 << 14), bias=True),
+        MLP(raw.whole("intermediate_size", most=1 << 22), act, bias=True),
+        norm,
+        "post",
+    )
+    length = raw.whole("max_position_embeddings", 512, most=1 << 28)
+    depth = raw.whole("num_hidden_layers", most=2000)
+    stack = Stack(depth, (block,), Learned(length), causal=False, first_norm=norm, dropout=dropout)
+    embed = Embed(raw.whole("vocab_size", most=1 << 24), segments=raw.whole("type_vocab_size", 2))
+    kind = str((raw.value("architectures", None) or [BARE])[0])
+    head = None
+    if kind in (PRETRAINING, MASKED) or (kind == BARE and raw.holds("cls.predictions.bias")):
+        head = Head(raw.flag("tie_word_embeddings", True), bias=True, transform=act, norm=norm)
+    std = raw.number("initializer_range", 0.02, most=10.0)
+    return Encoder(dim, length, embed, stack, head, Init(std, std, "plain"), read_pool(raw, kind, dropout))
+
+
+def read_pool(raw: Raw, kind: str, dropout: float) -> Pool | None:
+    """What is made of the first token's vector, None where nothing is."""
+    if kind == CLASSIFIER:
+        named = raw.inside("id2label")
+        labels = raw.whole("num_labels", 2) if named is None else len(named.table)
+        return Pool("first", "tanh", labels, raw.number("classifier_dropout", dropout, most=0.99))
+    if kind in POOLED or raw.holds("cls.seq_relationship.weight"):
+        return Pool("first", "tanh", labels=2)
+    there = raw.held is None or raw.holds("pooler.dense.weight") or raw.holds("bert.pooler.dense.weight")
+    return Pool("first", "tanh") if kind == BARE and there and raw.flag("add_pooling_layer", True) else None
+
+
+def write(model: Model) -> dict[str, Any]:
+    """Our config as a BERT config.json, as far as that can say it."""
+    if not isinstance(model, Encoder):
+        raise UserError("The bert layout holds only encoders.")
+    block, pool, position = model.encoder.pattern[0], model.pool, model.encoder.position
+    if block.attention.head_dim not in (None, model.dim / block.attention.heads):
+        raise UserError("The bert layout holds only heads that share the width evenly.")
+    if not model.embed.segments:
+        raise UserError("The bert layout holds only models with segments.")
+    mlp = plain_mlp(block.feedforward)
+    names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
+    if mlp.act not in names:
+        raise UserError(f"The bert layout has no activation {mlp.act}.")
+    raw = {
+        "hidden_size": model.dim,
+        "num_hidden_layers": model.encoder.depth,
+        "num_attention_heads": block.attention.heads,
+        "intermediate_size": mlp.hidden,
+        "max_position_embeddings": position.length if isinstance(position, Learned) else model.context,
+        "type_vocab_size": model.embed.segments,
+        "vocab_size": model.embed.vocab,
+        "hidden_act": names[mlp.act],
+        "layer_norm_eps": block.norm.eps,
+        "hidden_dropout_prob": model.encoder.dropout,
+        "attention_probs_dropout_prob": model.encoder.dropout,
+        "initializer_range": 0.02 if model.init.std is None else model.init.std,
+    }
+    if model.head is not None:
+        kind = MASKED if pool is None else PRETRAINING
+        return {"architectures": [kind], **raw, "tie_word_embeddings": model.head.tied}
+    if pool is None or not pool.labels:
+        return {"architectures": [BARE], **raw, **({"add_pooling_layer": False} if pool is None else {})}
+    labels = {str(i): f"LABEL_{i}" for i in range(pool.labels)}
+    return {"architectures": [CLASSIFIER], **raw, "classifier_dropout": pool.dropout, "id2label": labels}
+
+
+_LAYER = {
+    "attention.self.query": "attn.q",
+    "attention.self.key": "attn.k",
+    "attention.self.value": "attn.v",
+    "attention.output.dense": "attn.out",
+    "attention.output.LayerNorm": "attn_norm",
+    "intermediate.dense": "ffn.up",
+    "output.dense": "ffn.down",
+    "output.LayerNorm": "ffn_norm",
+}
+_POOLER, _NEXT, _WORDS = "bert.pooler.dense", "cls.seq_relationship", "cls.predictions"
+_PARTS = {
+    "bert.embeddings.LayerNorm": "encoder.first_norm",
+    **{f"bert.encoder.layer.{{i}}.{theirs}": f"encoder.blocks.{{i}}.{ours}" for theirs, ours in _LAYER.items()},
+    _POOLER: "pool.transform",
+    f"{_WORDS}.transform.dense": "head.transform",
+    f"{_WORDS}.transform.LayerNorm": "head.norm",
+}
+
+
+def both(*names: str) -> tuple[str, ...]:
+    """The weight and the bias of each."""
+    return tuple(f"{name}.{part}" for name in names for part in ("weight", "bias"))
+
+
+def table(model: Model) -> Table:
+    """The names of the weights; how labels and the head's bias are called depends on the ends there are."""
+    assert isinstance(model, Encoder)
+    labels = "classifier" if model.head is None else _NEXT
+    bias, copy = f"{_WORDS}.bias", f"{_WORDS}.decoder.bias"
+    if model.head is not None and not model.head.tied:
+        bias, copy = copy, bias
+    rules = (
+        Rule("bert.embeddings.word_embeddings.weight", "embed.token.weight"),
+        Rule("bert.embeddings.position_embeddings.weight", "encoder.position.weight"),
+        Rule("bert.embeddings.token_type_embeddings.weight", "embed.segment.weight"),
+        *(
+            Rule(name, our)
+            for theirs, ours in {**_PARTS, labels: "pool.proj"}.items()
+            for name, our in zip(both(theirs), both(ours), strict=True)
+        ),
+        Rule(f"{_WORDS}.decoder.weight", "head.proj.weight"),
+        Rule(bias, "head.proj.bias"),
+    )
+    unused = ["bert.embeddings.position_ids"]
+    if model.pool is None or model.pool.transform is None:
+        unused += both(_POOLER)
+    if model.pool is None or not model.pool.labels:
+        unused += both(_NEXT)
+    if model.head is None:
+        unused += [*both(f"{_WORDS}.transform.dense", f"{_WORDS}.transform.LayerNorm", f"{_WORDS}.decoder"), bias]
+    elif not model.head.tied:
+        unused += [copy]  # a leftover that transformers writes and never reads
+    older = [("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")]
+    if model.head is None and model.pool is not None and model.pool.labels:
+        older += zip(both(_NEXT), both(labels), strict=True)
+    copies = ((f"{_WORDS}.decoder.weight", "bert.embeddings.word_embeddings.weight"), (copy, bias))
+    return Table(rules, tuple(unused), copies, prefix="bert.", renamed=tuple(older))
+
+
+BERT = Recipe(
+    name="bert",
+    paper="Devlin et al. 2018, BERT (arXiv 1810.04805); Turc et al. 2019 (the small sizes); Wang et al. 2020, MiniLM",
+    sizes={
+        "tiny": bert(128, 2, 2),
+        "mini": bert(256, 4, 4),
+        "small": bert(512, 4, 8),
+        "medium": bert(512, 8, 8),
+        "base": bert(768, 12, 12),
+        "base-cased": bert(768, 12, 12, CASED),
+        "large": bert(1024, 24, 16),
+        "large-cased": bert(1024, 24, 16, CASED),
+        "minilm-l6": sentences(6),
+        "minilm-l12": replace(sentences(12), context=128),
+    },
+    architectures=(PRETRAINING, MASKED, CLASSIFIER, NEXT_SENTENCE, BARE),
+    model_type="bert",
+    tokenizer="vocab.txt beside the published weights (WordPiece, cased or not)",
+    read=read,
+    write=write,
+    weights=table,
+    bare=(BARE,),
+)

@@ -1,0 +1,106 @@
+"""Encoders that turn a sentence into one vector, as the sentence-transformers library lays them out.
+
+modules.json                 which steps follow the encoder: pooling, and perhaps scaling to length 1
+1_Pooling/config.json        which vector stands for the sentence
+sentence_bert_config.json    how many tokens are read at most
+
+What these files say travels in the raw config.json under one key of our own, ``sentence_transformers``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from .. import config
+from ..errors import UserError
+from .recipe import Raw
+
+KEY = "sentence_transformers"
+MODULES = "modules.json"
+POOLING = "1_Pooling/config.json"
+LENGTH = "sentence_bert_config.json"
+MODES: dict[str, Literal["first", "last", "mean"]] = {
+    "pooling_mode_cls_token": "first",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_lasttoken": "last",
+}
+
+
+def open_beside(folder: Path) -> dict[str, Any]:
+    """What a folder's modules.json and the files it names say, under our key; empty where there is none."""
+    if not (folder / MODULES).is_file():
+        return {}
+    listed = _json(folder / MODULES)
+    steps = [str(dict(step).get("type")).rpartition(".")[2] for step in listed if isinstance(step, dict)]
+    if steps not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+        raise UserError(
+            f"{folder / MODULES} asks for {', '.join(steps)[:80]}, but only Transformer, Pooling and perhaps Normalize "
+            f"are built here; use a model without more."
+        )
+    pooling = _table(folder / str(listed[1].get("path")) / "config.json")
+    modes = [key for key, value in pooling.items() if key.startswith("pooling_mode_") and value is True]
+    if len(modes) != 1 or modes[0] not in MODES:
+        raise UserError(
+            f"{folder / MODULES} pools by {', '.join(modes)[:160] or 'nothing'}, but one of {', '.join(MODES)} is built "
+            f"here; use a model that does."
+        )
+    length = _table(folder / LENGTH).get("max_seq_length") if (folder / LENGTH).is_file() else None
+    return {KEY: {"pooling": modes[0], "normalize": len(steps) == 3, "max_seq_length": length}}
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); download it again.") from None
+    except (ValueError, RecursionError):
+        raise UserError(f"{path} is not valid JSON; download it again.") from None
+
+
+def _table(path: Path) -> dict[str, Any]:
+    found = _json(path)
+    if not isinstance(found, dict):
+        raise UserError(f"{path} is not a table of settings; download it again.")
+    return found
+
+
+def read(raw: Raw, model: config.Model) -> config.Model:
+    """The model as a sentence encoder, where the files beside its config.json make it one."""
+    said = raw.inside(KEY)
+    if said is None:
+        return model
+    if not isinstance(model, config.Encoder):
+        raise UserError(f"{raw.source}: {MODULES} makes sentence vectors of a decoder, and here only encoders do that.")
+    pool = config.Pool(said.choice("pooling", MODES, "pooling_mode_mean_tokens"), unit=said.flag("normalize", False))
+    length = said.whole("max_seq_length", model.context)
+    return replace(model, head=None, pool=pool, context=min(length, model.context))
+
+
+def write(model: config.Model) -> tuple[config.Model, dict[str, Any]]:
+    """The encoder alone, and what the files beside its config.json must say; any other model as it is."""
+    pool = model.pool
+    plain = pool is not None and not pool.labels and pool.transform is None
+    if pool is None or not plain or not isinstance(model, config.Encoder) or model.head is not None:
+        return model, {}
+    position = model.encoder.position
+    whole = position.length if isinstance(position, config.Learned) else model.context
+    mode = next(key for key, of in MODES.items() if of == pool.of)
+    said = {"pooling": mode, "normalize": pool.unit, "max_seq_length": model.context}
+    return replace(model, pool=None, context=whole), {KEY: said}
+
+
+def files_of(said: Mapping[str, Any], dim: int) -> dict[str, str]:
+    """The files that say so to sentence-transformers, by name."""
+    steps = [("", "Transformer"), ("1_Pooling", "Pooling"), *([("2_Normalize", "Normalize")] * said["normalize"])]
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{name}"}
+        for i, (path, name) in enumerate(steps)
+    ]
+    pooling = {"word_embedding_dimension": dim, **{key: key == said["pooling"] for key in MODES}}
+    length = {"max_seq_length": said["max_seq_length"], "do_lower_case": False}
+    tables: dict[str, Any] = {MODULES: modules, POOLING: pooling, LENGTH: length}
+    return {name: json.dumps(table, indent=2) + "\n" for name, table in tables.items()}

@@ -119,9 +119,10 @@ class Tokenizer:
         """``encode_pair`` of each text or pair, in parallel."""
         groups = [(text,) if isinstance(text, str) else tuple(text) for text in texts]
         ids = iter(self.encode_batch([text for group in groups for text in group], special=special))
-        return [self._framed([next(ids) for _ in group], most) for group in groups]
+        return [self.framed([next(ids) for _ in group], most) for group in groups]
 
-    def _framed(self, texts: list[list[int]], most: int | None) -> tuple[list[int], list[int]]:
+    def framed(self, texts: list[list[int]], most: int | None = None) -> tuple[list[int], list[int]]:
+        """``encode_pair`` of one text or two that are ids already."""
         frame = self._frames[len(texts) - 1]
         if len(texts) == 2 and all(text is not None for text, _, _ in frame):
             raise UserError("This tokenizer has no token to put between two texts; use one that has, such as BERT's.")

@@ -1,8 +1,9 @@
-"""Train a tokenizer: characters, bytes, or byte-level BPE of any size."""
+"""Train a tokenizer: characters, bytes, byte-level BPE of any size, or words as white space parts them."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from ..errors import UserError, nearest
@@ -12,19 +13,25 @@ from .stream import byte_alphabet
 from .tokenizer import Tokenizer
 
 END = "<|endoftext|>"
+TRAINED = ("char", "byte", "bpe", "words")
+WORDS = ("<pad>", "<unk>", "<s>", "</s>")  # the special tokens of a word tokenizer
 DEFAULT_SIZE = 4096  # of a BPE, when no size is given
 
 
-def train(kind: str, texts: Iterable[str] = (), size: int | None = None, specials: Sequence[str] = (END,)) -> Tokenizer:
-    """A tokenizer of kind "char", "byte" or "bpe" made from texts; special tokens take the last ids.
+def train(
+    kind: str, texts: Iterable[str] = (), size: int | None = None, specials: Sequence[str] | None = None
+) -> Tokenizer:
+    """A tokenizer of kind "char", "byte", "bpe" or "words" made from texts; special tokens take the last ids.
 
     char: an id per character of the texts, in code-point order; a character it does not know is an error
     that says where, or ``<unk>`` when that is among the specials. byte: an id per byte; needs no texts.
     bpe: GPT-2's split into words and ``size`` entries in all (fewer when the texts hold no more pairs).
+    words: an id per word between white space, the most frequent ones up to ``size`` entries; others are ``<unk>``.
+    ``specials`` None is ``<|endoftext|>``, and for words ``<pad>``, ``<unk>``, ``<s>`` and ``</s>``.
     """
     if isinstance(texts, str):
         texts = (texts,)
-    specials = list(specials)
+    specials = list((WORDS if kind == "words" else (END,)) if specials is None else specials)
     if len(set(specials)) != len(specials) or not all(isinstance(name, str) and name for name in specials):
         raise UserError("Special tokens must be different texts; give each once.")
     if kind == "char":
@@ -35,7 +42,9 @@ def train(kind: str, texts: Iterable[str] = (), size: int | None = None, special
         return Tokenizer(_bytes(specials))
     if kind == "bpe":
         return Tokenizer(_bpe(_checked(texts), DEFAULT_SIZE if size is None else size, specials))
-    raise UserError(f'There is no kind of tokenizer "{kind}" to train.{nearest(kind, ("char", "byte", "bpe"))}')
+    if kind == "words":
+        return Tokenizer(_words(_checked(texts), size, specials))
+    raise UserError(f'There is no kind of tokenizer "{kind}" to train.{nearest(kind, TRAINED)}')
 
 
 def _checked(texts: Iterable[str]) -> Iterator[str]:
@@ -61,16 +70,33 @@ def _char(texts: Iterator[str], size: int | None, specials: list[str]) -> Spec:
     names = [*sorted(letters), *specials]
     if size not in (None, len(names)):
         raise UserError(f"These texts make a character tokenizer of {len(names)} entries; leave out the size.")
+    # with no "<unk>" in the vocabulary the library refuses an unknown character
+    split = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
+    return _whole(names, specials, split, {"type": "Fuse"})
+
+
+def _words(texts: Iterator[str], size: int | None, specials: list[str]) -> Spec:
+    counts = Counter(word for text in texts for word in text.split())
+    for name in specials:
+        counts.pop(name, None)  # written in a text it is a word that nobody knows
+    room = None if size is None else size - len(specials)
+    if room is not None and room < 1:
+        raise UserError(f"A word tokenizer needs more than its {len(specials)} special tokens; give a larger size.")
+    names = [word for word, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:room]]
+    return _whole([*names, *specials], specials, {"type": "WhitespaceSplit"}, None)
+
+
+def _whole(names: list[str], specials: list[str], split: Spec, decoder: Spec | None) -> Spec:
+    """A vocabulary of whole pieces, as ``split`` parts a text; no decoder puts a space between them."""
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
         "added_tokens": [added_token(names.index(name), name) for name in specials],
         "normalizer": None,
-        "pre_tokenizer": {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False},
+        "pre_tokenizer": split,
         "post_processor": None,
-        "decoder": {"type": "Fuse"},
-        # with no "<unk>" in the vocabulary the library refuses an unknown character
+        "decoder": decoder,
         "model": {"type": "WordLevel", "vocab": {name: id for id, name in enumerate(names)}, "unk_token": "<unk>"},
     }
 

@@ -164,7 +164,7 @@ def every_token_once(shards: Shards, batch: int, context: int, stride: int | Non
     ``stride`` below ``context`` gives each target at least ``context - stride`` tokens to look back on
     (where there are so many). The last batch may be smaller; rows are shorter when the corpus is.
     """
-    _check(batch, context)
+    check_sizes(batch, context)
     if len(shards) < 2:
         raise UserError(f"{shards.name} holds fewer than two tokens, so nothing can be predicted; give more text.")
     rows = Rows(shards, min(context, len(shards) - 1))
@@ -219,7 +219,7 @@ class Batches:
     def __init__(
         self, shards: Shards | Sequence[tuple[Shards, float]], batch: int, context: int, seed: int = 0
     ) -> None:
-        _check(batch, context)
+        check_sizes(batch, context)
         mixture = [(shards, 1.0)] if isinstance(shards, Shards) else list(shards)
         for part, weight in mixture:
             if not (math.isfinite(weight) and weight > 0):
@@ -270,12 +270,7 @@ class Batches:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on exactly where ``state()`` was taken; UserError when it is of other data, context, weights or seed."""
-        for name, ours in self._identity().items():
-            if state.get(name) != ours:
-                sentence = f"The checkpoint was made with another {name} of the training data "
-                raise UserError(
-                    sentence + f"({state.get(name)}, now {ours}); continue with the same data and settings."
-                )
+        check_same(state, self._identity())
         for cursor, (epoch, index, drawn) in zip(self._cursors, state["cursors"], strict=True):
             cursor.go(epoch, index)
             cursor.drawn = drawn
@@ -284,7 +279,18 @@ class Batches:
         return {"seed": self.seed, "context": self.context, "weights": self.weights, "content": self.keys}
 
 
-def _check(batch: int, context: int) -> None:
+def check_same(state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
+    """UserError unless a state has all that ``identity`` has."""
+    for name, ours in identity.items():
+        if state.get(name) != ours:
+            sentence = (
+                f"The checkpoint was made with another {name} of the training data ({state.get(name)}, now {ours}"
+            )
+            raise UserError(f"{sentence}); continue with the same data and settings.")
+
+
+def check_sizes(batch: int, context: int) -> None:
+    """UserError for a batch of no rows or tokens."""
     for name, number in (("batch", batch), ("context", context)):
         if number < 1:
             raise UserError(f"{name} is {number}; give a whole number above 0.")

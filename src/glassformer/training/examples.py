@@ -1,0 +1,184 @@
+"""Examples as batches: several packed to a row, in an order that is a function of the seed alone.
+
+    rows    | s s s </s> s s </s> s s s s </s> - |     pos starts again in each document; -1 is padding
+            | t t </s> t t t t </s> t t </s> - - |     a pair has the same number in source_docs and docs
+
+Shapes: B rows of a batch, T context on both sides, N examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from .data import Array, Batch, check_same, check_sizes
+from .encoded import Encoded, encode
+
+__all__ = ["ExampleBatches", "batch_of", "each_once", "encode", "in_order", "pack"]
+EMPTY = {"tokens": 0, "targets": -1, "pos": -1, "segments": 0, "prefix": 0, "source": 0, "source_pos": -1}
+POOL = 8192  # examples among which the last gaps of a row are closed: many to choose from, quick to look through
+
+
+# --------------------------------------------------------------------------------- the packing
+
+
+def pack(sizes: Array, room: int, order: Array) -> list[Array]:
+    """Rows of examples, each in one: sizes (N, sides), no side of a row above ``room``; N indices in ``order``.
+
+    A row takes the examples that come first until a quarter is left, then those of the next ``POOL`` that are nearest
+    to its gap in size and shape (largest dot product; Panigrahy et al. 2011, vector bin packing).
+    """
+    rows: list[Array] = []
+    waiting = order[:0]
+    for low in range(0, len(order), POOL):
+        waiting = np.concatenate((waiting, order[low : low + POOL]))
+        last = low + POOL >= len(order)
+        made, waiting = _fill(sizes[waiting], room, waiting, 0 if last else POOL // 4)
+        rows += made
+    return rows
+
+
+def _fill(sizes: Array, room: int, pool: Array, rest: int) -> tuple[list[Array], Array]:
+    """Rows out of a pool until no more than ``rest`` examples are left, and these."""
+    shapes, shape = np.unique(sizes, axis=0, return_inverse=True)
+    shape = shape.ravel()
+    of_shape: list[list[int]] = [[] for _ in shapes]
+    for place in range(len(pool) - 1, -1, -1):
+        of_shape[shape[place]].append(place)
+    count = np.bincount(shape, minlength=len(shapes))
+    used, oldest, left = np.zeros(len(pool), bool), 0, len(pool)
+    rows = []
+    while left > rest:
+        row: list[int] = []
+        gap = np.full(sizes.shape[1], room)
+        while left > len(row):
+            while used[oldest]:
+                oldest += 1
+            place = oldest
+            if row and (gap.min() <= room // 4 or (sizes[place] > gap).any()):
+                fits = (shapes <= gap).all(1) & (count > 0)
+                if not fits.any():
+                    break
+                best = of_shape[np.where(fits, shapes @ gap, -1).argmax()]
+                while used[best[-1]]:
+                    best.pop()
+                place = best.pop()
+            row.append(place)
+            used[place] = True
+            count[shape[place]] -= 1
+            gap = gap - sizes[place]
+        rows.append(pool[row])
+        left -= len(row)
+    return rows, pool[~used]
+
+
+def in_order(sizes: Array, room: int) -> Iterator[Array]:
+    """Rows of examples in their own order, each closed by the first that does not fit."""
+    first, filled = 0, np.zeros(sizes.shape[1], np.int64)
+    for place, size in enumerate(sizes):
+        if ((filled + size) > room).any():
+            yield np.arange(first, place)
+            first, filled = place, 0 * filled
+        filled = filled + size
+    yield np.arange(first, len(sizes))
+
+
+def batch_of(encoded: Encoded, rows: Sequence[Array], context: int) -> Batch:
+    """A batch (B, T) of rows of examples."""
+    items = np.concatenate(rows)
+    row = np.repeat(np.arange(len(rows)), [len(one) for one in rows])
+    filled: dict[str, Array] = {}
+    for side in encoded.sides:
+        size = side.sizes[items]
+        before = np.cumsum(size) - size  # tokens of the batch before each example
+        at = before - before[np.searchsorted(row, row)]  # the column in which it begins
+        inside = np.arange(size.sum()) - np.repeat(before, size)
+        there, here = (np.repeat(begin, size) + inside for begin in (side.starts[items], row * context + at))
+        for name, column in side.columns.items():
+            filled[name] = np.full(len(rows) * context, EMPTY[name], np.int64)
+            filled[name][here] = column[there]
+            filled[name] = filled[name].reshape(len(rows), context)
+    for pos, docs in (("pos", "docs"), ("source_pos", "source_docs")):
+        if pos in filled:
+            filled[docs] = np.where(filled[pos] < 0, -1, np.cumsum(filled[pos] == 0, axis=1) - 1)
+    filled.setdefault("targets", np.full_like(filled["tokens"], -1))
+    if "prefix" in filled:
+        filled["prefix"] = filled["prefix"] > 0
+    if encoded.labels is not None:
+        filled["labels"] = encoded.labels[items]
+    return Batch(**{name: torch.from_numpy(values) for name, values in filled.items()})
+
+
+# --------------------------------------------------------------------------------- the batches
+
+
+class ExampleBatches:
+    """An endless iterator of training batches: B rows of ``context`` tokens, each example once an epoch.
+
+    Which examples share a row and the order of the rows are a function of (seed, epoch) alone, so ``state()`` is a few
+    numbers. A batch may end one epoch and begin the next.
+    """
+
+    def __init__(self, encoded: Encoded, batch: int, context: int, seed: int = 0) -> None:
+        check_sizes(batch, context)
+        self.encoded, self.batch, self.context, self.seed = encoded, batch, context, seed
+        self._sizes = np.stack([side.sizes for side in encoded.sides], 1)
+        self._key = encoded.key
+        self._go(0, 0)
+
+    def _go(self, epoch: int, index: int) -> None:
+        self._epoch, self._index = epoch, index
+        draw = np.random.default_rng([self.seed % 2**64, epoch])
+        rows = pack(self._sizes, self.context, draw.permutation(len(self.encoded)))
+        self._rows = [rows[place] for place in draw.permutation(len(rows))]
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        rows: list[Array] = []
+        while len(rows) < self.batch:
+            some = self._rows[self._index : self._index + self.batch - len(rows)]
+            rows += some
+            self._index += len(some)
+            if self._index == len(self._rows):
+                self._go(self._epoch + 1, 0)
+        return batch_of(self.encoded, rows, self.context)
+
+    @property
+    def epoch(self) -> float:
+        """Times the examples have been gone through."""
+        return self._epoch + self._index / len(self._rows)
+
+    @property
+    def fill(self) -> float:
+        """The share of this epoch's rows that holds a token."""
+        return float(self._sizes.sum() / (len(self._rows) * self.context * self._sizes.shape[1]))
+
+    def state(self) -> dict[str, Any]:
+        """Where the iterator stands, as JSON holds it."""
+        return {**self._identity(), "cursor": [self._epoch, self._index]}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on exactly where ``state()`` was taken; UserError when it is of other examples, context or seed."""
+        check_same(state, self._identity())
+        self._go(*state["cursor"])
+
+    def _identity(self) -> dict[str, Any]:
+        return {"seed": self.seed, "context": self.context, "content": self._key}
+
+
+def each_once(encoded: Encoded, batch: int, context: int) -> Iterator[Batch]:
+    """The examples in their own order, each once; the last batch may have fewer rows."""
+    check_sizes(batch, context)
+    held: list[Array] = []
+    for row in in_order(np.stack([side.sizes for side in encoded.sides], 1), context):
+        held.append(row)
+        if len(held) == batch:
+            yield batch_of(encoded, held, context)
+            held = []
+    if held:
+        yield batch_of(encoded, held, context)

@@ -53,11 +53,12 @@ def gpt2() -> c.Decoder:
     return decoder(one, position=c.Learned(CONTEXT), last_norm=c.LayerNorm())
 
 
+YARN = c.Rotary(1e6, stretch=c.YarnStretch(4.0, 16))
 LLAMA = block(c.Attention(4, kv_heads=2), c.GatedMLP(64))
 DECODERS: dict[str, c.Decoder] = {
     "gpt2": gpt2(),
     "llama": decoder(LLAMA, position=c.Rotary(stretch=c.Llama3Stretch(8.0, 1.0, 4.0, 32)), head=c.Head(tied=False)),
-    "qwen3": decoder(block(c.Attention(4, 2, 16, qk_norm=c.RMSNorm()), c.GatedMLP(64)), position=c.Rotary(1e6)),
+    "qwen3": decoder(block(c.Attention(4, 2, 16, qk_norm=c.RMSNorm()), c.GatedMLP(64)), position=YARN),
     "mixtral": decoder(
         block(c.Attention(4, 2), c.MoE(4, 2, c.GatedMLP(32), balance=0.01, z=0.001)), position=c.Rotary()
     ),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,8 @@ from .. import config
 from .build import build, builds
 from .flow import Flow, Part
 from .mask import Mask
+
+Stretch: TypeAlias = Callable[[Tensor, float], tuple[Tensor, float]]  # speeds, theta -> speeds, size of what is turned
 
 
 @builds(config.NoPosition)
@@ -84,7 +87,7 @@ class Rotary(Position):
     def __init__(self, cfg: config.Rotary, dim: int, heads: int, causal: bool) -> None:
         super().__init__(cfg, dim, heads, causal)
         self.theta, self.fraction = cfg.theta, cfg.fraction
-        self.stretch: Callable[[Tensor], Tensor] | None = build(cfg.stretch) if cfg.stretch else None
+        self.stretch: Stretch | None = build(cfg.stretch) if cfg.stretch else None
 
     def rotate(self, x: Tensor, flow: Flow) -> Tensor:
         turned = int(x.shape[-1] * self.fraction)
@@ -100,28 +103,49 @@ class Rotary(Position):
     def table(self, pos: Tensor, turned: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cosines and sines (B or 1, 1, T, turned), the first half of the sines negated."""
         exponent = torch.arange(0, turned, 2, device=pos.device, dtype=torch.int64).float() / turned
-        speed = 1.0 / (self.theta**exponent)  # radians per position, (turned / 2)
+        speed, size = 1.0 / (self.theta**exponent), 1.0  # radians per position, (turned / 2)
         if self.stretch is not None:
-            speed = self.stretch(speed)
+            speed, size = self.stretch(speed, self.theta)
         angle = pos[:, None, :, None].float() * speed
-        cos, sin = angle.cos(), angle.sin()
+        cos, sin = angle.cos() * size, angle.sin() * size
         return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
 
 
 @builds(config.LinearStretch)
-def linear_stretch(cfg: config.LinearStretch) -> Callable[[Tensor], Tensor]:
+def linear_stretch(cfg: config.LinearStretch) -> Stretch:
     """Every wave slower by the factor (Chen et al. 2023)."""
-    return lambda speed: speed / cfg.factor
+    return lambda speed, theta: (speed / cfg.factor, 1.0)
 
 
 @builds(config.Llama3Stretch)
-def llama3_stretch(cfg: config.Llama3Stretch) -> Callable[[Tensor], Tensor]:
+def llama3_stretch(cfg: config.Llama3Stretch) -> Stretch:
     """Waves longer than length/low slowed by the factor, shorter than length/high kept, between: blended."""
 
-    def stretch(speed: Tensor) -> Tensor:
+    def stretch(speed: Tensor, theta: float) -> tuple[Tensor, float]:
         turns = cfg.length * speed / (2 * math.pi)  # full turns within the original length
         keep = ((turns - cfg.low) / (cfg.high - cfg.low)).clamp(0, 1)
-        return keep * speed + (1 - keep) * speed / cfg.factor
+        return keep * speed + (1 - keep) * speed / cfg.factor, 1.0
+
+    return stretch
+
+
+@builds(config.YarnStretch)
+def yarn_stretch(cfg: config.YarnStretch) -> Stretch:
+    """Waves kept up to the one that turns ``fast`` times, slowed from the one that turns ``slow`` times, else blended.
+
+    As published code has it, the blend is linear in the wave's number, and its two ends are whole numbers.
+    """
+
+    def stretch(speed: Tensor, theta: float) -> tuple[Tensor, float]:
+        waves = len(speed)
+
+        def number(turns: float) -> float:  # of the wave that turns so often within the original length
+            return waves * math.log(cfg.length / (turns * 2 * math.pi)) / math.log(theta)
+
+        first, last = max(math.floor(number(cfg.fast)), 0), min(math.ceil(number(cfg.slow)), 2 * waves - 1)
+        slowed = ((torch.arange(waves, device=speed.device) - first) / max(last - first, 1e-3)).clamp(0, 1)
+        size = 0.1 * math.log(max(cfg.factor, 1.0)) + 1 if cfg.size is None else cfg.size
+        return slowed * speed / cfg.factor + (1 - slowed) * speed, size
 
     return stretch
 

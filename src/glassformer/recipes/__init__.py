@@ -8,12 +8,19 @@ from typing import Any
 
 from .. import config, serial
 from ..errors import UserError, nearest
+from .gemma import GEMMA, GEMMA2
 from .glass import GLASS
 from .gpt2 import GPT2
 from .llama import LLAMA
-from .recipe import Raw, Recipe
+from .mixtral import MIXTRAL
+from .nanomoe import NANOMOE
+from .phi import PHI, PHI3
+from .qwen import QWEN2, QWEN3, QWEN3MOE
+from .recipe import Raw, Recipe, tile
+from .starcoder2 import STARCODER2
 
-BOOK = {recipe.name: recipe for recipe in (GLASS, GPT2, LLAMA)}
+DECODERS = (GPT2, LLAMA, MIXTRAL, NANOMOE, QWEN2, QWEN3, QWEN3MOE, PHI, PHI3, STARCODER2, GEMMA, GEMMA2)
+BOOK = {recipe.name: recipe for recipe in (GLASS, *DECODERS)}
 
 
 def all() -> list[Recipe]:
@@ -79,10 +86,11 @@ def write(model: config.Model) -> tuple[Recipe, dict[str, Any]]:
             continue
         try:
             raw = recipe.write(model)
+            back = recipe.read(Raw(raw))
         except UserError as error:
             hindrance = hindrance if nearness else str(error).rstrip(".")
             continue
-        differs = _differences(plain(model), plain(recipe.read(Raw(raw))))
+        differs = _differences(plain(model), plain(back))
         if not differs:
             return recipe, {"architectures": [recipe.architectures[0]], "model_type": recipe.model_type, **raw}
         if not nearness or len(differs) < nearness:
@@ -106,7 +114,7 @@ def _plain_stack(stack: config.Stack, dim: int) -> config.Stack:
         )
         for block in stack.pattern
     )
-    return replace(stack, pattern=pattern[:1] if len(set(pattern)) == 1 else pattern)
+    return replace(stack, pattern=tile([pattern[i % len(pattern)] for i in range(stack.depth)]))
 
 
 def _plain_attention(attention: config.Attention, dim: int) -> config.Attention:

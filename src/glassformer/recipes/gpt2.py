@@ -11,30 +11,16 @@ from ..config import (
     Block,
     Decoder,
     Embed,
-    FeedForward,
-    GatedMLP,
     Head,
     Init,
     LayerNorm,
     Learned,
     Model,
-    MoE,
     Stack,
 )
 from ..errors import UserError
+from .decoders import ACTIVATIONS, plain_mlp
 from .recipe import Raw, Recipe, Rule, Table
-
-# What transformers calls its activations, the one written first.
-ACTIVATIONS: dict[str, Activation] = {
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu": "gelu",
-    "relu": "relu",
-    "relu2": "relu2",
-    "silu": "silu",
-    "swish": "silu",
-}
 
 
 def gpt2(
@@ -104,11 +90,6 @@ def write(model: Model) -> dict[str, Any]:
         "resid_pdrop": dropout,
     }
     return raw if block.attention.bias else {**raw, "bias": False}
-
-
-def plain_mlp(feedforward: FeedForward) -> MLP | GatedMLP:
-    """The MLP whose numbers a config.json can say; a mixture's expert stands for the mixture."""
-    return feedforward.expert if isinstance(feedforward, MoE) else feedforward
 
 
 def layout(model: Model) -> Model:

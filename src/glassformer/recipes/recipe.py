@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -42,6 +42,14 @@ class Table:
     ignore: tuple[str, ...] = ()
     copies: tuple[tuple[str, str], ...] = ()
     prefix: str = ""
+
+
+def tile(blocks: Sequence[config.Block]) -> tuple[config.Block, ...]:
+    """The shortest pattern that repeats to these blocks."""
+    depth = len(blocks)
+    lengths = (length for length in range(1, depth) if depth % length == 0)
+    repeats = (n for n in lengths if all(blocks[i] == blocks[i % n] for i in range(depth)))
+    return tuple(blocks[: next(repeats, depth)])
 
 
 def _as_it_is(model: config.Model) -> config.Model:

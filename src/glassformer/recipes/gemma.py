@@ -1,0 +1,161 @@
+"""Gemma 1 and 2: embeddings scaled by sqrt(dim), gains around one, a GELU gate, wide heads.
+
+Gemma 2 norms before and after each part, caps its scores and logits, and lets every other block see a window only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ..config import (
+    Attention,
+    Block,
+    Decoder,
+    Embed,
+    Full,
+    GatedMLP,
+    Head,
+    Model,
+    RMSNorm,
+    Rotary,
+    Stack,
+    Window,
+)
+from .decoders import (
+    ACTIVATIONS,
+    ATTENTION,
+    GATED,
+    INIT,
+    NORMS,
+    WIDE,
+    even_heads,
+    read_attention,
+    read_decoder,
+    read_rotary,
+    read_windows,
+    table,
+    unsaid,
+    window_size,
+    write_decoder,
+    write_windows,
+)
+from .recipe import Raw, Recipe
+
+NORM = RMSNorm(1e-6, offset=1.0)
+
+
+def gemma(dim: int, depth: int, heads: int, kv_heads: int, hidden: int) -> Decoder:
+    """The shape of Gemma: heads of 256, 256,000 tokens, 8,192 positions."""
+    block = Block(Attention(heads, kv_heads, 256), GatedMLP(hidden, "gelu_tanh"), NORM)
+    stack = Stack(depth, (block,), Rotary(), last_norm=NORM)
+    return Decoder(dim, 8192, Embed(256_000, scale=dim**0.5), stack, Head(), INIT)
+
+
+def gemma2(dim: int, depth: int, heads: int, hidden: int, head_dim: int = 256, over: int = 256) -> Decoder:
+    """The shape of Gemma 2: half as many key-value heads as heads, scores divided by sqrt(over), windows of 4,096."""
+    attention = Attention(heads, heads // 2, head_dim, scale=over**-0.5, softcap=50.0)
+    pattern = tuple(
+        Block(replace(attention, see=see), GatedMLP(hidden, "gelu_tanh"), NORM, place="sandwich")
+        for see in (Window(4096), Full())
+    )
+    stack = Stack(depth, pattern, Rotary(), last_norm=NORM)
+    return Decoder(dim, 8192, Embed(256_000, scale=dim**0.5), stack, Head(softcap=30.0), INIT)
+
+
+def read(raw: Raw) -> Model:
+    """A Gemma config.json as our config; its "gelu" has always meant the tanh approximation."""
+    act = raw.choice("hidden_act", {**ACTIVATIONS, "gelu": "gelu_tanh"}, "gelu_pytorch_tanh")
+    block = Block(_attention(raw, kv_heads=16), GatedMLP(raw.whole("intermediate_size", most=WIDE), act), _norm(raw))
+    return _scaled(read_decoder(raw, block, read_rotary(raw), context=8192, tied=True))
+
+
+def read2(raw: Raw) -> Model:
+    """A Gemma 2 config.json as our config."""
+    depth = raw.whole("num_hidden_layers", most=2000)
+    over = raw.number("query_pre_attn_scalar", 256.0, least=1e-6)
+    cap = raw.number("attn_logit_softcapping", unsaid(raw, "attn_logit_softcapping", 50.0))
+    attention = replace(_attention(raw, kv_heads=4), scale=over**-0.5, softcap=cap)
+    act = raw.choice("hidden_activation", ACTIVATIONS, "gelu_pytorch_tanh")
+    mlp = GatedMLP(raw.whole("intermediate_size", most=WIDE), act)
+    size = raw.whole("sliding_window", unsaid(raw, "sliding_window", 4096), most=1 << 28)
+    sees = read_windows(raw, size, [i % 2 == 0 for i in range(depth)])
+    blocks = [Block(replace(attention, see=see), mlp, _norm(raw), place="sandwich") for see in sees]
+    model = _scaled(read_decoder(raw, blocks, read_rotary(raw), context=8192, tied=True))
+    softcap = raw.number("final_logit_softcapping", unsaid(raw, "final_logit_softcapping", 30.0))
+    return replace(model, head=replace(model.head, softcap=softcap))
+
+
+def _attention(raw: Raw, kv_heads: int) -> Attention:
+    raw.only("use_bidirectional_attention", False, "a decoder here sees what came before")
+    return read_attention(raw, kv_heads, 256, bias=raw.flag("attention_bias", False))
+
+
+def _norm(raw: Raw) -> RMSNorm:
+    return RMSNorm(raw.number("rms_norm_eps", 1e-6, most=1.0), offset=1.0)
+
+
+def _scaled(model: Decoder) -> Decoder:
+    return replace(model, embed=replace(model.embed, scale=model.dim**0.5))
+
+
+def write(model: Model) -> dict[str, Any]:
+    """Our config as a Gemma config.json, as far as that can say it."""
+    block, raw = write_decoder(model, "gemma")
+    return {**raw, "rms_norm_eps": block.norm.eps, "attention_bias": block.attention.bias}
+
+
+def write2(model: Model) -> dict[str, Any]:
+    """Our config as a Gemma 2 config.json, as far as that can say it."""
+    block, raw = write_decoder(model, "gemma2")
+    even_heads(model, "gemma2")
+    scale = block.attention.scale or raw["head_dim"] ** -0.5
+    return {
+        **raw,
+        "hidden_activation": raw["hidden_act"],
+        "rms_norm_eps": block.norm.eps,
+        "attention_bias": block.attention.bias,
+        "query_pre_attn_scalar": round(scale**-2),
+        "attn_logit_softcapping": block.attention.softcap,
+        "final_logit_softcapping": model.head.softcap if model.head else None,
+        "sliding_window": window_size(model) or 4096,  # transformers asks for one even where no block has it
+        "layer_types": write_windows(model),
+    }
+
+
+GEMMA = Recipe(
+    name="gemma",
+    paper="Gemma Team 2024, Gemma: Open Models Based on Gemini Research and Technology (arXiv 2403.08295)",
+    sizes={"2b": gemma(2048, 18, 8, 1, 16_384), "7b": gemma(3072, 28, 16, 16, 24_576)},
+    architectures=("GemmaForCausalLM", "GemmaModel"),
+    model_type="gemma",
+    tokenizer="google/gemma-2b",
+    read=read,
+    write=write,
+    weights=table({**ATTENTION, **GATED, **NORMS}),
+)
+
+GEMMA2 = Recipe(
+    name="gemma2",
+    paper="Gemma Team 2024, Gemma 2: Improving Open Language Models at a Practical Size (arXiv 2408.00118)",
+    sizes={
+        "2b": gemma2(2304, 26, 8, 9216),
+        "9b": gemma2(3584, 42, 16, 14_336),
+        "27b": gemma2(4608, 46, 32, 36_864, head_dim=128, over=144),
+    },
+    architectures=("Gemma2ForCausalLM", "Gemma2Model"),
+    model_type="gemma2",
+    tokenizer="google/gemma-2-2b",
+    read=read2,
+    write=write2,
+    weights=table(
+        {
+            **ATTENTION,
+            **GATED,
+            "attn_norm": "input_layernorm",
+            "attn_post_norm": "post_attention_layernorm",
+            "ffn_norm": "pre_feedforward_layernorm",
+            "ffn_post_norm": "post_feedforward_layernorm",
+        }
+    ),
+)

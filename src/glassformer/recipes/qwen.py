@@ -1,0 +1,237 @@
+"""Qwen: a Llama with biases on queries, keys and values (2, 2.5), or with normalised queries and keys (3).
+
+The later blocks may slide a window, and any block of a Qwen 3 may be a mixture of experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..config import (
+    Attention,
+    Block,
+    Decoder,
+    Embed,
+    FeedForward,
+    GatedMLP,
+    Head,
+    Model,
+    MoE,
+    RMSNorm,
+    Rotary,
+    Stack,
+)
+from ..errors import UserError
+from .decoders import (
+    ATTENTION,
+    GATED,
+    INIT,
+    MANY,
+    NORMS,
+    OURS,
+    THEIRS,
+    WIDE,
+    decoder,
+    plain_mlp,
+    read_attention,
+    read_decoder,
+    read_gated,
+    read_rotary,
+    read_windows,
+    table,
+    unsaid,
+    window_size,
+    write_decoder,
+    write_windows,
+)
+from .recipe import Raw, Recipe, Rule
+
+NORM = RMSNorm(1e-6)
+
+
+def qwen2(
+    dim: int, depth: int, heads: int, kv_heads: int, hidden: int, context: int = 131_072, eps: float = 1e-6
+) -> Decoder:
+    """The shape of Qwen 2 and 2.5: up to 3b the head is tied, above the table is padded further."""
+    small, norm = dim <= 2048, RMSNorm(eps)
+    block = Block(Attention(heads, kv_heads, bias=True, out_bias=False), GatedMLP(hidden), norm)
+    stack = Stack(depth, (block,), Rotary(1e6), last_norm=norm)
+    return Decoder(dim, context, Embed(151_936 if small else 152_064), stack, Head(tied=small), INIT)
+
+
+def qwen3(dim: int, depth: int, heads: int, think: int | MoE, kv_heads: int = 8) -> Decoder:
+    """The shape of Qwen 3: heads of 128, 40,960 positions; up to 4b the head is tied."""
+    feedforward = think if isinstance(think, MoE) else GatedMLP(think)
+    block = Block(Attention(heads, kv_heads, 128, qk_norm=NORM), feedforward, NORM)
+    stack = Stack(depth, (block,), Rotary(1e6), last_norm=NORM)
+    tied = isinstance(feedforward, GatedMLP) and dim <= 2560
+    return Decoder(dim, 40_960, Embed(151_936), stack, Head(tied=tied), INIT)
+
+
+# ---------------------------------------------------------------------------------- config.json, in
+
+
+def read2(raw: Raw) -> Model:
+    """A Qwen 2 or 2.5 config.json as our config."""
+    attention = replace(read_attention(raw, kv_heads=32, bias=True), out_bias=False)
+    return _read(raw, attention, [read_gated(raw)] * _depth(raw))
+
+
+def read3(raw: Raw) -> Model:
+    """A Qwen 3 config.json as our config."""
+    return _read(raw, _attention3(raw, kv_heads=32), [read_gated(raw)] * _depth(raw))
+
+
+def read3moe(raw: Raw) -> Model:
+    """A config.json of Qwen 3 with mixtures; ``router_aux_loss_coef`` weighs our own load-balancing loss."""
+    mlp = read_gated(raw)
+    mixture = MoE(
+        raw.whole("num_experts", raw.whole("num_local_experts", 128, most=MANY), most=MANY),
+        raw.whole("num_experts_per_tok", 8, most=MANY),
+        replace(mlp, hidden=raw.whole("moe_intermediate_size", 768, most=WIDE)),
+        normalize=raw.flag("norm_topk_prob", False),
+        balance=raw.number("router_aux_loss_coef", 0.001),
+    )
+    dense, step = raw.value("mlp_only_layers", []), raw.whole("decoder_sparse_step", 1)
+    raw.must(isinstance(dense, list), "mlp_only_layers", "a list of blocks' numbers")
+    mixes = [i not in dense and (i + 1) % step == 0 for i in range(_depth(raw))]
+    raw.only("layer_types", None, "the mixtures' blocks all see the same")
+    slides = raw.flag("use_sliding_window", False)
+    table = {**raw.table, "max_window_layers": 0 if slides else len(mixes)}
+    return _read(Raw(table, raw.source), _attention3(raw, kv_heads=4), [mixture if m else mlp for m in mixes])
+
+
+def _depth(raw: Raw) -> int:
+    depth: int = raw.whole("num_hidden_layers", most=2000)
+    return depth
+
+
+def _attention3(raw: Raw, kv_heads: int) -> Attention:
+    norm = RMSNorm(raw.number("rms_norm_eps", 1e-6, most=1.0))
+    return replace(read_attention(raw, kv_heads, 128, raw.flag("attention_bias", False)), qk_norm=norm)
+
+
+def _read(raw: Raw, attention: Attention, thinks: Sequence[FeedForward]) -> Model:
+    slides = raw.flag("use_sliding_window", False)
+    size = raw.whole("sliding_window", unsaid(raw, "sliding_window", 4096), most=1 << 28) if slides else None
+    first = raw.number("max_window_layers", 28.0)
+    sees = read_windows(raw, size, [size is not None and i >= first for i in range(len(thinks))])
+    norm = RMSNorm(raw.number("rms_norm_eps", 1e-6, most=1.0))
+    blocks = [Block(replace(attention, see=see), think, norm) for see, think in zip(sees, thinks, strict=True)]
+    return read_decoder(raw, blocks, read_rotary(raw), context=32_768)
+
+
+# --------------------------------------------------------------------------------- config.json, out
+
+
+def write2(model: Model) -> dict[str, Any]:
+    """Our config as a Qwen 2 config.json, as far as that can say it."""
+    return _write(model, "qwen2")
+
+
+def write3(model: Model) -> dict[str, Any]:
+    """Our config as a Qwen 3 config.json, as far as that can say it."""
+    return {**_write(model, "qwen3"), "attention_bias": decoder(model).pattern[0].attention.bias}
+
+
+def write3moe(model: Model) -> dict[str, Any]:
+    """Our config as the config.json of a Qwen 3 with mixtures, as far as that can say it."""
+    raw, stack = write3(model), decoder(model)
+    thinks = [stack.block(i).feedforward for i in range(stack.depth)]
+    mixture = next((think for think in thinks if isinstance(think, MoE)), None)
+    dense = [i for i, think in enumerate(thinks) if not isinstance(think, MoE)]
+    if mixture is None:
+        raise UserError("The qwen3moe layout holds only mixtures of experts.")
+    del raw["layer_types"]
+    return {
+        **raw,
+        "intermediate_size": plain_mlp(thinks[dense[0] if dense else 0]).hidden,
+        "moe_intermediate_size": mixture.expert.hidden,
+        "num_experts": mixture.experts,
+        "num_experts_per_tok": mixture.top_k,
+        "norm_topk_prob": mixture.normalize,
+        "router_aux_loss_coef": mixture.balance,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": dense,
+    }
+
+
+def _write(model: Model, layout: str) -> dict[str, Any]:
+    block, raw = write_decoder(model, layout)
+    kinds, size = write_windows(model), window_size(model)
+    windows = {"use_sliding_window": size is not None, "sliding_window": size, "layer_types": kinds}
+    full = [*kinds, "sliding_attention"].index("sliding_attention")  # the blocks before the first window
+    return {**raw, "rms_norm_eps": block.norm.eps, **windows, "max_window_layers": full}
+
+
+# ---------------------------------------------------------------------------------------- the pages
+
+_PARTS = {**ATTENTION, **GATED, **NORMS}
+_NORMED = {**_PARTS, "attn.q_norm": "self_attn.q_norm", "attn.k_norm": "self_attn.k_norm"}
+
+QWEN2 = Recipe(
+    name="qwen2",
+    paper="Yang et al. 2024, Qwen2 Technical Report (arXiv 2407.10671); Qwen2.5 Technical Report (arXiv 2412.15115)",
+    sizes={
+        "0.5b": qwen2(896, 24, 14, 2, 4864),
+        "1.5b": qwen2(1536, 28, 12, 2, 8960),
+        "7b": qwen2(3584, 28, 28, 4, 18_944),
+        "72b": qwen2(8192, 80, 64, 8, 29_568, eps=1e-5),
+        "2.5-0.5b": qwen2(896, 24, 14, 2, 4864, context=32_768),
+        "2.5-1.5b": qwen2(1536, 28, 12, 2, 8960),
+        "2.5-3b": qwen2(2048, 36, 16, 2, 11_008, context=32_768),
+        "2.5-7b": qwen2(3584, 28, 28, 4, 18_944),
+        "2.5-14b": qwen2(5120, 48, 40, 8, 13_824, eps=1e-5),
+        "2.5-32b": qwen2(5120, 64, 40, 8, 27_648, eps=1e-5),
+        "2.5-72b": qwen2(8192, 80, 64, 8, 29_568, eps=1e-5),
+    },
+    architectures=("Qwen2ForCausalLM", "Qwen2Model"),
+    model_type="qwen2",
+    tokenizer="Qwen/Qwen2.5-0.5B",
+    read=read2,
+    write=write2,
+    weights=table(_PARTS),
+)
+
+QWEN3 = Recipe(
+    name="qwen3",
+    paper="Yang et al. 2025, Qwen3 Technical Report (arXiv 2505.09388)",
+    sizes={
+        "0.6b": qwen3(1024, 28, 16, 3072),
+        "1.7b": qwen3(2048, 28, 16, 6144),
+        "4b": qwen3(2560, 36, 32, 9728),
+        "8b": qwen3(4096, 36, 32, 12_288),
+        "14b": qwen3(5120, 40, 40, 17_408),
+        "32b": qwen3(5120, 64, 64, 25_600),
+    },
+    architectures=("Qwen3ForCausalLM", "Qwen3Model"),
+    model_type="qwen3",
+    tokenizer="Qwen/Qwen3-0.6B",
+    read=read3,
+    write=write3,
+    weights=table(_NORMED),
+)
+
+QWEN3MOE = Recipe(
+    name="qwen3moe",
+    paper="Yang et al. 2025, Qwen3 Technical Report (arXiv 2505.09388)",
+    sizes={
+        "30b-a3b": qwen3(2048, 48, 32, MoE(128, 8, GatedMLP(768), balance=0.001), kv_heads=4),
+        "235b-a22b": qwen3(4096, 94, 64, MoE(128, 8, GatedMLP(1536), balance=0.001), kv_heads=4),
+    },
+    architectures=("Qwen3MoeForCausalLM", "Qwen3MoeModel"),
+    model_type="qwen3_moe",
+    tokenizer="Qwen/Qwen3-30B-A3B",
+    read=read3moe,
+    write=write3moe,
+    weights=table(
+        _NORMED,
+        Rule(f"{THEIRS}.mlp.gate.weight", f"{OURS}.ffn.router.weight"),
+        *(
+            Rule(f"{THEIRS}.mlp.experts.{{e}}.{part}_proj.weight", f"{OURS}.ffn.{part}")
+            for part in ("gate", "up", "down")
+        ),
+    ),
+)

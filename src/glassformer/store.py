@@ -22,6 +22,7 @@ from . import config, files, recipes, serial, tensorfiles, weights
 from .errors import UserError, nearest
 from .nn import Model, build_model
 from .nn.model import allocate
+from .recipes import sentences
 from .recipes.recipe import Recipe, Rule, Table
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def load(
         _must_fit(found, kind or torch.float32, device)
         return build_model(found, device=device, dtype=kind), None
     book = read_config(found)
-    published = tensorfiles.open_files(found)
+    published = book.files()
     model = _filled(book, published, kind or published.dtype, device)
     return model.eval(), open_tokenizer(found)
 
@@ -87,7 +88,7 @@ def load_as(
         _must_fit(cfg, kind or torch.float32, device)
         return Fitted(build_model(cfg, device=device, dtype=kind, seed=seed).eval(), tuple(wanted), ())
     book = read_config(found)
-    published = tensorfiles.open_files(found)
+    published = book.files()
     links, held = _links(book, published)
     there = weights.shapes(book.config)
     fits = {name for name, shape in wanted.items() if there.get(name) == shape}
@@ -168,11 +169,19 @@ def _download(name: str) -> Path:
 
 @dataclass(frozen=True)
 class Book:
-    """A folder's config.json, understood: our config, and the recipe whose names the files use (None: our own)."""
+    """A folder's config.json, understood: our config, and the recipe whose names the files use (None: our own).
+
+    ``held`` are the published weights beside it, already found, where there are any.
+    """
 
     folder: Path
     config: config.Model
     recipe: Recipe | None
+    held: tensorfiles.Files | None = None
+
+    def files(self) -> tensorfiles.Files:
+        """The weights beside it; UserError where there are none."""
+        return self.held or tensorfiles.open_files(self.folder)
 
 
 def read_config(folder: Path) -> Book:
@@ -189,8 +198,10 @@ def read_config(folder: Path) -> Book:
     if not isinstance(raw, dict):
         raise UserError(f"{path} is not a table of settings; restore it or download it again.")
     if "glassformer" not in raw:
-        recipe, model = recipes.read(raw, str(path))
-        return Book(folder, model, recipe)
+        there = any((folder / name).exists() for name in (tensorfiles.SINGLE, tensorfiles.INDEX))
+        held = tensorfiles.open_files(folder) if there else None
+        recipe, model = recipes.read({**raw, **sentences.open_beside(folder)}, str(path), held)
+        return Book(folder, model, recipe, held)
     if raw["glassformer"] != FORMAT:
         version = json.dumps(raw["glassformer"])[:20]
         raise UserError(f"{path} is in format {version} and this version reads {FORMAT}; upgrade glassformer.")
@@ -215,7 +226,7 @@ def _links(book: Book, published: tensorfiles.Files) -> tuple[list[weights.Link]
     shapes = weights.shapes(book.config)
     table, held = _own(shapes), shapes
     if book.recipe is not None:
-        table, held = book.recipe.weights, weights.shapes(book.recipe.layout(book.config))
+        table, held = book.recipe.table(book.config), weights.shapes(book.recipe.layout(book.config))
     return weights.check(table, held, published, optional=held.keys() - shapes.keys()), held
 
 
@@ -294,8 +305,11 @@ def _published(model: Model, tokenizer: Tokenizer | None, layout: Layout | None)
     state = _state(model)
     dtype = str(next(iter(state.values())).dtype).removeprefix("torch.")
     raw = {**raw, "torch_dtype": dtype, **_token_ids(tokenizer, spell_out=True)}
-    pieces = weights.pieces(recipe.weights, state, weights.shapes(recipe.layout(model.config)))
-    return {**tensorfiles.contents(pieces), "config.json": _json(raw)}
+    beside = raw.pop(sentences.KEY, None)
+    bare = raw["architectures"][0] in recipe.bare
+    pieces = weights.pieces(recipe.table(model.config), state, weights.shapes(recipe.layout(model.config)), bare)
+    others = sentences.files_of(beside, model.config.dim) if beside else {}
+    return {**tensorfiles.contents(pieces), **others, "config.json": _json(raw)}
 
 
 def _state(model: Model) -> dict[str, torch.Tensor]:
@@ -326,9 +340,10 @@ def _commit(folder: Path, contents: Contents, tokenizer: Tokenizer | None) -> No
         raise files.explain(error, folder) from None
     try:
         _write(beside, contents, tokenizer)
-        names = [path.name for path in beside.iterdir() if path.name != "config.json"]
-        for name in (*names, "config.json"):
+        names = [str(path.relative_to(beside)) for path in beside.rglob("*") if path.is_file()]
+        for name in (*(name for name in names if name != "config.json"), "config.json"):
             files.sync(beside / name)
+            (folder / name).parent.mkdir(exist_ok=True)
             (beside / name).replace(folder / name)
         for path in replaced:
             if path.name not in contents:
@@ -342,14 +357,15 @@ def _commit(folder: Path, contents: Contents, tokenizer: Tokenizer | None) -> No
 
 def _write(folder: Path, contents: Contents, tokenizer: Tokenizer | None) -> None:
     for name, content in contents.items():
+        (folder / name).parent.mkdir(exist_ok=True)
         files.write(folder / name, content)
     if tokenizer is not None:
         tokenizer.save(folder)
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """The weights of the model that stands in a folder: a single file, or an index and its shards."""
-    found: Iterable[str] = [tensorfiles.SINGLE, tensorfiles.INDEX]
+    """The model that stands in a folder: a single file or an index and its shards, and what makes vectors of it."""
+    found: Iterable[str] = [tensorfiles.SINGLE, tensorfiles.INDEX, sentences.MODULES]
     if (folder / tensorfiles.INDEX).is_file():
         with contextlib.suppress(UserError):  # an index that says nothing names no shards
             found = [*found, *set(tensorfiles.read_index(folder).values())]

@@ -39,6 +39,8 @@ class Link:
 
     def load(self, theirs: Sequence[Tensor], shapes: Sequence[Shape]) -> Sequence[Tensor]:
         """Our tensors, of ``shapes``, made of theirs."""
+        if self.rule.lift:
+            theirs = [tensor[0] for tensor in theirs]
         whole = self._join([_flip(t) for t in theirs] if self.rule.flip else theirs, self._stacks("theirs"))
         if self._stacks("ours"):
             return whole.unbind()
@@ -53,7 +55,8 @@ class Link:
             parts: Sequence[Tensor] = whole.unbind()
         else:
             parts = [whole] if len(self.theirs) == 1 else whole.chunk(len(self.theirs), self.rule.axis)
-        return [_flip(part) for part in parts] if self.rule.flip else parts
+        parts = [_flip(part) for part in parts] if self.rule.flip else parts
+        return [part[None] for part in parts] if self.rule.lift else parts
 
     def _join(self, parts: Sequence[Tensor], stack: bool) -> Tensor:
         if parts[0].is_meta:  # PyTorch's own joining of shapes imports its compiler, which takes seconds
@@ -200,7 +203,7 @@ def fill(found: Iterable[Link], files: Files, ours: Mapping[str, Tensor], shapes
 
 def _fill_one(link: Link, files: Files, ours: Mapping[str, Tensor], shapes: Mapping[str, Shape]) -> None:
     first, name = ours.get(link.ours[0]), link.theirs[0]
-    if first is not None and len(link.theirs) == len(link.ours) == 1 and not link.rule.flip:
+    if first is not None and len(link.theirs) == len(link.ours) == 1 and not (link.rule.flip or link.rule.lift):
         as_it_lies = first.device.type == "cpu" and first.is_contiguous() and first.dtype == files.entries[name].dtype
         if as_it_lies:
             files.read(name, into=first.data)
@@ -215,7 +218,12 @@ def _fill_one(link: Link, files: Files, ours: Mapping[str, Tensor], shapes: Mapp
 
 
 def _accept_bare_names(table: Table, wanted: set[str], files: Files) -> None:
-    """Give names saved from the bare model the prefix that the table's names have."""
+    """Give old names their new ones, and names saved from the bare model the prefix that the table's names have."""
+    for name in list(files.entries):
+        for old, new in table.renamed:
+            if name.endswith(old) and name.removesuffix(old) + new not in files.entries:
+                files.entries[name.removesuffix(old) + new] = files.entries.pop(name)
+                break
     known = wanted | {name for name, _ in table.copies}
     for name in list(files.entries):
         full = table.prefix + name
@@ -248,8 +256,13 @@ def _unmatched(folder: Path, missing: Sequence[Link], left_over: Sequence[str], 
 # --------------------------------------------------------------------------------------- saving
 
 
-def pieces(table: Table, ours: Mapping[str, Tensor], shapes: Mapping[str, Shape]) -> Iterator[Piece]:
-    """What saving ``ours`` by their names writes; a name in ``shapes`` that ours lacks is written as zeros."""
+def pieces(
+    table: Table, ours: Mapping[str, Tensor], shapes: Mapping[str, Shape], bare: bool = False
+) -> Iterator[Piece]:
+    """What saving ``ours`` by their names writes; a name in ``shapes`` that ours lacks is written as zeros.
+
+    ``bare`` leaves the table's prefix away.
+    """
     dtype = next(iter(ours.values())).dtype
     for link in links(table, shapes):
 
@@ -259,4 +272,4 @@ def pieces(table: Table, ours: Mapping[str, Tensor], shapes: Mapping[str, Shape]
         sketch = link.save([torch.empty_like(tensor, device="meta") for tensor in tensors()])
         for i, (name, part) in enumerate(zip(link.theirs, sketch, strict=True)):
             make = lambda i=i, link=link, tensors=tensors: link.save(tensors())[i]  # noqa: E731
-            yield Piece(name, part.dtype, tuple(part.shape), make)
+            yield Piece(name.removeprefix(table.prefix) if bare else name, part.dtype, tuple(part.shape), make)

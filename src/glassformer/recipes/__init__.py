@@ -8,6 +8,8 @@ from typing import Any
 
 from .. import config, serial
 from ..errors import UserError, nearest
+from . import sentences
+from .bert import BERT
 from .gemma import GEMMA, GEMMA2
 from .glass import GLASS
 from .gpt2 import GPT2
@@ -16,11 +18,11 @@ from .mixtral import MIXTRAL
 from .nanomoe import NANOMOE
 from .phi import PHI, PHI3
 from .qwen import QWEN2, QWEN3, QWEN3MOE
-from .recipe import Raw, Recipe, tile
+from .recipe import Held, Raw, Recipe, tile
 from .starcoder2 import STARCODER2
 
 DECODERS = (GPT2, LLAMA, MIXTRAL, NANOMOE, QWEN2, QWEN3, QWEN3MOE, PHI, PHI3, STARCODER2, GEMMA, GEMMA2)
-BOOK = {recipe.name: recipe for recipe in (GLASS, *DECODERS)}
+BOOK = {recipe.name: recipe for recipe in (GLASS, *DECODERS, BERT)}
 
 
 def all() -> list[Recipe]:
@@ -61,14 +63,17 @@ def of(raw: Mapping[str, Any], source: str = "config.json") -> Recipe:
     raise UserError(f'{source}: the architecture "{name}" is not in the recipe book.{listing}{hint}')
 
 
-def read(raw: Mapping[str, Any], source: str = "config.json") -> tuple[Recipe, config.Model]:
-    """The recipe and our config of a published config.json; UserError for what it asks that nothing here does."""
+def read(raw: Mapping[str, Any], source: str = "config.json", held: Held | None = None) -> tuple[Recipe, config.Model]:
+    """The recipe and our config of a published config.json, ``held`` the weights beside it where they are known.
+
+    Raises UserError for what it asks that nothing here does.
+    """
     recipe = of(raw, source)
     assert recipe.read is not None
-    table = Raw(raw, source)
+    table = Raw(raw, source, held)
     table.only("quantization_config", None, "quantised weights are not read here")
     try:
-        return recipe, recipe.read(table)
+        return recipe, sentences.read(table, recipe.read(table))
     except UserError as error:
         text = str(error)
         raise UserError(text if text.startswith(source) else f"{source}: {text}") from None
@@ -81,6 +86,7 @@ def write(model: config.Model) -> tuple[Recipe, dict[str, Any]]:
     the first thing in the way for a config that no published layout holds.
     """
     hindrance, nearness = "", 0  # what is in the way of the nearest layout, how many things are
+    model, beside = sentences.write(model)
     for recipe in all():
         if recipe.read is None or recipe.write is None:
             continue
@@ -92,7 +98,8 @@ def write(model: config.Model) -> tuple[Recipe, dict[str, Any]]:
             continue
         differs = _differences(plain(model), plain(back))
         if not differs:
-            return recipe, {"architectures": [recipe.architectures[0]], "model_type": recipe.model_type, **raw}
+            named = {"architectures": [recipe.architectures[0]], "model_type": recipe.model_type}
+            return recipe, {**named, **raw, **beside}
         if not nearness or len(differs) < nearness:
             hindrance = f"the nearest, {recipe.name}, cannot say {', '.join(differs[:3])}"
             nearness = len(differs)

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from .. import config
 from ..errors import UserError, nearest
@@ -21,13 +21,15 @@ class Rule:
 
     A {letter} on both sides repeats the rule; a {letter} on one side only stacks along a new first axis;
     several names on one side are the whole tensor's parts along ``axis`` (ours: as wide as the model's
-    parameters, theirs: equal). ``flip`` transposes each of their tensors.
+    parameters, theirs: equal). ``flip`` transposes each of their tensors; ``lift``: theirs has one more axis, of 1,
+    in front.
     """
 
     theirs: str | tuple[str, ...]
     ours: str | tuple[str, ...]
     flip: bool = False
     axis: int = 0
+    lift: bool = False
 
 
 @dataclass(frozen=True)
@@ -35,13 +37,15 @@ class Table:
     """All the rules of a family, and what its files may hold besides.
 
     ``ignore``: names of constants that older files carry. ``copies``: (name, original), where a file may
-    repeat a tied weight. ``prefix``: what files saved from the bare model leave away.
+    repeat a tied weight. ``prefix``: what files saved from the bare model leave away. ``renamed``: (end of a name
+    in some files, what it is here).
     """
 
     rules: tuple[Rule, ...]
     ignore: tuple[str, ...] = ()
     copies: tuple[tuple[str, str], ...] = ()
     prefix: str = ""
+    renamed: tuple[tuple[str, str], ...] = ()
 
 
 def tile(blocks: Sequence[config.Block]) -> tuple[config.Block, ...]:
@@ -61,8 +65,8 @@ class Recipe:
     """A published family as data: sizes, its config.json in and out, its weights' names, where it comes from.
 
     ``layout`` gives the config whose parameters the published files hold, where that is not the model's
-    own (a GPT-2 without biases is published with biases of zero). A recipe without ``read`` and ``write``
-    has no published layout.
+    own (a GPT-2 without biases is published with biases of zero). ``bare`` are the architectures whose files leave
+    the table's prefix away. A recipe without ``read`` and ``write`` has no published layout.
     """
 
     name: str
@@ -73,16 +77,38 @@ class Recipe:
     tokenizer: str = ""
     read: Callable[[Raw], config.Model] | None = None
     write: Callable[[config.Model], dict[str, Any]] | None = None
-    weights: Table = Table(())
+    weights: Table | Callable[[config.Model], Table] = Table(())
     layout: Callable[[config.Model], config.Model] = _as_it_is
+    bare: tuple[str, ...] = ()
+
+    def table(self, model: config.Model) -> Table:
+        """The names of this model's weights."""
+        return self.weights if isinstance(self.weights, Table) else self.weights(model)
+
+
+class Held(Protocol):
+    """The tensors that lie beside a config.json."""
+
+    @property
+    def entries(self) -> Mapping[str, Any]: ...
+
+    def same(self, name: str, other: str) -> bool: ...
 
 
 class Raw:
-    """A config.json as published: each value is checked as it is read, and an absurd one is one sentence."""
+    """A config.json as published: each value is checked as it is read, and an absurd one is one sentence.
 
-    def __init__(self, table: Mapping[str, Any], source: str = "config.json") -> None:
+    ``held`` are the weights beside it where they are known, since some files say more than their config.
+    """
+
+    def __init__(self, table: Mapping[str, Any], source: str = "config.json", held: Held | None = None) -> None:
         self.table = table
         self.source = source
+        self.held = held
+
+    def holds(self, name: str) -> bool:
+        """Whether the weights beside it hold this tensor."""
+        return self.held is not None and name in self.held.entries
 
     def value(self, key: str, default: Any = MISSING) -> Any:
         """The value under ``key``; null and absent are the default, and an error where there is none."""

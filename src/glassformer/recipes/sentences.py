@@ -45,8 +45,8 @@ def open_beside(folder: Path) -> dict[str, Any]:
     modes = [key for key, value in pooling.items() if key.startswith("pooling_mode_") and value is True]
     if len(modes) != 1 or modes[0] not in MODES:
         raise UserError(
-            f"{folder / MODULES} pools by {', '.join(modes)[:160] or 'nothing'}, but one of {', '.join(MODES)} is built "
-            f"here; use a model that does."
+            f"{folder / MODULES} pools by {', '.join(modes)[:160] or 'nothing'}, but one of {', '.join(MODES)} is "
+            f"built here; use a model that does."
         )
     length = _table(folder / LENGTH).get("max_seq_length") if (folder / LENGTH).is_file() else None
     return {KEY: {"pooling": modes[0], "normalize": len(steps) == 3, "max_seq_length": length}}

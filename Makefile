@@ -9,7 +9,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 DEV := .venv/.ready-dev
 
-.PHONY: demo test test-all check format bench clean
+.PHONY: demo test test-all check format bench bench-gpu clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)
@@ -35,8 +35,19 @@ format: $(DEV)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# Every row of docs/performance.md beside its peer, on an idle machine about an hour: make bench NANOGPT=FOLDER
+# (a checkout of nanoGPT); FOLDER keeps the models that generation is measured on. A row that misses its aim is told
+# at the end, after all have run.
+FOLDER ?= out/bench
+PEER := $(if $(NANOGPT),--nanogpt $(NANOGPT))
+BENCHES := "shakespeare.py $(PEER)" "train.py $(PEER) --shape 124m" "train.py $(PEER) --shape 10m" \
+	"train.py --shape 124m --curves 50" "generate.py --folder $(FOLDER)" "load.py --folder $(FOLDER)"
+
 bench: $(DEV)
-	$(BIN)/python benchmarks/shakespeare.py $(if $(NANOGPT),--nanogpt $(NANOGPT))
+	@missed=0; for one in $(BENCHES); do echo "benchmarks/$$one"; $(BIN)/python benchmarks/$$one || missed=1; done; exit $$missed
+
+bench-gpu: $(DEV)
+	$(BIN)/python benchmarks/gpu.py $(PEER)
 
 clean:
 	rm -rf .venv out

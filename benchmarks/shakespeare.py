@@ -85,8 +85,8 @@ def ours(run: str, data: Path, steps: int | None = None) -> Result:
         return Result(reached, seconds, last["valid"], parameters, last["step"])
 
 
-def nanogpt(folder: Path, data: Path) -> Result:
-    """nanoGPT's own script, on a copy of its folder."""
+def nanogpt(folder: Path, data: Path, settings: dict[str, object] | None = None) -> Result:
+    """nanoGPT's own script, on a copy of its folder; its settings for a CPU unless others are given."""
     with tempfile.TemporaryDirectory() as place:
         copy = Path(place) / "nanoGPT"
         shutil.copytree(folder, copy, ignore=shutil.ignore_patterns(".git", "out*"))
@@ -98,7 +98,7 @@ def nanogpt(folder: Path, data: Path) -> Result:
             stdout=subprocess.DEVNULL,
         )
         command = [sys.executable, "-u", "train.py", "config/train_shakespeare_char.py"]
-        command += [f"--{name}={value}" for name, value in SETTINGS.items()]
+        command += [f"--{name}={value}" for name, value in (SETTINGS if settings is None else settings).items()]
         begun, reached, loss, said = time.perf_counter(), None, float("inf"), []
         process = subprocess.Popen(command, cwd=copy, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for line in process.stdout or ():

@@ -1,0 +1,278 @@
+"""Everything that is measured on an NVIDIA GPU, in one go and one table: training, its speed, decoding.
+
+    python benchmarks/gpu.py [--nanogpt FOLDER] [--only learn train decode] [--rounds 3] [--rehearse]
+
+learn   seconds to a validation loss of 1.4697 on Shakespeare's characters: ours (runs/shakespeare-gpu.toml) beside
+        nanoGPT's GPU settings, whole processes; ours must need at most a third.
+train   tokens/s and the share of the measured bf16 peak for the 124M, 350M and 1B shapes at 1,024 tokens, each at the
+        best of the batches that fit, eager and compiled, beside nanoGPT.
+decode  tokens/s of one sequence for GPT-2's 124M shape and a Llama of 1.1 B parameters in bf16, and the share of the
+        measured memory bandwidth that reading the weights takes, beside transformers with its static cache.
+
+Every measurement is a process of its own, so that none leaves memory behind; contenders alternate for --rounds.
+--rehearse runs every line of it in a minute on a CPU with toy shapes: the figures mean nothing, but it must come
+through. Exit 1 when a measurement fails or an aim is missed, 2 where there is no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import shakespeare
+
+ROOT = Path(__file__).resolve().parents[1]
+TARGET = 1.4697
+SHAPES = {"124m": (12, 12, 768, 50304), "350m": (24, 16, 1024, 50304), "1b": (24, 16, 1792, 50304)}
+TOYS = {"toy": (2, 2, 64, 512)}
+BATCHES = (4, 8, 16, 32, 64)
+DECODED = {"124m": "gpt2", "1.1b": "llama"}
+
+
+# ------------------------------------------------------------------- what one process measures
+
+
+def device(rehearse: bool) -> str:
+    return "cpu" if rehearse else "cuda"
+
+
+def clock(work: Callable[[], object], where: str) -> float:
+    """Seconds, the device's queue emptied before and after."""
+    import torch
+
+    if where == "cuda":
+        torch.cuda.synchronize()
+    begun = time.perf_counter()
+    work()
+    if where == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - begun
+
+
+def peaks(given: argparse.Namespace) -> dict[str, Any]:
+    """The fastest measured bf16 matrix product (FLOP/s) and copy (bytes read and written a second)."""
+    import torch
+
+    where, size = device(given.rehearse), 512 if given.rehearse else 8192
+    left, right = (torch.randn(size, size, device=where, dtype=torch.bfloat16) for _ in range(2))
+    block = torch.empty((1 << 22) if given.rehearse else (1 << 30), device=where, dtype=torch.uint8)
+    other = torch.empty_like(block)
+    product = min(clock(lambda: left @ right, where) for _ in range(10))
+    copy = min(clock(lambda: other.copy_(block), where) for _ in range(10))
+    name = torch.cuda.get_device_name() if where == "cuda" else "CPU, a rehearsal"
+    return {"flops": 2 * size**3 / product, "bytes": 2 * block.numel() / copy, "device": name}
+
+
+def train(given: argparse.Namespace) -> dict[str, Any]:
+    """The best tokens/s of one contender at one shape over the batches that fit."""
+    import torch
+
+    where, context = device(given.rehearse), 64 if given.rehearse else 1024
+    depth, heads, dim, vocab = (TOYS if given.rehearse else SHAPES)[given.shape]
+    best: dict[str, Any] = {"tokens": 0.0}
+    for batch in BATCHES[:2] if given.rehearse else BATCHES:
+        try:
+            step = (nanogpt_step if given.who.startswith("nanoGPT") else our_step)(
+                given, depth, heads, dim, vocab, context, batch, where
+            )
+            for _ in range(3):
+                step()
+            rate = batch * context / statistics.median(clock(step, where) for _ in range(3 if given.rehearse else 10))
+        except torch.OutOfMemoryError:
+            break
+        if rate > best["tokens"]:
+            best = {"tokens": rate, "batch": batch}
+    body = 12 * depth * dim**2 + vocab * dim
+    best["flops"] = (6 * body + 12 * depth * dim * context // 2) * best["tokens"]  # half of the pattern is masked
+    best["memory"] = torch.cuda.max_memory_allocated() / 2**30 if where == "cuda" else 0.0
+    return best
+
+
+def our_step(
+    given: argparse.Namespace, depth: int, heads: int, dim: int, vocab: int, context: int, batch: int, where: str
+) -> Callable[[], object]:
+    """One step of our trainer after another."""
+    import itertools
+
+    import torch
+
+    from glassformer import config, run
+    from glassformer.nn import build_model
+    from glassformer.training import Batch
+    from glassformer.training import train as steps
+
+    block = config.Block(config.Attention(heads), config.MLP(4 * dim), config.LayerNorm(bias=False))
+    stack = config.Stack(depth, (block,), config.Learned(context), last_norm=config.LayerNorm(bias=False))
+    model = build_model(config.Decoder(dim, context, config.Embed(vocab), stack), device=where, seed=0)
+    compiled = "yes" if given.who.endswith("compiled") else "no"
+    settings = run.Train(10**9, batch, optimizer=run.AdamW(6e-4), dtype="bfloat16", compile=compiled)
+    draw = torch.Generator().manual_seed(0)
+    some = [torch.randint(vocab, (batch, context + 1), generator=draw) for _ in range(8)]
+    feed = (Batch(part[:, :-1], part[:, 1:]) for part in itertools.cycle(some))
+    going = steps(model, feed, settings=settings)
+    return lambda: next(going)
+
+
+def nanogpt_step(
+    given: argparse.Namespace, depth: int, heads: int, dim: int, vocab: int, context: int, batch: int, where: str
+) -> Callable[[], object]:
+    """One step of nanoGPT's train.py after another, without what it logs."""
+    import torch
+
+    sys.path.insert(0, str(given.nanogpt))
+    from model import GPT, GPTConfig
+
+    said, sys.stdout = sys.stdout, sys.stderr  # it prints
+    plain = GPT(GPTConfig(context, vocab, depth, heads, dim, dropout=0.0, bias=False)).to(where)
+    optimizer = plain.configure_optimizers(0.1, 6e-4, (0.9, 0.95), where)
+    sys.stdout = said
+    model = torch.compile(plain) if given.who.endswith("compiled") else plain
+    some = torch.randint(vocab, (batch, context + 1)).to(where)
+
+    def step() -> None:
+        with torch.autocast(where, torch.bfloat16):
+            loss = model(some[:, :-1].contiguous(), some[:, 1:].contiguous())[1]
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def decode(given: argparse.Namespace) -> dict[str, Any]:
+    """Tokens/s of one sequence, and the bytes of the weights."""
+    import generate
+    import torch
+
+    where, count = device(given.rehearse), 8 if given.rehearse else 256
+    with tempfile.TemporaryDirectory() as folder:
+        saved = generate.saved("gpt2" if given.rehearse else DECODED[given.shape], torch.bfloat16, Path(folder))
+        prompt = list(range(16 if given.rehearse else 128))
+        if given.who == "ours":
+            import glassformer
+
+            model, _ = glassformer.load(str(saved), device=where)
+
+            def work() -> object:
+                return glassformer.generate(model, None, prompt, max_new=count, temperature=0, eos=()).run()
+        else:
+            from transformers import AutoModelForCausalLM
+
+            model = AutoModelForCausalLM.from_pretrained(saved, dtype=torch.bfloat16).to(where)
+            ids = torch.tensor([prompt], device=where)
+            static = {} if given.rehearse else {"cache_implementation": "static"}
+
+            def work() -> object:
+                return model.generate(ids, max_new_tokens=count, min_new_tokens=count, do_sample=False, **static)
+
+        for _ in range(1 if given.rehearse else 3):
+            work()
+        seconds = statistics.median(clock(work, where) for _ in range(1 if given.rehearse else 5))
+        held = sum(p.numel() * p.element_size() for p in model.parameters())
+    return {"tokens": count / seconds, "bytes": held}
+
+
+PARTS = {"peaks": peaks, "train": train, "decode": decode}
+
+
+# ------------------------------------------------------------------------------------ the table
+
+
+def measure(given: argparse.Namespace, part: str, who: str = "", shape: str = "") -> dict[str, Any] | None:
+    """One measurement in a process of its own; None where it failed, with its last words printed."""
+    command = [sys.executable, __file__, "--part", part, "--who", who, "--shape", shape]
+    command += ["--nanogpt", str(given.nanogpt)] if given.nanogpt else []
+    command += ["--rehearse"] if given.rehearse else []
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "TOKENIZERS_PARALLELISM": "0"})
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode or not lines:
+        print(f"{part} {who} {shape} failed: {(done.stderr.strip().splitlines() or ['?'])[-1]}", flush=True)
+        return None
+    found: dict[str, Any] = json.loads(lines[-1])
+    return found
+
+
+def best_of(given: argparse.Namespace, part: str, names: list[str], shape: str) -> dict[str, dict[str, Any]]:
+    """The median round of each contender, who take turns."""
+    rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    for _ in range(given.rounds):
+        for name in names:
+            found = measure(given, part, name, shape)
+            if found is not None:
+                rounds[name].append(found)
+    return {n: sorted(f, key=lambda one: one["tokens"])[len(f) // 2] for n, f in rounds.items() if f}
+
+
+def learn(given: argparse.Namespace) -> bool:
+    """Seconds to the loss, whole processes."""
+    shakespeare.TARGET = 9.0 if given.rehearse else TARGET
+    data = shakespeare.find_text(None)
+    steps = 4 if given.rehearse else None
+    mine = [shakespeare.ours("shakespeare-gpu.toml", data, steps) for _ in range(given.rounds)]
+    reached = [one.reached for one in mine if one.reached is not None]
+    row = f"{statistics.median(reached):.1f} s to the loss" if len(reached) == len(mine) else "missed"
+    print(f"| learn | ours, {mine[0].parameters:,} parameters | {row} | {mine[0].loss:.4f} at the end |", flush=True)
+    if not given.nanogpt:
+        return len(reached) == len(mine)
+    small = {"device": "cpu", "compile": False, "max_iters": 2, "eval_interval": 2, "eval_iters": 1, "n_layer": 1}
+    theirs = shakespeare.nanogpt(given.nanogpt, data, small if given.rehearse else {})
+    print(
+        f"| learn | nanoGPT's GPU settings | {theirs.seconds:.1f} s in all | {theirs.loss:.4f} at the end |", flush=True
+    )
+    return bool(reached) and statistics.median(reached) <= theirs.seconds / 3
+
+
+def main() -> int:
+    """Measure what was asked for, a line each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nanogpt", type=Path, help="a checkout of nanoGPT")
+    parser.add_argument("--only", nargs="+", choices=("learn", "train", "decode"), default=("learn", "train", "decode"))
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each (3)")
+    parser.add_argument("--rehearse", action="store_true", help="toy shapes on a CPU, to see that it runs")
+    for hidden in ("--part", "--who", "--shape"):
+        parser.add_argument(hidden, default="", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.part:
+        print(json.dumps(PARTS[given.part](given)), flush=True)
+        return 0
+    top = measure(given, "peaks")
+    if top is None:
+        return 2
+    print(f"{top['device']}: {top['flops'] / 1e12:.3g} TFLOP/s in bf16, {top['bytes'] / 1e9:.4g} GB/s\n", flush=True)
+    print("| part | who | figure | of the peak |\n|---|---|---|---|", flush=True)
+    well = True
+    if "learn" in given.only:
+        well &= learn(given)
+    if "train" in given.only:
+        names = ["ours", "ours compiled"] + (["nanoGPT", "nanoGPT compiled"] if given.nanogpt else [])
+        for shape in TOYS if given.rehearse else SHAPES:
+            found = best_of(given, "train", names, shape)
+            well &= len(found) == len(names)
+            for name, one in found.items():
+                share = f"{one['flops'] / top['flops']:.1%} of the product's peak, {one['memory']:.1f} GiB"
+                batch = one.get("batch", 0)
+                print(
+                    f"| train {shape} | {name}, batch {batch} | {one['tokens']:,.0f} tokens/s | {share} |", flush=True
+                )
+    if "decode" in given.only:
+        for shape in list(DECODED)[: 1 if given.rehearse else None]:
+            found = best_of(given, "decode", ["ours", "transformers"], shape)
+            well &= len(found) == 2
+            for name, one in found.items():
+                share = f"{one['tokens'] * one['bytes'] / top['bytes']:.1%} of the bandwidth"
+                print(f"| decode {shape} | {name} | {one['tokens']:.1f} tokens/s | {share} |", flush=True)
+    return 0 if well else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

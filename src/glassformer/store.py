@@ -41,12 +41,18 @@ Contents = dict[str, str | Callable[[Path], None]]
 
 
 def load(
-    name: str | Path, *, dtype: torch.dtype | str | None = None, device: torch.device | str | None = None
+    name: str | Path,
+    *,
+    dtype: torch.dtype | str | None = None,
+    device: torch.device | str | None = None,
+    mapped: bool = True,
 ) -> tuple[Model, Tokenizer | None]:
     """The model and tokenizer in a folder or under a hub name, ready to use; or a recipe's model, newly initialised.
 
-    ``dtype`` None is the files' own (fp32 for a recipe). Raises UserError for everything that is missing,
-    damaged or does not fit together.
+    ``dtype`` None is the files' own (fp32 for a recipe). A large file on a disk of this machine is ``mapped``, not
+    read, and where nothing has to change, its tensors are the model's: it may be removed or replaced by a new one (as
+    ``save`` does it), but not cut or written over in place while the model lives. False reads it. Raises UserError for
+    everything that is missing, damaged or does not fit together.
     """
     kind = _dtype(dtype)
     found = resolve(name)
@@ -55,6 +61,7 @@ def load(
         return build_model(found, device=device, dtype=kind), None
     book = read_config(found)
     published = book.files()
+    published.mapped = mapped
     model = _filled(book, published, kind or published.dtype, device)
     return model.eval(), open_tokenizer(found)
 

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import mmap
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from mmap import mmap
 from pathlib import Path
 from typing import Any, TypeAlias, TypeGuard
 
@@ -39,6 +41,10 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 LONGEST_HEADER = 100_000_000  # bytes; the limit of the safetensors format
 SHARD = 5_000_000_000  # bytes; a checkpoint above this is written as several files
 CHUNK = 16 << 20  # bytes compared at a time
+SMALL = 64 << 20  # bytes of a file that is read in no time, so that nothing hangs on it afterwards
+LARGE = 1 << 20  # bytes of a tensor that is worth memory of its own
+REMOTE = {"9p", "afs", "ceph", "cifs", "fuse", "glusterfs", "lustre", "nfs", "nfs4", "smb3", "smbfs", "virtiofs"}
+ALIGNED = 64  # bytes of a line of the processor's cache: where the first tensor begins, for those who map the file
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 
@@ -55,11 +61,13 @@ class Entry:
 
 
 class Files:
-    """The tensors of one or several safetensors files, found by name and read one at a time."""
+    """The tensors of one or several safetensors files, found by name; ``mapped`` says that ``take`` may map them."""
 
     def __init__(self, folder: Path, entries: Mapping[str, Entry]) -> None:
         self.folder = folder
         self.entries = dict(entries)
+        self.mapped = False
+        self._maps: dict[Path, mmap.mmap | None] = {}
 
     @property
     def dtype(self) -> torch.dtype:
@@ -70,16 +78,39 @@ class Files:
                 share[entry.dtype] += entry.end - entry.begin
         return share.most_common(1)[0][0] if share else torch.float32
 
-    def read(self, name: str, into: Tensor | None = None) -> Tensor:
-        """The tensor ``name``, in memory of its own or read straight ``into`` one of its dtype and shape."""
+    def read(self, name: str) -> Tensor:
+        """The tensor ``name``, in memory of its own."""
         entry = self.entries[name]
-        tensor = _room(entry) if into is None else into
+        tensor = room(entry.shape, entry.dtype)
         try:
             with entry.path.open("rb", buffering=0) as file:
                 _read_exactly(file, entry.begin, memoryview(_bytes(tensor)), entry.path)
         except OSError as error:
             raise UserError(f"{entry.path} cannot be read ({error.strerror}); check the disk it is on.") from None
         return tensor
+
+    def take(self, name: str) -> Tensor:
+        """The tensor ``name`` as it lies in its file where that may be mapped, otherwise read.
+
+        It may be written to: a page that changes becomes the process's own and the file stays as it is.
+        """
+        entry = self.entries[name]
+        if self.mapped and entry.path not in self._maps:
+            self._maps[entry.path] = _map(entry.path)
+        whole = self._maps.get(entry.path)
+        if whole is None or entry.begin == entry.end or entry.begin % entry.dtype.itemsize:
+            return self.read(name)
+        _sound(entry.end <= len(whole), entry.path, "it ended while it was read")
+        count = (entry.end - entry.begin) // entry.dtype.itemsize
+        return torch.frombuffer(whole, dtype=entry.dtype, offset=entry.begin, count=count).view(entry.shape)
+
+    def release(self, names: Iterable[str]) -> None:
+        """Let go of the tensors' mapped pages until they are looked at again; what was written to them is lost."""
+        for entry in map(self.entries.__getitem__, names):
+            whole = self._maps.get(entry.path)
+            if whole is not None:
+                begin = entry.begin - entry.begin % mmap.PAGESIZE
+                whole.madvise(mmap.MADV_DONTNEED, begin, entry.end - begin)
 
     def same(self, name: str, other: str) -> bool:
         """Whether two tensors hold the same numbers bit for bit, compared a piece at a time."""
@@ -256,11 +287,44 @@ def _read_exactly(file: Any, begin: int, into: memoryview, path: Path) -> None:
         at += count
 
 
-def _room(entry: Entry) -> Tensor:
-    """Memory for one tensor, given back to the system as soon as it is dropped (malloc keeps what it frees)."""
-    if entry.begin == entry.end:
-        return torch.empty(entry.shape, dtype=entry.dtype)
-    return torch.frombuffer(mmap(-1, entry.end - entry.begin), dtype=entry.dtype).view(entry.shape)
+def room(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Memory for one tensor; a large one has large pages, which the system has back once it is dropped (malloc keeps it)."""
+    size = dtype.itemsize * torch.Size(shape).numel()
+    if size < LARGE or os.name != "posix":
+        return torch.empty(tuple(shape), dtype=dtype, device="cpu")
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(AttributeError, OSError):  # not on every system
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(tuple(shape))
+
+
+def _map(path: Path) -> mmap.mmap | None:
+    """The file as memory; None where reading it is the better way."""
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            if status.st_size >= SMALL and _stays(status.st_dev):
+                return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    except OSError:  # reading says why, or succeeds where only mapping was refused
+        pass
+    return None
+
+
+def _stays(device: int) -> bool:
+    """Whether files on this device can be counted on while they are mapped.
+
+    A page that cannot be fetched kills the process, so what a network or another program serves is read. Windows lets
+    nobody replace a mapped file.
+    """
+    if os.name != "posix":
+        return False
+    number = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
+    except OSError:  # only Linux tells
+        return True
+    kinds = {mount.partition(" - ")[2].split()[0] for mount in mounts if mount.split()[2] == number}
+    return not any(kind.partition(".")[0] in REMOTE for kind in kinds)
 
 
 def _bytes(tensor: Tensor) -> Any:
@@ -319,7 +383,7 @@ def _write(parts: Sequence[Piece], path: Path) -> None:
         header[piece.name] = {"dtype": NAMES[piece.dtype], "shape": piece.shape, "data_offsets": [at, at + piece.size]}
         at += piece.size
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8, so that they can be memory-mapped
+    text += b" " * (-(8 + len(text)) % ALIGNED)
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for piece in parts:

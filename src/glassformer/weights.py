@@ -22,7 +22,7 @@ from . import config
 from .errors import UserError
 from .nn import build_model
 from .recipes.recipe import Rule, Table
-from .tensorfiles import NAMES, Entry, Files, Piece, Shape, short
+from .tensorfiles import NAMES, Entry, Files, Piece, Shape, room, short
 
 MOST_PARTS = 100_000  # blocks times experts; the largest published model has some 15,000
 
@@ -41,7 +41,9 @@ class Link:
         """Our tensors, of ``shapes``, made of theirs."""
         if self.rule.lift:
             theirs = [tensor[0] for tensor in theirs]
-        whole = self._join([_flip(t) for t in theirs] if self.rule.flip else theirs, self._stacks("theirs"))
+        if self.rule.flip:  # each as a whole: turning the parts one by one takes three times as long
+            theirs = [room(turned.shape, turned.dtype).copy_(turned) for turned in map(_flip, theirs)]
+        whole = self._join(theirs, self._stacks("theirs"))
         if self._stacks("ours"):
             return whole.unbind()
         if len(shapes) == 1:
@@ -195,26 +197,26 @@ def check(table: Table, ours: Mapping[str, Shape], files: Files, optional: Itera
 
 
 def fill(found: Iterable[Link], files: Files, ours: Mapping[str, Tensor], shapes: Mapping[str, Shape]) -> None:
-    """Read the links' tensors into ``ours``, one link at a time; a name that ours lacks must hold zeros."""
+    """Give ``ours`` the links' tensors, one link at a time; a name that ours lacks must hold zeros."""
     with torch.no_grad():
         for link in found:
             _fill_one(link, files, ours, shapes)
 
 
 def _fill_one(link: Link, files: Files, ours: Mapping[str, Tensor], shapes: Mapping[str, Shape]) -> None:
-    first, name = ours.get(link.ours[0]), link.theirs[0]
-    if first is not None and len(link.theirs) == len(link.ours) == 1 and not (link.rule.flip or link.rule.lift):
-        as_it_lies = first.device.type == "cpu" and first.is_contiguous() and first.dtype == files.entries[name].dtype
-        if as_it_lies:
-            files.read(name, into=first.data)
-            return
-    parts = link.load([files.read(name) for name in link.theirs], [shapes[name] for name in link.ours])
+    parts = link.load([files.take(name) for name in link.theirs], [shapes[name] for name in link.ours])
     for name, part in zip(link.ours, parts, strict=True):
-        if name in ours:
-            ours[name].copy_(part)
-        elif part.any():
-            zero = f'{", ".join(link.theirs)} is not zero, but config.json says "bias": false'
-            raise UserError(f"{files.folder}: {zero}; mend config.json.")
+        mine = ours.get(name)
+        if mine is None:
+            if part.any():
+                zero = f'{", ".join(link.theirs)} is not zero, but config.json says "bias": false'
+                raise UserError(f"{files.folder}: {zero}; mend config.json.")
+        elif mine.device.type != "cpu":
+            mine.copy_(part)
+        else:
+            ready = part.is_contiguous() and part.dtype == mine.dtype
+            mine.data = part if ready else room(part.shape, mine.dtype).copy_(part)
+    files.release(link.theirs)
 
 
 def _accept_bare_names(table: Table, wanted: set[str], files: Files) -> None:

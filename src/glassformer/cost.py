@@ -57,24 +57,24 @@ class Cost:
         """All parameters; a tied table is counted once."""
         return sum(self.parameters.values())
 
-    @cached_property
-    def idle(self) -> int:
-        """Parameters of the experts that a token does not visit."""
-        experts: int = 0
+    def idle(self, matrices: bool = False) -> int:
+        """Parameters of the experts that a token does not visit, all or the matrices alone."""
+        idle = 0
         for name, stack in config.stacks(self.model).items():
             for index in range(stack.depth):
                 mixture = stack.block(index).feedforward
                 if isinstance(mixture, config.MoE):
                     inside = f"{name}.blocks.{index}.ffn."
-                    own = (n for n in self.sizes if n.startswith(inside) and not n.startswith(inside + "router"))
-                    held = sum(self.sizes[n][1] for n in own)
-                    experts += held * (mixture.experts - mixture.top_k) // mixture.experts
-        return experts
+                    met = tuple(inside + part for part in ("router.", "noise.", "shared."))  # by every token
+                    own = [size for n, size in self.sizes.items() if n.startswith(inside) and not n.startswith(met)]
+                    held = sum(size for multiplied, size in own if multiplied or not matrices)
+                    idle += held * (mixture.experts - mixture.top_k) // mixture.experts
+        return idle
 
     @property
     def active(self) -> int:
         """Parameters that one token meets: all but the experts it does not visit."""
-        return self.total - self.idle
+        return self.total - self.idle()
 
     # ------------------------------------------------------------------------------- FLOPs
 
@@ -84,7 +84,7 @@ class Cost:
         matrices = sum(size for multiplied, size in self.sizes.values() if multiplied)
         head = self.model.head
         tied = self.model.embed.vocab * self.model.dim if head is not None and head.tied else 0
-        return matrices - self.idle + tied
+        return matrices - self.idle(matrices=True) + tied
 
     @cached_property
     def attention_flops(self) -> float:
@@ -162,7 +162,7 @@ class Cost:
         if stack.dropout:  # the patterns as well, which no other attention keeps
             attended += C + 3 * attention.heads * self.context
         looks = 2 if block.cross else 1
-        thought = _hidden(block.feedforward) + (C if stack.dropout else 0)
+        thought = _hidden(block.feedforward, C) + (C if stack.dropout else 0)
         return (looks + 1) * normed + looks * attended + thought
 
     def train(self, dtype: str = "fp32") -> int:
@@ -220,7 +220,7 @@ def _part(name: str) -> str:
 
 
 def _is_matrix(name: str, shape: tuple[int, ...]) -> bool:
-    return len(shape) >= 2 and _part(name) in ("attention", "feedforward", "head")
+    return len(shape) >= 2 and not name.endswith("bias") and _part(name) in ("attention", "feedforward", "head")
 
 
 def _attentions(model: config.Model, cached: bool = False) -> list[tuple[config.Stack, config.Attention, bool]]:
@@ -236,10 +236,12 @@ def _attentions(model: config.Model, cached: bool = False) -> list[tuple[config.
     return found
 
 
-def _hidden(feedforward: config.FeedForward) -> int:
+def _hidden(feedforward: config.FeedForward, C: int) -> int:
     """Numbers a token that the feedforward keeps: before and after the activation, the gate, the product."""
     if isinstance(feedforward, config.MoE):
-        return feedforward.top_k * _hidden(feedforward.expert) + 2 * feedforward.experts
+        own = feedforward.top_k * (_hidden(feedforward.expert, C) + 3 * C + 9)  # sorted rows, answers, indices
+        shared = 0 if feedforward.shared is None else _hidden(feedforward.shared, C)
+        return own + shared + 4 * feedforward.experts
     return feedforward.hidden * (4 if isinstance(feedforward, config.GatedMLP) else 2)
 
 

@@ -170,7 +170,7 @@ def test_a_run_leaves_what_the_contract_says(whole):
 
 
 def test_everything_said_goes_to_standard_error(corpus, tmp_path, capfd):
-    training.run(settings(corpus, steps="4"), tmp_path / "run", sample=lambda model, tokenizer: "a sample")
+    training.run(settings(corpus, steps="4"), tmp_path / "run", sample=lambda model, tokenizer, source: "a sample")
     output = capfd.readouterr()
     assert output.out == ""
     for word in ("parameters", "MFLOP a token", "memory", "float32", "torch.compile", "'a sample'", "4/4", "curves"):
@@ -178,7 +178,7 @@ def test_everything_said_goes_to_standard_error(corpus, tmp_path, capfd):
 
 
 def test_sampling_and_evaluating_change_nothing(corpus, whole, tmp_path):
-    def sample(model, tokenizer):
+    def sample(model, tokenizer, source):
         assert not model.training
         return str(torch.rand(5).sum())
 
@@ -207,7 +207,7 @@ def test_going_on_from_a_trained_model(corpus, whole, tmp_path):
     model, tokenizer = store.load(tmp_path / "run")
     assert model.config.decoder.dropout == 0.0 and tokenizer is not None
     wider = dataclasses.replace(further, model={"from": str(whole), "decoder.pattern.feedforward.hidden": 8})
-    with pytest.raises(UserError, match=r"do not fit the changed config.*ffn"):
+    with pytest.raises(UserError, match=r"ffn.*change only the head or pool"):
         training.run(wider, tmp_path / "other")
 
 

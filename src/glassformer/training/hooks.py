@@ -18,7 +18,7 @@ from .. import files
 from . import checkpoint
 from .data import Batch
 from .loop import Step
-from .objective import Objective
+from .objective import Loss, Objective, mean_facts
 
 Hook = Callable[[Step], None]
 
@@ -43,26 +43,33 @@ def aside(model: Any) -> Iterator[None]:
 
 
 class Evaluate:
-    """Fills in ``step.valid``: the mean loss over the same validation batches each time, which ``batches()`` gives."""
+    """Fills in ``step.valid``: the mean loss over the same validation batches each time, which ``batches()`` gives.
 
-    def __init__(
-        self, batches: Callable[[], Iterable[Batch]], objective: Objective, every: int, dtype: str = "float32"
-    ) -> None:
-        self.batches, self.objective, self.every, self.dtype = batches, objective, every, dtype
+    What else the objective can tell (accuracy, correlations) goes to ``step.facts``, as ``valid_accuracy``.
+    """
+
+    def __init__(self, batches: Callable[[], Iterable[Batch]], objective: Objective, every: int) -> None:
+        self.batches, self.objective, self.every = batches, objective, every
 
     def __call__(self, step: Step) -> None:
         if step.due(self.every):
-            step.valid = self.measure(step.state.model)
+            step.valid, found = self.measure(step.state.reader())
+            step.facts = {**step.facts, **{f"valid_{name}": fact for name, fact in found.items()}}
 
-    def measure(self, model: Any) -> float:
-        """The validation loss of ``model``."""
+    def measure(self, model: Any) -> tuple[float, dict[str, Any]]:
+        """The validation loss of ``model``, in its own number format, and what else there is to say."""
         device = next(model.parameters()).device
-        total, targets = 0.0, 0
-        with aside(model), torch.autocast(device.type, torch.bfloat16, enabled=self.dtype == "bfloat16"):
+        losses: list[Loss] = []
+        with aside(model):
             for batch in self.batches():
-                loss = self.objective.loss(model, batch.to(device))
-                total, targets = total + float(loss.sum), targets + loss.count
-        return total / targets if targets else math.nan
+                losses.append(self.objective.loss(model, batch.to(device)))
+            facts = mean_facts(losses)
+            said = [loss.said for loss in losses if loss.said is not None]
+            measures = getattr(self.objective, "measures", None)
+            if said and measures is not None:
+                facts |= measures(*(torch.cat(part) for part in zip(*said, strict=True)))
+        targets = sum(loss.count for loss in losses)
+        return sum(float(loss.sum) for loss in losses) / targets if targets else math.nan, facts
 
 
 class Save:
@@ -133,8 +140,8 @@ class TensorBoard:
 
     def __call__(self, step: Step) -> None:
         for name, value in facts(step).items():
-            if isinstance(value, float):
-                self.writer.add_scalar(name, value, step.index)
+            for place, number in _numbers(name, value):
+                self.writer.add_scalar(place, number, step.index)
 
     def close(self) -> None:
         """Write what is left and let go of the files."""
@@ -153,8 +160,25 @@ def facts(step: Step) -> dict[str, Any]:
         "seconds": round(step.seconds, 6),
         "epoch": step.epoch,
         "skipped": step.skipped,
+        **{name: _short(fact) for name, fact in step.facts.items()},
     }
     return {k: v for k, v in numbers.items() if v is not None and not (isinstance(v, float) and not math.isfinite(v))}
+
+
+def _short(fact: Any) -> Any:
+    """A fact to six digits, whatever it is made of; what is not finite is none."""
+    if isinstance(fact, list):
+        return [_short(part) for part in fact]
+    return float(f"{fact:.6g}") if math.isfinite(fact) else None
+
+
+def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
+    """Every float in a fact, by its place: load/0/3."""
+    if isinstance(value, list):
+        for place, part in enumerate(value):
+            yield from _numbers(f"{name}/{place}", part)
+    elif isinstance(value, float):
+        yield name, value
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
@@ -185,7 +209,7 @@ def draw(log: Path, picture: Path) -> str:
         if drawn:
             label = {"loss": "training", "valid": "validation"}.get(name)
             axes.plot(*zip(*drawn, strict=True), style, label=label, linewidth=0.8, markersize=3)
-    losses.set_ylabel("loss a token (nats)")
+    losses.set_ylabel("loss (nats)")
     losses.legend()
     rates.set_ylabel("rate")
     rates.set_xlabel("step")

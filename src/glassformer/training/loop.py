@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 class State:
     """What training moves: the weights, the optimizer, the cursor in the data, and how far it is.
 
-    ``bad`` counts the steps skipped in a row; ``best`` is the lowest validation loss so far.
+    ``bad`` counts the steps skipped in a row; ``best`` is the lowest validation loss so far. ``half`` is the model's
+    copy in bf16, where training runs through one.
     """
 
     model: Model
@@ -44,13 +45,22 @@ class State:
     tokens: int = 0
     bad: int = 0
     best: float = math.inf
+    half: Half | None = field(default=None, repr=False)
+
+    def reader(self) -> Any:
+        """The model in the number format it is trained in, its weights those of now."""
+        if self.half is None:
+            return self.model
+        self.half.follow()
+        return self.half.model
 
 
 @dataclass
 class Step:
-    """One step done. ``loss`` is a mean over ``tokens`` targets, ``norm`` the gradient's before clipping.
+    """One step done. ``loss`` is a mean over its targets, ``norm`` the gradient's before clipping.
 
-    ``skipped`` says why the weights were left alone, if they were; a hook may fill in ``valid``.
+    ``tokens`` were read for it. ``skipped`` says why the weights were left alone, if they were; ``facts`` are what else
+    is known (accuracy, where experts sent tokens); a hook may fill in ``valid``, the loss on what is held out.
     """
 
     index: int
@@ -64,6 +74,7 @@ class Step:
     state: State = field(repr=False)
     skipped: str | None = None
     valid: float | None = None
+    facts: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def last(self) -> bool:
@@ -100,7 +111,7 @@ def train(
         plan = make_plan(model, first, objective, settings)
     if state.step == 0:
         seed(settings.seed)
-    half = Half(model) if plan.dtype == "bfloat16" else None
+    half = state.half = Half(model) if plan.dtype == "bfloat16" else None
     runner: Any = model if half is None else half.model
     if plan.compile:
         runner = torch.compile(runner, dynamic=False)
@@ -112,11 +123,12 @@ def train(
         if half is not None:
             half.follow()
         batch, first = first or next(batches), None
-        total, loss, count = gradients(runner, batch, objective, settings.accumulate)
+        sums = gradients(runner, batch, objective, settings.accumulate)
+        count = sums.count
         grads = [p.grad for p in state.optimizer.parameters.values() if p.grad is not None]
         norm = float(torch.nn.utils.get_total_norm(grads)) / max(1, count)
         rate = factor(settings.schedule, state.step + 1, settings.steps)
-        skipped = _reason(total, norm, count)
+        skipped = _reason(sums.total, norm, count)
         if skipped is None:
             _scale(grads, norm, count, settings.clip)
             state.optimizer.step(rate)
@@ -124,18 +136,19 @@ def train(
         del grads
         state.bad = state.bad + 1 if skipped else 0
         state.step += 1
-        state.tokens += count
+        state.tokens += sums.tokens
         yield Step(
             index=state.step,
             steps=settings.steps,
-            loss=loss / max(1, count),
+            loss=sums.loss / max(1, count),
             rate=base * rate,
             norm=norm,
-            tokens=count,
+            tokens=sums.tokens,
             seconds=time.perf_counter() - begun,
             epoch=getattr(batches, "epoch", 0),
             state=state,
             skipped=skipped,
+            facts=sums.facts,
         )
         if state.bad >= settings.patience:
             raise UserError(

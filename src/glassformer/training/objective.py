@@ -6,12 +6,16 @@ B batch, T tokens, N counted rows (B * T), C model dim, V vocabulary
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from ..nn import Output
 
 if TYPE_CHECKING:
     from .data import Batch
@@ -31,12 +35,16 @@ NEAR = 1 << 18
 class Loss:
     """A loss as ``sum`` over ``count`` targets, so that pieces of a batch add up to the batch.
 
-    ``aux`` is a mean already (a mixture's balance and z-loss); ``total`` weighs it by the count.
+    ``aux`` is a mean already (a mixture's balance and z-loss); ``total`` weighs it by the count. ``tokens`` were read
+    for it. ``facts`` are means over the targets, for the log; ``said`` what was answered and what was right, in full.
     """
 
     sum: Tensor
     count: int
     aux: Tensor | None = None
+    tokens: int = 0
+    facts: dict[str, Tensor] = field(default_factory=dict)
+    said: tuple[Tensor, Tensor] | None = None
 
     @property
     def total(self) -> Tensor:
@@ -63,38 +71,97 @@ class Causal:
 
     def loss(self, model: Any, batch: Batch) -> Loss:
         """The loss of a batch; its gradients reach every parameter of ``model``."""
-        output = model(batch.tokens, pos=batch.pos, docs=batch.docs, logits="none")
-        head, targets = model.head, batch.targets.flatten()
-        hidden = head.prepare(output.hidden).flatten(0, -2)  # (N, C)
-        table = head.table(model.embed)  # (V, C)
-        total = cross_entropy(hidden, targets, table, head.proj.bias, head.softcap, self.label_smoothing)
-        aux = sum(output.aux.values()) if output.aux else None
-        return Loss(total, int((targets >= 0).sum()), aux)
+        return token_loss(model, read(model, batch), batch.targets, self.label_smoothing)
 
 
-def gradients(model: Any, batch: Batch, objective: Objective, pieces: int) -> tuple[float, float, int]:
-    """Leave the gradients of the batch's summed loss in ``.grad``; (total with aux, loss, count), all sums."""
+def read(model: Any, batch: Batch) -> Output:
+    """What a model of any shape makes of a batch; no logits, the losses ask the head themselves."""
+    given: dict[str, Any] = {"pos": batch.pos, "docs": batch.docs, "logits": "none"}
+    if batch.source is not None:
+        given |= {"source": batch.source, "source_pos": batch.source_pos, "source_docs": batch.source_docs}
+    if batch.segments is not None:
+        given["segments"] = batch.segments
+    if batch.prefix is not None:
+        given["prefix"] = batch.prefix
+    output: Output = model(batch.tokens, **given)
+    return output
+
+
+def token_loss(model: Any, output: Output, targets: Tensor, smoothing: float, few: bool = False) -> Loss:
+    """The cross-entropy of the tokens at each place (B, T); only where a target is, where they are ``few``."""
+    head, hidden, aims = model.head, output.hidden.flatten(0, 1), targets.flatten()
+    count = int((aims >= 0).sum())
+    if few:
+        counted = aims >= 0
+        hidden, aims = hidden[counted], aims[counted]
+    total = cross_entropy(head.prepare(hidden), aims, head.table(model.embed), head.proj.bias, head.softcap, smoothing)
+    return Loss(total, count, extra(output), count, output.facts)
+
+
+def extra(output: Output) -> Tensor | None:
+    """What the model itself adds to the loss."""
+    return sum(output.aux.values()) if output.aux else None  # type: ignore[return-value]
+
+
+# ------------------------------------------------------------------------------------ gradients
+
+
+@dataclass
+class Sums:
+    """What a batch gave: ``total`` with aux and ``loss`` as sums over ``count`` targets; tokens read; mean facts."""
+
+    total: float
+    loss: float
+    count: int
+    tokens: int
+    facts: dict[str, Any]
+
+
+def gradients(model: Any, batch: Batch, objective: Objective, pieces: int) -> Sums:
+    """Leave the gradients of the batch's summed loss in ``.grad``, worked through in so many pieces."""
     device = next(model.parameters()).device
-    totals, losses, count = [], [], 0
-    for piece in split(batch, pieces):
-        loss = objective.loss(model, piece.to(device))
-        total = loss.total
-        total.backward()  # type: ignore[no-untyped-call]
-        totals.append(total.detach())
-        losses.append(loss.sum.detach())
-        count += loss.count
-    return float(sum(totals)), float(sum(losses)), count
+    parts = [piece.to(device) for piece in split(batch, pieces)]
+    together = getattr(objective, "together", None)
+    if together is not None and len(parts) > 1:
+        losses = [together(model, parts)]
+    else:
+        losses = []
+        for part in parts:
+            loss = objective.loss(model, part)
+            loss.total.backward()  # type: ignore[no-untyped-call]
+            losses.append(dataclasses.replace(loss, sum=loss.sum.detach(), aux=detached(loss.aux)))
+    return Sums(
+        float(sum(loss.total for loss in losses)),
+        float(sum(loss.sum for loss in losses)),
+        sum(loss.count for loss in losses),
+        sum(loss.tokens for loss in losses),
+        mean_facts(losses),
+    )
+
+
+def detached(x: Tensor | None) -> Tensor | None:
+    """The number alone, nothing held for a backward pass."""
+    return None if x is None else x.detach()
+
+
+def mean_facts(losses: Sequence[Loss]) -> dict[str, Any]:
+    """Each fact's mean over the targets of several losses, as plain numbers."""
+    count = sum(loss.count for loss in losses)
+    names = dict.fromkeys(name for loss in losses for name in loss.facts)
+    return {
+        name: (sum(loss.facts[name].detach() * loss.count for loss in losses if name in loss.facts) / count).tolist()  # type: ignore[union-attr]
+        for name in names
+        if count
+    }
 
 
 def split(batch: Batch, pieces: int) -> list[Batch]:
-    """The batch in pieces of rows."""
+    """The batch in pieces of rows, none of them empty."""
     if pieces == 1:
         return [batch]
-    cuts = [
-        [None] * pieces if (rows := getattr(batch, field.name)) is None else rows.tensor_split(pieces)
-        for field in dataclasses.fields(batch)
-    ]
-    return [type(batch)(*parts) for parts in zip(*cuts, strict=True)]
+    size, more = divmod(len(batch.tokens), pieces)
+    cuts = [at * size + min(at, more) for at in range(pieces + 1)]
+    return [batch.rows(low, high) for low, high in itertools.pairwise(cuts) if low < high]
 
 
 def cross_entropy(

@@ -21,14 +21,16 @@ class Half:
         pairs = {id(p): (p, nn.Parameter(p.detach().bfloat16(), p.requires_grad)) for p in masters.parameters()}
         memo: dict[int, Any] = {key: half for key, (_, half) in pairs.items()}
         self.model: Any = copy.deepcopy(masters, memo)
-        self.masters, self.halves = (list(side) for side in zip(*pairs.values(), strict=True))
+        moving = [pair for pair in pairs.values() if pair[0].requires_grad]
+        self.masters: list[Tensor] = [master for master, _ in moving]
+        self.halves: list[Tensor] = [half for _, half in moving]
         for master, half in pairs.values():
             if half.requires_grad:
                 half.register_post_accumulate_grad_hook(_deliver_to(master))  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
     def follow(self) -> None:
-        """Take the masters' weights, and whether they train."""
+        """Take the weights of the masters that train, and whether they do; what is frozen was taken once."""
         torch._foreach_copy_(self.halves, self.masters)
         if self.model.training != self.of.training:
             self.model.train(self.of.training)

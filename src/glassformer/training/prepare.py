@@ -1,0 +1,281 @@
+"""From a run file to what is trained and what it learns from: tokenizer, data, the model's config, the model."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .. import config, objectives, recipes, serial, store, text
+from ..errors import UserError, nearest, need
+from ..nn import build_model
+from ..run import Data, Examples, Run, Train, model_changes
+from ..text import Shards, Tokenizer
+from ..text.trainers import END
+from .data import Batch, Batches, every_token_once
+from .encoded import encode
+from .examples import ExampleBatches, each_once
+from .objective import Objective
+from .objectives import prepared, prepared_once
+
+if TYPE_CHECKING:
+    from ..text.examples import Table
+
+Tables = tuple["Table", "Table"]
+SHOWN = 60  # characters of the source whose answer is shown while training, about
+
+# --------------------------------------------------------------------------- objectives and shapes
+
+SHAPES: dict[type, tuple[type, ...]] = {
+    objectives.Causal: (config.Decoder,),
+    objectives.Masked: (config.Encoder,),
+    objectives.Prefix: (config.Decoder,),
+    objectives.Span: (config.EncoderDecoder,),
+    objectives.Seq2Seq: (config.EncoderDecoder, config.Decoder),
+    objectives.Classify: (config.Encoder, config.Decoder),
+    objectives.Contrast: (config.Encoder, config.Decoder),
+}
+SUITS: dict[type, str] = {config.Decoder: "Causal", config.Encoder: "Masked", config.EncoderDecoder: "Seq2Seq"}
+FRAME = ("[PAD]", "<unk>", "[CLS]", "[SEP]", "[MASK]")
+SENTINELS = tuple(f"<extra_id_{number}>" for number in range(100))
+SPECIALS: dict[type, tuple[str, ...]] = {
+    objectives.Masked: FRAME,
+    objectives.Classify: FRAME,
+    objectives.Contrast: FRAME,
+    objectives.Span: ("<pad>", "</s>", "<unk>", *SENTINELS),
+    objectives.Seq2Seq: ("<pad>", "<s>", "</s>", "<unk>"),
+}
+"""What a tokenizer that is trained for an objective has besides text; the others need its end alone."""
+
+
+def check(settings: Run, made: config.Model, tokenizer: Tokenizer | None = None) -> None:
+    """Refuse an objective that does not fit the model's shape, the data or the tokenizer."""
+    chosen = settings.train.objective
+    name, shape = type(chosen).__name__, type(made)
+    if shape not in SHAPES[type(chosen)]:
+        fit = " or ".join(kind.__name__ for kind in SHAPES[type(chosen)])
+        raise UserError(
+            f"The objective {name} trains a model of the shape {fit} and this one is {_an(shape.__name__)}; choose "
+            f'another recipe, or another objective such as train.objective = "{SUITS[shape]}".'
+        )
+    running = isinstance(chosen, objectives.RUNNING)
+    need(
+        running == isinstance(settings.data, Data),
+        f"The objective {name} learns from {'running text' if running else 'examples'}; "
+        f'set [data] type = "{"Data" if running else "Examples"}".',
+    )
+    if tokenizer is None:
+        return
+    if isinstance(chosen, objectives.Masked):
+        need(tokenizer.mask is not None, "This tokenizer has no mask token to hide tokens with; use one that has.")
+    if isinstance(chosen, objectives.Span):
+        sentence = "This tokenizer has no sentinels (<extra_id_0> ...) to stand for spans; use one that has, as T5's."
+        need(bool(tokenizer.sentinels), sentence)
+
+
+def _an(word: str) -> str:
+    return f"an {word}" if word[0] in "AEIOU" else f"a {word}"
+
+
+def with_ends(chosen: objectives.Objective, made: config.Model, labels: int) -> tuple[config.Model, list[str]]:
+    """The config with the head and pool that an objective asks of, and what had to be added or left out, in words."""
+    said = []
+    if isinstance(chosen, objectives.Masked) and made.head is None and isinstance(made, config.Encoder):
+        made, said = replace(made, head=config.Head(bias=True)), ["The model has no head over tokens; one is added."]
+    if not isinstance(chosen, objectives.Classify | objectives.Contrast):
+        return made, said
+    if isinstance(made, config.Encoder) and made.head is not None:
+        made, said = (
+            replace(made, head=None),
+            [f"The head over tokens is left out: {type(chosen).__name__} has no use for it."],
+        )
+    pool = made.pool
+    if isinstance(chosen, objectives.Contrast):
+        wanted = replace(pool, labels=0) if pool is not None else config.Pool("mean", unit=True)
+    elif pool is not None:
+        wanted = replace(pool, labels=labels, unit=False)
+    else:
+        last = isinstance(made, config.Decoder)
+        wanted = config.Pool("last" if last else "first", None if last else "tanh", labels)
+    if pool is None:
+        said.append(f'The model has no pool; one of the kind "{wanted.of}" is added.')
+    return replace(made, pool=wanted), said
+
+
+# --------------------------------------------------------------------------------------- the model
+
+
+def origin(settings: Run, start: Path | None) -> tuple[config.Model, Tokenizer | None]:
+    """The config that the run's model starts from, and its tokenizer where it has one."""
+    table = settings.model
+    tokenizer = store.open_tokenizer(start) if start is not None else None
+    if "recipe" in table:
+        return recipes.find(str(table["recipe"])), tokenizer
+    if "from" in table:
+        found = store.resolve(str(table["from"]))
+        if not isinstance(found, Path):
+            return found, tokenizer
+        if settings.data.tokenizer is None and tokenizer is None:
+            tokenizer = store.open_tokenizer(found)
+        return store.read_config(found).config, tokenizer
+    whole = {key: value for key, value in table.items() if "." not in key}
+    made: config.Model = serial.from_dict(config.Model, whole, "model")
+    return made, tokenizer
+
+
+def fitted(settings: Run, start: config.Model, vocab: int | None = None) -> config.Model:
+    """The model's config with the run's changes, the tokenizer's ``vocab`` if known and the run's context in it."""
+    table, how = settings.model, settings.train
+    whole = "recipe" not in table and "from" not in table
+    changes = {k: v for k, v in model_changes(table).items() if not whole or "." in k}
+    if "recipe" in table:
+        named = "embed.vocab" in changes or "vocab" in dict(changes.get("embed") or {})
+        changes = changes if named or vocab is None else {"embed.vocab": vocab, **changes}
+        if how.context is not None:
+            changes = {"context": how.context, **changes}
+    made = serial.change(start, changes)
+    if vocab is not None and made.embed.vocab < vocab:
+        sentence = f"The tokenizer has {vocab} tokens, the model's embed.vocab only {made.embed.vocab}; "
+        raise UserError(sentence + "raise it or give data.tokenizer the model's own.")
+    if (how.context or 1) > made.context:
+        raise UserError(f"train.context {how.context} is more than the model's context {made.context}; lower it.")
+    return made
+
+
+def build(settings: Run, made: config.Model, device: str, fresh: bool) -> tuple[Any, list[str]]:
+    """The model to train, of its checkpoint's weights where it has one, and what was drawn anew, in words."""
+    seed = settings.train.seed
+    whole = isinstance(settings.train.tune, objectives.Full)
+    if "from" not in settings.model or (whole and not fresh):
+        return build_model(made, device=device, seed=seed), []
+    name = str(settings.model["from"])
+    found = store.load_as(made, name, seed=seed, dtype=torch.float32, device=device)
+    drawn = sorted({path.rpartition(".")[0] for path in found.new})
+    return found.model, [f"{name} has no weights for {', '.join(drawn)}: drawn anew."] if drawn and fresh else []
+
+
+# ---------------------------------------------------------------------------------------- the data
+
+
+@dataclass(frozen=True)
+class Material:
+    """What a run learns from: endless ``batches``, and those it is validated on.
+
+    ``name`` says what it is and how much, ``rows`` how many rows it fills; ``prompt`` is a source to show an answer to.
+    """
+
+    batches: Any
+    validation: Callable[[], Iterable[Batch]]
+    name: str
+    rows: float
+    notes: tuple[str, ...] = ()
+    prompt: str | None = None
+
+
+def tables(settings: Run) -> Tables | None:
+    """The examples to train and to validate on; None where the run learns from running text."""
+    if not isinstance(settings.data, Examples):
+        return None
+    from ..text.examples import training_and_validation
+
+    return training_and_validation(settings.data, settings.train.objective)
+
+
+def labels(settings: Run, examples: Tables | None) -> tuple[str, ...]:
+    """The names of the labels that a classifier chooses from; a regression has one without a name."""
+    if not isinstance(settings.train.objective, objectives.Classify) or examples is None:
+        return ()
+    return examples[0].labels or ("value",)
+
+
+def tokenizer_of(settings: Run, examples: Tables | None) -> Tokenizer:
+    """A tokenizer trained on the data, or the one at the path named."""
+    data = settings.data
+    kind = data.tokenizer or "bpe"
+    kinds = ("char", "byte", "bpe", "words") if examples else ("char", "byte", "bpe")
+    if kind not in kinds:
+        path = Path(kind).expanduser()
+        if not path.exists():
+            raise UserError(f'data.tokenizer: "{kind}" is no file, folder or kind of tokenizer.{nearest(kind, kinds)}')
+        return text.open(path)
+    specials = SPECIALS.get(type(settings.train.objective), (END,))
+    if isinstance(data, Data):
+        sources = (text.find(name, data.field, data.separator) for name in data.sources())
+        texts: Iterable[str] = itertools.chain.from_iterable(source.texts() for source in sources)
+    else:
+        assert examples is not None
+        texts = examples[0].texts()
+    return text.train(kind, texts, data.vocab, specials)
+
+
+def material(
+    settings: Run, tokenizer: Tokenizer, examples: Tables | None, made: config.Model, objective: Objective
+) -> Material:
+    """The run's batches and those it is validated on."""
+    how, data = settings.train, settings.data
+    context = how.context or made.context
+    if isinstance(data, Data):
+        found = _running(data, tokenizer, how, context)
+    else:
+        assert examples is not None
+        found = _examples(data, examples, tokenizer, how, made, context)
+    once = found.validation
+    return replace(
+        found,
+        batches=prepared(found.batches, objective, how.seed),
+        validation=lambda: prepared_once(once(), objective, how.seed),
+    )
+
+
+def _running(data: Data, tokenizer: Tokenizer, how: Train, context: int) -> Material:
+    training: list[tuple[Shards, float]] = []
+    held_out: list[Shards] = []
+    notes: list[str] = []
+    for name, weight in data.sources().items():
+        source = text.find(name, data.field, data.separator)
+        notes += getattr(source, "notes", ())
+        shards = text.tokenise(source, tokenizer)
+        if isinstance(data.valid, float):
+            shards, rest = shards.split(data.valid)
+            held_out.append(rest)
+        training.append((shards, weight))
+    if isinstance(data.valid, str):
+        held_out.append(text.tokenise(text.find(data.valid, data.field, data.separator), tokenizer))
+    names, tokens = ", ".join(part.name for part, _ in training), sum(len(part) for part, _ in training)
+    return Material(
+        Batches(training, how.batch, context, how.seed),
+        _validation(held_out, how, context),
+        f"{names} ({tokens:,} tokens)",
+        tokens / context,
+        tuple(notes),
+    )
+
+
+def _examples(
+    data: Examples, examples: Tables, tokenizer: Tokenizer, how: Train, made: config.Model, context: int
+) -> Material:
+    train, valid = (encode(table, tokenizer, how.objective, made, context, data.cut) for table in examples)
+    batches = ExampleBatches(train, how.batch, context, how.seed)
+    rows = train.tokens / (len(train.sides) * context * batches.fill)
+    source = min((one.first for one in examples[1]), key=lambda text: abs(len(text) - SHOWN))
+    return Material(
+        batches,
+        lambda: each_once(valid, how.batch, context),
+        f"{train.name} ({len(train):,} examples in {rows:,.0f} rows, {batches.fill:.0%} full)",
+        rows,
+        tuple(said for table in examples for said in table.notes),
+        source,
+    )
+
+
+def _validation(held_out: list[Shards], how: Train, context: int) -> Callable[[], Iterable[Batch]]:
+    """What is evaluated each time: all of the held-out text where it is short, else the same random rows of it."""
+    if sum(map(len, held_out)) <= how.evaluate_batches * how.batch * context or min(map(len, held_out)) <= context:
+        everything = [(shards, how.batch, context) for shards in held_out]
+        return lambda: itertools.chain.from_iterable(itertools.starmap(every_token_once, everything))
+    parts = [(shards, float(len(shards))) for shards in held_out]
+    return lambda: itertools.islice(Batches(parts, how.batch, context, how.seed), how.evaluate_batches)

@@ -23,12 +23,17 @@ class Part(nn.Module):
 
 @dataclass
 class Memory:
-    """What the encoder hands to the decoder: hidden (B, S, C) and positions (B or 1, S), -1 where nothing is."""
+    """What the encoder hands to the decoder: hidden (B, S, C) and positions (B or 1, S), -1 where nothing is.
+
+    ``aux`` and ``facts`` are its mixtures'; the decoder's come after them.
+    """
 
     hidden: Tensor
     pos: Tensor
     plain: bool = False  # no padding: every row is 0..S-1
     docs: Tensor | None = None  # (B, S), where several documents share a row
+    aux: dict[str, Tensor] = field(default_factory=dict)
+    facts: dict[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass

@@ -162,7 +162,8 @@ class EncoderDecoder(Model):
     ) -> Memory:
         """source (B, S) -> what the decoder looks at."""
         flow = self.flow(source, pos, docs, tape=tape)
-        return Memory(self.encoder(self.embed(source, flow), flow), flow.pos, pos is None and docs is None, docs)
+        hidden = self.encoder(self.embed(source, flow), flow)
+        return Memory(hidden, flow.pos, pos is None and docs is None, docs, flow.aux, flow.facts)
 
     def forward(
         self,
@@ -188,6 +189,8 @@ class EncoderDecoder(Model):
             memory = self.encode(source, pos=source_pos, docs=source_docs, tape=tape)
         flow = self.flow(tokens, pos, docs, cache, tape)
         flow.memory = memory
+        if memory is not None:
+            flow.aux, flow.facts = dict(memory.aux), dict(memory.facts)
         return self.finish(self.decoder(self.embed(tokens, flow), flow, cache), flow, logits)
 
 

@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .mask import Mask
+from .plan import share
+from .sparse import visit
 
 Look = Callable[[str, Tensor], Tensor]
 
@@ -74,7 +76,9 @@ def sdpa(
     dropout: float = 0.0,
     look: Look = unwatched,
 ) -> Tensor:
-    """PyTorch's fused kernels, or ``blocks`` where it beats them; no mask is built where a kernel knows its shape."""
+    """PyTorch's fused kernels, or ``sparse`` or ``blocks`` where they pay; no mask where a kernel knows its shape."""
+    if bias is None and dropout == 0 and _sparse_pays(q, k, mask):
+        return visit(q, k, v, mask, scale, softcap)
     if softcap is not None:
         return eager(q, k, v, mask, bias, scale, softcap, dropout)  # no fused kernel caps scores
     if bias is None and dropout == 0 and _blocks_pay(q, k):
@@ -124,6 +128,30 @@ def blocks(
     forbidden = None if mask.fast else ~mask.dense()
     z: Tensor = _Blocks.apply(q, k, v, forbidden, mask.fast == "causal", scale)  # type: ignore[no-untyped-call]
     return z
+
+
+def sparse(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask,
+    bias: Tensor | None,
+    scale: float,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+    look: Look = unwatched,
+) -> Tensor:
+    """Time and memory by the pairs that are visited (``sparse.py``); with a bias or dropout, ``eager``."""
+    if bias is not None or dropout > 0:
+        return eager(q, k, v, mask, bias, scale, softcap, dropout)
+    return visit(q, k, v, mask, scale, softcap)
+
+
+def _sparse_pays(q: Tensor, k: Tensor, mask: Mask) -> bool:
+    """Long rows on a CPU of which the blocks to be visited hold at most a third; a seventh where ``blocks`` is good."""
+    if q.shape[2] < 512 or q.device.type != "cpu" or torch.compiler.is_compiling() or mask.fast is not None:
+        return False
+    return share(mask) <= (0.15 if _blocks_pay(q, k) else 0.3)
 
 
 SIDE = 128
@@ -193,4 +221,4 @@ def _borders(queries: int, keys: int, causal: bool) -> Iterator[tuple[int, int, 
         yield start, end, end if causal else keys
 
 
-ENGINES: dict[str, Engine] = {"eager": eager, "sdpa": sdpa, "blocks": blocks}
+ENGINES: dict[str, Engine] = {"eager": eager, "sdpa": sdpa, "blocks": blocks, "sparse": sparse}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import reduce
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -115,6 +115,7 @@ class Mask:
         self.causal, self.see, self.plain, self.prefix = causal, see, plain and prefix is None, prefix
         self.ahead = ahead(see) if causal else 0
         self._dense: Tensor | None = None
+        self.plans: list[Any] = []  # what the sparse engine made of it
 
     @property
     def fast(self) -> Literal["none", "causal"] | None:

@@ -10,7 +10,11 @@ Importing the package does not import torch; the first use of a verb does.
 
 from __future__ import annotations
 
+import gc
 import importlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from .errors import UserError
@@ -25,14 +29,32 @@ __version__ = "0.1.0"
 __all__ = ["UserError", "__version__", "generate", "load", "look", "save", "train"]
 
 _HOME = {"load": ".store", "save": ".store", "generate": ".generation", "train": ".training", "look": ".inspection"}
+_ROOMS = ("evaluation", "generation", "inspection", "store", "training")  # those that import torch
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _HOME and name not in _ROOMS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME[name], __name__), name)
+    with _nothing_to_collect():
+        found = importlib.import_module(_HOME.get(name, f".{name}"), __name__)
+    value = found if name in _ROOMS else getattr(found, name)
     globals()[name] = value
     return value
+
+
+@contextmanager
+def _nothing_to_collect() -> Iterator[None]:
+    """Torch's import makes a great many objects and all of them stay: looking for garbage among them takes 0.1 s."""
+    if "torch" in sys.modules or not gc.isenabled() or gc.get_freeze_count():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()  # and back: everything counts as old now, without having been looked through
+        gc.unfreeze()
+        gc.enable()
 
 
 def __dir__() -> list[str]:

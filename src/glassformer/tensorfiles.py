@@ -288,7 +288,7 @@ def _read_exactly(file: Any, begin: int, into: memoryview, path: Path) -> None:
 
 
 def room(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Memory for one tensor; a large one has large pages, which the system has back once it is dropped (malloc keeps it)."""
+    """Memory for one tensor; a large one has large pages, and what malloc would keep goes back once it is dropped."""
     size = dtype.itemsize * torch.Size(shape).numel()
     if size < LARGE or os.name != "posix":
         return torch.empty(tuple(shape), dtype=dtype, device="cpu")

@@ -85,10 +85,11 @@ def write(model: config.Model) -> tuple[Recipe, dict[str, Any]]:
     A layout holds a config when reading what it writes gives the config back. Raises UserError that names
     the first thing in the way for a config that no published layout holds.
     """
-    hindrance, nearness = "", 0  # what is in the way of the nearest layout, how many things are
+    hindrance, nearness = "none is of its shape", 0  # what is in the way of the nearest layout, how much of it
     model, beside = sentences.write(model)
     for recipe in all():
-        if recipe.read is None or recipe.write is None:
+        shaped = any(isinstance(model, type(size)) for size in recipe.sizes.values())
+        if recipe.read is None or recipe.write is None or not shaped:
             continue
         try:
             raw = recipe.write(model)
@@ -100,9 +101,10 @@ def write(model: config.Model) -> tuple[Recipe, dict[str, Any]]:
         if not differs:
             named = {"architectures": [recipe.architectures[0]], "model_type": recipe.model_type}
             return recipe, {**named, **raw, **beside}
-        if not nearness or len(differs) < nearness:
-            hindrance = f"the nearest, {recipe.name}, cannot say {', '.join(differs[:3])}"
-            nearness = len(differs)
+        distance = sum(differs.values())
+        if not nearness or distance < nearness:
+            hindrance = f"the nearest, {recipe.name}, cannot say {', '.join([*differs][:3])}"
+            nearness = distance
     raise UserError(f'No published layout holds this model: {hindrance}; save it with the layout "glassformer".')
 
 
@@ -135,12 +137,12 @@ def _plain_attention(attention: config.Attention, dim: int) -> config.Attention:
     )
 
 
-def _differences(ours: config.Model, theirs: config.Model) -> list[str]:
-    """Where two configs differ, as ``path = value`` of the first."""
-    return list(_compare(serial.to_dict(ours), serial.to_dict(theirs), ""))
+def _differences(ours: config.Model, theirs: config.Model) -> dict[str, int]:
+    """Where two configs differ, as ``path = value`` of the first, and how many values that is."""
+    return dict(_compare(serial.to_dict(ours), serial.to_dict(theirs), ""))
 
 
-def _compare(a: Any, b: Any, path: str) -> Iterator[str]:
+def _compare(a: Any, b: Any, path: str) -> Iterator[tuple[str, int]]:
     if isinstance(a, dict) and isinstance(b, dict) and a["type"] == b["type"]:
         for key in a:
             yield from _compare(a[key], b[key], f"{path}.{key}" if path else key)
@@ -148,4 +150,11 @@ def _compare(a: Any, b: Any, path: str) -> Iterator[str]:
         for i, (one, other) in enumerate(zip(a, b, strict=True)):
             yield from _compare(one, other, f"{path}.{i}")
     elif a != b:
-        yield f"{path} = {a['type'] if isinstance(a, dict) else f'{len(a)} blocks' if isinstance(a, list) else a}"
+        value = a["type"] if isinstance(a, dict) else f"{len(a)} blocks" if isinstance(a, list) else a
+        yield f"{path} = {value}", _values(a)
+
+
+def _values(part: Any) -> int:
+    """How many values a part of a config holds."""
+    inside = part.values() if isinstance(part, dict) else part if isinstance(part, list) else None
+    return 1 if inside is None else sum(_values(value) for value in inside)

@@ -38,6 +38,7 @@ from .recipe import Raw, Rule, Table, tile
 
 INIT = Init(0.02, 0.02, "plain")
 STRETCHES = ("default", "linear", "llama3", "yarn")
+BY_LENGTH = ("dynamic", "longrope", "su")  # a token turns otherwise once the text grows long: no cache can hold that
 MANY = 1 << 14  # heads, and dimensions a head; far above any published
 WIDE = 1 << 22  # hidden
 
@@ -115,23 +116,24 @@ def read_decoder(
     )
 
 
-def read_rotary(raw: Raw, theta: float = 10_000.0, fraction: float | None = None) -> Rotary:
+def read_rotary(
+    raw: Raw, theta: float = 10_000.0, fraction: float | None = None, kinds: Sequence[str] = STRETCHES
+) -> Rotary:
     """The rotary positions of ``rope_theta`` and ``rope_scaling``, or of transformers 5's ``rope_parameters``.
 
     ``theta`` and ``fraction`` are the family's where the file says nothing; None: it turns all of each head.
     """
-    theta, rope = (
-        raw.number("rope_theta", theta, least=1.0),
-        raw.inside("rope_parameters") or raw.inside("rope_scaling"),
-    )
+    theta = raw.number("rope_theta", theta, least=1.0)
+    rope = raw.inside("rope_parameters") or raw.inside("rope_scaling")
     part = read_fraction(raw, 1.0 if fraction is None else fraction, fraction is None)
     if rope is None:
         return Rotary(theta, part)
     part, theta = read_fraction(rope, part, fraction is None), rope.number("rope_theta", theta, least=1.0)
     kind = rope.value("rope_type", rope.value("type", "default"))
-    if kind not in STRETCHES:
+    if kind not in kinds:
+        why = " (it turns a token by the length of the whole text)" if kind in BY_LENGTH else ""
         raise UserError(
-            f'{rope.source} is "{kind}", which is not built here; this model needs one of {", ".join(STRETCHES)}.'
+            f'{rope.source} is "{kind}", which is not built here{why}; this model needs one of {", ".join(kinds)}.'
         )
     return Rotary(theta, part, None if kind == "default" else read_stretch(rope, kind))
 
@@ -175,9 +177,6 @@ def write_decoder(model: Model, layout: str) -> tuple[Block, dict[str, Any]]:
         raise UserError(f"The {layout} layout holds only decoders.")
     block = model.decoder.pattern[0]
     attention, mlp = block.attention, plain_mlp(block.feedforward)
-    names: dict[str, str] = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
-    if mlp.act not in names:
-        raise UserError(f'The {layout} layout has no name for the activation "{mlp.act}".')
     return block, {
         "hidden_size": model.dim,
         "num_hidden_layers": model.decoder.depth,
@@ -187,11 +186,19 @@ def write_decoder(model: Model, layout: str) -> tuple[Block, dict[str, Any]]:
         "intermediate_size": mlp.hidden,
         "max_position_embeddings": model.context,
         "vocab_size": model.embed.vocab,
-        "hidden_act": names[mlp.act],
+        "hidden_act": write_act(mlp.act, layout),
         "tie_word_embeddings": model.head.tied,
         "initializer_range": 0.02 if model.init.std is None else model.init.std,
         **write_rotary(model.decoder.position),
     }
+
+
+def write_act(act: Activation, layout: str) -> str:
+    """What transformers calls an activation first."""
+    for theirs, ours in ACTIVATIONS.items():
+        if ours == act:
+            return theirs
+    raise UserError(f'The {layout} layout has no name for the activation "{act}".')
 
 
 def even_heads(model: Model, layout: str) -> None:

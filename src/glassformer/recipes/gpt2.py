@@ -19,7 +19,7 @@ from ..config import (
     Stack,
 )
 from ..errors import UserError
-from .decoders import ACTIVATIONS, plain_mlp
+from .decoders import ACTIVATIONS, plain_mlp, write_act
 from .recipe import Raw, Recipe, Rule, Table
 
 
@@ -72,7 +72,6 @@ def write(model: Model) -> dict[str, Any]:
     if block.attention.head_dim not in (None, model.dim / block.attention.heads):
         raise UserError("The gpt2 layout holds only heads that share the width evenly.")
     mlp = plain_mlp(block.feedforward)
-    names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
     dropout = model.decoder.dropout
     raw = {
         "n_embd": model.dim,
@@ -81,7 +80,7 @@ def write(model: Model) -> dict[str, Any]:
         "n_inner": mlp.hidden,
         "n_positions": model.context,
         "vocab_size": model.embed.vocab,
-        "activation_function": names[mlp.act],
+        "activation_function": write_act(mlp.act, "gpt2"),
         "layer_norm_epsilon": block.norm.eps,
         "tie_word_embeddings": model.head.tied,
         "initializer_range": 0.02 if model.init.std is None else model.init.std,

@@ -20,7 +20,6 @@ from ..config import (
     Stack,
     Window,
 )
-from ..errors import UserError
 from .decoders import (
     ACTIVATIONS,
     ATTENTION,
@@ -114,14 +113,13 @@ def read3(raw: Raw) -> Model:
     attention = replace(read_attention(raw), see=read_window(raw))
     block = Block(attention, read_gated(raw), RMSNorm(raw.number("rms_norm_eps", 1e-5, most=1.0)))
     dropout = raw.number("resid_pdrop", 0.0, most=0.99)
-    return read_decoder(raw, block, read_rotary(raw, fraction=1.0), context=4096, dropout=dropout)
+    rotary = read_rotary(raw, fraction=1.0, kinds=("default",))  # whatever else they call it means longrope
+    return read_decoder(raw, block, rotary, context=4096, dropout=dropout)
 
 
 def write3(model: Model) -> dict[str, Any]:
     """Our config as a Phi-3 config.json, as far as that can say it; without a window a Llama's can, and comes first."""
     block, raw = write_decoder(model, "phi3")
-    if raw["rope_scaling"] is not None:
-        raise UserError("The phi3 layout holds no stretched positions that are built here.")
     return {
         **raw,
         "rms_norm_eps": block.norm.eps,

@@ -17,7 +17,7 @@ SRC = Path(__file__).parents[1] / "src" / "glassformer"
 FLOORS = [
     {"errors", "config", "positions", "objectives", "serial", "files", "run", "text"},
     {"nn"},
-    {"weights", "tensorfiles", "recipes", "store", "cost"},
+    {"weights", "tensorfiles", "adapters", "places", "recipes", "store", "cost"},
     {"parallel", "quantize"},
     {"generation", "training", "inspection", "evaluation", "classics"},
     {"serve"},

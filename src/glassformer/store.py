@@ -11,17 +11,18 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from . import config, files, recipes, serial, tensorfiles, weights
-from .errors import UserError, nearest
-from .nn import Model, build_model
+from . import adapters, config, files, recipes, serial, tensorfiles, weights
+from .errors import UserError
+from .nn import Model, build_model, lora
 from .nn.model import allocate
+from .places import resolve as resolve
 from .recipes import sentences
 from .recipes.recipe import Recipe, Rule, Table
 
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 FORMAT = 1  # of the glassformer layout
 ENDS = ("head.", "pool.")  # what may differ from the checkpoint that a model starts from
-WANTED = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.model", "*.txt", "*.tiktoken")  # from the hub
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "encoder.json", "vocab.txt")
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
 Layout = Literal["hf", "glassformer"]
@@ -59,6 +59,9 @@ def load(
     if not isinstance(found, Path):
         _must_fit(found, kind or torch.float32, device)
         return build_model(found, device=device, dtype=kind), None
+    base = adapters.base_of(found)
+    if base is not None:
+        return _changed(found, base, kind, device), open_tokenizer(found)
     book = read_config(found)
     published = book.files()
     published.mapped = mapped
@@ -95,83 +98,50 @@ def load_as(
         _must_fit(cfg, kind or torch.float32, device)
         return Fitted(build_model(cfg, device=device, dtype=kind, seed=seed).eval(), tuple(wanted), ())
     book = read_config(found)
-    published = book.files()
-    links, held = _links(book, published)
+    changed = adapters.base_of(found) is not None
+    given = dict(load(found, dtype=kind, device=device)[0].named_parameters()) if changed else {}
     there = weights.shapes(book.config)
     fits = {name for name, shape in wanted.items() if there.get(name) == shape}
     for path, shape in wanted.items():
         if path not in fits and not path.startswith(ENDS):
             has = there.get(path, "nothing")
             raise UserError(f"{found} has {has} for {path} and the config wants {shape}; change only the head or pool.")
-    _must_fit(cfg, kind or published.dtype, device)
-    model = build_model(cfg, device=device, dtype=kind or published.dtype, seed=seed)
+    own = next(iter(given.values())).dtype if changed else book.files().dtype
+    _must_fit(cfg, kind or own, device)
+    model = build_model(cfg, device=device, dtype=kind or own, seed=seed)
     parameters = {path: weight for path, weight in model.named_parameters() if path in fits}
-    weights.fill([link for link in links if fits.issuperset(link.ours)], published, parameters, held)
+    if changed:
+        with torch.no_grad():
+            for path, weight in parameters.items():
+                weight.copy_(given[path])
+    else:
+        links, held = _links(book, book.files())
+        weights.fill([link for link in links if fits.issuperset(link.ours)], book.files(), parameters, held)
     return Fitted(model.eval(), tuple(n for n in wanted if n not in fits), tuple(n for n in there if n not in fits))
 
 
-def resolve(name: str | Path) -> Path | config.Model:
-    """The folder that a path, run folder or hub name leads to, or the config of a recipe."""
-    text, path = str(name), Path(name).expanduser()
-    if not text:
-        raise UserError("The model's name is empty; give a model's folder, a hub name such as org/name or a recipe.")
-    with contextlib.suppress(OSError):  # a text too long for a path is none
-        if path.is_dir():
-            return _checkpoint(path)
-        if path.is_file():
-            raise UserError(f"{path} is a file; give the folder that holds it and its config.json.")
-    if (
-        isinstance(name, Path)
-        or text.startswith(("/", ".", "~"))
-        or not re.fullmatch(r"[\w.-]{1,96}(/[\w.-]{1,96})?", text)
-    ):
-        raise UserError(
-            f"There is no folder {text[:200]}; give a model's folder, a hub name such as org/name or a recipe."
-        )
-    if text.lower().partition("/")[0] in recipes.BOOK and "/" in text:
-        return recipes.find(text)
-    return _download(text)
-
-
-def _checkpoint(folder: Path) -> Path:
-    """The checkpoint that a run folder's ``best`` or ``last`` names; any other folder as it is."""
-    if (folder / "config.json").exists():
-        return folder
-    for pointer in (folder / "best", folder / "last"):
-        if pointer.is_file():
-            name = pointer.read_text(errors="replace").strip()
-            target = folder / name
-            if not name or Path(name).name != name or not target.is_dir():
-                raise UserError(
-                    f'{pointer} names "{name[:80]}", which is no folder in {folder}; name one that is there.'
-                )
-            return target
-    return folder
-
-
-def _download(name: str) -> Path:
-    """The hub's files of a model, from its cache where they are."""
-    import huggingface_hub
-    from huggingface_hub import errors as hub
-
-    known = nearest(name, recipes.names())
-    hint = known if "mean" in known else ""
+def _changed(folder: Path, base: str, dtype: torch.dtype | None, device: torch.device | str | None) -> Model:
+    """The model called ``base`` with what a folder changes in it."""
     try:
-        return Path(huggingface_hub.snapshot_download(name, allow_patterns=list(WANTED)))
-    except hub.GatedRepoError:
-        raise UserError(f"{name} is gated; accept its terms on the hub, then log in with `hf auth login`.") from None
-    except (hub.RepositoryNotFoundError, hub.HFValidationError):
-        raise UserError(f"There is no folder, recipe or hub model called {name}; check the spelling.{hint}") from None
-    except hub.HfHubHTTPError as error:
-        answer = str(error).strip().split("\n")[0][:160]
-        raise UserError(f"{name} cannot be downloaded ({answer}); try again later, or give a folder.") from None
-    except (hub.LocalEntryNotFoundError, ConnectionError):
-        raise UserError(
-            f"{name} is no folder here and not in the hub's cache, and the hub cannot be reached; "
-            f"go online once, or give a folder or a recipe.{hint}"
-        ) from None
-    except OSError as error:
-        raise files.explain(error, Path(huggingface_hub.constants.HF_HUB_CACHE)) from None
+        model = load_as(read_config(folder).config, base, dtype=dtype, device=device).model
+    except UserError as error:
+        raise UserError(f"{folder} holds only what was changed in {base}, and that cannot be loaded: {error}") from None
+    adapters.attach(model, folder)
+    lora.settle(model)
+    return model.requires_grad_(True).eval()
+
+
+def labels(name: str | Path) -> tuple[str, ...]:
+    """The names of the labels that a model chooses from, in the order of its outputs; empty where none were given."""
+    found = resolve(name)
+    path = found / "config.json" if isinstance(found, Path) else None
+    if path is None or not path.is_file():
+        return ()
+    with contextlib.suppress(OSError, ValueError, AttributeError, KeyError, TypeError):
+        named = json.loads(path.read_bytes())["id2label"]
+        given = tuple(str(named[str(number)]) for number in range(len(named)))
+        return () if all(re.fullmatch(r"LABEL_\d+", label) for label in given) else given
+    return ()
 
 
 @dataclass(frozen=True)
@@ -197,6 +167,10 @@ def read_config(folder: Path) -> Book:
     try:
         raw = json.loads(path.read_bytes())
     except FileNotFoundError:
+        base = adapters.base_of(folder)
+        origin = resolve(base) if base is not None else None
+        if isinstance(origin, Path):
+            return read_config(origin)
         raise UserError(f"{folder} has no config.json; give the folder of a saved model.") from None
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); check its rights.") from None
@@ -283,25 +257,43 @@ def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
 # --------------------------------------------------------------------------------------- saving
 
 
-def save(model: Model, folder: str | Path, tokenizer: Tokenizer | None = None, layout: Layout | None = None) -> None:
+def save(
+    model: Model,
+    folder: str | Path,
+    tokenizer: Tokenizer | None = None,
+    layout: Layout | None = None,
+    *,
+    labels: Sequence[str] = (),
+    base: str | None = None,
+) -> None:
     """Write a model (and tokenizer) to a folder: whole or not at all, other files there untouched.
 
-    ``layout`` None is "hf" where a published layout holds the model and "glassformer" elsewhere. Raises
-    UserError when "hf" is asked for and no published layout can hold it, or the folder cannot be written.
+    ``layout`` None is "hf" where a published layout holds the model and "glassformer" elsewhere. ``labels`` are the
+    names of what it chooses from. With ``base`` only what trains is written, and loading starts from the model of that
+    name. Raises UserError when "hf" is asked for and no published layout can hold it, or the folder cannot be written.
     """
     if layout not in (None, "hf", "glassformer"):
         raise UserError(f'There is no layout "{layout}"; give "hf" or "glassformer".')
     if any(weight.is_meta for weight in model.parameters()):
         raise UserError("This model is on the meta device and has no weights to save; build it on a real one.")
     target = Path(folder).expanduser()
-    contents = _published(model, tokenizer, layout) if layout != "glassformer" else None
+    named: dict[str, Any] = {}
+    if labels:
+        named["id2label"] = {str(i): name for i, name in enumerate(labels)}
+        named["label2id"] = {name: i for i, name in enumerate(labels)}
+    contents = _published(model, tokenizer, layout, named) if layout != "glassformer" and base is None else None
     if contents is None:
-        book = {"glassformer": FORMAT, "model": serial.to_dict(model.config), **_token_ids(tokenizer)}
-        contents = {**tensorfiles.contents(tensorfiles.plain(_state(model))), "config.json": _json(book)}
+        book = {"glassformer": FORMAT, "model": serial.to_dict(model.config), **_token_ids(tokenizer), **named}
+        if base is not None:
+            contents = {**adapters.contents(model, base), "config.json": _json({**book, "base": base})}
+        else:
+            contents = {**tensorfiles.contents(tensorfiles.plain(_state(model))), "config.json": _json(book)}
     _commit(target, contents, tokenizer)
 
 
-def _published(model: Model, tokenizer: Tokenizer | None, layout: Layout | None) -> Contents | None:
+def _published(
+    model: Model, tokenizer: Tokenizer | None, layout: Layout | None, named: Mapping[str, Any]
+) -> Contents | None:
     """The files of the published layout; None where there is no such layout and none was asked for."""
     try:
         recipe, raw = recipes.write(model.config)
@@ -311,7 +303,11 @@ def _published(model: Model, tokenizer: Tokenizer | None, layout: Layout | None)
         raise
     state = _state(model)
     dtype = str(next(iter(state.values())).dtype).removeprefix("torch.")
-    raw = {**raw, "torch_dtype": dtype, **_token_ids(tokenizer, spell_out=True)}
+    ids = _token_ids(tokenizer, spell_out=True)
+    if isinstance(model.config, config.EncoderDecoder) and tokenizer is not None:  # as generation begins
+        ids["decoder_start_token_id"] = tokenizer.pad if tokenizer.bos is None else tokenizer.bos
+    raw = {**raw, **ids} if tokenizer is not None else {**ids, **raw}
+    raw = {**raw, "torch_dtype": dtype, **named}
     beside = raw.pop(sentences.KEY, None)
     bare = raw["architectures"][0] in recipe.bare
     pieces = weights.pieces(recipe.table(model.config), state, weights.shapes(recipe.layout(model.config)), bare)
@@ -320,7 +316,7 @@ def _published(model: Model, tokenizer: Tokenizer | None, layout: Layout | None)
 
 
 def _state(model: Model) -> dict[str, torch.Tensor]:
-    return {name.replace("_orig_mod.", ""): weight.detach() for name, weight in model.named_parameters()}
+    return {name.replace("_orig_mod.", ""): weight for name, weight in lora.weights(model).items()}
 
 
 def _token_ids(tokenizer: Tokenizer | None, spell_out: bool = False) -> dict[str, int | None]:

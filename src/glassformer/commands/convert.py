@@ -21,5 +21,5 @@ def run(given: argparse.Namespace) -> None:
     from .. import store
 
     model, tokenizer = store.load(given.model)
-    store.save(model, given.folder, tokenizer, layout=given.layout)
+    store.save(model, given.folder, tokenizer, layout=given.layout, labels=store.labels(given.model))
     print(given.folder)

@@ -48,6 +48,8 @@ def content(weights: Group) -> int:
 class Linear(nn.Linear):
     """A dense layer y = x W^T (+ b) that reads the packed copy of W where it may; ``config.Init`` draws it."""
 
+    beside = False  # whether it makes more of x than W does: then the matrix alone is not read
+
     def reset_parameters(self) -> None:
         """Nothing: drawing twice would take time."""
 
@@ -106,7 +108,8 @@ def packable(model: nn.Module) -> Iterator[Group]:
     joined = [[getattr(module, name) for name in getattr(module, "joined", ())] for module in model.modules()]
     members = {layer for layers in joined for layer in layers}
     alone = [[module] for module in model.modules() if isinstance(module, Linear) and module not in members]
-    found: list[Group] = [tuple(layer.weight for layer in layers) for layers in joined + alone if layers]
+    pure = [layers for layers in joined + alone if layers and not any(layer.beside for layer in layers)]
+    found: list[Group] = [tuple(layer.weight for layer in layers) for layers in pure]
     head = getattr(model, "head", None)
     if head is not None:
         found.append((head.table(model.embed),))

@@ -1,0 +1,140 @@
+"""A trained model changed a little: frozen matrices with low-rank changes beside them, or a few weights alone.
+
+R rank, I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .. import objectives
+from ..errors import UserError
+from .packed import Linear, unpack
+
+
+class Adapted(Linear):
+    """W x + scale * up (down (drop (x))), W frozen (Hu et al. 2021); ``up`` starts at zero, so that nothing changes."""
+
+    def __init__(self, of: Linear, rank: int, scale: float, dropout: float = 0.0) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features, self.scale = of.in_features, of.out_features, scale
+        self.weight, self.bias = of.weight, of.bias
+        self.down = nn.Parameter(of.weight.new_zeros(rank, of.in_features))  # (R, I)
+        self.up = nn.Parameter(of.weight.new_zeros(of.out_features, rank))  # (O, R)
+        self.drop = nn.Dropout(dropout)
+        self.original: Tensor | None = None  # W as it was, while the change is in it
+
+    @property
+    def beside(self) -> bool:  # type: ignore[override]
+        """Whether the change stands beside W, not in it."""
+        return self.original is None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return y + self.scale * F.linear(F.linear(self.drop(x), self.down), self.up) if self.beside else y
+
+    def whole(self) -> Tensor:
+        """W with the change in it (O, I)."""
+        if not self.beside:
+            return self.weight.detach()
+        change = self.scale * (self.up.detach().float() @ self.down.detach().float())
+        return (self.weight.detach().float() + change).to(self.weight.dtype)
+
+    @torch.no_grad()
+    def merge(self) -> None:
+        """Put the change into W; W as it was is kept."""
+        if self.beside:
+            whole = self.whole()
+            self.original = self.weight.detach().clone()
+            self.weight.copy_(whole)
+
+    @torch.no_grad()
+    def unmerge(self) -> None:
+        """W as it was, bit for bit, and the change beside it again."""
+        if self.original is not None:
+            self.weight.copy_(self.original)
+            self.original = None
+
+
+def adapted(model: nn.Module) -> dict[str, Adapted]:
+    """The layers of a model that have a change beside them or in them, by path."""
+    return {path: module for path, module in model.named_modules() if isinstance(module, Adapted)}
+
+
+def adapt(model: nn.Module, ranks: Mapping[str, tuple[int, float]], dropout: float = 0.0) -> None:
+    """Give the linear layers at these paths a change of (rank, scale) that changes nothing yet."""
+    unpack(model)
+    for path, (rank, scale) in ranks.items():
+        above, _, name = path.rpartition(".")
+        setattr(model.get_submodule(above), name, Adapted(model.get_submodule(path), rank, scale, dropout))  # type: ignore[arg-type]
+
+
+def settle(model: nn.Module) -> None:
+    """Make an adapted model a plain one: each change becomes part of its matrix for good."""
+    for path, layer in adapted(model).items():
+        layer.merge()
+        plain = Linear(layer.in_features, layer.out_features, bias=False, device="meta")
+        plain.weight, plain.bias = layer.weight, layer.bias
+        above, _, name = path.rpartition(".")
+        setattr(model.get_submodule(above), name, plain)
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    """Every weight of the model as if it had never been adapted: changes are in their matrices."""
+    layers = adapted(model)
+    found = {name: weight.detach() for name, weight in model.named_parameters()}
+    for path, layer in layers.items():
+        found[f"{path}.weight"] = layer.whole()
+        del found[f"{path}.down"], found[f"{path}.up"]
+    return found
+
+
+# ------------------------------------------------------------------------------------- what trains
+
+
+def tune(model: nn.Module, how: objectives.Tune, new: Iterable[str] = (), seed: int = 0) -> None:
+    """Leave only those weights to train that ``how`` names, and ``new`` ones, which nothing has trained yet.
+
+    Raises UserError where a pattern that should name something names nothing.
+    """
+    if isinstance(how, objectives.Full):
+        return
+    if isinstance(how, objectives.LoRA):
+        layers = [path for path, module in model.named_modules() if isinstance(module, Linear)]
+        chosen = [path for path in layers if _any(path, how.paths)]
+        if not chosen:
+            raise UserError(
+                f"LoRA.paths {', '.join(how.paths)} names no linear layer of this model; give some, such as "
+                f"{layers[0]}."
+            )
+        adapt(model, dict.fromkeys(chosen, (how.rank, how.alpha / how.rank)), how.dropout)
+        draw = torch.Generator().manual_seed(seed)
+        for layer in adapted(model).values():
+            bound = 1 / math.sqrt(layer.in_features)
+            drawn = torch.empty(layer.down.shape).uniform_(-bound, bound, generator=draw)
+            layer.down.data.copy_(drawn)
+    changes = {f"{path}.{part}" for path in adapted(model) for part in ("down", "up")}
+    free = changes | set(new)
+    for name, weight in model.named_parameters():
+        weight.requires_grad_(name in free or _any(name, how.train))
+    if not any(weight.requires_grad for weight in model.parameters()):
+        example = next(name for name, _ in model.named_parameters())
+        raise UserError(
+            f"{type(how).__name__}.train {', '.join(how.train)} names no weight of this model; give some, such as "
+            f"{example}."
+        )
+
+
+def trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """The weights that training moves, by path."""
+    return ((name, weight) for name, weight in model.named_parameters() if weight.requires_grad)
+
+
+def _any(path: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(path, pattern) for pattern in patterns)

@@ -1,0 +1,76 @@
+"""Where a model's name leads: a folder here, the hub's files, or a recipe."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from pathlib import Path
+
+from . import config, files, recipes
+from .errors import UserError, nearest
+
+WANTED = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.model", "*.txt", "*.tiktoken")  # from the hub
+
+
+def resolve(name: str | Path) -> Path | config.Model:
+    """The folder that a path, run folder or hub name leads to, or the config of a recipe."""
+    text, path = str(name), Path(name).expanduser()
+    if not text:
+        raise UserError("The model's name is empty; give a model's folder, a hub name such as org/name or a recipe.")
+    with contextlib.suppress(OSError):  # a text too long for a path is none
+        if path.is_dir():
+            return _checkpoint(path)
+        if path.is_file():
+            raise UserError(f"{path} is a file; give the folder that holds it and its config.json.")
+    if (
+        isinstance(name, Path)
+        or text.startswith(("/", ".", "~"))
+        or not re.fullmatch(r"[\w.-]{1,96}(/[\w.-]{1,96})?", text)
+    ):
+        raise UserError(
+            f"There is no folder {text[:200]}; give a model's folder, a hub name such as org/name or a recipe."
+        )
+    if text.lower().partition("/")[0] in recipes.BOOK and "/" in text:
+        return recipes.find(text)
+    return _download(text)
+
+
+def _checkpoint(folder: Path) -> Path:
+    """The checkpoint that a run folder's ``best`` or ``last`` names; any other folder as it is."""
+    if (folder / "config.json").exists():
+        return folder
+    for pointer in (folder / "best", folder / "last"):
+        if pointer.is_file():
+            name = pointer.read_text(errors="replace").strip()
+            target = folder / name
+            if not name or Path(name).name != name or not target.is_dir():
+                raise UserError(
+                    f'{pointer} names "{name[:80]}", which is no folder in {folder}; name one that is there.'
+                )
+            return target
+    return folder
+
+
+def _download(name: str) -> Path:
+    """The hub's files of a model, from its cache where they are."""
+    import huggingface_hub
+    from huggingface_hub import errors as hub
+
+    known = nearest(name, recipes.names())
+    hint = known if "mean" in known else ""
+    try:
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=list(WANTED)))
+    except hub.GatedRepoError:
+        raise UserError(f"{name} is gated; accept its terms on the hub, then log in with `hf auth login`.") from None
+    except (hub.RepositoryNotFoundError, hub.HFValidationError):
+        raise UserError(f"There is no folder, recipe or hub model called {name}; check the spelling.{hint}") from None
+    except hub.HfHubHTTPError as error:
+        answer = str(error).strip().split("\n")[0][:160]
+        raise UserError(f"{name} cannot be downloaded ({answer}); try again later, or give a folder.") from None
+    except (hub.LocalEntryNotFoundError, ConnectionError):
+        raise UserError(
+            f"{name} is no folder here and not in the hub's cache, and the hub cannot be reached; "
+            f"go online once, or give a folder or a recipe.{hint}"
+        ) from None
+    except OSError as error:
+        raise files.explain(error, Path(huggingface_hub.constants.HF_HUB_CACHE)) from None

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .dropout import dropout as drop
+from .dropout import survivors
 from .mask import Mask
 from .plan import share
 from .sparse import visit
@@ -62,7 +64,7 @@ def eager(
         scores = scores + bias
     scores = look("scores", scores.masked_fill(~mask.dense(), float("-inf")))
     pattern = look("pattern", scores.softmax(dim=-1, dtype=torch.float32).to(v.dtype))
-    return F.dropout(pattern, dropout, training=dropout > 0) @ v
+    return (drop(pattern, dropout) if dropout > 0 else pattern) @ v
 
 
 def sdpa(
@@ -81,8 +83,8 @@ def sdpa(
         return visit(q, k, v, mask, scale, softcap)
     if softcap is not None:
         return eager(q, k, v, mask, bias, scale, softcap, dropout)  # no fused kernel caps scores
-    if bias is None and dropout == 0 and _blocks_pay(q, k):
-        return blocks(q, k, v, mask, bias, scale)
+    if bias is None and _blocks_pay(q, k, dropout):
+        return blocks(q, k, v, mask, bias, scale, dropout=dropout)
     fast = mask.fast if bias is None else None
     if fast == "none" and q.shape[1] != k.shape[1] and dropout == 0:
         folded = q.reshape(q.shape[0], k.shape[1], -1, q.shape[-1])  # a group's queries side by side: (B, K, H/K*T, D)
@@ -121,12 +123,12 @@ def blocks(
     look: Look = unwatched,
 ) -> Tensor:
     """Batched matrix products on blocks of queries, each over the keys it may see; the gradient by hand."""
-    if bias is not None or softcap is not None or dropout > 0:
+    if bias is not None or softcap is not None:
         return eager(q, k, v, mask, bias, scale, softcap, dropout)
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
     forbidden = None if mask.fast else ~mask.dense()
-    z: Tensor = _Blocks.apply(q, k, v, forbidden, mask.fast == "causal", scale)  # type: ignore[no-untyped-call]
+    z: Tensor = _Blocks.apply(q, k, v, forbidden, mask.fast == "causal", scale, dropout)  # type: ignore[no-untyped-call]
     return z
 
 
@@ -158,10 +160,14 @@ SIDE = 128
 """Queries in a block: enough for the matrix kernels, few enough that little is computed in vain."""
 
 
-def _blocks_pay(q: Tensor, k: Tensor) -> bool:
-    """Training in bf16 on a CPU: there PyTorch's fused backward takes two to three times as long up to 1,024 keys."""
+def _blocks_pay(q: Tensor, k: Tensor, dropout: float = 0.0) -> bool:
+    """Training in bf16 on a CPU: there PyTorch's fused backward takes two to three times as long up to 1,024 keys.
+
+    With dropout there is no fused kernel on a CPU at all.
+    """
     training = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)
-    here = q.device.type == "cpu" and q.dtype == k.dtype == torch.bfloat16 and k.shape[2] <= 1024
+    kind = q.dtype == k.dtype == torch.bfloat16 or (dropout > 0 and q.dtype == k.dtype)
+    here = q.device.type == "cpu" and kind and k.shape[2] <= 1024
     return training and here and not torch.compiler.is_compiling()
 
 
@@ -170,11 +176,12 @@ class _Blocks(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, forbidden: Tensor | None, causal: bool, scale: float
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, forbidden: Tensor | None, causal: bool, scale: float, dropout: float
     ) -> Tensor:
         shape, keys = q.shape, k.shape[2]  # (B, H, T, D)
         q, k, v = (x.reshape(-1, *x.shape[2:]) for x in (q, k, v))  # (B * H, T or S, D)
-        z, patterns = torch.empty_like(q), []
+        z, patterns, alive = torch.empty_like(q), [], []
+        survive = 1 / (1 - dropout)
         for start, end, seen in _borders(shape[2], keys, causal):
             if causal:  # the diagonal's mask and the scale go into the product itself
                 corner = torch.full((end - start, seen), float("-inf"), dtype=q.dtype, device=q.device)
@@ -184,22 +191,30 @@ class _Blocks(torch.autograd.Function):
             if forbidden is not None:
                 scores.view(*shape[:2], end - start, seen).masked_fill_(forbidden[:, :, start:end], float("-inf"))
             pattern = scores.softmax(dim=-1)  # adds up in fp32 inside
-            z[:, start:end] = torch.bmm(pattern, v[:, :seen])
             patterns.append(pattern)
-        ctx.save_for_backward(q, k, v, *patterns)
-        ctx.shape, ctx.causal, ctx.scale = shape, causal, scale
+            if dropout:
+                alive.append(survivors(pattern, dropout))
+                pattern = (pattern * alive[-1]).mul_(survive)
+            z[:, start:end] = torch.bmm(pattern, v[:, :seen])
+        ctx.save_for_backward(q, k, v, *patterns, *alive)
+        ctx.shape, ctx.causal, ctx.scale, ctx.survive = shape, causal, scale, survive
         return z.view(shape)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        q, k, v, *patterns = ctx.saved_tensors
+        q, k, v, *saved = ctx.saved_tensors
+        borders = list(_borders(q.shape[1], k.shape[1], ctx.causal))
+        patterns, alive = saved[: len(borders)], saved[len(borders) :]
         grad = grad.reshape(q.shape)
         to_q, to_k, to_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
-        borders = _borders(q.shape[1], k.shape[1], ctx.causal)
-        for (start, end, seen), pattern in zip(borders, patterns, strict=True):
-            part = grad[:, start:end]
-            to_v[:, :seen] += torch.bmm(pattern.mT, part)
+        for number, (start, end, seen) in enumerate(borders):
+            part, pattern = grad[:, start:end], patterns[number]
             to_pattern = torch.bmm(part, v[:, :seen].mT)
+            used = pattern
+            if alive:
+                used = (pattern * alive[number]).mul_(ctx.survive)
+                to_pattern.mul_(alive[number]).mul_(ctx.survive)
+            to_v[:, :seen] += torch.bmm(used.mT, part)
             to_scores = torch._softmax_backward_data(to_pattern, pattern, -1, pattern.dtype)
             to_q[:, start:end] = torch.bmm(to_scores, k[:, :seen])
             to_k[:, :seen] += torch.bmm(to_scores.mT, q[:, start:end])
@@ -208,6 +223,7 @@ class _Blocks(torch.autograd.Function):
             to_q.mul_(ctx.scale).view(ctx.shape),
             to_k.mul_(ctx.scale).view(inner),
             to_v.view(inner),
+            None,
             None,
             None,
             None,

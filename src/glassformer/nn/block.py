@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from .. import config
 from .build import build, builds
 from .cache import KV, CrossKV
+from .dropout import Dropout
 from .flow import Flow, Part
 from .position import Position
 
@@ -31,7 +32,7 @@ class Block(Part):
             self.ffn_post_norm = build(cfg.norm, dim)
             if cfg.cross is not None:
                 self.cross_post_norm = build(cfg.norm, dim)
-        self.drop = nn.Dropout(dropout)
+        self.drop = Dropout(dropout)
 
     def forward(self, x: Tensor, flow: Flow, position: Position, kept: tuple[KV, CrossKV] | None) -> Tensor:
         """The stream x (B, T, C), one block further."""

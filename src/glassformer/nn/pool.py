@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from .. import config
 from .build import builds
+from .dropout import Dropout
 from .feedforward import ACTIVATIONS
 from .flow import Flow, Part
 from .linear import linear
@@ -24,7 +25,7 @@ class Pool(Part):
         self.of, self.unit = cfg.of, cfg.unit
         self.transform = linear(dim, dim, bias=True) if cfg.transform else None
         self.act = ACTIVATIONS[cfg.transform] if cfg.transform else None
-        self.drop = nn.Dropout(cfg.dropout)
+        self.drop = Dropout(cfg.dropout)
         self.proj = linear(dim, cfg.labels, bias=True) if cfg.labels else None
 
     def forward(self, hidden: Tensor, flow: Flow) -> Tensor:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from .. import config
 from .build import build, builds
 from .cache import Cache
+from .dropout import Dropout
 from .flow import Flow, Part
 from .position import Position
 
@@ -22,7 +23,7 @@ class Stack(Part):
         self.first_norm = build(cfg.first_norm, dim) if cfg.first_norm else nn.Identity()
         self.blocks = nn.ModuleList(build(cfg.block(i), dim, cfg.causal, cfg.dropout) for i in range(cfg.depth))
         self.last_norm = build(cfg.last_norm, dim) if cfg.last_norm else nn.Identity()
-        self.drop = nn.Dropout(cfg.dropout)
+        self.drop = Dropout(cfg.dropout)
 
     def forward(self, x: Tensor, flow: Flow, cache: Cache | None = None) -> Tensor:
         """x (B, T, C), embedded tokens -> (B, T, C)."""

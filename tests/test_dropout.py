@@ -1,0 +1,68 @@
+"""Dropout: the share, the mean, the gradient, the same draw again, and attention that drops its pattern."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from glassformer.nn.attend import blocks, eager
+from glassformer.nn.dropout import Dropout, dropout
+from glassformer.nn.mask import Mask
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.1, 0.3, 0.7])
+def test_the_share_and_the_scale(rate: float) -> None:
+    torch.manual_seed(0)
+    x = torch.ones(401, 1003)
+    y = dropout(x, rate)
+    assert float((y == 0).float().mean()) == pytest.approx(rate, abs=0.004)
+    assert torch.equal(y[y != 0], torch.full_like(y[y != 0], 1 / (1 - rate)))
+
+
+def test_every_place_is_drawn_by_itself() -> None:
+    torch.manual_seed(0)
+    draws = torch.stack([dropout(torch.ones(8), 0.5) for _ in range(4000)]) == 0
+    together = (draws[:, :, None] & draws[:, None, :]).float().mean(0)
+    off = together[~torch.eye(8, dtype=torch.bool)]
+    assert float((off - 0.25).abs().max()) < 0.03
+
+
+def test_the_gradient_goes_where_the_value_went() -> None:
+    x = torch.randn(50, 7, dtype=torch.float64, requires_grad=True)
+    y = dropout(x, 0.4)
+    y.sum().backward()
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, torch.where(y == 0, 0.0, 1 / 0.6), rtol=1e-12, atol=0)
+
+
+def test_the_same_seed_drops_the_same() -> None:
+    module = Dropout(0.3)
+    x = torch.randn(9, 11)
+    torch.manual_seed(4)
+    first = module(x)
+    torch.manual_seed(4)
+    assert torch.equal(first, module(x))
+    assert module.eval()(x) is x
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_in_blocks_drops_as_the_readable_one_does(dtype: torch.dtype) -> None:
+    """Both draw in the order of blocks, so with one block the two are the same draw."""
+    torch.manual_seed(0)
+    shape = (2, 3, 16, 8)
+    docs = torch.tensor([[0] * 9 + [1] * 7, [0] * 16])
+    pos = torch.cat((torch.arange(9), torch.arange(7)))[None].repeat(2, 1)
+    pos[1] = torch.arange(16)
+    mask = Mask(pos, pos, True, docs=(docs, docs))
+    found = []
+    for engine in (eager, blocks):
+        torch.manual_seed(1)
+        q, k, v = (torch.randn(shape, generator=torch.Generator().manual_seed(n)).to(dtype) for n in range(3))
+        q, k, v = (x.requires_grad_() for x in (q, k, v))
+        torch.manual_seed(5)
+        z = engine(q, k, v, mask, None, 8**-0.5, dropout=0.4)
+        (z.float() * torch.arange(z.numel()).view(z.shape) / z.numel()).sum().backward()
+        found.append((z, q.grad, k.grad, v.grad))
+    for one, other in zip(*found, strict=True):
+        tolerance = 1e-5 if dtype == torch.float32 else 0.05
+        torch.testing.assert_close(one, other, atol=tolerance, rtol=tolerance)

@@ -1,35 +1,23 @@
-"""Examples: what a model is shown and what it is to answer, read from tables, JSON lines or parallel files.
-
-.tsv .csv          columns by name (with a header) or by number
-.jsonl             fields; a list of sentences is one text, of a list of targets the first is learned
-{source, target}   a file for each part, line by line
-IN: ... OUT: ...   SCAN's lines
-"""
+"""Examples: what a model is shown and what it is to answer, with the set of their labels."""
 
 from __future__ import annotations
 
-import csv
-import gzip
 import hashlib
-import io
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import UserError, nearest
 from ..objectives import Classify, Contrast, Objective, Part, Seq2Seq
+from .records import SHORT, Record, records
 
 if TYPE_CHECKING:
     from .. import run
     from .tokenizer import Tokenizer
-
-SCAN = ("IN: ", " OUT: ")
-_SHORT = 60  # characters of a label that a message quotes
 
 
 @dataclass(frozen=True)
@@ -92,16 +80,11 @@ class Table:
 # ------------------------------------------------------------------------------- what to read
 
 
-def parts_of(objective: Objective, second: bool = False) -> tuple[Part, ...]:
-    """The parts of an example that an objective needs; ``second``: a classifier's texts are pairs."""
-    if isinstance(objective, Seq2Seq):
-        return "source", "target"
-    if isinstance(objective, Contrast):
-        return "text", "second"
-    if isinstance(objective, Classify):
-        return ("text", "second", "label") if second else ("text", "label")
-    name = type(objective).__name__
-    raise UserError(f'{name} learns from running text, not from examples; give a corpus ([data] type = "Data").')
+PARTS: dict[type, tuple[Part, ...]] = {
+    Seq2Seq: ("source", "target"),
+    Contrast: ("text", "second"),
+    Classify: ("text", "label"),  # and the second text, where there is one
+}
 
 
 def training_and_validation(data: run.Examples, objective: Objective) -> tuple[Table, Table]:
@@ -127,20 +110,13 @@ def read(
     or are the columns in their order. ``labels`` is the set (None: what is found, sorted). An example with an empty
     text is left out, with a note. Raises UserError for what is missing or does not fit, with the line.
     """
-    columns = dict(columns or {})
-    known: tuple[Part, ...] = ("source", "target", "text", "second", "label")
-    for part in (*columns, *(where if isinstance(where, Mapping) else ())):
-        if part not in known:
-            raise UserError(f'There is no part "{part}" of an example.{nearest(part, known)}')
-    paired = "second" in columns or (isinstance(where, Mapping) and "second" in where)
-    parts = parts_of(objective, paired)
-    if isinstance(where, Mapping):
-        name, records = _parallel(where, parts)
-    else:
-        name, records = where, _file(Path(where).expanduser(), objective, parts, columns)
+    if type(objective) not in PARTS:
+        sentence = f"{type(objective).__name__} learns from running text, not from examples; "
+        raise UserError(sentence + 'give a corpus ([data] type = "Data").')
+    name, found = records(where, PARTS[type(objective)], columns or {})
     label = _Labels(name, labels, regression=isinstance(objective, Classify) and objective.regression)
     examples, empty = [], 0
-    for line, record in records:
+    for line, record in found:
         made = _example(name, line, record, before, label)
         if made.first.strip(" \t") and (made.second is None or made.second.strip()):
             examples.append(made)
@@ -149,10 +125,7 @@ def read(
     if not examples:
         raise UserError(f"{name} holds no examples; give a file with some.")
     notes = (f"{name}: {empty} examples left out: a text is empty",) if empty else ()
-    return label.numbered(Table(name, tuple(examples), notes=notes), "label" in parts)
-
-
-Record = dict[Part, Any]  # part -> what stands there
+    return label.numbered(Table(name, tuple(examples), notes=notes), labelled=isinstance(objective, Classify))
 
 
 def _example(name: str, line: int, record: Record, before: str, label: _Labels) -> Example:
@@ -195,14 +168,12 @@ class _Labels:
             except ValueError:
                 number = math.nan
             if not math.isfinite(number):
-                raise UserError(
-                    f'{self.name} line {line} has the label "{word[:_SHORT]}", which is no number; mend it.'
-                )
+                raise UserError(f'{self.name} line {line} has the label "{word[:SHORT]}", which is no number; mend it.')
             return number
         if self.known is None:
             return self.found.setdefault(word, len(self.found))
         if word not in self.known:
-            sentence = f'{self.name} line {line} has the label "{word[:_SHORT]}", which is not one of the set.'
+            sentence = f'{self.name} line {line} has the label "{word[:SHORT]}", which is not one of the set.'
             raise UserError(sentence + nearest(word, self.known))
         return self.known[word]
 
@@ -220,142 +191,6 @@ class _Labels:
 
 def _whole(word: str) -> bool:
     return word.removeprefix("-").isdecimal()
-
-
-# -------------------------------------------------------------------------------------- files
-
-
-def _file(
-    path: Path, objective: Objective, parts: tuple[Part, ...], columns: dict[str, str]
-) -> Iterator[tuple[int, Record]]:
-    content = _content(path)
-    kind = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
-    if kind in (".jsonl", ".ndjson"):
-        return _jsonl(path, content, parts, columns)
-    if kind == ".csv":
-        return _columns(path, _csv(path, content), parts, columns)
-    first = content.split("\n", 1)[0]
-    if first.startswith(SCAN[0]) and SCAN[1] in first and isinstance(objective, Seq2Seq):
-        return _scan(path, content)
-    if kind == ".tsv" or "\t" in first:
-        rows = ((number, line.split("\t")) for number, line in _lines(content))
-        return _columns(path, rows, parts, columns)
-    needed = " and ".join(parts)
-    raise UserError(
-        f"{path} has no columns to find {needed} in; give a .tsv, .csv or .jsonl file, or a file for each part, "
-        f"such as train = {{ {', '.join(f'{part} = FILE' for part in parts)} }}."
-    )
-
-
-def _content(path: Path) -> str:
-    """The text of a file; UserError with the line that is not UTF-8."""
-    if not path.is_file():
-        beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise UserError(f"{path} does not exist or is a folder; give a file of examples.{nearest(path.name, beside)}")
-    try:
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"{path} cannot be read ({reason}); check the file and its rights.") from None
-    if b"\0" in data:
-        raise UserError(f"{path} is a binary file (a zero byte at byte {data.index(0)}); give a text file in UTF-8.")
-    try:
-        return data.decode().removeprefix("\ufeff")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        sentence = f"{path} line {line} is not UTF-8 text; convert the file, for example with `iconv -t utf-8`."
-        raise UserError(sentence) from None
-
-
-def _lines(content: str) -> Iterator[tuple[int, str]]:
-    """The lines that hold something, counted from 1."""
-    for number, line in enumerate(content.split("\n"), 1):
-        if line.strip():
-            yield number, line.removesuffix("\r")
-
-
-def _parallel(where: Mapping[str, str], parts: tuple[Part, ...]) -> tuple[str, Iterator[tuple[int, Record]]]:
-    if set(where) != set(parts):
-        raise UserError(f"data.train and valid need a file for {' and '.join(parts)}; there is {', '.join(where)}.")
-    sides = {part: _content(Path(where[part]).expanduser()).removesuffix("\n").split("\n") for part in parts}
-    counts = [f"{where[part]} has {len(lines):,} lines" for part, lines in sides.items()]
-    if len({len(lines) for lines in sides.values()}) > 1:
-        raise UserError(f"{', '.join(counts)}; parallel files need the same number, so mend or replace one of them.")
-    rows = enumerate(zip(*sides.values(), strict=True), 1)
-    records = (
-        (number, {p: text.removesuffix("\r") for p, text in zip(parts, row, strict=True)}) for number, row in rows
-    )
-    return " + ".join(where[part] for part in parts), records
-
-
-def _scan(path: Path, content: str) -> Iterator[tuple[int, Record]]:
-    for number, line in _lines(content):
-        source, found, target = line.partition(SCAN[1])
-        if not found or not source.startswith(SCAN[0]):
-            raise UserError(f'{path} line {number} is not of the form "IN: ... OUT: ..."; mend or remove that line.')
-        yield number, {"source": source.removeprefix(SCAN[0]), "target": target}
-
-
-def _jsonl(path: Path, content: str, parts: tuple[Part, ...], columns: dict[str, str]) -> Iterator[tuple[int, Record]]:
-    for number, line in _lines(content):
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{path} line {number} is not valid JSON ({error}); mend or remove that line.") from None
-        if not isinstance(record, dict):
-            raise UserError(f"{path} line {number} is no JSON object; write one {{...}} per line.")
-        for part in parts:
-            if columns.get(part, part) not in record:
-                raise _missing(path, part, columns, record, f"line {number}")
-        yield number, {part: record[columns.get(part, part)] for part in parts}
-
-
-def _csv(path: Path, content: str) -> Iterator[tuple[int, list[str]]]:
-    reader = csv.reader(io.StringIO(content, newline=""), strict=True)
-    try:
-        for row in reader:
-            if row:
-                yield reader.line_num, row
-    except csv.Error as error:
-        raise UserError(f"{path} line {reader.line_num} is not valid CSV ({error}); mend that line.") from None
-
-
-def _columns(
-    path: Path, rows: Iterator[tuple[int, list[str]]], parts: tuple[Part, ...], columns: dict[str, str]
-) -> Iterator[tuple[int, Record]]:
-    """The parts out of rows of columns; the first row is a header when it holds a name that is looked for."""
-    start, head = next(rows, (1, []))
-    names = [name.strip() for name in head]
-    wanted = {part: str(columns.get(part, part)) for part in parts}
-    if any(name in names for name in wanted.values()):
-        for part, name in wanted.items():
-            if name not in names and not name.isdecimal():
-                raise _missing(path, part, columns, names, "the header")
-        places = {part: names.index(name) if name in names else int(name) for part, name in wanted.items()}
-    else:
-        if columns and all(name.isdecimal() for name in wanted.values()):
-            places = {part: int(name) for part, name in wanted.items()}
-        elif not columns and len(head) == len(parts):
-            places = {part: place for place, part in enumerate(parts)}
-        else:
-            part = next(part for part in parts if not wanted[part].isdecimal())
-            raise _missing(path, part, columns, names, "the first line")
-        rows = iter([(start, head), *rows])
-    for number, row in rows:
-        if len(row) <= max(places.values()):
-            sentence = f"{path} line {number} has {len(row)} columns and column {max(places.values())} (from 0) is "
-            raise UserError(sentence + "needed; mend or remove that line.")
-        yield number, {part: row[place] for part, place in places.items()}
-
-
-def _missing(
-    path: Path, part: str, columns: Mapping[str, str], names: Sequence[str] | Mapping[str, Any], where: str
-) -> UserError:
-    shown = ", ".join(f'"{name[:_SHORT]}"' for name in names) or "nothing"
-    return UserError(
-        f'{path} has no column "{columns.get(part, part)}" for the {part}; {where} holds {shown}: name the column, or '
-        f'its number from 0 where there is no header, as data.columns = {{ {part} = "NAME" }}.'
-    )
 
 
 # ------------------------------------------------------------------- how a target is opened

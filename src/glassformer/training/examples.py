@@ -16,6 +16,7 @@ import torch
 
 from .data import Array, Batch, check_same, check_sizes
 from .encoded import Encoded
+
 EMPTY = {"tokens": 0, "targets": -1, "pos": -1, "segments": 0, "prefix": 0, "source": 0, "source_pos": -1}
 POOL = 8192  # examples among which the last gaps of a row are closed: many to choose from, quick to look through
 

@@ -186,7 +186,7 @@ class Chunk(Rule):
 
 @dataclass(frozen=True)
 class Tail(Rule):
-    """Only keys among the ``last`` positions of their chunk of ``size``: the second half of ``Fixed``."""
+    """Only keys among the ``last`` of their chunk of ``size`` positions, and itself: the second half of ``Fixed``."""
 
     size: int
     last: int = 1

@@ -9,6 +9,7 @@ VERBS = (
     "classify",
     "eval",
     "look",
+    "masks",
     "recipes",
     "cost",
     "data",

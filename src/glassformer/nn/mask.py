@@ -58,8 +58,8 @@ def chunk(cfg: config.Chunk, causal: bool) -> Rule:
 
 @builds(config.Tail)
 def tail(cfg: config.Tail, causal: bool) -> Rule:
-    """Among the ``last`` positions of any chunk of ``size``."""
-    return lambda q, k: (k % cfg.size >= cfg.size - cfg.last).expand(torch.broadcast_shapes(q.shape, k.shape))
+    """Among the ``last`` positions of any chunk of ``size``, and the query itself."""
+    return lambda q, k: (k % cfg.size >= cfg.size - cfg.last) | (k == q)
 
 
 @builds(config.Strided)
@@ -92,7 +92,8 @@ class Side(NamedTuple):
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Side:
         """The same, with every tensor changed."""
-        return Side(*(None if x is None else change(x) for x in self))
+        docs, prefix = (None if x is None else change(x) for x in self[1:])
+        return Side(change(self.pos), docs, prefix)
 
 
 class Mask:
@@ -135,7 +136,7 @@ class Mask:
 
     def may(self, q: Side, k: Side, rule: Rule | None) -> Tensor:
         """Whether the queries ``q`` may look at the keys ``k``, shapes broadcast; ``rule`` is built of a rule."""
-        may = (k.pos >= 0).expand(torch.broadcast_shapes(q.pos.shape, k.pos.shape))
+        may = (k.pos >= 0) & torch.ones_like(q.pos, dtype=torch.bool)
         if self.causal:
             before = k.pos <= q.pos
             if self.ahead:
@@ -178,5 +179,5 @@ CHUNK = 1 << 22  # pairs looked at in one go while counting
 def visited(see: config.See, length: int, causal: bool, rows: Tensor | None = None) -> int:
     """How many pairs a rule visits in a row of ``length`` tokens, or only those of the queries ``rows``; exact."""
     queries, k_pos = torch.arange(length) if rows is None else rows, torch.arange(length)[None]
-    parts = queries.split(max(1, CHUNK // length))
+    parts = torch.split(queries, max(1, CHUNK // length))
     return sum(int(Mask(part[None], k_pos, causal, see).dense().sum()) for part in parts)

@@ -48,7 +48,7 @@ def terms(see: config.See) -> list[Term]:
         case config.Every(step):
             return [Term(see, step)]
         case config.Tail():
-            return [Term(see, 1, see)]
+            return [Term(config.Window(1)), Term(see, 1, see)]  # itself, and the keys that are sifted out
         case config.Either(rules):
             apart: dict[tuple[int, config.Tail | None], Term] = {}
             for term in (term for rule in rules for term in terms(rule)):
@@ -112,9 +112,8 @@ class Layout:
         """What is known of the tokens, as blocks (R, N / E, E); position -1 where there is none."""
         at = self.columns.clamp(min=0)
         laid = known.map(lambda x: x.gather(1, at))
-        return laid._replace(pos=laid.pos.masked_fill(self.columns < 0, -1)).map(
-            lambda x: x.unflatten(1, (-1, self.side))
-        )
+        laid = laid._replace(pos=laid.pos.masked_fill(self.columns < 0, -1))
+        return laid.map(lambda x: x.view(len(x), -1, self.side))
 
     def lay(self, x: Tensor) -> Tensor:
         """x (R, M, T, D) -> blocks (R, M, N / E, E, D), zero where a slot is empty."""
@@ -161,10 +160,11 @@ def plans(mask: Mask) -> list[Plan]:
     if not mask.plans:
         for term in terms(mask.see):
             rule: Rule | None = build(term.rule, mask.causal)
-            sift = None if term.sift is None else build(term.sift, mask.causal)
             q, k = _sides(mask)
-            queries = Layout.of(q.pos, q.pos >= 0, term.step)
-            keys = Layout.of(k.pos, (k.pos >= 0) if sift is None else (k.pos >= 0) & sift(k.pos, k.pos), term.step)
+            keep = k.pos >= 0
+            if term.sift is not None:
+                keep &= k.pos % term.sift.size >= term.sift.size - term.sift.last
+            queries, keys = Layout.of(q.pos, q.pos >= 0, term.step), Layout.of(k.pos, keep, term.step)
             touch = _touch(mask, term, queries.gather(q), keys.gather(k))
             mask.plans.append(Plan(rule, queries, keys, touch, []))
             if rule is None:
@@ -216,12 +216,12 @@ def _even(touch: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
     flat = touch.flatten(0, 1)  # (R * Q, P)
     counts = flat.sum(1)
     first = torch.arange(R, device=touch.device).repeat_interleave(Q)[:, None] * P
-    for count in counts.unique().tolist():
+    for count in sorted(set(counts.tolist())):
         if count:
             q_blocks = (counts == count).nonzero()[:, 0]
             k_blocks = flat[q_blocks].nonzero()[:, 1].view(-1, count) + first[q_blocks]
             several = max(1, ROOM // (size * count))
-            yield from zip(q_blocks.split(several), k_blocks.split(several), strict=True)
+            yield from zip(torch.split(q_blocks, several), torch.split(k_blocks, several), strict=True)
 
 
 def _touch(mask: Mask, term: Term, q: Side, k: Side) -> Tensor:

@@ -1,0 +1,60 @@
+"""``glassformer masks``: who may look at whom, drawn and counted."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from ..errors import UserError
+from .common import emit, rows
+
+HELP = "Who may look at whom: a rule's picture and the pairs it visits."
+EPILOG = 'Rules combine: glassformer masks "window(4) | strided(8)" --length 32'
+
+
+def options(one: argparse.ArgumentParser) -> None:
+    """Its arguments."""
+    one.add_argument("name", nargs="?", metavar="NAME", help="a rule, or rules with & and |; none lists the names")
+    one.add_argument("--length", type=int, default=24, metavar="N", help="tokens in the row (24)")
+    one.add_argument("--out", type=Path, metavar="FILE", help="write the picture to a .svg or .png file")
+    one.add_argument("--json", action="store_true", help="the counts as JSON")
+
+
+def run(given: argparse.Namespace) -> None:
+    """The command; its exit code, None for 0."""
+    from .. import files
+    from ..inspection import masks
+
+    if given.name is None:
+        known = masks.names()
+        emit([{"name": name, "what": what} for name, what in known]) if given.json else rows(*known)
+        return
+    kind = given.out.suffix.lower() if given.out is not None else None
+    if kind not in (None, ".svg", ".png"):
+        raise UserError(f"--out {given.out} is neither .svg nor .png; give a name that ends in one of them.")
+    width = shutil.get_terminal_size().columns // 2
+    drawn = masks.picture(given.name, given.length, most=1024 if kind else max(8, min(width, 64)))
+    if kind:
+        files.write(given.out, drawn.svg() if kind == ".svg" else drawn.png())
+    if given.json:
+        emit(drawn.to_dict())
+        return
+    if kind:
+        print(given.out)
+    else:
+        color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+        print(drawn.text(color, plain=_ascii()))
+    print(f"{drawn.name}, {drawn.length:,} tokens: a row for each query, a column for each key")
+    print("\n".join(drawn.legend(plain=_ascii())))
+
+
+def _ascii() -> bool:
+    """Whether standard output cannot show the blocks."""
+    try:
+        "█░·".encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return True
+    return False

@@ -1,0 +1,158 @@
+"""Pictures of who may look at whom: a row for each query, a column for each key."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .. import config
+from ..errors import need
+from ..nn.mask import Mask, visited
+from ..positions import RULES, read_rule
+
+EXAMPLES = {
+    "prefix": "prefix(6)",
+    "window": "window(5)",
+    "every": "every(4)",
+    "chunk": "chunk(6)",
+    "tail": "tail(6, 2)",
+    "strided": "strided(5)",
+    "fixed": "fixed(6, 2)",
+}
+"""What a name alone draws, where the rule needs numbers."""
+SCENES = {
+    "documents": "Three documents packed in one row: each token sees its own.",
+    "padding": "The last third of the row is padding: nobody sees it.",
+    "cross": "A decoder looks at an encoder's output, the end of which is padding.",
+}
+"""What no rule says but the data."""
+LONGEST = 1 << 15
+"""Tokens: a count of all their pairs takes seconds."""
+NEVER, LATER, SEEN = 0, 1, 2
+"""A pair that is not visited; only where nothing is causal, the key being later than the query; always."""
+COLORS = ("#f2f2f0", "#9ec5e8", "#1f5f9e")
+GLYPHS = (" ·", "░░", "██"), (" .", "--", "##")
+PAINT = ("\x1b[2m", "\x1b[36m", "\x1b[34m")
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One rule in a row of ``length`` tokens, ``cells`` of NEVER, LATER, SEEN, each for ``scale`` x ``scale`` pairs."""
+
+    name: str
+    length: int
+    cells: Tensor
+    scale: int
+    encoder: int  # pairs visited where tokens see both ways
+    decoder: int  # pairs visited where they see what came before
+
+    def to_dict(self) -> dict[str, object]:
+        """The counts."""
+        every = self.length**2
+        causal = self.length * (self.length + 1) // 2
+        return {
+            "name": self.name,
+            "length": self.length,
+            "pairs": every,
+            "causal_pairs": causal,
+            "visited": {"encoder": self.encoder, "decoder": self.decoder},
+            "share": {"encoder": self.encoder / every, "decoder": self.decoder / every},
+            "share_of_causal": self.decoder / causal,
+        }
+
+    def text(self, color: bool = False, plain: bool = False) -> str:
+        """For a terminal; ``plain`` in ASCII."""
+        glyphs, lines = GLYPHS[plain], []
+        for row in self.cells.tolist():
+            lines.append("".join(f"{PAINT[c]}{glyphs[c]}\x1b[0m" if color else glyphs[c] for c in row))
+        return "\n".join(lines)
+
+    def legend(self, plain: bool = False) -> list[str]:
+        """What the signs mean, and the counts."""
+        never, later, seen = (glyph.strip() for glyph in GLYPHS[plain])
+        every, causal = self.length**2, self.length * (self.length + 1) // 2
+        scale = "" if self.scale == 1 else f"; a sign stands for {self.scale} x {self.scale} pairs"
+        return [
+            f"{seen} visited   {later} only where tokens see both ways (encoder)   {never} never{scale}",
+            f"encoder: {self.encoder:,} of {every:,} pairs ({self.encoder / every:.2%})",
+            f"decoder: {self.decoder:,} of {every:,} pairs ({self.decoder / every:.2%}), "
+            f"{self.decoder / causal:.2%} of {causal:,} causal ones",
+        ]
+
+    def svg(self) -> str:
+        """As a drawing; equal neighbours in a row are one rectangle."""
+        rows, columns = self.cells.shape
+        parts = [f'<rect width="{columns}" height="{rows}" fill="{COLORS[NEVER]}"/>']
+        for y, row in enumerate(self.cells.tolist()):
+            x = 0
+            while x < columns:
+                end = next((i for i in range(x, columns) if row[i] != row[x]), columns)
+                if row[x] != NEVER:
+                    parts.append(f'<rect x="{x}" y="{y}" width="{end - x}" height="1" fill="{COLORS[row[x]]}"/>')
+                x = end
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {columns} {rows}" width="{8 * columns}"'
+        name = self.name.replace("&", "&amp;")
+        return "\n".join([f'{head} shape-rendering="crispEdges">', f"<title>{name}</title>", *parts, "</svg>", ""])
+
+    def png(self) -> bytes:
+        """As an image, at least 512 dots wide."""
+        size = max(1, 512 // self.cells.shape[1])
+        dots = self.cells.repeat_interleave(size, 0).repeat_interleave(size, 1)
+        palette = b"".join(bytes.fromhex(color[1:]) for color in COLORS)
+        lines = b"".join(b"\0" + bytes(row) for row in dots.tolist())  # each begins with the name of no filter
+        head = struct.pack(">IIBBBBB", dots.shape[1], dots.shape[0], 8, 3, 0, 0, 0)
+        chunks = ((b"IHDR", head), (b"PLTE", palette), (b"IDAT", zlib.compress(lines)), (b"IEND", b""))
+        framed = (struct.pack(">I", len(x)) + n + x + struct.pack(">I", zlib.crc32(n + x)) for n, x in chunks)
+        return b"\x89PNG\r\n\x1a\n" + b"".join(framed)
+
+
+def picture(name: str, length: int = 24, most: int = 64) -> Picture:
+    """What ``name`` (a rule's name, an expression of rules, or a scene) looks like, in at most ``most`` cells a side.
+
+    Raises UserError for a rule that there is not, and for a length below 1 or past LONGEST.
+    """
+    need(length > 0, f"--length is {length}; give 1 or more.")
+    need(length <= LONGEST, f"--length is {length}; give at most {LONGEST:,}: every pair is counted.")
+    scene = name.strip().lower()
+    if scene in SCENES:
+        both, before = (_scene(scene, length, causal).dense()[0, 0] for causal in (False, scene != "cross"))
+        counts = int(both.sum()), int(before.sum())
+        drawn, scale = _shrink(both.int() + before.int(), most)
+        return Picture(scene, length, drawn, scale, *counts)
+    see = read_rule(EXAMPLES.get(scene, name))
+    encoder, decoder = visited(see, length, causal=False), visited(see, length, causal=True)
+    pos = torch.arange(length)[None]
+    scale = -(-length // most)
+    rows = []
+    for part in torch.split(pos, scale, dim=1):  # a row of cells at a time
+        both, before = (Mask(part, pos, causal, see).dense()[0, 0] for causal in (False, True))
+        cells = torch.where(before, SEEN, torch.where(both, LATER, NEVER)).amax(0)
+        rows.append(torch.stack([some.max() for some in torch.split(cells, scale)]))
+    return Picture(str(see), length, torch.stack(rows), scale, encoder, decoder)
+
+
+def _shrink(cells: Tensor, most: int) -> tuple[Tensor, int]:
+    """One cell for every square of ``scale`` pairs a side: the most that any of them is."""
+    scale = -(-len(cells) // most)
+    return torch.nn.functional.max_pool2d(cells[None].float(), scale, ceil_mode=True)[0].long(), scale
+
+
+def _scene(name: str, length: int, causal: bool) -> Mask:
+    """The mask of a scene."""
+    pos = torch.arange(length)[None]
+    if name == "documents":
+        docs = pos * 3 // length
+        return Mask(pos, pos, causal, docs=(docs, docs))
+    return Mask(pos, torch.where(pos < length - length // 3, pos, -1), causal)
+
+
+def names() -> list[tuple[str, str]]:
+    """Every rule and scene with the sentence that says what it is."""
+    said = {name: (kind.__doc__ or "").splitlines()[0].replace("``", "") for name, kind in RULES.items()}
+    ways = {"a & b": config.Both, "a | b": config.Either}
+    said |= {name: (kind.__doc__ or "").splitlines()[0].replace("``", "") for name, kind in ways.items()}
+    return [*said.items(), *SCENES.items()]

@@ -316,12 +316,24 @@ ONE_EACH = [f"{recipe.name}/{next(iter(recipe.sizes))}" for recipe in recipes.DE
 
 @pytest.mark.parametrize("name", ONE_EACH)
 def test_recipes_shrunk(name: str, tmp_path: Path) -> None:
-    """Our own recipes, made tiny: cached equals uncached, and transformers loads what we save, where it has them."""
-    model = shaken(build_model(shrunk(name), seed=3))
+    """Our own recipes, made tiny, obey the laws of their parts together; transformers loads what we save of them."""
+    model, given = shaken(build_model(shrunk(name), seed=3)), tokens()
+    docs = (torch.arange(48) >= 19).long().expand(3, -1)
+    pos = torch.arange(48) - 19 * docs
     with torch.no_grad():
-        cache, whole = Cache(model), model(tokens()).logits
-        parts = [model(part, cache=cache).logits for part in tokens().split([11, 1, 1, 30, 5], 1)]
-    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=0.0, atol=TOLERANCE)
+        cache, whole = Cache(model), model(given).logits
+        parts = [model(part, cache=cache).logits for part in given.split([11, 1, 1, 30, 5], 1)]
+        packed, alone = model(given, pos=pos, docs=docs).logits, model(given[:, 19:]).logits
+        nothing_before = (torch.arange(48) - 19).clamp(min=-1).expand(3, -1)
+        padded = model(given, pos=nothing_before).logits[:, 19:]
+        model.engine = "eager"
+        eager = model(given).logits
+        model.engine = "sdpa"
+    near = {"rtol": 0.0, "atol": TOLERANCE}
+    torch.testing.assert_close(torch.cat(parts, 1), whole, **near)
+    torch.testing.assert_close(packed, torch.cat((whole[:, :19], alone), 1), **near)
+    torch.testing.assert_close(padded, alone, **near)
+    torch.testing.assert_close(eager, whole, **near)
     store.save(model, tmp_path)
     back, _ = store.load(tmp_path)
     assert recipes.plain(back.config) == recipes.plain(model.config)
@@ -366,6 +378,16 @@ def test_gemma_embeds_in_bf16_to_the_bit(tmp_path: Path) -> None:
     assert torch.equal(tape["decoder.embed"], theirs.model.embed_tokens(tokens()))
 
 
+def test_the_page_shown_to_contributors_is_the_page() -> None:
+    """CONTRIBUTING.md shows a family as it really is."""
+    root = Path(__file__).parents[1]
+    text = (root / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (path,) = (root / "src" / "glassformer" / "recipes").glob("starcoder2.py")
+    shown = text.partition("```python\n")[2].partition("```")[0]
+    assert "src/glassformer/recipes/starcoder2.py" in text and "STARCODER2 = Recipe(" in shown
+    assert shown in path.read_text(encoding="utf-8")
+
+
 # ------------------------------------------------------------------------------- what is refused
 
 
@@ -382,6 +404,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("qwen2/7b", {"layer_types": ["full_attention"]}, '"layer_types" is .* a list of 28 times'),
     ("qwen2/7b", {"layer_types": ["chunked_attention"] * 28}, '"layer_types" is'),
     ("qwen2/7b", {"layer_types": ["sliding_attention"] * 28}, '"full_attention" everywhere without a window'),
+    ("qwen2/7b", {"use_mrope": True}, '"use_mrope" is true'),
     ("qwen2/7b", {"partial_rotary_factor": 0.5}, '"partial_rotary_factor" is 0.5'),
     ("qwen2/7b", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, 'rope_scaling is "dynamic"'),
     ("qwen2/7b", {"rope_scaling": {**YARN, "truncate": False}}, '"truncate" is false'),

@@ -107,7 +107,9 @@ class Rotary(Position):
         if self.stretch is not None:
             speed, size = self.stretch(speed, self.theta)
         angle = pos[:, None, :, None].float() * speed
-        cos, sin = angle.cos() * size, angle.sin() * size
+        cos, sin = angle.cos(), angle.sin()
+        if size != 1.0:
+            cos, sin = cos * size, sin * size
         return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
 
 

@@ -75,6 +75,7 @@ def qwen3(dim: int, depth: int, heads: int, think: int | MoE, kv_heads: int = 8)
 
 def read2(raw: Raw) -> Model:
     """A Qwen 2 or 2.5 config.json as our config."""
+    raw.only("use_mrope", False, "positions here have one dimension")
     attention = replace(read_attention(raw, kv_heads=32, bias=True), out_bias=False)
     return _read(raw, attention, [read_gated(raw)] * _depth(raw))
 

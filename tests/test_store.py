@@ -97,6 +97,65 @@ def test_a_loaded_model_does_not_depend_on_its_file(tmp_path: Path, tiny: Model)
     back(torch.zeros(1, 2, dtype=torch.long)).logits.sum().backward()
 
 
+def test_a_mapped_model_outlives_its_file(tmp_path: Path, llama: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Saved over, converted into its own folder, removed: what is mapped is the old file."""
+    monkeypatch.setattr(tensorfiles, "SMALL", 0)
+    folder = tmp_path / "m"
+    store.save(llama, folder, layout="hf")
+    first, _ = store.load(folder)
+    other = build_model(LLAMA, seed=3)
+    store.save(other, folder, layout="hf")
+    assert same(first, llama)
+    second, _ = store.load(folder)
+    store.save(second, folder, layout="glassformer")  # reads the file that it replaces
+    third, _ = store.load(folder)
+    (folder / "model.safetensors").unlink()
+    assert same(second, other) and same(third, other) and same(first, llama)
+
+
+@pytest.mark.parametrize("name", ["gpt2/124m", "llama/stories260k"])
+def test_a_mapped_model_can_be_trained(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same steps as a model that was read, bit for bit, and the file stays as it is."""
+    small = {"dim": 48, "embed.vocab": 100, "decoder.depth": 2}
+    monkeypatch.setattr(tensorfiles, "SMALL", 0)
+    store.save(build_model(serial.change(recipes.find(name), small), seed=4), tmp_path, layout="hf")
+    before, tokens = snapshot(tmp_path), torch.arange(20)[None]
+    after = []
+    for mapped in (True, False):
+        model, _ = store.load(tmp_path, mapped=mapped)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        for _ in range(2):
+            model(tokens).logits.logsumexp(-1).sum().backward()
+            optimizer.step()
+        after.append(model)
+    assert same(*after) and not same(after[0], store.load(tmp_path)[0])
+    assert snapshot(tmp_path) == before
+
+
+def test_the_first_use_leaves_the_collector_as_it_was() -> None:
+    """Garbage is looked for again once torch is there; who had turned that off finds it off."""
+    for before in ("enable", "disable"):
+        code = f"import gc, glassformer; gc.{before}(); glassformer.load; print(gc.isenabled(), gc.get_freeze_count())"
+        told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+        assert told == [str(before == "enable"), "0"]
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+@pytest.mark.parametrize("layout", ["hf", "glassformer"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_every_dtype_from_every_file(
+    dtype: str, layout: store.Layout, mapped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GPT-2: what is turned, what is split and what lies as it is, kept or converted."""
+    monkeypatch.setattr(tensorfiles, "SMALL", 0)
+    small = {"dim": 36, "embed.vocab": 70, "decoder.depth": 2}
+    model = build_model(serial.change(recipes.find("gpt2/124m"), small), seed=5).half()
+    store.save(model, tmp_path, layout=layout)
+    back, _ = store.load(tmp_path, dtype=dtype, mapped=mapped)
+    for (name, ours), weight in zip(back.named_parameters(), model.parameters(), strict=True):
+        assert ours.is_contiguous() and torch.equal(ours, weight.to(store.DTYPES[dtype])), name
+
+
 def test_a_recipe_gives_a_new_model() -> None:
     model, tokenizer = store.load("glass/1m", dtype=torch.bfloat16)
     assert model.config == recipes.find("glass/1m") and tokenizer is None

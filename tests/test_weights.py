@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -301,6 +303,100 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(UserError, match="cannot be read"):
         published.read("a")
+
+
+# ------------------------------------------------------------------------------------------ mapped
+
+
+def mapped(folder: Path) -> tensorfiles.Files:
+    published = tensorfiles.open_files(folder)
+    published.mapped = True
+    return published
+
+
+def address(tensor: Tensor, path: Path) -> bool:
+    """Whether a tensor lies in a mapping of the file, as the system sees it."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        begin, end = (int(text, 16) for text in line.split()[0].split("-"))
+        if begin <= tensor.data_ptr() < end:
+            return line.endswith(str(path))
+    return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the system as Linux answers")
+def test_a_large_file_is_mapped_and_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "model.safetensors"
+    theirs = {"a": numbers(40, 30), "none": torch.empty(0, 4), "b": numbers(50).bfloat16()}
+    save_file(theirs, path)
+    before = path.read_bytes()
+    assert not address(mapped(tmp_path).take("a"), path)  # small
+    monkeypatch.setattr(tensorfiles, "SMALL", 0)
+    published = mapped(tmp_path)
+    ours = {name: published.take(name) for name in theirs}
+    assert all(torch.equal(ours[name], theirs[name]) and ours[name].dtype == theirs[name].dtype for name in theirs)
+    assert address(ours["a"], path) and address(ours["b"], path) and not address(published.read("a"), path)
+    published.release(theirs)
+    assert torch.equal(ours["a"], theirs["a"])
+    ours["a"] += 1
+    assert torch.equal(ours["a"], theirs["a"] + 1) and path.read_bytes() == before
+    del published
+    path.unlink()
+    assert torch.equal(ours["b"], theirs["b"])
+
+
+def test_what_cannot_be_mapped_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tensor that begins at an odd byte, a disk far away, a system that refuses."""
+    path = tmp_path / "model.safetensors"
+    header = json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
+    header += b" " * ((8 - len(header)) % 8 + 1)
+    numbers = torch.tensor([1.5, -2.0])
+    path.write_bytes(len(header).to_bytes(8, "little") + header + numbers.numpy().tobytes())
+    monkeypatch.setattr(tensorfiles, "SMALL", 0)
+    odd = mapped(tmp_path).take("a")
+    assert torch.equal(odd, numbers) and odd.data_ptr() % 4 == 0
+    save_file({"a": numbers}, path)
+    for name, answer in (("_stays", lambda device: False), ("mmap.mmap", refuse)):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"glassformer.tensorfiles.{name}", answer)
+            assert torch.equal(mapped(tmp_path).take("a"), numbers)
+
+
+def refuse(*given: Any, **named: Any) -> Any:
+    raise OSError(12, "Cannot allocate memory")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what a disk is")
+@pytest.mark.parametrize(
+    ("kind", "stays"), [("ext4", True), ("tmpfs", True), ("nfs4", False), ("fuse.sshfs", False), ("9p", False)]
+)
+def test_files_that_others_serve_are_not_mapped(kind: str, stays: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    mounts = f"22 1 8:1 / / rw - ext4 /dev/sda1 rw\n36 22 0:44 / /far rw,noatime shared:7 - {kind} host:/models rw\n"
+    monkeypatch.setattr(Path, "read_text", lambda *given, **named: mounts)
+    assert tensorfiles._stays(os.makedev(0, 44)) is stays
+    assert tensorfiles._stays(os.makedev(8, 1))
+
+
+def test_a_mapped_file_that_shrank_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"a": numbers(100)}, path)
+    monkeypatch.setattr(tensorfiles, "SMALL", 0)
+    published = mapped(tmp_path)
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(UserError, match="ended while it was read"):
+        published.take("a")
+    path.unlink()
+    with pytest.raises(UserError, match="cannot be read"):
+        mapped_again = tensorfiles.Files(tmp_path, published.entries)
+        mapped_again.mapped = True
+        mapped_again.take("a")
+
+
+def test_our_files_begin_where_a_cache_line_begins(tmp_path: Path) -> None:
+    for name, content in tensorfiles.contents(tensorfiles.plain({"a": numbers(5), "b" * 7: numbers(3)})).items():
+        assert callable(content)
+        content(tmp_path / name)
+    entries = tensorfiles.read_header(tmp_path / "model.safetensors")
+    assert entries["a"].begin % tensorfiles.ALIGNED == 0
 
 
 # ------------------------------------------------------------------------------------------ shards

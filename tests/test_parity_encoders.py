@@ -58,6 +58,12 @@ def _no_grad():
         yield
 
 
+def padding(side: str) -> Tensor:
+    """Which of 24 columns hold something, (3, 24)."""
+    there = torch.arange(24) < torch.tensor([24, 17, 9])[:, None]
+    return there if side == "right" else there.flip(1)
+
+
 # ------------------------------------------------------------------------------------------- BERT
 
 BERT: dict[str, tuple[str, dict[str, Any]]] = {
@@ -86,12 +92,6 @@ def bert(kind: str, **changes: Any) -> Any:
         "initializer_range": 0.15,
     }
     return shaken(getattr(transformers, kind)(transformers.BertConfig(**{**sizes, **changes})))
-
-
-def padding(side: str) -> Tensor:
-    """Which of 24 columns hold something, (3, 24)."""
-    there = torch.arange(24) < torch.tensor([24, 17, 9])[:, None]
-    return there if side == "right" else there.flip(1)
 
 
 def equal_bert(ours: Any, theirs: Any, side: str = "right") -> None:
@@ -135,3 +135,168 @@ def test_bert_both_ways(name: str, tmp_path: Path) -> None:
     if saved == kind:  # the untied bias that transformers writes twice and reads once is written once
         untied = not changes.get("tie_word_embeddings", True)
         same_files(tmp_path / "theirs", tmp_path / "ours", {"cls.predictions.bias"} if untied else set())
+
+
+# --------------------------------------------------------------------------------------------- T5
+
+T5: dict[str, dict[str, Any]] = {
+    "tied": {},
+    "1.1": {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+    "1.1, tied all the same": {"feed_forward_proj": "gated-silu", "tie_word_embeddings": False, "twins": True},
+    "deeper decoder": {"num_decoder_layers": 4, "num_heads": 3},
+    "shallower decoder, odd heads": {"num_decoder_layers": 1, "d_kv": 11, "relative_attention_num_buckets": 6},
+    "near distances": {"relative_attention_max_distance": 9, "layer_norm_epsilon": 1e-3},
+}
+
+
+def t5(**changes: Any) -> Any:
+    sizes = {"vocab_size": VOCAB, "d_model": 32, "d_kv": 8, "d_ff": 52, "num_layers": 2, "num_heads": 4}
+    twins = changes.pop("twins", changes.get("tie_word_embeddings", True))
+    factor = 1.5 if changes.get("tie_word_embeddings", True) else 0.3  # logits of some units, scaled down or not
+    config = transformers.T5Config(**{**sizes, **changes}, initializer_factor=factor)
+    model = transformers.T5ForConditionalGeneration(config)
+    if not twins:  # transformers 5 ties all heads, and lets files untie them
+        model.lm_head.weight = torch.nn.Parameter(torch.randn(VOCAB, 32, generator=torch.Generator().manual_seed(3)))
+    return shaken(model)
+
+
+def equal_pairs(ours: Any, theirs: Any, side: str = "right") -> None:
+    """The logits of a decoder over a padded source."""
+    there, source, ids = padding(side), tokens(), tokens(11, seed=2)
+    out = theirs(input_ids=source, attention_mask=there.long(), decoder_input_ids=ids)
+    pos = (there.long().cumsum(1) - 1).masked_fill(~there, -1)
+    mine = ours(ids, source, source_pos=pos)
+    assert mine.logits.std() > 0.5
+    close(mine.logits, out.logits)
+
+
+def both_ways(theirs: Any, folder: Path, sides: tuple[str, ...]) -> None:
+    """Theirs here, ours there, the same logits; the files come back bit for bit."""
+    theirs.save_pretrained(folder / "theirs")
+    ours, _ = store.load(folder / "theirs")
+    for side in sides:
+        equal_pairs(ours, theirs, side)
+    store.save(ours, folder / "ours", layout="hf")
+    again = type(theirs).from_pretrained(folder / "ours").eval()
+    equal_pairs(ours, again)
+    again.save_pretrained(folder / "again")
+    back, _ = store.load(folder / "again")
+    assert recipes.plain(back.config) == recipes.plain(ours.config)
+    assert all(map(torch.equal, back.parameters(), ours.parameters()))
+    same_files(folder / "theirs", folder / "ours")
+
+
+@pytest.mark.parametrize("name", T5)
+def test_t5_both_ways(name: str, tmp_path: Path) -> None:
+    both_ways(t5(**T5[name]), tmp_path, ("right", "left"))
+
+
+def test_t5_encoder_alone(tmp_path: Path) -> None:
+    config = transformers.T5Config(vocab_size=VOCAB, d_model=32, d_kv=8, d_ff=52, num_layers=2, num_heads=3)
+    theirs = shaken(transformers.T5EncoderModel(config))
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours, _ = store.load(tmp_path / "theirs")
+    there, ids = padding("left"), tokens()
+    pos = (there.long().cumsum(1) - 1).masked_fill(~there, -1)
+    close(ours(ids, pos=pos).hidden[there], theirs(ids, there.long()).last_hidden_state[there])
+    store.save(ours, tmp_path / "ours", layout="hf")
+    again = transformers.T5EncoderModel.from_pretrained(tmp_path / "ours").eval()
+    close(again(ids).last_hidden_state, theirs(ids).last_hidden_state)
+    same_files(tmp_path / "theirs", tmp_path / "ours")
+
+
+def test_t5_head_and_scale_are_told_apart(tmp_path: Path) -> None:
+    """All four ways a head can be: tied or not, scaled or not."""
+    for tied in (True, False):
+        for scaled in (True, False):
+            model = t5(twins=tied)
+            model.config.scale_decoder_outputs = scaled
+            model.save_pretrained(tmp_path / f"{tied}{scaled}")
+            ours, _ = store.load(tmp_path / f"{tied}{scaled}")
+            assert (ours.config.head.tied, ours.config.head.scale == 1.0) == (tied, not scaled)
+            equal_pairs(ours, model)
+
+
+def test_t5_as_transformers_4_wrote_it(tmp_path: Path) -> None:
+    """1.1 with its own words, T5 with the table three times over and the bias nobody reads."""
+    model = t5(**T5["1.1"])
+    model.save_pretrained(tmp_path)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    del raw["scale_decoder_outputs"]
+    (tmp_path / "config.json").write_text(json.dumps({**raw, "tie_word_embeddings": False}))
+    equal_pairs(store.load(tmp_path)[0], model)
+    model = t5()
+    model.save_pretrained(tmp_path)
+    held = files(tmp_path)
+    extra = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+    for name in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"):
+        held[name] = held["shared.weight"].clone()
+    held[extra] = torch.zeros(32, 4)
+    from safetensors.torch import save_file
+
+    save_file(held, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(
+        json.dumps({**raw, **model.config.to_dict(), "architectures": ["T5WithLMHeadModel"]})
+    )
+    equal_pairs(store.load(tmp_path)[0], model)
+
+
+# ------------------------------------------------------------------------------------------- 2017
+
+MARIAN: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "scaled, relu": {"scale_embedding": True, "activation_function": "relu", "dropout": 0.0},
+    "swish, lopsided": {
+        "activation_function": "swish",
+        "decoder_layers": 1,
+        "decoder_attention_heads": 2,
+        "decoder_ffn_dim": 20,
+    },
+    "odd heads": {"d_model": 30, "encoder_attention_heads": 6, "decoder_attention_heads": 10},
+}
+
+
+def marian(**changes: Any) -> Any:
+    sides = {f"{side}_{key}": n for side in ("encoder", "decoder") for key, n in SIDE.items()}
+    ids = {"pad_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": 1, "forced_eos_token_id": 1}
+    sizes = {"vocab_size": VOCAB, "d_model": 32, "max_position_embeddings": 40, "init_std": 0.3, **sides, **ids}
+    model = transformers.MarianMTModel(transformers.MarianConfig(**{**sizes, **changes}))
+    model.final_logits_bias.normal_(generator=torch.Generator().manual_seed(2))
+    return shaken(model)
+
+
+SIDE = {"layers": 3, "attention_heads": 4, "ffn_dim": 52}
+
+
+@pytest.mark.parametrize("name", MARIAN)
+def test_marian_both_ways(name: str, tmp_path: Path) -> None:
+    both_ways(marian(**MARIAN[name]), tmp_path, ("right",))  # theirs counts columns, ours what is there
+
+
+def test_our_2017_model_is_theirs_with_sines_first(tmp_path: Path) -> None:
+    """A size of ours, shrunk, is a Marian of theirs once its waves stand in halves; its head's bias is zeros there."""
+    small: Any = recipes.find("vaswani/tiny")
+    small = replace(small, dim=32, context=40, embed=replace(small.embed, vocab=VOCAB, scale=32**0.5))
+    with pytest.raises(UserError, match=r"encoder\.position\.halves = False"):
+        store.save(build_model(small), tmp_path, layout="hf")
+    waves = config.Sinusoidal(halves=True)
+    small = replace(
+        small, encoder=replace(small.encoder, position=waves), decoder=replace(small.decoder, position=waves)
+    )
+    ours = shaken(build_model(small, seed=1))
+    store.save(ours, tmp_path, layout="hf")
+    equal_pairs(ours, transformers.MarianMTModel.from_pretrained(tmp_path).eval())
+    back, _ = store.load(tmp_path)
+    assert recipes.plain(back.config) == recipes.plain(small) and not back.config.head.bias
+    assert all(map(torch.equal, back.parameters(), ours.parameters()))
+
+
+def test_halves_are_the_paper_s_waves_in_another_order() -> None:
+    def waves(halves: bool) -> Tensor:
+        from glassformer.nn import build
+
+        pos = torch.arange(9)[None]
+        return build(config.Sinusoidal(halves=halves), 8, 2, True).embed(torch.zeros(1, 9, 8), pos)
+
+    order = [0, 2, 4, 6, 1, 3, 5, 7]
+    assert torch.equal(waves(True), waves(False)[..., order])

@@ -22,13 +22,26 @@ def test_every_size_survives_json_and_its_own_layout(name: str) -> None:
     assert serial.loads(config.Model, serial.dumps(model)) == model
     if recipes.BOOK[name.partition("/")[0]].read is None:
         return
+    if name.startswith("vaswani/"):  # the paper's sines and cosines take turns, the layout's do not
+        model = serial.change(model, {f"{side}.position.halves": True for side in ("encoder", "decoder")})
     recipe, raw = recipes.write(model)
     assert recipe.name == name.partition("/")[0]
     again, back = recipes.read(json.loads(json.dumps(raw)))
     assert again is recipe and recipes.plain(back) == recipes.plain(model)
 
 
-@pytest.mark.parametrize("name", ["gpt2/124m", "llama/3.1-8b", "llama/2-70b", "llama/3.2-1b"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gpt2/124m",
+        "llama/3.1-8b",
+        "llama/2-70b",
+        "llama/3.2-1b",
+        "bert/base",
+        "bert/minilm-l6",
+        "t5/small",  # not 1.1: transformers 5 calls every T5's head tied, and files say otherwise
+    ],
+)
 def test_transformers_reads_our_config_as_we_meant_it(name: str) -> None:
     transformers = pytest.importorskip("transformers")
     raw = recipes.write(recipes.find(name))[1]

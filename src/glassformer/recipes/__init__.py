@@ -20,9 +20,11 @@ from .phi import PHI, PHI3
 from .qwen import QWEN2, QWEN3, QWEN3MOE
 from .recipe import Held, Raw, Recipe, tile
 from .starcoder2 import STARCODER2
+from .t5 import T5
+from .vaswani import VASWANI
 
 DECODERS = (GPT2, LLAMA, MIXTRAL, NANOMOE, QWEN2, QWEN3, QWEN3MOE, PHI, PHI3, STARCODER2, GEMMA, GEMMA2)
-BOOK = {recipe.name: recipe for recipe in (GLASS, *DECODERS, BERT)}
+BOOK = {recipe.name: recipe for recipe in (GLASS, *DECODERS, BERT, T5, VASWANI)}
 
 
 def all() -> list[Recipe]:

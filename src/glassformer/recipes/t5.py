@@ -1,0 +1,208 @@
+"""T5, its version 1.1 and Flan-T5: relative biases instead of positions, scores not scaled, RMSNorm before.
+
+The first version ties its head and scales what goes into it; 1.1 gates its MLPs and unties the head.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..config import (
+    MLP,
+    Activation,
+    Attention,
+    Block,
+    Embed,
+    Encoder,
+    EncoderDecoder,
+    GatedMLP,
+    Head,
+    Init,
+    Model,
+    RelativeBias,
+    RMSNorm,
+    Stack,
+    stacks,
+)
+from ..errors import UserError
+from .decoders import ACTIVATIONS, plain_mlp
+from .recipe import Raw, Recipe, Rule, Table
+
+INIT = Init(0.02, 1.0, "plain")
+WHOLE, ENCODER = "T5ForConditionalGeneration", "T5EncoderModel"
+
+# Their words for a feed-forward: gated or not, and its activation.
+PROJECTIONS: dict[str, tuple[bool, Activation]] = {
+    **{name: (False, act) for name, act in ACTIVATIONS.items()},
+    **{f"gated-{name}": (True, act) for name, act in ACTIVATIONS.items()},
+    "gated-gelu": (True, "gelu_tanh"),  # as trained, whatever the word says
+}
+
+
+def t5(dim: int, depth: int, heads: int, head_dim: int, hidden: int) -> EncoderDecoder:
+    """The shape of the first T5: ReLU, a tied head; trained on 512 tokens."""
+    return build(dim, (depth, depth), Attention(heads, head_dim=head_dim, scale=1.0), MLP(hidden, "relu"), tied(dim))
+
+
+def t5_v1_1(dim: int, depth: int, heads: int, hidden: int) -> EncoderDecoder:
+    """The shape of T5 1.1 and Flan-T5: gated GELU, heads of 64, the head a table of its own."""
+    attention = Attention(heads, head_dim=64, scale=1.0)
+    return build(dim, (depth, depth), attention, GatedMLP(hidden, "gelu_tanh"), Head(tied=False))
+
+
+def alone(model: EncoderDecoder) -> Encoder:
+    """Its encoder without the rest: what reads the text for image models and sentence vectors."""
+    return Encoder(model.dim, model.context, model.embed, model.encoder, None, model.init)
+
+
+def tied(dim: int) -> Head:
+    """The first version's head: the embedding's table, of what was scaled down."""
+    return Head(scale=dim**-0.5)
+
+
+def build(
+    dim: int, depths: tuple[int, int], attention: Attention, mlp: MLP | GatedMLP, head: Head, embed: Embed | None = None
+) -> EncoderDecoder:
+    """An encoder and a decoder of these depths with T5's usual biases, norms and dropout."""
+    encoder, decoder = ends(depths, attention, mlp, RMSNorm(), RelativeBias(), 0.1)
+    return EncoderDecoder(dim, 512, embed or Embed(32_128), encoder, decoder, head, INIT)
+
+
+def ends(
+    depths: tuple[int, int],
+    attention: Attention,
+    mlp: MLP | GatedMLP,
+    norm: RMSNorm,
+    position: RelativeBias,
+    dropout: float,
+) -> tuple[Stack, Stack]:
+    """The two stacks; each has one table of biases for all of its blocks."""
+    own, crossed = Block(attention, mlp, norm), Block(attention, mlp, norm, cross=attention)
+    encoder = Stack(depths[0], (own,), position, causal=False, last_norm=norm, dropout=dropout)
+    return encoder, Stack(depths[1], (crossed,), position, last_norm=norm, dropout=dropout)
+
+
+def read(raw: Raw) -> Model:
+    """A T5 config.json as our config; ``dropout_rate`` is the stacks' one dropout.
+
+    Whether the head is tied is read from the weights where they are known: transformers 5 writes
+    ``tie_word_embeddings`` true whatever the model, and keeps the scaling under a word of its own.
+    """
+    raw.only("is_decoder", False, "a T5 decoder here stands beside its encoder")
+    start, pad = raw.value("decoder_start_token_id", None), raw.value("pad_token_id", 0)
+    raw.must(start in (None, pad, raw.value("bos_token_id", pad)), "decoder_start_token_id", "the id of pad or bos")
+    dim, heads = raw.whole("d_model"), raw.whole("num_heads", most=1 << 14)
+    gated, act = raw.choice("feed_forward_proj", PROJECTIONS, "relu")
+    mlp = (GatedMLP if gated else MLP)(raw.whole("d_ff", most=1 << 22), act)
+    depth = raw.whole("num_layers", most=2000)
+    buckets = raw.whole("relative_attention_num_buckets", 32)
+    encoder, decoder = ends(
+        (depth, raw.whole("num_decoder_layers", depth, most=2000)),
+        Attention(heads, head_dim=raw.whole("d_kv", 64, most=1 << 14), scale=1.0),
+        mlp,
+        RMSNorm(raw.number("layer_norm_epsilon", 1e-6, most=1.0)),
+        RelativeBias(buckets, raw.whole("relative_attention_max_distance", 128)),
+        raw.number("dropout_rate", 0.1, most=0.99),
+    )
+    context, embed = raw.whole("n_positions", 512, most=1 << 28), Embed(raw.whole("vocab_size", most=1 << 24))
+    told = raw.flag("tie_word_embeddings", True)
+    own = not told
+    if raw.held is not None:
+        there = raw.holds("lm_head.weight")
+        own = there and not (told and raw.holds("shared.weight") and raw.held.same("lm_head.weight", "shared.weight"))
+    scale = dim**-0.5 if raw.flag("scale_decoder_outputs", told) else 1.0
+    model = EncoderDecoder(dim, context, embed, encoder, decoder, Head(tied=not own, scale=scale), INIT)
+    return alone(model) if (raw.value("architectures", None) or [WHOLE])[0] == ENCODER else model
+
+
+def write(model: Model) -> dict[str, Any]:
+    """Our config as a T5 config.json, as far as that can say it."""
+    if not isinstance(model, Encoder | EncoderDecoder) or not isinstance(model.encoder.position, RelativeBias):
+        raise UserError("The t5 layout holds only encoders, with or without a decoder, that have relative biases.")
+    block, position = model.encoder.pattern[0], model.encoder.position
+    depths = [stack.depth for stack in stacks(model).values()]
+    mlp, attention = plain_mlp(block.feedforward), block.attention
+    names = {said: name for name, said in reversed(PROJECTIONS.items())}
+    kind = (isinstance(mlp, GatedMLP), mlp.act)
+    if kind not in names:
+        raise UserError(f"The t5 layout has no {'gated ' if kind[0] else ''}activation {mlp.act}.")
+    raw = {
+        "architectures": [ENCODER if isinstance(model, Encoder) else WHOLE],
+        "d_model": model.dim,
+        "d_kv": attention.head_dim or model.dim // attention.heads,
+        "d_ff": mlp.hidden,
+        "num_heads": attention.heads,
+        "num_layers": depths[0],
+        "num_decoder_layers": depths[-1],
+        "n_positions": model.context,
+        "vocab_size": model.embed.vocab,
+        "feed_forward_proj": names[kind],
+        "relative_attention_num_buckets": position.buckets,
+        "relative_attention_max_distance": position.distance,
+        "layer_norm_epsilon": block.norm.eps,
+        "dropout_rate": model.encoder.dropout,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "decoder_start_token_id": 0,
+    }
+    if model.head is None:
+        return raw
+    return {**raw, "tie_word_embeddings": model.head.tied, "scale_decoder_outputs": model.head.scale != 1.0}
+
+
+_ATTENTION = {"q": "q", "k": "k", "v": "v", "o": "out"}
+
+
+def table(model: Model) -> Table:
+    """The names of the weights; a gated MLP's differ from a plain one's."""
+    mlp = stacks(model)["encoder"].pattern[0].feedforward
+    wide = {"wi_0": "gate", "wi_1": "up"} if isinstance(mlp, GatedMLP) else {"wi": "up"}
+    rules = [Rule("shared.weight", "embed.token.weight"), Rule("lm_head.weight", "head.proj.weight")]
+    parts = {"SelfAttention": "attn", "EncDecAttention": "cross", "DenseReluDense": "ffn"}
+    for stack, layers in (("encoder", (0, 2)), ("decoder", (0, 1, 2))):
+        for number, layer in enumerate(layers):
+            theirs, ours = list(parts.items())[layer]
+            names = {**wide, "wo": "down"} if ours == "ffn" else _ATTENTION
+            there, here = f"{stack}.block.{{i}}.layer.{number}", f"{stack}.blocks.{{i}}.{ours}"
+            rules += [Rule(f"{there}.{theirs}.{a}.weight", f"{here}.{b}.weight") for a, b in names.items()]
+            rules.append(Rule(f"{there}.layer_norm.weight", f"{here}_norm.weight"))
+        first = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        rules.append(Rule(first, f"{stack}.position.weight"))
+        rules.append(Rule(f"{stack}.final_layer_norm.weight", f"{stack}.last_norm.weight"))
+    twins = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+    return Table(
+        tuple(rules),
+        ignore=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),  # nothing ever read it
+        copies=tuple((name, "shared.weight") for name in (*twins, "lm_head.weight")),
+        renamed=tuple((name, "shared.weight") for name in twins),  # files that keep the table under one of these
+    )
+
+
+_11 = {
+    "small": t5_v1_1(512, 8, 6, 1024),
+    "base": t5_v1_1(768, 12, 12, 2048),
+    "large": t5_v1_1(1024, 24, 16, 2816),
+    "xl": t5_v1_1(2048, 24, 32, 5120),
+    "xxl": t5_v1_1(4096, 24, 64, 10_240),
+}
+
+T5 = Recipe(
+    name="t5",
+    paper="Raffel et al. 2020 (arXiv 1910.10683); Shazeer 2020 (the gates of 1.1); Chung et al. 2022 (Flan)",
+    sizes={
+        "small": t5(512, 6, 8, 64, 2048),
+        "base": t5(768, 12, 12, 64, 3072),
+        "large": t5(1024, 24, 16, 64, 4096),
+        "3b": t5(1024, 24, 32, 128, 16_384),
+        "11b": t5(1024, 24, 128, 128, 65_536),
+        **{f"1.1-{size}": model for size, model in _11.items()},
+        **{f"flan-{size}": model for size, model in _11.items()},
+        **{f"1.1-{size}-encoder": alone(model) for size, model in _11.items()},
+    },
+    architectures=(WHOLE, ENCODER, "T5WithLMHeadModel", "T5Model"),
+    model_type="t5",
+    tokenizer="spiece.model beside the published weights (Unigram, 100 sentinels)",
+    read=read,
+    write=write,
+    weights=table,
+)

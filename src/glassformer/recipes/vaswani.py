@@ -1,0 +1,152 @@
+"""The Transformer of 2017: encoder and decoder, norms after, sines for positions, one table for all three ends.
+
+How it was trained stands in a run file: ``label_smoothing = 0.1``, a schedule of the type ``InverseSqrt`` with 4,000
+steps of warmup, AdamW with betas 0.9 and 0.98; the paper averages the last checkpoints and searches with 4 beams.
+
+Its published layout is Marian's, whose sines come before the cosines (``halves``); the paper, and so the sizes here,
+lets them take turns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ..config import (
+    MLP,
+    Attention,
+    Block,
+    Embed,
+    EncoderDecoder,
+    Head,
+    Init,
+    LayerNorm,
+    Model,
+    Sinusoidal,
+    Stack,
+)
+from ..errors import UserError
+from .decoders import ACTIVATIONS, plain_mlp
+from .recipe import Raw, Recipe, Rule, Table
+
+
+def vaswani(dim: int, depth: int, heads: int, hidden: int, vocab: int, dropout: float) -> EncoderDecoder:
+    """The paper's shape: biases everywhere but in the head, embeddings scaled by sqrt(dim)."""
+    one = Block(Attention(heads, bias=True), MLP(hidden, "relu", bias=True), LayerNorm(), "post")
+    encoder = Stack(depth, (one,), Sinusoidal(), causal=False, dropout=dropout)
+    crossed = replace(one, cross=one.attention)
+    decoder = Stack(depth, (crossed,), Sinusoidal(), dropout=dropout)
+    init = Init(None, dim**-0.5, "plain")
+    return EncoderDecoder(dim, 1024, Embed(vocab, scale=dim**0.5), encoder, decoder, Head(), init)
+
+
+def read(raw: Raw) -> Model:
+    """A Marian config.json as our config; ``dropout`` is the stacks' one dropout, ``head_bias`` a word of our own."""
+    raw.only("share_encoder_decoder_embeddings", True, "both sides share one table here")
+    raw.only("tie_word_embeddings", True, "the head shares that table too")
+    raw.only("normalize_before", False, "norms come after here")
+    raw.only("normalize_embedding", False, "embeddings are not normed here")
+    raw.only("add_final_layer_norm", False, "the stacks end without a norm here")
+    raw.only("static_position_embeddings", True, "positions are sines here")
+    start, pad = raw.value("decoder_start_token_id", None), raw.value("pad_token_id", None)
+    known = pad is None or start in (None, pad, raw.value("bos_token_id", pad))
+    raw.must(known, "decoder_start_token_id", "the id of pad or bos")
+    dim, vocab = raw.whole("d_model"), raw.whole("vocab_size", most=1 << 24)
+    raw.only("decoder_vocab_size", vocab, "both sides share one vocabulary here")
+    dropout, act = raw.number("dropout", 0.1, most=0.99), raw.choice("activation_function", ACTIVATIONS, "gelu")
+
+    def block(side: str) -> Block:
+        attention = Attention(raw.whole(f"{side}_attention_heads", 16, most=1 << 14), bias=True)
+        hidden = raw.whole(f"{side}_ffn_dim", 4096, most=1 << 22)
+        return Block(attention, MLP(hidden, act, bias=True), LayerNorm(), "post")
+
+    waves, crossed = Sinusoidal(halves=True), block("decoder")
+    crossed = replace(crossed, cross=crossed.attention)
+    encoder = Stack(raw.whole("encoder_layers", 12, most=2000), (block("encoder"),), waves, False, dropout=dropout)
+    decoder = Stack(raw.whole("decoder_layers", 12, most=2000), (crossed,), waves, dropout=dropout)
+    std = raw.number("init_std", 0.02, most=10.0)
+    return EncoderDecoder(
+        dim,
+        raw.whole("max_position_embeddings", 1024, most=1 << 28),
+        Embed(vocab, scale=dim**0.5 if raw.flag("scale_embedding", False) else 1.0),
+        encoder,
+        decoder,
+        Head(bias=raw.flag("head_bias", True)),
+        Init(std, std, "plain"),
+    )
+
+
+def write(model: Model) -> dict[str, Any]:
+    """Our config as a Marian config.json, as far as that can say it."""
+    if not isinstance(model, EncoderDecoder) or not isinstance(model.encoder.position, Sinusoidal):
+        raise UserError("The vaswani layout holds only an encoder with a decoder that have sinusoidal positions.")
+    raw: dict[str, Any] = {
+        "d_model": model.dim,
+        "vocab_size": model.embed.vocab,
+        "max_position_embeddings": model.context,
+        "scale_embedding": model.embed.scale != 1.0,
+        "dropout": model.encoder.dropout,
+        "attention_dropout": model.encoder.dropout,
+        "tie_word_embeddings": True,
+        "share_encoder_decoder_embeddings": True,
+        "init_std": 0.02 if model.init.std is None else model.init.std,
+    }
+    names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
+    for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
+        block = stack.pattern[0]
+        mlp, heads = plain_mlp(block.feedforward), block.attention.heads
+        if mlp.act not in names or block.attention.head_dim not in (None, model.dim / heads):
+            raise UserError("The vaswani layout holds only usual activations and heads that share the width evenly.")
+        raw |= {f"{side}_layers": stack.depth, f"{side}_attention_heads": heads, f"{side}_ffn_dim": mlp.hidden}
+        raw["activation_function"] = names[mlp.act]
+    return raw if model.head.bias else {**raw, "head_bias": False}
+
+
+def layout(model: Model) -> Model:
+    """The same model with a bias in its head: what the published files hold."""
+    assert isinstance(model, EncoderDecoder)
+    return replace(model, head=replace(model.head, bias=True))
+
+
+def _rules(stack: str) -> list[Rule]:
+    attention = {f"{name}_proj": name for name in ("q", "k", "v", "out")}
+    parts = {"fc1": "ffn.up", "fc2": "ffn.down", "final_layer_norm": "ffn_norm"}
+    for theirs, ours in (("self_attn", "attn"), ("encoder_attn", "cross")):
+        parts |= {f"{theirs}.{a}": f"{ours}.{b}" for a, b in attention.items()}
+        parts[f"{theirs}_layer_norm"] = f"{ours}_norm"
+    return [
+        Rule(f"model.{stack}.layers.{{i}}.{theirs}.{part}", f"{stack}.blocks.{{i}}.{ours}.{part}")
+        for theirs, ours in parts.items()
+        for part in ("weight", "bias")
+    ]
+
+
+_SHARED = "model.shared.weight"
+_TWINS = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight")
+
+VASWANI = Recipe(
+    name="vaswani",
+    paper="Vaswani et al. 2017, Attention Is All You Need; Junczys-Dowmunt et al. 2018, Marian (the layout)",
+    sizes={
+        "tiny": vaswani(128, 4, 4, 256, 10_000, 0.3),  # Wu et al. 2021 (arXiv 2105.14462), for Multi30k
+        "base": vaswani(512, 6, 8, 2048, 37_000, 0.1),
+        "big": vaswani(1024, 6, 16, 4096, 37_000, 0.3),
+    },
+    architectures=("MarianMTModel",),
+    model_type="marian",
+    tokenizer="train your own, one for both languages",
+    read=read,
+    write=write,
+    weights=Table(
+        (
+            Rule(_SHARED, "embed.token.weight"),
+            *_rules("encoder"),
+            *_rules("decoder"),
+            Rule("final_logits_bias", "head.proj.bias", lift=True),
+        ),
+        ignore=("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight"),  # the sines
+        copies=tuple((name, _SHARED) for name in (*_TWINS, "lm_head.weight")),
+        renamed=tuple((name, _SHARED) for name in _TWINS),
+    ),
+    layout=layout,
+)

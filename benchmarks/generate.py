@@ -175,11 +175,11 @@ def looking(tokens: int, folder: Path) -> Iterator[Contest]:
 
     model, _ = glassformer.load(saved("gpt2", torch.float32, folder))
     prompt, text = torch.tensor(prompts(1, PROMPT)), torch.tensor(prompts(2, 256))
-    pack(model.eval(), None)
+    model.eval()
 
     def decode(patterns: tuple[str, ...]) -> list[list[int]]:
         cache, told = Cache(model), []
-        with torch.no_grad(), packed():
+        with torch.no_grad(), packed(pack(model, None)):
             logits = model(prompt, cache=cache, logits="last").logits
             for _ in range(tokens):
                 told.append(int(logits.argmax()))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..cost import available_memory
 from ..nn import Cache, EncoderDecoder, Memory, Model
-from ..nn.packed import pack, packed
+from ..nn.packed import Copies, pack, packed
 from .prompt import pad_left
 
 MANY = 32  # tokens that repay another look at the weights
@@ -44,7 +44,7 @@ class Reading:
         self.device = next(model.parameters()).device
         self.memory: Memory | None = None
         self.pos: Tensor | None = None
-        self.settled = False  # whether packed weights are there and up to date
+        self.copies: Copies = {}  # packed weights, once they are worth it
 
     def settle(self, new: bool = True) -> None:
         """Prepare for many tokens: on a CPU, weights in the order its kernels read fastest, where memory has room.
@@ -54,8 +54,7 @@ class Reading:
         """
         if self.device.type == "cpu" and not self.model.training:
             room = available_memory() if new else 0
-            pack(self.model, None if room is None else room // 2)
-            self.settled = True
+            self.copies = pack(self.model, None if room is None else room // 2)
 
     def begin(self, starts: Sequence[Sequence[int]], sources: Sequence[Sequence[int]] | None, samples: int) -> Tensor:
         """The logits (B, V) that follow each of ``starts``, every row ``samples`` times over.
@@ -101,7 +100,7 @@ class Reading:
     def _pass(self, tokens: Tensor, pos: Tensor | None) -> Tensor:
         """tokens (B, T) -> fp32 logits (B, V) after the last column."""
         encoded = {} if self.memory is None else {"memory": self.memory}
-        with packed(self.settled):
+        with packed(self.copies):
             logits = self.model(tokens, pos=pos, cache=self.cache, logits="last", **encoded).logits
         last: Tensor = logits[:, -1].float()
         return last

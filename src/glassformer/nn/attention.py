@@ -34,8 +34,8 @@ class Attention(Part):
         self.k = linear(dim, self.kv_heads * self.head_dim, cfg.bias)
         self.v = linear(dim, self.kv_heads * self.head_dim, cfg.bias)
         self.out = linear(self.heads * self.head_dim, dim, cfg.bias if cfg.out_bias is None else cfg.out_bias)
-        self.q_norm = build(cfg.qk_norm, self.head_dim) if cfg.qk_norm else nn.Identity()
-        self.k_norm = build(cfg.qk_norm, self.head_dim) if cfg.qk_norm else nn.Identity()
+        self.q_norm = build(cfg.qk_norm, self.head_dim) if cfg.qk_norm else None
+        self.k_norm = build(cfg.qk_norm, self.head_dim) if cfg.qk_norm else None
 
     def forward(self, x: Tensor, flow: Flow, position: Position, kv: KV | CrossKV | None = None) -> Tensor:
         """x (B, T, C) -> what this layer writes to the stream (B, T, C)."""
@@ -67,17 +67,18 @@ class Attention(Part):
             eager(q, k, v, mask, bias, self.scale, self.softcap, look=look)
         return ENGINES[flow.engine](q, k, v, mask, bias, self.scale, self.softcap, dropout)
 
-    def split(self, x: Tensor, heads: int) -> Tensor:
-        """(B, T, heads * D) -> (B, T, heads, D)."""
-        return x.view(x.shape[0], x.shape[1], heads, self.head_dim)
+    def split(self, x: Tensor, heads: int, norm: nn.Module | None = None) -> Tensor:
+        """(B, T, heads * D) -> (B, heads, T, D), each head's vectors normed."""
+        x = x.view(*x.shape[:2], heads, self.head_dim)
+        return (x if norm is None else norm(x)).transpose(1, 2)
 
     def queries(self, q: Tensor) -> Tensor:
         """Projected (B, T, H * D), as queries (B, H, T, D) before rotation."""
-        return self.q_norm(self.split(q, self.heads)).transpose(1, 2)  # type: ignore[no-any-return]
+        return self.split(q, self.heads, self.q_norm)
 
     def keys_values(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Projected (B, S, K * D), as keys before rotation and values (B, K, S, D)."""
-        return self.k_norm(self.split(k, self.kv_heads)).transpose(1, 2), self.split(v, self.kv_heads).transpose(1, 2)
+        return self.split(k, self.kv_heads, self.k_norm), self.split(v, self.kv_heads)
 
     def from_memory(self, flow: Flow, kv: KV | CrossKV | None) -> tuple[Tensor, Tensor]:
         """The encoder's keys and values, from the cache when it has them."""

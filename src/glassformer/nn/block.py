@@ -18,7 +18,7 @@ class Block(Part):
 
     def __init__(self, cfg: config.Block, dim: int, causal: bool, dropout: float) -> None:
         super().__init__()
-        self.place = cfg.place
+        self.place, self.crosses = cfg.place, cfg.cross is not None
         self.attn_norm = build(cfg.norm, dim)
         self.attn = build(cfg.attention, dim, causal, dropout)
         if cfg.cross is not None:
@@ -42,7 +42,7 @@ class Block(Part):
             x = x + self.drop(self.attn(seen, flow, position, kv)) + self.drop(self.ffn(seen, flow))
         else:
             x = self.residual(x, "attn", flow, position, kv)
-            if hasattr(self, "cross"):
+            if self.crosses:
                 x = self.residual(x, "cross", flow, position, cross_kv)
             x = self.residual(x, "ffn", flow)
         return flow.look(self, "resid", x)

@@ -93,9 +93,9 @@ class KV:
             used = slots.filled - new
             self.k, self.v = (enlarged(x, used, room, dim=2, fill=0) for x in (self.k, self.v))
         if slots.ring is None:
-            self.k[:, :, slots.filled - new : slots.filled] = k
-            self.v[:, :, slots.filled - new : slots.filled] = v
-            return self.k[:, :, : slots.filled], self.v[:, :, : slots.filled]
+            self.k.narrow(2, slots.filled - new, new).copy_(k)
+            self.v.narrow(2, slots.filled - new, new).copy_(v)
+            return self.k.narrow(2, 0, slots.filled), self.v.narrow(2, 0, slots.filled)
         assert slots.index is not None
         width = slots.k_pos.shape[1]
         old_k, old_v = self.k[:, :, : width - new], self.v[:, :, : width - new]

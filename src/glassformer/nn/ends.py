@@ -78,7 +78,7 @@ class Head(Part):
 
     def forward(self, hidden: Tensor, embed: Embed) -> Tensor:
         """hidden (..., C) -> logits (..., V)."""
-        logits = product(self.prepare(hidden), self.table(embed), self.proj.bias)
+        logits = product(self.prepare(hidden), self.holder(embed), self.proj.bias)
         if self.softcap is not None:
             logits = self.softcap * torch.tanh(logits / self.softcap)
         return logits
@@ -92,4 +92,9 @@ class Head(Part):
 
     def table(self, embed: Embed) -> Tensor:
         """A vector for each token of the vocabulary, (V, C): the head's own, or the embedding's when tied."""
-        return embed.token.weight if self.proj.weight is None else self.proj.weight
+        weight: Tensor = self.holder(embed).weight
+        return weight
+
+    def holder(self, embed: Embed) -> nn.Module:
+        """The module whose weight the table is."""
+        return embed.token if self.proj.weight is None else self.proj

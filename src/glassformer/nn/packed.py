@@ -18,31 +18,53 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-Group: TypeAlias = tuple[Tensor, ...]  # weights that are multiplied with the same x
+Group: TypeAlias = tuple[nn.Module, ...]  # layers that multiply the same x
 Place: TypeAlias = tuple[int, int, torch.dtype]
 ROWS = 32  # the batch that the layout is chosen for; any from 2 to thousands gives the same one
-
-_used: ContextVar[bool] = ContextVar("_used", default=False)
 
 
 @dataclass(frozen=True)
 class Packed:
-    """The copy in the blocked order of one weight or of several under each other, and what was known of them."""
+    """The weights of a group under each other in the blocked order, their biases, and what was known of them."""
 
     matrix: Tensor
+    bias: Tensor | None
     rows: list[int]
-    places: tuple[Place, ...]
+    places: list[Place]
     content: int
 
+    @staticmethod
+    def of(group: Group) -> Packed:
+        """A copy made now."""
+        whole, bias = join([layer.weight for layer in group]), [getattr(layer, "bias", None) for layer in group]
+        matrix = torch.ops.mkldnn._reorder_linear_weight(whole, ROWS)
+        rows = [layer.weight.shape[0] for layer in group]
+        return Packed(matrix, None if bias[0] is None else join(bias), rows, places(group), content(group))
 
-def place(weight: Tensor) -> Place:
-    """Where a weight lies and how often it was written to; some fused optimizers do not count."""
-    return weight.data_ptr(), weight._version, weight.dtype
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x (..., C) times the matrix, plus the bias."""
+        y: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self.matrix, bias, "none", [], "")
+        return y
 
 
-def content(weights: Group) -> int:
+def join(parts: Sequence[Tensor]) -> Tensor:
+    """One tensor with the rows of all."""
+    return (parts[0] if len(parts) == 1 else torch.cat(list(parts))).detach()
+
+
+Copies: TypeAlias = dict[Group, Packed]
+_used: ContextVar[Copies] = ContextVar("_used", default={})
+
+
+def places(group: Group) -> list[Place]:
+    """Where each weight and bias lies and how often it was written to; some fused optimizers do not count."""
+    held = [tensor for layer in group for tensor in layer._parameters.values() if tensor is not None]
+    return [(tensor.data_ptr(), tensor._version, tensor.dtype) for tensor in held]
+
+
+def content(group: Group) -> int:
     """The sum of all bits, at the speed of the memory."""
-    return sum(int(weight.detach().view(-1).view(torch.int64).sum()) for weight in weights)
+    return sum(int(layer.weight.detach().view(-1).view(torch.int64).sum()) for layer in group)
 
 
 class Linear(nn.Linear):
@@ -54,46 +76,39 @@ class Linear(nn.Linear):
         """Nothing: drawing twice would take time."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return product(x, self.weight, self.bias)
-
-
-def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x (..., C) times the weight (N, C), plus the bias (N): (..., N)."""
-    held = usable(x, (weight,))
-    if held is None:
-        return F.linear(x, weight, bias)
-    y: Tensor = torch.ops.mkldnn._linear_pointwise(x, held.matrix, bias, "none", [], "")
-    return y
+        held = usable(x, (self,))
+        return F.linear(x, self.weight, self.bias) if held is None else held(x, self.bias)
 
 
 def together(x: Tensor, *layers: Linear) -> Sequence[Tensor]:
     """What each of the layers makes of x, in one product where they were packed under each other."""
-    held = usable(x, tuple([layer.weight for layer in layers]))
-    if held is None:
-        return [layer(x) for layer in layers]
-    bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
-    y: Tensor = torch.ops.mkldnn._linear_pointwise(x, held.matrix, bias, "none", [], "")
-    return torch.split(y, held.rows, -1)
+    held = usable(x, layers)
+    return [layer(x) for layer in layers] if held is None else held(x, held.bias).split(held.rows, -1)
 
 
-def usable(x: Tensor, weights: Group) -> Packed | None:
-    """The packed copy of these weights, when it may stand for them."""
+def usable(x: Tensor, group: Group) -> Packed | None:
+    """The packed copy of these layers, when it may stand for them."""
     if torch.compiler.is_compiling():
         return None
-    held: Packed | None = getattr(weights[0], "packed", None)
-    if held is None:
-        return None
+    held = _used.get().get(group)
+    if held is not None and x.dtype == held.matrix.dtype and x.numel():
+        return held
     if torch.is_grad_enabled():
-        weights[0].packed = None  # type: ignore[attr-defined]  # a training needs the memory
-        return None
-    same = held.places == tuple([place(weight) for weight in weights])
-    return held if same and _used.get() and x.dtype == weights[0].dtype and x.numel() else None
+        group[0].weight.packed = None  # type: ignore[attr-defined]  # a training needs the memory
+    return None
+
+
+def product(x: Tensor, layer: nn.Module, bias: Tensor | None) -> Tensor:
+    """x (..., C) times the weight (N, C) of a layer or a table, plus the bias (N): (..., N)."""
+    held = usable(x, (layer,))
+    return F.linear(x, layer.weight, bias) if held is None else held(x, bias)  # type: ignore[arg-type]
 
 
 @contextmanager
-def packed(use: bool = True) -> Iterator[None]:
-    """Products may use packed copies meanwhile; ``pack`` has just seen to it that they are up to date."""
-    before = _used.set(use)
+def packed(copies: Copies) -> Iterator[None]:
+    """Products without gradients may use these copies meanwhile, if no weight has changed since ``pack`` made them."""
+    fresh = all([held.places == places(group) for group, held in copies.items()]) and not torch.is_grad_enabled()
+    before = _used.set(copies if fresh else {})
     try:
         yield
     finally:
@@ -101,43 +116,42 @@ def packed(use: bool = True) -> Iterator[None]:
 
 
 def packable(model: nn.Module) -> Iterator[Group]:
-    """The weights of ``model`` that products read, on a processor whose kernels gain by it; joined ones together."""
+    """The layers of ``model`` that multiply, on a processor whose kernels gain by copies; joined ones together."""
     if platform.machine() not in ("x86_64", "AMD64") or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return
     kinds = {torch.float32, torch.bfloat16} if torch.ops.mkldnn._is_mkldnn_bf16_supported() else {torch.float32}
-    joined = [[getattr(module, name) for name in getattr(module, "joined", ())] for module in model.modules()]
+    joined = [tuple(getattr(module, name) for name in getattr(module, "joined", ())) for module in model.modules()]
     members = {layer for layers in joined for layer in layers}
-    alone = [[module] for module in model.modules() if isinstance(module, Linear) and module not in members]
-    pure = [layers for layers in joined + alone if layers and not any(layer.beside for layer in layers)]
-    found: list[Group] = [tuple(layer.weight for layer in layers) for layers in pure]
+    alone = [(module,) for module in model.modules() if isinstance(module, Linear) and module not in members]
     head = getattr(model, "head", None)
-    if head is not None:
-        found.append((head.table(model.embed),))
-    for group in found:
-        whole = all(weight.is_contiguous() and weight.nbytes % 8 == 0 and not weight.is_inference() for weight in group)
-        if whole and group[0].dtype in kinds and group[0].device.type == "cpu":
+    ends = [] if head is None else [(head.holder(model.embed),)]
+    pure = [layers for layers in joined + alone if layers and not any(layer.beside for layer in layers)]
+    for group in pure + ends:
+        weights = [layer.weight for layer in group]
+        whole = all(
+            weight.is_contiguous() and weight.nbytes % 8 == 0 and not weight.is_inference() for weight in weights
+        )
+        if whole and weights[0].dtype in kinds and weights[0].device.type == "cpu":
             yield group
 
 
-def pack(model: nn.Module, room: int | None) -> None:
-    """Give the matrices of ``model`` up-to-date copies, unless together the new ones take more than ``room`` bytes."""
-    stale = []
+def pack(model: nn.Module, room: int | None) -> Copies:
+    """Up-to-date copies of the matrices of ``model``; those there are if the new ones take more than ``room`` bytes."""
+    kept, stale = {}, []
     for group in packable(model):
-        held: Packed | None = getattr(group[0], "packed", None)
-        places = tuple([place(weight) for weight in group])
-        if held is None or held.places != places or held.content != content(group):
-            group[0].packed = None  # type: ignore[attr-defined]
+        held: Packed | None = getattr(group[0].weight, "packed", None)
+        if held is not None and held.places == places(group) and held.content == content(group):
+            kept[group] = held
+        else:
+            group[0].weight.packed = None  # type: ignore[attr-defined]
             stale.append(group)
-    if room is None or sum(weight.nbytes for group in stale for weight in group) <= room:
+    if room is None or sum(layer.weight.nbytes for group in stale for layer in group) <= room:
         for group in stale:
-            whole = (group[0] if len(group) == 1 else torch.cat(group)).detach()
-            matrix = torch.ops.mkldnn._reorder_linear_weight(whole, ROWS)
-            rows = [weight.shape[0] for weight in group]
-            held = Packed(matrix, rows, tuple([place(weight) for weight in group]), content(group))
-            group[0].packed = held  # type: ignore[attr-defined]
+            kept[group] = group[0].weight.packed = Packed.of(group)
+    return kept
 
 
 def unpack(model: nn.Module) -> None:
     """Let go of every packed copy."""
     for group in packable(model):
-        group[0].packed = None  # type: ignore[attr-defined]
+        group[0].weight.packed = None  # type: ignore[attr-defined]

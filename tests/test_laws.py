@@ -275,7 +275,8 @@ def test_every_parameter_of_every_family_gets_a_gradient() -> None:
         model = build_model(config, seed=1)
         with torch.enable_grad():
             out = model(tokens(), tokens(3, 9)) if isinstance(model, EncoderDecoder) else model(tokens())
-            (out.logits.float().logsumexp(-1).sum() + sum(out.aux.values(), torch.zeros(()))).backward()
+            pooled = torch.zeros(()) if out.pooled is None else out.pooled.float().square().sum()
+            (out.logits.float().logsumexp(-1).sum() + pooled + sum(out.aux.values(), torch.zeros(()))).backward()
         lost = [path for path, weight in model.named_parameters() if weight.grad is None]
         assert not lost, (name, lost)
 

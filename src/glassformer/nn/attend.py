@@ -84,7 +84,7 @@ def sdpa(
     if softcap is not None:
         return eager(q, k, v, mask, bias, scale, softcap, dropout)  # no fused kernel caps scores
     if bias is None and _blocks_pay(q, k, dropout):
-        return blocks(q, k, v, mask, bias, scale, dropout=dropout)
+        return blocks(q, k, v, mask, bias, scale, None, dropout)
     fast = mask.fast if bias is None else None
     if fast == "none" and q.shape[1] != k.shape[1] and dropout == 0:
         folded = q.reshape(q.shape[0], k.shape[1], -1, q.shape[-1])  # a group's queries side by side: (B, K, H/K*T, D)

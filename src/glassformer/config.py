@@ -165,6 +165,7 @@ class Block:
             not (self.place == "parallel" and self.cross),
             'Block.place "parallel" has no cross-attention; use "pre", "post" or "sandwich".',
         )
+        need(self.cross is None or self.cross.see == Full(), "Block.cross.see has no meaning; leave it full.")
 
 
 @dataclass(frozen=True)

@@ -305,7 +305,7 @@ def _rule(node: ast.expr) -> See:
     given = dict(zip(names, call.args, strict=False)) | {word.arg or "": word.value for word in call.keywords}
     numbers = {key: value.value for key, value in given.items() if isinstance(value, ast.Constant)}
     whole = all(type(value) is int for value in numbers.values()) and len(numbers) == len(given)
-    known = given.keys() <= set(names) and len(call.args) <= len(names)
+    known = given.keys() <= set(names) and len(given) == len(call.args) + len(call.keywords)
     needed = {field.name for field in fields(kind) if field.default is MISSING}
     need(
         whole and known and needed <= given.keys(), f'"{ast.unparse(node)}" does not fit; write {form}, whole numbers.'

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .. import config
 from ..errors import need
-from ..nn.mask import Mask, visited
+from ..nn.mask import CHUNK, Mask, visited
 from ..positions import RULES, read_rule
 
 EXAMPLES = {
@@ -121,24 +121,21 @@ def picture(name: str, length: int = 24, most: int = 64) -> Picture:
     if scene in SCENES:
         both, before = (_scene(scene, length, causal).dense()[0, 0] for causal in (False, scene != "cross"))
         counts = int(both.sum()), int(before.sum())
-        drawn, scale = _shrink(both.int() + before.int(), most)
-        return Picture(scene, length, drawn, scale, *counts)
+        scale = -(-length // most)
+        return Picture(scene, length, _shrink(both.int() + before.int(), scale), scale, *counts)
     see = read_rule(EXAMPLES.get(scene, name))
     encoder, decoder = visited(see, length, causal=False), visited(see, length, causal=True)
-    pos = torch.arange(length)[None]
-    scale = -(-length // most)
+    pos, scale = torch.arange(length)[None], -(-length // most)
     rows = []
-    for part in torch.split(pos, scale, dim=1):  # a row of cells at a time
+    for part in torch.split(pos, scale * max(1, CHUNK // (scale * length)), dim=1):  # whole rows of cells at a time
         both, before = (Mask(part, pos, causal, see).dense()[0, 0] for causal in (False, True))
-        cells = torch.where(before, SEEN, torch.where(both, LATER, NEVER)).amax(0)
-        rows.append(torch.stack([some.max() for some in torch.split(cells, scale)]))
-    return Picture(str(see), length, torch.stack(rows), scale, encoder, decoder)
+        rows.append(_shrink(torch.where(before, SEEN, torch.where(both, LATER, NEVER)), scale))
+    return Picture(str(see), length, torch.cat(rows), scale, encoder, decoder)
 
 
-def _shrink(cells: Tensor, most: int) -> tuple[Tensor, int]:
+def _shrink(cells: Tensor, scale: int) -> Tensor:
     """One cell for every square of ``scale`` pairs a side: the most that any of them is."""
-    scale = -(-len(cells) // most)
-    return torch.nn.functional.max_pool2d(cells[None].float(), scale, ceil_mode=True)[0].long(), scale
+    return torch.nn.functional.max_pool2d(cells[None].float(), scale, ceil_mode=True)[0].long()
 
 
 def _scene(name: str, length: int, causal: bool) -> Mask:

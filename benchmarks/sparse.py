@@ -1,0 +1,114 @@
+"""Attention that visits few pairs beside PyTorch's dense kernel: forward and backward, taking turns.
+
+    python benchmarks/sparse.py --length 8192 --rule "window(256)" --rule "strided(128)"
+
+Dense is `scaled_dot_product_attention(is_causal=True)`, the fastest dense causal kernel of PyTorch, which knows that
+half of the pairs are not needed. Ours is what `sdpa` of nn/attend.py chooses by itself, its plan made anew each time.
+Memory is the most that the process held above what it held before, in a process of its own for each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from glassformer import config
+from glassformer.nn import Mask, attend
+from glassformer.nn.mask import visited
+from glassformer.positions import read_rule
+
+RULES = ("window(256)", "strided(128)", "fixed(128, 8)")
+
+
+def given(options: argparse.Namespace, length: int) -> list[Tensor]:
+    """Queries, keys and values (1, heads, length, dim) that want a gradient."""
+    shape = (1, options.heads, length, options.dim)
+    return [torch.randn(shape, dtype=getattr(torch, options.dtype), requires_grad=True) for _ in range(3)]
+
+
+def dense(inputs: list[Tensor]) -> None:
+    """PyTorch's causal kernel, forward and backward."""
+    F.scaled_dot_product_attention(*inputs, is_causal=True).sum().backward()
+
+
+def ours(inputs: list[Tensor], see: config.See) -> None:
+    """What the library does for a causal layer with this rule, forward and backward, its mask made anew."""
+    pos = torch.arange(inputs[0].shape[2])[None]
+    mask = Mask(pos, pos, causal=True, see=see, plain=True)
+    attend.sdpa(*inputs, mask, None, inputs[0].shape[-1] ** -0.5).sum().backward()
+    assert mask._dense is None, "a dense mask was built"
+
+
+def seconds(work: Callable[[], None]) -> float:
+    """How long it takes by the wall clock."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def peak(options: argparse.Namespace, length: int, rule: str) -> float:
+    """MiB that one forward and backward pass adds to a fresh process ("" is dense)."""
+    words = [sys.executable, __file__, "--peak", rule, "--length", str(length)]
+    words += ["--heads", str(options.heads), "--dim", str(options.dim), "--dtype", options.dtype]
+    return float(json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout))
+
+
+def measure_peak(options: argparse.Namespace) -> None:
+    """The child's part: print the MiB added."""
+    small = given(options, 600)
+    dense(small)
+    ours(small, config.Window(32))  # libraries are loaded before the first reading
+    inputs = given(options, options.length[0])
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    dense(inputs) if not options.peak else ours(inputs, read_rule(options.peak))
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+
+
+def main() -> None:
+    """Print one row for each length and rule."""
+    reader = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    reader.add_argument("--length", type=int, action="append", help="tokens in a row; may be given several times")
+    reader.add_argument("--rule", action="append", help=f"may be given several times ({', '.join(RULES)})")
+    reader.add_argument("--heads", type=int, default=8)
+    reader.add_argument("--dim", type=int, default=64, help="of a head")
+    reader.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
+    reader.add_argument("--rounds", type=int, default=3, help="of taking turns; the medians are printed")
+    reader.add_argument("--peak", help=argparse.SUPPRESS)
+    options = reader.parse_args()
+    options.length = options.length or [2048, 8192]
+    if options.peak is not None:
+        return measure_peak(options)
+    print(f"{options.heads} heads of {options.dim}, {options.dtype}, {torch.get_num_threads()} threads, causal")
+    print(
+        f"{'tokens':>7} {'rule':24} {'pairs':>12} {'of causal':>9} {'dense s':>8} {'ours s':>8} {'faster':>7}", end=""
+    )
+    print(f" {'dense MiB':>9} {'ours MiB':>8}")
+    for length in options.length:
+        inputs = given(options, length)
+        dense_memory = peak(options, length, "")
+        for rule in options.rule or RULES:
+            see = read_rule(rule)
+            ours(inputs, see)
+            turns = [
+                (seconds(lambda: dense(inputs)), seconds(lambda: ours(inputs, see))) for _ in range(options.rounds)
+            ]
+            theirs, own = (statistics.median(side) for side in zip(*turns, strict=True))
+            pairs = visited(see, length, causal=True)
+            share = pairs / (length * (length + 1) / 2)
+            print(f"{length:>7} {rule:24} {pairs:>12,} {share:>9.1%} {theirs:>8.3f} {own:>8.3f}", end="")
+            print(f" {theirs / own:>6.1f}x {dense_memory:>9.0f} {peak(options, length, rule):>8.0f}", flush=True)
+    return None
+
+
+if __name__ == "__main__":
+    main()

@@ -68,7 +68,11 @@ def test_changed_weight_is_used_as_it_is_now() -> None:
         with packed(copies):
             plain = model(tokens).logits
         assert torch.equal(model(tokens).logits, plain)
+        model.decoder.blocks[0].attn.v.bias.data.add_(1)  # unnoticed
         copies = pack(model, None)
+        with packed(copies):
+            plain = model(tokens).logits
+        torch.testing.assert_close(model(tokens).logits, plain, atol=1e-5, rtol=1e-5)
         model.load_state_dict(build_model(model.config, seed=1).state_dict())
         with packed(copies):
             plain = model(tokens).logits

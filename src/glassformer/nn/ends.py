@@ -13,7 +13,7 @@ from .build import build, builds
 from .feedforward import ACTIVATIONS
 from .flow import Flow, Part
 from .linear import linear
-from .packed import product
+from .packed import product, weight
 
 
 @builds(config.Embed)
@@ -92,8 +92,7 @@ class Head(Part):
 
     def table(self, embed: Embed) -> Tensor:
         """A vector for each token of the vocabulary, (V, C): the head's own, or the embedding's when tied."""
-        weight: Tensor = self.holder(embed).weight
-        return weight
+        return weight(self.holder(embed))  # type: ignore[no-any-return]
 
     def holder(self, embed: Embed) -> nn.Module:
         """The module whose weight the table is."""

@@ -11,8 +11,8 @@ import platform
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -36,10 +36,9 @@ class Packed:
     @staticmethod
     def of(group: Group) -> Packed:
         """A copy made now."""
-        whole, bias = join([layer.weight for layer in group]), [getattr(layer, "bias", None) for layer in group]
-        matrix = torch.ops.mkldnn._reorder_linear_weight(whole, ROWS)
-        rows = [layer.weight.shape[0] for layer in group]
-        return Packed(matrix, None if bias[0] is None else join(bias), rows, places(group), content(group))
+        matrix = torch.ops.mkldnn._reorder_linear_weight(join([weight(layer) for layer in group]), ROWS)
+        rows = [weight(layer).shape[0] for layer in group]
+        return Packed(matrix, biases(group), rows, places(group), content(group))
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x (..., C) times the matrix, plus the bias."""
@@ -47,13 +46,25 @@ class Packed:
         return y
 
 
-def join(parts: Sequence[Tensor]) -> Tensor:
+def weight(layer: nn.Module) -> Any:
+    """Its matrix: a parameter, which may carry a copy as ``packed``."""
+    return layer.weight
+
+
+def join(parts: list[Any]) -> Tensor:
     """One tensor with the rows of all."""
-    return (parts[0] if len(parts) == 1 else torch.cat(list(parts))).detach()
+    return (parts[0] if len(parts) == 1 else torch.cat(parts)).detach()
+
+
+def biases(group: Group) -> Tensor | None:
+    """The biases of the group's products, under each other."""
+    parts = [getattr(layer, "bias", None) for layer in group]
+    return join(parts) if isinstance(parts[0], Tensor) else None
 
 
 Copies: TypeAlias = dict[Group, Packed]
-_used: ContextVar[Copies] = ContextVar("_used", default={})
+NONE: Copies = {}
+_used: ContextVar[Copies] = ContextVar("_used", default=NONE)
 
 
 def places(group: Group) -> list[Place]:
@@ -64,7 +75,7 @@ def places(group: Group) -> list[Place]:
 
 def content(group: Group) -> int:
     """The sum of all bits, at the speed of the memory."""
-    return sum(int(layer.weight.detach().view(-1).view(torch.int64).sum()) for layer in group)
+    return sum(int(weight(layer).detach().view(-1).view(torch.int64).sum()) for layer in group)
 
 
 class Linear(nn.Linear):
@@ -83,32 +94,31 @@ class Linear(nn.Linear):
 def together(x: Tensor, *layers: Linear) -> Sequence[Tensor]:
     """What each of the layers makes of x, in one product where they were packed under each other."""
     held = usable(x, layers)
-    return [layer(x) for layer in layers] if held is None else held(x, held.bias).split(held.rows, -1)
+    return [layer(x) for layer in layers] if held is None else torch.split(held(x, held.bias), held.rows, -1)
 
 
 def usable(x: Tensor, group: Group) -> Packed | None:
     """The packed copy of these layers, when it may stand for them."""
     if torch.compiler.is_compiling():
         return None
-    held = _used.get().get(group)
-    if held is not None and x.dtype == held.matrix.dtype and x.numel():
-        return held
     if torch.is_grad_enabled():
-        group[0].weight.packed = None  # type: ignore[attr-defined]  # a training needs the memory
-    return None
+        if getattr(weight(group[0]), "packed", None) is not None:
+            weight(group[0]).packed = None  # a training needs the memory
+        return None
+    held = _used.get().get(group)
+    return held if held is not None and x.dtype == held.matrix.dtype and x.numel() else None
 
 
 def product(x: Tensor, layer: nn.Module, bias: Tensor | None) -> Tensor:
     """x (..., C) times the weight (N, C) of a layer or a table, plus the bias (N): (..., N)."""
     held = usable(x, (layer,))
-    return F.linear(x, layer.weight, bias) if held is None else held(x, bias)  # type: ignore[arg-type]
+    return F.linear(x, weight(layer), bias) if held is None else held(x, bias)
 
 
 @contextmanager
 def packed(copies: Copies) -> Iterator[None]:
     """Products without gradients may use these copies meanwhile, if no weight has changed since ``pack`` made them."""
-    fresh = all([held.places == places(group) for group, held in copies.items()]) and not torch.is_grad_enabled()
-    before = _used.set(copies if fresh else {})
+    before = _used.set(copies if all(held.places == places(group) for group, held in copies.items()) else NONE)
     try:
         yield
     finally:
@@ -127,9 +137,9 @@ def packable(model: nn.Module) -> Iterator[Group]:
     ends = [] if head is None else [(head.holder(model.embed),)]
     pure = [layers for layers in joined + alone if layers and not any(layer.beside for layer in layers)]
     for group in pure + ends:
-        weights = [layer.weight for layer in group]
-        whole = all(
-            weight.is_contiguous() and weight.nbytes % 8 == 0 and not weight.is_inference() for weight in weights
+        weights = [weight(layer) for layer in group if "weight" in layer._parameters]  # not one computed anew each time
+        whole = len(weights) == len(group) and all(
+            matrix.is_contiguous() and matrix.nbytes % 8 == 0 and not matrix.is_inference() for matrix in weights
         )
         if whole and weights[0].dtype in kinds and weights[0].device.type == "cpu":
             yield group
@@ -137,21 +147,22 @@ def packable(model: nn.Module) -> Iterator[Group]:
 
 def pack(model: nn.Module, room: int | None) -> Copies:
     """Up-to-date copies of the matrices of ``model``; those there are if the new ones take more than ``room`` bytes."""
-    kept, stale = {}, []
+    kept: Copies = {}
+    stale = []
     for group in packable(model):
-        held: Packed | None = getattr(group[0].weight, "packed", None)
+        held: Packed | None = getattr(weight(group[0]), "packed", None)
         if held is not None and held.places == places(group) and held.content == content(group):
-            kept[group] = held
+            kept[group] = replace(held, bias=biases(group))  # a bias is small: copied every time
         else:
-            group[0].weight.packed = None  # type: ignore[attr-defined]
+            weight(group[0]).packed = None
             stale.append(group)
-    if room is None or sum(layer.weight.nbytes for group in stale for layer in group) <= room:
+    if room is None or sum(weight(layer).nbytes for group in stale for layer in group) <= room:
         for group in stale:
-            kept[group] = group[0].weight.packed = Packed.of(group)
+            kept[group] = weight(group[0]).packed = Packed.of(group)
     return kept
 
 
 def unpack(model: nn.Module) -> None:
     """Let go of every packed copy."""
     for group in packable(model):
-        group[0].weight.packed = None  # type: ignore[attr-defined]
+        weight(group[0]).packed = None

@@ -14,5 +14,6 @@ VERBS = (
     "cost",
     "data",
     "convert",
+    "average",
 )
 """In the order of ``glassformer --help``; the name of the file is the name of the verb."""

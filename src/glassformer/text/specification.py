@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..errors import UserError
 
@@ -158,6 +158,21 @@ def opened_by(name: str, id: int) -> Spec:
     known = {name: {"id": name, "ids": [id], "tokens": [name]}}
     pair = [token, first, token, second]
     return {"type": "TemplateProcessing", "single": [token, first], "pair": pair, "special_tokens": known}
+
+
+Place: TypeAlias = tuple[int | None, int, int]  # which text, or None for a token of its own, its id, its segment
+
+
+def framed_by(one: Sequence[Place], two: Sequence[Place], names: Sequence[str]) -> Spec:
+    """A post-processor that puts the same around a text and around two as these places do."""
+    known = {names[id]: {"id": names[id], "ids": [id], "tokens": [names[id]]} for text, id, _ in two if text is None}
+
+    def template(places: Sequence[Place]) -> list[Spec]:
+        kinds = (("SpecialToken", names[id]) if text is None else ("Sequence", "AB"[text]) for text, id, _ in places)
+        return [{kind: {"id": n, "type_id": place[2]}} for (kind, n), place in zip(kinds, places, strict=True)]
+
+    templates = {"single": template(one), "pair": template(two)}
+    return {"type": "TemplateProcessing", **templates, "special_tokens": known}
 
 
 def frame(spec: Spec, source: str, pair: bool) -> list[tuple[int | None, int, int]]:

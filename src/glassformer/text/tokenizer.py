@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import files
 from ..errors import UserError
-from .specification import Roles, Spec, canonical, frame, load, opened_by, reason, roles_of, without_specials
+from .specification import Roles, Spec, canonical, frame, framed_by, load, opened_by, reason, roles_of, without_specials
 from .stream import Stream, reader
 
 if TYPE_CHECKING:
@@ -273,13 +273,15 @@ class Tokenizer:
     def save(self, folder: str | Path) -> None:
         """Write tokenizer.json and tokenizer_config.json into a folder, as `transformers` opens them.
 
-        There too a text then begins with bos, if it does here.
+        There too a text then begins with bos, if it does here, or stands between cls and sep.
         """
         folder = Path(folder)
         parts = {f"{part}_token": name for part, name in self.roles.items()}
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **parts}
         spec = self._spec
-        if not spec.get("post_processor") and self.bos != self.eos and self.bos is not None:
+        if not spec.get("post_processor") and self.cls is not None and self.sep is not None:
+            spec = {**spec, "post_processor": framed_by(*self._frames, self._names)}
+        elif not spec.get("post_processor") and self.bos != self.eos and self.bos is not None:
             spec = {**spec, "post_processor": opened_by(str(self.roles["bos"]), self.bos)}
         files.write(folder / "tokenizer.json", json.dumps(spec, ensure_ascii=False))
         files.write(folder / "tokenizer_config.json", json.dumps(settings, indent=1, ensure_ascii=False) + "\n")

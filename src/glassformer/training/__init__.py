@@ -1,5 +1,6 @@
 """Training: a generator of steps, and the hooks that consume them."""
 
+from .checkpoint import average
 from .data import Batch, Batches, every_token_once
 from .launch import Ended, planned, run
 from .loop import State, Step, train
@@ -19,6 +20,7 @@ __all__ = [
     "Plan",
     "State",
     "Step",
+    "average",
     "every_token_once",
     "factor",
     "make_plan",

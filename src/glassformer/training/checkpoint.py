@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from .. import files, serial, store, tensorfiles
-from ..errors import UserError
+from ..errors import UserError, need
+from ..nn import lora
 from .loop import State
 
 STEP = re.compile(r"step-(\d{6,})")
@@ -40,8 +41,11 @@ def save(folder: Path, state: State, tokenizer: Any = None) -> Path:
             if not bool(torch.isfinite(tensor).all()):
                 raise UserError(f'The weights of "{name}" are not finite; nothing was saved, use the last checkpoint.')
         with files.write_folder(path) as beside:
-            store.save(state.model, beside, tokenizer, layout="glassformer")
-            _write(beside / "state.safetensors", {**state.optimizer.state(), **_random_tensors()})
+            store.save(state.model, beside, tokenizer, layout="glassformer", labels=state.labels, base=state.base)
+            kept = {**state.optimizer.state(), **_random_tensors()}
+            if lora.adapted(state.model):  # an adapter's own file names its tensors as others do
+                kept |= {f"weight:{name}": weight.detach() for name, weight in lora.trained(state.model)}
+            _write(beside / "state.safetensors", kept)
             (beside / "state.json").write_text(json.dumps(_facts(state), default=_plain) + "\n")
     files.write(folder / "last", path.name + "\n")
     return path
@@ -53,22 +57,27 @@ def restore(path: Path, state: State) -> dict[str, Any]:
     Raises UserError when it is broken or another model's; ``state`` may then be half filled: build it anew.
     """
     facts = read_json(path / "state.json")
-    there, here = store.read_config(path).config, state.model.config
-    differs = difference(serial.to_dict(there), serial.to_dict(here))
+    differs = difference(serial.to_dict(store.read_config(path).config), serial.to_dict(state.model.config))
     if differs:
         raise UserError(f"{path} is a checkpoint of another model: {differs}; give the same config or another folder.")
-    weights, mine = tensorfiles.open_files(path), dict(state.model.named_parameters())
-    shapes = {name: list(entry.shape) for name, entry in weights.entries.items()}
-    differs = difference(shapes, {name: list(tensor.shape) for name, tensor in mine.items()})
-    if differs:
-        raise UserError(f"{path} holds another model's weights: the shape of {differs}; use another checkpoint.")
-    with torch.no_grad():
-        for name, tensor in mine.items():
-            tensor.copy_(weights.read(name))
+    if facts.get("content") != state.content:
+        raise UserError(f"{state.base} has other weights than when {path} was made; put back those it began with.")
     saved = path / "state.safetensors"
     kept = tensorfiles.Files(path, tensorfiles.read_header(saved))
     tensors = {name: kept.read(name) for name in kept.entries}
     randoms = {name: tensors.pop(name) for name in list(tensors) if name.startswith("random:")}
+    weights = {name[7:]: tensors.pop(name) for name in list(tensors) if name.startswith("weight:")}
+    if not weights:
+        held = tensorfiles.open_files(path)
+        weights = {name: held.read(name) for name in held.entries}
+    mine = dict(state.model.named_parameters() if state.base is None else lora.trained(state.model))
+    here, there = ({name: list(tensor.shape) for name, tensor in side.items()} for side in (mine, weights))
+    differs = difference(there, here)
+    if differs:
+        raise UserError(f"{path} holds another model's weights: the shape of {differs}; use another checkpoint.")
+    with torch.no_grad():
+        for name, tensor in mine.items():
+            tensor.copy_(weights[name])
     state.optimizer.restore(tensors)
     try:
         state.step, state.tokens, state.bad = facts["step"], facts["tokens"], facts["bad"]
@@ -109,6 +118,28 @@ def tidy(folder: Path) -> None:
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 
+def average(folder: Path, last: int) -> tuple[Any, Any, tuple[str, ...]]:
+    """A model of the mean weights of a run's ``last`` checkpoints, in fp32; the tokenizer and labels of the newest.
+
+    Raises UserError where fewer are kept. (Vaswani et al. 2017, section 6.1)
+    """
+    need(last > 0, f"--last is {last}; give a number of checkpoints above 0.")
+    found = steps(folder)
+    need(bool(found), f"{folder} holds no checkpoints; give the folder of a run.")
+    few = f"{folder} keeps {len(found)} checkpoints; give --last {len(found)}, or train with --keep {last}."
+    need(last <= len(found), few)
+    model, tokenizer = store.load(found[-1], dtype=torch.float32, mapped=False)
+    mean = dict(model.named_parameters())
+    with torch.no_grad():
+        for path in found[-last:-1]:
+            other = dict(store.load(path, dtype=torch.float32)[0].named_parameters())
+            same = {n: w.shape for n, w in other.items()} == {n: w.shape for n, w in mean.items()}
+            need(same, f"{path} holds another model than {found[-1]}; give the folder of one run.")
+            torch._foreach_add_(list(mean.values()), [other[name] for name in mean])
+        torch._foreach_div_(list(mean.values()), last)
+    return model, tokenizer, store.labels(found[-1])
+
+
 def difference(there: Any, here: Any, where: str = "") -> str | None:
     """The first place where two nested values differ, in words; None when they are equal."""
     if isinstance(there, dict) and isinstance(here, dict) and there.get("type") == here.get("type"):
@@ -135,7 +166,7 @@ def _facts(state: State) -> dict[str, Any]:
     version, keys, at, gauss, cached = np.random.get_state()
     numpy_state = [version, np.asarray(keys).tolist(), at, gauss, cached]
     randoms = {"python": random.getstate(), "numpy": numpy_state}
-    return {**numbers, "batches": state.batches.state(), "random": randoms}
+    return {**numbers, "batches": state.batches.state(), "random": randoms, "content": state.content}
 
 
 def _random_tensors() -> dict[str, Tensor]:

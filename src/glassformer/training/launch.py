@@ -94,7 +94,8 @@ def _train(
     model, drawn = prepare.build(settings, model_config, device, fresh=start is None)
     for line in (*said, *drawn, *data.notes):
         note(line)
-    state = State(model, Optimizer(model, how.optimizer), data.batches)
+    state = State(model, Optimizer(model, how.optimizer), data.batches, labels=labels, base=prepare.base_of(settings))
+    state.content = None if state.base is None else prepare.content_of(model)
     if start is not None:
         _restore(out, start, state)
         note(f"Going on from {start}, step {state.step} of {how.steps}.")

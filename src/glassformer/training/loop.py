@@ -35,7 +35,8 @@ class State:
     """What training moves: the weights, the optimizer, the cursor in the data, and how far it is.
 
     ``bad`` counts the steps skipped in a row; ``best`` is the lowest validation loss so far. ``half`` is the model's
-    copy in bf16, where training runs through one.
+    copy in bf16, where training runs through one. Where only a change of another model is trained, ``base`` is its
+    name and ``content`` tells its weights; ``labels`` are the names of what is chosen from.
     """
 
     model: Model
@@ -45,6 +46,9 @@ class State:
     tokens: int = 0
     bad: int = 0
     best: float = math.inf
+    base: str | None = None
+    content: str | None = None
+    labels: tuple[str, ...] = ()
     half: Half | None = field(default=None, repr=False)
 
     def reader(self) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ import torch
 
 from .. import config, objectives, recipes, serial, store, text
 from ..errors import UserError, nearest, need
-from ..nn import build_model
+from ..nn import build_model, lora
 from ..run import Data, Examples, Run, Train, model_changes
 from ..text import Shards, Tokenizer
 from ..text.trainers import END
@@ -97,10 +98,10 @@ def with_ends(chosen: objectives.Objective, made: config.Model, labels: int) -> 
     if isinstance(chosen, objectives.Contrast):
         wanted = replace(pool, labels=0) if pool is not None else config.Pool("mean", unit=True)
     elif pool is not None:
-        wanted = replace(pool, labels=labels, unit=False)
+        wanted = replace(pool, labels=labels or 1, unit=False)
     else:
         last = isinstance(made, config.Decoder)
-        wanted = config.Pool("last" if last else "first", None if last else "tanh", labels)
+        wanted = config.Pool("last" if last else "first", None if last else "tanh", labels or 1)
     if pool is None:
         said.append(f'The model has no pool; one of the kind "{wanted.of}" is added.')
     return replace(made, pool=wanted), said
@@ -147,15 +148,40 @@ def fitted(settings: Run, start: config.Model, vocab: int | None = None) -> conf
 
 
 def build(settings: Run, made: config.Model, device: str, fresh: bool) -> tuple[Any, list[str]]:
-    """The model to train, of its checkpoint's weights where it has one, and what was drawn anew, in words."""
-    seed = settings.train.seed
-    whole = isinstance(settings.train.tune, objectives.Full)
-    if "from" not in settings.model or (whole and not fresh):
+    """The model to train, of its checkpoint's weights where it has one; what was drawn anew and what trains, said."""
+    seed, tune = settings.train.seed, settings.train.tune
+    whole = isinstance(tune, objectives.Full)
+    if "from" not in settings.model:
+        kind = type(tune).__name__
+        need(whole, f'{kind} changes a model that was trained; name it, [model] from = "FOLDER".')
+        return build_model(made, device=device, seed=seed), []
+    if whole and not fresh:
         return build_model(made, device=device, seed=seed), []
     name = str(settings.model["from"])
     found = store.load_as(made, name, seed=seed, dtype=torch.float32, device=device)
     drawn = sorted({path.rpartition(".")[0] for path in found.new})
-    return found.model, [f"{name} has no weights for {', '.join(drawn)}: drawn anew."] if drawn and fresh else []
+    said = [f"{name} has no weights for {', '.join(drawn)}: drawn anew."] if drawn else []
+    lora.tune(found.model, tune, found.new, seed)
+    if not whole:
+        moving = sum(weight.numel() for _, weight in lora.trained(found.model))
+        said.append(f"{type(tune).__name__} trains {moving:,} weights; the others stay as they are.")
+    return found.model, said if fresh else []
+
+
+def base_of(settings: Run) -> str | None:
+    """The name by which the model that is changed will be found again; None where a whole model is trained."""
+    if isinstance(settings.train.tune, objectives.Full):
+        return None
+    name = str(settings.model["from"])
+    found = store.resolve(name)
+    return str(found.resolve()) if isinstance(found, Path) and Path(name).expanduser().is_dir() else name
+
+
+def content_of(model: Any) -> str:
+    """A digest of the weights that do not train, made at the speed of the memory."""
+    still = [(name, weight.detach()) for name, weight in model.named_parameters() if not weight.requires_grad]
+    sums = [(name, int(weight.view(torch.int32).sum(dtype=torch.int64))) for name, weight in still]
+    return hashlib.sha256(repr(sums).encode()).hexdigest()
 
 
 # ---------------------------------------------------------------------------------------- the data
@@ -186,10 +212,9 @@ def tables(settings: Run) -> Tables | None:
 
 
 def labels(settings: Run, examples: Tables | None) -> tuple[str, ...]:
-    """The names of the labels that a classifier chooses from; a regression has one without a name."""
-    if not isinstance(settings.train.objective, objectives.Classify) or examples is None:
-        return ()
-    return examples[0].labels or ("value",)
+    """The names of the labels that a classifier chooses from; a regression has none."""
+    classify = isinstance(settings.train.objective, objectives.Classify) and examples is not None
+    return examples[0].labels or () if classify and examples is not None else ()
 
 
 def tokenizer_of(settings: Run, examples: Tables | None) -> Tokenizer:

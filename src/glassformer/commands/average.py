@@ -1,0 +1,25 @@
+"""``glassformer average``: one model of the mean weights of a run's last checkpoints."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+HELP = "One model of the mean weights of a run's last checkpoints."
+
+
+def options(one: argparse.ArgumentParser) -> None:
+    """Its arguments."""
+    one.add_argument("run", metavar="DIR", help="the folder of a run, as given to train --out")
+    one.add_argument("--last", type=int, default=5, metavar="N", help="the last N checkpoints it keeps (5)")
+    one.add_argument("--out", required=True, metavar="FOLDER", help="where to save the model")
+
+
+def run(given: argparse.Namespace) -> None:
+    """The command; its exit code, None for 0."""
+    from .. import store
+    from ..training import average
+
+    model, tokenizer, labels = average(Path(given.run), given.last)
+    store.save(model, given.out, tokenizer, labels=labels)
+    print(given.out)

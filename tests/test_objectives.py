@@ -1,0 +1,284 @@
+"""Every objective on the shapes it fits: learned by heart, in pieces, resumed bit for bit, refused elsewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import tiny
+from glassformer import config, objectives, run, serial, store, training
+from glassformer.errors import UserError
+from glassformer.nn import build_model
+from glassformer.training import Batch, hooks, objective
+from glassformer.training.loop import train
+from glassformer.training.measures import matthews, pearson, ranks
+from glassformer.training.objective import gradients
+from glassformer.training.objectives import make
+from glassformer.training.precision import Half
+from glassformer.training.probe import Plan
+
+BERT = tiny.bert()
+CLASSIFIER = dataclasses.replace(BERT, head=None, pool=config.Pool("first", "tanh", labels=3))
+NUMBER = dataclasses.replace(BERT, head=None, pool=config.Pool("mean", labels=1))
+SENTENCES = dataclasses.replace(BERT, head=None, pool=config.Pool("mean", unit=True))
+LAST = dataclasses.replace(tiny.DECODERS["llama"], pool=config.Pool("last", labels=3))
+
+
+def packed(rows=4, length=14, seed=0):
+    """Rows of two documents and some padding: tokens, pos, docs."""
+    draw = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(5, tiny.VOCAB, (rows, length), generator=draw)
+    pos, docs = torch.full((rows, length), -1), torch.full((rows, length), -1)
+    for row in range(rows):
+        first, second = 4 + row % 3, 5 + row % 2
+        pos[row, :first], docs[row, :first] = torch.arange(first), 0
+        pos[row, first : first + second], docs[row, first : first + second] = torch.arange(second), 1
+    return tokens, pos, docs
+
+
+def batches():
+    tokens, pos, docs = packed()
+    source, source_pos, source_docs = packed(seed=1)
+    there = pos >= 0
+    targets = torch.where(there, tokens.roll(-1, 1), -1)
+    few = torch.where(there & (torch.arange(tokens.shape[1]) % 4 == 1), tokens, -1)
+    plain = Batch(tokens, torch.full_like(tokens, -1), pos, docs)
+    labelled = dataclasses.replace(plain, segments=(pos > 2).long(), labels=torch.arange(8) % 3)
+    return {
+        "masked": (objectives.Masked(), BERT, dataclasses.replace(plain, targets=few)),
+        "prefix": (
+            objectives.Prefix(),
+            tiny.DECODERS["llama"],
+            dataclasses.replace(plain, targets=torch.where(pos > 2, targets, -1), prefix=there & (pos < 3)),
+        ),
+        "span": (
+            objectives.Span(),
+            tiny.t5(),
+            Batch(tokens, targets, pos, docs, source, source_pos, source_docs),
+        ),
+        "seq2seq": (
+            objectives.Seq2Seq(),
+            tiny.vaswani(),
+            Batch(tokens, targets, pos, docs, source, source_pos, source_docs),
+        ),
+        "seq2seq alone": (objectives.Seq2Seq(), tiny.DECODERS["llama"], Batch(tokens, targets, pos, docs)),
+        "classify": (objectives.Classify(), CLASSIFIER, labelled),
+        "classify alone": (objectives.Classify(), LAST, dataclasses.replace(labelled, segments=None)),
+        "regression": (
+            objectives.Classify(regression=True),
+            NUMBER,
+            dataclasses.replace(plain, labels=torch.linspace(-1, 1, 8)),
+        ),
+        "contrast": (objectives.Contrast(), SENTENCES, plain),
+    }
+
+
+CASES = batches()
+
+
+class Same:
+    """One batch again and again."""
+
+    def __init__(self, batch):
+        self.batch = batch
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return self.batch
+
+    def state(self):
+        return {}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_batch_is_learned_by_heart(name):
+    words, shape, batch = CASES[name]
+    model = build_model(shape, seed=1)
+    settings = run.Train(steps=120, batch=4, optimizer=run.AdamW(rate=5e-3), schedule=run.Constant(0.05))
+    steps = list(train(model, Same(batch), make(words), settings, plan=Plan()))
+    assert steps[0].loss > 10 * steps[-1].loss and steps[-1].loss < 0.1
+    assert steps[0].tokens == int((batch.pos >= 0).sum())
+    if "accuracy" in steps[-1].facts:
+        assert steps[-1].facts["accuracy"] == 1.0
+
+
+@pytest.mark.parametrize("pieces", [2, 3])
+@pytest.mark.parametrize("name", CASES)
+def test_pieces_are_the_whole_batch(name, pieces):
+    words, shape, batch = CASES[name]
+    found = []
+    for count in (1, pieces):
+        model = build_model(shape, seed=1).double()
+        label = batch.labels.double() if batch.labels is not None and batch.labels.is_floating_point() else batch.labels
+        sums = gradients(model, dataclasses.replace(batch, labels=label), make(words, 0.1), count)
+        found.append((sums, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}))
+    (whole, right), (parts, grads) = found
+    assert whole.count == parts.count and whole.tokens == parts.tokens
+    assert whole.loss == pytest.approx(parts.loss, rel=1e-6)  # vectors are compared in fp32
+    assert whole.facts == pytest.approx(parts.facts)
+    for path, grad in right.items():
+        torch.testing.assert_close(grads[path], grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bf16_is_near_fp32(name):
+    words, shape, batch = CASES[name]
+    model = build_model(shape, seed=1)
+    half = Half(model)
+    half.follow()
+    low = gradients(half.model, batch, make(words), 1)
+    assert all(p.grad.dtype is torch.float32 for p in model.parameters() if p.grad is not None)
+    model.zero_grad()
+    assert low.loss == pytest.approx(gradients(model, batch, make(words), 1).loss, rel=0.1, abs=0.2)
+
+
+def test_dropout_is_the_same_in_both_readings_of_pieces():
+    words, shape, batch = CASES["contrast"]
+    shape = dataclasses.replace(shape, encoder=dataclasses.replace(shape.encoder, dropout=0.3))
+    model = build_model(shape, seed=1).double()
+    torch.manual_seed(3)
+    sums = gradients(model, batch, make(words), 2)
+    after, grads = torch.rand(1), [p.grad.clone() for p in model.parameters()]
+    torch.manual_seed(3)
+    vectors = torch.cat([model(p.tokens, pos=p.pos, docs=p.docs).pooled for p in objective.split(batch, 2)])
+    assert torch.equal(torch.rand(1), after)
+    loss = make(words).compare(vectors)
+    assert float(loss.sum.detach()) == pytest.approx(sums.loss, rel=1e-6)
+    for mine, right in zip(grads, torch.autograd.grad(loss.sum, list(model.parameters())), strict=True):
+        torch.testing.assert_close(mine, right, rtol=1e-4, atol=1e-6)
+
+
+def test_the_head_sees_only_the_hidden_tokens(monkeypatch):
+    words, shape, batch = CASES["masked"]
+    seen, real = [], objective.cross_entropy
+    monkeypatch.setattr(
+        objective, "cross_entropy", lambda hidden, *rest: seen.append(len(hidden)) or real(hidden, *rest)
+    )
+    model = build_model(shape, seed=1)
+    loss = make(words, 0.1).loss(model, batch)
+    assert seen == [loss.count] == [int((batch.targets >= 0).sum())]
+    logits = model(batch.tokens, pos=batch.pos, docs=batch.docs).logits.flatten(0, 1)
+    plain = F.cross_entropy(logits, batch.targets.flatten(), ignore_index=-1, reduction="sum", label_smoothing=0.1)
+    torch.testing.assert_close(loss.sum, plain)
+
+
+def test_a_batch_that_asks_nothing_is_skipped():
+    words, shape, batch = CASES["masked"]
+    batch = dataclasses.replace(batch, targets=torch.full_like(batch.targets, -1))
+    step = next(train(build_model(shape, seed=1), Same(batch), make(words), run.Train(batch=4), plan=Plan()))
+    assert step.skipped == "the batch has no targets"
+
+
+def test_contrast_is_cross_entropy_of_cosines_both_ways():
+    vectors = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
+    a, b = F.normalize(vectors[0::2], dim=-1), F.normalize(vectors[1::2], dim=-1)
+    scores = torch.tensor([[float(x @ y) / 0.05 for y in b] for x in a])
+    there, back = (-torch.log_softmax(s, 1).diagonal().sum() for s in (scores, scores.T))
+    assert float(make(objectives.Contrast()).compare(vectors).sum) == pytest.approx(float(there + back) / 2, rel=1e-5)
+
+
+def test_measures():
+    said, right = torch.tensor([1, 1, 1, 0, 0, 1]), torch.tensor([1, 1, 0, 0, 1, 1])
+    tp, tn, fp, fn = 3, 1, 1, 1
+    by_hand = (tp * tn - fp * fn) / math.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn))
+    assert matthews(said, right) == pytest.approx(by_hand)
+    assert matthews(torch.ones(4), torch.tensor([0, 1, 1, 0])) == 0.0
+    assert ranks(torch.tensor([3.0, 1.0, 3.0, 9.0])).tolist() == [2.5, 1.0, 2.5, 4.0]
+    x, y = torch.randn(2, 50, generator=torch.Generator().manual_seed(0))
+    assert pearson(x, y) == pytest.approx(float(torch.corrcoef(torch.stack((x, y)))[0, 1]), rel=1e-4)
+
+
+# ------------------------------------------------------------------------------------ whole runs
+
+SMALL = {
+    "steps": "12",
+    "batch": "4",
+    "accumulate": "2",
+    "context": "40",
+    "evaluate_every": "6",
+    "save_every": "6",
+    "dtype": "float32",
+    "tensorboard": "false",
+    "data.tokenizer": "char",
+}
+
+
+def shape_of(made):
+    """A tiny model's config as a run file has it, with dropout."""
+    stacks = {name: dataclasses.replace(stack, dropout=0.1) for name, stack in config.stacks(made).items()}
+    made = dataclasses.replace(made, embed=dataclasses.replace(made.embed, vocab=130), **stacks)
+    return serial.to_dict(made)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    numbers = [(f"{i} and {i + 1}", f"{2 * i + 1}") for i in range(60)]
+    (folder / "s").write_text("".join(f"{a}\n" for a, _ in numbers))
+    (folder / "t").write_text("".join(f"{b}\n" for _, b in numbers))
+    (folder / "labels.tsv").write_text(
+        "text\tlabel\n" + "".join(f"{a}\t{'odd' if i % 2 else 'even'}\n" for i, (a, _) in enumerate(numbers))
+    )
+    (folder / "pairs.tsv").write_text("text\tsecond\n" + "".join(f"{a}\t{b}\n" for a, b in numbers))
+    (folder / "text.txt").write_text("".join(f"{a} is {b}. " for a, b in numbers))
+    return folder
+
+
+def settings(data, objective, **changes):
+    examples = {
+        "Seq2Seq": {"source": str(data / "s"), "target": str(data / "t")},
+        "Classify": str(data / "labels.tsv"),
+        "Contrast": str(data / "pairs.tsv"),
+    }
+    source = (
+        run.Examples(train=examples[objective]) if objective in examples else run.Data(train=str(data / "text.txt"))
+    )
+    shape = {"Seq2Seq": tiny.vaswani(), "Span": tiny.t5(), "Prefix": tiny.DECODERS["llama"]}.get(objective, BERT)
+    base = run.Run(shape_of(shape), source, run.Train(optimizer=run.AdamW(1e-3)))
+    changes = {**SMALL, **changes}
+    inside = {key.removeprefix("data."): value for key, value in changes.items() if key.startswith("data.")}
+    how = {key: value for key, value in changes.items() if not key.startswith("data.")}
+    return dataclasses.replace(
+        base,
+        data=serial.change(base.data, inside, "data"),
+        train=serial.change(base.train, {"objective": objective, **how}, "train"),
+    )
+
+
+@pytest.mark.parametrize("objective", ["Masked", "Prefix", "Span", "Seq2Seq", "Classify", "Contrast"])
+def test_a_resumed_run_is_the_undisturbed_one(objective, data, tmp_path, monkeypatch, capfd):
+    ended = training.run(settings(data, objective), tmp_path / "whole", sample=lambda *told: f"made of {told[2]}")
+    assert ended.step == 12 and math.isfinite(ended.valid)
+    first = training.launch.Log.__call__
+
+    def stop(self, step):
+        first(self, step)
+        if step.index == 8:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(training.launch.Log, "__call__", stop)
+    with pytest.raises(KeyboardInterrupt):
+        training.run(settings(data, objective), tmp_path / "cut")
+    monkeypatch.undo()
+    training.run(settings(data, objective), tmp_path / "cut", resume=True)
+    left, right = (dict(store.load(tmp_path / f / "step-000012")[0].named_parameters()) for f in ("whole", "cut"))
+    assert left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+    curves = [
+        [(e["loss"], e.get("valid")) for e in hooks.read_log(tmp_path / f / "log.jsonl")] for f in ("whole", "cut")
+    ]
+    assert curves[0] == curves[1]
+    last = hooks.read_log(tmp_path / "whole" / "log.jsonl")[-1]
+    said = capfd.readouterr().err
+    if objective == "Classify":
+        assert store.labels(tmp_path / "whole") == ("even", "odd") and "matthews" in str(last)
+        assert "head over tokens is left out" in said
+    if objective == "Contrast":
+        assert "valid_accuracy" in last
+    if objective == "Seq2Seq":
+        assert " and " in said.split("made of ")[1].splitlines()[0]

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from ..config import Attention, Block, Decoder, Embed, GatedMLP, Head, Init, RMSNorm, Rotary, Stack
+from ..config import (
+    Attention,
+    Block,
+    Decoder,
+    Embed,
+    Encoder,
+    EncoderDecoder,
+    GatedMLP,
+    Head,
+    Init,
+    RMSNorm,
+    Rotary,
+    Stack,
+)
 from .recipe import Recipe
 
 
@@ -18,6 +31,27 @@ def glass(dim: int, depth: int, heads: int, context: int, vocab: int, lags: int 
     return Decoder(dim, context, Embed(vocab, lags=lags), stack, Head(tied=False, softcap=15.0), init)
 
 
+def glass_pair(
+    dim: int, depth: int, heads: int, hidden: int, context: int, vocab: int, dropout: float
+) -> EncoderDecoder:
+    """The same blocks in an encoder and a decoder that read one embedding; the head is its table too."""
+    norm, attention, think = RMSNorm(gain=False), Attention(heads, qk_norm=RMSNorm(gain=False)), GatedMLP(hidden)
+    ends = {"position": Rotary(), "first_norm": norm, "last_norm": norm, "dropout": dropout}
+    encoder = Stack(depth, (Block(attention, think, norm),), causal=False, **ends)  # type: ignore[arg-type]
+    decoder = Stack(depth, (Block(attention, think, norm, cross=attention),), **ends)  # type: ignore[arg-type]
+    init = Init(std=None, embed_std=1.0, residual="zero")
+    return EncoderDecoder(dim, context, Embed(vocab), encoder, decoder, Head(scale=dim**-0.5), init)
+
+
+def glass_encoder(dim: int, depth: int, heads: int, context: int, vocab: int, dropout: float) -> Encoder:
+    """The same blocks as an encoder, with a head for hidden words."""
+    block = Block(Attention(heads, qk_norm=RMSNorm()), GatedMLP(-(-dim * 8 // 3 // 8) * 8), RMSNorm(gain=False))
+    norm = block.norm
+    stack = Stack(depth, (block,), Rotary(), causal=False, first_norm=norm, last_norm=norm, dropout=dropout)
+    init = Init(std=None, embed_std=1.0, head_std=0.0, residual="zero")
+    return Encoder(dim, context, Embed(vocab, segments=2), stack, Head(tied=False, softcap=15.0), init)
+
+
 GLASS = Recipe(
     name="glass",
     paper="this library; after Jordan et al. 2024 (modded-nanogpt) and Huang et al. 2025 (n-gram inputs)",
@@ -29,6 +63,8 @@ GLASS = Recipe(
         "160m": glass(768, 12, 12, 1024, 50_304, lags=0),
         "400m": glass(1024, 24, 16, 2048, 50_304, lags=0),
         "1b": glass(2048, 18, 16, 2048, 50_304, lags=0),
+        "pair-3m": glass_pair(128, 4, 4, 192, 64, 10_000, dropout=0.2),
+        "encoder-1m": glass_encoder(128, 4, 4, 128, 256, dropout=0.1),
     },
     tokenizer="train your own: characters, bytes or byte-level BPE",
 )

@@ -166,18 +166,21 @@ def _fetched(corpus: Corpus) -> list[Path]:
                 sentence = f"{wrong[0]} is not the file that {corpus.name} is made of (its SHA-256 differs); "
                 raise UserError(sentence + "restore it, or give its path to use it as it is.")
     for file in corpus.downloads[-1]:
-        files.write(cached / file.place, _download(corpus.name, file))
+        files.write(cached / file.place, download(corpus.name, file))
     return [cached / file.place for file in corpus.downloads[-1]]
 
 
-def _download(name: str, file: Download) -> bytes:
+def download(name: str, file: Download) -> bytes:
+    """A file from the network, checked by its hash; UserError where it cannot be had."""
     try:
         with urllib.request.urlopen(str(file.url), timeout=30) as answer:
             content: bytes = answer.read()
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or error
-        sentence = f"{name} cannot be downloaded ({reason}); set GLASSFORMER_DATA to a folder with {file.place} in it, "
-        raise UserError(sentence + "or use python-docs, which needs no network.") from None
+        other = ", or use python-docs, which needs no network" if name in CORPORA else ""
+        raise UserError(
+            f"{name} cannot be downloaded ({reason}); set GLASSFORMER_DATA to a folder with {file.place} in it{other}."
+        ) from None
     if hashlib.sha256(content).hexdigest() != file.sha256:
         raise UserError(f"The download of {name} is not the expected file ({file.url}); try again later.")
     return content

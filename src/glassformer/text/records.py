@@ -19,6 +19,7 @@ from typing import Any
 
 from ..errors import UserError, nearest
 from ..objectives import Part
+from .published import locate
 
 Record = dict[Part, Any]  # part -> what stands there
 Records = Iterator[tuple[int, Record]]  # each with its line, from 1
@@ -38,7 +39,7 @@ def records(where: str | Mapping[str, str], parts: Parts, columns: Mapping[str, 
             raise UserError(f'There is no part "{part}" of an example.{nearest(part, KNOWN)}')
     if isinstance(where, Mapping):
         return _parallel(where, _with_second(parts, "second" in where))
-    path = Path(where).expanduser()
+    path = locate(where)
     return str(path), _file(path, _with_second(parts, "second" in columns), columns)
 
 
@@ -95,7 +96,7 @@ def _parallel(where: Mapping[str, str], parts: Parts) -> tuple[str, Records]:
     if set(where) != set(parts):
         needed, given = " and ".join(parts), " and ".join(where)
         raise UserError(f"A file for each part is needed, {needed}, and there is one for {given}; change data.train.")
-    sides = [_content(Path(where[part]).expanduser()).removesuffix("\n").split("\n") for part in parts]
+    sides = [_content(locate(where[part])).removesuffix("\n").split("\n") for part in parts]
     if len({len(lines) for lines in sides}) > 1:
         counts = ", ".join(f"{where[part]} has {len(lines)} lines" for part, lines in zip(parts, sides, strict=True))
         raise UserError(f"{counts}; parallel files need the same number, so mend or replace one of them.")

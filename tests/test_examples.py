@@ -90,7 +90,7 @@ def test_pairs_numbers_and_lists(tmp_path: Path) -> None:
     )
     pairs = read(str(tmp_path / "b.jsonl"), Classify())
     assert first(pairs) == Example("x", "y", 1, 1) and pairs.labels == ("9", "10"), "numbers in their own order"
-    assert len(pairs) == 1 and "1 examples left out" in pairs.notes[0]
+    assert len(pairs) == 1 and "left out for an empty text: 1" in pairs.notes[0]
     (tmp_path / "c.jsonl").write_text('{"source": ["a.", "b."], "target": [["c.", "d."], "e."]}')
     assert first(read(str(tmp_path / "c.jsonl"), Seq2Seq())).references[-1] == "e."
     many = [{"text": f"{n}", "label": n % 3} for n in range(40)]
@@ -122,7 +122,7 @@ BAD: dict[str, tuple[bytes, object, str]] = {
     "n.jsonl": (b'{"source": "a"}\n', Seq2Seq(), 'no column "target" for the target'),
     "o.jsonl": (b"{'a': 1}\n", Seq2Seq(), "line 1 is not valid JSON"),
     "p.jsonl": (b'\n["a"]\n', Seq2Seq(), "line 2 is no JSON object"),
-    "q.jsonl": (b'{"source": 1, "target": "a"}\n', Seq2Seq(), "line 1 has a int where a text belongs"),
+    "q.jsonl": (b'{"source": 1, "target": "a"}\n', Seq2Seq(), "line 1 holds 1 where a text belongs"),
     "r.tsv.gz": (b"no gzip", Classify(), "cannot be read"),
     "s.tsv": (b"a\tb\n", Causal(), "learns from running text"),
 }
@@ -291,6 +291,11 @@ def test_what_is_too_long_is_cut_or_refused() -> None:
             tokens("no", Seq2Seq(), model, 20, bare)
     with pytest.raises(UserError, match=r"no token to put between two texts|no token to end a text"):
         tokens("no", Classify(), tiny.gpt2(), 60, bare)
+    with pytest.raises(UserError, match="no token to put between two texts"):
+        tokens("no", Classify(), tiny.bert(), 60, bare)
+    one = Table("one.tsv", (Example("w0", None, 0, 3), Example("", None, 0, 4)), ("a",))
+    with pytest.raises(UserError, match=r"one.tsv line 4 has a text without a token"):
+        tokens("no", Classify(), tiny.bert(), 60, bare)
 
 
 # ---------------------------------------------------------------------------------- the batches

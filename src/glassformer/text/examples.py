@@ -124,7 +124,7 @@ def read(
             empty += 1
     if not examples:
         raise UserError(f"{name} holds no examples; give a file with some.")
-    notes = (f"{name}: {empty} examples left out: a text is empty",) if empty else ()
+    notes = (f"{name}: left out for an empty text: {empty}",) if empty else ()
     return label.numbered(Table(name, tuple(examples), notes=notes), labelled=isinstance(objective, Classify))
 
 
@@ -144,7 +144,7 @@ def _texts(name: str, line: int, part: str, value: Any) -> tuple[str, ...]:
     if isinstance(value, list) and all(isinstance(sentence, str) for sentence in value):
         value = " ".join(value)
     if not isinstance(value, str):
-        raise UserError(f"{name} line {line} has a {type(value).__name__} where a text belongs; mend that line.")
+        raise UserError(f"{name} line {line} holds {json.dumps(value)[:SHORT]} where a text belongs; mend that line.")
     return (value,)
 
 

@@ -9,6 +9,7 @@ N examples.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from array import array
 from collections.abc import Callable
@@ -102,6 +103,8 @@ def encode(
             for name, values in side.items():
                 whole[name].extend(values)
             ends.append(ends[-1] + len(next(iter(side.values()))))
+            if ends[-1] == ends[-2]:
+                raise UserError(f"{table.name} line {one.line} has a text without a token; mend or remove that line.")
     labels = None
     if isinstance(objective, Classify):
         labels = np.array([one.label for one in table], np.float32 if objective.regression else np.int64)
@@ -186,11 +189,13 @@ def _item(ids: list[int], segments: list[int]) -> Item:
 
 
 def _classified(frame: Frame, fit: _Fit) -> Layout:
-    around = [len(frame([[]] * texts)["tokens"]) for texts in (1, 2)]
+    @functools.cache
+    def around(texts: int) -> int:
+        return len(frame([[]] * texts)["tokens"])
 
     def lay(one: Example, first: list[int], second: list[int] | None) -> list[Item]:
         texts = [first] if second is None else [first, second]
-        return [frame(fit(one, texts, around[len(texts) - 1], "text"))]
+        return [frame(fit(one, texts, around(len(texts)), "text"))]
 
     return lay
 

@@ -70,6 +70,13 @@ DECODERS: dict[str, c.Decoder] = {
     "starcoder2": decoder(
         block(c.Attention(4, 1, bias=True, see=c.Window(7)), norm=c.LayerNorm()), position=c.Rotary()
     ),
+    "deepseek": decoder(
+        block(feedforward=c.MoE(6, 3, c.GatedMLP(16), normalize=False, shared=c.GatedMLP(24))), position=c.Rotary()
+    ),
+    "noisy": decoder(
+        block(feedforward=c.MoE(4, 2, c.MLP(32, "gelu", bias=True), balance=0.01, capacity=1.5, noise=True)),
+        position=c.Rotary(),
+    ),
     "nanomoe": decoder(block(feedforward=c.MoE(4, 2, c.MLP(32, "gelu"))), block(), position=c.Learned(CONTEXT)),
     "gemma2": decoder(
         block(c.Attention(4, 2, softcap=5.0, see=c.Window(6)), norm=c.RMSNorm(offset=1.0), place="sandwich"),

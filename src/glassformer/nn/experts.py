@@ -126,8 +126,10 @@ class MoE(Part):
     def side_by_side(self, x: Tensor, choices: Choices, flow: Flow) -> Tensor:
         """All choices in the order of their experts, so that each table meets its rows in one product."""
         tokens = x.flatten(0, 1)
-        order, counts = choices.order(), choices.taken
-        token = order % len(tokens)
+        order, real, counts = choices.rows(_step(x, self.cfg))
+        token, weight = order % len(tokens), choices.weight.flatten().index_select(0, order)
+        if real is not None:
+            weight = weight * real
         rows = tokens.index_select(0, token)  # (P, C)
         hidden = grouped(rows, self.up, self.up_bias, counts)
         if self.gate is None:
@@ -135,16 +137,15 @@ class MoE(Part):
         else:
             hidden = self.act(grouped(rows, self.gate, self.gate_bias, counts)) * hidden
         if flow.watches(self, "hidden"):
-            hidden = self.look_at(hidden, order, x, flow)
-        answers = grouped(hidden, self.down, self.down_bias, counts)
-        answers = answers * choices.weight.flatten().index_select(0, order)[:, None]
-        write = answers.new_zeros(tokens.shape).index_add(0, token, answers)
-        return write.to(x.dtype).view_as(x)
+            hidden = self.look_at(hidden, order, real, x, flow)
+        answers = grouped(hidden, self.down, self.down_bias, counts) * weight[:, None]
+        return answers.new_zeros(tokens.shape).index_add(0, token, answers).to(x.dtype).view_as(x)
 
-    def look_at(self, hidden: Tensor, order: Tensor, x: Tensor, flow: Flow) -> Tensor:
+    def look_at(self, hidden: Tensor, order: Tensor, real: Tensor | None, x: Tensor, flow: Flow) -> Tensor:
         """Sorted rows (P, H) shown as each token's own, (B, T, K, H); zeros where a choice went nowhere."""
         B, T, K = *x.shape[:2], self.cfg.top_k
-        shown = hidden.new_zeros(K * B * T, hidden.shape[1]).index_copy(0, order, hidden)
+        index, own = (order, hidden) if real is None else (order[real], hidden[real])
+        shown = hidden.new_zeros(K * B * T, hidden.shape[1]).index_copy(0, index, own)
         shown = flow.look(self, "hidden", shown.view(K, B, T, -1).permute(1, 2, 0, 3))
         return shown.permute(2, 0, 1, 3).flatten(0, 2).index_select(0, order)
 
@@ -184,17 +185,27 @@ class Choices:
         """How many choices each expert has room for (E,)."""
         return self.counts if self.room is None else self.counts.clamp(max=self.room)
 
-    def order(self) -> Tensor:
-        """Indices (P,) into the flat choices that are taken, one expert after another."""
-        flat, counts = self.heading.flatten(), self.counts
-        order = flat.argsort(stable=True)
-        if self.here is not None:
-            order = order[: int(counts.sum())]
-        if self.room is None:
-            return order
-        before = counts.cumsum(0) - counts  # rows that lie before the expert's first
-        rank = torch.arange(len(order), device=flat.device) - before[flat[order]]
-        return order[rank < self.room]
+    def rows(self, step: int) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Indices (P,) into the flat choices, one expert after another; which are real (P,); rows of each expert (E,).
+
+        An expert's rows are made up to a multiple of ``step`` by its last one again, which is not real (None: all are).
+        """
+        order = self.heading.flatten().argsort(stable=True)
+        if step == 1 and self.here is None and self.room is None:
+            return order, None, self.counts
+        filled = (self.taken + step - 1) // step * step
+        expert = torch.repeat_interleave(filled)  # (P,)
+        rank = torch.arange(len(expert), device=order.device) - (filled.cumsum(0) - filled)[expert]
+        last = self.taken[expert] - 1
+        first = (self.counts.cumsum(0) - self.counts)[expert]
+        return order[first + rank.minimum(last)], rank <= last, filled
+
+
+def _step(x: Tensor, cfg: config.MoE) -> int:
+    """oneDNN, which multiplies bf16 on a CPU, writes a program for each new shape: few shapes, at some more rows."""
+    if x.device.type != "cpu" or x.dtype != torch.bfloat16:
+        return 1
+    return 1 << max(0, int(math.log2(max(1, x[..., 0].numel() * cfg.top_k // cfg.experts // 16))))
 
 
 def grouped(rows: Tensor, table: Tensor, bias: Tensor | None, counts: Tensor) -> Tensor:

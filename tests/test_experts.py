@@ -1,0 +1,274 @@
+"""Mixtures of experts: the fast way is the slow loop, and routing does what the papers and nanoMoE say."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tiny
+from glassformer import config as c
+from glassformer.nn import Flow, Tape, build, build_model
+from glassformer.nn.experts import MoE
+from glassformer.training import optimizer as muon
+
+C = 32
+PLAIN = c.MoE(4, 2, c.MLP(24, "gelu"))
+GATED = c.MoE(4, 2, c.GatedMLP(64))
+
+
+def mixture(cfg: c.MoE, dtype: torch.dtype = torch.float32) -> MoE:
+    torch.manual_seed(0)
+    made: MoE = build(cfg, C)
+    made.path = "ffn"
+    for weight in made.parameters():
+        nn.init.normal_(weight, std=0.3)
+    return made.to(dtype)
+
+
+def flow_of(x: Tensor, lengths: list[int] | None = None, engine: str = "sdpa", tape: Tape | None = None) -> Flow:
+    pos = torch.arange(x.shape[1])[None]
+    if lengths is not None:
+        pos = torch.where(pos < torch.tensor(lengths)[:, None], pos, -1)
+    return Flow(pos, plain=lengths is None, engine=engine, tape=tape)
+
+
+def given(rows: int = 3, length: int = 20, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(rows, length, C, generator=torch.Generator().manual_seed(1)).to(dtype)
+
+
+def everything(
+    cfg: c.MoE, engine: str, dtype: torch.dtype, lengths: list[int] | None, length: int = 20
+) -> list[Tensor]:
+    """What is written and the gradients of x and of every weight, of one training step."""
+    made, x = mixture(cfg, dtype), given(length=length, dtype=dtype).requires_grad_()
+    flow = flow_of(x, lengths, engine)
+    torch.manual_seed(2)
+    write = made(x, flow)
+    real = (flow.pos >= 0)[..., None]
+    loss = (write * real * given(length=length, dtype=dtype).flip(0)).sum() + sum(flow.aux.values(), torch.zeros(()))
+    loss.backward()
+    found = [weight.grad for weight in made.parameters()]
+    assert x.grad is not None and None not in found
+    return [write.detach(), x.grad, *found]  # type: ignore[list-item]
+
+
+KINDS = {
+    "plain": PLAIN,
+    "gated": GATED,
+    "one": replace(GATED, top_k=1),
+    "three": replace(PLAIN, top_k=3),
+    "biased": replace(GATED, expert=c.GatedMLP(64, bias=True)),
+    "capacity": replace(PLAIN, capacity=1.0),
+    "noisy": replace(GATED, noise=True, balance=0.1, z=0.1),
+    "shared": replace(PLAIN, normalize=False, shared=c.GatedMLP(16)),
+}
+
+
+@pytest.mark.parametrize("lengths", [None, [5, 20, 11]], ids=["whole", "padded"])
+@pytest.mark.parametrize("name", KINDS)
+def test_side_by_side_is_the_slow_loop(name: str, lengths: list[int] | None) -> None:
+    slow, fast = (everything(KINDS[name], engine, torch.float64, lengths) for engine in ("eager", "sdpa"))
+    for left, right in zip(slow, fast, strict=True):
+        torch.testing.assert_close(left, right, rtol=0.0, atol=1e-12)
+    slow, fast = (everything(KINDS[name], engine, torch.float32, lengths) for engine in ("eager", "sdpa"))
+    assert torch.equal(slow[0], fast[0])  # through another kernel than in float64
+    if name in ("three", "biased"):  # a sum of three gradients, or of a bias's rows, is added up in another order
+        for left, right in zip(slow, fast, strict=True):
+            torch.testing.assert_close(left, right, rtol=0.0, atol=1e-5)
+    else:
+        assert all(torch.equal(left, right) for left, right in zip(slow, fast, strict=True))
+
+
+def test_made_up_rows_change_nothing_but_rounding() -> None:
+    """In bf16 an expert's rows are made up to a multiple: here of 4."""
+    cfg = replace(GATED, capacity=1.5)
+    exact = everything(cfg, "eager", torch.float64, [80, 128, 100], 128)
+    slow, fast = (everything(cfg, engine, torch.bfloat16, [80, 128, 100], 128) for engine in ("eager", "sdpa"))
+    assert torch.equal(slow[0], fast[0])
+    for truth, left, right in zip(exact, slow, fast, strict=True):
+        scale = float(truth.abs().max())
+        assert float((left - right).abs().max()) < 0.02 * scale
+
+
+def test_capacity_turns_away_the_last_of_the_second_choices() -> None:
+    made, x = mixture(replace(PLAIN, capacity=0.7)).train(), given()
+    tape = Tape("ffn.chosen", "ffn.weight")
+    flow = flow_of(x, tape=tape)
+    write = made(x, flow)
+    chosen, weight = tape["ffn.chosen"].flatten(0, 1), tape["ffn.weight"].flatten(0, 1)
+    room = math.floor(2 * 0.7 * 60 / 4)
+    room += room % 2
+    taken, expected, dropped = [0] * 4, torch.zeros(60, C), 0
+    for slot in range(2):  # every token's first choice comes before anyone's second
+        for token in range(60):
+            expert = int(chosen[token, slot])
+            if taken[expert] < room:
+                expected[token] += weight[token, slot] * made.answer(expert, x.flatten(0, 1)[token])
+            dropped += taken[expert] >= room
+            taken[expert] += 1
+    assert dropped > 10
+    torch.testing.assert_close(write.flatten(0, 1), expected, rtol=0.0, atol=1e-4)
+    assert float(flow.facts["dropped"]) == pytest.approx(dropped / 120)
+    dropless = mixture(PLAIN).eval()(x, flow_of(x))
+    assert torch.equal(made.eval()(x, flow_of(x)), dropless) and not torch.allclose(write, dropless)
+
+
+def test_there_is_always_room_for_four() -> None:
+    made, x = mixture(replace(PLAIN, capacity=0.001)).train(), given()
+    flow = flow_of(x)
+    made(x, flow)
+    load = (flow.facts["load"][0] * 120).round()
+    assert float(flow.facts["dropped"]) == pytest.approx(1 - float(load.clamp(max=4).sum()) / 120)
+
+
+@pytest.mark.parametrize("capacity", [None, 0.8])
+def test_padding_takes_no_room_and_counts_nowhere(capacity: float | None) -> None:
+    made = mixture(replace(GATED, capacity=capacity, balance=0.1, z=0.1)).train()
+    x = given(4, 20)
+    alone, flow = x[:, :12], flow_of(x[:, :12])
+    write = made(alone, flow)
+    padded = flow_of(x, [12] * 4)
+    found = made(x, padded)
+    torch.testing.assert_close(found[:, :12], write, rtol=0.0, atol=1e-5)
+    assert found[:, 12:].abs().max() == 0
+    for name in ("balance", "z"):
+        torch.testing.assert_close(padded.aux[name], flow.aux[name])
+    for name in ("load", "entropy", "dropped"):
+        torch.testing.assert_close(padded.facts[name], flow.facts[name])
+
+
+def test_losses_and_facts_by_hand() -> None:
+    made, x, tape = mixture(replace(PLAIN, balance=0.3, z=0.2)).train(), given(), Tape("*")
+    flow = flow_of(x, tape=tape)
+    made(x, flow)
+    logits, chosen = tape["ffn.router"].double().flatten(0, 1), tape["ffn.chosen"].flatten()
+    share = logits.softmax(-1)
+    load = torch.tensor([float((chosen == expert).double().mean()) for expert in range(4)])
+    torch.testing.assert_close(flow.facts["load"], load[None])
+    torch.testing.assert_close(float(flow.facts["entropy"]), float(-(share * share.log()).sum(-1).mean()))
+    assert float(flow.facts["dropped"]) == 0
+    torch.testing.assert_close(float(flow.aux["balance"].detach()), float(0.3 * 4 * (load * share.mean(0)).sum()))
+    torch.testing.assert_close(float(flow.aux["z"].detach()), float(0.2 * logits.exp().sum(-1).log().square().mean()))
+
+
+def test_noise_has_a_learnt_size_and_only_training_hears_it() -> None:
+    made, x = mixture(replace(GATED, noise=True)), given()
+    assert made.noise is not None
+    quiet = made.eval()(x, flow_of(x))
+    assert torch.equal(quiet, made(x, flow_of(x)))
+    tape = Tape("*.router")
+    made.train()(x, flow_of(x, tape=tape))
+    clean = x @ made.router.weight.mT
+    size = torch.nn.functional.softplus(x @ made.noise.weight.mT)
+    drawn = ((tape["ffn.router"] - clean) / size).detach().flatten()
+    assert abs(float(drawn.mean())) < 0.2 and 0.8 < float(drawn.std()) < 1.2
+    with torch.no_grad():
+        made.noise.weight.zero_()
+    torch.manual_seed(3)
+    loud = Tape("*.router")
+    made(x, flow_of(x, tape=loud))
+    torch.manual_seed(3)
+    torch.testing.assert_close(loud["ffn.router"], clean + math.log(2) * torch.randn(clean.shape))
+
+
+def test_every_token_meets_the_shared_expert() -> None:
+    made, x = mixture(KINDS["shared"]).eval(), given()
+    shared = made.shared
+    write = made(x, flow_of(x))
+    made.shared = None
+    torch.testing.assert_close(write, made(x, flow_of(x)) + shared(x, flow_of(x)))
+
+
+def test_one_token_meets_its_own_experts_alone() -> None:
+    made = mixture(GATED).eval()
+    x, tape = given(1, 6), Tape("*.chosen")
+    whole = made(x, flow_of(x, tape=tape))
+    for at in range(6):
+        strange = sorted(set(range(4)) - set(tape["ffn.chosen"][0, at].tolist()))
+        other = mixture(GATED).eval()
+        with torch.no_grad():
+            for table in (other.up, other.gate, other.down):
+                table[strange] = math.nan
+            one = other(x[:, at : at + 1], flow_of(x[:, :1]))
+        torch.testing.assert_close(one, whole[:, at : at + 1], rtol=0.0, atol=1e-5)
+
+
+def test_the_router_thinks_in_fp32() -> None:
+    made, x, tape = mixture(GATED, torch.bfloat16), given(dtype=torch.bfloat16), Tape("*")
+    with torch.autocast("cpu", torch.bfloat16):
+        write = made(x, flow_of(x, tape=tape))
+    assert tape["ffn.router"].dtype == tape["ffn.weight"].dtype == torch.float32 and write.dtype == torch.bfloat16
+    torch.testing.assert_close(tape["ffn.router"], x.float() @ made.router.weight.float().mT)
+    full = mixture(GATED)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = full(given(), flow_of(given()))
+    exact = full(given(), flow_of(given()))
+    assert float((rounded - exact).abs().max()) < 0.03 * float(exact.abs().max())
+
+
+def test_the_tape_sees_each_token_and_an_edit_sends_it_elsewhere() -> None:
+    made, x, tape = mixture(GATED).eval(), given(), Tape("*")
+    plain = made(x, flow_of(x))
+    assert torch.equal(made(x, flow_of(x, tape=tape)), plain)
+    shapes = {name: tuple(value.shape) for name, value in tape.records.items()}
+    assert shapes == {
+        "ffn.router": (3, 20, 4),
+        "ffn.weight": (3, 20, 2),
+        "ffn.chosen": (3, 20, 2),
+        "ffn.hidden": (3, 20, 2, 64),
+        "ffn.write": (3, 20, C),
+    }
+    expert = int(tape["ffn.chosen"][1, 7, 1])
+    assert made.gate is not None
+    seen = torch.nn.functional.silu(x[1, 7] @ made.gate[expert].mT) * (x[1, 7] @ made.up[expert].mT)
+    torch.testing.assert_close(tape["ffn.hidden"][1, 7, 1], seen)
+    sent = made(x, flow_of(x, tape=Tape(edits={"*.chosen": lambda path, value: (value + 1) % 4})))
+    assert not torch.allclose(sent, plain, atol=1e-2)
+    silent = made(x, flow_of(x, tape=Tape(edits={"*.hidden": lambda path, value: value * 0})))
+    assert silent.abs().max() == 0
+
+
+def test_facts_of_every_mixture_reach_the_output() -> None:
+    first, second = (tiny.block(feedforward=c.MoE(experts, 2, c.MLP(16))) for experts in (4, 6))
+    model = build_model(tiny.decoder(first, tiny.block(), second, position=c.Rotary()), seed=1)
+    facts = model(tiny.tokens()).facts
+    assert {name: tuple(value.shape) for name, value in facts.items()} == {
+        "load": (4, 6),
+        "entropy": (4,),
+        "dropped": (4,),
+    }
+    torch.testing.assert_close(facts["load"].sum(-1), torch.ones(4))
+    assert facts["load"][0::2, 4:].abs().max() == 0  # four of the six exist
+    assert not any(value.requires_grad for value in facts.values())
+    assert not model.eval()(tiny.tokens()).facts
+
+
+def test_an_encoders_mixtures_are_heard_too() -> None:
+    base: Any = tiny.vaswani()
+    think = c.MoE(4, 2, c.MLP(16), balance=0.1)
+    mixed = replace(base, encoder=replace(base.encoder, pattern=(replace(base.encoder.pattern[0], feedforward=think),)))
+    out = build_model(mixed, seed=1)(tiny.tokens(), tiny.tokens(3, 9))
+    assert float(out.aux["balance"]) > 0 and out.facts["load"].shape == (2, 4)
+
+
+def test_muon_takes_a_stack_as_its_matrices() -> None:
+    draw = torch.Generator().manual_seed(0)
+    start = torch.randn(3, 24, 16, generator=draw)
+    grads = [torch.randn(3, 24, 16, generator=draw) for _ in range(3)]
+    stack, apart = nn.Parameter(start.clone()), [nn.Parameter(matrix.clone()) for matrix in start]
+    ours = muon.Muon([{"params": [stack], "lr": 0.1, "weight_decay": 0.1}], 0.9)
+    theirs = torch.optim.Muon(apart, 0.1, 0.1, 0.9, adjust_lr_fn="match_rms_adamw")
+    for grad in grads:
+        stack.grad = grad.clone()
+        for weight, own in zip(apart, grad, strict=True):
+            weight.grad = own.clone()
+        ours.step()
+        theirs.step()
+    moved = torch.stack([weight.detach() for weight in apart])
+    scale = float((moved - start * 0.99**3).abs().max())
+    assert float((stack.detach() - moved).abs().max()) < 0.03 * scale  # bf16 inside both

@@ -176,6 +176,36 @@ def test_sparse_reads_a_cache_in_chunks(family: str, chunks: list[int], monkeypa
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("see", [c.Window(9), c.Strided(5), c.Fixed(7, 2)], ids=str)
+@pytest.mark.parametrize("name", ["plain", "left"])
+def test_the_gradient_is_that_of_small_differences(see: c.See, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With dropout, whose draw is the same each time, and capped scores, in float64."""
+    monkeypatch.setattr(plan, "SIDE", 8)
+    mask = situation(name, see, causal=True, length=20)
+    rows = len(mask.q_pos)
+    inputs = [torch.randn(rows, heads, 20, 3, dtype=torch.float64, requires_grad=True) for heads in (2, 1, 1)]
+
+    def run(*inputs: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(5)
+        return attend.sparse(*inputs, mask, None, 0.7, softcap=2.0, dropout=0.3)
+
+    assert torch.autograd.gradcheck(run, inputs, fast_mode=True)
+
+
+def test_dropout_drops_its_share_and_keeps_the_mean() -> None:
+    pos = torch.arange(64)[None]
+    mask = Mask(pos, pos, True, c.Window(16), plain=True)
+    q = torch.randn(1, 1, 64, 64)
+    ones = torch.eye(64)[None, None]  # what comes out is the pattern itself
+    whole = attend.sparse(q, q, ones, mask, None, 0.1)
+    dropped = torch.stack([attend.sparse(q, q, ones, mask, None, 0.1, dropout=0.25) for _ in range(400)])
+    seen = whole > 0
+    assert (dropped[:, seen] == 0).float().mean() == pytest.approx(0.25, abs=0.01)
+    torch.testing.assert_close(dropped.mean(0), whole, rtol=0, atol=0.12)
+    kept = dropped > 0
+    torch.testing.assert_close(dropped[kept], (whole / 0.75).expand_as(dropped)[kept])
+
+
 class Largest(TorchDispatchMode):
     """The most numbers that any tensor made within holds."""
 
@@ -212,7 +242,7 @@ def test_sparse_is_chosen_where_it_pays_and_only_there() -> None:
     def chosen(see: c.See, length: int = 1024, **rest: object) -> bool:
         mask = Mask(pos[:, :length], pos[:, :length], True, see, **rest)  # type: ignore[arg-type]
         q = torch.zeros(1, 1, length, 8)
-        return attend._sparse_pays(q, q, mask)
+        return attend._sparse_pays(q, q, mask, 0.0)
 
     docs = pos // 128
     assert chosen(c.Window(64), plain=True)

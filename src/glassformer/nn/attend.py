@@ -79,8 +79,8 @@ def sdpa(
     look: Look = unwatched,
 ) -> Tensor:
     """PyTorch's fused kernels, or ``sparse`` or ``blocks`` where they pay; no mask where a kernel knows its shape."""
-    if bias is None and dropout == 0 and _sparse_pays(q, k, mask):
-        return visit(q, k, v, mask, scale, softcap)
+    if bias is None and _sparse_pays(q, k, mask, dropout):
+        return visit(q, k, v, mask, scale, softcap, dropout)
     if softcap is not None:
         return eager(q, k, v, mask, bias, scale, softcap, dropout)  # no fused kernel caps scores
     if bias is None and _blocks_pay(q, k, dropout):
@@ -143,17 +143,17 @@ def sparse(
     dropout: float = 0.0,
     look: Look = unwatched,
 ) -> Tensor:
-    """Time and memory by the pairs that are visited (``sparse.py``); with a bias or dropout, ``eager``."""
-    if bias is not None or dropout > 0:
+    """Time and memory by the pairs that are visited (``sparse.py``); with a bias (of all pairs), ``eager``."""
+    if bias is not None:
         return eager(q, k, v, mask, bias, scale, softcap, dropout)
-    return visit(q, k, v, mask, scale, softcap)
+    return visit(q, k, v, mask, scale, softcap, dropout)
 
 
-def _sparse_pays(q: Tensor, k: Tensor, mask: Mask) -> bool:
+def _sparse_pays(q: Tensor, k: Tensor, mask: Mask, dropout: float) -> bool:
     """Long rows on a CPU of which the blocks to be visited hold at most a third; a seventh where ``blocks`` is good."""
     if q.shape[2] < 512 or q.device.type != "cpu" or torch.compiler.is_compiling() or mask.fast is not None:
         return False
-    return share(mask) <= (0.15 if _blocks_pay(q, k) else 0.3)
+    return share(mask) <= (0.15 if _blocks_pay(q, k, dropout) else 0.3)
 
 
 SIDE = 128

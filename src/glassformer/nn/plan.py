@@ -113,16 +113,16 @@ class Layout:
         at = self.columns.clamp(min=0)
         laid = known.map(lambda x: x.gather(1, at))
         laid = laid._replace(pos=laid.pos.masked_fill(self.columns < 0, -1))
-        return laid.map(lambda x: x.view(len(x), -1, self.side))
+        return laid.map(lambda x: (x if x.dtype == torch.bool else x.int()).view(len(x), -1, self.side))
 
     def lay(self, x: Tensor) -> Tensor:
-        """x (R, M, T, D) -> blocks (R, M, N / E, E, D), zero where a slot is empty."""
-        x = x if self.still else _rows(x, self.columns)
-        return x.reshape(*x.shape[:2], -1, self.side, x.shape[3])
+        """x (R, M, T, D) -> blocks (M, R * N / E, E, D), zero where a slot is empty."""
+        x = (x if self.still else _rows(x, self.columns)).transpose(0, 1)
+        return x.reshape(len(x), -1, self.side, x.shape[3])
 
     def back(self, blocks: Tensor) -> Tensor:
-        """Blocks (R, M, N / E, E, D) -> (R, M, T, D), zero where a column has no slot."""
-        x = blocks.flatten(2, 3)
+        """Blocks (M, R * N / E, E, D) -> (R, M, T, D), zero where a column has no slot."""
+        x = blocks.view(len(blocks), len(self.columns), -1, blocks.shape[3]).transpose(0, 1)
         return x if self.still else _rows(x, self.slots)
 
 
@@ -151,8 +151,10 @@ class Plan:
         return int(self.touch.sum()) * self.queries.side * self.keys.side
 
     def blank(self, q: Tensor) -> Tensor:
-        """Room for what comes of the blocks of queries, in fp32; zeros where a block may see nothing."""
-        return (torch.empty_like if bool(self.touch.any(2).all()) else torch.zeros_like)(q, dtype=torch.float32)
+        """Room for what comes of the blocks of queries, in fp32 at least; zeros where a block may see nothing."""
+        return (torch.empty_like if bool(self.touch.any(2).all()) else torch.zeros_like)(
+            q, dtype=torch.promote_types(q.dtype, torch.float32)
+        )
 
 
 def plans(mask: Mask) -> list[Plan]:

@@ -206,16 +206,19 @@ def attach(model: Model, folder: Path) -> None:
         )
     files = tensorfiles.Files(folder, header)
     names = {name.removeprefix(PREFIX) for name in header}
+    strange: list[str] | None = None
     for links, prefix in _namings(model.config):
         matrices = {m.name: m for m in _matrices(links, prefix, weights.shapes(model.config))}
         wholes = {name.removeprefix(prefix) for link in links for name in link.theirs}
         changed = {name.removesuffix(DOWN) for name in names if name.endswith(DOWN)}
         rest = names - {name + part for name in changed for part in (DOWN, UP)}
-        if changed <= matrices.keys() and rest <= wholes:
-            break
-    else:
         odd = sorted((changed - matrices.keys()) | (rest - wholes))
-        raise UserError(f"{folder} changes {tensorfiles.short(odd)}, which its base does not have; check the base.")
+        if not odd:
+            break
+        strange = odd if strange is None or len(odd) < len(strange) else strange
+    else:
+        names_of = tensorfiles.short(strange or [])
+        raise UserError(f"{folder} changes {names_of}, which its base does not have; check the base.")
     layers: dict[str, tuple[Tensor, Tensor, float]] = {}
     for name in changed:
         down, up = (files.read(PREFIX + name + part) for part in (DOWN, UP))

@@ -10,7 +10,7 @@ HELP = "One model of the mean weights of a run's last checkpoints."
 
 def options(one: argparse.ArgumentParser) -> None:
     """Its arguments."""
-    one.add_argument("run", metavar="DIR", help="the folder of a run, as given to train --out")
+    one.add_argument("folder", metavar="DIR", help="the folder of a run, as given to train --out")
     one.add_argument("--last", type=int, default=5, metavar="N", help="the last N checkpoints it keeps (5)")
     one.add_argument("--out", required=True, metavar="FOLDER", help="where to save the model")
 
@@ -20,6 +20,6 @@ def run(given: argparse.Namespace) -> None:
     from .. import store
     from ..training import average
 
-    model, tokenizer, labels = average(Path(given.run), given.last)
+    model, tokenizer, labels = average(Path(given.folder), given.last)
     store.save(model, given.out, tokenizer, labels=labels)
     print(given.out)

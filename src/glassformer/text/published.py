@@ -132,10 +132,6 @@ SETS = {
                 "data/multi30k-en-de/code",
                 "5b545f318e49f24367c7399019c9aeb5e3720b6379a08f887c2792af71c37f2a",
             ),
-            "README-baseline.md": (
-                "README-baseline.md",
-                "3bb5bc90e16abb1cbf3405f8710528053f6203e53662a853152c9eb6bfaeb805",
-            ),
         },
     ),
     "sst2": Origin(

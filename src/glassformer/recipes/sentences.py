@@ -2,7 +2,7 @@
 
 modules.json                 which steps follow the encoder: pooling, and perhaps scaling to length 1
 1_Pooling/config.json        which vector stands for the sentence
-sentence_bert_config.json    how many tokens are read at most
+sentence_bert_config.json    how many tokens are read at most (version 6: the tokenizer_config.json says so)
 
 What these files say travels in the raw config.json under one key of our own, ``sentence_transformers``.
 """
@@ -23,10 +23,13 @@ KEY = "sentence_transformers"
 MODULES = "modules.json"
 POOLING = "1_Pooling/config.json"
 LENGTH = "sentence_bert_config.json"
-MODES: dict[str, Literal["first", "last", "mean"]] = {
-    "pooling_mode_cls_token": "first",
+TOKENIZER = "tokenizer_config.json"
+LONGEST = 1 << 20  # what is more means that there is no limit
+MODES: dict[str, Literal["first", "last", "mean"]] = {"cls": "first", "mean": "mean", "lasttoken": "last"}
+FLAGS = {  # how versions before 6 said it, each true or false
+    "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_lasttoken": "last",
+    "pooling_mode_lasttoken": "lasttoken",
 }
 
 
@@ -35,21 +38,28 @@ def open_beside(folder: Path) -> dict[str, Any]:
     if not (folder / MODULES).is_file():
         return {}
     listed = _json(folder / MODULES)
-    steps = [str(dict(step).get("type")).rpartition(".")[2] for step in listed if isinstance(step, dict)]
+    listed = [step for step in listed if isinstance(step, dict)] if isinstance(listed, list) else []
+    steps = [str(step.get("type")).rpartition(".")[2] for step in listed]
     if steps not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise UserError(
-            f"{folder / MODULES} asks for {', '.join(steps)[:80]}, but only Transformer, Pooling and perhaps Normalize "
-            f"are built here; use a model without more."
+            f"{folder / MODULES} asks for {', '.join(steps)[:80] or 'nothing'}, but only Transformer, Pooling and perhaps "
+            f"Normalize are built here; use a model without more."
         )
     pooling = _table(folder / str(listed[1].get("path")) / "config.json")
-    modes = [key for key, value in pooling.items() if key.startswith("pooling_mode_") and value is True]
+    modes = [str(pooling.get("pooling_mode"))] if "pooling_mode" in pooling else []
+    modes += [FLAGS.get(key, key) for key, said in pooling.items() if key.startswith("pooling_mode_") and said is True]
     if len(modes) != 1 or modes[0] not in MODES:
         raise UserError(
             f"{folder / MODULES} pools by {', '.join(modes)[:160] or 'nothing'}, but one of {', '.join(MODES)} is "
             f"built here; use a model that does."
         )
-    length = _table(folder / LENGTH).get("max_seq_length") if (folder / LENGTH).is_file() else None
-    return {KEY: {"pooling": modes[0], "normalize": len(steps) == 3, "max_seq_length": length}}
+    length = _said(folder / LENGTH).get("max_seq_length") or _said(folder / TOKENIZER).get("model_max_length")
+    known = type(length) is int and length <= LONGEST
+    return {KEY: {"pooling": modes[0], "normalize": len(steps) == 3, "max_seq_length": length if known else None}}
+
+
+def _said(path: Path) -> dict[str, Any]:
+    return _table(path) if path.is_file() else {}
 
 
 def _json(path: Path) -> Any:
@@ -75,7 +85,7 @@ def read(raw: Raw, model: config.Model) -> config.Model:
         return model
     if not isinstance(model, config.Encoder):
         raise UserError(f"{raw.source}: {MODULES} makes sentence vectors of a decoder, and here only encoders do that.")
-    pool = config.Pool(said.choice("pooling", MODES, "pooling_mode_mean_tokens"), unit=said.flag("normalize", False))
+    pool = config.Pool(said.choice("pooling", MODES, "mean"), unit=said.flag("normalize", False))
     length = said.whole("max_seq_length", model.context)
     return replace(model, head=None, pool=pool, context=min(length, model.context))
 
@@ -100,7 +110,7 @@ def files_of(said: Mapping[str, Any], dim: int) -> dict[str, str]:
         {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{name}"}
         for i, (path, name) in enumerate(steps)
     ]
-    pooling = {"word_embedding_dimension": dim, **{key: key == said["pooling"] for key in MODES}}
+    pooling = {"word_embedding_dimension": dim, **{flag: mode == said["pooling"] for flag, mode in FLAGS.items()}}
     length = {"max_seq_length": said["max_seq_length"], "do_lower_case": False}
     tables: dict[str, Any] = {MODULES: modules, POOLING: pooling, LENGTH: length}
     return {name: json.dumps(table, indent=2) + "\n" for name, table in tables.items()}

@@ -103,6 +103,7 @@ def test_whole_words_are_chosen_together(kind: str, tmp_path: Path) -> None:
     chosen = made.targets >= 0
     for number in word.unique():
         inside = chosen[:, word == number]
+        assert number == 1 or (inside[:, 0] != chosen[:, word == number - 1][:, 0]).any(), "each by itself"
         assert torch.equal(inside.any(1), inside.all(1)), "all of a word or nothing"
         assert abs(float(inside[:, 0].float().mean()) - 0.3) < 0.08
     assert word[-1] == len(whole.split()) * 2
@@ -205,6 +206,13 @@ def test_spans_of_packed_documents_stay_in_them(marked: text.Tokenizer) -> None:
             assert whole == tokens[row, first : first + length].tolist()
         assert made.docs[row].max() == made.source_docs[row].max() == 1
     assert (made.targets[made.pos < 0] == -1).all()
+    opened = text.train("char", [LETTERS], specials=("<s>", *MARKS))
+    tokens[:, 23], given = opened.bos, replace(given, tokens=tokens)
+    begun = corrupt.spans(given, random(), Span(0.5), opened)
+    assert begun.tokens[0, 0] == opened.bos and not (begun.source == opened.bos).any(), "ends are no part of the text"
+    assert not (begun.targets == opened.bos).any() and (begun.targets == opened.eos).sum() == 6
+    given = packed(tokens, [20, 3, 30])
+    made = corrupt.spans(given, random(), Span(), marked)
     again = corrupt.spans(given, random(), Span(), marked)
     assert torch.equal(again.tokens, made.tokens) and torch.equal(again.source, made.source)
 

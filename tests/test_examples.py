@@ -379,6 +379,13 @@ def test_rows_hold_what_fits_and_little_air() -> None:
     assert np.concatenate(list(in_order(sizes, room))).tolist() == list(range(len(sizes)))
 
 
+def test_a_side_is_no_wider_than_its_rows() -> None:
+    long = tuple(Example(" ".join(WORDS), "w1 w2", None, n) for n in range(4))
+    made = encode(Table("long", long), TOKENIZERS["words"], Seq2Seq(), tiny.t5(), 40)
+    batch = next(ExampleBatches(made, 4, 40))
+    assert batch.source.shape == (4, 32) and batch.tokens.shape == batch.docs.shape == (4, 8)
+
+
 def test_multi30k_fills_its_rows(shared_data: Path) -> None:
     folder = shared_data / "multi30k-bpe-ende"
     sides = {part: str(folder / f"valid.{end}") for part, end in (("source", "en"), ("target", "de"))}

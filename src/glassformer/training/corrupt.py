@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -62,8 +63,10 @@ def _kinds(tokenizer: Tokenizer) -> tuple[Array, Array]:
     special = set(tokenizer.specials.values())
     names = [tokenizer.token(id) for id in range(tokenizer.size)]
     ordinary = np.array([bool(name) and id not in special for id, name in enumerate(names)])
-    opens = np.array([tokenizer.bytes_of(id)[:1].isspace() for id in range(tokenizer.size)])
-    return ordinary, opens
+    prefix = json.loads(tokenizer.to_json())["model"].get("continuing_subword_prefix")
+    if prefix:  # WordPiece marks what goes on instead
+        return ordinary, np.array([not name.startswith(prefix) for name in names])
+    return ordinary, np.array([tokenizer.bytes_of(id)[:1].isspace() for id in range(tokenizer.size)])
 
 
 def mask(batch: Batch, random: np.random.Generator, words: objectives.Masked, tokenizer: Tokenizer | None) -> Batch:

@@ -86,20 +86,22 @@ def in_order(sizes: Array, room: int) -> Iterator[Array]:
 
 
 def batch_of(encoded: Encoded, rows: Sequence[Array], context: int) -> Batch:
-    """A batch (B, T) of rows of examples."""
+    """A batch (B, T) of rows of examples; a side that no row fills is narrower, in steps of ``context`` / 16."""
     items = np.concatenate(rows)
     row = np.repeat(np.arange(len(rows)), [len(one) for one in rows])
     filled: dict[str, Array] = {}
+    step = max(8, context // 16)  # few different widths
     for side in encoded.sides:
         size = side.sizes[items]
         before = np.cumsum(size) - size  # tokens of the batch before each example
         at = before - before[np.searchsorted(row, row)]  # the column in which it begins
         inside = np.arange(size.sum()) - np.repeat(before, size)
-        there, here = (np.repeat(begin, size) + inside for begin in (side.starts[items], row * context + at))
+        width = min(context, -(-int((at + size).max()) // step) * step)
+        there, here = (np.repeat(begin, size) + inside for begin in (side.starts[items], row * width + at))
         for name, column in side.columns.items():
-            filled[name] = np.full(len(rows) * context, EMPTY[name], np.int64)
+            filled[name] = np.full(len(rows) * width, EMPTY[name], np.int64)
             filled[name][here] = column[there]
-            filled[name] = filled[name].reshape(len(rows), context)
+            filled[name] = filled[name].reshape(len(rows), width)
     for pos, docs in (("pos", "docs"), ("source_pos", "source_docs")):
         if pos in filled:
             filled[docs] = np.where(filled[pos] < 0, -1, np.cumsum(filled[pos] == 0, axis=1) - 1)
@@ -115,7 +117,7 @@ def batch_of(encoded: Encoded, rows: Sequence[Array], context: int) -> Batch:
 
 
 class ExampleBatches:
-    """An endless iterator of training batches: B rows of ``context`` tokens, each example once an epoch.
+    """An endless iterator of training batches: B rows of up to ``context`` tokens, each example once an epoch.
 
     Which examples share a row and the order of the rows are a function of (seed, epoch) alone, so ``state()`` is a few
     numbers. A batch may end one epoch and begin the next.

@@ -153,7 +153,7 @@ def t5(**changes: Any) -> Any:
     sizes = {"vocab_size": VOCAB, "d_model": 32, "d_kv": 8, "d_ff": 52, "num_layers": 2, "num_heads": 4}
     twins = changes.pop("twins", changes.get("tie_word_embeddings", True))
     factor = 1.5 if changes.get("tie_word_embeddings", True) else 0.3  # logits of some units, scaled down or not
-    config = transformers.T5Config(**{**sizes, **changes}, initializer_factor=factor)
+    config = transformers.T5Config(**{**sizes, "initializer_factor": factor, **changes})
     model = transformers.T5ForConditionalGeneration(config)
     if not twins:  # transformers 5 ties all heads, and lets files untie them
         model.lm_head.weight = torch.nn.Parameter(torch.randn(VOCAB, 32, generator=torch.Generator().manual_seed(3)))
@@ -300,3 +300,85 @@ def test_halves_are_the_paper_s_waves_in_another_order() -> None:
 
     order = [0, 2, 4, 6, 1, 3, 5, 7]
     assert torch.equal(waves(True), waves(False)[..., order])
+
+
+# ------------------------------------------------------------------------------ as the hub has them
+
+
+def test_the_hub_s_first_bert(tmp_path: Path) -> None:
+    """Old names of norms, the positions among the weights, and both ends in a file that speaks of one."""
+    from safetensors.torch import save_file
+
+    theirs = bert("BertForPreTraining")
+    theirs.save_pretrained(tmp_path)
+    old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    held = files(tmp_path)
+    for new, name in old.items():
+        held = {key.replace(new, name): tensor for key, tensor in held.items()}
+    held["cls.predictions.decoder.weight"] = held["bert.embeddings.word_embeddings.weight"].clone()
+    held["bert.embeddings.position_ids"] = torch.arange(40)[None]
+    save_file(held, tmp_path / "model.safetensors")
+    raw = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**raw, "architectures": ["BertForMaskedLM"]}))
+    ours, _ = store.load(tmp_path)
+    equal_bert(ours, theirs)
+    wanted = replace(ours.config, head=None, pool=config.Pool("first", "tanh", labels=3))
+    assert store.load_as(wanted, tmp_path).new == ("pool.proj.weight", "pool.proj.bias")  # its pooler is kept
+
+
+def test_a_bert_without_its_pooler(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    theirs = bert("BertModel")
+    theirs.save_pretrained(tmp_path)
+    save_file({k: v for k, v in files(tmp_path).items() if "pooler" not in k}, tmp_path / "model.safetensors")
+    ours, _ = store.load(tmp_path)
+    assert ours.config.pool is None and ours.config.head is None
+    close(ours(tokens()).hidden, theirs(tokens()).last_hidden_state)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "told"),
+    [
+        ("bert", {"position_embedding_type": "relative_key"}, '"position_embedding_type" is "relative_key", but'),
+        ("bert", {"is_decoder": True}, '"is_decoder" is true'),
+        ("bert", {"num_attention_heads": 5}, "5 heads do not divide dim 32"),
+        ("bert", {"type_vocab_size": 0}, '"type_vocab_size" is 0'),
+        ("bert", {"architectures": ["BertForQuestionAnswering"]}, '"BertForQuestionAnswering" is not in'),
+        ("bert", {"architectures": ["BertForSequenceClassification"]}, "the files lack classifier.weight"),
+        ("t5", {"feed_forward_proj": "gated-tanh"}, '"feed_forward_proj" is "gated-tanh"; it must be one of'),
+        ("t5", {"decoder_start_token_id": 7}, '"decoder_start_token_id" is 7; it must be the id of pad or bos'),
+        ("t5", {"num_decoder_layers": 0}, '"num_decoder_layers" is 0'),
+        ("marian", {"tie_word_embeddings": False}, '"tie_word_embeddings" is false, but the head shares'),
+        ("marian", {"normalize_before": True}, '"normalize_before" is true, but norms come after here'),
+        ("marian", {"decoder_vocab_size": 7}, '"decoder_vocab_size" is 7, but both sides share one vocabulary'),
+    ],
+)
+def test_what_is_not_built_is_one_sentence(kind: str, change: dict[str, Any], told: str, tmp_path: Path) -> None:
+    made = {"bert": lambda: bert("BertModel"), "t5": t5, "marian": marian}[kind]()
+    made.save_pretrained(tmp_path)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**raw, **change}))
+    with pytest.raises(UserError, match=told) as caught:
+        store.load(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_t5_with_its_tokenizer_begins_with_pad(tmp_path: Path, shared_data: Path) -> None:
+    """The ids that transformers generates with are those that we do, and both write the same."""
+    from glassformer import generate, text
+
+    tokenizer = text.open(shared_data / "tok-t5")
+    theirs = t5(vocab_size=tokenizer.size, initializer_factor=1.0)
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours, _ = store.load(tmp_path / "theirs")
+    store.save(ours, tmp_path / "ours", tokenizer, layout="hf")
+    raw = json.loads((tmp_path / "ours" / "config.json").read_text())
+    assert (raw["pad_token_id"], raw["eos_token_id"], raw["decoder_start_token_id"]) == (0, 1, 0)
+    again, opened = store.load(tmp_path / "ours")
+    assert opened is not None and opened.sentinels == tokenizer.sentinels
+    source = opened.encode("Two dogs.", eos=True)
+    model = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path / "ours").eval()
+    told = model.generate(torch.tensor([source]), max_new_tokens=8, do_sample=False)[0].tolist()
+    steps = list(generate(again, opened, "Two dogs.", max_new=8, temperature=0.0))
+    assert told[0] == 0 and told[1 : 1 + len(steps)] == [step.token for step in steps]

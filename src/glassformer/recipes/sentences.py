@@ -42,8 +42,8 @@ def open_beside(folder: Path) -> dict[str, Any]:
     steps = [str(step.get("type")).rpartition(".")[2] for step in listed]
     if steps not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise UserError(
-            f"{folder / MODULES} asks for {', '.join(steps)[:80] or 'nothing'}, but only Transformer, Pooling and perhaps "
-            f"Normalize are built here; use a model without more."
+            f"{folder / MODULES} asks for {', '.join(steps)[:80] or 'nothing'}, but only Transformer, Pooling and "
+            f"perhaps Normalize are built here; use a model without more."
         )
     pooling = _table(folder / str(listed[1].get("path")) / "config.json")
     modes = [str(pooling.get("pooling_mode"))] if "pooling_mode" in pooling else []

@@ -85,7 +85,7 @@ class MoE(Part):
             here = (flow.pos >= 0).expand(chosen.shape[:2]).flatten()
             heading, tokens = heading.where(here, experts), int(here.sum())
         flat = heading.flatten()
-        counts = flat.new_zeros(experts + 1).scatter_add_(0, flat, torch.ones_like(flat))[:experts]
+        counts = _count(flat, experts + 1)[:experts]
         room = None
         if self.training and self.cfg.capacity is not None:  # made even and at least 4, as nanoMoE does
             room = math.floor(self.cfg.top_k * self.cfg.capacity * tokens / experts)
@@ -226,6 +226,13 @@ def _kernel(rows: Tensor, table: Tensor) -> bool:
     kinds = (torch.bfloat16,) if rows.is_cuda else (torch.bfloat16, torch.float32)
     aligned = all(size * rows.element_size() % 16 == 0 for size in table.shape[1:])
     return rows.dtype in kinds and rows.device.type in ("cpu", "cuda") and aligned and len(rows) > 0
+
+
+def _count(numbers: Tensor, kinds: int) -> Tensor:
+    """How often each of 0 .. kinds - 1 occurs; on a GPU without asking it."""
+    if numbers.device.type == "cpu":
+        return numbers.bincount(minlength=kinds)
+    return numbers.new_zeros(kinds).scatter_add_(0, numbers, torch.ones_like(numbers))
 
 
 def _mean(values: Tensor, here: Tensor | None) -> Tensor:

@@ -282,3 +282,54 @@ def test_a_resumed_run_is_the_undisturbed_one(objective, data, tmp_path, monkeyp
         assert "valid_accuracy" in last
     if objective == "Seq2Seq":
         assert " and " in said.split("made of ")[1].splitlines()[0]
+
+
+# -------------------------------------------------------------------------------------- mistakes
+
+
+@pytest.mark.parametrize(
+    ("objective", "shape", "said"),
+    [
+        ("Causal", BERT, r"Causal trains a model of the shape Decoder and this one is an Encoder.*train.objective"),
+        ("Masked", tiny.vaswani(), r"Masked trains .* Encoder and this one is an EncoderDecoder.*Seq2Seq"),
+        ("Span", tiny.DECODERS["llama"], r"Span trains .* EncoderDecoder and this one is a Decoder"),
+    ],
+)
+def test_an_objective_that_does_not_fit_the_shape(objective, shape, said, data, tmp_path):
+    with pytest.raises(UserError, match=said) as caught:
+        training.run(dataclasses.replace(settings(data, objective), model=shape_of(shape)), tmp_path / "run")
+    assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
+
+
+def test_data_of_the_wrong_kind(data, tmp_path):
+    asked = settings(data, "Masked")
+    wrong = dataclasses.replace(asked, data=run.Examples(str(data / "labels.tsv")))
+    with pytest.raises(UserError, match=r'Masked learns from running text; set \[data\] type = "Data"'):
+        training.run(wrong, tmp_path / "run")
+    wrong = dataclasses.replace(settings(data, "Classify"), data=asked.data)
+    with pytest.raises(UserError, match=r'Classify learns from examples; set \[data\] type = "Examples"'):
+        training.run(wrong, tmp_path / "run")
+
+
+@pytest.mark.parametrize(("objective", "said"), [("Masked", "has no mask token"), ("Span", "has no sentinels")])
+def test_a_tokenizer_that_lacks_what_the_objective_needs(objective, said, data, tmp_path):
+    from glassformer import text
+
+    text.train("char", ["".join(map(chr, range(32, 127)))]).save(tmp_path)
+    with pytest.raises(UserError, match=said):
+        training.run(settings(data, objective, **{"data.tokenizer": str(tmp_path)}), tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", ["seq2seq", "prefix", "masked", "classify"])
+def test_compiled_is_as_written_out(name):
+    words, shape, batch = CASES[name]
+    model = build_model(dataclasses.replace(shape, pool=None) if name == "masked" else shape, seed=1)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    compiled = torch.compile(model, backend="aot_eager", dynamic=False)
+    for low in (0, 2, 1):
+        part = batch.rows(low, low + 2)
+        right, found = (gradients(runner, part, make(words), 1) for runner in (model, compiled))
+        assert found.loss == pytest.approx(right.loss, rel=1e-5) and found.count == right.count
+    if name != "classify":  # how many documents there are is not known before: the pool stays outside
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1

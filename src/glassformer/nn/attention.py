@@ -18,6 +18,8 @@ from .mask import Mask
 from .packed import together
 from .position import Position
 
+ALL = config.Full()  # made once: torch.compile has no way to make one
+
 
 @builds(config.Attention)
 class Attention(Part):
@@ -107,4 +109,4 @@ class Attention(Part):
         assert memory is not None
         docs = None if flow.docs is None or memory.docs is None else (flow.docs, memory.docs)
         plain = memory.plain and docs is None
-        return flow.once("across", lambda: Mask(flow.pos, memory.pos, causal=False, docs=docs, plain=plain))
+        return flow.once("across", lambda: Mask(flow.pos, memory.pos, False, ALL, docs, plain))

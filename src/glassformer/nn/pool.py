@@ -28,6 +28,7 @@ class Pool(Part):
         self.drop = Dropout(cfg.dropout)
         self.proj = linear(dim, cfg.labels, bias=True) if cfg.labels else None
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # how many documents there are is not known before
     def forward(self, hidden: Tensor, flow: Flow) -> Tensor:
         """hidden (B, T, C) -> (D, C), or (D, L) with labels; documents in the order of rows, then of columns."""
         x = flow.look(self, "vector", self.gather(hidden, flow.pos.expand(hidden.shape[:2])))

@@ -273,6 +273,17 @@ def test_marian_both_ways(name: str, tmp_path: Path) -> None:
     both_ways(marian(**MARIAN[name]), tmp_path, ("right",))  # theirs counts columns, ours what is there
 
 
+def test_a_marian_beside_its_two_vocabularies(tmp_path: Path) -> None:
+    """Its pieces are cut by one file for each language, which is no tokenizer here; the model loads without."""
+    theirs = marian()
+    theirs.save_pretrained(tmp_path)
+    for name in ("source.spm", "target.spm", "vocab.json"):
+        (tmp_path / name).write_text("{}")
+    ours, tokenizer = store.load(tmp_path)
+    assert tokenizer is None
+    equal_pairs(ours, theirs)
+
+
 def test_our_2017_model_is_theirs_with_sines_first(tmp_path: Path) -> None:
     """A size of ours, shrunk, is a Marian of theirs once its waves stand in halves; its head's bias is zeros there."""
     small: Any = recipes.find("vaswani/tiny")

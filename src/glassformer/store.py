@@ -224,7 +224,9 @@ def _numbers_as_letters(name: str) -> str:
 
 
 def open_tokenizer(folder: Path) -> Tokenizer | None:
-    """The tokenizer in a model's folder, None where there is none."""
+    """The tokenizer in a model's folder, None where there is none (or Marian's pair of them, one for each language)."""
+    if (folder / "source.spm").exists() and not (folder / "tokenizer.json").exists():
+        return None
     if not any((folder / name).exists() for name in TOKENIZERS) and not any(folder.glob("*.tiktoken")):
         return None
     from . import text

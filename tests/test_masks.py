@@ -18,7 +18,7 @@ from glassformer import cost, serial
 from glassformer.cli import main
 from glassformer.errors import UserError
 from glassformer.inspection import masks
-from glassformer.nn import Cache, Mask, attend, plan
+from glassformer.nn import Cache, Mask, attend, flex, plan
 from glassformer.nn.mask import visited
 from glassformer.positions import RULES, ahead, reach, read_rule
 from tiny import tokens
@@ -162,6 +162,29 @@ def test_every_engine_equals_eager(engine: str, name: str, see: c.See, monkeypat
         found = computed(attend.ENGINES[engine], mask, kv_heads, softcap)
         for left, right in zip(found, computed(attend.eager, mask, kv_heads, softcap), strict=True):
             torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-5)
+
+
+@every_rule
+@pytest.mark.parametrize("name", SITUATIONS)
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_attention_equals_eager_forward(name: str, see: c.See) -> None:
+    mask = situation(name, see, causal=True, length=300)  # three of its blocks
+    q, k, v = (torch.randn(2, heads, 300, 16) for heads in (4, 2, 2))
+    q, (k, v) = q[:, :, -mask.q_pos.shape[1] :], (x[:, :, : mask.k_pos.shape[1]] for x in (k, v))
+    real = (mask.q_pos >= 0)[:, None, :, None]
+    with torch.no_grad():
+        found = attend.flex(q, k, v, mask, None, 0.5, 2.0) * real
+        torch.testing.assert_close(found, attend.eager(q, k, v, mask, None, 0.5, 2.0) * real, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_flex_attention_compiled_on_a_cpu() -> None:
+    mask = situation("documents", c.Strided(16), causal=True, length=300)
+    q = torch.randn(2, 4, 300, 32)
+    wanted = attend.eager(q, q, q, mask, None, 0.2)
+    with torch.no_grad():
+        found = flex._compiled()(q, q, q, block_mask=flex._blocks(mask), scale=0.2)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", ["starcoder2", "strided", "fixed", "prefix", "mixed", "gemma2"])

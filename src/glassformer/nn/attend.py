@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from .dropout import dropout as drop
 from .dropout import survivors
+from .flex import flexed
 from .mask import Mask
 from .plan import share
 from .sparse import visit
@@ -149,6 +150,24 @@ def sparse(
     return visit(q, k, v, mask, scale, softcap, dropout)
 
 
+def flex(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask,
+    bias: Tensor | None,
+    scale: float,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+    look: Look = unwatched,
+) -> Tensor:
+    """PyTorch's FlexAttention where it runs: on a GPU, and forward on a CPU; else ``sparse``, with a bias ``eager``."""
+    training = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    if bias is not None or dropout > 0 or (training and q.device.type == "cpu"):
+        return sparse(q, k, v, mask, bias, scale, softcap, dropout)
+    return flexed(q, k, v, mask, scale, softcap)
+
+
 def _sparse_pays(q: Tensor, k: Tensor, mask: Mask, dropout: float) -> bool:
     """Long rows on a CPU of which the blocks to be visited hold at most a third; a seventh where ``blocks`` is good."""
     if q.shape[2] < 512 or q.device.type != "cpu" or torch.compiler.is_compiling() or mask.fast is not None:
@@ -237,4 +256,4 @@ def _borders(queries: int, keys: int, causal: bool) -> Iterator[tuple[int, int, 
         yield start, end, end if causal else keys
 
 
-ENGINES: dict[str, Engine] = {"eager": eager, "sdpa": sdpa, "blocks": blocks, "sparse": sparse}
+ENGINES: dict[str, Engine] = {"eager": eager, "sdpa": sdpa, "blocks": blocks, "sparse": sparse, "flex": flex}

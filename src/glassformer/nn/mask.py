@@ -117,6 +117,7 @@ class Mask:
         self.ahead = ahead(see) if causal else 0
         self._dense: Tensor | None = None
         self.plans: list[Any] = []  # what the sparse engine made of it
+        self.flexed: Any = None  # and what FlexAttention made of it
 
     @property
     def fast(self) -> Literal["none", "causal"] | None:

@@ -167,7 +167,7 @@ def plans(mask: Mask) -> list[Plan]:
             if term.sift is not None:
                 keep &= k.pos % term.sift.size >= term.sift.size - term.sift.last
             queries, keys = Layout.of(q.pos, q.pos >= 0, term.step), Layout.of(k.pos, keep, term.step)
-            touch = _touch(mask, term, queries.gather(q), keys.gather(k))
+            touch = touching(mask, term, queries.gather(q), keys.gather(k))
             mask.plans.append(Plan(rule, queries, keys, touch, []))
             if rule is None:
                 break  # this term sees all there is
@@ -226,7 +226,7 @@ def _even(touch: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
             yield from zip(torch.split(q_blocks, several), torch.split(k_blocks, several), strict=True)
 
 
-def _touch(mask: Mask, term: Term, q: Side, k: Side) -> Tensor:
+def touching(mask: Mask, term: Term, q: Side, k: Side) -> Tensor:
     """Whether any pair of two blocks may be visited, (R, Q, P), from the least and the most of each: never too few."""
     q_low, q_high = (x[:, :, None] for x in _span(q.pos, q.pos >= 0))
     k_low, k_high = (x[:, None, :] for x in _span(k.pos, k.pos >= 0))

@@ -20,7 +20,7 @@ import torch
 from .. import config, files, serial
 from ..cost import Cost, available_memory, cost, gibibytes
 from ..errors import UserError
-from ..objectives import Causal, Seq2Seq
+from ..objectives import Causal, Full, Seq2Seq
 from ..run import WATCHING, Run, Train
 from . import checkpoint, prepare
 from .hooks import Evaluate, Hook, Log, Save, TensorBoard, draw, note
@@ -100,7 +100,7 @@ def _train(
         _restore(out, start, state)
         note(f"Going on from {start}, step {state.step} of {how.steps}.")
     plan = _plan(before, state, objective, how)
-    _say(price, how, plan, data)
+    _say(price, how, plan, data, sum(weight.numel() for weight in model.parameters() if not weight.requires_grad))
     facts = {"data": settings.data, "train": settings.train, "model": model_config, "plan": plan}
     about = {"glassformer": 1, **facts, "tokenizer": tokenizer.fingerprint}
     files.write(out / "run.json", serial.dumps(about))
@@ -185,7 +185,8 @@ def _plan(before: dict[str, Any], state: State, objective: Objective, how: Train
 
 
 def _refuse_what_cannot_fit(price: Cost, how: Train, device: str) -> None:
-    need, have = price.train("bf16" if how.dtype == "bfloat16" else "fp32"), available_memory(device)
+    still = 0 if isinstance(how.tune, Full) else price.total
+    need, have = _memory(price, how.dtype, still), available_memory(device)
     if have is not None and need > have:
         raise UserError(
             f"Training needs about {gibibytes(need)} and {gibibytes(have)} are free; lower train.batch or "
@@ -193,12 +194,17 @@ def _refuse_what_cannot_fit(price: Cost, how: Train, device: str) -> None:
         )
 
 
-def _say(price: Cost, how: Train, plan: Plan, data: Material) -> None:
+def _memory(price: Cost, dtype: str, still: int) -> int:
+    """Bytes to train; a weight that stays still has no gradient and no moments."""
+    return price.train("bf16" if dtype == "bfloat16" else "fp32") - 12 * still
+
+
+def _say(price: Cost, how: Train, plan: Plan, data: Material, still: int) -> None:
     """The cost statement: what is about to be done, with what, and how long it will take."""
     tokens = how.batch * price.context
     note(
         f"{price.total:,} parameters, {price.training_flops / 1e6:,.1f} MFLOP a token, "
-        f"about {gibibytes(price.train('bf16' if plan.dtype == 'bfloat16' else 'fp32'))} of memory."
+        f"about {gibibytes(_memory(price, plan.dtype, still))} of memory."
     )
     times = how.steps * how.batch / data.rows
     note(

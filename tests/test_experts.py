@@ -229,6 +229,10 @@ def test_the_tape_sees_each_token_and_an_edit_sends_it_elsewhere() -> None:
     torch.testing.assert_close(tape["ffn.hidden"][1, 7, 1], seen)
     sent = made(x, flow_of(x, tape=Tape(edits={"*.chosen": lambda path, value: (value + 1) % 4})))
     assert not torch.allclose(sent, plain, atol=1e-2)
+    with torch.no_grad():  # a single token, as in decoding
+        alone, one = Tape("*.hidden"), x[1:2, 7:8]
+        assert torch.equal(made(one, flow_of(one, tape=alone)), made(one, flow_of(one)))
+    torch.testing.assert_close(alone["ffn.hidden"][0, 0, 1], seen)
     silent = made(x, flow_of(x, tape=Tape(edits={"*.hidden": lambda path, value: value * 0})))
     assert silent.abs().max() == 0
 

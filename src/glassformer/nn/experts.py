@@ -56,7 +56,7 @@ class MoE(Part):
             weight = weight / weight.sum(-1, keepdim=True)
         weight, chosen = flow.look(self, "weight", weight), flow.look(self, "chosen", chosen)
         if chosen.shape[:2] == (1, 1) and flow.plain and not (self.training or torch.is_grad_enabled()):
-            write = self.one_token(x, weight, chosen)
+            write = self.one_token(x, weight, chosen, flow)
         else:
             choices = self.send(weight, chosen, flow)
             if self.training or self.cfg.balance or self.cfg.z:
@@ -79,15 +79,13 @@ class MoE(Part):
 
     def send(self, weight: Tensor, chosen: Tensor, flow: Flow) -> Choices:
         """Where each choice goes: padding nowhere, and while training no more to an expert than it has room for."""
-        tokens, experts = chosen.shape[0] * chosen.shape[1], self.cfg.experts
-        heading, here = chosen.flatten(0, 1).mT, None
+        heading, here, experts = chosen.flatten(0, 1).mT, None, self.cfg.experts
         if not flow.plain:
             here = (flow.pos >= 0).expand(chosen.shape[:2]).flatten()
-            heading, tokens = heading.where(here, experts), int(here.sum())
-        flat = heading.flatten()
-        counts = _count(flat, experts + 1)[:experts]
-        room = None
+            heading = heading.where(here, experts)
+        counts, room = _count(heading.flatten(), experts + 1)[:experts], None
         if self.training and self.cfg.capacity is not None:  # made even and at least 4, as nanoMoE does
+            tokens = heading.shape[1] if here is None else int(here.sum())
             room = math.floor(self.cfg.top_k * self.cfg.capacity * tokens / experts)
             room = max(4, room + room % 2)
         return Choices(heading, weight.flatten(0, 1).mT, counts, here, room)
@@ -105,23 +103,31 @@ class MoE(Part):
             write = write.index_add(0, token, answer)
         return write.to(x.dtype).view_as(x)
 
-    def one_token(self, x: Tensor, weight: Tensor, chosen: Tensor) -> Tensor:
+    def one_token(self, x: Tensor, weight: Tensor, chosen: Tensor, flow: Flow) -> Tensor:
         """A single token x (1, 1, C) meets its own experts alone, their tables read where they lie."""
+        experts = chosen.flatten().tolist()
+        hidden = torch.stack([self.hidden(expert, x) for expert in experts], dim=2)  # (1, 1, K, H)
+        hidden = flow.look(self, "hidden", hidden)
         write = torch.zeros_like(x, dtype=weight.dtype)
-        for expert, slot in sorted((expert, slot) for slot, expert in enumerate(chosen.flatten().tolist())):
-            write += self.answer(expert, x) * weight[..., slot]
+        for expert, slot in sorted(zip(experts, range(len(experts)), strict=True)):
+            write += self.product(expert, hidden[:, :, slot], self.down, self.down_bias) * weight[..., slot]
         return write.to(x.dtype)
 
     def answer(self, expert: int, x: Tensor) -> Tensor:
         """What one expert makes of x (..., C)."""
+        return self.product(expert, self.hidden(expert, x), self.down, self.down_bias)
 
-        def product(x: Tensor, table: Tensor, bias: Tensor | None) -> Tensor:
-            y = F.linear(x, table[expert])
-            return y if bias is None else y + bias[expert]
+    def hidden(self, expert: int, x: Tensor) -> Tensor:
+        """What one expert makes of x (..., C) half way: (..., H)."""
+        hidden = self.product(expert, x, self.up, self.up_bias)
+        if self.gate is None:
+            return self.act(hidden)
+        return self.act(self.product(expert, x, self.gate, self.gate_bias)) * hidden
 
-        hidden = product(x, self.up, self.up_bias)
-        hidden = self.act(hidden) if self.gate is None else self.act(product(x, self.gate, self.gate_bias)) * hidden
-        return product(hidden, self.down, self.down_bias)
+    def product(self, expert: int, x: Tensor, table: Tensor, bias: Tensor | None) -> Tensor:
+        """x by one expert's own table."""
+        y = F.linear(x, table[expert])
+        return y if bias is None else y + bias[expert]
 
     def side_by_side(self, x: Tensor, choices: Choices, flow: Flow) -> Tensor:
         """All choices in the order of their experts, so that each table meets its rows in one product."""

@@ -34,6 +34,7 @@ RULES_DRAWN = {  # by hand from their definitions: query i, key j
     c.Strided(5): lambda i, j: abs(i - j) < 5 or (i - j) % 5 == 0,
     c.Fixed(6, 2): lambda i, j: i // 6 == j // 6 or j % 6 in (4, 5),
     c.Window(9) & (c.Every(2) | c.Prefix(4)): lambda i, j: abs(i - j) < 9 and ((i - j) % 2 == 0 or j <= i or j < 4),
+    c.Every(1_000_000) | c.Tail(50): lambda i, j: i == j or j % 50 == 49,
     c.Fixed(7, 2) | c.Strided(4): lambda i, j: i // 7 == j // 7 or j % 7 > 4 or abs(i - j) < 4 or (i - j) % 4 == 0,
 }
 every_rule = pytest.mark.parametrize("see", RULES_DRAWN, ids=str)

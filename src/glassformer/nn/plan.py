@@ -97,15 +97,18 @@ class Layout:
     def of(cls, pos: Tensor, keep: Tensor, step: int) -> Layout:
         """The kept tokens of each row, sorted by position modulo ``step``; a class begins with a new block."""
         R, T = pos.shape
-        ordered, order = torch.where(keep, pos % step, step).sort(dim=1, stable=True)
+        kind = torch.where(keep, pos % step, -1)
+        kinds = int(kind.max()) + 1  # fewer than ``step`` where it is longer than the row
+        ordered, order = torch.where(keep, kind, kinds).sort(dim=1, stable=True)
         rank = torch.arange(T, device=pos.device) - torch.searchsorted(ordered, ordered)
-        widest = int(torch.where(ordered < step, rank, 0).max()) + 1
+        widest = int(torch.where(ordered < kinds, rank, 0).max()) + 1
         side = min(SIDE, -(-widest // 8) * 8)
         width = -(-widest // side) * side
-        place = torch.where(ordered < step, ordered * width + rank, step * width)
-        columns = pos.new_full((R, step * width + 1), -1).scatter_(1, place, order)[:, :-1]
-        slots = torch.empty_like(order).scatter_(1, order, torch.where(ordered < step, place, -1))
-        still = R == 1 and step * width == T and bool((slots == torch.arange(T, device=pos.device)).all())
+        N = max(1, kinds) * width
+        place = torch.where(ordered < kinds, ordered * width + rank, N)
+        columns = pos.new_full((R, N + 1), -1).scatter_(1, place, order)[:, :N]
+        slots = torch.empty_like(order).scatter_(1, order, place.where(place < N, -1))
+        still = R == 1 and N == T and bool((slots == torch.arange(T, device=pos.device)).all())
         return cls(columns, slots, side, still)
 
     def gather(self, known: Side) -> Side:
@@ -152,9 +155,8 @@ class Plan:
 
     def blank(self, q: Tensor) -> Tensor:
         """Room for what comes of the blocks of queries, in fp32 at least; zeros where a block may see nothing."""
-        return (torch.empty_like if bool(self.touch.any(2).all()) else torch.zeros_like)(
-            q, dtype=torch.promote_types(q.dtype, torch.float32)
-        )
+        make = torch.empty_like if bool(self.touch.any(2).all()) else torch.zeros_like
+        return make(q, dtype=torch.promote_types(q.dtype, torch.float32))
 
 
 def plans(mask: Mask) -> list[Plan]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import torch
@@ -60,7 +61,7 @@ class _Sparse(torch.autograd.Function):
         z, weights = parts[0][0], list[Tensor]()
         if len(parts) > 1:
             weights = list(torch.stack([logsum for _, logsum in parts]).softmax(0))  # (R, M, T, 1) each
-            z = torch.stack([part * weight for (part, _), weight in zip(parts, weights, strict=True)]).sum(0)
+            z = reduce(Tensor.add_, (part.mul_(weight) for (part, _), weight in zip(parts, weights, strict=True)))
         z = z.to(q.dtype)
         ctx.save_for_backward(q, k, v, z, *weights)
         ctx.work, ctx.shape, ctx.kv_shape = work, shape, kv_shape
@@ -76,7 +77,7 @@ class _Sparse(torch.autograd.Function):
             _learn(work, plan, (q, k, v), grad, drift, weight, spared)
             for plan, weight in zip(work.plans, weights or [None], strict=True)
         ]
-        to_q, to_k, to_v = (sum(some[1:], some[0]) for some in zip(*parts, strict=True))
+        to_q, to_k, to_v = (reduce(Tensor.add_, some) for some in zip(*parts, strict=True))
         scaled = (to_q.mul_(work.scale).view(ctx.shape), to_k.mul_(work.scale).view(ctx.kv_shape))
         return *(x.to(q.dtype) for x in (*scaled, to_v.view(ctx.kv_shape))), None
 

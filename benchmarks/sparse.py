@@ -66,7 +66,7 @@ def peak(options: argparse.Namespace, length: int, rule: str) -> float:
 
 def measure_peak(options: argparse.Namespace) -> None:
     """The child's part: print the MiB added."""
-    small = given(options, 600)
+    small = given(options, 2048)
     dense(small)
     ours(small, config.Window(32))  # libraries are loaded before the first reading
     inputs = given(options, options.length[0])

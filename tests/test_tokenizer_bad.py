@@ -64,7 +64,7 @@ CASES: dict[str, tuple[str, bytes, str]] = {
     "strange decoder": ("tokenizer.json", spec(lambda raw: raw.update(decoder={"type": "CTC"})), "not supported"),
     "huge id": ("tokenizer.json", spec(lambda raw: raw["model"]["vocab"].update(zz=2**40)), "no tokenizer that can"),
     "binary": ("tokenizer.bin", bytes(range(256)) * 9, "no tokenizer of a known format"),
-    "GGUF": ("vocab.gguf", b"GGUF\x03\0\0\0" + bytes(900), "no tokenizer of a known format"),
+    "GGUF": ("vocab.gguf", b"GGUF\x03\0\0\0" + bytes(900), "no whole GGUF file"),
     "ranks of no kind": ("my.tiktoken", RANKS, "say which with kind="),
     "torn rank": ("my.tiktoken", RANKS + b"!!!", "Line 257"),
     "repeated token": ("my.tiktoken", RANKS + b"YWI= 256\nYWI= 257\n", "Line 258"),

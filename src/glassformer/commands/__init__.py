@@ -15,5 +15,6 @@ VERBS = (
     "data",
     "convert",
     "average",
+    "tokens",
 )
 """In the order of ``glassformer --help``; the name of the file is the name of the verb."""

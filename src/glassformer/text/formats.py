@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, nearest
-from . import ranks, sentencepiece
+from . import gguf, ranks, sentencepiece
 from .specification import USUAL, Roles, Spec, added_token, ids_of
 from .stream import byte_alphabet
 from .tokenizer import Tokenizer
@@ -31,9 +31,9 @@ def open(path: str | Path, *, kind: str | None = None) -> Tokenizer:
     """The tokenizer in a file or folder.
 
     Formats: tokenizer.json; vocab.json with merges.txt, encoder.json with vocab.bpe; tiktoken ranks (also as
-    tokenizer.model); SentencePiece .model; WordPiece vocab.txt. ``kind`` (gpt2, cl100k, o200k, llama3, qwen,
-    bert-cased, bert-uncased, t5) decides where the file does not say; a tokenizer.json says everything.
-    Raises UserError.
+    tokenizer.model); SentencePiece .model; WordPiece vocab.txt; GGUF with a byte-level vocabulary. ``kind`` (gpt2,
+    cl100k, o200k, llama3, qwen, bert-cased, bert-uncased, t5) decides where the file does not say; a tokenizer.json
+    says everything. Raises UserError.
     """
     path = Path(path).expanduser()
     if kind is not None and kind not in KINDS:
@@ -54,7 +54,7 @@ def _find(folder: Path) -> Path:
         complete = name not in MERGES_OF or (folder / MERGES_OF[name]).is_file()
         if (folder / name).is_file() and complete:
             return folder / name
-    others = sorted([*folder.glob("*.tiktoken"), *folder.glob("*.model")])
+    others = sorted(path for end in ("tiktoken", "model", "gguf") for path in folder.glob(f"*.{end}"))
     if len(others) == 1:
         return others[0]
     if others:
@@ -70,6 +70,8 @@ def _read(path: Path, kind: str | None, config: dict[str, Any]) -> tuple[Spec, R
     if path.name in beside:
         return _vocab_and_merges(path.with_name(beside[path.name]), path, _kind(kind, ranks.KINDS, config, source))
     start = data[:4096]
+    if start.startswith(gguf.MAGIC):
+        return gguf.read(data, source)
     if start.lstrip()[:1] == b"{":
         raw = _json(data, source)
         if isinstance(raw.get("model"), dict):
@@ -175,11 +177,20 @@ def _wordpiece(data: bytes, kind: str | None, config: dict[str, Any], source: st
     capitals = any(name != name.lower() for name in names if not name.startswith("["))
     lower = {"bert-cased": False, "bert-uncased": True}.get(kind or "", bool(config.get("do_lower_case", not capitals)))
     special = [name for name in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if name in ids]
+    spec = wordpiece(names, special, lower)
+    spec["normalizer"]["handle_chinese_chars"] = bool(config.get("tokenize_chinese_chars", True))
+    spec["normalizer"]["strip_accents"] = config.get("strip_accents")
+    return spec, {}
+
+
+def wordpiece(names: list[str], special: list[str], lower: bool = False) -> Spec:
+    """A WordPiece vocabulary, [CLS] and [SEP] around a text, as a tokenizer.json holds it."""
+    ids = {name: id for id, name in enumerate(names)}
     cls, sep = ({"SpecialToken": {"id": name, "type_id": 0}} for name in ("[CLS]", "[SEP]"))
     first, second = ({"Sequence": {"id": name, "type_id": i}} for i, name in enumerate("AB"))
     last = {"SpecialToken": {"id": "[SEP]", "type_id": 1}}
     around = {name: {"id": name, "ids": [ids[name]], "tokens": [name]} for name in ("[CLS]", "[SEP]")}
-    spec = {
+    return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
@@ -187,8 +198,8 @@ def _wordpiece(data: bytes, kind: str | None, config: dict[str, Any], source: st
         "normalizer": {
             "type": "BertNormalizer",
             "clean_text": True,
-            "handle_chinese_chars": bool(config.get("tokenize_chinese_chars", True)),
-            "strip_accents": config.get("strip_accents"),
+            "handle_chinese_chars": True,
+            "strip_accents": None,
             "lowercase": lower,
         },
         "pre_tokenizer": {"type": "BertPreTokenizer"},
@@ -207,7 +218,6 @@ def _wordpiece(data: bytes, kind: str | None, config: dict[str, Any], source: st
             "vocab": ids,
         },
     }
-    return spec, {}
 
 
 # ------------------------------------------------------------------------ tokenizer_config.json

@@ -159,24 +159,29 @@ def read(data: bytes, source: str, sentinels: int = 0) -> tuple[Spec, Roles]:
     if model.algorithm not in (UNIGRAM, BPE) or model.suffix or not model.escape:
         raise UserError(f"{source} is a SentencePiece model of a rare kind; only Unigram and BPE can be read.")
     pieces = model.pieces
-    added = [added_token(id, piece.text) for id, piece in enumerate(pieces) if piece.kind in (UNKNOWN, CONTROL)]
-    added += [added_token(len(pieces) + i, f"<extra_id_{sentinels - 1 - i}>") for i in range(sentinels)]
-    spec = {
+    spec = specification(model)
+    spec["added_tokens"] += [added_token(len(pieces) + i, f"<extra_id_{sentinels - 1 - i}>") for i in range(sentinels)]
+    roles: Roles = {}
+    for part, id in model.parts.items():
+        fits = 0 <= id < len(pieces) and pieces[id].kind in (UNKNOWN, CONTROL)
+        roles[part] = pieces[id].text if fits else None
+    return spec, roles
+
+
+def specification(model: Model) -> Spec:
+    """The model as a tokenizer.json holds it."""
+    special = [id for id, piece in enumerate(model.pieces) if piece.kind in (UNKNOWN, CONTROL)]
+    return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": added,
+        "added_tokens": [added_token(id, model.pieces[id].text) for id in special],
         "normalizer": _normalizer(model),
         "pre_tokenizer": _split(model),
         "post_processor": None,
         "decoder": _decoder(model),
         "model": _unigram(model) if model.algorithm == UNIGRAM else _bpe(model),
     }
-    roles: Roles = {}
-    for part, id in model.parts.items():
-        fits = 0 <= id < len(pieces) and pieces[id].kind in (UNKNOWN, CONTROL)
-        roles[part] = pieces[id].text if fits else None
-    return spec, roles
 
 
 def _bpe(model: Model) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Train a tokenizer: characters, bytes, byte-level BPE of any size, or words as white space parts them."""
+"""Train a tokenizer: characters, bytes, BPE, WordPiece or Unigram of any size, or words as white space parts them."""
 
 from __future__ import annotations
 
@@ -13,25 +13,32 @@ from .stream import byte_alphabet
 from .tokenizer import Tokenizer
 
 END = "<|endoftext|>"
-TRAINED = ("char", "byte", "bpe", "words")
-WORDS = ("<pad>", "<unk>", "<s>", "</s>")  # the special tokens of a word tokenizer
-DEFAULT_SIZE = 4096  # of a BPE, when no size is given
+TRAINED = ("char", "byte", "bpe", "wordpiece", "unigram", "words")
+SIZED = ("bpe", "wordpiece", "unigram", "words")  # those whose size is a choice
+SPECIALS = {
+    "words": ("<pad>", "<unk>", "<s>", "</s>"),
+    "wordpiece": ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
+    "unigram": ("<pad>", "<unk>", "</s>"),
+}  # where they are not END alone
+DEFAULT_SIZE = 4096  # of a BPE, a WordPiece and a Unigram, when no size is given
 
 
 def train(
     kind: str, texts: Iterable[str] = (), size: int | None = None, specials: Sequence[str] | None = None
 ) -> Tokenizer:
-    """A tokenizer of kind "char", "byte", "bpe" or "words" made from texts; special tokens take the last ids.
+    """A tokenizer of one of the kinds TRAINED, made from texts; special tokens take the last ids.
 
     char: an id per character of the texts, in code-point order; a character it does not know is an error
     that says where, or ``<unk>`` when that is among the specials. byte: an id per byte; needs no texts.
     bpe: GPT-2's split into words and ``size`` entries in all (fewer when the texts hold no more pairs).
+    wordpiece: BERT's split into words, capitals kept, ``##`` before what goes on a word; at most ``size`` entries.
+    unigram: SentencePiece's: pieces with a probability each, spaces as ``▁``; about ``size`` entries, never more.
     words: an id per word between white space, the most frequent ones up to ``size`` entries; others are ``<unk>``.
-    ``specials`` None is ``<|endoftext|>``, and for words ``<pad>``, ``<unk>``, ``<s>`` and ``</s>``.
+    ``specials`` None is ``<|endoftext|>``, or those of SPECIALS.
     """
     if isinstance(texts, str):
         texts = (texts,)
-    specials = list((WORDS if kind == "words" else (END,)) if specials is None else specials)
+    specials = list(SPECIALS.get(kind, (END,)) if specials is None else specials)
     if len(set(specials)) != len(specials) or not all(isinstance(name, str) and name for name in specials):
         raise UserError("Special tokens must be different texts; give each once.")
     if kind == "char":
@@ -44,6 +51,11 @@ def train(
         return Tokenizer(_bpe(_checked(texts), DEFAULT_SIZE if size is None else size, specials))
     if kind == "words":
         return Tokenizer(_words(_checked(texts), size, specials))
+    if kind in ("wordpiece", "unigram"):
+        from . import subwords
+
+        make = subwords.wordpiece if kind == "wordpiece" else subwords.unigram
+        return Tokenizer(make(_checked(texts), DEFAULT_SIZE if size is None else size, specials))
     raise UserError(f'There is no kind of tokenizer "{kind}" to train.{nearest(kind, TRAINED)}')
 
 

@@ -1,0 +1,217 @@
+"""``glassformer tokens``: a text under several tokenizers side by side; training one; the trade-off of its size."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UserError
+from .common import emit, note
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..text.compare import Sheet, Token
+
+HELP = "A text as tokens, under several tokenizers side by side; train one; how large it should be."
+USAGE = """glassformer tokens ["TEXT"] [--with NAME|PATH ...] [--ids] [--trace [WORD]] [--html FILE] [--json]
+       glassformer tokens train FILE ... --kind KIND [--size N] --out DIR
+       glassformer tokens sizes FILE ... [--kind KIND] [--sizes N ...] [--dim N] [--out FILE]"""
+EPILOG = 'The words "train" and "sizes" themselves are tokenised by --text train; - reads standard input.'
+DEFAULT = ("gpt2", "bert-cased", "t5")  # one of each algorithm
+VERBS = ("train", "sizes")
+GROUNDS = ("black on #cfe6f7", "black on #ffe3b0")
+MARKS = {"piece": "", "bytes": " italic", "unknown": " bold underline"}
+MOST_SPECIALS = 6
+
+
+def options(one: argparse.ArgumentParser) -> None:
+    """Its arguments."""
+    one.add_argument("words", nargs="*", metavar="TEXT", help="the text; a sample of everything where there is none")
+    show = one.add_argument_group("to look")
+    show.add_argument("--text", metavar="TEXT", help="the text, whatever it is")
+    show.add_argument("--file", type=Path, metavar="FILE", help="the text in a file")
+    show.add_argument("--with", nargs="+", dest="names", metavar="NAME", help="tokenizers: names, files, folders")
+    show.add_argument("--ids", action="store_true", help="ids under the tokens")
+    show.add_argument(
+        "--trace", nargs="?", const="", metavar="WORD", help="how a word, or each one, came to its pieces"
+    )
+    show.add_argument("--html", type=Path, metavar="FILE", help="write a page that needs no network")
+    show.add_argument("--json", action="store_true", help="everything as JSON")
+    make = one.add_argument_group("to train, and to find a size")
+    make.add_argument("--kind", metavar="KIND", help="bpe, wordpiece, unigram, char, byte or words (bpe)")
+    make.add_argument("--size", type=int, metavar="N", help="train: entries in all")
+    make.add_argument("--sizes", type=int, nargs="+", metavar="N", help="sizes: entries in all, several")
+    make.add_argument("--dim", type=int, metavar="N", help="sizes: width of the embedding (512)")
+    make.add_argument("--out", type=Path, metavar="PATH", help="train: a folder; sizes: a .png or .svg file")
+
+
+def run(given: argparse.Namespace) -> None:
+    """The command; its exit code, None for 0."""
+    verb = given.words[0] if given.words and given.text is None else None
+    if verb in VERBS:
+        from . import vocabularies
+
+        _only(given, verb, "text", "file", "names", "ids", "trace", "html")
+        vocabularies.VERBS[verb](given, given.words[1:])
+        return
+    _only(given, "looking at a text", "kind", "size", "sizes", "dim", "out")
+    _look(given, _text(given))
+
+
+def _only(given: argparse.Namespace, what: str, *others: str) -> None:
+    """Refuse options that belong to another use of the command."""
+    for other in others:
+        if getattr(given, other) not in (None, False):
+            name = "with" if other == "names" else other
+            raise UserError(f"--{name} does not belong to {what}; see glassformer tokens --help.")
+
+
+def _text(given: argparse.Namespace) -> str:
+    """The one text that is meant."""
+    from ..text.compare import SAMPLE
+
+    ways = [*given.words, *(way for way in (given.text, given.file) if way is not None)]
+    if len(ways) > 1:
+        raise UserError("Give one text, in quotes; or a FILE by --file.")
+    if given.file is not None:
+        try:
+            return _decoded(given.file.read_bytes(), str(given.file))
+        except OSError as error:
+            raise UserError(f"{given.file} cannot be read ({error.strerror}); check the path.") from None
+    if given.words == ["-"]:
+        return _decoded(sys.stdin.buffer.read(), "Standard input")
+    if not ways and given.trace:
+        return str(given.trace)
+    return str(ways[0]) if ways else SAMPLE
+
+
+def _decoded(data: bytes, source: str) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{source} is not UTF-8 text (byte {error.start}); convert it.") from None
+
+
+def _look(given: argparse.Namespace, text: str) -> None:
+    from .. import files
+    from ..text import compare, page, shelf
+    from ..text.trace import Trace, trace
+
+    compare.check(text)
+    names = given.names or [name for name in DEFAULT if name in shelf.here()] or list(DEFAULT[:1])
+    opened = [(name, shelf.find(name)) for name in dict.fromkeys(names)]
+    sheets = [compare.sheet(name, tokenizer, text) for name, tokenizer in opened]
+    traces: list[list[Trace]] = []
+    if given.trace is not None:
+        words = given.trace or text
+        traces = [_distinct(trace(tokenizer, words)) for _, tokenizer in opened]
+    if given.html is not None:
+        files.write(given.html, page.page(text, sheets, traces, given.ids))
+    if given.json:
+        made = [sheet.to_dict() for sheet in sheets]
+        for one, told in zip(made, traces, strict=False):
+            one["trace"] = [word.to_dict() for word in told]
+        emit({"text": text, "tokenizers": made})
+    elif given.html is not None:
+        print(given.html)
+    else:
+        _draw(sheets, traces, given.ids)
+    if not given.names and len(names) < len(DEFAULT):
+        note("More tokenizers: --with NAME, from GLASSFORMER_DATA or the hub's cache.")
+
+
+def _distinct(traces: list[Any]) -> list[Any]:
+    """Each word once."""
+    return list({one.word: one for one in traces}.values())
+
+
+# ---------------------------------------------------------------------------------- in a terminal
+
+
+def _draw(sheets: list[Sheet], traces: list[list[Any]], ids: bool) -> None:
+    from rich.console import Console
+
+    from ..text.wording import steps
+
+    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    plain = console.color_system is None or console.no_color
+    _counts(console, sheets)
+    for at, sheet in enumerate(sheets):
+        console.print(f"\n{sheet.name}", style="bold", end="")
+        console.print(f"  {sheet.algorithm}; special: {_specials(sheet)}", style="dim")
+        if sheet.refused:
+            console.print(f"  {sheet.refused}")
+        elif ids:
+            _cells(console, sheet.tokens, plain)
+        else:
+            _row(console, sheet.tokens, plain)
+        for one in traces[at] if traces else ():
+            console.print()
+            console.print("\n".join(f"  {line}" for line in steps(one)))
+    console.print("\n· space  → tab  ↵ new line  <0xE9> bytes", style="dim")
+    wide = max(len(sheet.name) for sheet in sheets)
+    for number, habit in enumerate(sheets[0].habits):
+        console.print(f"\n{habit.topic}", style="bold")
+        for sheet in sheets:
+            console.print(f"  {sheet.name:<{wide}}  {sheet.habits[number].does}")
+
+
+def _counts(console: Console, sheets: list[Sheet]) -> None:
+    """The table of what is counted."""
+    wide = max(len(sheet.name) for sheet in sheets)
+    titles = ("entries", "= base", "+ special", "+ added", "tokens", "chars/token")
+    console.print(" " * wide + "".join(f"  {title:>9}" for title in titles), style="bold")
+    for sheet in sheets:
+        held = sheet.vocabulary
+        numbers = (held.entries, held.base, held.special, held.added, len(sheet.tokens))
+        cells = "".join(f"  {number:>9,}" for number in numbers)
+        console.print(f"{sheet.name:<{wide}}{cells}  {sheet.characters_per_token:>11.2f}")
+
+
+def _specials(sheet: Sheet) -> str:
+    """The special tokens, or the first of them."""
+    more = len(sheet.specials) - MOST_SPECIALS
+    return " ".join(sheet.specials[:MOST_SPECIALS]) + (f" and {more} more" if more > 0 else "") or "none"
+
+
+def _row(console: Console, tokens: tuple[Token, ...], plain: bool) -> None:
+    """The tokens as a text, on grounds that alternate, or between bars where there is no colour."""
+    from rich.text import Text
+
+    from ..text.wording import blanks
+
+    line = Text("|" if plain else "")
+    for at, token in enumerate(tokens):
+        line.append(blanks(token.shown), None if plain else GROUNDS[at % 2] + MARKS[token.kind])
+        line.append("|" if plain else "")
+        if token.shown.endswith("\n"):
+            console.print(line)
+            line = Text("|" if plain else "")
+    if line.plain.strip("|"):
+        console.print(line)
+
+
+def _cells(console: Console, tokens: tuple[Token, ...], plain: bool) -> None:
+    """The tokens with their ids below them, in columns."""
+    from rich.cells import cell_len
+    from rich.text import Text
+
+    from ..text.wording import blanks
+
+    above, below, used = Text(), Text(), 0
+    for at, token in enumerate(tokens):
+        shown, id = blanks(token.shown), str(token.id)
+        wide = max(cell_len(shown), len(id))
+        if used and used + wide + 1 > console.width:
+            console.print(above)
+            console.print(below)
+            above, below, used = Text(), Text(), 0
+        above.append(shown + " " * (wide - cell_len(shown)), None if plain else GROUNDS[at % 2] + MARKS[token.kind])
+        above.append("|" if plain else " ")
+        below.append(f"{id:<{wide}}{'|' if plain else ' '}")
+        used += wide + 1
+    console.print(above)
+    console.print(below)

@@ -1,0 +1,113 @@
+"""``glassformer tokens train`` and ``glassformer tokens sizes``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import UserError, nearest
+from .common import counted, emit, note
+
+if TYPE_CHECKING:
+    from ..text.sizes import Size
+
+WIDTH = 40  # of a bar
+
+
+def train(given: argparse.Namespace, names: Sequence[str]) -> None:
+    """Train a vocabulary and save it as tokenizer.json."""
+    from .. import text
+    from ..text import compare, trainers
+
+    kind = _kind(given.kind, trainers.TRAINED)
+    texts = _texts(names, "train") if names or kind != "byte" else iter(())
+    if given.out is None:
+        raise UserError("Say where the tokenizer goes: --out DIR.")
+    tokenizer = text.train(kind, texts, given.size)
+    asked = given.size or (trainers.DEFAULT_SIZE if kind in trainers.SIZED and kind != "words" else None)
+    if asked is not None and tokenizer.size < asked:
+        note(f"This text gives {tokenizer.size:,} entries, not {asked:,}: it has no more pieces that are worth one.")
+    tokenizer.save(given.out)
+    held = compare.count(tokenizer)
+    if given.json:
+        emit(
+            {"kind": kind, "entries": held.entries, "special": held.special, "file": str(given.out / "tokenizer.json")}
+        )
+    else:
+        print(f"{kind}: {counted(held.base, 'piece')}, {held.special} special, in {given.out / 'tokenizer.json'}")
+
+
+def sizes(given: argparse.Namespace, names: Sequence[str]) -> None:
+    """Vocabulary size against tokens for each word and parameters of the embedding."""
+    from .. import files
+    from ..text import sizes, trainers
+
+    kind = _kind(given.kind, trainers.SIZED)
+    ending = given.out.suffix.lower() if given.out is not None else None
+    if ending not in (None, ".png", ".svg"):
+        raise UserError(f"--out {given.out} is neither .png nor .svg; give a name that ends in one of them.")
+    dim = 512 if given.dim is None else given.dim
+    found = sizes.sizes(kind, _texts(names, "sizes"), given.sizes or sizes.USUAL, dim)
+    if given.out is not None:
+        files.write(given.out, lambda beside: _picture(found, kind, dim, beside, ending[1:] if ending else "png"))
+    if given.json:
+        emit({"kind": kind, "dim": dim, "sizes": [vars(size) for size in found]})
+        return
+    _table(found, dim)
+    if given.out is not None:
+        print(given.out)
+
+
+VERBS = {"train": train, "sizes": sizes}
+
+
+def _kind(kind: str | None, known: Sequence[str]) -> str:
+    """The kind asked for, bpe where none is."""
+    if kind not in (None, *known):
+        raise UserError(f'There is no kind of tokenizer "{kind}" here.{nearest(str(kind), known)}')
+    return kind or "bpe"
+
+
+def _texts(names: Sequence[str], verb: str) -> Iterator[str]:
+    """The text of files, folders and named corpora."""
+    from .. import text
+
+    if not names:
+        raise UserError(f"tokens {verb} needs a FILE; to see the word itself as tokens: tokens --text {verb}.")
+    sources = [text.find(name) for name in names]
+    return (piece for source in sources for piece in source.texts())
+
+
+def _table(found: Sequence[Size], dim: int) -> None:
+    most = max(size.tokens_per_word for size in found)
+    print(f"{'entries':>8}  {'tokens/word':>11}  {'chars/token':>11}  {'unknown':>8}  {f'entries x {dim}':>15}")
+    for size in found:
+        bar = "█" * max(1, round(WIDTH * size.tokens_per_word / most))
+        print(
+            f"{size.entries:>8,}  {size.tokens_per_word:>11.3f}  {size.characters_per_token:>11.2f}"
+            f"  {size.unknown:>8.2%}  {size.parameters:>15,}  {bar}"
+        )
+    print("Trained on the first nine tenths of the text, counted on the last.")
+
+
+def _picture(found: Sequence[Size], kind: str, dim: int, path: Path, form: str) -> None:
+    """Both curves over the size, on two axes."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UserError("Pictures need matplotlib; install it with `pip install 'glassformer[plot]'`.") from None
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    left = figure.add_subplot()
+    right = left.twinx()
+    across = [size.entries for size in found]
+    left.plot(across, [size.tokens_per_word for size in found], "o-", color="#0072b2", label="tokens for each word")
+    right.plot(across, [size.parameters / 1e6 for size in found], "s--", color="#d55e00", label="embedding")
+    left.set(xscale="log", xlabel=f"entries of the vocabulary ({kind})", ylabel="tokens for each word (solid)")
+    left.set_xticks(across, [f"{entries:,}" for entries in across])
+    left.minorticks_off()
+    right.set(ylabel=f"million parameters of the embedding, {dim} wide (dashed)")
+    left.set_ylim(bottom=0)
+    right.set_ylim(bottom=0)
+    figure.savefig(path, format=form, dpi=150)

@@ -23,6 +23,9 @@ def decoder(*pattern: c.Block, position: c.Position, head: c.Head | None = None,
     return c.Decoder(DIM, CONTEXT, c.Embed(VOCAB), body, head or c.Head(), WIDE)
 
 
+LOUD = c.Init(std=0.4, embed_std=1.0, residual="plain", head_std=0.6)  # states stay between -1 and 1
+
+
 def vaswani() -> c.EncoderDecoder:
     plain = {"norm": c.LayerNorm(), "place": "post"}
     relu = c.MLP(64, "relu", bias=True)
@@ -46,6 +49,14 @@ def bert() -> c.Encoder:
     head = c.Head(bias=True, transform="gelu", norm=c.LayerNorm(1e-12))
     pool = c.Pool("first", "tanh", labels=3)
     return c.Encoder(DIM, CONTEXT, c.Embed(VOCAB, segments=2), stack, head, WIDE, pool)
+
+
+def recurrent(body: c.Recurrent) -> c.Decoder:
+    return c.Decoder(DIM, CONTEXT, c.Embed(VOCAB), body, c.Head(), LOUD)
+
+
+def translator(encoder: c.Body, decoder: c.Body) -> c.EncoderDecoder:
+    return c.EncoderDecoder(DIM, CONTEXT, c.Embed(VOCAB), encoder, decoder, c.Head(tied=False), LOUD)
 
 
 def gpt2() -> c.Decoder:
@@ -98,6 +109,8 @@ DECODERS: dict[str, c.Decoder] = {
         block(c.Attention(4, 2, see=c.Chunk(4) | c.Tail(5, 2))),
         position=c.Rotary(),
     ),
+    "gru": recurrent(c.Recurrent(2)),
+    "lstm": recurrent(c.Recurrent(2, c.LSTM())),
     "nothing": decoder(block(feedforward=c.MLP(64, "relu2")), position=c.NoPosition()),
 }
 ONWARD = c.Stack(2, (block(c.Attention(4, see=c.Causal() | c.Window(3))),), c.Rotary(), causal=False)  # a look ahead
@@ -105,6 +118,12 @@ OTHERS: dict[str, c.Model] = {
     "vaswani": vaswani(),
     "t5": t5(),
     "bert": bert(),
+    "cho": translator(c.Recurrent(2), c.Recurrent(2, cross=c.Summary())),
+    "bahdanau": translator(c.Recurrent(2, causal=False), c.Recurrent(2, cross=c.Additive(24))),
+    "additive-lstm": translator(
+        c.Stack(1, (block(),), c.Sinusoidal(), False, last_norm=c.RMSNorm()), c.Recurrent(1, c.LSTM(), c.Additive(24))
+    ),
+    "reader": c.Encoder(DIM, CONTEXT, c.Embed(VOCAB), c.Recurrent(1, c.LSTM(), causal=False), c.Head(), LOUD),
     "onward": c.Encoder(DIM, CONTEXT, c.Embed(VOCAB), ONWARD, c.Head(), WIDE),
 }
 ALL: dict[str, c.Model] = {**DECODERS, **OTHERS}

@@ -40,6 +40,12 @@ from .positions import Strided as Strided
 from .positions import Tail as Tail
 from .positions import Window as Window
 from .positions import YarnStretch as YarnStretch
+from .recurrence import GRU as GRU  # and in recurrence.py
+from .recurrence import LSTM as LSTM
+from .recurrence import Additive as Additive
+from .recurrence import Cell as Cell
+from .recurrence import Recurrent as Recurrent
+from .recurrence import Summary as Summary
 
 Activation: TypeAlias = Literal["relu", "relu2", "gelu", "gelu_tanh", "silu", "tanh"]
 Place: TypeAlias = Literal["pre", "post", "sandwich", "parallel"]
@@ -265,6 +271,9 @@ class Init:
     head_std: float | None = None
 
 
+Body: TypeAlias = Stack | Recurrent
+
+
 @dataclass(frozen=True)
 class Decoder:
     """head(decoder(embed(tokens))): a token sees what came before (GPT-2, Llama)."""
@@ -272,7 +281,7 @@ class Decoder:
     dim: int
     context: int
     embed: Embed
-    decoder: Stack
+    decoder: Body
     head: Head = Head()
     init: Init = Init()
     pool: Pool | None = None
@@ -289,7 +298,7 @@ class Encoder:
     dim: int
     context: int
     embed: Embed
-    encoder: Stack
+    encoder: Body
     head: Head | None = Head()
     init: Init = Init()
     pool: Pool | None = None
@@ -305,8 +314,8 @@ class EncoderDecoder:
     dim: int
     context: int
     embed: Embed
-    encoder: Stack
-    decoder: Stack
+    encoder: Body
+    decoder: Body
     head: Head = Head()
     init: Init = Init()
     pool: Pool | None = None
@@ -324,15 +333,32 @@ def head_dim(attention: Attention, dim: int) -> int:
     return attention.head_dim or dim // attention.heads
 
 
-def stacks(model: Model) -> dict[str, Stack]:
-    """The model's stacks by the name of their slot."""
+def bodies(model: Model) -> dict[str, Body]:
+    """What lies between the model's ends, by the name of its slot."""
     names = ("encoder", "decoder")
     return {name: getattr(model, name) for name in names if hasattr(model, name)}
+
+
+def stacks(model: Model) -> dict[str, Stack]:
+    """The model's stacks of blocks by the name of their slot."""
+    return {name: body for name, body in bodies(model).items() if isinstance(body, Stack)}
+
+
+def recurrent(model: Model) -> dict[str, Recurrent]:
+    """The model's recurrent parts by the name of their slot."""
+    return {name: body for name, body in bodies(model).items() if isinstance(body, Recurrent)}
 
 
 def _check(model: Model) -> None:
     """What can only be judged with the width, the context and the slot in view."""
     above_zero(model, "dim", "context")
+    for name, reader in recurrent(model).items():
+        crosses = name == "decoder" and isinstance(model, EncoderDecoder)
+        need(reader.cross is not None or not crosses, f"{name}.cross is missing; give it a Summary or an Additive.")
+        need(reader.cross is None or crosses, f"{name}.cross is set, but there is no encoder; remove it.")
+        need(
+            reader.causal or model.dim % 2 == 0, f"{name}: dim {model.dim} cannot be halved for two ways; make it even."
+        )
     for name, stack in stacks(model).items():
         crosses = name == "decoder" and isinstance(model, EncoderDecoder)
         for index, block in enumerate(stack.pattern):

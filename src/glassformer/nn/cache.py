@@ -128,6 +128,28 @@ class CrossKV:
             self.kv = (self.kv[0][index], self.kv[1][index])
 
 
+class Carried:
+    """What a recurrent decoder carries on: each layer's state (B, C), its parts side by side; the encoder's keys."""
+
+    def __init__(self) -> None:
+        self.states: dict[int, tuple[Tensor, ...]] = {}
+        self.cross = CrossKV()
+
+    def of(self, layer: int) -> tuple[Tensor, ...] | None:
+        """The state of every row, None before the first pass."""
+        return self.states.get(layer)
+
+    def keep(self, layer: int, rows: Tensor, last: Tensor, state: tuple[Tensor, ...], batch: int, still: bool) -> None:
+        """Keep, of documents (D, C) in ``rows`` (D,), each row's ``last``; a row without one stays as it was."""
+        if not still:
+            old = self.states.get(layer) or tuple(part.new_zeros(batch, part.shape[1]) for part in state)
+            state = tuple(was.index_copy(0, rows[last], now[last]) for was, now in zip(old, state, strict=True))
+        self.states[layer] = state
+
+    def rows(self, index: Tensor) -> None:
+        self.states = {layer: tuple(part[index] for part in state) for layer, state in self.states.items()}
+
+
 class Cache:
     """What a decoder has read so far; one for each batch of sequences.
 
@@ -136,8 +158,9 @@ class Cache:
     """
 
     def __init__(self, model: Model) -> None:
-        stack: config.Stack = model.config.decoder  # type: ignore[union-attr]
-        blocks = [stack.block(i) for i in range(stack.depth)]
+        body: config.Body = model.config.decoder  # type: ignore[union-attr]
+        blocks = [body.block(i) for i in range(body.depth)] if isinstance(body, config.Stack) else []
+        self.carried = Carried() if isinstance(body, config.Recurrent) else None
         reach = [positions.reach(b.attention.see) for b in blocks]
         self.slots = {ring: Slots(ring) for ring in reach}
         self.layers = [(KV(self.slots[ring]), CrossKV()) for ring in reach]
@@ -145,7 +168,7 @@ class Cache:
         self.plain = True
         self.history: tuple[Tensor, Tensor] | None = None  # the latest tokens and their positions, for lags
         self._lags = model.config.embed.lags
-        self.ahead = max(positions.ahead(b.attention.see) for b in blocks)  # tokens to be read in one go
+        self.ahead = max((positions.ahead(b.attention.see) for b in blocks), default=0)  # tokens to be read in one go
         self._last: Tensor | None = None  # highest position of each row, (B, 1), once rows differ
 
     def advance(self, tokens: Tensor, pos: Tensor | None) -> Tensor:
@@ -178,13 +201,16 @@ class Cache:
         latest, columns = pos.topk(min(self._lags + SPARE, pos.shape[1]), dim=1)
         self.history = (tokens.gather(1, columns.flip(1)), latest.flip(1))
 
+    @property
+    def lets_go(self) -> bool:
+        """Whether older tokens are not kept: in a window's ring they are overwritten, in a state all are one."""
+        return self.carried is not None or any(slots.ring is not None for slots in self.slots.values())
+
     def trim(self, count: int) -> None:
-        """Forget the last ``count`` columns; ValueError where a window's ring has overwritten what would come back."""
+        """Forget the last ``count`` columns; ValueError where what would come back is gone: see ``lets_go``."""
+        if self.lets_go:
+            raise ValueError("a cache with windows or a recurrent state cannot be trimmed: it let go of older tokens")
         for slots in self.slots.values():
-            if slots.ring is not None:
-                raise ValueError(
-                    "a cache with sliding windows cannot be trimmed: its rings have let go of older tokens"
-                )
             slots.filled -= count
             if slots.pos.ndim == 2:
                 slots.pos[:, slots.filled :] = -1
@@ -207,6 +233,10 @@ class Cache:
             kv.rows(rows)
             if crossed:
                 cross.rows(rows)
+        if self.carried is not None:
+            self.carried.rows(rows)
+            if crossed:
+                self.carried.cross.rows(rows)
         if self.history is not None:
             self.history = (self.history[0][rows], self.history[1][rows])
         if self._last is not None:
@@ -214,8 +244,8 @@ class Cache:
 
     def fork(self, times: int) -> None:
         """Each row ``times`` times, side by side: several continuations of one reading."""
-        kv = self.layers[0][0].k
-        self.reorder(torch.arange(kv.shape[0], device=kv.device).repeat_interleave(times))
+        held = self.layers[0][0].k if self.carried is None else self.carried.states[0][0]
+        self.reorder(torch.arange(len(held), device=held.device).repeat_interleave(times))
 
 
 def enlarged(x: Tensor, used: int, room: int, dim: int, fill: int) -> Tensor:

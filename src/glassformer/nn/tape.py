@@ -43,9 +43,18 @@ class Tape:
         """``x``, edited and recorded as asked; the very same tensor where no edit matches."""
         if not self.watches(path):
             return x
+        x = self.edit(path, x)
+        self.record(path, x)
+        return x
+
+    def edit(self, path: str, x: Tensor) -> Tensor:
+        """``x`` as the edits that match ``path`` make it."""
         for pattern, edit in self.edits.items():
             if fnmatchcase(path, pattern):
                 x = edit(path, x)
+        return x
+
+    def record(self, path: str, x: Tensor) -> None:
+        """Keep ``x`` where ``path`` is asked for."""
         if any(fnmatchcase(path, pattern) for pattern in self.patterns):
             self.records[path] = x if self.graph else x.detach()
-        return x

@@ -88,6 +88,8 @@ def write(model: config.Model) -> tuple[Recipe, dict[str, Any]]:
     the first thing in the way for a config that no published layout holds.
     """
     hindrance, nearness = "none is of its shape", 0  # what is in the way of the nearest layout, how much of it
+    if config.recurrent(model):
+        raise UserError('No published layout holds a recurrent model; save it with the layout "glassformer".')
     model, beside = sentences.write(model)
     for recipe in all():
         shaped = any(isinstance(model, type(size)) for size in recipe.sizes.values())

@@ -8,7 +8,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..config import MLP, Attention, Block, Embed, Encoder, Head, Init, LayerNorm, Learned, Model, Pool, Stack
+from ..config import (
+    MLP,
+    Attention,
+    Block,
+    Embed,
+    Encoder,
+    Head,
+    Init,
+    LayerNorm,
+    Learned,
+    Model,
+    Pool,
+    Stack,
+    stacks,
+)
 from ..errors import UserError
 from .decoders import ACTIVATIONS, plain_mlp
 from .recipe import Raw, Recipe, Rule, Table
@@ -79,7 +93,8 @@ def write(model: Model) -> dict[str, Any]:
     """Our config as a BERT config.json, as far as that can say it."""
     if not isinstance(model, Encoder):
         raise UserError("The bert layout holds only encoders.")
-    block, pool, position = model.encoder.pattern[0], model.pool, model.encoder.position
+    encoder, pool = stacks(model)["encoder"], model.pool
+    block, position = encoder.pattern[0], encoder.position
     if block.attention.head_dim not in (None, model.dim / block.attention.heads):
         raise UserError("The bert layout holds only heads that share the width evenly.")
     if not model.embed.segments:

@@ -175,7 +175,7 @@ def write_decoder(model: Model, layout: str) -> tuple[Block, dict[str, Any]]:
     """The first block, and the words that all of them share; UserError for what is no decoder."""
     if not isinstance(model, Decoder):
         raise UserError(f"The {layout} layout holds only decoders.")
-    block = model.decoder.pattern[0]
+    block = decoder(model).pattern[0]
     attention, mlp = block.attention, plain_mlp(block.feedforward)
     return block, {
         "hidden_size": model.dim,
@@ -189,7 +189,7 @@ def write_decoder(model: Model, layout: str) -> tuple[Block, dict[str, Any]]:
         "hidden_act": write_act(mlp.act, layout),
         "tie_word_embeddings": model.head.tied,
         "initializer_range": 0.02 if model.init.std is None else model.init.std,
-        **write_rotary(model.decoder.position),
+        **write_rotary(decoder(model).position),
     }
 
 

@@ -17,6 +17,7 @@ from ..config import (
     Learned,
     Model,
     Stack,
+    stacks,
 )
 from ..errors import UserError
 from .decoders import ACTIVATIONS, plain_mlp, write_act
@@ -68,7 +69,7 @@ def write(model: Model) -> dict[str, Any]:
     """Our config as a GPT-2 config.json, as far as that can say it."""
     if not isinstance(model, Decoder):
         raise UserError("The gpt2 layout holds only decoders.")
-    block = model.decoder.pattern[0]
+    block = stacks(model)["decoder"].pattern[0]
     if block.attention.head_dim not in (None, model.dim / block.attention.heads):
         raise UserError("The gpt2 layout holds only heads that share the width evenly.")
     mlp = plain_mlp(block.feedforward)
@@ -93,7 +94,7 @@ def write(model: Model) -> dict[str, Any]:
 
 def layout(model: Model) -> Model:
     """The same model with every bias: what the published files hold."""
-    if not isinstance(model, Decoder) or model.decoder.pattern[0].attention.bias:
+    if not isinstance(model, Decoder) or stacks(model)["decoder"].pattern[0].attention.bias:
         return model
     raw = {key: value for key, value in write(model).items() if key != "bias"}
     return read(Raw(raw))

@@ -96,7 +96,7 @@ def write(model: config.Model) -> tuple[config.Model, dict[str, Any]]:
     plain = pool is not None and not pool.labels and pool.transform is None
     if pool is None or not plain or not isinstance(model, config.Encoder) or model.head is not None:
         return model, {}
-    position = model.encoder.position
+    position = config.stacks(model)["encoder"].position
     whole = position.length if isinstance(position, config.Learned) else model.context
     mode = next(key for key, of in MODES.items() if of == pool.of)
     said = {"pooling": mode, "normalize": pool.unit, "max_seq_length": model.context}

@@ -12,6 +12,7 @@ from ..config import (
     Activation,
     Attention,
     Block,
+    Decoder,
     Embed,
     Encoder,
     EncoderDecoder,
@@ -117,9 +118,10 @@ def read(raw: Raw) -> Model:
 
 def write(model: Model) -> dict[str, Any]:
     """Our config as a T5 config.json, as far as that can say it."""
-    if not isinstance(model, Encoder | EncoderDecoder) or not isinstance(model.encoder.position, RelativeBias):
+    encoder = stacks(model).get("encoder")
+    if isinstance(model, Decoder) or encoder is None or not isinstance(encoder.position, RelativeBias):
         raise UserError("The t5 layout holds only encoders, with or without a decoder, that have relative biases.")
-    block, position = model.encoder.pattern[0], model.encoder.position
+    block, position = encoder.pattern[0], encoder.position
     depths = [stack.depth for stack in stacks(model).values()]
     mlp, attention = plain_mlp(block.feedforward), block.attention
     names = {said: name for name, said in reversed(PROJECTIONS.items())}

@@ -24,6 +24,7 @@ from ..config import (
     Model,
     Sinusoidal,
     Stack,
+    stacks,
 )
 from ..errors import UserError
 from .decoders import ACTIVATIONS, plain_mlp
@@ -78,7 +79,7 @@ def read(raw: Raw) -> Model:
 
 def write(model: Model) -> dict[str, Any]:
     """Our config as a Marian config.json, as far as that can say it."""
-    if not isinstance(model, EncoderDecoder) or not isinstance(model.encoder.position, Sinusoidal):
+    if not isinstance(model, EncoderDecoder) or not isinstance(stacks(model)["encoder"].position, Sinusoidal):
         raise UserError("The vaswani layout holds only an encoder with a decoder that have sinusoidal positions.")
     raw: dict[str, Any] = {
         "d_model": model.dim,
@@ -92,7 +93,7 @@ def write(model: Model) -> dict[str, Any]:
         "init_std": 0.02 if model.init.std is None else model.init.std,
     }
     names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
-    for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
+    for side, stack in stacks(model).items():
         block = stack.pattern[0]
         mlp, heads = plain_mlp(block.feedforward), block.attention.heads
         if mlp.act not in names or block.attention.head_dim not in (None, model.dim / heads):

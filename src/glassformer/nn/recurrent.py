@@ -1,0 +1,388 @@
+"""What came before: a text read word by word, what was read carried on in a state.
+
+    x_t --+--> cell 0 --> cell 1 --> ... --> merge (the state, c_t and x_t) --> out_t
+    c_t --+     | ^ state, from word to word
+     ^          v |
+     +-- the source: one vector (Summary), or a weighted sum of its states that the last state asks for (Additive)
+
+Documents are read side by side, the longest first, so that those still alive at a step lie together. Packed, padded
+and lonely rows thus become the same tokens in the same order, and no state passes from one document to the next.
+
+B batch, T tokens, S source tokens, C model dim, N tokens that are there, D documents, n of them alive, G gates,
+A width of the scores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .. import config
+from ..errors import UserError
+from .build import build, builds
+from .cache import Cache, Carried
+from .dropout import Dropout
+from .flow import Flow, Memory, Part
+from .linear import linear
+
+State: TypeAlias = tuple[Tensor, ...]  # (n, C) each; the first is what is seen from outside
+
+# --------------------------------------------------------------------------------------- order
+
+
+@dataclass
+class Order:
+    """The tokens that are there, step by step, each step's in the order of documents, the longest first."""
+
+    index: Tensor  # (N,) their places among the B * T
+    sizes: list[int]  # documents alive at each step
+    rows: Tensor  # (D,) the row of each document
+    docs: Tensor | None  # (D,) its number in the row, where there are numbers
+    fresh: Tensor  # (D,) whether it begins here, rather than go on from a cache
+    last: Tensor  # (D,) whether it is the last of its row
+    still: bool  # every row is one document, in its place
+
+    @classmethod
+    def of(cls, flow: Flow, B: int, T: int) -> Order:
+        """The order of a pass over B rows of T tokens."""
+        pos, docs = flow.pos.expand(B, T), flow.docs
+        if flow.plain:
+            rows = torch.arange(B, device=pos.device)
+            index = torch.arange(B * T, device=pos.device).view(B, T).T.flatten()
+            return cls(index, [B] * T, rows, None, pos[:, 0] == 0, torch.ones_like(rows, dtype=torch.bool), True)
+        places = (pos.flatten() >= 0).nonzero()[:, 0]
+        row, first = places // T, pos.flatten()[places] == 0
+        border = row[1:] != row[:-1]
+        number = None if docs is None else docs.flatten()[places]
+        first[:1] = True
+        first[1:] |= border if number is None else border | (number[1:] != number[:-1])
+        starts = first.nonzero()[:, 0]
+        ends = torch.cat((starts[1:], starts.new_tensor([len(places)])))
+        lengths, longest = (ends - starts).sort(descending=True, stable=True)
+        rank = torch.empty_like(longest).scatter_(0, longest, torch.arange(len(longest), device=pos.device))
+        step = torch.arange(len(places), device=pos.device) - starts.repeat_interleave(ends - starts)
+        by_step = (step * len(starts) + rank.repeat_interleave(ends - starts)).argsort()
+        alive = lengths[None] > torch.arange(int(lengths[:1].sum()), device=pos.device)[:, None]
+        chosen = starts[longest]
+        final = torch.cat((row[starts][1:] != row[starts][:-1], first[:1]))
+        fresh = pos.flatten()[places][chosen] == 0
+        numbers = None if number is None else number[chosen]
+        return cls(places[by_step], alive.sum(1).tolist(), row[chosen], numbers, fresh, final[longest], False)
+
+    @cached_property
+    def ranks(self) -> Tensor:
+        """The document of each token (N,), counted from the longest."""
+        everyone = torch.arange(len(self.rows), device=self.index.device)
+        return torch.cat([everyone[:size] for size in self.sizes]) if self.sizes else everyone
+
+    @cached_property
+    def mirror(self) -> Tensor:
+        """Where each token's mirror image in its own document lies, (N,): to read from the end, and back again."""
+        sizes = torch.tensor(self.sizes, device=self.index.device)
+        begins = sizes.cumsum(0) - sizes
+        step = torch.arange(len(self.sizes), device=self.index.device).repeat_interleave(sizes)
+        lengths = torch.bincount(self.ranks, minlength=len(self.rows))
+        return begins[lengths[self.ranks] - 1 - step] + self.ranks
+
+    def take(self, x: Tensor) -> Tensor:
+        """x (B, T, C) -> (N, C)."""
+        return x.flatten(0, 1)[self.index]
+
+    def spread(self, x: Tensor, like: Tensor) -> Tensor:
+        """x (N, ...) -> (B, T, ...) of ``like``'s first two, zero where nothing is."""
+        B, T = like.shape[:2]
+        return x.new_zeros(B * T, *x.shape[1:]).index_copy(0, self.index, x).view(B, T, *x.shape[1:])
+
+
+# --------------------------------------------------------------------------------------- cells
+
+
+class Cell(Part):
+    """A state that takes in one word after another; ``step`` is written out, ``kernel`` is torch's own and equal."""
+
+    gates = 0
+
+    def __init__(self, cfg: config.Cell, inputs: int, width: int) -> None:
+        super().__init__()
+        self.width = width
+        self.input = linear(inputs, self.gates * width, bias=True)
+        self.state = linear(width, self.gates * width, bias=True)
+
+    def begin(self, hidden: Tensor) -> State:
+        """The state (D, C) in which documents begin."""
+        return (hidden,)
+
+    def step(self, given: Tensor, state: State) -> State:
+        """One word further: ``given`` (n, G * C) is what ``input`` made of it."""
+        raise NotImplementedError
+
+    def kernel(self, x: Tensor, sizes: Tensor, state: State, weights: list[Tensor]) -> tuple[Tensor, State]:
+        """All words at once."""
+        raise NotImplementedError
+
+    def read(self, x: Tensor, order: Order, state: State, engine: str) -> tuple[Tensor, State]:
+        """x (N, inputs) from ``state`` (D, C) on -> what is seen of each state (N, C), and the last ones (D, C)."""
+        if engine != "eager" and len(order.sizes) > 1:
+            weights = [self.input.weight, self.state.weight, self.input.bias, self.state.bias]
+            return self.kernel(x, torch.tensor(order.sizes), state, weights)
+        walk = Walk(state)
+        for given in torch.split(self.input(x), order.sizes):
+            walk.on(self.step(given, walk.alive(len(given))))
+        return walk.end()
+
+
+class Walk:
+    """States from step to step; documents that end are put aside."""
+
+    def __init__(self, state: State) -> None:
+        self.state, self.ended, self.seen = state, list[State](), list[Tensor]()
+
+    def alive(self, size: int) -> State:
+        """The states of the first ``size`` documents; the others have ended."""
+        if size < len(self.state[0]):
+            self.ended.append(tuple(part[size:] for part in self.state))
+            self.state = tuple(part[:size] for part in self.state)
+        return self.state
+
+    def on(self, state: State) -> None:
+        """One step further."""
+        self.state = state
+        self.seen.append(state[0])
+
+    def end(self) -> tuple[Tensor, State]:
+        """What was seen (N, C), and each document's last state (D, C)."""
+        parts = zip(self.state, *reversed(self.ended), strict=True)
+        return torch.cat(self.seen), tuple(torch.cat(part) for part in parts)
+
+
+@builds(config.GRU)
+class GRU(Cell):
+    """One gate chooses what of the state a candidate is made of, one how much of the state stays."""
+
+    gates = 3
+
+    def step(self, given: Tensor, state: State) -> State:
+        (h,) = state
+        reset, update, new = given.chunk(3, -1)
+        h_reset, h_update, h_new = self.state(h).chunk(3, -1)
+        stay = torch.sigmoid(update + h_update)
+        candidate = torch.tanh(new + torch.sigmoid(reset + h_reset) * h_new)
+        return (candidate + stay * (h - candidate),)
+
+    def kernel(self, x: Tensor, sizes: Tensor, state: State, weights: list[Tensor]) -> tuple[Tensor, State]:
+        seen, last = torch.gru(x, sizes, state[0][None], weights, True, 1, 0.0, self.training, False)
+        return seen, (last[0],)
+
+
+@builds(config.LSTM)
+class LSTM(Cell):
+    """Three gates: what enters the cell, what stays in it, what of it is seen."""
+
+    gates = 4
+
+    def begin(self, hidden: Tensor) -> State:
+        return hidden, torch.zeros_like(hidden)
+
+    def step(self, given: Tensor, state: State) -> State:
+        h, cell = state
+        enter, stay, new, show = (given + self.state(h)).chunk(4, -1)
+        cell = torch.sigmoid(stay) * cell + torch.sigmoid(enter) * torch.tanh(new)
+        return torch.sigmoid(show) * torch.tanh(cell), cell
+
+    def kernel(self, x: Tensor, sizes: Tensor, state: State, weights: list[Tensor]) -> tuple[Tensor, State]:
+        start = [part[None] for part in state]
+        seen, h, cell = torch.lstm(x, sizes, start, weights, True, 1, 0.0, self.training, False)
+        return seen, (h[0], cell[0])
+
+
+# -------------------------------------------------------------------------------------- source
+
+
+@dataclass
+class Source:
+    """What each document (D) may look at: the encoder's states (D, S, C), and which of them are there."""
+
+    values: Tensor
+    there: Tensor | None  # (D, S); None: all
+    columns: Tensor | None  # (D, S) the column of each in the memory; None: its own
+    keys: Tensor  # (D, S, A)
+
+    @classmethod
+    def of(cls, memory: Memory, order: Order) -> Source:
+        """The memory by documents; packed pairs have the same number on both sides."""
+        hidden, (B, S) = memory.hidden, memory.hidden.shape[:2]
+        if order.still and memory.docs is None:
+            return cls(hidden, None if memory.plain else memory.pos.expand(B, S) >= 0, None, hidden)
+        there = memory.pos.expand(B, S)[order.rows] >= 0
+        if memory.docs is not None and order.docs is not None:
+            there = there & (memory.docs[order.rows] == order.docs[:, None])
+        columns = there.int().argsort(dim=1, descending=True, stable=True)[:, : int(there.sum(1).max())]
+        values = hidden.flatten(0, 1)[order.rows[:, None] * S + columns]
+        return cls(values, there.gather(1, columns), columns, values)
+
+    def ends(self) -> Tensor:
+        """The first and the last state of each source, side by side (D, 2C)."""
+        if self.there is None:
+            return torch.cat((self.values[:, 0], self.values[:, -1]), -1)
+        first = self.there.int().argmax(1)
+        last = self.there.shape[1] - 1 - self.there.flip(1).int().argmax(1)
+        row = torch.arange(len(self.values), device=self.values.device)
+        return torch.cat((self.values[row, first], self.values[row, last]), -1)
+
+
+@builds(config.Summary)
+class Summary(Part):
+    """The source in one vector, in which the decoder's states begin and which they see at every word."""
+
+    attends = False
+
+    def __init__(self, cfg: config.Summary | config.Additive, dim: int) -> None:
+        super().__init__()
+        self.whole = linear(2 * dim, dim, bias=True)
+
+    def begin(self, source: Source) -> Tensor:
+        """(D, C)."""
+        return torch.tanh(self.whole(source.ends()))
+
+
+@builds(config.Additive)
+class Additive(Summary):
+    """Scores the source's states for the last state of the decoder, and sums them by their scores."""
+
+    attends = True
+
+    def __init__(self, cfg: config.Additive, dim: int) -> None:
+        super().__init__(cfg, dim)
+        self.q = linear(dim, cfg.width, bias=True)
+        self.k = linear(dim, cfg.width, bias=False)
+        self.score = linear(cfg.width, 1, bias=False)
+
+    def pattern(self, h: Tensor, source: Source) -> Tensor:
+        """h (n, C) -> the weight of each state of the source (n, S)."""
+        n = len(h)
+        scores: Tensor = self.score(torch.tanh(self.q(h)[:, None] + source.keys[:n]))[:, :, 0]
+        if source.there is not None:
+            scores = scores.masked_fill(~source.there[:n], torch.finfo(scores.dtype).min)
+        return scores.softmax(-1)
+
+
+# ----------------------------------------------------------------------------------- the whole
+
+
+@builds(config.Recurrent)
+class Recurrent(Part):
+    """Embeddings in, hidden states out, as a Stack does it; one way, or both ways with half of the width each."""
+
+    def __init__(self, cfg: config.Recurrent, dim: int) -> None:
+        super().__init__()
+        width = dim if cfg.causal else dim // 2
+        inputs = [dim if cfg.cross is None else 2 * dim] + [dim] * (cfg.depth - 1)
+        self.cells: Any = nn.ModuleList(build(cfg.cell, size, width) for size in inputs)
+        self.back: Any = nn.ModuleList(build(cfg.cell, size, width) for size in inputs if not cfg.causal)
+        self.cross: Any = build(cfg.cross, dim) if cfg.cross is not None else None
+        if cfg.cross is not None:
+            self.merge = linear(3 * dim, dim, bias=True)
+        self.drop = Dropout(cfg.dropout)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # how long documents are is not known before
+    def forward(self, x: Tensor, flow: Flow, cache: Cache | None = None) -> Tensor:
+        """x (B, T, C), embedded tokens -> (B, T, C)."""
+        if flow.prefix is not None:
+            raise UserError("A recurrent model reads from left to right and sees no prefix as a whole; take a Stack.")
+        x = flow.look(self, "embed", self.drop(x))
+        order = Order.of(flow, *x.shape[:2])
+        if not order.sizes:  # nothing but padding
+            return flow.look(self, "out", torch.zeros_like(x))
+        carried = None if cache is None else cache.carried
+        hidden = given = order.take(x)  # (N, C)
+        source, begin = self.source(flow, order, carried)
+        context = given
+        for number, cell in enumerate(self.cells):
+            state = self.start(cell, order, begin, carried, number)
+            if number == 0 and source is not None:
+                if self.cross.attends:
+                    hidden, context, state = self.attend(hidden, order, state, source, flow, x)
+                else:
+                    context = begin[order.ranks]
+                    hidden, state = cell.read(torch.cat((hidden, context), -1), order, state, flow.engine)
+                context = self.look(flow, self.cross, "write", context, order, x)
+            else:
+                seen, state = cell.read(hidden, order, state, flow.engine)
+                if len(self.back):
+                    other = self.back[number]
+                    start = self.start(other, order, begin, None, number)
+                    again, _ = other.read(hidden[order.mirror], order, start, flow.engine)
+                    seen = torch.cat((seen, again[order.mirror]), -1)
+                hidden = seen
+            if carried is not None:
+                carried.keep(number, order.rows, order.last, state, x.shape[0], order.still)
+            hidden = self.drop(self.look(flow, cell, "state", hidden, order, x))
+        if self.cross is not None:
+            hidden = torch.tanh(self.merge(torch.cat((hidden, context, given), -1)))
+        return flow.look(self, "out", order.spread(hidden, x))
+
+    def source(self, flow: Flow, order: Order, carried: Carried | None) -> tuple[Source | None, Any]:
+        """What the documents look at, and the vector in which they begin (D, C); the keys are made once."""
+        if self.cross is None:
+            return None, None
+        assert flow.memory is not None
+        source = Source.of(flow.memory, order)
+        if self.cross.attends:
+            if carried is None:
+                source.keys = self.cross.k(source.values)
+            else:
+                states = flow.memory.hidden
+                made, _ = carried.cross.once(lambda: (self.cross.k(states), states))
+                source.keys = made if source.columns is None else made[order.rows[:, None], source.columns]
+        return source, self.cross.begin(source)
+
+    def start(self, cell: Cell, order: Order, begin: Any, carried: Carried | None, number: int) -> State:
+        """The state in which each document goes on, (D, C)."""
+        D, like = len(order.rows), cell.state.weight
+        fresh = cell.begin(like.new_zeros(D, cell.width) if begin is None else begin)
+        before = None if carried is None else carried.of(number)
+        if before is None:
+            return fresh
+        old = (part[order.rows] for part in before)
+        return tuple(torch.where(order.fresh[:, None], a, b) for a, b in zip(fresh, old, strict=True))
+
+    def attend(
+        self, x: Tensor, order: Order, state: State, source: Source, flow: Flow, like: Tensor
+    ) -> tuple[Tensor, Tensor, State]:
+        """The first layer, which looks at the source at each word: states, contexts (N, C), last states (D, C)."""
+        cell, cross = self.cells[0], self.cross
+        C, walk = x.shape[-1], Walk(state)
+        of_x, of_context = cell.input.weight[:, :C], cell.input.weight[:, C:]
+        contexts, patterns = [], []
+        path = f"{cross.path}.pattern"
+        tape, edited = flow.tape, flow.changes(cross, "pattern")
+        for given in torch.split(F.linear(x, of_x, cell.input.bias), order.sizes):
+            state = walk.alive(len(given))
+            pattern = cross.pattern(state[0], source)  # (n, S)
+            if edited and tape is not None:  # step by step, (n, 1, 1, S)
+                pattern = tape.edit(path, pattern[:, None, None])[:, 0, 0]
+            context = (pattern[:, None] @ source.values[: len(given)])[:, 0]
+            walk.on(cell.step(given + F.linear(context, of_context), state))
+            contexts.append(context)
+            patterns.append(pattern)
+        if tape is not None and flow.watches(cross, "pattern"):
+            tape.record(path, self.drawn(torch.cat(patterns), order, source, flow, like))
+        seen, last = walk.end()
+        return seen, torch.cat(contexts), last
+
+    def drawn(self, pattern: Tensor, order: Order, source: Source, flow: Flow, like: Tensor) -> Tensor:
+        """Weights (N, S) of each document's own words -> (B, 1, T, S) in the columns of the batch."""
+        assert flow.memory is not None
+        if source.columns is not None:
+            wide = pattern.new_zeros(len(pattern), flow.memory.hidden.shape[1])
+            pattern = wide.scatter(1, source.columns[order.ranks], pattern)
+        return order.spread(pattern, like)[:, None]
+
+    def look(self, flow: Flow, part: Part, name: str, x: Tensor, order: Order, like: Tensor) -> Tensor:
+        """x (N, C), seen by a tape as (B, T, C)."""
+        return order.take(flow.look(part, name, order.spread(x, like))) if flow.watches(part, name) else x

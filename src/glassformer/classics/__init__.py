@@ -1,0 +1,1 @@
+"""What came before the Transformer, small and readable, on the same data."""

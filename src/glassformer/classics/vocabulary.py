@@ -1,0 +1,81 @@
+"""Text as words: what is split where, which words are known, and the text as their numbers.
+
+N words of the text, V words of the vocabulary.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import UserError
+
+Array = np.ndarray[Any, Any]
+WORD = re.compile(r"\w+(?:['’]\w+)*")  # don't is one word, and so is state's
+FEWEST = 2  # distinct words without which nothing can be told apart
+
+
+def split(text: str) -> list[str]:
+    """The words of a text, in small letters, without punctuation."""
+    return WORD.findall(text.lower())
+
+
+def sentences(texts: Iterable[str]) -> Iterator[list[str]]:
+    """The words of each line that has some."""
+    for text in texts:
+        for line in text.splitlines():
+            if words := split(line):
+                yield words
+
+
+@dataclass(frozen=True)
+class Words:
+    """A text as numbers of its words: ``words`` and ``counts`` (V) from the most frequent on.
+
+    ``ids`` (N) are the known words in their order and ``sentence`` (N) the number of the sentence each is in, int32.
+    """
+
+    words: tuple[str, ...]
+    counts: Array
+    ids: Array
+    sentence: Array
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def read(lines: Iterable[list[str]], least: int = 1, name: str = "The text") -> Words:
+    """Sentences as numbers; words that occur fewer than ``least`` times are left out.
+
+    Raises UserError for a text that has no words, or too few different ones.
+    """
+    number: dict[str, int] = {}  # in the order in which they first occur
+    met, ends = array("i"), array("i")
+    for words in lines:
+        met.extend([number.setdefault(word, len(number)) for word in words])
+        ends.append(len(met))
+    if not met:
+        raise UserError(f"{name} has no words; give a text with some.")
+    found = np.frombuffer(met, np.int32)
+    count = np.bincount(found, minlength=len(number))
+    order = np.argsort(-count, kind="stable")
+    order = order[count[order] >= least]
+    if len(order) < FEWEST:
+        often = f" that stand there {least} times or more" if least > 1 else ""
+        fewer = ", or count rarer ones with a smaller --least" if least > 1 else ""
+        raise UserError(
+            f"{name} has {len(order)} different words{often}, too few to learn from; give more text{fewer}."
+        )
+    new = np.full(len(number), -1, np.int32)
+    new[order] = np.arange(len(order))
+    names = list(number)
+    ids = new[found]
+    sizes: Array = np.diff(np.frombuffer(ends, np.int32), prepend=0)
+    sentence = np.repeat(np.arange(len(ends), dtype=np.int32), sizes)
+    known = ids >= 0
+    return Words(tuple(names[i] for i in order), count[order], ids[known], sentence[known])

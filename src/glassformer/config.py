@@ -191,7 +191,7 @@ class Stack:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        above_zero(self, "depth")
+        need(self.depth >= 0, f"Stack.depth is {self.depth}; give a number of blocks, or 0 for none.")
         need(len(self.pattern) > 0, "Stack.pattern is empty; give at least one Block.")
         need(self.depth % len(self.pattern) == 0, self._misfit())
         need(0 <= self.dropout < 1, f"Stack.dropout is {self.dropout}; give a share from 0 to below 1.")

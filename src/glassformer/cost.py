@@ -49,7 +49,7 @@ class Cost:
         """How many parameters each part has."""
         count = dict.fromkeys(PARTS, 0)
         for name, (_, size) in self.sizes.items():
-            count[_part(name)] += size
+            count[_part(name)] = count.get(_part(name), 0) + size
         return count
 
     @property
@@ -93,6 +93,9 @@ class Cost:
         for stack, attention, crosses in _attentions(self.model):
             width = attention.heads * config.head_dim(attention, self.model.dim)
             flops += 4 * width * self._keys(attention, stack.causal and not crosses)
+        for reader in config.recurrent(self.model).values():
+            if isinstance(reader.cross, config.Additive):
+                flops += 2 * (reader.cross.width + self.model.dim) * self.context
         return flops
 
     def _keys(self, attention: config.Attention, causal: bool) -> float:
@@ -145,7 +148,14 @@ class Cost:
     def activations(self, dtype: str = "fp32") -> int:
         """An estimate of what the forward pass keeps for the backward pass, logits aside, in bytes."""
         numbers = sum(self._kept(stack, stack.block(i)) for stack in self._stacks() for i in range(stack.depth))
+        numbers += sum(map(self._kept_recurrent, config.recurrent(self.model).values()))
         return int(self.batch * self.context * (numbers + 2 * self.model.dim) * BYTES[dtype])
+
+    def _kept_recurrent(self, reader: config.Recurrent) -> int:
+        """Numbers a token that a recurrent part keeps: gates and states, and the scores of every word of the source."""
+        C, cross = self.model.dim, reader.cross
+        across = 8 * C + cross.width * self.context if isinstance(cross, config.Additive) else 2 * C if cross else 0
+        return reader.depth * (17 if isinstance(reader.cell, config.LSTM) else 9) * C + across
 
     def _stacks(self) -> list[config.Stack]:
         return list(config.stacks(self.model).values())
@@ -159,10 +169,10 @@ class Cost:
         attended = q + kv + q  # queries, keys, values, and what came of them
         if attention.qk_norm is not None:
             attended += q + kv // 2
-        if stack.dropout:  # the patterns as well, which no other attention keeps
-            attended += C + 3 * attention.heads * self.context
+        if stack.dropout:  # the patterns too, and what survived, a byte each; beyond 1,024 keys as autograd keeps it
+            attended += C // 4 + attention.heads * self.context * (5 if self.context <= 1024 else 12) // 4
         looks = 2 if block.cross else 1
-        thought = _hidden(block.feedforward, C) + (C if stack.dropout else 0)
+        thought = _hidden(block.feedforward, C) + (C // 4 if stack.dropout else 0)
         return (looks + 1) * normed + looks * attended + thought
 
     def train(self, dtype: str = "fp32") -> int:
@@ -216,11 +226,13 @@ def _part(name: str) -> str:
         return "attention"
     if "ffn" in steps:
         return "feedforward"
+    if {"cells", "back", "merge"} & set(steps):
+        return "recurrence"
     return "head" if steps[0] == "head" else "embedding"  # tables of tokens, segments and positions
 
 
 def _is_matrix(name: str, shape: tuple[int, ...]) -> bool:
-    return len(shape) >= 2 and not name.endswith("bias") and _part(name) in ("attention", "feedforward", "head")
+    return len(shape) >= 2 and not name.endswith("bias") and _part(name) not in ("embedding", "norms")
 
 
 def _attentions(model: config.Model, cached: bool = False) -> list[tuple[config.Stack, config.Attention, bool]]:

@@ -15,6 +15,7 @@ VERBS = (
     "data",
     "convert",
     "average",
+    "compare",
     "tokens",
 )
 """In the order of ``glassformer --help``; the name of the file is the name of the verb."""

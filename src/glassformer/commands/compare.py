@@ -1,0 +1,328 @@
+"""``glassformer compare``: several run files on the same data under one budget, one table and one picture.
+
+DIR/  NAME/ (a run folder each)   comparison.json   comparison.png
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError, need
+from .common import emit, note
+from .eval import number, numbers
+
+HELP = "Several models on the same data under one budget: one table and one picture."
+EPILOG = "Each run is trained in a process of its own, one after the other; what is finished is not done again."
+TRIAL = 12  # steps that tell how many fit into --minutes
+LAST = 3  # of them, the ones that count: the first ones warm up
+
+
+def options(one: argparse.ArgumentParser) -> None:
+    """Its arguments."""
+    one.add_argument("runs", nargs="+", metavar="RUN.toml", help="run files with the same data and objective")
+    one.add_argument("--minutes", type=float, metavar="M", help="train each for about so long, validation not counted")
+    one.add_argument("--tokens", type=int, metavar="N", help="train each on so many tokens, rows counted as full")
+    one.add_argument("--out", default="out/compare", metavar="DIR", help="where the runs go (out/compare)")
+    one.add_argument("--json", action="store_true", help="the figures as JSON")
+    test = one.add_argument_group("a test set, read by the best checkpoint of each run: BLEU, or accuracy")
+    test.add_argument("--test", metavar="FILE", help="examples, or their sources")
+    test.add_argument("--target", metavar="FILE", help="the file with the right targets, line by line")
+    test.add_argument("--beams", type=int, default=5, metavar="K", help="width of the beam search (5)")
+    test.add_argument(
+        "--lengths", type=numbers, default=[10, 15, 20], metavar="N,...", help="BLEU by source length (10,15,20)"
+    )
+
+
+def run(given: argparse.Namespace) -> int | None:
+    """The command; its exit code, None for 0."""
+    need(given.minutes is None or given.tokens is None, "Give --minutes or --tokens, not both: one budget for all.")
+    need(given.minutes is None or 0 < given.minutes < math.inf, f"--minutes is {given.minutes}; give more than 0.")
+    need(given.tokens is None or given.tokens > 0, f"--tokens is {given.tokens}; give more than 0.")
+    need(bool(given.out), "--out is empty; name a folder.")
+    need(given.target is None or given.test is not None, "--target goes with --test; name the file of the sources.")
+    settings = read(given.runs)
+    out, results = Path(given.out), []
+    before = known(out, budget(given))
+    for name, (file, plan) in settings.items():
+        done = before["runs"].setdefault(name, {})
+        if not (out / name).exists():
+            done.clear()
+            done["steps"] = steps_of(given, file, plan, out / name)
+        remember(out, before)
+        code = trained(file, out / name, done)
+        remember(out, before)
+        if code:
+            return code
+        tested(given, plan, out / name, done)
+        remember(out, before)
+        results.append({"name": name, **facts(out / name), **done})
+    picture = draw(results, out / "comparison.png")
+    if given.json:
+        emit(results)
+    else:
+        print("\n".join(table(results)))
+        note(picture)
+    return None
+
+
+# ------------------------------------------------------------------------------- the same for all
+
+
+def read(files: Sequence[str]) -> dict[str, tuple[str, Any]]:
+    """Each run file and what it says, by the file's name; UserError unless all learn the same from the same."""
+    from .. import run as runs
+
+    found: dict[str, tuple[str, Any]] = {}
+    for file in files:
+        name = Path(file).stem
+        need(name not in found, f"Two run files are called {name}; give each a name of its own.")
+        found[name] = (file, runs.read(file))
+        need(found[name][1].train.evaluate_every > 0, f"{file} is never validated; set train.evaluate_every above 0.")
+    first, *others = found.items()
+    for name, (_, plan) in others:
+        for place, mine, theirs in zip(("data", "objective"), same(plan), same(first[1][1]), strict=True):
+            if mine != theirs:
+                keys = [key for key in {**theirs, **mine} if mine.get(key) != theirs.get(key)]
+                where = f"{place}.{keys[0]}"
+                raise UserError(
+                    f"{name} and {first[0]} differ in {where}; a comparison needs the same in all run files."
+                )
+    return found
+
+
+def same(plan: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What of a run must not differ: the data, and what is learned from it.
+
+    A loss is one of tokens, so the tokenizer counts; labels are the same in any.
+    """
+    from .. import serial
+    from ..objectives import Classify
+
+    data = serial.to_dict(plan.data)
+    if isinstance(plan.train.objective, Classify):
+        data = {key: value for key, value in data.items() if key not in ("tokenizer", "vocab", "cut")}
+    return data, serial.to_dict(plan.train.objective)
+
+
+def budget(given: argparse.Namespace) -> dict[str, float]:
+    """The budget in words; empty where each run file says its own number of steps."""
+    return {key: getattr(given, key) for key in ("minutes", "tokens") if getattr(given, key) is not None}
+
+
+def known(out: Path, wanted: dict[str, float]) -> dict[str, Any]:
+    """What an earlier call found in this folder; UserError where its budget was another."""
+    path = out / "comparison.json"
+    if not path.exists():
+        return {"budget": wanted, "runs": {}}
+    try:
+        before: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        there, _ = before["budget"], before["runs"].items()
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        raise UserError(
+            f"{path} is damaged; remove it to train what is not finished, or choose another --out."
+        ) from None
+    if there != wanted:
+        said = " ".join(f"--{key} {value:g}" for key, value in there.items()) or "the run files' own steps"
+        raise UserError(f"{out} holds a comparison with another budget ({said}); give that, or choose another --out.")
+    return before
+
+
+def remember(out: Path, known: Mapping[str, Any]) -> None:
+    """Keep what was found."""
+    from .. import files
+
+    files.write(out / "comparison.json", json.dumps(known, indent=1) + "\n")
+
+
+# ---------------------------------------------------------------------------- each in its process
+
+
+def steps_of(given: argparse.Namespace, file: str, plan: Any, folder: Path) -> int | None:
+    """How many steps the budget pays for; None: those of the run file."""
+    how = plan.train
+    if given.tokens is not None:
+        context = how.context or context_of(plan)
+        return int(max(1, round(given.tokens / (how.batch * context))))
+    if given.minutes is None:
+        return None
+    trial = folder.with_name(f"{folder.name}.trial")
+    shutil.rmtree(trial, ignore_errors=True)
+    quiet = ["--evaluate_every", "0", "--save_every", "0", "--sample_every", "0", "--tensorboard", "false"]
+    words = ["train", file, "--out", str(trial), "--steps", str(TRIAL), *quiet]
+    try:
+        alone(words)
+        seconds = statistics.median(line["seconds"] for line in log(trial)[-LAST:])
+    finally:
+        shutil.rmtree(trial, ignore_errors=True)
+    steps = int(max(1, round(given.minutes * 60 / seconds)))
+    note(f"{folder.name}: {seconds:.3f} s a step, so {steps:,} steps in {given.minutes:g} minutes.")
+    return steps
+
+
+def context_of(plan: Any) -> int:
+    """The context of the model that a run file describes."""
+    from ..training import prepare
+
+    model = prepare.fitted(plan, prepare.origin(plan, None)[0])
+    return model.context
+
+
+def trained(file: str, folder: Path, done: dict[str, Any]) -> int:
+    """Train, or go on; 0, or the exit code of a training that was stopped."""
+    if done.get("finished"):
+        note(f"{folder.name} is finished; it is not trained again.")
+        return 0
+    words = ["train", file, "--out", str(folder), *(["--resume"] if folder.exists() else [])]
+    if done.get("steps"):
+        words += ["--steps", str(done["steps"])]
+    note(f"--- {folder.name}")
+    code, peak = alone(words, stopped=(130, 143))
+    done["peak"] = max(peak, done.get("peak", 0))
+    done["finished"] = code == 0
+    return code
+
+
+def tested(given: argparse.Namespace, plan: Any, folder: Path, done: dict[str, Any]) -> None:
+    """Put the figures of the test set under ``done``, unless they are there."""
+    from ..objectives import Classify, Seq2Seq
+
+    if given.test is None:
+        return
+    pairs = isinstance(plan.train.objective, Seq2Seq)
+    need(pairs or isinstance(plan.train.objective, Classify), "--test is for translations and labels; leave it out.")
+    words = ["eval", str(folder), "--data", given.test, "--json"]
+    words += ["--before", plan.data.before] if plan.data.before else []
+    if plan.data.columns:
+        words += ["--columns", ",".join(f"{part}={column}" for part, column in plan.data.columns.items())]
+    if pairs:
+        words += ["--target", given.target] if given.target else []
+        words += ["--beams", str(given.beams), "--figures", "bleu", "--lengths", ",".join(map(str, given.lengths))]
+        if plan.data.tokenizer == "words":  # texts that were parted before, perhaps into pieces
+            words += ["--tokenised", "--whole-words"]
+    asked = " ".join(words[2:])
+    if done.get("asked") != asked:
+        said = subprocess.run([*PROGRAM, *words], stdout=subprocess.PIPE, text=True, check=False)
+        need(said.returncode == 0, f"{folder.name} could not be tested; see above.")
+        done["test"], done["asked"] = json.loads(said.stdout), asked
+
+
+PROGRAM = (sys.executable, "-m", "glassformer")
+
+
+def alone(words: Sequence[str], stopped: Sequence[int] = ()) -> tuple[int, int]:
+    """Run a command in a process of its own: its exit code and the most memory it held, in bytes.
+
+    UserError unless the code is 0 or among those of a command that was ``stopped``. Ctrl-C reaches the process itself.
+    """
+    process = subprocess.Popen([*PROGRAM, *words], stdout=sys.stderr)
+    while True:
+        try:
+            _, status, used = os.wait4(process.pid, 0)
+            break
+        except KeyboardInterrupt:
+            continue  # it is saving
+    process.returncode = code = os.waitstatus_to_exitcode(status)
+    need(code == 0 or code in stopped, f"glassformer {words[0]} {words[1]} failed; see above.")
+    return code, used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+# ------------------------------------------------------------------------------------ what came out
+
+
+def log(folder: Path) -> list[dict[str, Any]]:
+    """A run's log."""
+    from ..training.hooks import read_log
+
+    return read_log(folder / "log.jsonl")
+
+
+def facts(folder: Path) -> dict[str, Any]:
+    """A run's figures: at its best validation, of which the checkpoint is kept, and over all."""
+    from .. import config, serial
+    from ..cost import cost
+
+    lines = log(folder)
+    seen = [line for line in lines if "valid" in line]
+    best = min(seen, key=lambda line: line["valid"])
+    tokens, seconds, curve = 0, 0.0, []
+    for line in lines:
+        tokens, seconds = tokens + line.get("tokens", 0), seconds + line.get("seconds", 0.0)
+        if "valid" in line:
+            curve.append((tokens, seconds, line["valid"]))
+    figures = {name.removeprefix("valid_"): value for name, value in best.items() if name.startswith("valid")}
+    said = json.loads((folder / "run.json").read_text(encoding="utf-8"))["model"]
+    whole = cost(serial.from_dict(config.Model, said))
+    return {
+        "valid": {"loss": figures.pop("valid"), **figures},
+        "parameters": whole.total,
+        "tokens": tokens,
+        "seconds": seconds,
+        "curve": curve,
+    }
+
+
+def table(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """One row a run, the best validation first."""
+    ordered = sorted(results, key=lambda result: result["valid"]["loss"])
+    rows = []
+    for result in ordered:
+        row = {"run": result["name"]}
+        row |= {f"valid {name}": f"{value:.4f}" for name, value in result["valid"].items() if isinstance(value, float)}
+        for name, value in result.get("test", {}).items():
+            if name == "by length":
+                row |= {f"{name} {group}": number(figures["bleu"]) for group, figures in value.items()}
+            elif name != "texts":
+                row[f"test {name}"] = number(value)
+        row["parameters"] = f"{result['parameters']:,}"
+        row["tokens"] = f"{result['tokens']:,}"
+        row["seconds"] = f"{result['seconds']:,.0f}"
+        row["MiB"] = f"{result['peak'] / 2**20:,.0f}"
+        rows.append(row)
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    lines = [names, *([row.get(name, "-") for name in names] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if at else cell.ljust(width)
+            for at, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in lines
+    ]
+
+
+def draw(results: Sequence[Mapping[str, Any]], picture: Path) -> str:
+    """Validation by tokens and by seconds, and the test's figure by length; one sentence on what became of it."""
+    try:
+        import matplotlib
+    except ImportError:
+        return "No picture of the curves: pip install matplotlib."
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    from .. import files
+
+    lengths = [result for result in results if "by length" in result.get("test", {})]
+    figure, panels = pyplot.subplots(1, 3 if lengths else 2, figsize=(14 if lengths else 10, 4.5), layout="tight")
+    for result in results:
+        tokens, seconds, valid = zip(*result["curve"], strict=True)
+        for axes, x, what in ((panels[0], tokens, "tokens"), (panels[1], seconds, "seconds")):
+            axes.plot(x, valid, "o-", label=result["name"], linewidth=1, markersize=3)
+            axes.set(xlabel=what, ylabel="validation loss (nats)")
+    for result in lengths:
+        groups = result["test"]["by length"]
+        panels[2].plot(list(groups), [figures["bleu"] for figures in groups.values()], "o-", label=result["name"])
+        panels[2].set(xlabel="words of the source", ylabel="BLEU")
+    panels[0].legend()
+    files.write(picture, lambda beside: figure.savefig(beside, format="png", dpi=120))
+    pyplot.close(figure)
+    return f"The curves are in {picture}."

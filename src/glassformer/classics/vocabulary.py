@@ -69,7 +69,7 @@ def read(lines: Iterable[list[str]], least: int = 1, name: str = "The text") -> 
         often = f" that stand there {least} times or more" if least > 1 else ""
         fewer = ", or count rarer ones with a smaller --least" if least > 1 else ""
         raise UserError(
-            f"{name} has {len(order)} different words{often}, too few to learn from; give more text{fewer}."
+            f"{name} has too few different words{often} to learn from ({len(order)}); give more text{fewer}."
         )
     new = np.full(len(number), -1, np.int32)
     new[order] = np.arange(len(order))

@@ -280,7 +280,7 @@ def table(results: Sequence[Mapping[str, Any]]) -> list[str]:
         row |= {f"valid {name}": f"{value:.4f}" for name, value in result["valid"].items() if isinstance(value, float)}
         for name, value in result.get("test", {}).items():
             if name == "by length":
-                row |= {f"{name} {group}": number(figures["bleu"]) for group, figures in value.items()}
+                row |= {f"bleu {group}": number(figures["bleu"]) for group, figures in value.items()}
             elif name != "texts":
                 row[f"test {name}"] = number(value)
         row["parameters"] = f"{result['parameters']:,}"

@@ -102,6 +102,43 @@ def right_analogies(
     return right, len(asked)
 
 
+# -------------------------------------------------------------------------------------- questions
+
+
+def read_pairs(path: Path) -> list[tuple[str, str, float]]:
+    """Two words and how alike people find them, of each line. Raises UserError with the line for another form."""
+    found = []
+    for number, line in _written(path):
+        try:
+            first, second, right = line.split()
+            found.append((first, second, float(right)))
+        except ValueError:
+            raise UserError(f"{path} line {number} is not two words and a number; mend or remove that line.") from None
+    return found
+
+
+def read_analogies(path: Path) -> list[tuple[str, str, str, str]]:
+    """Four words of each line: a is to b as c is to d; lines that begin with a colon are headings."""
+    found = []
+    for number, line in _written(path):
+        if not line.startswith(":"):
+            words = line.split()
+            need(len(words) == 4, f"{path} line {number} is not four words; mend or remove that line.")
+            found.append((words[0], words[1], words[2], words[3]))
+    return found
+
+
+def _written(path: Path) -> list[tuple[int, str]]:
+    need(path.is_file(), f"{path} does not exist; give a file of questions.")
+    try:
+        text = path.read_bytes().decode()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text (byte {error.start}); convert it.") from None
+    except OSError as error:
+        raise files.explain(error, path) from None
+    return [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+
+
 # ------------------------------------------------------------------------------------------ files
 
 
@@ -162,9 +199,8 @@ def _read(content: mmap.mmap, path: Path) -> Vectors:
         try:
             words.append(word.decode())
         except UnicodeDecodeError:
-            raise UserError(
-                f"{path}: word {len(words) + 1} ({word!r}) is not UTF-8 text; mend or restore it."
-            ) from None
+            where = f"{path}: word {len(words) + 1} ({word[:20]!r}) is not UTF-8 text"
+            raise UserError(f"{where}, or the first line tells another width than the file's; restore it.") from None
     if not np.isfinite(table).all():
         row = int(np.flatnonzero(~np.isfinite(table).all(1))[0])
         raise UserError(f'{path}: the vector of "{words[row]}" holds what is no number; restore the file.')
@@ -188,7 +224,9 @@ def _lines(content: mmap.mmap, begin: int, count: int, width: int, path: Path) -
         line = content.readline()
         if not line:
             raise UserError(f"{path} ends after {number:,} of {count:,} vectors; restore the file.")
-        word, *numbers = line.split()
+        if not line.endswith(b"\n"):
+            raise UserError(f"{path} ends within line {number + 2}; restore the file, or end that line if it is whole.")
+        word, *numbers = line.split() or (b"",)
         if len(numbers) != width:
             found = f"{path} line {number + 2} has {len(numbers)} numbers and the first line says {width}"
             raise UserError(f"{found}; mend or restore the file.")

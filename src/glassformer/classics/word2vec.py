@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import UserError, above_zero, need
+from .vectors import Vectors
 from .vocabulary import Words
 
 ROW = 32  # T
@@ -102,6 +103,10 @@ class Word2Vec:
                         if not math.isfinite(loss):
                             raise UserError(f"The vectors grew beyond all bounds; give a rate below {how.rate}.")
                         yield Step(epoch + 1, done / (how.epochs * words), loss, rate)
+
+    def vectors(self) -> Vectors:
+        """The words and their input vectors, as they are now."""
+        return Vectors(self.text.words, self.inputs.numpy().copy())
 
     def _rows(self, low: int, high: int) -> tuple[Tensor, Tensor, Tensor]:
         """Part of the text in rows of T words and ``window`` more on both sides, frequent words thinned out.

@@ -17,5 +17,6 @@ VERBS = (
     "average",
     "compare",
     "tokens",
+    "words",
 )
 """In the order of ``glassformer --help``; the name of the file is the name of the verb."""

@@ -1,0 +1,301 @@
+"""``glassformer words``: words as numbers before the Transformer, and one word in two contexts."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import need
+from .common import MODEL, counted, emit, note, reader, rows, unescaped
+
+if TYPE_CHECKING:
+    from ..classics.vectors import Vectors
+
+HELP = "Words as numbers: word2vec, bags of words, one word in two contexts."
+VECTORS = "a file in word2vec's text or binary format"
+
+
+def options(one: argparse.ArgumentParser) -> None:
+    """Its tasks and their arguments."""
+    tasks = one.add_subparsers(dest="task", metavar="TASK", required=True, parser_class=type(one))
+
+    def task(name: str, what: str) -> argparse.ArgumentParser:
+        made: argparse.ArgumentParser = tasks.add_parser(name, help=what, description=what, allow_abbrev=False)
+        made.add_argument("--json", action="store_true", help="as JSON")
+        made.set_defaults(options=made._option_string_actions)
+        return made
+
+    train = task("train", "Trains word2vec on a corpus.")
+    train.add_argument("corpus", metavar="CORPUS", help="a named corpus, a file or a folder; each line is a sentence")
+    train.add_argument(
+        "--out", required=True, metavar="FILE", help="the vectors: binary where it ends in .bin, else text"
+    )
+    train.add_argument("--kind", default="skip-gram", metavar="KIND", help="skip-gram (usual) or cbow")
+    for name, kind, usual, what in (
+        ("dim", int, 100, "numbers of a vector"),
+        ("window", int, 5, "the farthest neighbour"),
+        ("negative", int, 5, "noise words a pair"),
+        ("sample", float, 1e-3, "the share of the text above which a word is thinned out"),
+        ("epochs", int, 5, "times through the text"),
+        ("rate", float, 0.025, "the first rate"),
+        ("least", int, 5, "how often a word must occur"),
+        ("seed", int, 0, "where chance begins"),
+    ):
+        train.add_argument(f"--{name}", type=kind, default=usual, metavar="N", help=f"{what} ({usual})")
+    train.add_argument("--field", default="text", metavar="NAME", help="the text field of JSONL (text)")
+    train.add_argument("--separator", type=unescaped, metavar="TEXT", help="what parts a plain file's documents")
+
+    near = task("near", "The words nearest to a word.")
+    analogy = task("analogy", "What is to C as B is to A.")
+    for made, names in ((near, ("word",)), (analogy, ("a", "b", "c"))):
+        made.add_argument("vectors", metavar="VECTORS", help=VECTORS)
+        for name in names:
+            made.add_argument(name, metavar=name.upper())
+        made.add_argument("--most", type=int, default=10, metavar="N", help="words shown (10)")
+
+    score = task("score", "Vectors held against what people say: similarities and analogies.")
+    score.add_argument("vectors", metavar="VECTORS", help=VECTORS)
+    score.add_argument("--similarity", nargs="+", default=[], metavar="FILE", help="lines of two words and a number")
+    score.add_argument("--analogies", nargs="+", default=[], metavar="FILE", help="lines of four words")
+
+    bag = task("bag", "Texts as bags of words: how alike they are; without texts, what a bag loses.")
+    bag.add_argument("text", nargs="*", metavar="TEXT", help="texts to compare, or to look for with --among")
+    bag.add_argument("--among", metavar="FILE", help="search the lines of a file for the texts instead")
+    bag.add_argument("--weigh", default="tfidf", metavar="HOW", help="tfidf (usual) or counts")
+    bag.add_argument("--most", type=int, default=5, metavar="N", help="lines found (5)")
+
+    classify = task("classify", "Learns labels from bags of words, and says how many of another file are right.")
+    classify.add_argument("train", metavar="TRAIN", help="a file of texts and labels, such as sst2/train.tsv")
+    classify.add_argument("valid", metavar="VALID", help="another one")
+    classify.add_argument("--weigh", default="tfidf", metavar="HOW", help="tfidf (usual) or counts")
+
+    average = task("average", "Saves an encoder that averages vectors, with two layers over them, to be trained.")
+    average.add_argument("vectors", metavar="VECTORS", help=VECTORS)
+    average.add_argument("--out", required=True, metavar="FOLDER", help="where; train it with --from FOLDER")
+    average.add_argument("--labels", type=int, default=2, metavar="N", help="labels to tell apart (2)")
+
+    contexts = task("contexts", "One word in two sentences: how far each layer of an encoder moves its vectors apart.")
+    contexts.add_argument("model", metavar="ENCODER", help=MODEL)
+    contexts.add_argument("word", nargs="?", metavar="WORD", help="left out, well-known examples are shown")
+    contexts.add_argument("text", nargs="*", metavar="TEXT", help="two sentences that have it")
+    contexts.add_argument("--vectors", metavar="FILE", help=f"word2vec beside it: {VECTORS}")
+
+    wic = task("wic", "Words in Context: does a word mean the same in two texts? By the cosine of its two vectors.")
+    wic.add_argument("folder", metavar="FOLDER", help="the folder of its files (train.data.txt ...)")
+    wic.add_argument("--model", metavar="ENCODER", help=MODEL)
+    wic.add_argument("--vectors", metavar="FILE", help=VECTORS)
+    wic.add_argument("--first", type=int, metavar="N", help="so many pairs of each part alone")
+
+
+def run(given: argparse.Namespace) -> None:
+    """The command; its exit code, None for 0."""
+    TASKS[given.task](given)
+
+
+def _train(given: argparse.Namespace) -> None:
+    import time
+
+    from .. import text
+    from ..classics import vectors, vocabulary, word2vec
+
+    names = ("kind", "dim", "window", "negative", "sample", "epochs", "rate", "seed")
+    how = word2vec.Settings(**{name: getattr(given, name) for name in names})
+    source = text.find(given.corpus, given.field, given.separator)
+    words = vocabulary.read(vocabulary.sentences(source.texts()), given.least, source.name)
+    note(f"{len(words):,} words of {source.name}, {len(words.words):,} different ones.")
+    model, begun = word2vec.Word2Vec(words, how), time.perf_counter()
+    for step in model.train():
+        speed = step.done * how.epochs * len(words) / (time.perf_counter() - begun)
+        line = f"epoch {step.epoch}/{how.epochs}  {step.done:4.0%}  loss {step.loss:.3f}  words/s {speed:,.0f}"
+        if sys.stderr.isatty() or step.done == 1:
+            print(line, end="\n" if step.done == 1 else "\r", file=sys.stderr, flush=True)
+    vectors.save(model.vectors(), Path(given.out))
+    if given.json:
+        emit({"words": len(words.words), "width": how.dim, "loss": step.loss, "file": given.out})
+    else:
+        print(f"{counted(len(words.words), 'vector')} of {how.dim} numbers in {given.out}")
+
+
+def _read(name: str) -> Vectors:
+    from ..classics import vectors
+
+    return vectors.read(Path(name))
+
+
+def _near(given: argparse.Namespace) -> None:
+    found = _read(given.vectors)
+    if given.task == "near":
+        _ranked(found.near(given.word, given.most), given.json)
+    else:
+        _ranked(found.analogy(given.a, given.b, given.c, given.most), given.json)
+
+
+def _ranked(found: list[tuple[str, float]], as_json: bool) -> None:
+    if as_json:
+        emit([{"word": word, "cosine": cosine} for word, cosine in found])
+    else:
+        print("\n".join(f"{cosine:.4f}  {word}" for word, cosine in found))
+
+
+def _score(given: argparse.Namespace) -> None:
+    from ..classics import vectors
+    from ..evaluation import metrics
+
+    need(given.similarity or given.analogies, "There is nothing to score; give --similarity or --analogies files.")
+    found = _read(given.vectors)
+    said: list[dict[str, Any]] = []
+    for name in given.similarity:
+        pairs = vectors.read_pairs(Path(name))
+        asked = [pair for pair in pairs if found.find(pair[0]) is not None and found.find(pair[1]) is not None]
+        need(len(asked) > 1, f"The vectors know too few of the words in {name} to be scored; train on more text.")
+        figures = metrics.of_numbers([found.cosine(a, b) for a, b, _ in asked], [right for *_, right in asked])
+        said.append({"file": Path(name).name, "spearman": figures["spearman"], "asked": len(asked), "of": len(pairs)})
+    for name in given.analogies:
+        questions = vectors.read_analogies(Path(name))
+        right, known = vectors.right_analogies(found, questions)
+        share = 100 * right / known if known else None
+        said.append({"file": Path(name).name, "accuracy": share, "asked": known, "of": len(questions)})
+    if given.json:
+        emit(said)
+        return
+    for one in said:
+        figure = f"Spearman {one['spearman']:.4f}" if "spearman" in one else _percent(one["accuracy"])
+        print(f"{one['file']:28} {figure:18} {one['asked']:,} of {one['of']:,} known")
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1f} % right"
+
+
+def _bag(given: argparse.Namespace) -> None:
+    from .. import text
+    from ..classics import bag
+
+    if given.among is not None:
+        need(bool(given.text), "There is nothing to look for; give a text.")
+        lines = [line for piece in text.find(given.among).texts() for line in piece.splitlines() if line.strip()]
+        found = bag.Bag(lines, given.weigh)
+        hits = {query: found.search(query, given.most) for query in given.text}
+        if given.json:
+            emit({query: [{"text": lines[i], "cosine": cosine} for i, cosine in some] for query, some in hits.items()})
+            return
+        for query, some in hits.items():
+            print(query if some else f"{query}: no line has a word of it")
+            print("\n".join(f"  {cosine:.4f}  {lines[i]}" for i, cosine in some))
+        return
+    groups: list[tuple[str, Any]] = [("", given.text)]
+    if not given.text:
+        groups = [("Order is lost: other meaning, the same bag.", bag.ORDER_LOST)]
+        groups.append(("Meaning is lost: the same meaning, no word in common.", bag.MEANING_LOST))
+    tables = [bag.Bag(texts, given.weigh).cosines().tolist() for _, texts in groups]
+    if given.json:
+        emit([{"texts": list(texts), "cosines": table} for (_, texts), table in zip(groups, tables, strict=True)])
+        return
+    for (heading, texts), table in zip(groups, tables, strict=True):
+        print("\n".join([heading] if heading else []))
+        for line, row in zip(texts, table, strict=True):
+            print(f"  {' '.join(f'{cosine:.4f}' for cosine in row)}  {line}")
+
+
+def _classify(given: argparse.Namespace) -> None:
+    from ..classics import bag
+    from ..evaluation import metrics
+    from ..objectives import Classify
+    from ..text import examples
+
+    train = examples.read(given.train, Classify())
+    valid = examples.read(given.valid, Classify(), labels=train.labels)
+    learned = bag.BagClassifier([e.first for e in train], [int(e.label or 0) for e in train], given.weigh)
+    chosen = learned.predict([e.first for e in valid])
+    figures = metrics.of_labels(chosen, [int(e.label or 0) for e in valid])
+    if given.json:
+        emit({**figures, "examples": len(valid), "words": len(learned.bag.words)})
+        return
+    rows(("accuracy", f"{figures['accuracy']:.2f} %"), ("Matthews", f"{figures['matthews']:.4f}"))
+    rows(("examples", f"{len(valid):,}"), ("weights", f"{len(learned.bag.words):,} words"))
+    if train.labels is not None and len(train.labels) == 2:
+        for label, words in zip(train.labels, learned.strongest(), strict=True):
+            rows((f"says {label}", ", ".join(words)))
+
+
+def _average(given: argparse.Namespace) -> None:
+    from .. import store
+    from ..classics import average
+
+    model, tokenizer = average.encoder(_read(given.vectors), given.labels)
+    store.save(model, given.out, tokenizer, layout="glassformer")
+    if given.json:
+        emit({"folder": given.out, "words": tokenizer.size, "width": model.config.dim})
+    else:
+        print(
+            f"An encoder of {tokenizer.size:,} words and no blocks is in {given.out}; train it with --from {given.out}."
+        )
+
+
+def _contexts(given: argparse.Namespace) -> None:
+    from ..classics import contexts
+
+    need(given.word is None or len(given.text) == 2, "A word needs two sentences that have it; give both.")
+    asked = contexts.EXAMPLES if given.word is None else ((given.word, *given.text),)
+    places = [[contexts.place(text, word) for text in (first, second)] for word, first, second in asked]
+    table = _read(given.vectors) if given.vectors else None
+    model, tokenizer = reader(given.model)
+    told = []
+    for (word, first, second), (one, other) in zip(asked, places, strict=True):
+        found = {"word": word, "texts": [first, second], "layers": contexts.moving_apart(model, tokenizer, one, other)}
+        told.append(found if table is None else {**found, "word2vec": table.cosine(word, word)})
+    if given.json:
+        emit(told)
+        return
+    for entry in told:
+        print(f"{entry['word']}: {entry['texts'][0]} | {entry['texts'][1]}")
+        if "word2vec" in entry:
+            print(f"  word2vec   {entry['word2vec']:.4f}  one vector, whatever the sentence")
+        for number, cosine in enumerate(entry["layers"]):
+            name = "embedding" if number == 0 else f"layer {number}"
+            print(f"  {name:10} {cosine:.4f}  {'#' * round(40 * max(0.0, cosine))}")
+
+
+def _wic(given: argparse.Namespace) -> None:
+    import numpy as np
+
+    from ..classics import contexts
+
+    need(given.model or given.vectors, "There is nothing to measure; give --model, --vectors or both.")
+    parts = {name: contexts.read_wic(Path(given.folder), name)[: given.first] for name in ("train", "dev", "test")}
+    same = {name: np.array([pair.same for pair in pairs]) for name, pairs in parts.items()}
+    told: list[tuple[str, dict[str, Any]]] = []
+    if given.vectors:
+        table = _read(given.vectors)
+        told.append(("word2vec", {name: contexts.static_cosines(table, pairs) for name, pairs in parts.items()}))
+    if given.model:
+        read = reader(given.model)
+        told.append(("layer", {name: contexts.contextual_cosines(*read, pairs) for name, pairs in parts.items()}))
+    found: list[dict[str, Any]] = []
+    for kind, cosines in told:
+        for layer in range(cosines["train"].shape[1]):
+            border = contexts.threshold(cosines["train"][:, layer], same["train"])
+            right = {name: contexts.accuracy(cosines[name][:, layer], same[name], border) for name in parts}
+            found.append({"vectors": kind if kind == "word2vec" else f"layer {layer}", "from": border, **right})
+    if given.json:
+        emit([{**one, "from": one["from"] if np.isfinite(one["from"]) else None} for one in found])
+        return
+    print(f"{'vectors':10}  same from   train     dev    test   (% right; the border is chosen on train)")
+    for one in found:
+        name = "embedding" if one["vectors"] == "layer 0" else one["vectors"]
+        print(f"{name:10}  {one['from']:9.4f}  {one['train']:6.2f}  {one['dev']:6.2f}  {one['test']:6.2f}")
+
+
+TASKS = {
+    "train": _train,
+    "near": _near,
+    "analogy": _near,
+    "score": _score,
+    "bag": _bag,
+    "classify": _classify,
+    "average": _average,
+    "contexts": _contexts,
+    "wic": _wic,
+}

@@ -61,3 +61,12 @@ def unescaped(text: str) -> str:
 def note(line: str) -> None:
     """Something about the work, not its result."""
     print(line, file=sys.stderr)
+
+
+def ascii_only() -> bool:
+    """Whether standard output cannot show blocks."""
+    try:
+        "█▓▒░·".encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return True
+    return False

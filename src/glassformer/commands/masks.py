@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from ..errors import UserError
-from .common import emit, rows
+from .common import ascii_only, emit, rows
 
 HELP = "Who may look at whom: a rule's picture and the pairs it visits."
 EPILOG = 'Rules combine: glassformer masks "window(4) | strided(8)" --length 32'
@@ -46,15 +46,6 @@ def run(given: argparse.Namespace) -> None:
         print(given.out)
     else:
         color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-        print(drawn.text(color, plain=_ascii()))
+        print(drawn.text(color, plain=ascii_only()))
     print(f"{drawn.name}, {drawn.length:,} tokens: a row for each query, a column for each key")
-    print("\n".join(drawn.legend(plain=_ascii())))
-
-
-def _ascii() -> bool:
-    """Whether standard output cannot show the blocks."""
-    try:
-        "█░·".encode(sys.stdout.encoding or "ascii")
-    except UnicodeEncodeError:
-        return True
-    return False
+    print("\n".join(drawn.legend(plain=ascii_only())))

@@ -32,11 +32,11 @@ def look(
     text that the model cannot read.
     """
     tape = Tape(*(patterns or ("*",)))
-    tokens = [_tokens(model, tokenizer, text, second=isinstance(model.config, config.EncoderDecoder))]
+    tokens = [token_ids(model, tokenizer, text, second=isinstance(model.config, config.EncoderDecoder))]
     if isinstance(model.config, config.EncoderDecoder):
         if source is None:
             raise UserError("An encoder-decoder reads two texts; give the encoder's as source.")
-        tokens.append(_tokens(model, tokenizer, source))
+        tokens.append(token_ids(model, tokenizer, source))
     elif source is not None:
         raise UserError("Only an encoder-decoder has a source; leave it out.")
     _run(model, tokens, tape)
@@ -134,7 +134,7 @@ def _short(number: float | None) -> str:
     return "-" if number is None else f"{number:.4g}"
 
 
-def _tokens(model: Model, tokenizer: Tokenizer | None, text: Text, second: bool = False) -> Tensor:
+def token_ids(model: Model, tokenizer: Tokenizer | None, text: Text, second: bool = False) -> Tensor:
     """The text as (batch, length) ids; ``second`` is the text that a decoder writes beside a source."""
     cfg = model.config
     if isinstance(text, str):

@@ -1,0 +1,105 @@
+"""Attention as a picture: a row for each word that looks, a column for each word that is looked at.
+
+B batch, H heads, T queries, S keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from ..errors import UserError
+from ..nn import Model
+from .looking import look, token_ids
+
+if TYPE_CHECKING:
+    from ..text.tokenizer import Tokenizer
+
+SHADES = " ░▒▓█", " .:*#"
+CELL = 18  # dots a side of a cell in a drawing
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """The weights (T, S) of one attention, its heads' mean, with the words of rows and columns."""
+
+    path: str
+    rows: list[str]
+    columns: list[str]
+    weights: Tensor
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        return {"path": self.path, "rows": self.rows, "columns": self.columns, "weights": self.weights.tolist()}
+
+    def text(self, plain: bool = False) -> str:
+        """For a terminal, the words of the columns from top to bottom; ``plain`` in ASCII."""
+        shades, wide, high = SHADES[plain], max(map(len, self.rows)), max(map(len, self.columns))
+        standing = [word.rjust(high) for word in self.columns]
+        lines = [" " * (wide + 1) + "".join(word[at] + " " for word in standing) for at in range(high)]
+        for word, row in zip(self.rows, self.weights.tolist(), strict=True):
+            cells = (shades[min(round(weight * len(shades)), len(shades) - 1)] for weight in row)
+            lines.append(word.rjust(wide) + " " + "".join(2 * cell for cell in cells))
+        return "\n".join(line.rstrip() for line in lines)
+
+    def svg(self) -> str:
+        """As a drawing: the darker, the more."""
+        left, top = (10 + 8 * max(map(len, words)) for words in (self.rows, self.columns))
+        width, height = left + CELL * len(self.columns), top + CELL * len(self.rows)
+        parts = [f'<rect width="{width}" height="{height}" fill="#ffffff"/>']
+        for x, word in enumerate(self.columns):
+            place = f"{left + CELL * x + 13},{top - 5}"
+            parts.append(f'<text transform="translate({place}) rotate(-90)">{escape(word)}</text>')
+        for y, (word, row) in enumerate(zip(self.rows, self.weights.tolist(), strict=True)):
+            at = top + CELL * y
+            parts.append(f'<text x="{left - 5}" y="{at + 13}" text-anchor="end">{escape(word)}</text>')
+            for x, weight in enumerate(row):
+                square = f'x="{left + CELL * x}" y="{at}" width="{CELL}" height="{CELL}"'
+                parts.append(f'<rect {square} fill="#1f5f9e" fill-opacity="{weight:.3f}"/>')
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}"'
+        style = 'font-family="monospace" font-size="13"'
+        return "\n".join([f"{head} {style}>", f"<title>{escape(self.path)}</title>", *parts, "</svg>", ""])
+
+
+def alignments(
+    model: Model, tokenizer: Tokenizer, text: str, *patterns: str, source: str | None = None
+) -> list[Alignment]:
+    """The attentions that match ``patterns`` while the model reads ``text``; of a pair, by default, those across.
+
+    A row across is named by the word that comes of it, the one after the word that is read. Raises UserError where
+    nothing that matches is an attention.
+    """
+    wanted = patterns or ("*.cross.pattern" if source is not None else "*.pattern",)
+    found = look(model, tokenizer, text, *wanted, source=source)
+    pictures = {path: value for path, value in found.items() if path.endswith(".pattern") and value.ndim == 4}
+    if not pictures:
+        raise UserError(
+            'None of these values is an attention; give a name that ends in "pattern", as "*.attn.pattern".'
+        )
+    return list(_named(pictures, model, tokenizer, text, source))
+
+
+def _named(
+    pictures: Mapping[str, Tensor], model: Model, tokenizer: Tokenizer, text: str, source: str | None
+) -> list[Alignment]:
+    def words(ids: Tensor) -> list[str]:
+        return [_word(tokenizer, number) for number in ids[0].tolist()]
+
+    second = source is not None
+    read = words(token_ids(model, tokenizer, text, second=second))
+    written = [*read[1:], "" if tokenizer.eos is None else tokenizer.token(tokenizer.eos)]
+    given = read if source is None else words(token_ids(model, tokenizer, source))
+    drawn = []
+    for path, value in pictures.items():
+        rows, columns = (written, given) if ".cross." in path else 2 * (given if path.startswith("encoder.") else read,)
+        drawn.append(Alignment(path, rows, columns, value[0].float().mean(0)))
+    return drawn
+
+
+def _word(tokenizer: Tokenizer, number: int) -> str:
+    """A token as it reads, by its name where it reads as nothing."""
+    return tokenizer.decode([number]).strip() or tokenizer.token(number)

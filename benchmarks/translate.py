@@ -2,13 +2,14 @@
 
     python benchmarks/translate.py [--onmt FOLDER] [--rounds 9] [--threads 2] [--clock cpu]
 
-All are 4 + 4 layers, 128 wide, 4 heads, 256 hidden, one table for both languages and the head, with the same words,
-dropout in the same places, smoothed labels, Adam and clipping. "ours 2017" is vaswani/tiny, "ours" the model and the
-optimizer of runs/multi30k.toml, both on the rows that our trainer packs. The peers read pairs of alike length, padded,
-about 4,096 tokens a batch, as they do themselves, in fp32 and under bf16's autocast. Only targets that are there are
-counted. Every contender is a process of its own that stays up; they take turns. On a busy machine use --threads 1
---clock cpu. --onmt names a folder that holds the package `onmt` (3.5) with pyonmttok, configargparse and
-pyahocorasick. Exit 1 when either of ours is not ahead of the best peer by 1.5 times.
+"ours 2017" is vaswani/tiny: 4 + 4 layers, 128 wide, 4 heads, 256 hidden, one table for both languages and the head,
+Adam. The peers are that too, with the same words, dropout in the same places, smoothed labels and clipping. "ours" is
+the model and the optimizer of runs/multi30k.toml. Both of ours read the rows that our trainer packs; the peers read
+what they read otherwise, padded pairs of alike length, up to 4,096 tokens a batch on the longer side, in fp32 and under
+bf16's autocast. Only targets that are there are counted. Every contender is a process of its own that stays up; they
+take turns. On a busy machine use --threads 1 --clock cpu: two threads wait for each other there, and nothing is told.
+--onmt names a folder that holds the package `onmt` (3.5) with pyonmttok, configargparse and pyahocorasick.
+Exit 1 when either of ours is not ahead of the best peer by 1.5 times.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from glassformer.training.objectives import make
 
 ROOT = Path(__file__).resolve().parents[1]
 DEPTH, DIM, HEADS, HIDDEN, DROPOUT, SMOOTHING, CLIP = 4, 128, 4, 256, 0.3, 0.1, 1.0
-RATE, BETAS, TOKENS = 5e-3, (0.9, 0.98), 4096
+RATE, BETAS = 5e-3, (0.9, 0.98)
 VOCAB, PAD = 9712, 9708  # the words of both languages and four specials, of which "<pad>" is the first
 PEERS = "OpenNMT fp32,OpenNMT bf16,nn.Transformer fp32,nn.Transformer bf16"
 CHANGES = {
@@ -84,7 +85,7 @@ def size(model: nn.Module) -> str:
 # --------------------------------------------------------------------------------------- the peers
 
 
-def padded(encoded: Encoded) -> Iterator[tuple[Tensor, ...]]:
+def padded(encoded: Encoded, tokens: int) -> Iterator[tuple[Tensor, ...]]:
     """Source, input and target of pairs of alike length, each (rows, longest), PAD beyond the end; shuffled batches."""
     written, read = encoded.sides
     columns = ((read, "source"), (written, "tokens"), (written, "targets"))
@@ -93,7 +94,7 @@ def padded(encoded: Encoded) -> Iterator[tuple[Tensor, ...]]:
     widest = 0
     for item in np.lexsort((read.sizes, written.sizes)):
         widest = max(widest, longest[item])
-        if widest * (len(batches[-1]) + 1) > TOKENS:
+        if widest * (len(batches[-1]) + 1) > tokens:
             batches.append([])
             widest = longest[item]
         batches[-1].append(int(item))
@@ -110,9 +111,9 @@ def padded(encoded: Encoded) -> Iterator[tuple[Tensor, ...]]:
             yield tuple(sides)
 
 
-def loop(model: nn.Module, logits: Callable[[Tensor, Tensor], Tensor], kind: str) -> tuple[str, Steps]:
+def loop(model: nn.Module, logits: Callable[[Tensor, Tensor], Tensor], kind: str, tokens: int) -> tuple[str, Steps]:
     """The plain loop around a peer's model: what ``logits`` makes of source and input, to the targets."""
-    batches = padded(material(CHANGES)[3].batches.encoded)
+    batches = padded(material(CHANGES)[3].batches.encoded, tokens)
     for weight in model.parameters():
         if weight.ndim > 1:
             nn.init.xavier_uniform_(weight)
@@ -134,7 +135,7 @@ def loop(model: nn.Module, logits: Callable[[Tensor, Tensor], Tensor], kind: str
     return size(model), steps()
 
 
-def opennmt(kind: str, folder: Path) -> tuple[str, Steps]:
+def opennmt(kind: str, tokens: int, folder: Path) -> tuple[str, Steps]:
     """OpenNMT-py's NMTModel."""
     sys.path.append(str(folder))
     sys.modules["onmt.transforms"] = MagicMock()  # they prepare text, and ask for much that a model has no use for
@@ -164,7 +165,7 @@ def opennmt(kind: str, folder: Path) -> tuple[str, Steps]:
     for module in model.modules():
         if isinstance(module, nn.LayerNorm):
             module.reset_parameters()
-    return loop(model, logits, kind)
+    return loop(model, logits, kind, tokens)
 
 
 class Plain(nn.Module):
@@ -199,10 +200,10 @@ class Plain(nn.Module):
         return F.linear(hidden, self.table.weight)
 
 
-def pytorch(kind: str) -> tuple[str, Steps]:
+def pytorch(kind: str, tokens: int) -> tuple[str, Steps]:
     """torch.nn.Transformer in a plain loop."""
     model = Plain()
-    return loop(model, model, kind)
+    return loop(model, model, kind, tokens)
 
 
 # -------------------------------------------------------------------------------------- the turns
@@ -216,8 +217,8 @@ def worker(given: argparse.Namespace) -> None:
     made = {
         "ours": lambda: ours(CHANGES, kind),
         "ours 2017": lambda: ours(CHANGES_2017, kind),
-        "OpenNMT": lambda: opennmt(kind, given.onmt),
-        "nn.Transformer": lambda: pytorch(kind),
+        "OpenNMT": lambda: opennmt(kind, given.tokens, given.onmt),
+        "nn.Transformer": lambda: pytorch(kind, given.tokens),
     }
     said, steps = made[who]()
     next(steps)
@@ -236,6 +237,7 @@ class Contender:
 
     def __init__(self, name: str, given: argparse.Namespace) -> None:
         command = [sys.executable, __file__, "--worker", name, "--threads", str(given.threads), "--clock", given.clock]
+        command += ["--tokens", str(given.tokens)]
         command += ["--onmt", str(given.onmt)] if given.onmt else []
         environment = {"GLASSFORMER_DATA": str(ROOT.parent / "shared" / "data"), **os.environ}
         environment["OMP_NUM_THREADS"] = str(given.threads)
@@ -295,6 +297,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--onmt", type=Path, help="a folder with OpenNMT-py's package")
     parser.add_argument("--peers", default=PEERS, help="which of them, in which number format (all)")
+    parser.add_argument("--tokens", type=int, default=4096, help="tokens in a batch of theirs, at most (4096)")
     parser.add_argument("--rounds", type=int, default=9, help="turns of each (9)")
     parser.add_argument("--targets", type=int, default=8000, help="targets a turn, at least (8000)")
     parser.add_argument("--threads", type=int, default=os.cpu_count())

@@ -211,12 +211,17 @@ def tested(given: argparse.Namespace, plan: Any, folder: Path, done: dict[str, A
             words += ["--tokenised", "--whole-words"]
     asked = " ".join(words[2:])
     if done.get("asked") != asked:
-        said = subprocess.run([*PROGRAM, *words], stdout=subprocess.PIPE, text=True, check=False)
-        need(said.returncode == 0, f"{folder.name} could not be tested; see above.")
-        done["test"], done["asked"] = json.loads(said.stdout), asked
+        done["test"], done["asked"] = json.loads(answer(words)), asked
 
 
 PROGRAM = (sys.executable, "-m", "glassformer")
+
+
+def answer(words: Sequence[str]) -> str:
+    """What a command prints."""
+    said = subprocess.run([*PROGRAM, *words], stdout=subprocess.PIPE, text=True, check=False)
+    need(said.returncode == 0, f"glassformer {' '.join(words[:2])} failed; see above.")
+    return said.stdout
 
 
 def alone(words: Sequence[str], stopped: Sequence[int] = ()) -> tuple[int, int]:
@@ -232,7 +237,7 @@ def alone(words: Sequence[str], stopped: Sequence[int] = ()) -> tuple[int, int]:
         except KeyboardInterrupt:
             continue  # it is saving
     process.returncode = code = os.waitstatus_to_exitcode(status)
-    need(code == 0 or code in stopped, f"glassformer {words[0]} {words[1]} failed; see above.")
+    need(code == 0 or code in stopped, f"glassformer {' '.join(words[:2])} failed; see above.")
     return code, used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 

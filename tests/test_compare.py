@@ -1,0 +1,190 @@
+"""``glassformer compare``: one budget for all, what is finished is not done again, what cannot be compared is said."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from glassformer import config, serial
+from glassformer.cli import main
+from glassformer.commands import compare
+from glassformer.errors import UserError
+
+ENDS = 'dim = 16\ncontext = 32\nembed = { vocab = 64 }\ninit = { std = "none", embed_std = 0.3 }\n'
+MODELS = {
+    "one-vector": 'encoder = { type = "Recurrent", causal = false }\n'
+    'decoder = { type = "Recurrent", cell = "LSTM", cross = "Summary" }\n',
+    "attention": 'encoder = "Recurrent"\ndecoder = { type = "Recurrent", cross = { type = "Additive", width = 8 } }\n',
+}
+TRAIN = """
+[train]
+objective = "Seq2Seq"
+steps = 4
+batch = 4
+optimizer = { type = "AdamW", rate = 1e-2 }
+evaluate_every = 2
+save_every = 2
+sample_every = 0
+tensorboard = false
+"""
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Two run files and what they read: words, and the same words backwards."""
+    folder, draw = tmp_path_factory.mktemp("compare"), random.Random(0)
+    texts = [" ".join(draw.choices("abcdefgh", k=draw.randint(1, 9))) for _ in range(60)]
+    (folder / "texts.tsv").write_text("source\ttarget\n" + "".join(f"{text}\t{text[::-1]}\n" for text in texts))
+    data = f'\n[data]\ntype = "Examples"\ntrain = "{folder}/texts.tsv"\ntokenizer = "words"\n'
+    found = {"data": f"{folder}/texts.tsv"}
+    for name, body in MODELS.items():
+        path = folder / f"{name}.toml"
+        path.write_text(f'[model]\ntype = "EncoderDecoder"\n{ENDS}{body}{data}{TRAIN}')
+        found[name] = str(path)
+    return found
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The one sentence that a mistake is answered with."""
+    assert main(["compare", *words]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1, lines
+    return lines[0]
+
+
+def here(words: list[str]) -> str:
+    """What a command prints, in this process: starting one takes seconds."""
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told):
+        assert main(list(words)) == 0
+    return told.getvalue()
+
+
+@pytest.mark.parametrize("apart", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["here", "processes"])
+def test_two_models_one_table_and_nothing_twice(
+    apart: bool,
+    files: dict[str, str],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out, called = tmp_path / "out", []
+    alone = compare.alone if apart else lambda words, **rest: (len(here(words)), 100 * 2**20)
+    monkeypatch.setattr(compare, "alone", lambda words, **rest: called.append(list(words)) or alone(words, **rest))
+    if not apart:
+        monkeypatch.setattr(compare, "answer", here)
+    words = ["compare", files["one-vector"], files["attention"], "--tokens", "768", "--out", str(out)]
+    assert main([*words, "--test", files["data"], "--beams", "2", "--lengths", "3,6"]) == 0
+    table = capfd.readouterr().out.splitlines()
+    assert len(table) == 3
+    assert all(name in table[0] for name in ("valid loss", "test bleu", "bleu 1-3", "bleu 7+", "parameters", "MiB"))
+    assert all(pair in itertools.pairwise(one) for one in called for pair in [("--steps", "6")])
+    assert len(called) == 2 and (out / "comparison.png").exists()
+
+    before = (out / "comparison.json").read_bytes()
+    called.clear()
+    assert main([*words, "--json"]) == 0
+    results: list[dict[str, Any]] = json.loads(capfd.readouterr().out)
+    assert (out / "comparison.json").read_bytes() == before
+    assert not called, "what is finished was trained again"
+    assert [result["name"] for result in results] == ["one-vector", "attention"]
+    for result in results:
+        model = serial.from_dict(config.Model, json.loads((out / result["name"] / "run.json").read_text())["model"])
+        assert isinstance(model.decoder, config.Recurrent)
+        lines = [json.loads(line) for line in (out / result["name"] / "log.jsonl").read_text().splitlines()]
+        assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+        assert result["valid"]["loss"] == min(line["valid"] for line in lines if "valid" in line)
+        assert result["tokens"] == sum(line["tokens"] for line in lines)
+        assert result["seconds"] == pytest.approx(sum(line["seconds"] for line in lines))
+        assert 50 * 2**20 < result["peak"] < 4 * 2**30
+        assert result["test"]["texts"] == 60
+
+
+def test_a_process_of_its_own_and_the_memory_it_held() -> None:
+    code, peak = compare.alone(["--version"])
+    assert code == 0 and 2**23 < peak < 2**33
+    with pytest.raises(UserError, match=r"glassformer look nothing failed"):
+        compare.alone(["look", "nothing"])
+
+
+def test_a_run_that_was_cut_off_goes_on(
+    files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A stopped training ends the comparison with its code; the same call then resumes it."""
+    called, codes = [], iter([130, 0])
+
+    def alone(words: list[str], stopped: tuple[int, ...] = ()) -> tuple[int, int]:
+        called.append(words)
+        Path(words[words.index("--out") + 1]).mkdir(parents=True, exist_ok=True)
+        return next(codes), 7 - len(called)
+
+    monkeypatch.setattr(compare, "alone", alone)
+    monkeypatch.setattr(
+        compare,
+        "facts",
+        lambda folder: {"valid": {"loss": 1.0}, "parameters": 1, "tokens": 1, "seconds": 1.0, "curve": [(1, 1.0, 1.0)]},
+    )
+    words = ["compare", files["attention"], "--out", str(tmp_path / "out"), "--json"]
+    assert main(words) == 130
+    assert main(words) == 0
+    assert ["--resume" in one for one in called] == [False, True]
+    assert json.loads(capfd.readouterr().out)[0]["peak"] == 6
+
+
+def test_minutes_are_measured(files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def alone(words: list[str], stopped: tuple[int, ...] = ()) -> tuple[int, int]:
+        folder = Path(words[words.index("--out") + 1])
+        folder.mkdir(parents=True)
+        steps = int(words[words.index("--steps") + 1])
+        lines = [{"step": step, "seconds": 9.0 if step < 4 else 0.5} for step in range(1, steps + 1)]
+        (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return 0, 1
+
+    monkeypatch.setattr(compare, "alone", alone)
+    given = compare.argparse.Namespace(minutes=2.0, tokens=None)
+    plan = compare.read([files["attention"]])["attention"][1]
+    assert compare.steps_of(given, files["attention"], plan, tmp_path / "attention") == 240
+    assert not list(tmp_path.iterdir())
+
+
+def test_mistakes_are_one_sentence(files: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, two, out = files["one-vector"], files["attention"], str(tmp_path / "out")
+    other = tmp_path / "other.toml"
+    other.write_text(Path(two).read_text().replace('tokenizer = "words"', 'tokenizer = "words"\nvocab = 9'))
+    assert "data.vocab" in said(capsys, one, str(other), "--out", out)
+    other.write_text(Path(two).read_text().replace("texts.tsv", "texts2.tsv"))
+    assert "data.train" in said(capsys, one, str(other), "--out", out)
+    other.write_text(Path(two).read_text().replace("evaluate_every = 2", "evaluate_every = 0"))
+    assert "never validated" in said(capsys, str(other), "--out", out)
+    assert "cannot be read" in said(capsys, one, "none.toml", "--out", out)
+    assert "--tokens is 0" in said(capsys, one, two, "--tokens", "0", "--out", out)
+    assert "--minutes is 0" in said(capsys, one, two, "--minutes", "0", "--out", out)
+    assert "not both" in said(capsys, one, two, "--minutes", "1", "--tokens", "5", "--out", out)
+    assert "of its own" in said(capsys, one, one, "--out", out)
+    assert "--target" in said(capsys, one, "--target", "x", "--out", out)
+    assert not Path(out).exists()
+    Path(out).mkdir()
+    (Path(out) / "comparison.json").write_text('{"budget": {"tokens": 5}, "runs": {}}')
+    assert "--tokens 5" in said(capsys, one, "--tokens", "6", "--out", out)
+    (Path(out) / "comparison.json").write_text("{")
+    assert "damaged" in said(capsys, one, "--out", out)
+
+
+@pytest.mark.parametrize(
+    "path", sorted((Path(__file__).parents[1] / "runs" / "compare").glob("*.toml")), ids=lambda p: p.stem
+)
+def test_the_run_files_that_are_shipped_describe_models(path: Path, shared_data: Path) -> None:
+    from glassformer.training import prepare
+
+    plan = compare.read([str(path)])[path.stem][1]
+    model = prepare.fitted(plan, prepare.origin(plan, None)[0])
+    prepare.check(plan, model)
+    assert model.embed.vocab > 0
+    assert bool(config.recurrent(model)) == ("rnn" in path.stem)

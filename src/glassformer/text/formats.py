@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +183,7 @@ def _wordpiece(data: bytes, kind: str | None, config: dict[str, Any], source: st
     return spec, {}
 
 
-def wordpiece(names: list[str], special: list[str], lower: bool = False) -> Spec:
+def wordpiece(names: Sequence[str], special: Sequence[str], lower: bool = False) -> Spec:
     """A WordPiece vocabulary, [CLS] and [SEP] around a text, as a tokenizer.json holds it."""
     ids = {name: id for id, name in enumerate(names)}
     cls, sep = ({"SpecialToken": {"id": name, "type_id": 0}} for name in ("[CLS]", "[SEP]"))

@@ -197,25 +197,25 @@ def _write(folder: Path, source: Source, tokenizer: Tokens, workers: int, progre
         (folder / "marks.bin").open("wb") as marks,
     ):
         for pieces, encoded in _encoded(source.pieces(), tokenizer, workers):
-            stream: list[int] = []
+            stream: list[Array] = []
+            length = 0  # of the stream
             borders: list[int] = []
             before: list[tuple[int, int]] = []
             for piece, ids in zip(pieces, encoded, strict=True):
-                before.append((written + len(stream), size))
-                if opening and bos is not None:
-                    stream.append(bos)
-                stream.extend(ids)
-                size += len(piece.text.encode())
+                before.append((written + length, size))
+                first = [bos] if opening and bos is not None else []
                 opening = piece.last
-                if opening and eos is not None:
-                    stream.append(eos)
-                if opening and written + len(stream) > start:
+                last = [eos] if opening and eos is not None else []
+                stream += [np.asarray(part, dtype) for part in (first, ids, last)]
+                length += len(first) + len(ids) + len(last)
+                size += len(piece.text.encode())
+                if opening and written + length > start:
                     borders.append(start)
-                    start = written + len(stream)
-            tokens.write(np.array(stream, dtype).tobytes())
+                    start = written + length
+            tokens.write(np.concatenate(stream).tobytes())
             starts.write(np.array(borders, "int64").tobytes())
             marks.write(np.array(before, "int64").tobytes())
-            written += len(stream)
+            written += length
             if progress:
                 progress(min(pieces[-1].read, source.size), source.size)
         starts.write(np.array([written], "int64").tobytes())
@@ -231,10 +231,11 @@ def _encoded(
     pieces: Iterable[Piece], tokenizer: Tokens, workers: int
 ) -> Iterator[tuple[list[Piece], Sequence[Sequence[int]]]]:
     """Pieces by the batch with their ids, in order; a few batches are held at a time, not more."""
+    encode = getattr(tokenizer, "encode_arrays", tokenizer.encode_batch)
     with ThreadPoolExecutor(workers) as threads:
         ahead: collections.deque[tuple[list[Piece], Future[Sequence[Sequence[int]]]]] = collections.deque()
         for batch in _batched(pieces):
-            ahead.append((batch, threads.submit(tokenizer.encode_batch, [piece.text for piece in batch])))
+            ahead.append((batch, threads.submit(encode, [piece.text for piece in batch])))
             if len(ahead) > workers:
                 ready, future = ahead.popleft()
                 yield ready, future.result()

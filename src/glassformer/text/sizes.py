@@ -9,6 +9,7 @@ from ..errors import UserError
 from . import trainers
 
 USUAL = (512, 1024, 2048, 4096, 8192, 16384)
+FEWEST = 10  # words that are counted
 HELD_OUT = 10  # one in so many words is kept from training, at the end, and counted
 
 
@@ -39,7 +40,7 @@ def sizes(kind: str, texts: Iterable[str], entries: Sequence[int] = USUAL, dim: 
     cut = _border(whole)
     train, test = whole[:cut], whole[cut:]
     words = len(test.split())
-    if not words or not train.strip():
+    if words < FEWEST:
         raise UserError("This text has too few words to train on some and count others; give a longer one.")
     found: list[Size] = []
     for size in sorted(set(entries)):

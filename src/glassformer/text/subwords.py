@@ -23,14 +23,14 @@ def wordpiece(texts: Iterator[str], size: int, specials: list[str]) -> Spec:
     if not {"[UNK]", "[CLS]", "[SEP]"} <= set(specials):
         raise UserError("A WordPiece tokenizer needs [UNK], [CLS] and [SEP] among its special tokens; add them.")
     library = _library(formats.wordpiece(["a", *specials], specials))
-    held, words = list(texts), set()
+    held = list(texts)
+    words: set[str] = set()
     for text in held:
         words.update(word for word, _ in library.pre_tokenizer.pre_tokenize_str(library.normalizer.normalize_str(text)))
     if not words:
         raise UserError("There is no word in this text; give one that has some.")
     inner = sorted({f"##{letter}" for word in words for letter in word[1:]})  # given first, else in a random order
-    letters = sorted({word[0] for word in words})
-    _fits(len({*inner, *letters, *specials}), size, "WordPiece")
+    _fits(len({*inner, *"".join(words), *specials}), size, "WordPiece")
     trainer = trainers.WordPieceTrainer(vocab_size=size - len(specials), special_tokens=inner, show_progress=False)
     ids = _trained(library, trainer, iter(held))["vocab"]
     names = [name for name in sorted(ids, key=lambda name: int(ids[name])) if name not in specials]

@@ -10,11 +10,19 @@ SIGNS = {" ": "·", "\t": "→", "\n": "↵", "\r": "␍"}
 
 def blanks(text: str) -> str:
     """The text with signs for what cannot be seen: · a space, → a tab, ↵ a new line, \\x.. a control character."""
-    return "".join(SIGNS.get(letter, letter if letter.isprintable() else ascii(letter)[1:-1]) for letter in text)
+    return "".join(SIGNS.get(letter) or _printed(letter) for letter in text)
 
 
 def steps(trace: Trace) -> list[str]:
-    """How a word came to its pieces, a step a line."""
+    """How a word came to its pieces, a step a line, without control characters."""
+    return ["".join(map(_printed, line)) for line in _steps(trace)]
+
+
+def _printed(letter: str) -> str:
+    return letter if letter.isprintable() else SIGNS.get(letter, ascii(letter)[1:-1])
+
+
+def _steps(trace: Trace) -> list[str]:
     pieces = " | ".join(trace.pieces)
     lines = [f'"{_word(trace)}" -> {pieces}   ids {" ".join(map(str, trace.ids))}']
     merges = [step for step in trace.steps if isinstance(step, Merge)]

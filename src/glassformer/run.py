@@ -278,7 +278,20 @@ def read(path: Path | str | None = None, overrides: Mapping[str, Any] | None = N
             raise UserError(f'There is no setting "{name}".{nearest(name, known)}')
     if "optimizer" not in table.get("train", {}):
         train = dataclasses.replace(train, optimizer=_usual(model))
+    data = _of_kind(data, changes["data"])
     return Run(model, serial.change(data, changes["data"], "data"), serial.change(train, changes["train"], "train"))
+
+
+def _of_kind(data: Data | Examples, changes: dict[str, Any]) -> Data | Examples:
+    """``data``, or a new one where the changes ask for the other kind."""
+    kind = changes.pop("type", type(data).__name__)
+    if kind == type(data).__name__:
+        return data
+    need(kind in ("Data", "Examples"), f'data.type is "{kind}"; give Data (running text) or Examples.')
+    if kind == "Data":
+        return Data()
+    need("train" in changes, 'data.type "Examples" needs data.train; name a file, or a file for each part.')
+    return Examples(train="-")
 
 
 def _usual(model: Mapping[str, Any]) -> Optimizer:

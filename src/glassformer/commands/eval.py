@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, need
@@ -34,21 +35,17 @@ def options(one: argparse.ArgumentParser) -> None:
 
     pairs = one.add_argument_group("examples: from source to target, or from text to label")
     pairs.add_argument("--target", metavar="FILE", help="the file with the right targets, line by line")
-    pairs.add_argument(
-        "--columns", type=columns, default={}, metavar="P=C,...", help="what a table calls its parts: text=0,label=1"
-    )
+    pairs.add_argument("--columns", metavar="P=C,...", help="what a table calls its parts: text=0,label=1")
     pairs.add_argument("--before", default="", metavar="TEXT", help='what stands before each source ("summarize: ")')
-    pairs.add_argument(
-        "--figures", type=names, default=None, metavar="F,...", help="bleu, chrf, rouge1, rouge2, rougeL, exact"
-    )
+    pairs.add_argument("--figures", metavar="F,...", help="bleu, chrf, rouge1, rouge2, rougeL, exact")
     pairs.add_argument("--beams", type=int, default=5, metavar="K", help="width of the beam search; 1: greedy (5)")
     pairs.add_argument("--length-penalty", type=float, default=1.0, metavar="A", help="as in translate (1)")
     pairs.add_argument("--max-new", type=int, default=200, metavar="N", help="tokens a target may have (200)")
     pairs.add_argument("--lower", action="store_true", help="ignore capitals")
     pairs.add_argument("--tokenised", action="store_true", help="texts are parted at white space, as older papers do")
     pairs.add_argument("--whole-words", action="store_true", help="put words cut in @@ pieces together first")
-    pairs.add_argument("--lengths", type=numbers, metavar="N,...", help="figures by source length, borders in words")
-    pairs.add_argument("--out", metavar="FILE", help="write what the model wrote, line by line")
+    pairs.add_argument("--lengths", metavar="N,...", help="figures by source length, borders in words")
+    pairs.add_argument("--out", type=Path, metavar="FILE", help="write what the model wrote, line by line")
 
 
 def columns(text: str) -> dict[str, str]:
@@ -76,8 +73,12 @@ def run(given: argparse.Namespace) -> None:
     """The command; its exit code, None for 0."""
     from .. import config
 
+    given.columns = columns(given.columns) if given.columns else {}
+    given.figures = names(given.figures) if given.figures else []
+    given.lengths = numbers(given.lengths) if given.lengths else []
     model, tokenizer = reader(given.model)
-    if isinstance(model.config, config.EncoderDecoder):
+    paired = given.target is not None or "source" in given.columns
+    if isinstance(model.config, config.EncoderDecoder) or (paired and isinstance(model.config, config.Decoder)):
         writes(given, model, tokenizer)
     elif model.config.pool is not None and model.config.pool.labels:
         chooses(given, model, tokenizer)

@@ -36,9 +36,10 @@ def run(given: argparse.Namespace) -> None:
     need(all(text.strip() for text in texts), "A text is empty; give one on each line.")
     need(bool(texts), "There is no text; give at least one.")
     model, tokenizer = reader(given.model, given.dtype)
-    if not isinstance(model.config, config.EncoderDecoder):
-        other = "fill" if isinstance(model.config, config.Encoder) else "generate"
-        raise UserError(f"{given.model} reads one text and has no second one to write; use `glassformer {other}`.")
+    if isinstance(model.config, config.Encoder):
+        raise UserError(
+            f"{given.model} is an encoder and writes no text; use `glassformer fill`, `embed` or `classify`."
+        )
     counting = sys.stderr.isatty() and len(texts) > given.batch
     told = generation.search(
         model,

@@ -19,6 +19,7 @@ from torch import Tensor
 from .. import config
 from ..errors import UserError, need
 from ..nn import EncoderDecoder, Model
+from ..text.examples import question
 from .loop import Finish
 from .prompt import Prompt, check, first_token, read
 from .reading import Reading
@@ -121,13 +122,18 @@ def search(
     length_penalty: float = 1.0,
     max_new: int = 256,
 ) -> list[list[Hypothesis]]:
-    """``beam`` for many texts, ``batch`` at once, short ones first, in the order given; ``progress`` counts them."""
+    """``beam`` for many source texts, ``batch`` at once; the results in the order given. ``progress`` counts them.
+
+    A decoder reads a source as one that was trained on Seq2Seq has learned it: closed by sep, or by its start token.
+    """
     need(batch >= 1, f"batch is {batch}; give 1 or more.")
     order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
     told: list[list[Hypothesis]] = [[] for _ in texts]
     for first in range(0, len(order), batch):
         places = order[first : first + batch]
-        some = [texts[place] for place in places]
+        some: list[str] | list[list[int]] = [texts[place] for place in places]
+        if isinstance(model.config, config.Decoder):
+            some = [question(tokenizer, ids) for ids in tokenizer.encode_batch([texts[place] for place in places])]
         found = beam(model, tokenizer, some, beams=beams, best=best, length_penalty=length_penalty, max_new=max_new)
         for place, hypotheses in zip(places, found, strict=True):
             told[place] = hypotheses
@@ -230,7 +236,7 @@ def _written(hypothesis: Hypothesis, tokenizer: Tokenizer | None, ends: frozense
 
 def _check(cfg: config.Model, beams: int, best: int, penalty: float, max_new: int) -> None:
     if isinstance(cfg, config.Encoder):
-        raise UserError("An encoder sees both sides of every token and cannot continue a text; give a decoder.")
+        raise UserError("An encoder cannot continue a text; give a decoder, or use fill, embed or classify.")
     need(beams >= 1, f"beams is {beams}; give 1 or more.")
     need(1 <= best <= beams, f"best is {best}; give 1 to the number of beams ({beams}).")
     need(math.isfinite(penalty), f"length_penalty is {penalty}; give a number such as 1.0.")

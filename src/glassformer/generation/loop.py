@@ -282,7 +282,7 @@ def _check(
     how: Sampling,
 ) -> None:
     if isinstance(cfg, config.Encoder):
-        raise UserError("An encoder sees both sides of every token and cannot continue a text; give a decoder.")
+        raise UserError("An encoder cannot continue a text; give a decoder, or use fill, embed or classify.")
     if max_new is not None and max_new < 1:
         raise UserError(f"max_new is {max_new}; give 1 or more.")
     if samples < 1:

@@ -32,7 +32,7 @@ KNOWN = {
         "Xenova/gpt-4",
         "GPT-4 (cl100k_base)",
         100_263,
-        "100,256 ranks and 7 special tokens; tiktoken's own 5 make 100,261, the hub's copy adds 2",
+        "100,256 ranks and 7 special tokens; tiktoken's own 5 make 100,261",
     ),
     "llama3": Known(
         "tok-llama3", "meta-llama/Meta-Llama-3-8B", "Llama 3", 128_256, "128,000 ranks and 256 special tokens"

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import tiny
 from glassformer import config as c
-from glassformer import generation, inspection, serial
+from glassformer import generation, inspection, serial, text
 from glassformer.cost import cost
 from glassformer.errors import UserError
 from glassformer.generation import generate
@@ -217,3 +217,16 @@ def test_what_does_not_fit_is_refused() -> None:
         serial.from_dict(c.Recurrent, {"cell": "RNN"})
     with pytest.raises(UserError, match="prefix"):
         tiny.model(ALL["gru"])(tokens(1, 4), prefix=torch.ones(1, 4, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("name", ["bahdanau", "vaswani"])
+def test_attention_is_drawn_by_the_words_it_writes(name: str) -> None:
+    tokenizer = text.train("byte", ["ab"], None, ("<s>", "</s>"))
+    config = replace(ALL[name], embed=replace(ALL[name].embed, vocab=tokenizer.size))
+    drawn, *others = inspection.alignments(tiny.model(config), tokenizer, "abc", source="x<z")
+    assert drawn.path.endswith("cross.pattern") and len(others) == (1 if name == "vaswani" else 0)
+    assert drawn.rows == ["a", "b", "c", "</s>"] and drawn.columns[:3] == ["x", "<", "z"]
+    torch.testing.assert_close(drawn.weights.sum(-1), torch.ones(4))
+    sharp = replace(drawn, weights=torch.eye(4)[:, : len(drawn.columns)])
+    assert sharp.text(plain=True).splitlines()[-4:-1] == ["   a ##", "   b   ##", "   c     ##"]
+    assert sharp.svg().count("fill-opacity") == 4 * len(drawn.columns) and ">&lt;</text>" in sharp.svg()

@@ -18,7 +18,7 @@ def options(one: argparse.ArgumentParser) -> None:
     one.add_argument("pattern", nargs="*", metavar="PATTERN", help='names, as "*.pattern"; none lists every name')
     one.add_argument("--source", metavar="TEXT", help="what an encoder-decoder's encoder reads")
     one.add_argument("--draw", action="store_true", help="attention as a picture, the mean of its heads")
-    one.add_argument("--out", type=Path, metavar="FILE.svg", help="with --draw: write the picture, of the first attention")
+    one.add_argument("--out", type=Path, metavar="FILE.svg", help="with --draw: write the first picture")
     one.add_argument("--json", action="store_true", help="every number as JSON")
 
 

@@ -91,7 +91,7 @@ def trainer(corpus: Path) -> None:
     torch.set_num_threads(1)
     words = vocabulary.read(read(corpus), 5)
     model = word2vec.Word2Vec(words, word2vec.Settings())
-    ids, pos, reach = (part[: word2vec.BATCH] for part in model._rows(0, min(len(words), 1 << 16)))
+    ids, pos, reach = (part[: model.batch] for part in model._rows(0, min(len(words), 1 << 16)))
     tables = [torch.nn.Parameter(table.clone()) for table in (model.inputs, model.outputs)]
     optimizer = torch.optim.AdamW(tables, fused=True)
 
@@ -107,7 +107,7 @@ def trainer(corpus: Path) -> None:
             begun = time.perf_counter()
             step()
             times.append(time.perf_counter() - begun)
-        print(f"a step of {ids.shape[0] * word2vec.ROW} words, {name}: {1000 * statistics.median(times):.2f} ms")
+        print(f"a step of {ids.shape[0] * model.row} words, {name}: {1000 * statistics.median(times):.2f} ms")
 
 
 def main() -> int:

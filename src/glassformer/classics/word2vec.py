@@ -25,10 +25,10 @@ from ..errors import UserError, above_zero, need
 from .vectors import Vectors
 from .vocabulary import Words
 
-ROW = 32  # T
+ROW = 32  # T at most
 SHARED = 32  # S
-BATCH = 16  # B at most: 512 words move the tables at once; with 2,048 frequent words are pushed too far at once
-OFTEN = 16  # times that one word stands in a batch, about, at most
+BATCH = 16  # B at most: 512 words move the tables at once; 2,048 pushed frequent words too far
+PUSH = 0.1  # rate times how often one word stands in a batch, about, at most
 STRETCH = 1 << 22  # words of the text that are put in rows at once
 REPORT = 1 << 17  # words between two reports
 LOWEST = 1e-4  # of the first rate: where it ends
@@ -77,7 +77,8 @@ class Word2Vec:
         share = counts / counts.sum() / settings.sample
         self.keep = (share.rsqrt() + 1 / share).float()  # as the authors' program has it; above 1 is always
         most = (counts * self.keep.clamp(max=1)).max() / (counts * self.keep.clamp(max=1)).sum()
-        self.batch = max(1, min(BATCH, int(OFTEN / (ROW * most))))
+        at_once = max(1, int(PUSH / (settings.rate * most)))  # few, where there are few different words
+        self.row, self.batch = min(ROW, at_once), max(1, min(BATCH, at_once // ROW))
         noise = counts.pow(0.75)
         self.noise = (noise / noise.sum()).cumsum(0).float()
 
@@ -120,9 +121,9 @@ class Word2Vec:
         ids, sentence = ids[kept], sentence[kept]
         pos = torch.arange(len(ids)) + sentence * window
         reach = torch.randint(1, window + 1, (len(ids),), generator=self.random)
-        ends = (window, window + max(-len(ids) % ROW, ROW * (len(ids) == 0)))
+        ends = (window, window + max(-len(ids) % self.row, self.row * (len(ids) == 0)))
         parts = ((ids, 0), (pos, -(2**40)), (reach, -1))
-        ids, pos, reach = (F.pad(part, ends, value=x).unfold(0, ROW + 2 * window, ROW) for part, x in parts)
+        ids, pos, reach = (F.pad(part, ends, value=x).unfold(0, self.row + 2 * window, self.row) for part, x in parts)
         return ids, pos, reach
 
     def _learn(self, ids: Tensor, pos: Tensor, reach: Tensor, rate: float, report: bool) -> float:
@@ -142,7 +143,7 @@ class Word2Vec:
             near = _off_diagonal(near, window).float()
             count = near.sum(2, keepdim=True)
             there = (count > 0).float()
-            right, others = torch.eye(ROW) * there, inner
+            right, others = torch.eye(self.row) * there, inner
             against = (inner[..., None] != noise[:, None]).float().mul_(there * (how.negative / SHARED))
             given = _take(self.inputs, ids)
             asked = near @ given / count.clamp_(min=1)

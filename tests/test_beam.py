@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 
 import pytest
-import tiny
 import torch
 
+import tiny
 from glassformer import UserError
 from glassformer import config as c
 from glassformer.generation import beam, generate

@@ -187,4 +187,4 @@ def test_the_run_files_that_are_shipped_describe_models(path: Path, shared_data:
     model = prepare.fitted(plan, prepare.origin(plan, None)[0])
     prepare.check(plan, model)
     assert model.embed.vocab > 0
-    assert bool(config.recurrent(model)) == ("rnn" in path.stem)
+    assert bool(config.recurrent(model)) == ("rnn" in path.stem or "lstm" in path.stem)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import config
-from .build import builds
+from .build import builds, uncompiled
 from .dropout import Dropout
 from .feedforward import ACTIVATIONS
 from .flow import Flow, Part
@@ -28,7 +28,7 @@ class Pool(Part):
         self.drop = Dropout(cfg.dropout)
         self.proj = linear(dim, cfg.labels, bias=True) if cfg.labels else None
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # how many documents there are is not known before
+    @uncompiled  # how many documents there are is not known before
     def forward(self, hidden: Tensor, flow: Flow) -> Tensor:
         """hidden (B, T, C) -> (D, C), or (D, L) with labels; documents in the order of rows, then of columns."""
         x = flow.look(self, "vector", self.gather(hidden, flow.pos.expand(hidden.shape[:2])))

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from .. import config
 from ..errors import UserError
-from .build import build, builds
+from .build import build, builds, uncompiled
 from .cache import Cache, Carried
 from .dropout import Dropout
 from .flow import Flow, Memory, Part
@@ -289,7 +289,7 @@ class Recurrent(Part):
             self.merge = linear(3 * dim, dim, bias=True)
         self.drop = Dropout(cfg.dropout)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # how long documents are is not known before
+    @uncompiled  # how long documents are is not known before
     def forward(self, x: Tensor, flow: Flow, cache: Cache | None = None) -> Tensor:
         """x (B, T, C), embedded tokens -> (B, T, C)."""
         if flow.prefix is not None:

@@ -19,6 +19,7 @@ from torch import Tensor
 from .. import run
 from ..errors import UserError
 from ..nn import Model
+from ..nn.build import compiled
 from .memory import keep_freed_memory
 from .objective import Causal, Objective, gradients
 from .optimizer import Optimizer
@@ -118,7 +119,7 @@ def train(
     half = state.half = Half(model) if plan.dtype == "bfloat16" else None
     runner: Any = model if half is None else half.model
     if plan.compile:
-        runner = torch.compile(runner, dynamic=False)
+        runner = compiled(runner)
     base = max(group["base"] for group in state.optimizer.groups())
     while state.step < settings.steps:
         begun = time.perf_counter()

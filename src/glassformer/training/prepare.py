@@ -20,6 +20,7 @@ from ..text.trainers import END
 from .data import Batch, Batches, every_token_once
 from .encoded import encode
 from .examples import ExampleBatches, each_once
+from .hooks import note
 from .objective import Objective
 from .objectives import prepared, prepared_once
 
@@ -227,6 +228,7 @@ def tokenizer_of(settings: Run, examples: Tables | None) -> Tokenizer:
         if not path.exists():
             raise UserError(f'data.tokenizer: "{kind}" is no file, folder or kind of tokenizer.{nearest(kind, kinds)}')
         return text.open(path)
+    note(f"Training a {kind} tokenizer.")
     specials = SPECIALS.get(type(settings.train.objective), (END,))
     if isinstance(data, Data):
         sources = (text.find(name, data.field, data.separator) for name in data.sources())

@@ -15,7 +15,7 @@ DEV := .venv/.ready-dev
 demo: $(READY)
 	rm -rf out/demo
 	$(BIN)/glassformer train runs/demo.toml --out out/demo
-	@echo; echo "It has read the Python documentation for a minute or two. Three pages that it wrote itself:"; echo
+	@echo; echo "It has read the Python documentation. Three short pieces that it wrote itself:"; echo
 	$(BIN)/glassformer generate out/demo --max-new 150 --temperature 0.7 --seed 3 --samples 3
 	@echo; echo "The curves are in out/demo/curves.png. Now on your own text, any file or folder:"
 	@echo "  $(BIN)/glassformer train --data.train YOUR_FILE --out out/mine"

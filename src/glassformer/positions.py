@@ -121,7 +121,7 @@ class Rule:
         return Either((*_inside(self, Either), *_inside(other, Either)))
 
     def __str__(self) -> str:
-        """The rule as ``read_rule`` reads it: ``window(4) | strided(8)``."""
+        """The rule as ``read_rule`` reads it: ``window(4) | every(8)``."""
         numbers = ", ".join(str(value) for value in vars(self).values())
         return f"{type(self).__name__.lower()}({numbers})" if numbers else type(self).__name__.lower()
 
@@ -281,11 +281,11 @@ def ahead(see: See) -> int:
 
 
 def read_rule(text: str) -> See:
-    """The rule that an expression such as ``window(4) | strided(8)`` means; UserError where it means none."""
+    """The rule that an expression such as ``window(4) | every(8)`` means; UserError where it means none."""
     try:
         tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise UserError(f'"{text}" is no rule; write one such as "window(4)" or "window(4) | strided(8)".') from None
+        raise UserError(f'"{text}" is no rule; write one such as "window(4)" or "window(4) | every(8)".') from None
     return _rule(tree.body)
 
 
@@ -308,7 +308,8 @@ def _rule(node: ast.expr) -> See:
     known = given.keys() <= set(names) and len(given) == len(call.args) + len(call.keywords)
     needed = {field.name for field in fields(kind) if field.default is MISSING}
     need(
-        whole and known and needed <= given.keys(), f'"{ast.unparse(node)}" does not fit; write {form}, whole numbers.'
+        whole and known and needed <= given.keys(),
+        f'"{ast.unparse(node)}" does not fit; write {form}, whole numbers of 1 or more.',
     )
     rule: See = kind(**numbers)
     return rule

@@ -12,7 +12,7 @@ from ..errors import UserError
 from .common import ascii_only, emit, rows
 
 HELP = "Who may look at whom: a rule's picture and the pairs it visits."
-EPILOG = 'Rules combine: glassformer masks "window(4) | strided(8)" --length 32'
+EPILOG = 'Rules combine: glassformer masks "window(4) | every(8)" --length 32'
 
 
 def options(one: argparse.ArgumentParser) -> None:

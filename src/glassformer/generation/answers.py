@@ -152,7 +152,7 @@ def fill(
     without a mask and a model that fills none.
     """
     if not isinstance(model, Encoder) or model.head is None:
-        what = "has no head over words" if isinstance(model, Encoder) else "continues texts, use `generate`"
+        what = "has no head over words" if isinstance(model, Encoder) else "writes texts, use `generate` or `translate`"
         raise UserError(f"Blanks are filled by an encoder with a masked-language head; this model {what}.")
     if tokenizer.mask is None:
         raise UserError("This tokenizer has no mask token, so a blank cannot be shown to the model; use another.")

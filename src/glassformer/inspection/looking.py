@@ -35,7 +35,7 @@ def look(
     tokens = [token_ids(model, tokenizer, text, second=isinstance(model.config, config.EncoderDecoder))]
     if isinstance(model.config, config.EncoderDecoder):
         if source is None:
-            raise UserError("An encoder-decoder reads two texts; give the encoder's as source.")
+            raise UserError("An encoder-decoder reads two texts; give the encoder's as source (--source).")
         tokens.append(token_ids(model, tokenizer, source))
     elif source is not None:
         raise UserError("Only an encoder-decoder has a source; leave it out.")

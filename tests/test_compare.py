@@ -79,7 +79,7 @@ def test_two_models_one_table_and_nothing_twice(
     alone = compare.alone if apart else lambda words, **rest: (len(here(words)), 100 * 2**20)
     monkeypatch.setattr(compare, "alone", lambda words, **rest: called.append(list(words)) or alone(words, **rest))
     if not apart:
-        monkeypatch.setattr(compare, "answer", here)
+        monkeypatch.setattr(compare, "answer", lambda words: (json.loads(here(list(words))), 1))
     words = ["compare", files["one-vector"], files["attention"], "--tokens", "768", "--out", str(out)]
     assert main([*words, "--test", files["data"], "--beams", "2", "--lengths", "3,6"]) == 0
     table = capfd.readouterr().out.splitlines()
@@ -105,6 +105,32 @@ def test_two_models_one_table_and_nothing_twice(
         assert result["seconds"] == pytest.approx(sum(line["seconds"] for line in lines))
         assert 50 * 2**20 < result["peak"] < 4 * 2**30
         assert result["test"]["texts"] == 60
+
+
+def test_a_bag_of_words_beside_a_model(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = random.Random(0)
+    labelled = [
+        (label, " ".join(draw.choices(("good fine well", "bad poor ill")[label].split(), k=4))) for label in [0, 1] * 30
+    ]
+    for name, part in (("train", labelled[:40]), ("test", labelled[40:])):
+        (tmp_path / f"{name}.tsv").write_text("text\tlabel\n" + "".join(f"{text}\t{label}\n" for label, text in part))
+    run = tmp_path / "encoder.toml"
+    run.write_text(
+        f'[model]\nrecipe = "glass/encoder-1m"\nencoder.depth = 1\npool = {{ of = "mean", labels = 2 }}\ndim = 32\n'
+        f'[data]\ntype = "Examples"\ntrain = "{tmp_path}/train.tsv"\ntokenizer = "words"\n'
+        f'valid = "{tmp_path}/test.tsv"\n' + TRAIN.replace("Seq2Seq", "Classify")
+    )
+    monkeypatch.setattr(compare, "alone", lambda words, **rest: (len(here(list(words))), 100 * 2**20))
+    words = ["compare", str(run), "--bag", "--test", f"{tmp_path}/test.tsv", "--out", str(tmp_path / "out")]
+    assert main([*words, "--json"]) == 0
+    _, bag = json.loads(capfd.readouterr().out)
+    assert bag["name"] == compare.BAG and bag["parameters"] == 6 + 1
+    assert bag["valid"]["accuracy"] == bag["test"]["accuracy"] == 100
+    assert 0 < bag["valid"]["loss"] < 0.4 and bag["tokens"] == 160 and 2**24 < bag["peak"] < 2**33
+    assert main(words) == 0
+    assert compare.BAG in capfd.readouterr().out
 
 
 def test_a_process_of_its_own_and_the_memory_it_held() -> None:
@@ -169,6 +195,7 @@ def test_mistakes_are_one_sentence(files: dict[str, str], tmp_path: Path, capsys
     assert "not both" in said(capsys, one, two, "--minutes", "1", "--tokens", "5", "--out", out)
     assert "of its own" in said(capsys, one, one, "--out", out)
     assert "--target" in said(capsys, one, "--target", "x", "--out", out)
+    assert "--bag is for" in said(capsys, one, "--bag", "--out", out)
     assert not Path(out).exists()
     Path(out).mkdir()
     (Path(out) / "comparison.json").write_text('{"budget": {"tokens": 5}, "runs": {}}')

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from glassformer import save
-from glassformer.nn import Cache, Mask, build_model
+from glassformer.nn import Cache, Mask, attend, build_model
 from tiny import DECODERS, VOCAB
 
 PLAIN = ("gpt2", "llama", "qwen3")
@@ -81,6 +81,26 @@ def test_one_query_in_bf16_is_the_written_out_attention(name: str) -> None:
         law = model(tokens, logits="last").logits
     torch.testing.assert_close(fast, law, atol=0.06, rtol=0.03)
     assert cache.length == START
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 4, 150, 16), (1, 8, 2, 64, 8), (3, 6, 1, 129, 32)], ids=str)
+def test_a_prompt_in_bf16_is_nearly_as_near_the_truth_as_the_fused_kernel(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch, heads, shared, length, dim = shape
+    draw = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(batch, h, length, dim, generator=draw).mul(2).bfloat16() for h in (heads, shared, shared))
+    pos = torch.arange(length)[None]
+    mask = Mask(pos, pos, causal=True, plain=True)
+    told = {"is_causal": True, "scale": 0.3, "enable_gqa": True}
+    true = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), **told)
+    fused = F.scaled_dot_product_attention(q, k, v, **told)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", None)  # ours does without
+    ours = attend.sdpa(q, k, v, mask, None, 0.3)
+    assert ours.dtype == torch.bfloat16
+    errors = [(x.double() - true).abs().mean() for x in (ours, fused)]
+    assert errors[0] < 1.3 * errors[1]
+    torch.testing.assert_close(ours.double(), true, rtol=2**-7, atol=2**-6)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])

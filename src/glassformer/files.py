@@ -90,10 +90,11 @@ def write(path: Path, content: bytes | str | Callable[[Path], None]) -> None:
 
 
 @contextlib.contextmanager
-def write_folder(path: Path) -> Iterator[Path]:
+def write_folder(path: Path, lasting: bool = True) -> Iterator[Path]:
     """Fill a folder beside ``path``, then rename it into place: all of its files appear at once or none do.
 
-    A folder that stood at ``path`` is replaced. Raises UserError as ``write`` does.
+    A folder that stood at ``path`` is replaced. ``lasting`` waits until the disk has it; a cache whose reader checks
+    hashes need not. Raises UserError as ``write`` does.
     """
     make_folder(path.parent)
     try:
@@ -103,9 +104,8 @@ def write_folder(path: Path) -> Iterator[Path]:
     try:
         yield beside
         beside.chmod(0o755)
-        for file in sorted(beside.rglob("*")):
+        for file in [*sorted(beside.rglob("*")), beside] if lasting else ():
             sync(file)
-        sync(beside)
         if path.exists():
             old = beside.with_suffix(".old")
             path.rename(old)
@@ -113,7 +113,8 @@ def write_folder(path: Path) -> Iterator[Path]:
             shutil.rmtree(old, ignore_errors=True)
         else:
             beside.rename(path)
-        sync(path.parent)
+        if lasting:
+            sync(path.parent)
     except OSError as error:
         raise explain(error, path) from None
     finally:

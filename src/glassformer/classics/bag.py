@@ -76,6 +76,19 @@ class BagClassifier:
         """The likeliest label of each text."""
         return [int(label) for label in self._model.predict(self.bag.of(texts))]
 
+    def loss(self, texts: Sequence[str], labels: Sequence[int]) -> float:
+        """The mean of -ln(probability of the right label), in nats."""
+        chances, column = (
+            self._model.predict_proba(self.bag.of(texts)),
+            {c: i for i, c in enumerate(self._model.classes_)},
+        )
+        return float(-np.mean([np.log(row[column[label]]) for row, label in zip(chances, labels, strict=True)]))
+
+    @property
+    def parameters(self) -> int:
+        """Weights and biases."""
+        return int(self._model.coef_.size + self._model.intercept_.size)
+
     def strongest(self, most: int = 10) -> tuple[list[str], list[str]]:
         """Of two labels: the words that speak most for the first, and for the second."""
         order = np.argsort(self._model.coef_[0])

@@ -32,6 +32,7 @@ def options(one: argparse.ArgumentParser) -> None:
     one.add_argument("runs", nargs="+", metavar="RUN.toml", help="run files with the same data and objective")
     one.add_argument("--minutes", type=float, metavar="M", help="train each for about so long, validation not counted")
     one.add_argument("--tokens", type=int, metavar="N", help="train each on so many tokens, rows counted as full")
+    one.add_argument("--bag", action="store_true", help="beside them, for labels: a bag of words (TF-IDF)")
     one.add_argument("--out", default="out/compare", metavar="DIR", help="where the runs go (out/compare)")
     one.add_argument("--json", action="store_true", help="the figures as JSON")
     test = one.add_argument_group("a test set, read by the best checkpoint of each run: BLEU, or accuracy")
@@ -51,6 +52,8 @@ def run(given: argparse.Namespace) -> int | None:
     need(bool(given.out), "--out is empty; name a folder.")
     need(given.target is None or given.test is not None, "--target goes with --test; name the file of the sources.")
     settings = read(given.runs)
+    first = next(iter(settings.values()))[1]
+    bag = bag_of(first) if given.bag else None
     out, results = Path(given.out), []
     before = known(out, budget(given))
     for name, (file, plan) in settings.items():
@@ -66,6 +69,10 @@ def run(given: argparse.Namespace) -> int | None:
         tested(given, plan, out / name, done)
         remember(out, before)
         results.append({"name": name, **facts(out / name), **done})
+    if bag is not None:
+        before["runs"][BAG] = bagged(bag, first.data.valid, given.test)
+        remember(out, before)
+        results.append({"name": BAG, **before["runs"][BAG]})
     picture = draw(results, out / "comparison.png")
     if given.json:
         emit(results)
@@ -202,8 +209,7 @@ def tested(given: argparse.Namespace, plan: Any, folder: Path, done: dict[str, A
     need(pairs or isinstance(plan.train.objective, Classify), "--test is for translations and labels; leave it out.")
     words = ["eval", str(folder), "--data", given.test, "--json"]
     words += ["--before", plan.data.before] if plan.data.before else []
-    if plan.data.columns:
-        words += ["--columns", ",".join(f"{part}={column}" for part, column in plan.data.columns.items())]
+    words += columns_of(plan.data)
     if pairs:
         words += ["--target", given.target] if given.target else []
         words += ["--beams", str(given.beams), "--figures", "bleu", "--lengths", ",".join(map(str, given.lengths))]
@@ -211,17 +217,52 @@ def tested(given: argparse.Namespace, plan: Any, folder: Path, done: dict[str, A
             words += ["--tokenised", "--whole-words"]
     asked = " ".join(words[2:])
     if done.get("asked") != asked:
-        done["test"], done["asked"] = json.loads(answer(words)), asked
+        done["test"], done["asked"] = answer(words)[0], asked
+
+
+BAG = "bag-of-words"
+
+
+def bag_of(plan: Any) -> list[str]:
+    """The command that learns a plan's labels from bags of words, but for the file it is held against."""
+    from ..objectives import Classify
+
+    told, data = plan.train.objective, plan.data
+    fits = isinstance(told, Classify) and not told.regression and isinstance(data.train, str)
+    need(fits and isinstance(data.valid, str), "--bag is for two files of texts and labels; leave it out.")
+    return ["words", "classify", data.train, *columns_of(data), "--json"]
+
+
+def columns_of(data: Any) -> list[str]:
+    """What a plan says of its files' columns, as an option."""
+    parts = ",".join(f"{part}={column}" for part, column in data.columns.items())
+    return ["--columns", parts] if parts else []
+
+
+def bagged(learn: list[str], valid: str, test: str | None) -> dict[str, Any]:
+    """A bag of words, held against both files; a row like the others', without a curve."""
+    said, peak = answer([*learn[:3], valid, *learn[3:]])
+    sizes = {
+        new: said.pop(old) for new, old in (("parameters", "parameters"), ("tokens", "read"), ("seconds", "seconds"))
+    }
+    row = {"valid": {key: said[key] for key in ("loss", "accuracy")}, **sizes, "peak": peak, "curve": []}
+    if test is not None:
+        found, _ = answer([*learn[:3], test, *learn[3:]])
+        row["test"] = {"texts": found["examples"], "accuracy": found["accuracy"], "matthews": found["matthews"]}
+    return row
 
 
 PROGRAM = (sys.executable, "-m", "glassformer")
 
 
-def answer(words: Sequence[str]) -> str:
-    """What a command prints."""
-    said = subprocess.run([*PROGRAM, *words], stdout=subprocess.PIPE, text=True, check=False)
-    need(said.returncode == 0, f"glassformer {' '.join(words[:2])} failed; see above.")
-    return said.stdout
+def answer(words: Sequence[str]) -> tuple[dict[str, Any], int]:
+    """What a command prints as JSON, and the most memory it held, in bytes."""
+    process = subprocess.Popen([*PROGRAM, *words], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    said = process.stdout.read()
+    code, peak = ended(process)
+    need(code == 0, f"glassformer {' '.join(words[:2])} failed; see above.")
+    return json.loads(said), peak
 
 
 def alone(words: Sequence[str], stopped: Sequence[int] = ()) -> tuple[int, int]:
@@ -229,16 +270,21 @@ def alone(words: Sequence[str], stopped: Sequence[int] = ()) -> tuple[int, int]:
 
     UserError unless the code is 0 or among those of a command that was ``stopped``. Ctrl-C reaches the process itself.
     """
-    process = subprocess.Popen([*PROGRAM, *words], stdout=sys.stderr)
+    code, peak = ended(subprocess.Popen([*PROGRAM, *words], stdout=sys.stderr))
+    need(code == 0 or code in stopped, f"glassformer {' '.join(words[:2])} failed; see above.")
+    return code, peak
+
+
+def ended(process: subprocess.Popen[Any]) -> tuple[int, int]:
+    """Wait for a process: its exit code and the most memory it held, in bytes."""
     while True:
         try:
             _, status, used = os.wait4(process.pid, 0)
             break
         except KeyboardInterrupt:
             continue  # it is saving
-    process.returncode = code = os.waitstatus_to_exitcode(status)
-    need(code == 0 or code in stopped, f"glassformer {' '.join(words[:2])} failed; see above.")
-    return code, used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return process.returncode, used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 # ------------------------------------------------------------------------------------ what came out
@@ -318,7 +364,7 @@ def draw(results: Sequence[Mapping[str, Any]], picture: Path) -> str:
 
     lengths = [result for result in results if "by length" in result.get("test", {})]
     figure, panels = pyplot.subplots(1, 3 if lengths else 2, figsize=(14 if lengths else 10, 4.5), layout="tight")
-    for result in results:
+    for result in (result for result in results if result["curve"]):
         tokens, seconds, valid = zip(*result["curve"], strict=True)
         for axes, x, what in ((panels[0], tokens, "tokens"), (panels[1], seconds, "seconds")):
             axes.plot(x, valid, "o-", label=result["name"], linewidth=1, markersize=3)

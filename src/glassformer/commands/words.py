@@ -70,6 +70,7 @@ def options(one: argparse.ArgumentParser) -> None:
     classify.add_argument("train", metavar="TRAIN", help="a file of texts and labels, such as sst2/train.tsv")
     classify.add_argument("valid", metavar="VALID", help="another one")
     classify.add_argument("--weigh", default="tfidf", metavar="HOW", help="tfidf (usual) or counts")
+    classify.add_argument("--columns", metavar="P=C,...", help="what a table calls its parts: text=0,label=1")
 
     average = task("average", "Saves an encoder that averages vectors, with two layers over them, to be trained.")
     average.add_argument("vectors", metavar="VECTORS", help=VECTORS)
@@ -200,18 +201,26 @@ def _bag(given: argparse.Namespace) -> None:
 
 
 def _classify(given: argparse.Namespace) -> None:
-    from ..classics import bag
+    import time
+
+    from ..classics import bag, vocabulary
     from ..evaluation import metrics
     from ..objectives import Classify
     from ..text import examples
+    from .eval import columns
 
-    train = examples.read(given.train, Classify())
-    valid = examples.read(given.valid, Classify(), labels=train.labels)
+    parts = columns(given.columns) if given.columns else {}
+    train = examples.read(given.train, Classify(), columns=parts)
+    valid = examples.read(given.valid, Classify(), columns=parts, labels=train.labels)
+    begun = time.perf_counter()
     learned = bag.BagClassifier([e.first for e in train], [int(e.label or 0) for e in train], given.weigh)
-    chosen = learned.predict([e.first for e in valid])
-    figures = metrics.of_labels(chosen, [int(e.label or 0) for e in valid])
+    seconds = time.perf_counter() - begun
+    texts, right = [e.first for e in valid], [int(e.label or 0) for e in valid]
+    figures = metrics.of_labels(learned.predict(texts), right)
     if given.json:
-        emit({**figures, "examples": len(valid), "words": len(learned.bag.words)})
+        read = sum(len(vocabulary.split(e.first)) for e in train)
+        sizes = {"words": len(learned.bag.words), "parameters": learned.parameters, "read": read, "seconds": seconds}
+        emit({"loss": learned.loss(texts, right), **figures, "examples": len(valid), **sizes})
         return
     rows(("accuracy", f"{figures['accuracy']:.2f} %"), ("Matthews", f"{figures['matthews']:.4f}"))
     rows(("examples", f"{len(valid):,}"), ("weights", f"{len(learned.bag.words):,} words"))

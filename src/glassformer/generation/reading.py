@@ -13,10 +13,11 @@ from torch import Tensor
 
 from ..cost import available_memory
 from ..nn import Cache, EncoderDecoder, Memory, Model
-from ..nn.packed import Copies, pack, packed
+from ..nn.packed import Copies, pack, packable, packed
 from .prompt import pad_left
 
 MANY = 32  # tokens that repay another look at the weights
+LONG = 256  # and tokens of a prompt that do in bf16, where a packed copy gains less for many rows at once
 
 
 @contextmanager
@@ -41,10 +42,12 @@ class Reading:
 
     def __init__(self, model: Model) -> None:
         self.model, self.cache = model, Cache(model)
-        self.device = next(model.parameters()).device
+        weight = next(model.parameters())
+        self.device, self.repays = weight.device, LONG if weight.dtype == torch.bfloat16 else MANY
         self.memory: Memory | None = None
         self.pos: Tensor | None = None
         self.copies: Copies = {}  # packed weights, once they are worth it
+        self.settled = False
 
     def settle(self, new: bool = True) -> None:
         """Prepare for many tokens: on a CPU, weights in the order its kernels read fastest, where memory has room.
@@ -52,9 +55,10 @@ class Reading:
         Without ``new`` only what an earlier reading left is checked and used. Not in the middle of a training, whose
         next step would undo it.
         """
-        if self.device.type == "cpu" and not self.model.training:
+        if self.device.type == "cpu" and not self.model.training and not self.settled:
             room = available_memory() if new else 0
             self.copies = pack(self.model, None if room is None else room // 2)
+            self.settled = new or len(self.copies) == sum(1 for _ in packable(self.model))
 
     def begin(self, starts: Sequence[Sequence[int]], sources: Sequence[Sequence[int]] | None, samples: int) -> Tensor:
         """The logits (B, V) that follow each of ``starts``, every row ``samples`` times over.
@@ -62,7 +66,7 @@ class Reading:
         ``sources`` are what an encoder-decoder's encoder reads, one for each row.
         """
         tokens, pos = pad_left(starts, self.device)
-        if tokens.numel() >= MANY:
+        if tokens.numel() >= self.repays:
             self.settle(new=False)
         with at_rest(self.model):
             if sources is not None:

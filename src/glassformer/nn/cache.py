@@ -54,7 +54,7 @@ class Slots:
         start, self.filled = self.filled, self.filled + pos.shape[1]
         if self.filled > self.capacity:
             self.capacity = max(2 * self.capacity, -(-self.filled // 64) * 64)
-            self.pos = enlarged(self.pos, start, self.capacity, dim=1, fill=-1)
+            self.pos = enlarged(self.pos, start, self.capacity, dim=1)
         self.pos[:, start : self.filled] = pos
         self.k_pos = self.pos[:, : self.filled]
 
@@ -88,10 +88,11 @@ class KV:
         slots, new = self.slots, k.shape[2]
         room = slots.capacity + bool(slots.ring)
         if self.k.ndim < 4:
-            self.k, self.v = (x.new_zeros(*x.shape[:2], room, x.shape[3]) for x in (k, v))
+            buffer = k.new_empty if slots.ring is None else k.new_zeros  # of a ring, empty columns are looked at
+            self.k, self.v = (buffer(*x.shape[:2], room, x.shape[3]) for x in (k, v))
         elif self.k.shape[2] < room:
             used = slots.filled - new
-            self.k, self.v = (enlarged(x, used, room, dim=2, fill=0) for x in (self.k, self.v))
+            self.k, self.v = (enlarged(x, used, room, dim=2) for x in (self.k, self.v))
         if slots.ring is None:
             self.k.narrow(2, slots.filled - new, new).copy_(k)
             self.v.narrow(2, slots.filled - new, new).copy_(v)
@@ -248,10 +249,10 @@ class Cache:
         self.reorder(torch.arange(len(held), device=held.device).repeat_interleave(times))
 
 
-def enlarged(x: Tensor, used: int, room: int, dim: int, fill: int) -> Tensor:
-    """A longer buffer that begins with the first ``used`` columns of ``x``."""
+def enlarged(x: Tensor, used: int, room: int, dim: int) -> Tensor:
+    """A longer buffer that begins with the first ``used`` columns of ``x``; nobody reads the others before a write."""
     shape = list(x.shape)
     shape[dim] = room
-    larger = x.new_full(shape, fill)
+    larger = x.new_empty(shape)
     larger.narrow(dim, 0, used).copy_(x.narrow(dim, 0, used))
     return larger

@@ -118,9 +118,9 @@ class Mask:
         self._dense: Tensor | None = None
         self.plans: list[Any] = []  # what the sparse engine made of it
         self.flexed: Any = None  # and what FlexAttention made of it
+        self.fast = self._fast()
 
-    @property
-    def fast(self) -> Literal["none", "causal"] | None:
+    def _fast(self) -> Literal["none", "causal"] | None:
         """The mask that a fused kernel may use instead of the dense one, if there is one."""
         queries, keys = self.q_pos.shape[1], self.k_pos.shape[1]
         if not self.plain or not _takes_nothing(self.see, keys, self.causal):

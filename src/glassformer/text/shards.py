@@ -164,7 +164,7 @@ def tokenise(
     folder = (cache or files.cache_home() / "shards") / key
     with in_turn(folder):
         if not _sound(folder):
-            with files.write_folder(folder) as beside:
+            with files.write_folder(folder, lasting=False) as beside:
                 _write(beside, source, tokenizer, workers or os.cpu_count() or 1, progress)
         if progress:
             progress(source.size, source.size)

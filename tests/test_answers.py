@@ -34,7 +34,9 @@ def encoder(pool: c.Pool | None = None) -> Model:
     return build_model(shape, seed=1).eval()
 
 
-@pytest.mark.parametrize("pool", [None, c.Pool("mean", unit=True), c.Pool("first", "tanh"), c.Pool("last")])
+@pytest.mark.parametrize(
+    "pool", [None, c.Pool("mean", unit=True), c.Pool("max"), c.Pool("first", "tanh"), c.Pool("last")]
+)
 def test_a_vector_is_the_same_alone_and_in_a_batch(tokenizer: Tokenizer, pool: c.Pool | None) -> None:
     model = encoder(pool)
     together = embed(model, tokenizer, TEXTS, batch=3)
@@ -48,6 +50,8 @@ def test_the_mean_is_the_mean_of_the_hidden_states(tokenizer: Tokenizer) -> None
     ids, segments = tokenizer.encode_pair(TEXTS[0])
     hidden = model(torch.tensor([ids]), segments=torch.tensor([segments])).hidden[0]
     torch.testing.assert_close(embed(model, tokenizer, [TEXTS[0]])[0], hidden.mean(0), atol=1e-6, rtol=0)
+    most = embed(encoder(c.Pool("max")), tokenizer, [TEXTS[0]])[0]
+    torch.testing.assert_close(most, hidden.max(0).values, atol=1e-6, rtol=0)
 
 
 def test_labels_of_texts_and_pairs(tokenizer: Tokenizer) -> None:

@@ -112,8 +112,16 @@ def test_a_classifier_starts_from_it(folder: Path, loaded: tuple[Any, Tokenizer]
         ("modules.json", [{"type": "a.Transformer"}, {"type": "b.Dense"}], "asks for Transformer, Dense, but only"),
         ("modules.json", 5, "asks for nothing, but only"),
         ("modules.json", None, "modules.json is not valid JSON"),
-        ("1_Pooling/config.json", {"pooling_mode_max_tokens": True}, "pools by pooling_mode_max_tokens"),
-        ("1_Pooling/config.json", {"pooling_mode": "max"}, "pools by max, but one of cls, mean, lasttoken"),
+        (
+            "1_Pooling/config.json",
+            {"pooling_mode_weightedmean_tokens": True},
+            "pools by pooling_mode_weightedmean_tokens",
+        ),
+        (
+            "1_Pooling/config.json",
+            {"pooling_mode": "weightedmean"},
+            "pools by weightedmean, but one of cls, mean, max, last",
+        ),
         ("1_Pooling/config.json", {}, "pools by nothing"),
         ("1_Pooling/config.json", [1], "not a table of settings"),
     ],

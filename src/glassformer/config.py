@@ -240,13 +240,13 @@ class Head:
 
 @dataclass(frozen=True)
 class Pool:
-    """One vector for a whole sequence: of its ``first`` token (BERT), its ``last``, or the ``mean`` of all.
+    """One vector for a whole sequence: of its ``first`` token (BERT), its ``last``, the ``mean`` or ``max`` of all.
 
     Then (``transform`` with that activation: BERT's pooler), dropout, and ``labels`` logits; 0 labels end in the
     vector, scaled to length 1 where ``unit`` (sentence encoders).
     """
 
-    of: Literal["first", "last", "mean"] = "first"
+    of: Literal["first", "last", "mean", "max"] = "first"
     transform: Activation | None = None
     labels: int = 0
     dropout: float = 0.0

@@ -18,7 +18,7 @@ from .linear import linear
 
 @builds(config.Pool)
 class Pool(Part):
-    """Hidden states to one vector a document, or its labels' logits: (pick or mean), (transform), (drop, project)."""
+    """Hidden states to a vector a document, or its labels' logits: (pick, mean, max), (transform), (drop, project)."""
 
     def __init__(self, cfg: config.Pool, dim: int) -> None:
         super().__init__()
@@ -51,5 +51,8 @@ class Pool(Part):
             return states[torch.cat((first[1:], first.new_ones(1)))]
         which = first.cumsum(0) - 1
         count = torch.bincount(which)
+        if self.of == "max":
+            lowest = hidden.new_full((len(count), hidden.shape[-1]), float("-inf"))
+            return lowest.scatter_reduce(0, which[:, None].expand_as(states), states, "amax")
         total = hidden.new_zeros(len(count), hidden.shape[-1]).index_add_(0, which, states)
         return total / count[:, None].to(total.dtype)

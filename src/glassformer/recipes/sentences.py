@@ -25,10 +25,16 @@ POOLING = "1_Pooling/config.json"
 LENGTH = "sentence_bert_config.json"
 TOKENIZER = "tokenizer_config.json"
 LONGEST = 1 << 20  # what is more means that there is no limit
-MODES: dict[str, Literal["first", "last", "mean"]] = {"cls": "first", "mean": "mean", "lasttoken": "last"}
+MODES: dict[str, Literal["first", "last", "mean", "max"]] = {
+    "cls": "first",
+    "mean": "mean",
+    "max": "max",
+    "lasttoken": "last",
+}
 FLAGS = {  # how versions before 6 said it, each true or false
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_max_tokens": "max",
     "pooling_mode_lasttoken": "lasttoken",
 }
 

@@ -14,7 +14,10 @@ from ..errors import UserError
 from ..parsing import settings
 
 HELP = "Train a model as the run file RUN.toml says, or with the defaults."
-EPILOG = "Any setting can be given as --NAME VALUE: --steps 500, --data.train FILE, --recipe glass/4m."
+EPILOG = (
+    "Any setting can be given as --NAME VALUE: --steps 500, --data.train FILE, --recipe glass/4m. From a checkpoint: "
+    "--from FOLDER, and --train.tune Frozen or LoRA for a part of it; what is learned: --train.objective Masked."
+)
 USAGE = "glassformer train [RUN.toml] --out DIR [--resume] [--NAME VALUE ...]"
 
 

@@ -97,6 +97,7 @@ class Live:
         found |= {name.removeprefix("valid_"): f"{fact:.4f}" for name, fact in self.facts.items()}
         found["tokens/s"] = f"{self.speed:,.0f}"
         if self.flops and self.peak:
+            self.peak = max(self.peak, self.flops * self.speed)  # it was measured once, perhaps in a busy moment
             found["of this machine's peak"] = f"{self.flops * self.speed / self.peak:.0%}"
         return {**found, "left": duration(left)}
 

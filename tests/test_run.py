@@ -1,11 +1,13 @@
 """The run file: reading, overrides, and what it says to a mistake."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from glassformer import config, run, serial
+from glassformer import config, run, serial, text
 from glassformer.errors import UserError
+from glassformer.training import prepare
 
 
 def write(tmp_path, text):
@@ -142,3 +144,13 @@ def test_going_on_from_a_checkpoint_is_gentle_unless_told_otherwise() -> None:
     assert run.read(None, {"recipe": "gpt2/124m"}).train.optimizer == run.Muon()
     assert run.read(None, {"from": "somewhere"}).train.optimizer == run.GENTLE
     assert run.read(None, {"from": "somewhere", "optimizer.rate": "0.5"}).train.optimizer == run.AdamW(rate=0.5)
+
+
+def test_a_run_folder_lends_its_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "best").write_text("step-000007\n")
+    mine = text.train("char", ["abc"], None)
+    mine.save(tmp_path / "run" / "step-000007")
+    for folder in (tmp_path / "run", tmp_path / "run" / "step-000007"):
+        settings = run.Run(data=run.Data(tokenizer=str(folder)))
+        assert prepare.tokenizer_of(settings, None).fingerprint == mine.fingerprint

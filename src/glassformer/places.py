@@ -19,7 +19,7 @@ def resolve(name: str | Path) -> Path | config.Model:
         raise UserError("The model's name is empty; give a model's folder, a hub name such as org/name or a recipe.")
     with contextlib.suppress(OSError):  # a text too long for a path is none
         if path.is_dir():
-            return _checkpoint(path)
+            return checkpoint(path)
         if path.is_file():
             raise UserError(f"{path} is a file; give the folder that holds it and its config.json.")
     if (
@@ -35,7 +35,7 @@ def resolve(name: str | Path) -> Path | config.Model:
     return _download(text)
 
 
-def _checkpoint(folder: Path) -> Path:
+def checkpoint(folder: Path) -> Path:
     """The checkpoint that a run folder's ``best`` or ``last`` names; any other folder as it is."""
     if (folder / "config.json").exists():
         return folder

@@ -146,7 +146,8 @@ def wide(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     for start, end, seen in _borders(shape[2], keys, True, SIDE // 2):
         later = torch.full((end - start, seen), float("-inf")).triu_(1 + start).repeat(group, 1)
         scores = torch.baddbmm(later, q[:, :, start:end].flatten(1, 2), k[:, :seen].mT, alpha=scale)
-        z[:, :, start:end] = torch.bmm(scores.softmax(-1).to(v.dtype), v[:, :seen]).unflatten(1, (group, -1))
+        part = torch.bmm(scores.softmax(-1).to(v.dtype), v[:, :seen])
+        z[:, :, start:end] = part.view(heads, group, end - start, -1)
     return z.view(shape)
 
 

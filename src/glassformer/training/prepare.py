@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import config, objectives, recipes, serial, store, text
+from .. import config, objectives, places, recipes, serial, store, text
 from ..errors import UserError, nearest, need
 from ..nn import build_model, lora
 from ..run import Data, Examples, Run, Train, model_changes
@@ -227,7 +227,7 @@ def tokenizer_of(settings: Run, examples: Tables | None) -> Tokenizer:
         path = Path(kind).expanduser()
         if not path.exists():
             raise UserError(f'data.tokenizer: "{kind}" is no file, folder or kind of tokenizer.{nearest(kind, kinds)}')
-        return text.open(path)
+        return text.open(places.checkpoint(path) if path.is_dir() else path)
     note(f"Training a {kind} tokenizer.")
     specials = SPECIALS.get(type(settings.train.objective), (END,))
     if isinstance(data, Data):

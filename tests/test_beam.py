@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
 
 import tiny
-from glassformer import UserError
+from glassformer import UserError, text
 from glassformer import config as c
-from glassformer.generation import beam, generate
+from glassformer.generation import beam, generate, search
 from glassformer.nn import EncoderDecoder, build_model
 
 
@@ -118,3 +119,18 @@ def test_settings_that_mean_nothing(settings: dict[str, object], said: str) -> N
 def test_an_encoder_continues_nothing() -> None:
     with pytest.raises(UserError, match="encoder"):
         beam(model("bert"), None, [1])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["vaswani", "gpt2"])
+def test_a_source_too_long_is_refused_or_cut(name: str) -> None:
+    tokenizer = text.train("char", ["abcdefgh"], None, ("<pad>", "<s>", "</s>", "<unk>"))
+    made = build_model(replace(tiny.ALL[name], context=12), seed=3).eval()
+    room = 11 if name == "vaswani" else 10  # eos closes a source; a decoder reads bos, source and what starts a target
+    long = "abcdefghabcdefgh"
+    with pytest.raises(UserError, match="context is 12"):
+        search(made, tokenizer, [long], beams=2, max_new=2)
+    for cut, kept in (("end", long[:room]), ("start", long[-room:])):
+        found, right = (search(made, tokenizer, [one], beams=2, max_new=2, cut=cut)[0][0] for one in (long, kept))
+        assert found.tokens == right.tokens and found.score == pytest.approx(right.score, abs=1e-6)
+    with pytest.raises(UserError, match="cut is"):
+        search(made, tokenizer, [long], cut="middle")  # type: ignore[arg-type]

@@ -245,10 +245,11 @@ def bagged(learn: list[str], valid: str, test: str | None) -> dict[str, Any]:
     sizes = {
         new: said.pop(old) for new, old in (("parameters", "parameters"), ("tokens", "read"), ("seconds", "seconds"))
     }
-    row = {"valid": {key: said[key] for key in ("loss", "accuracy")}, **sizes, "peak": peak, "curve": []}
+    row = {"valid": {"loss": said["loss"], "accuracy": said["accuracy"] / 100}, **sizes, "peak": peak, "curve": []}
     if test is not None:
         found, _ = answer([*learn[:3], test, *learn[3:]])
-        row["test"] = {"texts": found["examples"], "accuracy": found["accuracy"], "matthews": found["matthews"]}
+        row["test"] = {"texts": found["examples"]}
+        row["test"] |= {name: found[name] for name in ("accuracy", "f1", "matthews") if name in found}
     return row
 
 

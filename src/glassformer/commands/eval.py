@@ -41,6 +41,7 @@ def options(one: argparse.ArgumentParser) -> None:
     pairs.add_argument("--beams", type=int, default=5, metavar="K", help="width of the beam search; 1: greedy (5)")
     pairs.add_argument("--length-penalty", type=float, default=1.0, metavar="A", help="as in translate (1)")
     pairs.add_argument("--max-new", type=int, default=200, metavar="N", help="tokens a target may have (200)")
+    pairs.add_argument("--cut", default="no", metavar="SIDE", help="what a source too long loses: end, start (refused)")
     pairs.add_argument("--lower", action="store_true", help="ignore capitals")
     pairs.add_argument("--tokenised", action="store_true", help="texts are parted at white space, as older papers do")
     pairs.add_argument("--whole-words", action="store_true", help="put words cut in @@ pieces together first")
@@ -125,6 +126,7 @@ def writes(given: argparse.Namespace, model: Any, tokenizer: Any) -> None:
         beams=given.beams,
         length_penalty=given.length_penalty,
         max_new=given.max_new,
+        cut=given.cut,
     )
     whole = evaluation.whole_words if given.whole_words else str
     written = [whole(found[0].text) for found in told]

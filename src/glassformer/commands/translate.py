@@ -21,6 +21,7 @@ def options(one: argparse.ArgumentParser) -> None:
         "--length-penalty", type=float, default=1.0, metavar="A", help="0 favours short texts, 2 long ones (1)"
     )
     one.add_argument("--max-new", type=int, default=200, metavar="N", help="at most N tokens (200)")
+    one.add_argument("--cut", default="no", metavar="SIDE", help="what a source too long loses: end, start (refused)")
     one.add_argument("--batch", type=int, default=32, metavar="N", help="texts at once (32)")
     one.add_argument("--dtype", metavar="D", help="float32, bfloat16 or float16 (the checkpoint's own)")
     one.add_argument("--json", action="store_true", help="tokens, log-probabilities and scores as JSON, a text a line")
@@ -51,6 +52,7 @@ def run(given: argparse.Namespace) -> None:
         best=given.best,
         length_penalty=given.length_penalty,
         max_new=given.max_new,
+        cut=given.cut,
     )
     for text, found in zip(texts, told, strict=True):
         if given.json:

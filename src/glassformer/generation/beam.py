@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -26,6 +26,8 @@ from .reading import Reading
 
 if TYPE_CHECKING:
     from ..text.tokenizer import Tokenizer
+
+Cut: TypeAlias = Literal["no", "end", "start"]
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,20 @@ def beam(
     return told
 
 
+def _asked(cfg: config.Model, tokenizer: Tokenizer, ids: list[int], cut: Cut) -> list[int]:
+    """A source's ids with what closes it, cut to the context where that is allowed."""
+    closed = question if isinstance(cfg, config.Decoder) else _closed
+    room = cfg.context - (len(closed(tokenizer, ids)) - len(ids))
+    if cut != "no" and len(ids) > room > 0:
+        ids = ids[:room] if cut == "end" else ids[-room:]
+    return closed(tokenizer, ids)
+
+
+def _closed(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
+    """As an encoder reads a source; nothing stays nothing, to be refused."""
+    return ids if tokenizer.eos is None or not ids else [*ids, tokenizer.eos]
+
+
 def search(
     model: Model,
     tokenizer: Tokenizer,
@@ -121,19 +137,20 @@ def search(
     best: int = 1,
     length_penalty: float = 1.0,
     max_new: int = 256,
+    cut: Cut = "no",
 ) -> list[list[Hypothesis]]:
     """``beam`` for many source texts, ``batch`` at once; the results in the order given. ``progress`` counts them.
 
     A decoder reads a source as one that was trained on Seq2Seq has learned it: closed by sep, or by its start token.
+    A source too long for the model loses its "end" or "start" where ``cut`` says so; "no" refuses it.
     """
     need(batch >= 1, f"batch is {batch}; give 1 or more.")
+    need(cut in get_args(Cut), f'cut is "{cut}"; give one of {", ".join(get_args(Cut))}.')
     order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
     told: list[list[Hypothesis]] = [[] for _ in texts]
     for first in range(0, len(order), batch):
         places = order[first : first + batch]
-        some: list[str] | list[list[int]] = [texts[place] for place in places]
-        if isinstance(model.config, config.Decoder):
-            some = [question(tokenizer, ids) for ids in tokenizer.encode_batch([texts[place] for place in places])]
+        some = [_asked(model.config, tokenizer, ids, cut) for ids in tokenizer.encode_batch([texts[p] for p in places])]
         found = beam(model, tokenizer, some, beams=beams, best=best, length_penalty=length_penalty, max_new=max_new)
         for place, hypotheses in zip(places, found, strict=True):
             told[place] = hypotheses

@@ -12,7 +12,7 @@ import array
 import functools
 import re
 import unicodedata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .ranks import WORDS
 from .specification import Spec
@@ -81,22 +81,14 @@ def _pattern(spec: Spec) -> tuple[bool, str | None]:
     return plain and pattern in PATTERNS and pattern is not None, pattern
 
 
-def byte_level() -> Any:
-    """The library's step that writes a word's bytes as letters, and does nothing else."""
-    from tokenizers.pre_tokenizers import ByteLevel
-
-    return ByteLevel(add_prefix_space=False, use_regex=False)
-
-
 class Memory(dict[str, bytes]):
     """Words and their ids (uint32, as bytes) under one tokenizer; ``of`` makes one where the tokenizer allows it."""
 
     def __init__(self, library: tokenizers.Tokenizer, pattern: str | None) -> None:
         super().__init__()
         self.pattern, self.plain = pattern, library.normalizer is None
-        self.split = library.pre_tokenizer.pre_tokenize_str
-        self.bare = type(library)(library.model)  # takes what it is given for one word
-        self.bare.pre_tokenizer = byte_level()
+        self.split, self.model = library.pre_tokenizer.pre_tokenize_str, library.model
+        self.letters = byte_alphabet()
         self.proven: set[str] = {" "}
         self.strange: set[str] = {FOLDED}
 
@@ -117,18 +109,15 @@ class Memory(dict[str, bytes]):
         if len(self) > MOST:
             self.clear()
         words = _splitter(self.pattern, text.isascii()).findall(text)
-        self._meet({word for word in words if word not in self})
         return array.array("I", b"".join(map(self.__getitem__, words)))
 
-    def _meet(self, words: set[str]) -> None:
-        """Remember words that are new: the library's model says their ids, in parallel."""
-        short = [word for word in words if len(word) <= LONGEST]
-        for word, found in zip(short, self.bare.encode_batch_fast(short, add_special_tokens=False), strict=True):
-            self[word] = array.array("I", found.ids).tobytes()
-
     def __missing__(self, word: str) -> bytes:
-        """A word that is too long to be kept, or that was forgotten meanwhile."""
-        return array.array("I", self.bare.encode(word, add_special_tokens=False).ids).tobytes()
+        """A word that is new: the library's model says its ids."""
+        written = word.encode().decode("latin-1").translate(self.letters)
+        ids = array.array("I", [token.id for token in self.model.tokenize(written)]).tobytes()
+        if len(word) <= LONGEST:
+            self[word] = ids
+        return ids
 
     def _readable(self, text: str) -> bool:
         """Whether every character is proven to be what it is here."""

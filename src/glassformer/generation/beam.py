@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import Tensor
@@ -19,15 +19,13 @@ from torch import Tensor
 from .. import config
 from ..errors import UserError, need
 from ..nn import EncoderDecoder, Model
-from ..text.examples import question
+from ..text.examples import Cut, question
 from .loop import Finish
 from .prompt import Prompt, check, first_token, read
 from .reading import Reading
 
 if TYPE_CHECKING:
     from ..text.tokenizer import Tokenizer
-
-Cut: TypeAlias = Literal["no", "end", "start"]
 
 
 @dataclass(frozen=True)

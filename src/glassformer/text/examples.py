@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from .records import SHORT, Record, records
 if TYPE_CHECKING:
     from .. import run
     from .tokenizer import Tokenizer
+
+Cut: TypeAlias = Literal["no", "end", "start"]
+"""What a text that is too long loses; "no" refuses it."""
 
 
 @dataclass(frozen=True)

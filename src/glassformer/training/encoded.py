@@ -14,18 +14,16 @@ import hashlib
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from .. import config
 from ..errors import UserError
 from ..objectives import Classify, Contrast, Objective, Seq2Seq
-from ..text.examples import Example, Table, question, start_of_target
+from ..text.examples import Cut, Example, Table, question, start_of_target
 from ..text.tokenizer import Tokenizer
 from .data import Array
 
-Cut = Literal["end", "start", "no"]
 Item = dict[str, list[int]]  # column -> what stands in it
 
 

@@ -78,10 +78,8 @@ class BagClassifier:
 
     def loss(self, texts: Sequence[str], labels: Sequence[int]) -> float:
         """The mean of -ln(probability of the right label), in nats."""
-        chances, column = (
-            self._model.predict_proba(self.bag.of(texts)),
-            {c: i for i, c in enumerate(self._model.classes_)},
-        )
+        chances = self._model.predict_proba(self.bag.of(texts))
+        column = {label: place for place, label in enumerate(self._model.classes_)}
         return float(-np.mean([np.log(row[column[label]]) for row, label in zip(chances, labels, strict=True)]))
 
     @property

@@ -242,9 +242,7 @@ def columns_of(data: Any) -> list[str]:
 def bagged(learn: list[str], valid: str, test: str | None) -> dict[str, Any]:
     """A bag of words, held against both files; a row like the others', without a curve."""
     said, peak = answer([*learn[:3], valid, *learn[3:]])
-    sizes = {
-        new: said.pop(old) for new, old in (("parameters", "parameters"), ("tokens", "read"), ("seconds", "seconds"))
-    }
+    sizes = {"parameters": said["parameters"], "tokens": said["read"], "seconds": said["seconds"]}
     row = {"valid": {"loss": said["loss"], "accuracy": said["accuracy"] / 100}, **sizes, "peak": peak, "curve": []}
     if test is not None:
         found, _ = answer([*learn[:3], test, *learn[3:]])

@@ -2,10 +2,10 @@
 
     GLASSFORMER_DATA=FOLDER python benchmarks/tokens.py [--repeats 5] [--threads 2] [--profile]
 
-First 1.1 MB of Shakespeare as one string and in pieces of 64 K characters, the ids the same for all. "ours, first time"
-is a tokenizer that has met no word yet. Then `text.tokenise` of whole corpora (reading, hashing, encoding, writing to
-the disk and fsync; a tokenizer that has met no word) beside what the faster engine needs to encode the same text held
-in memory. Exit 1 where a corpus is tokenised at less than 90 % of that.
+First 1.1 MB of Shakespeare as one string and in pieces of 64 K characters, the ids the same for all. Then
+`text.tokenise` of whole corpora (reading, hashing, encoding, writing to the disk) beside what the faster engine needs
+to encode the same text held in memory; both made anew for each turn, which is not counted. Exit 1 where a corpus is
+tokenised at less than 90 % of that.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import tiktoken
 from tiktoken_ext.openai_public import r50k_pat_str
 
 from glassformer import text
+from glassformer.text.twin import Twin
 
 SHAKESPEARE = "tinyshakespeare/input.txt"
 ALL = ("tinystories/*.txt", "multi30k/train.*", "wikitext-2-raw/*.raw", "tinyshakespeare/*.txt")
@@ -35,11 +36,10 @@ CORPORA = {"Shakespeare": (SHAKESPEARE,), "TinyStories": ALL[:1], "Multi30k": AL
 AIM = 0.9
 
 
-def seconds(work: Callable[[], Any], repeats: int, before: Callable[[], None] = lambda: None) -> float:
-    """The median time of ``work``; ``before`` each is not counted."""
+def seconds(work: Callable[[], Any], repeats: int) -> float:
+    """The median time of ``work``."""
     times = []
     for _ in range(repeats):
-        before()
         start = time.perf_counter()
         work()
         times.append(time.perf_counter() - start)
@@ -64,34 +64,29 @@ def one_text(data: Path, repeats: int, threads: int) -> None:
     assert library.encode(whole, add_special_tokens=False).ids == expected == ours.encode(whole)
     assert [id for ids in ours.encode_batch(pieces) for id in ids] == expected
 
-    def forget() -> None:
-        if ours._memory is not None:
-            ours._memory.clear()
-        library.model._clear_cache()
-
-    rows: list[tuple[str, Callable[[], Any], Callable[[], None]]] = [
-        ("tokenizers, one string", lambda: library.encode(whole, add_special_tokens=False).ids, lambda: None),
+    rows: list[tuple[str, Callable[[], Any]]] = [
+        ("tokenizers, one string", lambda: library.encode(whole, add_special_tokens=False).ids),
         (
             "tokenizers, batch",
             lambda: [e.ids for e in library.encode_batch_fast(pieces, add_special_tokens=False)],
-            lambda: None,
         ),
-        ("tiktoken, one string", lambda: theirs.encode_ordinary(whole), lambda: None),
-        ("tiktoken, batch", lambda: theirs.encode_ordinary_batch(pieces, num_threads=threads), lambda: None),
-        ("ours, one string, first time", lambda: ours.encode(whole), forget),
-        ("ours, one string", lambda: ours.encode(whole), lambda: None),
-        ("ours, batch", lambda: ours.encode_batch(pieces), lambda: None),
-        ("ours, arrays", lambda: ours.encode_arrays(pieces), lambda: None),
+        ("tiktoken, one string", lambda: theirs.encode_ordinary(whole)),
+        ("tiktoken, batch", lambda: theirs.encode_ordinary_batch(pieces, num_threads=threads)),
+        ("ours, one string", lambda: ours.encode(whole)),
+        ("ours, batch", lambda: ours.encode_batch(pieces)),
+        ("ours, arrays", lambda: ours.encode_arrays(pieces)),
     ]
     size = len(whole.encode()) / 1e6
     print(f"| {size:.2f} MB of Shakespeare, GPT-2 | MB/s |\n|---|---|")
-    for name, work, before in rows:
-        print(f"| {name} | {size / seconds(work, repeats, before):.1f} |")
+    for name, work in rows:
+        print(f"| {name} | {size / seconds(work, repeats):.1f} |")
+    made = seconds(lambda: Twin.of(ours._spec, library), repeats), seconds(lambda: peer(data), repeats)
+    print(f"\nOurs is made and proven in {1e3 * made[0]:.0f} ms, tiktoken's tables in {1e3 * made[1]:.0f}.")
 
 
 def corpora(data: Path, repeats: int, threads: int, profile: bool) -> bool:
     """Whole corpora from file to shards, beside the faster engine on the text in memory."""
-    theirs, met = peer(data), True
+    met = True
     print("\n| corpus | MB | tokenise, MB/s | tiktoken, MB/s | ratio |\n|---|---|---|---|---|")
     for name, patterns in CORPORA.items():
         paths = [p for pattern in patterns for p in sorted(data.glob(pattern)) if p.name != "SOURCE.txt"]
@@ -100,9 +95,9 @@ def corpora(data: Path, repeats: int, threads: int, profile: bool) -> bool:
         size = sum(len(piece.encode()) for piece in pieces) / 1e6
         peers, ours = [], []
         for _ in range(repeats):
-            tokenizer = text.open(data / "tok-gpt2")
+            tokenizer, theirs = text.open(data / "tok-gpt2"), peer(data)
             tokenizer.fingerprint  # noqa: B018 - known to who has the tokenizer, once
-            tokenizer._memory  # noqa: B018 - as tiktoken's tables are made before
+            tokenizer._twin  # noqa: B018 - as tiktoken's tables are made before
             peers.append(seconds(partial(theirs.encode_ordinary_batch, pieces, num_threads=threads), 1))
             with tempfile.TemporaryDirectory() as folder:
                 watch = cProfile.Profile()

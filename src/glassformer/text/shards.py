@@ -25,12 +25,13 @@ import numpy as np
 from .. import files
 from ..errors import UserError
 from .corpus import Piece, Source, in_turn
+from .tokenizer import LARGE
 
 Array = np.ndarray[Any, Any]
 Progress = Callable[[int, int], None]  # bytes of the files read, bytes there are
 
 _FORMAT = 1
-_BATCH = 1 << 19  # characters tokenised at a time by one thread
+_BATCH = 1 << 17  # characters tokenised at a time by one thread
 _MAPPED = ("tokens.bin", "starts.bin", "marks.bin")
 
 
@@ -196,7 +197,9 @@ def _write(folder: Path, source: Source, tokenizer: Tokens, workers: int, progre
         (folder / "starts.bin").open("wb") as starts,
         (folder / "marks.bin").open("wb") as marks,
     ):
-        for pieces, encoded in _encoded(source.pieces(), tokenizer, workers):
+        large = source.size >= LARGE
+        encode = getattr(tokenizer, "encode_arrays", None) if large else None
+        for pieces, encoded in _encoded(source.pieces(), encode or tokenizer.encode_batch, workers):
             stream: list[Array] = []
             length = 0  # of the stream
             borders: list[int] = []
@@ -228,10 +231,9 @@ def _write(folder: Path, source: Source, tokenizer: Tokens, workers: int, progre
 
 
 def _encoded(
-    pieces: Iterable[Piece], tokenizer: Tokens, workers: int
+    pieces: Iterable[Piece], encode: Callable[[list[str]], Sequence[Sequence[int]]], workers: int
 ) -> Iterator[tuple[list[Piece], Sequence[Sequence[int]]]]:
     """Pieces by the batch with their ids, in order; a few batches are held at a time, not more."""
-    encode = getattr(tokenizer, "encode_arrays", tokenizer.encode_batch)
     with ThreadPoolExecutor(workers) as threads:
         ahead: collections.deque[tuple[list[Piece], Future[Sequence[Sequence[int]]]]] = collections.deque()
         for batch in _batched(pieces):

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-import array
 import functools
 import hashlib
 import json
+import os
 import re
+import threading
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import files
 from ..errors import UserError
-from .memory import Memory
 from .specification import Roles, Spec, canonical, frame, framed_by, load, opened_by, reason, roles_of, without_specials
 from .stream import Stream, reader
+from .twin import Twin
 
 if TYPE_CHECKING:
     import tokenizers
 
 EXTRA = "glassformer"  # the one key that to_json may add to a tokenizer.json: parts played by unusual names
 ENDS = ("bos", "eos", "pad", "unk")  # the parts that decide how documents are written
+LARGE = 1 << 20
+"""Characters: from here on the time to prove a faster engine is won back at once."""
 SENTINEL = re.compile(r"<extra_id_(\d+)>")  # T5's marks of what was taken out
+
+_TURNS = threading.Lock()  # of threads that want the faster engine
 
 
 class Tokenizer:
@@ -92,27 +98,30 @@ class Tokenizer:
         """``encode`` of each text, in parallel."""
         before = [self._part("bos")] if bos else []
         after = [self._part("eos")] if eos else []
-        found = self._encoded(texts, special)
-        lists = [ids if isinstance(ids, list) else ids.tolist() for ids in found]
-        return [[*before, *ids, *after] for ids in lists] if before or after else lists
+        if not special and sum(map(len, filter(_is_text, texts))) >= LARGE and self._twin is not None:
+            with ThreadPoolExecutor(os.cpu_count()) as threads:
+                arrays = threads.map(lambda text: self.encode_arrays([text])[0], texts)
+                found = [ids if isinstance(ids, list) else ids.tolist() for ids in arrays]
+        else:
+            found = self._encoded(texts, special)
+        return [[*before, *ids, *after] for ids in found] if before or after else found
 
-    def encode_arrays(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
-        """``encode`` of each text, in whatever holds the ids already: an array of them is faster than a list."""
-        return self._encoded(texts, special=False)
+    def encode_arrays(self, texts: Sequence[str]) -> list[Any]:
+        """``encode`` of each text, for a large corpus: NumPy arrays by the faster engine where its ids are the same."""
+        texts, twin = list(texts), self._twin
+        found = [twin.ids(text) if twin is not None and _is_text(text) else None for text in texts]
+        rest = iter(self._encoded([text for text, ids in zip(texts, found, strict=True) if ids is None], special=False))
+        return [next(rest) if ids is None else ids for ids in found]
 
-    def _encoded(self, texts: Sequence[str], special: bool) -> list[list[int] | array.array[int]]:
-        """The ids of each text: by the words that are remembered where that is the same, else by the library."""
-        library = self._special if special else self._plain
-        texts, memory = list(texts), None if special else self._memory
-        found = [memory.ids(text) if memory is not None and isinstance(text, str) else None for text in texts]
-        rest = [text for text, ids in zip(texts, found, strict=True) if ids is None]
+    def _encoded(self, texts: Sequence[str], special: bool) -> list[list[int]]:
+        """The ids of each text by the library."""
+        library, texts = self._special if special else self._plain, list(texts)
         try:
-            encodings = iter(library.encode_batch_fast(rest, add_special_tokens=False) if rest else ())
+            return [e.ids for e in library.encode_batch_fast(texts, add_special_tokens=False)] if texts else []
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # the library's own panics are no Exceptions
             raise self._cannot_encode(texts, library, error) from None
-        return [next(encodings).ids if ids is None else ids for ids in found]
 
     def encode_pair(
         self, first: str, second: str | None = None, *, most: int | None = None, special: bool = False
@@ -178,10 +187,15 @@ class Tokenizer:
             raise self._cannot_encode([text], self._plain, error) from None
         return spans
 
+    @property
+    def _twin(self) -> Twin | None:
+        """The faster engine, where its ids are proven to be the library's; made when it is first asked for."""
+        with _TURNS:
+            return self._made
+
     @functools.cached_property
-    def _memory(self) -> Memory | None:
-        """The words met so far, where this tokenizer goes word by word."""
-        return Memory.of(self._spec, self._plain)
+    def _made(self) -> Twin | None:
+        return Twin.of(self._spec, self._plain)
 
     @functools.cached_property
     def _special(self) -> tokenizers.Tokenizer:
@@ -302,3 +316,7 @@ class Tokenizer:
             spec = {**spec, "post_processor": opened_by(str(self.roles["bos"]), self.bos)}
         files.write(folder / "tokenizer.json", json.dumps(spec, ensure_ascii=False))
         files.write(folder / "tokenizer_config.json", json.dumps(settings, indent=1, ensure_ascii=False) + "\n")
+
+
+def _is_text(text: object) -> bool:
+    return isinstance(text, str)

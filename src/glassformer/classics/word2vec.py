@@ -12,10 +12,12 @@ B rows of a batch, T words of a row, O = T + 2 window words around it too, S sha
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -26,10 +28,12 @@ from .vectors import Vectors
 from .vocabulary import Words
 
 ROW = 32  # T at most
-SHARED = 32  # S
+SHARED = 8  # S at least: with 32 the vectors were worth less, and slower
+FAR = 1 << 14
 BATCH = 16  # B at most: 512 words move the tables at once; 2,048 pushed frequent words too far
 PUSH = 0.1  # rate times how often one word stands in a batch, about, at most
 STRETCH = 1 << 22  # words of the text that are put in rows at once
+AHEAD = 1 << 13  # words whose windows and noise are made at once, by another thread while those before are learnt
 REPORT = 1 << 17  # words between two reports
 LOWEST = 1e-4  # of the first rate: where it ends
 
@@ -64,6 +68,17 @@ class Step:
     rate: float
 
 
+class Part(NamedTuple):
+    """Some rows and what is asked of them, made before the tables are looked at."""
+
+    ids: Tensor  # (B, O)
+    inner: Tensor  # (B, T)
+    others: Tensor  # whose outputs are held against the row's T vectors: window words and noise, or noise alone
+    weight: Tensor  # how much each such pair counts, right ones first
+    near: Tensor  # (B, T, O), 1 where a word belongs to another's company
+    mean: Tensor  # (B, T, O), the same so that each row sums to 1; CBOW's alone
+
+
 class Word2Vec:
     """Two tables (V, D): ``inputs``, the vectors that are kept, and ``outputs``, what they are held against."""
 
@@ -91,14 +106,12 @@ class Word2Vec:
                 each = (min(low + STRETCH, words) - low) / len(rows[0])  # words of the text a row stands for
                 order = torch.randperm(len(rows[0]), generator=self.random)
                 begun = epoch * words + low
-                for first in range(0, len(order), self.batch):
-                    chosen = order[first : first + self.batch]
+                for first, part in self._parts(rows, order):
                     rate = how.rate * max(LOWEST, 1 - done / (how.epochs * words))
-                    done = begun + round(each * (first + len(chosen)))
+                    done = begun + round(each * (first + len(part.ids)))
                     last = done == how.epochs * words
                     report = last or done - reported >= REPORT
-                    ids, pos, reach = (part[chosen] for part in rows)
-                    loss = self._learn(ids, pos, reach, rate, report)
+                    loss = self._learn(part, rate, report)
                     if report:
                         reported = done
                         if not math.isfinite(loss):
@@ -126,41 +139,91 @@ class Word2Vec:
         ids, pos, reach = (F.pad(part, ends, value=x).unfold(0, self.row + 2 * window, self.row) for part, x in parts)
         return ids, pos, reach
 
-    def _learn(self, ids: Tensor, pos: Tensor, reach: Tensor, rate: float, report: bool) -> float:
-        """Move both tables along the gradient of these rows; the mean loss, where it is reported."""
+    def _parts(self, rows: tuple[Tensor, ...], order: Tensor) -> Iterator[tuple[int, Part]]:
+        """The rows in this order, a batch at a time, each with the number of its first; the same for any threads."""
+        many = max(1, AHEAD // (self.row * self.batch)) * self.batch
+        starts = range(0, len(order), many)
+
+        def made(start: int) -> Part:
+            chosen = order[start : start + many]
+            return self._part(*(part[chosen] for part in rows))
+
+        with _second_hand() as other:
+            ahead = other.submit(made, 0) if other else None
+            for start in starts:
+                block = ahead.result() if ahead else made(start)
+                if other and start + many in starts:
+                    ahead = other.submit(made, start + many)
+                for first in range(0, len(block.ids), self.batch):
+                    yield start + first, Part(*(tensor[first : first + self.batch] for tensor in block))
+
+    def _part(self, ids: Tensor, pos: Tensor, reach: Tensor) -> Part:
+        """All that is known of some rows before the tables are looked at."""
         how = self.settings
-        window, inner = how.window, ids[:, how.window : -how.window]
-        noise = torch.searchsorted(self.noise, torch.rand(len(ids), SHARED, generator=self.random))
+        window, inner = how.window, ids[:, how.window : -how.window].contiguous()
+        shared = max(SHARED, how.negative)
+        noise = torch.searchsorted(self.noise, torch.rand(len(ids), shared, generator=self.random))
         noise.clamp_(max=len(self.noise) - 1)
+        pos = (pos - pos[:, window, None]).clamp_(-FAR, FAR).short()  # small numbers are fast; FAR is out of reach
+        reach = reach.short()
+        far = (pos[:, window:-window, None] - pos[:, None]).abs_()
         if how.kind == "skip-gram":  # the words of the row are asked by each word that looks so far
-            near = (pos[:, window:-window, None] - pos[:, None]).abs_() <= reach[:, None]
-            near = _off_diagonal(near, window).float()  # (B, T, O)
-            against = (near @ (ids[..., None] != noise[:, None]).float()).mul_(how.negative / SHARED)
-            right, others = near, ids
-            asked = given = _take(self.inputs, inner)
-        else:  # the mean of the words around each word of the row is asked
-            near = (pos[:, window:-window, None] - pos[:, None]).abs_() <= reach[:, window:-window, None]
-            near = _off_diagonal(near, window).float()
-            count = near.sum(2, keepdim=True)
-            there = (count > 0).float()
-            right, others = torch.eye(self.row) * there, inner
-            against = (inner[..., None] != noise[:, None]).float().mul_(there * (how.negative / SHARED))
-            given = _take(self.inputs, ids)
-            asked = near @ given / count.clamp_(min=1)
-        others = torch.cat((others, noise), 1)
-        outputs = _take(self.outputs, others)
-        weight = torch.cat((right, against), 2)
-        score = asked @ outputs.mT
-        loss = _loss(score, right, against) if report else math.nan
-        slope = score.sigmoid_().mul_(weight).neg_()
-        slope[..., : right.shape[2]] += right
+            near = _off_diagonal(far <= reach[:, None], window).float()  # (B, T, O)
+            against = (near @ (ids[..., None] != noise[:, None]).float()).mul_(how.negative / shared)
+            return Part(ids, inner, torch.cat((ids, noise), 1), torch.cat((near, against), 2), near, near)
+        # the mean of the words around each word of the row is asked
+        near = _off_diagonal(far <= reach[:, window:-window, None], window).float()
+        count = near.sum(2, keepdim=True)
+        there = (count > 0).float()
+        against = (inner[..., None] != noise[:, None]).float().mul_(there * (how.negative / shared))
+        return Part(ids, inner, noise, torch.cat((there, against), 2), near, near / count.clamp_(min=1))
+
+    def _learn(self, part: Part, rate: float, report: bool) -> float:
+        """Move both tables along the gradient of these rows; the mean loss, where it is reported."""
+        if self.settings.kind == "skip-gram":
+            return self._guess_around(part, rate, report)
+        return self._guess_the_word(part, rate, report)
+
+    def _guess_around(self, part: Part, rate: float, report: bool) -> float:
+        asked, outputs = _take(self.inputs, part.inner), _take(self.outputs, part.others)
+        score, window = asked @ outputs.mT, part.near.shape[2]
+        loss = _loss(score, part.weight, window) if report else math.nan
+        slope = score.sigmoid_().mul_(part.weight).neg_()
+        slope[..., :window] += part.near
         slope *= rate
         back = slope @ outputs
-        if how.kind == "cbow":  # each word around gets all of it, undivided, as in the authors' program
-            back = near.mT @ back
-        _add(self.outputs, others, slope.mT @ asked)
-        _add(self.inputs, inner if how.kind == "skip-gram" else ids, back)
+        _add(self.outputs, part.others, slope.mT @ asked)
+        _add(self.inputs, part.inner, back)
         return loss
+
+    def _guess_the_word(self, part: Part, rate: float, report: bool) -> float:
+        given, own = _take(self.inputs, part.ids), _take(self.outputs, part.inner)
+        noise = _take(self.outputs, part.others)
+        asked = part.mean @ given
+        right, wrong = (asked * own).sum(2, keepdim=True), asked @ noise.mT
+        loss = _loss(torch.cat((right, wrong), 2), part.weight, 1) if report else math.nan
+        right = right.neg_().sigmoid_().mul_(part.weight[..., :1]).mul_(rate)
+        wrong = wrong.sigmoid_().mul_(part.weight[..., 1:]).mul_(-rate)
+        back = torch.baddbmm(right * own, wrong, noise)
+        _add(self.outputs, part.inner, right * asked)
+        _add(self.outputs, part.others, wrong.mT @ asked)
+        _add(self.inputs, part.ids, part.near.mT @ back)  # each word gets all of it, undivided, as in their program
+        return loss
+
+
+@contextlib.contextmanager
+def _second_hand() -> Iterator[ThreadPoolExecutor | None]:
+    """A thread beside this one, where more than one may work; each then works alone, on products too small to share."""
+    threads = torch.get_num_threads()
+    if threads == 1:
+        yield None
+        return
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as other:
+            yield other
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _off_diagonal(near: Tensor, window: int) -> Tensor:
@@ -177,7 +240,9 @@ def _add(table: Tensor, ids: Tensor, rows: Tensor) -> None:
     table.index_add_(0, ids.flatten(), rows.flatten(0, 1))
 
 
-def _loss(score: Tensor, right: Tensor, against: Tensor) -> float:
-    total = (right * F.logsigmoid(score[..., : right.shape[2]])).sum()
-    total += (against * F.logsigmoid(-score[..., right.shape[2] :])).sum()
-    return float(-total / right.sum().clamp_(min=1))
+def _loss(score: Tensor, weight: Tensor, right: int) -> float:
+    """The mean over the right pairs, which are the first ``right`` columns."""
+    sign = torch.ones(score.shape[2])
+    sign[right:] = -1
+    total = (weight * F.logsigmoid(score * sign)).sum()
+    return float(-total / weight[..., :right].sum().clamp_(min=1))

@@ -151,6 +151,7 @@ def test_encoder_decoders_count_both_stacks() -> None:
     assert spent.parameters["attention"] == (2 + 4) * 4 * 32 * 32
     assert spent.cache_per_token("bf16") == 2 * 2 * 32 * 2
     assert spent.total == sum(weight.numel() for weight in build_model(model).parameters())
+    assert any(name.startswith("training FLOPs per token on each side") for name, _ in spent.table())
 
 
 def test_memory_by_dtype() -> None:

@@ -117,6 +117,11 @@ class Cost:
         return 2 * self.multiplied + self.attention_flops
 
     @property
+    def each(self) -> str:
+        """What the FLOPs are of: a token, or in a model of two sides a token of each."""
+        return "token on each side" if isinstance(self.model, config.EncoderDecoder) else "token"
+
+    @property
     def training_flops(self) -> float:
         """FLOPs a token to train: forward, and twice that backward."""
         return 3 * self.forward_flops
@@ -206,7 +211,7 @@ class Cost:
         rows.append(("parameters", f"{self.total:,}"))
         if self.active != self.total:
             rows.append(("active per token", f"{self.active:,}"))
-        rows.append((f"training FLOPs per token (context {self.context:,})", f"{self.training_flops:,.0f}"))
+        rows.append((f"training FLOPs per {self.each} (context {self.context:,})", f"{self.training_flops:,.0f}"))
         at = f"(batch {self.batch:,} x context {self.context:,})"
         rows += [(f"memory to train, {dtype} {at}", gibibytes(self.train(dtype))) for dtype in ("fp32", "bf16")]
         rows += [(f"weights to run, {dtype}", gibibytes(self.weights(dtype))) for dtype in BYTES]

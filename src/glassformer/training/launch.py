@@ -107,7 +107,8 @@ def _train(
 
     evaluate = Evaluate(data.validation, make(how.objective, 0.0, tokenizer), how.evaluate_every)
     save = Save(out, how.save_every, how.keep, tokenizer)
-    live = Live(price.training_flops, plan.peak, _bound(sample, tokenizer, how, data), how.sample_every)
+    flops = 0.0 if isinstance(model_config, config.EncoderDecoder) else price.training_flops  # sides are seldom even
+    live = Live(flops, plan.peak, _bound(sample, tokenizer, how, data), how.sample_every)
     step, valid = None, None
     with Signals() as signals, live, contextlib.ExitStack() as opened:
         log = opened.enter_context(contextlib.closing(Log(out / "log.jsonl", state.step)))
@@ -203,7 +204,7 @@ def _say(price: Cost, how: Train, plan: Plan, data: Material, still: int) -> Non
     """The cost statement: what is about to be done, with what, and how long it will take."""
     tokens = how.batch * price.context
     note(
-        f"{price.total:,} parameters, {price.training_flops / 1e6:,.1f} MFLOP a token, "
+        f"{price.total:,} parameters, {price.training_flops / 1e6:,.1f} MFLOP a {price.each}, "
         f"about {gibibytes(_memory(price, plan.dtype, still))} of memory."
     )
     times = how.steps * how.batch / data.rows

@@ -128,13 +128,16 @@ def corpora() -> list[Corpus]:
 def find(name_or_path: str | Path, field: str = "text", separator: str | None = None) -> Source:
     """The corpus of that name, or the one at that path: a file, a folder, JSONL (whose text is in ``field``).
 
-    A plain file is one document, or several between ``separator``s.
+    A plain file is one document, or several between ``separator``s. A path with a folder in it, such as
+    wikitext-2-raw/wiki.test.raw, is looked for here first and then under ``GLASSFORMER_DATA``.
     A named corpus goes before a file of the same name (write ./names for the file). Raises UserError when
     there is neither, and when a download fails or is not the expected file.
     """
     corpus = CORPORA.get(str(name_or_path))
     if corpus is None:
-        path = Path(name_or_path).expanduser()
+        path, home = Path(name_or_path).expanduser(), files.data_home()
+        if not path.exists() and path.parent != Path() and home is not None and (home / path).exists():
+            path = home / path
         if not path.exists() and path.parent == Path():
             close = nearest(str(name_or_path), [*CORPORA, *(p.name for p in Path().iterdir())])
             hint = close if "mean" in close else f" Named corpora: {', '.join(CORPORA)}."

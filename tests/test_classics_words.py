@@ -65,7 +65,6 @@ def test_too_little_text_is_one_sentence(lines: list[list[str]], least: int, tol
 def test_one_batch_moves_the_tables_as_the_papers_formulas_say(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every pair and noise word by itself, in a loop, from the same draws and at the same weights."""
     monkeypatch.setattr(word2vec, "ROW", 4)
-    monkeypatch.setattr(word2vec, "SHARED", 6)
     words = vocabulary.read([[random.Random(i).choice("abcdefg") for _ in range(5)] for i in range(9)] + [[*"gfedcba"]])
     model = Word2Vec(words, Settings(kind, dim=5, window=2, negative=4, sample=10.0, seed=3))
     model.outputs = torch.randn(model.outputs.shape, generator=torch.Generator().manual_seed(1))
@@ -74,7 +73,7 @@ def test_one_batch_moves_the_tables_as_the_papers_formulas_say(kind: Any, monkey
     before = model.inputs.double().clone(), model.outputs.double().clone()
     inputs, outputs = (table.clone() for table in before)
     state = model.random.get_state()
-    noise = torch.searchsorted(model.noise, torch.rand(len(ids), 6, generator=model.random))
+    noise = torch.searchsorted(model.noise, torch.rand(len(ids), 4, generator=model.random))
     model.random.set_state(state)
     loss, pairs, rate = 0.0, 0, 0.1
     for r in range(len(ids)):
@@ -94,7 +93,7 @@ def test_one_batch_moves_the_tables_as_the_papers_formulas_say(kind: Any, monkey
             for asking, right in meetings:
                 x = torch.stack([before[0][ids[r, u]] for u in asking]).mean(0)
                 share = [(int(ids[r, right]), 1.0, 1.0)]
-                share += [(int(n), 0.0, 4 / 6) for n in noise[r] if n != ids[r, right]]
+                share += [(int(n), 0.0, 1.0) for n in noise[r] if n != ids[r, right]]
                 for word, label, weight in share:
                     y = before[1][word]
                     chance = torch.sigmoid(x @ y)
@@ -167,9 +166,10 @@ def test_two_threads_learn_what_one_does(kind: Any, monkeypatch: pytest.MonkeyPa
     assert np.array_equal(*tables)
 
 
-def test_a_rate_too_high_and_an_unknown_kind_are_said() -> None:
+def test_a_rate_too_high_and_an_unknown_kind_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(word2vec, "REPORT", 1)
     steady = [*Word2Vec(vocabulary.read(towns(300)), Settings(rate=0.1, sample=1.0)).train()]
-    assert steady[-1].loss < 2.0  # so few different words, so high a rate
+    assert np.mean([step.loss for step in steady[-20:]]) < 2.0  # so few different words, so high a rate
     with pytest.raises(UserError, match=r"beyond all bounds; give a rate below 50\.0"):
         [*Word2Vec(vocabulary.read(towns(300)), Settings(rate=50.0)).train()]
     with pytest.raises(UserError, match="choose skip-gram or cbow"):

@@ -94,13 +94,13 @@ def test_a_file_of_the_data_folder_is_found_by_its_path(home: Path, monkeypatch:
     monkeypatch.setenv("GLASSFORMER_DATA", str(home / "data"))
     (home / "data" / "mine").mkdir(parents=True)
     (home / "data" / "mine" / "a.txt").write_text("far away\n")
-    assert [*text.find("mine/a.txt").texts()] == ["far away\n"]
+    assert [*find("mine/a.txt").texts()] == ["far away\n"]
     monkeypatch.chdir(home)
     (home / "mine").mkdir()
     (home / "mine" / "a.txt").write_text("here\n")
-    assert [*text.find("mine/a.txt").texts()] == ["here\n"]
-    with pytest.raises(UserError, match="mine/b.txt does not exist"):
-        text.find("mine/b.txt")
+    assert [*find("mine/a.txt").texts()] == ["here\n"]
+    with pytest.raises(UserError, match=r"mine/b\.txt does not exist"):
+        find("mine/b.txt")
 
 
 def test_the_users_own_data_folder_goes_first(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,9 +5,9 @@
 
 The gradient of a pair touches two rows of two tables, so this has its own loop: the trainer's optimizers would move
 every row at every step. Rows of T neighbouring words are worked on together, as small matrix products: the words of a
-row share S noise words, weighted so that each pair meets ``negative`` of them on average (Ji et al. 2016, 1604.04661).
+row share their ``negative`` noise words (after Ji et al. 2016, 1604.04661).
 
-B rows of a batch, T words of a row, O = T + 2 window words around it too, S shared noise words, D width, V vocabulary.
+B rows of a batch, T words of a row, O = T + 2 window words around it too, S noise words, D width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ from ..errors import UserError, above_zero, need
 from .vectors import Vectors
 from .vocabulary import Words
 
-ROW = 32  # T at most
-SHARED = 8  # S at least: with 32 the vectors were worth less, and slower
+ROW = 24  # T at most
 FAR = 1 << 14
-BATCH = 16  # B at most: 512 words move the tables at once; 2,048 pushed frequent words too far
+BATCH = 21  # B at most: some 500 words move the tables at once; 2,048 pushed frequent words too far
 PUSH = 0.1  # rate times how often one word stands in a batch, about, at most
 STRETCH = 1 << 22  # words of the text that are put in rows at once
 AHEAD = 1 << 13  # words whose windows and noise are made at once, by another thread while those before are learnt
@@ -161,21 +160,20 @@ class Word2Vec:
         """All that is known of some rows before the tables are looked at."""
         how = self.settings
         window, inner = how.window, ids[:, how.window : -how.window].contiguous()
-        shared = max(SHARED, how.negative)
-        noise = torch.searchsorted(self.noise, torch.rand(len(ids), shared, generator=self.random))
+        noise = torch.searchsorted(self.noise, torch.rand(len(ids), how.negative, generator=self.random))
         noise.clamp_(max=len(self.noise) - 1)
         pos = (pos - pos[:, window, None]).clamp_(-FAR, FAR).short()  # small numbers are fast; FAR is out of reach
         reach = reach.short()
         far = (pos[:, window:-window, None] - pos[:, None]).abs_()
         if how.kind == "skip-gram":  # the words of the row are asked by each word that looks so far
             near = _off_diagonal(far <= reach[:, None], window).float()  # (B, T, O)
-            against = (near @ (ids[..., None] != noise[:, None]).float()).mul_(how.negative / shared)
+            against = near @ (ids[..., None] != noise[:, None]).float()
             return Part(ids, inner, torch.cat((ids, noise), 1), torch.cat((near, against), 2), near, near)
         # the mean of the words around each word of the row is asked
         near = _off_diagonal(far <= reach[:, window:-window, None], window).float()
         count = near.sum(2, keepdim=True)
         there = (count > 0).float()
-        against = (inner[..., None] != noise[:, None]).float().mul_(there * (how.negative / shared))
+        against = (inner[..., None] != noise[:, None]).float().mul_(there)
         return Part(ids, inner, noise, torch.cat((there, against), 2), near, near / count.clamp_(min=1))
 
     def _learn(self, part: Part, rate: float, report: bool) -> float:

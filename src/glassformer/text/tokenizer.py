@@ -99,9 +99,11 @@ class Tokenizer:
         before = [self._part("bos")] if bos else []
         after = [self._part("eos")] if eos else []
         if not special and sum(map(len, filter(_is_text, texts))) >= LARGE and self._twin is not None:
-            with ThreadPoolExecutor(os.cpu_count()) as threads:
-                arrays = threads.map(lambda text: self.encode_arrays([text])[0], texts)
-                found = [ids if isinstance(ids, list) else ids.tolist() for ids in arrays]
+            workers = os.cpu_count() or 1
+            size = -(-len(texts) // (4 * workers))
+            with ThreadPoolExecutor(workers) as threads:
+                groups = threads.map(self.encode_arrays, (texts[at : at + size] for at in range(0, len(texts), size)))
+                found = [ids if isinstance(ids, list) else ids.tolist() for group in groups for ids in group]
         else:
             found = self._encoded(texts, special)
         return [[*before, *ids, *after] for ids in found] if before or after else found

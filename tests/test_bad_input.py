@@ -246,7 +246,7 @@ def test_run_files(home, refused, content, said):
         (["run.toml", "--decoder.depth", "1000000"], "The config describes 1,000,000 blocks"),
         (["run.toml", "--context", "99"], "train.context 99 is more than the model's context 16"),
         (["run.toml", "--optimizer.rate", "-1"], "rate is -1.0; give a learning rate above 0"),
-        (["run.toml", "--data.tokenizer", "bpee"], 'no file, folder or kind of tokenizer. Did you mean "bpe"?'),
+        (["run.toml", "--data.tokenizer", "bpee"], 'no file, folder, kind or name of a tokenizer. Did you mean "bpe"?'),
         (["run.toml", "--data.train", "corpsu.txt"], 'Did you mean "corpus.txt"?'),
         (["run.toml", "--from", "./nowhere"], "There is no folder ./nowhere"),
     ],
@@ -445,6 +445,52 @@ def test_hidden_files_of_the_users_own_survive(home):
     assert main(["train", "run.toml", "--out", "."]) == 0
     assert all(path.read_text() == "mine" for path in mine)
     assert not left.exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["tokens", "train", "words.txt", "--out", "model"],
+        ["words", "average", "v.txt", "--out", "model"],
+        ["average", "model", "--out", "model"],
+        ["convert", "model", "model", "--layout", "glassformer"],
+    ],
+)
+def test_a_model_is_not_written_over(refused, home, words):
+    (home / "words.txt").write_text("some words and more words\n" * 9)
+    (home / "v.txt").write_text("2 2\na 1 0\nb 0 1\n")
+    refused("model holds a run already; choose another folder", *words)
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("would be written over", ["words", "train", "words.txt", "--out", "words.txt"]),
+        ("--out model is a folder", ["words", "train", "words.txt", "--out", "model"]),
+        ("--dim is -3", ["words", "train", "words.txt", "--out", "v.bin", "--dim", "-3"]),
+        ("would be written over", ["eval", "model", "--data", "words.txt", "--out", "words.txt"]),
+        ("is no .html", ["tokens", "hi", "--html", "words.txt"]),
+        ("empty.tsv is empty", ["words", "score", "v.txt", "--similarity", "empty.tsv"]),
+        ("nosuch.tsv is no file", ["compare", "run.toml", "--test", "nosuch.tsv", "--out", "compared"]),
+        ("empty.txt is empty", ["words", "classify", "empty.txt", "words.txt"]),
+        ("--columns label=NAME", ["words", "classify", "three.tsv", "words.txt"]),
+    ],
+)
+def test_what_is_read_is_not_written_over(refused, home, said, words):
+    (home / "words.txt").write_text("some words and more words\n" * 9)
+    (home / "v.txt").write_text("2 2\na 1 0\nb 0 1\n")
+    (home / "three.tsv").write_text("text\tb\tc\n" * 3)
+    (home / "empty.tsv").write_text("")
+    (home / "empty.txt").write_text("\n")
+    refused(said, *words)
+
+
+def test_a_tokenizer_by_its_name_and_a_runs_own(home, capsys, shared_data, monkeypatch):
+    assert main(["tokens", "hi", "--with", "model"]) == 0
+    assert "model" in capsys.readouterr().out
+    monkeypatch.setenv("GLASSFORMER_DATA", str(shared_data))
+    assert main(["train", "run.toml", "--data.tokenizer", "gpt2", "--steps", "1", "--out", "named"]) == 0
+    assert store.open_tokenizer(home / "named" / "step-000001").size == 50257
 
 
 def test_two_processes_in_one_folder(refused):

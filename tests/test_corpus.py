@@ -337,7 +337,7 @@ def test_a_file_that_is_gone_is_told(tmp_path: Path) -> None:
 
 
 def test_memory_stays_flat(tmp_path: Path) -> None:
-    """Four times the file, the same peak: also for a single document."""
+    """Four times the file, the same peak but for a batch that waits or not: also for a single document."""
     peaks = []
     for size in (4_000_000, 16_000_000):
         source = find(write(tmp_path / f"{size}.txt", b"a line of some words\n" * (size // 21)))
@@ -345,8 +345,8 @@ def test_memory_stays_flat(tmp_path: Path) -> None:
         tokenise(source, Bytes(), cache=tmp_path / "cache", workers=1)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    assert peaks[1] < 1.2 * peaks[0]
-    assert peaks[1] < 40_000_000
+    assert peaks[1] < peaks[0] + 2_000_000  # of 12 million bytes more
+    assert peaks[1] < 10_000_000
 
 
 def test_tokens_of_a_published_corpus(tmp_path: Path, shared_data: Path) -> None:

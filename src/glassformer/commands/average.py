@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from .common import new_folder
+
 HELP = "One model of the mean weights of a run's last checkpoints."
 
 
@@ -20,6 +22,7 @@ def run(given: argparse.Namespace) -> None:
     from .. import store
     from ..training import average
 
+    out = new_folder(given.out)
     model, tokenizer, labels = average(Path(given.folder), given.last)
-    store.save(model, given.out, tokenizer, labels=labels)
+    store.save(model, out, tokenizer, labels=labels)
     print(given.out)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
@@ -56,6 +57,25 @@ def counting(what: str = "tokens") -> Callable[[int], None] | None:
 def unescaped(text: str) -> str:
     """A text in which \\n is a new line."""
     return text.replace("\\n", "\n")
+
+
+def new_file(out: str | Path, *read: str | Path | None) -> Path:
+    """Where a file may be written: no folder, and none of those that are read for it."""
+    path = Path(out)
+    if path.is_dir():
+        raise UserError(f"--out {path} is a folder; give the name of a file in it.")
+    if path.exists() and any(name is not None and Path(name).exists() and path.samefile(name) for name in read):
+        raise UserError(f"{path} is what is read here, and would be written over; give another name.")
+    return path
+
+
+def new_folder(out: str | Path) -> Path:
+    """Where a model may be saved: a folder without a run or a model in it."""
+    path = Path(out)
+    for kind, names in (("run", ("run.json", "step-*")), ("model", ("config.json", "*.safetensors"))):
+        if path.is_dir() and any(next(path.glob(name), None) is not None for name in names):
+            raise UserError(f"{path} holds a {kind} already; choose another folder.")
+    return path
 
 
 def note(line: str) -> None:

@@ -9,6 +9,7 @@ import argparse
 import json
 import math
 import os
+import shlex
 import shutil
 import statistics
 import subprocess
@@ -54,6 +55,7 @@ def run(given: argparse.Namespace) -> int | None:
     settings = read(given.runs)
     first = next(iter(settings.values()))[1]
     bag = bag_of(first) if given.bag else None
+    readable(given, first)
     out, results = Path(given.out), []
     before = known(out, budget(given))
     for name, (file, plan) in settings.items():
@@ -65,6 +67,7 @@ def run(given: argparse.Namespace) -> int | None:
         code = trained(file, out / name, done)
         remember(out, before)
         if code:
+            note(f"The comparison goes on by the same command: {shlex.join(['glassformer', *sys.argv[1:]])}")
             return code
         tested(given, plan, out / name, done)
         remember(out, before)
@@ -223,6 +226,17 @@ def tested(given: argparse.Namespace, plan: Any, folder: Path, done: dict[str, A
 BAG = "bag-of-words"
 
 
+def readable(given: argparse.Namespace, plan: Any) -> None:
+    """The files of the test set, read before anything is trained."""
+    from ..objectives import Classify
+    from ..text import examples, published
+
+    if given.test is not None and isinstance(plan.train.objective, Classify):
+        examples.read(given.test, plan.train.objective, columns=plan.data.columns)
+    for name in (given.test, given.target):
+        need(name is None or published.locate(name).is_file(), f"{name} is no file; give a file of examples.")
+
+
 def bag_of(plan: Any) -> list[str]:
     """The command that learns a plan's labels from bags of words, but for the file it is held against."""
     from ..objectives import Classify
@@ -327,7 +341,9 @@ def table(results: Sequence[Mapping[str, Any]]) -> list[str]:
     rows = []
     for result in ordered:
         row = {"run": result["name"]}
-        row |= {f"valid {name}": f"{value:.4f}" for name, value in result["valid"].items() if isinstance(value, float)}
+        for name, value in result["valid"].items():
+            if isinstance(value, float):
+                row[f"valid {name}"] = number(100 * value) if name == "accuracy" else f"{value:.4f}"
         for name, value in result.get("test", {}).items():
             if name == "by length":
                 row |= {f"bleu {group}": number(figures["bleu"]) for group, figures in value.items()}
@@ -338,7 +354,9 @@ def table(results: Sequence[Mapping[str, Any]]) -> list[str]:
         row["seconds"] = f"{result['seconds']:,.0f}"
         row["MiB"] = f"{result['peak'] / 2**20:,.0f}"
         rows.append(row)
-    names = list(dict.fromkeys(name for row in rows for name in row))
+    kinds = ("run", "valid", "test", "bleu")
+    found = dict.fromkeys(name for row in rows for name in row)
+    names = sorted(found, key=lambda name: kinds.index(name.split()[0]) if name.split()[0] in kinds else len(kinds))
     lines = [names, *([row.get(name, "-") for name in names] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return [

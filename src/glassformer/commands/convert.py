@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from .common import MODEL
+from .common import MODEL, new_folder
 
 HELP = "Save a model in another layout: Hugging Face's or our own."
 
@@ -20,6 +20,7 @@ def run(given: argparse.Namespace) -> None:
     """The command; its exit code, None for 0."""
     from .. import store
 
+    folder = new_folder(given.folder)
     model, tokenizer = store.load(given.model)
-    store.save(model, given.folder, tokenizer, layout=given.layout, labels=store.labels(given.model))
+    store.save(model, folder, tokenizer, layout=given.layout, labels=store.labels(given.model))
     print(given.folder)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, need
 from .classify import labels_of
-from .common import MODEL, counting, emit, note, reader, rows, unescaped
+from .common import MODEL, counting, emit, new_file, note, reader, rows, unescaped
 
 if TYPE_CHECKING:
     from ..text.examples import Example
@@ -74,6 +74,8 @@ def run(given: argparse.Namespace) -> None:
     """The command; its exit code, None for 0."""
     from .. import config
 
+    if given.out is not None:
+        new_file(given.out, given.data, given.target)
     given.columns = columns(given.columns) if given.columns else {}
     given.figures = names(given.figures) if given.figures else []
     given.lengths = numbers(given.lengths) if given.lengths else []

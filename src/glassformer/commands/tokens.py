@@ -95,14 +95,24 @@ def _decoded(data: bytes, source: str) -> str:
         raise UserError(f"{source} is not UTF-8 text (byte {error.start}); convert it.") from None
 
 
+def _checkpoint(name: str) -> str | Path:
+    """A run folder's checkpoint, where its tokenizer lies; any other name as it is."""
+    from .. import places
+    from ..text import shelf
+
+    return places.checkpoint(Path(name)) if name not in shelf.KNOWN and Path(name).is_dir() else name
+
+
 def _look(given: argparse.Namespace, text: str) -> None:
     from .. import files
     from ..text import compare, page, shelf
     from ..text.trace import Trace, trace
 
     compare.check(text)
+    if given.html is not None and given.html.suffix.lower() not in (".html", ".htm"):
+        raise UserError(f"--html {given.html} is no .html; give a name that ends in it.")
     names = given.names or [name for name in DEFAULT if name in shelf.here()] or list(DEFAULT[:1])
-    opened = [(name, shelf.find(name)) for name in dict.fromkeys(names)]
+    opened = [(name, shelf.find(_checkpoint(name))) for name in dict.fromkeys(names)]
     sheets = [compare.sheet(name, tokenizer, text) for name, tokenizer in opened]
     traces: list[list[Trace]] = []
     if given.trace is not None:

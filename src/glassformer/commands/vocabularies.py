@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UserError, nearest
-from .common import counted, emit, note
+from .common import counted, emit, new_folder, note
 
 if TYPE_CHECKING:
     from ..text.sizes import Size
@@ -25,6 +25,7 @@ def train(given: argparse.Namespace, names: Sequence[str]) -> None:
     texts = _texts(names, "train") if names or kind != "byte" else iter(())
     if given.out is None:
         raise UserError("Say where the tokenizer goes: --out DIR.")
+    new_folder(given.out)  # its tokenizer is the model's
     tokenizer = text.train(kind, texts, given.size)
     asked = given.size or (trainers.DEFAULT_SIZE if kind in trainers.SIZED and kind != "words" else None)
     if asked is not None and tokenizer.size < asked:

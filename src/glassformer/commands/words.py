@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import need
-from .common import MODEL, counted, emit, note, reader, rows, unescaped
+from ..errors import UserError, need
+from .common import MODEL, counted, emit, new_file, new_folder, note, reader, rows, unescaped
 
 if TYPE_CHECKING:
     from ..classics.vectors import Vectors
@@ -102,7 +102,11 @@ def _train(given: argparse.Namespace) -> None:
     from ..classics import vectors, vocabulary, word2vec
 
     names = ("kind", "dim", "window", "negative", "sample", "epochs", "rate", "seed")
-    how = word2vec.Settings(**{name: getattr(given, name) for name in names})
+    try:
+        how = word2vec.Settings(**{name: getattr(given, name) for name in names})
+    except UserError as error:
+        raise UserError(str(error).replace("Settings.", "--")) from None
+    out = new_file(given.out, given.corpus)
     source = text.find(given.corpus, given.field, given.separator)
     words = vocabulary.read(vocabulary.sentences(source.texts()), given.least, source.name)
     note(f"{len(words):,} words of {source.name}, {len(words.words):,} different ones.")
@@ -112,7 +116,7 @@ def _train(given: argparse.Namespace) -> None:
         line = f"epoch {step.epoch}/{how.epochs}  {step.done:4.0%}  loss {step.loss:.3f}  words/s {speed:,.0f}"
         if sys.stderr.isatty() or step.done == 1:
             print(line, end="\n" if step.done == 1 else "\r", file=sys.stderr, flush=True)
-    vectors.save(model.vectors(), Path(given.out))
+    vectors.save(model.vectors(), out)
     if given.json:
         emit({"words": len(words.words), "width": how.dim, "loss": step.loss, "file": given.out})
     else:
@@ -149,6 +153,7 @@ def _score(given: argparse.Namespace) -> None:
     said: list[dict[str, Any]] = []
     for name in given.similarity:
         pairs = vectors.read_pairs(Path(name))
+        need(bool(pairs), f"{name} is empty; give lines of two words and a number.")
         asked = [pair for pair in pairs if found.find(pair[0]) is not None and found.find(pair[1]) is not None]
         need(len(asked) > 1, f"The vectors know too few of the words in {name} to be scored; train on more text.")
         figures = metrics.of_numbers([found.cosine(a, b) for a, b, _ in asked], [right for *_, right in asked])
@@ -195,7 +200,8 @@ def _bag(given: argparse.Namespace) -> None:
         emit([{"texts": list(texts), "cosines": table} for (_, texts), table in zip(groups, tables, strict=True)])
         return
     for (heading, texts), table in zip(groups, tables, strict=True):
-        print("\n".join([heading] if heading else []))
+        if heading:
+            print(heading)
         for line, row in zip(texts, table, strict=True):
             print(f"  {' '.join(f'{cosine:.4f}' for cosine in row)}  {line}")
 
@@ -233,8 +239,9 @@ def _average(given: argparse.Namespace) -> None:
     from .. import store
     from ..classics import average
 
+    out = new_folder(given.out)
     model, tokenizer = average.encoder(_read(given.vectors), given.labels)
-    store.save(model, given.out, tokenizer, layout="glassformer")
+    store.save(model, out, tokenizer, layout="glassformer")
     if given.json:
         emit({"folder": given.out, "words": tokenizer.size, "width": model.config.dim})
     else:

@@ -59,9 +59,11 @@ def _file(path: Path, parts: Parts, columns: Mapping[str, str]) -> Records:
         return _scan(path, content)
     if kind == ".tsv" or "\t" in first:
         return _table(path, ((number, line.split("\t")) for number, line in _lines(content)), parts, columns)
+    if not content.strip():
+        raise UserError(f"{path} is empty; give a file of examples.")
     raise UserError(
         f"{path} has no columns to find {' and '.join(parts)} in; give a .tsv, .csv or .jsonl file, or a file for each "
-        f"part, such as train = {{ {', '.join(f'{part} = FILE' for part in parts)} }}."
+        f"part, in a run file such as train = {{ {', '.join(f'{part} = FILE' for part in parts)} }}."
     )
 
 
@@ -167,5 +169,5 @@ def _missing(path: Path, part: str, columns: Mapping[str, str], names: Sequence[
     shown = ", ".join(f'"{name[:SHORT]}"' for name in names) or "nothing"
     return UserError(
         f'{path} has no column "{columns.get(part, part)}" for the {part} ({where} holds {shown}); name it, or give '
-        f"its number from 0 where there is no header: data.columns.{part} = NAME."
+        f"its number from 0 where there is no header: --columns {part}=NAME (in a run file data.columns.{part} = NAME)."
     )

@@ -110,26 +110,27 @@ def _train(
     flops = 0.0 if isinstance(model_config, config.EncoderDecoder) else price.training_flops  # sides are seldom even
     live = Live(flops, plan.peak, _bound(sample, tokenizer, how, data), how.sample_every)
     step, valid = None, None
-    with Signals() as signals, live, contextlib.ExitStack() as opened:
-        log = opened.enter_context(contextlib.closing(Log(out / "log.jsonl", state.step)))
-        board = TensorBoard.open(out / "tensorboard", state.step) if how.tensorboard else None
-        hooks: list[Hook] = [evaluate, log, live, save]
-        if board is not None:
-            hooks.insert(1, opened.enter_context(contextlib.closing(board)))
-        for step in train(model, data.batches, objective, how, state=state, plan=plan):
-            for hook in hooks:
-                hook(step)
-            valid = valid if step.valid is None else step.valid
-            if signals.number and not step.last:
-                save.save(step)
-                break
-    if signals.number and step and not step.last:
-        kept = checkpoint.newest(out)
-        where = f"the last checkpoint is {kept}" if kept else "nothing was saved yet"
-        note(f"Stopped by {signal.Signals(signals.number).name} after step {step.index}; {where}. Continue with:")
-        note(f"  {command or 'the same call with resume=True'}")
-        return Ended(out, step.index, step.loss, valid, signals.number)
-    note(f"Trained {state.step} steps; the model is in {out}. {draw(out / 'log.jsonl', out / 'curves.png')}")
+    with Signals() as signals:
+        with live, contextlib.ExitStack() as opened:
+            log = opened.enter_context(contextlib.closing(Log(out / "log.jsonl", state.step)))
+            board = TensorBoard.open(out / "tensorboard", state.step) if how.tensorboard else None
+            hooks: list[Hook] = [evaluate, log, live, save]
+            if board is not None:
+                hooks.insert(1, opened.enter_context(contextlib.closing(board)))
+            for step in train(model, data.batches, objective, how, state=state, plan=plan):
+                for hook in hooks:
+                    hook(step)
+                valid = valid if step.valid is None else step.valid
+                if signals.number and not step.last:
+                    save.save(step)
+                    break
+        if signals.number and step and not step.last:
+            kept = checkpoint.newest(out)
+            where = f"the last checkpoint is {kept}" if kept else "nothing was saved yet"
+            note(f"Stopped by {signal.Signals(signals.number).name} after step {step.index}; {where}. Continue with:")
+            note(f"  {command or 'the same call with resume=True'}")
+            return Ended(out, step.index, step.loss, valid, signals.number)
+        note(f"Trained {state.step} steps; the model is in {out}. {draw(out / 'log.jsonl', out / 'curves.png')}")
     return Ended(out, state.step, step.loss if step else None, valid)
 
 

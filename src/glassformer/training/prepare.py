@@ -15,7 +15,7 @@ from .. import config, objectives, places, recipes, serial, store, text
 from ..errors import UserError, nearest, need
 from ..nn import build_model, lora
 from ..run import Data, Examples, Run, Train, model_changes
-from ..text import Shards, Tokenizer
+from ..text import Shards, Tokenizer, shelf
 from ..text.trainers import END
 from .data import Batch, Batches, every_token_once
 from .encoded import encode
@@ -225,8 +225,11 @@ def tokenizer_of(settings: Run, examples: Tables | None) -> Tokenizer:
     kinds = ("char", "byte", "bpe", "words") if examples else ("char", "byte", "bpe")
     if kind not in kinds:
         path = Path(kind).expanduser()
+        if not path.exists() and kind in shelf.KNOWN:
+            return shelf.find(kind)
         if not path.exists():
-            raise UserError(f'data.tokenizer: "{kind}" is no file, folder or kind of tokenizer.{nearest(kind, kinds)}')
+            known = nearest(kind, [*kinds, *shelf.KNOWN])
+            raise UserError(f'data.tokenizer: "{kind}" is no file, folder, kind or name of a tokenizer.{known}')
         return text.open(places.checkpoint(path) if path.is_dir() else path)
     note(f"Training a {kind} tokenizer.")
     specials = SPECIALS.get(type(settings.train.objective), (END,))

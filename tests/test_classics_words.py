@@ -129,6 +129,19 @@ def test_windows_end_with_the_sentence_and_frequent_words_are_thinned() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("window", [3, 700])
+def test_small_numbers_and_large_ones_see_the_same(kind: Any, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Positions of 16 bits where they suffice: also where each sentence is a word or two and the window is wide."""
+    words = vocabulary.read([[*"abcdefg"[: 1 + i % 2]] for i in range(90)] + [[*"gfedcba"]] * 9)
+    seen = []
+    for far in (word2vec.FAR, 0):
+        monkeypatch.setattr(word2vec, "FAR", far)
+        model = Word2Vec(words, Settings(kind, dim=4, window=window, sample=10.0, rate=1e-3, seed=3))
+        seen.append(model._part(*model._rows(0, len(words))))
+    assert all(torch.equal(one, other) for one, other in zip(*seen, strict=True)) and seen[0].near.sum() > 20
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_words_that_keep_company_come_together_and_a_seed_repeats(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(word2vec, "REPORT", 1)
     words = vocabulary.read(towns())

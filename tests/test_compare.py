@@ -159,6 +159,7 @@ def test_a_run_that_was_cut_off_goes_on(
     )
     words = ["compare", files["attention"], "--out", str(tmp_path / "out"), "--json"]
     assert main(words) == 130
+    assert "goes on with what is in" in capfd.readouterr().err
     assert main(words) == 0
     assert ["--resume" in one for one in called] == [False, True]
     assert json.loads(capfd.readouterr().out)[0]["peak"] == 6

@@ -337,15 +337,18 @@ def test_a_file_that_is_gone_is_told(tmp_path: Path) -> None:
 
 
 def test_memory_stays_flat(tmp_path: Path) -> None:
-    """Four times the file, the same peak but for a batch that waits or not: also for a single document."""
+    """Four times the file, the same peak: also for a single document."""
     peaks = []
     for size in (4_000_000, 16_000_000):
         source = find(write(tmp_path / f"{size}.txt", b"a line of some words\n" * (size // 21)))
-        tracemalloc.start()
-        tokenise(source, Bytes(), cache=tmp_path / "cache", workers=1)
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-    assert peaks[1] < peaks[0] + 2_000_000  # of 12 million bytes more
+        found = []
+        for turn in range(3):  # whether a batch more is done before it is written is chance: the most counts
+            tracemalloc.start()
+            tokenise(source, Bytes(), cache=tmp_path / f"cache {turn}", workers=1)
+            found.append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
+        peaks.append(max(found))
+    assert peaks[1] < 1.2 * peaks[0]
     assert peaks[1] < 10_000_000
 
 

@@ -28,7 +28,7 @@ from .vectors import Vectors
 from .vocabulary import Words
 
 ROW = 24  # T at most
-FAR = 1 << 14
+FAR = 1 << 14  # no two words of a row are so far apart, unless the window is wide
 BATCH = 21  # B at most: some 500 words move the tables at once; 2,048 pushed frequent words too far
 PUSH = 0.1  # rate times how often one word stands in a batch, about, at most
 STRETCH = 1 << 22  # words of the text that are put in rows at once
@@ -162,8 +162,8 @@ class Word2Vec:
         window, inner = how.window, ids[:, how.window : -how.window].contiguous()
         noise = torch.searchsorted(self.noise, torch.rand(len(ids), how.negative, generator=self.random))
         noise.clamp_(max=len(self.noise) - 1)
-        pos = (pos - pos[:, window, None]).clamp_(-FAR, FAR).short()  # small numbers are fast; FAR is out of reach
-        reach = reach.short()
+        if (self.row + 2 * window) * (window + 1) < FAR:  # small numbers are fast, and FAR is out of reach
+            pos, reach = (pos - pos[:, window, None]).clamp_(-FAR, FAR).short(), reach.short()
         far = (pos[:, window:-window, None] - pos[:, None]).abs_()
         if how.kind == "skip-gram":  # the words of the row are asked by each word that looks so far
             near = _off_diagonal(far <= reach[:, None], window).float()  # (B, T, O)

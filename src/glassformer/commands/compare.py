@@ -9,7 +9,6 @@ import argparse
 import json
 import math
 import os
-import shlex
 import shutil
 import statistics
 import subprocess
@@ -67,7 +66,7 @@ def run(given: argparse.Namespace) -> int | None:
         code = trained(file, out / name, done)
         remember(out, before)
         if code:
-            note(f"The comparison goes on by the same command: {shlex.join(['glassformer', *sys.argv[1:]])}")
+            note(f"Or give the same compare command again: it goes on with what is in {out}.")
             return code
         tested(given, plan, out / name, done)
         remember(out, before)

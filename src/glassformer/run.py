@@ -129,8 +129,8 @@ class Data:
     """Where the text comes from: a named corpus, a file, a folder, several of them, or ``{name = weight}``.
 
     ``valid`` is another corpus, or the share of ``train`` to hold out. ``tokenizer`` is "char", "byte" or "bpe"
-    to train one (BPE: of ``vocab`` entries), or a name (gpt2), file or folder that has one, a run's too; None is the model's own,
-    else "bpe". ``field`` is JSONL's text field; a plain file is one document, or several between ``separator``s.
+    to train one (BPE: of ``vocab`` entries), or a name (gpt2), file or folder that has one, a run's too; None is
+    the model's own, else "bpe". ``field`` is JSONL's text field; a plain file is one document, or several between ``separator``s.
     """
 
     train: str | tuple[str, ...] | dict[str, float] = "python-docs"

@@ -130,7 +130,8 @@ class Data:
 
     ``valid`` is another corpus, or the share of ``train`` to hold out. ``tokenizer`` is "char", "byte" or "bpe"
     to train one (BPE: of ``vocab`` entries), or a name (gpt2), file or folder that has one, a run's too; None is
-    the model's own, else "bpe". ``field`` is JSONL's text field; a plain file is one document, or several between ``separator``s.
+    the model's own, else "bpe". ``field`` is JSONL's text field; a plain file is one document, or several
+    between ``separator``s.
     """
 
     train: str | tuple[str, ...] | dict[str, float] = "python-docs"

@@ -19,6 +19,7 @@ from . import checkpoint
 from .data import Batch
 from .loop import Step
 from .objective import Loss, Objective, mean_facts
+from .routing import counted
 
 Hook = Callable[[Step], None]
 
@@ -45,7 +46,8 @@ def aside(model: Any) -> Iterator[None]:
 class Evaluate:
     """Fills in ``step.valid``: the mean loss over the same validation batches each time, which ``batches()`` gives.
 
-    What else the objective can tell (accuracy, correlations) goes to ``step.facts``, as ``valid_accuracy``.
+    What else the objective can tell (accuracy, correlations) goes to ``step.facts``, as ``valid_accuracy``, and where
+    mixtures of experts sent which tokens to ``step.routes``.
     """
 
     def __init__(self, batches: Callable[[], Iterable[Batch]], objective: Objective, every: int) -> None:
@@ -53,7 +55,9 @@ class Evaluate:
 
     def __call__(self, step: Step) -> None:
         if step.due(self.every):
-            step.valid, found = self.measure(step.state.reader())
+            model = step.state.reader()
+            with counted(model) as step.routes:
+                step.valid, found = self.measure(model)
             step.facts = {**step.facts, **{f"valid_{name}": fact for name, fact in found.items()}}
 
     def measure(self, model: Any) -> tuple[float, dict[str, Any]]:
@@ -111,8 +115,12 @@ class Log:
         self.path = path
 
     def __call__(self, step: Step) -> None:
+        self.write(facts(step))
+
+    def write(self, line: dict[str, Any]) -> None:
+        """One more line."""
         try:
-            self.file.write(json.dumps(facts(step)) + "\n")
+            self.file.write(json.dumps(line) + "\n")
         except OSError as error:
             raise files.explain(error, self.path) from None
 
@@ -120,6 +128,26 @@ class Log:
         """Let go of the file."""
         with contextlib.suppress(OSError):  # a full disk was reported when it was met
             self.file.close()
+
+
+class Routing(Log):
+    """Which tokens each expert gets, a line for each mixture at each validation; ``Routes.own`` says what is told."""
+
+    def __init__(self, path: Path, tokenizer: Any, start: int = 0) -> None:
+        super().__init__(path, start)
+        self.tokenizer = tokenizer
+
+    def __call__(self, step: Step) -> None:
+        for path, routes in step.routes.items():
+            experts = [
+                {
+                    "share": _short(expert["share"]),
+                    "tokens": [(self.tokenizer.token(id), n, _short(share)) for id, n, share in expert["tokens"]],
+                }
+                for expert in routes.own()
+            ]
+            choices = int(routes.times.sum())
+            self.write({"step": step.index, "mixture": path, "choices": choices, "experts": experts})
 
 
 class TensorBoard:

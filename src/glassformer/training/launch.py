@@ -1,6 +1,6 @@
 """``glassformer train``: from a run file to a trained model in a folder, or on from where it stopped.
 
-DIR/  run.json   log.jsonl   step-000500/ ...   last   best   curves.png   tensorboard/
+DIR/  run.json   log.jsonl   step-000500/ ...   last   best   curves.png   tensorboard/   routing.jsonl (experts)
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ import torch
 from .. import config, files, serial
 from ..cost import Cost, available_memory, cost, gibibytes
 from ..errors import UserError
+from ..nn.experts import MoE
 from ..objectives import Causal, Full, Seq2Seq
 from ..run import WATCHING, Run, Train
 from . import checkpoint, prepare
-from .hooks import Evaluate, Hook, Log, Save, TensorBoard, draw, note
+from .hooks import Evaluate, Hook, Log, Routing, Save, TensorBoard, draw, note
 from .live import Live, duration
 from .loop import State, train
 from .objective import Objective
@@ -110,11 +111,15 @@ def _train(
     flops = 0.0 if isinstance(model_config, config.EncoderDecoder) else price.training_flops  # sides are seldom even
     live = Live(flops, plan.peak, _bound(sample, tokenizer, how, data), how.sample_every)
     step, valid = None, None
+    mixed = any(isinstance(part, MoE) for part in model.modules())
     with Signals() as signals:
         with live, contextlib.ExitStack() as opened:
             log = opened.enter_context(contextlib.closing(Log(out / "log.jsonl", state.step)))
             board = TensorBoard.open(out / "tensorboard", state.step) if how.tensorboard else None
             hooks: list[Hook] = [evaluate, log, live, save]
+            if mixed:
+                routing = Routing(out / "routing.jsonl", tokenizer, state.step)
+                hooks.append(opened.enter_context(contextlib.closing(routing)))
             if board is not None:
                 hooks.insert(1, opened.enter_context(contextlib.closing(board)))
             for step in train(model, data.batches, objective, how, state=state, plan=plan):
@@ -131,6 +136,8 @@ def _train(
             note(f"  {command or 'the same call with resume=True'}")
             return Ended(out, step.index, step.loss, valid, signals.number)
         note(f"Trained {state.step} steps; the model is in {out}. {draw(out / 'log.jsonl', out / 'curves.png')}")
+        if mixed:
+            note(f"Which tokens go to which expert is in {out / 'routing.jsonl'}.")
     return Ended(out, state.step, step.loss if step else None, valid)
 
 

@@ -29,6 +29,7 @@ from .schedule import factor
 
 if TYPE_CHECKING:
     from .data import Batch
+    from .routing import Routes
 
 
 @dataclass
@@ -65,7 +66,8 @@ class Step:
     """One step done. ``loss`` is a mean over its targets, ``norm`` the gradient's before clipping.
 
     ``tokens`` were read for it. ``skipped`` says why the weights were left alone, if they were; ``facts`` are what else
-    is known (accuracy, where experts sent tokens); a hook may fill in ``valid``, the loss on what is held out.
+    is known (accuracy, the experts' load); a hook may fill in ``valid``, the loss on what is held out, and ``routes``,
+    which tokens each mixture sent where there.
     """
 
     index: int
@@ -80,6 +82,7 @@ class Step:
     skipped: str | None = None
     valid: float | None = None
     facts: dict[str, Any] = field(default_factory=dict, repr=False)
+    routes: dict[str, Routes] = field(default_factory=dict, repr=False)
 
     @property
     def last(self) -> bool:

@@ -1,0 +1,82 @@
+"""Which tokens go to which expert: counted while the held-out batches are read, a line a mixture in routing.jsonl."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..nn import Model, Tape
+from ..nn.experts import MoE
+
+SHOWN = 8  # tokens of an expert in the log
+
+
+@dataclass
+class Routes:
+    """How often each token chose each of some experts: ``pair`` (P,) is token * experts + expert, ``times`` (P,)."""
+
+    experts: int
+    top_k: int
+    pair: Tensor
+    times: Tensor
+
+    def own(self, shown: int = SHOWN) -> list[dict[str, Any]]:
+        """Of each expert its "share" of all choices and the "tokens" that come to it most beyond that share.
+
+        A token is (its id, how often it chose this expert, in which share of its places that is); first comes the one
+        that chose it most often beyond what it would have if it had gone everywhere as all tokens together do.
+        """
+        token, expert, times = self.pair // self.experts, self.pair % self.experts, self.times.double()
+        load = times.new_zeros(self.experts).index_add(0, expert, times) / times.sum()
+        chose = times.new_zeros(int(token.max()) + 1).index_add(0, token, times)[token]
+        beyond = times - chose * load[expert]
+        found: list[dict[str, Any]] = []
+        for one in range(self.experts):
+            rows = ((expert == one) & (beyond > 0)).nonzero().flatten()
+            rows = rows[beyond[rows].argsort(descending=True, stable=True)][:shown]
+            share = (times / chose)[rows] * self.top_k
+            tokens = list(zip(token[rows].tolist(), self.times[rows].tolist(), share.tolist(), strict=True))
+            found.append({"share": float(load[one]), "tokens": tokens})
+        return found
+
+
+@contextlib.contextmanager
+def counted(model: Model) -> Iterator[dict[str, Routes]]:
+    """While entered, every call of ``model`` is watched; then what was given holds each mixture's routes by its path.
+
+    Padding does not count. Nothing is watched in a model without mixtures.
+    """
+    routes: dict[str, Routes] = {}
+    mixtures = {part.path: part.cfg for part in model.modules() if isinstance(part, MoE)}
+    if not mixtures:
+        yield routes
+        return
+    seen: dict[str, list[Tensor]] = {path: [] for path in mixtures}
+    tape = Tape(*(f"{path}.chosen" for path in mixtures))
+
+    def before(_: Any, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return given, {**named, "tape": tape}
+
+    def after(_: Any, given: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+        for path, cfg in mixtures.items():
+            source = "source" in named and path.startswith("encoder.")
+            tokens, pos = (named["source"], named.get("source_pos")) if source else (given[0], named.get("pos"))
+            pairs = tokens.flatten()[:, None] * cfg.experts + tape.records.pop(f"{path}.chosen").flatten(0, 1)
+            seen[path].append((pairs if pos is None else pairs[(pos >= 0).expand(tokens.shape).flatten()]).flatten())
+
+    first = model.register_forward_pre_hook(before, with_kwargs=True)
+    last = model.register_forward_hook(after, with_kwargs=True)
+    try:
+        yield routes
+    finally:
+        first.remove()
+        last.remove()
+    for path, cfg in mixtures.items():
+        if seen[path]:
+            pair, times = torch.cat(seen[path]).cpu().unique(return_counts=True)  # type: ignore[no-untyped-call]
+            routes[path] = Routes(cfg.experts, cfg.top_k, pair, times)

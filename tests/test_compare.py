@@ -7,6 +7,9 @@ import io
 import itertools
 import json
 import random
+import signal
+import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,10 @@ import pytest
 from glassformer import config, serial
 from glassformer.cli import main
 from glassformer.commands import compare
+from glassformer.commands.process import PROGRAM
 from glassformer.errors import UserError
+from glassformer.files import lock
+from glassformer.training.hooks import read_log
 
 ENDS = 'dim = 16\ncontext = 32\nembed = { vocab = 64 }\ninit = { std = "none", embed_std = 0.3 }\n'
 MODELS = {
@@ -138,6 +144,30 @@ def test_a_process_of_its_own_and_the_memory_it_held() -> None:
     assert code == 0 and 2**23 < peak < 2**33
     with pytest.raises(UserError, match=r"glassformer look nothing failed"):
         compare.alone(["look", "nothing"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_comparison_alone_ends_the_training_too(
+    number: signal.Signals, files: dict[str, str], tmp_path: Path
+) -> None:
+    """As a service manager sends it; the training saves, the comparison says how to go on, nobody is left over."""
+    long = tmp_path / "long.toml"
+    long.write_text(Path(files["attention"]).read_text().replace("steps = 4", "steps = 100000"))
+    out, log = tmp_path / "out", tmp_path / "out" / "long" / "log.jsonl"
+    words = [*PROGRAM, "compare", str(long), "--out", str(out)]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+        until = time.monotonic() + 120
+        while not log.exists() or log.read_text().count("\n") < 3:
+            assert process.poll() is None and time.monotonic() < until
+            time.sleep(0.05)
+        process.send_signal(number)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert "Finishing this step" in said and "Continue with" in said and "goes on with what is in" in said
+    done = int((out / "long" / "last").read_text().removeprefix("step-"))
+    assert read_log(log)[-1]["step"] == done  # saved where it was, not thrown away
+    with lock(out / "long", "looking"):  # nobody trains there any more
+        pass
 
 
 def test_a_run_that_was_cut_off_goes_on(

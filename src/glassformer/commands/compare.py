@@ -8,11 +8,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import shutil
 import statistics
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +17,7 @@ from typing import Any
 from ..errors import UserError, need
 from .common import emit, note
 from .eval import number, numbers
+from .process import alone, answer
 
 HELP = "Several models on the same data under one budget: one table and one picture."
 EPILOG = "Each run is trained in a process of its own, one after the other; what is finished is not done again."
@@ -262,41 +260,6 @@ def bagged(learn: list[str], valid: str, test: str | None) -> dict[str, Any]:
         row["test"] = {"texts": found["examples"]}
         row["test"] |= {name: found[name] for name in ("accuracy", "f1", "matthews") if name in found}
     return row
-
-
-PROGRAM = (sys.executable, "-m", "glassformer")
-
-
-def answer(words: Sequence[str]) -> tuple[dict[str, Any], int]:
-    """What a command prints as JSON, and the most memory it held, in bytes."""
-    process = subprocess.Popen([*PROGRAM, *words], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    said = process.stdout.read()
-    code, peak = ended(process)
-    need(code == 0, f"glassformer {' '.join(words[:2])} failed; see above.")
-    return json.loads(said), peak
-
-
-def alone(words: Sequence[str], stopped: Sequence[int] = ()) -> tuple[int, int]:
-    """Run a command in a process of its own: its exit code and the most memory it held, in bytes.
-
-    UserError unless the code is 0 or among those of a command that was ``stopped``. Ctrl-C reaches the process itself.
-    """
-    code, peak = ended(subprocess.Popen([*PROGRAM, *words], stdout=sys.stderr))
-    need(code == 0 or code in stopped, f"glassformer {' '.join(words[:2])} failed; see above.")
-    return code, peak
-
-
-def ended(process: subprocess.Popen[Any]) -> tuple[int, int]:
-    """Wait for a process: its exit code and the most memory it held, in bytes."""
-    while True:
-        try:
-            _, status, used = os.wait4(process.pid, 0)
-            break
-        except KeyboardInterrupt:
-            continue  # it is saving
-    process.returncode = os.waitstatus_to_exitcode(status)
-    return process.returncode, used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 # ------------------------------------------------------------------------------------ what came out

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from glassformer import UserError, config, recipes, serial, store
+from glassformer.cli import main
 from glassformer.cost import cost
 from glassformer.nn import Cache, build_model
 from test_parity import STRETCH, TOLERANCE, VOCAB, difference, files, shaken, tokens, transformers
@@ -28,6 +29,16 @@ SIZES = {
     "pad_token_id": None,
 }
 WINDOWS = {"use_sliding_window": True, "sliding_window": 7}
+LONG = {
+    "sliding_window": 40,
+    "max_position_embeddings": 320,
+    "original_max_position_embeddings": 50,
+    "rope_scaling": {
+        "type": "longrope",
+        "short_factor": [1.0, 1.1, 1.5, 2.25],
+        "long_factor": [1.3, 2.0, 5.0, 9.0],
+    },
+}
 FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
     "Mixtral": {
         "plain": {},
@@ -89,6 +100,17 @@ FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
         "part turns": {"partial_rotary_factor": 0.75},
         "wide heads": {"sliding_window": 1000, "head_dim": 14},
         "dropout": {"resid_pdrop": 0.2},
+        "longrope": LONG,
+        "longrope, part turns, its own size": {
+            **LONG,
+            "partial_rotary_factor": 0.75,
+            "rope_scaling": {
+                "type": "longrope",
+                "short_factor": [1, 1.2, 3.0],
+                "long_factor": [2.0, 2.0, 9.0],
+                "attention_factor": 1.4,
+            },
+        },
     },
     "Starcoder2": {
         "plain": {},
@@ -354,6 +376,29 @@ def test_nanomoe_is_as_its_author_trained_it() -> None:
     assert not any(name.endswith("bias") for name, _ in build_model(model, device="meta").named_parameters())
 
 
+def test_a_longrope_model_for_long_texts(tmp_path: Path) -> None:
+    """Loaded for more than was learnt first, it takes the long waves, as transformers does once a text is so long."""
+    theirs, given = theirs_of("Phi3", **{**LONG, "original_max_position_embeddings": 20}), tokens()
+    theirs.save_pretrained(tmp_path / "theirs")
+    short, far = (store.load(tmp_path / "theirs", context=context)[0] for context in (None, 64))
+    assert (short.config.context, far.config.context) == (20, 64)
+    assert difference(short, theirs, given[:, :20]) <= TOLERANCE
+    assert difference(far, theirs, given) <= TOLERANCE and difference(far, theirs, given[:, :21]) <= TOLERANCE
+    assert difference(far, theirs, given[:, :20]) > 100 * TOLERANCE  # it has the long waves for short texts too
+    with pytest.raises(UserError, match="48 tokens are past the 20 positions"):
+        short(given)
+    with pytest.raises(UserError, match="No published layout"):
+        store.save(far, tmp_path / "hf", layout="hf")
+    store.save(far, tmp_path / "far")
+    back, _ = store.load(tmp_path / "far")
+    assert back.config == far.config and difference(back, far, given) == 0
+    assert main(["convert", str(tmp_path / "theirs"), str(tmp_path / "by hand"), "--context", "64"]) == 2
+    words = ["convert", str(tmp_path / "theirs"), str(tmp_path / "by hand"), "--layout", "glassformer"]
+    assert main([*words, "--context", "0"]) == 2
+    assert main([*words, "--context", "64"]) == 0
+    assert store.read_config(tmp_path / "by hand").config == far.config
+
+
 def test_a_phi3_without_a_window_is_a_llama(tmp_path: Path) -> None:
     """The first layout that can say a model holds it: Phi-4 is saved as a Llama, its fused tables apart."""
     theirs = theirs_of("Phi3", hidden_size=40, num_key_value_heads=2)
@@ -415,8 +460,18 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("qwen3moe/30b-a3b", {"layer_types": ["full_attention"] * 48}, '"layer_types" is'),
     ("phi/2", {"partial_rotary_factor": 0.0}, '"partial_rotary_factor" is 0.0'),
     ("phi/2", {"partial_rotary_factor": 0.42}, "Rotary turns 33"),
-    ("phi3/mini-4k", {"rope_scaling": {"type": "longrope"}}, 'rope_scaling is "longrope".*length of the whole text'),
-    ("phi3/mini-4k", {"rope_scaling": {"type": "su"}}, 'rope_scaling is "su"'),
+    ("phi3/mini-4k", {"rope_scaling": {"type": "longrope"}}, 'rope_scaling lacks "short_factor"'),
+    (
+        "phi3/mini-4k",
+        {"rope_scaling": {"type": "su", "short_factor": [1.0, 0.0], "long_factor": [1.0, 2.0]}},
+        r'"short_factor" is \[1.0, 0.0\]',
+    ),
+    (
+        "phi3/mini-4k",
+        {"rope_scaling": {"type": "su", "short_factor": [1.0, 1.0], "long_factor": [1.0, 2.0]}},
+        "LongStretch has 2 factors for 48 waves",
+    ),
+    ("qwen2/7b", {"rope_scaling": {"type": "longrope"}}, 'rope_scaling is "longrope".*length of the whole text'),
     ("phi3/mini-4k", {"rope_scaling": {"type": "yarn"}}, 'rope_scaling is "yarn"'),
     ("starcoder2/3b", {"norm_type": "rms_norm"}, '"norm_type" is "rms_norm"'),
     ("starcoder2/3b", {"mlp_type": "gated"}, '"mlp_type" is "gated"'),

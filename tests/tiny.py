@@ -73,6 +73,10 @@ DECODERS: dict[str, c.Decoder] = {
     "mixtral": decoder(
         block(c.Attention(4, 2), c.MoE(4, 2, c.GatedMLP(32), balance=0.01, z=0.001)), position=c.Rotary()
     ),
+    "longrope": decoder(
+        block(c.Attention(4, 2, 16)),
+        position=c.Rotary(stretch=c.LongStretch((1.0,) * 8, tuple(1.0 + wave for wave in range(8)), 8, 4.0, far=True)),
+    ),
     "phi2": decoder(
         block(c.Attention(4, bias=True), c.MLP(64, bias=True), norm=c.LayerNorm(), place="parallel"),
         position=c.Rotary(fraction=0.5),

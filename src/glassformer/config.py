@@ -13,8 +13,8 @@ types in one slot (``norm=RMSNorm()`` or ``norm=LayerNorm()``), never flags side
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
 
 from .errors import above_zero, need
 from .positions import Alibi as Alibi  # the page goes on in positions.py
@@ -28,6 +28,7 @@ from .positions import Full as Full
 from .positions import Learned as Learned
 from .positions import LinearStretch as LinearStretch
 from .positions import Llama3Stretch as Llama3Stretch
+from .positions import LongStretch as LongStretch
 from .positions import NoPosition as NoPosition
 from .positions import Position as Position
 from .positions import Prefix as Prefix
@@ -344,6 +345,17 @@ def stacks(model: Model) -> dict[str, Stack]:
     return {name: body for name, body in bodies(model).items() if isinstance(body, Stack)}
 
 
+def for_context(model: Model, context: int) -> Model:
+    """The same model for texts of ``context`` tokens; a LongStretch takes the waves that such texts ask for."""
+    changes: dict[str, Any] = {"context": context}
+    for name, stack in stacks(model).items():
+        position = stack.position
+        if isinstance(position, Rotary) and isinstance(position.stretch, LongStretch):
+            stretch = replace(position.stretch, far=context > position.stretch.length)
+            changes[name] = replace(stack, position=replace(position, stretch=stretch))
+    return replace(model, **changes)
+
+
 def recurrent(model: Model) -> dict[str, Recurrent]:
     """The model's recurrent parts by the name of their slot."""
     return {name: body for name, body in bodies(model).items() if isinstance(body, Recurrent)}
@@ -374,6 +386,11 @@ def _check(model: Model) -> None:
                     turned = int(head_dim(attention, model.dim) * stack.position.fraction)
                     even = turned >= 2 and turned % 2 == 0
                     need(even, f"{where}: Rotary turns {turned} dimensions a head; make that even.")
+                    waves, stretch = turned // 2, stack.position.stretch
+                    factors = len(stretch.short) if isinstance(stretch, LongStretch) else waves
+                    need(
+                        factors == waves, f"{where}: LongStretch has {factors} factors for {waves} waves; give as many."
+                    )
         if isinstance(stack.position, Learned):
             length, enough = stack.position.length, stack.position.length >= model.context
             need(enough, f"{name}.position.length {length} is below context {model.context}; raise it.")

@@ -71,7 +71,29 @@ class YarnStretch:
         above_zero(self, "factor", "length", "fast", "slow", "size")
 
 
-Stretch: TypeAlias = LinearStretch | Llama3Stretch | YarnStretch
+@dataclass(frozen=True)
+class LongStretch:
+    """Each wave slowed by a factor of its own: one of ``short``, in a ``far`` model one of ``long``.
+
+    ``length`` positions were learnt first and ``factor`` times as many later; ``size`` multiplies what is turned (None:
+    sqrt(1 + ln(factor) / ln(length))). Published code goes from short to long once a text grows past ``length``, which
+    a cached token cannot: a model here is one or the other. Ding et al. 2024, LongRoPE (arXiv 2402.13753); Phi-3.
+    """
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    length: int
+    factor: float = 1.0
+    size: float | None = None
+    far: bool = False
+
+    def __post_init__(self) -> None:
+        above_zero(self, "length", "factor", "size")
+        even = len(self.short) == len(self.long) > 0 and min(*self.short, *self.long) > 0
+        need(even, "LongStretch.short and long are as many factors as waves each, all above 0.")
+
+
+Stretch: TypeAlias = LinearStretch | Llama3Stretch | YarnStretch | LongStretch
 
 
 @dataclass(frozen=True)

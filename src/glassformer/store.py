@@ -12,14 +12,14 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from . import adapters, config, files, recipes, serial, tensorfiles, weights
-from .errors import UserError
+from .errors import UserError, need
 from .nn import Model, build_model, lora
 from .nn.model import allocate
 from .places import resolve as resolve
@@ -46,23 +46,29 @@ def load(
     dtype: torch.dtype | str | None = None,
     device: torch.device | str | None = None,
     mapped: bool = True,
+    context: int | None = None,
 ) -> tuple[Model, Tokenizer | None]:
     """The model and tokenizer in a folder or under a hub name, ready to use; or a recipe's model, newly initialised.
 
     ``dtype`` None is the files' own (fp32 for a recipe). A large file on a disk of this machine is ``mapped``, not
     read, and where nothing has to change, its tensors are the model's: it may be removed or replaced by a new one (as
-    ``save`` does it), but not cut or written over in place while the model lives. False reads it. Raises UserError for
-    everything that is missing, damaged or does not fit together.
+    ``save`` does it), but not cut or written over in place while the model lives. False reads it. ``context`` is how
+    many tokens the model is to read, in place of its own number; a LongStretch takes its long waves where they are more
+    than its length. Raises UserError for everything that is missing, damaged or does not fit together.
     """
     kind = _dtype(dtype)
     found = resolve(name)
     if not isinstance(found, Path):
+        found = found if context is None else config.for_context(found, context)
         _must_fit(found, kind or torch.float32, device)
         return build_model(found, device=device, dtype=kind), None
     base = adapters.base_of(found)
     if base is not None:
+        need(context is None, f"{found} is a change of {base}, which has a context of its own; leave context out.")
         return _changed(found, base, kind, device), open_tokenizer(found)
     book = read_config(found)
+    if context is not None:
+        book = replace(book, config=config.for_context(book.config, context))
     published = book.files()
     published.mapped = mapped
     model = _filled(book, published, kind or published.dtype, device)

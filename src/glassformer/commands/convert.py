@@ -14,6 +14,7 @@ def options(one: argparse.ArgumentParser) -> None:
     one.add_argument("model", metavar="MODEL", help=MODEL)
     one.add_argument("folder", metavar="FOLDER", help="where to save it")
     one.add_argument("--layout", choices=["hf", "glassformer"], default="hf", help="hf opens in transformers (hf)")
+    one.add_argument("--context", type=int, metavar="N", help="tokens it is to read, in place of its own number")
 
 
 def run(given: argparse.Namespace) -> None:
@@ -21,6 +22,6 @@ def run(given: argparse.Namespace) -> None:
     from .. import store
 
     folder = new_folder(given.folder)
-    model, tokenizer = store.load(given.model)
+    model, tokenizer = store.load(given.model, context=given.context)
     store.save(model, folder, tokenizer, layout=given.layout, labels=store.labels(given.model))
     print(given.folder)

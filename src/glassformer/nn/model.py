@@ -6,7 +6,7 @@ B batch, T tokens, S source tokens, C model dim, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -78,9 +78,12 @@ class Model(Part):
 
     @property
     def limit(self) -> int | float:
-        """The number of positions beyond which the position scheme has nothing to say."""
-        schemes = [stack.position for stack in vocabulary.stacks(self.config).values()]
-        return min((s.length for s in schemes if isinstance(s, vocabulary.Learned)), default=float("inf"))
+        """The number of positions beyond which the position scheme has nothing to say, or something else."""
+        schemes: list[Any] = [stack.position for stack in vocabulary.stacks(self.config).values()]
+        schemes += [getattr(scheme, "stretch", None) for scheme in schemes]
+        ends = [s.length for s in schemes if isinstance(s, vocabulary.Learned)]
+        ends += [s.length for s in schemes if isinstance(s, vocabulary.LongStretch) and not s.far]
+        return min(ends, default=float("inf"))
 
     def finish(self, hidden: Tensor, flow: Flow, want: Want) -> Output:
         """Hidden states to the output that was asked for."""

@@ -152,6 +152,19 @@ def yarn_stretch(cfg: config.YarnStretch) -> Stretch:
     return stretch
 
 
+@builds(config.LongStretch)
+def long_stretch(cfg: config.LongStretch) -> Stretch:
+    """Every wave slower by its own factor (Ding et al. 2024)."""
+
+    def stretch(speed: Tensor, theta: float) -> tuple[Tensor, float]:
+        factors = torch.tensor(cfg.long if cfg.far else cfg.short, device=speed.device)
+        exponent = torch.arange(0, 2 * len(speed), 2, device=speed.device).float() / (2 * len(speed))
+        grown = math.sqrt(1 + math.log(max(cfg.factor, 1.0)) / math.log(cfg.length))
+        return 1.0 / (factors * theta**exponent), grown if cfg.size is None else cfg.size  # rounded as published
+
+    return stretch
+
+
 @builds(config.RelativeBias)
 class RelativeBias(Position):
     """A trained bias per head for each bucket of distances, wider buckets further away (T5, section 2.1)."""

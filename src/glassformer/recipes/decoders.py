@@ -22,6 +22,7 @@ from ..config import (
     Init,
     LinearStretch,
     Llama3Stretch,
+    LongStretch,
     Model,
     MoE,
     Position,
@@ -33,12 +34,14 @@ from ..config import (
     YarnStretch,
     stacks,
 )
-from ..errors import UserError
+from ..errors import UserError, need
 from .recipe import Raw, Rule, Table, tile
 
 INIT = Init(0.02, 0.02, "plain")
 STRETCHES = ("default", "linear", "llama3", "yarn")
-BY_LENGTH = ("dynamic", "longrope", "su")  # a token turns otherwise once the text grows long: no cache can hold that
+LONG = ("longrope", "su")
+BY_LENGTH = ("dynamic", *LONG)  # a token turns otherwise once the text grows long: no cache can hold that
+FACTORS = 1 << 10  # of a LongStretch; more than any head has waves
 MANY = 1 << 14  # heads, and dimensions a head; far above any published
 WIDE = 1 << 22  # hidden
 
@@ -135,7 +138,25 @@ def read_rotary(
         raise UserError(
             f'{rope.source} is "{kind}", which is not built here{why}; this model needs one of {", ".join(kinds)}.'
         )
+    if kind in LONG:
+        return Rotary(theta, part, read_long(raw, rope))
     return Rotary(theta, part, None if kind == "default" else read_stretch(rope, kind))
+
+
+def read_long(raw: Raw, rope: Raw) -> LongStretch:
+    """The stretch of a longrope table, for texts no longer than those learnt first."""
+    positions = raw.whole("max_position_embeddings", most=1 << 28)
+    length = raw.whole("original_max_position_embeddings", positions, most=1 << 28)
+    length = rope.whole("original_max_position_embeddings", length, most=1 << 28)
+    rope.must(length > 1, "original_max_position_embeddings", "2 or more")
+    lists = [rope.value(key) for key in ("short_factor", "long_factor")]
+    for key, values in zip(("short_factor", "long_factor"), lists, strict=True):
+        numbers = isinstance(values, list) and all(type(value) in (int, float) for value in values)
+        fits = numbers and 0 < len(values) <= FACTORS and all(1e-3 <= value <= 1e6 for value in values)
+        rope.must(fits, key, "a list of numbers, one for each wave")
+    short, long = (tuple(map(float, values)) for values in lists)
+    size = rope.number("attention_factor", None, least=1e-3, most=1e3)
+    return LongStretch(short, long, length, rope.number("factor", positions / length, least=1e-3), size)
 
 
 def read_fraction(raw: Raw, unsaid: float, whole: bool) -> float:
@@ -248,6 +269,10 @@ def write_stretch(stretch: Stretch | None) -> dict[str, Any] | None:
     if isinstance(stretch, Llama3Stretch):
         return {"rope_type": "llama3", **table, "low_freq_factor": stretch.low, "high_freq_factor": stretch.high}
     size = {} if stretch.size is None else {"attention_factor": stretch.size}
+    if isinstance(stretch, LongStretch):
+        need(not stretch.far, 'No published layout is for long texts alone; save this with layout "glassformer".')
+        factors = {"short_factor": list(stretch.short), "long_factor": list(stretch.long)}
+        return {"rope_type": "longrope", **table, **factors, **size}
     return {"rope_type": "yarn", **table, "beta_fast": stretch.fast, "beta_slow": stretch.slow, **size}
 
 

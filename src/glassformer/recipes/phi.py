@@ -14,6 +14,7 @@ from ..config import (
     GatedMLP,
     Head,
     LayerNorm,
+    LongStretch,
     Model,
     RMSNorm,
     Rotary,
@@ -24,6 +25,7 @@ from .decoders import (
     ACTIVATIONS,
     ATTENTION,
     INIT,
+    LONG,
     NORMS,
     OURS,
     THEIRS,
@@ -113,19 +115,25 @@ def read3(raw: Raw) -> Model:
     attention = replace(read_attention(raw), see=read_window(raw))
     block = Block(attention, read_gated(raw), RMSNorm(raw.number("rms_norm_eps", 1e-5, most=1.0)))
     dropout = raw.number("resid_pdrop", 0.0, most=0.99)
-    rotary = read_rotary(raw, fraction=1.0, kinds=("default",))  # whatever else they call it means longrope
-    return read_decoder(raw, block, rotary, context=4096, dropout=dropout)
+    rotary = read_rotary(raw, fraction=1.0, kinds=("default", *LONG))
+    model = read_decoder(raw, block, rotary, context=4096, dropout=dropout)
+    if isinstance(rotary.stretch, LongStretch):  # for longer texts: glassformer.load(.., context=N)
+        model = replace(model, context=min(model.context, rotary.stretch.length))
+    return model
 
 
 def write3(model: Model) -> dict[str, Any]:
     """Our config as a Phi-3 config.json, as far as that can say it; without a window a Llama's can, and comes first."""
     block, raw = write_decoder(model, "phi3")
+    length, position = raw["max_position_embeddings"], decoder(model).position
+    if isinstance(position, Rotary) and isinstance(position.stretch, LongStretch):
+        raw["max_position_embeddings"] = round(position.stretch.length * position.stretch.factor)
     return {
         **raw,
         "rms_norm_eps": block.norm.eps,
         "sliding_window": window_size(model),
         "partial_rotary_factor": fraction(model),
-        "original_max_position_embeddings": raw["max_position_embeddings"],
+        "original_max_position_embeddings": length,
         **dict.fromkeys(DROPOUTS, decoder(model).dropout),
     }
 

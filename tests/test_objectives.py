@@ -12,12 +12,12 @@ from torch.nn import functional as F
 import tiny
 from glassformer import config, objectives, run, serial, store, training
 from glassformer.errors import UserError
-from glassformer.nn import build_model
+from glassformer.nn import Tape, build_model
 from glassformer.training import Batch, hooks, objective
 from glassformer.training.loop import train
 from glassformer.training.measures import matthews, pearson, ranks
 from glassformer.training.objective import gradients
-from glassformer.training.objectives import make
+from glassformer.training.objectives import make, uphill
 from glassformer.training.precision import Half
 from glassformer.training.probe import Plan
 
@@ -68,6 +68,12 @@ def batches():
         "seq2seq alone": (objectives.Seq2Seq(), tiny.DECODERS["llama"], Batch(tokens, targets, pos, docs)),
         "classify": (objectives.Classify(), CLASSIFIER, labelled),
         "classify alone": (objectives.Classify(), LAST, dataclasses.replace(labelled, segments=None)),
+        "classify, agree and push": (objectives.Classify(agree=2.0, push=0.1), CLASSIFIER, labelled),
+        "regression, agree and push": (
+            objectives.Classify(regression=True, agree=1.0, push=0.1),
+            NUMBER,
+            dataclasses.replace(plain, labels=torch.linspace(-1, 1, 8)),
+        ),
         "regression": (
             objectives.Classify(regression=True),
             NUMBER,
@@ -335,3 +341,73 @@ def test_compiled_is_as_written_out(name):
         assert found.loss == pytest.approx(right.loss, rel=1e-5) and found.count == right.count
     if name != "classify":  # how many documents there are is not known before: the pool stays outside
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+# --------------------------------------------------------------------- more from few examples
+
+
+def dropping(shape, seed=1):
+    """The model with dropout in its blocks."""
+    return build_model(dataclasses.replace(shape, encoder=dataclasses.replace(shape.encoder, dropout=0.3)), seed=seed)
+
+
+def test_two_readings_that_should_agree_by_hand():
+    """R-Drop's loss: the mean of two cross-entropies, and alpha / 4 of the divergences both ways."""
+    batch, model = CASES["classify"][2], dropping(CLASSIFIER)
+    torch.manual_seed(7)
+    one, other = (
+        model(batch.tokens, pos=batch.pos, docs=batch.docs, segments=batch.segments, logits="none").pooled
+        for _ in range(2)
+    )
+    assert not torch.equal(one, other)
+    right = (F.cross_entropy(one, batch.labels) + F.cross_entropy(other, batch.labels)) / 2
+    p, q = one.log_softmax(-1), other.log_softmax(-1)
+    both = F.kl_div(q, p, reduction="batchmean", log_target=True) + F.kl_div(
+        p, q, reduction="batchmean", log_target=True
+    )
+    torch.manual_seed(7)
+    found = make(objectives.Classify(agree=3.0)).loss(model, batch)
+    torch.testing.assert_close(found.sum / found.count, right + 3.0 / 4 * both)
+    model.eval()
+    plain = make(objectives.Classify()).loss(model, batch).sum
+    assert torch.equal(make(objectives.Classify(agree=3.0, push=1.0)).loss(model, batch).sum, plain)  # validation
+
+
+def test_a_push_goes_uphill_by_its_length_in_each_document_alone():
+    batch, model = CASES["classify"][2], build_model(CLASSIFIER, seed=1)
+    tape = Tape("*.embed", graph=True)
+    output = objective.read(model, batch, tape)
+    loss = F.cross_entropy(output.pooled, batch.labels, reduction="sum")
+    slope, embedded = torch.autograd.grad(loss, tape["encoder.embed"])[0], tape["encoder.embed"].detach()
+    step = uphill(slope, embedded, batch.pos)
+    documents = 0
+    for row in range(len(step)):
+        for number in range(int(batch.docs[row].max()) + 1):
+            own = batch.docs[row] == number
+            assert step[row, own].norm() == pytest.approx(float(embedded[row, own].norm(dim=-1).mean()), rel=1e-5)
+            assert F.cosine_similarity(step[row, own].flatten(), slope[row, own].flatten(), dim=0) > 0.9999
+            documents += 1
+    assert documents == len(batch.labels) and not step[batch.pos < 0].any()
+    found = make(objectives.Classify(push=0.1)).loss(model, batch).sum.detach()
+    moved = objective.read(model, batch, Tape(edits={"*.embed": lambda path, x: x + 0.1 * step})).pooled
+    harder = F.cross_entropy(moved, batch.labels, reduction="sum")
+    torch.testing.assert_close(found, (loss.detach() + harder.detach()) / 2)
+    assert harder > loss
+
+
+def test_a_frozen_trunk_is_pushed_too():
+    model, batch = build_model(CLASSIFIER, seed=1), CASES["classify"][2]
+    for path, weight in model.named_parameters():
+        weight.requires_grad_(path.startswith("pool."))
+    sums = gradients(model, batch, make(objectives.Classify(push=0.5)), 1)
+    assert math.isfinite(sums.loss)
+    assert {path for path, weight in model.named_parameters() if weight.grad is not None} == {
+        path for path, _ in model.named_parameters() if path.startswith("pool.")
+    }
+
+
+def test_sizes_below_nothing_are_refused():
+    with pytest.raises(UserError, match=r"Classify.push is -1; give 0 or more"):
+        objectives.Classify(push=-1)
+    with pytest.raises(UserError, match=r"Classify.agree is nan"):
+        objectives.Classify(agree=math.nan)

@@ -7,6 +7,7 @@ tune = { type = "LoRA", rank = 8 }
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -75,9 +76,21 @@ class Seq2Seq:
 
 @dataclass(frozen=True)
 class Classify:
-    """The label of one text or of two; ``regression`` learns a number instead."""
+    """The label of one text or of two; ``regression`` learns a number instead.
+
+    Where examples are few: ``agree`` reads each text twice, with other dropout, and weighs how far apart both answers
+    are (R-Drop, Liang et al. 2021); ``push`` reads it once more with its embedded tokens moved to where the loss grows
+    fastest, all together by ``push`` times the length of one (adversarial training, Miyato et al. 2017). 0 is neither.
+    """
 
     regression: bool = False
+    agree: float = 0.0
+    push: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("agree", "push"):
+            value = getattr(self, name)
+            need(0 <= value < math.inf, f"Classify.{name} is {value}; give 0 or more.")
 
 
 @dataclass(frozen=True)

@@ -110,15 +110,16 @@ def read(files: Sequence[str]) -> dict[str, tuple[str, Any]]:
 def same(plan: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """What of a run must not differ: the data, and what is learned from it.
 
-    A loss is one of tokens, so the tokenizer counts; labels are the same in any.
+    A loss is one of tokens, so the tokenizer counts; labels are the same in any, however often a text is read for one.
     """
     from .. import serial
     from ..objectives import Classify
 
-    data = serial.to_dict(plan.data)
+    data, objective = serial.to_dict(plan.data), serial.to_dict(plan.train.objective)
     if isinstance(plan.train.objective, Classify):
         data = {key: value for key, value in data.items() if key not in ("tokenizer", "vocab", "cut")}
-    return data, serial.to_dict(plan.train.objective)
+        objective = {key: value for key, value in objective.items() if key not in ("agree", "push")}
+    return data, objective
 
 
 def budget(given: argparse.Namespace) -> dict[str, float]:

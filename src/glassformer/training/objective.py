@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..nn import Output
+from ..nn import Output, Tape
 
 if TYPE_CHECKING:
     from .data import Batch
@@ -74,9 +74,11 @@ class Causal:
         return token_loss(model, read(model, batch), batch.targets, self.label_smoothing)
 
 
-def read(model: Any, batch: Batch) -> Output:
+def read(model: Any, batch: Batch, tape: Tape | None = None) -> Output:
     """What a model of any shape makes of a batch; no logits, the losses ask the head themselves."""
     given: dict[str, Any] = {"pos": batch.pos, "docs": batch.docs, "logits": "none"}
+    if tape is not None:
+        given["tape"] = tape
     if batch.source is not None:
         given |= {"source": batch.source, "source_pos": batch.source_pos, "source_docs": batch.source_docs}
     if batch.segments is not None:

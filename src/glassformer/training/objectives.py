@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import objectives as words
+from ..nn import Output, Tape
 from . import corrupt
 from .measures import correlations, matthews
 from .objective import Causal, Loss, Objective, detached, extra, read, token_loss
@@ -74,23 +75,66 @@ class Classify:
 
     def loss(self, model: Any, batch: Batch) -> Loss:
         """A mean over documents; labels (D,) are long, or float for regression."""
-        output, labels = read(model, batch), batch.labels
+        labels, how = batch.labels, self.words
         assert labels is not None
-        answer, facts = _pooled(output).float(), dict(output.facts)  # (D, L)
-        if self.words.regression:
-            answer = answer[:, 0]
-            total = (answer - labels).square().sum()
-        else:
-            total = F.cross_entropy(answer, labels, reduction="sum", label_smoothing=self.label_smoothing)
+        tape = Tape("*.embed", edits={"*.embed": _leaf}, graph=True) if how.push and model.training else None
+        output = read(model, batch, tape)
+        answer, facts = self.answer(output), dict(output.facts)
+        total = self.wrong(answer, labels)
+        if how.agree and model.training:
+            other = self.answer(read(model, batch))
+            total = (total + self.wrong(other, labels) + how.agree * self.apart(answer, other)) / 2
+        if tape is not None:
+            (embedded,) = tape.records.values()
+            (slope,) = torch.autograd.grad(total, embedded, retain_graph=True)
+            step = how.push * uphill(slope, embedded.detach(), batch.pos)
+            pushed = Tape(edits={"*.embed": lambda path, x: x + step})
+            total = (total + self.wrong(self.answer(read(model, batch, pushed)), labels)) / 2
+        if not how.regression:
             facts["accuracy"] = (answer.argmax(-1) == labels).float().mean()
         said = (answer.detach(), labels)
         return Loss(total, len(labels), extra(output), tokens_in(batch), facts, said)
+
+    def answer(self, output: Output) -> Tensor:
+        """What is said of each document: the labels' logits (D, L), or a number (D,)."""
+        answer = _pooled(output).float()
+        return answer[:, 0] if self.words.regression else answer
+
+    def wrong(self, answer: Tensor, labels: Tensor) -> Tensor:
+        """The loss, summed over documents."""
+        if self.words.regression:
+            return (answer - labels).square().sum()
+        return F.cross_entropy(answer, labels, reduction="sum", label_smoothing=self.label_smoothing)
+
+    def apart(self, one: Tensor, other: Tensor) -> Tensor:
+        """How far two answers are from each other: the divergence both ways (Liang et al. 2021, 2), or the square."""
+        if self.words.regression:
+            return (one - other).square().sum()
+        p, q = one.log_softmax(-1), other.log_softmax(-1)
+        return ((p.exp() - q.exp()) * (p - q)).sum() / 2
 
     def measures(self, answer: Tensor, labels: Tensor) -> dict[str, float]:
         """What a mean over batches cannot say: correlations of numbers, Matthews' of two labels."""
         if self.words.regression:
             return correlations(answer, labels)
         return {"matthews": matthews(answer.argmax(-1), labels)} if answer.shape[1] == 2 else {}
+
+
+def uphill(slope: Tensor, embedded: Tensor, pos: Tensor | None) -> Tensor:
+    """``slope`` (B, T, C), in each document scaled to the mean length of its embedded tokens; padding has no slope."""
+    lengths = torch.linalg.vector_norm(embedded.float(), dim=-1)  # (B, T)
+    pos = torch.arange(slope.shape[1], device=slope.device).expand_as(lengths) if pos is None else pos
+    which = ((pos.flatten() == 0).cumsum(0) - 1).clamp(min=0)
+    there = (pos.flatten() >= 0).float()
+    parts = torch.stack((slope.float().square().sum(-1).flatten(), lengths.flatten(), torch.ones_like(there))) * there
+    square, length, tokens = lengths.new_zeros(3, int(which[-1]) + 1).index_add_(1, which, parts)  # of each document
+    scale: Tensor = length / tokens / square.sqrt().clamp(min=1e-30)
+    return slope * scale[which].view(*lengths.shape, 1).to(slope.dtype)
+
+
+def _leaf(path: str, x: Tensor) -> Tensor:
+    """What a gradient is asked for, also where the weights before it are frozen."""
+    return x if x.requires_grad else x.detach().requires_grad_()
 
 
 class Contrast:

@@ -77,8 +77,8 @@ class Causal:
 def read(model: Any, batch: Batch, tape: Tape | None = None) -> Output:
     """What a model of any shape makes of a batch; no logits, the losses ask the head themselves."""
     given: dict[str, Any] = {"pos": batch.pos, "docs": batch.docs, "logits": "none"}
-    if tape is not None:
-        given["tape"] = tape
+    if tape is not None:  # each is another: it would be compiled anew each time
+        model, given["tape"] = getattr(model, "_orig_mod", model), tape
     if batch.source is not None:
         given |= {"source": batch.source, "source_pos": batch.source_pos, "source_docs": batch.source_docs}
     if batch.segments is not None:

@@ -328,7 +328,7 @@ def test_a_tokenizer_that_lacks_what_the_objective_needs(objective, said, data, 
         training.run(settings(data, objective, **{"data.tokenizer": str(tmp_path)}), tmp_path / "run")
 
 
-@pytest.mark.parametrize("name", ["seq2seq", "prefix", "masked", "classify"])
+@pytest.mark.parametrize("name", ["seq2seq", "prefix", "masked", "classify", "classify, agree and push"])
 def test_compiled_is_as_written_out(name):
     words, shape, batch = CASES[name]
     model = build_model(dataclasses.replace(shape, pool=None) if name == "masked" else shape, seed=1)

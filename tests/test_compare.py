@@ -211,7 +211,9 @@ def test_minutes_are_measured(files: dict[str, str], tmp_path: Path, monkeypatch
     assert not list(tmp_path.iterdir())
 
 
-def test_mistakes_are_one_sentence(files: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_one_sentence(
+    files: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     one, two, out = files["one-vector"], files["attention"], str(tmp_path / "out")
     other = tmp_path / "other.toml"
     other.write_text(Path(two).read_text().replace('tokenizer = "words"', 'tokenizer = "words"\nvocab = 9'))
@@ -227,6 +229,8 @@ def test_mistakes_are_one_sentence(files: dict[str, str], tmp_path: Path, capsys
     assert "of its own" in said(capsys, one, one, "--out", out)
     assert "--target" in said(capsys, one, "--target", "x", "--out", out)
     assert "--bag is for" in said(capsys, one, "--bag", "--out", out)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "by sacrebleu need it" in said(capsys, one, "--test", files["data"], "--out", out)
     assert not Path(out).exists()
     Path(out).mkdir()
     (Path(out) / "comparison.json").write_text('{"budget": {"tokens": 5}, "runs": {}}')

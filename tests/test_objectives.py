@@ -13,7 +13,7 @@ import tiny
 from glassformer import config, objectives, run, serial, store, training
 from glassformer.errors import UserError
 from glassformer.nn import Tape, build_model
-from glassformer.training import Batch, hooks, objective
+from glassformer.training import Batch, hooks, objective, prepare
 from glassformer.training.loop import train
 from glassformer.training.measures import matthews, pearson, ranks
 from glassformer.training.objective import gradients
@@ -339,7 +339,7 @@ def test_compiled_is_as_written_out(name):
         part = batch.rows(low, low + 2)
         right, found = (gradients(runner, part, make(words), 1) for runner in (model, compiled))
         assert found.loss == pytest.approx(right.loss, rel=1e-5) and found.count == right.count
-    if name != "classify":  # how many documents there are is not known before: the pool stays outside
+    if not name.startswith("classify"):  # how many documents there are is not known before: the pool stays outside
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
@@ -404,6 +404,13 @@ def test_a_frozen_trunk_is_pushed_too():
     assert {path for path, weight in model.named_parameters() if weight.grad is not None} == {
         path for path, _ in model.named_parameters() if path.startswith("pool.")
     }
+
+
+def test_nothing_can_agree_without_dropout():
+    chosen = run.Run(data=run.Examples("a.tsv"), train=run.Train(objective=objectives.Classify(agree=1.0)))
+    with pytest.raises(UserError, match=r"this model has none; set encoder.dropout, or agree = 0"):
+        prepare.check(chosen, CLASSIFIER)
+    prepare.check(chosen, dropping(CLASSIFIER).config)
 
 
 def test_sizes_below_nothing_are_refused():

@@ -385,9 +385,12 @@ def test_a_longrope_model_for_long_texts(tmp_path: Path) -> None:
     assert difference(short, theirs, given[:, :20]) <= TOLERANCE
     assert difference(far, theirs, given) <= TOLERANCE and difference(far, theirs, given[:, :21]) <= TOLERANCE
     assert difference(far, theirs, given[:, :20]) > 100 * TOLERANCE  # it has the long waves for short texts too
-    with pytest.raises(UserError, match="48 tokens are past the 20 positions"):
+    with pytest.raises(UserError, match=r"48 tokens are past the 20 positions .* convert MODEL FOLDER --context N"):
         short(given)
-    with pytest.raises(UserError, match="No published layout"):
+    for context, told in ((0, "context is 0"), (1.5, "context is 1.5"), ("9", "context is '9'"), (321, "made for 320")):
+        with pytest.raises(UserError, match=told):
+            store.load(tmp_path / "theirs", context=context)
+    with pytest.raises(UserError, match="No published layout is for long texts alone"):
         store.save(far, tmp_path / "hf", layout="hf")
     store.save(far, tmp_path / "far")
     back, _ = store.load(tmp_path / "far")

@@ -13,8 +13,8 @@ types in one slot (``norm=RMSNorm()`` or ``norm=LayerNorm()``), never flags side
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from .errors import above_zero, need
 from .positions import Alibi as Alibi  # the page goes on in positions.py
@@ -343,17 +343,6 @@ def bodies(model: Model) -> dict[str, Body]:
 def stacks(model: Model) -> dict[str, Stack]:
     """The model's stacks of blocks by the name of their slot."""
     return {name: body for name, body in bodies(model).items() if isinstance(body, Stack)}
-
-
-def for_context(model: Model, context: int) -> Model:
-    """The same model for texts of ``context`` tokens; a LongStretch takes the waves that such texts ask for."""
-    changes: dict[str, Any] = {"context": context}
-    for name, stack in stacks(model).items():
-        position = stack.position
-        if isinstance(position, Rotary) and isinstance(position.stretch, LongStretch):
-            stretch = replace(position.stretch, far=context > position.stretch.length)
-            changes[name] = replace(stack, position=replace(position, stretch=stretch))
-    return replace(model, **changes)
 
 
 def recurrent(model: Model) -> dict[str, Recurrent]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from . import adapters, config, files, recipes, serial, tensorfiles, weights
+from . import adapters, config, files, lengths, recipes, serial, tensorfiles, weights
 from .errors import UserError, need
 from .nn import Model, build_model, lora
 from .nn.model import allocate
@@ -59,7 +59,7 @@ def load(
     kind = _dtype(dtype)
     found = resolve(name)
     if not isinstance(found, Path):
-        found = found if context is None else config.for_context(found, context)
+        found = found if context is None else lengths.for_context(found, context)
         _must_fit(found, kind or torch.float32, device)
         return build_model(found, device=device, dtype=kind), None
     base = adapters.base_of(found)
@@ -68,7 +68,7 @@ def load(
         return _changed(found, base, kind, device), open_tokenizer(found)
     book = read_config(found)
     if context is not None:
-        book = replace(book, config=config.for_context(book.config, context))
+        book = replace(book, config=lengths.for_context(book.config, context))
     published = book.files()
     published.mapped = mapped
     model = _filled(book, published, kind or published.dtype, device)

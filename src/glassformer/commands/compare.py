@@ -225,11 +225,15 @@ BAG = "bag-of-words"
 
 
 def readable(given: argparse.Namespace, plan: Any) -> None:
-    """The files of the test set, read before anything is trained."""
+    """Refuse what a test set would be in want of, before anything is trained."""
+    from ..evaluation import metrics
     from ..objectives import Classify
     from ..text import examples, published
 
-    if given.test is not None and isinstance(plan.train.objective, Classify):
+    labels = isinstance(plan.train.objective, Classify)
+    if given.test is not None or given.bag:
+        metrics.installed("sklearn" if labels else "sacrebleu")
+    if given.test is not None and labels:
         examples.read(given.test, plan.train.objective, columns=plan.data.columns)
     for name in (given.test, given.target):
         need(name is None or published.locate(name).is_file(), f"{name} is no file; give a file of examples.")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..errors import UserError, need
+from ..errors import need
 
 TEXTS = ("bleu", "chrf", "rouge1", "rouge2", "rougeL", "exact")
 """Figures of written texts, in per cent."""
@@ -93,9 +94,14 @@ def by_length(texts: Sequence[str], borders: Sequence[int]) -> Mapping[str, list
     return groups
 
 
+def installed(library: str) -> None:
+    """UserError unless this library, which figures of a kind come from, is installed."""
+    name = library.split(".")[0]
+    package = {"sklearn": "scikit-learn", "rouge_score": "rouge-score"}.get(name, name)
+    found = importlib.util.find_spec(name) is not None
+    need(found, f'Figures by {package} need it: pip install "glassformer[score]".')
+
+
 def _library(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        package = {"sklearn": "scikit-learn", "rouge_score": "rouge-score"}.get(name.split(".")[0], name.split(".")[0])
-        raise UserError(f'This figure needs {package}: pip install "glassformer[score]".') from None
+    installed(name)
+    return importlib.import_module(name)

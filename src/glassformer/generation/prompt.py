@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .. import config
 from ..errors import UserError
+from ..lengths import way_out
 from ..text.shards import begins
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def read(prompt: Prompt, tokenizer: Tokenizer | None, cfg: config.Model, bos: bo
         if len(ids) > cfg.context:
             raise UserError(
                 f"The prompt has {len(ids)} tokens and the model's context is {cfg.context}; shorten it, "
-                f"for example to its last {max(cfg.context // 2, 1)} tokens."
+                f"for example to its last {max(cfg.context // 2, 1)} tokens.{way_out(cfg)}"
             )
     return rows
 

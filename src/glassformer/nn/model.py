@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .. import config as vocabulary
 from ..errors import UserError
+from ..lengths import way_out
 from .build import build, builds
 from .cache import Cache
 from .flow import Flow, Memory, Part
@@ -64,7 +65,8 @@ class Model(Part):
             raise UserError(f"tokens are {tuple(tokens.shape)} {tokens.dtype}; give whole numbers (batch, length).")
         reached = tokens.shape[1] + (cache.length if cache is not None else 0)
         if pos is None and reached > self.limit:
-            raise UserError(f"{reached} tokens are past the {self.limit} positions this model has; give fewer.")
+            hint = way_out(self.config)
+            raise UserError(f"{reached} tokens are past the {self.limit} positions this model has; give fewer.{hint}")
         plain, history = pos is None and docs is None, None
         if cache is not None:
             if docs is not None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from .. import config, serial
+from .. import config, lengths, serial
 from ..errors import UserError, nearest
 from . import sentences
 from .bert import BERT
@@ -90,6 +90,11 @@ def write(model: config.Model) -> tuple[Recipe, dict[str, Any]]:
     hindrance, nearness = "none is of its shape", 0  # what is in the way of the nearest layout, how much of it
     if config.recurrent(model):
         raise UserError('No published layout holds a recurrent model; save it with the layout "glassformer".')
+    if any(stretch.far for stretch in lengths.stretches(model).values()):
+        raise UserError(
+            "No published layout is for long texts alone, as this model's LongStretch is; save it with the layout "
+            '"glassformer".'
+        )
     model, beside = sentences.write(model)
     for recipe in all():
         shaped = any(isinstance(model, type(size)) for size in recipe.sizes.values())

@@ -34,7 +34,7 @@ from ..config import (
     YarnStretch,
     stacks,
 )
-from ..errors import UserError, need
+from ..errors import UserError
 from .recipe import Raw, Rule, Table, tile
 
 INIT = Init(0.02, 0.02, "plain")
@@ -270,7 +270,6 @@ def write_stretch(stretch: Stretch | None) -> dict[str, Any] | None:
         return {"rope_type": "llama3", **table, "low_freq_factor": stretch.low, "high_freq_factor": stretch.high}
     size = {} if stretch.size is None else {"attention_factor": stretch.size}
     if isinstance(stretch, LongStretch):
-        need(not stretch.far, 'No published layout is for long texts alone; save this with layout "glassformer".')
         factors = {"short_factor": list(stretch.short), "long_factor": list(stretch.long)}
         return {"rope_type": "longrope", **table, **factors, **size}
     return {"rope_type": "yarn", **table, "beta_fast": stretch.fast, "beta_slow": stretch.slow, **size}

@@ -13,6 +13,7 @@ import torch
 
 from .. import config, objectives, places, recipes, serial, store, text
 from ..errors import UserError, nearest, need
+from ..lengths import way_out
 from ..nn import build_model, lora
 from ..run import Data, Examples, Run, Train, model_changes
 from ..text import Shards, Tokenizer, shelf
@@ -70,6 +71,11 @@ def check(settings: Run, made: config.Model, tokenizer: Tokenizer | None = None)
         f"The objective {name} learns from {'running text' if running else 'examples'}; "
         f'set [data] type = "{"Data" if running else "Examples"}".',
     )
+    if isinstance(chosen, objectives.Classify) and chosen.agree:
+        rates = [body.dropout for body in config.bodies(made).values()]
+        rates += [getattr(part, "dropout", 0.0) for part in (made.pool, settings.train.tune)]
+        sentence = "Classify.agree compares readings with different dropout, and this model has none; set"
+        need(any(rates), f"{sentence} {next(iter(config.bodies(made)))}.dropout, or agree = 0.")
     if tokenizer is None:
         return
     if isinstance(chosen, objectives.Masked):
@@ -144,7 +150,9 @@ def fitted(settings: Run, start: config.Model, vocab: int | None = None) -> conf
         sentence = f"The tokenizer has {vocab} tokens, the model's embed.vocab only {made.embed.vocab}; "
         raise UserError(sentence + "raise it or give data.tokenizer the model's own.")
     if (how.context or 1) > made.context:
-        raise UserError(f"train.context {how.context} is more than the model's context {made.context}; lower it.")
+        raise UserError(
+            f"train.context {how.context} is more than the model's context {made.context}; lower it.{way_out(made)}"
+        )
     return made
 
 

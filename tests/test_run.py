@@ -102,6 +102,7 @@ def test_changes_are_checked_when_all_are_in():
         ({"dtype": "float16"}, "not one of"),
         ({"optimizer.rate": "-1"}, "above 0"),
         ({"optimizer": "SGD"}, "AdamW, Muon"),
+        ({"optimizer": '{type = "AdamW", rate = 1'}, "AdamW, Muon. Write a table as .*closed"),
         ({"data.valid": "1.5"}, "between 0 and 1"),
         ({"colour": "red"}, "no setting"),
     ],

@@ -77,7 +77,8 @@ def _from_union(options: Sequence[Any], raw: Any, where: str) -> Any:
     if not plain:
         known = ", ".join(classes)
         if isinstance(raw, str):
-            raise UserError(f'{_at(where)}there is no "{raw}"; give one of {known}.')
+            hint = ' Write a table as {type = "NAME", key = value}, closed.' if raw.startswith("{") else ""
+            raise UserError(f'{_at(where)}there is no "{raw}"; give one of {known}.{hint}')
         raise UserError(f"{_at(where)}{json.dumps(raw)} is no table with a type; give one of {known}.")
     for option in plain:
         try:

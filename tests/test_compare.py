@@ -15,12 +15,13 @@ from typing import Any
 
 import pytest
 
-from glassformer import config, serial
+from glassformer import config, run, serial
 from glassformer.cli import main
 from glassformer.commands import compare
-from glassformer.commands.process import PROGRAM
+from glassformer.commands.process import PROGRAM, started
 from glassformer.errors import UserError
 from glassformer.files import lock
+from glassformer.objectives import Classify
 from glassformer.training.hooks import read_log
 
 ENDS = 'dim = 16\ncontext = 32\nembed = { vocab = 64 }\ninit = { std = "none", embed_std = 0.3 }\n'
@@ -193,6 +194,28 @@ def test_a_run_that_was_cut_off_goes_on(
     assert main(words) == 0
     assert ["--resume" in one for one in called] == [False, True]
     assert json.loads(capfd.readouterr().out)[0]["peak"] == 6
+
+
+def test_how_often_a_text_is_read_is_no_difference() -> None:
+    """Another objective is; dropout's agreement and pushes belong to how a model is trained, as its optimizer does."""
+    plain, pushed, number = (
+        compare.same(run.Run(data=run.Examples("a.tsv"), train=run.Train(objective=Classify(**how))))
+        for how in ({}, {"agree": 1.0, "push": 0.1}, {"regression": True})
+    )
+    assert plain == pushed != number
+
+
+def test_a_process_keeps_ignoring_what_it_ignored(tmp_path: Path) -> None:
+    """As under nohup: closing the terminal stops nothing."""
+    old = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with started(["--version"], subprocess.PIPE) as process:
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            assert callable(signal.getsignal(signal.SIGTERM))
+            process.communicate()
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, old)
 
 
 def test_minutes_are_measured(files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,6 +140,19 @@ def test_a_run_logs_it_at_each_validation(corpus, tmp_path, dtype):
     assert (out / "routing.jsonl").read_text() == before
 
 
+def test_a_run_that_dies_while_it_saves_has_logged_its_routes(corpus, tmp_path, monkeypatch):
+    """What is saved was logged before: going on from it leaves no hole."""
+
+    def die(self, step):
+        raise RuntimeError("the machine died")
+
+    (tmp_path / "moe.toml").write_text(EXPERTS)
+    monkeypatch.setattr(training.hooks.Save, "save", lambda self, step, best=False: die(self, step))
+    with pytest.raises(RuntimeError, match="died"):
+        training.run(run.read(tmp_path / "moe.toml", {**SETTINGS, "data.train": str(corpus)}), tmp_path / "run")
+    assert [line["step"] for line in read_log(tmp_path / "run" / "routing.jsonl")] == [3, 3]
+
+
 def test_a_run_without_experts_has_no_such_file(corpus, tmp_path):
     training.run(run.read(None, {**SETTINGS, "data.train": str(corpus)}), tmp_path / "run")
     assert not (tmp_path / "run" / "routing.jsonl").exists()

@@ -378,7 +378,8 @@ def _check(model: Model) -> None:
                     waves, stretch = turned // 2, stack.position.stretch
                     factors = len(stretch.short) if isinstance(stretch, LongStretch) else waves
                     need(
-                        factors == waves, f"{where}: LongStretch has {factors} factors for {waves} waves; give as many."
+                        factors == waves,
+                        f"{where}: LongStretch has {factors} factors for {waves} waves; give each one.",
                     )
         if isinstance(stack.position, Learned):
             length, enough = stack.position.length, stack.position.length >= model.context

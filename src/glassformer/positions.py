@@ -88,7 +88,8 @@ class LongStretch:
     far: bool = False
 
     def __post_init__(self) -> None:
-        above_zero(self, "length", "factor", "size")
+        above_zero(self, "factor", "size")
+        need(self.length > 1, f"LongStretch.length is {self.length}; give 2 or more.")
         even = len(self.short) == len(self.long) > 0 and min(*self.short, *self.long) > 0
         need(even, "LongStretch.short and long are as many factors as waves each, all above 0.")
 

@@ -67,10 +67,14 @@ def started(words: Sequence[str], output: Any) -> Iterator[subprocess.Popen[Any]
         os.kill(os.getpid(), signal.SIGSTOP)
         send(signal.SIGCONT)
 
+    def hand_on(number: int, frame: object) -> None:
+        send(PASSED[signal.Signals(number)])
+
     old: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
-        old = {one: signal.signal(one, lambda number, frame: send(PASSED[signal.Signals(number)])) for one in PASSED}
-        old[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, pause)
+        for kind, handler in {**dict.fromkeys(PASSED, hand_on), signal.SIGTSTP: pause}.items():
+            if signal.getsignal(kind) is not signal.SIG_IGN:  # as nohup leaves it
+                old[kind] = signal.signal(kind, handler)
     try:
         process = subprocess.Popen([*PROGRAM, *words], stdout=output, text=True, process_group=0)
         for number in held:

@@ -6,14 +6,14 @@ B batch, T tokens, S source tokens, C model dim, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from .. import config as vocabulary
 from ..errors import UserError
-from ..lengths import way_out
+from ..lengths import stretches, way_out
 from .build import build, builds
 from .cache import Cache
 from .flow import Flow, Memory, Part
@@ -81,10 +81,9 @@ class Model(Part):
     @property
     def limit(self) -> int | float:
         """The number of positions beyond which the position scheme has nothing to say, or something else."""
-        schemes: list[Any] = [stack.position for stack in vocabulary.stacks(self.config).values()]
-        schemes += [getattr(scheme, "stretch", None) for scheme in schemes]
-        ends = [s.length for s in schemes if isinstance(s, vocabulary.Learned)]
-        ends += [s.length for s in schemes if isinstance(s, vocabulary.LongStretch) and not s.far]
+        schemes = [stack.position for stack in vocabulary.stacks(self.config).values()]
+        ends = [scheme.length for scheme in schemes if isinstance(scheme, vocabulary.Learned)]
+        ends += [stretch.length for stretch in stretches(self.config).values() if not stretch.far]
         return min(ends, default=float("inf"))
 
     def finish(self, hidden: Tensor, flow: Flow, want: Want) -> Output:

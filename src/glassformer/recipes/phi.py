@@ -21,6 +21,7 @@ from ..config import (
     Stack,
     Window,
 )
+from ..lengths import stretches
 from .decoders import (
     ACTIVATIONS,
     ATTENTION,
@@ -125,9 +126,9 @@ def read3(raw: Raw) -> Model:
 def write3(model: Model) -> dict[str, Any]:
     """Our config as a Phi-3 config.json, as far as that can say it; without a window a Llama's can, and comes first."""
     block, raw = write_decoder(model, "phi3")
-    length, position = raw["max_position_embeddings"], decoder(model).position
-    if isinstance(position, Rotary) and isinstance(position.stretch, LongStretch):
-        raw["max_position_embeddings"] = round(position.stretch.length * position.stretch.factor)
+    length = raw["max_position_embeddings"]
+    for stretch in stretches(model).values():
+        raw["max_position_embeddings"] = round(stretch.length * stretch.factor)
     return {
         **raw,
         "rms_norm_eps": block.norm.eps,

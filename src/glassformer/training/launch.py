@@ -116,10 +116,10 @@ def _train(
         with live, contextlib.ExitStack() as opened:
             log = opened.enter_context(contextlib.closing(Log(out / "log.jsonl", state.step)))
             board = TensorBoard.open(out / "tensorboard", state.step) if how.tensorboard else None
-            hooks: list[Hook] = [evaluate, log, live, save]
+            hooks: list[Hook] = [evaluate, log, live, save]  # what is logged comes before what is saved
             if mixed:
                 routing = Routing(out / "routing.jsonl", tokenizer, state.step)
-                hooks.append(opened.enter_context(contextlib.closing(routing)))
+                hooks.insert(1, opened.enter_context(contextlib.closing(routing)))
             if board is not None:
                 hooks.insert(1, opened.enter_context(contextlib.closing(board)))
             for step in train(model, data.batches, objective, how, state=state, plan=plan):

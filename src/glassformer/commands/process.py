@@ -73,7 +73,8 @@ def started(words: Sequence[str], output: Any) -> Iterator[subprocess.Popen[Any]
     old: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
         for kind, handler in {**dict.fromkeys(PASSED, hand_on), signal.SIGTSTP: pause}.items():
-            if signal.getsignal(kind) is not signal.SIG_IGN:  # as nohup leaves it
+            ignored = signal.getsignal(kind) is signal.SIG_IGN  # a closed terminal, under nohup
+            if not ignored or kind in (signal.SIGINT, signal.SIGTERM):  # a training hears those two always
                 old[kind] = signal.signal(kind, handler)
     try:
         process = subprocess.Popen([*PROGRAM, *words], stdout=output, text=True, process_group=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -70,6 +72,7 @@ def whole(corpus, tmp_path_factory):
 CHILD = """
 import sys, time, torch
 from pathlib import Path
+from types import SimpleNamespace
 torch.set_num_threads(int(sys.argv[4]))
 from glassformer import run, serial, training
 from glassformer.training import launch
@@ -327,6 +330,33 @@ def test_the_panel_and_the_plain_line():
     console.print(view.panel(step))
     drawn = console.export_text()
     assert "step 3 of 10" in drawn and "once upon a time" in drawn and "█" in drawn
+
+
+@pytest.mark.parametrize("width", [60, 80, 160])
+def test_every_number_of_the_panel_stands_under_its_whole_name(width):
+    view = live.Live(flops=1e6, peak=1e11, terminal=False)
+    view.losses, view.valid, view.speed, view.first = [3.0, 2.0, 1.0] * 100, 1.5, 20_000.0, 0
+    view.facts, view.text = {"valid_accuracy": 0.25}, "a line of a verse\n" * 50
+    step = training.Step(300, 1000, 1.0, 1e-3, 0.5, 64, 0.01, 0, state=None)
+    from rich.console import Console
+
+    console = Console(width=width, file=io.StringIO(), force_terminal=True, color_system=None)
+    console.print(view.panel(step))
+    lines = console.file.getvalue().splitlines()
+    assert len(lines) < 24 and max(map(len, lines)) <= min(width, 100)
+    for name, value in view.numbers(step).items():
+        row = next(i for i, line in enumerate(lines) if name in line)
+        column = lines[row].index(name)
+        assert lines[row + 1][column:].startswith(value), (name, value)
+    bar = next(line for line in lines if "━" in line)
+    assert not any(letter.isalpha() for letter in bar)
+
+
+@pytest.mark.parametrize(("kind", "screen"), [("xterm-256color", True), ("dumb", False), ("unknown", False)])
+def test_a_terminal_that_cannot_be_drawn_on_gets_plain_lines(monkeypatch, kind, screen):
+    monkeypatch.setattr("sys.stderr", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setenv("TERM", kind)
+    assert live.Live().terminal is screen
 
 
 def test_lines_of_bars_and_spans_of_time():

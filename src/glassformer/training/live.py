@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -14,6 +15,8 @@ from .hooks import aside, note
 from .loop import Step
 
 BARS = "▁▂▃▄▅▆▇█"
+WIDE = 56  # columns of the bar and of the row of losses: they fit a terminal of 60
+LINES = 8  # of a sample, at most: the panel fits a terminal of 24
 
 
 class Live:
@@ -32,7 +35,8 @@ class Live:
     ) -> None:
         self.flops, self.peak = flops, peak
         self.sample, self.sample_every = sample, sample_every
-        self.terminal = sys.stderr.isatty() if terminal is None else terminal
+        able = sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+        self.terminal = able if terminal is None else terminal
         self.began = self.shown = time.monotonic()
         self.first: int | None = None  # the step before the first that was seen
         self.losses: list[float] = []
@@ -103,21 +107,24 @@ class Live:
 
     def panel(self, step: Step) -> Any:
         """The terminal's picture: a bar, the numbers, the loss as a row of bars, the last sample."""
+        from rich.columns import Columns
         from rich.console import Group
+        from rich.constrain import Constrain
         from rich.panel import Panel
         from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text
 
-        table = Table.grid(padding=(0, 2))
-        numbers = self.numbers(step)
-        table.add_row(*(Text(name, style="dim") for name in numbers))
-        table.add_row(*(Text(value, style="bold") for value in numbers.values()))
-        bar = ProgressBar(total=step.steps, completed=step.index, width=60)
-        parts: list[Any] = [bar, table, Text(sparkline(self.losses, 60), style="cyan")]
+        bar = Table.grid()  # the bar alone ends no line: what follows would be drawn over it
+        bar.add_row(ProgressBar(total=step.steps, completed=step.index, width=WIDE))
+        numbers = [
+            Text.assemble((name, "dim"), "\n", (value, "bold")) for name, value in self.numbers(step).items()
+        ]  # each under its name, in as many rows as the terminal is narrow
+        shown = [bar, Columns(numbers, padding=(0, 2)), Text(sparkline(self.losses, WIDE), style="cyan", no_wrap=True)]
         if self.text:
-            parts.append(Text(self.text, style="italic", overflow="fold"))
-        return Panel(Group(*parts), title=f"step {step.index:,} of {step.steps:,}", expand=False)
+            shown.append(Text("\n".join(self.text.splitlines()[:LINES]), style="italic", overflow="fold"))
+        framed = Panel(Group(*shown), title=f"step {step.index:,} of {step.steps:,}", expand=False)
+        return Constrain(framed, 100)
 
 
 def sparkline(values: list[float], width: int) -> str:

@@ -23,6 +23,7 @@ def options(one: argparse.ArgumentParser) -> None:
     one.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated"
     )
+    one.add_argument("--slide", action="store_true", help="go on past the context, reading its last half again")
     one.add_argument("--samples", type=int, default=1, metavar="N", help="N continuations of each prompt (1)")
     one.add_argument("--seed", type=int, metavar="S", help="the same seed gives the same text")
     one.add_argument("--dtype", metavar="D", help="float32, bfloat16 or float16 (the checkpoint's own)")
@@ -31,7 +32,7 @@ def options(one: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> None:
     """The command; its exit code, None for 0."""
-    from .. import generation
+    from .. import config, generation
 
     prompts = [standard_input() if prompt == "-" else prompt for prompt in given.prompt] or [None]
     model, tokenizer = reader(given.model, given.dtype)
@@ -48,11 +49,11 @@ def run(given: argparse.Namespace) -> None:
         stop=given.stop,
         samples=given.samples,
         seed=given.seed,
+        slide=given.slide,
     )
     if given.json:
         emit(told.run().to_dict())
-        return
-    if len(prompts) == given.samples == 1:
+    elif len(prompts) == given.samples == 1:
         if sys.stderr.isatty():
             print(prompts[0] or "", end="", file=sys.stderr, flush=True)
         for step in told:
@@ -61,5 +62,9 @@ def run(given: argparse.Namespace) -> None:
     else:
         for row in told.run().rows:
             print(f"[{row.number}] {prompts[row.number // given.samples] or ''}{row.text}\n")
-    if given.temperature:
+    if "context" in told.finishes:
+        most, slides = model.config.context, isinstance(model.config, config.Decoder)
+        way = f"; --slide goes on, reading the last {most // 2} again" if slides else ""
+        note(f"Ended at the model's context of {most} tokens{way}.")
+    if given.temperature and not given.json:
         note(f"seed {told.seed}")

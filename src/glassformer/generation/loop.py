@@ -49,14 +49,18 @@ class Step:
 
 @dataclass(frozen=True)
 class Limits:
-    """Where a row ends: at one of the ``eos`` ids, after ``max_new`` tokens, or at the context."""
+    """Where a row ends: at one of the ``eos`` ids, after ``max_new`` tokens, or at the context unless that slides."""
 
     eos: frozenset[int]
     max_new: int | None
     context: int
+    slide: bool = False
 
     def room(self, row: Row) -> int:
         """The most tokens that fit; the last one is never read back, so it may lie just outside the context."""
+        if self.slide:
+            assert self.max_new is not None
+            return self.max_new
         fit = self.context - len(row.start) + 1
         return fit if self.max_new is None else min(fit, self.max_new)
 
@@ -78,6 +82,18 @@ class Row:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish: Finish | None = None
+    left: int = 0  # tokens from the beginning that a sliding context has left behind
+
+    def window(self, limits: Limits) -> list[int]:
+        """What the model reads of the row: all of it, or from its last half context on once that is full."""
+        read = [*self.start, *self.tokens]
+        if len(read) - self.left > limits.context:
+            self.left = len(read) - max(1, limits.context // 2)
+        return read[self.left :]
+
+    def full(self, limits: Limits) -> bool:
+        """Whether one more token read would not fit."""
+        return len(self.start) + len(self.tokens) - self.left > limits.context
 
     def add(self, token: int, logprob: float, limits: Limits) -> Step:
         """Take one more token; the row's ``finish`` is set when it was the last."""
@@ -165,21 +181,28 @@ def generate(
     eos: int | Collection[int] | None = None,
     bos: bool | None = None,
     start: int | None = None,
+    slide: bool = False,
 ) -> Generation:
     """What a model says after each prompt, token by token; by default drawn from its own distribution.
 
     ``prompt`` is a text, token ids, or a list of either (one batch, lengths as they come), None the beginning of a
     text; ``tokenizer`` may be None for ids. Each prompt gets ``samples`` continuations of at most ``max_new`` tokens
     (None: to the end of the context), which end at a token of ``eos`` (None: the tokenizer's; () never), at a ``stop``
-    string or at the context. ``temperature`` 0 is greedy; Sampling describes the others. The same ``seed`` gives the
-    same tokens, and a prompt gets the same ones alone as in a batch (equal prompts count as samples of one); None draws
-    a seed from torch's generator. ``bos`` as in ``prompt.read``. An encoder-decoder's encoder reads the prompt and its
+    string or at the context. With ``slide`` a row whose context is full goes on: its last half context is read again
+    as if the text began there, so what follows is exactly what the model says after that piece alone, and what lies
+    before it is forgotten; each such reading costs as much as a prompt of that length. ``temperature`` 0 is greedy;
+    Sampling describes the others. The same ``seed`` gives the same tokens, and a prompt gets the same ones alone as in
+    a batch (equal prompts count as samples of one); None draws a seed from torch's generator. ``bos`` as in
+    ``prompt.read``. An encoder-decoder's encoder reads the prompt and its
     decoder begins with ``start`` (None: the tokenizer's bos, or its pad). Raises UserError for what cannot be continued
     and for settings that mean nothing.
     """
     how = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
     _check(model.config, max_new, samples, stops, tokenizer, how)
+    if slide and (max_new is None or isinstance(model, EncoderDecoder)):
+        missing = "a decoder" if isinstance(model, EncoderDecoder) else "max_new, for it never ends by itself"
+        raise UserError(f"A sliding context needs {missing}; give one, or leave out slide.")
     prompts = read(prompt, tokenizer, model.config, bos)
     starts = prompts
     if isinstance(model, EncoderDecoder):
@@ -188,7 +211,7 @@ def generate(
         starts = [first for _ in prompts]
     if eos is None:
         eos = () if tokenizer is None or tokenizer.eos is None else tokenizer.eos
-    limits = Limits(frozenset((eos,) if isinstance(eos, int) else eos), max_new, model.config.context)
+    limits = Limits(frozenset((eos,) if isinstance(eos, int) else eos), max_new, model.config.context, slide)
     if seed is None:
         seed = int(torch.randint(2**31, ()))
     rows = [
@@ -234,7 +257,11 @@ def _steps(
             seen = seen[keep] if seen is not None else None
         if index == 0 and longest * len(rows) >= MANY:  # not before: the first token is waited for
             reading.settle()
-        logits = reading.go_on(tokens)
+        if limits.slide and any(row.full(limits) for row in rows):
+            reading = Reading(model)
+            logits = reading.begin([row.window(limits) for row in rows], None, 1)
+        else:
+            logits = reading.go_on(tokens)
 
 
 def _choose(

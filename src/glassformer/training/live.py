@@ -120,7 +120,11 @@ class Live:
         numbers = [
             Text.assemble((name, "dim"), "\n", (value, "bold")) for name, value in self.numbers(step).items()
         ]  # each under its name, in as many rows as the terminal is narrow
-        shown = [bar, Columns(numbers, padding=(0, 2)), Text(sparkline(self.losses, WIDE), style="cyan", no_wrap=True)]
+        shown: list[Any] = [
+            bar,
+            Columns(numbers, padding=(0, 2)),
+            Text(sparkline(self.losses, WIDE), style="cyan", no_wrap=True),
+        ]
         if self.text:
             shown.append(Text("\n".join(self.text.splitlines()[:LINES]), style="italic", overflow="fold"))
         framed = Panel(Group(*shown), title=f"step {step.index:,} of {step.steps:,}", expand=False)

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from glassformer import run, serial, store, training
+from glassformer import places, run, serial, store, training
 from glassformer.errors import UserError
 from glassformer.training import hooks, live
 
@@ -385,8 +385,34 @@ def test_tensorboard(corpus, tmp_path):
     assert list((tmp_path / "run" / "tensorboard").glob("events*"))
 
 
-def test_the_planned_model_is_the_one_that_is_trained(corpus, whole):
-    assert training.planned(settings(corpus)) == store.read_config(whole / "step-000040").config
+def test_the_planned_model_is_the_one_that_is_trained_and_no_tokenizer_is(corpus, whole, monkeypatch):
+    trained = store.read_config(whole / "step-000040").config
+    monkeypatch.setattr("glassformer.text.train", None)
+    assert training.planned(settings(corpus)) == trained
+    for kind, vocab in (("bpe", 4096), ("byte", 257)):
+        assert training.planned(settings(corpus, **{"data.tokenizer": kind})).embed.vocab == vocab
+    assert training.planned(settings(corpus, **{"data.tokenizer": "bpe", "data.vocab": "300"})).embed.vocab == 300
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\xff\xfe\x00" * 9], ids=["missing", "empty", "no text"])
+def test_no_tokenizer_is_announced_before_the_file_was_read(tmp_path, capsys, content):
+    path = tmp_path / "mine.txt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError):
+        training.run(settings(path), tmp_path / "run")
+    assert "tokenizer" not in capsys.readouterr().err
+
+
+def test_a_run_folder_means_its_best_checkpoint_and_says_so(whole, capsys):
+    from glassformer.commands.common import reader
+
+    reader(str(whole))
+    best = (whole / "best").read_text().strip()
+    assert f"{best}, the best by validation loss, is used" in capsys.readouterr().err
+    assert places.checkpoint(whole) == whole / best
+    reader(str(whole / best))
+    assert not capsys.readouterr().err
 
 
 def test_a_separator_makes_documents_of_a_file(tmp_path):

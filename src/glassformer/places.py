@@ -51,6 +51,16 @@ def checkpoint(folder: Path) -> Path:
     return folder
 
 
+def of_run(name: str | Path) -> str | None:
+    """Which checkpoint of the run folder at ``name`` is meant, in words; None where it is no run folder."""
+    with contextlib.suppress(OSError):
+        folder = Path(name).expanduser()
+        if folder.is_dir() and (found := checkpoint(folder)) != folder:
+            best = (folder / "best").is_file()
+            return f"{folder} is a run: {found.name}, {'the best by validation loss' if best else 'the last'}, is used."
+    return None
+
+
 def _download(name: str) -> Path:
     """The hub's files of a model, from its cache where they are."""
     import huggingface_hub

@@ -15,8 +15,10 @@ MODEL = "a folder, a hub name or a recipe such as glass/1m"
 
 def reader(name: str, dtype: str | None = None) -> tuple[Any, Any]:
     """A model and the tokenizer it needs to read text; UserError where it has none."""
-    from .. import store
+    from .. import places, store
 
+    if said := places.of_run(name):
+        note(said)
     model, tokenizer = store.load(name, dtype=dtype)
     if tokenizer is None:
         raise UserError(f"{name} has no tokenizer, so text cannot be read; load a folder that has one.")

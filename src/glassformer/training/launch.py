@@ -62,13 +62,16 @@ def run(settings: Run, out: Path, resume: bool = False, *, sample: Sampler | Non
 
 
 def planned(settings: Run) -> config.Model:
-    """The config of the model that a run trains, its vocabulary that of the tokenizer; no weights are made."""
+    """The config of the model that a run trains; no weights are made and no tokenizer is trained.
+
+    A BPE has as many tokens as the settings ask for, though a short text may not hold so many.
+    """
     origin, tokenizer = prepare.origin(settings, None)
     prepare.check(settings, prepare.fitted(settings, origin))
     examples = prepare.tables(settings)
-    tokenizer = tokenizer or prepare.tokenizer_of(settings, examples)
+    size = tokenizer.size if tokenizer else prepare.vocabulary_of(settings, examples)
     labels = prepare.labels(settings, examples)
-    return prepare.with_ends(settings.train.objective, prepare.fitted(settings, origin, tokenizer.size), len(labels))[0]
+    return prepare.with_ends(settings.train.objective, prepare.fitted(settings, origin, size), len(labels))[0]
 
 
 def _train(

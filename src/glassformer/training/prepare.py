@@ -17,7 +17,7 @@ from ..lengths import way_out
 from ..nn import build_model, lora
 from ..run import Data, Examples, Run, Train, model_changes
 from ..text import Shards, Tokenizer, shelf
-from ..text.trainers import END
+from ..text.trainers import DEFAULT_SIZE, END
 from .data import Batch, Batches, every_token_once
 from .encoded import encode
 from .examples import ExampleBatches, each_once
@@ -239,15 +239,40 @@ def tokenizer_of(settings: Run, examples: Tables | None) -> Tokenizer:
             known = nearest(kind, [*kinds, *shelf.KNOWN])
             raise UserError(f'data.tokenizer: "{kind}" is no file, folder, kind or name of a tokenizer.{known}')
         return text.open(places.checkpoint(path) if path.is_dir() else path)
-    note(f"Training a {kind} tokenizer.")
-    specials = SPECIALS.get(type(settings.train.objective), (END,))
+    return text.train(kind, _announced(kind, _texts(data, examples)), data.vocab, _specials(settings))
+
+
+def vocabulary_of(settings: Run, examples: Tables | None) -> int:
+    """The number of tokens that ``tokenizer_of`` gives, at most: nothing is trained where the settings tell it."""
+    kind, vocab, specials = settings.data.tokenizer or "bpe", settings.data.vocab, len(_specials(settings))
+    if kind == "bpe":
+        return vocab or DEFAULT_SIZE
+    if kind == "byte":
+        return 256 + specials
+    if kind == "char":
+        return len(set().union(*_texts(settings.data, examples))) + specials
+    return tokenizer_of(settings, examples).size
+
+
+def _specials(settings: Run) -> tuple[str, ...]:
+    return SPECIALS.get(type(settings.train.objective), (END,))
+
+
+def _texts(data: Data | Examples, examples: Tables | None) -> Iterable[str]:
+    """What a tokenizer is trained on."""
     if isinstance(data, Data):
-        sources = (text.find(name, data.field, data.separator) for name in data.sources())
-        texts: Iterable[str] = itertools.chain.from_iterable(source.texts() for source in sources)
-    else:
-        assert examples is not None
-        texts = examples[0].texts()
-    return text.train(kind, texts, data.vocab, specials)
+        sources = [text.find(name, data.field, data.separator) for name in data.sources()]
+        return itertools.chain.from_iterable(source.texts() for source in sources)
+    assert examples is not None
+    return examples[0].texts()
+
+
+def _announced(kind: str, texts: Iterable[str]) -> Iterable[str]:
+    """The texts; before the first, which is there then and can be read, what is done with them is said."""
+    for number, one in enumerate(texts):
+        if number == 0:
+            note(f"Training a {kind} tokenizer.")
+        yield one
 
 
 def material(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
 import random
 import resource
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -63,7 +66,8 @@ def test_going_on_is_bit_exact_with_dropout_and_accumulation(tmp_path, chosen, a
 def test_a_checkpoint_is_a_model_that_loads(tmp_path):
     state = go(begin(), run.Train(steps=2, batch=4))
     path = checkpoint.save(tmp_path, state)
-    assert {p.name for p in path.iterdir()} == {"config.json", "model.safetensors", "state.json", "state.safetensors"}
+    files_there = {"config.json", "model.safetensors", "state.json", "state.safetensors", "SHA256SUMS"}
+    assert {p.name for p in path.iterdir()} == files_there
     model, tokenizer = store.load(tmp_path)  # a run folder leads to its last checkpoint
     assert tokenizer is None and model.config == state.model.config
     tokens = torch.arange(10)[None]
@@ -110,11 +114,19 @@ class Killed(BaseException):
     """The process ends here."""
 
 
-def test_a_crash_at_any_call_leaves_a_checkpoint_that_loads(tmp_path, monkeypatch):
-    """Every touch of the disk in save and rotate is the last one, once."""
+TOUCHES = [(files, "sync"), (files, "sha256"), (os, "write"), (tempfile, "mkstemp"), (tempfile, "mkdtemp")]
+TOUCHES += [(shutil, name) for name in ("rmtree", "copy", "copyfile")]
+TOUCHES += [(Path, name) for name in ("open", "rename", "replace", "write_text", "write_bytes", "chmod", "unlink")]
+TOUCHES += [(Path, "mkdir")]
+
+
+@pytest.mark.parametrize(("end", "best"), [("killed", 2), ("full", 1)])
+def test_an_end_at_any_touch_of_the_disk_loses_neither_the_last_nor_the_best(tmp_path, monkeypatch, end, best):
+    """Step 2 is saved, step 1 perhaps rotated away; each touch of the disk is the last one, once. Then resume."""
     state = go(begin(), run.Train(steps=3, batch=4))
-    state.step = 1
+    state.step, state.best, state.best_step = 1, 3.0, 1
     checkpoint.save(tmp_path / "kept", state)
+    failure = Killed() if end == "killed" else OSError(errno.ENOSPC, "No space left on device")
     left = 0
 
     def dying(function):
@@ -122,35 +134,37 @@ def test_a_crash_at_any_call_leaves_a_checkpoint_that_loads(tmp_path, monkeypatc
             nonlocal left
             left -= 1
             if left < 0:
-                raise Killed
+                raise failure
             return function(*args, **kwargs)
 
         return wrapped
 
-    places = [(files, "sync"), (shutil, "rmtree"), (shutil, "copy"), (shutil, "copyfile")]
-    places += [(Path, name) for name in ("rename", "replace", "write_text", "write_bytes", "chmod", "unlink", "mkdir")]
-    crashes = 0
-    for calls in range(200):
+    ends = 0
+    for calls in range(300):
         out = tmp_path / f"out{calls}"
         shutil.copytree(tmp_path / "kept", out)
-        state.step, left = 2, calls
-        with monkeypatch.context() as patch, contextlib.suppress(Killed):
-            for owner, name in places:
+        state.step, state.best, state.best_step, left = 2, 4.0 - best, best, calls
+        with monkeypatch.context() as patch, contextlib.suppress(Killed, UserError, OSError):
+            for owner, name in TOUCHES:
                 patch.setattr(owner, name, dying(getattr(owner, name)))
             checkpoint.save(out, state)
             checkpoint.rotate(out, 1)
-            left = 10**6
-        found = checkpoint.newest(out)
-        assert found is not None and found.name in ("step-000001", "step-000002")
-        again = begin()
-        checkpoint.restore(found, again)
-        store.load(out)
-        if left == 10**6:
-            break
-        crashes += 1
+            left += 10**6
+        done = left > 10**5
+        store.load(out)  # also before anything is mended
         checkpoint.tidy(out)
-        assert not [p for p in out.iterdir() if p.name.startswith(".step")]
-    assert 10 < crashes < 199
+        assert {p.name for p in out.iterdir()} <= {"step-000001", "step-000002", "last", "best"}
+        found, again = checkpoint.newest(out), begin()
+        checkpoint.restore(found, again)
+        checkpoint.point(out, again)
+        assert (out / "last").read_text().strip() == found.name
+        right = f"step-{best if found.name == 'step-000002' else 1:06d}"
+        assert (out / "best").read_text().strip() == right and (out / right).is_dir()
+        shutil.rmtree(out)
+        if done:
+            break
+        ends += 1
+    assert 20 < ends < 299
 
 
 def test_a_file_size_limit_leaves_the_previous_one(tmp_path):
@@ -208,8 +222,8 @@ def test_an_optimizer_of_another_kind_is_named(tmp_path):
         checkpoint.restore(path, other)
 
 
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "state.json", "state.safetensors"])
-@pytest.mark.parametrize("harm", ["cut", "gone", "garbage"])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "state.json", "state.safetensors", "SHA256SUMS"])
+@pytest.mark.parametrize("harm", ["cut", "gone", "garbage", "empty", "a bit"])
 def test_damage_is_one_sentence(tmp_path, name, harm):
     path = checkpoint.save(tmp_path, go(begin(), run.Train(steps=1, batch=4)))
     victim = path / name
@@ -217,6 +231,12 @@ def test_damage_is_one_sentence(tmp_path, name, harm):
         victim.write_bytes(victim.read_bytes()[: victim.stat().st_size // 2])
     elif harm == "gone":
         victim.unlink()
+    elif harm == "empty":
+        victim.write_bytes(b"")
+    elif harm == "a bit":
+        content = bytearray(victim.read_bytes())
+        content[len(content) * 2 // 3] ^= 1
+        victim.write_bytes(content)
     else:
         victim.write_bytes(b"[7]" if name.endswith("json") else b"\xff" * 64)
     with pytest.raises(UserError) as caught:
@@ -226,13 +246,17 @@ def test_damage_is_one_sentence(tmp_path, name, harm):
 
 def test_a_state_that_lacks_something_is_one_sentence(tmp_path):
     path = checkpoint.save(tmp_path, go(begin(), run.Train(steps=1, batch=4)))
+    facts = json.loads((path / "state.json").read_text())
+    del facts["best_step"]  # as an older version wrote it, which had no sums either
     for name in ("step", "batches", "random"):
-        facts = json.loads((path / "state.json").read_text())
         kept = facts.pop(name)
         (path / "state.json").write_text(json.dumps(facts))
         with pytest.raises(UserError, match=name):
             checkpoint.restore(path, begin())
-        (path / "state.json").write_text(json.dumps({**facts, name: kept}))
+        facts[name] = kept
+    (path / "state.json").write_text(json.dumps(facts))
+    (path / "SHA256SUMS").unlink()
+    checkpoint.restore(path, begin())
 
 
 def test_differences_are_said_by_place():

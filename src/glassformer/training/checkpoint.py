@@ -2,6 +2,7 @@
 
 DIR/step-000500/  config.json model.safetensors tokenizer.json   a model that anything can load
                   state.json state.safetensors                   what training needs to go on, bit for bit
+                  SHA256SUMS                                     what all of these must be (`sha256sum -c` reads it)
 DIR/last, DIR/best                                               one line: the name of such a folder
 """
 
@@ -26,16 +27,17 @@ from ..nn import lora
 from .loop import State
 
 STEP = re.compile(r"step-(\d{6,})")
+SUMS = "SHA256SUMS"
 LEFT = re.compile(rf"\.({STEP.pattern}|last|best|(run|log|curves)\.\w+)\.(.+\.)?(part|old)")
 
 
 def save(folder: Path, state: State, tokenizer: Any = None) -> Path:
-    """Write ``folder/step-NNNNNN`` and point ``folder/last`` at it.
+    """Write ``folder/step-NNNNNN`` and point ``folder/last`` at it, ``folder/best`` at the best.
 
     A checkpoint of this step that is there already stays. Raises UserError when a weight is not finite or the disk
     is full; what was saved before still stands.
     """
-    path = folder / f"step-{state.step:06d}"
+    path = folder / _name(state.step)
     if not path.exists():
         for name, tensor in state.model.named_parameters():
             if not bool(torch.isfinite(tensor).all()):
@@ -47,8 +49,23 @@ def save(folder: Path, state: State, tokenizer: Any = None) -> Path:
                 kept |= {f"weight:{name}": weight.detach() for name, weight in lora.trained(state.model)}
             _write(beside / "state.safetensors", kept)
             (beside / "state.json").write_text(json.dumps(_facts(state), default=_plain) + "\n")
-    files.write(folder / "last", path.name + "\n")
+            sums = [f"{files.sha256(file)}  {file.name}\n" for file in sorted(beside.iterdir())]
+            (beside / SUMS).write_text("".join(sums))
+    point(folder, state)
     return path
+
+
+def point(folder: Path, state: State) -> None:
+    """Let ``last`` and ``best`` name what ``state`` knows, whatever a process that was killed had left there.
+
+    Where the best checkpoint was removed, the next validation is the best.
+    """
+    if state.best_step is not None and not (folder / _name(state.best_step)).is_dir():
+        state.best, state.best_step = math.inf, None
+        (folder / "best").unlink(missing_ok=True)
+    for pointer, step in (("best", state.best_step), ("last", state.step)):
+        if step is not None:
+            files.write(folder / pointer, _name(step) + "\n")
 
 
 def restore(path: Path, state: State) -> dict[str, Any]:
@@ -57,6 +74,8 @@ def restore(path: Path, state: State) -> dict[str, Any]:
     Raises UserError when it is broken or another model's; ``state`` may then be half filled: build it anew.
     """
     facts = read_json(path / "state.json")
+    if "best_step" in facts:  # what older versions wrote has no sums
+        _check_sums(path)
     differs = difference(serial.to_dict(store.read_config(path).config), serial.to_dict(state.model.config))
     if differs:
         raise UserError(f"{path} is a checkpoint of another model: {differs}; give the same config or another folder.")
@@ -82,6 +101,7 @@ def restore(path: Path, state: State) -> dict[str, Any]:
     try:
         state.step, state.tokens, state.bad = facts["step"], facts["tokens"], facts["bad"]
         state.best = math.inf if facts["best"] is None else facts["best"]
+        state.best_step = facts.get("best_step")
         state.batches.restore(facts["batches"])
         _restore_random(facts["random"], randoms)
     except (KeyError, TypeError) as error:
@@ -99,7 +119,13 @@ def steps(folder: Path) -> list[Path]:
     """The checkpoints of a run folder, oldest first."""
     if not folder.is_dir():
         return []
-    return sorted((p for p in folder.iterdir() if STEP.fullmatch(p.name)), key=lambda p: int(p.name[5:]))
+    found = (path for path in folder.iterdir() if STEP.fullmatch(path.name) and path.is_dir())
+    return sorted(found, key=number)
+
+
+def number(path: Path) -> int:
+    """The step at which a checkpoint was made."""
+    return int(path.name[5:])
 
 
 def rotate(folder: Path, keep: int) -> None:
@@ -126,7 +152,8 @@ def average(folder: Path, last: int) -> tuple[Any, Any, tuple[str, ...]]:
     need(last > 0, f"--last is {last}; give a number of checkpoints above 0.")
     found = steps(folder)
     need(bool(found), f"{folder} holds no checkpoints; give the folder of a run.")
-    few = f"{folder} keeps {len(found)} checkpoints; give --last {len(found)}, or train with --keep {last}."
+    held = "1 checkpoint" if len(found) == 1 else f"{len(found)} checkpoints"
+    few = f"{folder} keeps {held}; give --last {len(found)}, or train with --keep {last}."
     need(last <= len(found), few)
     model, tokenizer = store.load(found[-1], dtype=torch.float32, mapped=False)
     mean = dict(model.named_parameters())
@@ -162,7 +189,8 @@ def _short(value: Any) -> str:
 
 def _facts(state: State) -> dict[str, Any]:
     best = state.best if math.isfinite(state.best) else None
-    numbers = {"step": state.step, "tokens": state.tokens, "bad": state.bad, "best": best}
+    numbers: dict[str, Any] = {"step": state.step, "tokens": state.tokens, "bad": state.bad}
+    numbers |= {"best": best, "best_step": state.best_step}
     version, keys, at, gauss, cached = np.random.get_state()
     numpy_state = [version, np.asarray(keys).tolist(), at, gauss, cached]
     randoms = {"python": random.getstate(), "numpy": numpy_state}
@@ -197,6 +225,28 @@ def _write(path: Path, tensors: Mapping[str, Tensor]) -> None:
     content = tensorfiles.contents(tensorfiles.plain(tensors), limit=1 << 62)[tensorfiles.SINGLE]
     assert callable(content)
     content(path)
+
+
+def _name(step: int) -> str:
+    return f"step-{step:06d}"
+
+
+def _check_sums(path: Path) -> None:
+    """UserError unless every file of a checkpoint is what was written."""
+    try:
+        lines = [line.partition("  ") for line in (path / SUMS).read_text(encoding="utf-8").splitlines()]
+        wrong = [name for kept, _, name in lines if files.sha256(path / Path(name).name) != kept]
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{path / SUMS} is damaged or names a missing file ({error}); use another checkpoint."
+        ) from None
+    there = {file.name for file in path.iterdir() if file.suffix in (".json", ".safetensors")}
+    need(
+        there <= {name for _, _, name in lines},
+        f"{path / SUMS} is damaged (a file is missing); use another checkpoint.",
+    )
+    if wrong:
+        raise UserError(f"{path / wrong[0]} is damaged: its sha256 is not that in {SUMS}; use another checkpoint.")
 
 
 def read_json(path: Path) -> dict[str, Any]:

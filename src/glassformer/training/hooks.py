@@ -79,26 +79,29 @@ class Evaluate:
 class Save:
     """Keeps the last checkpoints and the best one of a run folder.
 
-    It saves ``every`` so many steps, at a new best validation loss and at the end; never after a skipped step, so
-    that no good checkpoint makes room for the trace of a bad one.
+    It saves ``every`` so many steps, at a new best validation loss and at the end. A skipped step left the weights as
+    they were: after one they are saved only where no checkpoint has them yet, or where the run ends.
     """
 
     def __init__(self, folder: Path, every: int, keep: int, tokenizer: Any = None) -> None:
         self.folder, self.every, self.keep, self.tokenizer = folder, every, keep, tokenizer
 
     def __call__(self, step: Step) -> None:
-        better = step.valid is not None and step.valid < step.state.best and not step.state.bad
+        state = step.state
+        better = step.valid is not None and step.valid < state.best and (step.last or not state.bad)
         if better and step.valid is not None:
-            step.state.best = step.valid
-        if better or step.last or step.due(self.every):
-            self.save(step, better)
+            state.best, state.best_step = step.valid, step.index
+        if better or step.last or (step.due(self.every) and not state.bad):
+            self.save(step)
 
-    def save(self, step: Step, best: bool = False) -> None:
-        """Save now, unless this step was skipped; what no longer counts among the last is removed after that."""
-        if not step.state.bad:
-            path = checkpoint.save(self.folder, step.state, self.tokenizer)
-            if best:
-                files.write(self.folder / "best", path.name + "\n")
+    def save(self, step: Step) -> None:
+        """Save now what is not saved yet; what no longer counts among the last is removed after that."""
+        kept, moved = (
+            checkpoint.newest(self.folder),
+            step.index - step.state.bad,
+        )  # the step that last moved the weights
+        if step.last or not step.state.bad or moved > (checkpoint.number(kept) if kept else 0):
+            checkpoint.save(self.folder, step.state, self.tokenizer)
             checkpoint.rotate(self.folder, self.keep)
 
 

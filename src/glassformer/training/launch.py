@@ -26,7 +26,7 @@ from ..run import WATCHING, Run, Train
 from . import checkpoint, prepare
 from .hooks import Evaluate, Hook, Log, Routing, Save, TensorBoard, draw, note
 from .live import Live, duration
-from .loop import State, train
+from .loop import State, Stuck, train
 from .objective import Objective
 from .objectives import make
 from .optimizer import Optimizer
@@ -125,13 +125,20 @@ def _train(
                 hooks.insert(1, opened.enter_context(contextlib.closing(routing)))
             if board is not None:
                 hooks.insert(1, opened.enter_context(contextlib.closing(board)))
-            for step in train(model, data.batches, objective, how, state=state, plan=plan):
-                for hook in hooks:
-                    hook(step)
-                valid = valid if step.valid is None else step.valid
-                if signals.number and not step.last:
-                    save.save(step)
-                    break
+            try:
+                for step in train(model, data.batches, objective, how, state=state, plan=plan):
+                    for hook in hooks:
+                        hook(step)
+                    valid = valid if step.valid is None else step.valid
+                    if signals.number and not step.last:
+                        save.save(step)
+                        break
+            except Stuck as error:
+                assert step is not None
+                save.save(step)
+                raise UserError(
+                    f"{error} They are in {checkpoint.newest(out) or 'no checkpoint: none moved'}."
+                ) from None
         if signals.number and step and not step.last:
             kept = checkpoint.newest(out)
             where = f"the last checkpoint is {kept}" if kept else "nothing was saved yet"
@@ -175,6 +182,7 @@ def _restore(out: Path, start: Path, state: State) -> None:
     """Take up the newest checkpoint; where it is damaged, say how to go on from the one before."""
     try:
         checkpoint.restore(start, state)
+        checkpoint.point(out, state)
     except UserError as error:
         older = [path for path in checkpoint.steps(out) if path != start]
         if not older:

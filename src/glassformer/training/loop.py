@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 class State:
     """What training moves: the weights, the optimizer, the cursor in the data, and how far it is.
 
-    ``bad`` counts the steps skipped in a row; ``best`` is the lowest validation loss so far. ``half`` is the model's
-    copy in bf16, where training runs through one. Where only a change of another model is trained, ``base`` is its
-    name and ``content`` tells its weights; ``labels`` are the names of what is chosen from.
+    ``bad`` counts the steps skipped in a row; ``best`` is the lowest validation loss so far, of step ``best_step``.
+    ``half`` is the model's copy in bf16, where training runs through one. Where only a change of another model is
+    trained, ``base`` is its name and ``content`` tells its weights; ``labels`` are the names of what is chosen from.
     """
 
     model: Model
@@ -48,6 +48,7 @@ class State:
     tokens: int = 0
     bad: int = 0
     best: float = math.inf
+    best_step: int | None = None
     base: str | None = None
     content: str | None = None
     labels: tuple[str, ...] = ()
@@ -59,6 +60,10 @@ class State:
             return self.model
         self.half.follow()
         return self.half.model
+
+
+class Stuck(UserError):
+    """Too many steps in a row were skipped; the state is whole, its weights those from before the first of them."""
 
 
 @dataclass
@@ -105,8 +110,8 @@ def train(
 ) -> Iterator[Step]:
     """Train ``model`` in place, one yielded Step at a time; ``state`` goes on where a checkpoint stopped.
 
-    Raises UserError when ``settings.patience`` steps in a row have no finite loss and gradient; such steps never
-    reach the weights.
+    Raises Stuck, a UserError, when ``settings.patience`` steps in a row have no finite loss and gradient; such steps
+    never reach the weights.
     """
     settings = settings or run.Train()
     objective = objective or Causal(settings.label_smoothing)
@@ -159,7 +164,7 @@ def train(
             facts=sums.facts,
         )
         if state.bad >= settings.patience:
-            raise UserError(
+            raise Stuck(
                 f"Training stopped at step {state.step}: {state.bad} steps in a row were skipped ({skipped}); lower "
                 f"train.optimizer.rate or check the data, the weights are as they were before them."
             )

@@ -1,0 +1,111 @@
+"""Which number format and whether to compile: the measurements behind the table in ``training/probe.py``.
+
+    python benchmarks/plan.py                       a step of each shape in fp32 and bf16, in turns, one thread
+    python benchmarks/plan.py --compile             also compiled, with what compiling costs
+
+On a CPU the time is the processor's own, so that a busy machine disturbs little. Best of the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+
+import torch
+
+from glassformer import config, run
+from glassformer.nn import build_model
+from glassformer.recipes import find
+from glassformer.serial import change
+from glassformer.training import Batch, Optimizer, Plan, State, train
+
+CONTEXT = 128
+
+
+def decoder(dim: int, depth: int = 4, vocab: int = 2048) -> config.Model:
+    heads = max(1, dim // 32)
+    wanted = {"dim": dim, "decoder.depth": depth, "embed.vocab": vocab, "context": CONTEXT}
+    return change(find("glass/1m"), {**wanted, "decoder.pattern.attention.heads": heads})
+
+
+def shapes() -> dict[str, tuple[config.Model, int]]:
+    """What is measured: a model and its rows a step."""
+    found = {f"dim {dim}, {rows} rows": (decoder(dim), rows) for dim in (64, 128, 256, 384) for rows in (4, 16, 64)}
+    found["dim 64, 65 characters, 16 rows"] = decoder(64, vocab=65), 16
+    found["dim 128, 65 characters, 16 rows"] = decoder(128, vocab=65), 16
+    found["dim 512, 16 rows"] = decoder(512), 16
+    return found
+
+
+class Endless:
+    """The same rows of random tokens again and again."""
+
+    def __init__(self, rows: int, vocab: int) -> None:
+        tokens = torch.randint(vocab, (rows, CONTEXT + 1), generator=torch.Generator().manual_seed(0))
+        self.batch = Batch(tokens[:, :-1], tokens[:, 1:].clone())
+
+    def __iter__(self) -> Endless:
+        return self
+
+    def __next__(self) -> Batch:
+        return self.batch
+
+    def state(self) -> dict[str, int]:
+        return {}
+
+
+def stepper(made: config.Model, rows: int, plan: Plan, device: str) -> Callable[[], object]:
+    """Something that makes one training step whenever it is called."""
+    model = build_model(made, device=device, seed=0)
+    batches = Endless(rows, made.embed.vocab)
+    batches.batch = batches.batch.to(device)
+    how = run.Train(steps=10**6, batch=rows, optimizer=run.LIVELY)
+    steps = train(model, batches, settings=how, state=State(model, Optimizer(model, how.optimizer), batches), plan=plan)
+    return lambda: next(steps)
+
+
+def seconds(work: Callable[[], object], device: str, least: float) -> float:
+    """The mean time of a call over at least so many seconds."""
+    clock = time.process_time if device == "cpu" else time.perf_counter
+    begun, calls = clock(), 0
+    while clock() - begun < least:
+        work()
+        if device != "cpu":
+            torch.cuda.synchronize()
+        calls += 1
+    return (clock() - begun) / calls
+
+
+def main() -> None:
+    reader = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    reader.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    reader.add_argument("--rounds", type=int, default=4)
+    reader.add_argument("--seconds", type=float, default=0.4, help="of each turn")
+    reader.add_argument("--only", default="", help="shapes whose name holds this")
+    reader.add_argument("--compile", action="store_true")
+    given = reader.parse_args()
+    if given.device == "cpu":
+        torch.set_num_threads(1)
+    plans = {"fp32": Plan("float32"), "bf16": Plan("bfloat16")}
+    if given.compile:
+        plans |= {f"{name} compiled": Plan(plan.dtype, compile=True) for name, plan in list(plans.items())}
+    for name, (made, rows) in shapes().items():
+        if given.only not in name:
+            continue
+        works, first = {}, {}
+        for kind, plan in plans.items():
+            works[kind] = stepper(made, rows, plan, given.device)
+            begun = time.perf_counter()
+            works[kind](), works[kind]()
+            first[kind] = time.perf_counter() - begun
+        best = dict.fromkeys(plans, float("inf"))
+        for _ in range(given.rounds):
+            for kind, work in works.items():
+                best[kind] = min(best[kind], seconds(work, given.device, given.seconds))
+        told = "  ".join(f"{kind} {best[kind] * 1e3:7.2f} ms ({first[kind]:.1f} s first)" for kind in plans)
+        print(f"{name:34}{told}  fp32/bf16 {best['fp32'] / best['bf16']:.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

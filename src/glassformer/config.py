@@ -13,7 +13,6 @@ types in one slot (``norm=RMSNorm()`` or ``norm=LayerNorm()``), never flags side
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from .errors import above_zero, need
@@ -47,12 +46,13 @@ from .recurrence import Additive as Additive
 from .recurrence import Cell as Cell
 from .recurrence import Recurrent as Recurrent
 from .recurrence import Summary as Summary
+from .serial import frozen
 
 Activation: TypeAlias = Literal["relu", "relu2", "gelu", "gelu_tanh", "silu", "tanh"]
 Place: TypeAlias = Literal["pre", "post", "sandwich", "parallel"]
 
 
-@dataclass(frozen=True)
+@frozen
 class LayerNorm:
     """Centre and scale each vector (Ba et al. 2016)."""
 
@@ -60,7 +60,7 @@ class LayerNorm:
     bias: bool = True
 
 
-@dataclass(frozen=True)
+@frozen
 class RMSNorm:
     """Scale each vector to unit root mean square (Zhang & Sennrich 2019).
 
@@ -75,7 +75,7 @@ class RMSNorm:
 Norm: TypeAlias = LayerNorm | RMSNorm
 
 
-@dataclass(frozen=True)
+@frozen
 class Attention:
     """Multi-head attention. ``kv_heads`` equal to ``heads`` (None) is MHA, fewer is GQA, 1 is MQA.
 
@@ -101,7 +101,7 @@ class Attention:
             need(self.heads % kv == 0, f"Attention.kv_heads {kv} does not divide heads {self.heads}; give a divisor.")
 
 
-@dataclass(frozen=True)
+@frozen
 class MLP:
     """Up, activate, down (Vaswani et al. 2017, section 3.3)."""
 
@@ -113,7 +113,7 @@ class MLP:
         above_zero(self, "hidden")
 
 
-@dataclass(frozen=True)
+@frozen
 class GatedMLP:
     """Up times an activated gate, then down (Shazeer 2020: SwiGLU with ``act="silu"``)."""
 
@@ -125,7 +125,7 @@ class GatedMLP:
         above_zero(self, "hidden")
 
 
-@dataclass(frozen=True)
+@frozen
 class MoE:
     """Mixture of experts: each token goes to its ``top_k`` of ``experts`` (Shazeer et al. 2017, Mixtral).
 
@@ -153,7 +153,7 @@ class MoE:
 FeedForward: TypeAlias = MLP | GatedMLP | MoE
 
 
-@dataclass(frozen=True)
+@frozen
 class Block:
     """Attend, (look at the encoder,) think.
 
@@ -175,7 +175,7 @@ class Block:
         need(self.cross is None or self.cross.see == Full(), "Block.cross.see has no meaning; leave it full.")
 
 
-@dataclass(frozen=True)
+@frozen
 class Stack:
     """``depth`` blocks on one residual stream; ``pattern`` repeats over the depth.
 
@@ -205,7 +205,7 @@ class Stack:
         return self.pattern[index % len(self.pattern)]
 
 
-@dataclass(frozen=True)
+@frozen
 class Embed:
     """Tokens to vectors; ``scale`` multiplies them (2017 and Gemma: sqrt(dim)); BERT adds ``segments``.
 
@@ -222,7 +222,7 @@ class Embed:
         need(self.lags >= 0, f"Embed.lags is {self.lags}; give 0 or more.")
 
 
-@dataclass(frozen=True)
+@frozen
 class Head:
     """Vectors to logits: (transform, activate, norm), scale, project, cap.
 
@@ -239,7 +239,7 @@ class Head:
     softcap: float | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class Pool:
     """One vector for a whole sequence: of its ``first`` token (BERT), its ``last``, the ``mean`` or ``max`` of all.
 
@@ -258,7 +258,7 @@ class Pool:
         need(0 <= self.dropout < 1, f"Pool.dropout is {self.dropout}; give a share from 0 to below 1.")
 
 
-@dataclass(frozen=True)
+@frozen
 class Init:
     """How weights start: normal with ``std`` (None: 1/sqrt(fan_in)), embeddings and an untied head with their own.
 
@@ -275,7 +275,7 @@ class Init:
 Body: TypeAlias = Stack | Recurrent
 
 
-@dataclass(frozen=True)
+@frozen
 class Decoder:
     """head(decoder(embed(tokens))): a token sees what came before (GPT-2, Llama)."""
 
@@ -292,7 +292,7 @@ class Decoder:
         need(self.decoder.causal, "A Decoder's stack is causal; set decoder.causal = true or build an Encoder.")
 
 
-@dataclass(frozen=True)
+@frozen
 class Encoder:
     """head(encoder(embed(tokens))): every token sees every token (BERT); ``head=None`` ends in vectors."""
 
@@ -308,7 +308,7 @@ class Encoder:
         _check(self)
 
 
-@dataclass(frozen=True)
+@frozen
 class EncoderDecoder:
     """head(decoder(embed(tokens), memory=encoder(embed(source)))): one embedding for both (2017, T5)."""
 

@@ -8,10 +8,10 @@ tune = { type = "LoRA", rank = 8 }
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from .errors import above_zero, need
+from .serial import frozen
 
 
 def _share(part: object, name: str) -> None:
@@ -22,12 +22,12 @@ def _share(part: object, name: str) -> None:
 # ------------------------------------------------------------------------------------ objectives
 
 
-@dataclass(frozen=True)
+@frozen
 class Causal:
     """The next token, of running text; what GPT learns."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Masked:
     """The tokens that were hidden (Devlin et al. 2019): ``rate`` of them are chosen, 80 % become the mask,
     10 % another token, 10 % stay. ``whole_words`` chooses all pieces of a word together.
@@ -40,7 +40,7 @@ class Masked:
         _share(self, "rate")
 
 
-@dataclass(frozen=True)
+@frozen
 class Prefix:
     """The second part of each document, after a first part that is seen both ways (Raffel et al. 2020, 3.2.1).
 
@@ -54,7 +54,7 @@ class Prefix:
         need(0 < self.least <= self.most < 1, "Prefix.least and most are shares between 0 and 1, least first.")
 
 
-@dataclass(frozen=True)
+@frozen
 class Span:
     """The spans that were cut out (Raffel et al. 2020, 3.1.4): ``rate`` of the tokens, ``length`` on average.
 
@@ -69,12 +69,12 @@ class Span:
         above_zero(self, "length")
 
 
-@dataclass(frozen=True)
+@frozen
 class Seq2Seq:
     """The target text after the source text: translation, summarization. A decoder alone reads both as one."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Classify:
     """The label of one text or of two; ``regression`` learns a number instead.
 
@@ -93,7 +93,7 @@ class Classify:
             need(0 <= value < math.inf, f"Classify.{name} is {value}; give 0 or more.")
 
 
-@dataclass(frozen=True)
+@frozen
 class Contrast:
     """Which of the batch's second texts belongs to each first one (in-batch negatives, Henderson et al. 2017).
 
@@ -114,19 +114,19 @@ RUNNING = (Causal, Masked, Prefix, Span)
 # ------------------------------------------------------------------------- how much is trained
 
 
-@dataclass(frozen=True)
+@frozen
 class Full:
     """Every weight."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Frozen:
     """Only the weights whose path matches ``train`` (fnmatch); by default the heads, on a trunk that stays."""
 
     train: tuple[str, ...] = ("head.*", "pool.*")
 
 
-@dataclass(frozen=True)
+@frozen
 class LoRA:
     """Low-rank changes beside frozen matrices (Hu et al. 2021): W + alpha / rank * up @ down.
 

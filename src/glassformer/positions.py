@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, fields
 from typing import Any, TypeAlias, get_args
 
 from .errors import UserError, above_zero, nearest, need
+from .serial import frozen
 
 # ------------------------------------------------------------------------------------------ order
 
 
-@dataclass(frozen=True)
+@frozen
 class NoPosition:
     """Order is not told to the model (a causal mask still leaks it)."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Sinusoidal:
     """Fixed waves added to the embeddings (Vaswani et al. 2017, section 3.5).
 
@@ -27,7 +28,7 @@ class Sinusoidal:
     halves: bool = False
 
 
-@dataclass(frozen=True)
+@frozen
 class Learned:
     """A trained table of ``length`` vectors added to the embeddings (GPT-2, BERT)."""
 
@@ -37,14 +38,14 @@ class Learned:
         above_zero(self, "length")
 
 
-@dataclass(frozen=True)
+@frozen
 class LinearStretch:
     """Positions divided by ``factor`` (Chen et al. 2023, position interpolation)."""
 
     factor: float
 
 
-@dataclass(frozen=True)
+@frozen
 class Llama3Stretch:
     """Llama 3.1's frequency-dependent stretch: slow waves by ``factor``, fast ones not at all."""
 
@@ -54,7 +55,7 @@ class Llama3Stretch:
     length: int = 8192
 
 
-@dataclass(frozen=True)
+@frozen
 class YarnStretch:
     """Waves that turn less than ``slow`` times in ``length`` positions slowed by ``factor``, more than ``fast`` kept.
 
@@ -71,7 +72,7 @@ class YarnStretch:
         above_zero(self, "factor", "length", "fast", "slow", "size")
 
 
-@dataclass(frozen=True)
+@frozen
 class LongStretch:
     """Each wave slowed by a factor of its own: one of ``short``, in a ``far`` model one of ``long``.
 
@@ -97,7 +98,7 @@ class LongStretch:
 Stretch: TypeAlias = LinearStretch | Llama3Stretch | YarnStretch | LongStretch
 
 
-@dataclass(frozen=True)
+@frozen
 class Rotary:
     """Queries and keys turned by angles that grow with position (Su et al. 2021).
 
@@ -115,7 +116,7 @@ class Rotary:
         need(not blended or self.theta > 1, f"Rotary.theta is {self.theta}; give more than 1 with a YarnStretch.")
 
 
-@dataclass(frozen=True)
+@frozen
 class RelativeBias:
     """A trained bias per head and distance bucket, added to the scores (T5, Raffel et al. 2020)."""
 
@@ -123,7 +124,7 @@ class RelativeBias:
     distance: int = 128
 
 
-@dataclass(frozen=True)
+@frozen
 class Alibi:
     """A fixed penalty per head that grows with distance, added to the scores (Press et al. 2022)."""
 
@@ -153,17 +154,17 @@ def _inside(rule: Any, kind: type[Both] | type[Either]) -> tuple[See, ...]:
     return rule.rules if isinstance(rule, kind) else (rule,)
 
 
-@dataclass(frozen=True)
+@frozen
 class Full(Rule):
     """Every token within reach of the stack's direction."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Causal(Rule):
     """Keys no later than the query. A causal stack says so for all its blocks; in an encoder a block may say it."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Prefix(Rule):
     """The first ``length`` tokens see each other both ways, the others what came before (T5's prefix language model).
 
@@ -177,7 +178,7 @@ class Prefix(Rule):
         above_zero(self, "length")
 
 
-@dataclass(frozen=True)
+@frozen
 class Window(Rule):
     """Only keys less than ``size`` positions away (Longformer, Mistral); a token sees itself."""
 
@@ -187,7 +188,7 @@ class Window(Rule):
         above_zero(self, "size")
 
 
-@dataclass(frozen=True)
+@frozen
 class Every(Rule):
     """Only keys a multiple of ``step`` positions away: the second half of ``Strided``, for a block of its own."""
 
@@ -197,7 +198,7 @@ class Every(Rule):
         above_zero(self, "step")
 
 
-@dataclass(frozen=True)
+@frozen
 class Chunk(Rule):
     """Only keys in the query's own chunk of ``size`` positions (Llama 4): the first half of ``Fixed``."""
 
@@ -207,7 +208,7 @@ class Chunk(Rule):
         above_zero(self, "size")
 
 
-@dataclass(frozen=True)
+@frozen
 class Tail(Rule):
     """Only keys among the ``last`` of their chunk of ``size`` positions, and itself: the second half of ``Fixed``."""
 
@@ -219,7 +220,7 @@ class Tail(Rule):
         need(self.last <= self.size, f"Tail.last is {self.last}; give 1 to size ({self.size}).")
 
 
-@dataclass(frozen=True)
+@frozen
 class Strided(Rule):
     """The nearest ``stride`` keys, and each key whole strides away (Sparse Transformers, Child et al. 2019)."""
 
@@ -234,7 +235,7 @@ class Strided(Rule):
         return Window(self.stride) | Every(self.stride)
 
 
-@dataclass(frozen=True)
+@frozen
 class Fixed(Rule):
     """The query's own ``block``, and the last ``summary`` keys of every block (Child et al. 2019)."""
 
@@ -251,7 +252,7 @@ class Fixed(Rule):
         return Chunk(self.block) | Tail(self.block, self.summary)
 
 
-@dataclass(frozen=True)
+@frozen
 class Both(Rule):
     """Keys that every one of ``rules`` lets the query see: ``a & b``."""
 
@@ -264,7 +265,7 @@ class Both(Rule):
         return " & ".join(f"({rule})" if isinstance(rule, Either) else str(rule) for rule in self.rules)
 
 
-@dataclass(frozen=True)
+@frozen
 class Either(Rule):
     """Keys that at least one of ``rules`` lets the query see: ``a | b``."""
 

@@ -7,28 +7,28 @@ Recurrent(depth, cell, cross)    stands in the slot of a Stack
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from .errors import above_zero, need
+from .serial import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class GRU:
     """Two gates over one state (Cho et al. 2014)."""
 
 
-@dataclass(frozen=True)
+@frozen
 class LSTM:
     """Three gates over a state and a cell that is only added to (Hochreiter & Schmidhuber 1997; Gers et al. 2000)."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Summary:
     """The whole source in one vector, made of its first and last states (Cho et al. 2014, Sutskever et al. 2014)."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Additive:
     """For each word a sum of the source's states, weighed by a layer of ``width`` (Bahdanau et al. 2015)."""
 
@@ -38,7 +38,7 @@ class Additive:
         above_zero(self, "width")
 
 
-@dataclass(frozen=True)
+@frozen
 class Recurrent:
     """``depth`` layers of cells as wide as the model, each reading what the one below carries.
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from . import config, serial
 from .errors import UserError, nearest, need
 from .objectives import Causal, Full, Objective, Tune
+from .serial import frozen
 
 # ------------------------------------------------------------------------------------- optimizers
 
@@ -25,7 +26,7 @@ def _check_rate(name: str, rate: float, decay: float) -> None:
     need(decay >= 0, f"{name}.decay is {decay}; give 0 or more.")
 
 
-@dataclass(frozen=True)
+@frozen
 class Group:
     """The parameters whose path matches ``paths`` (fnmatch): their rate is ``rate`` times the optimizer's.
 
@@ -37,7 +38,7 @@ class Group:
     decay: float | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class AdamW:
     """Adam with decoupled weight decay (Loshchilov & Hutter 2019).
 
@@ -57,7 +58,7 @@ class AdamW:
         need(good, f"AdamW.betas is {list(self.betas)}; give two numbers from 0 to below 1.")
 
 
-@dataclass(frozen=True)
+@frozen
 class Muon:
     """Momentum made orthogonal, for the matrices inside blocks (Jordan et al. 2024); ``rest`` has everything else.
 
@@ -83,14 +84,14 @@ Optimizer: TypeAlias = AdamW | Muon
 # -------------------------------------------------------------------------------------- schedules
 
 
-@dataclass(frozen=True)
+@frozen
 class Constant:
     """The full rate after a linear ``warmup``: steps, or below 1 a share of the run."""
 
     warmup: float = 0.0
 
 
-@dataclass(frozen=True)
+@frozen
 class Cosine:
     """Linear ``warmup`` (steps, or below 1 a share of the run), then half a cosine down to ``floor`` times the rate."""
 
@@ -98,7 +99,7 @@ class Cosine:
     floor: float = 0.1
 
 
-@dataclass(frozen=True)
+@frozen
 class WarmupStableDecay:
     """Linear ``warmup``, the full rate, then linear ``decay`` towards ``floor``: steps, or below 1 shares."""
 
@@ -107,7 +108,7 @@ class WarmupStableDecay:
     floor: float = 0.0
 
 
-@dataclass(frozen=True)
+@frozen
 class InverseSqrt:
     """Linear ``warmup`` steps, then falling with the square root of the step.
 
@@ -124,7 +125,7 @@ Schedule: TypeAlias = Constant | Cosine | WarmupStableDecay | InverseSqrt
 # -------------------------------------------------------------------------------------- the run
 
 
-@dataclass(frozen=True)
+@frozen
 class Data:
     """Where the text comes from: a named corpus, a file, a folder, several of them, or ``{name = weight}``.
 
@@ -154,7 +155,7 @@ class Data:
         return dict.fromkeys((self.train,) if isinstance(self.train, str) else self.train, 1.0)
 
 
-@dataclass(frozen=True)
+@frozen
 class Examples:
     """Where examples come from: the columns of a .tsv or .jsonl file, or the lines of parallel files.
 
@@ -183,7 +184,7 @@ class Examples:
         need(self.vocab is None or self.vocab > 0, f"data.vocab is {self.vocab}; give a number of tokens above 0.")
 
 
-@dataclass(frozen=True)
+@frozen
 class Train:
     """How to train. ``batch`` rows of ``context`` tokens make a step, worked through in ``accumulate`` pieces.
 
@@ -237,7 +238,7 @@ LIVELY = Muon(rate=1e-2, rest=AdamW(rate=2e-2))
 """What trains a glass recipe, whose embeddings start at unit size; measured at 1 to 2 million parameters."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Run:
     """A whole run. ``model`` holds ``recipe`` or ``from`` (a folder, a hub name), and changes to its config.
 

@@ -1,7 +1,8 @@
 """Config <-> plain dictionaries, JSON and TOML; dotted overrides (``decoder.depth=12``).
 
 Works for any frozen dataclass whose fields are typed with plain values, tuples, other dataclasses
-and unions of these: the vocabulary and the run file alike. A union's member is told by ``"type"``.
+and unions of these: the vocabulary and the run file alike. A union's member is told by ``"type"``. ``frozen`` holds
+what is made in Python to the same rules.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import dataclasses
 import functools
 import json
 import math
+import operator
 import tomllib
 import types
 import typing
@@ -20,6 +22,47 @@ from typing import Any, TypeVar
 from .errors import UserError, nearest, need
 
 T = TypeVar("T")
+
+# ------------------------------------------------------------------------------------ dataclasses
+
+
+@typing.dataclass_transform(frozen_default=True)
+def frozen(kind: type[T]) -> type[T]:
+    """Class decorator: a frozen dataclass whose fields are held to their types before its own ``__post_init__``.
+
+    A field takes what a file may say for it, and becomes what the file's reader would make of it. Raises UserError.
+    """
+    judge = getattr(kind, "__post_init__", None)
+
+    def check(self: Any) -> None:
+        for name, (kinds, words, hint) in _fields(kind).items():  # type: ignore[arg-type]
+            value = getattr(self, name)
+            of = type(value)
+            clear = value in words if of is str else of in kinds and (of not in (int, float) or -SIZE < value < SIZE)
+            if not clear:  # what most values are, told at once; the reader knows the rest
+                object.__setattr__(self, name, from_dict(hint, value, f"{kind.__name__}.{name}"))
+        if judge is not None:
+            judge(self)
+
+    kind.__post_init__ = check  # type: ignore[attr-defined]
+    return dataclasses.dataclass(frozen=True)(kind)
+
+
+SIZE = 1 << 63  # whole numbers stay below it
+
+
+@functools.cache
+def _fields(kind: type) -> dict[str, tuple[set[type], set[str], Any]]:
+    """For each field: types of which every value will do, words that will do, and the whole type."""
+    found = {}
+    for name, hint in _hints(kind).items():
+        options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+        choices = (set(typing.get_args(o)) for o in options if typing.get_origin(o) is typing.Literal)
+        found[name] = {o for o in options if isinstance(o, type)}, set[str]().union(*choices), hint
+    return found
+
+
+# ------------------------------------------------------------------------------------ dictionaries
 
 
 def to_dict(value: Any) -> Any:
@@ -44,8 +87,7 @@ def from_dict(kind: Any, raw: Any, where: str = "") -> Any:
         return _from_union(args, raw, where)
     if origin is typing.Literal:
         if raw not in args:
-            options = ", ".join(json.dumps(a) for a in args)
-            raise UserError(f"{_at(where)}{json.dumps(raw)} is not one of {options}.")
+            raise UserError(f"{_at(where)}{_show(raw)} is not one of {', '.join(map(json.dumps, args))}.")
         return raw
     if origin is tuple:
         items = raw if isinstance(raw, list | tuple) else [raw]
@@ -59,17 +101,18 @@ def from_dict(kind: Any, raw: Any, where: str = "") -> Any:
 
 
 def _from_union(options: Sequence[Any], raw: Any, where: str) -> Any:
-    if raw is None or (isinstance(raw, str) and raw.lower() == "none" and str not in options):
-        _must(type(None) in options, raw, "a value", where)
+    empty = raw is None or (isinstance(raw, str) and raw.lower() == "none" and str not in options)
+    if empty and type(None) in options:
         return None
     classes = {c.__name__: c for c in options if dataclasses.is_dataclass(c) and isinstance(c, type)}
-    if dataclasses.is_dataclass(raw):
-        return from_dict(type(raw), raw, where)
-    if classes and isinstance(raw, Mapping):
-        name = raw.get("type", next(iter(classes)) if len(classes) == 1 else None)
-        if name not in classes:
-            known = ", ".join(classes)
-            raise UserError(f'{_at(where)}"type" is {json.dumps(name)}; give one of {known}.')
+    if classes and isinstance(raw, tuple(classes.values())):
+        return raw
+    made = dataclasses.is_dataclass(raw) and not isinstance(raw, type)
+    if classes and (made or isinstance(raw, Mapping)):
+        only = next(iter(classes)) if len(classes) == 1 else None
+        name = type(raw).__name__ if made else raw.get("type", only)
+        if made or not isinstance(name, str) or name not in classes:
+            raise UserError(f'{_at(where)}"type" is {_show(name)}; give one of {", ".join(classes)}.')
         return _from_table(classes[name], raw, where)
     if classes and isinstance(raw, str) and raw in classes:  # a type with nothing to set, by name alone
         return _from_table(classes[raw], {}, where)
@@ -78,8 +121,8 @@ def _from_union(options: Sequence[Any], raw: Any, where: str) -> Any:
         known = ", ".join(classes)
         if isinstance(raw, str):
             hint = ' Write a table as {type = "NAME", key = value}, closed.' if raw.startswith("{") else ""
-            raise UserError(f'{_at(where)}there is no "{raw}"; give one of {known}.{hint}')
-        raise UserError(f"{_at(where)}{json.dumps(raw)} is no table with a type; give one of {known}.")
+            raise UserError(f"{_at(where)}there is no {_show(raw)}; give one of {known}.{hint}")
+        raise UserError(f"{_at(where)}{_show(raw)} is no table with a type; give one of {known}.")
     for option in plain:
         try:
             return from_dict(option, raw, where)
@@ -95,10 +138,10 @@ def _from_table(kind: type, raw: Any, where: str) -> Any:
     hints = _hints(kind)
     table = {key: value for key, value in raw.items() if key != "type" or "type" in hints}
     if "type" in raw and "type" not in hints and raw["type"] != kind.__name__:
-        raise UserError(f'{_at(where)}"type" is {json.dumps(raw["type"])}; here it must be {kind.__name__}.')
+        raise UserError(f'{_at(where)}"type" is {_show(raw["type"])}; here it must be {kind.__name__}.')
     for key in table:
         if key not in hints:
-            raise UserError(f'{_at(where)}{kind.__name__} has no setting "{key}".{nearest(key, hints)}')
+            raise UserError(f"{_at(where)}{kind.__name__} has no setting {_show(key)}.{nearest(str(key), hints)}")
     needed = [f.name for f in dataclasses.fields(kind) if f.default is f.default_factory is dataclasses.MISSING]
     for name in needed:
         if name not in table:
@@ -112,10 +155,14 @@ def _plain(kind: Any, raw: Any, where: str) -> Any:
         return raw
     if isinstance(raw, str) and kind in (int, float, bool):
         raw = _parse(raw)
-    if kind is float and isinstance(raw, int) and not isinstance(raw, bool):
-        raw = float(raw)
+    if kind in (int, float) and not isinstance(raw, bool | int) and hasattr(raw, "__index__"):
+        raw = operator.index(raw)  # numpy's whole numbers
     if kind is int and isinstance(raw, float) and raw.is_integer():
         raw = int(raw)
+    if kind in (int, float) and isinstance(raw, int):
+        _must(abs(raw) < SIZE, raw, "a number of 64 bits", where)
+    if kind is float and isinstance(raw, int) and not isinstance(raw, bool):
+        raw = float(raw)
     fits = isinstance(raw, kind) and not (kind is int and isinstance(raw, bool))
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
     _must(fits, raw, names.get(kind, f"a {kind.__name__}"), where)
@@ -135,7 +182,16 @@ def _at(where: str) -> str:
 
 def _must(fact: bool, raw: Any, expected: str, where: str) -> None:
     if not fact:
-        raise UserError(f"{_at(where)}{json.dumps(raw, default=str)} is not {expected}.")
+        raise UserError(f"{_at(where)}{_show(raw)} is not {expected}.")
+
+
+def _show(raw: Any) -> str:
+    """A value as JSON has it, on one line and not longer than one."""
+    try:
+        text = json.dumps(raw, default=str, skipkeys=True)
+    except (ValueError, RecursionError):  # a number of thousands of digits, a table within itself
+        text = "this value"
+    return text if len(text) <= 120 else f"{text[:100]} ... {text[-15:]}"
 
 
 # ------------------------------------------------------------------------------------ overrides

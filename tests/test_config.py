@@ -1,0 +1,93 @@
+"""The vocabulary holds what is made in Python to the rules, and the sentences, of the file's reader."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from glassformer import UserError, objectives, recurrence, run, serial
+from glassformer import config as c
+
+BLOCK = c.Block(c.Attention(4), c.MLP(16))
+BLOCK_SAID = {"attention": {"heads": 4}, "feedforward": {"type": "MLP", "hidden": 16}}
+WRONG = {  # the type, its fields, the sentence that both say
+    "a place in capitals": (c.Block, {**BLOCK_SAID, "place": "Post"}, '"Post" is not one of "pre", "post", "sandwich"'),
+    "an unknown pool": (c.Pool, {"of": "cls"}, '"cls" is not one of "first", "last", "mean", "max".'),
+    "an activation of another library": (c.MLP, {"hidden": 16, "act": "gelu_new"}, '"gelu_new" is not one of "relu"'),
+    "an init with an s": (c.Init, {"residual": "zeros"}, '"zeros" is not one of "plain", "depth", "zero".'),
+    "a position by place": (c.Stack, {"depth": 1, "pattern": [BLOCK_SAID], "position": True}, "true is no table with"),
+    "a word for a number": (c.MLP, {"hidden": "wide"}, '"wide" is not a whole number.'),
+    "a truth for a number": (c.Embed, {"vocab": True}, "true is not a whole number."),
+    "a size past 64 bits": (c.MLP, {"hidden": 2**63}, "9223372036854775808 is not a number of 64 bits."),
+    "a float past all": (c.LayerNorm, {"eps": 10**400}, "is not a number of 64 bits."),
+    "no number at all": (c.LayerNorm, {"eps": float("nan")}, '"nan" is not a finite number.'),
+    "another slot's type": (
+        c.Attention,
+        {"heads": 2, "qk_norm": {"type": "MLP", "hidden": 4}},
+        '"type" is "MLP"; give',
+    ),
+    "a number among rules": (c.Both, {"rules": [{"type": "Full"}, 4]}, "4 is no table with a type; give one of Full,"),
+    "a cell by a wrong name": (recurrence.Recurrent, {"cell": "RNN"}, 'there is no "RNN"; give one of GRU, LSTM.'),
+    "a rate in words": (objectives.Masked, {"rate": "much"}, '"much" is not a number.'),
+    "an optimizer's number": (run.AdamW, {"betas": [0.9, "b"]}, '"b" is not a number.'),
+    "a dtype by another name": (run.Train, {"dtype": "fp16"}, '"fp16" is not one of "auto"'),
+    "a very long word": (c.MLP, {"hidden": "x\n\x1b" * 999}, "is not a whole number."),
+}
+
+
+@pytest.mark.parametrize(("kind", "table", "sentence"), WRONG.values(), ids=WRONG)
+def test_python_refuses_what_a_file_may_not_say_in_the_same_words(kind, table, sentence) -> None:
+    with pytest.raises(UserError) as of_file:
+        serial.from_dict(kind, table, kind.__name__)
+    hints = {field.name: field for field in dataclasses.fields(kind)}
+    made = {"attention": BLOCK.attention, "feedforward": BLOCK.feedforward, "pattern": (BLOCK,)}
+    made |= {"qk_norm": c.MLP(4), "rules": (c.Full(), 4)}
+    with pytest.raises(UserError) as of_python:
+        kind(**{name: made.get(name, value) for name, value in table.items() if name in hints})
+    assert sentence in str(of_file.value)
+    assert str(of_python.value) == str(of_file.value)
+    assert len(str(of_file.value)) < 300 and str(of_file.value).isprintable()
+
+
+def test_a_missing_feedforward_is_refused_where_it_is_made() -> None:
+    with pytest.raises(UserError, match=r"Embed\.vocab: null is not a whole number"):
+        c.Embed(None)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"Block\.attention: null is not a table"):
+        c.Block(None, c.MLP(16))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", [["MLP"], {"a": 1}, 7, None], ids=str)
+def test_a_type_that_is_no_word_is_refused(name) -> None:
+    with pytest.raises(UserError, match=r'"type" is .*; give one of LayerNorm, RMSNorm'):
+        serial.from_dict(c.Block, {**BLOCK_SAID, "norm": {"type": name}})
+
+
+def test_python_takes_what_a_file_may_say() -> None:
+    made = c.Stack(np.int64(2), [BLOCK], "NoPosition", dropout=0)  # type: ignore[arg-type]
+    said = c.Stack(2, (BLOCK,), c.NoPosition(), dropout=0.0)
+    assert made == said
+    assert serial.dumps(made) == serial.dumps(said)  # no 0 beside 0.0: the same checkpoint, byte for byte
+    assert c.MLP(16.0) == c.MLP(16)  # type: ignore[arg-type]
+    assert run.Train(objective="Masked").objective == objectives.Masked()  # type: ignore[arg-type]
+
+
+def test_every_type_of_the_vocabulary_is_checked() -> None:
+    pages = (c, recurrence, objectives, run)
+    types = {v for page in pages for v in vars(page).values() if isinstance(v, type) and dataclasses.is_dataclass(v)}
+    assert len(types) > 50
+    for kind in types:
+        values = {f.name: object() for f in dataclasses.fields(kind)}
+        if values and not all("Any" in str(f.type) for f in dataclasses.fields(kind)):
+            with pytest.raises(UserError):
+                kind(**values)
+
+
+def test_a_table_within_itself_is_told_not_printed() -> None:
+    table: dict[str, object] = {}
+    table["hidden"] = table
+    with pytest.raises(UserError, match="is not a whole number"):
+        serial.from_dict(c.MLP, table)
+    assert json.loads(serial.dumps(BLOCK))["attention"]["heads"] == 4

@@ -21,7 +21,7 @@ EPILOG = "What is measured follows from the model: a text's loss; BLEU and chrF 
 def options(one: argparse.ArgumentParser) -> None:
     """Its arguments."""
     one.add_argument("model", metavar="MODEL", help=MODEL)
-    one.add_argument("--data", required=True, metavar="FILE", help="a file, a folder or a named corpus; examples")
+    one.add_argument("--data", metavar="FILE", help="a file, a folder or a named corpus; examples")
     one.add_argument("--json", action="store_true", help="the figures as JSON")
     one.add_argument("--batch", type=int, metavar="N", help="windows or texts at once (8, texts 32)")
 
@@ -32,6 +32,14 @@ def options(one: argparse.ArgumentParser) -> None:
     )
     text.add_argument("--context", type=int, metavar="N", help="tokens a window holds (the model's context)")
     text.add_argument("--stride", type=int, metavar="N", help="how far windows move on (half of the context)")
+
+    tasks = one.add_argument_group(
+        "tasks of lm-evaluation-harness, instead of --data: multiple choice, zero-shot or few-shot"
+    )
+    tasks.add_argument("--tasks", metavar="T,...", help="such as hellaswag,arc_easy,piqa")
+    tasks.add_argument("--shots", type=int, metavar="N", help="examples in front of each question (the task's own)")
+    tasks.add_argument("--limit", type=int, metavar="N", help="only the first N questions of each task")
+    tasks.add_argument("--task-files", type=Path, metavar="DIR", help="a folder with tasks of your own, as YAML")
 
     pairs = one.add_argument_group("examples: from source to target, or from text to label")
     pairs.add_argument("--target", metavar="FILE", help="the file with the right targets, line by line")
@@ -74,6 +82,10 @@ def run(given: argparse.Namespace) -> None:
     """The command; its exit code, None for 0."""
     from .. import config
 
+    need((given.data is None) != (given.tasks is None), "Give --data FILE, or --tasks NAME,... to answer tasks.")
+    if given.tasks is not None:
+        answers(given)
+        return
     if given.out is not None:
         new_file(given.out, given.data, given.target)
     given.columns = columns(given.columns) if given.columns else {}
@@ -87,6 +99,28 @@ def run(given: argparse.Namespace) -> None:
         chooses(given, model, tokenizer)
     else:
         foretells(given, model, tokenizer)
+
+
+def answers(given: argparse.Namespace) -> None:
+    """Tasks of lm-evaluation-harness."""
+    from .harness import evaluate_tasks
+
+    need(given.shots is None or given.shots >= 0, f"--shots is {given.shots}; give 0 or more.")
+    need(given.limit is None or given.limit > 0, f"--limit is {given.limit}; give 1 or more.")
+    folder = given.task_files
+    need(folder is None or folder.is_dir(), f"--task-files {folder} is no folder; give one that holds YAML files.")
+    model, tokenizer = reader(given.model)
+    figures = evaluate_tasks(
+        model,
+        tokenizer,
+        names(given.tasks),
+        shots=given.shots,
+        limit=given.limit,
+        folder=folder,
+        batch=given.batch or 16,
+        progress=counting("answers"),
+    )
+    show(given, figures)
 
 
 def foretells(given: argparse.Namespace, model: Any, tokenizer: Any) -> None:

@@ -239,19 +239,21 @@ def _loss(model: Model, tokens: Tensor, targets: Tensor, pos: Tensor | None, doc
     device, training = next(model.parameters()).device, model.training
     tokens, targets = tokens.to(device), targets.to(device)
     pos, docs = (None if x is None else x.to(device) for x in (pos, docs))
-    assert model.head is not None
     total = 0.0
     model.eval()
     try:
         with torch.no_grad():
             hidden = model(tokens, pos=pos, docs=docs, logits="none").hidden
             counted = targets >= 0
-            pairs = zip(
-                torch.split(hidden[counted], _HEAD_ROWS), torch.split(targets[counted], _HEAD_ROWS), strict=True
-            )
-            for some, theirs in pairs:  # (N, C), (N,)
-                logits = model.head(some, model.embed).float()
+            for logits, theirs in head_rows(model, hidden[counted], targets[counted]):
                 total += F.cross_entropy(logits, theirs, reduction="none").double().sum().item()
     finally:
         model.train(training)
     return total
+
+
+def head_rows(model: Model, hidden: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """fp32 logits (up to 2,048 rows, V) of hidden states (N, C), a piece at a time, with their targets."""
+    assert model.head is not None
+    for some, theirs in zip(torch.split(hidden, _HEAD_ROWS), torch.split(targets, _HEAD_ROWS), strict=True):
+        yield model.head(some, model.embed).float(), theirs

@@ -1,0 +1,99 @@
+"""How likely a model finds given continuations: what multiple-choice tasks are answered by.
+
+B rows, T tokens, C model dim, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from .. import config
+from ..errors import UserError, need
+from ..nn import Model
+from .score import head_rows
+
+Ids = Sequence[int]
+
+
+class Likelihood(NamedTuple):
+    """``logprob`` of a whole continuation, in nats; ``greedy``: each token of it was the likeliest one."""
+
+    logprob: float
+    greedy: bool
+
+
+def likelihoods(
+    model: Model,
+    pairs: Sequence[tuple[Ids, Ids]],
+    *,
+    batch: int = 16,
+    progress: Callable[[int], None] | None = None,
+) -> list[Likelihood]:
+    """log p(continuation | context) for each (context ids, continuation ids), in their order.
+
+    The context must hold a token; where both together are longer than the model's context, the beginning is cut off,
+    as lm-evaluation-harness does. Raises UserError for an empty side, an id out of range, a continuation that does not
+    fit, a model that is no decoder, and logits that are not numbers.
+    """
+    cfg = model.config
+    need(isinstance(cfg, config.Decoder) and model.head is not None, "Only a decoder with a head predicts a text.")
+    need(batch > 0, f"batch is {batch}; give 1 row or more.")
+    for context, continuation in pairs:
+        _check(context, continuation, cfg)
+    device, training = next(model.parameters()).device, model.training
+    order = sorted(range(len(pairs)), key=lambda place: -sum(map(len, pairs[place])))  # rows of like length together
+    found: list[Likelihood] = [Likelihood(0.0, True)] * len(pairs)
+    model.eval()
+    try:
+        for begin in range(0, len(order), batch):
+            places = order[begin : begin + batch]
+            _answer(model, [pairs[place] for place in places], places, found, device)
+            if progress:
+                progress(min(begin + batch, len(order)))
+    finally:
+        model.train(training)
+    return found
+
+
+def _check(context: Ids, continuation: Ids, cfg: config.Model) -> None:
+    need(len(context) > 0 and len(continuation) > 0, "A context or a continuation is empty; give each a token.")
+    need(
+        len(continuation) <= cfg.context,
+        f"A continuation has {len(continuation)} tokens and the model's context is {cfg.context}; shorten it.",
+    )
+    wrong = next((token for token in (*context, *continuation) if not 0 <= token < cfg.embed.vocab), None)
+    if wrong is not None:
+        raise UserError(f"Token id {wrong} is not one of the model's; use the tokenizer it was trained with.")
+
+
+@torch.no_grad()
+def _answer(
+    model: Model, pairs: Sequence[tuple[Ids, Ids]], places: Ids, found: list[Likelihood], device: torch.device
+) -> None:
+    """Put the answers for one batch under their ``places``."""
+    rows = [(*context, *continuation)[-model.config.context - 1 :] for context, continuation in pairs]
+    shape = (len(rows), max(map(len, rows)) - 1)
+    tokens, pos = torch.zeros(shape, dtype=torch.long), torch.full(shape, -1)
+    targets = torch.full(shape, -1)
+    for at, (row, (_, continuation)) in enumerate(zip(rows, pairs, strict=True)):
+        size = len(row) - 1
+        tokens[at, :size], pos[at, :size] = torch.tensor(row[:-1]), torch.arange(size)
+        targets[at, size - len(continuation) : size] = torch.tensor(tuple(continuation))
+    asked = targets >= 0
+    hidden = model(tokens.to(device), pos=pos.to(device), logits="none").hidden
+    wanted = targets[asked].to(device)
+    logprobs: list[torch.Tensor] = []
+    likeliest: list[torch.Tensor] = []
+    for logits, some in head_rows(model, hidden[asked.to(device)], wanted):  # (N, V), (N,)
+        logprobs.append(logits.log_softmax(-1).gather(1, some[:, None])[:, 0])
+        likeliest.append(logits.argmax(-1) == some)
+    counts: list[int] = asked.sum(1).tolist()
+    mine, greedy = torch.cat(logprobs).cpu().double(), torch.cat(likeliest).cpu()
+    for place, its, theirs in zip(places, torch.split(mine, counts), torch.split(greedy, counts), strict=True):
+        total = its.sum().item()
+        need(not math.isnan(total), "The model's logits are not numbers (NaN); load another checkpoint.")
+        found[place] = Likelihood(total, bool(theirs.all()))

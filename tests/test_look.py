@@ -98,7 +98,11 @@ def test_an_encoder_and_an_encoder_decoder_can_be_looked_at() -> None:
     [
         ([1], "*.patern", r'"\*\.patern"\. Did you mean "\*\.pattern"'),
         ([1], "decoder.blocks.2.attn.q", 'Did you mean "decoder.blocks.[01].attn.q"'),
-        ([1], "zzz", "decoder.embed, logits"),
+        (
+            [1],
+            "zzz",
+            r"called \"zzz\"\. There are: embed\.token, .*decoder\.blocks\.\*\.attn\.\{in,qkv,q,k,v,.*\}, .*logits\.$",
+        ),
         ([], "*", "empty"),
         ([VOCAB], "*", "out of range"),
         ([-1], "*", "out of range"),

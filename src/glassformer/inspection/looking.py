@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -11,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .. import config
-from ..errors import UserError, nearest
+from ..errors import UserError
 from ..nn import Model, Tape
 from ..text.shards import begins
 
@@ -44,8 +46,8 @@ def look(
         if not any(fnmatchcase(path, pattern) for path in tape.records):
             known = paths(model)
             ends = {f"*.{path.rpartition('.')[2]}" for path in known}
-            hint = nearest(pattern, [*known, *ends]) or f" Two that there are: {known[0]}, {known[-1]}."
-            raise UserError(f'No value is called "{pattern}".{hint}')
+            meant = "".join(f' Did you mean "{name}"?' for name in get_close_matches(pattern, [*known, *ends], n=1))
+            raise UserError(f'No value is called "{pattern}".{meant} There are: {", ".join(listing(known))}.')
     return tape.records
 
 
@@ -54,6 +56,18 @@ def paths(model: Model) -> list[str]:
     one, tape = torch.zeros(1, 1, dtype=torch.long, device=next(model.parameters()).device), Tape("*")
     _run(model, [one, one] if isinstance(model.config, config.EncoderDecoder) else [one], tape)
     return list(tape.records)
+
+
+def listing(known: Sequence[str]) -> list[str]:
+    """Paths in short, one entry per place: ``decoder.blocks.*.ffn.{in,pre,hidden,write}``."""
+    leaves: dict[str, list[str]] = {}
+    for path in known:
+        above, _, leaf = re.sub(r"\.\d+\.", ".*.", path).rpartition(".")
+        held = leaves.setdefault(above, [])
+        if leaf not in held:
+            held.append(leaf)
+    shown = {above: held[0] if len(held) == 1 else f"{{{','.join(held)}}}" for above, held in leaves.items()}
+    return [f"{above}.{held}" if above else held for above, held in shown.items()]
 
 
 def _run(model: Model, tokens: Sequence[Tensor], tape: Tape) -> None:

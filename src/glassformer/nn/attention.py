@@ -5,6 +5,7 @@ B batch, T queries, S keys, H heads, K key-value heads, D head dim, C model dim.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -41,11 +42,15 @@ class Attention(Part):
 
     def forward(self, x: Tensor, flow: Flow, position: Position, kv: KV | CrossKV | None = None) -> Tensor:
         """x (B, T, C) -> what this layer writes to the stream (B, T, C)."""
+        x = flow.look(self, "in", x)
         if self.cross:
             k, v, mask, bias = *self.from_memory(flow, kv), self.across(flow), None
             q = flow.look(self, "q", self.queries(self.q(x)))
         else:
             q, k, v = together(x, self.q, self.k, self.v)
+            if flow.watches(self, "qkv"):
+                joined = flow.look(self, "qkv", torch.cat((q, k, v), -1))  # before heads are normed and turned
+                q, k, v = joined.split([q.shape[-1], k.shape[-1], v.shape[-1]], -1)
             q = flow.look(self, "q", position.rotate(self.queries(q), flow))
             k, v = self.keys_values(k, v)
             k, v = flow.look(self, "k", position.rotate(k, flow)), flow.look(self, "v", v)

@@ -41,9 +41,9 @@ class Block(Part):
             seen = self.attn_norm(x)
             x = x + self.drop(self.attn(seen, flow, position, kv)) + self.drop(self.ffn(seen, flow))
         else:
-            x = self.residual(x, "attn", flow, position, kv)
+            x = flow.look(self, "mid", self.residual(x, "attn", flow, position, kv))
             if self.crosses:
-                x = self.residual(x, "cross", flow, position, cross_kv)
+                x = flow.look(self, "mid_cross", self.residual(x, "cross", flow, position, cross_kv))
             x = self.residual(x, "ffn", flow)
         return flow.look(self, "resid", x)
 

@@ -29,13 +29,15 @@ class Embed(Part):
 
     def forward(self, tokens: Tensor, flow: Flow, segments: Tensor | None = None) -> Tensor:
         """tokens (B, T) -> (B, T, C); ``segments`` (B, T) are 0 where not given."""
-        x: Tensor = self.token(tokens)
+        x = flow.look(flow.ends, "token", self.token(tokens))
         for back, table in enumerate(self.lag, start=1):
-            x = x + table(before(tokens, flow, back, nothing=self.token.num_embeddings))
+            earlier = table(before(tokens, flow, back, nothing=self.token.num_embeddings))
+            x = x + flow.look(flow.ends, f"lag.{back - 1}", earlier)
         if self.scale != 1.0:
             x = x * torch.tensor(self.scale, dtype=x.dtype)  # rounded to x's precision, as published models do
         if self.segment is not None:
-            x = x + self.segment(torch.zeros_like(tokens) if segments is None else segments)
+            own = self.segment(torch.zeros_like(tokens) if segments is None else segments)
+            x = x + flow.look(flow.ends, "segment", own)
         return x
 
 

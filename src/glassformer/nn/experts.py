@@ -13,16 +13,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import config
+from .attend import Look, unwatched
 from .build import build, builds
 from .feedforward import ACTIVATIONS
 from .flow import Flow, Part
 from .linear import linear
+
+HALFWAY = ("pre", "gate", "up", "hidden")  # what the tape may see between up and down
 
 
 @builds(config.MoE)
@@ -50,6 +54,7 @@ class MoE(Part):
         self.shared = build(cfg.shared, dim) if cfg.shared is not None else None
 
     def forward(self, x: Tensor, flow: Flow) -> Tensor:
+        x = flow.look(self, "in", x)
         logits = flow.look(self, "router", self.route(x))  # (B, T, E)
         weight, chosen = logits.softmax(-1).topk(self.cfg.top_k, dim=-1)  # (B, T, K)
         if self.cfg.normalize:
@@ -61,7 +66,7 @@ class MoE(Part):
             choices = self.send(weight, chosen, flow)
             if self.training or self.cfg.balance or self.cfg.z:
                 self.report(logits.flatten(0, 1), choices, flow)
-            slow = flow.engine == "eager" and not flow.watches(self, "hidden")  # seen in sorted rows alone
+            slow = flow.engine == "eager" and not flow.watches(self, *HALFWAY)  # seen in sorted rows alone
             write = self.one_by_one(x, choices) if slow else self.side_by_side(x, choices, flow)
         if self.shared is not None:
             write = write + self.shared(x, flow)
@@ -106,8 +111,12 @@ class MoE(Part):
     def one_token(self, x: Tensor, weight: Tensor, chosen: Tensor, flow: Flow) -> Tensor:
         """A single token x (1, 1, C) meets its own experts alone, their tables read where they lie."""
         experts = chosen.flatten().tolist()
-        hidden = torch.stack([self.hidden(expert, x) for expert in experts], dim=2)  # (1, 1, K, H)
-        hidden = flow.look(self, "hidden", hidden)
+
+        def side(table: Tensor, bias: Tensor | None) -> Tensor:  # (1, 1, K, H)
+            return torch.stack([self.product(expert, x, table, bias) for expert in experts], dim=2)
+
+        gate = None if self.gate is None else side(self.gate, self.gate_bias)
+        hidden = self.halfway(side(self.up, self.up_bias), gate, partial(flow.look, self))
         write = torch.zeros_like(x, dtype=weight.dtype)
         for expert, slot in sorted(zip(experts, range(len(experts)), strict=True)):
             write += self.product(expert, hidden[:, :, slot], self.down, self.down_bias) * weight[..., slot]
@@ -119,10 +128,14 @@ class MoE(Part):
 
     def hidden(self, expert: int, x: Tensor) -> Tensor:
         """What one expert makes of x (..., C) half way: (..., H)."""
-        hidden = self.product(expert, x, self.up, self.up_bias)
-        if self.gate is None:
-            return self.act(hidden)
-        return self.act(self.product(expert, x, self.gate, self.gate_bias)) * hidden
+        gate = None if self.gate is None else self.product(expert, x, self.gate, self.gate_bias)
+        return self.halfway(self.product(expert, x, self.up, self.up_bias), gate, unwatched)
+
+    def halfway(self, up: Tensor, gate: Tensor | None, look: Look) -> Tensor:
+        """What the products with ``up`` and ``gate`` make together (..., H), each step shown by its name."""
+        if gate is None:
+            return look("hidden", self.act(look("pre", up)))
+        return look("hidden", look("gate", self.act(look("pre", gate))) * look("up", up))
 
     def product(self, expert: int, x: Tensor, table: Tensor, bias: Tensor | None) -> Tensor:
         """x by one expert's own table."""
@@ -137,22 +150,21 @@ class MoE(Part):
         if real is not None:
             weight = weight * real
         rows = tokens.index_select(0, token)  # (P, C)
-        hidden = grouped(rows, self.up, self.up_bias, counts)
-        if self.gate is None:
-            hidden = self.act(hidden)
-        else:
-            hidden = self.act(grouped(rows, self.gate, self.gate_bias, counts)) * hidden
-        if flow.watches(self, "hidden"):
-            hidden = self.look_at(hidden, order, real, x, flow)
+        gate = None if self.gate is None else grouped(rows, self.gate, self.gate_bias, counts)
+
+        def look(name: str, value: Tensor) -> Tensor:
+            return self.look_at(name, value, order, real, x, flow) if flow.watches(self, name) else value
+
+        hidden = self.halfway(grouped(rows, self.up, self.up_bias, counts), gate, look)
         answers = grouped(hidden, self.down, self.down_bias, counts) * weight[:, None]
         return answers.new_zeros(tokens.shape).index_add(0, token, answers).to(x.dtype).view_as(x)
 
-    def look_at(self, hidden: Tensor, order: Tensor, real: Tensor | None, x: Tensor, flow: Flow) -> Tensor:
+    def look_at(self, name: str, rows: Tensor, order: Tensor, real: Tensor | None, x: Tensor, flow: Flow) -> Tensor:
         """Sorted rows (P, H) shown as each token's own, (B, T, K, H); zeros where a choice went nowhere."""
         B, T, K = *x.shape[:2], self.cfg.top_k
-        index, own = (order, hidden) if real is None else (order[real], hidden[real])
-        shown = hidden.new_zeros(K * B * T, hidden.shape[1]).index_copy(0, index, own)
-        shown = flow.look(self, "hidden", shown.view(K, B, T, -1).permute(1, 2, 0, 3))
+        index, own = (order, rows) if real is None else (order[real], rows[real])
+        shown = rows.new_zeros(K * B * T, rows.shape[1]).index_copy(0, index, own)
+        shown = flow.look(self, name, shown.view(K, B, T, -1).permute(1, 2, 0, 3))
         return shown.permute(2, 0, 1, 3).flatten(0, 2).index_select(0, order)
 
     def report(self, logits: Tensor, choices: Choices, flow: Flow) -> None:

@@ -46,7 +46,8 @@ class MLP(Part):
         self.down = linear(cfg.hidden, dim, cfg.bias)
 
     def forward(self, x: Tensor, flow: Flow) -> Tensor:
-        hidden = flow.look(self, "hidden", self.act(self.up(x)))
+        x = flow.look(self, "in", x)
+        hidden = flow.look(self, "hidden", self.act(flow.look(self, "pre", self.up(x))))
         return flow.look(self, "write", self.down(hidden))
 
 
@@ -64,6 +65,8 @@ class GatedMLP(Part):
         self.down = linear(cfg.hidden, dim, cfg.bias)
 
     def forward(self, x: Tensor, flow: Flow) -> Tensor:
+        x = flow.look(self, "in", x)
         gate, up = together(x, self.gate, self.up)
-        hidden = flow.look(self, "hidden", self.act(gate) * up)
+        gate = flow.look(self, "gate", self.act(flow.look(self, "pre", gate)))
+        hidden = flow.look(self, "hidden", gate * flow.look(self, "up", up))
         return flow.look(self, "write", self.down(hidden))

@@ -53,15 +53,17 @@ class Flow:
     memory: Memory | None = None
     tape: Tape | None = None
     engine: str = "sdpa"
+    ends: str = "embed"  # where the tape names what is embedded; "source_embed" in an encoder-decoder's encoder
     aux: dict[str, Tensor] = field(default_factory=dict)
     facts: dict[str, Tensor] = field(default_factory=dict)  # about this pass, for whoever logs: no gradient
     made: dict[Hashable, Any] = field(default_factory=dict)
 
-    def look(self, part: Part, name: str, x: Tensor) -> Tensor:
+    def look(self, part: Part | str, name: str, x: Tensor) -> Tensor:
         """``x`` itself, unless the tape watches ``path.name``; no trace of it in compiled code."""
         if self.tape is None:
             return x
-        return self.tape.pass_through(f"{part.path}.{name}" if part.path else name, x)
+        path = part if isinstance(part, str) else part.path
+        return self.tape.pass_through(f"{path}.{name}" if path else name, x)
 
     def watches(self, part: Part, *names: str) -> bool:
         """Whether the tape keeps or edits any of these."""

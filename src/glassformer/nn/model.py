@@ -166,6 +166,7 @@ class EncoderDecoder(Model):
     ) -> Memory:
         """source (B, S) -> what the decoder looks at."""
         flow = self.flow(source, pos, docs, tape=tape)
+        flow.ends = "source_embed"
         hidden = self.encoder(self.embed(source, flow), flow)
         return Memory(hidden, flow.pos, pos is None and docs is None, docs, flow.aux, flow.facts)
 

@@ -33,8 +33,8 @@ class Position(Part):
     def __init__(self, cfg: config.Position, dim: int, heads: int, causal: bool) -> None:
         super().__init__()
 
-    def embed(self, x: Tensor, pos: Tensor) -> Tensor:
-        """Embeddings (B, T, C) that know ``pos`` (B or 1, T)."""
+    def embed(self, x: Tensor, flow: Flow) -> Tensor:
+        """Embeddings (B, T, C) that know the flow's positions."""
         return x
 
     def rotate(self, x: Tensor, flow: Flow) -> Tensor:
@@ -57,12 +57,12 @@ class Sinusoidal(Position):
         super().__init__(cfg, dim, heads, causal)
         self.theta, self.dim, self.halves = cfg.theta, dim, cfg.halves
 
-    def embed(self, x: Tensor, pos: Tensor) -> Tensor:
+    def embed(self, x: Tensor, flow: Flow) -> Tensor:
         even = torch.arange(0, self.dim, 2, device=x.device, dtype=torch.float32)
-        angle = pos[..., None].float() * self.theta ** (-even / self.dim)  # (B, T, C/2)
+        angle = flow.pos[..., None].float() * self.theta ** (-even / self.dim)  # (B, T, C/2)
         both = (angle.sin(), angle.cos())
         wave = torch.cat(both, dim=-1) if self.halves else torch.stack(both, dim=-1).flatten(-2)
-        return x + wave[..., : self.dim].to(x.dtype)
+        return x + flow.look(flow.ends, "position", wave[..., : self.dim].to(x.dtype))
 
 
 @builds(config.Learned)
@@ -73,8 +73,8 @@ class Learned(Position):
         super().__init__(cfg, dim, heads, causal)
         self.weight = nn.Parameter(torch.empty(cfg.length, dim))
 
-    def embed(self, x: Tensor, pos: Tensor) -> Tensor:
-        return x + nn.functional.embedding(pos.clamp(min=0), self.weight)
+    def embed(self, x: Tensor, flow: Flow) -> Tensor:
+        return x + flow.look(flow.ends, "position", nn.functional.embedding(flow.pos.clamp(min=0), self.weight))
 
     def reset(self, std: float, generator: torch.Generator | None) -> None:
         nn.init.normal_(self.weight, std=std, generator=generator)

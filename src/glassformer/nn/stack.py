@@ -27,7 +27,7 @@ class Stack(Part):
 
     def forward(self, x: Tensor, flow: Flow, cache: Cache | None = None) -> Tensor:
         """x (B, T, C), embedded tokens -> (B, T, C)."""
-        x = flow.look(self, "embed", self.drop(self.first_norm(self.position.embed(x, flow.pos))))
+        x = flow.look(self, "embed", self.drop(self.first_norm(self.position.embed(x, flow))))
         for index, block in enumerate(self.blocks):
             x = block(x, flow, self.position, cache.layers[index] if cache is not None else None)
         return flow.look(self, "out", self.last_norm(x))

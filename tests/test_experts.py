@@ -217,10 +217,11 @@ def test_the_tape_sees_each_token_and_an_edit_sends_it_elsewhere() -> None:
     assert torch.equal(made(x, flow_of(x, tape=tape)), plain)
     shapes = {name: tuple(value.shape) for name, value in tape.records.items()}
     assert shapes == {
+        "ffn.in": (3, 20, C),
         "ffn.router": (3, 20, 4),
         "ffn.weight": (3, 20, 2),
         "ffn.chosen": (3, 20, 2),
-        "ffn.hidden": (3, 20, 2, 64),
+        **dict.fromkeys(("ffn.pre", "ffn.gate", "ffn.up", "ffn.hidden"), (3, 20, 2, 64)),
         "ffn.write": (3, 20, C),
     }
     expert = int(tape["ffn.chosen"][1, 7, 1])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch.nn import functional as F
 
 import tiny
 from glassformer import config as c
+from glassformer.inspection import paths
 from glassformer.nn import Cache, Model, Tape, packed
 from glassformer.nn.block import Block
 from glassformer.nn.feedforward import ACTIVATIONS
@@ -179,3 +182,12 @@ def test_edits_reach_what_fused_products_and_caches_hold() -> None:
             ]
         torch.testing.assert_close(torch.cat(parts, 1), wanted, rtol=0, atol=1e-5)
         assert not torch.allclose(wanted, model(given).logits, atol=1e-3)
+
+
+@torch.no_grad()
+def test_the_page_of_names_has_them_all() -> None:
+    page = (Path(__file__).parents[1] / "docs/names.md").read_text(encoding="utf-8")
+    for config in tiny.ALL.values():
+        leaves = {re.sub(r".*blocks\.\d+\.|\d+$|shared\.|cross\.", "", path) for path in paths(tiny.model(config))}
+        missing = [leaf for leaf in leaves if not re.search(rf"[`.]{re.escape(leaf.rpartition('.')[2])}\b", page)]
+        assert not missing

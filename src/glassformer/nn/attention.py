@@ -50,7 +50,7 @@ class Attention(Part):
             q, k, v = together(x, self.q, self.k, self.v)
             if flow.watches(self, "qkv"):
                 joined = flow.look(self, "qkv", torch.cat((q, k, v), -1))  # before heads are normed and turned
-                q, k, v = joined.split([q.shape[-1], k.shape[-1], v.shape[-1]], -1)
+                q, k, v = torch.split(joined, [q.shape[-1], k.shape[-1], v.shape[-1]], -1)
             q = flow.look(self, "q", position.rotate(self.queries(q), flow))
             k, v = self.keys_values(k, v)
             k, v = flow.look(self, "k", position.rotate(k, flow)), flow.look(self, "v", v)

@@ -30,7 +30,7 @@ WRONG = {  # the type, its fields, the sentence that both say
         '"type" is "MLP"; give',
     ),
     "a number among rules": (c.Both, {"rules": [{"type": "Full"}, 4]}, "4 is no table with a type; give one of Full,"),
-    "a cell by a wrong name": (recurrence.Recurrent, {"cell": "RNN"}, 'there is no "RNN"; give one of GRU, LSTM.'),
+    "a cell by a wrong name": (recurrence.Recurrent, {"cell": "GRUU"}, 'there is no "GRUU"; give one of GRU, LSTM.'),
     "a rate in words": (objectives.Masked, {"rate": "much"}, '"much" is not a number.'),
     "an optimizer's number": (run.AdamW, {"betas": [0.9, "b"]}, '"b" is not a number.'),
     "a dtype by another name": (run.Train, {"dtype": "fp16"}, '"fp16" is not one of "auto"'),

@@ -15,7 +15,19 @@ from glassformer import config
 
 SRC = Path(__file__).parents[1] / "src" / "glassformer"
 FLOORS = [
-    {"errors", "config", "positions", "recurrence", "objectives", "lengths", "serial", "files", "run", "text"},
+    {
+        "errors",
+        "config",
+        "positions",
+        "recurrence",
+        "objectives",
+        "lengths",
+        "serial",
+        "extend",
+        "files",
+        "run",
+        "text",
+    },
     {"nn"},
     {"weights", "tensorfiles", "adapters", "places", "recipes", "store", "cost"},
     {"parallel", "quantize"},

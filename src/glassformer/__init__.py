@@ -20,15 +20,23 @@ from typing import TYPE_CHECKING, Any
 from .errors import UserError
 
 if TYPE_CHECKING:
+    from .extend import use
     from .generation import generate
     from .inspection import look
     from .store import load, save
     from .training import train
 
 __version__ = "0.1.0"
-__all__ = ["UserError", "__version__", "generate", "load", "look", "save", "train"]
+__all__ = ["UserError", "__version__", "generate", "load", "look", "save", "train", "use"]
 
-_HOME = {"load": ".store", "save": ".store", "generate": ".generation", "train": ".training", "look": ".inspection"}
+_HOME = {
+    "load": ".store",
+    "save": ".store",
+    "generate": ".generation",
+    "train": ".training",
+    "look": ".inspection",
+    "use": ".extend",
+}
 _ROOMS = ("evaluation", "generation", "inspection", "store", "training")  # those that import torch
 
 

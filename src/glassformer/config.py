@@ -46,7 +46,8 @@ from .recurrence import Additive as Additive
 from .recurrence import Cell as Cell
 from .recurrence import Recurrent as Recurrent
 from .recurrence import Summary as Summary
-from .serial import frozen
+from .serial import frozen as frozen
+from .serial import member as member
 
 Activation: TypeAlias = Literal["relu", "relu2", "gelu", "gelu_tanh", "silu", "tanh"]
 Place: TypeAlias = Literal["pre", "post", "sandwich", "parallel"]

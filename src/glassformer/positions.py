@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 from dataclasses import MISSING, fields
-from typing import Any, TypeAlias, get_args
+from typing import Any, TypeAlias
 
 from .errors import UserError, above_zero, nearest, need
-from .serial import frozen
+from .serial import frozen, members
 
 # ------------------------------------------------------------------------------------------ order
 
@@ -281,7 +281,11 @@ class Either(Rule):
 See: TypeAlias = (
     Full | Causal | Prefix | Window | Every | Chunk | Tail | Strided | Fixed | Both | Either  # one name each in config
 )
-RULES: dict[str, type] = {kind.__name__.lower(): kind for kind in get_args(See) if kind not in (Both, Either)}
+
+
+def rules() -> dict[str, type]:
+    """Every rule that can be written down, by its name in small letters; ``member``s too."""
+    return {name.lower(): kind for name, kind in members(See).items() if kind not in (Both, Either)}
 
 
 def reach(see: See) -> int | None:
@@ -322,17 +326,18 @@ def _rule(node: ast.expr) -> See:
     if not isinstance(call.func, ast.Name):
         raise UserError(f'"{ast.unparse(node)}" is no rule; combine rules such as window(4) with & and | only.')
     name = call.func.id.lower()
-    if name not in RULES:
-        raise UserError(f'There is no rule "{call.func.id}".{nearest(name, RULES)}')
-    kind, names = RULES[name], [field.name for field in fields(RULES[name])]
+    known = rules()
+    if name not in known:
+        raise UserError(f'There is no rule "{call.func.id}".{nearest(name, known)}')
+    kind, names = known[name], [field.name for field in fields(known[name])]
     form = f"{name}({', '.join(names)})" if names else name
     given = dict(zip(names, call.args, strict=False)) | {word.arg or "": word.value for word in call.keywords}
     numbers = {key: value.value for key, value in given.items() if isinstance(value, ast.Constant)}
     whole = all(type(value) is int for value in numbers.values()) and len(numbers) == len(given)
-    known = given.keys() <= set(names) and len(given) == len(call.args) + len(call.keywords)
+    fits = given.keys() <= set(names) and len(given) == len(call.args) + len(call.keywords)
     needed = {field.name for field in fields(kind) if field.default is MISSING}
     need(
-        whole and known and needed <= given.keys(),
+        whole and fits and needed <= given.keys(),
         f'"{ast.unparse(node)}" does not fit; write {form}, whole numbers of 1 or more.',
     )
     rule: See = kind(**numbers)

@@ -8,6 +8,7 @@ what is made in Python to the same rules.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import json
 import math
@@ -15,7 +16,7 @@ import operator
 import tomllib
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -62,6 +63,36 @@ def _fields(kind: type) -> dict[str, tuple[set[type], set[str], Any]]:
     return found
 
 
+_MEMBERS: dict[frozenset[type], dict[str, type]] = {}  # of a slot's types: the further ones, by name
+
+
+@typing.dataclass_transform(frozen_default=True)
+def member(slot: Any) -> Callable[[type[T]], type[T]]:
+    """Class decorator: a frozen dataclass that is one more type of a slot, such as ``config.Norm`` or ``config.See``.
+
+    Configs, run files and checkpoints know it from then on, by its name; ``nn.builds`` tells its module. In a file of
+    your own it is there once ``glassformer.use`` (``--use FILE``) has read the file.
+    """
+    types = frozenset(option for option in typing.get_args(slot) or (slot,) if option is not type(None))
+
+    def register(kind: type[T]) -> type[T]:
+        taken = {own.__name__ for own in types}
+        need(kind.__name__ not in taken, f"The slot has a {kind.__name__} already; give yours another name.")
+        made = kind if dataclasses.is_dataclass(kind) else frozen(kind)
+        _MEMBERS.setdefault(types, {})[kind.__name__] = made
+        return made
+
+    return register
+
+
+def members(slot: Any) -> dict[str, type]:
+    """The types of a slot by name, those that ``member`` added last."""
+    options = typing.get_args(slot) or (slot,)
+    own = {o.__name__: o for o in options if isinstance(o, type) and dataclasses.is_dataclass(o)}
+    more = [added for types, added in _MEMBERS.items() if types <= set(own.values())]
+    return functools.reduce(operator.or_, more, own)
+
+
 # ------------------------------------------------------------------------------------ dictionaries
 
 
@@ -83,8 +114,8 @@ def from_dict(kind: Any, raw: Any, where: str = "") -> Any:
     Raises UserError with the dotted place for an unknown key, a missing one or a value of another type.
     """
     origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        return _from_union(args, raw, where)
+    if origin in (typing.Union, types.UnionType) or frozenset((kind,)) in _MEMBERS:
+        return _from_union(kind, raw, where)
     if origin is typing.Literal:
         if raw not in args:
             raise UserError(f"{_at(where)}{_show(raw)} is not one of {', '.join(map(json.dumps, args))}.")
@@ -100,25 +131,25 @@ def from_dict(kind: Any, raw: Any, where: str = "") -> Any:
     return _plain(kind, raw, where)
 
 
-def _from_union(options: Sequence[Any], raw: Any, where: str) -> Any:
+def _from_union(kind: Any, raw: Any, where: str) -> Any:
+    options, classes = typing.get_args(kind) or (kind,), members(kind)
     empty = raw is None or (isinstance(raw, str) and raw.lower() == "none" and str not in options)
     if empty and type(None) in options:
         return None
-    classes = {c.__name__: c for c in options if dataclasses.is_dataclass(c) and isinstance(c, type)}
     if classes and isinstance(raw, tuple(classes.values())):
         return raw
     made = dataclasses.is_dataclass(raw) and not isinstance(raw, type)
     if classes and (made or isinstance(raw, Mapping)):
-        only = next(iter(classes)) if len(classes) == 1 else None
+        only = next(iter(classes)) if sum(map(dataclasses.is_dataclass, options)) == 1 else None
         name = type(raw).__name__ if made else raw.get("type", only)
         if made or not isinstance(name, str) or name not in classes:
-            raise UserError(f'{_at(where)}"type" is {_show(name)}; give one of {", ".join(classes)}.')
+            raise UserError(f'{_at(where)}"type" is {_show(name)}; give one of {_known(name, classes)}.')
         return _from_table(classes[name], raw, where)
     if classes and isinstance(raw, str) and raw in classes:  # a type with nothing to set, by name alone
         return _from_table(classes[raw], {}, where)
     plain = [o for o in options if o is not type(None) and not dataclasses.is_dataclass(o)]
     if not plain:
-        known = ", ".join(classes)
+        known = _known(raw, classes)
         if isinstance(raw, str):
             hint = ' Write a table as {type = "NAME", key = value}, closed.' if raw.startswith("{") else ""
             raise UserError(f"{_at(where)}there is no {_show(raw)}; give one of {known}.{hint}")
@@ -129,6 +160,13 @@ def _from_union(options: Sequence[Any], raw: Any, where: str) -> Any:
         except UserError as error:
             last = error
     raise last
+
+
+def _known(name: Any, classes: Mapping[str, type]) -> str:
+    """The names to choose from; for a name like none of them, how one's own is made known."""
+    known = ", ".join(classes)
+    strange = isinstance(name, str) and name.isidentifier() and not difflib.get_close_matches(name, classes)
+    return f"{known}, or name the file that defines it (--use FILE, glassformer.use)" if strange else known
 
 
 def _from_table(kind: type, raw: Any, where: str) -> Any:

@@ -12,7 +12,7 @@ from torch import Tensor
 from .. import config
 from ..errors import need
 from ..nn.mask import CHUNK, Mask, visited
-from ..positions import RULES, read_rule
+from ..positions import read_rule, rules
 
 EXAMPLES = {
     "prefix": "prefix(6)",
@@ -149,7 +149,7 @@ def _scene(name: str, length: int, causal: bool) -> Mask:
 
 def names() -> list[tuple[str, str]]:
     """Every rule and scene with the sentence that says what it is."""
-    said = {name: (kind.__doc__ or "").splitlines()[0].replace("``", "") for name, kind in RULES.items()}
+    said = {name: (kind.__doc__ or "").splitlines()[0].replace("``", "") for name, kind in rules().items()}
     ways = {"a & b": config.Both, "a | b": config.Either}
     said |= {name: (kind.__doc__ or "").splitlines()[0].replace("``", "") for name, kind in ways.items()}
     return [*said.items(), *SCENES.items()]

@@ -3,7 +3,7 @@
 import importlib
 import pkgutil
 
-from .build import build, built
+from .build import build, builds, built
 from .cache import KV, Cache, CrossKV
 from .flow import Flow, Memory, Part
 from .mask import Mask
@@ -26,6 +26,7 @@ __all__ = [
     "Tape",
     "build",
     "build_model",
+    "builds",
     "built",
 ]
 

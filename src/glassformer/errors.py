@@ -5,12 +5,26 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+LONGEST = 1500  # characters of a message
+
 
 class UserError(ValueError):
     """A mistake the user can mend; its text is one sentence that says what to do.
 
-    The command line prints it without a traceback and exits with 2.
+    The command line prints it without a traceback and exits with 2. What a file put into it cannot steer a terminal:
+    line ends, escapes and other characters without a shape are written as such, and a long text loses its middle.
     """
+
+    def __init__(self, sentence: str) -> None:
+        half = (LONGEST - 5) // 2
+        if len(sentence) > LONGEST:
+            sentence = f"{sentence[:half]} ... {sentence[-half:]}"
+        shown = sentence if sentence.isprintable() else "".join(map(_shown, sentence))
+        super().__init__(shown if len(shown) <= LONGEST else f"{shown[:half]} ... {shown[-half:]}")
+
+
+def _shown(character: str) -> str:
+    return character if character.isprintable() else ascii(character)[1:-1]
 
 
 def need(fact: bool, sentence: str) -> None:

@@ -21,6 +21,7 @@ import torch
 from . import adapters, config, files, lengths, recipes, serial, tensorfiles, weights
 from .errors import UserError, need
 from .nn import Model, build_model, lora
+from .nn.finite import check_when_used
 from .nn.model import allocate
 from .places import resolve as resolve
 from .recipes import sentences
@@ -204,7 +205,7 @@ def _filled(book: Book, published: tensorfiles.Files, dtype: torch.dtype, device
     _must_fit(book.config, dtype, device)
     model = build_model(book.config, device="meta", dtype=dtype)
     allocate(model, device or torch.get_default_device())
-    weights.fill(found, published, dict(model.named_parameters()), held)
+    check_when_used(model, weights.fill(found, published, dict(model.named_parameters()), held))
     return model
 
 

@@ -104,6 +104,10 @@ class Files:
         count = (entry.end - entry.begin) // entry.dtype.itemsize
         return torch.frombuffer(whole, dtype=entry.dtype, offset=entry.begin, count=count).view(entry.shape)
 
+    def lies_mapped(self, name: str) -> bool:
+        """Whether ``take`` gave the tensor's place in its file, which nobody has read yet."""
+        return self._maps.get(self.entries[name].path) is not None
+
     def release(self, names: Iterable[str]) -> None:
         """Let go of the tensors' mapped pages until they are looked at again; what was written to them is lost."""
         for entry in map(self.entries.__getitem__, names):

@@ -21,6 +21,7 @@ from torch import Tensor
 from . import config
 from .errors import UserError
 from .nn import build_model
+from .nn.finite import is_finite
 from .recipes.recipe import Rule, Table
 from .tensorfiles import NAMES, Entry, Files, Piece, Shape, room, short
 
@@ -196,26 +197,37 @@ def check(table: Table, ours: Mapping[str, Shape], files: Files, optional: Itera
     return kept
 
 
-def fill(found: Iterable[Link], files: Files, ours: Mapping[str, Tensor], shapes: Mapping[str, Shape]) -> None:
-    """Give ``ours`` the links' tensors, one link at a time; a name that ours lacks must hold zeros."""
+def fill(found: Iterable[Link], files: Files, ours: Mapping[str, Tensor], shapes: Mapping[str, Shape]) -> list[str]:
+    """Give ``ours`` the links' tensors, one link at a time; a name that ours lacks must hold zeros.
+
+    What is read must be finite; the names are those that lie mapped, which nobody has read yet.
+    """
     with torch.no_grad():
-        for link in found:
-            _fill_one(link, files, ours, shapes)
+        return [name for link in found for name in _fill_one(link, files, ours, shapes)]
 
 
-def _fill_one(link: Link, files: Files, ours: Mapping[str, Tensor], shapes: Mapping[str, Shape]) -> None:
+def _fill_one(link: Link, files: Files, ours: Mapping[str, Tensor], shapes: Mapping[str, Shape]) -> Iterator[str]:
     parts = link.load([files.take(name) for name in link.theirs], [shapes[name] for name in link.ours])
+    mapped = any(map(files.lies_mapped, link.theirs))
     for name, part in zip(link.ours, parts, strict=True):
         mine = ours.get(name)
         if mine is None:
             if part.any():
                 zero = f'{", ".join(link.theirs)} is not zero, but config.json says "bias": false'
                 raise UserError(f"{files.folder}: {zero}; mend config.json.")
-        elif mine.device.type != "cpu":
+            continue
+        ready = mine.device.type == "cpu" and part.is_contiguous() and part.dtype == mine.dtype
+        if mine.device.type != "cpu":
             mine.copy_(part)
         else:
-            ready = part.is_contiguous() and part.dtype == mine.dtype
             mine.data = part if ready else room(part.shape, mine.dtype).copy_(part)
+        if ready and mapped:
+            yield name
+        elif not is_finite(mine):
+            raise UserError(
+                f"{files.folder}: {', '.join(link.theirs)} holds numbers that are NaN, infinite or too large for "
+                f"{str(mine.dtype).removeprefix('torch.')}; download it again or load another checkpoint."
+            )
     files.release(link.theirs)
 
 

@@ -24,6 +24,7 @@ from torch.nn import functional as F
 from .. import config
 from ..errors import UserError
 from ..nn import Model
+from ..nn.finite import must_be_finite
 from ..text.corpus import Source
 from ..text.shards import Shards, begins, tokenise
 
@@ -142,8 +143,6 @@ def score(
             progress(count)
     if count == 0:
         raise UserError("There is too little text to score; give more than one token.")
-    if math.isnan(total):
-        raise UserError("The model's logits are not numbers (NaN); its weights are damaged, load another checkpoint.")
     loss, size = total / count, size - lost
     perplexity = math.exp(loss) if loss < 700 else math.inf
     bits = total / math.log(2) / size if size else math.inf
@@ -247,6 +246,8 @@ def _loss(model: Model, tokens: Tensor, targets: Tensor, pos: Tensor | None, doc
             counted = targets >= 0
             for logits, theirs in head_rows(model, hidden[counted], targets[counted]):
                 total += F.cross_entropy(logits, theirs, reduction="none").double().sum().item()
+                if math.isnan(total):
+                    must_be_finite(model, logits)
     finally:
         model.train(training)
     return total

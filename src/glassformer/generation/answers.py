@@ -16,6 +16,7 @@ from torch import Tensor
 from .. import config
 from ..errors import UserError, need
 from ..nn import Encoder, Model
+from ..nn.finite import must_be_finite
 from ..nn.pool import Pool
 from .reading import at_rest
 
@@ -51,6 +52,7 @@ def embed(
     found = []
     for output, flow in _read(model, tokenizer, texts, batch, progress):
         vectors = pool(output, flow).float()
+        must_be_finite(model, vectors)
         found.append(torch.nn.functional.normalize(vectors, dim=-1) if unit else vectors)
     return _back(texts, found, batch)
 
@@ -68,6 +70,7 @@ def classify(
     found = []
     for output, flow in _read(model, tokenizer, texts, batch, progress):
         logits = model.pool(output, flow).float()
+        must_be_finite(model, logits)
         found.append(logits if own.labels == 1 else logits.softmax(-1))
     return _back(texts, found, batch)
 
@@ -203,6 +206,7 @@ def _at(model: Model, rows: list[list[int]], segments: list[int], known: int) ->
     told = {"segments": torch.tensor([segments] * len(rows), device=device)} if model.config.embed.segments else {}
     with at_rest(model):
         logits: Tensor = model(tokens, **told).logits
+    must_be_finite(model, logits)
     return logits[..., :known].float().log_softmax(-1)
 
 

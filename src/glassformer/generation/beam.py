@@ -19,6 +19,7 @@ from torch import Tensor
 from .. import config
 from ..errors import UserError, need
 from ..nn import EncoderDecoder, Model
+from ..nn.finite import must_be_finite
 from ..text.examples import Cut, question
 from .loop import Finish
 from .prompt import Prompt, check, first_token, read
@@ -173,6 +174,7 @@ def _search(
     sums = torch.full((len(hunts), beams), -math.inf, device=logits.device)
     sums[:, 0] = 0.0  # all beams are the same yet: only the first may go on
     for index in range(room):
+        must_be_finite(reading.model, logits)
         totals, parents, tokens, logprobs = _best(logits[:, :known], sums, 2 * beams)
         kept: list[int] = []  # rows of the batch that go on
         sums_kept: list[list[float]] = []
@@ -231,8 +233,6 @@ def _best(
     """
     prompts, beams = sums.shape
     logprobs = logits.log_softmax(-1).view(prompts, beams, -1)
-    if not torch.isfinite(logprobs).any():
-        raise UserError("The model's logits are not numbers (NaN); its weights are damaged, load another checkpoint.")
     vocab = logprobs.shape[-1]
     totals, places = (sums[:, :, None] + logprobs).flatten(1).topk(min(count, beams * vocab), dim=1)
     own = logprobs.flatten(1).gather(1, places)

@@ -18,6 +18,7 @@ from torch import Tensor
 from .. import config
 from ..errors import UserError
 from ..nn import EncoderDecoder, Model
+from ..nn.finite import must_be_finite
 from .prompt import Prompt, check, first_token, read
 from .reading import MANY, Reading
 from .sample import Sampling, choose, log_probability
@@ -240,6 +241,8 @@ def _steps(
     seen = None if how.repetition_penalty == 1 else _seen(rows, logits)
     for index in range(longest):
         tokens, found = _choose(logits, uniform[:, index] if uniform is not None else None, seen, how, known)
+        if any(math.isnan(logprob) for _, logprob in found):
+            must_be_finite(model, logits)
         stay = []
         for place, (row, (token, logprob)) in enumerate(zip(rows, found, strict=True)):
             yield row.add(int(token), logprob, limits)
@@ -273,10 +276,7 @@ def _choose(
     """
     tokens = choose(logits[:, :known], uniform, seen[:, :known] if seen is not None else None, how)
     logprobs = log_probability(logits, tokens)
-    found = torch.stack((tokens.float(), logprobs), 1).tolist()  # ids are whole in fp32 up to 16 million
-    if any(math.isnan(logprob) for _, logprob in found):
-        raise UserError("The model's logits are not numbers (NaN); its weights are damaged, load another checkpoint.")
-    return tokens, found
+    return tokens, torch.stack((tokens.float(), logprobs), 1).tolist()  # ids are whole in fp32 up to 16 million
 
 
 def _uniform(rows: Sequence[Row], seed: int, length: int) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 from .. import config
 from ..errors import UserError
 from ..nn import Model, Tape
+from ..nn.finite import must_be_finite
 from ..text.shards import begins
 
 if TYPE_CHECKING:
@@ -76,7 +77,8 @@ def _run(model: Model, tokens: Sequence[Tensor], tape: Tape) -> None:
     model.eval()
     try:
         with torch.no_grad():
-            model(*tokens, tape=tape)
+            output = model(*tokens, tape=tape)
+        must_be_finite(model, output.logits, output.hidden)
     finally:
         model.train(training)
 

@@ -1,0 +1,61 @@
+"""Answers are numbers: where one is NaN or infinite, the weight at fault is named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UserError
+from .block import Block
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether every number is finite; NaN is both the least and the greatest where there is one."""
+    return not tensor.numel() or all(bool(end.isfinite()) for end in tensor.detach().aminmax())
+
+
+def must_be_finite(model: nn.Module, *answers: Tensor) -> None:
+    """Raise UserError that names the first weight that is not finite, where one of ``answers`` is not."""
+    if all(map(is_finite, answers)):
+        return
+    for name, weight in model.named_parameters():
+        _must_be(name, weight)
+    kind = str(next(model.parameters()).dtype).removeprefix("torch.")
+    raise UserError(
+        f"The model's answer is NaN or infinite though its weights are not: they are too large for {kind}; "
+        "load it in another dtype or load another checkpoint."
+    )
+
+
+def check_when_used(model: nn.Module, names: Iterable[str]) -> None:
+    """Look at the weights of these names when their block is first called, before it reads them from the disk anyway.
+
+    What comes out is not enough: PyTorch's attention on a CPU makes zeros of NaN scores.
+    """
+    waiting = {name: model.get_parameter(name) for name in names}
+    blocks = {path: module for path, module in model.named_modules() if isinstance(module, Block)}
+    for path, module in {**blocks, "": model.get_submodule("embed")}.items():
+        own = [name for name in waiting if name.startswith(f"{path}.")] if path else list(waiting)
+        _once(module, {name: waiting.pop(name) for name in own})
+
+
+def _once(module: nn.Module, weights: dict[str, Tensor]) -> None:
+    def look(*_: object) -> None:
+        if not torch.compiler.is_compiling():
+            for name, weight in weights.items():
+                _must_be(name, weight)
+            weights.clear()
+            handle.remove()
+
+    if weights:
+        handle = module.register_forward_pre_hook(look)
+
+
+def _must_be(name: str, weight: Tensor) -> None:
+    if not is_finite(weight):
+        raise UserError(
+            f"{name} holds NaN or infinite numbers, so this model has no answer; "
+            "download it again or load another checkpoint."
+        )

@@ -10,6 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 from .errors import UserError, need
 
@@ -121,6 +122,15 @@ def write_folder(path: Path, lasting: bool = True) -> Iterator[Path]:
         shutil.rmtree(beside, ignore_errors=True)
 
 
+def exclusive(file: IO[str], wait: bool = True) -> None:
+    """Lock an open file until it is closed; OSError where another process has it and ``wait`` is false."""
+    try:
+        import fcntl
+    except ImportError:
+        raise UserError("Glassformer runs on Linux and macOS; on Windows use it inside WSL.") from None
+    fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+
+
 @contextlib.contextmanager
 def lock(folder: Path, purpose: str) -> Iterator[None]:
     """Hold ``folder`` for one process; UserError when another process holds it.
@@ -128,8 +138,6 @@ def lock(folder: Path, purpose: str) -> Iterator[None]:
     The operating system drops the lock when the process ends, however it ends. A folder that was made for it and
     in which nothing came to be is removed again.
     """
-    import fcntl
-
     made, path = not folder.exists(), folder / ".lock"
     make_folder(folder)
     try:
@@ -138,7 +146,7 @@ def lock(folder: Path, purpose: str) -> Iterator[None]:
         raise explain(error, folder) from None
     with file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            exclusive(file, wait=False)
             held = os.path.samestat(path.stat(), os.fstat(file.fileno()))  # else who held it has just removed it
         except OSError:
             held = False

@@ -251,12 +251,12 @@ class Run:
 
 
 def read(path: Path | str | None = None, overrides: Mapping[str, Any] | None = None) -> Run:
-    """The run in a TOML file, changed by dotted ``overrides`` as the command line gives them.
+    """The run in a TOML file (``run_file`` finds it), changed by dotted ``overrides`` as the command line gives them.
 
     ``steps`` is a field of [train], ``data.tokenizer`` of [data]; anything else (``decoder.depth``, ``dim``) is a
     path into the model. Raises UserError for what is unknown or does not fit.
     """
-    table = serial.read_toml(Path(path)) if path is not None else {}
+    table = serial.read_toml(run_file(path)) if path is not None else {}
     named = table.get("model")
     if isinstance(named, dict) and not {"recipe", "from", "type"} & set(named):
         table = {**table, "model": {"recipe": "glass/1m", **named}}
@@ -282,6 +282,28 @@ def read(path: Path | str | None = None, overrides: Mapping[str, Any] | None = N
         train = dataclasses.replace(train, optimizer=_usual(model))
     data = _of_kind(data, changes["data"])
     return Run(model, serial.change(data, changes["data"], "data"), serial.change(train, changes["train"], "train"))
+
+
+def run_files() -> dict[str, Path]:
+    """The run files that come with the package, by name: ``demo``, ``compare/sst2-rnn``."""
+    home = Path(__file__).parent / "runs"  # in a wheel
+    home = home if home.is_dir() else Path(__file__).parents[2] / "runs"  # in a checkout
+    return {str(path.relative_to(home).with_suffix("")): path for path in sorted(home.rglob("*.toml"))}
+
+
+def run_file(name: Path | str) -> Path:
+    """The run file at a path, else the one of that name that comes with the package: ``demo`` or ``runs/demo.toml``.
+
+    Raises UserError, with the nearest name, where there is neither.
+    """
+    path, ours = Path(name), run_files()
+    short = str(name).removeprefix("runs/").removesuffix(".toml")
+    if short in ours and not path.exists():
+        return ours[short]
+    if path.exists() or path.suffix:
+        return path
+    known = nearest(short, ours) or f" Known: {', '.join(ours)}."
+    raise UserError(f'There is no run file "{name}".{known}')
 
 
 def _of_kind(data: Data | Examples, changes: dict[str, Any]) -> Data | Examples:

@@ -98,4 +98,4 @@ def _library(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise UserError('A bag of words needs scikit-learn: pip install "glassformer[score]".') from None
+        raise UserError("A bag of words needs scikit-learn: pip install scikit-learn.") from None

@@ -8,8 +8,6 @@ from typing import Any
 
 from ..errors import UserError
 
-EXTRA = "pip install 'glassformer[harness]'"
-
 
 def harness_model(model: Any, tokenizer: Any, *, batch: int = 16, progress: Callable[[int], None] | None = None) -> Any:
     """A model as ``lm_eval.simple_evaluate(model=...)`` takes it; UserError where the library is missing.
@@ -22,7 +20,9 @@ def harness_model(model: Any, tokenizer: Any, *, batch: int = 16, progress: Call
         from lm_eval.api.model import TemplateLM
         from lm_eval.models.utils import normalize_gen_kwargs
     except ImportError:
-        raise UserError(f"Tasks need lm-evaluation-harness, which is not installed: {EXTRA}.") from None
+        raise UserError(
+            "Tasks need lm-evaluation-harness: pip install lm_eval (some 700 MB with what it needs)."
+        ) from None
     from .. import evaluation, generation
     from ..text.shards import begins
 

@@ -15,7 +15,9 @@ from typing import Any
 from ..errors import need
 
 PROGRAM = (sys.executable, "-m", "glassformer")
-PASSED = {signal.SIGINT: signal.SIGINT, signal.SIGTERM: signal.SIGTERM, signal.SIGHUP: signal.SIGTERM}
+PASSED = {signal.SIGINT: signal.SIGINT, signal.SIGTERM: signal.SIGTERM}
+if hasattr(signal, "SIGHUP"):  # not on Windows
+    PASSED[signal.SIGHUP] = signal.SIGTERM
 
 
 def answer(words: Sequence[str]) -> tuple[dict[str, Any], int]:

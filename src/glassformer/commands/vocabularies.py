@@ -98,7 +98,7 @@ def _picture(found: Sequence[Size], kind: str, dim: int, path: Path, form: str) 
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise UserError("Pictures need matplotlib; install it with `pip install 'glassformer[plot]'`.") from None
+        raise UserError("Pictures need matplotlib; pip install matplotlib.") from None
     figure = Figure(figsize=(7, 4), layout="constrained")
     left = figure.add_subplot()
     right = left.twinx()

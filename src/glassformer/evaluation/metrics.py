@@ -99,7 +99,7 @@ def installed(library: str) -> None:
     name = library.split(".")[0]
     package = {"sklearn": "scikit-learn", "rouge_score": "rouge-score"}.get(name, name)
     found = importlib.util.find_spec(name) is not None
-    need(found, f'Figures by {package} need it: pip install "glassformer[score]".')
+    need(found, f"Figures by {package} need it: pip install rouge-score sacrebleu scikit-learn scipy.")
 
 
 def _library(name: str) -> Any:

@@ -205,15 +205,13 @@ def _looks_like_text(path: Path) -> bool:
 @contextlib.contextmanager
 def in_turn(place: Path) -> Iterator[None]:
     """Processes that make the same cache entry take turns; the operating system ends a dead one's turn."""
-    import fcntl
-
     files.make_folder(place.parent)
     try:
         file = place.with_name(f".{place.name}.lock").open("a+")
     except OSError as error:
         raise files.explain(error, place) from None
     with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        files.exclusive(file)
         yield
 
 

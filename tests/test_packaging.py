@@ -1,0 +1,82 @@
+"""What a user installs: run files as data, types, an sdist that can run its tests; and systems that lack a part."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from glassformer import run
+from glassformer.errors import UserError
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_run_files_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "demo" in run.run_files() and "compare/sst2-rnn" in run.run_files()
+    assert run.read("demo") == run.read("runs/demo.toml") == run.read(ROOT / "runs" / "demo.toml")
+    Path("demo").write_text("[train]\nsteps = 7\n")
+    assert run.read("demo").train.steps == 7, "a file of the user's own goes first"
+    with pytest.raises(UserError, match=r'no run file "multi3k".* "multi30k"'):
+        run.read("multi3k")
+    with pytest.raises(UserError, match="no run file"):
+        run.read("nothing/like/it")
+
+
+def test_every_run_file_can_be_read() -> None:
+    for name in run.run_files():
+        assert isinstance(run.read(name), run.Run)
+
+
+LACKING = """
+import sys, signal
+sys.modules["fcntl"] = None
+del signal.SIGHUP
+import glassformer.cli
+glassformer.cli.parser()
+import glassformer.training.launch, glassformer.generation, glassformer.evaluation, glassformer.commands.compare
+from pathlib import Path
+try:
+    with glassformer.training.launch.files.lock(Path(sys.argv[1]), "training"):
+        pass
+except glassformer.UserError as error:
+    print(error)
+"""
+
+
+def test_imports_live_without_what_windows_lacks(tmp_path: Path) -> None:
+    told = subprocess.run([sys.executable, "-c", LACKING, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert told.stdout == "Glassformer runs on Linux and macOS; on Windows use it inside WSL.\n"
+
+
+@pytest.mark.slow
+def test_a_wheel_and_an_sdist_hold_what_is_needed(tmp_path: Path) -> None:
+    pytest.importorskip("hatchling")
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-d", str(tmp_path)], cwd=ROOT, check=True)
+    wheel, sdist = next(tmp_path.glob("*.whl")), next(tmp_path.glob("*.tar.gz"))
+    with zipfile.ZipFile(wheel) as opened:
+        assert {"glassformer/py.typed", "glassformer/runs/demo.toml"} <= set(opened.namelist())
+        opened.extractall(tmp_path / "wheel")
+    told = subprocess.run(
+        [sys.executable, "-m", "glassformer", "cost", "runs/demo.toml"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "wheel")},
+        capture_output=True,
+        text=True,
+    )
+    assert told.returncode == 0 and "parameters" in told.stdout, told.stderr
+    with tarfile.open(sdist) as opened:
+        opened.extractall(tmp_path, filter="data")
+    unpacked = next(path for path in tmp_path.iterdir() if (path / "Makefile").exists())
+    subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "tests/test_structure.py", "tests/test_run.py", "tests/test_laws.py"],
+        cwd=unpacked,
+        env={**os.environ, "PYTHONPATH": str(unpacked / "src")},
+        check=True,
+    )

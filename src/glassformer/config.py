@@ -33,6 +33,7 @@ from .positions import Position as Position
 from .positions import Prefix as Prefix
 from .positions import RelativeBias as RelativeBias
 from .positions import Rotary as Rotary
+from .positions import Rule as Rule
 from .positions import See as See
 from .positions import Sinusoidal as Sinusoidal
 from .positions import Stretch as Stretch

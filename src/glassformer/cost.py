@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from . import config, weights
+from .nn import build
 from .nn.mask import visited
 from .positions import reach
 
@@ -253,12 +254,16 @@ def _attentions(model: config.Model, cached: bool = False) -> list[tuple[config.
     return found
 
 
-def _hidden(feedforward: config.FeedForward, C: int) -> int:
+def _hidden(feedforward: Any, C: int) -> int:
     """Numbers a token that the feedforward keeps: before and after the activation, the gate, the product."""
     if isinstance(feedforward, config.MoE):
         own = feedforward.top_k * (_hidden(feedforward.expert, C) + 3 * C + 9)  # sorted rows, answers, indices
         shared = 0 if feedforward.shared is None else _hidden(feedforward.shared, C)
         return own + shared + 4 * feedforward.experts
+    if not isinstance(feedforward, config.MLP | config.GatedMLP):  # a user's own: what its matrices give, twice
+        with torch.device("meta"):
+            matrices = [weight for weight in build(feedforward, C).parameters() if weight.ndim > 1]
+        return 2 * sum(weight.shape[-2] for weight in matrices)
     return feedforward.hidden * (4 if isinstance(feedforward, config.GatedMLP) else 2)
 
 

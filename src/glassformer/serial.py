@@ -93,6 +93,17 @@ def members(slot: Any) -> dict[str, type]:
     return functools.reduce(operator.or_, more, own)
 
 
+def added(config: Any) -> set[str]:
+    """The types in a config that ``member`` added, by name."""
+    if isinstance(config, tuple):
+        return set[str]().union(*map(added, config))
+    if not dataclasses.is_dataclass(config):
+        return set()
+    inside = (added(getattr(config, field.name)) for field in dataclasses.fields(config))
+    own = any(type(config) in slot.values() for slot in _MEMBERS.values())
+    return set[str]().union(*inside, [type(config).__name__] * own)
+
+
 # ------------------------------------------------------------------------------------ dictionaries
 
 

@@ -290,6 +290,7 @@ def save(
     if labels:
         named["id2label"] = {str(i): name for i, name in enumerate(labels)}
         named["label2id"] = {name: i for i, name in enumerate(labels)}
+    _must_load(model.config, None if base is not None else _state(model))
     contents = _published(model, tokenizer, layout, named) if layout != "glassformer" and base is None else None
     if contents is None:
         book = {"glassformer": FORMAT, "model": serial.to_dict(model.config), **_token_ids(tokenizer), **named}
@@ -298,6 +299,20 @@ def save(
         else:
             contents = {**tensorfiles.contents(tensorfiles.plain(_state(model))), "config.json": _json(book)}
     _commit(target, contents, tokenizer)
+
+
+def _must_load(cfg: config.Model, state: Mapping[str, torch.Tensor] | None) -> None:
+    """Refuse to save what could never be loaded: a config that no reader gives back, weights of another model."""
+    try:
+        back = serial.loads(config.Model, serial.dumps(cfg))
+    except (UserError, TypeError, ValueError) as error:
+        raise UserError(f"Nothing is saved, since this config could not be read back: {error}") from None
+    need(back == cfg, "Nothing is saved, since this config is read back as another one; give its types plain values.")
+    shapes = {name: tuple(weight.shape) for name, weight in (state or {}).items()}
+    described = weights.shapes(cfg) if state is not None else {}
+    odd = next((name for name in {**shapes, **described} if shapes.get(name) != described.get(name)), None)
+    sentence = f"Nothing is saved, since model.config does not describe {odd} as it is; a part of your own"
+    need(odd is None, f"{sentence} is a type in the config (config.member).")
 
 
 def _published(

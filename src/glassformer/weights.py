@@ -62,13 +62,15 @@ class Link:
         return [part[None] for part in parts] if self.rule.lift else parts
 
     def _join(self, parts: Sequence[Tensor], stack: bool) -> Tensor:
+        if len(parts) == 1 and not stack:
+            return parts[0]
         if parts[0].is_meta:  # PyTorch's own joining of shapes imports its compiler, which takes seconds
             shape = list(parts[0].shape)
             shape[self.rule.axis] = sum(part.shape[self.rule.axis] for part in parts)
             return parts[0].new_empty([len(parts), *parts[0].shape] if stack else shape)
         if stack:
             return torch.stack(list(parts))
-        return parts[0] if len(parts) == 1 else torch.cat(list(parts), self.rule.axis)
+        return torch.cat(list(parts), self.rule.axis)
 
     def _stacks(self, side: str) -> bool:
         other = "ours" if side == "theirs" else "theirs"

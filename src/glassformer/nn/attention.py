@@ -26,6 +26,8 @@ ALL = config.Full()  # made once: torch.compile has no way to make one
 class Attention(Part):
     """MHA, GQA and MQA by the number of key-value heads; over itself, or across at the encoder (``cross``)."""
 
+    writes = ("out.weight",)
+
     def __init__(self, cfg: config.Attention, dim: int, causal: bool, dropout: float, cross: bool = False) -> None:
         super().__init__()
         self.heads, self.kv_heads = cfg.heads, cfg.kv_heads or cfg.heads

@@ -39,6 +39,8 @@ class MoE(Part):
     share of the choices that found no room. Padding goes nowhere, takes no room and counts nowhere.
     """
 
+    writes = ("down",)
+
     def __init__(self, cfg: config.MoE, dim: int) -> None:
         super().__init__()
         experts, hidden = cfg.experts, cfg.expert.hidden

@@ -39,6 +39,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class MLP(Part):
     """down(act(up(x)))."""
 
+    writes = ("down.weight",)
+
     def __init__(self, cfg: config.MLP, dim: int) -> None:
         super().__init__()
         self.act = ACTIVATIONS[cfg.act]
@@ -56,6 +58,7 @@ class GatedMLP(Part):
     """down(act(gate(x)) * up(x))."""
 
     joined = ("gate", "up")  # of one and the same x
+    writes = ("down.weight",)
 
     def __init__(self, cfg: config.GatedMLP, dim: int) -> None:
         super().__init__()

@@ -25,7 +25,7 @@ class LayerNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
-    def reset(self) -> None:
+    def reset(self, std: float, generator: torch.Generator | None) -> None:
         """Start as plain standardisation."""
         nn.init.ones_(self.weight)
         if self.bias is not None:
@@ -50,7 +50,7 @@ class RMSNorm(nn.Module):
             return unit if gain is None else torch.mul(unit, gain.to(x.dtype))
         return F.rms_norm(x, self.shape, None if gain is None else gain.to(x.dtype), self.eps)
 
-    def reset(self) -> None:
+    def reset(self, std: float, generator: torch.Generator | None) -> None:
         """Start with a gain of one."""
         if self.weight is not None:
             nn.init.constant_(self.weight, 1.0 - self.offset)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from .. import config, lengths, serial
-from ..errors import UserError, nearest
+from ..errors import UserError, nearest, need
 from . import sentences
 from .bert import BERT
 from .gemma import GEMMA, GEMMA2
@@ -95,6 +95,8 @@ def write(model: config.Model) -> tuple[Recipe, dict[str, Any]]:
             "No published layout is for long texts alone, as this model's LongStretch is; save it with the layout "
             '"glassformer".'
         )
+    own = ", ".join(sorted(serial.added(model)))
+    need(not own, f'No published layout holds {own}; save the model with the layout "glassformer".')
     model, beside = sentences.write(model)
     for recipe in all():
         shaped = any(isinstance(model, type(size)) for size in recipe.sizes.values())

@@ -1,0 +1,115 @@
+"""Parts that the house does not have, as somebody would write them in a file of their own: ``--use own_parts.py``."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from glassformer import config
+from glassformer.nn import Flow, Part, builds
+from glassformer.nn.linear import linear
+from glassformer.nn.mask import Mask
+from glassformer.nn.position import Position
+
+
+@config.member(config.Norm)
+class ScaleNorm:
+    """One gain for a whole vector (Nguyen & Salazar 2019)."""
+
+    eps: float = 1e-5
+
+
+@builds(ScaleNorm)
+class ScaleNormModule(nn.Module):
+    def __init__(self, cfg: ScaleNorm, dim: int) -> None:
+        super().__init__()
+        self.eps, self.start = cfg.eps, dim**0.5
+        self.gain = nn.Parameter(torch.empty(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gain / (x.norm(dim=-1, keepdim=True) + self.eps)
+
+    def reset(self, std: float, generator: torch.Generator | None) -> None:
+        nn.init.constant_(self.gain, self.start)
+
+
+@config.member(config.FeedForward)
+class Bilinear:
+    """A product of two linear maps, and back (Shazeer 2020)."""
+
+    width: int
+
+
+@builds(Bilinear)
+class BilinearModule(Part):
+    writes = ("w3.weight",)
+
+    def __init__(self, cfg: Bilinear, dim: int) -> None:
+        super().__init__()
+        self.w1, self.w2 = linear(dim, cfg.width, bias=False), linear(dim, cfg.width, bias=False)
+        self.w3 = linear(cfg.width, dim, bias=True)
+        self.inner = nn.LayerNorm(cfg.width)  # PyTorch's own start is taken
+
+    def forward(self, x: Tensor, flow: Flow) -> Tensor:
+        hidden = flow.look(self, "hidden", self.inner(self.w1(x) * self.w2(x)))
+        return flow.look(self, "write", self.w3(hidden))
+
+
+@config.member(config.Position)
+class Decay:
+    """A trained penalty per head for each position of distance."""
+
+
+@builds(Decay)
+class DecayModule(Position):
+    def __init__(self, cfg: config.Position, dim: int, heads: int, causal: bool) -> None:
+        super().__init__(cfg, dim, heads, causal)
+        self.slope = nn.Parameter(torch.empty(heads))
+
+    def bias(self, mask: Mask) -> Tensor:
+        away = (mask.q_pos[:, None, :, None] - mask.k_pos[:, None, None, :]).abs()  # (B, 1, T, S)
+        return -away * self.slope[:, None, None]
+
+    def reset(self, std: float, generator: torch.Generator | None) -> None:
+        nn.init.constant_(self.slope, 0.1)
+
+
+@config.member(config.See)
+class Parity(config.Rule):
+    """Only keys whose distance is a multiple of ``step``, and the first ``sinks`` tokens."""
+
+    step: int = 2
+    sinks: int = 1
+
+
+@builds(Parity)
+def parity(cfg: Parity, causal: bool) -> object:
+    return lambda q, k: ((q - k) % cfg.step == 0) | (k < cfg.sinks)
+
+
+@config.member(config.Stretch)
+class Halved:
+    """Every wave at half its speed."""
+
+
+@builds(Halved)
+def halved(cfg: Halved) -> object:
+    return lambda speed, theta: (speed / 2, 1.0)
+
+
+@config.member(config.Pool)
+class Ends:
+    """The sum of a row's first and last vectors, projected to ``labels``."""
+
+    labels: int = 0
+    dropout: float = 0.0
+
+
+@builds(Ends)
+class EndsModule(Part):
+    def __init__(self, cfg: Ends, dim: int) -> None:
+        super().__init__()
+        self.proj = linear(dim, cfg.labels, bias=True)
+
+    def forward(self, hidden: Tensor, flow: Flow) -> Tensor:
+        return flow.look(self, "write", self.proj(hidden[:, 0] + hidden[:, -1]))

@@ -263,7 +263,7 @@ def _hidden(feedforward: Any, C: int) -> int:
     if not isinstance(feedforward, config.MLP | config.GatedMLP):  # a user's own: what its matrices give, twice
         with torch.device("meta"):
             matrices = [weight for weight in build(feedforward, C).parameters() if weight.ndim > 1]
-        return 2 * sum(weight.shape[-2] for weight in matrices)
+        return 2 * sum(int(weight.shape[-2]) for weight in matrices)
     return feedforward.hidden * (4 if isinstance(feedforward, config.GatedMLP) else 2)
 
 

@@ -156,6 +156,10 @@ def test_a_token_that_the_model_does_not_know(home, refused):
         (["--stop", ""], "A stop string is empty"),
         (["--dtype", "float31"], 'There is no dtype "float31"'),
         (["--max-nwe", "3"], '--max-nwe is not understood. Did you mean "--max-new"?'),
+        (["--max_new_tokens", "3"], 'Did you mean "--max-new"?'),
+        (["--temp", "0.5"], 'Did you mean "--temperature"?'),
+        (["--num_beams", "5"], "--num_beams is not understood. See glassformer generate --help."),
+        (["--threads", "2"], "--threads is not understood. Set OMP_NUM_THREADS before the command."),
     ],
 )
 def test_options_of_generate(refused, options, said):
@@ -168,7 +172,7 @@ def test_options_of_generate(refused, options, said):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "arguments are required: COMMAND; see glassformer --help"),
+        (["-x"], "-x is not understood here; see glassformer --help"),
         (["genrate"], 'There is no command "genrate". Did you mean "generate"?'),
         (["generate"], "arguments are required: MODEL"),
         (["generate", "", "x"], "The model's name is empty"),
@@ -239,6 +243,16 @@ def test_run_files(home, refused, content, said):
         (["run.toml", "--steps", "0"], "train.steps is 0; give a number above 0"),
         (["run.toml", "--stpes", "3"], 'There is no setting "stpes". Did you mean "steps"?'),
         (["run.toml", "--decoder.dpeth", "3"], 'Stack has no setting "dpeth". Did you mean "depth"?'),
+        (["run.toml", "--decoder.n_layer", "3"], 'Stack has no setting "n_layer". Did you mean "depth"?'),
+        (["run.toml", "--depth", "3"], 'Did you mean "decoder.depth" or "encoder.depth"?'),
+        (["run.toml", "--heads", "4"], 'Did you mean "decoder.pattern.attention.heads" or '),
+        (["run.toml", "--batch-size", "4"], 'There is no setting "batch_size". Did you mean "batch"?'),
+        (["run.toml", "--lr", "1e-3"], 'rate"?'),
+        (["run.toml", "--epochs", "3"], 'Did you mean "steps"?'),
+        (["run.toml", "--weight_decay", "0"], 'Did you mean "optimizer.decay"?'),
+        (["run.toml", "--max_iters", "3"], 'Did you mean "steps"?'),
+        (["run.toml", "--threads", "3"], "Set OMP_NUM_THREADS before the command."),
+        (["run.toml", "--optimizer.rate", "1", "--optimizer.raet", "2"], 'Did you mean "rate"?'),
         (["run.toml", "--decoder.pattern.attention.heads", "5"], "5 heads do not divide dim 16"),
         (["run.toml", "--decoder.pattern.attention.kv_heads", "4"], "kv_heads is 4; give 1 to heads (2)"),
         (["run.toml", "--dim", "0"], "dim is 0; give a number above 0"),

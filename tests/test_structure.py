@@ -26,6 +26,7 @@ FLOORS = [
         "extend",
         "files",
         "run",
+        "settings",
         "text",
     },
     {"nn"},

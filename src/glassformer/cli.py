@@ -11,25 +11,26 @@ from pathlib import Path
 
 from . import __version__
 from .commands import VERBS
-from .errors import UserError, nearest
+from .errors import UserError
 from .files import explain
-from .parsing import Parser
+from .parsing import Parser, check_text
 
 # Nothing else is imported up here: `glassformer --help` answers without torch.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code is 0, 2 for a user's mistake, 130 for Ctrl-C."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    words = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows another
     try:
-        given, rest = parser().parse_known_args(arguments)
-        if rest and given.command != "train":
-            hint = nearest(rest[0], [o for o in given.options if o.startswith("--")]) if rest[0].startswith("-") else ""
-            raise UserError(f"{rest[0]} is not understood.{hint} See glassformer {given.command} --help.")
-        given.rest = rest
+        check_text(words)
+        if words[:1] == ["help"]:
+            words = [*words[1:], "--help"]
+        elif words[:1] == ["version"]:
+            words = ["--version"]
+        given = parser(words[:1]).understand(words)
         code: int = given.run(given) or 0
         if sys.stdout is not None:  # None where it was closed before we began
             sys.stdout.flush()
@@ -48,25 +49,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def parser() -> Parser:
-    """Every command and its options."""
+def parser(only: Sequence[str] = ()) -> Parser:
+    """Every command and its options; or one alone, where it is the ``only`` one that is asked for."""
     top = Parser(
         prog="glassformer",
         description="The whole Transformer family, trained, run and looked into.",
-        allow_abbrev=False,
+        epilog="glassformer help COMMAND shows what a command takes, with examples.",
     )
     top.add_argument("--version", action="version", version=f"glassformer {__version__}")
-    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
-    for verb in VERBS:
+    commands = top.add_subparsers(dest="command", metavar="COMMAND")
+    for verb in only if only and only[0] in VERBS else VERBS:
         page = importlib.import_module(f".commands.{verb}", __package__)
-        made = commands.add_parser(
-            verb,
-            help=page.HELP,
-            description=page.HELP,
-            epilog=getattr(page, "EPILOG", None),
-            usage=getattr(page, "USAGE", None),
-            allow_abbrev=False,
-        )
+        words = {name.lower(): getattr(page, name) for name in ("EPILOG", "USAGE") if hasattr(page, name)}
+        made = commands.add_parser(verb, help=page.HELP, description=page.HELP, **words)
         page.options(made)
-        made.set_defaults(run=page.run, options=made._option_string_actions)
+        made.show(page.EXAMPLES)
+        made.set_defaults(run=page.run, open=getattr(page, "OPEN", False))
+        for task in made.verbs.values():
+            task.set_defaults(run=page.run, open=False)
     return top

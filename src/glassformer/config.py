@@ -58,8 +58,8 @@ Place: TypeAlias = Literal["pre", "post", "sandwich", "parallel"]
 class LayerNorm:
     """Centre and scale each vector (Ba et al. 2016)."""
 
-    eps: float = 1e-5
-    bias: bool = True
+    eps: float = 1e-5  # added to the variance
+    bias: bool = True  # shift as well as scale
 
 
 @frozen
@@ -69,7 +69,7 @@ class RMSNorm:
     The gain is ``offset + weight``: 0 for Llama, 1 for Gemma. ``gain=False`` leaves the weight out.
     """
 
-    eps: float = 1e-5
+    eps: float = 1e-5  # added to the mean square
     offset: float = 0.0
     gain: bool = True
 
@@ -85,15 +85,15 @@ class Attention:
     ``qk_norm`` normalises each head's queries and keys (Qwen 3); ``out_bias`` None follows ``bias``.
     """
 
-    heads: int
-    kv_heads: int | None = None
-    head_dim: int | None = None
-    bias: bool = False
+    heads: int  # query heads
+    kv_heads: int | None = None  # none: as many as heads
+    head_dim: int | None = None  # width of a head; none: dim / heads
+    bias: bool = False  # of queries, keys and values
     out_bias: bool | None = None
     qk_norm: Norm | None = None
     scale: float | None = None
     softcap: float | None = None
-    see: See = Full()
+    see: See = Full()  # who may look at whom
 
     def __post_init__(self) -> None:
         above_zero(self, "heads", "kv_heads", "head_dim", "softcap")
@@ -107,9 +107,9 @@ class Attention:
 class MLP:
     """Up, activate, down (Vaswani et al. 2017, section 3.3)."""
 
-    hidden: int
-    act: Activation = "gelu_tanh"
-    bias: bool = False
+    hidden: int  # width inside
+    act: Activation = "gelu_tanh"  # the activation
+    bias: bool = False  # of both layers
 
     def __post_init__(self) -> None:
         above_zero(self, "hidden")
@@ -119,9 +119,9 @@ class MLP:
 class GatedMLP:
     """Up times an activated gate, then down (Shazeer 2020: SwiGLU with ``act="silu"``)."""
 
-    hidden: int
-    act: Activation = "silu"
-    bias: bool = False
+    hidden: int  # width inside
+    act: Activation = "silu"  # the gate's activation
+    bias: bool = False  # of all three layers
 
     def __post_init__(self) -> None:
         above_zero(self, "hidden")
@@ -139,7 +139,7 @@ class MoE:
 
     experts: int
     top_k: int
-    expert: MLP | GatedMLP
+    expert: MLP | GatedMLP  # what each expert is
     normalize: bool = True
     balance: float = 0.0
     z: float = 0.0
@@ -163,11 +163,11 @@ class Block:
     x + norm(f(norm(x))); ``parallel`` x + attend(norm(x)) + think(norm(x)), one norm for both.
     """
 
-    attention: Attention
-    feedforward: FeedForward
-    norm: Norm = RMSNorm()
+    attention: Attention  # over the stack's own tokens
+    feedforward: FeedForward  # what each token thinks by itself
+    norm: Norm = RMSNorm()  # the kind of all its norms
     place: Place = "pre"
-    cross: Attention | None = None
+    cross: Attention | None = None  # attention to an encoder's output
 
     def __post_init__(self) -> None:
         need(
@@ -185,12 +185,12 @@ class Stack:
     the stack's input, each attention pattern and each write to the stream.
     """
 
-    depth: int
+    depth: int  # blocks on one residual stream
     pattern: tuple[Block, ...]
-    position: Position = NoPosition()
+    position: Position = NoPosition()  # how the order of tokens is told
     causal: bool = True
-    first_norm: Norm | None = None
-    last_norm: Norm | None = None
+    first_norm: Norm | None = None  # over the embeddings
+    last_norm: Norm | None = None  # over the last block's output
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
@@ -214,7 +214,7 @@ class Embed:
     ``lags`` tokens before it add a vector each, from tables of their own (after Huang et al. 2025, n-gram inputs).
     """
 
-    vocab: int
+    vocab: int  # tokens that the model knows
     scale: float = 1.0
     segments: int = 0
     lags: int = 0
@@ -234,7 +234,7 @@ class Head:
     """
 
     tied: bool = True
-    bias: bool = False
+    bias: bool = False  # one number a token of the vocabulary
     transform: Activation | None = None
     norm: Norm | None = None
     scale: float = 1.0
@@ -249,10 +249,10 @@ class Pool:
     vector, scaled to length 1 where ``unit`` (sentence encoders).
     """
 
-    of: Literal["first", "last", "mean", "max"] = "first"
-    transform: Activation | None = None
-    labels: int = 0
-    dropout: float = 0.0
+    of: Literal["first", "last", "mean", "max"] = "first"  # which vectors become one
+    transform: Activation | None = None  # activation of a dense layer over it (BERT's pooler)
+    labels: int = 0  # logits to end in; 0 ends in the vector
+    dropout: float = 0.0  # before the labels
     unit: bool = False
 
     def __post_init__(self) -> None:
@@ -269,9 +269,9 @@ class Init:
     """
 
     std: float | None = 0.02
-    embed_std: float = 0.02
+    embed_std: float = 0.02  # of the embeddings
     residual: Literal["plain", "depth", "zero"] = "depth"
-    head_std: float | None = None
+    head_std: float | None = None  # of an untied head; none: as std
 
 
 Body: TypeAlias = Stack | Recurrent
@@ -281,13 +281,13 @@ Body: TypeAlias = Stack | Recurrent
 class Decoder:
     """head(decoder(embed(tokens))): a token sees what came before (GPT-2, Llama)."""
 
-    dim: int
-    context: int
-    embed: Embed
-    decoder: Body
-    head: Head = Head()
-    init: Init = Init()
-    pool: Pool | None = None
+    dim: int  # width of the residual stream
+    context: int  # the most tokens it reads
+    embed: Embed  # tokens to vectors
+    decoder: Body  # the blocks
+    head: Head = Head()  # vectors to logits
+    init: Init = Init()  # how weights start
+    pool: Pool | None = None  # one vector for a whole sequence
 
     def __post_init__(self) -> None:
         _check(self)
@@ -298,13 +298,13 @@ class Decoder:
 class Encoder:
     """head(encoder(embed(tokens))): every token sees every token (BERT); ``head=None`` ends in vectors."""
 
-    dim: int
-    context: int
-    embed: Embed
-    encoder: Body
-    head: Head | None = Head()
-    init: Init = Init()
-    pool: Pool | None = None
+    dim: int  # width of the residual stream
+    context: int  # the most tokens it reads
+    embed: Embed  # tokens to vectors
+    encoder: Body  # the blocks
+    head: Head | None = Head()  # vectors to logits; none ends in vectors
+    init: Init = Init()  # how weights start
+    pool: Pool | None = None  # one vector for a whole sequence
 
     def __post_init__(self) -> None:
         _check(self)
@@ -314,14 +314,14 @@ class Encoder:
 class EncoderDecoder:
     """head(decoder(embed(tokens), memory=encoder(embed(source)))): one embedding for both (2017, T5)."""
 
-    dim: int
-    context: int
-    embed: Embed
-    encoder: Body
-    decoder: Body
-    head: Head = Head()
-    init: Init = Init()
-    pool: Pool | None = None
+    dim: int  # width of the residual stream
+    context: int  # the most tokens each side reads
+    embed: Embed  # tokens to vectors, both sides'
+    encoder: Body  # the blocks that read the source
+    decoder: Body  # the blocks that write
+    head: Head = Head()  # vectors to logits
+    init: Init = Init()  # how weights start
+    pool: Pool | None = None  # one vector for a whole sequence
 
     def __post_init__(self) -> None:
         _check(self)

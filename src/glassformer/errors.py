@@ -33,13 +33,80 @@ def need(fact: bool, sentence: str) -> None:
         raise UserError(sentence)
 
 
+WORDS = {
+    "accumulate": "accumulation_steps grad_accum gradient_accumulation gradient_accumulation_steps",
+    "act": "activation activation_function hidden_act",
+    "batch": "batch_size bs micro_batch_size mini_batch per_device_train_batch_size train_batch_size",
+    "beams": "beam_size beam_width num_beams",
+    "clip": "clip_grad clip_grad_norm grad_clip gradient_clip max_grad_norm",
+    "context": "block_size context_length ctx max_length max_position_embeddings max_seq_len n_ctx seq_len",
+    "data": "corpus dataset file input test",
+    "data.tokenizer": "tokenizer",
+    "data.train": "data corpus data_path dataset file input text train_file training",
+    "data.valid": "dev val validation valid_file",
+    "depth": "layers n_layer n_layers num_hidden_layers num_layers",
+    "device": "cuda gpu gpus",
+    "dim": "d_model embed_dim embedding_size hidden_size n_embd width",
+    "dropout": "attention_dropout drop dropout_p hidden_dropout resid_pdrop",
+    "dtype": "amp bf16 fp16 half mixed_precision precision torch_dtype",
+    "eps": "layer_norm_eps layer_norm_epsilon norm_eps rms_norm_eps",
+    "epochs": "epoch num_epochs",
+    "evaluate_batches": "eval_batches eval_iters",
+    "evaluate_every": "eval_every eval_interval eval_steps val_interval",
+    "experts": "n_experts num_experts num_local_experts",
+    "from": "checkpoint init_from load pretrained",
+    "heads": "n_head n_heads num_attention_heads num_heads",
+    "hidden": "d_ff ffn_dim inner_dim intermediate_size mlp_dim",
+    "kv_heads": "n_kv_head n_kv_heads num_key_value_heads num_kv_heads",
+    "max_new": "length max_length max_new_tokens max_tokens n_predict n_tokens num_tokens tokens",
+    "objective": "loss task",
+    "optimizer": "optim optimiser",
+    "optimizer.betas": "beta1 beta2 adam_beta1 adam_beta2 betas",
+    "optimizer.decay": "decay wd weight_decay",
+    "out": "html o output output_dir output_file out_dir save save_dir",
+    "patience": "early_stopping",
+    "prompts": "file input_file prompt_file",
+    "rate": "learning_rate lr max_lr",
+    "resume": "resume_from_checkpoint continue",
+    "samples": "n num_return_sequences num_samples",
+    "save_every": "checkpoint_every save_interval save_steps",
+    "schedule": "lr_scheduler lr_scheduler_type scheduler",
+    "schedule.floor": "end_lr min_lr",
+    "schedule.warmup": "warmup warmup_iters warmup_ratio warmup_steps",
+    "see": "attention_window sliding_window window",
+    "seed": "manual_seed random_seed",
+    "steps": "epochs iterations iters max_epochs max_iters max_steps num_epochs num_steps num_train_epochs",
+    "temperature": "t temp",
+    "theta": "rope_base rope_theta",
+    "top": "k limit most n num",
+    "top_k": "num_experts_per_tok num_experts_per_token",
+    "use": "import module plugin",
+    "vocab": "n_vocab vocab_size vocabulary",
+}
+"""The field's other words for what a setting or an option is called here, for the hint in an error."""
+ELSEWHERE = dict.fromkeys(("threads", "num_threads", "n_threads", "cpus"), "Set OMP_NUM_THREADS before the command.")
+"""What is wished for and no setting here: what to do instead."""
+
+
 def nearest(word: str, words: Iterable[str]) -> str:
-    """A closing hint for an unknown word: ' Did you mean "depth"?', or the whole short list."""
-    words = sorted(set(words))
-    close = difflib.get_close_matches(word, words, n=1, cutoff=0.6)
+    """A closing hint for an unknown word: ' Did you mean "depth"?', or the whole short list.
+
+    ``words`` may be options (--max-new) and dotted paths (decoder.depth); a word of the field's finds ours among them.
+    """
+    plain = {other.lstrip("-").replace("-", "_"): other for other in sorted(set(words))}
+    asked = word.lstrip("-").replace("-", "_").lower()
+    if asked in ELSEWHERE:
+        return f" {ELSEWHERE[asked]}"
+    for name in (asked, *(ours for ours, theirs in WORDS.items() if asked in theirs.split())):
+        if found := [other for other in plain if other == name or other.endswith(f".{name}")]:
+            depth = min(other.count(".") for other in found)
+            meant = [f'"{plain[other]}"' for other in found if other.count(".") == depth]
+            return f" Did you mean {' or '.join(meant[:2])}?"
+    close = difflib.get_close_matches(asked, plain, n=3, cutoff=0.6)
     if close:
-        return f' Did you mean "{close[0]}"?'
-    return f" Known: {', '.join(words)}." if 0 < len(words) <= 30 else ""
+        same = [other for other in close if sorted(other) == sorted(asked)]  # two letters that changed places
+        return f' Did you mean "{plain[(same or close)[0]]}"?'
+    return f" Known: {', '.join(plain.values())}." if 0 < len(plain) <= 30 else ""
 
 
 def above_zero(part: object, *names: str) -> None:

@@ -62,7 +62,7 @@ class Span:
     """
 
     rate: float = 0.15
-    length: float = 3.0
+    length: float = 3.0  # tokens of a span, on average
 
     def __post_init__(self) -> None:
         _share(self, "rate")
@@ -133,9 +133,9 @@ class LoRA:
     ``paths`` (fnmatch) names the linear layers; what matches ``train`` is trained whole.
     """
 
-    rank: int = 8
-    alpha: float = 16.0
-    dropout: float = 0.0
+    rank: int = 8  # rows of each low-rank pair
+    alpha: float = 16.0  # the change counts alpha / rank times
+    dropout: float = 0.0  # on what the changes read
     paths: tuple[str, ...] = ("*.attn.q", "*.attn.v")
     train: tuple[str, ...] = ("pool.*",)
 

@@ -24,7 +24,7 @@ class Sinusoidal:
     The paper takes turns, sine and cosine; ``halves`` puts all sines first (tensor2tensor, Marian).
     """
 
-    theta: float = 10_000.0
+    theta: float = 10_000.0  # the slowest wave's length over 2 pi
     halves: bool = False
 
 
@@ -50,9 +50,9 @@ class Llama3Stretch:
     """Llama 3.1's frequency-dependent stretch: slow waves by ``factor``, fast ones not at all."""
 
     factor: float = 8.0
-    low: float = 1.0
-    high: float = 4.0
-    length: int = 8192
+    low: float = 1.0  # waves that turn less often in length positions are slow
+    high: float = 4.0  # waves that turn more often are fast
+    length: int = 8192  # positions learnt first
 
 
 @frozen
@@ -62,8 +62,8 @@ class YarnStretch:
     ``size`` multiplies what is turned (None: 0.1 ln(factor) + 1). Peng et al. 2023, YaRN, sections 3.2 to 3.4.
     """
 
-    factor: float
-    length: int
+    factor: float  # how many times longer the texts become
+    length: int  # positions learnt first
     fast: float = 32.0
     slow: float = 1.0
     size: float | None = None
@@ -105,9 +105,9 @@ class Rotary:
     ``fraction`` of each head's dimensions turn (GPT-NeoX, Phi); the halves of what turns are paired.
     """
 
-    theta: float = 10_000.0
+    theta: float = 10_000.0  # the slowest wave's length over 2 pi
     fraction: float = 1.0
-    stretch: Stretch | None = None
+    stretch: Stretch | None = None  # how the waves are slowed for longer texts
 
     def __post_init__(self) -> None:
         above_zero(self, "theta")
@@ -120,8 +120,8 @@ class Rotary:
 class RelativeBias:
     """A trained bias per head and distance bucket, added to the scores (T5, Raffel et al. 2020)."""
 
-    buckets: int = 32
-    distance: int = 128
+    buckets: int = 32  # of distances, half of them for either side where nothing is causal
+    distance: int = 128  # from which on all share a bucket
 
 
 @frozen

@@ -47,8 +47,8 @@ class Recurrent:
     """
 
     depth: int = 1
-    cell: GRU | LSTM = GRU()
-    cross: Summary | Additive | None = None
+    cell: GRU | LSTM = GRU()  # what each layer is
+    cross: Summary | Additive | None = None  # how a decoder meets its source
     causal: bool = True
     dropout: float = 0.0
 

@@ -45,10 +45,10 @@ class AdamW:
     Vectors and what matches ``undecayed`` are not decayed; the first of ``groups`` that matches a path wins.
     """
 
-    rate: float = 2e-3
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
-    decay: float = 0.1
+    rate: float = 2e-3  # the learning rate
+    betas: tuple[float, float] = (0.9, 0.95)  # decay of the means of gradients and of their squares
+    eps: float = 1e-8  # added to the root of the second mean
+    decay: float = 0.1  # weight decay, times the rate at each step
     undecayed: tuple[str, ...] = ("embed.*", "*norm*", "*.bias", "*.position.*")
     groups: tuple[Group, ...] = ()
 
@@ -66,11 +66,11 @@ class Muon:
     ``paths`` (fnmatch) names the matrices and stacks of them (experts'); what is neither stays with ``rest``.
     """
 
-    rate: float = 3e-3
-    momentum: float = 0.9
-    decay: float = 0.1
+    rate: float = 3e-3  # the learning rate of the matrices
+    momentum: float = 0.9  # share of the last update that stays
+    decay: float = 0.1  # weight decay, times the rate at each step
     paths: tuple[str, ...] = ("*.blocks.*",)
-    groups: tuple[Group, ...] = ()
+    groups: tuple[Group, ...] = ()  # as AdamW's, for the matrices
     rest: AdamW = AdamW(rate=3e-3)
 
     def __post_init__(self) -> None:
@@ -135,10 +135,12 @@ class Data:
     between ``separator``s.
     """
 
-    train: str | tuple[str, ...] | dict[str, float] = "python-docs"
+    train: str | tuple[str, ...] | dict[str, float] = (
+        "python-docs"  # a corpus, file, folder, or several {name = weight}
+    )
     valid: float | str = 0.1
     tokenizer: str | None = None
-    vocab: int | None = None
+    vocab: int | None = None  # entries of a BPE that is trained
     field: str = "text"
     separator: str | None = None
 
@@ -168,14 +170,14 @@ class Examples:
     ``tokenizer`` is as for Data, or "words": what white space parts.
     """
 
-    train: str | dict[str, str]
+    train: str | dict[str, str]  # a file, or {source = FILE, target = FILE} for parallel ones
     valid: float | str | dict[str, str] = 0.1
     columns: dict[str, str] = field(default_factory=dict)
     labels: tuple[str, ...] | None = None
     before: str = ""
     cut: Literal["end", "start", "no"] = "no"
     tokenizer: str | None = None
-    vocab: int | None = None
+    vocab: int | None = None  # as for Data
 
     def __post_init__(self) -> None:
         need(bool(self.train), "data.train is empty; name a file, or a file for each part.")
@@ -193,26 +195,26 @@ class Train:
     infinite loss or gradient in a row are skipped before training stops. ``keep`` checkpoints stay, and the best.
     """
 
-    objective: Objective = Causal()
-    tune: Tune = Full()
-    steps: int = 1000
-    batch: int = 16
-    accumulate: int = 1
-    context: int | None = None
-    optimizer: Optimizer = Muon()
-    schedule: Schedule = WarmupStableDecay()
+    objective: Objective = Causal()  # what is learned
+    tune: Tune = Full()  # how much of the model trains
+    steps: int = 1000  # optimizer steps
+    batch: int = 16  # rows a step
+    accumulate: int = 1  # pieces that a step's rows are worked through in
+    context: int | None = None  # tokens a row; none: the model's context
+    optimizer: Optimizer = Muon()  # where none is named, Muon for glass recipes, a low rate after from
+    schedule: Schedule = WarmupStableDecay()  # how the rate rises and falls
     clip: float | None = 1.0
-    label_smoothing: float = 0.0
+    label_smoothing: float = 0.0  # share of the target's probability spread over all tokens
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     compile: Literal["auto", "yes", "no"] = "auto"
-    seed: int = 0
+    seed: int = 0  # of weights, order and dropout
     patience: int = 5
-    evaluate_every: int = 100
-    evaluate_batches: int = 20
-    save_every: int = 500
+    evaluate_every: int = 100  # steps between validations, 0: never
+    evaluate_batches: int = 20  # rows of a validation, in batches, where the text is long
+    save_every: int = 500  # steps between checkpoints, 0: only at the end
     keep: int = 2
-    sample_every: int = 200
-    tensorboard: bool = True
+    sample_every: int = 200  # steps between samples, 0: never
+    tensorboard: bool = True  # write TensorBoard's files where it is installed
 
     def __post_init__(self) -> None:
         counts = ("steps", "batch", "accumulate", "patience", "evaluate_batches", "keep")
@@ -276,7 +278,9 @@ def read(path: Path | str | None = None, overrides: Mapping[str, Any] | None = N
         elif first in _MODEL:
             _change_model(model, name, value)
         else:
-            known = (*_names(Train), *(f"data.{key}" for key in _names(Data)), *_MODEL)
+            from . import settings
+
+            known = {"out", "resume", "use", *(setting.path for setting in settings.every())}
             raise UserError(f'There is no setting "{name}".{nearest(name, known)}')
     if "optimizer" not in table.get("train", {}):
         train = dataclasses.replace(train, optimizer=_usual(model))

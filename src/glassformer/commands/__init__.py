@@ -18,5 +18,6 @@ VERBS = (
     "compare",
     "tokens",
     "words",
+    "completion",
 )
 """In the order of ``glassformer --help``; the name of the file is the name of the verb."""

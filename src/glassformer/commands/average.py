@@ -8,6 +8,7 @@ from pathlib import Path
 from .common import new_folder
 
 HELP = "One model of the mean weights of a run's last checkpoints."
+EXAMPLES = ("glassformer average out/mine --last 5 --out out/averaged",)
 
 
 def options(one: argparse.ArgumentParser) -> None:

@@ -7,6 +7,7 @@ import argparse
 from .common import MODEL, counting, emit, reader, standard_input
 
 HELP = "The label of each text, or of each pair of texts."
+EXAMPLES = ('glassformer classify out/labels "a film to see twice"',)
 
 
 def options(one: argparse.ArgumentParser) -> None:

@@ -7,6 +7,7 @@ import argparse
 from .common import MODEL, new_folder
 
 HELP = "Save a model in another layout: Hugging Face's or our own."
+EXAMPLES = ("glassformer convert out/mine --out published --layout hf",)
 
 
 def options(one: argparse.ArgumentParser) -> None:

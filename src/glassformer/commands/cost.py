@@ -9,6 +9,10 @@ from ..errors import UserError
 from .common import emit
 
 HELP = "Parameters, FLOPs and memory, from the config alone."
+EXAMPLES = (
+    "glassformer cost glass/1m --batch 16",
+    "glassformer cost runs/demo.toml --json",
+)
 
 
 def options(one: argparse.ArgumentParser) -> None:

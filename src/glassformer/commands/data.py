@@ -8,6 +8,10 @@ from pathlib import Path
 from .common import counted, emit, note, rows, unescaped
 
 HELP = "A corpus: what it holds and where it lies."
+EXAMPLES = (
+    "glassformer data",
+    "glassformer data python-docs",
+)
 
 
 def options(one: argparse.ArgumentParser) -> None:

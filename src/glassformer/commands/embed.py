@@ -8,6 +8,10 @@ from pathlib import Path
 from .common import MODEL, counted, counting, emit, reader, standard_input
 
 HELP = "One vector for each text, and how alike the texts are."
+EXAMPLES = (
+    'glassformer embed out/encoder "a cat" "a dog" "a train"',
+    "glassformer embed out/encoder --prompts texts.txt --out vectors.safetensors",
+)
 
 
 def options(one: argparse.ArgumentParser) -> None:

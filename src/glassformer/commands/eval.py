@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from ..text.examples import Example
 
 HELP = "How well a model foretells a text; how good its translations are; how often its labels are right."
+EXAMPLES = (
+    "glassformer eval out/mine --data held-out.txt",
+    "glassformer eval out/pair --data test.en --target test.de --json",
+)
 EPILOG = "What is measured follows from the model: a text's loss; BLEU and chrF from source to target; accuracy."
 
 

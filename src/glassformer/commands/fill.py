@@ -7,6 +7,7 @@ import argparse
 from .common import MODEL, emit, reader
 
 HELP = "Fill the blanks of a text, written ___ or as the tokenizer's mask token."
+EXAMPLES = ('glassformer fill out/encoder "The capital of France is ___."',)
 
 
 def options(one: argparse.ArgumentParser) -> None:

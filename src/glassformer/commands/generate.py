@@ -8,6 +8,10 @@ import sys
 from .common import MODEL, emit, note, reader, standard_input
 
 HELP = "Continue a text, token by token."
+EXAMPLES = (
+    'glassformer generate out/mine "Once upon a time" --max-new 100',
+    "glassformer generate out/mine --prompts prompts.txt --temperature 0 --json",
+)
 
 
 def options(one: argparse.ArgumentParser) -> None:

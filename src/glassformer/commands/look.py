@@ -9,6 +9,10 @@ from ..errors import UserError, need
 from .common import MODEL, ascii_only, emit, reader
 
 HELP = "Any named value inside the model while it reads a text."
+EXAMPLES = (
+    'glassformer look out/mine "The cat sat"',
+    'glassformer look out/mine "The cat sat" "*.attn.pattern" --draw --out attention.svg',
+)
 
 
 def options(one: argparse.ArgumentParser) -> None:

@@ -12,6 +12,10 @@ from ..errors import UserError
 from .common import ascii_only, emit, rows
 
 HELP = "Who may look at whom: a rule's picture and the pairs it visits."
+EXAMPLES = (
+    'glassformer masks "window(4) | every(8)" --length 32',
+    "glassformer masks strided --out strided.svg",
+)
 EPILOG = 'Rules combine: glassformer masks "window(4) | every(8)" --length 32'
 
 

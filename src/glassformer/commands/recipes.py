@@ -7,6 +7,7 @@ import argparse
 from .common import emit
 
 HELP = "The families and their sizes."
+EXAMPLES = ("glassformer recipes",)
 
 
 def options(one: argparse.ArgumentParser) -> None:

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from ..text.compare import Sheet, Token
 
 HELP = "A text as tokens, under several tokenizers side by side; train one; how large it should be."
+EXAMPLES = (
+    'glassformer tokens "Once upon a time" --with gpt2 t5',
+    "glassformer tokens train corpus.txt --kind bpe --size 4096 --out tokenizer",
+)
 USAGE = """glassformer tokens ["TEXT"] [--with NAME|PATH ...] [--ids] [--trace [WORD]] [--html FILE] [--json]
        glassformer tokens train FILE ... --kind KIND [--size N] --out DIR
        glassformer tokens sizes FILE ... [--kind KIND] [--sizes N ...] [--dim N] [--out FILE]"""

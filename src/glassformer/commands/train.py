@@ -14,6 +14,11 @@ from ..errors import UserError
 from ..parsing import settings
 
 HELP = "Train a model as the run file RUN.toml says, or with the defaults."
+EXAMPLES = (
+    "glassformer train --data.train notes.txt --out out/mine",
+    "glassformer train runs/demo.toml --out out/demo --steps 500 --decoder.depth 8",
+)
+OPEN = True  # settings are known by the run file's vocabulary alone
 EPILOG = (
     "Any setting can be given as --NAME VALUE: --steps 500, --data.train FILE, --recipe glass/4m. From a checkpoint: "
     "--from FOLDER, and --train.tune Frozen or LoRA for a part of it; what is learned: --train.objective Masked."
@@ -23,22 +28,41 @@ USAGE = "glassformer train [RUN.toml] --out DIR [--resume] [--NAME VALUE ...]"
 
 def options(one: argparse.ArgumentParser) -> None:
     """Its arguments."""
-    one.add_argument("--out", required=True, metavar="DIR", help="where checkpoints, log and curves go")
+    one.add_argument("--out", metavar="DIR", help="where checkpoints, log and curves go")
     one.add_argument("--resume", action="store_true", help="go on from the last checkpoint in DIR")
+    one.add_argument("--settings", action="store_true", help="list every setting with its type, default and meaning")
 
 
 def run(given: argparse.Namespace) -> int | None:
     """The command; its exit code, None for 0."""
     from .. import run as runs
-    from ..training import run
 
+    if given.settings:
+        table()
+        return None
     if not given.out:
-        raise UserError("--out is empty; name a folder.")
+        raise UserError("Say where the run goes: --out DIR." if given.out is None else "--out is empty; name a folder.")
     named, changes = settings(given.rest)
     plan = runs.read(named, changes)
+    from ..training import run
+
     words = [*called(), "train", *given.rest, "--out", given.out, "--resume"]
     ended = run(plan, Path(given.out), given.resume, sample=write_a_little, command=shlex.join(words))
     return 128 + ended.signal if ended.signal else None
+
+
+def table() -> None:
+    """Every setting: its name on the command line and in a run file, its type, its default, what it means."""
+    from .. import settings
+
+    owner, head = None, ""
+    for setting in settings.every(once=True):
+        if setting.owner is not owner:
+            owner, head = setting.owner, (setting.owner.__doc__ or "").splitlines()[0].replace("``", "")
+            print(f"\n{owner.__name__}: {head}")
+        default = f" = {setting.default}" if setting.default else ""
+        told = f": {setting.meaning}" if setting.meaning.rstrip(".") not in head else ""
+        print(f"  --{setting.path} ({setting.kind}{default}){told}")
 
 
 def called() -> list[str]:

@@ -9,6 +9,10 @@ from ..errors import UserError, need
 from .common import MODEL, emit, note, reader, standard_input
 
 HELP = "From a source text to a target text (translation, summaries): the best that a beam search finds."
+EXAMPLES = (
+    'glassformer translate out/pair "two dogs run on the beach ."',
+    "glassformer translate out/pair --prompts source.txt --beams 8 --json",
+)
 
 
 def options(one: argparse.ArgumentParser) -> None:

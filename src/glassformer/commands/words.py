@@ -14,17 +14,28 @@ if TYPE_CHECKING:
     from ..classics.vectors import Vectors
 
 HELP = "Words as numbers: word2vec, bags of words, one word in two contexts."
+EXAMPLES = (
+    "glassformer words train corpus.txt --out vectors.bin",
+    "glassformer words near vectors.bin king",
+    "glassformer words analogy vectors.bin man king woman",
+    "glassformer words score vectors.bin --similarity wordsim353.tsv",
+    'glassformer words bag "a cat" "a dog"',
+    "glassformer words classify train.tsv valid.tsv",
+    "glassformer words average vectors.bin --out out/average",
+    'glassformer words contexts out/encoder bank "by the river bank" "at the bank"',
+    "glassformer words wic WiC --vectors vectors.bin",
+)
 VECTORS = "a file in word2vec's text or binary format"
 
 
 def options(one: argparse.ArgumentParser) -> None:
     """Its tasks and their arguments."""
-    tasks = one.add_subparsers(dest="task", metavar="TASK", required=True, parser_class=type(one))
+    tasks = one.add_subparsers(metavar="TASK", parser_class=type(one))
 
     def task(name: str, what: str) -> argparse.ArgumentParser:
-        made: argparse.ArgumentParser = tasks.add_parser(name, help=what, description=what, allow_abbrev=False)
+        made: argparse.ArgumentParser = tasks.add_parser(name, help=what, description=what)
         made.add_argument("--json", action="store_true", help="as JSON")
-        made.set_defaults(options=made._option_string_actions)
+        made.set_defaults(task=name)
         return made
 
     train = task("train", "Trains word2vec on a corpus.")

@@ -158,7 +158,6 @@ def test_a_token_that_the_model_does_not_know(home, refused):
         (["--max-nwe", "3"], '--max-nwe is not understood. Did you mean "--max-new"?'),
         (["--max_new_tokens", "3"], 'Did you mean "--max-new"?'),
         (["--temp", "0.5"], 'Did you mean "--temperature"?'),
-        (["--num_beams", "5"], "--num_beams is not understood. See glassformer generate --help."),
         (["--threads", "2"], "--threads is not understood. Set OMP_NUM_THREADS before the command."),
     ],
 )

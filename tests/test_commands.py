@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
+import json
+import math
 import shlex
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+from glassformer import config as c
 from glassformer import settings
 from glassformer.cli import main, parser
 from glassformer.commands import VERBS, completion
@@ -92,6 +100,141 @@ def test_every_setting_is_listed_with_its_meaning(capsys: pytest.CaptureFixture[
 )
 def test_completion(words: list[str], found: list[str]) -> None:
     assert completion.candidates(words) == found
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A tiny decoder with a tokenizer of bytes, as a folder."""
+    from glassformer import store, text
+    from glassformer.nn import build_model
+    from tiny import DECODERS
+
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    made = dataclasses.replace(DECODERS["llama"], embed=c.Embed(300), context=32)
+    store.save(build_model(made, seed=1), folder, text.train("byte", []), layout="glassformer")
+    return str(folder)
+
+
+def answer(words: list[str], capsys: pytest.CaptureFixture[str], stdin: str = "") -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdin", io.StringIO(stdin))
+        code = main(words)
+    said, notes = capsys.readouterr()
+    assert code == 0, notes
+    return said
+
+
+def test_the_next_tokens_and_their_probabilities(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What look and generate take for likely is the softmax of the model's own logits."""
+    import torch
+
+    from glassformer import load
+
+    one, tokenizer = load(model)
+    assert tokenizer is not None
+    ids = tokenizer.encode("Once")
+    with torch.no_grad():
+        logprobs = one(torch.tensor([ids])).logits[0].float().log_softmax(-1)[:, : tokenizer.size]
+    best = logprobs.topk(3)
+    looked = json.loads(answer(["look", model, "Once", "--next", "3", "--json"], capsys))
+    foretold = json.loads(answer(["look", model, "--logprobs", "3", "Once", "--json"], capsys))
+    next = json.loads(answer(["generate", model, "Once", "--next", "3", "--json"], capsys))["rows"][0]["next"]
+    drawn = ["generate", model, "Once", "--logprobs", "3", "--max-new", "2", "--seed", "1"]
+    row = json.loads(answer([*drawn, "--json"], capsys))["rows"][0]
+    for told in (looked, foretold[-1]["next"], next, row["likely"][0]):
+        assert [one["token"] for one in told] == best.indices[-1].tolist()
+        assert [one["logprob"] for one in told] == pytest.approx(best.values[-1].tolist(), abs=1e-5)
+        assert [one["piece"] for one in told] == [tokenizer.token(one["token"]) for one in told]
+    assert [one["token"] for one in foretold] == ids
+    assert [one["logprob"] for one in foretold[1:]] == pytest.approx(
+        [logprobs[at, id].item() for at, id in enumerate(ids[1:])], abs=1e-5
+    )
+    assert row["pieces"] == [tokenizer.token(id) for id in row["tokens"]] and len(row["likely"]) == len(row["tokens"])
+    assert f"{math.exp(best.values[-1, 0]):.4f}" in answer(["look", model, "Once", "--next", "1"], capsys)
+    assert f"{math.exp(best.values[-1, 0]):.4f}" in answer(["generate", model, "Once", "--next", "1"], capsys)
+    assert answer(drawn, capsys).count("0.") == 6
+
+
+def test_prompts_come_from_a_file_and_from_standard_input(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines, table = tmp_path / "lines.txt", tmp_path / "table.jsonl"
+    lines.write_text("one\r\ntwo\u2028 and\n")
+    table.write_text('{"text": "one"}\n{"prompt": "two\\u2028 and"}\n')
+    short = ["--max-new", "2", "--temperature", "0", "--json"]
+    wanted = json.loads(answer(["generate", model, "one", "two\u2028 and", *short], capsys))["rows"]
+    for words, stdin in (
+        (["--prompts", str(lines)], ""),
+        (["--prompts", str(table)], ""),
+        (["--prompts", "-"], lines.read_text()),
+    ):
+        got = json.loads(answer(["generate", model, *words, *short, "--batch", "1"], capsys, stdin))["rows"]
+        assert [{**row, "logprobs": None} for row in got] == [{**row, "logprobs": None} for row in wanted]
+    (row,) = json.loads(answer(["generate", model, "-", *short], capsys, "one\n"))["rows"]
+    assert row["prompt"] == wanted[0]["prompt"]  # the end of the line is no part of the text
+    for verb in ("embed", "look"):
+        assert answer([verb, model, "-", "--json", *(["*.q"] if verb == "look" else [])], capsys, "one\n")
+
+
+def test_pictures_of_one_head_and_on_standard_output(model: str, tmp_path: Path, capfdbinary: Any) -> None:
+    def drawn(*words: str) -> bytes:
+        assert main(["look", model, "Once", "--draw", *words]) == 0
+        sys.stdout.flush()
+        return bytes(capfdbinary.readouterr().out)
+
+    def weights(*words: str) -> list[list[float]]:
+        return [one["weights"] for one in json.loads(drawn("--json", "*.0.attn.pattern", *words))]
+
+    heads = [np.array(weights("--head", str(head))) for head in range(4)]
+    assert np.allclose(np.mean(heads, 0), weights(), atol=1e-6) and not np.allclose(heads[0], heads[1])
+    assert drawn("--out", "-").count(b"<svg") == 1 + len(drawn("--json").split(b'"path"')[1:])
+    drawn("--out", str(tmp_path / "all.svg"))
+    assert (tmp_path / "all.svg").read_bytes().count(b"<title>") == 2
+    assert main(["masks", "full", "--out", "-"]) == 0
+    sys.stdout.flush()
+    assert capfdbinary.readouterr().out.startswith(b"<svg")
+    assert main(["look", model, "Once", "--draw", "--head", "4"]) == 2
+    assert b"heads 0 to 3" in capfdbinary.readouterr().err
+
+
+def test_the_device_is_chosen_said_and_refused(
+    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from glassformer import devices, store
+
+    words = ["generate", model, "Once", "--max-new", "1", "--temperature", "0"]
+    assert main(words) == 0
+    assert capsys.readouterr().err == ""  # nothing to choose on a machine without a GPU
+    assert main([*words, "--dtype", "bfloat16"]) == 0
+    assert capsys.readouterr().err == f"{model} computes on cpu in bfloat16.\n"
+    for name, said in (
+        ("cuda", "no device cuda that torch"),
+        ("cuda:3", "no device cuda:3"),
+        ("gpu", 'no device "gpu"'),
+    ):
+        assert main([*words, "--device", name]) == 2
+        assert said in capsys.readouterr().err
+    asked = []
+    real = store.load
+
+    def load(name: str, **how: Any) -> Any:
+        asked.append(str(how["device"]))
+        return real(name, **(how | {"device": "cpu"}))
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Pretended GPU")
+    monkeypatch.setattr(store, "load", load)
+    for verb in (["generate", "Once"], ["look", "Once", "*.q"], ["embed", "Once"], ["eval", "--data", __file__]):
+        for device in ("cuda", "cuda:1"):
+            assert main([verb[0], model, *verb[1:], *(["--device", device] if device != "cuda" else [])]) == 0
+            assert f"computes on {device} (Pretended GPU) in float32." in capsys.readouterr().err
+            assert asked.pop() == device
+    assert main([*words, "--device", "cuda:2"]) == 2
+    assert "there is cpu, cuda:0 to cuda:1." in capsys.readouterr().err
+    assert devices.find("mps" if torch.backends.mps.is_available() else "cpu")
 
 
 def test_completion_in_bash() -> None:

@@ -30,7 +30,7 @@ FLOORS = [
         "text",
     },
     {"nn"},
-    {"weights", "tensorfiles", "adapters", "places", "recipes", "store", "cost"},
+    {"weights", "tensorfiles", "adapters", "places", "recipes", "store", "cost", "devices"},
     {"parallel", "quantize"},
     {"generation", "training", "inspection", "evaluation", "classics"},
     {"serve"},

@@ -70,8 +70,8 @@ class RMSNorm:
     """
 
     eps: float = 1e-5  # added to the mean square
-    offset: float = 0.0
-    gain: bool = True
+    offset: float = 0.0  # what the gain is beside the weight
+    gain: bool = True  # scale by a weight as well
 
 
 Norm: TypeAlias = LayerNorm | RMSNorm

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from .common import MODEL, counting, emit, reader, standard_input
+from .common import MODEL, TEXTS, computing, counting, emit, prompting, reader, texts
 
 HELP = "The label of each text, or of each pair of texts."
 EXAMPLES = ('glassformer classify out/labels "a film to see twice"',)
@@ -13,9 +13,11 @@ EXAMPLES = ('glassformer classify out/labels "a film to see twice"',)
 def options(one: argparse.ArgumentParser) -> None:
     """Its arguments."""
     one.add_argument("model", metavar="MODEL", help=MODEL)
-    one.add_argument("text", nargs="+", metavar="TEXT", help="one or several; - reads standard input, a text a line")
+    one.add_argument("text", nargs="*", metavar="TEXT", help=TEXTS)
+    prompting(one)
     one.add_argument("--second", action="append", metavar="TEXT", help="the other text, where the model reads two")
     one.add_argument("--batch", type=int, default=32, metavar="N", help="texts at once (32)")
+    computing(one)
     one.add_argument("--json", action="store_true", help="every label's probability as JSON, a text a line")
 
 
@@ -24,17 +26,15 @@ def run(given: argparse.Namespace) -> None:
     from .. import generation
     from ..errors import need
 
-    texts: list[str] = []
-    for text in given.text:
-        texts += standard_input().splitlines() if text == "-" else [text]
+    first = texts(given, given.text)
     second = given.second
-    unequal = f"There are {len(texts)} texts and {len(second or ())} second ones; give as many."
-    need(second is None or len(second) == len(texts), unequal)
-    model, tokenizer = reader(given.model)
-    pairs = texts if second is None else list(zip(texts, second, strict=True))
+    unequal = f"There are {len(first)} texts and {len(second or ())} second ones; give as many."
+    need(second is None or len(second) == len(first), unequal)
+    model, tokenizer = reader(given)
+    pairs = first if second is None else list(zip(first, second, strict=True))
     found = generation.classify(model, tokenizer, pairs, batch=given.batch, progress=counting("texts"))
     names = labels_of(given.model, found.shape[1])
-    for text, row in zip(texts, found.tolist(), strict=True):
+    for text, row in zip(first, found.tolist(), strict=True):
         if given.json:
             emit({"text": text, **(dict(zip(names, row, strict=True)) if len(row) > 1 else {"value": row[0]})})
         elif len(row) == 1:

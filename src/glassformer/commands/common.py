@@ -2,35 +2,127 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
+from ..errors import UserError, need
 
 MODEL = "a folder, a hub name or a recipe such as glass/1m"
 
 
-def reader(name: str, dtype: str | None = None) -> tuple[Any, Any]:
-    """A model and the tokenizer it needs to read text; UserError where it has none."""
-    from .. import places, store
+TEXTS = "one or several; - is standard input, one text"
 
-    if said := places.of_run(name):
-        note(said)
-    model, tokenizer = store.load(name, dtype=dtype)
+
+def computing(one: argparse.ArgumentParser) -> None:
+    """The options of every command that computes with a model."""
+    one.add_argument("--device", metavar="D", help="cpu, cuda, cuda:1 or mps (the GPU where there is one)")
+    one.add_argument("--dtype", metavar="D", help="float32, bfloat16 or float16 (the checkpoint's own)")
+
+
+def reader(given: argparse.Namespace) -> tuple[Any, Any]:
+    """The model and the tokenizer it needs to read text; UserError where it has none."""
+    model, tokenizer = loaded(given)
     if tokenizer is None:
-        raise UserError(f"{name} has no tokenizer, so text cannot be read; load a folder that has one.")
+        raise UserError(f"{given.model} has no tokenizer, so text cannot be read; load a folder that has one.")
     return model, tokenizer
+
+
+def loaded(given: argparse.Namespace, **how: Any) -> tuple[Any, Any]:
+    """The model that is asked for, on the device and in the dtype that are, with its tokenizer."""
+    from .. import devices, store
+
+    device = devices.find(given.device)
+    model, tokenizer = store.load(given.model, dtype=given.dtype, device=device, **how)
+    if given.device or given.dtype or device.type != "cpu":  # else there was nothing to choose
+        kind = str(next(model.parameters()).dtype).removeprefix("torch.")
+        note(f"{given.model} computes on {devices.title(device)} in {kind}.")
+    return model, tokenizer
+
+
+def pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    """The strings of tokens, as they stand beside ids in JSON."""
+    return [tokenizer.token(number) for number in ids]
+
+
+def prompting(one: argparse.ArgumentParser) -> None:
+    """The option of every command that reads texts."""
+    said = "read texts from a file, one a line, or from JSONL (its text or prompt); - is standard input"
+    one.add_argument("--prompts", metavar="FILE", help=said)
+
+
+def texts(given: argparse.Namespace, said: Sequence[str]) -> list[str]:
+    """The texts on the command line, where ``-`` is all of standard input, and after them those of ``--prompts``."""
+    found = [_one_text() if text == "-" else text for text in said]
+    if given.prompts is None:
+        return found
+    content, name = (
+        (standard_input(), "Standard input") if given.prompts == "-" else (_content(given.prompts), given.prompts)
+    )
+    lines = [line.removesuffix("\r") for line in content.removesuffix("\n").split("\n")]
+    need(lines != [""], f"{name} is empty; give a text a line.")
+    if given.prompts.endswith((".jsonl", ".ndjson")) or lines[0].startswith('{"'):
+        return found + [
+            _of_json(line, f"{name}, line {number}") for number, line in enumerate(lines, 1) if line.strip()
+        ]
+    return found + lines
+
+
+def _one_text() -> str:
+    text = standard_input()
+    lines = len(text.splitlines())
+    if lines > 1:
+        note(f"Standard input is one text of {lines:,} lines; --prompts - reads a text a line.")
+    return text.removesuffix("\n")
+
+
+def _content(name: str) -> str:
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{name} cannot be read ({error.strerror}); check the path.") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{name} is not UTF-8 text (byte {error.start}); convert it.") from None
+
+
+def _of_json(line: str, where: str) -> str:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        raise UserError(f"{where} is not valid JSON; mend that line.") from None
+    text = value.get("text", value.get("prompt")) if isinstance(value, dict) else value
+    if not isinstance(text, str):
+        raise UserError(f'{where} has no "text" or "prompt"; give {{"text": "..."}}.')
+    return text
 
 
 def standard_input() -> str:
     """All of standard input; UserError where it is no text."""
+    need(sys.stdin is not None, "There is no standard input; give a text or a file.")
     try:
-        return sys.stdin.read()
+        text = sys.stdin.read()
+        text.encode()
     except UnicodeDecodeError as error:
         raise UserError(f"Standard input is not {error.encoding} text (byte {error.start}); convert it.") from None
+    except UnicodeEncodeError:
+        raise UserError("Standard input is not UTF-8 text; convert it, or set the terminal to UTF-8.") from None
+    return text
+
+
+def picture(out: str | Path, content: str | bytes) -> None:
+    """Put a picture in the file ``out``, and say where; ``-`` is standard output."""
+    from .. import files
+
+    data = content.encode() if isinstance(content, str) else content
+    if str(out) == "-":
+        sys.stdout.buffer.write(data)
+    else:
+        files.write(Path(out), data)
+        print(out)
 
 
 def counted(number: int, what: str) -> str:
@@ -50,8 +142,8 @@ def rows(*pairs: tuple[str, str]) -> None:
 
 
 def counting(what: str = "tokens") -> Callable[[int], None] | None:
-    """A count that runs in the terminal; None where standard error is no terminal."""
-    if not sys.stderr.isatty():
+    """A count that runs in the terminal; None where standard error is no terminal that can."""
+    if not moving():
         return None
     return lambda done: print(f"\r{done:,} {what}", end="\r", file=sys.stderr, flush=True)
 
@@ -83,6 +175,16 @@ def new_folder(out: str | Path) -> Path:
 def note(line: str) -> None:
     """Something about the work, not its result."""
     print(line, file=sys.stderr)
+
+
+def moving() -> bool:
+    """Whether standard error is a terminal in which a line can be written over."""
+    return sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+
+
+def colours() -> bool:
+    """Whether standard output shows colours, and whoever reads it wants them."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
 def ascii_only() -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, need
 from .classify import labels_of
-from .common import MODEL, counting, emit, new_file, note, reader, rows, unescaped
+from .common import MODEL, computing, counting, emit, new_file, note, reader, rows, unescaped
 
 if TYPE_CHECKING:
     from ..text.examples import Example
@@ -28,6 +28,7 @@ def options(one: argparse.ArgumentParser) -> None:
     one.add_argument("--data", metavar="FILE", help="a file, a folder or a named corpus; examples")
     one.add_argument("--json", action="store_true", help="the figures as JSON")
     one.add_argument("--batch", type=int, metavar="N", help="windows or texts at once (8, texts 32)")
+    computing(one)
 
     text = one.add_argument_group("the loss of a text; every token is counted once")
     text.add_argument("--field", default="text", metavar="NAME", help="the text field of JSONL (text)")
@@ -95,7 +96,7 @@ def run(given: argparse.Namespace) -> None:
     given.columns = columns(given.columns) if given.columns else {}
     given.figures = names(given.figures) if given.figures else []
     given.lengths = numbers(given.lengths) if given.lengths else []
-    model, tokenizer = reader(given.model)
+    model, tokenizer = reader(given)
     paired = given.target is not None or "source" in given.columns
     if isinstance(model.config, config.EncoderDecoder) or (paired and isinstance(model.config, config.Decoder)):
         writes(given, model, tokenizer)

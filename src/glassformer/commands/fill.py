@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from .common import MODEL, emit, reader
+from ..errors import need
+from .common import MODEL, computing, emit, prompting, reader, texts
 
 HELP = "Fill the blanks of a text, written ___ or as the tokenizer's mask token."
 EXAMPLES = ('glassformer fill out/encoder "The capital of France is ___."',)
@@ -13,7 +14,10 @@ EXAMPLES = ('glassformer fill out/encoder "The capital of France is ___."',)
 def options(one: argparse.ArgumentParser) -> None:
     """Its arguments."""
     one.add_argument("model", metavar="MODEL", help=MODEL)
-    one.add_argument("text", metavar="TEXT", help='such as "The capital of France is ___."')
+    one.add_argument(
+        "text", nargs="*", metavar="TEXT", help='such as "The capital of France is ___."; - is standard input'
+    )
+    prompting(one)
     one.add_argument("--top", type=int, default=5, metavar="N", help="the N likeliest (5)")
     one.add_argument(
         "--order",
@@ -21,6 +25,7 @@ def options(one: argparse.ArgumentParser) -> None:
         default="apart",
         help="several blanks: each by itself, or together, from the left or the surest first (apart)",
     )
+    computing(one)
     one.add_argument("--json", action="store_true", help="tokens and probabilities as JSON")
 
 
@@ -28,13 +33,18 @@ def run(given: argparse.Namespace) -> None:
     """The command; its exit code, None for 0."""
     from .. import generation
 
-    model, tokenizer = reader(given.model)
-    told = generation.fill(model, tokenizer, given.text, top=given.top, order=given.order)
-    if given.json:
-        emit([[filled.to_dict() for filled in blank] for blank in told])
-        return
-    for number, blank in enumerate(told):
-        if len(told) > 1:
-            print(f"blank {number + 1}")
-        for filled in blank:
-            print(f"{filled.probability:8.4f}  {' '.join(filled.words):16} {filled.text}")
+    read = texts(given, given.text)
+    need(bool(read), "There is no text; give at least one.")
+    model, tokenizer = reader(given)
+    for number, text in enumerate(read):
+        told = generation.fill(model, tokenizer, text, top=given.top, order=given.order)
+        if given.json:
+            emit([[filled.to_dict() for filled in blank] for blank in told])
+            continue
+        if len(read) > 1:
+            print(f"{chr(10) if number else ''}{text}")
+        for place, blank in enumerate(told):
+            if len(told) > 1:
+                print(f"blank {place + 1}")
+            for filled in blank:
+                print(f"{filled.probability:8.4f}  {' '.join(filled.words):16} {filled.text}")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
+from typing import Any
 
-from .common import MODEL, emit, note, reader, standard_input
+from ..errors import need
+from .common import MODEL, computing, emit, note, pieces, prompting, reader, texts
 
 HELP = "Continue a text, token by token."
 EXAMPLES = (
@@ -17,7 +20,9 @@ EXAMPLES = (
 def options(one: argparse.ArgumentParser) -> None:
     """Its arguments."""
     one.add_argument("model", metavar="MODEL", help=MODEL)
-    one.add_argument("prompt", nargs="*", metavar="PROMPT", help="one or several; - reads standard input; none: begin")
+    one.add_argument("prompt", nargs="*", metavar="PROMPT", help="one or several; - is standard input; none: begin")
+    prompting(one)
+    one.add_argument("--batch", type=int, default=32, metavar="N", help="prompts at once (32)")
     one.add_argument("--max-new", type=int, default=256, metavar="N", help="at most N tokens (256)")
     one.add_argument("--temperature", type=float, default=1.0, metavar="T", help="0 takes the likeliest token (1)")
     one.add_argument("--top-k", type=int, metavar="K", help="draw from the K likeliest tokens")
@@ -30,7 +35,11 @@ def options(one: argparse.ArgumentParser) -> None:
     one.add_argument("--slide", action="store_true", help="go on past the context, reading its last half again")
     one.add_argument("--samples", type=int, default=1, metavar="N", help="N continuations of each prompt (1)")
     one.add_argument("--seed", type=int, metavar="S", help="the same seed gives the same text")
-    one.add_argument("--dtype", metavar="D", help="float32, bfloat16 or float16 (the checkpoint's own)")
+    one.add_argument("--next", type=int, metavar="N", help="only show the N likeliest next tokens of each prompt")
+    one.add_argument(
+        "--logprobs", type=int, default=0, metavar="N", help="with each token the N likeliest in its place"
+    )
+    computing(one)
     one.add_argument("--json", action="store_true", help="tokens, log-probabilities and texts as JSON")
 
 
@@ -38,37 +47,71 @@ def run(given: argparse.Namespace) -> None:
     """The command; its exit code, None for 0."""
     from .. import config, generation
 
-    prompts = [standard_input() if prompt == "-" else prompt for prompt in given.prompt] or [None]
-    model, tokenizer = reader(given.model, given.dtype)
-    told = generation.generate(
-        model,
-        tokenizer,
-        prompts,
-        max_new=given.max_new,
-        temperature=given.temperature,
-        top_k=given.top_k,
-        top_p=given.top_p,
-        min_p=given.min_p,
-        repetition_penalty=given.repetition_penalty,
-        stop=given.stop,
-        samples=given.samples,
-        seed=given.seed,
-        slide=given.slide,
-    )
+    need(given.batch > 0, f"--batch is {given.batch}; give 1 or more.")
+    need(given.logprobs >= 0, f"--logprobs is {given.logprobs}; give 0 or more.")
+    need(given.next is None or given.next > 0, f"--next is {given.next}; give 1 or more.")
+    prompts: list[str | None] = [*texts(given, given.prompt)] or [None]
+    model, tokenizer = reader(given)
+    groups = [prompts[begin : begin + given.batch] for begin in range(0, len(prompts), given.batch)]
+    seed, rows = given.seed, []
+    for group in groups:
+        told = generation.generate(
+            model,
+            tokenizer,
+            group,
+            max_new=given.max_new if given.next is None else 1,
+            temperature=given.temperature,
+            top_k=given.top_k,
+            top_p=given.top_p,
+            min_p=given.min_p,
+            repetition_penalty=given.repetition_penalty,
+            stop=given.stop,
+            samples=given.samples if given.next is None else 1,
+            seed=seed,
+            slide=given.slide,
+            likely=given.next or given.logprobs,
+        )
+        seed = told.seed
+        if len(prompts) == given.samples == 1 and not (given.json or given.next or given.logprobs):
+            if sys.stderr.isatty():
+                print(prompts[0] or "", end="", file=sys.stderr, flush=True)
+            for step in told:
+                print(step.text, end="", flush=True)
+            print()
+        rows += told.run().rows
     if given.json:
-        emit(told.run().to_dict())
-    elif len(prompts) == given.samples == 1:
-        if sys.stderr.isatty():
-            print(prompts[0] or "", end="", file=sys.stderr, flush=True)
-        for step in told:
-            print(step.text, end="", flush=True)
-        print()
-    else:
-        for row in told.run().rows:
-            print(f"[{row.number}] {prompts[row.number // given.samples] or ''}{row.text}\n")
-    if "context" in told.finishes:
+        emit({"seed": seed, "rows": [as_json(row, tokenizer, given.next) for row in rows]})
+    elif given.next or given.logprobs:
+        for row, prompt in zip(
+            rows, (prompt for prompt in prompts for _ in range(len(rows) // len(prompts))), strict=True
+        ):
+            print(prompt or "")
+            for token, likely in zip(row.tokens, row.likely, strict=True):
+                if given.logprobs:
+                    print(f"  {tokenizer.token(token)}")
+                print("\n".join(f"  {math.exp(p):8.4f}  {tokenizer.token(other)}" for other, p in likely))
+    elif len(rows) > 1:
+        for number, row in enumerate(rows):
+            print(f"[{number}] {prompts[number // given.samples] or ''}{row.text}\n")
+    if any(row.finish == "context" for row in rows) and given.next is None:
         most, slides = model.config.context, isinstance(model.config, config.Decoder)
         way = f"; --slide goes on, reading the last {most // 2} again" if slides else ""
         note(f"Ended at the model's context of {most} tokens{way}.")
-    if given.temperature and not given.json:
-        note(f"seed {told.seed}")
+    if given.temperature and not given.json and given.next is None:
+        note(f"seed {seed}")
+
+
+def as_json(row: Any, tokenizer: Any, only_next: int | None) -> dict[str, Any]:
+    """A continuation with its tokens' strings, and the likeliest in the place of each where they were asked for."""
+    likely = [
+        [
+            {"token": token, "piece": tokenizer.token(token), "logprob": p, "probability": math.exp(p)}
+            for token, p in some
+        ]
+        for some in row.likely
+    ]
+    told = {"prompt": row.prompt, "prompt_pieces": pieces(tokenizer, row.prompt)}
+    if only_next:
+        return {**told, "next": likely[0]}
+    told |= {"text": row.text, "tokens": row.tokens, "pieces": pieces(tokenizer, row.tokens), "logprobs": row.logprobs}
+    return {**told, "finish": row.finish, **({"likely": likely} if likely else {})}

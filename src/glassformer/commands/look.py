@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 
 from ..errors import UserError, need
-from .common import MODEL, ascii_only, emit, reader
+from .common import MODEL, ascii_only, computing, emit, loaded, picture, reader, texts
 
 HELP = "Any named value inside the model while it reads a text."
 EXAMPLES = (
@@ -18,42 +19,69 @@ EXAMPLES = (
 def options(one: argparse.ArgumentParser) -> None:
     """Its arguments."""
     one.add_argument("model", metavar="MODEL", help=MODEL)
-    one.add_argument("text", metavar="TEXT", help="what the model reads")
+    one.add_argument("text", metavar="TEXT", help="what the model reads; - is standard input")
     one.add_argument("pattern", nargs="*", metavar="PATTERN", help='names, as "*.pattern"; none lists every name')
     one.add_argument("--source", metavar="TEXT", help="what an encoder-decoder's encoder reads")
+    one.add_argument("--next", type=int, metavar="N", help="the N likeliest tokens after the text")
+    one.add_argument("--logprobs", type=int, metavar="N", help="after each token of the text the N likeliest")
     one.add_argument("--draw", action="store_true", help="attention as a picture, the mean of its heads")
-    one.add_argument("--out", type=Path, metavar="FILE.svg", help="with --draw: write the first picture")
+    one.add_argument("--head", type=int, metavar="N", help="with --draw: one head alone, counted from 0")
+    one.add_argument(
+        "--out", type=Path, metavar="FILE.svg", help="with --draw: write the pictures; - is standard output"
+    )
+    computing(one)
     one.add_argument("--json", action="store_true", help="every number as JSON")
 
 
 def run(given: argparse.Namespace) -> None:
     """The command; its exit code, None for 0."""
-    from .. import inspection, store
+    from .. import inspection
 
     need(given.draw or given.out is None, "--out is for a picture; give --draw as well.")
+    need(given.draw or given.head is None, "--head is for a picture; give --draw as well.")
+    given.prompts = None
+    (given.text,) = texts(given, [given.text])
     if given.draw:
         draw(given)
-        return
-    if not given.pattern:
-        print("\n".join(inspection.paths(store.load(given.model)[0])))
-        return
-    seen = inspection.look(*reader(given.model), given.text, *given.pattern, source=given.source)
-    if given.json:
-        emit(inspection.to_dict(seen))
+    elif given.next is not None or given.logprobs is not None:
+        foretold(given)
+    elif not given.pattern:
+        print("\n".join(inspection.paths(loaded(given)[0])))
     else:
-        print("\n".join(inspection.describe(seen)))
+        model, tokenizer = reader(given)
+        seen = inspection.look(model, tokenizer, given.text, *given.pattern, source=given.source)
+        if given.json:
+            emit(inspection.to_dict(seen) | {"tokens": inspection.tokens(model, tokenizer, given.text, given.source)})
+        else:
+            print("\n".join(inspection.describe(seen)))
+
+
+def foretold(given: argparse.Namespace) -> None:
+    """What the model takes for likely after the text, or after each token of it."""
+    from .. import inspection
+
+    count = given.next if given.logprobs is None else given.logprobs
+    told = inspection.foretold(*reader(given), given.text, count, source=given.source)
+    if given.json:
+        emit(told if given.logprobs is not None else told[-1]["next"])
+        return
+    for one in told if given.logprobs is not None else told[-1:]:
+        indent = ""
+        if given.logprobs is not None:
+            own, indent = "" if one["logprob"] is None else f"{math.exp(one['logprob']):.4f}", "    "
+            print(f"{own:>8}  {one['piece']}")
+        print("\n".join(f"{indent}{math.exp(n['logprob']):8.4f}  {n['piece']}" for n in one["next"]))
 
 
 def draw(given: argparse.Namespace) -> None:
     """Attention, word by word."""
-    from .. import files, inspection
+    from .. import inspection
 
-    if given.out is not None and given.out.suffix.lower() != ".svg":
+    if given.out is not None and given.out.suffix.lower() != ".svg" and str(given.out) != "-":
         raise UserError(f"--out {given.out} is no .svg; give a name that ends in it.")
-    drawn = inspection.alignments(*reader(given.model), given.text, *given.pattern, source=given.source)
+    drawn = inspection.alignments(*reader(given), given.text, *given.pattern, source=given.source, head=given.head)
     if given.out is not None:
-        files.write(given.out, drawn[0].svg())
-        print(given.out)
+        picture(given.out, inspection.svg(drawn))
     elif given.json:
         emit([one.to_dict() for one in drawn])
     else:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
-import sys
 from pathlib import Path
 
 from ..errors import UserError
-from .common import ascii_only, emit, rows
+from .common import ascii_only, colours, emit, picture, rows
 
 HELP = "Who may look at whom: a rule's picture and the pairs it visits."
 EXAMPLES = (
@@ -23,13 +21,14 @@ def options(one: argparse.ArgumentParser) -> None:
     """Its arguments."""
     one.add_argument("name", nargs="?", metavar="NAME", help="a rule, or rules with & and |; none lists the names")
     one.add_argument("--length", type=int, default=24, metavar="N", help="tokens in the row (24)")
-    one.add_argument("--out", type=Path, metavar="FILE", help="write the picture to a .svg or .png file")
+    one.add_argument(
+        "--out", type=Path, metavar="FILE", help="write the picture to a .svg or .png file; - is standard output (svg)"
+    )
     one.add_argument("--json", action="store_true", help="the counts as JSON")
 
 
 def run(given: argparse.Namespace) -> None:
     """The command; its exit code, None for 0."""
-    from .. import files
     from ..inspection import masks
 
     if given.name is None:
@@ -37,19 +36,19 @@ def run(given: argparse.Namespace) -> None:
         emit([{"name": name, "what": what} for name, what in known]) if given.json else rows(*known)
         return
     kind = given.out.suffix.lower() if given.out is not None else None
+    kind = ".svg" if str(given.out) == "-" else kind
     if kind not in (None, ".svg", ".png"):
         raise UserError(f"--out {given.out} is neither .svg nor .png; give a name that ends in one of them.")
     width = shutil.get_terminal_size().columns // 2
     drawn = masks.picture(given.name, given.length, most=1024 if kind else max(8, min(width, 64)))
     if kind:
-        files.write(given.out, drawn.svg() if kind == ".svg" else drawn.png())
+        picture(given.out, drawn.svg() if kind == ".svg" else drawn.png())
     if given.json:
         emit(drawn.to_dict())
         return
-    if kind:
-        print(given.out)
-    else:
-        color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-        print(drawn.text(color, plain=ascii_only()))
+    if str(given.out) == "-":
+        return
+    if not kind:
+        print(drawn.text(colours(), plain=ascii_only()))
     print(f"{drawn.name}, {drawn.length:,} tokens: a row for each query, a column for each key")
     print("\n".join(drawn.legend(plain=ascii_only())))

@@ -7,7 +7,7 @@ import argparse
 from .common import emit
 
 HELP = "The families and their sizes."
-EXAMPLES = ("glassformer recipes",)
+EXAMPLES = ("glassformer recipes --json",)
 
 
 def options(one: argparse.ArgumentParser) -> None:

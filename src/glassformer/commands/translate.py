@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 from ..errors import UserError, need
-from .common import MODEL, emit, note, reader, standard_input
+from .common import MODEL, TEXTS, computing, counting, emit, note, pieces, prompting, reader, texts
 
 HELP = "From a source text to a target text (translation, summaries): the best that a beam search finds."
 EXAMPLES = (
@@ -18,7 +17,8 @@ EXAMPLES = (
 def options(one: argparse.ArgumentParser) -> None:
     """Its arguments."""
     one.add_argument("model", metavar="MODEL", help=MODEL)
-    one.add_argument("text", nargs="+", metavar="TEXT", help="one or several; - reads standard input, a text a line")
+    one.add_argument("text", nargs="*", metavar="TEXT", help=TEXTS)
+    prompting(one)
     one.add_argument("--beams", type=int, default=5, metavar="K", help="continuations followed at once; 1: greedy (5)")
     one.add_argument("--best", type=int, default=1, metavar="N", help="show the N best of each (1)")
     one.add_argument(
@@ -27,7 +27,7 @@ def options(one: argparse.ArgumentParser) -> None:
     one.add_argument("--max-new", type=int, default=200, metavar="N", help="at most N tokens (200)")
     one.add_argument("--cut", default="no", metavar="SIDE", help="what a source too long loses: end, start (refused)")
     one.add_argument("--batch", type=int, default=32, metavar="N", help="texts at once (32)")
-    one.add_argument("--dtype", metavar="D", help="float32, bfloat16 or float16 (the checkpoint's own)")
+    computing(one)
     one.add_argument("--json", action="store_true", help="tokens, log-probabilities and scores as JSON, a text a line")
 
 
@@ -35,32 +35,31 @@ def run(given: argparse.Namespace) -> None:
     """The command; its exit code, None for 0."""
     from .. import config, generation
 
-    texts: list[str] = []
-    for text in given.text:
-        texts += standard_input().splitlines() if text == "-" else [text]
-    need(all(text.strip() for text in texts), "A text is empty; give one on each line.")
-    need(bool(texts), "There is no text; give at least one.")
-    model, tokenizer = reader(given.model, given.dtype)
+    sources = texts(given, given.text)
+    need(all(text.strip() for text in sources), "A text is empty; give one on each line.")
+    need(bool(sources), "There is no text; give at least one.")
+    model, tokenizer = reader(given)
     if isinstance(model.config, config.Encoder):
         raise UserError(
             f"{given.model} is an encoder and writes no text; use `glassformer fill`, `embed` or `classify`."
         )
-    counting = sys.stderr.isatty() and len(texts) > given.batch
     told = generation.search(
         model,
         tokenizer,
-        texts,
+        sources,
         batch=given.batch,
-        progress=(lambda done: print(f"\r{done:,} of {len(texts):,}", end="\r", file=sys.stderr)) if counting else None,
+        progress=counting(f"of {len(sources):,} texts") if len(sources) > given.batch else None,
         beams=given.beams,
         best=given.best,
         length_penalty=given.length_penalty,
         max_new=given.max_new,
         cut=given.cut,
     )
-    for text, found in zip(texts, told, strict=True):
+    for text, found in zip(sources, told, strict=True):
         if given.json:
-            emit({"source": text, "best": [hypothesis.to_dict() for hypothesis in found]})
+            emit(
+                {"source": text, "best": [{**one.to_dict(), "pieces": pieces(tokenizer, one.tokens)} for one in found]}
+            )
         elif given.best == 1:
             print(found[0].text)
         else:
@@ -69,4 +68,4 @@ def run(given: argparse.Namespace) -> None:
                 print(f"  {hypothesis.score:8.4f}  {hypothesis.text}")
     unended = sum(found[0].finish == "length" for found in told)
     if unended:
-        note(f"{unended} of {len(texts)} did not come to an end within --max-new {given.max_new} tokens.")
+        note(f"{unended} of {len(sources)} did not come to an end within --max-new {given.max_new} tokens.")

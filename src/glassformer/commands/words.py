@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, need
-from .common import MODEL, counted, emit, new_file, new_folder, note, reader, rows, unescaped
+from ..parsing import Parser
+from .common import MODEL, computing, counted, emit, moving, new_file, new_folder, note, reader, rows, unescaped
 
 if TYPE_CHECKING:
     from ..classics.vectors import Vectors
@@ -28,12 +29,12 @@ EXAMPLES = (
 VECTORS = "a file in word2vec's text or binary format"
 
 
-def options(one: argparse.ArgumentParser) -> None:
+def options(one: Parser) -> None:
     """Its tasks and their arguments."""
     tasks = one.add_subparsers(metavar="TASK", parser_class=type(one))
 
-    def task(name: str, what: str) -> argparse.ArgumentParser:
-        made: argparse.ArgumentParser = tasks.add_parser(name, help=what, description=what)
+    def task(name: str, what: str) -> Parser:
+        made: Parser = tasks.add_parser(name, help=what, description=what)
         made.add_argument("--json", action="store_true", help="as JSON")
         made.set_defaults(task=name)
         return made
@@ -64,7 +65,8 @@ def options(one: argparse.ArgumentParser) -> None:
         made.add_argument("vectors", metavar="VECTORS", help=VECTORS)
         for name in names:
             made.add_argument(name, metavar=name.upper())
-        made.add_argument("--most", type=int, default=10, metavar="N", help="words shown (10)")
+        made.add_argument("--top", type=int, default=10, metavar="N", help="words shown (10)")
+        made.also("--most", "--top")
 
     score = task("score", "Vectors held against what people say: similarities and analogies.")
     score.add_argument("vectors", metavar="VECTORS", help=VECTORS)
@@ -75,7 +77,8 @@ def options(one: argparse.ArgumentParser) -> None:
     bag.add_argument("text", nargs="*", metavar="TEXT", help="texts to compare, or to look for with --among")
     bag.add_argument("--among", metavar="FILE", help="search the lines of a file for the texts instead")
     bag.add_argument("--weigh", default="tfidf", metavar="HOW", help="tfidf (usual) or counts")
-    bag.add_argument("--most", type=int, default=5, metavar="N", help="lines found (5)")
+    bag.add_argument("--top", type=int, default=5, metavar="N", help="lines found (5)")
+    bag.also("--most", "--top")
 
     classify = task("classify", "Learns labels from bags of words, and says how many of another file are right.")
     classify.add_argument("train", metavar="TRAIN", help="a file of texts and labels, such as sst2/train.tsv")
@@ -93,12 +96,14 @@ def options(one: argparse.ArgumentParser) -> None:
     contexts.add_argument("word", nargs="?", metavar="WORD", help="left out, well-known examples are shown")
     contexts.add_argument("text", nargs="*", metavar="TEXT", help="two sentences that have it")
     contexts.add_argument("--vectors", metavar="FILE", help=f"word2vec beside it: {VECTORS}")
+    computing(contexts)
 
     wic = task("wic", "Words in Context: does a word mean the same in two texts? By the cosine of its two vectors.")
     wic.add_argument("folder", metavar="FOLDER", help="the folder of its files (train.data.txt ...)")
     wic.add_argument("--model", metavar="ENCODER", help=MODEL)
     wic.add_argument("--vectors", metavar="FILE", help=VECTORS)
     wic.add_argument("--first", type=int, metavar="N", help="so many pairs of each part alone")
+    computing(wic)
 
 
 def run(given: argparse.Namespace) -> None:
@@ -125,7 +130,7 @@ def _train(given: argparse.Namespace) -> None:
     for step in model.train():
         speed = step.done * how.epochs * len(words) / (time.perf_counter() - begun)
         line = f"epoch {step.epoch}/{how.epochs}  {step.done:4.0%}  loss {step.loss:.3f}  words/s {speed:,.0f}"
-        if sys.stderr.isatty() or step.done == 1:
+        if moving() or step.done == 1:
             print(line, end="\n" if step.done == 1 else "\r", file=sys.stderr, flush=True)
     vectors.save(model.vectors(), out)
     if given.json:
@@ -143,9 +148,9 @@ def _read(name: str) -> Vectors:
 def _near(given: argparse.Namespace) -> None:
     found = _read(given.vectors)
     if given.task == "near":
-        _ranked(found.near(given.word, given.most), given.json)
+        _ranked(found.near(given.word, given.top), given.json)
     else:
-        _ranked(found.analogy(given.a, given.b, given.c, given.most), given.json)
+        _ranked(found.analogy(given.a, given.b, given.c, given.top), given.json)
 
 
 def _ranked(found: list[tuple[str, float]], as_json: bool) -> None:
@@ -194,7 +199,7 @@ def _bag(given: argparse.Namespace) -> None:
         need(bool(given.text), "There is nothing to look for; give a text.")
         lines = [line for piece in text.find(given.among).texts() for line in piece.splitlines() if line.strip()]
         found = bag.Bag(lines, given.weigh)
-        hits = {query: found.search(query, given.most) for query in given.text}
+        hits = {query: found.search(query, given.top) for query in given.text}
         if given.json:
             emit({query: [{"text": lines[i], "cosine": cosine} for i, cosine in some] for query, some in hits.items()})
             return
@@ -268,7 +273,7 @@ def _contexts(given: argparse.Namespace) -> None:
     asked = contexts.EXAMPLES if given.word is None else ((given.word, *given.text),)
     places = [[contexts.place(text, word) for text in (first, second)] for word, first, second in asked]
     table = _read(given.vectors) if given.vectors else None
-    model, tokenizer = reader(given.model)
+    model, tokenizer = reader(given)
     told = []
     for (word, first, second), (one, other) in zip(asked, places, strict=True):
         found = {"word": word, "texts": [first, second], "layers": contexts.moving_apart(model, tokenizer, one, other)}
@@ -298,7 +303,7 @@ def _wic(given: argparse.Namespace) -> None:
         table = _read(given.vectors)
         told.append(("word2vec", {name: contexts.static_cosines(table, pairs) for name, pairs in parts.items()}))
     if given.model:
-        read = reader(given.model)
+        read = reader(given)
         told.append(("layer", {name: contexts.contextual_cosines(*read, pairs) for name, pairs in parts.items()}))
     found: list[dict[str, Any]] = []
     for kind, cosines in told:

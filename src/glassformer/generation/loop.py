@@ -21,13 +21,14 @@ from ..nn import EncoderDecoder, Model
 from ..nn.finite import must_be_finite
 from .prompt import Prompt, check, first_token, read
 from .reading import MANY, Reading
-from .sample import Sampling, choose, log_probability
+from .sample import Sampling, choose, likeliest, log_probability
 from .writer import Writer
 
 if TYPE_CHECKING:
     from ..text.tokenizer import Tokenizer
 
 Finish: TypeAlias = Literal["eos", "stop", "length", "context"]
+Likely: TypeAlias = Sequence[tuple[int, float]]  # the likeliest tokens in one place, each with its log-probability
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,8 @@ class Step:
 
     ``text`` is what may be shown now: empty while a character is incomplete or a stop string may have begun.
     ``logprob`` is the natural logarithm of the model's own probability of the token, before penalty, temperature
-    and cuts. ``row`` counts prompts, each with its samples; ``index`` counts tokens in the row, from 0;
-    ``finish`` is set on a row's last step.
+    and cuts; ``likely`` are the likeliest tokens in its place with theirs, as many as were asked for. ``row`` counts
+    prompts, each with its samples; ``index`` counts tokens in the row, from 0; ``finish`` is set on a row's last step.
     """
 
     token: int
@@ -46,6 +47,7 @@ class Step:
     index: int
     row: int
     finish: Finish | None = None
+    likely: Likely = ()
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ class Row:
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    likely: list[Likely] = field(default_factory=list)
     finish: Finish | None = None
     left: int = 0  # tokens from the beginning that a sliding context has left behind
 
@@ -96,10 +99,12 @@ class Row:
         """Whether one more token read would not fit."""
         return len(self.start) + len(self.tokens) - self.left > limits.context
 
-    def add(self, token: int, logprob: float, limits: Limits) -> Step:
+    def add(self, token: int, logprob: float, limits: Limits, likely: Likely = ()) -> Step:
         """Take one more token; the row's ``finish`` is set when it was the last."""
         self.tokens.append(token)
         self.logprobs.append(logprob)
+        if likely:
+            self.likely.append(likely)
         text = self.writer.push(token) if self.writer and token not in limits.eos else ""
         if token in limits.eos:
             self.finish = "eos"
@@ -111,7 +116,7 @@ class Row:
             text += self.writer.close() if self.finish else ""
             self.finish = "stop" if self.writer.stopped else self.finish
         self.text += text
-        return Step(token, text, logprob, len(self.tokens) - 1, self.number, self.finish)
+        return Step(token, text, logprob, len(self.tokens) - 1, self.number, self.finish, likely)
 
 
 class Generation:
@@ -183,6 +188,7 @@ def generate(
     bos: bool | None = None,
     start: int | None = None,
     slide: bool = False,
+    likely: int = 0,
 ) -> Generation:
     """What a model says after each prompt, token by token; by default drawn from its own distribution.
 
@@ -192,11 +198,11 @@ def generate(
     string or at the context. With ``slide`` a row whose context is full goes on: its last half context is read again
     as if the text began there, so what follows is exactly what the model says after that piece alone, and what lies
     before it is forgotten; each such reading costs as much as a prompt of that length. ``temperature`` 0 is greedy;
-    Sampling describes the others. The same ``seed`` gives the same tokens, and a prompt gets the same ones alone as in
-    a batch (equal prompts count as samples of one); None draws a seed from torch's generator. ``bos`` as in
-    ``prompt.read``. An encoder-decoder's encoder reads the prompt and its
-    decoder begins with ``start`` (None: the tokenizer's bos, or its pad). Raises UserError for what cannot be continued
-    and for settings that mean nothing.
+    Sampling describes the others. With each token come the ``likely`` likeliest ones in its place. The same ``seed``
+    gives the same tokens, and a prompt gets the same ones alone as in a batch (equal prompts count as samples of one);
+    None draws a seed from torch's generator. ``bos`` as in ``prompt.read``. An encoder-decoder's encoder reads the
+    prompt and its decoder begins with ``start`` (None: the tokenizer's bos, or its pad). Raises UserError for what
+    cannot be continued and for settings that mean nothing.
     """
     how = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
@@ -226,11 +232,18 @@ def generate(
         for sample in range(samples)
     ]
     known = None if tokenizer is None else tokenizer.size
-    return Generation(rows, _steps(model, rows, samples, how, seed, limits, known), seed)
+    return Generation(rows, _steps(model, rows, samples, how, seed, limits, known, likely), seed)
 
 
 def _steps(
-    model: Model, rows: list[Row], samples: int, how: Sampling, seed: int, limits: Limits, known: int | None
+    model: Model,
+    rows: list[Row],
+    samples: int,
+    how: Sampling,
+    seed: int,
+    limits: Limits,
+    known: int | None,
+    likely: int,
 ) -> Iterator[Step]:
     """One prefill for all prompts, then one token per row at a time; a row that has ended leaves the batch."""
     reading, first = Reading(model), rows[::samples]
@@ -243,9 +256,10 @@ def _steps(
         tokens, found = _choose(logits, uniform[:, index] if uniform is not None else None, seen, how, known)
         if any(math.isnan(logprob) for _, logprob in found):
             must_be_finite(model, logits)
+        best = likeliest(logits, known, likely) if likely else [()] * len(rows)
         stay = []
         for place, (row, (token, logprob)) in enumerate(zip(rows, found, strict=True)):
-            yield row.add(int(token), logprob, limits)
+            yield row.add(int(token), logprob, limits, best[place])
             if row.finish is None:
                 stay.append(place)
         if not stay:

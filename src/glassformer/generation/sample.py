@@ -115,3 +115,11 @@ def log_probability(logits: Tensor, tokens: Tensor) -> Tensor:
     """The natural logarithm of the model's own probability of ``tokens`` (B,), before penalty, temperature and cuts."""
     logits = logits.float()
     return logits.gather(-1, tokens[:, None]).squeeze(-1) - logits.logsumexp(-1)
+
+
+def likeliest(logits: Tensor, known: int | None, count: int) -> list[list[tuple[int, float]]]:
+    """For each row its ``count`` likeliest of the first ``known`` ids, with the model's own log-probability of each."""
+    best = logits.float().log_softmax(-1)[:, :known]
+    values, ids = best.topk(min(count, best.shape[-1]))
+    pairs = zip(ids.tolist(), values.tolist(), strict=True)
+    return [list(zip(some, theirs, strict=True)) for some, theirs in pairs]

@@ -5,14 +5,15 @@ B batch, H heads, T queries, S keys.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ..errors import UserError
+from ..errors import UserError, need
 from ..nn import Model
 from .looking import look, token_ids
 
@@ -25,7 +26,7 @@ CELL = 18  # dots a side of a cell in a drawing
 
 @dataclass(frozen=True)
 class Alignment:
-    """The weights (T, S) of one attention, its heads' mean, with the words of rows and columns."""
+    """The weights (T, S) of one attention, of a head or the mean of all, with the words of rows and columns."""
 
     path: str
     rows: list[str]
@@ -46,10 +47,9 @@ class Alignment:
             lines.append(word.rjust(wide) + " " + "".join(2 * cell for cell in cells))
         return "\n".join(line.rstrip() for line in lines)
 
-    def svg(self) -> str:
-        """As a drawing: the darker, the more."""
-        left, top = (10 + 8 * max(map(len, words)) for words in (self.rows, self.columns))
-        width, height = left + CELL * len(self.columns), top + CELL * len(self.rows)
+    def svg(self, y: int = 0) -> str:
+        """As a drawing that begins ``y`` dots down: the darker, the more."""
+        left, top, width, height = self._size()
         parts = [f'<rect width="{width}" height="{height}" fill="#ffffff"/>']
         for x, word in enumerate(self.columns):
             place = f"{left + CELL * x + 13},{top - 5}"
@@ -60,15 +60,35 @@ class Alignment:
             for x, weight in enumerate(row):
                 square = f'x="{left + CELL * x}" y="{at}" width="{CELL}" height="{CELL}"'
                 parts.append(f'<rect {square} fill="#1f5f9e" fill-opacity="{weight:.3f}"/>')
-        head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}"'
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" y="{y}"'
         style = 'font-family="monospace" font-size="13"'
         return "\n".join([f"{head} {style}>", f"<title>{escape(self.path)}</title>", *parts, "</svg>", ""])
 
+    def _size(self) -> tuple[int, int, int, int]:
+        """Where the cells begin and where they end, in dots: left, top, width, height."""
+        left, top = (10 + 8 * max(map(len, words)) for words in (self.rows, self.columns))
+        return left, top, left + CELL * len(self.columns), top + CELL * len(self.rows)
+
+
+def svg(drawn: Sequence[Alignment]) -> str:
+    """All of them as one drawing, one below the other."""
+    sizes = [one._size()[2:] for one in drawn]
+    begins = list(itertools.accumulate((height + CELL for _, height in sizes), initial=0))
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{max(w for w, _ in sizes)}" height="{begins[-1] - CELL}">'
+    return "\n".join([head, *(one.svg(y) for one, y in zip(drawn, begins, strict=False)), "</svg>", ""])
+
 
 def alignments(
-    model: Model, tokenizer: Tokenizer, text: str, *patterns: str, source: str | None = None
+    model: Model,
+    tokenizer: Tokenizer,
+    text: str,
+    *patterns: str,
+    source: str | None = None,
+    head: int | None = None,
 ) -> list[Alignment]:
     """The attentions that match ``patterns`` while the model reads ``text``; of a pair, by default, those across.
+
+    ``head`` is the one that is drawn, counted from 0; None draws the mean of all.
 
     A row across is named by the word that comes of it, the one after the word that is read. Raises UserError where
     nothing that matches is an attention.
@@ -80,7 +100,10 @@ def alignments(
         raise UserError(
             'None of these values is an attention; give a name that ends in "pattern", as "*.attn.pattern".'
         )
-    return list(_named(pictures, model, tokenizer, text, source))
+    least = min(value.shape[1] for value in pictures.values())
+    need(head is None or 0 <= head < least, f"head is {head}; these attentions have heads 0 to {least - 1}.")
+    chosen = {path: value[0].float().mean(0) if head is None else value[0, head] for path, value in pictures.items()}
+    return list(_named(chosen, model, tokenizer, text, source))
 
 
 def _named(
@@ -96,7 +119,7 @@ def _named(
     drawn = []
     for path, value in pictures.items():
         rows, columns = (written, given) if ".cross." in path else 2 * (given if path.startswith("encoder.") else read,)
-        drawn.append(Alignment(path, rows, columns, value[0].float().mean(0)))
+        drawn.append(Alignment(path, rows, columns, value))
     return drawn
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .. import config
-from ..errors import UserError
+from ..errors import UserError, need
 from ..nn import Model, Tape
 from ..nn.finite import must_be_finite
 from ..text.shards import begins
@@ -50,6 +50,39 @@ def look(
             meant = "".join(f' Did you mean "{name}"?' for name in get_close_matches(pattern, [*known, *ends], n=1))
             raise UserError(f'No value is called "{pattern}".{meant} There are: {", ".join(listing(known))}.')
     return tape.records
+
+
+def foretold(
+    model: Model, tokenizer: Tokenizer, text: Text, count: int, source: Text | None = None
+) -> list[dict[str, Any]]:
+    """For each token that a decoder reads its id, piece and log-probability (None for the first), and what is next.
+
+    ``next`` holds the ``count`` likeliest tokens after it, each with its id, piece and log-probability. Raises
+    UserError for an encoder, which reads everything at once.
+    """
+    if isinstance(model.config, config.Encoder):
+        raise UserError(
+            "An encoder does not foretell the next token; `glassformer fill` shows what it puts in a blank."
+        )
+    need(count > 0, f"There is nothing to show in {count} tokens; give 1 or more.")
+    logits = look(model, tokenizer, text, "logits", source=source)["logits"][0]
+    logprobs = logits.float().log_softmax(-1)
+    ids = token_ids(model, tokenizer, text, second=source is not None)[0].tolist()
+    own = [None, *logprobs[:-1].gather(1, torch.tensor(ids[1:], device=logprobs.device)[:, None]).flatten().tolist()]
+    values, best = (x.tolist() for x in logprobs[:, : tokenizer.size].topk(min(count, tokenizer.size)))
+
+    def named(token: int, logprob: float | None) -> dict[str, Any]:
+        return {"token": token, "piece": tokenizer.token(token), "logprob": logprob}
+
+    told = zip(ids, own, best, values, strict=True)
+    return [{**named(id, p), "next": list(map(named, some, theirs))} for id, p, some, theirs in told]
+
+
+def tokens(model: Model, tokenizer: Tokenizer, text: Text, source: Text | None = None) -> dict[str, Any]:
+    """The ids that the model reads, with the piece that each stands for; of a source too."""
+    ids = token_ids(model, tokenizer, text, second=source is not None)[0].tolist()
+    told: dict[str, Any] = {"ids": ids, "pieces": [tokenizer.token(number) for number in ids]}
+    return told if source is None else {**told, "source": tokens(model, tokenizer, source)}
 
 
 def paths(model: Model) -> list[str]:

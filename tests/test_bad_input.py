@@ -193,7 +193,7 @@ def test_options_of_generate(refused, options, said):
         (["data", "zzz"], "Named corpora: python-docs, shakespeare"),
         (["data", "/no/where"], "/no/where does not exist"),
         (["recipes", "glass"], "glass is not understood. See glassformer recipes --help"),
-        (["eval", "model"], "arguments are required: --data"),
+        (["eval", "model"], "Give --data FILE, or --tasks"),
         (["eval", "model", "--data", "corpus.txt", "--context", "99"], "context is 99; give 1 to 16"),
         (["eval", "model", "--data", "corpus.txt", "--stride", "0"], "stride is 0; give 1 to the context"),
         (["convert", "model", "out"], "No published layout holds this model"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -18,6 +19,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from glassformer import UserError, tensorfiles, weights
+from glassformer import config as c
+from glassformer.nn import build
 from glassformer.recipes.recipe import Rule, Table
 
 B = "blocks.{i}"
@@ -99,6 +102,69 @@ def test_several_of_theirs_join_in_equal_parts(tmp_path: Path) -> None:
     ours = {"blocks.0.both": numbers(6, 2)}
     theirs = there_and_back(Table((Rule(("h.{i}.a", "h.{i}.b"), f"{B}.both"),)), ours, tmp_path)
     assert torch.equal(theirs["h.0.b"], ours["blocks.0.both"][3:])
+
+
+def test_several_of_theirs_join_in_unequal_parts(tmp_path: Path) -> None:
+    """Queries apart, keys and values of fewer heads in one tensor there; three of unequal width, or one, here."""
+    heads, shared, size, dim = 4, 2, 3, 5
+    theirs = ("h.{i}.q", "h.{i}.kv")
+    ours = {f"blocks.0.{name}": numbers(n * size, dim) + n for name, n in (("q", heads), ("k", shared), ("v", shared))}
+    rule = Rule(theirs, (f"{B}.q", f"{B}.k", f"{B}.v"), parts=(heads, 2 * shared))
+    written = there_and_back(Table((rule,)), ours, tmp_path)
+    assert torch.equal(written["h.0.q"], ours["blocks.0.q"])
+    assert torch.equal(written["h.0.kv"], torch.cat([ours["blocks.0.k"], ours["blocks.0.v"]]))
+    fused = {"blocks.0.qkv": numbers(dim, 8 * size)}
+    written = there_and_back(Table((Rule(theirs, f"{B}.qkv", axis=1, parts=(1, 3)),)), fused, tmp_path)
+    assert torch.equal(written["h.0.q"], fused["blocks.0.qkv"][:, :6])
+
+
+H, D, C = 3, 4, 5  # heads, their width, the model's
+
+
+@pytest.mark.parametrize(
+    ("axes", "ours", "theirs", "place"),
+    [  # their number at h, d, c is ours at row h * D + d, column c
+        ("h c d -> (h d) c", (H * D, C), (H, C, D), lambda t, h, d, c: t[h, c, d]),  # TransformerLens W_Q
+        ("h d c -> c (h d)", (C, H * D), (H, D, C), lambda t, h, d, c: t[h, d, c]),  # W_O
+        ("h d -> (h d)", (H * D,), (H, D), lambda t, h, d, c: t[h, d]),  # b_Q
+        ("c h d -> (h d) c", (H * D, C), (C, H, D), lambda t, h, d, c: t[c, h, d]),  # Flax
+    ],
+    ids=["W_Q", "W_O", "b_Q", "Flax"],
+)
+def test_a_heads_axis_is_folded(axes: str, ours: Any, theirs: Any, place: Any, tmp_path: Path) -> None:
+    mine = numbers(*ours)
+    written = there_and_back(Table((Rule("h.{i}.W", f"{B}.q", axes=axes, heads=H),)), {"blocks.0.q": mine}, tmp_path)
+    assert tuple(written["h.0.W"].shape) == theirs
+    for h, d, column in itertools.product(range(H), range(D), range(C)):
+        row = h * D + d
+        here = mine[row] if mine.ndim == 1 else mine[column, row] if axes.startswith("h d c") else mine[row, column]
+        assert place(written["h.0.W"], h, d, column) == here
+
+
+def test_rotary_pairs_of_neighbours_become_halves(tmp_path: Path) -> None:
+    """Their dimension 2 i and 2 i + 1 of a head are ours i and i + D/2; what they say about angles is the same."""
+    mine = numbers(H * D, C)
+    rule = Rule("h.{i}.wq", f"{B}.q", axes="(h d 2) c -> (h 2 d) c", heads=H)
+    theirs = there_and_back(Table((rule,)), {"blocks.0.q": mine}, tmp_path)["h.0.wq"]
+    for h, i, p in itertools.product(range(H), range(D // 2), range(2)):
+        assert torch.equal(theirs[h * D + 2 * i + p], mine[h * D + p * (D // 2) + i])
+    x, pos = numbers(C), 7.0
+    pairs = torch.view_as_complex((theirs @ x).view(H, D // 2, 2))  # as the original files' code turns them
+    speed = 10_000.0 ** -(torch.arange(0, D, 2) / D)
+    turned = torch.view_as_real(pairs * torch.polar(torch.ones(D // 2), pos * speed)).flatten(1)
+    rotary = build(c.Rotary(), C, H, True)
+    cos, sin = rotary.table(torch.tensor([[pos]]), D, torch.float32)
+    ours = rotary.turn((mine @ x).view(1, H, 1, D), cos, sin).view(H, D)
+    torch.testing.assert_close(ours.view(H, 2, D // 2).transpose(1, 2).flatten(1), turned, rtol=1e-5, atol=1e-5)
+
+
+def test_flip_and_fold_and_split_at_once(tmp_path: Path) -> None:
+    """Queries, keys and values of each head side by side, transposed (GPT-NeoX, as Conv1D)."""
+    ours = {f"blocks.0.{name}": numbers(H * D, C) + at for at, name in enumerate("qkv")}
+    rule = Rule("h.{i}.W", (f"{B}.q", f"{B}.k", f"{B}.v"), flip=True, axes="(h 3 d) c -> (3 h d) c", heads=H)
+    theirs = there_and_back(Table((rule,)), ours, tmp_path)["h.0.W"]
+    assert theirs.shape == (C, 3 * H * D)
+    assert torch.equal(theirs.T.view(H, 3, D, C)[:, 1], ours["blocks.0.k"].view(H, D, C))
 
 
 def test_a_parameter_without_a_rule_is_an_error() -> None:

@@ -88,7 +88,7 @@ def _namings(model: config.Model) -> Iterator[tuple[list[weights.Link], str]]:
 def _matrices(links: list[weights.Link], prefix: str, shapes: Mapping[str, Any]) -> Iterator[Matrix]:
     """Every matrix of the files that is made of whole linear layers."""
     for link in links:
-        whole = len(link.theirs) == 1 and (len(link.ours) == 1 or link.rule.axis == 0)
+        whole = len(link.theirs) == 1 and (len(link.ours) == 1 or link.rule.axis == 0) and not link.rule.axes
         if whole and all(name.endswith(".weight") for name in link.ours) and link.theirs[0].endswith(".weight"):
             name = link.theirs[0].removeprefix(prefix).removesuffix(".weight")
             parts = tuple((ours.removesuffix(".weight"), int(shapes[ours][0])) for ours in link.ours if ours in shapes)

@@ -9,6 +9,7 @@ Loading runs a rule left to right and saving the same rule right to left, one te
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,8 +43,8 @@ class Link:
         """Our tensors, of ``shapes``, made of theirs."""
         if self.rule.lift:
             theirs = [tensor[0] for tensor in theirs]
-        if self.rule.flip:  # each as a whole: turning the parts one by one takes three times as long
-            theirs = [room(turned.shape, turned.dtype).copy_(turned) for turned in map(_flip, theirs)]
+        if self.rule.flip or self.rule.axes:  # each as a whole: turning the parts one by one takes three times as long
+            theirs = [room(turned.shape, turned.dtype).copy_(turned) for turned in map(self._turn, theirs)]
         whole = self._join(theirs, self._stacks("theirs"))
         if self._stacks("ours"):
             return whole.unbind()
@@ -57,9 +58,21 @@ class Link:
         if self._stacks("theirs"):
             parts: Sequence[Tensor] = whole.unbind()
         else:
-            parts = [whole] if len(self.theirs) == 1 else whole.chunk(len(self.theirs), self.rule.axis)
-        parts = [_flip(part) for part in parts] if self.rule.flip else parts
+            widths = self.rule.parts or (1,) * len(self.theirs)
+            unit = whole.shape[self.rule.axis] // sum(widths) if len(widths) > 1 else whole.shape[self.rule.axis]
+            parts = torch.split(whole, [unit * width for width in widths], self.rule.axis)
+        parts = [self._turn_back(part) for part in parts]
         return [part[None] for part in parts] if self.rule.lift else parts
+
+    def _turn(self, tensor: Tensor) -> Tensor:
+        source, _, target = self.rule.axes.partition("->")
+        tensor = tensor.transpose(-1, -2) if self.rule.flip else tensor
+        return _rearrange(tensor, source, target, self.rule.heads) if target else tensor
+
+    def _turn_back(self, tensor: Tensor) -> Tensor:
+        source, _, target = self.rule.axes.partition("->")
+        tensor = _rearrange(tensor, target, source, self.rule.heads) if target else tensor
+        return tensor.transpose(-1, -2) if self.rule.flip else tensor
 
     def _join(self, parts: Sequence[Tensor], stack: bool) -> Tensor:
         if len(parts) == 1 and not stack:
@@ -160,8 +173,26 @@ def _regex(pattern: str) -> re.Pattern[str]:
     return re.compile("".join(rf"(?P<{part}>\d+)" if i % 2 else re.escape(part) for i, part in enumerate(parts)))
 
 
-def _flip(tensor: Tensor) -> Tensor:
-    return tensor.transpose(-1, -2)
+def _rearrange(tensor: Tensor, source: str, target: str, heads: int) -> Tensor:
+    """The tensor whose axes ``source`` names in the order of ``target``; each group is one axis, "h" is ``heads``."""
+    before, after = _axes(source), _axes(target)
+    known = {
+        name: int(name) if name.isdigit() else heads for group in before for name in group if name in "h0123456789"
+    }
+    sizes: list[int] = []
+    for group, whole in zip(before, tensor.shape, strict=True):
+        rest = whole // math.prod(known.get(name, 1) for name in group)  # of the one whose size nobody says
+        sizes += [known.get(name, rest) for name in group]
+    names = [name for group in before for name in group]
+    turned = tensor.reshape(sizes).permute([names.index(name) for group in after for name in group])
+    by_name = dict(zip(names, sizes, strict=True))
+    return turned.reshape([math.prod(by_name[name] for name in group) for group in after])
+
+
+@cache
+def _axes(side: str) -> list[tuple[str, ...]]:
+    """``(h d) c`` -> [(h, d), (c,)]"""
+    return [tuple(re.findall(r"\w", group)) for group in re.findall(r"\([^)]*\)|\w", side)]
 
 
 # -------------------------------------------------------------------------------------- loading

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -18,13 +19,37 @@ from .mixtral import MIXTRAL
 from .nanomoe import NANOMOE
 from .phi import PHI, PHI3
 from .qwen import QWEN2, QWEN3, QWEN3MOE
-from .recipe import Held, Raw, Recipe, tile
+from .recipe import Held, Raw, Recipe, Rule, Table, tile
 from .starcoder2 import STARCODER2
 from .t5 import T5
 from .vaswani import VASWANI
 
 DECODERS = (GPT2, LLAMA, MIXTRAL, NANOMOE, QWEN2, QWEN3, QWEN3MOE, PHI, PHI3, STARCODER2, GEMMA, GEMMA2)
+__all__ = ["BOOK", "Raw", "Recipe", "Rule", "Table", "add", "all", "find", "names", "of", "read", "write"]
+
 BOOK = {recipe.name: recipe for recipe in (GLASS, *DECODERS, BERT, T5, VASWANI)}
+
+
+def add(recipe: Recipe) -> None:
+    """One more recipe, from outside the package: found by its name, listed, and by its architectures when loading.
+
+    Raises UserError for a name, architecture or model type that another has.
+    """
+    for name in (recipe.name, *recipe.sizes):
+        need(
+            re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name) is not None,
+            f'The recipe "{recipe.name}" has a name or size "{name}"; take small letters, digits, dots and dashes.',
+        )
+    need(recipe.name not in BOOK, f'There is a recipe "{recipe.name}" already; give yours another name.')
+    for other in BOOK.values():
+        taken = [name for name in recipe.architectures if name in other.architectures]
+        taken += [recipe.model_type] if recipe.model_type and recipe.model_type == other.model_type else []
+        need(
+            not taken or recipe.read is None,
+            f'The recipe "{recipe.name}" reads "{taken[0] if taken else ""}", which {other.name} reads already; '
+            "give yours another architecture and model_type.",
+        )
+    BOOK[recipe.name] = recipe
 
 
 def all() -> list[Recipe]:

@@ -21,8 +21,12 @@ class Rule:
 
     A {letter} on both sides repeats the rule; a {letter} on one side only stacks along a new first axis;
     several names on one side are the whole tensor's parts along ``axis`` (ours: as wide as the model's
-    parameters, theirs: equal). ``flip`` transposes each of their tensors; ``lift``: theirs has one more axis, of 1,
-    in front.
+    parameters, theirs: equal, or as wide as ``parts`` to each other). ``flip`` transposes each of their tensors;
+    ``lift``: theirs has one more axis, of 1, in front. ``axes`` says how else the axes of theirs become ours, as einops
+    writes it, h being ``heads``:
+
+        "h c d -> (h d) c"            a heads axis folded (TransformerLens' W_Q)
+        "(h d 2) c -> (h 2 d) c"      rotary pairs of neighbours to halves (original Llama files)
     """
 
     theirs: str | tuple[str, ...]
@@ -30,6 +34,9 @@ class Rule:
     flip: bool = False
     axis: int = 0
     lift: bool = False
+    parts: tuple[int, ...] = ()
+    axes: str = ""
+    heads: int = 1
 
 
 @dataclass(frozen=True)

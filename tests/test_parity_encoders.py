@@ -302,17 +302,6 @@ def test_our_2017_model_is_theirs_with_sines_first(tmp_path: Path) -> None:
     assert all(map(torch.equal, back.parameters(), ours.parameters()))
 
 
-def test_halves_are_the_paper_s_waves_in_another_order() -> None:
-    def waves(halves: bool) -> Tensor:
-        from glassformer.nn import build
-
-        pos = torch.arange(9)[None]
-        return build(config.Sinusoidal(halves=halves), 8, 2, True).embed(torch.zeros(1, 9, 8), pos)
-
-    order = [0, 2, 4, 6, 1, 3, 5, 7]
-    assert torch.equal(waves(True), waves(False)[..., order])
-
-
 # ------------------------------------------------------------------------------ as the hub has them
 
 

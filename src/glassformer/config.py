@@ -383,6 +383,9 @@ def _check(model: Model) -> None:
                         factors == waves,
                         f"{where}: LongStretch has {factors} factors for {waves} waves; give each one.",
                     )
+        if isinstance(stack.position, Sinusoidal):
+            even = model.dim % 2 == 0 or not stack.position.endpoint
+            need(even, f"{name}.position.endpoint is for pairs of waves and dim {model.dim} is odd; make it even.")
         if isinstance(stack.position, Learned):
             length, enough = stack.position.length, stack.position.length >= model.context
             need(enough, f"{name}.position.length {length} is below context {model.context}; raise it.")

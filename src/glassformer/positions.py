@@ -21,11 +21,20 @@ class NoPosition:
 class Sinusoidal:
     """Fixed waves added to the embeddings (Vaswani et al. 2017, section 3.5).
 
-    The paper takes turns, sine and cosine; ``halves`` puts all sines first (tensor2tensor, Marian).
+    The paper takes turns, sine and cosine; ``halves`` puts all sines first. Its slowest of dim / 2 waves stops short of
+    ``theta``; with ``endpoint`` they are spread over dim / 2 - 1 steps, up to ``theta``. ``first`` is the number of the
+    first position. tensor2tensor and Marian: halves and endpoint, from 0; OpenNMT-tf: the same from 1; OpenNMT-py: the
+    paper's, or tensor2tensor's; transformers' Marian: halves alone, unlike Marian itself.
     """
 
     theta: float = 10_000.0  # the slowest wave's length over 2 pi
     halves: bool = False
+    endpoint: bool = False
+    first: int = 0
+
+    def __post_init__(self) -> None:
+        above_zero(self, "theta")
+        need(self.first >= 0, f"Sinusoidal.first is {self.first}; give 0 or more.")
 
 
 @frozen

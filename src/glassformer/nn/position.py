@@ -55,13 +55,14 @@ class Sinusoidal(Position):
 
     def __init__(self, cfg: config.Sinusoidal, dim: int, heads: int, causal: bool) -> None:
         super().__init__(cfg, dim, heads, causal)
-        self.theta, self.dim, self.halves = cfg.theta, dim, cfg.halves
+        self.cfg, self.dim = cfg, dim
 
     def embed(self, x: Tensor, flow: Flow) -> Tensor:
         even = torch.arange(0, self.dim, 2, device=x.device, dtype=torch.float32)
-        angle = flow.pos[..., None].float() * self.theta ** (-even / self.dim)  # (B, T, C/2)
+        last = max(self.dim - 2, 1) if self.cfg.endpoint else self.dim
+        angle = (flow.pos[..., None] + self.cfg.first).float() * self.cfg.theta ** (-even / last)  # (B, T, C/2)
         both = (angle.sin(), angle.cos())
-        wave = torch.cat(both, dim=-1) if self.halves else torch.stack(both, dim=-1).flatten(-2)
+        wave = torch.cat(both, dim=-1) if self.cfg.halves else torch.stack(both, dim=-1).flatten(-2)
         return x + flow.look(flow.ends, "position", wave[..., : self.dim].to(x.dtype))
 
 

@@ -3,8 +3,9 @@
 How it was trained stands in a run file: ``label_smoothing = 0.1``, a schedule of the type ``InverseSqrt`` with 4,000
 steps of warmup, AdamW with betas 0.9 and 0.98; the paper averages the last checkpoints and searches with 4 beams.
 
-Its published layout is Marian's, whose sines come before the cosines (``halves``); the paper, and so the sizes here,
-lets them take turns.
+Its published layout is transformers' Marian, whose sines come before the cosines (``halves``); the paper, and so the
+sizes here, lets them take turns. Marian itself, tensor2tensor and OpenNMT-tf also space the waves in another way, which
+no published layout can say: ``Sinusoidal`` has them all.
 """
 
 from __future__ import annotations

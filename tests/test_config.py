@@ -91,3 +91,12 @@ def test_a_table_within_itself_is_told_not_printed() -> None:
     with pytest.raises(UserError, match="is not a whole number"):
         serial.from_dict(c.MLP, table)
     assert json.loads(serial.dumps(BLOCK))["attention"]["heads"] == 4
+
+
+@pytest.mark.parametrize(
+    ("feedforward", "norm", "place", "words"),
+    [(None, c.RMSNorm(), "parallel", "a feedforward beside"), (c.MLP(8), None, "post", "says where norms stand")],
+)
+def test_a_place_needs_what_it_places(feedforward, norm, place, words) -> None:
+    with pytest.raises(UserError, match=words):
+        c.Block(c.Attention(4), feedforward, norm, place)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 import tiny
 from glassformer import config as c
-from glassformer import serial
+from glassformer import serial, store
+from glassformer.cost import cost
 from glassformer.errors import UserError
-from glassformer.nn import Cache, Decoder, EncoderDecoder, Mask, Model, Tape, attend, build, build_model, built
+from glassformer.nn import Cache, Decoder, EncoderDecoder, Mask, Model, Tape, attend, build, build_model, built, lora
 from glassformer.nn.attend import ENGINES, eager
+from glassformer.objectives import LoRA
 from tiny import ALL, DECODERS, tokens
 
 PAIRS = [name for name, config in ALL.items() if isinstance(config, c.EncoderDecoder)]
@@ -54,6 +57,18 @@ def test_same_seed_same_weights_and_no_memory_on_meta(name: str) -> None:
     assert any(not torch.equal(one[key], other[key]) for key in one)
     meta = build_model(ALL[name], device="meta")
     assert {key: value.shape for key, value in meta.state_dict().items()} == {key: v.shape for key, v in one.items()}
+
+
+@every_family
+def test_saved_loaded_counted_and_adapted(name: str, tmp_path: Path) -> None:
+    model, given = tiny.model(ALL[name]), tokens()
+    store.save(model, tmp_path / name, layout="glassformer")
+    back, _ = store.load(tmp_path / name)
+    theirs = dict(back.named_parameters())
+    assert back.config == ALL[name] and all(torch.equal(w, theirs[path]) for path, w in model.named_parameters())
+    assert cost(ALL[name]).total == sum(weight.numel() for weight in model.parameters())
+    lora.tune(back, LoRA(rank=2, paths=("*.q", "*.up", "*.state", "*.transform")))
+    near(forward(back, given), forward(model, given))
 
 
 def test_every_config_type_is_used_by_a_family() -> None:

@@ -20,6 +20,7 @@ from glassformer.nn.block import Block
 from glassformer.nn.feedforward import ACTIVATIONS
 
 Look = Callable[[str, Tensor], Tensor]
+ALONE = c.Stack(2, (c.Block(c.Attention(4), None, None),))
 FAMILIES: dict[str, c.Model] = {
     "gpt2": tiny.gpt2(),
     "llama": tiny.decoder(tiny.block(c.Attention(4, 2), c.GatedMLP(64)), position=c.Sinusoidal()),
@@ -27,6 +28,7 @@ FAMILIES: dict[str, c.Model] = {
     "sandwich": tiny.decoder(tiny.block(place="sandwich"), position=c.NoPosition()),
     "lags": replace(tiny.decoder(tiny.block(), position=c.NoPosition()), embed=c.Embed(tiny.VOCAB, 2.0, lags=2)),
     "experts": tiny.decoder(tiny.block(feedforward=c.MoE(4, 2, c.GatedMLP(16))), position=c.NoPosition()),
+    "attention-only": replace(tiny.DECODERS["attention-only"], decoder=ALONE),
     "bert": tiny.bert(),
     "vaswani": tiny.vaswani(),
 }
@@ -77,16 +79,11 @@ def one_block(part: Block, x: Tensor, look: Look, memory: Tensor | None, causal:
     if part.place == "parallel":
         seen = part.attn_norm(x)
         return look("resid", x + sub("attn", seen) + sub("ffn", seen))
-    steps = {"attn": "mid", "cross": "mid_cross", "ffn": "resid"}
-    for name, after in steps.items():
-        if hasattr(part, name):
-            norm = getattr(part, f"{name}_norm")
-            if part.place == "post":
-                x = norm(x + sub(name, x))
-            else:
-                write = sub(name, norm(x))
-                x = x + (getattr(part, f"{name}_post_norm")(write) if part.place == "sandwich" else write)
-            x = look(after, x)
+    steps = [name for name in ("attn", "cross", "ffn") if getattr(part, name) is not None]
+    for place, name in enumerate(steps):
+        after = "resid" if name == steps[-1] else ("mid", "mid_cross")[place]
+        norm, after_norm = getattr(part, f"{name}_norm"), getattr(part, f"{name}_post_norm", lambda write: write)
+        x = look(after, norm(x + sub(name, x)) if part.place == "post" else x + after_norm(sub(name, norm(x))))
     return x
 
 

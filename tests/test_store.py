@@ -67,6 +67,16 @@ def test_glassformer_layout_holds_every_model(tmp_path: Path, tiny: Model) -> No
     assert raw["glassformer"] == 1 and raw["model"]["type"] == "Decoder"
 
 
+@pytest.mark.parametrize("layout", ["llama/stories260k", "gpt2/124m", "bert/tiny", "t5/small", "vaswani/base"])
+@pytest.mark.parametrize("part", ["feedforward", "norm"])
+def test_published_layouts_refuse_blocks_without_a_part(layout: str, part: str) -> None:
+    model = recipes.find(layout)
+    slot = "decoder" if hasattr(model, "decoder") else "encoder"
+    missing = serial.change(model, {f"{slot}.pattern.place": "pre", f"{slot}.pattern.{part}": None})
+    with pytest.raises(UserError, match="layout"):
+        recipes.write(missing)
+
+
 def test_the_default_layout_is_the_published_one_where_there_is_one(tmp_path: Path, llama: Model, tiny: Model) -> None:
     store.save(llama, tmp_path / "llama")
     store.save(tiny, tmp_path / "glass")

@@ -17,7 +17,9 @@ def block(attention: c.Attention | None = None, feedforward: c.FeedForward | Non
     return c.Block(attention or c.Attention(4), feedforward or c.MLP(64), **rest)  # type: ignore[arg-type]
 
 
-def decoder(*pattern: c.Block, position: c.Position, head: c.Head | None = None, **stack: object) -> c.Decoder:
+def decoder(
+    *pattern: c.Block, position: c.Position = c.Rotary(), head: c.Head | None = None, **stack: object
+) -> c.Decoder:
     stack = {"depth": 2 * len(pattern), "last_norm": c.RMSNorm(), **stack}
     body = c.Stack(pattern=pattern, position=position, **stack)  # type: ignore[arg-type]
     return c.Decoder(DIM, CONTEXT, c.Embed(VOCAB), body, head or c.Head(), WIDE)
@@ -40,6 +42,12 @@ def t5() -> c.EncoderDecoder:
     ends = {"position": c.RelativeBias(8, 16), "last_norm": c.RMSNorm()}
     encoder = c.Stack(2, (block(attention, think),), causal=False, **ends)  # type: ignore[arg-type]
     crossed = c.Stack(2, (block(attention, think, cross=attention),), **ends)  # type: ignore[arg-type]
+    return c.EncoderDecoder(DIM, CONTEXT, c.Embed(VOCAB), encoder, crossed, c.Head(tied=False), WIDE)
+
+
+def attention_pair() -> c.EncoderDecoder:
+    encoder = c.Stack(2, (c.Block(c.Attention(4), None),), c.Rotary(), causal=False)
+    crossed = c.Stack(2, (c.Block(c.Attention(4), None, c.LayerNorm(), "post", c.Attention(4, 2)),), c.Rotary())
     return c.EncoderDecoder(DIM, CONTEXT, c.Embed(VOCAB), encoder, crossed, c.Head(tied=False), WIDE)
 
 
@@ -115,6 +123,10 @@ DECODERS: dict[str, c.Decoder] = {
     ),
     "gru": recurrent(c.Recurrent(2)),
     "lstm": recurrent(c.Recurrent(2, c.LSTM())),
+    "attention-only": decoder(c.Block(c.Attention(4), None), c.Block(c.Attention(4, 2), None, place="sandwich")),
+    "normless": decoder(
+        block(norm=None), block(norm=None, place="parallel"), c.Block(c.Attention(4), None, None), depth=3
+    ),
     "nothing": decoder(block(feedforward=c.MLP(64, "relu2")), position=c.NoPosition()),
 }
 ONWARD = c.Stack(2, (block(c.Attention(4, see=c.Causal() | c.Window(3))),), c.Rotary(), causal=False)  # a look ahead
@@ -122,6 +134,7 @@ OTHERS: dict[str, c.Model] = {
     "vaswani": vaswani(),
     "t5": t5(),
     "bert": bert(),
+    "attention-pair": attention_pair(),
     "cho": translator(c.Recurrent(2), c.Recurrent(2, cross=c.Summary())),
     "bahdanau": translator(c.Recurrent(2, causal=False), c.Recurrent(2, cross=c.Additive(24))),
     "additive-lstm": translator(

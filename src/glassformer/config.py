@@ -157,15 +157,15 @@ FeedForward: TypeAlias = MLP | GatedMLP | MoE
 
 @frozen
 class Block:
-    """Attend, (look at the encoder,) think.
+    """Attend, (look at the encoder,) think (not at all where ``feedforward`` is None).
 
     ``place`` says where the norms stand: ``pre`` x + f(norm(x)); ``post`` norm(x + f(x)); ``sandwich``
-    x + norm(f(norm(x))); ``parallel`` x + attend(norm(x)) + think(norm(x)), one norm for both.
+    x + norm(f(norm(x))); ``parallel`` x + attend(norm(x)) + think(norm(x)), one norm for both. ``norm`` None is none.
     """
 
     attention: Attention  # over the stack's own tokens
-    feedforward: FeedForward  # what each token thinks by itself
-    norm: Norm = RMSNorm()  # the kind of all its norms
+    feedforward: FeedForward | None  # what each token thinks by itself
+    norm: Norm | None = RMSNorm()  # the kind of all its norms
     place: Place = "pre"
     cross: Attention | None = None  # attention to an encoder's output
 
@@ -174,6 +174,10 @@ class Block:
             not (self.place == "parallel" and self.cross),
             'Block.place "parallel" has no cross-attention; use "pre", "post" or "sandwich".',
         )
+        whole = self.feedforward is not None or self.place != "parallel"
+        need(whole, 'Block.place "parallel" needs a feedforward beside the attention; use "pre".')
+        placed = self.norm is not None or self.place in ("pre", "parallel")
+        need(placed, f'Block.place "{self.place}" says where norms stand and Block.norm is none; use "pre".')
         need(self.cross is None or self.cross.see == Full(), "Block.cross.see has no meaning; leave it full.")
 
 

@@ -169,7 +169,7 @@ class Cost:
     def _kept(self, stack: config.Stack, block: config.Block) -> int:
         """Numbers a token that one block keeps: what each of its operations needs to go back."""
         C, attention = self.model.dim, block.attention
-        normed = 2 * C  # at unit size or as it was, and with the gain
+        normed = 2 * C if block.norm else 0  # at unit size or as it was, and with the gain
         q = attention.heads * config.head_dim(attention, C)
         kv = self._kv_width(attention)
         attended = q + kv + q  # queries, keys, values, and what came of them
@@ -178,8 +178,10 @@ class Cost:
         if stack.dropout:  # the patterns too, and what survived, a byte each; beyond 1,024 keys as autograd keeps it
             attended += C // 4 + attention.heads * self.context * (5 if self.context <= 1024 else 12) // 4
         looks = 2 if block.cross else 1
-        thought = _hidden(block.feedforward, C) + (C // 4 if stack.dropout else 0)
-        return (looks + 1) * normed + looks * attended + thought
+        thought = 0
+        if block.feedforward is not None:
+            thought = normed + _hidden(block.feedforward, C) + (C // 4 if stack.dropout else 0)
+        return looks * (normed + attended) + thought
 
     def train(self, dtype: str = "fp32") -> int:
         """Bytes to train at this batch and context: fp32 weights, gradients and AdamW, activations in ``dtype``."""

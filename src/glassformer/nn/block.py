@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from .. import config
@@ -9,6 +11,7 @@ from .build import build, builds
 from .cache import KV, CrossKV
 from .dropout import Dropout
 from .flow import Flow, Part
+from .norm import norm
 from .position import Position
 
 
@@ -18,20 +21,21 @@ class Block(Part):
 
     def __init__(self, cfg: config.Block, dim: int, causal: bool, dropout: float) -> None:
         super().__init__()
-        self.place, self.crosses = cfg.place, cfg.cross is not None
-        self.attn_norm = build(cfg.norm, dim)
+        self.place = cfg.place
+        self.attn_norm = norm(cfg.norm, dim)
         self.attn = build(cfg.attention, dim, causal, dropout)
         if cfg.cross is not None:
-            self.cross_norm = build(cfg.norm, dim)
-            self.cross = build(cfg.cross, dim, False, dropout, True)
-        if cfg.place != "parallel":
-            self.ffn_norm = build(cfg.norm, dim)
-        self.ffn = build(cfg.feedforward, dim)
+            self.cross_norm = norm(cfg.norm, dim)
+        self.cross = build(cfg.cross, dim, False, dropout, True) if cfg.cross is not None else None
+        if cfg.feedforward is not None and cfg.place != "parallel":
+            self.ffn_norm = norm(cfg.norm, dim)
+        self.ffn: Any = build(cfg.feedforward, dim) if cfg.feedforward is not None else None
         if cfg.place == "sandwich":
-            self.attn_post_norm = build(cfg.norm, dim)
-            self.ffn_post_norm = build(cfg.norm, dim)
+            self.attn_post_norm = norm(cfg.norm, dim)
+            if cfg.feedforward is not None:
+                self.ffn_post_norm = norm(cfg.norm, dim)
             if cfg.cross is not None:
-                self.cross_post_norm = build(cfg.norm, dim)
+                self.cross_post_norm = norm(cfg.norm, dim)
         self.drop = Dropout(dropout)
 
     def forward(self, x: Tensor, flow: Flow, position: Position, kept: tuple[KV, CrossKV] | None) -> Tensor:
@@ -41,10 +45,11 @@ class Block(Part):
             seen = self.attn_norm(x)
             x = x + self.drop(self.attn(seen, flow, position, kv)) + self.drop(self.ffn(seen, flow))
         else:
-            x = flow.look(self, "mid", self.residual(x, "attn", flow, position, kv))
-            if self.crosses:
-                x = flow.look(self, "mid_cross", self.residual(x, "cross", flow, position, cross_kv))
-            x = self.residual(x, "ffn", flow)
+            x = self.residual(x, "attn", flow, position, kv)
+            if self.cross is not None:
+                x = self.residual(flow.look(self, "mid", x), "cross", flow, position, cross_kv)
+            if self.ffn is not None:
+                x = self.residual(flow.look(self, "mid_cross" if self.cross else "mid", x), "ffn", flow)
         return flow.look(self, "resid", x)
 
     def residual(self, x: Tensor, name: str, *args: object) -> Tensor:

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from .. import config
-from .build import build, builds
+from .build import builds
 from .feedforward import ACTIVATIONS
 from .flow import Flow, Part
 from .linear import linear
+from .norm import norm
 from .packed import product, weight
 
 
@@ -75,7 +76,7 @@ class Head(Part):
         self.scale, self.softcap = cfg.scale, cfg.softcap
         self.transform = linear(dim, dim, bias=True) if cfg.transform else None
         self.act = ACTIVATIONS[cfg.transform] if cfg.transform else None
-        self.norm = build(cfg.norm, dim) if cfg.norm else nn.Identity()
+        self.norm = norm(cfg.norm, dim)
         self.proj = Projection(dim, vocab, cfg.tied, cfg.bias)
 
     def forward(self, hidden: Tensor, embed: Embed) -> Tensor:

@@ -9,7 +9,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import config
-from .build import builds
+from .build import build, builds
+
+
+def norm(cfg: config.Norm | None, dim: int) -> nn.Module:
+    """The norm that a config asks for; None leaves vectors as they are."""
+    made: nn.Module = nn.Identity() if cfg is None else build(cfg, dim)
+    return made
 
 
 @builds(config.LayerNorm)

@@ -9,6 +9,7 @@ from .build import build, builds
 from .cache import Cache
 from .dropout import Dropout
 from .flow import Flow, Part
+from .norm import norm
 from .position import Position
 
 
@@ -20,9 +21,9 @@ class Stack(Part):
         super().__init__()
         heads = cfg.pattern[0].attention.heads
         self.position: Position = build(cfg.position, dim, heads, cfg.causal)
-        self.first_norm = build(cfg.first_norm, dim) if cfg.first_norm else nn.Identity()
+        self.first_norm = norm(cfg.first_norm, dim)
         self.blocks = nn.ModuleList(build(cfg.block(i), dim, cfg.causal, cfg.dropout) for i in range(cfg.depth))
-        self.last_norm = build(cfg.last_norm, dim) if cfg.last_norm else nn.Identity()
+        self.last_norm = norm(cfg.last_norm, dim)
         self.drop = Dropout(cfg.dropout)
 
     def forward(self, x: Tensor, flow: Flow, cache: Cache | None = None) -> Tensor:

@@ -24,7 +24,7 @@ from ..config import (
     stacks,
 )
 from ..errors import UserError
-from .decoders import ACTIVATIONS, plain_mlp
+from .decoders import ACTIVATIONS, norm_eps, plain_mlp
 from .recipe import Raw, Recipe, Rule, Table
 
 CASED, UNCASED = 28_996, 30_522  # tokens
@@ -112,7 +112,7 @@ def write(model: Model) -> dict[str, Any]:
         "type_vocab_size": model.embed.segments,
         "vocab_size": model.embed.vocab,
         "hidden_act": names[mlp.act],
-        "layer_norm_eps": block.norm.eps,
+        "layer_norm_eps": norm_eps(block),
         "hidden_dropout_prob": model.encoder.dropout,
         "attention_probs_dropout_prob": model.encoder.dropout,
         "initializer_range": 0.02 if model.init.std is None else model.init.std,

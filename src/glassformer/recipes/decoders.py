@@ -273,8 +273,17 @@ def write_stretch(stretch: Stretch | None) -> dict[str, Any] | None:
     return {"rope_type": "yarn", **table, "beta_fast": stretch.fast, "beta_slow": stretch.slow, **size}
 
 
-def plain_mlp(feedforward: FeedForward) -> MLP | GatedMLP:
+def norm_eps(block: Block) -> float:
+    """The eps of a block's norm; UserError where there is no norm."""
+    if block.norm is None:
+        raise UserError("No published layout holds blocks without a norm.")
+    return block.norm.eps
+
+
+def plain_mlp(feedforward: FeedForward | None) -> MLP | GatedMLP:
     """The MLP whose numbers a config.json can say; a mixture's expert stands for the mixture."""
+    if feedforward is None:
+        raise UserError("No published layout holds blocks without a feed-forward.")
     return feedforward.expert if isinstance(feedforward, MoE) else feedforward
 
 

@@ -30,6 +30,7 @@ from .decoders import (
     NORMS,
     WIDE,
     even_heads,
+    norm_eps,
     read_attention,
     read_decoder,
     read_rotary,
@@ -102,7 +103,7 @@ def _scaled(model: Decoder) -> Decoder:
 def write(model: Model) -> dict[str, Any]:
     """Our config as a Gemma config.json, as far as that can say it."""
     block, raw = write_decoder(model, "gemma")
-    return {**raw, "rms_norm_eps": block.norm.eps, "attention_bias": block.attention.bias}
+    return {**raw, "rms_norm_eps": norm_eps(block), "attention_bias": block.attention.bias}
 
 
 def write2(model: Model) -> dict[str, Any]:
@@ -113,7 +114,7 @@ def write2(model: Model) -> dict[str, Any]:
     return {
         **raw,
         "hidden_activation": raw["hidden_act"],
-        "rms_norm_eps": block.norm.eps,
+        "rms_norm_eps": norm_eps(block),
         "attention_bias": block.attention.bias,
         "query_pre_attn_scalar": round(scale**-2),
         "attn_logit_softcapping": block.attention.softcap,

@@ -20,7 +20,7 @@ from ..config import (
     stacks,
 )
 from ..errors import UserError
-from .decoders import ACTIVATIONS, plain_mlp, write_act
+from .decoders import ACTIVATIONS, norm_eps, plain_mlp, write_act
 from .recipe import Raw, Recipe, Rule, Table
 
 
@@ -82,7 +82,7 @@ def write(model: Model) -> dict[str, Any]:
         "n_positions": model.context,
         "vocab_size": model.embed.vocab,
         "activation_function": write_act(mlp.act, "gpt2"),
-        "layer_norm_epsilon": block.norm.eps,
+        "layer_norm_epsilon": norm_eps(block),
         "tie_word_embeddings": model.head.tied,
         "initializer_range": 0.02 if model.init.std is None else model.init.std,
         "attn_pdrop": dropout,

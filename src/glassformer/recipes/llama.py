@@ -24,6 +24,7 @@ from .decoders import (
     INIT,
     NORMS,
     even_heads,
+    norm_eps,
     plain_mlp,
     read_attention,
     read_decoder,
@@ -70,7 +71,7 @@ def write(model: Model) -> dict[str, Any]:
     block, raw = write_decoder(model, "llama")
     even_heads(model, "llama")
     biases = {"attention_bias": block.attention.bias, "mlp_bias": plain_mlp(block.feedforward).bias}
-    return {**raw, "rms_norm_eps": block.norm.eps, **biases}
+    return {**raw, "rms_norm_eps": norm_eps(block), **biases}
 
 
 _31, _32 = Llama3Stretch(8.0), Llama3Stretch(32.0)

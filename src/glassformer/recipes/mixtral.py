@@ -14,6 +14,7 @@ from .decoders import (
     NORMS,
     OURS,
     THEIRS,
+    norm_eps,
     read_attention,
     read_decoder,
     read_gated,
@@ -55,7 +56,7 @@ def write(model: Model) -> dict[str, Any]:
         raise UserError("The mixtral layout holds only mixtures of experts.")
     return {
         **raw,
-        "rms_norm_eps": block.norm.eps,
+        "rms_norm_eps": norm_eps(block),
         "num_local_experts": mixture.experts,
         "num_experts_per_tok": mixture.top_k,
         "router_aux_loss_coef": mixture.balance,

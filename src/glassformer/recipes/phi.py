@@ -33,6 +33,7 @@ from .decoders import (
     WIDE,
     decoder,
     fraction,
+    norm_eps,
     read_attention,
     read_decoder,
     read_gated,
@@ -73,7 +74,7 @@ def write(model: Model) -> dict[str, Any]:
     block, raw = write_decoder(model, "phi")
     return {
         **raw,
-        "layer_norm_eps": block.norm.eps,
+        "layer_norm_eps": norm_eps(block),
         "qk_layernorm": block.attention.qk_norm is not None,
         "partial_rotary_factor": fraction(model),
         **dict.fromkeys(DROPOUTS, decoder(model).dropout),
@@ -131,7 +132,7 @@ def write3(model: Model) -> dict[str, Any]:
         raw["max_position_embeddings"] = round(stretch.length * stretch.factor)
     return {
         **raw,
-        "rms_norm_eps": block.norm.eps,
+        "rms_norm_eps": norm_eps(block),
         "sliding_window": window_size(model),
         "partial_rotary_factor": fraction(model),
         "original_max_position_embeddings": length,

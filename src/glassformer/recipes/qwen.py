@@ -34,6 +34,7 @@ from .decoders import (
     THEIRS,
     WIDE,
     decoder,
+    norm_eps,
     plain_mlp,
     read_attention,
     read_decoder,
@@ -164,7 +165,7 @@ def _write(model: Model, layout: str) -> dict[str, Any]:
     kinds, size = write_windows(model), window_size(model)
     windows = {"use_sliding_window": size is not None, "sliding_window": size, "layer_types": kinds}
     full = [*kinds, "sliding_attention"].index("sliding_attention")  # the blocks before the first window
-    return {**raw, "rms_norm_eps": block.norm.eps, **windows, "max_window_layers": full}
+    return {**raw, "rms_norm_eps": norm_eps(block), **windows, "max_window_layers": full}
 
 
 # ---------------------------------------------------------------------------------------- the pages

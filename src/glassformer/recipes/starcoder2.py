@@ -12,6 +12,7 @@ from .decoders import (
     NORMS,
     WIDE,
     decoder,
+    norm_eps,
     read_attention,
     read_decoder,
     read_rotary,
@@ -50,7 +51,7 @@ def write(model: Model) -> dict[str, Any]:
     dropouts = ("residual_dropout", "embedding_dropout", "attention_dropout")
     return {
         **raw,
-        "norm_epsilon": block.norm.eps,
+        "norm_epsilon": norm_eps(block),
         "use_bias": block.attention.bias,
         "sliding_window": window_size(model),
         **dict.fromkeys(dropouts, decoder(model).dropout),

@@ -26,7 +26,7 @@ from ..config import (
     stacks,
 )
 from ..errors import UserError
-from .decoders import ACTIVATIONS, plain_mlp
+from .decoders import ACTIVATIONS, norm_eps, plain_mlp
 from .recipe import Raw, Recipe, Rule, Table
 
 INIT = Init(0.02, 1.0, "plain")
@@ -141,7 +141,7 @@ def write(model: Model) -> dict[str, Any]:
         "feed_forward_proj": names[kind],
         "relative_attention_num_buckets": position.buckets,
         "relative_attention_max_distance": position.distance,
-        "layer_norm_epsilon": block.norm.eps,
+        "layer_norm_epsilon": norm_eps(block),
         "dropout_rate": model.encoder.dropout,
         "pad_token_id": 0,
         "eos_token_id": 1,

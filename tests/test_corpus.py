@@ -236,6 +236,23 @@ def test_split_of_two_long_documents_goes_through_the_second(tmp_path: Path) -> 
         shards.split(1.5)
 
 
+def test_a_spread_split_holds_out_some_of_every_kind(tmp_path: Path) -> None:
+    """A file whose end is of another kind: both kinds are held out, and every byte is on one side, once."""
+    kinds = "".join(letter * 1000 for letter in "abcdefghij")
+    path = write(tmp_path / "a.txt", kinds)
+    shards = shards_of(find(path), tmp_path)
+    pieces = shards.spread(0.1, 10)
+    rest = b"".join(bytes(valid.tokens[:100].tolist()) for _, valid in pieces)
+    assert rest.decode() == "".join(letter * 100 for letter in "abcdefghij")
+    joined = np.concatenate([np.asarray(side.tokens) for piece in pieces for side in piece])
+    assert np.array_equal(joined, shards.tokens)
+    assert sum(side.bytes for piece in pieces for side in piece) == len(kinds)
+    assert [len(side.tokens) for side in shards.spread(0.1, 1)[0]] == [len(side.tokens) for side in shards.split(0.1)]
+    shuffled = shards_of(find(jsonl(tmp_path / "a.jsonl", [f"document {n} " * 5 for n in range(300)])), tmp_path)
+    for train, valid in shuffled.spread(0.1, 10):
+        assert valid.starts[0] == train.starts[0] == 0 and valid.bytes % 5 == train.bytes % 5 == 0  # whole documents
+
+
 def test_cache_follows_content_and_tokenizer(tmp_path: Path) -> None:
     record = tmp_path / "calls"
     path = write(tmp_path / "a.txt", "hello")

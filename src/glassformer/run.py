@@ -129,7 +129,8 @@ Schedule: TypeAlias = Constant | Cosine | WarmupStableDecay | InverseSqrt
 class Data:
     """Where the text comes from: a named corpus, a file, a folder, several of them, or ``{name = weight}``.
 
-    ``valid`` is another corpus, or the share of ``train`` to hold out. ``tokenizer`` is "char", "byte" or "bpe"
+    ``valid`` is another corpus, or the share of ``train`` to hold out: its end, or with ``split`` "spread" the end of
+    each tenth of it, so that what is held out is like the rest. ``tokenizer`` is "char", "byte" or "bpe"
     to train one (BPE: of ``vocab`` entries), or a name (gpt2), file or folder that has one, a run's too; None is
     the model's own, else "bpe". ``field`` is JSONL's text field; a plain file is one document, or several
     between ``separator``s.
@@ -139,6 +140,7 @@ class Data:
         "python-docs"  # a corpus, file, folder, or several {name = weight}
     )
     valid: float | str = 0.1
+    split: Literal["end", "spread"] = "end"  # where what is held out lies
     tokenizer: str | None = None
     vocab: int | None = None  # entries of a BPE that is trained
     field: str = "text"
@@ -192,7 +194,8 @@ class Train:
 
     ``context`` None is the model's. ``clip`` bounds the gradient's norm (None: no bound). ``dtype`` and
     ``compile`` "auto" are decided by measurement and said. ``patience`` is how many steps with a NaN or
-    infinite loss or gradient in a row are skipped before training stops. ``keep`` checkpoints stay, and the best.
+    infinite loss or gradient in a row are skipped before training stops. ``early_stop`` ends the run after so many
+    evaluations without a lower validation loss (0: never). ``keep`` checkpoints stay, and the best.
     """
 
     objective: Objective = Causal()  # what is learned
@@ -209,6 +212,7 @@ class Train:
     compile: Literal["auto", "yes", "no"] = "auto"
     seed: int = 0  # of weights, order and dropout
     patience: int = 5
+    early_stop: int = 0  # evaluations without a better one that end the run, 0: never
     evaluate_every: int = 100  # steps between validations, 0: never
     evaluate_batches: int = 20  # rows of a validation, in batches, where the text is long
     save_every: int = 500  # steps between checkpoints, 0: only at the end
@@ -220,7 +224,7 @@ class Train:
         counts = ("steps", "batch", "accumulate", "patience", "evaluate_batches", "keep")
         for name in counts:
             need(getattr(self, name) > 0, f"train.{name} is {getattr(self, name)}; give a number above 0.")
-        for name in ("evaluate_every", "save_every", "sample_every"):
+        for name in ("early_stop", "evaluate_every", "save_every", "sample_every"):
             need(getattr(self, name) >= 0, f"train.{name} is {getattr(self, name)}; give steps, or 0 for never.")
         pieces = f"train.accumulate {self.accumulate} is more than the {self.batch} rows of train.batch; lower it."
         need(self.accumulate <= self.batch, pieces)
@@ -230,7 +234,7 @@ class Train:
         need(0 <= self.label_smoothing < 1, smooth)
 
 
-WATCHING = ("evaluate_every", "evaluate_batches", "save_every", "keep", "sample_every", "tensorboard")
+WATCHING = ("early_stop", "evaluate_every", "evaluate_batches", "save_every", "keep", "sample_every", "tensorboard")
 """Fields of Train that change what is seen and kept, never the weights: a resumed run may change them."""
 
 

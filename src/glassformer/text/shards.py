@@ -127,13 +127,25 @@ class Shards:
         if not 0 < valid < 1:
             raise UserError(f"The validation share is {valid}; give one between 0 and 1, such as 0.1.")
         cut = int(len(self) * (1 - valid) + 1e-6)  # 0.9 of a length is not to lose a token to rounding
-        at = int(np.searchsorted(self.starts, cut))
-        border = int(min(self.starts[max(at - 1, 0) : at + 1], key=lambda start: abs(int(start) - cut)))
-        if abs(border - cut) <= 0.5 * min(valid, 1 - valid) * len(self):
-            cut = border
+        cut = self._border(cut, 0.5 * min(valid, 1 - valid) * len(self))
         if not 0 < cut < len(self):
             raise UserError(f"{self.name} is too short to set {valid:.0%} of it aside; give more text.")
         return self._stretch(0, cut), self._stretch(cut, len(self))
+
+    def spread(self, valid: float, parts: int) -> list[tuple[Shards, Shards]]:
+        """``split`` of each of ``parts`` stretches of about the same length: what is held out is like all of the text.
+
+        A stretch begins at the document border next to its place, where one is near.
+        """
+        size = len(self) // parts
+        cuts = [0, *(self._border(size * number, size // 4) for number in range(1, parts)), len(self)]
+        return [self._stretch(a, b).split(valid) for a, b in itertools.pairwise(cuts)]
+
+    def _border(self, place: int, near: float) -> int:
+        """The document border next to ``place``, if it is at most ``near`` tokens away; else the place itself."""
+        at = int(np.searchsorted(self.starts, place))
+        border = int(min(self.starts[max(at - 1, 0) : at + 1], key=lambda start: abs(int(start) - place)))
+        return border if abs(border - place) <= near else place
 
     def _stretch(self, begin: int, end: int) -> Shards:
         low, high = np.searchsorted(self.starts, [begin + 1, end])

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from ..text.examples import Table
 
 Tables = tuple["Table", "Table"]
+TENTHS = 10  # pieces of a text whose validation is spread, each at least ROWS contexts long
+ROWS = 16
 SHOWN = 60  # characters of the source whose answer is shown while training, about
 
 # --------------------------------------------------------------------------- objectives and shapes
@@ -303,12 +305,16 @@ def _running(data: Data, tokenizer: Tokenizer, how: Train, context: int) -> Mate
         notes += getattr(source, "notes", ())
         shards = text.tokenise(source, tokenizer)
         if isinstance(data.valid, float):
-            shards, rest = shards.split(data.valid)
-            held_out.append(rest)
-        training.append((shards, weight))
+            pieces = _held_out(shards, data, context)
+            held_out += [rest for _, rest in pieces]
+            size = sum(len(part) for part, _ in pieces)
+            training += [(part, weight * (len(part) / size)) for part, _ in pieces]
+        else:
+            training.append((shards, weight))
     if isinstance(data.valid, str):
         held_out.append(text.tokenise(text.find(data.valid, data.field, data.separator), tokenizer))
-    names, tokens = ", ".join(part.name for part, _ in training), sum(len(part) for part, _ in training)
+    names = ", ".join(dict.fromkeys(part.name for part, _ in training))
+    tokens = sum(len(part) for part, _ in training)
     return Material(
         Batches(training, how.batch, context, how.seed),
         _validation(held_out, how, context),
@@ -316,6 +322,14 @@ def _running(data: Data, tokenizer: Tokenizer, how: Train, context: int) -> Mate
         tokens / context,
         tuple(notes),
     )
+
+
+def _held_out(shards: Shards, data: Data, context: int) -> list[tuple[Shards, Shards]]:
+    """What is trained on and what is held out, in pieces long enough for some rows each."""
+    assert isinstance(data.valid, float)
+    if data.split == "end":
+        return [shards.split(data.valid)]
+    return shards.spread(data.valid, max(1, min(TENTHS, len(shards) // (ROWS * context))))
 
 
 def _examples(

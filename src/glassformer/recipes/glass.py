@@ -57,6 +57,7 @@ GLASS = Recipe(
     paper="this library; after Jordan et al. 2024 (modded-nanogpt) and Huang et al. 2025 (n-gram inputs)",
     sizes={  # a training run sets the vocabulary to its tokenizer's
         "1m": glass(128, 4, 4, 256, 256),
+        "200k": glass(64, 4, 4, 128, 256),
         "4m": glass(192, 6, 6, 256, 4096),
         "10m": glass(320, 6, 5, 512, 4096),
         "30m": glass(512, 8, 8, 1024, 8192),

@@ -1,0 +1,133 @@
+"""What is trained on a text when nobody said how: tokenizer, model and steps, from the text's size and kind alone.
+
+The table is made of experiments on texts of 20 KB to 20 MB: docs/first-hour.md, made again by benchmarks/first_hour.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .. import run, text
+from ..errors import UserError
+from ..objectives import Causal
+from . import prepare
+
+LEAST = 500  # bytes of text from which anything can be learnt and some of it held out
+READ = 1 << 23  # characters that are looked at; the rest of a text is taken to be like them
+WORD = 40  # bytes between white space, on average, from which a text has no words (one long line, base64, genes)
+EVALUATIONS = 20
+SMALL = 512  # a BPE where bytes would be chosen
+PATIENCE = 5  # of these without a better one end the run: validation rises, or the rate has nothing left to give
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a text of up to ``size`` bytes is trained with.
+
+    ``vocab`` is a BPE's size, None for bytes; ``epochs`` how often the text is read, at most ``steps`` steps long.
+    """
+
+    size: float
+    vocab: int | None
+    recipe: str
+    context: int
+    batch: int
+    dropout: float
+    decay: float
+    epochs: float
+    steps: int = 6000
+
+
+TABLE = (
+    Row(60e3, None, "glass/200k", 64, 16, 0.2, 1.0, 11),
+    Row(600e3, 1024, "glass/1m", 128, 16, 0.2, 0.5, 9),
+    Row(6e6, 2048, "glass/1m", 128, 16, 0.0, 0.1, 3),
+    Row(float("inf"), 4096, "glass/4m", 256, 16, 0.0, 0.1, 2),
+)
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What was seen of a text: bytes of UTF-8, characters, different ones, and stretches between white space."""
+
+    name: str
+    bytes: int
+    characters: int
+    letters: int
+    words: int
+
+
+def sight(data: run.Data) -> Sight:
+    """A look at the text of a run: all of it up to READ characters, else counts in proportion."""
+    letters: set[str] = set()
+    total = characters = words = 0.0
+    for name in data.sources():
+        source = text.find(name, data.field, data.separator)
+        size = spaces = seen = read = 0
+        for piece in source.pieces():
+            letters.update(piece.text)
+            size += len(piece.text.encode())
+            spaces += len(piece.text.split())
+            seen, read = seen + len(piece.text), piece.read
+            if seen > READ:
+                break
+        share = source.size / read if seen > READ else 1.0
+        total, characters, words = total + size * share, characters + seen * share, words + spaces * share
+    return Sight(", ".join(data.sources()), round(total), round(characters), len(letters), max(1, round(words)))
+
+
+def choose(changes: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """The settings that ``changes``, as the command line gives them, leave open, and one line that says which and why.
+
+    What ``changes`` name stays: a recipe's shape, a checkpoint's everything but how often a text is read. Nothing is
+    chosen for objectives that do not continue texts. Raises UserError for a text too short to learn from.
+    """
+    settings = run.read(None, changes)
+    if not isinstance(settings.data, run.Data) or not isinstance(settings.train.objective, Causal):
+        return {}, ""
+    seen = sight(settings.data)
+    if seen.bytes < LEAST:
+        raise UserError(
+            f"{seen.name} holds {seen.bytes} bytes of text and at least {LEAST} are needed to learn from and to check "
+            f"on; give more (20 KB begin to look like the text, 1 MB like its sentences)."
+        )
+    row = next(row for row in TABLE if seen.bytes <= row.size)
+    given = {name.removeprefix("train.") for name in changes}
+    fresh = not {"recipe", "from", "type"} & given
+    data, how, found = settings.data, settings.train, dict[str, Any]()
+    if isinstance(data.valid, float):
+        found["data.split"] = "spread"
+    wordy = row.vocab is not None and seen.bytes / seen.words < WORD
+    kind, vocab = data.tokenizer or ("bpe" if wordy else "byte"), data.vocab or row.vocab or SMALL
+    if "from" not in given:
+        found["data.tokenizer"] = kind
+        if kind == "bpe":
+            found["data.vocab"] = vocab
+    lengths = {"byte": 1.0, "char": seen.bytes / seen.characters, "bpe": math.log2(vocab) / 4}
+    tokens = seen.bytes / lengths.get(kind, 4.0)  # roughly: for others a published vocabulary's English
+    context = how.context or prepare.origin(settings, None)[0].context
+    if fresh:
+        found |= {"recipe": row.recipe, "decoder.dropout": row.dropout, "batch": row.batch}
+        context = min(how.context or row.context, 2 ** int(math.log2(max(16.0, tokens / 32))))
+        found["context"] = context
+        if not any(name.startswith("optimizer") for name in given):
+            found["optimizer.decay"] = row.decay
+    batch = how.batch if "batch" in given or not fresh else row.batch
+    steps = how.steps
+    if "steps" not in given:
+        steps = found["steps"] = max(20, min(row.steps, round(row.epochs * tokens / (batch * context))))
+    every = max(1, steps // EVALUATIONS)
+    found |= {"early_stop": PATIENCE, "evaluate_every": every, "sample_every": 4 * every, "save_every": 5 * every}
+    found = {name: value for name, value in found.items() if name not in given and name not in changes}
+    named = {"data.tokenizer": "tokenizer", "data.vocab": "vocabulary", "decoder.dropout": "dropout"}
+    shown = ("data.tokenizer", "data.vocab", "recipe", "context", "decoder.dropout", "steps")
+    words = [f"{named.get(name, name)} {found[name]}" for name in shown if name in found]
+    why = f"{seen.name} holds {_size(seen.bytes)} of text"
+    return found, f"{why}, so: {', '.join(words)}. Any of them can be set." if words else ""
+
+
+def _size(size: int) -> str:
+    return f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.0f} KB" if size >= 1e4 else f"{size:,} bytes"

@@ -43,11 +43,13 @@ def run(given: argparse.Namespace) -> int | None:
     if not given.out:
         raise UserError("Say where the run goes: --out DIR." if given.out is None else "--out is empty; name a folder.")
     named, changes = settings(given.rest)
-    plan = runs.read(named, changes)
-    from ..training import run
+    plan = runs.read(named, changes)  # a slip is told before torch is imported
+    from ..training import choose, run
 
+    found, chosen = ({}, "") if named is not None else choose(changes)  # a run file says all that it means
+    plan = runs.read(named, {**found, **changes})
     words = [*called(), "train", *given.rest, "--out", given.out, "--resume"]
-    ended = run(plan, Path(given.out), given.resume, sample=write_a_little, command=shlex.join(words))
+    ended = run(plan, Path(given.out), given.resume, sample=write_a_little, command=shlex.join(words), chosen=chosen)
     return 128 + ended.signal if ended.signal else None
 
 

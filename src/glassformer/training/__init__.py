@@ -1,6 +1,7 @@
 """Training: a generator of steps, and the hooks that consume them."""
 
 from .checkpoint import average
+from .choose import choose
 from .data import Batch, Batches, every_token_once
 from .launch import Ended, planned, run
 from .loop import State, Step, train
@@ -21,6 +22,7 @@ __all__ = [
     "State",
     "Step",
     "average",
+    "choose",
     "every_token_once",
     "factor",
     "make_plan",

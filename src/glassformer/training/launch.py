@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import signal
 import threading
 from collections.abc import Callable
@@ -48,17 +49,28 @@ class Ended:
     signal: int | None = None
 
 
-def run(settings: Run, out: Path, resume: bool = False, *, sample: Sampler | None = None, command: str = "") -> Ended:
+def run(
+    settings: Run,
+    out: Path,
+    resume: bool = False,
+    *,
+    sample: Sampler | None = None,
+    command: str = "",
+    chosen: str = "",
+) -> Ended:
     """Train as ``settings`` say into the folder ``out``; ``resume`` goes on with the run that is there.
 
     ``sample`` writes some text now and then; ``command`` is what continues the run, printed when it is stopped.
+    ``chosen`` says which of the settings nobody gave, and why they are so; it is told and kept in run.json.
     Everything said goes to standard error. Raises UserError for whatever a user can mend.
     """
     with files.lock(out, "training"):
         checkpoint.tidy(out)
         before = _before(settings, out, resume)
         start = checkpoint.newest(out) if resume else None
-        return _train(settings, out, before, start, sample, command)
+        if chosen:
+            note(chosen)
+        return _train(settings, out, before, start, sample, command, chosen)
 
 
 def planned(settings: Run) -> config.Model:
@@ -75,7 +87,13 @@ def planned(settings: Run) -> config.Model:
 
 
 def _train(
-    settings: Run, out: Path, before: dict[str, Any], start: Path | None, sample: Sampler | None, command: str
+    settings: Run,
+    out: Path,
+    before: dict[str, Any],
+    start: Path | None,
+    sample: Sampler | None,
+    command: str,
+    chosen: str,
 ) -> Ended:
     how = settings.train
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -106,7 +124,7 @@ def _train(
     plan = _plan(before, state, objective, how)
     _say(price, how, plan, data, sum(weight.numel() for weight in model.parameters() if not weight.requires_grad))
     facts = {"data": settings.data, "train": settings.train, "model": model_config, "plan": plan}
-    about = {"glassformer": 1, **facts, "tokenizer": tokenizer.fingerprint}
+    about = {"glassformer": 1, **facts, "tokenizer": tokenizer.fingerprint, "chosen": chosen}
     files.write(out / "run.json", serial.dumps(about))
 
     evaluate = Evaluate(data.validation, make(how.objective, 0.0, tokenizer), how.evaluate_every)
@@ -126,11 +144,12 @@ def _train(
             if board is not None:
                 hooks.insert(1, opened.enter_context(contextlib.closing(board)))
             try:
-                for step in train(model, data.batches, objective, how, state=state, plan=plan):
+                left = () if risen(state, how) else train(model, data.batches, objective, how, state=state, plan=plan)
+                for step in left:
                     for hook in hooks:
                         hook(step)
                     valid = valid if step.valid is None else step.valid
-                    if signals.number and not step.last:
+                    if (signals.number or risen(state, how)) and not step.last:
                         save.save(step)
                         break
             except Stuck as error:
@@ -145,10 +164,30 @@ def _train(
             note(f"Stopped by {signal.Signals(signals.number).name} after step {step.index}; {where}. Continue with:")
             note(f"  {command or 'the same call with resume=True'}")
             return Ended(out, step.index, step.loss, valid, signals.number)
+        if risen(state, how):
+            note(f"Validation has not fallen since step {state.best_step}, so the run ends at step {state.step}.")
+        if state.best_step is not None:
+            note(f"The best checkpoint is that of step {state.best_step}: {_held_out(state.best, data)}. It is used.")
         note(f"Trained {state.step} steps; the model is in {out}. {draw(out / 'log.jsonl', out / 'curves.png')}")
         if mixed:
             note(f"Which tokens go to which expert is in {out / 'routing.jsonl'}.")
     return Ended(out, state.step, step.loss if step else None, valid)
+
+
+def risen(state: State, how: Train) -> bool:
+    """Whether the run ends early: ``how.early_stop`` evaluations in a row brought no lower validation loss."""
+    if not how.early_stop or not how.evaluate_every or state.best_step is None:
+        return False
+    return state.step - state.best_step >= how.early_stop * how.evaluate_every
+
+
+def _held_out(loss: float, data: Material) -> str:
+    """A validation loss in words; of running text also in bits per byte, comparable between tokenizers."""
+    said = f"validation loss {loss:.4f}"
+    if not data.held_out:
+        return said
+    tokens, size = sum(map(len, data.held_out)), sum(part.bytes for part in data.held_out)
+    return f"{said}, {loss / math.log(2) * tokens / size:.2f} bits per byte"
 
 
 # ------------------------------------------------------------------------------ the same run again?

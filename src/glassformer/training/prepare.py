@@ -202,7 +202,8 @@ def content_of(model: Any) -> str:
 class Material:
     """What a run learns from: endless ``batches``, and those it is validated on.
 
-    ``name`` says what it is and how much, ``rows`` how many rows it fills; ``prompt`` is a source to show an answer to.
+    ``name`` says what it is and how much, ``rows`` how many rows it fills; ``prompt`` is a source to show an answer to,
+    ``held_out`` the running text that validation reads (all of it or some).
     """
 
     batches: Any
@@ -211,6 +212,7 @@ class Material:
     rows: float
     notes: tuple[str, ...] = ()
     prompt: str | None = None
+    held_out: tuple[Shards, ...] = ()
 
 
 def tables(settings: Run) -> Tables | None:
@@ -321,6 +323,7 @@ def _running(data: Data, tokenizer: Tokenizer, how: Train, context: int) -> Mate
         f"{names} ({tokens:,} tokens)",
         tokens / context,
         tuple(notes),
+        held_out=tuple(held_out) if isinstance(how.objective, objectives.Causal) else (),
     )
 
 

@@ -23,7 +23,7 @@ from glassformer.nn import build_model
 from tiny import DECODERS
 
 COMMAND = [sys.executable, "-m", "glassformer"]
-PROGRESS = ("Training a ", "Going on from ")  # what may be said before a mistake is found
+PROGRESS = ("Training a ", "Going on from ", "Checkpoint ")  # what may be said before a mistake is found
 RUN = """
 [model]
 dim = 16

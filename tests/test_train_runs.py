@@ -409,7 +409,7 @@ def test_a_run_folder_means_its_best_checkpoint_and_says_so(whole, capsys):
 
     reader(str(whole))
     best = (whole / "best").read_text().strip()
-    assert f"{best}, the best by validation loss, is used" in capsys.readouterr().err
+    assert f"Checkpoint {best} of {whole}, the best by validation loss." in capsys.readouterr().err
     assert places.checkpoint(whole) == whole / best
     reader(str(whole / best))
     assert not capsys.readouterr().err

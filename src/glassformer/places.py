@@ -57,7 +57,7 @@ def of_run(name: str | Path) -> str | None:
         folder = Path(name).expanduser()
         if folder.is_dir() and (found := checkpoint(folder)) != folder:
             best = (folder / "best").is_file()
-            return f"{folder} is a run: {found.name}, {'the best by validation loss' if best else 'the last'}, is used."
+            return f"Checkpoint {found.name} of {folder}, {'the best by validation loss' if best else 'the last'}."
     return None
 
 

@@ -114,6 +114,37 @@ def test_two_models_one_table_and_nothing_twice(
         assert result["test"]["texts"] == 60
 
 
+def test_seeds_and_varied_settings(
+    files: dict[str, str], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    monkeypatch.setattr(compare, "alone", lambda words, **rest: (len(here(list(words))), 100 * 2**20))
+    words = ["compare", files["one-vector"], "--vary", "decoder.depth=1,2", "--seeds", "2", "--out", str(out)]
+    assert main([*words, "--json"]) == 0
+    results = json.loads(capfd.readouterr().out)
+    assert [result["name"] for result in results] == ["one-vector.depth=1", "one-vector.depth=2"]
+    assert results[0]["parameters"] < results[1]["parameters"]
+    for result in results:
+        losses = []
+        for seed in (0, 1):
+            run = json.loads((out / f"{result['name']}.seed-{seed}" / "run.json").read_text())
+            assert run["train"]["seed"] == seed and str(run["model"]["decoder"]["depth"]) == result["name"][-1]
+            lines = read_log(out / f"{result['name']}.seed-{seed}" / "log.jsonl")
+            losses.append(min(line["valid"] for line in lines if "valid" in line))
+            curve = result["seeds"][seed]["curve"]
+            assert curve[0][3] == pytest.approx((lines[0]["loss"] + lines[1]["loss"]) / 2)  # validated every 2 steps
+        assert losses[0] != losses[1]
+        assert result["valid"]["loss"] == pytest.approx(sum(losses) / 2)
+        assert result["spread"]["valid"]["loss"] == pytest.approx(abs(losses[0] - losses[1]) / 2**0.5)
+        assert result["plan"].startswith(("float32", "bfloat16"))
+    assert main(words) == 0
+    table = capfd.readouterr().out.splitlines()
+    assert "format" in table[0] and " ±0.0" in table[1]
+    assert "give NAME=VALUE,VALUE" in said(capfd, files["one-vector"], "--vary", "depth")
+    assert "differ in data.vocab" in said(capfd, files["one-vector"], "--vary", "data.vocab=20,30")
+    assert "--seeds is 0" in said(capfd, files["one-vector"], "--seeds", "0")
+
+
 def test_a_bag_of_words_beside_a_model(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,7 +217,7 @@ def test_a_run_that_was_cut_off_goes_on(
     monkeypatch.setattr(
         compare,
         "facts",
-        lambda folder: {"valid": {"loss": 1.0}, "parameters": 1, "tokens": 1, "seconds": 1.0, "curve": [(1, 1.0, 1.0)]},
+        lambda folder: {"valid": {"loss": 1.0}, "parameters": 1, "tokens": 1, "seconds": 1.0, "curve": []},
     )
     words = ["compare", files["attention"], "--out", str(tmp_path / "out"), "--json"]
     assert main(words) == 130
@@ -229,8 +260,8 @@ def test_minutes_are_measured(files: dict[str, str], tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(compare, "alone", alone)
     given = compare.argparse.Namespace(minutes=2.0, tokens=None)
-    plan = compare.read([files["attention"]])["attention"][1]
-    assert compare.steps_of(given, files["attention"], plan, tmp_path / "attention") == 240
+    (arm,) = compare.read([files["attention"]])
+    assert compare.steps_of(given, arm, tmp_path / "attention") == 240
     assert not list(tmp_path.iterdir())
 
 
@@ -268,7 +299,7 @@ def test_mistakes_are_one_sentence(
 def test_the_run_files_that_are_shipped_describe_models(path: Path, shared_data: Path) -> None:
     from glassformer.training import prepare
 
-    plan = compare.read([str(path)])[path.stem][1]
+    plan = compare.read([str(path)])[0].plan
     model = prepare.fitted(plan, prepare.origin(plan, None)[0])
     prepare.check(plan, model)
     assert model.embed.vocab > 0

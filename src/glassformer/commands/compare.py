@@ -6,17 +6,20 @@ DIR/  NAME/ (a run folder each)   comparison.json   comparison.png
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import shutil
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, need
 from .common import emit, note
-from .eval import number, numbers
+from .comparison import draw, facts, log, table, together
+from .eval import numbers
 from .process import alone, answer
 
 HELP = "Several models on the same data under one budget: one table and one picture."
@@ -31,6 +34,12 @@ def options(one: argparse.ArgumentParser) -> None:
     one.add_argument("runs", nargs="+", metavar="RUN.toml", help="run files with the same data and objective")
     one.add_argument("--minutes", type=float, metavar="M", help="train each for about so long, validation not counted")
     one.add_argument("--tokens", type=int, metavar="N", help="train each on so many tokens, rows counted as full")
+    one.add_argument(
+        "--vary", action="append", default=[], metavar="NAME=V,...", help="each run with each value; may be repeated"
+    )
+    one.add_argument(
+        "--seeds", type=int, default=1, metavar="N", help="each N times, seeds counting on: mean and spread"
+    )
     one.add_argument("--bag", action="store_true", help="beside them, for labels: a bag of words (TF-IDF)")
     one.add_argument("--out", default="out/compare", metavar="DIR", help="where the runs go (out/compare)")
     one.add_argument("--json", action="store_true", help="the figures as JSON")
@@ -50,26 +59,31 @@ def run(given: argparse.Namespace) -> int | None:
     need(given.tokens is None or given.tokens > 0, f"--tokens is {given.tokens}; give more than 0.")
     need(bool(given.out), "--out is empty; name a folder.")
     need(given.target is None or given.test is not None, "--target goes with --test; name the file of the sources.")
-    settings = read(given.runs)
-    first = next(iter(settings.values()))[1]
+    need(given.seeds > 0, f"--seeds is {given.seeds}; give 1 or more.")
+    arms = read(given.runs, given.vary)
+    first = arms[0].plan
     bag = bag_of(first) if given.bag else None
     readable(given, first)
     out, results = Path(given.out), []
     before = known(out, budget(given))
-    for name, (file, plan) in settings.items():
-        done = before["runs"].setdefault(name, {})
-        if not (out / name).exists():
-            done.clear()
-            done["steps"] = steps_of(given, file, plan, out / name)
-        remember(out, before)
-        code = trained(file, out / name, done)
-        remember(out, before)
-        if code:
-            note(f"Or give the same compare command again: it goes on with what is in {out}.")
-            return code
-        tested(given, plan, out / name, done)
-        remember(out, before)
-        results.append({"name": name, **facts(out / name), **done})
+    for arm in arms:
+        found: list[dict[str, Any]] = []
+        for seed in range(given.seeds):
+            name = arm.name if given.seeds == 1 else f"{arm.name}.seed-{arm.plan.train.seed + seed}"
+            done = before["runs"].setdefault(name, {})
+            if not (out / name).exists():
+                done.clear()
+                done["steps"] = found[0]["steps"] if found else steps_of(given, arm, out / name)
+            remember(out, before)
+            code = trained(arm, arm.plan.train.seed + seed if seed else None, out / name, done)
+            remember(out, before)
+            if code:
+                note(f"Or give the same compare command again: it goes on with what is in {out}.")
+                return code
+            tested(given, arm.plan, out / name, done)
+            remember(out, before)
+            found.append({"name": name, **facts(out / name), **done})
+        results.append(found[0] if given.seeds == 1 else together(arm.name, found))
     if bag is not None:
         before["runs"][BAG] = bagged(bag, first.data.valid, given.test)
         remember(out, before)
@@ -86,26 +100,52 @@ def run(given: argparse.Namespace) -> int | None:
 # ------------------------------------------------------------------------------- the same for all
 
 
-def read(files: Sequence[str]) -> dict[str, tuple[str, Any]]:
-    """Each run file and what it says, by the file's name; UserError unless all learn the same from the same."""
+@dataclass(frozen=True)
+class Arm:
+    """One of what is compared: a run file with some settings changed; ``plan`` is what both say together."""
+
+    name: str
+    file: str
+    changes: tuple[tuple[str, str], ...]
+    plan: Any
+
+    def words(self) -> list[str]:
+        """The arm as ``glassformer train`` takes it."""
+        return [self.file, *(word for name, value in self.changes for word in (f"--{name}", value))]
+
+
+def read(files: Sequence[str], vary: Sequence[str] = ()) -> list[Arm]:
+    """Each run file under each choice of the varied settings; UserError unless all learn the same from the same."""
     from .. import run as runs
 
-    found: dict[str, tuple[str, Any]] = {}
+    found: dict[str, Arm] = {}
     for file in files:
-        name = Path(file).stem
-        need(name not in found, f"Two run files are called {name}; give each a name of its own.")
-        found[name] = (file, runs.read(file))
-        need(found[name][1].train.evaluate_every > 0, f"{file} is never validated; set train.evaluate_every above 0.")
-    first, *others = found.items()
-    for name, (_, plan) in others:
-        for place, mine, theirs in zip(("data", "objective"), same(plan), same(first[1][1]), strict=True):
+        for changes in itertools.product(*map(choices, vary)):
+            name = ".".join((Path(file).stem, *(f"{path.rpartition('.')[2]}={value}" for path, value in changes)))
+            need(name not in found, f"Two runs are called {name}; give each run file a name of its own.")
+            need("/" not in name, f"{name} cannot be the name of a folder; put such a value into a run file.")
+            found[name] = Arm(name, file, changes, runs.read(file, dict(changes)))
+            validated = found[name].plan.train.evaluate_every > 0
+            need(validated, f"{file} is never validated; set train.evaluate_every above 0.")
+    first, *others = found.values()
+    for arm in others:
+        for place, mine, theirs in zip(("data", "objective"), same(arm.plan), same(first.plan), strict=True):
             if mine != theirs:
                 keys = [key for key in {**theirs, **mine} if mine.get(key) != theirs.get(key)]
                 where = f"{place}.{keys[0]}"
                 raise UserError(
-                    f"{name} and {first[0]} differ in {where}; a comparison needs the same in all run files."
+                    f"{arm.name} and {first.name} differ in {where}; a comparison needs the same in all run files."
                 )
-    return found
+    return list(found.values())
+
+
+def choices(text: str) -> list[tuple[str, str]]:
+    """``decoder.depth=2,4`` as (decoder.depth, 2), (decoder.depth, 4)."""
+    path, equals, values = text.partition("=")
+    given = [value.strip() for value in values.split(",")]
+    right = equals and path and all(given) and path not in ("seed", "train.seed")
+    need(bool(right), f'--vary is "{text}"; give NAME=VALUE,VALUE such as decoder.depth=2,4 (and --seeds N for seeds).')
+    return [(path, value) for value in given]
 
 
 def same(plan: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -156,9 +196,9 @@ def remember(out: Path, known: Mapping[str, Any]) -> None:
 # ---------------------------------------------------------------------------- each in its process
 
 
-def steps_of(given: argparse.Namespace, file: str, plan: Any, folder: Path) -> int | None:
+def steps_of(given: argparse.Namespace, arm: Arm, folder: Path) -> int | None:
     """How many steps the budget pays for; None: those of the run file."""
-    how = plan.train
+    plan, how = arm.plan, arm.plan.train
     if given.tokens is not None:
         context = how.context or context_of(plan)
         return int(max(1, round(given.tokens / (how.batch * context))))
@@ -167,7 +207,7 @@ def steps_of(given: argparse.Namespace, file: str, plan: Any, folder: Path) -> i
     trial = folder.with_name(f"{folder.name}.trial")
     shutil.rmtree(trial, ignore_errors=True)
     quiet = ["--evaluate_every", "0", "--save_every", "0", "--sample_every", "0", "--tensorboard", "false"]
-    words = ["train", file, "--out", str(trial), "--steps", str(TRIAL), *quiet]
+    words = ["train", *arm.words(), "--out", str(trial), "--steps", str(TRIAL), *quiet]
     try:
         alone(words)
         seconds = statistics.median(line["seconds"] for line in log(trial)[-LAST:])
@@ -186,12 +226,13 @@ def context_of(plan: Any) -> int:
     return model.context
 
 
-def trained(file: str, folder: Path, done: dict[str, Any]) -> int:
+def trained(arm: Arm, seed: int | None, folder: Path, done: dict[str, Any]) -> int:
     """Train, or go on; 0, or the exit code of a training that was stopped."""
     if done.get("finished"):
         note(f"{folder.name} is finished; it is not trained again.")
         return 0
-    words = ["train", file, "--out", str(folder), *(["--resume"] if folder.exists() else [])]
+    words = ["train", *arm.words(), "--out", str(folder), *(["--resume"] if folder.exists() else [])]
+    words += [] if seed is None else ["--seed", str(seed)]
     if done.get("steps"):
         words += ["--steps", str(done["steps"])]
     note(f"--- {folder.name}")
@@ -266,99 +307,3 @@ def bagged(learn: list[str], valid: str, test: str | None) -> dict[str, Any]:
         row["test"] = {"texts": found["examples"]}
         row["test"] |= {name: found[name] for name in ("accuracy", "f1", "matthews") if name in found}
     return row
-
-
-# ------------------------------------------------------------------------------------ what came out
-
-
-def log(folder: Path) -> list[dict[str, Any]]:
-    """A run's log."""
-    from ..training.hooks import read_log
-
-    return read_log(folder / "log.jsonl")
-
-
-def facts(folder: Path) -> dict[str, Any]:
-    """A run's figures: at its best validation, of which the checkpoint is kept, and over all."""
-    from .. import config, serial
-    from ..cost import cost
-
-    lines = log(folder)
-    seen = [line for line in lines if "valid" in line]
-    best = min(seen, key=lambda line: line["valid"])
-    tokens, seconds, curve = 0, 0.0, []
-    for line in lines:
-        tokens, seconds = tokens + line.get("tokens", 0), seconds + line.get("seconds", 0.0)
-        if "valid" in line:
-            curve.append((tokens, seconds, line["valid"]))
-    figures = {name.removeprefix("valid_"): value for name, value in best.items() if name.startswith("valid")}
-    said = json.loads((folder / "run.json").read_text(encoding="utf-8"))["model"]
-    whole = cost(serial.from_dict(config.Model, said))
-    return {
-        "valid": {"loss": figures.pop("valid"), **figures},
-        "parameters": whole.total,
-        "tokens": tokens,
-        "seconds": seconds,
-        "curve": curve,
-    }
-
-
-def table(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    """One row a run, the best validation first."""
-    ordered = sorted(results, key=lambda result: result["valid"]["loss"])
-    rows = []
-    for result in ordered:
-        row = {"run": result["name"]}
-        for name, value in result["valid"].items():
-            if isinstance(value, float):
-                row[f"valid {name}"] = number(100 * value) if name == "accuracy" else f"{value:.4f}"
-        for name, value in result.get("test", {}).items():
-            if name == "by length":
-                row |= {f"bleu {group}": number(figures["bleu"]) for group, figures in value.items()}
-            elif name != "texts":
-                row[f"test {name}"] = number(value)
-        row["parameters"] = f"{result['parameters']:,}"
-        row["tokens"] = f"{result['tokens']:,}"
-        row["seconds"] = f"{result['seconds']:,.0f}"
-        row["MiB"] = f"{result['peak'] / 2**20:,.0f}"
-        rows.append(row)
-    kinds = ("run", "valid", "test", "bleu")
-    found = dict.fromkeys(name for row in rows for name in row)
-    names = sorted(found, key=lambda name: kinds.index(name.split()[0]) if name.split()[0] in kinds else len(kinds))
-    lines = [names, *([row.get(name, "-") for name in names] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return [
-        "  ".join(
-            cell.rjust(width) if at else cell.ljust(width)
-            for at, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in lines
-    ]
-
-
-def draw(results: Sequence[Mapping[str, Any]], picture: Path) -> str:
-    """Validation by tokens and by seconds, and the test's figure by length; one sentence on what became of it."""
-    try:
-        import matplotlib
-    except ImportError:
-        return "No picture of the curves: pip install matplotlib."
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    from .. import files
-
-    lengths = [result for result in results if "by length" in result.get("test", {})]
-    figure, panels = pyplot.subplots(1, 3 if lengths else 2, figsize=(14 if lengths else 10, 4.5), layout="tight")
-    for result in (result for result in results if result["curve"]):
-        tokens, seconds, valid = zip(*result["curve"], strict=True)
-        for axes, x, what in ((panels[0], tokens, "tokens"), (panels[1], seconds, "seconds")):
-            axes.plot(x, valid, "o-", label=result["name"], linewidth=1, markersize=3)
-            axes.set(xlabel=what, ylabel="validation loss (nats)")
-    for result in lengths:
-        groups = result["test"]["by length"]
-        panels[2].plot(list(groups), [figures["bleu"] for figures in groups.values()], "o-", label=result["name"])
-        panels[2].set(xlabel="words of the source", ylabel="BLEU")
-    panels[0].legend()
-    files.write(picture, lambda beside: figure.savefig(beside, format="png", dpi=120))
-    pyplot.close(figure)
-    return f"The curves are in {picture}."

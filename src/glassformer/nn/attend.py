@@ -64,7 +64,7 @@ def eager(
     if bias is not None:
         scores = scores + bias
     scores = look("scores", scores.masked_fill(~mask.dense(), float("-inf")))
-    pattern = look("pattern", scores.softmax(dim=-1, dtype=torch.float32).to(v.dtype))
+    pattern = look("pattern", scores.softmax(-1, torch.promote_types(scores.dtype, torch.float32)).to(v.dtype))
     return (drop(pattern, dropout) if dropout > 0 else pattern) @ v
 
 

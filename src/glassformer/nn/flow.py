@@ -36,27 +36,31 @@ class Memory:
     facts: dict[str, Tensor] = field(default_factory=dict)
 
 
-@dataclass
 class Flow:
     """Positions, documents, memory, tape and auxiliary losses of one forward pass.
 
     ``pos`` is (B or 1, T), -1 where there is nothing; ``docs`` (B, T) tells packed documents apart; tokens where
     ``prefix`` (B, T) is true are seen by all of their document, those before them too (prefix language models).
     ``plain`` says that every row counts 0..T-1 on from what a cache holds, which makes fast kernels legal.
-    """
+    """  # no dataclass: FSDP2 copies those on their way into a module, and what is added to a copy is lost
 
-    pos: Tensor
-    plain: bool = True
-    docs: Tensor | None = None
-    prefix: Tensor | None = None
-    history: tuple[Tensor, Tensor] | None = None  # tokens and positions (B, N) that a cache remembers
-    memory: Memory | None = None
-    tape: Tape | None = None
-    engine: str = "sdpa"
-    ends: str = "embed"  # where the tape names what is embedded; "source_embed" in an encoder-decoder's encoder
-    aux: dict[str, Tensor] = field(default_factory=dict)
-    facts: dict[str, Tensor] = field(default_factory=dict)  # about this pass, for whoever logs: no gradient
-    made: dict[Hashable, Any] = field(default_factory=dict)
+    def __init__(
+        self,
+        pos: Tensor,
+        plain: bool = True,
+        docs: Tensor | None = None,
+        prefix: Tensor | None = None,
+        history: tuple[Tensor, Tensor] | None = None,  # tokens and positions (B, N) that a cache remembers
+        tape: Tape | None = None,
+        engine: str = "sdpa",
+        ends: str = "embed",  # where the tape names what is embedded; "source_embed" in an encoder-decoder's encoder
+    ) -> None:
+        self.pos, self.plain, self.docs, self.prefix, self.history = pos, plain, docs, prefix, history
+        self.tape, self.engine, self.ends = tape, engine, ends
+        self.memory: Memory | None = None
+        self.aux: dict[str, Tensor] = {}
+        self.facts: dict[str, Tensor] = {}  # about this pass, for whoever logs: no gradient
+        self.made: dict[Hashable, Any] = {}
 
     def look(self, part: Part | str, name: str, x: Tensor) -> Tensor:
         """``x`` itself, unless the tape watches ``path.name``; no trace of it in compiled code."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import io
 import os
@@ -21,6 +22,8 @@ from .parsing import Parser, check_text
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code is 0, 2 for a user's mistake, 130 for Ctrl-C."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if sys.stderr is None:  # closed before we began: else the next file opened would get its number
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows another
@@ -36,17 +39,32 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
         return code
     except UserError as error:
-        print(f"glassformer: {error}", file=sys.stderr)
+        _say(f"glassformer: {error}")
+        return 2
+    except (MemoryError, RuntimeError) as error:
+        if (
+            not isinstance(error, MemoryError)
+            and "allocate memory" not in str(error)
+            and "out of memory" not in str(error)
+        ):
+            raise
+        _say("glassformer: There is not enough memory for this; take a smaller model, batch or context.")
         return 2
     except OSError as error:
         if not isinstance(error, BrokenPipeError):
-            print(f"glassformer: {explain(error, Path(error.filename or 'the output'))}", file=sys.stderr)
+            _say(f"glassformer: {explain(error, Path(error.filename or 'the output'))}")
             return 2
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has seen enough, as with `| head`
         return 0
     except KeyboardInterrupt:
-        print("\nglassformer: stopped.", file=sys.stderr)
+        _say("\nglassformer: stopped.")
         return 130
+
+
+def _say(line: str) -> None:
+    """A line on standard error, unless that is full or gone."""
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
 
 
 def parser(only: Sequence[str] = ()) -> Parser:

@@ -277,6 +277,11 @@ class Init:
     residual: Literal["plain", "depth", "zero"] = "depth"
     head_std: float | None = None  # of an untied head; none: as std
 
+    def __post_init__(self) -> None:
+        for name in ("std", "embed_std", "head_std"):
+            value = getattr(self, name)
+            need(value is None or 0 <= value <= 1000, f"Init.{name} is {value}; give a deviation from 0 to 1000.")
+
 
 Body: TypeAlias = Stack | Recurrent
 

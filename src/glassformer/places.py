@@ -43,7 +43,7 @@ def checkpoint(folder: Path) -> Path:
         if pointer.is_file():
             name = pointer.read_text(errors="replace").strip()
             target = folder / name
-            if not name or Path(name).name != name or not target.is_dir():
+            if not name or target.resolve().parent != folder.resolve() or not target.is_dir():
                 raise UserError(
                     f'{pointer} names "{name[:80]}", which is no folder in {folder}; name one that is there.'
                 )

@@ -8,6 +8,7 @@ decoder.depth = 8            tokenizer = "bpe"             optimizer = { type = 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import field
 from pathlib import Path
@@ -22,8 +23,8 @@ from .serial import frozen
 
 
 def _check_rate(name: str, rate: float, decay: float) -> None:
-    need(rate > 0, f"{name}.rate is {rate}; give a learning rate above 0, such as 1e-3.")
-    need(decay >= 0, f"{name}.decay is {decay}; give 0 or more.")
+    need(0 < rate <= 1000, f"{name}.rate is {rate}; give a learning rate above 0 and not above 1000, such as 1e-3.")
+    need(0 <= decay <= 1000, f"{name}.decay is {decay}; give a number from 0 to 1000.")
 
 
 @frozen
@@ -36,6 +37,12 @@ class Group:
     paths: str
     rate: float = 1.0
     decay: float | None = None
+
+    def __post_init__(self) -> None:
+        need(0 <= self.rate <= 1000, f"Group.rate is {self.rate}; give a factor from 0 to 1000.")
+        need(
+            self.decay is None or 0 <= self.decay <= 1000, f"Group.decay is {self.decay}; give a number from 0 to 1000."
+        )
 
 
 @frozen
@@ -56,6 +63,7 @@ class AdamW:
         _check_rate("AdamW", self.rate, self.decay)
         good = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
         need(good, f"AdamW.betas is {list(self.betas)}; give two numbers from 0 to below 1.")
+        need(0 <= self.eps <= 1, f"AdamW.eps is {self.eps}; give a small number from 0 on, such as 1e-8.")
 
 
 @frozen
@@ -84,11 +92,26 @@ Optimizer: TypeAlias = AdamW | Muon
 # -------------------------------------------------------------------------------------- schedules
 
 
+def _check_schedule(schedule: Schedule) -> None:
+    """UserError where a length is no number of steps or a floor is no share."""
+    kind = type(schedule).__name__
+    for name in ("warmup", "decay"):
+        value = getattr(schedule, name, 0.0)
+        need(
+            0 <= value < math.inf, f"{kind}.{name} is {value}; give steps, or below 1 a share of the run; not below 0."
+        )
+    floor = getattr(schedule, "floor", 0.0)
+    need(0 <= floor <= 1, f"{kind}.floor is {floor}; give a share of the rate from 0 to 1.")
+
+
 @frozen
 class Constant:
     """The full rate after a linear ``warmup``: steps, or below 1 a share of the run."""
 
     warmup: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_schedule(self)
 
 
 @frozen
@@ -98,6 +121,9 @@ class Cosine:
     warmup: float = 0.05
     floor: float = 0.1
 
+    def __post_init__(self) -> None:
+        _check_schedule(self)
+
 
 @frozen
 class WarmupStableDecay:
@@ -106,6 +132,14 @@ class WarmupStableDecay:
     warmup: float = 0.02
     decay: float = 0.6
     floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_schedule(self)
+        both = self.warmup < 1 and self.decay < 1 and self.warmup + self.decay > 1
+        need(
+            not both,
+            f"WarmupStableDecay's warmup {self.warmup} and decay {self.decay} are more than the run; lower one.",
+        )
 
 
 @frozen
@@ -118,11 +152,26 @@ class InverseSqrt:
     warmup: float = 4000
     dim: int | None = None
 
+    def __post_init__(self) -> None:
+        _check_schedule(self)
+        need(self.dim is None or self.dim > 0, f"InverseSqrt.dim is {self.dim}; give the model's width, or none.")
+
 
 Schedule: TypeAlias = Constant | Cosine | WarmupStableDecay | InverseSqrt
 
 
 # -------------------------------------------------------------------------------------- the run
+
+
+LARGEST_VOCAB = 1 << 20
+"""More entries than any published tokenizer has; a trainer would take their memory before it reads a text."""
+
+
+def _check_vocab(vocab: int | None) -> None:
+    need(
+        vocab is None or 0 < vocab <= LARGEST_VOCAB,
+        f"data.vocab is {vocab}; give a number from 1 to {LARGEST_VOCAB:,}.",
+    )
 
 
 @frozen
@@ -150,7 +199,7 @@ class Data:
         need(bool(self.train), "data.train is empty; name a corpus, a file or a folder.")
         share = not isinstance(self.valid, float) or 0 < self.valid < 1
         need(share, f"data.valid is {self.valid}; give a share between 0 and 1, or the path of a file.")
-        need(self.vocab is None or self.vocab > 0, f"data.vocab is {self.vocab}; give a number of tokens above 0.")
+        _check_vocab(self.vocab)
 
     def sources(self) -> dict[str, float]:
         """Each corpus of ``train`` with its weight."""
@@ -185,7 +234,7 @@ class Examples:
         need(bool(self.train), "data.train is empty; name a file, or a file for each part.")
         share = not isinstance(self.valid, float) or 0 < self.valid < 1
         need(share, f"data.valid is {self.valid}; give a share between 0 and 1, or the path of a file.")
-        need(self.vocab is None or self.vocab > 0, f"data.vocab is {self.vocab}; give a number of tokens above 0.")
+        _check_vocab(self.vocab)
 
 
 @frozen
@@ -226,6 +275,7 @@ class Train:
             need(getattr(self, name) > 0, f"train.{name} is {getattr(self, name)}; give a number above 0.")
         for name in ("early_stop", "evaluate_every", "save_every", "sample_every"):
             need(getattr(self, name) >= 0, f"train.{name} is {getattr(self, name)}; give steps, or 0 for never.")
+        need(0 <= self.seed < 2**63, f"train.seed is {self.seed}; give a whole number from 0 to 2**63 - 1.")
         pieces = f"train.accumulate {self.accumulate} is more than the {self.batch} rows of train.batch; lower it."
         need(self.accumulate <= self.batch, pieces)
         need(self.context is None or self.context > 0, f"train.context is {self.context}; give tokens above 0.")
@@ -234,7 +284,7 @@ class Train:
         need(0 <= self.label_smoothing < 1, smooth)
 
 
-WATCHING = ("early_stop", "evaluate_every", "evaluate_batches", "save_every", "keep", "sample_every", "tensorboard")
+WATCHING = ("early_stop", "evaluate_every", "save_every", "keep", "sample_every", "tensorboard")
 """Fields of Train that change what is seen and kept, never the weights: a resumed run may change them."""
 
 

@@ -13,6 +13,7 @@ import functools
 import hashlib
 import itertools
 import json
+import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -59,6 +60,7 @@ class _Whole:
     key: str
     marks: Array  # (pieces + 1, 2): tokens before, bytes before
     starts: Array
+    maps: tuple[mmap.mmap, ...] = ()
 
     def bytes_before(self, token: int) -> int:
         """UTF-8 bytes of the text that the first ``token`` tokens stand for, exactly.
@@ -116,6 +118,7 @@ class Shards:
     @functools.cached_property
     def bytes(self) -> int:
         """UTF-8 bytes of the text, exactly; reads the corpus again when a document was split."""
+        self.check()
         return self.whole.bytes_before(self.first + len(self)) - self.whole.bytes_before(self.first)
 
     def split(self, valid: float = 0.1) -> tuple[Shards, Shards]:
@@ -146,6 +149,11 @@ class Shards:
         at = int(np.searchsorted(self.starts, place))
         border = int(min(self.starts[max(at - 1, 0) : at + 1], key=lambda start: abs(int(start) - place)))
         return border if abs(border - place) <= near else place
+
+    def check(self) -> None:
+        """UserError where a file behind this was cut: to read it there would end the process (SIGBUS)."""
+        if any(mapped.size() < len(mapped) for mapped in self.whole.maps):
+            raise UserError(f"The tokenised copy of {self.name} was cut while in use; start again, it is made anew.")
 
     def _stretch(self, begin: int, end: int) -> Shards:
         low, high = np.searchsorted(self.starts, [begin + 1, end])
@@ -186,8 +194,10 @@ def tokenise(
             np.memmap(folder / name, dtype, mode="r")
             for name, dtype in zip(_MAPPED, (kept["dtype"], "int64", "int64"), strict=True)
         )
+    maps: list[Any] = [tokens, starts, marks]
     plain = np.asarray(starts)
-    return Shards(tokens, plain, 0, _Whole(source, tokenizer, key, np.asarray(marks).reshape(-1, 2), plain))
+    whole = _Whole(source, tokenizer, key, np.asarray(marks).reshape(-1, 2), plain, tuple(m._mmap for m in maps))
+    return Shards(tokens, plain, 0, whole)
 
 
 def _sound(folder: Path) -> bool:

@@ -111,7 +111,7 @@ class Rows:
     """A corpus as rows of ``context`` tokens and their targets."""
 
     def __init__(self, shards: Shards, context: int) -> None:
-        self.context = context
+        self.context, self.check = context, shards.check
         self.last = len(shards) - 1  # tokens that have a successor
         self.windows = sliding_window_view(np.asarray(shards.tokens), context)
         # a closing token that also opens the next document is the last one's target and the next one's first
@@ -120,6 +120,7 @@ class Rows:
 
     def fill(self, low: Array, high: Array, out: _Filling, at: int) -> None:
         """Write the rows that predict the successors of tokens low..high-1 (each R long) from row ``at`` on."""
+        self.check()
         T, rows = self.context, len(low)
         begin = np.maximum(high - T, 0)
         out.tokens[at : at + rows] = self.windows[begin]

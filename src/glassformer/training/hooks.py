@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 
 from .. import files
+from ..errors import UserError
 from . import checkpoint
 from .data import Batch
 from .loop import Step
@@ -25,8 +27,13 @@ Hook = Callable[[Step], None]
 
 
 def note(text: str) -> None:
-    """A line for the reader, on standard error."""
-    print(text, file=sys.stderr, flush=True)
+    """A line for the reader, on standard error; where that is closed, full or gone, the work goes on without."""
+    if sys.stderr is not None:  # None where it was closed before we began
+        try:
+            print(text, file=sys.stderr, flush=True)
+        except (OSError, ValueError, RuntimeError):  # RuntimeError: a signal came in the middle of another line
+            with contextlib.suppress(OSError):
+                sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
 
 
 @contextlib.contextmanager
@@ -121,7 +128,12 @@ class Log:
         self.write(facts(step))
 
     def write(self, line: dict[str, Any]) -> None:
-        """One more line."""
+        """One more line; UserError where the file is no longer there."""
+        try:
+            if not os.path.samestat(self.path.stat(), os.fstat(self.file.fileno())):
+                raise FileNotFoundError
+        except FileNotFoundError:
+            raise UserError(f"{self.path} was moved or removed while training; training stopped.") from None
         try:
             self.file.write(json.dumps(line) + "\n")
         except OSError as error:

@@ -279,11 +279,21 @@ def _bound(sample: Sampler | None, tokenizer: Any, how: Train, data: Material) -
     """What writes a sample: the model's own text, or its answer to a source that is held out."""
     if sample is None or not isinstance(how.objective, Causal | Seq2Seq):
         return None
-    return lambda model: sample(model, tokenizer, data.prompt)
+
+    def written(model: Any) -> str:
+        try:
+            return sample(model, tokenizer, data.prompt)
+        except UserError as error:  # what is only looked at ends no training
+            return f"(none: {error})"
+
+    return written
 
 
 class Signals:
-    """While entered, the first Ctrl-C or SIGTERM is only noted in ``number``; a second Ctrl-C interrupts at once."""
+    """While entered, the first Ctrl-C, SIGTERM or SIGHUP is only noted in ``number``; a second Ctrl-C interrupts.
+
+    A SIGHUP that is ignored, as under nohup, stays so.
+    """
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -291,12 +301,17 @@ class Signals:
 
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
-            self.old = {number: signal.signal(number, self.notice) for number in (signal.SIGINT, signal.SIGTERM)}
+            heard = [signal.SIGINT, signal.SIGTERM]
+            if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+                heard.append(signal.SIGHUP)
+            self.old = {number: signal.signal(number, self.notice) for number in heard}
         return self
 
     def notice(self, number: int, frame: FrameType | None) -> None:
         if self.number is not None:
-            raise KeyboardInterrupt
+            if number in (signal.SIGINT, signal.SIGTERM):
+                raise KeyboardInterrupt
+            return  # a terminal that closes says so more than once
         self.number = number
         note("Finishing this step, then saving; once more to stop at once.")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import os
@@ -35,7 +36,7 @@ class Live:
     ) -> None:
         self.flops, self.peak = flops, peak
         self.sample, self.sample_every = sample, sample_every
-        able = sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+        able = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
         self.terminal = able if terminal is None else terminal
         self.began = self.shown = time.monotonic()
         self.first: int | None = None  # the step before the first that was seen
@@ -60,7 +61,8 @@ class Live:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self.screen is not None:
-            self.screen.stop()
+            with contextlib.suppress(OSError):  # the terminal may be gone
+                self.screen.stop()
 
     def __call__(self, step: Step) -> None:
         self.first = step.index - 1 if self.first is None else self.first
@@ -88,7 +90,8 @@ class Live:
         if self.screen is None:
             note(f"step {step.index}/{step.steps}  " + "  ".join(f"{k} {v}" for k, v in self.numbers(step).items()))
         else:
-            self.screen.update(self.panel(step), refresh=True)
+            with contextlib.suppress(OSError):
+                self.screen.update(self.panel(step), refresh=True)
 
     def numbers(self, step: Step) -> dict[str, str]:
         """What is known now, in words."""

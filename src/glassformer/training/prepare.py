@@ -315,10 +315,14 @@ def _running(data: Data, tokenizer: Tokenizer, how: Train, context: int) -> Mate
             training.append((shards, weight))
     if isinstance(data.valid, str):
         held_out.append(text.tokenise(text.find(data.valid, data.field, data.separator), tokenizer))
+    batches = Batches(training, how.batch, context, how.seed)
+    short = next((part for part in held_out if len(part) < 2), None)
+    if short is not None and how.evaluate_every:
+        raise UserError(f"{short.name} sets aside {len(short)} token to validate on; raise data.valid or give a file.")
     names = ", ".join(dict.fromkeys(part.name for part, _ in training))
     tokens = sum(len(part) for part, _ in training)
     return Material(
-        Batches(training, how.batch, context, how.seed),
+        batches,
         _validation(held_out, how, context),
         f"{names} ({tokens:,} tokens)",
         tokens / context,

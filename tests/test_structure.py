@@ -21,6 +21,7 @@ FLOORS = [
         "positions",
         "recurrence",
         "objectives",
+        "optimizers",
         "lengths",
         "serial",
         "extend",

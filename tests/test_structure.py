@@ -31,7 +31,7 @@ FLOORS = [
         "text",
     },
     {"nn"},
-    {"weights", "tensorfiles", "adapters", "places", "recipes", "store", "cost", "devices"},
+    {"weights", "tensorfiles", "torchfiles", "adapters", "places", "recipes", "store", "cost", "devices"},
     {"parallel", "quantize"},
     {"generation", "training", "inspection", "evaluation", "classics"},
     {"serve"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shlex
 from pathlib import Path
 
 from . import config, files, recipes
@@ -21,6 +22,11 @@ def resolve(name: str | Path) -> Path | config.Model:
         if path.is_dir():
             return checkpoint(path)
         if path.is_file():
+            if path.suffix in (".pt", ".pth", ".bin", ".ckpt"):
+                line = f"glassformer convert --from nanogpt {shlex.quote(text)} --out NEW_FOLDER"
+                raise UserError(
+                    f"{path} is a file of another library; make a folder of it: {line} (or mingpt, hf ...)."
+                )
             raise UserError(f"{path} is a file; give the folder that holds it and its config.json.")
     if (
         isinstance(name, Path)

@@ -9,6 +9,7 @@ import contextlib
 import json
 import mmap
 import os
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -164,11 +165,10 @@ def _no_weights(folder: Path) -> str:
     pickled = sorted(path.name for kind in kinds for path in folder.glob(kind))
     if not pickled:
         return f"{folder} has no {SINGLE} (nor {INDEX}); give a folder that holds a model's weights."
+    kind = "hf" if (folder / "config.json").is_file() else "nanogpt, mingpt, nanochat or transformerlens"
     return (
-        f"{folder} has only pickled weights ({short(pickled)}), which can run any code when opened and are never "
-        f"read here; where you trust them, convert them once with transformers "
-        f"(AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder)) or with "
-        f"safetensors.torch.save_file(torch.load(file, weights_only=True), 'model.safetensors')."
+        f"{folder} has only pickled weights ({short(pickled)}), which could run any code if they were unpickled; read "
+        f"them as data: glassformer convert --from {kind} {shlex.quote(str(folder / pickled[0]))} --out NEW_FOLDER."
     )
 
 

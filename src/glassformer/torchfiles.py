@@ -1,6 +1,6 @@
 """Files of ``torch.save`` without unpickling: nothing in them is imported, called or run.
 
-archive/data.pkl    a program for a stack machine; ours makes dicts, lists, numbers, texts and tensors, all else is a name
+archive/data.pkl    a program for a stack machine; ours makes dicts, lists, values and tensors, the rest are names
 archive/data/0 ...  the tensors' bytes
 """
 
@@ -10,7 +10,7 @@ import json
 import math
 import pickletools
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,7 +111,14 @@ def _sound(fact: bool, path: Path, what: str) -> None:
 
 # ------------------------------------------------------------------------------ the stack machine
 
-PLAIN: dict[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple}
+PLAIN: dict[str, Any] = {
+    "NONE": None,
+    "NEWTRUE": True,
+    "NEWFALSE": False,
+    "EMPTY_DICT": dict,
+    "EMPTY_LIST": list,
+    "EMPTY_TUPLE": tuple,
+}
 PLAIN |= {"EMPTY_SET": list}
 VALUES = "BININT BININT1 BININT2 LONG1 LONG4 BINFLOAT INT LONG FLOAT BINUNICODE SHORT_BINUNICODE BINUNICODE8 UNICODE"
 VALUES += " BINBYTES SHORT_BINBYTES BINBYTES8 BINSTRING SHORT_BINSTRING STRING"
@@ -258,7 +265,7 @@ def load(kind: str, path: Path, settings: Path | None = None) -> Model:
     """
     peer = peers.PEERS.get(kind)
     need(path.is_file(), f"{path} is no file; give the one that {kind} saved.")
-    held = read(path) if path.suffix != ".safetensors" else _safetensors(path)
+    held: Any = read(path) if path.suffix != ".safetensors" else _safetensors(path)
     tensors = _state(held, path)
     page = settings or (path.with_name("config.json") if peer is None else peer.beside(path))
     said = _json(page) if settings is not None or peer is None or page.is_file() else {}
@@ -287,8 +294,8 @@ def _built(model: config.Model, table: Table, files: Files, held: Mapping[str, S
 
 def _state(held: Any, path: Path) -> dict[str, Tensor]:
     """The tensors by name, wherever the file keeps them."""
-    inside = next((held[key] for key in peers.STATES if _holds(held, key)), held)
-    pairs: Iterable[tuple[Any, Any]] = inside.items() if isinstance(inside, dict) else ()
+    inside: Any = next((held[key] for key in peers.STATES if _holds(held, key)), held)
+    pairs = inside.items() if isinstance(inside, dict) else ()
     tensors = {name: value for name, value in pairs if isinstance(value, Tensor)}
     need(len(tensors) > 0, f"{path} holds no tensors by name; give a file with a model's state_dict.")
     return {str(name).removeprefix("module.").removeprefix("_orig_mod."): tensor for name, tensor in tensors.items()}

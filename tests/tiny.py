@@ -127,6 +127,7 @@ DECODERS: dict[str, c.Decoder] = {
     "normless": decoder(
         block(norm=None), block(norm=None, place="parallel"), c.Block(c.Attention(4), None, None), depth=3
     ),
+    "gptj": decoder(block(norm=c.LayerNorm(), place="parallel"), position=c.Rotary(fraction=0.5, interleaved=True)),
     "nothing": decoder(block(feedforward=c.MLP(64, "relu2")), position=c.NoPosition()),
 }
 ONWARD = c.Stack(2, (block(c.Attention(4, see=c.Causal() | c.Window(3))),), c.Rotary(), causal=False)  # a look ahead

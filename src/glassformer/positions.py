@@ -111,12 +111,14 @@ Stretch: TypeAlias = LinearStretch | Llama3Stretch | YarnStretch | LongStretch
 class Rotary:
     """Queries and keys turned by angles that grow with position (Su et al. 2021).
 
-    ``fraction`` of each head's dimensions turn (GPT-NeoX, Phi); the halves of what turns are paired.
+    ``fraction`` of each head's dimensions turn (GPT-NeoX, Phi). The first half of what turns is paired with the second;
+    ``interleaved`` pairs neighbours (the paper, GPT-J, Llama's own files).
     """
 
     theta: float = 10_000.0  # the slowest wave's length over 2 pi
     fraction: float = 1.0
     stretch: Stretch | None = None  # how the waves are slowed for longer texts
+    interleaved: bool = False
 
     def __post_init__(self) -> None:
         above_zero(self, "theta")

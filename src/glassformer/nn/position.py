@@ -83,11 +83,14 @@ class Learned(Position):
 
 @builds(config.Rotary)
 class Rotary(Position):
-    """Pairs (i, i + half) of each head's dimensions turned by pos * theta^(-i / half) (Su et al. 2021)."""
+    """Pairs (i, i + half), or (2i, 2i + 1), of each head's dimensions turned by pos * theta^(-i / half) (Su et al.).
+
+    Both are the same turn of dimensions in another order.
+    """
 
     def __init__(self, cfg: config.Rotary, dim: int, heads: int, causal: bool) -> None:
         super().__init__(cfg, dim, heads, causal)
-        self.theta, self.fraction = cfg.theta, cfg.fraction
+        self.theta, self.fraction, self.interleaved = cfg.theta, cfg.fraction, cfg.interleaved
         self.stretch: Stretch | None = build(cfg.stretch) if cfg.stretch else None
 
     def rotate(self, x: Tensor, flow: Flow) -> Tensor:
@@ -98,11 +101,12 @@ class Rotary(Position):
         return self.turn(x, cos, sin)
 
     def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """(a, b) -> (a cos - b sin, b cos + a sin) for the two halves a, b of the last dimension."""
-        return x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin  # no addcmul: rounded as published models are
+        """(a, b) -> (a cos - b sin, b cos + a sin) for the two halves a, b of the last dimension, or its neighbours."""
+        other = x.view(*x.shape[:-1], -1, 2).flip(-1).flatten(-2) if self.interleaved else x.roll(x.shape[-1] // 2, dims=-1)
+        return x * cos + other * sin  # no addcmul: rounded as published models are
 
     def table(self, pos: Tensor, turned: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosines and sines (B or 1, 1, T, turned), the first half of the sines negated."""
+        """Cosines and sines (B or 1, 1, T, turned), the sines of each pair's first negated."""
         exponent = torch.arange(0, turned, 2, device=pos.device, dtype=torch.int64).float() / turned
         speed, size = 1.0 / (self.theta**exponent), 1.0  # radians per position, (turned / 2)
         if self.stretch is not None:
@@ -111,6 +115,8 @@ class Rotary(Position):
         cos, sin = angle.cos(), angle.sin()
         if size != 1.0:
             cos, sin = cos * size, sin * size
+        if self.interleaved:
+            return cos.repeat_interleave(2, -1).to(dtype), torch.stack((-sin, sin), -1).flatten(-2).to(dtype)
         return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -83,22 +84,25 @@ def test_equal_to_transformers() -> None:
         ours, _ = load(folder)
     assert isinstance(ours, EncoderDecoder)
     prompts = [[5, 7, 9, 11, 1], [4, 8, 22, 30, 1]]
-    for penalty in (0.0, 1.0, 2.0):
+    for penalty, forced in ((0.0, None), (1.0, None), (2.0, None), (0.0, 33)):  # forced: a language's tag
         told = theirs.generate(
             torch.tensor(prompts),
             num_beams=4,
             num_return_sequences=4,
             max_new_tokens=12,
             length_penalty=penalty,
+            forced_bos_token_id=forced,
             early_stopping=True,
             do_sample=False,
             return_dict_in_generate=True,
             output_scores=True,
         )
-        found = beam(ours, None, prompts, beams=4, best=4, max_new=12, length_penalty=penalty, eos=1, start=0)
+        start = [0] if forced is None else [0, forced]
+        room = 13 - len(start)
+        found = beam(ours, None, prompts, beams=4, best=4, max_new=room, length_penalty=penalty, eos=1, start=start)
         flat = [h for hypotheses in found for h in hypotheses]
         for row, score, hypothesis in zip(told.sequences.tolist(), told.sequences_scores.tolist(), flat, strict=True):
-            assert row[1 : 1 + len(hypothesis.tokens)] == hypothesis.tokens
+            assert row[: len(start) + len(hypothesis.tokens)] == start + hypothesis.tokens
             assert score == pytest.approx(hypothesis.score, abs=1e-4)
 
 
@@ -114,6 +118,49 @@ def test_equal_to_transformers() -> None:
 def test_settings_that_mean_nothing(settings: dict[str, object], said: str) -> None:
     with pytest.raises(UserError, match=said):
         beam(model("gpt2"), None, [1], **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("way", [beam, generate])
+@pytest.mark.parametrize(
+    ("start", "said"),
+    [
+        ([], "at least one"),
+        ([0, 50], "50 is out of range"),
+        (-1, "-1 is out of range"),
+        *((bad, "give a token's id") for bad in ("de", [0.5], [True], [1] * 65)),
+    ],
+)
+def test_a_beginning_that_is_none(way: Callable[..., object], start: object, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        way(model("t5"), None, [1], max_new=4, start=start)
+
+
+def test_several_tokens_begin_a_target_on_the_greedy_path() -> None:
+    made = model("t5")
+    rest = generate(made, None, [[5, 7]], start=[0, 33, 4], max_new=6, temperature=0, eos=()).run().tokens[0]  # type: ignore[arg-type]
+    row = [0, 33, 4]
+    with torch.no_grad():
+        for _ in range(6):
+            row.append(int(made(torch.tensor([row]), torch.tensor([[5, 7]])).logits[0, -1].argmax()))  # type: ignore[operator]
+    assert rest == row[3:]
+    assert rest == beam(made, None, [[5, 7]], beams=1, start=(0, 33, 4), max_new=6, eos=())[0][0].tokens  # type: ignore[arg-type]
+
+
+def pooled(head: c.Head | None) -> c.Decoder:
+    return replace(tiny.DECODERS["llama"], head=head, pool=c.Pool("last", unit=True))
+
+
+def test_a_decoder_with_a_pool_generates_and_one_without_a_head_says_that_it_cannot() -> None:
+    plain = replace(pooled(c.Head()), pool=None)
+    with_pool, alone = (build_model(cfg, seed=1).eval() for cfg in (pooled(c.Head()), plain))
+    made = [generate(one, None, [[5, 7, 9]], max_new=8, eos=(), temperature=0) for one in (with_pool, alone)]
+    assert made[0].run().tokens == made[1].run().tokens
+    assert beam(with_pool, None, [[5, 7, 9]], max_new=8, eos=()) == beam(alone, None, [[5, 7, 9]], max_new=8, eos=())
+    told = build_model(pooled(None), seed=1)(torch.tensor([[5, 7, 9]]))
+    assert told.pooled.shape == (1, tiny.DIM) and told.logits.numel() == 0
+    for way in (generate, beam):
+        with pytest.raises(UserError, match="no head over tokens"):
+            way(build_model(pooled(None), seed=1).eval(), None, [1], max_new=2)
 
 
 def test_an_encoder_continues_nothing() -> None:

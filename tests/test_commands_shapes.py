@@ -52,6 +52,15 @@ def test_translate_and_its_figures(folder: Path, capsys: pytest.CaptureFixture[s
         assert told["texts"] == len(PAIRS) and set(told["by length"]) == {"1-4", "5+"}
 
 
+def test_translate_begins_as_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = []
+    for start in ([], ["--start", "the"], ["--start", "sea red the"]):
+        words = ["translate", str(folder / "pair"), "the cat sat", "--json", "--max-new", "4", "--beams", "1"]
+        assert main([*words, *start]) == 0
+        told.append(json.loads(capsys.readouterr().out)["best"][0]["logprobs"])
+    assert told[0] != told[1] != told[2]
+
+
 def test_labels(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["classify", str(folder / "labels"), "the red house", "the man", "--json"]) == 0
     for line in capsys.readouterr().out.splitlines():
@@ -87,6 +96,9 @@ def test_blanks_and_vectors(folder: Path, capsys: pytest.CaptureFixture[str]) ->
         (["translate", "pair", "a cat", "--beams", "0"], "beams is 0"),
         (["translate", "pair", "a cat", "--best", "9"], "best is 9"),
         (["translate", "pair", " "], "empty"),
+        (["translate", "pair", "a cat", "--start", "<2de>"], 'no token "<2de>"'),
+        (["translate", "pair", "a cat", "--start", "999999"], "999999 is out of range"),
+        (["translate", "pair", "a cat", "--start", ""], "at least one"),
         (["eval", "pair", "--data", "source", "--target", "labels.short"], "lines"),
         (["eval", "labels", "--data", "other.tsv"], "not one of the set"),
         (["eval", "pair", "--data", "source", "--target", "target", "--figures", "blue"], 'no figure "blue"'),

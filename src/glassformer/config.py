@@ -288,13 +288,13 @@ Body: TypeAlias = Stack | Recurrent
 
 @frozen
 class Decoder:
-    """head(decoder(embed(tokens))): a token sees what came before (GPT-2, Llama)."""
+    """head(decoder(embed(tokens))): a token sees what came before (GPT-2, Llama); ``head=None`` ends in vectors."""
 
     dim: int  # width of the residual stream
     context: int  # the most tokens it reads
     embed: Embed  # tokens to vectors
     decoder: Body  # the blocks
-    head: Head = Head()  # vectors to logits
+    head: Head | None = Head()  # vectors to logits; none ends in vectors
     init: Init = Init()  # how weights start
     pool: Pool | None = None  # one vector for a whole sequence
 

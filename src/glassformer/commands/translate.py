@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from ..errors import UserError, need
 from .common import MODEL, TEXTS, computing, counting, emit, note, pieces, prompting, reader, texts
+
+if TYPE_CHECKING:
+    from ..text.tokenizer import Tokenizer
 
 HELP = "From a source text to a target text (translation, summaries): the best that a beam search finds."
 EXAMPLES = (
@@ -24,6 +28,7 @@ def options(one: argparse.ArgumentParser) -> None:
     one.add_argument(
         "--length-penalty", type=float, default=1.0, metavar="A", help="0 favours short texts, 2 long ones (1)"
     )
+    one.add_argument("--start", metavar="TOKENS", help='what a target begins with, ids or pieces: "</s> de_DE"')
     one.add_argument("--max-new", type=int, default=200, metavar="N", help="at most N tokens (200)")
     one.add_argument("--cut", default="no", metavar="SIDE", help="what a source too long loses: end, start (refused)")
     one.add_argument("--batch", type=int, default=32, metavar="N", help="texts at once (32)")
@@ -54,6 +59,7 @@ def run(given: argparse.Namespace) -> None:
         length_penalty=given.length_penalty,
         max_new=given.max_new,
         cut=given.cut,
+        start=None if given.start is None else tokens_of(given.start, tokenizer),
     )
     for text, found in zip(sources, told, strict=True):
         if given.json:
@@ -69,3 +75,14 @@ def run(given: argparse.Namespace) -> None:
     unended = sum(found[0].finish == "length" for found in told)
     if unended:
         note(f"{unended} of {len(sources)} did not come to an end within --max-new {given.max_new} tokens.")
+
+
+def tokens_of(words: str, tokenizer: Tokenizer) -> list[int]:
+    """The ids that words name: numbers are ids, all else pieces of the vocabulary; UserError for what is neither."""
+    found = [int(word) if word.isdecimal() else tokenizer.id(word) for word in words.split()]
+    for word, one in zip(words.split(), found, strict=True):
+        need(
+            one is not None,
+            f'--start: there is no token "{word}"; give an id, or a piece of the vocabulary.',
+        )
+    return [one for one in found if one is not None]

@@ -255,6 +255,7 @@ def _loss(model: Model, tokens: Tensor, targets: Tensor, pos: Tensor | None, doc
 
 def head_rows(model: Model, hidden: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """fp32 logits (up to 2,048 rows, V) of hidden states (N, C), a piece at a time, with their targets."""
-    assert model.head is not None
+    if model.head is None:
+        raise UserError("This model has no head over tokens and predicts no text; give one that has.")
     for some, theirs in zip(torch.split(hidden, _HEAD_ROWS), torch.split(targets, _HEAD_ROWS), strict=True):
         yield model.head(some, model.embed).float(), theirs

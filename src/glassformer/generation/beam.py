@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from .. import config
-from ..errors import UserError, need
+from ..errors import need
 from ..nn import EncoderDecoder, Model
 from ..nn.finite import must_be_finite
 from ..text.examples import Cut, question
 from .loop import Finish
-from .prompt import Prompt, check, first_token, read
+from .prompt import Prompt, Start, first_tokens, must_continue, read
 from .reading import Reading
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def beam(
     max_new: int = 256,
     eos: int | Collection[int] | None = None,
     bos: bool | None = None,
-    start: int | None = None,
+    start: Start = None,
 ) -> list[list[Hypothesis]]:
     """The ``best`` continuations of each prompt that a search with ``beams`` finds, the best first.
 
@@ -89,7 +89,8 @@ def beam(
     favours short texts), 1 by their mean; above 1 favours long ones. The other arguments are those of ``generate``.
     Raises UserError for settings that mean nothing and prompts that cannot be read.
     """
-    _check(model.config, beams, best, length_penalty, max_new)
+    must_continue(model.config)
+    _check(beams, best, length_penalty, max_new)
     prompts = read(prompt, tokenizer, model.config, bos)
     if eos is None:
         eos = () if tokenizer is None or tokenizer.eos is None else tokenizer.eos
@@ -97,9 +98,7 @@ def beam(
     crossed = isinstance(model, EncoderDecoder)
     begin = prompts
     if crossed:
-        opening = first_token(tokenizer, start)
-        check(opening, model.config.embed.vocab)
-        begin = [opening] * len(prompts)
+        begin = [first_tokens(tokenizer, start, model.config)] * len(prompts)
     room = min(max_new, model.config.context - max(map(len, begin)) + 1)
     known = None if tokenizer is None else tokenizer.size
     hunts = [Hunt(number, [Beam() for _ in range(beams)]) for number in range(len(prompts))]
@@ -137,6 +136,7 @@ def search(
     length_penalty: float = 1.0,
     max_new: int = 256,
     cut: Cut = "no",
+    start: Start = None,
 ) -> list[list[Hypothesis]]:
     """``beam`` for many source texts, ``batch`` at once; the results in the order given. ``progress`` counts them.
 
@@ -150,7 +150,8 @@ def search(
     for first in range(0, len(order), batch):
         places = order[first : first + batch]
         some = [_asked(model.config, tokenizer, ids, cut) for ids in tokenizer.encode_batch([texts[p] for p in places])]
-        found = beam(model, tokenizer, some, beams=beams, best=best, length_penalty=length_penalty, max_new=max_new)
+        how: dict[str, Any] = {"beams": beams, "best": best, "length_penalty": length_penalty, "max_new": max_new}
+        found = beam(model, tokenizer, some, start=start, **how)
         for place, hypotheses in zip(places, found, strict=True):
             told[place] = hypotheses
         if progress is not None:
@@ -249,9 +250,7 @@ def _written(hypothesis: Hypothesis, tokenizer: Tokenizer | None, ends: frozense
     )
 
 
-def _check(cfg: config.Model, beams: int, best: int, penalty: float, max_new: int) -> None:
-    if isinstance(cfg, config.Encoder):
-        raise UserError("An encoder cannot continue a text; give a decoder, or use fill, embed or classify.")
+def _check(beams: int, best: int, penalty: float, max_new: int) -> None:
     need(beams >= 1, f"beams is {beams}; give 1 or more.")
     need(1 <= best <= beams, f"best is {best}; give 1 to the number of beams ({beams}).")
     need(math.isfinite(penalty), f"length_penalty is {penalty}; give a number such as 1.0.")

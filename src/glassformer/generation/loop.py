@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from .. import config
 from ..errors import UserError
 from ..nn import EncoderDecoder, Model
 from ..nn.finite import must_be_finite
-from .prompt import Prompt, check, first_token, read
+from .prompt import Prompt, Start, first_tokens, must_continue, read
 from .reading import MANY, Reading
 from .sample import Sampling, choose, likeliest, log_probability
 from .writer import Writer
@@ -186,7 +185,7 @@ def generate(
     seed: int | None = None,
     eos: int | Collection[int] | None = None,
     bos: bool | None = None,
-    start: int | None = None,
+    start: Start = None,
     slide: bool = False,
     likely: int = 0,
 ) -> Generation:
@@ -206,16 +205,15 @@ def generate(
     """
     how = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
-    _check(model.config, max_new, samples, stops, tokenizer, how)
+    must_continue(model.config)
+    _check(max_new, samples, stops, tokenizer, how)
     if slide and (max_new is None or isinstance(model, EncoderDecoder)):
         missing = "a decoder" if isinstance(model, EncoderDecoder) else "max_new, for it never ends by itself"
         raise UserError(f"A sliding context needs {missing}; give one, or leave out slide.")
     prompts = read(prompt, tokenizer, model.config, bos)
     starts = prompts
     if isinstance(model, EncoderDecoder):
-        first = first_token(tokenizer, start)
-        check(first, model.config.embed.vocab)
-        starts = [first for _ in prompts]
+        starts = [first_tokens(tokenizer, start, model.config)] * len(prompts)
     if eos is None:
         eos = () if tokenizer is None or tokenizer.eos is None else tokenizer.eos
     limits = Limits(frozenset((eos,) if isinstance(eos, int) else eos), max_new, model.config.context, slide)
@@ -315,15 +313,12 @@ def _seen(rows: Sequence[Row], logits: Tensor) -> Tensor:
 
 
 def _check(
-    cfg: config.Model,
     max_new: int | None,
     samples: int,
     stops: Sequence[str],
     tokenizer: Tokenizer | None,
     how: Sampling,
 ) -> None:
-    if isinstance(cfg, config.Encoder):
-        raise UserError("An encoder cannot continue a text; give a decoder, or use fill, embed or classify.")
     if max_new is not None and max_new < 1:
         raise UserError(f"max_new is {max_new}; give 1 or more.")
     if samples < 1:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .. import config
-from ..errors import UserError
+from ..errors import UserError, need
 from ..lengths import way_out
 from ..text.shards import begins
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 Prompt: TypeAlias = (
     str | Sequence[str | None] | Sequence[int] | Sequence[Sequence[int]] | Tensor | np.ndarray[Any, Any] | None
 )
+
+Start: TypeAlias = int | Sequence[int] | None
 
 
 def read(prompt: Prompt, tokenizer: Tokenizer | None, cfg: config.Model, bos: bool | None = None) -> list[list[int]]:
@@ -56,13 +58,25 @@ def check(ids: Sequence[int], vocab: int) -> None:
         raise UserError(f"Token id {wrong} is out of range: {known}; use the tokenizer it was trained with.")
 
 
-def first_token(tokenizer: Tokenizer | None, start: int | None) -> list[int]:
-    """What an encoder-decoder's decoder begins with."""
+def first_tokens(tokenizer: Tokenizer | None, start: Start, cfg: config.Model) -> list[int]:
+    """What an encoder-decoder's decoder begins with: an id, or several (a language's tag); UserError for bad ones."""
     if start is None and tokenizer is not None:
         start = tokenizer.pad if tokenizer.bos is None else tokenizer.bos
     if start is None:
         raise UserError("The decoder needs a token to begin with; give start=ID.")
-    return [start]
+    ids: list[Any] = list(start) if isinstance(start, list | tuple) else [start]
+    whole = all(isinstance(one, Integral) and not isinstance(one, bool) for one in ids)
+    need(whole and 0 < len(ids) <= cfg.context, f"start is {start!r}; give a token's id, or a list of at least one.")
+    check(ids, cfg.embed.vocab)
+    return list(map(int, ids))
+
+
+def must_continue(cfg: config.Model) -> None:
+    """UserError for a model that cannot continue a text."""
+    if isinstance(cfg, config.Encoder):
+        raise UserError("An encoder cannot continue a text; give a decoder, or use fill, embed or classify.")
+    sentence = "This model has no head over tokens and cannot continue a text; use embed or classify, or"
+    need(cfg.head is not None, f"{sentence} train one with the objective Causal.")
 
 
 def _encode(prompt: object, tokenizer: Tokenizer | None, bos: bool | None, source: bool) -> list[int]:

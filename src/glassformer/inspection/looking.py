@@ -64,6 +64,7 @@ def foretold(
         raise UserError(
             "An encoder does not foretell the next token; `glassformer fill` shows what it puts in a blank."
         )
+    need(model.config.head is not None, "This model has no head over tokens and foretells none; give one that has.")
     need(count > 0, f"There is nothing to show in {count} tokens; give 1 or more.")
     logits = look(model, tokenizer, text, "logits", source=source)["logits"][0]
     logprobs = logits.float().log_softmax(-1)

@@ -86,9 +86,9 @@ class Model(Part):
         ends += [stretch.length for stretch in stretches(self.config).values() if not stretch.far]
         return min(ends, default=float("inf"))
 
-    def finish(self, hidden: Tensor, flow: Flow, want: Want) -> Output:
-        """Hidden states to the output that was asked for."""
-        pooled = self.pool(hidden, flow) if hasattr(self, "pool") else None
+    def finish(self, hidden: Tensor, flow: Flow, want: Want, cached: bool = False) -> Output:
+        """Hidden states to the output that was asked for; nothing is pooled of a text read in parts (``cached``)."""
+        pooled = self.pool(hidden, flow) if hasattr(self, "pool") and not cached else None
         if want == "none" or self.head is None:
             return Output(hidden[:, :0], hidden, flow.aux, flow.facts, pooled)
         logits = self.head(hidden[:, -1:] if want == "last" else hidden, self.embed)
@@ -122,7 +122,7 @@ class Decoder(Model):
         UserError for tokens of another shape or past a learned position table.
         """
         flow = self.flow(tokens, pos, docs, cache, tape, prefix)
-        return self.finish(self.decoder(self.embed(tokens, flow), flow, cache), flow, logits)
+        return self.finish(self.decoder(self.embed(tokens, flow), flow, cache), flow, logits, cache is not None)
 
 
 @builds(vocabulary.Encoder)
@@ -196,7 +196,7 @@ class EncoderDecoder(Model):
         flow.memory = memory
         if memory is not None:
             flow.aux, flow.facts = dict(memory.aux), dict(memory.facts)
-        return self.finish(self.decoder(self.embed(tokens, flow), flow, cache), flow, logits)
+        return self.finish(self.decoder(self.embed(tokens, flow), flow, cache), flow, logits, cache is not None)
 
 
 def build_model(

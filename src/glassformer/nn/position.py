@@ -102,7 +102,10 @@ class Rotary(Position):
 
     def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """(a, b) -> (a cos - b sin, b cos + a sin) for the two halves a, b of the last dimension, or its neighbours."""
-        other = x.view(*x.shape[:-1], -1, 2).flip(-1).flatten(-2) if self.interleaved else x.roll(x.shape[-1] // 2, dims=-1)
+        if self.interleaved:
+            other = x.view(*x.shape[:-1], -1, 2).flip(-1).flatten(-2)
+        else:
+            other = x.roll(x.shape[-1] // 2, dims=-1)
         return x * cos + other * sin  # no addcmul: rounded as published models are
 
     def table(self, pos: Tensor, turned: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

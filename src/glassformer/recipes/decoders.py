@@ -6,6 +6,7 @@ A family's page says the rest: which norm, which feed-forward, which biases, who
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..config import (
@@ -101,6 +102,7 @@ def read_decoder(
     context: int,
     tied: bool = False,
     dropout: float | None = None,
+    head: Head = Head(),
 ) -> Decoder:
     """The whole model around its block or blocks; ``context`` and ``tied`` where the file does not say."""
     if dropout is None:
@@ -113,7 +115,7 @@ def read_decoder(
         raw.whole("max_position_embeddings", context, most=1 << 28),
         Embed(raw.whole("vocab_size", most=1 << 24)),
         Stack(depth, pattern, position, last_norm=pattern[0].norm, dropout=dropout or 0.0),
-        Head(tied=raw.flag("tie_word_embeddings", tied)),
+        replace(head, tied=raw.flag("tie_word_embeddings", tied)),
         Init(std, std, "plain"),
     )
 
@@ -192,8 +194,8 @@ def read_stretch(rope: Raw, kind: str) -> Stretch:
 
 def write_decoder(model: Model, layout: str) -> tuple[Block, dict[str, Any]]:
     """The first block, and the words that all of them share; UserError for what is no decoder."""
-    if not isinstance(model, Decoder):
-        raise UserError(f"The {layout} layout holds only decoders.")
+    if not isinstance(model, Decoder) or model.head is None:
+        raise UserError(f"The {layout} layout holds only decoders with a head.")
     block = decoder(model).pattern[0]
     attention, mlp = block.attention, plain_mlp(block.feedforward)
     return block, {

@@ -82,9 +82,9 @@ def read2(raw: Raw) -> Model:
     size = raw.whole("sliding_window", unsaid(raw, "sliding_window", 4096), most=1 << 28)
     sees = read_windows(raw, size, [i % 2 == 0 for i in range(depth)])
     blocks = [Block(replace(attention, see=see), mlp, _norm(raw), place="sandwich") for see in sees]
-    model = _scaled(read_decoder(raw, blocks, read_rotary(raw), context=8192, tied=True))
     softcap = raw.number("final_logit_softcapping", unsaid(raw, "final_logit_softcapping", 30.0))
-    return replace(model, head=replace(model.head, softcap=softcap))
+    head = Head(softcap=softcap)
+    return _scaled(read_decoder(raw, blocks, read_rotary(raw), context=8192, tied=True, head=head))
 
 
 def _attention(raw: Raw, kv_heads: int) -> Attention:

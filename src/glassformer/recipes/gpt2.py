@@ -67,8 +67,8 @@ def read(raw: Raw) -> Model:
 
 def write(model: Model) -> dict[str, Any]:
     """Our config as a GPT-2 config.json, as far as that can say it."""
-    if not isinstance(model, Decoder):
-        raise UserError("The gpt2 layout holds only decoders.")
+    if not isinstance(model, Decoder) or model.head is None:
+        raise UserError("The gpt2 layout holds only decoders with a head.")
     block = stacks(model)["decoder"].pattern[0]
     if block.attention.head_dim not in (None, model.dim / block.attention.heads):
         raise UserError("The gpt2 layout holds only heads that share the width evenly.")

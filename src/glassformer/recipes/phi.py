@@ -65,8 +65,8 @@ def read(raw: Raw) -> Model:
     act = raw.choice("hidden_act", ACTIVATIONS, "gelu_new")
     block = Block(attention, MLP(raw.whole("intermediate_size", most=WIDE), act, bias=True), norm, place="parallel")
     dropout = raw.number("resid_pdrop", 0.0, most=0.99)
-    model = read_decoder(raw, block, read_rotary(raw, fraction=0.5), context=2048, dropout=dropout)
-    return replace(model, head=replace(model.head, bias=True))
+    rotary = read_rotary(raw, fraction=0.5)
+    return read_decoder(raw, block, rotary, context=2048, dropout=dropout, head=Head(bias=True))
 
 
 def write(model: Model) -> dict[str, Any]:

@@ -94,9 +94,10 @@ def _an(word: str) -> str:
 def with_ends(chosen: objectives.Objective, made: config.Model, labels: int) -> tuple[config.Model, list[str]]:
     """The config with the head and pool that an objective asks of, and what had to be added or left out, in words."""
     said = []
-    if isinstance(chosen, objectives.Masked) and made.head is None and isinstance(made, config.Encoder):
-        made, said = replace(made, head=config.Head(bias=True)), ["The model has no head over tokens; one is added."]
     if not isinstance(chosen, objectives.Classify | objectives.Contrast):
+        if made.head is None:
+            made = replace(made, head=config.Head(bias=isinstance(made, config.Encoder)))
+            said = ["The model has no head over tokens; one is added."]
         return made, said
     if isinstance(made, config.Encoder) and made.head is not None:
         made, said = (

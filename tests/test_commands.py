@@ -237,6 +237,58 @@ def test_the_device_is_chosen_said_and_refused(
     assert devices.find("mps" if torch.backends.mps.is_available() else "cpu")
 
 
+def test_a_file_of_ones_own_is_used_before_anything_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[str] = []
+    monkeypatch.setattr("glassformer.cli.use", used.append)
+    for words in (["recipes", "--json"], ["cost", "glass/1m"], ["look", "glass/1m", "x"], ["masks"]):
+        assert main([*words, "--use", "one.py", "--use", "two.py"]) == 0
+        assert used == ["one.py", "two.py"]
+        used.clear()
+    capsys.readouterr()
+    for verb, made in parser().verbs.items():
+        takes = {"--use" in leaf.options for leaf in (made.verbs or {"": made}).values()}
+        assert takes == (
+            {False} if verb in ("data", "tokens", "completion") else {True, False} if verb == "words" else {True}
+        )
+    monkeypatch.undo()
+    (tmp_path / "bad.py").write_text("import nonesuch\n")
+    assert main(["recipes", "--use", str(tmp_path / "bad.py")]) == 2
+    assert "bad.py, line 1: ModuleNotFoundError" in capsys.readouterr().err
+
+
+def test_a_training_goes_on_on_another_device(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from glassformer import devices
+
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("".join(f"{i} and {i + 1}.\n" for i in range(80)))
+    size = ["--dim", "16", "--decoder.depth", "1", "--decoder.pattern.attention.heads", "2", "--context", "16"]
+    words = [
+        "train",
+        "--data.train",
+        "text.txt",
+        "--data.tokenizer",
+        "char",
+        *size,
+        "--batch",
+        "2",
+        "--dtype",
+        "float32",
+    ]
+    words += ["--steps", "2", "--sample_every", "0", "--tensorboard", "false", "--out", "out"]
+    assert main([*words, "--device", "cuda"]) == 2
+    assert "This machine has no device cuda" in capsys.readouterr().err and not Path("out").exists()
+    assert main([*words, "--device", "cpu"]) == 0
+    assert "Training on cpu." in capsys.readouterr().err
+    monkeypatch.setattr(devices, "find", lambda name: torch.device("cpu") if name == "cuda:1" else None)
+    assert main([*words, "--device", "cuda:1", "--resume"]) == 0
+
+
 def test_completion_in_bash() -> None:
     script = (
         completion.SHELLS["bash"]

@@ -13,6 +13,7 @@ from pathlib import Path
 from . import __version__
 from .commands import VERBS
 from .errors import UserError
+from .extend import use
 from .files import explain
 from .parsing import Parser, check_text
 
@@ -34,6 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif words[:1] == ["version"]:
             words = ["--version"]
         given = parser(words[:1]).understand(words)
+        for file in getattr(given, "use", ()):
+            use(file)
         code: int = given.run(given) or 0
         if sys.stdout is not None:  # None where it was closed before we began
             sys.stdout.flush()

@@ -124,6 +124,7 @@ class Train:
     schedule: Schedule = WarmupStableDecay()  # how the rate rises and falls
     clip: float | None = 1.0
     label_smoothing: float = 0.0  # share of the target's probability spread over all tokens
+    device: str | None = None  # cpu, cuda, cuda:1 or mps; none: the GPU where there is one
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     compile: Literal["auto", "yes", "no"] = "auto"
     seed: int = 0  # of weights, order and dropout
@@ -151,8 +152,8 @@ class Train:
         need(0 <= self.label_smoothing < 1, smooth)
 
 
-WATCHING = ("early_stop", "evaluate_every", "save_every", "keep", "sample_every", "tensorboard")
-"""Fields of Train that change what is seen and kept, never the weights: a resumed run may change them."""
+WATCHING = ("device", "early_stop", "evaluate_every", "save_every", "keep", "sample_every", "tensorboard")
+"""Fields of Train that change where it runs and what is seen and kept: a resumed run may change them."""
 
 
 GENTLE = AdamW(rate=1e-4)

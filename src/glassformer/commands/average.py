@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .common import new_folder
+from .common import new_folder, using
 
 HELP = "One model of the mean weights of a run's last checkpoints."
 EXAMPLES = ("glassformer average out/mine --last 5 --out out/averaged",)
@@ -16,6 +16,7 @@ def options(one: argparse.ArgumentParser) -> None:
     one.add_argument("folder", metavar="DIR", help="the folder of a run, as given to train --out")
     one.add_argument("--last", type=int, default=5, metavar="N", help="the last N checkpoints it keeps (5)")
     one.add_argument("--out", required=True, metavar="FOLDER", help="where to save the model")
+    using(one)
 
 
 def run(given: argparse.Namespace) -> None:

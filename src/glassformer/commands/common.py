@@ -18,8 +18,15 @@ MODEL = "a folder, a hub name or a recipe such as glass/1m"
 TEXTS = "one or several; - is standard input, one text"
 
 
+def using(one: argparse.ArgumentParser) -> None:
+    """The option of every command that reads a model or a run file; what it names is run before the command."""
+    said = "first run a Python file of your own, which adds mechanisms or recipes; may be repeated"
+    one.add_argument("--use", action="append", default=[], metavar="FILE.py", help=said)
+
+
 def computing(one: argparse.ArgumentParser) -> None:
     """The options of every command that computes with a model."""
+    using(one)
     one.add_argument("--device", metavar="D", help="cpu, cuda, cuda:1 or mps (the GPU where there is one)")
     one.add_argument("--dtype", metavar="D", help="float32, bfloat16 or float16 (the checkpoint's own)")
 
@@ -42,6 +49,12 @@ def loaded(given: argparse.Namespace, **how: Any) -> tuple[Any, Any]:
         kind = str(next(model.parameters()).dtype).removeprefix("torch.")
         note(f"{given.model} computes on {devices.title(device)} in {kind}.")
     return model, tokenizer
+
+
+def passed(given: argparse.Namespace) -> list[str]:
+    """The same files to use, device and dtype, as a command in a process of its own takes them."""
+    files = [word for file in given.use for word in ("--use", file)]
+    return files + [word for name in ("device", "dtype") if (at := getattr(given, name)) for word in (f"--{name}", at)]
 
 
 def pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:

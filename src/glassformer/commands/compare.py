@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, need
-from .common import emit, note
+from .common import computing, emit, note, passed
 from .comparison import draw, facts, log, table, together
 from .eval import numbers
 from .process import alone, answer
@@ -43,6 +43,7 @@ def options(one: argparse.ArgumentParser) -> None:
     one.add_argument("--bag", action="store_true", help="beside them, for labels: a bag of words (TF-IDF)")
     one.add_argument("--out", default="out/compare", metavar="DIR", help="where the runs go (out/compare)")
     one.add_argument("--json", action="store_true", help="the figures as JSON")
+    computing(one)
     test = one.add_argument_group("a test set, read by the best checkpoint of each run: BLEU, or accuracy")
     test.add_argument("--test", metavar="FILE", help="examples, or their sources")
     test.add_argument("--target", metavar="FILE", help="the file with the right targets, line by line")
@@ -75,7 +76,7 @@ def run(given: argparse.Namespace) -> int | None:
                 done.clear()
                 done["steps"] = found[0]["steps"] if found else steps_of(given, arm, out / name)
             remember(out, before)
-            code = trained(arm, arm.plan.train.seed + seed if seed else None, out / name, done)
+            code = trained(given, arm, arm.plan.train.seed + seed if seed else None, out / name, done)
             remember(out, before)
             if code:
                 note(f"Or give the same compare command again: it goes on with what is in {out}.")
@@ -207,7 +208,7 @@ def steps_of(given: argparse.Namespace, arm: Arm, folder: Path) -> int | None:
     trial = folder.with_name(f"{folder.name}.trial")
     shutil.rmtree(trial, ignore_errors=True)
     quiet = ["--evaluate_every", "0", "--save_every", "0", "--sample_every", "0", "--tensorboard", "false"]
-    words = ["train", *arm.words(), "--out", str(trial), "--steps", str(TRIAL), *quiet]
+    words = ["train", *arm.words(), "--out", str(trial), "--steps", str(TRIAL), *quiet, *passed(given)]
     try:
         alone(words)
         seconds = statistics.median(line["seconds"] for line in log(trial)[-LAST:])
@@ -226,12 +227,12 @@ def context_of(plan: Any) -> int:
     return model.context
 
 
-def trained(arm: Arm, seed: int | None, folder: Path, done: dict[str, Any]) -> int:
+def trained(given: argparse.Namespace, arm: Arm, seed: int | None, folder: Path, done: dict[str, Any]) -> int:
     """Train, or go on; 0, or the exit code of a training that was stopped."""
     if done.get("finished"):
         note(f"{folder.name} is finished; it is not trained again.")
         return 0
-    words = ["train", *arm.words(), "--out", str(folder), *(["--resume"] if folder.exists() else [])]
+    words = ["train", *arm.words(), "--out", str(folder), *(["--resume"] if folder.exists() else []), *passed(given)]
     words += [] if seed is None else ["--seed", str(seed)]
     if done.get("steps"):
         words += ["--steps", str(done["steps"])]
@@ -250,7 +251,7 @@ def tested(given: argparse.Namespace, plan: Any, folder: Path, done: dict[str, A
         return
     pairs = isinstance(plan.train.objective, Seq2Seq)
     need(pairs or isinstance(plan.train.objective, Classify), "--test is for translations and labels; leave it out.")
-    words = ["eval", str(folder), "--data", given.test, "--json"]
+    words = ["eval", str(folder), "--data", given.test, "--json", *passed(given)]
     words += ["--before", plan.data.before] if plan.data.before else []
     words += columns_of(plan.data)
     if pairs:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from ..errors import need
-from .common import MODEL, new_folder
+from .common import MODEL, new_folder, using
 
 HELP = "Save a model in another layout: Hugging Face's or our own; or another library's file as a model."
 KINDS = ("nanogpt", "mingpt", "nanochat", "transformerlens", "hf")
@@ -25,6 +25,7 @@ def options(one: argparse.ArgumentParser) -> None:
     one.add_argument("--from", dest="kind", choices=KINDS, help="MODEL is a file that this library saved")
     one.add_argument("--config", metavar="FILE", help="with --from: JSON that says what its weights do not")
     one.add_argument("--context", type=int, metavar="N", help="tokens it is to read, in place of its own number")
+    using(one)
 
 
 def run(given: argparse.Namespace) -> None:

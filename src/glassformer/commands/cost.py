@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from ..errors import UserError
-from .common import emit
+from .common import emit, using
 
 HELP = "Parameters, FLOPs and memory, from the config alone."
 EXAMPLES = (
@@ -21,6 +21,7 @@ def options(one: argparse.ArgumentParser) -> None:
     one.add_argument("--batch", type=int, metavar="N", help="rows in a batch")
     one.add_argument("--context", type=int, metavar="N", help="tokens in a row (the model's context)")
     one.add_argument("--json", action="store_true", help="as JSON")
+    using(one)
 
 
 def run(given: argparse.Namespace) -> None:

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from ..errors import UserError
-from .common import ascii_only, colours, emit, picture, rows
+from .common import ascii_only, colours, emit, picture, rows, using
 
 HELP = "Who may look at whom: a rule's picture and the pairs it visits."
 EXAMPLES = (
@@ -25,6 +25,7 @@ def options(one: argparse.ArgumentParser) -> None:
         "--out", type=Path, metavar="FILE", help="write the picture to a .svg or .png file; - is standard output (svg)"
     )
     one.add_argument("--json", action="store_true", help="the counts as JSON")
+    using(one)
 
 
 def run(given: argparse.Namespace) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from .common import emit
+from .common import emit, using
 
 HELP = "The families and their sizes."
 EXAMPLES = ("glassformer recipes --json",)
@@ -13,6 +13,7 @@ EXAMPLES = ("glassformer recipes --json",)
 def options(one: argparse.ArgumentParser) -> None:
     """Its arguments."""
     one.add_argument("--json", action="store_true", help="as JSON")
+    using(one)
 
 
 def run(given: argparse.Namespace) -> None:

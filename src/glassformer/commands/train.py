@@ -12,6 +12,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..parsing import settings
+from .common import using
 
 HELP = "Train a model as the run file RUN.toml says, or with the defaults."
 EXAMPLES = (
@@ -31,6 +32,7 @@ def options(one: argparse.ArgumentParser) -> None:
     one.add_argument("--out", metavar="DIR", help="where checkpoints, log and curves go")
     one.add_argument("--resume", action="store_true", help="go on from the last checkpoint in DIR")
     one.add_argument("--settings", action="store_true", help="list every setting with its type, default and meaning")
+    using(one)
 
 
 def run(given: argparse.Namespace) -> int | None:
@@ -48,7 +50,8 @@ def run(given: argparse.Namespace) -> int | None:
 
     found, chosen = ({}, "") if named is not None else choose(changes)  # a run file says all that it means
     plan = runs.read(named, {**found, **changes})
-    words = [*called(), "train", *given.rest, "--out", given.out, "--resume"]
+    used = [word for file in given.use for word in ("--use", file)]
+    words = [*called(), "train", *given.rest, *used, "--out", given.out, "--resume"]
     ended = run(plan, Path(given.out), given.resume, sample=write_a_little, command=shlex.join(words), chosen=chosen)
     return 128 + ended.signal if ended.signal else None
 

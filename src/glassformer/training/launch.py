@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from .. import config, files, serial
+from .. import config, devices, files, serial
 from ..cost import Cost, available_memory, cost, gibibytes
 from ..errors import UserError
 from ..nn.experts import MoE
@@ -96,7 +96,9 @@ def _train(
     chosen: str,
 ) -> Ended:
     how = settings.train
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = devices.find(how.device)
+    if how.device or device.type != "cpu":
+        note(f"Training on {devices.title(device)}.")
     origin, tokenizer = prepare.origin(settings, start)
     prepare.check(settings, prepare.fitted(settings, origin))  # before a tokenizer is trained
     examples = prepare.tables(settings)
@@ -243,7 +245,7 @@ def _plan(before: dict[str, Any], state: State, objective: Objective, how: Train
 # ------------------------------------------------------------------------------- words and signals
 
 
-def _refuse_what_cannot_fit(price: Cost, how: Train, device: str) -> None:
+def _refuse_what_cannot_fit(price: Cost, how: Train, device: torch.device) -> None:
     still = 0 if isinstance(how.tune, Full) else price.total
     need, have = _memory(price, how.dtype, still), available_memory(device)
     if have is not None and need > have:

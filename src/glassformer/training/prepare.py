@@ -159,7 +159,7 @@ def fitted(settings: Run, start: config.Model, vocab: int | None = None) -> conf
     return made
 
 
-def build(settings: Run, made: config.Model, device: str, fresh: bool) -> tuple[Any, list[str]]:
+def build(settings: Run, made: config.Model, device: torch.device, fresh: bool) -> tuple[Any, list[str]]:
     """The model to train, of its checkpoint's weights where it has one; what was drawn anew and what trains, said."""
     seed, tune = settings.train.seed, settings.train.tune
     whole = isinstance(tune, objectives.Full)

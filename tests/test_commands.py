@@ -289,6 +289,34 @@ def test_a_training_goes_on_on_another_device(
     assert main([*words, "--device", "cuda:1", "--resume"]) == 0
 
 
+def test_a_name_alone_means_published_weights(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "gpt2", "x"]) == 2
+    assert "gpt2 means openai-community/gpt2 on the hub, which is no folder here" in capsys.readouterr().err
+    assert main(["generate", "glass/1m", "x"]) == 2
+    assert "glass/1m has no tokenizer: it is an untrained shape" in capsys.readouterr().err
+    assert main(["look", "glass/1m", "x"]) == 0
+    assert "glass/1m is an untrained shape: its weights are random." in capsys.readouterr().err
+
+
+def test_all_that_run_files_use_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    from glassformer import run, serial
+
+    lines = answer(["data"], capsys).splitlines()
+    for path in run.run_files().values():
+        data = serial.read_toml(path)["data"]
+        for value in (data["train"], data.get("valid")):
+            names = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
+            for name in (one for one in names if isinstance(one, str) and not one.startswith("out/")):
+                folder, _, file = name.partition("/")
+                assert any(line.startswith(folder) and file in line for line in lines), name
+
+
+def test_perplexity_is_explained(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["eval", model, "--data", __file__, "--context", "16"]
+    assert "in windows that move on by 8 (--stride)" in answer(words, capsys)
+    assert json.loads(answer([*words, "--json"], capsys)).items() >= {"context": 16, "stride": 8}.items()
+
+
 def test_completion_in_bash() -> None:
     script = (
         completion.SHELLS["bash"]

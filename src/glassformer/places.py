@@ -11,6 +11,29 @@ from . import config, files, recipes
 from .errors import UserError, nearest
 
 WANTED = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.model", "*.txt", "*.tiktoken")  # from the hub
+HUB = {
+    "bert": "google-bert/bert-base-uncased",
+    "bert-base-cased": "google-bert/bert-base-cased",
+    "bert-base-uncased": "google-bert/bert-base-uncased",
+    "gemma": "google/gemma-2b",
+    "gemma2": "google/gemma-2-2b",
+    "gpt2": "openai-community/gpt2",
+    "gpt2-large": "openai-community/gpt2-large",
+    "gpt2-medium": "openai-community/gpt2-medium",
+    "gpt2-xl": "openai-community/gpt2-xl",
+    "llama": "meta-llama/Llama-3.2-1B",
+    "minilm": "sentence-transformers/all-MiniLM-L6-v2",
+    "mixtral": "mistralai/Mixtral-8x7B-v0.1",
+    "phi": "microsoft/phi-2",
+    "phi3": "microsoft/Phi-3-mini-4k-instruct",
+    "qwen2": "Qwen/Qwen2.5-0.5B",
+    "qwen3": "Qwen/Qwen3-0.6B",
+    "starcoder2": "bigcode/starcoder2-3b",
+    "t5": "google-t5/t5-small",
+    "t5-base": "google-t5/t5-base",
+    "t5-small": "google-t5/t5-small",
+}
+"""The published weights that a name alone means."""
 
 
 def resolve(name: str | Path) -> Path | config.Model:
@@ -36,9 +59,14 @@ def resolve(name: str | Path) -> Path | config.Model:
         raise UserError(
             f"There is no folder {text[:200]}; give a model's folder, a hub name such as org/name or a recipe."
         )
-    if text.lower().partition("/")[0] in recipes.BOOK and "/" in text:
+    if is_recipe(text):
         return recipes.find(text)
     return _download(text)
+
+
+def is_recipe(name: str) -> bool:
+    """Whether a name is a recipe's: a shape, which has no weights."""
+    return "/" in name and name.lower().partition("/")[0] in recipes.BOOK and not Path(name).is_dir()
 
 
 def checkpoint(folder: Path) -> Path:
@@ -68,24 +96,29 @@ def of_run(name: str | Path) -> str | None:
 
 
 def _download(name: str) -> Path:
-    """The hub's files of a model, from its cache where they are."""
+    """The hub's files of a model, from its cache where they are; a name alone means the one in HUB."""
     import huggingface_hub
     from huggingface_hub import errors as hub
 
     known = nearest(name, recipes.names())
-    hint = known if "mean" in known else ""
+    hint = known if "mean" in known and name not in HUB else ""
+    full = HUB.get(name, name)
+    said = name if full == name else f"{name} means {full} on the hub, which"
+    if full != name:
+        with contextlib.suppress(hub.LocalEntryNotFoundError):  # a cache from when the hub had it by its short name
+            return Path(huggingface_hub.snapshot_download(name, allow_patterns=list(WANTED), local_files_only=True))
     try:
-        return Path(huggingface_hub.snapshot_download(name, allow_patterns=list(WANTED)))
+        return Path(huggingface_hub.snapshot_download(full, allow_patterns=list(WANTED)))
     except hub.GatedRepoError:
-        raise UserError(f"{name} is gated; accept its terms on the hub, then log in with `hf auth login`.") from None
+        raise UserError(f"{said} is gated; accept its terms on the hub, then log in with `hf auth login`.") from None
     except (hub.RepositoryNotFoundError, hub.HFValidationError):
-        raise UserError(f"There is no folder, recipe or hub model called {name}; check the spelling.{hint}") from None
+        raise UserError(f"There is no folder, recipe or hub model called {full}; check the spelling.{hint}") from None
     except hub.HfHubHTTPError as error:
         answer = str(error).strip().split("\n")[0][:160]
-        raise UserError(f"{name} cannot be downloaded ({answer}); try again later, or give a folder.") from None
+        raise UserError(f"{said} cannot be downloaded ({answer}); try again later, or give a folder.") from None
     except (hub.LocalEntryNotFoundError, ConnectionError):
         raise UserError(
-            f"{name} is no folder here and not in the hub's cache, and the hub cannot be reached; "
+            f"{said} is no folder here and not in the hub's cache, and the hub cannot be reached; "
             f"go online once, or give a folder or a recipe.{hint}"
         ) from None
     except OSError as error:

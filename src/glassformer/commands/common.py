@@ -35,20 +35,33 @@ def reader(given: argparse.Namespace) -> tuple[Any, Any]:
     """The model and the tokenizer it needs to read text; UserError where it has none."""
     model, tokenizer = loaded(given)
     if tokenizer is None:
-        raise UserError(f"{given.model} has no tokenizer, so text cannot be read; load a folder that has one.")
+        from .. import places
+
+        shape = ": it is an untrained shape" if places.is_recipe(given.model) else ""
+        raise UserError(f"{given.model} has no tokenizer{shape}, so text cannot be read; load a folder that has one.")
     return model, tokenizer
 
 
 def loaded(given: argparse.Namespace, **how: Any) -> tuple[Any, Any]:
     """The model that is asked for, on the device and in the dtype that are, with its tokenizer."""
-    from .. import devices, store
+    from .. import devices, places, store
 
+    if said := places.of_run(given.model):
+        note(said)
     device = devices.find(given.device)
     model, tokenizer = store.load(given.model, dtype=given.dtype, device=device, **how)
     if given.device or given.dtype or device.type != "cpu":  # else there was nothing to choose
         kind = str(next(model.parameters()).dtype).removeprefix("torch.")
         note(f"{given.model} computes on {devices.title(device)} in {kind}.")
     return model, tokenizer
+
+
+def untrained(name: str) -> None:
+    """Say of a recipe that its weights are drawn, not learned."""
+    from .. import places
+
+    if places.is_recipe(name):
+        note(f"{name} is an untrained shape: its weights are random.")
 
 
 def passed(given: argparse.Namespace) -> list[str]:

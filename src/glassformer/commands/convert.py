@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from ..errors import need
-from .common import MODEL, new_folder, using
+from .common import MODEL, new_folder, untrained, using
 
 HELP = "Save a model in another layout: Hugging Face's or our own; or another library's file as a model."
 KINDS = ("nanogpt", "mingpt", "nanochat", "transformerlens", "hf")
@@ -43,5 +43,6 @@ def run(given: argparse.Namespace) -> None:
         return
     need(given.config is None, "--config goes with --from.")
     model, tokenizer = store.load(given.model, context=given.context)
+    untrained(given.model)
     store.save(model, folder, tokenizer, layout=given.layout or "hf", labels=store.labels(given.model))
     print(out)

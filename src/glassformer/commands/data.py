@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from .common import counted, emit, note, rows, unescaped
 
@@ -24,6 +25,35 @@ def options(one: argparse.ArgumentParser) -> None:
     one.add_argument("--json", action="store_true", help="as JSON")
 
 
+def examples() -> list[dict[str, Any]]:
+    """The sets of published files that are known by name, and what run files want that a person has to bring."""
+    from .. import run as runs
+    from .. import serial
+    from ..text import named, published
+
+    found = [
+        {
+            "name": name,
+            "files": list(origin.files),
+            "origin": f"github.com/{origin.repository}",
+            "licence": origin.licence,
+        }
+        for name, origin in published.SETS.items()
+    ]
+    known, wanted = {*published.places(), *(corpus.name for corpus in named.corpora())}, dict[str, list[str]]()
+    for path in runs.run_files().values():
+        table = serial.read_toml(path).get("data", {})
+        for value in (table.get("train"), table.get("valid")):
+            asked = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
+            for place in (one for one in asked if isinstance(one, str) and one not in known):
+                folder, _, file = place.partition("/")
+                known.add(place)
+                if folder != "out":  # what another run file made
+                    wanted.setdefault(folder, []).append(file)
+    yours = {"origin": "bring it: GLASSFORMER_DATA names the folder it lies in", "licence": "its own"}
+    return found + [{"name": name, "files": files, **yours} for name, files in wanted.items()]
+
+
 def run(given: argparse.Namespace) -> None:
     """The command; its exit code, None for 0."""
     from .. import text
@@ -32,9 +62,12 @@ def run(given: argparse.Namespace) -> None:
     if given.name is None:
         corpora = named.corpora()
         if given.json:
-            emit([{"name": c.name, "what": c.what, "origin": c.origin, "licence": c.licence} for c in corpora])
+            texts = [{"name": c.name, "what": c.what, "origin": c.origin, "licence": c.licence} for c in corpora]
+            emit([*texts, *examples()])
         else:
             rows(*((c.name, f"{c.what} ({c.licence}, {c.origin})") for c in corpora))
+            for one in examples():
+                rows((f"{one['name']}/", f"{', '.join(one['files'])} ({one['licence']}, {one['origin']})"))
         return
     source = text.find(given.name, given.field, given.separator)
     for line in source.notes:

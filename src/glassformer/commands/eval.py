@@ -114,7 +114,7 @@ def answers(given: argparse.Namespace) -> None:
     need(given.limit is None or given.limit > 0, f"--limit is {given.limit}; give 1 or more.")
     folder = given.task_files
     need(folder is None or folder.is_dir(), f"--task-files {folder} is no folder; give one that holds YAML files.")
-    model, tokenizer = reader(given.model)
+    model, tokenizer = reader(given)
     figures = evaluate_tasks(
         model,
         tokenizer,
@@ -139,8 +139,10 @@ def foretells(given: argparse.Namespace, model: Any, tokenizer: Any) -> None:
     score = evaluation.score(
         model, tokenizer, source, context=given.context, stride=given.stride, batch=batch, progress=counting()
     )
+    context = model.config.context if given.context is None else given.context
+    stride = max(context // 2, 1) if given.stride is None else given.stride
     if given.json:
-        emit(score.to_dict())
+        emit({**score.to_dict(), "context": context, "stride": stride})
     else:
         rows(
             ("loss", f"{score.loss:.4f} nats per token"),
@@ -148,6 +150,10 @@ def foretells(given: argparse.Namespace, model: Any, tokenizer: Any) -> None:
             ("bits per byte", f"{score.bits_per_byte:.4f}"),
             ("tokens", f"{score.tokens:,}"),
             ("bytes", f"{score.bytes:,}"),
+        )
+        print(
+            f"Perplexity is exp(loss) of a token, one of this tokenizer's {tokenizer.size:,}, after up to {context:,} tokens "
+            f"(--context) in windows that move on by {stride:,} (--stride). Across tokenizers compare bits per byte."
         )
 
 

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 
 from ..errors import UserError, need
-from .common import MODEL, ascii_only, computing, emit, loaded, picture, reader, texts
+from .common import MODEL, ascii_only, computing, emit, loaded, picture, reader, texts, untrained
 
 HELP = "Any named value inside the model while it reads a text."
 EXAMPLES = (
@@ -47,6 +47,7 @@ def run(given: argparse.Namespace) -> None:
         foretold(given)
     elif not given.pattern:
         print("\n".join(inspection.paths(loaded(given)[0])))
+        untrained(given.model)
     else:
         model, tokenizer = reader(given)
         seen = inspection.look(model, tokenizer, given.text, *given.pattern, source=given.source)

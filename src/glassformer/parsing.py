@@ -7,6 +7,7 @@ import shlex
 import sys
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from .errors import UserError, nearest
@@ -95,8 +96,8 @@ def settings(rest: Sequence[str]) -> tuple[str | None, dict[str, str]]:
 
 
 def check_text(words: Sequence[str]) -> None:
-    """Refuse words that are not UTF-8: the shell hands on bytes, which Python keeps as halves of surrogate pairs."""
+    """Refuse words that are not UTF-8 and no file's name: Python keeps such bytes as halves of surrogate pairs."""
     for word in words:
-        if any("\ud800" <= letter <= "\udfff" for letter in word):
+        if any("\ud800" <= letter <= "\udfff" for letter in word) and not Path(word.rpartition("=")[2]).exists():
             shown = shlex.quote(word.encode(sys.getfilesystemencoding(), "surrogateescape").decode("utf-8", "replace"))
             raise UserError(f"The argument {shown} is not UTF-8 text; convert it, or set the terminal to UTF-8.")

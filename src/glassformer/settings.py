@@ -14,7 +14,7 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from . import config, run
+from . import config, run, serial
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,10 +63,10 @@ def meaning(kind: type) -> dict[str, str]:
 
 
 def _classes(hint: Any) -> list[type]:
-    """The dataclasses that a field may hold, one or several of them."""
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return [hint]
-    return [found for part in typing.get_args(hint) for found in _classes(part)]
+    """The dataclasses that a field may hold, one or several of them; a user's own too."""
+    inside = [] if dataclasses.is_dataclass(hint) else typing.get_args(hint)
+    deeper = [found for part in inside if typing.get_origin(part) is tuple for found in _classes(part)]
+    return [*serial.members(hint).values(), *deeper]
 
 
 def _name(hint: Any) -> str:

@@ -152,7 +152,7 @@ def foretells(given: argparse.Namespace, model: Any, tokenizer: Any) -> None:
             ("bytes", f"{score.bytes:,}"),
         )
         print(
-            f"Perplexity is exp(loss) of a token, one of this tokenizer's {tokenizer.size:,}, after up to {context:,} tokens "
+            f"Perplexity is exp(loss) of a token, one of this tokenizer's {tokenizer.size:,}, after up to {context:,} "
             f"(--context) in windows that move on by {stride:,} (--stride). Across tokenizers compare bits per byte."
         )
 

@@ -27,7 +27,7 @@ EXAMPLES = [line for verb in VERBS for line in import_module(f"glassformer.comma
 
 
 def understood(line: str) -> dict[str, object]:
-    return vars(parser().understand(shlex.split(line)[1:]))
+    return vars(parser(VERBS).understand(shlex.split(line)[1:]))
 
 
 @pytest.mark.parametrize("words", [[], ["help"], ["--help"], ["-h"], ["help", "train"], ["train", "--help"], ["words"]])
@@ -56,7 +56,7 @@ def test_every_command_and_every_task_has_an_example() -> None:
     def every(made: Parser) -> list[Parser]:
         return [inner for one in made.verbs.values() for inner in every(one)] or [made]
 
-    assert all(f"examples:\n  {one.prog} " in one.format_help() for one in every(parser()))
+    assert all(f"examples:\n  {one.prog} " in one.format_help() for one in every(parser(VERBS)))
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_a_file_of_ones_own_is_used_before_anything_else(
         assert used == ["one.py", "two.py"]
         used.clear()
     capsys.readouterr()
-    for verb, made in parser().verbs.items():
+    for verb, made in parser(VERBS).verbs.items():
         takes = {"--use" in leaf.options for leaf in (made.verbs or {"": made}).values()}
         assert takes == (
             {False} if verb in ("data", "tokens", "completion") else {True, False} if verb == "words" else {True}

@@ -7,7 +7,7 @@ import importlib
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from . import __version__
@@ -70,8 +70,8 @@ def _say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-def parser(only: Sequence[str] = ()) -> Parser:
-    """Every command and its options; or one alone, where it is the ``only`` one that is asked for."""
+def parser(full: Collection[str]) -> Parser:
+    """Every command, and all that those of ``full`` take; the others are only named, so that --help is quick."""
     top = Parser(
         prog="glassformer",
         description="The whole Transformer family, trained, run and looked into.",
@@ -79,13 +79,13 @@ def parser(only: Sequence[str] = ()) -> Parser:
     )
     top.add_argument("--version", action="version", version=f"glassformer {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
-    for verb in only if only and only[0] in VERBS else VERBS:
-        page = importlib.import_module(f".commands.{verb}", __package__)
-        words = {name.lower(): getattr(page, name) for name in ("EPILOG", "USAGE") if hasattr(page, name)}
-        made = commands.add_parser(verb, help=page.HELP, description=page.HELP, **words)
-        page.options(made)
-        made.show(page.EXAMPLES)
-        made.set_defaults(run=page.run, open=getattr(page, "OPEN", False))
-        for task in made.verbs.values():
-            task.set_defaults(run=page.run, open=False)
+    for verb, what in VERBS.items():
+        made = commands.add_parser(verb, help=what, description=what)
+        if verb in full:
+            page = importlib.import_module(f".commands.{verb}", __package__)
+            made.usage, made.epilog = getattr(page, "USAGE", None), getattr(page, "EPILOG", None)
+            page.options(made)
+            made.show(page.EXAMPLES)
+            for one in (made, *made.verbs.values()):
+                one.set_defaults(run=page.run, open=getattr(page, "OPEN", False))
     return top

@@ -1,23 +1,23 @@
-"""The verbs of the command line, one file each: HELP, ``options`` and ``run``. None imports torch before it runs."""
+"""The verbs of the command line, a file each: EXAMPLES, ``options`` and ``run``. None imports torch before it runs."""
 
-VERBS = (
-    "train",
-    "generate",
-    "translate",
-    "fill",
-    "embed",
-    "classify",
-    "eval",
-    "look",
-    "masks",
-    "recipes",
-    "cost",
-    "data",
-    "convert",
-    "average",
-    "compare",
-    "tokens",
-    "words",
-    "completion",
-)
-"""In the order of ``glassformer --help``; the name of the file is the name of the verb."""
+VERBS = {
+    "train": "Train a model as the run file RUN.toml says, or with the defaults.",
+    "generate": "Continue a text, token by token.",
+    "translate": "From a source text to a target text (translation, summaries): the best that a beam search finds.",
+    "fill": "Fill the blanks of a text, written ___ or as the tokenizer's mask token.",
+    "embed": "One vector for each text, and how alike the texts are.",
+    "classify": "The label of each text, or of each pair of texts.",
+    "eval": "How well a model foretells a text; how good its translations are; how often its labels are right.",
+    "look": "Any named value inside the model while it reads a text.",
+    "masks": "Who may look at whom: a rule's picture and the pairs it visits.",
+    "recipes": "The families and their sizes.",
+    "cost": "Parameters, FLOPs and memory, from the config alone.",
+    "data": "A corpus: what it holds and where it lies.",
+    "convert": "Save a model in another layout: Hugging Face's or our own; or another library's file as a model.",
+    "average": "One model of the mean weights of a run's last checkpoints.",
+    "compare": "Several models on the same data under one budget: one table and one picture.",
+    "tokens": "A text as tokens, under several tokenizers side by side; train one; how large it should be.",
+    "words": "Words as numbers: word2vec, bags of words, one word in two contexts.",
+    "completion": "What teaches a shell to complete commands, options and settings with the tab key.",
+}
+"""What each does, in the order of ``glassformer --help``; the name of the file is the name of the verb."""

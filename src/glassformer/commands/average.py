@@ -7,7 +7,6 @@ from pathlib import Path
 
 from .common import new_folder, using
 
-HELP = "One model of the mean weights of a run's last checkpoints."
 EXAMPLES = ("glassformer average out/mine --last 5 --out out/averaged",)
 
 

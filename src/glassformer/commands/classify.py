@@ -6,7 +6,6 @@ import argparse
 
 from .common import MODEL, TEXTS, computing, counting, emit, prompting, reader, texts
 
-HELP = "The label of each text, or of each pair of texts."
 EXAMPLES = ('glassformer classify out/labels "a film to see twice"',)
 
 

@@ -22,7 +22,6 @@ from .comparison import draw, facts, log, table, together
 from .eval import numbers
 from .process import alone, answer
 
-HELP = "Several models on the same data under one budget: one table and one picture."
 EXAMPLES = ("glassformer compare a.toml b.toml --minutes 5",)
 EPILOG = "Each run is trained in a process of its own, one after the other; what is finished is not done again."
 TRIAL = 12  # steps that tell how many fit into --minutes

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-HELP = "What teaches a shell to complete commands, options and settings with the tab key."
 EXAMPLES = (
     "glassformer completion bash >> ~/.bashrc",
     "glassformer completion zsh >> ~/.zshrc",

@@ -8,7 +8,6 @@ from pathlib import Path
 from ..errors import need
 from .common import MODEL, new_folder, untrained, using
 
-HELP = "Save a model in another layout: Hugging Face's or our own; or another library's file as a model."
 KINDS = ("nanogpt", "mingpt", "nanochat", "transformerlens", "hf")
 EXAMPLES = (
     "glassformer convert out/mine --out published --layout hf",

@@ -8,7 +8,6 @@ from pathlib import Path
 from ..errors import UserError
 from .common import emit, using
 
-HELP = "Parameters, FLOPs and memory, from the config alone."
 EXAMPLES = (
     "glassformer cost glass/1m --batch 16",
     "glassformer cost runs/demo.toml --json",

@@ -8,7 +8,6 @@ from typing import Any
 
 from .common import counted, emit, note, rows, unescaped
 
-HELP = "A corpus: what it holds and where it lies."
 EXAMPLES = (
     "glassformer data",
     "glassformer data python-docs",

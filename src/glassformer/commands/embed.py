@@ -7,7 +7,6 @@ from pathlib import Path
 
 from .common import MODEL, TEXTS, computing, counted, counting, emit, prompting, reader, texts
 
-HELP = "One vector for each text, and how alike the texts are."
 EXAMPLES = (
     'glassformer embed out/encoder "a cat" "a dog" "a train"',
     "glassformer embed out/encoder --prompts texts.txt --out vectors.safetensors",

@@ -14,7 +14,6 @@ from .common import MODEL, computing, counting, emit, new_file, note, reader, ro
 if TYPE_CHECKING:
     from ..text.examples import Example
 
-HELP = "How well a model foretells a text; how good its translations are; how often its labels are right."
 EXAMPLES = (
     "glassformer eval out/mine --data held-out.txt",
     "glassformer eval out/pair --data test.en --target test.de --json",

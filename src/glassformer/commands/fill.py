@@ -7,7 +7,6 @@ import argparse
 from ..errors import need
 from .common import MODEL, computing, emit, prompting, reader, texts
 
-HELP = "Fill the blanks of a text, written ___ or as the tokenizer's mask token."
 EXAMPLES = ('glassformer fill out/encoder "The capital of France is ___."',)
 
 

@@ -10,7 +10,6 @@ from typing import Any
 from ..errors import need
 from .common import MODEL, computing, emit, note, pieces, prompting, reader, texts
 
-HELP = "Continue a text, token by token."
 EXAMPLES = (
     'glassformer generate out/mine "Once upon a time" --max-new 100',
     "glassformer generate out/mine --prompts prompts.txt --temperature 0 --json",

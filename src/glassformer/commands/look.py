@@ -9,7 +9,6 @@ from pathlib import Path
 from ..errors import UserError, need
 from .common import MODEL, ascii_only, computing, emit, loaded, picture, reader, texts, untrained
 
-HELP = "Any named value inside the model while it reads a text."
 EXAMPLES = (
     'glassformer look out/mine "The cat sat"',
     'glassformer look out/mine "The cat sat" "*.attn.pattern" --draw --out attention.svg',

@@ -9,7 +9,6 @@ from pathlib import Path
 from ..errors import UserError
 from .common import ascii_only, colours, emit, picture, rows, using
 
-HELP = "Who may look at whom: a rule's picture and the pairs it visits."
 EXAMPLES = (
     'glassformer masks "window(4) | every(8)" --length 32',
     "glassformer masks strided --out strided.svg",

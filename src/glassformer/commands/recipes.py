@@ -6,7 +6,6 @@ import argparse
 
 from .common import emit, using
 
-HELP = "The families and their sizes."
 EXAMPLES = ("glassformer recipes --json",)
 
 

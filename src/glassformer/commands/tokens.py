@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from ..text.compare import Sheet, Token
 
-HELP = "A text as tokens, under several tokenizers side by side; train one; how large it should be."
 EXAMPLES = (
     'glassformer tokens "Once upon a time" --with gpt2 t5',
     "glassformer tokens train corpus.txt --kind bpe --size 4096 --out tokenizer",

@@ -14,7 +14,6 @@ from ..errors import UserError
 from ..parsing import settings
 from .common import using
 
-HELP = "Train a model as the run file RUN.toml says, or with the defaults."
 EXAMPLES = (
     "glassformer train --data.train notes.txt --out out/mine",
     "glassformer train runs/demo.toml --out out/demo --steps 500 --decoder.depth 8",

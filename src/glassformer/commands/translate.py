@@ -11,7 +11,6 @@ from .common import MODEL, TEXTS, computing, counting, emit, note, pieces, promp
 if TYPE_CHECKING:
     from ..text.tokenizer import Tokenizer
 
-HELP = "From a source text to a target text (translation, summaries): the best that a beam search finds."
 EXAMPLES = (
     'glassformer translate out/pair "two dogs run on the beach ."',
     "glassformer translate out/pair --prompts source.txt --beams 8 --json",

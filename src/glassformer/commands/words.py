@@ -14,7 +14,6 @@ from .common import MODEL, computing, counted, emit, moving, new_file, new_folde
 if TYPE_CHECKING:
     from ..classics.vectors import Vectors
 
-HELP = "Words as numbers: word2vec, bags of words, one word in two contexts."
 EXAMPLES = (
     "glassformer words train corpus.txt --out vectors.bin",
     "glassformer words near vectors.bin king",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -9,9 +11,10 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from glassformer import config, recipes, serial
+from glassformer import config, recipes, serial, shapes
 from glassformer.cost import available_memory, cost, gibibytes
 from glassformer.nn import Cache, build_model
+from tiny import ALL
 
 PUBLISHED = {  # parameters, bytes of bf16 cache per token
     "llama/3-8b": (8_030_261_248, 128 * 1024),
@@ -42,6 +45,22 @@ def test_the_largest_answers_at_once() -> None:
     assert time.perf_counter() - begin < 2
     assert rows["parameters"] == "405,853,388,800" and rows["cache per token, bf16"] == "504 KiB"
     assert rows["weights to run, bf16"] == "755.96 GiB"
+
+
+@pytest.mark.parametrize("name", [*ALL, *recipes.names()])
+def test_shapes_without_torch_are_those_of_the_modules(name: str) -> None:
+    """The page that counts without torch names what is built, and nothing else."""
+    model = ALL[name] if name in ALL else recipes.find(name)
+    small = {f"{body}.depth": len(stack.pattern) for body, stack in config.stacks(model).items()}
+    model = serial.change(model, small) if "/" in name else model
+    built = {path: tuple(weight.shape) for path, weight in build_model(model, device="meta").named_parameters()}
+    assert shapes.shapes(model) == built
+
+
+@pytest.mark.parametrize("words", [["recipes"], ["cost", "llama/3-8b"], ["cost", "t5/3b", "--json"]])
+def test_costs_and_recipes_import_no_torch(words: list[str]) -> None:
+    code = f"import sys; from glassformer.cli import main; assert main({words}) == 0; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
 MODELS: dict[str, config.Model] = {

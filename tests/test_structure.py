@@ -28,6 +28,7 @@ FLOORS = [
         "files",
         "run",
         "settings",
+        "shapes",
         "text",
     },
     {"nn"},

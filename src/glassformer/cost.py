@@ -10,14 +10,13 @@ import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from . import config, weights
-from .nn import build
-from .nn.mask import visited
+from . import config, shapes
 from .positions import reach
+
+if TYPE_CHECKING:
+    import torch
 
 BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0, "int4": 0.5}
 GROUP = 64  # quantised weights that share one two-byte scale
@@ -43,7 +42,13 @@ class Cost:
     @cached_property
     def sizes(self) -> dict[str, tuple[bool, int]]:
         """Every parameter of the model: whether tokens are multiplied with it, and how many numbers it has."""
-        return {n: (_is_matrix(n, shape), math.prod(shape)) for n, shape in weights.shapes(self.model).items()}
+        shapes.countable(self.model)
+        found = shapes.shapes(self.model)
+        if found is None:  # a part of a user's own
+            from . import weights
+
+            found = weights.shapes(self.model)
+        return {n: (_is_matrix(n, shape), math.prod(shape)) for n, shape in found.items()}
 
     @cached_property
     def parameters(self) -> dict[str, int]:
@@ -103,6 +108,10 @@ class Cost:
         """How many keys a query sees, the mean over the context's positions."""
         T, see = self.context, attention.see
         if not isinstance(see, config.Full | config.Window):  # counted, in long rows by a thousand of its queries
+            import torch
+
+            from .nn.mask import visited
+
             rows = torch.linspace(0, T - 1, min(T, 1024)).long()
             return visited(see, T, causal, rows) / len(rows)
         reach = min(see.size, T) if isinstance(see, config.Window) else T
@@ -263,6 +272,10 @@ def _hidden(feedforward: Any, C: int) -> int:
         shared = 0 if feedforward.shared is None else _hidden(feedforward.shared, C)
         return own + shared + 4 * feedforward.experts
     if not isinstance(feedforward, config.MLP | config.GatedMLP):  # a user's own: what its matrices give, twice
+        import torch
+
+        from .nn import build
+
         with torch.device("meta"):
             matrices = [weight for weight in build(feedforward, C).parameters() if weight.ndim > 1]
         return 2 * sum(int(weight.shape[-2]) for weight in matrices)
@@ -280,6 +293,8 @@ def gibibytes(count: float) -> str:
 
 def available_memory(device: torch.device | str = "cpu") -> int | None:
     """Bytes still free on a device, None where it cannot be told; a container's limit counts."""
+    import torch
+
     where = torch.device(device)
     if where.type == "cuda":
         return torch.cuda.mem_get_info(where)[0]

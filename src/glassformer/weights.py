@@ -24,9 +24,8 @@ from .errors import UserError
 from .nn import build_model
 from .nn.finite import is_finite
 from .recipes.recipe import Rule, Table
+from .shapes import countable
 from .tensorfiles import NAMES, Entry, Files, Piece, Shape, room, short
-
-MOST_PARTS = 100_000  # blocks times experts; the largest published model has some 15,000
 
 # ------------------------------------------------------------------------------------- the table
 
@@ -95,13 +94,7 @@ def shapes(model: config.Model) -> dict[str, Shape]:
 
     Raises UserError for sizes that no machine could hold.
     """
-    parts = sum(
-        stack.depth * (block.feedforward.experts if isinstance(block.feedforward, config.MoE) else 1)
-        for stack in config.stacks(model).values()
-        for block in stack.pattern
-    )
-    if parts > MOST_PARTS:
-        raise UserError(f"The config describes {parts:,} blocks and experts; mend its depth or its number of experts.")
+    countable(model)
     try:
         return dict(_described(model))
     except RuntimeError:  # torch counts bytes in 64 bits

@@ -26,8 +26,8 @@ def options(one: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> None:
     """The command; its exit code, None for 0."""
     from .. import cost as costs
+    from .. import places
     from .. import run as runs
-    from .. import store
 
     for name in ("batch", "context"):
         value = getattr(given, name)
@@ -41,8 +41,13 @@ def run(given: argparse.Namespace) -> None:
         config = planned(plan)
         batch, context = given.batch or plan.train.batch, context or plan.train.context
     else:
-        found = store.resolve(given.name)
-        config = store.read_config(found).config if isinstance(found, Path) else found
+        found = places.resolve(given.name)
+        if isinstance(found, Path):
+            from .. import store
+
+            config = store.read_config(found).config
+        else:
+            config = found
     price = costs.cost(config, batch, context)
     if given.json:
         emit(price.to_dict())

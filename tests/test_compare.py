@@ -210,7 +210,9 @@ def test_a_run_that_was_cut_off_goes_on(
 
     def alone(words: list[str], stopped: tuple[int, ...] = ()) -> tuple[int, int]:
         called.append(words)
-        Path(words[words.index("--out") + 1]).mkdir(parents=True, exist_ok=True)
+        folder = Path(words[words.index("--out") + 1])
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "run.json").touch()
         return next(codes), 7 - len(called)
 
     monkeypatch.setattr(compare, "alone", alone)
@@ -304,3 +306,17 @@ def test_the_run_files_that_are_shipped_describe_models(path: Path, shared_data:
     prepare.check(plan, model)
     assert model.embed.vocab > 0
     assert bool(config.recurrent(model)) == ("rnn" in path.stem or "lstm" in path.stem)
+
+
+def test_all_arms_have_one_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a narrow and a wide arm, each of which would have its own on a Zen 5, both are trained in fp32."""
+    from glassformer.training import probe
+
+    monkeypatch.setattr(probe, "machine", lambda device: "AMD CPU with AVX512-BF16")
+    plans = [run.read(None, {"dim": dim}) for dim in ("64", "256")]
+    arms = [compare.Arm(name, name, (), plan) for name, plan in zip("ab", plans, strict=True)]
+    assert compare.shared_plan(arms[1:])["dtype"] == "bfloat16"
+    assert compare.shared_plan(arms)["dtype"] == compare.shared_plan(arms[:1])["dtype"] == "float32"
+    assert compare.settled(plans[0].train, "float32") == [("dtype", "float32"), ("compile", "no")]
+    asked = run.read(None, {"dtype": "bfloat16"}).train
+    assert compare.settled(asked, "float32") == [("compile", "no")]

@@ -380,16 +380,66 @@ def test_a_batch_without_targets_is_skipped():
     assert "no targets" in step.skipped
 
 
-def test_the_plan_is_measured_and_leaves_everything_as_it_was():
+@pytest.mark.parametrize("how", ["table", "measure"])
+def test_the_plan_leaves_everything_as_it_was(how):
     model = build_model(tiny(dropout=0.5), seed=1).eval()
     weights, drawn = [p.detach().clone() for p in model.parameters()], torch.get_rng_state()
-    plan = make_plan(model, next(Random()), Causal(), run.Train(steps=10, batch=4))
-    assert plan.seconds > 0 and plan.peak > 1e8 and not plan.compile and "too short" in plan.why
+    plan = make_plan(model, next(Random()), Causal(), run.Train(steps=10, batch=4, plan=how))
+    assert plan.seconds > 0 and plan.peak > 1e8 and not plan.compile and "no torch.compile" in plan.why
     assert torch.equal(torch.get_rng_state(), drawn) and not model.training
     assert all(torch.equal(a, b) for a, b in zip(weights, model.parameters(), strict=True))
     assert all(p.grad is None for p in model.parameters())
-    asked = make_plan(model, next(Random()), Causal(), run.Train(dtype="bfloat16", batch=4, compile="yes"))
+    asked = make_plan(model, next(Random()), Causal(), run.Train(dtype="bfloat16", batch=4, compile="yes", plan=how))
     assert asked.dtype == "bfloat16" and asked.compile
+
+
+CPUS = {
+    "CPU with AMX": "vendor_id : GenuineIntel\nflags : avx512_bf16 amx_bf16 amx_tile\n\nprocessor : 1",
+    "CPU with AVX512-BF16": "vendor_id : GenuineIntel\nflags : avx512f avx512_bf16\n\nprocessor : 1",
+    "AMD CPU with AVX512-BF16": "vendor_id : AuthenticAMD\nflags : avx512f avx512_bf16\n\nprocessor : 1",
+    "machine": "vendor_id : AuthenticAMD\nflags : avx2 fma\n",
+}
+
+
+@pytest.mark.parametrize("kind", CPUS)
+def test_the_kind_of_a_machine_is_read_off_its_flags(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(probe, "CPUINFO", tmp_path / "cpuinfo")
+    assert probe.machine(torch.device("cpu")) == "machine"  # no Linux
+    (tmp_path / "cpuinfo").write_text(CPUS[kind])
+    assert probe.machine(torch.device("cpu")) == kind
+    assert probe.machine(torch.device("meta")) == "machine"
+
+
+@pytest.mark.parametrize(
+    ("kind", "width", "dtype"),
+    [
+        ("CPU with AMX", 384, "bfloat16"),
+        ("CPU with AMX", 380, "float32"),
+        ("AMD CPU with AVX512-BF16", 128, "bfloat16"),
+        ("AMD CPU with AVX512-BF16", 64, "float32"),
+        ("CPU with AVX512-BF16", 4096, "float32"),
+        ("GPU with bf16", 64, "bfloat16"),
+        ("machine", 4096, "float32"),
+    ],
+)
+def test_the_table_decides(kind, width, dtype):
+    assert probe.chosen(dataclasses.replace(tiny(), dim=width), kind).dtype == dtype
+
+
+def test_the_same_command_on_the_same_kind_of_machine_gives_the_same_bits(monkeypatch):
+    """Whatever a stopwatch says: one that finds bf16 a thousand times faster, and one that finds it slower."""
+    found = {}
+    for how in ("table", "measure"):
+        for ratio in (1e-3, 1e3):
+            seconds = {"float32": 1.0, "bfloat16": ratio}
+            monkeypatch.setattr(probe, "_step_seconds", lambda m, b, o, s, dtype, seconds=seconds: seconds[dtype])
+            peaks = {torch.float32: 1e9, torch.bfloat16: 1e9 / ratio}
+            monkeypatch.setattr(probe, "matmul_peak", lambda dtype, device, peaks=peaks: peaks[dtype])
+            model = build_model(tiny(dropout=0.1), seed=3)
+            list(train(model, Random(), settings=run.Train(steps=4, batch=4, plan=how)))
+            found[how, ratio] = [p.detach() for p in model.parameters()]
+    equal = {how: all(map(torch.equal, found[how, 1e-3], found[how, 1e3])) for how in ("table", "measure")}
+    assert equal == {"table": True, "measure": False}  # the second shows that the stopwatches would have been heard
 
 
 def test_a_plan_for_a_big_step_tries_a_part_of_it_in_bf16_only(monkeypatch):
@@ -401,11 +451,11 @@ def test_a_plan_for_a_big_step_tries_a_part_of_it_in_bf16_only(monkeypatch):
         probe, "gradients", lambda m, part, *rest: tried.append(len(part.tokens)) or run_it(m, part, *rest)
     )
     model = build_model(tiny(), seed=1)
-    plan = make_plan(model, next(Random()), Causal(), run.Train(steps=10, batch=4))
+    plan = make_plan(model, next(Random()), Causal(), run.Train(steps=10, batch=4, plan="measure"))
     assert set(tried) == {4} and "float32" in plan.why and "bfloat16" in plan.why and not plan.compile
     tried.clear()
     monkeypatch.setattr(probe, "TRIAL", 1.0)
-    plan = make_plan(model, next(Random()), Causal(), run.Train(steps=10, batch=4))
+    plan = make_plan(model, next(Random()), Causal(), run.Train(steps=10, batch=4, plan="measure"))
     assert set(tried) == {1} and plan.dtype == "bfloat16" and "float32" not in plan.why
 
 

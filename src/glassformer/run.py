@@ -109,7 +109,7 @@ class Train:
     """How to train. ``batch`` rows of ``context`` tokens make a step, worked through in ``accumulate`` pieces.
 
     ``context`` None is the model's. ``clip`` bounds the gradient's norm (None: no bound). ``dtype`` and
-    ``compile`` "auto" are decided by measurement and said. ``patience`` is how many steps with a NaN or
+    ``compile`` "auto" are decided by ``plan`` and said. ``patience`` is how many steps with a NaN or
     infinite loss or gradient in a row are skipped before training stops. ``early_stop`` ends the run after so many
     evaluations without a lower validation loss (0: never). ``keep`` checkpoints stay, and the best.
     """
@@ -127,6 +127,7 @@ class Train:
     device: str | None = None  # cpu, cuda, cuda:1 or mps; none: the GPU where there is one
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     compile: Literal["auto", "yes", "no"] = "auto"
+    plan: Literal["table", "measure"] = "table"  # what decides where dtype and compile are auto
     seed: int = 0  # of weights, order and dropout
     patience: int = 5
     early_stop: int = 0  # evaluations without a better one that end the run, 0: never
@@ -152,8 +153,13 @@ class Train:
         need(0 <= self.label_smoothing < 1, smooth)
 
 
+<<<<<<< HEAD
 WATCHING = ("device", "early_stop", "evaluate_every", "save_every", "keep", "sample_every", "tensorboard")
 """Fields of Train that change where it runs and what is seen and kept: a resumed run may change them."""
+=======
+WATCHING = ("plan", "early_stop", "evaluate_every", "save_every", "keep", "sample_every", "tensorboard")
+"""Fields of Train that change what is seen and kept, never the weights: a resumed run may change them."""
+>>>>>>> e4bfdfa (The number format is a table of measured reasons, not a stopwatch; one plan for all that are compared; --plan measure asks the stopwatch)
 
 
 GENTLE = AdamW(rate=1e-4)

@@ -12,7 +12,7 @@ import math
 import shutil
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,10 @@ def run(given: argparse.Namespace) -> int | None:
     readable(given, first)
     out, results = Path(given.out), []
     before = known(out, budget(given))
+    shared = before.setdefault("plan", None if before["runs"] else shared_plan(arms))
+    if shared is not None:  # a comparison begun by an older version has none
+        arms = [replace(arm, changes=(*arm.changes, *settled(arm.plan.train, shared["dtype"]))) for arm in arms]
+        note(f"Where nothing else is said, all are trained in {shared['dtype']}: {shared['why']}.")
     for arm in arms:
         found: list[dict[str, Any]] = []
         for seed in range(given.seeds):
@@ -193,6 +197,22 @@ def remember(out: Path, known: Mapping[str, Any]) -> None:
     files.write(out / "comparison.json", json.dumps(known, indent=1) + "\n")
 
 
+def shared_plan(arms: Sequence[Arm]) -> dict[str, str]:
+    """The number format for all: bf16 where the table of measured reasons has it for each of them, else fp32."""
+    from .. import devices
+    from ..training import prepare, probe
+
+    kind = probe.machine(devices.find())
+    rows = [probe.chosen(prepare.fitted(arm.plan, prepare.origin(arm.plan, None)[0]), kind) for arm in arms]
+    row = next((row for row in rows if row.dtype == "float32"), rows[0])
+    return {"dtype": row.dtype, "why": row.why}
+
+
+def settled(how: Any, dtype: str) -> list[tuple[str, str]]:
+    """What a run leaves open of its plan, as settings: the same for all."""
+    return [(name, value) for name, value in (("dtype", dtype), ("compile", "no")) if getattr(how, name) == "auto"]
+
+
 # ---------------------------------------------------------------------------- each in its process
 
 
@@ -231,7 +251,11 @@ def trained(given: argparse.Namespace, arm: Arm, seed: int | None, folder: Path,
     if done.get("finished"):
         note(f"{folder.name} is finished; it is not trained again.")
         return 0
+<<<<<<< HEAD
     words = ["train", *arm.words(), "--out", str(folder), *(["--resume"] if folder.exists() else []), *passed(given)]
+=======
+    words = ["train", *arm.words(), "--out", str(folder), *(["--resume"] if (folder / "run.json").exists() else [])]
+>>>>>>> e4bfdfa (The number format is a table of measured reasons, not a stopwatch; one plan for all that are compared; --plan measure asks the stopwatch)
     words += [] if seed is None else ["--seed", str(seed)]
     if done.get("steps"):
         words += ["--steps", str(done["steps"])]

@@ -1,17 +1,24 @@
-"""Short measurements before a run, and what they decide: number format, compiling, expected time, memory."""
+"""The plan of a run: number format and compiling from a table of measured reasons, and how long it may take.
+
+A stopwatch tells the time that a run may take; it decides nothing unless that is asked for (``--plan measure``), so
+that the same command on the same kind of machine gives the same bits. ``benchmarks/plan.py`` measures the table.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from .. import run
+from .. import config, run
+from ..nn import Model
 from .memory import keep_freed_memory
 from .objective import Objective, gradients, split
 from .precision import Half
@@ -20,17 +27,41 @@ if TYPE_CHECKING:
     from .data import Batch
 
 COMPILE_AFTER = 20 * 60
-"""Seconds of expected training from which compiling pays: it costs up to a minute, and saves a tenth of a step."""
+"""Where it is measured, seconds of training from which compiling pays: it costs up to a minute, and saves a tenth."""
 
+CPUINFO = Path("/proc/cpuinfo")  # Linux; elsewhere nothing is known of the processor
 TRIAL = 2e11
 """FLOPs of a trial step at most: a second or two on a small machine, so that training begins at once."""
+
+
+@dataclass(frozen=True)
+class Reason:
+    """A row of the table: on this kind of machine a model at least ``width`` wide trains in this format, and why."""
+
+    machine: str
+    width: int
+    dtype: str
+    why: str
+
+
+TABLE = (
+    Reason("CPU with AMX", 384, "bfloat16", "on a CPU with AMX a step 384 wide took a third of the time of fp32"),
+    Reason("CPU with AMX", 0, "float32", "on a CPU with AMX a step 128 wide took 1.4 times as long in bf16"),
+    Reason("AMD CPU with AVX512-BF16", 128, "bfloat16", "on a Zen 5 steps 128 wide and more are faster in bf16"),
+    Reason("AMD CPU with AVX512-BF16", 0, "float32", "below a width of 128 fp32 won on a Zen 5 in seven of eight runs"),
+    Reason("CPU with AVX512-BF16", 0, "float32", "on a Xeon without AMX steps took 1.1 to 1.4 times as long in bf16"),
+    Reason("GPU with bf16", 0, "bfloat16", "its matrix units take bf16, as everybody trains; not measured here"),
+    Reason("machine", 0, "float32", "no product in bf16 is known to be faster here"),
+)
+"""The first row that fits decides. Sources: docs/performance.md, "The plan"."""
 
 
 @dataclass(frozen=True)
 class Plan:
     """What was decided for a run: it is kept with the checkpoints, so that a resumed run does the same.
 
-    ``seconds`` is a step's measured time (0: not measured); ``peak`` the machine's measured matrix product in FLOP/s.
+    ``machine`` is the kind it was decided for. ``seconds`` is a step's measured time (0: not measured) and ``peak`` the
+    machine's measured matrix product in FLOP/s: they tell, they decide nothing.
     """
 
     dtype: str = "float32"
@@ -38,13 +69,54 @@ class Plan:
     seconds: float = 0.0
     peak: float = 0.0
     why: str = ""
+    machine: str = ""
 
 
-def make_plan(model: nn.Module, batch: Batch, objective: Objective, settings: run.Train) -> Plan:
-    """Decide number format and compiling for a run, timing a step or two of ``batch``; the model is left as it was."""
+def machine(device: torch.device) -> str:
+    """The kind of machine that ``device`` is, in the table's words."""
+    if device.type == "cuda":
+        return "GPU with bf16" if torch.cuda.get_device_capability(device) >= (8, 0) else "machine"
+    told = ""
+    if device.type == "cpu":
+        with contextlib.suppress(OSError):
+            told = CPUINFO.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
+    words = set(told.split())
+    if "amx_bf16" in words:
+        return "CPU with AMX"
+    if "avx512_bf16" in words:
+        return "AMD CPU with AVX512-BF16" if "AuthenticAMD" in words else "CPU with AVX512-BF16"
+    return "machine"
+
+
+def chosen(made: config.Model, kind: str) -> Reason:
+    """The table's row for a model of this config on a machine of this kind."""
+    return next(row for row in TABLE if row.machine in (kind, "machine") and made.dim >= row.width)
+
+
+def make_plan(model: Model, batch: Batch, objective: Objective, settings: run.Train) -> Plan:
+    """Decide number format and compiling for a run, and time a step of ``batch``; the model is left as it was."""
     device = next(model.parameters()).device
+    kind = machine(device)
     if device.type == "cpu":
         keep_freed_memory()
+    if settings.plan == "measure":
+        return _measured(model, batch, objective, settings, kind)
+    row = chosen(model.config, kind)
+    dtype = row.dtype if settings.dtype == "auto" else settings.dtype
+    why = row.why if settings.dtype == "auto" else "as asked"
+    compiled = settings.compile == "yes"
+    usual = "on a CPU it does not pay" if device.type == "cpu" else "it pays in long runs: --compile yes"
+    reason = (
+        f"torch.compile as asked: {settings.compile}" if settings.compile != "auto" else f"no torch.compile: {usual}"
+    )
+    seconds = _step_seconds(model, batch, objective, settings, dtype)
+    peak = matmul_peak(getattr(torch, dtype), device)
+    return Plan(dtype, compiled, seconds, peak, f"{dtype}: {why}; {reason}", kind)
+
+
+def _measured(model: Model, batch: Batch, objective: Objective, settings: run.Train, kind: str) -> Plan:
+    """A plan by the stopwatch: another time it may say something else."""
+    device = next(model.parameters()).device
     peaks = {name: matmul_peak(getattr(torch, name), device) for name in ("float32", "bfloat16")}
     fast = peaks["bfloat16"] > 1.5 * peaks["float32"]
     if settings.dtype != "auto":
@@ -59,8 +131,8 @@ def make_plan(model: nn.Module, batch: Batch, objective: Objective, settings: ru
     facts = [f"{name} {_say(seconds[name])} a step" for name in tried]
     expected = seconds[dtype] * settings.steps
     compiled, reason = _compiles(settings.compile, expected, device)
-    why = f"{dtype} ({', '.join(facts)}); {reason}"
-    return Plan(dtype, compiled, seconds[dtype], peaks[dtype], why)
+    why = f"{dtype}, measured ({', '.join(facts)}); {reason}"
+    return Plan(dtype, compiled, seconds[dtype], peaks[dtype], why, kind)
 
 
 def _work(model: nn.Module, batch: Batch) -> float:

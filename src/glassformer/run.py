@@ -153,13 +153,8 @@ class Train:
         need(0 <= self.label_smoothing < 1, smooth)
 
 
-<<<<<<< HEAD
-WATCHING = ("device", "early_stop", "evaluate_every", "save_every", "keep", "sample_every", "tensorboard")
+WATCHING = ("device", "plan", "early_stop", "evaluate_every", "save_every", "keep", "sample_every", "tensorboard")
 """Fields of Train that change where it runs and what is seen and kept: a resumed run may change them."""
-=======
-WATCHING = ("plan", "early_stop", "evaluate_every", "save_every", "keep", "sample_every", "tensorboard")
-"""Fields of Train that change what is seen and kept, never the weights: a resumed run may change them."""
->>>>>>> e4bfdfa (The number format is a table of measured reasons, not a stopwatch; one plan for all that are compared; --plan measure asks the stopwatch)
 
 
 GENTLE = AdamW(rate=1e-4)

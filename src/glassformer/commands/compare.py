@@ -251,11 +251,8 @@ def trained(given: argparse.Namespace, arm: Arm, seed: int | None, folder: Path,
     if done.get("finished"):
         note(f"{folder.name} is finished; it is not trained again.")
         return 0
-<<<<<<< HEAD
-    words = ["train", *arm.words(), "--out", str(folder), *(["--resume"] if folder.exists() else []), *passed(given)]
-=======
-    words = ["train", *arm.words(), "--out", str(folder), *(["--resume"] if (folder / "run.json").exists() else [])]
->>>>>>> e4bfdfa (The number format is a table of measured reasons, not a stopwatch; one plan for all that are compared; --plan measure asks the stopwatch)
+    words = ["train", *arm.words(), "--out", str(folder), *passed(given)]
+    words += ["--resume"] if (folder / "run.json").exists() else []
     words += [] if seed is None else ["--seed", str(seed)]
     if done.get("steps"):
         words += ["--steps", str(done["steps"])]

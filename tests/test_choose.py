@@ -97,16 +97,22 @@ def test_the_choice_is_a_function_of_the_text(book, tmp_path):
     assert choose({"data.train": str(other)})[0] == first[0]
 
 
+GENES = "".join(random.Random(1).choices("ACGT", k=700_000))
+SIGNS = "".join(map(chr, random.Random(1).choices(range(0x4E00, 0x4E00 + 2000), k=230_000)))
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "tokenizer"),
     [
-        ("one long line without a space", "".join(random.Random(1).choices("ACGT", k=300_000)), "byte"),
-        ("one long line of words", prose(300_000).replace("\n", " "), "bpe"),
-        ("code", "def f(x):\n    return x + 1\n\n" * 10_000, "bpe"),
+        ("one long line without a space", GENES, "byte"),
+        ("one long line of words", prose(700_000).replace("\n", " "), "bpe"),
+        ("words that nothing parts", SIGNS, "bpe"),
+        ("few of them", SIGNS[:5000], "byte"),
+        ("code", "def f(x):\n    return x + 1\n\n" * 26_000, "bpe"),
     ],
 )
 def test_every_kind_of_text_has_a_tokenizer(tmp_path, kind, text, tokenizer):
-    (tmp_path / "text.txt").write_text(text)
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
     assert settings(tmp_path / "text.txt").data.tokenizer == tokenizer
 
 

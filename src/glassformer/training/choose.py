@@ -17,7 +17,8 @@ from . import prepare
 
 LEAST = 500  # bytes of text from which anything can be learnt and some of it held out
 READ = 1 << 23  # characters that are looked at; the rest of a text is taken to be like them
-WORD = 40  # bytes between white space, on average, from which a text has no words (one long line, base64, genes)
+WORD = 40  # bytes between white space, on average, from which a text has no words (genes, base64), unless
+SIGNS = 1000  # it has so many different characters: Chinese and Japanese, whose words nothing parts
 EVALUATIONS = 20
 SMALL = 512  # a BPE where bytes would be chosen
 PATIENCE = 5  # of these without a better one end the run: validation rises, or the rate has nothing left to give
@@ -38,14 +39,14 @@ class Row:
     dropout: float
     decay: float
     epochs: float
-    steps: int = 6000
+    steps: int = 2400
 
 
 TABLE = (
-    Row(60e3, None, "glass/200k", 64, 16, 0.2, 1.0, 11),
-    Row(600e3, 1024, "glass/1m", 128, 16, 0.2, 0.5, 9),
-    Row(6e6, 2048, "glass/1m", 128, 16, 0.0, 0.1, 3),
-    Row(float("inf"), 4096, "glass/4m", 256, 16, 0.0, 0.1, 2),
+    Row(60e3, None, "glass/200k", 128, 8, 0.2, 1.0, 11),
+    Row(600e3, None, "glass/1m", 128, 16, 0.1, 0.1, 9, 1600),
+    Row(6e6, 2048, "glass/1m", 128, 16, 0.0, 0.1, 3, 2400),
+    Row(float("inf"), 4096, "glass/4m", 256, 16, 0.0, 0.1, 1, 3000),
 )
 
 
@@ -88,20 +89,21 @@ def choose(changes: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     settings = run.read(None, changes)
     if not isinstance(settings.data, run.Data) or not isinstance(settings.train.objective, Causal):
         return {}, ""
+    given = {name.removeprefix("train.") for name in changes}
+    fresh = not {"recipe", "from", "type"} & given
     seen = sight(settings.data)
-    if seen.bytes < LEAST:
+    if seen.bytes < LEAST and fresh:
         raise UserError(
             f"{seen.name} holds {seen.bytes} bytes of text and at least {LEAST} are needed to learn from and to check "
             f"on; give more (20 KB begin to look like the text, 1 MB like its sentences)."
         )
     row = next(row for row in TABLE if seen.bytes <= row.size)
-    given = {name.removeprefix("train.") for name in changes}
-    fresh = not {"recipe", "from", "type"} & given
     data, how, found = settings.data, settings.train, dict[str, Any]()
     if isinstance(data.valid, float):
         found["data.split"] = "spread"
-    wordy = row.vocab is not None and seen.bytes / seen.words < WORD
-    kind, vocab = data.tokenizer or ("bpe" if wordy else "byte"), data.vocab or row.vocab or SMALL
+    wordy = seen.bytes / seen.words < WORD or seen.letters > SIGNS
+    kind = data.tokenizer or ("bpe" if data.vocab or (row.vocab and wordy) else "byte")
+    vocab = data.vocab or row.vocab or SMALL
     if "from" not in given:
         found["data.tokenizer"] = kind
         if kind == "bpe":

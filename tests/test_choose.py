@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from glassformer import cli, run, store, training
+import glassformer
+from glassformer import cli, run, serial, store, text, training
 from glassformer.errors import UserError
+from glassformer.nn import build_model
 from glassformer.training import checkpoint, choose
 
 RUNS = sorted((Path(__file__).parents[1] / "runs").glob("*.toml"))
@@ -88,6 +90,15 @@ def test_a_recipe_keeps_its_shape(book):
     assert made.train.steps * made.train.batch * 256 < 40 * 20_000  # not the fixed 1,000 steps
 
 
+def test_what_goes_on_from_a_checkpoint_keeps_all_but_how_often_the_text_is_read(book, tmp_path):
+    tiny = serial.change(store.recipes.find("glass/200k"), {"dim": 16, "decoder.depth": 1, "embed.vocab": 257})
+    glassformer.save(build_model(tiny), tmp_path / "tiny", text.train("byte"), layout="glassformer")
+    made = settings(book, **{"from": str(tmp_path / "tiny")})
+    alone = run.read(None, {"from": str(tmp_path / "tiny"), "data.train": str(book)})
+    assert made.model == alone.model and made.data.tokenizer is None and made.train.optimizer == alone.train.optimizer
+    assert made.train.batch == alone.train.batch and 20 <= made.train.steps < 100
+
+
 def test_the_choice_is_a_function_of_the_text(book, tmp_path):
     changes = {"data.train": str(book)}
     first = choose(changes)
@@ -102,7 +113,7 @@ SIGNS = "".join(map(chr, random.Random(1).choices(range(0x4E00, 0x4E00 + 2000), 
 
 
 @pytest.mark.parametrize(
-    ("kind", "text", "tokenizer"),
+    ("kind", "content", "tokenizer"),
     [
         ("one long line without a space", GENES, "byte"),
         ("one long line of words", prose(700_000).replace("\n", " "), "bpe"),
@@ -111,8 +122,8 @@ SIGNS = "".join(map(chr, random.Random(1).choices(range(0x4E00, 0x4E00 + 2000), 
         ("code", "def f(x):\n    return x + 1\n\n" * 26_000, "bpe"),
     ],
 )
-def test_every_kind_of_text_has_a_tokenizer(tmp_path, kind, text, tokenizer):
-    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+def test_every_kind_of_text_has_a_tokenizer(tmp_path, kind, content, tokenizer):
+    (tmp_path / "text.txt").write_text(content, encoding="utf-8")
     assert settings(tmp_path / "text.txt").data.tokenizer == tokenizer
 
 

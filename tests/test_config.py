@@ -100,3 +100,50 @@ def test_a_table_within_itself_is_told_not_printed() -> None:
 def test_a_place_needs_what_it_places(feedforward, norm, place, words) -> None:
     with pytest.raises(UserError, match=words):
         c.Block(c.Attention(4), feedforward, norm, place)
+
+
+def stack(
+    heads: tuple[int, ...] = (4,), causal: bool = True, position: c.Position | None = None
+) -> c.Decoder | c.Encoder:
+    blocks = tuple(c.Block(c.Attention(n), c.MLP(16)) for n in heads)
+    body = c.Stack(len(blocks), blocks, position or c.NoPosition(), causal)
+    return (c.Decoder if causal else c.Encoder)(32, 64, c.Embed(50), body)
+
+
+WOULD_CRASH = {  # or hang, or give NaN
+    "ALiBi over other head counts": (lambda: stack((4, 8), position=c.Alibi()), r"position has a bias .* 4 or 8 heads"),
+    "a bias over other head counts": (lambda: stack((4, 8), position=c.RelativeBias()), r"give all as many"),
+    "no bucket": (lambda: c.RelativeBias(0), r"buckets is 0; give 2 or more"),
+    "one bucket": (lambda: c.RelativeBias(1), r"buckets is 1; give 2 or more"),
+    "too few for two ways": (lambda: stack(causal=False, position=c.RelativeBias(3)), r"is 3; give 4 or more"),
+    "no distance": (lambda: c.RelativeBias(8, 0), r"distance is 0; give more than 4"),
+    "a distance of half the buckets": (lambda: c.RelativeBias(32, 16), r"distance is 16; give more than 16"),
+    "eps 0": (lambda: c.RMSNorm(0.0), r"RMSNorm\.eps is 0\.0; give a number above 0"),
+    "eps below 0": (lambda: c.LayerNorm(-1e-5), r"LayerNorm\.eps is -1e-05"),
+    "theta 0": (lambda: c.Rotary(0.0), r"Rotary\.theta is 0\.0"),
+    "theta of waves": (lambda: c.Sinusoidal(-1.0), r"Sinusoidal\.theta is -1\.0"),
+    "factor 0": (lambda: c.LinearStretch(0.0), r"LinearStretch\.factor is 0\.0"),
+    "Llama's factor": (lambda: c.Llama3Stretch(-8.0), r"Llama3Stretch\.factor is -8\.0"),
+    "Llama's ends": (lambda: c.Llama3Stretch(low=4.0), r"low is 4\.0; give less than high"),
+    "scale of scores": (lambda: c.Attention(4, scale=0.0), r"Attention\.scale is 0\.0"),
+    "scale of embeddings": (lambda: c.Embed(50, -2.0), r"Embed\.scale is -2\.0"),
+    "scale of the head": (lambda: c.Head(scale=0.0), r"Head\.scale is 0\.0"),
+    "cap of the head": (lambda: c.Head(softcap=0.0), r"Head\.softcap is 0\.0"),
+    "a spread below 0": (lambda: c.Init(std=-0.02), r"Init\.std is -0\.02; give"),
+    "segments below 0": (lambda: c.Embed(50, segments=-1), r"Embed\.segments is -1"),
+    "a million lags": (lambda: c.Embed(50, lags=10**6), r"lags is 1000000; give 0 to 1,024"),
+    "a million heads": (lambda: c.Attention(10**6), r"heads is 1000000; give at most 16,384"),
+    "a million recurrent layers": (lambda: c.Recurrent(10**6), r"depth is 1000000; give at most 2,000"),
+}
+
+
+@pytest.mark.parametrize(("make", "said"), WOULD_CRASH.values(), ids=WOULD_CRASH)
+def test_what_would_crash_hang_or_give_nan_is_refused_where_it_is_made(make, said) -> None:
+    with pytest.raises(UserError, match=said):
+        make()
+
+
+def test_the_least_that_runs_is_taken() -> None:
+    stack(position=c.RelativeBias(2, 2))
+    stack(causal=False, position=c.RelativeBias(4, 2))
+    stack((4, 8), position=c.Rotary())

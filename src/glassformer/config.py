@@ -16,7 +16,12 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 from .errors import above_zero, need
-from .positions import Alibi as Alibi  # the page goes on in positions.py
+from .feedforwards import MLP as MLP  # the page goes on in feedforwards.py
+from .feedforwards import Activation as Activation
+from .feedforwards import FeedForward as FeedForward
+from .feedforwards import GatedMLP as GatedMLP
+from .feedforwards import MoE as MoE
+from .positions import Alibi as Alibi  # in positions.py
 from .positions import Both as Both
 from .positions import Causal as Causal
 from .positions import Chunk as Chunk
@@ -50,7 +55,7 @@ from .recurrence import Summary as Summary
 from .serial import frozen as frozen
 from .serial import member as member
 
-Activation: TypeAlias = Literal["relu", "relu2", "gelu", "gelu_tanh", "silu", "tanh"]
+MOST_HEADS, MOST_LAGS = 1 << 14, 1 << 10  # far beyond what anybody trains; more would only hang
 Place: TypeAlias = Literal["pre", "post", "sandwich", "parallel"]
 
 
@@ -60,6 +65,9 @@ class LayerNorm:
 
     eps: float = 1e-5  # added to the variance
     bias: bool = True  # shift as well as scale
+
+    def __post_init__(self) -> None:
+        above_zero(self, "eps")
 
 
 @frozen
@@ -72,6 +80,9 @@ class RMSNorm:
     eps: float = 1e-5  # added to the mean square
     offset: float = 0.0  # what the gain is beside the weight
     gain: bool = True  # scale by a weight as well
+
+    def __post_init__(self) -> None:
+        above_zero(self, "eps")
 
 
 Norm: TypeAlias = LayerNorm | RMSNorm
@@ -96,63 +107,12 @@ class Attention:
     see: See = Full()  # who may look at whom
 
     def __post_init__(self) -> None:
-        above_zero(self, "heads", "kv_heads", "head_dim", "softcap")
+        above_zero(self, "heads", "kv_heads", "head_dim", "scale", "softcap")
+        need(self.heads <= MOST_HEADS, f"Attention.heads is {self.heads}; give at most {MOST_HEADS:,}.")
         kv = self.kv_heads
         if kv is not None:
             need(kv <= self.heads, f"Attention.kv_heads is {kv}; give 1 to heads ({self.heads}).")
             need(self.heads % kv == 0, f"Attention.kv_heads {kv} does not divide heads {self.heads}; give a divisor.")
-
-
-@frozen
-class MLP:
-    """Up, activate, down (Vaswani et al. 2017, section 3.3)."""
-
-    hidden: int  # width inside
-    act: Activation = "gelu_tanh"  # the activation
-    bias: bool = False  # of both layers
-
-    def __post_init__(self) -> None:
-        above_zero(self, "hidden")
-
-
-@frozen
-class GatedMLP:
-    """Up times an activated gate, then down (Shazeer 2020: SwiGLU with ``act="silu"``)."""
-
-    hidden: int  # width inside
-    act: Activation = "silu"  # the gate's activation
-    bias: bool = False  # of all three layers
-
-    def __post_init__(self) -> None:
-        above_zero(self, "hidden")
-
-
-@frozen
-class MoE:
-    """Mixture of experts: each token goes to its ``top_k`` of ``experts`` (Shazeer et al. 2017, Mixtral).
-
-    ``normalize`` makes the chosen weights sum to 1; ``balance`` and ``z`` weigh the load-balancing
-    loss (Fedus et al. 2021) and the router z-loss (Zoph et al. 2022). ``capacity`` bounds what an expert takes
-    while training, as a multiple of an even share (None: dropless); ``noise`` is added to the router's logits while
-    training (Shazeer et al. 2017); every token also goes to ``shared`` (DeepSeekMoE, Dai et al. 2024).
-    """
-
-    experts: int
-    top_k: int
-    expert: MLP | GatedMLP  # what each expert is
-    normalize: bool = True
-    balance: float = 0.0
-    z: float = 0.0
-    capacity: float | None = None
-    noise: bool = False
-    shared: MLP | GatedMLP | None = None
-
-    def __post_init__(self) -> None:
-        above_zero(self, "experts", "top_k", "capacity")
-        need(self.top_k <= self.experts, f"MoE.top_k is {self.top_k}; give 1 to experts ({self.experts}).")
-
-
-FeedForward: TypeAlias = MLP | GatedMLP | MoE
 
 
 @frozen
@@ -202,6 +162,8 @@ class Stack:
         need(len(self.pattern) > 0, "Stack.pattern is empty; give at least one Block.")
         need(self.depth % len(self.pattern) == 0, self._misfit())
         need(0 <= self.dropout < 1, f"Stack.dropout is {self.dropout}; give a share from 0 to below 1.")
+        if isinstance(self.position, RelativeBias):
+            self.position.check(self.causal)
 
     def _misfit(self) -> str:
         return f"Stack.depth {self.depth} is no multiple of its pattern of {len(self.pattern)} blocks; change one."
@@ -224,8 +186,9 @@ class Embed:
     lags: int = 0
 
     def __post_init__(self) -> None:
-        above_zero(self, "vocab")
-        need(self.lags >= 0, f"Embed.lags is {self.lags}; give 0 or more.")
+        above_zero(self, "vocab", "scale")
+        need(self.segments >= 0, f"Embed.segments is {self.segments}; give 0 or more.")
+        need(0 <= self.lags <= MOST_LAGS, f"Embed.lags is {self.lags}; give 0 to {MOST_LAGS:,}.")
 
 
 @frozen
@@ -243,6 +206,9 @@ class Head:
     norm: Norm | None = None
     scale: float = 1.0
     softcap: float | None = None
+
+    def __post_init__(self) -> None:
+        above_zero(self, "scale", "softcap")
 
 
 @frozen
@@ -361,6 +327,10 @@ def recurrent(model: Model) -> dict[str, Recurrent]:
     return {name: body for name, body in bodies(model).items() if isinstance(body, Recurrent)}
 
 
+def _or(numbers: set[int]) -> str:
+    return " or ".join(map(str, sorted(numbers)))
+
+
 def _check(model: Model) -> None:
     """What can only be judged with the width, the context and the slot in view."""
     above_zero(model, "dim", "context")
@@ -395,6 +365,9 @@ def _check(model: Model) -> None:
         if isinstance(stack.position, Sinusoidal):
             even = model.dim % 2 == 0 or not stack.position.endpoint
             need(even, f"{name}.position.endpoint is for pairs of waves and dim {model.dim} is odd; make it even.")
+        kinds = {block.attention.heads for block in stack.pattern}
+        alike = len(kinds) == 1 or not isinstance(stack.position, Alibi | RelativeBias)
+        need(alike, f"{name}.position has a bias for each head and blocks have {_or(kinds)} heads; give all as many.")
         if isinstance(stack.position, Learned):
             length, enough = stack.position.length, stack.position.length >= model.context
             need(enough, f"{name}.position.length {length} is below context {model.context}; raise it.")

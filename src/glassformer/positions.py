@@ -53,6 +53,9 @@ class LinearStretch:
 
     factor: float
 
+    def __post_init__(self) -> None:
+        above_zero(self, "factor")
+
 
 @frozen
 class Llama3Stretch:
@@ -62,6 +65,10 @@ class Llama3Stretch:
     low: float = 1.0  # waves that turn less often in length positions are slow
     high: float = 4.0  # waves that turn more often are fast
     length: int = 8192  # positions learnt first
+
+    def __post_init__(self) -> None:
+        above_zero(self, "factor", "low", "high", "length")
+        need(self.low < self.high, f"Llama3Stretch.low is {self.low}; give less than high ({self.high}).")
 
 
 @frozen
@@ -129,10 +136,22 @@ class Rotary:
 
 @frozen
 class RelativeBias:
-    """A trained bias per head and distance bucket, added to the scores (T5, Raffel et al. 2020)."""
+    """A trained bias per head and distance bucket, added to the scores (T5, Raffel et al. 2020).
+
+    Half of a direction's buckets hold one distance each, the others wider and wider ranges up to ``distance``.
+    """
 
     buckets: int = 32  # of distances, half of them for either side where nothing is causal
     distance: int = 128  # from which on all share a bucket
+
+    def __post_init__(self) -> None:
+        self.check(causal=True)
+
+    def check(self, causal: bool) -> None:
+        """Refuse too few buckets, or a distance within those that hold one each; both ways share the buckets."""
+        least, exact = (2, self.buckets // 2) if causal else (4, self.buckets // 4)
+        need(self.buckets >= least, f"RelativeBias.buckets is {self.buckets}; give {least} or more.")
+        need(self.distance > exact, f"RelativeBias.distance is {self.distance}; give more than {exact}.")
 
 
 @frozen

@@ -54,6 +54,7 @@ class Recurrent:
 
     def __post_init__(self) -> None:
         above_zero(self, "depth")
+        need(self.depth <= 2000, f"Recurrent.depth is {self.depth}; give at most 2,000.")
         need(0 <= self.dropout < 1, f"Recurrent.dropout is {self.dropout}; give a share from 0 to below 1.")
 
 

@@ -116,8 +116,11 @@ WOULD_CRASH = {  # or hang, or give NaN
     "no bucket": (lambda: c.RelativeBias(0), r"buckets is 0; give 2 or more"),
     "one bucket": (lambda: c.RelativeBias(1), r"buckets is 1; give 2 or more"),
     "too few for two ways": (lambda: stack(causal=False, position=c.RelativeBias(3)), r"is 3; give 4 or more"),
-    "no distance": (lambda: c.RelativeBias(8, 0), r"distance is 0; give more than 4"),
-    "a distance of half the buckets": (lambda: c.RelativeBias(32, 16), r"distance is 16; give more than 16"),
+    "no distance": (lambda: c.RelativeBias(8, 0), r"distance is 0; give a number above 0"),
+    "a distance of half the buckets": (
+        lambda: stack(position=c.RelativeBias(32, 16)),
+        r"distance is 16; give more than 16",
+    ),
     "eps 0": (lambda: c.RMSNorm(0.0), r"RMSNorm\.eps is 0\.0; give a number above 0"),
     "eps below 0": (lambda: c.LayerNorm(-1e-5), r"LayerNorm\.eps is -1e-05"),
     "theta 0": (lambda: c.Rotary(0.0), r"Rotary\.theta is 0\.0"),

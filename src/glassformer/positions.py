@@ -145,10 +145,11 @@ class RelativeBias:
     distance: int = 128  # from which on all share a bucket
 
     def __post_init__(self) -> None:
-        self.check(causal=True)
+        need(self.buckets > 1, f"RelativeBias.buckets is {self.buckets}; give 2 or more.")
+        above_zero(self, "distance")
 
     def check(self, causal: bool) -> None:
-        """Refuse too few buckets, or a distance within those that hold one each; both ways share the buckets."""
+        """Refuse too few buckets, or a distance within those that hold one each; two directions share the buckets."""
         least, exact = (2, self.buckets // 2) if causal else (4, self.buckets // 4)
         need(self.buckets >= least, f"RelativeBias.buckets is {self.buckets}; give {least} or more.")
         need(self.distance > exact, f"RelativeBias.distance is {self.distance}; give more than {exact}.")

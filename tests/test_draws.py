@@ -1,0 +1,234 @@
+"""Random configs of everything the vocabulary can say, each held to every law; beyond that, only rounding differs.
+
+The law is checked in float64, where two ways to one result agree to many digits. In float32 each way may be as far
+from the float64 result as the plain forward pass is, times a factor: a bound that the model itself gives.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from glassformer import config as c
+from glassformer import serial, weights
+from glassformer.cost import cost
+from glassformer.nn import Cache, EncoderDecoder, Model, Tape, attend, build_model
+from glassformer.nn.attend import ENGINES
+
+VOCAB, CONTEXT, LENGTH = 30, 32, 17
+ROUNDS = 20  # how much further from float64 than the plain pass another way may be; and at least so many roundings
+
+
+def drawn(seed: int) -> c.Model:
+    """A valid config; the same seed gives the same."""
+    draw = random.Random(seed)
+    choose, chance = draw.choice, lambda share: draw.random() < share
+    heads = choose((1, 2, 3, 4, 6))
+    dim = heads * choose((4, 8)) if chance(0.7) else choose((12, 24, 30))
+
+    def norm() -> c.Norm:
+        layer, root = c.LayerNorm(choose((1e-5, 1e-12)), chance(0.5)), c.RMSNorm(1e-6, choose((0.0, 1.0)), chance(0.8))
+        return choose((layer, root))
+
+    def see(depth: int = 0) -> c.See:
+        simple = [
+            c.Full(), c.Causal(), c.Prefix(draw.randint(1, 6)), c.Window(draw.randint(1, 20)),
+            c.Every(draw.randint(1, 5)), c.Chunk(draw.randint(1, 9)), c.Tail(draw.randint(2, 6), choose((1, 2))), c.Strided(draw.randint(1, 6)),
+            c.Fixed(draw.randint(2, 7), choose((1, 2))),
+        ]  # fmt: skip
+        if depth < 2 and chance(0.25):
+            left, right = see(depth + 1), see(depth + 1)
+            return left & right if chance(0.5) else left | right
+        return choose(simple)
+
+    def attention(across: bool = False) -> c.Attention:
+        own = heads if alike else choose((1, 2, 4, heads))
+        groups = choose([n for n in range(1, own + 1) if own % n == 0])
+        width = choose((4, 8, 12)) if dim % own or chance(0.4) or turning else None
+        rules: c.See = c.Full() if across or chance(0.4) else see()
+        return c.Attention(
+            own, choose((None, groups)), width, chance(0.5), choose((None, True, False)),
+            norm() if chance(0.3) else None, choose((None, 0.1, 1.0)), choose((None, None, 3.0, 30.0)), rules,
+        )  # fmt: skip
+
+    def dense() -> c.MLP | c.GatedMLP:
+        act = choose(("relu", "relu2", "gelu", "gelu_tanh", "silu", "tanh"))
+        return choose((c.MLP, c.GatedMLP))(choose((8, 20, 33)), act, chance(0.4))
+
+    def feedforward() -> c.FeedForward | None:
+        if chance(0.25):
+            experts = draw.randint(1, 5)
+            shared = dense() if chance(0.3) else None
+            return c.MoE(
+                experts, draw.randint(1, experts), dense(), chance(0.5), choose((0.0, 0.01)), choose((0.0, 0.001)),
+                choose((None, 1.2)), chance(0.3), shared,
+            )  # fmt: skip
+        return None if chance(0.1) else dense()
+
+    def block(crosses: bool) -> c.Block:
+        think = feedforward()
+        places = ["pre", "post", "sandwich"] + ["parallel"] * (think is not None and not crosses)
+        place = choose(places)
+        kind = None if place in ("pre", "parallel") and chance(0.1) else norm()
+        return c.Block(attention(), think, kind, place, attention(across=True) if crosses else None)
+
+    def stretch() -> c.Stretch | None:
+        waves = 2  # heads of 4, a half or the whole turned: see ``turning``
+        return choose((
+            None, c.LinearStretch(2.0), c.Llama3Stretch(8.0, 1.0, 4.0, 16), c.YarnStretch(4.0, 16),
+            c.LongStretch((1.0,) * waves, tuple(1.0 + i for i in range(waves)), 8, 4.0, far=chance(0.5)),
+        ))  # fmt: skip
+
+    def position(causal: bool) -> c.Position:
+        even = dim % 2 == 0
+        return choose((
+            c.NoPosition(), c.Sinusoidal(halves=chance(0.5), endpoint=even and chance(0.5), first=choose((0, 1))),
+            c.Learned(CONTEXT), c.Rotary(choose((1e4, 100.0)), choose((0.5, 1.0))), c.RelativeBias(8, choose((5, 16))),
+            c.Alibi(), c.Rotary(stretch=c.LinearStretch(2.0)),
+        ))  # fmt: skip
+
+    alike, turning = True, True
+
+    def body(causal: bool, crosses: bool) -> c.Body:
+        nonlocal alike, turning
+        if chance(0.08):
+            cross = choose((c.Summary(), c.Additive(choose((4, 12))))) if crosses else None
+            both = causal or dim % 2 == 1
+            return c.Recurrent(draw.randint(1, 2), choose((c.GRU(), c.LSTM())), cross, both)
+        scheme = position(causal)
+        alike = isinstance(scheme, c.Alibi | c.RelativeBias) or chance(0.6)
+        turning = isinstance(scheme, c.Rotary)
+        pattern = tuple(block(crosses) for _ in range(choose((1, 1, 2))))
+        if turning and chance(0.3):
+            pattern = tuple(replace(b, attention=replace(b.attention, head_dim=4)) for b in pattern)
+            pattern = tuple(replace(b, cross=b.cross and replace(b.cross, head_dim=4)) for b in pattern)
+            scheme = c.Rotary(stretch=stretch())
+        ends = (norm() if chance(0.3) else None), (norm() if chance(0.8) else None)
+        return c.Stack(len(pattern) * choose((1, 2)), pattern, scheme, causal, *ends)
+
+    embed = c.Embed(VOCAB, choose((1.0, dim**0.5)), choose((0, 0, 2)), choose((0, 0, 0, 2)))
+    act = choose((None, None, "gelu", "tanh"))
+    untied = chance(0.5)
+    head = c.Head(
+        not untied, chance(0.4), act, norm() if chance(0.3) else None, choose((1.0, 0.3)), choose((None, 10.0))
+    )
+    init = c.Init(0.3, 0.5, choose(("plain", "depth")), 0.3 if untied and chance(0.5) else None)
+    shape = draw.random()
+    if shape < 0.6:
+        return c.Decoder(dim, CONTEXT, embed, body(True, False), head, init)
+    if shape < 0.8:
+        pool = c.Pool(choose(("first", "last", "mean", "max")), act, 3, unit=chance(0.3)) if chance(0.5) else None
+        return c.Encoder(dim, CONTEXT, embed, body(False, False), head, init, pool)
+    return c.EncoderDecoder(dim, CONTEXT, replace(embed, segments=0), body(False, False), body(True, True), head, init)
+
+
+def ways(model: Model, given: Tensor, source: Tensor, seed: int) -> Iterator[tuple[str, Tensor]]:
+    """The logits of ``given`` (B, T), reached in every way that must not change them."""
+    draw = random.Random(seed)
+    across: dict[str, Any] = {"source": source} if isinstance(model, EncoderDecoder) else {}
+    rows = range(len(given))
+    for engine in ENGINES:
+        model.engine = engine
+        yield f"engine {engine}", model(given, **across).logits
+    model.engine = "sdpa"
+    tape = Tape("*", edits={})
+    yield "tape", model(given, tape=tape, **across).logits
+    yield (
+        "alone",
+        torch.cat([model(given[i : i + 1], **{k: v[i : i + 1] for k, v in across.items()}).logits for i in rows]),
+    )
+    for side in ("left", "right"):
+        wide = LENGTH + 4
+        place = slice(4, wide) if side == "left" else slice(0, LENGTH)
+        held, pos = torch.zeros(len(given), wide, dtype=torch.long), torch.full((len(given), wide), -1)
+        held[:, place], pos[:, place] = given, torch.arange(LENGTH)
+        yield f"padded {side}", model(held, pos=pos, **across).logits[:, place]
+    if not across:
+        pos = torch.arange(LENGTH).repeat(len(given))[None]
+        docs = torch.arange(len(given)).repeat_interleave(LENGTH)[None]
+        yield "packed", model(given.reshape(1, -1), pos=pos, docs=docs).logits.view(*given.shape, -1)
+    else:
+        held = torch.nn.functional.pad(source, (3, 0))
+        pos = torch.nn.functional.pad(torch.arange(source.shape[1]).expand(source.shape), (3, 0), value=-1)
+        yield "padded source", model(given, held, source_pos=pos).logits
+    if "decoder" in vars(model)["_modules"]:
+        cache = Cache(model)
+        memory = {"memory": model.encode(source)} if across else {}
+        sizes = [max(cache.ahead, draw.randint(1, 6))]
+        while sum(sizes) < LENGTH:
+            sizes.append(min(choice if (choice := draw.choice((1, 1, 2, 5))) else 1, LENGTH - sum(sizes)))
+        parts = given.split(sizes, dim=1)
+        yield f"cached {sizes}", torch.cat([model(part, cache=cache, **memory).logits for part in parts], 1)
+
+
+def hold(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every law, for the config of this seed."""
+    cfg = drawn(seed)
+    assert serial.loads(c.Model, serial.dumps(cfg)) == cfg
+    generator = torch.Generator().manual_seed(seed)
+    model = build_model(cfg, seed=seed).eval()
+    assert cost(cfg).total == sum(p.numel() for p in model.parameters()) and len(weights.shapes(cfg))
+    given, source = (torch.randint(0, VOCAB, (2, n), generator=generator) for n in (LENGTH, 9))
+    across: dict[str, Any] = {"source": source} if isinstance(model, EncoderDecoder) else {}
+    monkeypatch.setattr(attend, "SIDE", 8)  # so that a row is several blocks
+    with torch.no_grad():
+        plain = model(given, **across).logits
+        single = dict(ways(model, given, source, seed))
+        exact = model.double()
+        wanted = exact(given, **across).logits
+        assert wanted.isfinite().all() and wanted.std() > 0
+        size = wanted.abs().max().item()
+        for name, found in ways(exact, given, source, seed):
+            assert (found - wanted).abs().max() <= 1e-9 * (1 + size), name
+        sure = _sure(exact, given, across)
+    rounding = max((plain - wanted).abs().max().item(), torch.finfo(torch.float32).eps * (1 + size))
+    for name, found in single.items():
+        assert not sure or (found - wanted).abs().max() <= ROUNDS * rounding, f"{name} in float32"
+    model.float().train()
+    out = model(given, **across)
+    (out.logits.square().mean() + sum(out.aux.values())).backward()
+    grads = [weight.grad for weight in model.parameters() if weight.grad is not None]
+    assert grads and all(grad.isfinite().all() for grad in grads)
+
+
+def _sure(model: Model, given: Tensor, across: dict[str, Any]) -> bool:
+    """Whether no mixture's choice hangs on so little that float32 may choose otherwise."""
+    tape = Tape("*.router")
+    model(given, tape=tape, **across)
+    mixtures = {name: part.cfg.top_k for name, part in model.named_modules() if hasattr(part, "router")}
+    for name, top in mixtures.items():
+        best = tape[f"{name}.router"].topk(min(top + 1, tape[f"{name}.router"].shape[-1]), dim=-1).values
+        if best.shape[-1] > top and (best[..., top - 1] - best[..., top]).min() < 1e-3:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("seed", range(0, 8))
+def test_a_drawn_config_obeys_every_law(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    hold(seed, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(8, 508))
+def test_five_hundred_drawn_configs_obey_every_law(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    hold(seed, monkeypatch)
+
+
+def test_the_draw_reaches_the_whole_vocabulary() -> None:
+    seen: set[str] = set()
+
+    def walk(node: object) -> None:
+        if isinstance(node, dict):
+            seen.update(name for name in (node.get("type"), node.get("place")) if isinstance(name, str))
+        for item in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+            walk(item)
+
+    [walk(serial.to_dict(drawn(seed))) for seed in range(508)]
+    types = {v.__name__ for v in vars(c).values() if isinstance(v, type) and hasattr(v, "__dataclass_fields__")}
+    assert types | {"pre", "post", "sandwich", "parallel"} <= seen

@@ -19,6 +19,7 @@ FLOORS = [
         "errors",
         "config",
         "positions",
+        "feedforwards",
         "recurrence",
         "objectives",
         "optimizers",

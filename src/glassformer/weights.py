@@ -56,9 +56,11 @@ class Link:
         whole = self._join(ours, self._stacks("ours"))
         if self._stacks("theirs"):
             parts: Sequence[Tensor] = whole.unbind()
+        elif len(self.theirs) == 1:
+            parts = [whole]
         else:
             widths = self.rule.parts or (1,) * len(self.theirs)
-            unit = whole.shape[self.rule.axis] // sum(widths) if len(widths) > 1 else whole.shape[self.rule.axis]
+            unit = whole.shape[self.rule.axis] // sum(widths)
             parts = torch.split(whole, [unit * width for width in widths], self.rule.axis)
         parts = [self._turn_back(part) for part in parts]
         return [part[None] for part in parts] if self.rule.lift else parts

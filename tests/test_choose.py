@@ -96,7 +96,7 @@ def test_what_goes_on_from_a_checkpoint_keeps_all_but_how_often_the_text_is_read
     made = settings(book, **{"from": str(tmp_path / "tiny")})
     alone = run.read(None, {"from": str(tmp_path / "tiny"), "data.train": str(book)})
     assert made.model == alone.model and made.data.tokenizer is None and made.train.optimizer == alone.train.optimizer
-    assert made.train.batch == alone.train.batch and 20 <= made.train.steps < 100
+    assert made.train.batch == alone.train.batch and 20 <= made.train.steps <= 110  # 11 times over, not 1,000 steps
 
 
 def test_the_choice_is_a_function_of_the_text(book, tmp_path):

@@ -52,23 +52,26 @@ TABLE = (
 
 @dataclass(frozen=True)
 class Sight:
-    """What was seen of a text: bytes of UTF-8, characters, different ones, and stretches between white space."""
+    """What was seen of a text: bytes of UTF-8, characters, different ones, stretches between white space; a sample."""
 
     name: str
     bytes: int
     characters: int
     letters: int
     words: int
+    sample: str
 
 
 def sight(data: run.Data) -> Sight:
     """A look at the text of a run: all of it up to READ characters, else counts in proportion."""
     letters: set[str] = set()
     total = characters = words = 0.0
+    sample = ""
     for name in data.sources():
         source = text.find(name, data.field, data.separator)
         size = spaces = seen = read = 0
         for piece in source.pieces():
+            sample = sample or piece.text
             letters.update(piece.text)
             size += len(piece.text.encode())
             spaces += len(piece.text.split())
@@ -77,7 +80,8 @@ def sight(data: run.Data) -> Sight:
                 break
         share = source.size / read if seen > READ else 1.0
         total, characters, words = total + size * share, characters + seen * share, words + spaces * share
-    return Sight(", ".join(data.sources()), round(total), round(characters), len(letters), max(1, round(words)))
+    counts = (round(total), round(characters), len(letters), max(1, round(words)))
+    return Sight(", ".join(data.sources()), *counts, sample)
 
 
 def choose(changes: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
@@ -110,7 +114,10 @@ def choose(changes: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
             found["data.vocab"] = vocab
     lengths = {"byte": 1.0, "char": seen.bytes / seen.characters, "bpe": math.log2(vocab) / 4}
     tokens = seen.bytes / lengths.get(kind, 4.0)  # roughly: for others a published vocabulary's English
-    context = how.context or prepare.origin(settings, None)[0].context
+    origin, own = prepare.origin(settings, None)
+    if own is not None:
+        tokens = seen.bytes * len(own.encode(seen.sample)) / len(seen.sample.encode())
+    context = how.context or origin.context
     if fresh:
         found |= {"recipe": row.recipe, "decoder.dropout": row.dropout, "batch": row.batch}
         context = min(how.context or row.context, 2 ** int(math.log2(max(16.0, tokens / 32))))

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import glassformer
-from glassformer import UserError, config, cost, extend, serial, store
+from glassformer import UserError, config, cost, extend, objectives, serial, store
 from glassformer.cli import main
-from glassformer.nn import Cache, Tape, build, build_model
+from glassformer.nn import Cache, Tape, build, build_model, lora
 from glassformer.nn.build import _MAKERS
 from glassformer.positions import read_rule
 from glassformer.training import launch
@@ -183,6 +183,21 @@ def test_a_checkpoint_of_an_unknown_type_says_which_and_the_way_out(own, tmp_pat
     assert str(told.value).count("\n") == 0 and str(tmp_path / "model") in str(told.value)
     assert main(["cost", str(tmp_path / "model")]) == 2
     assert "--use FILE" in capsys.readouterr().err
+    monkeypatch.setattr(extend, "_USED", set())
+    assert main(["cost", str(tmp_path / "model"), "--use", str(OWN)]) == 0
+    assert "parameters" in capsys.readouterr().out
+
+
+def test_lora_adapts_it_and_what_is_merged_loads(own, tmp_path) -> None:
+    model = build_model(strange(own), seed=1)
+    lora.tune(model, objectives.LoRA(2, paths=("*.ffn.w1", "*.attn.q"), train=("*.gain",)), seed=3)
+    trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    assert "decoder.blocks.0.ffn.w1.up" in trained and "decoder.blocks.0.attn_norm.gain" in trained
+    with torch.no_grad():
+        [weight.add_(0.1) for weight in model.parameters() if weight.requires_grad]
+        wanted = model.eval()(tokens()).logits
+        glassformer.save(model, tmp_path / "model")
+        torch.testing.assert_close(glassformer.load(tmp_path / "model")[0](tokens()).logits, wanted, rtol=0, atol=1e-4)
 
 
 def test_no_published_layout_holds_it(own, tmp_path) -> None:

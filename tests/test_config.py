@@ -150,3 +150,13 @@ def test_the_least_that_runs_is_taken() -> None:
     stack(position=c.RelativeBias(2, 2))
     stack(causal=False, position=c.RelativeBias(4, 2))
     stack((4, 8), position=c.Rotary())
+
+
+def test_ends_that_do_not_fit() -> None:
+    with pytest.raises(UserError, match="a span has 2 ends"):
+        c.TokenHead(3, span=True)
+    stack = c.Stack(2, (BLOCK,))
+    with pytest.raises(UserError, match=r"embed\.dim is 8 and a tied head needs embeddings of dim 16"):
+        c.Decoder(16, 8, c.Embed(9, dim=8), stack)
+    with pytest.raises(UserError, match=r"a recurrent part takes embeddings of dim 16"):
+        c.Decoder(16, 8, c.Embed(9, dim=8), c.Recurrent(1), c.Head(tied=False))

@@ -71,6 +71,45 @@ def test_saved_loaded_counted_and_adapted(name: str, tmp_path: Path) -> None:
     near(forward(back, given), forward(model, given))
 
 
+ENDS: dict[str, c.Model] = {  # without logits over words
+    "tagger": replace(tiny.bert(), head=None, pool=None, token_head=c.TokenHead(3, "gelu", 0.1)),
+    "narrow": replace(tiny.bert(), head=None, embed=c.Embed(tiny.VOCAB, segments=2, dim=20), token_head=c.TokenHead(2)),
+    "causal tagger": replace(DECODERS["llama"], head=None, token_head=c.TokenHead(2, span=True)),
+    "vectors": replace(DECODERS["llama"], head=None, pool=c.Pool("last", unit=True)),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_ends_without_words_keep_the_laws(name: str, tmp_path: Path) -> None:
+    cfg, given = ENDS[name], tokens()
+    model = tiny.model(cfg)
+    said = model(given)
+    ends = [x for x in (said.tagged, said.pooled) if x is not None]
+    assert said.logits.numel() == 0 and ends
+    if said.tagged is not None:
+        assert said.tagged.shape == (3, 20, cfg.token_head.labels)
+    tape = Tape("*")
+    again = model(given, tape=tape)
+    near(tape["token_head.write" if said.tagged is not None else "pool.write"], ends[0])
+    assert torch.equal((again.pooled if said.tagged is None else again.tagged), ends[0])
+    rows = [row[:length] for row, length in zip(given, (5, 11, 20), strict=True)]
+    held, pos = padded(rows, "left")
+    together = model(held, pos=pos)
+    for index, row in enumerate(rows):
+        alone = model(row[None])
+        if said.tagged is not None:
+            near(together.tagged[index][pos[index] >= 0], alone.tagged[0])
+        if said.pooled is not None:
+            near(together.pooled[index], alone.pooled[0])
+    assert serial.loads(c.Model, serial.dumps(cfg)) == cfg
+    assert cost(cfg).total == sum(weight.numel() for weight in model.parameters())
+    store.save(model, tmp_path / "m", layout="glassformer")
+    back, _ = store.load(tmp_path / "m")
+    assert back.config == cfg and torch.equal(back(given).hidden, said.hidden)
+    model.engine = "eager"
+    near(model(given).hidden, said.hidden)
+
+
 def test_every_config_type_is_used_by_a_family() -> None:
     seen = set()
 
@@ -81,7 +120,7 @@ def test_every_config_type_is_used_by_a_family() -> None:
         elif isinstance(node, list):
             [walk(item) for item in node]
 
-    [walk(serial.to_dict(config)) for config in ALL.values()]
+    [walk(serial.to_dict(config)) for config in (*ALL.values(), *ENDS.values())]
     assert {kind.__name__ for kind in built()} - seen == {"LinearStretch"}, "add a family that uses it to tiny.py"
 
 

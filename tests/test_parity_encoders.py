@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from glassformer import UserError, config, recipes, store
+from glassformer.cost import cost
 from glassformer.nn import build_model
 
 transformers = pytest.importorskip("transformers")
@@ -135,6 +136,64 @@ def test_bert_both_ways(name: str, tmp_path: Path) -> None:
     if saved == kind:  # the untied bias that transformers writes twice and reads once is written once
         untied = not changes.get("tie_word_embeddings", True)
         same_files(tmp_path / "theirs", tmp_path / "ours", {"cls.predictions.bias"} if untied else set())
+
+
+# ------------------------------------------------------------------------------- labels for each token
+
+TAGGERS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "bert, labels": ("BertConfig", "BertForTokenClassification", {"num_labels": 5, "classifier_dropout": 0.3}),
+    "bert, answers": ("BertConfig", "BertForQuestionAnswering", {}),
+    "bert, two labels": ("BertConfig", "BertForTokenClassification", {"hidden_dropout_prob": 0.0}),
+    "electra": ("ElectraConfig", "ElectraModel", {"embedding_size": 20}),
+    "electra, replaced": ("ElectraConfig", "ElectraForPreTraining", {"embedding_size": 20}),
+    "electra, as wide": ("ElectraConfig", "ElectraForPreTraining", {"embedding_size": 32, "hidden_act": "relu"}),
+    "electra, labels": ("ElectraConfig", "ElectraForTokenClassification", {"embedding_size": 48, "num_labels": 4}),
+    "electra, answers": ("ElectraConfig", "ElectraForQuestionAnswering", {"embedding_size": 20}),
+}
+
+
+def equal_tagger(ours: Any, theirs: Any, side: str) -> None:
+    there, ids = padding(side), tokens()
+    segments = (torch.arange(24) > 7).long().expand(3, -1)
+    pos = there.long().cumsum(1) - 1
+    told = pos.clamp(min=0)
+    out = theirs(ids, there.long(), token_type_ids=segments, position_ids=told, output_hidden_states=True)
+    mine = ours(ids, pos=pos.masked_fill(~there, -1), segments=segments)
+    close(mine.hidden[there], out.hidden_states[-1][there])
+    if "start_logits" in out:
+        close(mine.tagged[there], torch.stack((out.start_logits, out.end_logits), -1)[there])
+    elif "logits" in out:
+        close(mine.tagged.view(*out.logits.shape)[there], out.logits[there])
+    assert ("last_hidden_state" in out) == (mine.tagged is None) and mine.pooled is None
+
+
+@pytest.mark.parametrize("name", TAGGERS)
+def test_labels_of_tokens_both_ways(name: str, tmp_path: Path) -> None:
+    kind, class_, changes = TAGGERS[name]
+    sizes = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 52, "num_hidden_layers": 3}
+    sizes |= {"num_attention_heads": 4, "max_position_embeddings": 40, "initializer_range": 0.15}
+    theirs = shaken(getattr(transformers, class_)(getattr(transformers, kind)(**{**sizes, **changes})))
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours, _ = store.load(tmp_path / "theirs")
+    for side in ("right", "left"):
+        equal_tagger(ours, theirs, side)
+    store.save(ours, tmp_path / "ours", layout="hf")
+    saved = json.loads((tmp_path / "ours" / "config.json").read_text())["architectures"]
+    assert saved == [class_]
+    equal_tagger(ours, getattr(transformers, class_).from_pretrained(tmp_path / "ours").eval(), "right")
+    assert store.load(tmp_path / "ours")[0].config == ours.config
+    same_files(tmp_path / "theirs", tmp_path / "ours")
+
+
+def test_published_sizes_of_electra() -> None:
+    """Of google/electra-*-discriminator, as transformers counts their shapes."""
+    shapes = {"small": (256, 12, 4, 1024, 128), "base": (768, 12, 12, 3072, 768), "large": (1024, 24, 16, 4096, 1024)}
+    for size, shape in shapes.items():
+        names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "embedding_size")
+        with torch.device("meta"):
+            sizes = transformers.ElectraConfig(**dict(zip(names, shape, strict=True)))
+            theirs = transformers.ElectraForPreTraining(sizes)
+        assert cost(recipes.find(f"electra/{size}")).total == sum(weight.numel() for weight in theirs.parameters())
 
 
 # --------------------------------------------------------------------------------------------- T5
@@ -344,7 +403,9 @@ def test_a_bert_without_its_pooler(tmp_path: Path) -> None:
         ("bert", {"is_decoder": True}, '"is_decoder" is true'),
         ("bert", {"num_attention_heads": 5}, "5 heads do not divide dim 32"),
         ("bert", {"type_vocab_size": 0}, '"type_vocab_size" is 0'),
-        ("bert", {"architectures": ["BertForQuestionAnswering"]}, '"BertForQuestionAnswering" is not in'),
+        ("bert", {"architectures": ["BertForMultipleChoice"]}, '"BertForMultipleChoice" is not in'),
+        ("bert", {"architectures": ["BertForQuestionAnswering"]}, "the files lack qa_outputs.weight"),
+        ("bert", {"architectures": ["BertForTokenClassification"]}, "the files lack classifier.weight"),
         ("bert", {"architectures": ["BertForSequenceClassification"]}, "the files lack classifier.weight"),
         ("t5", {"feed_forward_proj": "gated-tanh"}, '"feed_forward_proj" is "gated-tanh"; it must be one of'),
         ("t5", {"decoder_start_token_id": 7}, '"decoder_start_token_id" is 7; it must be the id of pad or bos'),

@@ -20,6 +20,7 @@ FLOORS = [
         "config",
         "positions",
         "feedforwards",
+        "ends",
         "recurrence",
         "objectives",
         "optimizers",

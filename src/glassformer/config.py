@@ -15,8 +15,16 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
+from .ends import Embed as Embed  # the page goes on in ends.py
+from .ends import Head as Head
+from .ends import Init as Init
+from .ends import LayerNorm as LayerNorm
+from .ends import Norm as Norm
+from .ends import Pool as Pool
+from .ends import RMSNorm as RMSNorm
+from .ends import TokenHead as TokenHead
 from .errors import above_zero, need
-from .feedforwards import MLP as MLP  # the page goes on in feedforwards.py
+from .feedforwards import MLP as MLP  # in feedforwards.py
 from .feedforwards import Activation as Activation
 from .feedforwards import FeedForward as FeedForward
 from .feedforwards import GatedMLP as GatedMLP
@@ -55,37 +63,8 @@ from .recurrence import Summary as Summary
 from .serial import frozen as frozen
 from .serial import member as member
 
-MOST_HEADS, MOST_LAGS = 1 << 14, 1 << 10  # far beyond what anybody trains; more would only hang
+MOST_HEADS = 1 << 14  # far beyond what anybody trains; more would only hang
 Place: TypeAlias = Literal["pre", "post", "sandwich", "parallel"]
-
-
-@frozen
-class LayerNorm:
-    """Centre and scale each vector (Ba et al. 2016)."""
-
-    eps: float = 1e-5  # added to the variance
-    bias: bool = True  # shift as well as scale
-
-    def __post_init__(self) -> None:
-        above_zero(self, "eps")
-
-
-@frozen
-class RMSNorm:
-    """Scale each vector to unit root mean square (Zhang & Sennrich 2019).
-
-    The gain is ``offset + weight``: 0 for Llama, 1 for Gemma. ``gain=False`` leaves the weight out.
-    """
-
-    eps: float = 1e-5  # added to the mean square
-    offset: float = 0.0  # what the gain is beside the weight
-    gain: bool = True  # scale by a weight as well
-
-    def __post_init__(self) -> None:
-        above_zero(self, "eps")
-
-
-Norm: TypeAlias = LayerNorm | RMSNorm
 
 
 @frozen
@@ -173,82 +152,6 @@ class Stack:
         return self.pattern[index % len(self.pattern)]
 
 
-@frozen
-class Embed:
-    """Tokens to vectors; ``scale`` multiplies them (2017 and Gemma: sqrt(dim)); BERT adds ``segments``.
-
-    ``lags`` tokens before it add a vector each, from tables of their own (after Huang et al. 2025, n-gram inputs).
-    """
-
-    vocab: int  # tokens that the model knows
-    scale: float = 1.0
-    segments: int = 0
-    lags: int = 0
-
-    def __post_init__(self) -> None:
-        above_zero(self, "vocab", "scale")
-        need(self.segments >= 0, f"Embed.segments is {self.segments}; give 0 or more.")
-        need(0 <= self.lags <= MOST_LAGS, f"Embed.lags is {self.lags}; give 0 to {MOST_LAGS:,}.")
-
-
-@frozen
-class Head:
-    """Vectors to logits: (transform, activate, norm), scale, project, cap.
-
-    ``tied`` shares the embedding's table. ``transform`` is BERT's extra dense layer with that
-    activation and ``norm`` after it. ``scale`` multiplies the hidden state (T5: dim ** -0.5);
-    ``softcap`` c gives c * tanh(logits / c) (Gemma 2).
-    """
-
-    tied: bool = True
-    bias: bool = False  # one number a token of the vocabulary
-    transform: Activation | None = None
-    norm: Norm | None = None
-    scale: float = 1.0
-    softcap: float | None = None
-
-    def __post_init__(self) -> None:
-        above_zero(self, "scale", "softcap")
-
-
-@frozen
-class Pool:
-    """One vector for a whole sequence: of its ``first`` token (BERT), its ``last``, the ``mean`` or ``max`` of all.
-
-    Then (``transform`` with that activation: BERT's pooler), dropout, and ``labels`` logits; 0 labels end in the
-    vector, scaled to length 1 where ``unit`` (sentence encoders).
-    """
-
-    of: Literal["first", "last", "mean", "max"] = "first"  # which vectors become one
-    transform: Activation | None = None  # activation of a dense layer over it (BERT's pooler)
-    labels: int = 0  # logits to end in; 0 ends in the vector
-    dropout: float = 0.0  # before the labels
-    unit: bool = False
-
-    def __post_init__(self) -> None:
-        need(self.labels >= 0, f"Pool.labels is {self.labels}; give 0 or more.")
-        need(0 <= self.dropout < 1, f"Pool.dropout is {self.dropout}; give a share from 0 to below 1.")
-
-
-@frozen
-class Init:
-    """How weights start: normal with ``std`` (None: 1/sqrt(fan_in)), embeddings and an untied head with their own.
-
-    ``residual`` is for the matrices that write to the stream: ``plain`` like the others, ``depth``
-    divided by sqrt(writes) (GPT-2), ``zero`` (each block starts as the identity).
-    """
-
-    std: float | None = 0.02
-    embed_std: float = 0.02  # of the embeddings
-    residual: Literal["plain", "depth", "zero"] = "depth"
-    head_std: float | None = None  # of an untied head; none: as std
-
-    def __post_init__(self) -> None:
-        for name in ("std", "embed_std", "head_std"):
-            value = getattr(self, name)
-            need(value is None or 0 <= value <= 1000, f"Init.{name} is {value}; give a deviation from 0 to 1000.")
-
-
 Body: TypeAlias = Stack | Recurrent
 
 
@@ -263,6 +166,7 @@ class Decoder:
     head: Head | None = Head()  # vectors to logits; none ends in vectors
     init: Init = Init()  # how weights start
     pool: Pool | None = None  # one vector for a whole sequence
+    token_head: TokenHead | None = None  # labels for each token
 
     def __post_init__(self) -> None:
         _check(self)
@@ -280,6 +184,7 @@ class Encoder:
     head: Head | None = Head()  # vectors to logits; none ends in vectors
     init: Init = Init()  # how weights start
     pool: Pool | None = None  # one vector for a whole sequence
+    token_head: TokenHead | None = None  # labels for each token
 
     def __post_init__(self) -> None:
         _check(self)
@@ -311,6 +216,11 @@ def head_dim(attention: Attention, dim: int) -> int:
     return attention.head_dim or dim // attention.heads
 
 
+def embed_dim(model: Model) -> int:
+    """The width of the embeddings."""
+    return model.embed.dim or model.dim
+
+
 def bodies(model: Model) -> dict[str, Body]:
     """What lies between the model's ends, by the name of its slot."""
     names = ("encoder", "decoder")
@@ -334,6 +244,11 @@ def _or(numbers: set[int]) -> str:
 def _check(model: Model) -> None:
     """What can only be judged with the width, the context and the slot in view."""
     above_zero(model, "dim", "context")
+    width = embed_dim(model)
+    fits = width == model.dim or not recurrent(model)
+    need(fits, f"embed.dim is {width} and a recurrent part takes embeddings of dim {model.dim}; leave embed.dim out.")
+    fits = width == model.dim or model.head is None or not model.head.tied
+    need(fits, f"embed.dim is {width} and a tied head needs embeddings of dim {model.dim}; set head.tied = false.")
     for name, reader in recurrent(model).items():
         crosses = name == "decoder" and isinstance(model, EncoderDecoder)
         need(reader.cross is not None or not crosses, f"{name}.cross is missing; give it a Summary or an Additive.")
@@ -363,8 +278,8 @@ def _check(model: Model) -> None:
                         f"{where}: LongStretch has {factors} factors for {waves} waves; give each one.",
                     )
         if isinstance(stack.position, Sinusoidal):
-            even = model.dim % 2 == 0 or not stack.position.endpoint
-            need(even, f"{name}.position.endpoint is for pairs of waves and dim {model.dim} is odd; make it even.")
+            even = width % 2 == 0 or not stack.position.endpoint
+            need(even, f"{name}.position.endpoint is for pairs of waves and dim {width} is odd; make it even.")
         kinds = {block.attention.heads for block in stack.pattern}
         alike = len(kinds) == 1 or not isinstance(stack.position, Alibi | RelativeBias)
         need(alike, f"{name}.position has a bias for each head and blocks have {_or(kinds)} heads; give all as many.")

@@ -245,11 +245,12 @@ def _part(name: str) -> str:
         return "feedforward"
     if {"cells", "back", "merge"} & set(steps):
         return "recurrence"
-    return "head" if steps[0] == "head" else "embedding"  # tables of tokens, segments and positions
+    return "head" if steps[0] in ("head", "token_head") else "embedding"  # tables of tokens, segments and positions
 
 
 def _is_matrix(name: str, shape: tuple[int, ...]) -> bool:
-    return len(shape) >= 2 and not name.endswith("bias") and _part(name) not in ("embedding", "norms")
+    looked_up = _part(name) == "embedding" and ".project." not in name
+    return len(shape) >= 2 and not name.endswith("bias") and not looked_up and _part(name) != "norms"
 
 
 def _attentions(model: config.Model, cached: bool = False) -> list[tuple[config.Stack, config.Attention, bool]]:

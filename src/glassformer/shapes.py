@@ -29,13 +29,15 @@ def countable(model: c.Model) -> None:
 
 def shapes(model: c.Model) -> Shapes | None:
     """Every parameter of a model; None where a part of it is a user's own, whose module alone knows."""
-    dim = model.dim
+    dim, width = model.dim, c.embed_dim(model)
+    project = {} if width == dim else _linear(width, dim)
     try:
         return _join(
-            embed=_of(model.embed, dim),
+            embed=_of(model.embed, width),
             head=_of(model.head, dim, model.embed.vocab),
             pool=_of(model.pool, dim),
-            **{name: _of(body, dim) for name, body in c.bodies(model).items()},
+            token_head=_of(getattr(model, "token_head", None), dim),
+            **{name: _of(body, dim, width) | _join(project=project) for name, body in c.bodies(model).items()},
         )
     except NotImplementedError:
         return None
@@ -61,7 +63,7 @@ def _each(name: str, parts: list[Shapes]) -> Shapes:
 
 
 def _of(cfg: Any, C: int, other: int = 0) -> Shapes:
-    """The parameters of one part; ``other`` is the vocabulary for a head, the heads for a position, a cell's width."""
+    """Parameters of one part; ``other``: a head's vocabulary, a position's heads, a cell's width, a stack's input."""
     if cfg is not None and not type(cfg).__module__.startswith("glassformer."):
         raise NotImplementedError
     match cfg:
@@ -86,6 +88,8 @@ def _of(cfg: Any, C: int, other: int = 0) -> Shapes:
             return _join(
                 transform=_linear(C, C) if cfg.transform else {}, proj=_linear(C, cfg.labels) if cfg.labels else {}
             )
+        case c.TokenHead():
+            return _join(transform=_linear(C, C) if cfg.transform else {}, proj=_linear(C, cfg.labels))
         case c.Attention():
             size = c.head_dim(cfg, C)
             q, kv = cfg.heads * size, (cfg.kv_heads or cfg.heads) * size
@@ -109,10 +113,10 @@ def _of(cfg: Any, C: int, other: int = 0) -> Shapes:
             before = {f"{name}_norm": norm for name in there if name != "ffn" or cfg.place != "parallel"}
             return _join(**there, **before, **{f"{name}_post_norm": norm for name in there if after})
         case c.Stack():
-            position = _of(cfg.position, C, cfg.pattern[0].attention.heads)
+            position = _of(cfg.position, other, cfg.pattern[0].attention.heads)
             made = [_of(block, C) for block in cfg.pattern]
             blocks = _each("blocks", [made[index % len(made)] for index in range(cfg.depth)])
-            norms = {"first_norm": _of(cfg.first_norm, C), "last_norm": _of(cfg.last_norm, C)}
+            norms = {"first_norm": _of(cfg.first_norm, other), "last_norm": _of(cfg.last_norm, C)}
             return _join(position=position, **norms) | blocks
         case c.GRU() | c.LSTM():
             wide = (4 if isinstance(cfg, c.LSTM) else 3) * other

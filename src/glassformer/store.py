@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .text import Tokenizer
 
 FORMAT = 1  # of the glassformer layout
-ENDS = ("head.", "pool.")  # what may differ from the checkpoint that a model starts from
+ENDS = ("head.", "pool.", "token_head.")  # what may differ from the checkpoint that a model starts from
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "encoder.json", "vocab.txt")
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
 Layout = Literal["hf", "glassformer"]

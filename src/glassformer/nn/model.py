@@ -6,7 +6,7 @@ B batch, T tokens, S source tokens, C model dim, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ class Output:
     """logits (B, T, V), hidden (B, T, C) that they come from, auxiliary losses and facts (routing) by name.
 
     ``logits`` is (B, 1, V) when only the last were asked for, and empty when none were; ``pooled`` is what a Pool
-    makes of each document, (D, C) or (D, labels).
+    makes of each document, (D, C) or (D, labels); ``tagged`` what a TokenHead says of each token, (B, T, labels).
     """
 
     logits: Tensor
@@ -35,6 +35,7 @@ class Output:
     aux: dict[str, Tensor] = field(default_factory=dict)
     facts: dict[str, Tensor] = field(default_factory=dict)
     pooled: Tensor | None = None
+    tagged: Tensor | None = None
 
 
 class Model(Part):
@@ -46,10 +47,12 @@ class Model(Part):
         super().__init__()
         self.config = cfg
         self.engine = "sdpa"  # or "eager": one of nn.attend.ENGINES
-        self.embed = build(cfg.embed, cfg.dim)
+        self.embed = build(cfg.embed, vocabulary.embed_dim(cfg))
         self.head = build(cfg.head, cfg.dim, cfg.embed.vocab) if cfg.head is not None else None
         if cfg.pool is not None:
             self.pool = build(cfg.pool, cfg.dim)
+        own = getattr(cfg, "token_head", None)
+        self.token_head = build(own, cfg.dim) if own is not None else None
 
     def flow(
         self,
@@ -89,10 +92,16 @@ class Model(Part):
     def finish(self, hidden: Tensor, flow: Flow, want: Want, cached: bool = False) -> Output:
         """Hidden states to the output that was asked for; nothing is pooled of a text read in parts (``cached``)."""
         pooled = self.pool(hidden, flow) if hasattr(self, "pool") and not cached else None
+        tagged = None if self.token_head is None else self.token_head(hidden, flow)
         if want == "none" or self.head is None:
-            return Output(hidden[:, :0], hidden, flow.aux, flow.facts, pooled)
+            return Output(hidden[:, :0], hidden, flow.aux, flow.facts, pooled, tagged)
         logits = self.head(hidden[:, -1:] if want == "last" else hidden, self.embed)
-        return Output(flow.look(self, "logits", logits), hidden, flow.aux, flow.facts, pooled)
+        return Output(flow.look(self, "logits", logits), hidden, flow.aux, flow.facts, pooled, tagged)
+
+
+def body(part: vocabulary.Body, cfg: vocabulary.Model) -> Any:
+    """What lies between the ends; a stack is told how wide its embeddings are."""
+    return build(part, cfg.dim, *([vocabulary.embed_dim(cfg)] if isinstance(part, vocabulary.Stack) else []))
 
 
 @builds(vocabulary.Decoder)
@@ -103,7 +112,7 @@ class Decoder(Model):
 
     def __init__(self, cfg: vocabulary.Decoder) -> None:
         super().__init__(cfg)
-        self.decoder = build(cfg.decoder, cfg.dim)
+        self.decoder = body(cfg.decoder, cfg)
 
     def forward(
         self,
@@ -133,7 +142,7 @@ class Encoder(Model):
 
     def __init__(self, cfg: vocabulary.Encoder) -> None:
         super().__init__(cfg)
-        self.encoder = build(cfg.encoder, cfg.dim)
+        self.encoder = body(cfg.encoder, cfg)
 
     def forward(
         self,
@@ -158,8 +167,8 @@ class EncoderDecoder(Model):
 
     def __init__(self, cfg: vocabulary.EncoderDecoder) -> None:
         super().__init__(cfg)
-        self.encoder = build(cfg.encoder, cfg.dim)
-        self.decoder = build(cfg.decoder, cfg.dim)
+        self.encoder = body(cfg.encoder, cfg)
+        self.decoder = body(cfg.decoder, cfg)
 
     def encode(
         self, source: Tensor, *, pos: Tensor | None = None, docs: Tensor | None = None, tape: Tape | None = None

@@ -1,4 +1,4 @@
-"""A sequence in one vector, and what a classifier says of it.
+"""A sequence in one vector, and what a classifier says of it, or of each token.
 
 B batch, T tokens, D documents (one a row, or several packed in one), C model dim, L labels.
 """
@@ -56,3 +56,21 @@ class Pool(Part):
             return lowest.scatter_reduce(0, which[:, None].expand_as(states), states, "amax")
         total = hidden.new_zeros(len(count), hidden.shape[-1]).index_add_(0, which, states)
         return total / count[:, None].to(total.dtype)
+
+
+@builds(config.TokenHead)
+class TokenHead(Part):
+    """Hidden states to labels' logits for each token: (transform), drop, project."""
+
+    def __init__(self, cfg: config.TokenHead, dim: int) -> None:
+        super().__init__()
+        self.transform = linear(dim, dim, bias=True) if cfg.transform else None
+        self.act = ACTIVATIONS[cfg.transform] if cfg.transform else None
+        self.drop = Dropout(cfg.dropout)
+        self.proj = linear(dim, cfg.labels, bias=True)
+
+    def forward(self, hidden: Tensor, flow: Flow) -> Tensor:
+        """hidden (B, T, C) -> (B, T, L)."""
+        if self.transform is not None and self.act is not None:
+            hidden = self.act(self.transform(hidden))
+        return flow.look(self, "write", self.proj(self.drop(hidden)))

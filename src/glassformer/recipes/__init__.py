@@ -11,6 +11,7 @@ from .. import config, lengths, serial
 from ..errors import UserError, nearest, need
 from . import sentences
 from .bert import BERT
+from .electra import ELECTRA
 from .gemma import GEMMA, GEMMA2
 from .glass import GLASS
 from .gpt2 import GPT2
@@ -27,7 +28,7 @@ from .vaswani import VASWANI
 DECODERS = (GPT2, LLAMA, MIXTRAL, NANOMOE, QWEN2, QWEN3, QWEN3MOE, PHI, PHI3, STARCODER2, GEMMA, GEMMA2)
 __all__ = ["BOOK", "Raw", "Recipe", "Rule", "Table", "add", "all", "find", "names", "of", "read", "write"]
 
-BOOK = {recipe.name: recipe for recipe in (GLASS, *DECODERS, BERT, T5, VASWANI)}
+BOOK = {recipe.name: recipe for recipe in (GLASS, *DECODERS, BERT, ELECTRA, T5, VASWANI)}
 
 
 def add(recipe: Recipe) -> None:

@@ -1,10 +1,12 @@
 """BERT and the sentence encoders made of it: two-way attention, norms after, learned positions, segments.
 
-What the model says depends on its ends: words under masks (``head``), next sentence or labels (``pool``).
+What the model says depends on its ends: words under masks (``head``), next sentence or labels (``pool``), a label for
+each token or where an answer lies (``token_head``).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +23,7 @@ from ..config import (
     Model,
     Pool,
     Stack,
+    TokenHead,
     stacks,
 )
 from ..errors import UserError
@@ -30,6 +33,7 @@ from .recipe import Raw, Recipe, Rule, Table
 CASED, UNCASED = 28_996, 30_522  # tokens
 PRETRAINING, MASKED, CLASSIFIER = "BertForPreTraining", "BertForMaskedLM", "BertForSequenceClassification"
 NEXT_SENTENCE, BARE = "BertForNextSentencePrediction", "BertModel"
+TOKENS, ANSWERS = "BertForTokenClassification", "BertForQuestionAnswering"
 POOLED = (PRETRAINING, CLASSIFIER, NEXT_SENTENCE)
 
 
@@ -53,36 +57,53 @@ def read(raw: Raw) -> Model:
 
     ``hidden_dropout_prob`` is the stack's one dropout.
     """
+    trunk, mlp, norm = read_trunk(raw)
+    kind = str((raw.value("architectures", None) or [BARE])[0])
+    head = None
+    if kind in (PRETRAINING, MASKED) or (kind == BARE and raw.holds("cls.predictions.bias")):
+        head = Head(raw.flag("tie_word_embeddings", True), bias=True, transform=mlp.act, norm=norm)
+    pool, labels = read_pool(raw, kind, trunk.encoder.dropout), None
+    if kind in (TOKENS, ANSWERS):
+        labels = read_token_head(raw, kind == ANSWERS, trunk.encoder.dropout)
+    return replace(trunk, head=head, pool=pool, token_head=labels)
+
+
+def read_trunk(raw: Raw) -> tuple[Encoder, MLP, LayerNorm]:
+    """What BERT and its kin share, without ends: the encoder, its feed-forward and its norm."""
     raw.only("position_embedding_type", "absolute", "positions of a BERT here are a table")
     raw.only("is_decoder", False, "a BERT here sees both sides of every token")
     raw.only("add_cross_attention", False, "an encoder alone has nothing to look across at")
     dim, dropout = raw.whole("hidden_size"), raw.number("hidden_dropout_prob", 0.1, most=0.99)
     norm = LayerNorm(raw.number("layer_norm_eps", 1e-12, most=1.0))
     act = raw.choice("hidden_act", ACTIVATIONS, "gelu")
-    block = Block(
-        Attention(raw.whole("num_attention_heads", most=1 << 14), bias=True),
-        MLP(raw.whole("intermediate_size", most=1 << 22), act, bias=True),
-        norm,
-        "post",
-    )
+    mlp = MLP(raw.whole("intermediate_size", most=1 << 22), act, bias=True)
+    block = Block(Attention(raw.whole("num_attention_heads", most=1 << 14), bias=True), mlp, norm, "post")
     length = raw.whole("max_position_embeddings", 512, most=1 << 28)
     depth = raw.whole("num_hidden_layers", most=2000)
     stack = Stack(depth, (block,), Learned(length), causal=False, first_norm=norm, dropout=dropout)
     embed = Embed(raw.whole("vocab_size", most=1 << 24), segments=raw.whole("type_vocab_size", 2))
-    kind = str((raw.value("architectures", None) or [BARE])[0])
-    head = None
-    if kind in (PRETRAINING, MASKED) or (kind == BARE and raw.holds("cls.predictions.bias")):
-        head = Head(raw.flag("tie_word_embeddings", True), bias=True, transform=act, norm=norm)
     std = raw.number("initializer_range", 0.02, most=10.0)
-    return Encoder(dim, length, embed, stack, head, Init(std, std, "plain"), read_pool(raw, kind, dropout))
+    return Encoder(dim, length, embed, stack, None, Init(std, std, "plain")), mlp, norm
+
+
+def read_labels(raw: Raw) -> int:
+    """How many labels there are to choose from."""
+    named = raw.inside("id2label")
+    return int(raw.whole("num_labels", 2) if named is None else len(named.table))
+
+
+def read_token_head(raw: Raw, span: bool, dropout: float) -> TokenHead:
+    """Labels for each token, or where an answer starts and ends."""
+    if span:
+        raw.must(read_labels(raw) == 2, "id2label", "a table of 2, where an answer starts and where it ends")
+        return TokenHead(2, span=True)
+    return TokenHead(read_labels(raw), dropout=raw.number("classifier_dropout", dropout, most=0.99))
 
 
 def read_pool(raw: Raw, kind: str, dropout: float) -> Pool | None:
     """What is made of the first token's vector, None where nothing is."""
     if kind == CLASSIFIER:
-        named = raw.inside("id2label")
-        labels = raw.whole("num_labels", 2) if named is None else len(named.table)
-        return Pool("first", "tanh", labels, raw.number("classifier_dropout", dropout, most=0.99))
+        return Pool("first", "tanh", read_labels(raw), raw.number("classifier_dropout", dropout, most=0.99))
     if kind in POOLED or raw.holds("cls.seq_relationship.weight"):
         return Pool("first", "tanh", labels=2)
     there = raw.held is None or raw.holds("pooler.dense.weight") or raw.holds("bert.pooler.dense.weight")
@@ -91,19 +112,36 @@ def read_pool(raw: Raw, kind: str, dropout: float) -> Pool | None:
 
 def write(model: Model) -> dict[str, Any]:
     """Our config as a BERT config.json, as far as that can say it."""
+    raw = write_trunk(model, "bert")
+    assert isinstance(model, Encoder)
+    pool = model.pool
+    if model.token_head is not None:
+        if model.head is not None or pool is not None:
+            raise UserError("The bert layout holds labels for each token without a head over words or a pool.")
+        return {"architectures": [ANSWERS if model.token_head.span else TOKENS], **raw, **write_labels(model)}
+    if model.head is not None:
+        kind = MASKED if pool is None else PRETRAINING
+        return {"architectures": [kind], **raw, "tie_word_embeddings": model.head.tied}
+    if pool is None or not pool.labels:
+        return {"architectures": [BARE], **raw, **({"add_pooling_layer": False} if pool is None else {})}
+    return {"architectures": [CLASSIFIER], **raw, **write_labels(model)}
+
+
+def write_trunk(model: Model, layout: str) -> dict[str, Any]:
+    """What BERT and its kin share in words."""
     if not isinstance(model, Encoder):
-        raise UserError("The bert layout holds only encoders.")
-    encoder, pool = stacks(model)["encoder"], model.pool
+        raise UserError(f"The {layout} layout holds only encoders.")
+    encoder = stacks(model)["encoder"]
     block, position = encoder.pattern[0], encoder.position
     if block.attention.head_dim not in (None, model.dim / block.attention.heads):
-        raise UserError("The bert layout holds only heads that share the width evenly.")
+        raise UserError(f"The {layout} layout holds only heads that share the width evenly.")
     if not model.embed.segments:
-        raise UserError("The bert layout holds only models with segments.")
+        raise UserError(f"The {layout} layout holds only models with segments.")
     mlp = plain_mlp(block.feedforward)
     names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
     if mlp.act not in names:
-        raise UserError(f"The bert layout has no activation {mlp.act}.")
-    raw = {
+        raise UserError(f"The {layout} layout has no activation {mlp.act}.")
+    return {
         "hidden_size": model.dim,
         "num_hidden_layers": model.encoder.depth,
         "num_attention_heads": block.attention.heads,
@@ -117,13 +155,14 @@ def write(model: Model) -> dict[str, Any]:
         "attention_probs_dropout_prob": model.encoder.dropout,
         "initializer_range": 0.02 if model.init.std is None else model.init.std,
     }
-    if model.head is not None:
-        kind = MASKED if pool is None else PRETRAINING
-        return {"architectures": [kind], **raw, "tie_word_embeddings": model.head.tied}
-    if pool is None or not pool.labels:
-        return {"architectures": [BARE], **raw, **({"add_pooling_layer": False} if pool is None else {})}
-    labels = {str(i): f"LABEL_{i}" for i in range(pool.labels)}
-    return {"architectures": [CLASSIFIER], **raw, "classifier_dropout": pool.dropout, "id2label": labels}
+
+
+def write_labels(model: Encoder) -> dict[str, Any]:
+    """How many labels there are, of the text or of each token, and the dropout before them."""
+    ends = model.token_head or model.pool
+    assert ends is not None
+    labels = {str(i): f"LABEL_{i}" for i in range(ends.labels)}
+    return {"classifier_dropout": ends.dropout, "id2label": labels}
 
 
 _LAYER = {
@@ -138,8 +177,6 @@ _LAYER = {
 }
 _POOLER, _NEXT, _WORDS = "bert.pooler.dense", "cls.seq_relationship", "cls.predictions"
 _PARTS = {
-    "bert.embeddings.LayerNorm": "encoder.first_norm",
-    **{f"bert.encoder.layer.{{i}}.{theirs}": f"encoder.blocks.{{i}}.{ours}" for theirs, ours in _LAYER.items()},
     _POOLER: "pool.transform",
     f"{_WORDS}.transform.dense": "head.transform",
     f"{_WORDS}.transform.LayerNorm": "head.norm",
@@ -151,22 +188,37 @@ def both(*names: str) -> tuple[str, ...]:
     return tuple(f"{name}.{part}" for name in names for part in ("weight", "bias"))
 
 
+def tags(head: TokenHead) -> str:
+    """What the layer of a token's labels is called."""
+    return "qa_outputs" if head.span else "classifier"
+
+
+def pairs(parts: Mapping[str, str]) -> Iterator[Rule]:
+    """A rule for the weight and one for the bias of each."""
+    for theirs, ours in parts.items():
+        for name, our in zip(both(theirs), both(ours), strict=True):
+            yield Rule(name, our)
+
+
+def trunk(name: str) -> Iterator[Rule]:
+    """The rules of what BERT and its kin share, all below ``name``."""
+    for theirs, ours in (("word", "embed.token"), ("position", "encoder.position"), ("token_type", "embed.segment")):
+        yield Rule(f"{name}.embeddings.{theirs}_embeddings.weight", f"{ours}.weight")
+    layers = {f"{name}.encoder.layer.{{i}}.{theirs}": f"encoder.blocks.{{i}}.{ours}" for theirs, ours in _LAYER.items()}
+    yield from pairs({f"{name}.embeddings.LayerNorm": "encoder.first_norm", **layers})
+
+
 def table(model: Model) -> Table:
     """The names of the weights; how labels and the head's bias are called depends on the ends there are."""
     assert isinstance(model, Encoder)
     labels = "classifier" if model.head is None else _NEXT
+    own = {labels: "pool.proj"} if model.token_head is None else {tags(model.token_head): "token_head.proj"}
     bias, copy = f"{_WORDS}.bias", f"{_WORDS}.decoder.bias"
     if model.head is not None and not model.head.tied:
         bias, copy = copy, bias
     rules = (
-        Rule("bert.embeddings.word_embeddings.weight", "embed.token.weight"),
-        Rule("bert.embeddings.position_embeddings.weight", "encoder.position.weight"),
-        Rule("bert.embeddings.token_type_embeddings.weight", "embed.segment.weight"),
-        *(
-            Rule(name, our)
-            for theirs, ours in {**_PARTS, labels: "pool.proj"}.items()
-            for name, our in zip(both(theirs), both(ours), strict=True)
-        ),
+        *trunk("bert"),
+        *pairs({**_PARTS, **own}),
         Rule(f"{_WORDS}.decoder.weight", "head.proj.weight"),
         Rule(bias, "head.proj.bias"),
     )
@@ -201,7 +253,7 @@ BERT = Recipe(
         "minilm-l6": sentences(6),
         "minilm-l12": replace(sentences(12), context=128),
     },
-    architectures=(PRETRAINING, MASKED, CLASSIFIER, NEXT_SENTENCE, BARE),
+    architectures=(PRETRAINING, MASKED, CLASSIFIER, NEXT_SENTENCE, TOKENS, ANSWERS, BARE),
     model_type="bert",
     tokenizer="vocab.txt beside the published weights (WordPiece, cased or not)",
     read=read,

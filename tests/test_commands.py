@@ -317,6 +317,27 @@ def test_perplexity_is_explained(model: str, capsys: pytest.CaptureFixture[str])
     assert json.loads(answer([*words, "--json"], capsys)).items() >= {"context": 16, "stride": 8}.items()
 
 
+def test_a_dash_is_standard_input_and_output(model: str, tmp_path: Path, capfdbinary: Any) -> None:
+    from safetensors.numpy import load
+
+    said = "Once upon a time there was a little girl. " * 3
+    (tmp_path / "text.txt").write_text(said)
+
+    def got(*words: str) -> bytes:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "stdin", io.StringIO(said))
+            assert main(list(words)) == 0
+        sys.stdout.flush()
+        return bytes(capfdbinary.readouterr().out)
+
+    def figures(name: str) -> dict[str, object]:
+        return json.loads(got("eval", model, "--data", name, "--json")) | {"seconds": 0}
+
+    assert figures("-") == figures(str(tmp_path / "text.txt"))
+    assert json.loads(got("data", "-", "--json"))["bytes"] == len(said)
+    assert load(got("embed", model, "one", "--out", "-"))["vectors"].shape[0] == 1
+
+
 def test_completion_in_bash() -> None:
     script = (
         completion.SHELLS["bash"]

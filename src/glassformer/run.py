@@ -183,6 +183,12 @@ def read(path: Path | str | None = None, overrides: Mapping[str, Any] | None = N
     """
     table = serial.read_toml(run_file(path)) if path is not None else {}
     named = table.get("model")
+    for where, found in (("outside of any table", table), ("in [model]", named if isinstance(named, dict) else {})):
+        for key in found:
+            stray = key in _names(Train) and key not in _MODEL
+            need(not stray, f'"{key}" stands {where}; put it below [train].')
+            there = found is table or key.partition(".")[0] in (*_MODEL, "type")
+            need(there, f'model: there is no setting "{key}".{nearest(key, (*_MODEL, *_paths()))}')
     if isinstance(named, dict) and not {"recipe", "from", "type"} & set(named):
         table = {**table, "model": {"recipe": "glass/1m", **named}}
     if isinstance(table.get("data"), dict):
@@ -201,9 +207,7 @@ def read(path: Path | str | None = None, overrides: Mapping[str, Any] | None = N
         elif first in _MODEL:
             _change_model(model, name, value)
         else:
-            from . import settings
-
-            known = {"out", "resume", "use", *(setting.path for setting in settings.every())}
+            known = {"out", "resume", "use", *_paths()}
             raise UserError(f'There is no setting "{name}".{nearest(name, known)}')
     if "optimizer" not in table.get("train", {}):
         train = dataclasses.replace(train, optimizer=_usual(model))
@@ -231,6 +235,13 @@ def run_file(name: Path | str) -> Path:
         return path
     known = nearest(short, ours) or f" Known: {', '.join(ours)}."
     raise UserError(f'There is no run file "{name}".{known}')
+
+
+def _paths() -> list[str]:
+    """Every setting by its path, for hints."""
+    from . import settings
+
+    return [setting.path for setting in settings.every()]
 
 
 def _of_kind(data: Data | Examples, changes: dict[str, Any]) -> Data | Examples:

@@ -154,7 +154,8 @@ def _from_union(kind: Any, raw: Any, where: str) -> Any:
         only = next(iter(classes)) if sum(map(dataclasses.is_dataclass, options)) == 1 else None
         name = type(raw).__name__ if made else raw.get("type", only)
         if made or not isinstance(name, str) or name not in classes:
-            raise UserError(f'{_at(where)}"type" is {_show(name)}; give one of {_known(name, classes)}.')
+            said = '"type" is missing' if name is None else f'"type" is {_show(name)}'
+            raise UserError(f"{_at(where)}{said}; give one of {_known(name, classes)}.")
         return _from_table(classes[name], raw, where)
     if classes and isinstance(raw, str) and raw in classes:  # a type with nothing to set, by name alone
         return _from_table(classes[raw], {}, where)

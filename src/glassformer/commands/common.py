@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -137,6 +140,17 @@ def standard_input() -> str:
     except UnicodeEncodeError:
         raise UserError("Standard input is not UTF-8 text; convert it, or set the terminal to UTF-8.") from None
     return text
+
+
+def file_or_input(name: str) -> str:
+    """A file's name; for ``-`` that of one that holds standard input for as long as the program runs."""
+    if name != "-":
+        return name
+    text, folder = standard_input(), Path(tempfile.mkdtemp(prefix="glassformer-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path = folder / ("standard-input.jsonl" if text.startswith("{") else "standard-input.txt")
+    path.write_text(text, encoding="utf-8")
+    return str(path)
 
 
 def picture(out: str | Path, content: str | bytes) -> None:

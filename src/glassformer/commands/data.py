@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from .common import counted, emit, note, rows, unescaped
+from .common import counted, emit, file_or_input, note, rows, unescaped
 
 EXAMPLES = (
     "glassformer data",
@@ -16,7 +16,12 @@ EXAMPLES = (
 
 def options(one: argparse.ArgumentParser) -> None:
     """Its arguments."""
-    one.add_argument("name", nargs="?", metavar="NAME", help="a named corpus, a file or a folder; none lists the names")
+    one.add_argument(
+        "name",
+        nargs="?",
+        metavar="NAME",
+        help="a named corpus, a file, a folder, or - for standard input; none lists the names",
+    )
     one.add_argument("--field", default="text", metavar="NAME", help="the text field of JSONL (text)")
     one.add_argument(
         "--separator", type=unescaped, metavar="TEXT", help="what parts a plain file's documents (nothing)"
@@ -68,7 +73,7 @@ def run(given: argparse.Namespace) -> None:
             for one in examples():
                 rows((f"{one['name']}/", f"{', '.join(one['files'])} ({one['licence']}, {one['origin']})"))
         return
-    source = text.find(given.name, given.field, given.separator)
+    source = text.find(file_or_input(given.name), given.field, given.separator)
     for line in source.notes:
         note(line)
     found = source.summary()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from .common import MODEL, TEXTS, computing, counted, counting, emit, prompting, reader, texts
@@ -19,7 +20,9 @@ def options(one: argparse.ArgumentParser) -> None:
     one.add_argument("text", nargs="*", metavar="TEXT", help=TEXTS)
     prompting(one)
     one.add_argument(
-        "--out", metavar="FILE", help='save the vectors as "vectors" (texts, width) in a .safetensors file'
+        "--out",
+        metavar="FILE",
+        help='save the vectors as "vectors" (texts, width) in a .safetensors file; - is standard output',
     )
     one.add_argument("--batch", type=int, default=32, metavar="N", help="texts at once (32)")
     computing(one)
@@ -34,9 +37,13 @@ def run(given: argparse.Namespace) -> None:
     model, tokenizer = reader(given)
     vectors = generation.embed(model, tokenizer, read, batch=given.batch, progress=counting("texts"))
     if given.out:
-        from safetensors.torch import save_file
+        from safetensors.torch import save
 
-        files.write(Path(given.out), lambda beside: save_file({"vectors": vectors.contiguous()}, beside))
+        content = save({"vectors": vectors.contiguous()})
+        if given.out == "-":
+            sys.stdout.buffer.write(content)
+            return
+        files.write(Path(given.out), content)
         print(f"{counted(len(read), 'vector')} of {vectors.shape[1]} numbers in {given.out}")
     elif given.json:
         for text, vector in zip(read, vectors.tolist(), strict=True):

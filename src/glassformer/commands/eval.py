@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, need
 from .classify import labels_of
-from .common import MODEL, computing, counting, emit, new_file, note, reader, rows, unescaped
+from .common import MODEL, computing, counting, emit, file_or_input, new_file, note, reader, rows, unescaped
 
 if TYPE_CHECKING:
     from ..text.examples import Example
@@ -58,7 +60,12 @@ def options(one: argparse.ArgumentParser) -> None:
     pairs.add_argument("--tokenised", action="store_true", help="texts are parted at white space, as older papers do")
     pairs.add_argument("--whole-words", action="store_true", help="put words cut in @@ pieces together first")
     pairs.add_argument("--lengths", metavar="N,...", help="figures by source length, borders in words")
-    pairs.add_argument("--out", type=Path, metavar="FILE", help="write what the model wrote, line by line")
+    pairs.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="write what the model wrote, line by line; - is standard output, the figures then go to standard error",
+    )
 
 
 def columns(text: str) -> dict[str, str]:
@@ -92,6 +99,8 @@ def run(given: argparse.Namespace) -> None:
         return
     if given.out is not None:
         new_file(given.out, given.data, given.target)
+    if given.data is not None:
+        given.data = file_or_input(given.data)
     given.columns = columns(given.columns) if given.columns else {}
     given.figures = names(given.figures) if given.figures else []
     given.lengths = numbers(given.lengths) if given.lengths else []
@@ -178,7 +187,8 @@ def writes(given: argparse.Namespace, model: Any, tokenizer: Any) -> None:
     written = [whole(found[0].text) for found in told]
     right = [[whole(text) for text in example.references or (example.second or "",)] for example in examples]
     if given.out:
-        files.write(given.out, "".join(text.replace("\n", " ") + "\n" for text in written))
+        lines = "".join(text.replace("\n", " ") + "\n" for text in written)
+        print(lines, end="") if str(given.out) == "-" else files.write(given.out, lines)
     how = {"lower": given.lower, "tokenised": given.tokenised}
     figures = given.figures or ["bleu", "chrf"]
     table: dict[str, Any] = {"texts": len(written), **evaluation.of_texts(written, right, figures, **how)}
@@ -227,6 +237,10 @@ def read(given: argparse.Namespace, objective: Any, labels: Sequence[str] | None
 
 def show(given: argparse.Namespace, table: dict[str, Any]) -> None:
     """Figures, and those of groups."""
+    if str(given.out) == "-":  # standard output has what the model wrote
+        given.out = None
+        with contextlib.redirect_stdout(sys.stderr):
+            return show(given, table)
     if given.json:
         emit(table)
         return

@@ -9,7 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, need
 from ..parsing import Parser
-from .common import MODEL, computing, counted, emit, moving, new_file, new_folder, note, reader, rows, unescaped
+from .common import (
+    MODEL,
+    computing,
+    counted,
+    emit,
+    file_or_input,
+    moving,
+    new_file,
+    new_folder,
+    note,
+    reader,
+    rows,
+    unescaped,
+)
 
 if TYPE_CHECKING:
     from ..classics.vectors import Vectors
@@ -122,7 +135,7 @@ def _train(given: argparse.Namespace) -> None:
     except UserError as error:
         raise UserError(str(error).replace("Settings.", "--")) from None
     out = new_file(given.out, given.corpus)
-    source = text.find(given.corpus, given.field, given.separator)
+    source = text.find(file_or_input(given.corpus), given.field, given.separator)
     words = vocabulary.read(vocabulary.sentences(source.texts()), given.least, source.name)
     note(f"{len(words):,} words of {source.name}, {len(words.words):,} different ones.")
     model, begun = word2vec.Word2Vec(words, how), time.perf_counter()

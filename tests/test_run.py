@@ -1,5 +1,6 @@
 """The run file: reading, overrides, and what it says to a mistake."""
 
+import dataclasses
 from dataclasses import replace
 from pathlib import Path
 
@@ -155,3 +156,22 @@ def test_a_run_folder_lends_its_tokenizer(tmp_path: Path) -> None:
     for folder in (tmp_path / "run", tmp_path / "run" / "step-000007"):
         settings = run.Run(data=run.Data(tokenizer=str(folder)))
         assert prepare.tokenizer_of(settings, None).fingerprint == mine.fingerprint
+
+
+def test_one_rate_scales_every_group():
+    base = run.read(None, {}).train.optimizer
+    scaled = run.read(None, {"rate": "1e-3"}).train.optimizer
+    assert scaled.rate == 1e-3 and scaled.rest.rate == pytest.approx(base.rest.rate * 1e-3 / base.rate)
+    assert run.read(None, {"optimizer": "AdamW", "rate": ".001"}).train.optimizer.rate == 1e-3
+    with pytest.raises(UserError, match=r'"lr".*"rate"'):
+        run.read(None, {"lr": "1e-3"})
+
+
+def test_a_rate_in_a_run_file(tmp_path):
+    """optimizer.rate = 1e-3 changes the usual optimizer of the recipe; so does schedule.warmup."""
+    file = tmp_path / "run.toml"
+    file.write_text("[train]\noptimizer.rate = 1e-3\nschedule.warmup = 1e-1\nsteps = 1e2\n")
+    found = run.read(file).train
+    assert found.optimizer == dataclasses.replace(run.LIVELY, rate=1e-3) and found.steps == 100
+    assert found.schedule == run.WarmupStableDecay(warmup=0.1)
+    assert run.read(file, {"optimizer.rate": "2e-3"}).train.optimizer.rate == 2e-3

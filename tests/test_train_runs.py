@@ -6,6 +6,7 @@ import dataclasses
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -146,7 +147,7 @@ def test_killed_and_stopped_runs_end_bit_for_bit_like_an_undisturbed_one(corpus,
 def test_killed_at_twenty_moments(corpus, whole, tmp_path):
     out = tmp_path / "run"
     for turn in range(20):
-        process = start(corpus, out, resume=turn > 0)
+        process = start(corpus, out, resume=(out / "run.json").exists())
         time.sleep(1.5 + 0.11 * turn)
         process.kill()
         process.communicate()
@@ -195,9 +196,59 @@ def test_resuming_a_finished_run_does_nothing(corpus, whole):
     assert equal(before, weights(whole)) and logged(whole) == list(range(1, 41))
 
 
-def test_resuming_nothing_starts_at_the_beginning(corpus, tmp_path, capfd):
-    assert training.run(settings(corpus, steps="2"), tmp_path / "run", resume=True).step == 2
-    assert "starting at the beginning" in capfd.readouterr().err
+def test_resuming_nothing_is_refused(corpus, tmp_path):
+    refuse(r"holds no run to go on with; leave out --resume", settings(corpus), tmp_path / "run", resume=True)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("schedule", ["Constant", "Cosine"])
+def test_a_finished_run_goes_on_with_more_steps_and_is_killed_there(corpus, tmp_path, capfd, schedule):
+    """Constant goes on as if more had been asked for at once; Cosine begins anew; a stop in between changes nothing."""
+    how = {"schedule": schedule, "schedule.warmup": "2", "save_every": "2"}
+    for name in ("apart", "stopped"):
+        training.run(settings(corpus, steps="4", **how), tmp_path / name)
+    capfd.readouterr()
+    longer = settings(corpus, steps="10", **how)
+    training.run(longer, tmp_path / "apart", resume=True)
+    told = "goes on as Constant has it" if schedule == "Constant" else "Cosine begins anew for the 6 added steps"
+    assert "ended at step 4 and goes on to 10: " in (said := capfd.readouterr().err) and told in said
+
+    def kill(self, step, real=hooks.Save.__call__):
+        real(self, step)
+        if step.index == 7:
+            raise InterruptedError
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(InterruptedError):
+        patch.setattr(hooks.Save, "__call__", kill)
+        training.run(longer, tmp_path / "stopped", resume=True)
+    assert logged(tmp_path / "stopped")[-1] == 7
+    training.run(longer, tmp_path / "stopped", resume=True)
+    rates = [[line["rate"] for line in hooks.read_log(tmp_path / name / "log.jsonl")] for name in ("apart", "stopped")]
+    assert rates[0] == rates[1] and equal(weights(tmp_path / "apart"), weights(tmp_path / "stopped"))
+    if schedule == "Constant":
+        training.run(longer, tmp_path / "whole")
+        assert equal(weights(tmp_path / "apart"), weights(tmp_path / "whole"))
+    else:
+        assert rates[0][3] < rates[0][4] < rates[0][5] == max(rates[0]) and rates[0][9] < 0.2 * rates[0][5]
+
+
+def test_a_run_that_is_not_finished_is_finished_first(corpus, tmp_path):
+    training.run(settings(corpus, steps="4", save_every="2"), tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "step-000004")
+    refuse(
+        r"stands at step 2 of 4; give --steps 4", settings(corpus, steps="9", save_every="2"), tmp_path / "run", True
+    )
+
+
+def test_the_log_has_each_groups_rate(corpus, tmp_path):
+    group = '[{paths = "embed.*", rate = 0.5}]'
+    how = settings(corpus, steps="2", rate="4e-3", schedule="Constant", **{"optimizer.rest.groups": group})
+    training.run(how, tmp_path / "run")
+    assert hooks.read_log(tmp_path / "run" / "log.jsonl")[0]["rates"] == {
+        "Muon": 4e-3,
+        "AdamW embed.*": 4e-3,  # twice Muon's in this recipe, halved
+        "AdamW": 8e-3,
+    }
 
 
 def test_going_on_from_a_trained_model(corpus, whole, tmp_path):
@@ -253,7 +304,7 @@ def test_a_folder_that_holds_a_run(corpus, whole):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"steps": "50"}, r"train.steps is 40 there and 50 here"),
+        ({"steps": "30"}, r"train.steps is 40 there and 30 here"),
         ({"optimizer.rate": "0.1"}, r"train.optimizer.rate"),
         ({"optimizer": "AdamW"}, r"train.optimizer is Muon there and AdamW here"),
         ({"decoder.depth": "4"}, r"model.decoder.depth is 2 there and 4 here"),

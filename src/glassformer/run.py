@@ -193,26 +193,47 @@ def read(path: Path | str | None = None, overrides: Mapping[str, Any] | None = N
         table = {**table, "model": {"recipe": "glass/1m", **named}}
     if isinstance(table.get("data"), dict):
         table = {**table, "data": {"type": "Data", **table["data"]}}
+    how, opened = table.get("train"), {}
+    if isinstance(how, dict):  # optimizer.rate = 1e-3 changes the usual optimizer
+        opened = {k: v for k, v in how.items() if k in ("optimizer", "schedule") and _no_type(v)}
+        table = {**table, "train": {k: v for k, v in how.items() if k not in opened}}
     run: Run = serial.from_dict(Run, table)
     train, data, model = run.train, run.data, dict(run.model)
-    changes: dict[str, dict[str, Any]] = {"train": {}, "data": {}}
+    changes: dict[str, dict[str, Any]] = {"train": opened, "data": {}}
+    rate: float | None = None
     for name, value in (overrides or {}).items():
         first, _, inside = name.partition(".")
         if first in changes and inside:
             changes[first][inside] = value
         elif first in _names(Train):
             changes["train"][name] = value
+        elif name == "rate":
+            rate = serial.from_dict(float, value, "rate")
         elif first == "model" and inside:
             _change_model(model, inside, value)
         elif first in _MODEL:
             _change_model(model, name, value)
         else:
-            known = {"out", "resume", "use", *_paths()}
+            known = {"out", "resume", "use", "rate", *_paths()}
             raise UserError(f'There is no setting "{name}".{nearest(name, known)}')
     if "optimizer" not in table.get("train", {}):
         train = dataclasses.replace(train, optimizer=_usual(model))
-    data = _of_kind(data, changes["data"])
-    return Run(model, serial.change(data, changes["data"], "data"), serial.change(train, changes["train"], "train"))
+    data, train = _of_kind(data, changes["data"]), serial.change(train, changes["train"], "train")
+    if rate is not None:
+        train = dataclasses.replace(train, optimizer=_at_rate(train.optimizer, rate))
+    return Run(model, serial.change(data, changes["data"], "data"), train)
+
+
+def _no_type(value: Any) -> bool:
+    return isinstance(value, dict) and "type" not in value
+
+
+def _at_rate(optimizer: Optimizer, rate: float) -> Optimizer:
+    """The optimizer at another rate; every other group's rate stays in the same ratio to it."""
+    if isinstance(optimizer, AdamW):
+        return dataclasses.replace(optimizer, rate=rate)
+    rest = dataclasses.replace(optimizer.rest, rate=optimizer.rest.rate * (rate / optimizer.rate))
+    return dataclasses.replace(optimizer, rate=rate, rest=rest)
 
 
 def run_files() -> dict[str, Path]:

@@ -7,6 +7,7 @@ what is made in Python to the same rules.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -205,6 +206,9 @@ def _plain(kind: Any, raw: Any, where: str) -> Any:
         return raw
     if isinstance(raw, str) and kind in (int, float, bool):
         raw = _parse(raw)
+    if isinstance(raw, str) and kind is float:
+        with contextlib.suppress(ValueError):  # .001 and 1.e-3 are numbers to everybody but TOML
+            raw = float(raw)
     if kind in (int, float) and not isinstance(raw, bool | int) and hasattr(raw, "__index__"):
         raw = operator.index(raw)  # numpy's whole numbers
     if kind is int and isinstance(raw, float) and raw.is_integer():

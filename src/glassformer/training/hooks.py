@@ -198,6 +198,7 @@ def facts(step: Step) -> dict[str, Any]:
         "loss": step.loss,
         "valid": step.valid,
         "rate": step.rate,
+        "rates": step.rates if len(set(step.rates.values())) > 1 else None,
         "norm": step.norm,
         "tokens": step.tokens,
         "seconds": round(step.seconds, 6),

@@ -20,7 +20,7 @@ import torch
 
 from .. import config, devices, files, serial
 from ..cost import Cost, available_memory, cost, gibibytes
-from ..errors import UserError
+from ..errors import UserError, need
 from ..nn.experts import MoE
 from ..objectives import Causal, Full, Seq2Seq
 from ..run import WATCHING, Run, Train
@@ -33,6 +33,7 @@ from .objectives import make
 from .optimizer import Optimizer
 from .prepare import Material
 from .probe import Plan, make_plan
+from .schedule import said
 
 MANY = 20  # times over the text, from which on validation soon rises again
 Sampler = Callable[[Any, Any, str | None], str]  # (model, tokenizer, source or None) -> some text it wrote
@@ -107,7 +108,7 @@ def _train(
     model_config = prepare.fitted(settings, origin, tokenizer.size)
     prepare.check(settings, model_config, tokenizer)
     labels = prepare.labels(settings, examples)
-    model_config, said = prepare.with_ends(how.objective, model_config, len(labels))
+    model_config, ends = prepare.with_ends(how.objective, model_config, len(labels))
     if before:
         _same(before.get("model"), serial.to_dict(model_config), out)
     objective = make(how.objective, how.label_smoothing, tokenizer)
@@ -116,9 +117,10 @@ def _train(
     price = cost(model_config, -(-how.batch // how.accumulate), context)
     _refuse_what_cannot_fit(price, how, device)
     model, drawn = prepare.build(settings, model_config, device, fresh=start is None)
-    for line in (*said, *drawn, *data.notes):
+    for line in (*ends, *drawn, *data.notes):
         note(line)
     state = State(model, Optimizer(model, how.optimizer), data.batches, labels=labels, base=prepare.base_of(settings))
+    state.ended = tuple(before.get("ended", ()))
     state.content = None if state.base is None else prepare.content_of(model)
     if start is not None:
         _restore(out, start, state)
@@ -126,7 +128,7 @@ def _train(
     plan = _plan(before, state, objective, how)
     _say(price, how, plan, data, sum(weight.numel() for weight in model.parameters() if not weight.requires_grad))
     facts = {"data": settings.data, "train": settings.train, "model": model_config, "plan": plan}
-    about = {"glassformer": 1, **facts, "tokenizer": tokenizer.fingerprint, "chosen": chosen}
+    about = {"glassformer": 1, **facts, "ended": state.ended, "tokenizer": tokenizer.fingerprint, "chosen": chosen}
     files.write(out / "run.json", serial.dumps(about))
 
     evaluate = Evaluate(data.validation, make(how.objective, 0.0, tokenizer), how.evaluate_every)
@@ -202,15 +204,30 @@ def _before(settings: Run, out: Path, resume: bool) -> dict[str, Any]:
     if there and not resume:
         raise UserError(f"{out} holds a run already; add --resume to go on with it, or choose another folder.")
     if not there:
-        if resume:
-            note(f"Nothing is in {out} yet; starting at the beginning.")
+        need(not resume, f"{out} holds no run to go on with; leave out --resume to begin one there.")
         return {}
     before = checkpoint.read_json(path)
+    _extend(before, settings.train, out)
     for name, mine in (("data", settings.data), ("train", settings.train)):
         kept = {key: value for key, value in dict(before.get(name) or {}).items() if key not in WATCHING}
         now = {key: value for key, value in serial.to_dict(mine).items() if key not in WATCHING}
         _same(kept, now, out, name)
     return before
+
+
+def _extend(before: dict[str, Any], how: Train, out: Path) -> None:
+    """Let a finished run go on with more steps: ``before`` then has these, and the step at which it had ended."""
+    there, newest = dict(before.get("train") or {}).get("steps"), checkpoint.newest(out)
+    if not isinstance(there, int) or how.steps <= there:
+        return
+    at = checkpoint.number(newest) if newest else 0
+    finish = (
+        f"{out} stands at step {at} of {there}; give --steps {there} to finish that first, then --steps {how.steps}."
+    )
+    need(at == there, finish)
+    before["train"] = {**before["train"], "steps": how.steps}
+    before["ended"] = [*before.get("ended", []), there]
+    note(f"The run had ended at step {there:,} and goes on to {how.steps:,}: {said(how.schedule, how.steps - there)}.")
 
 
 def _same(there: Any, here: Any, out: Path, name: str = "model") -> None:
@@ -247,10 +264,10 @@ def _plan(before: dict[str, Any], state: State, objective: Objective, how: Train
 
 def _refuse_what_cannot_fit(price: Cost, how: Train, device: torch.device) -> None:
     still = 0 if isinstance(how.tune, Full) else price.total
-    need, have = _memory(price, how.dtype, still), available_memory(device)
-    if have is not None and need > have:
+    wanted, have = _memory(price, how.dtype, still), available_memory(device)
+    if have is not None and wanted > have:
         raise UserError(
-            f"Training needs about {gibibytes(need)} and {gibibytes(have)} are free; lower train.batch or "
+            f"Training needs about {gibibytes(wanted)} and {gibibytes(have)} are free; lower train.batch or "
             f"train.context, raise train.accumulate, or take a smaller model."
         )
 

@@ -25,7 +25,7 @@ from .objective import Causal, Objective, gradients
 from .optimizer import Optimizer
 from .precision import Half
 from .probe import Plan, make_plan
-from .schedule import factor
+from .schedule import along
 
 if TYPE_CHECKING:
     from .data import Batch
@@ -39,6 +39,7 @@ class State:
     ``bad`` counts the steps skipped in a row; ``best`` is the lowest validation loss so far, of step ``best_step``.
     ``half`` is the model's copy in bf16, where training runs through one. Where only a change of another model is
     trained, ``base`` is its name and ``content`` tells its weights; ``labels`` are the names of what is chosen from.
+    The run had ``ended`` at these steps before more were asked for.
     """
 
     model: Model
@@ -52,6 +53,7 @@ class State:
     base: str | None = None
     content: str | None = None
     labels: tuple[str, ...] = ()
+    ended: tuple[int, ...] = ()
     half: Half | None = field(default=None, repr=False)
 
     def reader(self) -> Any:
@@ -68,7 +70,8 @@ class Stuck(UserError):
 
 @dataclass
 class Step:
-    """One step done. ``loss`` is a mean over its targets, ``norm`` the gradient's before clipping.
+    """One step done. ``loss`` is a mean over its targets, ``norm`` the gradient's before clipping,
+    ``rate`` the largest of the groups' ``rates``.
 
     ``tokens`` were read for it. ``skipped`` says why the weights were left alone, if they were; ``facts`` are what else
     is known (accuracy, the experts' load); a hook may fill in ``valid``, the loss on what is held out, and ``routes``,
@@ -86,6 +89,7 @@ class Step:
     state: State = field(repr=False)
     skipped: str | None = None
     valid: float | None = None
+    rates: dict[str, float] = field(default_factory=dict, repr=False)
     facts: dict[str, Any] = field(default_factory=dict, repr=False)
     routes: dict[str, Routes] = field(default_factory=dict, repr=False)
 
@@ -140,7 +144,7 @@ def train(
         count = sums.count
         grads = [p.grad for p in state.optimizer.parameters.values() if p.grad is not None]
         norm = float(torch.nn.utils.get_total_norm(grads)) / max(1, count)
-        rate = factor(settings.schedule, state.step + 1, settings.steps)
+        rate = along(settings.schedule, state.step + 1, settings.steps, state.ended)
         skipped = _reason(sums.total, norm, count)
         if skipped is None:
             _scale(grads, norm, count, settings.clip)
@@ -155,6 +159,7 @@ def train(
             steps=settings.steps,
             loss=sums.loss / max(1, count),
             rate=base * rate,
+            rates={group["name"]: group["base"] * rate for group in state.optimizer.groups()},
             norm=norm,
             tokens=sums.tokens,
             seconds=time.perf_counter() - begun,

@@ -28,17 +28,17 @@ class Optimizer:
                 if p.ndim in (2, 3) and not name.endswith("bias") and _any(name, settings.paths)
             }
             if chosen:
-                groups = _groups(chosen, settings.groups, settings.rate, settings.decay, ())
+                groups = _groups("Muon", chosen, settings.groups, settings.rate, settings.decay, ())
                 self.parts.append(Muon(groups, settings.momentum))
             settings = settings.rest
         if left:
-            groups = _groups(left, settings.groups, settings.rate, settings.decay, settings.undecayed)
+            groups = _groups("AdamW", left, settings.groups, settings.rate, settings.decay, settings.undecayed)
             devices = {p.device.type for p in left.values()}
             fused = devices <= {"cpu", "cuda"} and all(p.is_floating_point() for p in left.values())
             self.parts.append(torch.optim.AdamW(groups, betas=settings.betas, eps=settings.eps, fused=fused))
 
     def groups(self) -> Iterator[dict[str, Any]]:
-        """Every parameter group: its ``paths``, ``base`` rate, ``lr`` now and ``weight_decay``."""
+        """Every parameter group: its ``name``, ``paths``, ``base`` rate, ``lr`` now and ``weight_decay``."""
         for part in self.parts:
             yield from part.param_groups
 
@@ -155,22 +155,27 @@ def _any(name: str, patterns: tuple[str, ...]) -> bool:
 
 
 def _groups(
+    kind: str,
     parameters: Mapping[str, Tensor],
     rules: tuple[run.Group, ...],
     rate: float,
     decay: float,
     undecayed: tuple[str, ...],
 ) -> list[dict[str, Any]]:
-    """Parameters that share a rate and a decay, together: few groups are few kernel launches."""
-    groups: dict[tuple[float, float], dict[str, Any]] = {}
+    """Parameters that share a rate and a decay, together: few groups are few kernel launches.
+
+    A group's ``name`` is its optimizer's and, where a rule set its rate, the rule's ``paths``.
+    """
+    groups: dict[tuple[str, float, float], dict[str, Any]] = {}
     for name, parameter in parameters.items():
         plain = parameter.ndim < 2 or name.endswith("bias") or _any(name, undecayed)
-        rule = next((r for r in rules if fnmatchcase(name, r.paths)), run.Group(name))
+        rule = next((r for r in rules if fnmatchcase(name, r.paths)), run.Group(""))
+        title = kind if rule.rate == 1 else f"{kind} {rule.paths}"
         base = rate * rule.rate
         weight_decay = rule.decay if rule.decay is not None else 0.0 if plain else decay
         group = groups.setdefault(
-            (base, weight_decay),
-            {"params": [], "paths": [], "base": base, "lr": base, "weight_decay": weight_decay},
+            (title, base, weight_decay),
+            {"params": [], "paths": [], "name": title, "base": base, "lr": base, "weight_decay": weight_decay},
         )
         group["params"].append(parameter)
         group["paths"].append(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from ..run import Constant, Cosine, InverseSqrt, Schedule, WarmupStableDecay
 
@@ -31,6 +32,26 @@ def factor(schedule: Schedule, step: int, steps: int) -> float:
             )  # no step is without effect
             return floor + (1 - floor) * left
     raise TypeError(schedule)
+
+
+def along(schedule: Schedule, step: int, steps: int, ended: Sequence[int] = ()) -> float:
+    """``factor`` in a run that had ended at each of ``ended`` before more steps were asked for.
+
+    Constant and InverseSqrt go on as if nothing had been; Cosine and WarmupStableDecay, whose rate has fallen, begin
+    anew for the steps that were added.
+    """
+    if isinstance(schedule, Constant | InverseSqrt):
+        return factor(schedule, step, ended[0] if ended else steps)
+    begin = max((end for end in ended if end < step), default=0)
+    return factor(schedule, step - begin, min(end for end in (*ended, steps) if end >= step) - begin)
+
+
+def said(schedule: Schedule, added: int) -> str:
+    """What ``along`` does for the added steps, in words."""
+    name = type(schedule).__name__
+    if isinstance(schedule, Constant | InverseSqrt):
+        return f"the rate goes on as {name} has it"
+    return f"{name} begins anew for the {added:,} added steps"
 
 
 def _steps(length: float, steps: int) -> int:

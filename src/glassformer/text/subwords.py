@@ -1,10 +1,13 @@
-"""Train WordPiece and Unigram vocabularies, by the `tokenizers` library, as published files hold them."""
+"""Train WordPiece (by `tokenizers`) and Unigram (by `sentencepiece`) vocabularies, as published files hold them."""
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ..errors import UserError
 from . import formats, sentencepiece
@@ -13,6 +16,7 @@ from .specification import Spec
 if TYPE_CHECKING:
     import tokenizers
 
+LONGEST_LINE = 4096  # characters; a longer line is read as several, as SentencePiece would leave it out
 UNKNOWN_SCORE = 0.0  # no path uses it: the unknown is found by not being a piece
 
 
@@ -24,44 +28,83 @@ def wordpiece(texts: Iterator[str], size: int, specials: list[str]) -> Spec:
         raise UserError("A WordPiece tokenizer needs [UNK], [CLS] and [SEP] among its special tokens; add them.")
     library = _library(formats.wordpiece(["a", *specials], specials))
     held = list(texts)
-    words: set[str] = set()
-    for text in held:
-        words.update(word for word, _ in library.pre_tokenizer.pre_tokenize_str(library.normalizer.normalize_str(text)))
-    if not words:
+    letters, inner_letters = _word_letters(library, held)
+    if not letters:
         raise UserError("There is no word in this text; give one that has some.")
-    inner = sorted({f"##{letter}" for word in words for letter in word[1:]})  # given first, else in a random order
-    _fits(len({*inner, *"".join(words), *specials}), size, "WordPiece")
+    inner = [f"##{letter}" for letter in inner_letters]  # given first, else in a random order
+    _fits(len({*inner, *letters, *specials}), size, "WordPiece")
     trainer = trainers.WordPieceTrainer(vocab_size=size - len(specials), special_tokens=inner, show_progress=False)
     ids = _trained(library, trainer, iter(held))["vocab"]
     names = [name for name in sorted(ids, key=lambda name: int(ids[name])) if name not in specials]
     return formats.wordpiece([*names, *specials], specials)
 
 
+def _word_letters(library: tokenizers.Tokenizer, texts: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The characters of all words, and those that stand inside one, each in order.
+
+    BERT's split asks of each character alone whether it stays with its neighbours, so every character is tried once,
+    and all neighbours are looked at in one pass: splitting the texts to see their words would take as long as training.
+    """
+    stays = np.zeros(0x110000, np.int8)  # 0: not tried, 1: with its neighbours, 2: a word of its own, 3: white space
+    seen, inside = np.zeros(0x110000, bool), np.zeros(0x110000, bool)
+    for text in texts:
+        codes = np.frombuffer(library.normalizer.normalize_str(text).encode("utf-32-le"), "<u4")
+        for code in np.unique(codes):
+            if not stays[code]:
+                words = [word for word, _ in library.pre_tokenizer.pre_tokenize_str(f"a{chr(code)}a")]
+                stays[code] = 1 if len(words) == 1 else 2 if len(words) == 3 else 3
+        seen[codes[stays[codes] < 3]] = True
+        joined = stays[codes] == 1
+        inside[codes[1:][joined[1:] & joined[:-1]]] = True
+    return [chr(code) for code in np.flatnonzero(seen)], [chr(code) for code in np.flatnonzero(inside)]
+
+
 def unigram(texts: Iterator[str], size: int, specials: list[str]) -> Spec:
-    """A Unigram vocabulary as SentencePiece makes it: every space and line is kept, unknown characters are not."""
-    from tokenizers import trainers
+    """A Unigram vocabulary by SentencePiece's own trainer, a line a sentence: every space and line break is kept.
+
+    Unknown characters are not. The same texts give the same vocabulary: one thread adds up in one order.
+    """
+    import sentencepiece as library
 
     if "<unk>" not in specials:
         raise UserError('A Unigram tokenizer needs "<unk>" among its special tokens; add it.')
-    seen: set[str] = {sentencepiece.MARK}
+    letters: set[str] = set()
+    model = io.BytesIO()
 
-    def noticed() -> Iterator[str]:
+    def lines() -> Iterator[str]:
         for text in texts:
-            seen.update(text)
-            yield text
+            letters.update(text)
+            for line in text.split("\n"):
+                yield from (line[at : at + LONGEST_LINE] for at in range(0, len(line), LONGEST_LINE))
 
-    trainer = trainers.UnigramTrainer(
-        vocab_size=max(1, size - len(specials) + 1), special_tokens=[], unk_token="<unk>", show_progress=False
-    )
-    room = size - len(specials)
     try:
-        pieces = _trained(_library(_unigram([["a", -1.0]], specials)), trainer, noticed())["vocab"]
-    except UserError:
-        _fits(len(seen - {" "}) + len(specials), size, "Unigram")
-        raise
-    _fits(len(seen - {" "}) + len(specials), size, "Unigram")
-    kept = sorted((-score, piece) for piece, score in pieces if piece not in specials)[:room]
-    return _unigram([[piece, -score] for score, piece in kept], specials)
+        library.SentencePieceTrainer.train(
+            sentence_iterator=lines(),
+            model_writer=model,
+            model_type="unigram",
+            vocab_size=max(2, size - len(specials) + 1),  # its own <unk> is one of them
+            hard_vocab_limit=False,
+            user_defined_symbols=["\n"],
+            character_coverage=1.0,
+            normalization_rule_name="identity",
+            remove_extra_whitespaces=False,
+            add_dummy_prefix=False,
+            max_sentence_length=4 * LONGEST_LINE,
+            num_threads=1,
+            bos_id=-1,
+            eos_id=-1,
+            pad_id=-1,
+            minloglevel=3,
+        )
+    except (RuntimeError, OSError) as error:
+        _fits(len(letters - {" "} | {sentencepiece.MARK}) + len(specials), size, "Unigram")
+        reason = str(error).strip().splitlines()[-1][:200]
+        raise UserError(f"No vocabulary can be made of this text ({reason}); give more text, or another size.") from None
+    _fits(len(letters - {" "} | {sentencepiece.MARK}) + len(specials), size, "Unigram")
+    made = library.SentencePieceProcessor(model_proto=model.getvalue())
+    pieces = [[made.id_to_piece(id), made.get_score(id)] for id in range(made.get_piece_size())]
+    kept = [[piece, score] for piece, score in pieces if piece not in specials and (piece != "\n" or "\n" in letters)]
+    return _unigram(kept[: size - len(specials)], specials)
 
 
 def _unigram(pieces: list[list[Any]], specials: list[str]) -> Spec:

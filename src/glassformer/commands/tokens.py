@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
-from .common import emit, note
+from .common import emit, note, unescaped
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,6 +46,16 @@ def options(one: argparse.ArgumentParser) -> None:
     make = one.add_argument_group("to train, and to find a size")
     make.add_argument("--kind", metavar="KIND", help="bpe, wordpiece, unigram, char, byte or words (bpe)")
     make.add_argument("--size", type=int, metavar="N", help="train: entries in all")
+    make.add_argument(
+        "--special",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="train: a special token besides the usual ones; nothing is learnt across it; may be repeated",
+    )
+    make.add_argument(
+        "--separator", type=unescaped, metavar="TEXT", help="what parts a plain file's documents (nothing)"
+    )
     make.add_argument("--sizes", type=int, nargs="+", metavar="N", help="sizes: entries in all, several")
     make.add_argument("--dim", type=int, metavar="N", help="sizes: width of the embedding (512)")
     make.add_argument("--out", type=Path, metavar="PATH", help="train: a folder; sizes: a .png or .svg file")
@@ -60,14 +70,14 @@ def run(given: argparse.Namespace) -> None:
         _only(given, verb, "text", "file", "names", "ids", "trace", "html")
         vocabularies.VERBS[verb](given, given.words[1:])
         return
-    _only(given, "looking at a text", "kind", "size", "sizes", "dim", "out")
+    _only(given, "looking at a text", "kind", "size", "sizes", "dim", "out", "special", "separator")
     _look(given, _text(given))
 
 
 def _only(given: argparse.Namespace, what: str, *others: str) -> None:
     """Refuse options that belong to another use of the command."""
     for other in others:
-        if getattr(given, other) not in (None, False):
+        if getattr(given, other) not in (None, False, []):
             name = "with" if other == "names" else other
             raise UserError(f"--{name} does not belong to {what}; see glassformer tokens --help.")
 

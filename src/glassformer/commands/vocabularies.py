@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,11 +23,24 @@ def train(given: argparse.Namespace, names: Sequence[str]) -> None:
     from ..text import compare, trainers
 
     kind = _kind(given.kind, trainers.TRAINED)
-    texts = _texts(names, "train") if names or kind != "byte" else iter(())
+    texts = _texts(names, "train", given.separator) if names or kind != "byte" else iter(())
+    specials = (*trainers.SPECIALS.get(kind, (trainers.END,)), *given.special)
+    seen: Counter[str] = Counter()
+
+    def noticed() -> Iterator[str]:
+        for piece in texts:
+            seen.update(trainers.written_specials(piece))
+            yield piece
+
     if given.out is None:
         raise UserError("Say where the tokenizer goes: --out DIR.")
     new_folder(given.out)  # its tokenizer is the model's
-    tokenizer = text.train(kind, texts, given.size)
+    tokenizer = text.train(kind, noticed(), given.size, tuple(dict.fromkeys(specials)))
+    for name in sorted(seen.keys() - set(specials)):
+        note(
+            f'"{name}" is in this text {counted(seen[name], "time")} and was learnt as text; if it is a special token, '
+            f"give --special '{name}', and if it parts documents, --separator '{name}'."
+        )
     asked = given.size or (trainers.DEFAULT_SIZE if kind in trainers.SIZED and kind != "words" else None)
     if asked is not None and tokenizer.size < asked:
         note(f"This text gives {tokenizer.size:,} entries, not {asked:,}: it has no more pieces that are worth one.")
@@ -50,7 +64,7 @@ def sizes(given: argparse.Namespace, names: Sequence[str]) -> None:
     if ending not in (None, ".png", ".svg"):
         raise UserError(f"--out {given.out} is neither .png nor .svg; give a name that ends in one of them.")
     dim = 512 if given.dim is None else given.dim
-    found = sizes.sizes(kind, _texts(names, "sizes"), given.sizes or sizes.USUAL, dim)
+    found = sizes.sizes(kind, _texts(names, "sizes", given.separator), given.sizes or sizes.USUAL, dim)
     if given.out is not None:
         files.write(given.out, lambda beside: _picture(found, kind, dim, beside, ending[1:] if ending else "png"))
     if given.json:
@@ -71,13 +85,13 @@ def _kind(kind: str | None, known: Sequence[str]) -> str:
     return kind or "bpe"
 
 
-def _texts(names: Sequence[str], verb: str) -> Iterator[str]:
+def _texts(names: Sequence[str], verb: str, separator: str | None) -> Iterator[str]:
     """The text of files, folders and named corpora."""
     from .. import text
 
     if not names:
         raise UserError(f"tokens {verb} needs a FILE; to see the word itself as tokens: tokens --text {verb}.")
-    sources = [text.find(name) for name in names]
+    sources = [text.find(name, separator=separator) for name in names]
     return (piece for source in sources for piece in source.texts())
 
 

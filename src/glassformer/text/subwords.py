@@ -99,7 +99,9 @@ def unigram(texts: Iterator[str], size: int, specials: list[str]) -> Spec:
     except (RuntimeError, OSError) as error:
         _fits(len(letters - {" "} | {sentencepiece.MARK}) + len(specials), size, "Unigram")
         reason = str(error).strip().splitlines()[-1][:200]
-        raise UserError(f"No vocabulary can be made of this text ({reason}); give more text, or another size.") from None
+        raise UserError(
+            f"No vocabulary can be made of this text ({reason}); give more text, or another size."
+        ) from None
     _fits(len(letters - {" "} | {sentencepiece.MARK}) + len(specials), size, "Unigram")
     made = library.SentencePieceProcessor(model_proto=model.getvalue())
     pieces = [[made.id_to_piece(id), made.get_score(id)] for id in range(made.get_piece_size())]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -20,6 +21,8 @@ SPECIALS = {
     "wordpiece": ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
     "unigram": ("<pad>", "<unk>", "</s>"),
 }  # where they are not END alone
+MOST = 1 << 22  # entries; the largest published vocabularies have 262,144
+LOOKS_SPECIAL = re.compile(r"<\|[^\s<>|]{1,40}\|>|</?s>|<(?:pad|unk|mask|bos|eos)>|\[(?:PAD|UNK|CLS|SEP|MASK)\]")
 DEFAULT_SIZE = 4096  # of a BPE, a WordPiece and a Unigram, when no size is given
 
 
@@ -34,13 +37,16 @@ def train(
     wordpiece: BERT's split into words, capitals kept, ``##`` before what goes on a word; at most ``size`` entries.
     unigram: SentencePiece's: pieces with a probability each, spaces as ``▁``; about ``size`` entries, never more.
     words: an id per word between white space, the most frequent ones up to ``size`` entries; others are ``<unk>``.
-    ``specials`` None is ``<|endoftext|>``, or those of SPECIALS.
+    ``specials`` None is ``<|endoftext|>``, or those of SPECIALS. Where a special token is written in a text it is not
+    learnt, and nothing is learnt across it (a char tokenizer takes its characters as they come).
     """
     if isinstance(texts, str):
         texts = (texts,)
     specials = list(SPECIALS.get(kind, (END,)) if specials is None else specials)
     if len(set(specials)) != len(specials) or not all(isinstance(name, str) and name for name in specials):
         raise UserError("Special tokens must be different texts; give each once.")
+    if size is not None and not 0 < size <= MOST:
+        raise UserError(f"A vocabulary of {size:,} entries cannot be trained; give 1 to {MOST:,}.")
     if kind == "char":
         return Tokenizer(_char(_checked(texts), size, specials))
     if kind == "byte":
@@ -48,14 +54,14 @@ def train(
             raise UserError(f"A byte tokenizer has {256 + len(specials)} entries; leave out the size.")
         return Tokenizer(_bytes(specials))
     if kind == "bpe":
-        return Tokenizer(_bpe(_checked(texts), DEFAULT_SIZE if size is None else size, specials))
+        return Tokenizer(_bpe(_between(specials, _checked(texts)), DEFAULT_SIZE if size is None else size, specials))
     if kind == "words":
-        return Tokenizer(_words(_checked(texts), size, specials))
+        return Tokenizer(_words(_between(specials, _checked(texts)), size, specials))
     if kind in ("wordpiece", "unigram"):
         from . import subwords
 
         make = subwords.wordpiece if kind == "wordpiece" else subwords.unigram
-        return Tokenizer(make(_checked(texts), DEFAULT_SIZE if size is None else size, specials))
+        return Tokenizer(make(_between(specials, _checked(texts)), DEFAULT_SIZE if size is None else size, specials))
     raise UserError(f'There is no kind of tokenizer "{kind}" to train.{nearest(kind, TRAINED)}')
 
 
@@ -71,6 +77,18 @@ def _checked(texts: Iterable[str]) -> Iterator[str]:
         yield text
     if empty:
         raise UserError("There is no text to train a tokenizer on; give some.")
+
+
+def _between(specials: Sequence[str], texts: Iterator[str]) -> Iterator[str]:
+    """What stands between the special tokens that are written in the texts."""
+    cut = re.compile("|".join(map(re.escape, sorted(specials, key=len, reverse=True))) or r"(?!)")
+    for text in texts:
+        yield from cut.split(text)
+
+
+def written_specials(text: str) -> list[str]:
+    """What looks like a special token in a text, as often as it is there: <|endoftext|>, </s>, [MASK]."""
+    return LOOKS_SPECIAL.findall(text)
 
 
 def _char(texts: Iterator[str], size: int | None, specials: list[str]) -> Spec:

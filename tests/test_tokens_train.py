@@ -53,6 +53,58 @@ def test_a_unigram_keeps_every_space_and_line() -> None:
     assert tokenizer.unk in tokenizer.encode("glass 🎵")
 
 
+def test_a_unigram_is_sentencepieces(shared_data: Path) -> None:
+    """Pieces and scores of its trainer on lines; so a held-out text has as many tokens, and no piece crosses a line."""
+    import io
+
+    import sentencepiece
+
+    whole = (shared_data / "tinyshakespeare" / "input.txt").read_text()
+    train, held = whole[:200_000], whole[200_000:230_000]
+    ours, model = text.train("unigram", [train], 700), io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(train.split("\n")), model_writer=model, vocab_size=697, model_type="unigram",
+        character_coverage=1.0, normalization_rule_name="identity", remove_extra_whitespaces=False,
+        add_dummy_prefix=False, num_threads=1, minloglevel=3,
+    )  # fmt: skip
+    theirs = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    lines = held.split("\n")
+    count = sum(len(theirs.encode(line)) for line in lines) + len(lines) - 1
+    assert abs(len(ours.encode(held)) - count) < 0.005 * count
+    assert not [name for name in ours.vocabulary() if "\n" in name and name != "\n"]
+    assert ours.decode(ours.encode(held)) == held
+
+
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram", "words"])
+def test_nothing_is_learnt_across_or_of_a_special_token(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "two.txt").write_text("glass house<|endoftext|>glass wall<|im_end|>\n" * 60)
+    words = ["tokens", "train", str(tmp_path / "two.txt"), "--kind", kind, "--size", "330" if kind == "bpe" else "60"]
+    assert main([*words, "--out", str(tmp_path / "a"), "--special", "<|endoftext|>"]) == 0
+    told = capsys.readouterr().err
+    assert '"<|im_end|>" is in this text 60 times' in told and "<|endoftext|>" not in told
+    plain = text.open(tmp_path / "a")
+    learnt = {name for name in plain.vocabulary() if name not in plain.specials}
+    assert "<|endoftext|>" in plain.specials and not [name for name in learnt if "endof" in name or "houseg" in name]
+    assert any("_" in name for name in learnt), "what is not said to be special is text"
+    assert main([*words, "--out", str(tmp_path / "b"), "--separator", "<|endoftext|>", "--special", "<|im_end|>"]) == 0
+    assert "learnt as text" not in capsys.readouterr().err
+    assert not [name for name in text.open(tmp_path / "b").vocabulary() if "endof" in name and name[:2] != "<|"]
+
+
+def test_inner_letters_of_wordpiece_are_those_of_its_words() -> None:
+    from glassformer.text import subwords
+
+    odd = "don't stop, 漢字かな é e\u0301 a\u200bb naïve—yes x\ty\u00a0z C3PO №5 a.b"
+    library = subwords._library(text.train("wordpiece", [odd], 200, None)._spec)
+    parts = library.pre_tokenizer.pre_tokenize_str(library.normalizer.normalize_str(odd))
+    words = [word for word, _ in parts]
+    letters, inner = subwords._word_letters(library, [odd])
+    assert letters == sorted(set("".join(words)))
+    assert inner == sorted({letter for word in words for letter in word[1:]})
+
+
 def test_wordpiece_is_like_berts() -> None:
     tokenizer = text.train("wordpiece", [STORY] * 9, 90)
     assert tokenizer.size == 90 and {"[CLS]", "[SEP]", "[UNK]"} <= tokenizer.specials.keys()
@@ -61,9 +113,9 @@ def test_wordpiece_is_like_berts() -> None:
     assert tokenizer.unk in tokenizer.encode("🎵")
 
 
-@pytest.mark.parametrize("kind", ["bpe", "wordpiece", "char", "words"])
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram", "char", "words"])
 def test_the_same_text_gives_the_same_tokenizer(kind: str) -> None:
-    size = {"bpe": 300, "wordpiece": 90}.get(kind)
+    size = {"bpe": 300, "wordpiece": 90, "unigram": 60}.get(kind)
     assert len({text.train(kind, [STORY] * 5, size).fingerprint for _ in range(4)}) == 1
 
 
@@ -90,6 +142,7 @@ def test_slips_are_one_sentence(story: str, tmp_path: Path, capsys: pytest.Captu
         "no word": ["train", str(tmp_path / "blank.txt"), "--kind", "wordpiece", "--out", str(tmp_path / "x")],
         "too few words": ["sizes", str(tmp_path / "few.txt")],
         "neither .png nor .svg": ["sizes", story, "--out", "x.jpg"],
+        "give 1 to": ["train", story, "--size", "4000000000", "--out", str(tmp_path / "x")],
         "There is no kind": ["sizes", story, "--kind", "char"],
         "does not exist": ["train", str(tmp_path / "no.txt"), "--out", str(tmp_path / "x")],
     }

@@ -181,3 +181,13 @@ def test_a_panic_of_the_engine_is_left_to_the_library(monkeypatch: pytest.Monkey
     monkeypatch.setattr(other, "engine", Broken())
     assert other.ids("a b") is None
     assert [list(ids) for ids in tokenizer.encode_arrays(["a b"])] == [tokenizer.encode("a b")]
+
+
+def test_a_new_script_costs_a_few_engines_not_one_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, made = small(), twin._engine
+    built: list[int] = []
+    monkeypatch.setattr(twin, "_engine", lambda *parts: built.append(1) or made(*parts))
+    texts = [chr(0x4E00 + 7 * number) * 3 for number in range(400)]
+    found = tokenizer.encode_arrays(texts)
+    assert [list(ids) for ids in found] == [tokenizer.encode(one) for one in texts]
+    assert 0 < len(built) <= 1 + 400 * 7 // twin.BLOCK + 2

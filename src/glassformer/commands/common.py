@@ -69,8 +69,9 @@ def untrained(name: str) -> None:
 
 def passed(given: argparse.Namespace) -> list[str]:
     """The same files to use, device and dtype, as a command in a process of its own takes them."""
-    files = [word for file in given.use for word in ("--use", file)]
-    return files + [word for name in ("device", "dtype") if (at := getattr(given, name)) for word in (f"--{name}", at)]
+    words = [("use", file) for file in getattr(given, "use", ())]
+    words += [(name, value) for name in ("device", "dtype") if (value := getattr(given, name, None))]
+    return [word for name, value in words for word in (f"--{name}", value)]
 
 
 def pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:

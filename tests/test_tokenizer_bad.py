@@ -34,7 +34,8 @@ def piece(name: bytes, kind: int) -> bytes:
     return field(1, field(1, name) + b"\x15\0\0\0\0" + b"\x18" + varint(kind))
 
 
-MODEL = piece(b"<unk>", 2) + piece(b"<s>", 3) + piece(b"</s>", 3) + piece("▁a".encode(), 1) + piece(b"b", 1)
+PIECES = piece(b"<unk>", 2) + piece(b"<s>", 3) + piece(b"</s>", 3) + piece("▁a".encode(), 1) + piece(b"b", 1)
+MODEL = PIECES + field(2, b"") + field(3, b"")  # all usual: how it was trained, how it normalises
 
 
 def spec(change: Callable[[dict], None]) -> bytes:  # type: ignore[type-arg]
@@ -74,6 +75,7 @@ CASES: dict[str, tuple[str, bytes, str]] = {
     "missing bytes": ("my.tiktoken", b"".join(RANKS.splitlines(keepends=True)[:99]), "lacks 157 of"),
     "too few ranks": ("my.tiktoken", RANKS, 'is not what "gpt2" has'),
     "cut model": ("x.model", MODEL[:-3], "no whole SentencePiece model"),
+    "cut between pieces": ("x.model", PIECES, "ends before it says how it splits"),
     "lying length": ("x.model", MODEL + b"\x0a\xff\xff\xff\xff\x0f", "longer than what is left"),
     "endless number": ("x.model", MODEL + b"\xff" * 20, "too long"),
     "no pieces": ("x.model", b"\x12\0", "no vocabulary"),

@@ -7,10 +7,11 @@ import errno
 import hashlib
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 from .errors import UserError, need
 
@@ -25,6 +26,23 @@ def data_home() -> Path | None:
     """The user's folder of data that would otherwise be downloaded (``$GLASSFORMER_DATA``), if set."""
     named = os.environ.get("GLASSFORMER_DATA")
     return Path(named).expanduser() if named else None
+
+
+def standing(path: Path) -> Literal["file", "folder", "other"] | None:
+    """What is at a path, None for nothing; UserError for what is no path, a lost link, and a locked folder."""
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        if path.is_symlink():
+            raise UserError(f"{path} is a link to something that is not there; restore that or give a path.") from None
+        return None
+    except PermissionError:
+        raise UserError(f"{path} cannot be reached: a folder on the way to it is locked; change its rights.") from None
+    except (OSError, ValueError) as error:
+        shown = ascii(str(path))[1:-1]
+        shown = shown if len(shown) <= 200 else f"{shown[:200]}..."
+        raise UserError(f"{shown} is no path ({getattr(error, 'strerror', None) or error}); give another.") from None
+    return "file" if stat.S_ISREG(mode) else "folder" if stat.S_ISDIR(mode) else "other"
 
 
 def sha256(path: Path) -> str:

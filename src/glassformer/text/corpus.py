@@ -2,8 +2,8 @@
 
     file, folder, .jsonl, .gz  ->  Part (one file, how its documents are told apart)  ->  Piece, Piece, ...
 
-A long document is cut where a line ends and the next begins with something visible: there a tokenizer
-that splits at white space (byte-level BPE, WordPiece) gives the same ids as for the whole text.
+A long document is cut where a line ends and the next begins with a letter or digit: there every published tokenizer
+gives the same ids as for the whole text, if it puts nothing in front of what goes on (``Tokenizer.encode_onward``).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from ..errors import UserError, nearest
 PIECE = 1 << 16  # characters of a piece: long enough to tokenise well, short enough to share out
 MARK = "<|endoftext|>"  # between the documents of many published corpora
 _HEAD = 8192  # bytes that tell whether a file of a folder is text
-_LINE_BORDER = re.compile(r"\S\n(?=\S)")
-_WORD_BORDER = re.compile(r"\S(?= \S)")
+_LINE_BORDER = re.compile(r"\S\n(?=\w)")
+_WORD_BORDER = re.compile(r"\S(?= \w)")
 
 
 class Piece(NamedTuple):
@@ -146,9 +146,12 @@ def open_path(path: Path, field: str = "text", separator: str | None = None) -> 
     In files that are not JSONL a document ends at each ``separator``; without one the file is a single document.
     Raises UserError when nothing is there, the file is empty or binary, or the folder has no text.
     """
-    if path.is_dir():
+    there = files.standing(path)
+    if there == "folder":
         return _open_folder(path, field, separator)
-    if not path.is_file():
+    if there == "other":
+        raise UserError(f"{path} is a device or a pipe; put its text into a file and give that.")
+    if there is None:
         beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         raise UserError(f"{path} does not exist; give a file, a folder or a named corpus.{nearest(path.name, beside)}")
     if path.stat().st_size == 0:
@@ -284,6 +287,8 @@ def _jsonl(lines: Iterator[str], path: Path, field: str) -> Iterator[str]:
         text = record.get(field)
         if not isinstance(text, str):
             fields = ", ".join(sorted(key for key, value in record.items() if isinstance(value, str))) or "none"
-            sentence = f'{path} line {number} has no text field "{field}"; name one with data.field (there: {fields}).'
-            raise UserError(sentence)
+            raise UserError(
+                f'{path} line {number} has no text in a field "{field}"; say in which it is by --field '
+                f"(train: --data.field). There: {fields}."
+            )
         yield text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

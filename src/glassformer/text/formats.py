@@ -8,39 +8,74 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from .. import files
 from ..errors import UserError, nearest
-from . import gguf, ranks, sentencepiece
-from .specification import USUAL, Roles, Spec, added_token, ids_of
-from .stream import byte_alphabet
+from . import gguf, ranks, sentencepiece, vocab_merges, wordpiece
+from .specification import USUAL, Roles, Spec, added_token, ids_of, yes_or_no
 from .tokenizer import Tokenizer
 
 LARGEST = 1 << 30  # bytes of a tokenizer file; the largest published ones have some tens of millions
 SENTENCEPIECE_T5 = "d60acb128cf7b7f2536e8f38a5b18a05535c9e14c7a355904270e15b0945ea86"
 SENTINELS_T5 = 100
-MERGES_OF = {"vocab.json": "merges.txt", "encoder.json": "vocab.bpe"}
+MERGES_OF = vocab_merges.FILES
 CASES = ("bert-cased", "bert-uncased")
-KINDS = (*ranks.KINDS, *CASES, "t5")
-CLASSES = {"Qwen2Tokenizer": "qwen", "Qwen2TokenizerFast": "qwen", "T5Tokenizer": "t5", "T5TokenizerFast": "t5"}
+PAIRED = (*ranks.KINDS, vocab_merges.CLIP)
+PIECES = ("t5", sentencepiece.FAIRSEQ)
+KINDS = (*PAIRED, *CASES, *PIECES)
+CLASSES: dict[str, str | None] = {
+    "Qwen2Tokenizer": "qwen",
+    "T5Tokenizer": "t5",
+    "CLIPTokenizer": vocab_merges.CLIP,
+    "XLMRobertaTokenizer": sentencepiece.FAIRSEQ,
+}
+"""The classes of `transformers` whose files mean something else than what they say alone, and what that is."""
+PLAIN = [
+    "PreTrainedTokenizer",
+    "PythonBackend",
+    "TokenizersBackend",
+    "SentencePieceBackend",
+    "GPT2Tokenizer",
+    "RobertaTokenizer",
+    "BartTokenizer",
+    "LEDTokenizer",
+    "LongformerTokenizer",
+    "CodeGenTokenizer",
+    "BertTokenizer",
+    "DistilBertTokenizer",
+    "ElectraTokenizer",
+    "MobileBertTokenizer",
+    "ConvBertTokenizer",
+    "SqueezeBertTokenizer",
+    "RetriBertTokenizer",
+    "LayoutLMTokenizer",
+    "LxmertTokenizer",
+    "DPRQuestionEncoderTokenizer",
+    "DPRContextEncoderTokenizer",
+    "DPRReaderTokenizer",
+    "LlamaTokenizer",
+    "GemmaTokenizer",
+]
+"""The classes whose files say everything, or say it together with tokenizer_config.json."""
 
 
 def open(path: str | Path, *, kind: str | None = None) -> Tokenizer:
     """The tokenizer in a file or folder.
 
     Formats: tokenizer.json; vocab.json with merges.txt, encoder.json with vocab.bpe; tiktoken ranks (also as
-    tokenizer.model); SentencePiece .model; WordPiece vocab.txt; GGUF with a byte-level vocabulary. ``kind`` (gpt2,
-    cl100k, o200k, llama3, qwen, bert-cased, bert-uncased, t5) decides where the file does not say; a tokenizer.json
-    says everything. Raises UserError.
+    tokenizer.model); SentencePiece .model; WordPiece vocab.txt; the vocabulary in a GGUF file. ``kind`` (gpt2,
+    cl100k, o200k, llama3, qwen, clip, bert-cased, bert-uncased, t5, xlm-roberta) decides where the file does not say;
+    a tokenizer.json says everything. Raises UserError.
     """
     path = Path(path).expanduser()
     if kind is not None and kind not in KINDS:
         raise UserError(f'There is no kind of tokenizer "{kind}".{nearest(kind, KINDS)}')
-    if path.is_dir():
+    if files.standing(path) == "folder":
         path = _find(path)
-    config = _settings(path.parent / "tokenizer_config.json")
+    config = _settings(path.with_name("tokenizer_config.json"))
     spec, roles = _read(path, kind, config)
     roles |= _roles(config)
     _extend(spec, path.parent, config)
@@ -51,10 +86,13 @@ def _find(folder: Path) -> Path:
     """The tokenizer's file in a folder, the most explicit format first."""
     names = ["tokenizer.json", *MERGES_OF, "tokenizer.model", "spiece.model", "vocab.txt"]
     for name in names:
-        complete = name not in MERGES_OF or (folder / MERGES_OF[name]).is_file()
-        if (folder / name).is_file() and complete:
+        complete = name not in MERGES_OF or files.standing(folder / MERGES_OF[name])
+        if files.standing(folder / name) == "file" and complete:
             return folder / name
-    others = sorted(path for end in ("tiktoken", "model", "gguf") for path in folder.glob(f"*.{end}"))
+    try:
+        others = sorted(path for end in ("tiktoken", "model", "gguf") for path in folder.glob(f"*.{end}"))
+    except OSError as error:
+        raise UserError(f"{folder} cannot be read ({error.strerror}); change its rights.") from None
     if len(others) == 1:
         return others[0]
     if others:
@@ -64,48 +102,71 @@ def _find(folder: Path) -> Path:
 
 def _read(path: Path, kind: str | None, config: dict[str, Any]) -> tuple[Spec, Roles]:
     """The specification in one file, by the look of its content rather than by its name."""
-    data = _content(path)
     source = str(path)
+    if _content(path, len(gguf.MAGIC)) == gguf.MAGIC:  # perhaps a whole model, which is not read
+        return gguf.read(path)
+    data = _content(path)
     beside = {merges: vocab for vocab, merges in MERGES_OF.items()}
     if path.name in beside:
-        return _vocab_and_merges(path.with_name(beside[path.name]), path, _kind(kind, ranks.KINDS, config, source))
+        return _vocab_and_merges(path.with_name(beside[path.name]), path, kind, config)
     start = data[:4096]
-    if start.startswith(gguf.MAGIC):
-        return gguf.read(data, source)
     if start.lstrip()[:1] == b"{":
         raw = _json(data, source)
         if isinstance(raw.get("model"), dict):
             stored = raw.pop("glassformer", None)
             return raw, dict(stored) if isinstance(stored, dict) else {}
         if path.name in MERGES_OF:
-            merges = path.with_name(MERGES_OF[path.name])
-            return _vocab_and_merges(path, merges, _kind(kind, ranks.KINDS, config, source))
+            return _vocab_and_merges(path, path.with_name(MERGES_OF[path.name]), kind, config)
         raise UserError(f'{source} is JSON with no "model" and so is no tokenizer.json; choose another file.')
     if re.match(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n", start):
-        return ranks.read_ranks(data, _kind(kind, ranks.KINDS, config, source), source), {}
+        return ranks.read_ranks(data, _kind(kind, ranks.KINDS, config, path), source), {}
     if path.suffix == ".model" or start[:1] == b"\n":
-        known = _kind(kind, ("t5",), config, source) == "t5" or hashlib.sha256(data).hexdigest() == SENTENCEPIECE_T5
-        sentinels = config.get("extra_ids", SENTINELS_T5) if known else 0
-        if not isinstance(sentinels, int) or not 0 <= sentinels <= 10000:
-            raise UserError(f'"extra_ids" in {path.parent / "tokenizer_config.json"} is no count; mend it.')
-        return sentencepiece.read(data, source, sentinels)
+        known = _kind(kind, PIECES, config, path)
+        if known is None and hashlib.sha256(data).hexdigest() == SENTENCEPIECE_T5:
+            known = "t5"
+        sentinels = config.get("extra_ids", SENTINELS_T5) if known == "t5" else 0
+        if type(sentinels) is not int or not 0 <= sentinels <= 10000:
+            raise UserError(f'"extra_ids" in {path.with_name("tokenizer_config.json")} is no count; mend it.')
+        return sentencepiece.read(data, source, sentinels, fairseq=known == sentencepiece.FAIRSEQ)
     if path.suffix == ".txt":
-        return _wordpiece(data, _kind(kind, CASES, config, source), config, source)
+        known = _kind(kind, CASES, config, path)
+        return wordpiece.read(_text(data, source), None if known is None else known == CASES[1], config, source), {}
     raise UserError(f"{source} is no tokenizer of a known format; give a tokenizer.json or another published file.")
 
 
-def _kind(kind: str | None, possible: Collection[str], config: dict[str, Any], source: str) -> str | None:
-    """The kind asked for, else the one that the folder's config implies; UserError when it cannot be the file's."""
-    if kind is None:
-        kind = CLASSES.get(str(config.get("tokenizer_class")))
-        return kind if kind in possible else None
-    if kind not in possible:
-        raise UserError(f'{source} cannot be of the kind "{kind}"; choose {", ".join(possible)} or leave it out.')
-    return kind
+def _kind(kind: str | None, possible: Collection[str], config: dict[str, Any], path: Path) -> str | None:
+    """The kind asked for, else the one that the folder's config implies; UserError when it cannot be the file's.
+
+    Also for a class of which nobody here knows what it makes of its files: their ids alone would be others.
+    """
+    if kind is not None:
+        if kind not in possible:
+            raise UserError(f'{path} cannot be of the kind "{kind}"; choose {", ".join(possible)} or leave it out.')
+        return kind
+    said = config.get("tokenizer_class") or _settings(path.with_name("config.json")).get("tokenizer_class")
+    name = str(said).removesuffix("Fast")
+    if said is None and path.name.startswith("sentencepiece.bpe"):
+        name = "of fairseq, by its name,"
+    elif said is None or name in PLAIN:
+        return None
+    if CLASSES.get(name) in possible:
+        return CLASSES[name]
+    if name in CLASSES and path.suffix == ".tiktoken":
+        return None
+    raise UserError(
+        f"{path} is for the class {ascii(name)[1:-1][:100]}, whose ids are not the file's alone; give its "
+        f"tokenizer.json, or say what it is by kind= ({', '.join(possible)})."
+    )
 
 
-def _content(path: Path) -> bytes:
+def _content(path: Path, first: int | None = None) -> bytes:
+    """The file's bytes, or the first of them."""
+    if files.standing(path) == "other":
+        raise UserError(f"{path} is no file that holds a tokenizer; give one.")
     try:
+        if first is not None:
+            with path.open("rb") as file:
+                return file.read(first)
         if path.stat().st_size > LARGEST:
             raise UserError(f"{path} is too large to be a tokenizer; choose another file.")
         data = path.read_bytes()
@@ -133,98 +194,20 @@ def _text(data: bytes, source: str) -> str:
         raise UserError(f"{source} is not UTF-8 text (byte {error.start}); restore the file.") from None
 
 
-# --------------------------------------------------------------------- vocabulary and merges, WordPiece
-
-
-def _vocab_and_merges(vocab: Path, merges: Path, kind: str | None) -> tuple[Spec, Roles]:
-    """GPT-2's pair of files; what neither is a byte nor made by a merge is a special token."""
+def _vocab_and_merges(vocab: Path, merges: Path, kind: str | None, config: dict[str, Any]) -> tuple[Spec, Roles]:
     ids = _json(_content(vocab), str(vocab))
-    if not all(type(id) is int and 0 <= id < 1 << 24 for id in ids.values()) or len(set(ids.values())) != len(ids):
-        raise UserError(f"{vocab} must give each token an id of its own; restore the file.")
-    pairs: list[list[str]] = []
-    for number, line in enumerate(_text(_content(merges), str(merges)).split("\n"), 1):
-        line = line.removesuffix("\r")
-        if not line or (number == 1 and line.startswith("#version")):
-            continue
-        pair = line.split(" ")
-        if len(pair) != 2 or not {*pair, "".join(pair)} <= ids.keys():
-            raise UserError(f"Line {number} of {merges} is no merge of two tokens in {vocab}; restore both files.")
-        pairs.append(pair)
-    letters = set(byte_alphabet().values())
-    if not letters <= ids.keys():
-        raise UserError(f"{vocab} lacks some of the 256 single bytes; only byte-level vocabularies have this format.")
-    known = letters | {left + right for left, right in pairs}
-    chosen = ranks.kind_of(kind or "gpt2")
-    specials = {name: id for name, id in ids.items() if name not in known}
-    plain = {name: id for name, id in ids.items() if name in known}
-    if kind is not None:
-        specials = chosen.specials | specials
-    spec = ranks.byte_level(plain, pairs, ranks.Kind(chosen.pattern, specials, compose=chosen.compose))
-    return spec, {}
-
-
-def _wordpiece(data: bytes, kind: str | None, config: dict[str, Any], source: str) -> tuple[Spec, Roles]:
-    """BERT's vocab.txt: a token per line. With no capitals in it, it is for lower-cased text."""
-    names = [line.removesuffix("\r") for line in _text(data, source).split("\n")]
-    while names and not names[-1]:
-        names.pop()
-    ids = {name: id for id, name in enumerate(names)}
-    if not {"[UNK]", "[CLS]", "[SEP]"} <= ids.keys():
-        raise UserError(f"{source} lacks [UNK], [CLS] or [SEP] and so is no WordPiece vocabulary; choose another file.")
-    if len(ids) != len(names):
-        twice = next(number for number, name in enumerate(names, 1) if ids[name] != number - 1)
-        raise UserError(f"Line {twice} of {source} is repeated further down; restore the file.")
-    capitals = any(name != name.lower() for name in names if not name.startswith("["))
-    lower = {"bert-cased": False, "bert-uncased": True}.get(kind or "", bool(config.get("do_lower_case", not capitals)))
-    special = [name for name in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if name in ids]
-    spec = wordpiece(names, special, lower)
-    spec["normalizer"]["handle_chinese_chars"] = bool(config.get("tokenize_chinese_chars", True))
-    spec["normalizer"]["strip_accents"] = config.get("strip_accents")
-    return spec, {}
-
-
-def wordpiece(names: Sequence[str], special: Sequence[str], lower: bool = False) -> Spec:
-    """A WordPiece vocabulary, [CLS] and [SEP] around a text, as a tokenizer.json holds it."""
-    ids = {name: id for id, name in enumerate(names)}
-    cls, sep = ({"SpecialToken": {"id": name, "type_id": 0}} for name in ("[CLS]", "[SEP]"))
-    first, second = ({"Sequence": {"id": name, "type_id": i}} for i, name in enumerate("AB"))
-    last = {"SpecialToken": {"id": "[SEP]", "type_id": 1}}
-    around = {name: {"id": name, "ids": [ids[name]], "tokens": [name]} for name in ("[CLS]", "[SEP]")}
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [added_token(ids[name], name) for name in special],
-        "normalizer": {
-            "type": "BertNormalizer",
-            "clean_text": True,
-            "handle_chinese_chars": True,
-            "strip_accents": None,
-            "lowercase": lower,
-        },
-        "pre_tokenizer": {"type": "BertPreTokenizer"},
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": [cls, first, sep],
-            "pair": [cls, first, sep, second, last],
-            "special_tokens": around,
-        },
-        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
-        "model": {
-            "type": "WordPiece",
-            "unk_token": "[UNK]",
-            "continuing_subword_prefix": "##",
-            "max_input_chars_per_word": 100,
-            "vocab": ids,
-        },
-    }
+    text = _text(_content(merges), str(merges))
+    named = {token["content"] for token in _listed(vocab.parent, config).values()} | {*_roles(config).values()}
+    named |= {*_roles(_settings(vocab.with_name("special_tokens_map.json"))).values()}
+    known = _kind(kind, PAIRED, config, vocab)
+    return vocab_merges.read(ids, text, known, {name for name in named if name}, config, vocab)
 
 
 # ------------------------------------------------------------------------ tokenizer_config.json
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    return _json(_content(path), str(path)) if path.is_file() else {}
+    return _json(_content(path), str(path)) if files.standing(path) == "file" else {}
 
 
 def _roles(config: dict[str, Any]) -> Roles:
@@ -240,17 +223,25 @@ def _roles(config: dict[str, Any]) -> Roles:
     return roles
 
 
-def _extend(spec: Spec, folder: Path, config: dict[str, Any]) -> None:
-    """Add the tokens that a folder lists beside its vocabulary, at the ids it gives them."""
+def _listed(folder: Path, config: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    """The tokens that a folder lists beside its vocabulary, by their ids."""
     listed: dict[int, dict[str, Any]] = {}
     for text, id in _settings(folder / "added_tokens.json").items():
-        if isinstance(id, int):
+        if type(id) is int:
             listed[id] = added_token(id, text, special=False)
     table = config.get("added_tokens_decoder", {})
     for key, token in table.items() if isinstance(table, dict) else ():
-        if key.isdigit() and isinstance(token, dict) and isinstance(token.get("content"), str):
-            rules = {name: bool(token.get(name, False)) for name in ("single_word", "lstrip", "rstrip", "normalized")}
-            listed[int(key)] = {**added_token(int(key), token["content"], bool(token.get("special", False))), **rules}
+        if re.fullmatch("[0-9]{1,18}", key) and isinstance(token, dict) and isinstance(token.get("content"), str):
+            rules = {
+                rule: yes_or_no(token, rule, False) for rule in added_token(0, "") if rule not in ("id", "content")
+            }
+            listed[int(key)] = {"id": int(key), "content": token["content"], **rules}
+    return listed
+
+
+def _extend(spec: Spec, folder: Path, config: dict[str, Any]) -> None:
+    """Add the tokens that a folder lists beside its vocabulary, at the ids it gives them."""
+    listed = _listed(folder, config)
     try:
         ids = ids_of(spec)
         size = max(ids.values(), default=-1) + 1

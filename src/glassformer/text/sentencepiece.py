@@ -7,17 +7,18 @@ import math
 import re
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import UserError
 from .ranks import LONGEST, merges
-from .specification import Roles, Spec, added_token
+from .specification import Roles, Spec, added_token, framed_by
 
 MARK = "▁"  # how SentencePiece writes a space
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 UNIGRAM, BPE = 1, 2
 CERTAIN = 1000.0  # a score that no other way to write a user-defined piece reaches
+FAIRSEQ = "xlm-roberta"  # whose ids are fairseq's: four special tokens, then the pieces behind the first three
 VARINT, EIGHT_BYTES, COUNTED, FOUR_BYTES = 0, 1, 2, 5
 
 
@@ -114,8 +115,8 @@ def _piece(raw: dict[int, int | bytes]) -> Piece:
 def parse(data: bytes) -> Model:
     """The model in the bytes of a SentencePiece file; raises Broken or UnicodeDecodeError when they hold none."""
     pieces: list[Piece] = []
-    trainer: dict[int, int | bytes] = {}
-    normalizer: dict[int, int | bytes] = {}
+    trainer: dict[int, int | bytes] | None = None
+    normalizer: dict[int, int | bytes] | None = None
     for number, value in fields(data):
         if number == 1:
             pieces.append(_piece(_message(value)))
@@ -125,6 +126,8 @@ def parse(data: bytes) -> Model:
             normalizer = _message(value)
     if not pieces:
         raise Broken("it has no vocabulary")
+    if trainer is None or normalizer is None:  # which stand behind the pieces
+        raise Broken("it ends before it says how it splits a text")
     if len({piece.text for piece in pieces}) != len(pieces):
         raise Broken("two entries have the same text")
     if any(not piece.text or len(piece.text) > LONGEST or not math.isfinite(piece.score) for piece in pieces):
@@ -147,10 +150,11 @@ def parse(data: bytes) -> Model:
 # ------------------------------------------------------------------------- as a tokenizer.json
 
 
-def read(data: bytes, source: str, sentinels: int = 0) -> tuple[Spec, Roles]:
+def read(data: bytes, source: str, sentinels: int = 0, fairseq: bool = False) -> tuple[Spec, Roles]:
     """The tokenizer of a SentencePiece file, and who plays bos, eos, pad and unk.
 
-    ``sentinels``: how many ``<extra_id_N>`` T5 adds behind the vocabulary. Raises UserError for a broken file.
+    ``sentinels``: how many ``<extra_id_N>`` T5 adds behind the vocabulary; ``fairseq``: XLM-R's ids.
+    Raises UserError for a broken file.
     """
     try:
         model = parse(data)
@@ -158,6 +162,8 @@ def read(data: bytes, source: str, sentinels: int = 0) -> tuple[Spec, Roles]:
         raise UserError(f"{source} is no whole SentencePiece model ({error}); restore the file.") from None
     if model.algorithm not in (UNIGRAM, BPE) or model.suffix or not model.escape:
         raise UserError(f"{source} is a SentencePiece model of a rare kind; only Unigram and BPE can be read.")
+    if fairseq:
+        return _fairseq(model, source)
     pieces = model.pieces
     spec = specification(model)
     spec["added_tokens"] += [added_token(len(pieces) + i, f"<extra_id_{sentinels - 1 - i}>") for i in range(sentinels)]
@@ -166,6 +172,24 @@ def read(data: bytes, source: str, sentinels: int = 0) -> tuple[Spec, Roles]:
         fits = 0 <= id < len(pieces) and pieces[id].kind in (UNKNOWN, CONTROL)
         roles[part] = pieces[id].text if fits else None
     return spec, roles
+
+
+def _fairseq(model: Model, source: str) -> tuple[Spec, Roles]:
+    """XLM-R's: the special tokens of fairseq's dictionary first, ``<mask>`` last, each text between <s> and </s>."""
+    if [piece.text for piece in model.pieces[:3]] != ["<unk>", "<s>", "</s>"]:
+        raise UserError(f"{source} does not begin with <unk>, <s> and </s> as XLM-R's do; choose another file or kind.")
+    special = [Piece(name, 0.0, UNKNOWN if name == "<unk>" else CONTROL) for name in ("<s>", "<pad>", "</s>", "<unk>")]
+    pieces = [*special, *model.pieces[3:], Piece("<mask>", 0.0, CONTROL)]
+    if len({piece.text for piece in pieces}) != len(pieces):
+        raise UserError(
+            f"{source} has <pad> or <mask> among its pieces, as XLM-R's do not; choose another file or kind."
+        )
+    spec = specification(replace(model, pieces=pieces))
+    spec["added_tokens"][-1]["lstrip"] = True  # the space before a mask is the mask's
+    a, b = (None, 0, 0), (None, 2, 0)
+    spec["post_processor"] = framed_by([a, (0, 0, 0), b], [a, (0, 0, 0), b, b, (1, 0, 0), b], [p.text for p in pieces])
+    parts = {"bos": "<s>", "eos": "</s>", "cls": "<s>", "sep": "</s>", "pad": "<pad>", "unk": "<unk>", "mask": "<mask>"}
+    return spec, dict(parts)
 
 
 def specification(model: Model) -> Spec:

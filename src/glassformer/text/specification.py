@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..errors import UserError
@@ -25,6 +24,7 @@ USUAL = {
     "sep": ("[SEP]", "<sep>"),
     "mask": ("[MASK]", "<mask>"),
 }
+MOST_IDS = 1 << 22  # lists are as long as the highest id says
 NEEDED = ("bos", "eos")  # a part that is named, but by a token that is missing, is an error for these alone
 
 
@@ -32,6 +32,14 @@ def added_token(id: int, content: str, special: bool = True) -> dict[str, Any]:
     """An entry of a tokenizer.json's "added_tokens"."""
     rules = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     return {"id": id, "content": content, **rules, "special": special}
+
+
+def yes_or_no(settings: dict[str, Any], key: str, usual: Any) -> Any:
+    """A setting that is true or false, or else the usual one; UserError for what is neither ("false" is a text)."""
+    value = settings.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise UserError(f'"{key}" is {ascii(value)[:100]}; write true or false.')
+    return usual if value is None else value
 
 
 def model_type(model: dict[str, Any]) -> str:
@@ -43,6 +51,16 @@ def model_type(model: dict[str, Any]) -> str:
     if isinstance(model.get("vocab"), list):
         return "Unigram"
     return "WordPiece" if "max_input_chars_per_word" in model else "WordLevel"
+
+
+def steps(part: Any) -> Iterator[dict[str, Any]]:
+    """The steps of a normalizer, pre-tokenizer or decoder, in order."""
+    if isinstance(part, dict):
+        inner = [part[key] for key in ("normalizers", "pretokenizers", "decoders") if key in part]
+        if not inner:
+            yield part
+        for one in inner[0] if inner else ():
+            yield from steps(one)
 
 
 def ids_of(spec: Spec) -> dict[str, int]:
@@ -68,14 +86,14 @@ def roles_of(spec: Spec, told: Roles) -> Roles:
 
 def canonical(spec: Spec, roles: Roles) -> Spec:
     """The specification with no truncation or padding, merges as pairs, and every role's token marked special."""
-    _check_charsmaps(spec.get("normalizer"))
     model = {"type": model_type(spec["model"]), **spec["model"]}
     if model["type"] == "BPE":
         model["dropout"] = None  # a text has one way to be written
         model["merges"] = [_pair(merge, model["vocab"]) for merge in model["merges"]]
         if '{"String": " "}' in json.dumps(spec.get("normalizer")):
             _mend_spaces(model)
-    ids = ids_of(spec)
+    _place(spec, model)
+    ids = ids_of({**spec, "model": model})
     added = {token["content"]: dict(token) for token in spec.get("added_tokens") or []}
     for name in added.keys() & {name for names in USUAL.values() for name in names}:
         added[name]["special"] = True  # Phi-3 calls "</s>" ordinary: a text must not be able to write it
@@ -93,6 +111,26 @@ def canonical(spec: Spec, roles: Roles) -> Spec:
             token["normalized"] = False  # found as it is written, whatever the normalizer puts around a text
     tokens = sorted(added.values(), key=lambda token: int(token["id"]))
     return {**spec, "truncation": None, "padding": None, "added_tokens": tokens, "model": model}
+
+
+def _place(spec: Spec, model: dict[str, Any]) -> None:
+    """Give added tokens the ids that the file gives them: the library would count on from the model's entries.
+
+    UserError where it cannot be done: among scored pieces, or for a token that the model knows by another id.
+    """
+    vocabulary = model["vocab"]
+    listed = isinstance(vocabulary, list)
+    known = {piece: id for id, (piece, _) in enumerate(vocabulary)} if listed else vocabulary
+    said = {token["content"]: int(token["id"]) for token in spec.get("added_tokens") or [] if token["content"]}
+    new = {name: id for name, id in said.items() if name not in known}
+    taken = {*known.values()} & {*new.values()} if new else set()
+    wrong = next((name for name, id in said.items() if known.get(name, id) != id or id in taken or id < 0), None)
+    gaps = sorted(new.values()) != list(range(len(known), len(known) + len(new)))
+    if wrong is not None or (gaps and listed):
+        name = ascii(wrong if wrong is not None else next(iter(new)))[:100]
+        raise UserError(f"The added token {name} has an id that it cannot have in this vocabulary; mend its file.")
+    if gaps:
+        model["vocab"] = {**vocabulary, **new}
 
 
 def _pair(merge: Any, vocabulary: dict[str, int]) -> list[str]:
@@ -163,7 +201,7 @@ def opened_by(name: str, id: int) -> Spec:
 Place: TypeAlias = tuple[int | None, int, int]  # which text, or None for a token of its own, its id, its segment
 
 
-def framed_by(one: Sequence[Place], two: Sequence[Place], names: Sequence[str]) -> Spec:
+def framed_by(one: Sequence[Place], two: Sequence[Place], names: Sequence[str] | dict[int, str]) -> Spec:
     """A post-processor that puts the same around a text and around two as these places do."""
     known = {names[id]: {"id": names[id], "ids": [id], "tokens": [names[id]]} for text, id, _ in two if text is None}
 
@@ -188,17 +226,6 @@ def frame(spec: Spec, source: str, pair: bool) -> list[tuple[int | None, int, in
     except BaseException as error:  # the library's own panics are no Exceptions
         raise UserError(f"{source} says badly what stands around a text ({reason(error)}); restore it.") from None
     return list(zip(encoding.sequence_ids, encoding.ids, encoding.type_ids, strict=True))
-
-
-def _check_charsmaps(normalizer: Any) -> None:
-    """ValueError for a damaged table of character replacements, on which the library would panic."""
-    for step in normalizer.get("normalizers") or [normalizer] if isinstance(normalizer, dict) else []:
-        if isinstance(step, dict) and step.get("type") == "Precompiled":
-            table = base64.b64decode(step["precompiled_charsmap"], validate=True)
-            size = int.from_bytes(table[:4], "little")
-            if len(table) < 4 or size % 4 or 4 + size > len(table):
-                raise ValueError("its table of character replacements is cut short")
-            table[4 + size :].decode()
 
 
 def load(spec: Spec, source: str) -> tokenizers.Tokenizer:

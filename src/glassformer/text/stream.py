@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
+from .specification import steps
 
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer
@@ -36,27 +37,44 @@ def reader(decoder: dict[str, Any] | None) -> Reader:
     """
     if decoder is None:
         return lambda name, first: (name if first else " " + name).encode()
-    steps = _flat(decoder)
-    kinds = {step["type"] for step in steps}
-    if "ByteLevel" in kinds:
+    chain = [_compiled(step) for step in steps(decoder)]
+    kinds = {step["type"] for step in chain}
+    if kinds == {"ByteLevel"}:
         return _byte_level
-    unknown = kinds - {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace", "WordPiece"}
+    unknown = kinds - {"Replace", "ByteFallback", "ByteLevel", "Fuse", "Strip", "Metaspace", "WordPiece"}
     if unknown:
         raise UserError(f'The tokenizer decodes by "{unknown.pop()}", which is not supported; use another tokenizer.')
 
     def read(name: str, first: bool) -> bytes:
         text: str | bytes = name
-        for step in steps:
+        for step in chain:
             text = _step(step, text, first)
         return text if isinstance(text, bytes) else text.encode()
 
     return read
 
 
-def _flat(decoder: dict[str, Any]) -> list[dict[str, Any]]:
-    if decoder["type"] == "Sequence":
-        return [step for inner in decoder["decoders"] for step in _flat(inner)]
-    return [decoder]
+def _compiled(step: dict[str, Any]) -> dict[str, Any]:
+    """The step, with the library's own engine for a regular expression; UserError where that is none."""
+    if step["type"] != "Replace" or "String" in step["pattern"]:
+        return step
+    import tokenizers
+
+    pattern = step["pattern"]["Regex"]
+    try:
+        return {**step, "engine": tokenizers.decoders.Replace(tokenizers.Regex(pattern), step["content"])}
+    except Exception as error:
+        raise UserError(f"The tokenizer decodes by a broken regular expression ({error}); restore its file.") from None
+
+
+def _replaced(step: dict[str, Any], text: str) -> str:
+    try:
+        found: str = step["engine"].decode([text])
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library's own panics are no Exceptions
+        raise UserError(f"The tokenizer cannot decode {ascii(text)[:50]} ({error}); use another tokenizer.") from None
+    return found
 
 
 def _byte_level(name: str, first: bool) -> bytes:
@@ -77,15 +95,19 @@ def _step(step: dict[str, Any], text: str | bytes, first: bool) -> str | bytes:
     if kind == "Strip":  # stands behind Fuse: of the whole text, so of its first token
         mark = step["content"] if isinstance(text, str) else step["content"].encode()
         for _ in range(step["start"] if first else 0):
-            text = text.removeprefix(mark)
+            if not mark or not text.startswith(mark):
+                break
+            text = text[len(mark) :]
         return text
+    if kind == "Replace" and "engine" not in step:
+        old, new = step["pattern"]["String"], step["content"]
+        return text.replace(old, new) if isinstance(text, str) else text.replace(old.encode(), new.encode())
     if isinstance(text, bytes):
         return text
+    if kind == "ByteLevel":
+        return _byte_level(text, first)
     if kind == "Replace":
-        pattern = step["pattern"]
-        if "String" in pattern:
-            return text.replace(pattern["String"], step["content"])
-        return re.sub(pattern["Regex"], lambda _: str(step["content"]), text)
+        return _replaced(step, text)
     if kind == "ByteFallback":
         byte = BYTE_TOKEN.fullmatch(text)
         return bytes([int(byte[1], 16)]) if byte else text

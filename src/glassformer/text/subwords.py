@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import UserError
-from . import formats, sentencepiece
+from . import sentencepiece
 from .specification import Spec
+from .wordpiece import wordpiece as written
 
 if TYPE_CHECKING:
     import tokenizers
@@ -26,7 +27,7 @@ def wordpiece(texts: Iterator[str], size: int, specials: list[str]) -> Spec:
 
     if not {"[UNK]", "[CLS]", "[SEP]"} <= set(specials):
         raise UserError("A WordPiece tokenizer needs [UNK], [CLS] and [SEP] among its special tokens; add them.")
-    library = _library(formats.wordpiece(["a", *specials], specials))
+    library = _library(written(["a", *specials], specials))
     held = list(texts)
     letters, inner_letters = _word_letters(library, held)
     if not letters:
@@ -36,7 +37,7 @@ def wordpiece(texts: Iterator[str], size: int, specials: list[str]) -> Spec:
     trainer = trainers.WordPieceTrainer(vocab_size=size - len(specials), special_tokens=inner, show_progress=False)
     ids = _trained(library, trainer, iter(held))["vocab"]
     names = [name for name in sorted(ids, key=lambda name: int(ids[name])) if name not in specials]
-    return formats.wordpiece([*names, *specials], specials)
+    return written([*names, *specials], specials)
 
 
 def _word_letters(library: tokenizers.Tokenizer, texts: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -5,19 +5,35 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import operator
 import os
 import re
 import threading
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import files
 from ..errors import UserError
-from .specification import Roles, Spec, canonical, frame, framed_by, load, opened_by, reason, roles_of, without_specials
+from .safety import check, marking_lost
+from .specification import (
+    MOST_IDS,
+    Roles,
+    Spec,
+    canonical,
+    frame,
+    framed_by,
+    ids_of,
+    load,
+    opened_by,
+    reason,
+    roles_of,
+    steps,
+    without_specials,
+)
 from .stream import Stream, reader
 from .twin import Twin
+from .watch import pool, watched
 
 if TYPE_CHECKING:
     import tokenizers
@@ -41,6 +57,7 @@ class Tokenizer:
 
     def __init__(self, spec: Spec, roles: Roles | None = None, source: str = "The tokenizer") -> None:
         try:
+            check(spec)
             self.roles = roles_of(spec, roles or {})
             self._spec = canonical(spec, self.roles)
             self._read = reader(self._spec.get("decoder"))
@@ -49,26 +66,34 @@ class Tokenizer:
                 token["content"] for token in self._spec["added_tokens"] if token["content"] and token["special"]
             ]
             hidden = without_specials(self._spec, special)
+            whole, self._lost = marking_lost(self._spec)
+            plain = whole if hidden is None else marking_lost(hidden)[0]
         except UserError:
             raise
-        except (LookupError, TypeError, AttributeError, ValueError, OverflowError) as error:
+        except (LookupError, TypeError, AttributeError, ValueError, OverflowError, RecursionError) as error:
             raise UserError(
                 f"{source} lacks what a tokenizer.json must hold ({reason(error)}); restore the file."
             ) from None
         self._source = source
-        self._library = load(self._spec, source)
-        self._library.encode_special_tokens = True
-        self._plain = self._library if hidden is None else load(hidden, source)
+        self._plain = load(plain, source)
         self._plain.encode_special_tokens = True
-        self._ids: dict[str, int] = self._library.get_vocab(with_added_tokens=True)
+        self._whole = whole
+        self._ids: dict[str, int] = ids_of(
+            {**self._spec, "added_tokens": [t for t in self._spec["added_tokens"] if t["content"]]}
+        )
         self.size: int = max(self._ids.values(), default=-1) + 1
         if not self.size:
             raise UserError(f"{source} has no vocabulary; restore the file.")
+        if self.size > MOST_IDS:
+            raise UserError(
+                f"{source} has ids up to {self.size - 1}, more than any vocabulary needs; restore the file."
+            )
         self._names: list[str] = [""] * self.size
         for name, id in self._ids.items():
             self._names[id] = name
         self._later: list[bytes | None] = [None] * self.size  # what each id stands for after the first place
-        self._literal = {self._ids[name] for name in added}  # these stand for their own name
+        spaced = {step.get("type") for step in steps(self._spec.get("decoder"))} <= {"WordPiece"}
+        self._literal = set() if spaced else {self._ids[name] for name in added}  # these stand for their own name
         self.specials = {name: self._ids[name] for name in special}
         self._hidden = frozenset(self.specials.values())
         self.bos, self.eos, self.pad, self.unk = map(self._player, ENDS)
@@ -93,37 +118,46 @@ class Tokenizer:
         return self.encode_batch([text], bos=bos, eos=eos, special=special)[0]
 
     def encode_batch(
-        self, texts: Sequence[str], *, bos: bool = False, eos: bool = False, special: bool = False
+        self, texts: Iterable[str], *, bos: bool = False, eos: bool = False, special: bool = False
     ) -> list[list[int]]:
         """``encode`` of each text, in parallel."""
+        texts = list(texts)
         before = [self._part("bos")] if bos else []
         after = [self._part("eos")] if eos else []
         if not special and sum(map(len, filter(_is_text, texts))) >= LARGE and self._twin is not None:
             workers = os.cpu_count() or 1
             size = -(-len(texts) // (4 * workers))
-            with ThreadPoolExecutor(workers) as threads:
+            with pool(workers) as threads:
                 groups = threads.map(self.encode_arrays, (texts[at : at + size] for at in range(0, len(texts), size)))
                 found = [ids if isinstance(ids, list) else ids.tolist() for group in groups for ids in group]
         else:
             found = self._encoded(texts, special)
         return [[*before, *ids, *after] for ids in found] if before or after else found
 
-    def encode_arrays(self, texts: Sequence[str]) -> list[Any]:
+    def encode_arrays(self, texts: Iterable[str]) -> list[Any]:
         """``encode`` of each text, for a large corpus: NumPy arrays by the faster engine where its ids are the same."""
         texts, twin = list(texts), self._twin
         found = [twin.ids(text) if twin is not None and _is_text(text) else None for text in texts]
         rest = iter(self._encoded([text for text, ids in zip(texts, found, strict=True) if ids is None], special=False))
         return [next(rest) if ids is None else ids for ids in found]
 
-    def _encoded(self, texts: Sequence[str], special: bool) -> list[list[int]]:
+    def _encoded(self, texts: list[str], special: bool) -> list[list[int]]:
         """The ids of each text by the library."""
-        library, texts = self._special if special else self._plain, list(texts)
+        library = self._special if special else self._plain
+        if not texts:
+            return []
         try:
-            return [e.ids for e in library.encode_batch_fast(texts, add_special_tokens=False)] if texts else []
-        except (KeyboardInterrupt, SystemExit):
+            found: list[list[int]] = watched(
+                lambda: [encoding.ids for encoding in library.encode_batch_fast(texts, add_special_tokens=False)],
+                sum(map(len, filter(_is_text, texts))),
+            )
+        except (KeyboardInterrupt, SystemExit, UserError):
             raise
         except BaseException as error:  # the library's own panics are no Exceptions
             raise self._cannot_encode(texts, library, error) from None
+        if self._lost is not None and any(self._lost in ids for ids in found):
+            raise self._cannot_encode(texts, library, LookupError("it has no token for what it does not know"))
+        return found
 
     def encode_pair(
         self, first: str, second: str | None = None, *, most: int | None = None, special: bool = False
@@ -181,13 +215,39 @@ class Tokenizer:
 
         Tokens that share a character, such as the bytes of an emoji, each have that character's span.
         """
-        try:
-            spans: list[tuple[int, int]] = self._plain.encode(text, add_special_tokens=False).offsets
-        except (KeyboardInterrupt, SystemExit):
+        try:  # a batch of one, since for a single text the library keeps Python's lock
+            spans: list[tuple[int, int]] = watched(
+                lambda: self._plain.encode_batch([text], add_special_tokens=False)[0].offsets, len(text)
+            )
+        except (KeyboardInterrupt, SystemExit, UserError):
             raise
         except BaseException as error:  # the library's own panics are no Exceptions
             raise self._cannot_encode([text], self._plain, error) from None
         return spans
+
+    @functools.cached_property
+    def opens(self) -> bool:
+        """Whether something is put in front of each text, as SentencePiece puts a space."""
+        before = [*steps(self._spec.get("normalizer")), *steps(self._spec.get("pre_tokenizer"))]
+        return any(
+            step["type"] == "Prepend"
+            or (step["type"] == "Metaspace" and step.get("prepend_scheme", "always") != "never")
+            or (step["type"] == "ByteLevel" and step.get("add_prefix_space", True))
+            for step in before
+        )
+
+    def encode_onward(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """The ids and spans of what goes on behind a line's end: nothing is put in front of it."""
+        whole = f"\n{text}"
+        try:
+            encoding = watched(lambda: self._plain.encode_batch([whole], add_special_tokens=False)[0], len(text))
+        except (KeyboardInterrupt, SystemExit, UserError):
+            raise
+        except BaseException as error:  # the library's own panics are no Exceptions
+            raise self._cannot_encode([text], self._plain, error) from None
+        first = next((at for at, (_, end) in enumerate(encoding.offsets) if end > 1), len(encoding.ids))
+        spans = [(max(start - 1, 0), end - 1) for start, end in encoding.offsets[first:]]
+        return encoding.ids[first:], spans
 
     @property
     def _twin(self) -> Twin | None:
@@ -202,7 +262,7 @@ class Tokenizer:
     @functools.cached_property
     def _special(self) -> tokenizers.Tokenizer:
         """The library's tokenizer that reads special tokens out of the text."""
-        return load(self._spec, self._source)
+        return load(self._whole, self._source)
 
     def _player(self, part: str) -> int | None:
         name = self.roles[part]
@@ -219,17 +279,26 @@ class Tokenizer:
         for text in texts:
             if not isinstance(text, str):
                 return UserError(f"A tokenizer encodes texts, and this is a {type(text).__name__}; give a str.")
-            for at, letter in enumerate(text):
+            for letter in dict.fromkeys(text):
                 if 0xD800 <= ord(letter) < 0xE000:
-                    return UserError(f"Character {at} of the text is half of a surrogate pair; remove it.")
-                try:
-                    library.encode(letter, add_special_tokens=False)
-                except Exception:
                     return UserError(
-                        f"The tokenizer does not know the character {json.dumps(letter, ensure_ascii=False)} "
-                        f"(number {at} of the text); remove it or train a tokenizer on text that has it."
+                        f"Character {text.index(letter)} of the text is half of a surrogate pair; remove it."
                     )
-        return UserError(f"The tokenizer cannot encode this text ({error}); use another tokenizer.")
+                if not self._knows(letter, library):
+                    shown, at = json.dumps(letter, ensure_ascii=False), text.index(letter)
+                    return UserError(
+                        f"The tokenizer does not know the character {shown} (number {at} of the text); remove it or "
+                        f"train a tokenizer on text that has it."
+                    )
+        return UserError(f"The tokenizer cannot encode this text ({reason(error)}); use another tokenizer.")
+
+    def _knows(self, letter: str, library: tokenizers.Tokenizer) -> bool:
+        try:
+            return self._lost not in library.encode(letter, add_special_tokens=False).ids
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
+            return not isinstance(error, Exception)  # a panic is the library's fault, not the letter's
 
     # ------------------------------------------------------------------------------ ids -> text
 
@@ -238,7 +307,12 @@ class Tokenizer:
 
         Raises UserError for an id that is out of range.
         """
-        shown = [id for id in ids if special or not self.hides(id)]
+        try:
+            shown = [id for id in ids if special or not self.hides(id)]
+        except TypeError:
+            raise UserError(
+                f"Ids are whole numbers in a list, and this is a {type(ids).__name__}; give such."
+            ) from None
         pieces = [self.bytes_of(id, at == 0) for at, id in enumerate(shown)]
         return b"".join(pieces).decode("utf-8", "replace")
 
@@ -251,7 +325,7 @@ class Tokenizer:
         if first:
             name = self.token(id)
             return name.encode() if id in self._literal else self._read(name, True)
-        piece = self._later[id] if 0 <= id < self.size else None
+        piece = self._later[id] if isinstance(id, int) and 0 <= id < self.size else None
         if piece is None:
             name = self.token(id)
             piece = self._later[id] = name.encode() if id in self._literal else self._read(name, False)
@@ -265,6 +339,10 @@ class Tokenizer:
 
     def token(self, id: int) -> str:
         """The name of an id as the vocabulary writes it, such as ``Ġthe``; empty for an id that is not used."""
+        try:
+            id = operator.index(id)
+        except TypeError:
+            raise UserError(f"Ids are whole numbers, and {ascii(id)[:50]} is none; give such.") from None
         if not 0 <= id < self.size:
             raise UserError(f"Token {id} is out of range; this tokenizer has tokens 0 to {self.size - 1}.")
         return self._names[id]

@@ -1,0 +1,69 @@
+"""WordPiece, BERT's kind: its vocab.txt, and what a tokenizer.json holds of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import UserError
+from .specification import Spec, added_token, yes_or_no
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+def read(text: str, lower: bool | None, config: dict[str, Any], source: str) -> Spec:
+    """The tokenizer of a vocab.txt, a token per line. ``lower`` None: as the config says, else as capitals show."""
+    names = [line.removesuffix("\r") for line in text.split("\n")]
+    while names and not names[-1]:
+        names.pop()
+    ids = {name: id for id, name in enumerate(names)}
+    if not {"[UNK]", "[CLS]", "[SEP]"} <= ids.keys():
+        raise UserError(f"{source} lacks [UNK], [CLS] or [SEP] and so is no WordPiece vocabulary; choose another file.")
+    if len(ids) != len(names):
+        twice = next(number for number, name in enumerate(names, 1) if ids[name] != number - 1)
+        raise UserError(f"Line {twice} of {source} is repeated further down; restore the file.")
+    if lower is None:
+        lower = yes_or_no(config, "do_lower_case", None)
+    spec = wordpiece(names, [name for name in SPECIAL if name in ids], lower)
+    spec["normalizer"]["handle_chinese_chars"] = yes_or_no(config, "tokenize_chinese_chars", True)
+    spec["normalizer"]["strip_accents"] = yes_or_no(config, "strip_accents", None)
+    return spec
+
+
+def wordpiece(names: Sequence[str], special: Sequence[str], lower: bool | None = False) -> Spec:
+    """A WordPiece vocabulary, [CLS] and [SEP] around a text. ``lower`` None: where no name has a capital."""
+    if lower is None:
+        lower = all(name == name.lower() for name in names if not name.startswith("["))
+    ids = {name: id for id, name in enumerate(names)}
+    cls, sep = ({"SpecialToken": {"id": name, "type_id": 0}} for name in ("[CLS]", "[SEP]"))
+    first, second = ({"Sequence": {"id": name, "type_id": i}} for i, name in enumerate("AB"))
+    last = {"SpecialToken": {"id": "[SEP]", "type_id": 1}}
+    around = {name: {"id": name, "ids": [ids[name]], "tokens": [name]} for name in ("[CLS]", "[SEP]")}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [added_token(ids[name], name) for name in special],
+        "normalizer": {
+            "type": "BertNormalizer",
+            "clean_text": True,
+            "handle_chinese_chars": True,
+            "strip_accents": None,
+            "lowercase": lower,
+        },
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [cls, first, sep],
+            "pair": [cls, first, sep, second, last],
+            "special_tokens": around,
+        },
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": {
+            "type": "WordPiece",
+            "unk_token": "[UNK]",
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100,
+            "vocab": ids,
+        },
+    }

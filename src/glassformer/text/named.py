@@ -136,9 +136,10 @@ def find(name_or_path: str | Path, field: str = "text", separator: str | None = 
     corpus = CORPORA.get(str(name_or_path))
     if corpus is None:
         path, home = Path(name_or_path).expanduser(), files.data_home()
-        if not path.exists() and path.parent != Path() and home is not None and (home / path).exists():
-            path = home / path
-        if not path.exists() and path.parent == Path():
+        there = files.standing(path) is not None
+        if not there and path.parent != Path() and home is not None and files.standing(home / path) is not None:
+            path, there = home / path, True
+        if not there and path.parent == Path():
             close = nearest(str(name_or_path), [*CORPORA, *(p.name for p in Path().iterdir())])
             hint = close if "mean" in close else f" Named corpora: {', '.join(CORPORA)}."
             raise UserError(f'There is no file, folder or named corpus "{name_or_path}".{hint}')

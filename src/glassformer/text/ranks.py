@@ -14,7 +14,7 @@ from .specification import Spec, added_token
 from .stream import byte_alphabet
 
 Text = TypeVar("Text", bytes, str)
-LONGEST = 4096  # bytes of one token; the longest published ones have a few hundred
+LONGEST = 1024  # bytes of one token; the longest published ones have a few hundred
 
 # tiktoken's cl100k, Llama 3 and Qwen differ only in how many digits go together.
 WORDS = (

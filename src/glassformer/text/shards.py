@@ -16,7 +16,7 @@ import json
 import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,6 +27,7 @@ from .. import files
 from ..errors import UserError
 from .corpus import Piece, Source, in_turn
 from .tokenizer import LARGE
+from .watch import pool
 
 Array = np.ndarray[Any, Any]
 Progress = Callable[[int, int], None]  # bytes of the files read, bytes there are
@@ -256,7 +257,7 @@ def _encoded(
     pieces: Iterable[Piece], encode: Callable[[list[str]], Sequence[Sequence[int]]], workers: int
 ) -> Iterator[tuple[list[Piece], Sequence[Sequence[int]]]]:
     """Pieces by the batch with their ids, in order; a few batches are held at a time, not more."""
-    with ThreadPoolExecutor(workers) as threads:
+    with pool(workers) as threads:
         ahead: collections.deque[tuple[list[Piece], Future[Sequence[Sequence[int]]]]] = collections.deque()
         for batch in _batched(pieces):
             ahead.append((batch, threads.submit(encode, [piece.text for piece in batch])))

@@ -73,9 +73,9 @@ def find(name: str | Path) -> Tokenizer:
     if text in KNOWN and not isinstance(name, Path):
         return _known(text, KNOWN[text])
     path = Path(name).expanduser()
-    if path.exists():
+    if files.standing(path) is not None:
         return open(path)
-    if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", text) or path.parent.exists():
+    if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", text) or files.standing(path.parent) is not None:
         hint = nearest(text, KNOWN)
         known = hint if "mean" in hint else f" Known: {', '.join(KNOWN)}."
         raise UserError(f'There is no tokenizer "{text}"; give a name, a file or a folder.{known}')

@@ -1,4 +1,4 @@
-"""Tokenizer files made to harm: panics, endless work, blown-up texts and lists. One sentence each, and Ctrl-C is heard."""
+"""Tokenizer files made to harm: panics, endless work, blown-up texts. One sentence each, and Ctrl-C is heard."""
 
 from __future__ import annotations
 
@@ -93,14 +93,15 @@ def charsmap(shared_data: Path) -> bytes:
     return base64.b64decode(raw["normalizer"]["precompiled_charsmap"])
 
 
+@pytest.mark.parametrize("turns", [60, pytest.param(400, marks=pytest.mark.slow)])
 def test_a_damaged_table_of_characters_is_refused_before_the_library_panics(
-    shared_data: Path, capfd: pytest.CaptureFixture[str]
+    shared_data: Path, capfd: pytest.CaptureFixture[str], turns: int
 ) -> None:
-    """400 damaged tables: of each a sentence, or a tokenizer that encodes everything; the library says nothing."""
+    """Damaged tables: of each a sentence, or a tokenizer that encodes everything; the library says nothing."""
     whole, chance = charsmap(shared_data), np.random.default_rng(0)
     assert safety.charsmap(whole) == 18  # U+FDFA
     refused = 0
-    for turn in range(400):
+    for turn in range(turns):
         table = np.frombuffer(whole, np.uint8).copy()
         size = int.from_bytes(whole[:4], "little")
         if turn % 4:
@@ -115,7 +116,7 @@ def test_a_damaged_table_of_characters_is_refused_before_the_library_panics(
             continue
         found.encode_batch(NASTY)
         found.offsets(NASTY[7])
-    assert refused > 200 and capfd.readouterr().err == ""
+    assert refused > turns / 2 and capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("part", ["normalizer", "decoder"])
@@ -217,15 +218,18 @@ def test_keys_that_only_look_like_numbers(tmp_path: Path) -> None:
         assert text.open(tmp_path).id("<next>") == 5
 
 
-def test_a_hostile_model_of_eight_megabytes_is_soon_refused_or_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [1000, pytest.param(8000, marks=pytest.mark.slow)])
+def test_a_hostile_model_of_megabytes_is_soon_refused_or_read(tmp_path: Path, size: int) -> None:
     trainer = field(2, b"\x18\x02") + field(3, b"")
-    long = b"".join(piece(b"%05d" % number + b"ab" * 2000, 1) for number in range(2000))
+    long = b"".join(piece(b"%05d" % number + b"ab" * 509, 1) for number in range(size))
+    endless = piece(b"ab" * 2000, 1)
     letters = b"".join(piece(bytes([letter]), 1) for letter in range(97, 123))
-    (tmp_path / "x.model").write_bytes(piece(b"<unk>", 2) + letters + long + trainer)
-    start = time.process_time()
+    (tmp_path / "x.model").write_bytes(piece(b"<unk>", 2) + letters + endless + trainer)
     with pytest.raises(UserError, match="endless"):
         text.open(tmp_path)
-    assert time.process_time() - start < 5
+    (tmp_path / "x.model").write_bytes(piece(b"<unk>", 2) + letters + long + trainer)
+    start = time.process_time()
+    assert text.open(tmp_path).size == size + 27 and time.process_time() - start < 10
 
 
 def test_a_file_is_looked_at_once_for_its_kind(tmp_path: Path) -> None:

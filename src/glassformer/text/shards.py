@@ -30,9 +30,11 @@ from .tokenizer import LARGE
 from .watch import pool
 
 Array = np.ndarray[Any, Any]
+_Encode = Callable[[list[str]], Sequence[Sequence[int]]]
+_Onward = Callable[[str], tuple[list[int], list[tuple[int, int]]]]
 Progress = Callable[[int, int], None]  # bytes of the files read, bytes there are
 
-_FORMAT = 1
+_FORMAT = 2
 _BATCH = 1 << 17  # characters tokenised at a time by one thread
 _MAPPED = ("tokens.bin", "starts.bin", "marks.bin")
 
@@ -75,8 +77,10 @@ class _Whole:
         first = int(self.marks[piece, 0])
         opens = self.starts[np.searchsorted(self.starts, first)] == first
         inside -= int(opens and begins(self.tokenizer) is not None)
-        text = next(itertools.islice(self.source.pieces(), piece, None)).text
-        ends = self.tokenizer.offsets(text)[:inside]
+        *earlier, (text, _, _) = itertools.islice(self.source.pieces(), max(piece - 1, 0), piece + 1)
+        onward = getattr(self.tokenizer, "encode_onward", None) if earlier and not earlier[0].last else None
+        spans = onward(text)[1] if onward and getattr(self.tokenizer, "opens", False) else self.tokenizer.offsets(text)
+        ends = spans[:inside]
         return before + (len(text[: ends[-1][1]].encode()) if ends else 0)
 
 
@@ -222,7 +226,9 @@ def _write(folder: Path, source: Source, tokenizer: Tokens, workers: int, progre
     ):
         large = source.size >= LARGE
         encode = getattr(tokenizer, "encode_arrays", None) if large else None
-        for pieces, encoded in _encoded(source.pieces(), encode or tokenizer.encode_batch, workers):
+        plain = encode or tokenizer.encode_batch
+        onward = getattr(tokenizer, "encode_onward", None) if getattr(tokenizer, "opens", False) else None
+        for pieces, encoded in _encoded(source.pieces(), plain, onward, workers):
             stream: list[Array] = []
             length = 0  # of the stream
             borders: list[int] = []
@@ -254,13 +260,26 @@ def _write(folder: Path, source: Source, tokenizer: Tokens, workers: int, progre
 
 
 def _encoded(
-    pieces: Iterable[Piece], encode: Callable[[list[str]], Sequence[Sequence[int]]], workers: int
+    pieces: Iterable[Piece], encode: _Encode, onward: _Onward | None, workers: int
 ) -> Iterator[tuple[list[Piece], Sequence[Sequence[int]]]]:
-    """Pieces by the batch with their ids, in order; a few batches are held at a time, not more."""
+    """Pieces by the batch with their ids, in order; a few batches are held at a time, not more.
+
+    ``onward`` encodes what goes on a document, where that is another thing than a text of its own.
+    """
+
+    def ids(batch: list[Piece], opening: bool) -> Sequence[Sequence[int]]:
+        opens = [opening, *(piece.last for piece in batch[:-1])]
+        if onward is None or all(opens):
+            return encode([piece.text for piece in batch])
+        first = iter(encode([piece.text for piece, opened in zip(batch, opens, strict=True) if opened]))
+        return [next(first) if opened else onward(piece.text)[0] for piece, opened in zip(batch, opens, strict=True)]
+
+    opening = True
     with pool(workers) as threads:
         ahead: collections.deque[tuple[list[Piece], Future[Sequence[Sequence[int]]]]] = collections.deque()
         for batch in _batched(pieces):
-            ahead.append((batch, threads.submit(encode, [piece.text for piece in batch])))
+            ahead.append((batch, threads.submit(ids, batch, opening)))
+            opening = batch[-1].last
             if len(ahead) > workers:
                 ready, future = ahead.popleft()
                 yield ready, future.result()

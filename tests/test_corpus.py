@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import multiprocessing
@@ -124,6 +125,7 @@ def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
         ("a.txt", "cut in a character ü".encode()[:-1], "not UTF-8 text (byte 19)"),
         ("a.jsonl", b'{"text": "a"}\n\n{"title": "b", "n": 3}\n', 'line 3 has no text field "text"'),
         ("a.jsonl", b'{"text": "a"}\n\n{"title": "b", "n": 3}\n', "(there: title)"),
+        ("a.jsonl", b'{"n": 3}\n', "say which by --field, in a training by --data.field"),
         ("a.jsonl", b'{"text": "a"}\n{"text": \n', "line 2 is not valid JSON"),
         ("a.jsonl", b'{"text": "a"}\n[1]\n', "line 2 is no JSON object"),
         ("a.jsonl", b'{"text": ""}\n', "holds no text"),
@@ -368,7 +370,7 @@ class AtOnce(Executor):
 
 def test_memory_stays_flat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four times the file, the same peak: also for a single document."""
-    monkeypatch.setattr(shards, "ThreadPoolExecutor", AtOnce)
+    monkeypatch.setattr(shards, "pool", lambda workers: contextlib.nullcontext(AtOnce(workers)))
     peaks = []
     for size in (4_000_000, 16_000_000):
         source = find(write(tmp_path / f"{size}.txt", b"a line of some words\n" * (size // 21)))

@@ -288,7 +288,7 @@ def _jsonl(lines: Iterator[str], path: Path, field: str) -> Iterator[str]:
         if not isinstance(text, str):
             fields = ", ".join(sorted(key for key, value in record.items() if isinstance(value, str))) or "none"
             raise UserError(
-                f'{path} line {number} has no text in a field "{field}"; say in which it is by --field '
-                f"(train: --data.field). There: {fields}."
+                f'{path} line {number} has no text field "{field}" (there: {fields}); say which by --field, in a '
+                f"training by --data.field."
             )
         yield text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import base64
-from typing import Any
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .specification import Spec, steps
+from ..errors import UserError
+from .specification import Spec, reason, steps
 from .stream import byte_alphabet
+
+if TYPE_CHECKING:
+    import tokenizers
 
 MOST_GROWTH = 256  # characters made of one; the longest published replacement has 18
 LOST = "\0 lost"  # stands where a BPE without an unknown token would leave a character out
@@ -88,3 +94,29 @@ def marking_lost(spec: Spec) -> tuple[Spec, int | None]:
     ids = {**vocabulary, **{token["content"]: token["id"] for token in spec["added_tokens"] if token["content"]}}
     id = max(ids.values(), default=-1) + 1
     return {**spec, "model": {**model, "vocab": {**ids, LOST: id}, "unk_token": LOST, "fuse_unk": False}}, id
+
+
+def refusal(texts: Sequence[Any], library: tokenizers.Tokenizer, lost: int | None, error: BaseException) -> UserError:
+    """Why the library could not encode these texts: the first thing that is no text or that it does not know."""
+    for text in texts:
+        if not isinstance(text, str):
+            return UserError(f"A tokenizer encodes texts, and this is a {type(text).__name__}; give a str.")
+        for letter in dict.fromkeys(text):
+            at = text.index(letter)
+            if 0xD800 <= ord(letter) < 0xE000:
+                return UserError(f"Character {at} of the text is half of a surrogate pair; remove it.")
+            if not _knows(letter, library, lost):
+                return UserError(
+                    f"The tokenizer does not know the character {json.dumps(letter, ensure_ascii=False)} (number {at} "
+                    f"of the text); remove it or train a tokenizer on text that has it."
+                )
+    return UserError(f"The tokenizer cannot encode this text ({reason(error)}); use another tokenizer.")
+
+
+def _knows(letter: str, library: tokenizers.Tokenizer, lost: int | None) -> bool:
+    try:
+        return lost not in library.encode(letter, add_special_tokens=False).ids
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        return not isinstance(error, Exception)  # a panic is the library's fault, not the letter's

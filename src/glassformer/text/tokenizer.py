@@ -9,13 +9,14 @@ import operator
 import os
 import re
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import files
 from ..errors import UserError
-from .safety import check, marking_lost
+from .safety import check, marking_lost, refusal
 from .specification import (
     MOST_IDS,
     Roles,
@@ -146,18 +147,27 @@ class Tokenizer:
         library = self._special if special else self._plain
         if not texts:
             return []
+        found: list[list[int]] = self._asked(
+            library, texts, lambda: [one.ids for one in library.encode_batch_fast(texts, add_special_tokens=False)]
+        )
+        if self._lost is not None and any(self._lost in ids for ids in found):
+            raise refusal(texts, library, self._lost, LookupError("it has no token for what it does not know"))
+        return found
+
+    def _asked(self, library: tokenizers.Tokenizer, texts: Sequence[str], work: Callable[[], Any]) -> Any:
+        """What the library answers, within a budget; UserError where it panics or finds no id."""
         try:
-            found: list[list[int]] = watched(
-                lambda: [encoding.ids for encoding in library.encode_batch_fast(texts, add_special_tokens=False)],
-                sum(map(len, filter(_is_text, texts))),
-            )
+            return watched(work, sum(map(len, filter(_is_text, texts))))
         except (KeyboardInterrupt, SystemExit, UserError):
             raise
         except BaseException as error:  # the library's own panics are no Exceptions
-            raise self._cannot_encode(texts, library, error) from None
-        if self._lost is not None and any(self._lost in ids for ids in found):
-            raise self._cannot_encode(texts, library, LookupError("it has no token for what it does not know"))
-        return found
+            raise refusal(texts, library, self._lost, error) from None
+
+    def _alone(self, text: str) -> tokenizers.Encoding:
+        """The library's whole answer for one text; by a batch, since for a single text it keeps Python's lock."""
+        work = partial(self._plain.encode_batch, [text], add_special_tokens=False)
+        found: list[tokenizers.Encoding] = self._asked(self._plain, [text], work)
+        return found[0]
 
     def encode_pair(
         self, first: str, second: str | None = None, *, most: int | None = None, special: bool = False
@@ -215,14 +225,7 @@ class Tokenizer:
 
         Tokens that share a character, such as the bytes of an emoji, each have that character's span.
         """
-        try:  # a batch of one, since for a single text the library keeps Python's lock
-            spans: list[tuple[int, int]] = watched(
-                lambda: self._plain.encode_batch([text], add_special_tokens=False)[0].offsets, len(text)
-            )
-        except (KeyboardInterrupt, SystemExit, UserError):
-            raise
-        except BaseException as error:  # the library's own panics are no Exceptions
-            raise self._cannot_encode([text], self._plain, error) from None
+        spans: list[tuple[int, int]] = self._alone(text).offsets
         return spans
 
     @functools.cached_property
@@ -238,13 +241,7 @@ class Tokenizer:
 
     def encode_onward(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """The ids and spans of what goes on behind a line's end: nothing is put in front of it."""
-        whole = f"\n{text}"
-        try:
-            encoding = watched(lambda: self._plain.encode_batch([whole], add_special_tokens=False)[0], len(text))
-        except (KeyboardInterrupt, SystemExit, UserError):
-            raise
-        except BaseException as error:  # the library's own panics are no Exceptions
-            raise self._cannot_encode([text], self._plain, error) from None
+        encoding = self._alone(f"\n{text}")
         first = next((at for at, (_, end) in enumerate(encoding.offsets) if end > 1), len(encoding.ids))
         spans = [(max(start - 1, 0), end - 1) for start, end in encoding.offsets[first:]]
         return encoding.ids[first:], spans
@@ -274,31 +271,6 @@ class Tokenizer:
             long = {"bos": "beginning", "eos": "end"}[part]
             raise UserError(f"This tokenizer has no {long}-of-text token; encode without {part}=True.")
         return self._ids[name]
-
-    def _cannot_encode(self, texts: Sequence[Any], library: tokenizers.Tokenizer, error: BaseException) -> UserError:
-        for text in texts:
-            if not isinstance(text, str):
-                return UserError(f"A tokenizer encodes texts, and this is a {type(text).__name__}; give a str.")
-            for letter in dict.fromkeys(text):
-                if 0xD800 <= ord(letter) < 0xE000:
-                    return UserError(
-                        f"Character {text.index(letter)} of the text is half of a surrogate pair; remove it."
-                    )
-                if not self._knows(letter, library):
-                    shown, at = json.dumps(letter, ensure_ascii=False), text.index(letter)
-                    return UserError(
-                        f"The tokenizer does not know the character {shown} (number {at} of the text); remove it or "
-                        f"train a tokenizer on text that has it."
-                    )
-        return UserError(f"The tokenizer cannot encode this text ({reason(error)}); use another tokenizer.")
-
-    def _knows(self, letter: str, library: tokenizers.Tokenizer) -> bool:
-        try:
-            return self._lost not in library.encode(letter, add_special_tokens=False).ids
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:
-            return not isinstance(error, Exception)  # a panic is the library's fault, not the letter's
 
     # ------------------------------------------------------------------------------ ids -> text
 

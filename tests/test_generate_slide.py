@@ -52,6 +52,14 @@ def test_a_slid_context_says_what_the_model_says_after_its_last_half(model):
     assert all(long[: len(tokens)] == tokens for long, tokens in zip(together.tokens, short.tokens, strict=True))
 
 
+def test_a_prompt_longer_than_the_context_slides_too(folder, capsys):
+    model, prompt = made(), [1, 2, 3, 4, 5] * 8
+    told = generate(model, None, [prompt, [1, 2]], max_new=20, temperature=0.0, slide=True).run()
+    assert told.tokens == [by_hand(model, prompt, 20), by_hand(model, [1, 2], 20)]
+    assert cli.main(["generate", folder, "abc" * 20]) == 2 and "--slide" in capsys.readouterr().err
+    assert not cli.main(["generate", folder, "abc" * 20, "--slide", "--max-new", "5"])
+
+
 def test_what_cannot_slide():
     with pytest.raises(UserError, match="needs max_new"):
         generate(made(), None, [1], max_new=None, slide=True)

@@ -194,9 +194,10 @@ def generate(
     ``prompt`` is a text, token ids, or a list of either (one batch, lengths as they come), None the beginning of a
     text; ``tokenizer`` may be None for ids. Each prompt gets ``samples`` continuations of at most ``max_new`` tokens
     (None: to the end of the context), which end at a token of ``eos`` (None: the tokenizer's; () never), at a ``stop``
-    string or at the context. With ``slide`` a row whose context is full goes on: its last half context is read again
-    as if the text began there, so what follows is exactly what the model says after that piece alone, and what lies
-    before it is forgotten; each such reading costs as much as a prompt of that length. ``temperature`` 0 is greedy;
+    string or at the context. With ``slide`` a row whose context is full goes on, and a prompt may be longer: the last
+    half context is read again as if the text began there, so what follows is exactly what the model says after that
+    piece alone, and what lies before it is forgotten; each such reading costs as much as a prompt of that length.
+    ``temperature`` 0 is greedy;
     Sampling describes the others. With each token come the ``likely`` likeliest ones in its place. The same ``seed``
     gives the same tokens, and a prompt gets the same ones alone as in a batch (equal prompts count as samples of one);
     None draws a seed from torch's generator. ``bos`` as in ``prompt.read``. An encoder-decoder's encoder reads the
@@ -210,7 +211,7 @@ def generate(
     if slide and (max_new is None or isinstance(model, EncoderDecoder)):
         missing = "a decoder" if isinstance(model, EncoderDecoder) else "max_new, for it never ends by itself"
         raise UserError(f"A sliding context needs {missing}; give one, or leave out slide.")
-    prompts = read(prompt, tokenizer, model.config, bos)
+    prompts = read(prompt, tokenizer, model.config, bos, slide)
     starts = prompts
     if isinstance(model, EncoderDecoder):
         starts = [first_tokens(tokenizer, start, model.config)] * len(prompts)
@@ -246,7 +247,7 @@ def _steps(
     """One prefill for all prompts, then one token per row at a time; a row that has ended leaves the batch."""
     reading, first = Reading(model), rows[::samples]
     sources = [row.prompt for row in first] if isinstance(model, EncoderDecoder) else None
-    logits = reading.begin([row.start for row in first], sources, samples)
+    logits = reading.begin([row.window(limits) for row in rows][::samples], sources, samples)
     longest = max(limits.room(row) for row in rows)
     uniform = None if how.greedy else _uniform(rows, seed, longest).to(logits.device)
     seen = None if how.repetition_penalty == 1 else _seen(rows, logits)

@@ -25,13 +25,15 @@ Prompt: TypeAlias = (
 Start: TypeAlias = int | Sequence[int] | None
 
 
-def read(prompt: Prompt, tokenizer: Tokenizer | None, cfg: config.Model, bos: bool | None = None) -> list[list[int]]:
+def read(
+    prompt: Prompt, tokenizer: Tokenizer | None, cfg: config.Model, bos: bool | None = None, slide: bool = False
+) -> list[list[int]]:
     """The prompts as lists of ids that the model can take.
 
     For a decoder, ``bos`` None puts the tokenizer's bos before a text when it has one of its own (not the same as
     eos), and None as a prompt is the beginning: bos alone (or eos: in training it closes the document before). For
     an encoder-decoder the prompt is the source, closed by eos where there is one. Ids are taken as they are. Raises
-    UserError for an empty prompt, an id out of range and a prompt longer than the context.
+    UserError for an empty prompt, an id out of range and a prompt longer than the context, unless that will ``slide``.
     """
     if isinstance(prompt, Tensor | np.ndarray):
         prompt = prompt.tolist()
@@ -40,10 +42,11 @@ def read(prompt: Prompt, tokenizer: Tokenizer | None, cfg: config.Model, bos: bo
     rows = [_encode(one, tokenizer, bos, source) for one in (prompt if several and prompt is not None else [prompt])]
     for ids in rows:
         check(ids, cfg.embed.vocab)
-        if len(ids) > cfg.context:
+        if len(ids) > cfg.context and not slide:
             raise UserError(
                 f"The prompt has {len(ids)} tokens and the model's context is {cfg.context}; shorten it, "
-                f"for example to its last {max(cfg.context // 2, 1)} tokens.{way_out(cfg)}"
+                f"for example to its last {max(cfg.context // 2, 1)} tokens"
+                f"{'' if source else ', or let the context slide (--slide), which reads those alone'}.{way_out(cfg)}"
             )
     return rows
 

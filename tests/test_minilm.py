@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from glassformer import UserError, config, store
+from glassformer.recipes.sentences import KEY, open_beside
 from glassformer.text import Tokenizer
 
 transformers = pytest.importorskip("transformers")
@@ -131,3 +132,20 @@ def test_what_is_not_built_is_one_sentence(folder: Path, name: str, change: Any,
     (tmp_path / "m" / name).write_text("{" if change is None else json.dumps(change))
     with pytest.raises(UserError, match=told):
         store.read_config(tmp_path / "m")
+
+
+@pytest.mark.parametrize("way", ["../there", "/{there}", "1_Pooling/../../there", "..", "link", "x" * 300, "a\0b"])
+def test_modules_are_not_followed_outside_the_folder(way: str, tmp_path: Path) -> None:
+    home, there = tmp_path / "m", tmp_path / "there"
+    for folder in (home, there):
+        folder.mkdir()
+    (there / "config.json").write_text('{"pooling_mode": "cls"}')
+    (home / "link").symlink_to(there)
+    steps = [{"type": "a.Transformer"}, {"type": "b.Pooling", "path": way.replace("/{there}", str(there))}]
+    (home / "modules.json").write_text(json.dumps(steps))
+    with pytest.raises(UserError, match="outside this folder"):
+        open_beside(home)
+    (home / "link").unlink()
+    shutil.copytree(there, home / "link")
+    (home / "modules.json").write_text(json.dumps([steps[0], {"type": "b.Pooling", "path": "link"}]))
+    assert open_beside(home)[KEY]["pooling"] == "cls"

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ from torch import Tensor
 from . import config, recipes, tensorfiles, weights
 from .errors import UserError, need
 from .nn import Model, lora
+from .nn.finite import is_finite
+from .places import resolve
 from .recipes.recipe import Rule
 
 PAGE, TENSORS = "adapter_config.json", "adapter_model.safetensors"
@@ -32,7 +35,28 @@ Ranks = dict[str, tuple[int, float]]  # a layer's path -> rank and scale
 
 
 def base_of(folder: Path) -> str | None:
-    """The name of the model that a folder holds a change of; None where it holds a whole model."""
+    """The name of the model that a folder holds a change of; None where it holds a whole model.
+
+    It is a hub name, a recipe or a folder anywhere on this machine, as a person may name one: only a model's config and
+    weights are read there. Raises UserError where changes of changes lead back to one of them.
+    """
+    name = base = _named(folder)
+    passed = {folder.resolve()}
+    while base is not None:
+        try:
+            found = resolve(base)
+        except UserError:  # who loads it says what is wrong with it
+            break
+        if not isinstance(found, Path):
+            break
+        again = found.resolve() in passed
+        need(not again, f"{folder} is a change of {name}, which is itself a change of {found}; name another base.")
+        passed.add(found.resolve())
+        base = _named(found)
+    return name
+
+
+def _named(folder: Path) -> str | None:
     for page, key in (("config.json", "base"), (PAGE, "base_model_name_or_path")):
         with contextlib.suppress(UserError):  # who reads the page says what is wrong with it
             found = _table(folder / page).get(key)
@@ -199,18 +223,14 @@ def attach(model: Model, folder: Path) -> None:
         _copy({name: files.read(name) for name in files.entries}, dict(model.named_parameters()), folder)
         return
     page, header = _table(folder / PAGE), tensorfiles.read_header(folder / TENSORS)
-    for key, plain in (("peft_type", "LORA"), ("bias", "none"), ("use_dora", False)):
-        asked = page.get(key, plain)
-        need(
-            asked == plain, f'{folder / PAGE} says "{key}": {json.dumps(asked)}; only {json.dumps(plain)} is read here.'
-        )
+    _understood(page, folder / PAGE)
     files = tensorfiles.Files(folder, header)
     names = {name.removeprefix(PREFIX) for name in header}
     strange: list[str] | None = None
     for links, prefix in _namings(model.config):
         matrices = {m.name: m for m in _matrices(links, prefix, weights.shapes(model.config))}
         wholes = {name.removeprefix(prefix) for link in links for name in link.theirs}
-        changed = {name.removesuffix(DOWN) for name in names if name.endswith(DOWN)}
+        changed = {name.removesuffix(end) for name in names for end in (DOWN, UP) if name.endswith(end)}
         rest = names - {name + part for name in changed for part in (DOWN, UP)}
         odd = sorted((changed - matrices.keys()) | (rest - wholes))
         if not odd:
@@ -220,9 +240,8 @@ def attach(model: Model, folder: Path) -> None:
         names_of = tensorfiles.short(strange or [])
         raise UserError(f"{folder} changes {names_of}, which its base does not have; check the base.")
     layers: dict[str, tuple[Tensor, Tensor, float]] = {}
-    for name in changed:
-        down, up = (files.read(PREFIX + name + part) for part in (DOWN, UP))
-        layers |= _parted(matrices[name], down, up, _scale(page, name, len(down)))
+    for name in sorted(changed):
+        layers |= _parted(matrices[name], *_halves(files, name, matrices[name], page))
     lora.adapt(model, {path: (len(down), scale) for path, (down, _, scale) in layers.items()})
     mine = dict(model.named_parameters())
     given: dict[str, Tensor] = {}
@@ -246,12 +265,101 @@ def _parted(matrix: Matrix, down: Tensor, up: Tensor, scale: float) -> dict[str,
     return found
 
 
-def _scale(page: Mapping[str, Any], name: str, rank: int) -> float:
-    alpha = page.get("lora_alpha", 8)
-    for pattern, own in dict(page.get("alpha_pattern") or {}).items():
-        alpha = own if name == pattern or name.endswith(f".{pattern}") else alpha
-    need(isinstance(alpha, int | float), f'{PAGE} has no number under "lora_alpha"; restore it.')
-    return float(alpha) / (math.sqrt(rank) if page.get("use_rslora") else rank)
+SAID = {"auto_mapping", "base_model_name_or_path", "task_type", "inference_mode", "lora_dropout", "fan_in_fan_out"}
+SAID |= {"megatron_core", "peft_version", "loftq_config", "eva_config", "corda_config", "runtime_config", "lora_alpha"}
+SAID |= {"target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern"}
+SAID |= {"modules_to_save", "use_rslora", "r", "qalora_group_size"}  # what is obeyed, or only of use in training
+ONLY: dict[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA",),
+    "bias": ("none",),
+    "revision": (None, "main"),
+    "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal"),  # others change the base's own matrices
+}
+
+
+def _understood(page: Mapping[str, Any], path: Path) -> None:
+    """Refuse by name each setting that changes what an adapter does and is not done here (PEFT's LoraConfig)."""
+    for key, asked in page.items():
+        allowed = ONLY.get(key, (False, None, {}, []))
+        plain = any(asked == one and isinstance(asked, bool) == isinstance(one, bool) for one in allowed)
+        shown = json.dumps(asked, default=str)[:80]
+        need(plain or key in SAID, f'{path} says "{key}": {shown}; only {json.dumps(allowed[0])} is read here.')
+    kinds: dict[str, tuple[type, ...]] = {"r": (int,), "lora_alpha": (int, float), "use_rslora": (bool,)}
+    kinds |= {"rank_pattern": (dict,), "alpha_pattern": (dict,), "layers_to_transform": (list, int)}
+    kinds |= {"target_modules": (list, str), "exclude_modules": (list, str), "layers_pattern": (list, str)}
+    for key, kind in kinds.items():
+        asked = page.get(key)
+        fits = isinstance(asked, kind) and isinstance(asked, bool) == (kind == (bool,))
+        words = {"list": "a list", "dict": "a table", "str": "a text", "bool": "true or false"}
+        named = " or ".join(dict.fromkeys(words.get(k.__name__, "a number") for k in kind))
+        listed = isinstance(asked, list) and not all(isinstance(one, str | int) for one in asked)
+        fits, shown = fits and not listed, json.dumps(asked, default=str)[:80]
+        need(asked is None or fits, f'{path} says "{key}": {shown}; it must be {named}.')
+    for key in ("rank_pattern", "alpha_pattern"):
+        for name, value in dict(page.get(key) or {}).items():
+            fits = type(value) in (int, float) and math.isfinite(value)
+            need(fits, f'{path}: "{key}" says {json.dumps(value, default=str)[:40]} for {name}; give a number.')
+
+
+def _halves(
+    files: tensorfiles.Files, name: str, matrix: Matrix, page: Mapping[str, Any]
+) -> tuple[Tensor, Tensor, float]:
+    """down (R, I), up (O, R) and the scale of a change; UserError where the files and the page do not agree."""
+    where = f"{files.folder}: the change of {name}"
+    halves = [PREFIX + name + part for part in (DOWN, UP)]
+    need(
+        all(half in files.entries for half in halves), f"{where} has only one of lora_A and lora_B; restore the other."
+    )
+    down, up = map(files.read, halves)
+    outputs = sum(size for _, size in matrix.parts)
+    fits = down.ndim == up.ndim == 2 and len(down) == up.shape[1] > 0 and len(up) == outputs
+    need(fits, f"{where} is {list(down.shape)} by {list(up.shape)}, not (rank, inputs) by ({outputs}, rank); check it.")
+    rank = _patterned(page, "rank_pattern", name, page.get("r"))
+    need(rank in (None, len(down)), f"{where} has rank {len(down)} and {PAGE} says {rank}; mend one of them.")
+    need(
+        _targets(page, name), f"{where} is none that {PAGE} targets; mend target_modules or layers_to_transform there."
+    )
+    alpha = _patterned(page, "alpha_pattern", name, page.get("lora_alpha", 8))
+    fits = type(alpha) in (int, float) and abs(alpha) < 1e30
+    need(fits, f'{files.folder / PAGE} has no number under "lora_alpha"; restore it.')
+    return down, up, float(alpha) / (math.sqrt(len(down)) if page.get("use_rslora") else len(down))
+
+
+def _patterned(page: Mapping[str, Any], key: str, name: str, default: Any) -> Any:
+    """The value of the first pattern that a layer's name ends in, as PEFT matches them."""
+    patterns = dict(page.get(key) or {})
+    return next((value for pattern, value in patterns.items() if _match(pattern, name, r"(.*\.)?")), default)
+
+
+def _targets(page: Mapping[str, Any], name: str) -> bool:
+    """Whether the page's target_modules, exclude_modules and layers_to_transform let a layer be changed, as in PEFT."""
+
+    def listed(names: Any) -> bool:
+        if isinstance(names, str):
+            return names == "all-linear" or _match(names, name) is not None
+        return any(name == one or name.endswith(f".{one}") for one in names)
+
+    if page.get("exclude_modules") and listed(page["exclude_modules"]):
+        return False
+    targets, layers = page.get("target_modules"), page.get("layers_to_transform")
+    if targets and not listed(targets):
+        return False
+    if layers in (None, []) or isinstance(targets, str):
+        return True
+    above = page.get("layers_pattern") or "[^.]*"  # of the first number in the name, not of an expert's
+    found = [_match(one, name, r".*?\.", r"\.(\d+)\.") for one in ([above] if isinstance(above, str) else above)]
+    number = next((int(match[match.re.groups]) for match in found if match), None)
+    return number in (layers if isinstance(layers, list) else [layers])
+
+
+def _match(pattern: str, name: str, before: str = "", after: str = "$") -> re.Match[str] | None:
+    """How a pattern of a file fits a name; UserError for one that could take for ever."""
+    slow = len(re.findall(r"[*+?{]", pattern)) > 3 or re.search(r"\)[*+{]", pattern) or len(pattern) > 2000
+    need(not slow, f'{PAGE} has the pattern "{pattern[:80]}", which is too involved to be tried; write the names out.')
+    try:
+        return re.match(f"{before}({pattern}){after}", name)
+    except (re.error, OverflowError, RecursionError):
+        raise UserError(f'{PAGE} has "{pattern[:80]}", which is no pattern of names; mend it.') from None
 
 
 def _copy(given: Mapping[str, Tensor], mine: Mapping[str, Tensor], folder: Path) -> None:
@@ -262,4 +370,5 @@ def _copy(given: Mapping[str, Tensor], mine: Mapping[str, Tensor], folder: Path)
                 fits,
                 f"{folder} holds {name} of the shape {list(tensor.shape)}, which its base has not; check the base.",
             )
+            need(is_finite(tensor), f"{folder}: {name} holds NaN or infinite numbers; load another checkpoint.")
             mine[name].copy_(tensor)

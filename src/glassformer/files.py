@@ -51,6 +51,22 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def inside(folder: Path, *names: str) -> Path | None:
+    """The path of what a file of ``folder`` names there; None where that leads out of it, by ".." or by a link.
+
+    In the hub's cache a folder's files are links to its neighbour "blobs".
+    """
+    home = folder.resolve()
+    homes = [home, home.parent.parent / "blobs"] if home.parent.name == "snapshots" else [home]
+    path = folder.joinpath(*names)
+    try:
+        path.is_file()  # a name that no file can have is an error here, not where it is opened
+        plain = all(Path(name).name == name for name in names)
+        return path if plain and any(path.resolve().is_relative_to(home) for home in homes) else None
+    except (OSError, ValueError, RuntimeError):  # a name too long, with a NUL, a circle of links
+        return None
+
+
 def sync(path: Path) -> None:
     """Push a file or folder to the disk itself."""
     handle = os.open(path, os.O_RDONLY)

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias, TypeGuard
 import torch
 from torch import Tensor
 
+from . import files
 from .errors import UserError
 
 Shape: TypeAlias = tuple[int, ...]
@@ -189,19 +190,11 @@ def read_index(folder: Path) -> dict[str, str]:
 
 def _inside(folder: Path, shard: str) -> Path:
     """The shard's path; UserError when it leads out of the folder or is not there."""
-    path, home = folder / shard, folder.resolve()
-    homes = [home]
-    if home.parent.name == "snapshots":  # the hub's cache: what stands here links to its neighbour "blobs"
-        homes.append(home.parent.parent / "blobs")
-    try:
-        inside = Path(shard).name == shard and any(path.resolve().is_relative_to(home) for home in homes)
-        there = inside and path.is_file()
-    except (OSError, ValueError, RuntimeError):  # a name too long, with a NUL, a circle of links
-        inside = False
-    if not inside:
+    path = files.inside(folder, shard)
+    if path is None:
         shown = json.dumps(shard)[:80]
         raise UserError(f"{folder}: the index names {shown}, outside this folder; use weights from a source you trust.")
-    if not there:
+    if not path.is_file():
         raise UserError(f"{folder}: the shard {shard} that the index names is missing; download it.")
     return path
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from .. import config
+from .. import config, files
 from ..errors import UserError
 from .recipe import Raw
 
@@ -51,7 +51,14 @@ def open_beside(folder: Path) -> dict[str, Any]:
             f"{folder / MODULES} asks for {', '.join(steps)[:80] or 'nothing'}, but only Transformer, Pooling and "
             f"perhaps Normalize are built here; use a model without more."
         )
-    pooling = _table(folder / str(listed[1].get("path")) / "config.json")
+    named = str(listed[1].get("path"))
+    page = files.inside(folder, named, "config.json")
+    if page is None:
+        raise UserError(
+            f"{folder / MODULES} names {json.dumps(named)[:80]}, outside this folder; use weights from a source "
+            "you trust."
+        )
+    pooling = _table(page)
     modes = [str(pooling.get("pooling_mode"))] if "pooling_mode" in pooling else []
     modes += [FLAGS.get(key, key) for key, said in pooling.items() if key.startswith("pooling_mode_") and said is True]
     if len(modes) != 1 or modes[0] not in MODES:

@@ -436,6 +436,13 @@ def test_tensorboard(corpus, tmp_path):
     assert list((tmp_path / "run" / "tensorboard").glob("events*"))
 
 
+def test_tensorboard_that_is_missing_is_refused_where_it_was_asked_for(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match="pip install tensorboard"):
+        training.run(settings(corpus, steps="2", tensorboard="true"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_the_planned_model_is_the_one_that_is_trained_and_no_tokenizer_is(corpus, whole, monkeypatch):
     trained = store.read_config(whole / "step-000040").config
     monkeypatch.setattr("glassformer.text.train", None)

@@ -136,7 +136,7 @@ class Train:
     save_every: int = 500  # steps between checkpoints, 0: only at the end
     keep: int = 2
     sample_every: int = 200  # steps between samples, 0: never
-    tensorboard: bool = True  # write TensorBoard's files where it is installed
+    tensorboard: bool | None = None  # write TensorBoard's files; none: where it is installed
 
     def __post_init__(self) -> None:
         counts = ("steps", "batch", "accumulate", "patience", "evaluate_batches", "keep")

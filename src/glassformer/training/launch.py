@@ -6,6 +6,7 @@ DIR/  run.json   log.jsonl   step-000500/ ...   last   best   curves.png   tenso
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import math
 import signal
@@ -97,6 +98,8 @@ def _train(
     chosen: str,
 ) -> Ended:
     how = settings.train
+    board_is_here = importlib.util.find_spec("tensorboard") is not None
+    need(board_is_here or not how.tensorboard, "train.tensorboard is true, but it is missing: pip install tensorboard.")
     device = devices.find(how.device)
     if how.device or device.type != "cpu":
         note(f"Training on {devices.title(device)}.")
@@ -140,7 +143,7 @@ def _train(
     with Signals() as signals:
         with live, contextlib.ExitStack() as opened:
             log = opened.enter_context(contextlib.closing(Log(out / "log.jsonl", state.step)))
-            board = TensorBoard.open(out / "tensorboard", state.step) if how.tensorboard else None
+            board = TensorBoard.open(out / "tensorboard", state.step) if how.tensorboard is not False else None
             hooks: list[Hook] = [evaluate, log, live, save]  # what is logged comes before what is saved
             if mixed:
                 routing = Routing(out / "routing.jsonl", tokenizer, state.step)

@@ -27,6 +27,21 @@ ROUNDS = 20  # how much further from float64 than the plain pass another way may
 
 def drawn(seed: int) -> c.Model:
     """A valid config; the same seed gives the same."""
+    cfg, draw = _first(seed), random.Random(-1 - seed)
+    turned = {
+        name: replace(body, position=replace(body.position, interleaved=draw.random() < 0.5))
+        for name, body in c.stacks(cfg).items()
+        if isinstance(body.position, c.Rotary)
+    }
+    cfg = replace(cfg, **turned)
+    if isinstance(cfg, c.Encoder) and draw.random() < 0.3:
+        cfg = replace(cfg, token_head=c.TokenHead(draw.randint(1, 4), draw.choice((None, "gelu"))))
+    if not c.recurrent(cfg) and not getattr(cfg.head, "tied", False) and draw.random() < 0.3:
+        cfg = replace(cfg, embed=replace(cfg.embed, dim=draw.choice((6, 16))))
+    return cfg
+
+
+def _first(seed: int) -> c.Model:
     draw = random.Random(seed)
     choose, chance = draw.choice, lambda share: draw.random() < share
     heads = choose((1, 2, 3, 4, 6))

@@ -184,3 +184,10 @@ def test_a_run_whose_validation_rises_ends_and_its_best_checkpoint_is_the_one_th
     assert not cli.main([*words, "--resume"])
     assert f"so the run ends at step {last}." in capsys.readouterr().err
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == before
+
+
+def test_what_looks_like_a_border_of_documents_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "stories.txt"
+    path.write_text("A story of some words and a house of glass.\n<|endoftext|>\n" * 40)
+    assert 'holds "<|endoftext|>" 40 times' in choose({"data.train": str(path)})[1]
+    assert 'holds "' not in choose({"data.train": str(path), "data.separator": "<|endoftext|>"})[1]

@@ -6,6 +6,7 @@ The table is made of experiments on texts of 20 KB to 20 MB: docs/first-hour.md,
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from .. import run, text
 from ..errors import UserError
 from ..objectives import Causal
+from ..text.trainers import written_specials
 from . import prepare
 
 LEAST = 500  # bytes of text from which anything can be learnt and some of it held out
@@ -60,6 +62,7 @@ class Sight:
     letters: int
     words: int
     sample: str
+    mark: str = ""  # what looks like a special token between documents, with how often it is there
 
 
 def sight(data: run.Data) -> Sight:
@@ -67,12 +70,14 @@ def sight(data: run.Data) -> Sight:
     letters: set[str] = set()
     total = characters = words = 0.0
     sample = ""
+    marks: Counter[str] = Counter()
     for name in data.sources():
         source = text.find(name, data.field, data.separator)
         size = spaces = seen = read = 0
         for piece in source.pieces():
             sample = sample or piece.text
             letters.update(piece.text)
+            marks.update(written_specials(piece.text))
             size += len(piece.text.encode())
             spaces += len(piece.text.split())
             seen, read = seen + len(piece.text), piece.read
@@ -81,7 +86,8 @@ def sight(data: run.Data) -> Sight:
         share = source.size / read if seen > READ else 1.0
         total, characters, words = total + size * share, characters + seen * share, words + spaces * share
     counts = (round(total), round(characters), len(letters), max(1, round(words)))
-    return Sight(", ".join(data.sources()), *counts, sample)
+    mark = "".join(f'"{name}" {count:,} times' for name, count in marks.most_common(1) if count > 1)
+    return Sight(", ".join(data.sources()), *counts, sample, mark)
 
 
 def choose(changes: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
@@ -135,7 +141,10 @@ def choose(changes: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     shown = ("data.tokenizer", "data.vocab", "recipe", "context", "decoder.dropout", "steps")
     words = [f"{named.get(name, name)} {found[name]}" for name in shown if name in found]
     why = f"{seen.name} holds {_size(seen.bytes)} of text"
-    return found, f"{why}, so: {', '.join(words)}. Any of them can be set." if words else ""
+    said = [f"{why}, so: {', '.join(words)}. Any of them can be set."] if words else []
+    if seen.mark and data.separator is None:
+        said.append(f"It holds {seen.mark}; if that parts its documents, give it as --data.separator.")
+    return found, " ".join(said)
 
 
 def _size(size: int) -> str:

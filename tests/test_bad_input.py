@@ -225,7 +225,7 @@ def test_a_name_that_only_the_hub_could_know(refused):
         (b"[train]\nsteps = 5\nstpes = 3\n", 'Train has no setting "stpes". Did you mean "steps"?'),
         (b"steps = 5\n[train]\nbatch = 3\n", '"steps" stands outside of any table; put it below [train]'),
         (b"[model]\nsteps = 5\n", '"steps" stands in [model]; put it below [train]'),
-        (b"[train]\noptimizer = { rate = 1e-3, dcay = 2 }\n", 'train.optimizer: "type" is missing; give one of AdamW'),
+        (b"[train]\noptimizer = { rate = 1e-3, dcay = 2 }\n", 'Muon has no setting "dcay". Did you mean "decay"?'),
         (b"[model]\ndecoder.dpeth = 3\n", 'Stack has no setting "dpeth". Did you mean "depth"?'),
         (b'[model]\nrecipe = "glas/1m"\n', 'There is no recipe "glas/1m". Did you mean "glass/1m"?'),
         (b'[train]\noptimizer = "Adam"\n', 'train.optimizer: there is no "Adam"; give one of AdamW, Muon'),
@@ -344,7 +344,7 @@ def rewrite_header(path: Path, **changes: object) -> None:
 def test_damaged_weights(home, refused, harm, said):
     harm(next((home / "model").glob("step-*")) / "model.safetensors")
     refused(said, "generate", "model", "1 and")
-    refused(said, "train", "run.toml", "--out", "model", "--resume")
+    refused("SHA256SUMS", "train", "run.toml", "--out", "model", "--resume")
 
 
 def test_shards(home, published, refused):

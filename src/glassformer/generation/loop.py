@@ -197,12 +197,11 @@ def generate(
     string or at the context. With ``slide`` a row whose context is full goes on, and a prompt may be longer: the last
     half context is read again as if the text began there, so what follows is exactly what the model says after that
     piece alone, and what lies before it is forgotten; each such reading costs as much as a prompt of that length.
-    ``temperature`` 0 is greedy;
-    Sampling describes the others. With each token come the ``likely`` likeliest ones in its place. The same ``seed``
-    gives the same tokens, and a prompt gets the same ones alone as in a batch (equal prompts count as samples of one);
-    None draws a seed from torch's generator. ``bos`` as in ``prompt.read``. An encoder-decoder's encoder reads the
-    prompt and its decoder begins with ``start`` (None: the tokenizer's bos, or its pad). Raises UserError for what
-    cannot be continued and for settings that mean nothing.
+    ``temperature`` 0 is greedy; Sampling describes the others. With each token come the ``likely`` likeliest ones in
+    its place. The same ``seed`` gives the same tokens, and a prompt gets the same ones alone as in a batch (equal
+    prompts count as samples of one); None draws a seed from torch's generator. ``bos`` as in ``prompt.read``. An
+    encoder-decoder's encoder reads the prompt and its decoder begins with ``start`` (None: the tokenizer's bos, or its
+    pad). Raises UserError for what cannot be continued and for settings that mean nothing.
     """
     how = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
     stops = (stop,) if isinstance(stop, str) else tuple(stop)

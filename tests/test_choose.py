@@ -174,7 +174,8 @@ def test_a_run_whose_validation_rises_ends_and_its_best_checkpoint_is_the_one_th
     best = min((line for line in lines if "valid" in line), key=lambda line: line["valid"])["step"]
     last = lines[-1]["step"]
     assert last == best + 2 * choose.__globals__["PATIENCE"] < 60
-    assert f"Validation has not fallen since step {best}, so the run ends at step {last}." in said
+    assert f"Validation has not fallen since step {best}, so the run ends at step {last} of 60" in said
+    assert "--resume --early-stop 0 goes on." in said
     assert f"The best checkpoint is that of step {best}" in said and "bits per byte" in said
     assert checkpoint.newest(tmp_path / "out").name == f"step-{last:06d}"
     assert store.resolve(tmp_path / "out").name == f"step-{best:06d}"
@@ -182,8 +183,10 @@ def test_a_run_whose_validation_rises_ends_and_its_best_checkpoint_is_the_one_th
     assert about["chosen"] in said and "train.txt holds 4,000 bytes of text" in about["chosen"]
     before = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert not cli.main([*words, "--resume"])
-    assert f"so the run ends at step {last}." in capsys.readouterr().err
+    assert f"so the run ends at step {last} of 60;" in capsys.readouterr().err
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == before
+    assert not cli.main([*words, "--resume", "--early-stop", "0"])
+    assert "Trained 60 steps" in capsys.readouterr().err
 
 
 def test_what_looks_like_a_border_of_documents_is_told(tmp_path: Path) -> None:

@@ -172,7 +172,8 @@ def _train(
             note(f"  {command or 'the same call with resume=True'}")
             return Ended(out, step.index, step.loss, valid, signals.number)
         if risen(state, how):
-            note(f"Validation has not fallen since step {state.best_step}, so the run ends at step {state.step}.")
+            since = f"Validation has not fallen since step {state.best_step}, so the run ends at step {state.step}"
+            note(f"{since} of {how.steps}; --resume --early-stop 0 goes on.")
         if state.best_step is not None:
             note(f"The best checkpoint is that of step {state.best_step}: {_held_out(state.best, data)}. It is used.")
         note(f"Trained {state.step} steps; the model is in {out}. {draw(out / 'log.jsonl', out / 'curves.png')}")

@@ -158,5 +158,5 @@ def test_ends_that_do_not_fit() -> None:
     stack = c.Stack(2, (BLOCK,))
     with pytest.raises(UserError, match=r"embed\.dim is 8 and a tied head needs embeddings of dim 16"):
         c.Decoder(16, 8, c.Embed(9, dim=8), stack)
-    with pytest.raises(UserError, match=r"a recurrent part takes embeddings of dim 16"):
+    with pytest.raises(UserError, match=r"a recurrent decoder takes embeddings of dim 16"):
         c.Decoder(16, 8, c.Embed(9, dim=8), c.Recurrent(1), c.Head(tied=False))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
@@ -14,7 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from glassformer import UserError, config, files, recipes, serial, store, tensorfiles
+from glassformer import UserError, config, files, generation, recipes, serial, store, tensorfiles, text
+from glassformer.cli import main
 from glassformer.nn import Model, build_model
 
 TINY: Any = serial.change(recipes.find("glass/1m"), {"decoder.depth": 2, "dim": 32})
@@ -65,6 +67,32 @@ def test_glassformer_layout_holds_every_model(tmp_path: Path, tiny: Model) -> No
         assert back.config == cfg and same(model, back) and tokenizer is None and not back.training
     raw = json.loads((tmp_path / "0" / "config.json").read_text())
     assert raw["glassformer"] == 1 and raw["model"]["type"] == "Decoder"
+
+
+def test_two_vocabularies_are_saved_with_their_tokenizers_and_translate(tmp_path: Path, capsys: Any) -> None:
+    reads, writes = (text.train("words", texts) for texts in (["eine katze sitzt da", "ein hund"], ["a cat", "dogs"]))
+    pair: Any = recipes.find("glass/pair-3m")
+    sizes = {"dim": 32, "encoder.depth": 1, "decoder.depth": 1, "embed.vocab": writes.size}
+    cfg = dataclasses.replace(serial.change(pair, sizes), source_embed=config.Embed(reads.size, dim=16))
+    model = build_model(dataclasses.replace(cfg, init=config.Init(0.3, 1.0, "plain")), seed=1).eval()
+    assert reads.size != writes.size
+    store.save(model, tmp_path / "pair", writes, source_tokenizer=reads)
+    back, tokenizer = store.load(tmp_path / "pair")
+    source = store.open_source_tokenizer(tmp_path / "pair")
+    assert back.config == model.config and same(model, back) and tokenizer is not None and source is not None
+    ids = [*reads.encode("ein hund sitzt da"), reads.eos]
+    wanted = generation.beam(model, writes, [ids], beams=2, max_new=5)[0][0]
+    for way in (
+        generation.beam(back, tokenizer, "ein hund sitzt da", beams=2, max_new=5, source_tokenizer=source)[0],
+        generation.search(back, tokenizer, ["ein hund sitzt da"], beams=2, max_new=5, source_tokenizer=source)[0],
+    ):
+        assert way[0] == wanted
+    assert main(["translate", str(tmp_path / "pair"), "ein hund sitzt da", "--beams", "2", "--max-new", "5"]) == 0
+    assert capsys.readouterr().out.strip() == wanted.text.strip()
+    with pytest.raises(UserError, match="layout"):
+        store.save(model, tmp_path / "no", layout="hf")
+    store.save(model, tmp_path / "pair", writes)
+    assert store.open_source_tokenizer(tmp_path / "pair") is None  # nothing of an older model stays beside
 
 
 @pytest.mark.parametrize("layout", ["llama/stories260k", "gpt2/124m", "bert/tiny", "t5/small", "vaswani/base"])

@@ -137,6 +137,7 @@ OTHERS: dict[str, c.Model] = {
     "t5": t5(),
     "bert": bert(),
     "attention-pair": attention_pair(),
+    "two vocabularies": replace(vaswani(), source_embed=c.Embed(60, segments=0, dim=24)),
     "cho": translator(c.Recurrent(2), c.Recurrent(2, cross=c.Summary())),
     "bahdanau": translator(c.Recurrent(2, causal=False), c.Recurrent(2, cross=c.Additive(24))),
     "additive-lstm": translator(

@@ -192,16 +192,17 @@ class Encoder:
 
 @frozen
 class EncoderDecoder:
-    """head(decoder(embed(tokens), memory=encoder(embed(source)))): one embedding for both (2017, T5)."""
+    """head(decoder(embed(tokens), memory=encoder(embed(source)))): one embedding for both (2017, T5) or two."""
 
     dim: int  # width of the residual stream
     context: int  # the most tokens each side reads
-    embed: Embed  # tokens to vectors, both sides'
+    embed: Embed  # tokens to vectors, both sides' or the target's
     encoder: Body  # the blocks that read the source
     decoder: Body  # the blocks that write
     head: Head = Head()  # vectors to logits
     init: Init = Init()  # how weights start
     pool: Pool | None = None  # one vector for a whole sequence
+    source_embed: Embed | None = None  # the source's own vocabulary and embeddings; none: both sides' are one
 
     def __post_init__(self) -> None:
         _check(self)
@@ -216,9 +217,14 @@ def head_dim(attention: Attention, dim: int) -> int:
     return attention.head_dim or dim // attention.heads
 
 
-def embed_dim(model: Model) -> int:
-    """The width of the embeddings."""
-    return model.embed.dim or model.dim
+def source_embed(model: Model) -> Embed:
+    """How the tokens that a user gives become vectors: an encoder-decoder's source, any other model's text."""
+    return getattr(model, "source_embed", None) or model.embed
+
+
+def embed_dim(model: Model, side: str = "") -> int:
+    """The width of the embeddings; of the source's where ``side`` is the encoder."""
+    return (source_embed(model) if side == "encoder" else model.embed).dim or model.dim
 
 
 def bodies(model: Model) -> dict[str, Body]:
@@ -245,8 +251,9 @@ def _check(model: Model) -> None:
     """What can only be judged with the width, the context and the slot in view."""
     above_zero(model, "dim", "context")
     width = embed_dim(model)
-    fits = width == model.dim or not recurrent(model)
-    need(fits, f"embed.dim is {width} and a recurrent part takes embeddings of dim {model.dim}; leave embed.dim out.")
+    for name in recurrent(model):
+        taken, dim = embed_dim(model, name), model.dim
+        need(taken == dim, f"embed.dim is {taken} and a recurrent {name} takes embeddings of dim {dim}; leave it out.")
     fits = width == model.dim or model.head is None or not model.head.tied
     need(fits, f"embed.dim is {width} and a tied head needs embeddings of dim {model.dim}; set head.tied = false.")
     for name, reader in recurrent(model).items():
@@ -278,8 +285,9 @@ def _check(model: Model) -> None:
                         f"{where}: LongStretch has {factors} factors for {waves} waves; give each one.",
                     )
         if isinstance(stack.position, Sinusoidal):
-            even = width % 2 == 0 or not stack.position.endpoint
-            need(even, f"{name}.position.endpoint is for pairs of waves and dim {width} is odd; make it even.")
+            wide = embed_dim(model, name)
+            even = wide % 2 == 0 or not stack.position.endpoint
+            need(even, f"{name}.position.endpoint is for pairs of waves and dim {wide} is odd; make it even.")
         kinds = {block.attention.heads for block in stack.pattern}
         alike = len(kinds) == 1 or not isinstance(stack.position, Alibi | RelativeBias)
         need(alike, f"{name}.position has a bias for each head and blocks have {_or(kinds)} heads; give all as many.")

@@ -29,15 +29,18 @@ def countable(model: c.Model) -> None:
 
 def shapes(model: c.Model) -> Shapes | None:
     """Every parameter of a model; None where a part of it is a user's own, whose module alone knows."""
-    dim, width = model.dim, c.embed_dim(model)
-    project = {} if width == dim else _linear(width, dim)
+    dim, bodies = model.dim, {}
+    for name, part in c.bodies(model).items():
+        width = c.embed_dim(model, name)
+        bodies[name] = part, width, {} if width == dim else _linear(width, dim)
     try:
         return _join(
-            embed=_of(model.embed, width),
+            embed=_of(model.embed, c.embed_dim(model)),
+            source_embed=_of(getattr(model, "source_embed", None), c.embed_dim(model, "encoder")),
             head=_of(model.head, dim, model.embed.vocab),
             pool=_of(model.pool, dim),
             token_head=_of(getattr(model, "token_head", None), dim),
-            **{name: _of(body, dim, width) | _join(project=project) for name, body in c.bodies(model).items()},
+            **{name: _of(part, dim, width) | _join(project=more) for name, (part, width, more) in bodies.items()},
         )
     except NotImplementedError:
         return None

@@ -23,6 +23,9 @@ from .errors import UserError, need
 from .nn import Model, build_model, lora
 from .nn.finite import check_when_used
 from .nn.model import allocate
+from .places import SOURCE
+from .places import open_source_tokenizer as open_source_tokenizer
+from .places import open_tokenizer as open_tokenizer
 from .places import resolve as resolve
 from .recipes import sentences
 from .recipes.recipe import Recipe, Rule, Table
@@ -32,7 +35,6 @@ if TYPE_CHECKING:
 
 FORMAT = 1  # of the glassformer layout
 ENDS = ("head.", "pool.", "token_head.")  # what may differ from the checkpoint that a model starts from
-TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "encoder.json", "vocab.txt")
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
 Layout = Literal["hf", "glassformer"]
 Contents = dict[str, str | Callable[[Path], None]]
@@ -230,18 +232,6 @@ def _numbers_as_letters(name: str) -> str:
     return re.sub(r"\d+", lambda _: f"{{{next(letters)}}}", name)
 
 
-def open_tokenizer(folder: Path) -> Tokenizer | None:
-    """The tokenizer in a model's folder, None where there is none (or Marian's pair of them, one for each language)."""
-    if (folder / "source.spm").exists() and not (folder / "tokenizer.json").exists():
-        return None
-    if not any((folder / name).exists() for name in TOKENIZERS) and not any(folder.glob("*.tiktoken")):
-        return None
-    from . import text
-
-    tokenizer: Tokenizer = text.open(folder)
-    return tokenizer
-
-
 def _must_fit(cfg: config.Model, dtype: torch.dtype, device: torch.device | str | None) -> None:
     from .cost import available_memory, gibibytes
 
@@ -274,12 +264,14 @@ def save(
     *,
     labels: Sequence[str] = (),
     base: str | None = None,
+    source_tokenizer: Tokenizer | None = None,
 ) -> None:
     """Write a model (and tokenizer) to a folder: whole or not at all, other files there untouched.
 
     ``layout`` None is "hf" where a published layout holds the model and "glassformer" elsewhere. ``labels`` are the
     names of what it chooses from. With ``base`` only what trains is written, and loading starts from the model of that
-    name. Raises UserError when "hf" is asked for and no published layout can hold it, or the folder cannot be written.
+    name. ``source_tokenizer`` is for a model with a ``source_embed``. Raises UserError when "hf" is asked for and no
+    published layout can hold it, or the folder cannot be written.
     """
     if layout not in (None, "hf", "glassformer"):
         raise UserError(f'There is no layout "{layout}"; give "hf" or "glassformer".')
@@ -298,6 +290,8 @@ def save(
             contents = {**adapters.contents(model, base), "config.json": _json({**book, "base": base})}
         else:
             contents = {**tensorfiles.contents(tensorfiles.plain(_state(model))), "config.json": _json(book)}
+    if source_tokenizer is not None:
+        contents[SOURCE] = source_tokenizer.to_json()
     _commit(target, contents, tokenizer)
 
 
@@ -392,7 +386,7 @@ def _write(folder: Path, contents: Contents, tokenizer: Tokenizer | None) -> Non
 
 def _weight_files(folder: Path) -> list[Path]:
     """The model that stands in a folder: a single file or an index and its shards, and what makes vectors of it."""
-    found: Iterable[str] = [tensorfiles.SINGLE, tensorfiles.INDEX, sentences.MODULES]
+    found: Iterable[str] = [tensorfiles.SINGLE, tensorfiles.INDEX, sentences.MODULES, SOURCE]
     if (folder / tensorfiles.INDEX).is_file():
         with contextlib.suppress(UserError):  # an index that says nothing names no shards
             found = [*found, *set(tensorfiles.read_index(folder).values())]

@@ -37,7 +37,7 @@ def options(one: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> None:
     """The command; its exit code, None for 0."""
-    from .. import config, generation
+    from .. import config, generation, store
 
     sources = texts(given, given.text)
     need(all(text.strip() for text in sources), "A text is empty; give one on each line.")
@@ -58,6 +58,7 @@ def run(given: argparse.Namespace) -> None:
         length_penalty=given.length_penalty,
         max_new=given.max_new,
         cut=given.cut,
+        source_tokenizer=store.open_source_tokenizer(given.model),
         start=None if given.start is None else tokens_of(given.start, tokenizer),
     )
     for text, found in zip(sources, told, strict=True):

@@ -81,6 +81,7 @@ def beam(
     eos: int | Collection[int] | None = None,
     bos: bool | None = None,
     start: Start = None,
+    source_tokenizer: Tokenizer | None = None,
 ) -> list[list[Hypothesis]]:
     """The ``best`` continuations of each prompt that a search with ``beams`` finds, the best first.
 
@@ -91,7 +92,7 @@ def beam(
     """
     must_continue(model.config)
     _check(beams, best, length_penalty, max_new)
-    prompts = read(prompt, tokenizer, model.config, bos)
+    prompts = read(prompt, tokenizer if source_tokenizer is None else source_tokenizer, model.config, bos)
     if eos is None:
         eos = () if tokenizer is None or tokenizer.eos is None else tokenizer.eos
     ends = frozenset((eos,) if isinstance(eos, int) else eos)
@@ -137,6 +138,7 @@ def search(
     max_new: int = 256,
     cut: Cut = "no",
     start: Start = None,
+    source_tokenizer: Tokenizer | None = None,
 ) -> list[list[Hypothesis]]:
     """``beam`` for many source texts, ``batch`` at once; the results in the order given. ``progress`` counts them.
 
@@ -149,7 +151,8 @@ def search(
     told: list[list[Hypothesis]] = [[] for _ in texts]
     for first in range(0, len(order), batch):
         places = order[first : first + batch]
-        some = [_asked(model.config, tokenizer, ids, cut) for ids in tokenizer.encode_batch([texts[p] for p in places])]
+        reads = tokenizer if source_tokenizer is None else source_tokenizer
+        some = [_asked(model.config, reads, ids, cut) for ids in reads.encode_batch([texts[p] for p in places])]
         how: dict[str, Any] = {"beams": beams, "best": best, "length_penalty": length_penalty, "max_new": max_new}
         found = beam(model, tokenizer, some, start=start, **how)
         for place, hypotheses in zip(places, found, strict=True):

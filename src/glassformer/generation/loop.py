@@ -186,6 +186,7 @@ def generate(
     eos: int | Collection[int] | None = None,
     bos: bool | None = None,
     start: Start = None,
+    source_tokenizer: Tokenizer | None = None,
     slide: bool = False,
     likely: int = 0,
 ) -> Generation:
@@ -200,8 +201,8 @@ def generate(
     ``temperature`` 0 is greedy; Sampling describes the others. With each token come the ``likely`` likeliest ones in
     its place. The same ``seed`` gives the same tokens, and a prompt gets the same ones alone as in a batch (equal
     prompts count as samples of one); None draws a seed from torch's generator. ``bos`` as in ``prompt.read``. An
-    encoder-decoder's encoder reads the prompt and its decoder begins with ``start`` (None: the tokenizer's bos, or its
-    pad). Raises UserError for what cannot be continued and for settings that mean nothing.
+    encoder-decoder's encoder reads the prompt, by ``source_tokenizer`` where it has its own, and its decoder begins
+    with ``start`` (an id or several; None: the tokenizer's bos, or its pad). Raises UserError for what cannot be continued and for settings that mean nothing.
     """
     how = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
@@ -210,7 +211,8 @@ def generate(
     if slide and (max_new is None or isinstance(model, EncoderDecoder)):
         missing = "a decoder" if isinstance(model, EncoderDecoder) else "max_new, for it never ends by itself"
         raise UserError(f"A sliding context needs {missing}; give one, or leave out slide.")
-    prompts = read(prompt, tokenizer, model.config, bos, slide)
+    reads = tokenizer if source_tokenizer is None else source_tokenizer
+    prompts = read(prompt, reads, model.config, bos, slide)
     starts = prompts
     if isinstance(model, EncoderDecoder):
         starts = [first_tokens(tokenizer, start, model.config)] * len(prompts)

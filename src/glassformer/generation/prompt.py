@@ -41,7 +41,7 @@ def read(
     source = isinstance(cfg, config.EncoderDecoder)
     rows = [_encode(one, tokenizer, bos, source) for one in (prompt if several and prompt is not None else [prompt])]
     for ids in rows:
-        check(ids, cfg.embed.vocab)
+        check(ids, config.source_embed(cfg).vocab)
         if len(ids) > cfg.context and not slide:
             raise UserError(
                 f"The prompt has {len(ids)} tokens and the model's context is {cfg.context}; shorten it, "

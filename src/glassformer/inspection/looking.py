@@ -202,9 +202,10 @@ def token_ids(model: Model, tokenizer: Tokenizer | None, text: Text, second: boo
         tokens = tokens[None] if tokens.ndim == 1 else tokens
     if tokens.numel() == 0:
         raise UserError("The text is empty; give at least one token.")
-    wrong = tokens[(tokens < 0) | (tokens >= cfg.embed.vocab)]
+    vocab = (cfg.embed if second else config.source_embed(cfg)).vocab
+    wrong = tokens[(tokens < 0) | (tokens >= vocab)]
     if wrong.numel():
-        known = f"this model knows 0 to {cfg.embed.vocab - 1}"
+        known = f"this model knows 0 to {vocab - 1}"
         raise UserError(f"Token id {int(wrong[0])} is out of range: {known}; use the tokenizer it was trained with.")
     if tokens.shape[-1] > cfg.context:
         raise UserError(f"The text has {tokens.shape[-1]} tokens and the model's context is {cfg.context}; shorten it.")

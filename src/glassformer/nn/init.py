@@ -33,8 +33,8 @@ def initialise(init: config.Init, model: nn.Module, stacks: Iterable[config.Stac
             nn.init.zeros_(weight)
             continue
         std = init.std if init.std is not None else weight.shape[-1] ** -0.5
-        if path.startswith("embed."):
-            back = int(path.split(".")[2]) + 1 if path.startswith("embed.lag.") else 0
+        if path.startswith(("embed.", "source_embed.")):
+            back = int(path.split(".")[2]) + 1 if ".lag." in path else 0
             std = init.embed_std / (back + 1)  # the further back, the quieter
         elif path == "head.proj.weight" and init.head_std is not None:
             std = init.head_std

@@ -99,9 +99,10 @@ class Model(Part):
         return Output(flow.look(self, "logits", logits), hidden, flow.aux, flow.facts, pooled, tagged)
 
 
-def body(part: vocabulary.Body, cfg: vocabulary.Model) -> Any:
+def body(cfg: vocabulary.Model, name: str) -> Any:
     """What lies between the ends; a stack is told how wide its embeddings are."""
-    return build(part, cfg.dim, *([vocabulary.embed_dim(cfg)] if isinstance(part, vocabulary.Stack) else []))
+    part = vocabulary.bodies(cfg)[name]
+    return build(part, cfg.dim, *([vocabulary.embed_dim(cfg, name)] if isinstance(part, vocabulary.Stack) else []))
 
 
 @builds(vocabulary.Decoder)
@@ -112,7 +113,7 @@ class Decoder(Model):
 
     def __init__(self, cfg: vocabulary.Decoder) -> None:
         super().__init__(cfg)
-        self.decoder = body(cfg.decoder, cfg)
+        self.decoder = body(cfg, "decoder")
 
     def forward(
         self,
@@ -142,7 +143,7 @@ class Encoder(Model):
 
     def __init__(self, cfg: vocabulary.Encoder) -> None:
         super().__init__(cfg)
-        self.encoder = body(cfg.encoder, cfg)
+        self.encoder = body(cfg, "encoder")
 
     def forward(
         self,
@@ -167,8 +168,10 @@ class EncoderDecoder(Model):
 
     def __init__(self, cfg: vocabulary.EncoderDecoder) -> None:
         super().__init__(cfg)
-        self.encoder = body(cfg.encoder, cfg)
-        self.decoder = body(cfg.decoder, cfg)
+        own = cfg.source_embed
+        self.source_embed = build(own, vocabulary.embed_dim(cfg, "encoder")) if own is not None else None
+        self.encoder = body(cfg, "encoder")
+        self.decoder = body(cfg, "decoder")
 
     def encode(
         self, source: Tensor, *, pos: Tensor | None = None, docs: Tensor | None = None, tape: Tape | None = None
@@ -176,7 +179,8 @@ class EncoderDecoder(Model):
         """source (B, S) -> what the decoder looks at."""
         flow = self.flow(source, pos, docs, tape=tape)
         flow.ends = "source_embed"
-        hidden = self.encoder(self.embed(source, flow), flow)
+        embed = self.embed if self.source_embed is None else self.source_embed
+        hidden = self.encoder(embed(source, flow), flow)
         return Memory(hidden, flow.pos, pos is None and docs is None, docs, flow.aux, flow.facts)
 
     def forward(

@@ -149,9 +149,10 @@ def fitted(settings: Run, start: config.Model, vocab: int | None = None) -> conf
         if how.context is not None:
             changes = {"context": how.context, **changes}
     made = serial.change(start, changes)
-    if vocab is not None and made.embed.vocab < vocab:
-        sentence = f"The tokenizer has {vocab} tokens, the model's embed.vocab only {made.embed.vocab}; "
-        raise UserError(sentence + "raise it or give data.tokenizer the model's own.")
+    for name, embed in (("embed", made.embed), ("source_embed", config.source_embed(made))):
+        if vocab is not None and embed.vocab < vocab:
+            sentence = f"The tokenizer has {vocab} tokens, the model's {name}.vocab only {embed.vocab}; "
+            raise UserError(sentence + "raise it or give data.tokenizer the model's own.")
     if (how.context or 1) > made.context:
         raise UserError(
             f"train.context {how.context} is more than the model's context {made.context}; lower it.{way_out(made)}"

@@ -202,7 +202,8 @@ def generate(
     its place. The same ``seed`` gives the same tokens, and a prompt gets the same ones alone as in a batch (equal
     prompts count as samples of one); None draws a seed from torch's generator. ``bos`` as in ``prompt.read``. An
     encoder-decoder's encoder reads the prompt, by ``source_tokenizer`` where it has its own, and its decoder begins
-    with ``start`` (an id or several; None: the tokenizer's bos, or its pad). Raises UserError for what cannot be continued and for settings that mean nothing.
+    with ``start`` (an id or several; None: the tokenizer's bos, or its pad). Raises UserError for
+    what cannot be continued and for settings that mean nothing.
     """
     how = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
     stops = (stop,) if isinstance(stop, str) else tuple(stop)

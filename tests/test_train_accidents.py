@@ -44,10 +44,11 @@ def weights_of(state):
 # ------------------------------------------------------------------------- good weights are kept
 
 
-def test_a_last_step_that_is_skipped_is_saved_with_the_weights_before_it(tmp_path):
-    state = poisoned(tmp_path, {6, 7}, steps=8, every=5, valid={8: 1.0})
+@pytest.mark.parametrize("valid", [{}, {8: 1.0}])
+def test_a_last_step_that_is_skipped_is_saved_with_the_weights_before_it(tmp_path, valid):
+    state = poisoned(tmp_path, {6, 7}, steps=8, every=5, valid=valid)
     assert state.bad == 2 and [p.name for p in checkpoint.steps(tmp_path)] == ["step-000005", "step-000008"]
-    assert (tmp_path / "last").read_text() == (tmp_path / "best").read_text() == "step-000008\n"
+    assert (tmp_path / "last").read_text() == "step-000008\n" and (tmp_path / "best").exists() == bool(valid)
     again = begin()
     checkpoint.restore(tmp_path / "step-000008", again)
     assert again.bad == 2
@@ -247,3 +248,12 @@ def test_sums_are_read_back_by_sha256sum(tmp_path):
     if tool is None:
         pytest.skip("needs sha256sum")
     subprocess.run([tool, "-c", "SHA256SUMS"], cwd=tmp_path / "step-000001", check=True, capture_output=True)
+
+
+def test_a_resumed_run_mends_its_pointers(corpus, tmp_path):  # noqa: F811
+    out = tmp_path / "run"
+    training.run(settings(corpus, steps="4", evaluate_every="2"), out)
+    right = [(out / pointer).read_text() for pointer in ("best", "last")]
+    (out / "best").unlink(), (out / "last").write_text("step-000001\n")
+    training.run(settings(corpus, steps="4", evaluate_every="2"), out, resume=True)
+    assert [(out / pointer).read_text() for pointer in ("best", "last")] == right

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+import json
 import os
 import random
 import shutil
@@ -17,6 +17,7 @@ from glassformer.errors import UserError
 from glassformer.nn import build_model
 from glassformer.training import Batches, Optimizer, Plan, checkpoint, loop, train
 from glassformer.training.objective import cross_entropy, read
+from glassformer.training.schedule import along, factor
 from test_checkpoint import begin, go
 from test_train import Random, tiny
 
@@ -113,6 +114,16 @@ def test_borders_of_a_second_corpus_stand_in_its_own_rows(tmp_path):
     assert torch.equal(batch.docs[:, -1] > 0, of_b)
 
 
+def test_a_schedule_begins_anew_after_the_step_at_which_a_run_had_ended():
+    for schedule in (run.Cosine(warmup=2), run.WarmupStableDecay(warmup=2)):
+        found = [along(schedule, step, 10, (4,)) for step in range(1, 11)]
+        assert found == [factor(schedule, step, 4) for step in (1, 2, 3, 4)] + [
+            factor(schedule, step, 6) for step in (1, 2, 3, 4, 5, 6)
+        ]
+    constant = run.Constant(warmup=0.5)
+    assert [along(constant, step, 10, (4,)) for step in (1, 2, 5)] == [0.5, 1.0, 1.0]
+
+
 # ---------------------------------------------------------------------------------- checkpoints
 
 
@@ -132,7 +143,7 @@ def test_weights_of_another_shape_are_refused(tmp_path):
     (path / "SHA256SUMS").unlink()
     facts = checkpoint.read_json(path / "state.json")
     del facts["best_step"]
-    (path / "state.json").write_text(__import__("json").dumps(facts))
+    (path / "state.json").write_text(json.dumps(facts))
     with pytest.raises(UserError, match=r"another model's weights: the shape of embed.token.weight"):
         checkpoint.restore(path, begin())
 
@@ -192,4 +203,3 @@ def test_an_average_is_of_as_many_as_are_asked_for(tmp_path):
     shutil.rmtree(tmp_path / "step-000001"), shutil.rmtree(tmp_path / "step-000002")
     with pytest.raises(UserError, match=r"keeps 1 checkpoint;"):
         checkpoint.average(tmp_path, 2)
-    assert math.isfinite(mean)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from glassformer.errors import UserError
-from glassformer.text import corpus, shards
+from glassformer.text import corpus, records, shards
 from glassformer.text.corpus import PIECE, Source
 from glassformer.text.named import find
 from glassformer.text.shards import Shards, tokenise
@@ -388,3 +388,18 @@ def test_tokens_of_a_published_corpus(tmp_path: Path, shared_data: Path) -> None
     source = Source("val", shared_data, (corpus.Part(shared_data / "tinystories" / "val.txt", "<|endoftext|>"),))
     theirs = np.fromfile(shared_data / "tinystories" / "val.bin", np.uint16)
     assert np.array_equal(tokenise(source, gpt2, cache=tmp_path / "cache").tokens, theirs)
+
+
+def test_a_damaged_gzip_file_and_a_number_without_end(tmp_path: Path) -> None:
+    whole = bytearray(gzip.compress(b'{"text": "the cat sat", "target": "a"}\n' * 500))
+    for number, content in enumerate(
+        (whole[:40] + b"x" * 9, whole[:30], whole[:20] + b"\xff" + whole[21:], b"no gzip")
+    ):
+        (tmp_path / f"{number}.jsonl.gz").write_bytes(content)
+        with pytest.raises(UserError, match="cannot be read"):
+            list(find(tmp_path / f"{number}.jsonl.gz").documents())
+        with pytest.raises(UserError, match="cannot be read"):
+            list(records.records(str(tmp_path / f"{number}.jsonl.gz"), ("text",), {})[1])
+    (tmp_path / "n.jsonl").write_text('{"text": "a", "n": ' + "9" * 5000 + "}\n")
+    with pytest.raises(UserError, match="line 1 is not valid JSON"):
+        list(find(tmp_path / "n.jsonl").documents())

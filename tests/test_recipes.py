@@ -202,3 +202,27 @@ def test_small_glass_is_small_enough() -> None:
 
     spent = cost(recipes.find("glass/1m"))
     assert spent.total - spent.parameters["embedding"] <= 850_000
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("architectures", 5),
+        ("architectures", [["LlamaForCausalLM"]]),
+        ("rms_norm_eps", 10**400),
+        ("rms_norm_eps", -(10**400)),
+        ("rms_norm_eps", float("nan")),
+        ("rope_theta", float("inf")),
+        ("hidden_size", 2**63),
+        ("num_hidden_layers", 10**6),
+        ("num_attention_heads", 10**6),
+        ("model_type", ["llama"]),
+    ],
+    ids=lambda value: str(value)[:12],
+)
+def test_values_that_no_machine_could_hold(key, value):
+    raw = recipes.write(recipes.find("llama/stories260k"))[1]
+    if key == "model_type":
+        raw = {**raw, "architectures": None}
+    with pytest.raises(UserError, match=f'"{key}"|architecture '):
+        recipes.read({**raw, key: value})

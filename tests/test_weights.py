@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import os
@@ -541,3 +542,19 @@ def test_pickled_weights_are_refused_with_the_way_to_convert_them(name: str, tmp
 def test_no_weights_at_all(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has no model\.safetensors"):
         tensorfiles.open_files(tmp_path)
+
+
+def test_a_file_of_the_hubs_cache_is_what_the_hub_says(tmp_path: Path) -> None:
+    """models--org--name/snapshots/REVISION/model.safetensors -> ../../blobs/SHA256; a flipped bit is seen."""
+    snapshot, blobs = tmp_path / "snapshots" / "abc", tmp_path / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    save_file({"a": numbers(4, 4)}, tmp_path / "whole")
+    whole = (tmp_path / "whole").read_bytes()
+    blob = blobs / hashlib.sha256(whole).hexdigest()
+    blob.write_bytes(whole)
+    (snapshot / "model.safetensors").symlink_to(blob)
+    assert torch.equal(tensorfiles.open_files(snapshot).read("a"), numbers(4, 4))
+    blob.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(UserError, match=r"sha256 is not what the hub says.*download"):
+        tensorfiles.open_files(snapshot)

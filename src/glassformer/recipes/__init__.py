@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -77,7 +78,11 @@ def find(name: str) -> config.Model:
 def of(raw: Mapping[str, Any], source: str = "config.json") -> Recipe:
     """The recipe of a published config.json, by its architecture; UserError for one that is not in the book."""
     listed = raw.get("architectures")
-    listed = listed if isinstance(listed, list) and listed else []
+    fits = listed is None or isinstance(listed, list)
+    need(
+        listed is None or texts, f'{source}: "architectures" is {json.dumps(listed)[:60]}; it must be a list of names.'
+    )
+    listed = listed or []
     published = [recipe for recipe in all() if recipe.read is not None]
     for recipe in published:
         if listed[0] in recipe.architectures if listed else raw.get("model_type") == recipe.model_type:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -134,7 +133,7 @@ class Raw:
     def number(self, key: str, default: Any = MISSING, least: float = 0.0, most: float = 1e12) -> Any:
         """A finite number from ``least`` to ``most``."""
         found = self.value(key, default)
-        fits = found is default or (type(found) in (int, float) and math.isfinite(found) and least <= found <= most)
+        fits = found is default or (type(found) in (int, float) and least <= found <= most)
         self.must(fits, key, f"a number from {least:g} to {most:g}")
         return found if found is None else float(found)
 

@@ -13,6 +13,7 @@ import gzip
 import hashlib
 import json
 import re
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,7 +74,7 @@ class Part:
                 for text, last in ended:
                     if text:
                         yield Piece(text, last, raw.tell())
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, zlib.error) as error:
             raise _unreadable(self.path, error) from None
 
 
@@ -200,7 +201,7 @@ def _looks_like_text(path: Path) -> bool:
     except UnicodeDecodeError as error:
         cut_through = error.reason == "unexpected end of data" and len(head) == _HEAD
         return cut_through and b"\0" not in head
-    except (OSError, EOFError):
+    except (OSError, EOFError, zlib.error):
         return False
     return b"\0" not in head
 
@@ -280,7 +281,7 @@ def _jsonl(lines: Iterator[str], path: Path, field: str) -> Iterator[str]:
             continue
         try:
             record = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # ValueError also of a number of 5,000 digits
             raise UserError(f"{path} line {number} is not valid JSON ({error}); mend or remove that line.") from None
         if not isinstance(record, dict):
             raise UserError(f"{path} line {number} is no JSON object; write one {{...}} with a text field per line.")

@@ -13,6 +13,7 @@ import gzip
 import io
 import itertools
 import json
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,7 @@ def _content(path: Path) -> str:
         raise UserError(f"{path} is no file; give a file of examples.{nearest(path.name, beside)}")
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"{path} cannot be read ({reason}); check the file and its rights.") from None
     if b"\0" in data:

@@ -79,9 +79,7 @@ def of(raw: Mapping[str, Any], source: str = "config.json") -> Recipe:
     """The recipe of a published config.json, by its architecture; UserError for one that is not in the book."""
     listed = raw.get("architectures")
     fits = listed is None or isinstance(listed, list)
-    need(
-        listed is None or texts, f'{source}: "architectures" is {json.dumps(listed)[:60]}; it must be a list of names.'
-    )
+    need(fits, f'{source}: "architectures" is {json.dumps(listed)[:60]}; it must be a list of names.')
     listed = listed or []
     published = [recipe for recipe in all() if recipe.read is not None]
     for recipe in published:

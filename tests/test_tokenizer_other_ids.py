@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from glassformer import UserError, text
+from glassformer.text import ranks
 from test_tokenizer import NASTY, STORY, streamed
 from test_tokenizer_bad import MODEL, VOCAB
 
@@ -243,3 +244,8 @@ def test_nothing_of_a_truncated_sentencepiece_bpe_opens(tmp_path: Path) -> None:
         except UserError:
             continue
     assert opened == 0
+
+
+def test_a_special_token_that_is_a_learned_piece_is_named() -> None:
+    with pytest.raises(UserError, match=r"'once' is a piece of the vocabulary already"):
+        ranks.byte_level({"on": 0, "once": 1}, [], ranks.Kind(None, {"once": 2}))

@@ -201,7 +201,7 @@ def test_bad_input_is_one_sentence(own: str, tmp_path: Path, capsys: pytest.Capt
     assert "no tokenizer of a known format" in refused(capsys, "x", "--with", str(tmp_path / "notes.md"))
     assert "no tokenizer" in refused(capsys, "x", "--with", str(tmp_path))
     assert "byte 3" in refused(capsys, "--file", str(tmp_path / "latin.txt"), "--with", own)
-    assert "character 1" in refused(capsys, "a\udcff", "--with", own)
+    assert "is not UTF-8 text" in refused(capsys, "a\udcff", "--with", own)
     assert "The text is empty" in refused(capsys, "", "--with", own)
     assert "Give one text" in refused(capsys, "two", "texts", "--with", own)
     assert "--size does not belong" in refused(capsys, "x", "--size", "5")

@@ -149,7 +149,9 @@ def byte_level(vocabulary: dict[str, int], pairs: list[Any], kind: Kind, whole_w
     clash = next((name for name, id in kind.specials.items() if vocabulary.get(name, id) != id), None)
     gaps = sorted(kind.specials.values()) != list(range(len(vocabulary), len(vocabulary) + len(kind.specials)))
     taken = set(vocabulary.values()) & {id for name, id in kind.specials.items() if name not in vocabulary}
-    if clash or taken:
+    if clash is not None:
+        raise UserError(f"The special token {clash!a} is a piece of the vocabulary already; give it another name.")
+    if taken:
         raise UserError("This vocabulary uses ids that its kind keeps for special tokens; choose another kind=.")
     return {
         "version": "1.0",

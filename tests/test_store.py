@@ -89,6 +89,11 @@ def test_two_vocabularies_are_saved_with_their_tokenizers_and_translate(tmp_path
         assert way[0] == wanted
     assert main(["translate", str(tmp_path / "pair"), "ein hund sitzt da", "--beams", "2", "--max-new", "5"]) == 0
     assert capsys.readouterr().out.strip() == wanted.text.strip()
+    (tmp_path / "source").write_text("ein hund sitzt da\n")
+    (tmp_path / "target").write_text("dogs\n")
+    files_ = ["--data", str(tmp_path / "source"), "--target", str(tmp_path / "target"), "--figures", "exact"]
+    assert main(["eval", str(tmp_path / "pair"), *files_, "--beams", "2", "--max-new", "5", "--out", "-"]) == 0
+    assert capsys.readouterr().out.strip() == wanted.text.strip()
     with pytest.raises(UserError, match="layout"):
         store.save(model, tmp_path / "no", layout="hf")
     store.save(model, tmp_path / "pair", writes)

@@ -167,7 +167,7 @@ def foretells(given: argparse.Namespace, model: Any, tokenizer: Any) -> None:
 
 def writes(given: argparse.Namespace, model: Any, tokenizer: Any) -> None:
     """What the model makes of each source, against the targets."""
-    from .. import evaluation, files, generation
+    from .. import evaluation, files, generation, places
     from ..objectives import Seq2Seq
 
     examples = read(given, Seq2Seq())
@@ -182,6 +182,7 @@ def writes(given: argparse.Namespace, model: Any, tokenizer: Any) -> None:
         length_penalty=given.length_penalty,
         max_new=given.max_new,
         cut=given.cut,
+        source_tokenizer=places.open_source_tokenizer(given.model),
     )
     whole = evaluation.whole_words if given.whole_words else str
     written = [whole(found[0].text) for found in told]

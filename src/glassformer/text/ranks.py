@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import binascii
 import hashlib
 from collections.abc import Mapping
@@ -87,14 +86,17 @@ def merges(ranks: Mapping[Text, int]) -> list[tuple[Text, Text]]:
     tiktoken and SentencePiece join two neighbours whenever the joined token exists, the lowest rank first.
     That is ordinary BPE with every cut of every token into two tokens as a merge: linear in the letters.
     """
-    found = []
-    for token, rank in ranks.items():
+    found: list[tuple[Text, Text]] = []
+    for token, _ in sorted(ranks.items(), key=lambda item: item[1]):
+        cuts = []
         for cut in range(1, len(token)):
-            left, right = token[:cut], token[cut:]
-            if left in ranks and right in ranks:
-                found.append((rank, ranks[left], ranks[right], left, right))
-    found.sort()
-    return [(left, right) for *_, left, right in found]
+            left = ranks.get(token[:cut])
+            if left is not None and (right := ranks.get(token[cut:])) is not None:
+                cuts.append((left, right, cut))
+        if len(cuts) > 1:
+            cuts.sort()
+        found += [(token[:cut], token[cut:]) for _, _, cut in cuts]
+    return found
 
 
 def read_ranks(data: bytes, name: str | None, source: str) -> Spec:
@@ -114,10 +116,8 @@ def read_ranks(data: bytes, name: str | None, source: str) -> Spec:
         raise UserError(
             f'{source} has {len(ranks)} ranks, which is not what "{name}" has; restore it or choose a kind.'
         )
-    alphabet = byte_alphabet()
-    written = {token: "".join(alphabet[byte] for byte in token) for token in ranks}
-    pairs = [[written[left], written[right]] for left, right in merges(ranks)]
-    vocabulary = {written[token]: rank for token, rank in ranks.items()}
+    vocabulary = {token.decode("latin-1").translate(byte_alphabet()): rank for token, rank in ranks.items()}
+    pairs = [list(pair) for pair in merges(vocabulary)]
     return byte_level(vocabulary, pairs, kind, whole_words=True)
 
 
@@ -128,7 +128,7 @@ def _parse(data: bytes, source: str) -> dict[bytes, int]:
             continue
         try:
             text, digits = line.split(b" ")
-            token, rank = base64.b64decode(text, validate=True), int(digits)
+            token, rank = binascii.a2b_base64(text, strict_mode=True), int(digits)
         except (ValueError, binascii.Error):
             raise UserError(f"Line {number} of {source} is not a token and its rank; restore the file.") from None
         if not token or len(token) > LONGEST or not 0 <= rank < 1 << 24 or token in ranks:

@@ -89,7 +89,7 @@ def canonical(spec: Spec, roles: Roles) -> Spec:
     model = {"type": model_type(spec["model"]), **spec["model"]}
     if model["type"] == "BPE":
         model["dropout"] = None  # a text has one way to be written
-        model["merges"] = [_pair(merge, model["vocab"]) for merge in model["merges"]]
+        model["merges"] = [merge if type(merge) is list else _pair(merge, model["vocab"]) for merge in model["merges"]]
         if '{"String": " "}' in json.dumps(spec.get("normalizer")):
             _mend_spaces(model)
     _place(spec, model)
@@ -168,6 +168,8 @@ def without_specials(spec: Spec, special: Iterable[str]) -> Spec | None:
     kind, vocabulary = model["type"], model["vocab"]
     names = {name: f"\0 {name}" for name in special}
     if kind == "BPE":
+        if not vocabulary.keys() & names.keys():
+            return None
         made = {left + right for left, right in model["merges"]}
         if not any(
             len(name) == 1 or name in made or (model.get("ignore_merges") and name in vocabulary) for name in names

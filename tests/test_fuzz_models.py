@@ -83,8 +83,10 @@ def mutate(folder: Path, draw: random.Random) -> str:
     told = []
     for _ in range(draw.choice((1, 1, 1, 2, 3))):
         files = sorted(path for path in folder.rglob("*") if path.is_file())
+        if not files:
+            break
         pages = [path for path in files if path.suffix in JSON]
-        path = draw.choice(pages if pages and draw.random() < 0.6 else files or [folder / "config.json"])
+        path = draw.choice(pages if pages and draw.random() < 0.6 else files)
         change = (
             _json
             if path.suffix in JSON and draw.random() < 0.8

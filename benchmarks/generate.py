@@ -1,9 +1,10 @@
 """Generation on a CPU beside transformers: the same saved model in both, alternating; medians, spread and ratio.
 
-    python benchmarks/generate.py [--rows 6 7 8 9 12] [--repeats 3] [--tokens 256] [--threads 2] [--folder FOLDER]
+    python benchmarks/generate.py [--rows 6 7 8 9 12 13] [--repeats 3] [--tokens 256] [--threads 2] [--folder FOLDER]
 
 Rows are those of the order: 6 one prompt with GPT-2's 124M shape in fp32 and bf16, 7 a Llama of 1.1 B parameters in
-bf16, 8 its prefill, 9 a batch of 32 prompts, 12 the cost of looking. Weights are random: they take the same time as
+bf16, 8 its prefill, 9 a batch of 32 prompts, 12 the cost of looking, 13 row 9 with prompts of 32 to 128 tokens (which
+need a mask) beside transformers and beside our own even ones. Weights are random: they take the same time as
 trained ones. Times are whole calls, the prompt included, after one call to warm up (in which our weights are packed).
 The greedy tokens of both are compared. FOLDER keeps the models for the next time. Exit 1 when a row is not met.
 """
@@ -23,7 +24,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-ROWS = (6, 7, 8, 9, 12)
+ROWS = (6, 7, 8, 9, 12, 13)
 PROMPT = 128
 
 
@@ -129,13 +130,21 @@ def we(model: Any, prompts: list[list[int]], new: int) -> Callable[[], list[list
     return lambda: glassformer.generate(model, None, prompts, max_new=new, temperature=0, eos=()).run().tokens
 
 
-def they(model: Any, prompts: list[list[int]], new: int) -> Callable[[], list[list[int]]]:
-    """Transformers' greedy continuation."""
+def padded(prompts: list[list[int]]) -> dict[str, Any]:
+    """What transformers' generate takes for prompts of any lengths, padded on the left."""
     import torch
 
-    ids = torch.tensor(prompts)
-    how = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
-    return lambda: model.generate(ids, max_new_tokens=new, **how)[:, ids.shape[1] :].tolist()
+    width = max(map(len, prompts))
+    ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
+    there = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    how = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    return {"inputs": ids, "attention_mask": there, **how}
+
+
+def they(model: Any, prompts: list[list[int]], new: int) -> Callable[[], list[list[int]]]:
+    """Transformers' greedy continuation."""
+    given = padded(prompts)
+    return lambda: model.generate(**given, max_new_tokens=new)[:, given["inputs"].shape[1] :].tolist()
 
 
 def we_decode(model: Any, prompts: list[list[int]], new: int) -> Callable[[], Decoded]:
@@ -156,10 +165,7 @@ def we_decode(model: Any, prompts: list[list[int]], new: int) -> Callable[[], De
 
 def they_decode(model: Any, prompts: list[list[int]], new: int) -> Callable[[], Decoded]:
     """Theirs, from the first tokens on."""
-    import torch
-
-    ids, times = torch.tensor(prompts), []
-    how = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    given, times = padded(prompts), []
 
     def watch(ids: Any, scores: Any) -> Any:  # called before each token is chosen
         times.append(time.perf_counter())
@@ -167,7 +173,7 @@ def they_decode(model: Any, prompts: list[list[int]], new: int) -> Callable[[], 
 
     def run() -> Decoded:
         times.clear()
-        model.generate(ids, max_new_tokens=new, logits_processor=[watch], **how)
+        model.generate(**given, max_new_tokens=new, logits_processor=[watch])
         return Decoded(time.perf_counter() - times[0])
 
     return run
@@ -190,7 +196,7 @@ def contests(rows: set[int], tokens: int, folder: Path) -> Iterator[Contest]:
             text = prompts(1, PROMPT)
             name = f"6: 124M {str(dtype)[6:]}, {tokens} tokens after {PROMPT}"
             yield Contest(name, we(ours, text, tokens), they(theirs, text, tokens), tokens, 2.5)
-    if rows & {7, 8, 9}:
+    if rows & {7, 8, 9, 13}:
         ours, theirs = pair("llama", torch.bfloat16, folder)
         if 7 in rows:
             text, name = prompts(1, PROMPT), f"7: 1.1 B bf16, {tokens} tokens after {PROMPT}"
@@ -205,6 +211,14 @@ def contests(rows: set[int], tokens: int, folder: Path) -> Iterator[Contest]:
             text, name = prompts(32, PROMPT), f"9: 1.1 B, 32 prompts of {PROMPT}, {new} tokens each, after the first"
             sides = we_decode(ours, text, new), they_decode(theirs, text, new)
             yield Contest(name, *sides, 32 * (new - 1), 1.4)
+        if 13 in rows:
+            new = max(2, tokens // 8)
+            even = prompts(32, PROMPT)
+            text = [prompt[: PROMPT - 3 * row] for row, prompt in enumerate(even)]
+            name, work = f"13: the same, prompts of {len(text[-1])} to {PROMPT}", 32 * (new - 1)
+            yield Contest(name, we_decode(ours, text, new), they_decode(theirs, text, new), work, 1.4)
+            name += ", beside even ones of ours"
+            yield Contest(name, we_decode(ours, text, new), we_decode(ours, even, new), work, 0.8)
     if 12 in rows:
         yield from looking(tokens // 4, folder)
 

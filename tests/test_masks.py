@@ -266,7 +266,7 @@ def test_sparse_is_chosen_where_it_pays_and_only_there() -> None:
     def chosen(see: c.See, length: int = 1024, **rest: object) -> bool:
         mask = Mask(pos[:, :length], pos[:, :length], True, see, **rest)  # type: ignore[arg-type]
         q = torch.zeros(1, 1, length, 8)
-        return attend._sparse_pays(q, q, mask, 0.0)
+        return attend._sparse_pays(q, mask, 0.3)
 
     docs = pos // 128
     assert chosen(c.Window(64), plain=True)

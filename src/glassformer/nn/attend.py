@@ -56,16 +56,25 @@ def eager(
     look: Look = unwatched,
 ) -> Tensor:
     """Attention as the paper writes it (Vaswani et al. 2017, section 3.2.1), every step in the open."""
-    group = q.shape[1] // k.shape[1]  # queries of one group share a key-value head
-    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-    scores = (q @ k.transpose(-1, -2)) * scale  # (B, H, T, S)
+    heads = k.shape[1]  # the queries of one group share a key-value head
+    scores = (folded(q, heads) @ k.transpose(-1, -2)).view(*q.shape[:3], -1) * scale  # (B, H, T, S)
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     if bias is not None:
         scores = scores + bias
     scores = look("scores", scores.masked_fill(~mask.dense(), float("-inf")))
     pattern = look("pattern", scores.softmax(-1, torch.promote_types(scores.dtype, torch.float32)).to(v.dtype))
-    return (drop(pattern, dropout) if dropout > 0 else pattern) @ v
+    used = drop(pattern, dropout) if dropout > 0 else pattern
+    return (folded(used, heads) @ v).view(*q.shape[:3], -1)
+
+
+def folded(x: Tensor, heads: int) -> Tensor:
+    """(B, H, T, ..) -> (B, K, H / K * T, ..): the queries of a group side by side, as if they were one head's."""
+    return x.reshape(x.shape[0], heads, x.shape[1] * x.shape[2] // heads, x.shape[3])
+
+
+FEW = 8
+"""Queries a head up to which a mask is spelt out for each of a group: beyond, that costs more than folding saves."""
 
 
 def sdpa(
@@ -80,37 +89,32 @@ def sdpa(
     look: Look = unwatched,
 ) -> Tensor:
     """PyTorch's fused kernels, or ``sparse`` or ``blocks`` where they pay; no mask where a kernel knows its shape."""
-    if bias is None and _sparse_pays(q, k, mask, dropout):
+    training = bias is None and softcap is None and _blocks_pay(q, k, dropout)
+    if bias is None and _sparse_pays(q, mask, 0.15 if training else 0.3):
         return visit(q, k, v, mask, scale, softcap, dropout)
     if softcap is not None:
         return eager(q, k, v, mask, bias, scale, softcap, dropout)  # no fused kernel caps scores
-    if bias is None and _blocks_pay(q, k, dropout):
+    if training:
         return blocks(q, k, v, mask, bias, scale, None, dropout)
     if bias is None and _wide_pays(q, k, mask, dropout):
         return wide(q, k, v, scale)
-    fast = mask.fast if bias is None else None
-    if fast == "none" and q.shape[1] != k.shape[1] and dropout == 0:
-        folded = q.reshape(q.shape[0], k.shape[1], -1, q.shape[-1])  # a group's queries side by side: (B, K, H/K*T, D)
-        return F.scaled_dot_product_attention(folded, k, v, scale=scale).reshape(q.shape)
-    if fast == "none" and q.shape[2] == 1 and dropout == 0 and q.dtype == torch.bfloat16 and q.device.type == "cpu":
-        twice = q.expand(
-            -1, -1, 2, -1
-        )  # a second row takes the kernel from its slow products of one row: half the time
-        return F.scaled_dot_product_attention(twice, k, v, scale=scale)[:, :, :1]
-    allowed = None
+    fast, allowed, group = mask.fast if bias is None else None, None, q.shape[1] // k.shape[1]
     if fast is None:
         allowed = mask.dense()
         if bias is not None:
             allowed = bias.to(q.dtype).masked_fill(~allowed, float("-inf"))
+    if group > 1 and (fast == "none" or (fast is None and q.shape[2] <= FEW)):
+        if allowed is not None:
+            heads = max(group, allowed.shape[1])  # where all heads have one mask: one for each of a group
+            allowed = folded(allowed.expand(-1, heads, -1, -1), heads // group)
+        q_folded, how = folded(q, k.shape[1]), {"attn_mask": allowed, "dropout_p": dropout, "scale": scale}
+        return F.scaled_dot_product_attention(q_folded, k, v, **how).reshape(*q.shape[:3], -1)
+    if fast == "none" and q.shape[2] == 1 and dropout == 0 and q.dtype == torch.bfloat16 and q.device.type == "cpu":
+        # a second row takes the kernel from its slow products of one row: half the time
+        twice = q.expand(-1, -1, 2, -1)
+        return F.scaled_dot_product_attention(twice, k, v, scale=scale)[:, :, :1]
     return F.scaled_dot_product_attention(
-        q,
-        k,
-        v,
-        attn_mask=allowed,
-        dropout_p=dropout,
-        is_causal=fast == "causal",
-        scale=scale,
-        enable_gqa=q.shape[1] != k.shape[1],
+        q, k, v, attn_mask=allowed, dropout_p=dropout, is_causal=fast == "causal", scale=scale, enable_gqa=group > 1
     )
 
 
@@ -186,11 +190,11 @@ def flex(
     return flexed(q, k, v, mask, scale, softcap)
 
 
-def _sparse_pays(q: Tensor, k: Tensor, mask: Mask, dropout: float) -> bool:
-    """Long rows on a CPU of which the blocks to be visited hold at most a third; a seventh where ``blocks`` is good."""
+def _sparse_pays(q: Tensor, mask: Mask, most: float) -> bool:
+    """Long rows on a CPU of which the blocks to be visited hold at most that share."""
     if q.shape[2] < 512 or q.device.type != "cpu" or torch.compiler.is_compiling() or mask.fast is not None:
         return False
-    return share(mask) <= (0.15 if _blocks_pay(q, k, dropout) else 0.3)
+    return share(mask) <= most
 
 
 SIDE = 128

@@ -1,0 +1,224 @@
+"""Attention's engines held to float64 where settings are off the default: scale, caps, biases, dropout, groups, bf16,
+long rows, padding; and which of them ran."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from glassformer import config as c
+from glassformer.nn import Mask, attend
+
+HEADS, D, SCALE = 4, 16, 0.4  # not D**-0.5
+SHORT, LONG = 160, 576  # more than a block of ``blocks`` and of ``wide``; long enough for ``sparse``
+UNIT = {torch.float32: 2**-24, torch.bfloat16: 2**-9}
+"""The most that one rounding changes a number by, relative to it."""
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The inner engines that ``attend.sdpa`` called, in order."""
+    names: list[str] = []
+
+    def watch(home: object, name: str, said: str) -> None:
+        real = getattr(home, name)
+        monkeypatch.setattr(home, name, lambda *given, **named: names.append(said) or real(*given, **named))
+
+    for name in ("eager", "blocks", "wide", "visit"):
+        watch(attend, name, name)
+    watch(F, "scaled_dot_product_attention", "fused")
+    return names
+
+
+# ------------------------------------------------------------------------------------- who looks at whom
+
+
+def row(length: int, start: int = 0) -> Tensor:
+    return torch.arange(start, length)[None]
+
+
+def padded(length: int) -> Tensor:
+    """Two rows, the second with padding before it."""
+    return torch.cat((row(length), (row(length) - length // 3).clamp(min=-1)))
+
+
+def several(length: int) -> tuple[Tensor, Tensor]:
+    """Positions and numbers of documents of 64 tokens and less."""
+    return row(length) % 64, row(length) // 64
+
+
+def own(pos: Tensor, see: c.See = c.Full(), queries: int = 0, **rest: object) -> Mask:
+    """Causal attention of the last ``queries`` (0: all) tokens at ``pos``."""
+    return Mask(pos[:, -queries:], pos, True, see, **rest)  # type: ignore[arg-type]
+
+
+def documents(length: int) -> Mask:
+    pos, docs = several(length)
+    return own(pos, docs=(docs, docs))
+
+
+def seen_early(length: int, see: c.See) -> Mask:
+    """A prefix of more than a block, seen by all of its row."""
+    return own(row(length), see, prefix=row(length) < torch.tensor([[200], [90]]))
+
+
+FUSED = dict.fromkeys(("float32", "float32 learning", "bfloat16", "bfloat16 learning"), "fused")
+BLOCKS = {**FUSED, "bfloat16 learning": "blocks"}
+SPARSE = dict.fromkeys(FUSED, "visit")
+TRAINED = {**SPARSE, "bfloat16 learning": "blocks"}
+SITUATIONS: dict[str, tuple[Callable[[], Mask], dict[str, str]]] = {
+    "prompt": (lambda: own(row(SHORT), plain=True), {**BLOCKS, "bfloat16": "wide"}),
+    "token": (lambda: own(row(200), queries=1, plain=True), BLOCKS),
+    "ragged token": (lambda: own(padded(200), queries=1), BLOCKS),
+    "ragged tokens": (lambda: own(padded(200), queries=5), BLOCKS),
+    "ragged prompt": (lambda: own(padded(SHORT)), BLOCKS),
+    "ring": (lambda: Mask(row(201, 200), 200 - (row(48) - 9) % 48, True, c.Window(48)), BLOCKS),
+    "window": (lambda: own(row(SHORT), c.Window(24), plain=True), BLOCKS),
+    "documents": (lambda: documents(SHORT), BLOCKS),
+    "across": (lambda: Mask(row(70), padded(90), False), BLOCKS),
+    "both ways": (lambda: Mask(row(SHORT), row(SHORT), False, plain=True), BLOCKS),
+    "long window": (lambda: own(row(LONG), c.Window(48), plain=True), TRAINED),
+    "long padded window": (lambda: own(padded(LONG), c.Window(48)), TRAINED),
+    "long strided": (lambda: own(row(LONG), c.Strided(24), plain=True), TRAINED),
+    "long documents": (lambda: documents(LONG), SPARSE),
+    "long prefix": (lambda: seen_early(LONG, c.Window(48)), TRAINED),
+}
+
+
+# ------------------------------------------------------------------------------------- the truth
+
+
+@dataclass
+class Case:
+    """Queries, keys and values of two rows in some format, what comes between, and what comes out in float64."""
+
+    mask: Mask
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: Tensor | None
+    softcap: float | None
+
+    @classmethod
+    def of(
+        cls, mask: Mask, dtype: torch.dtype, kv_heads: int, softcap: float | None, bias: bool = False, width: int = D
+    ) -> Case:
+        draw = torch.Generator().manual_seed(0)
+        T, S = mask.q_pos.shape[1], mask.k_pos.shape[1]
+        q, k, v = (
+            torch.randn(2, *shape, width, generator=draw).to(dtype) for shape in ((HEADS, T), *[(kv_heads, S)] * 2)
+        )
+        added = torch.randn(1, HEADS, T, S, generator=draw).to(dtype) if bias else None
+        return cls(mask, q, k, v, added, softcap)
+
+    def real(self) -> Tensor:
+        """(B, 1, T, 1): what comes of a query that is nothing is used by nobody."""
+        return (self.mask.q_pos >= 0)[:, None, :, None]
+
+    def true(self, scale: float = SCALE, keep: Tensor | None = None) -> list[Tensor]:
+        """What comes out, and the gradients of its sum weighed by ``weigh``, by the definition in float64."""
+        leaves = [x.detach().double().requires_grad_() for x in (self.q, self.k, self.v)]
+        q, (k, v) = leaves[0], (x.repeat_interleave(HEADS // x.shape[1], 1) for x in leaves[1:])
+        scores = torch.einsum("bhtd,bhsd->bhts", q, k) * scale
+        if self.softcap is not None:
+            scores = self.softcap * (scores / self.softcap).tanh()
+        if self.bias is not None:
+            scores = scores + self.bias.double()
+        likely = scores.masked_fill(~self.mask.dense(), -torch.inf).softmax(-1)
+        return self.learnt((likely if keep is None else likely * keep) @ v, leaves)
+
+    def found(self, engine: attend.Engine, learning: bool, dropout: float = 0.0) -> list[Tensor]:
+        """The same by an engine."""
+        leaves = [x.detach().clone().requires_grad_(learning) for x in (self.q, self.k, self.v)]
+        with torch.set_grad_enabled(learning):
+            z = engine(*leaves, self.mask, self.bias, SCALE, self.softcap, dropout)
+        assert z.dtype == self.q.dtype
+        return self.learnt(z, leaves) if learning else [(z * self.real()).double()]
+
+    def learnt(self, z: Tensor, leaves: list[Tensor]) -> list[Tensor]:
+        z = z * self.real()
+        weigh = torch.randn(z.shape, generator=torch.Generator().manual_seed(1)).to(self.q.dtype).to(z.dtype)
+        return [z.detach().double(), *(grad.double() for grad in torch.autograd.grad((z * weigh).sum(), leaves))]
+
+
+@pytest.mark.parametrize(("kv_heads", "softcap"), [(4, None), (2, None), (1, 2.0)])
+@pytest.mark.parametrize("dtype", UNIT, ids=lambda x: str(x)[6:])
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_as_near_the_truth_as_the_readable_engine(
+    name: str, dtype: torch.dtype, kv_heads: int, softcap: float | None, ran: list[str]
+) -> None:
+    """An engine may err three times as much as ``eager`` does in the same format: it adds up in another order."""
+    make, engines = SITUATIONS[name]
+    case = Case.of(make(), dtype, kv_heads, softcap)
+    true = case.true()
+    for learning in (False, True):
+        law = case.found(attend.ENGINES["eager"], learning)
+        ran.clear()
+        ours = case.found(attend.sdpa, learning)
+        wanted = engines[str(dtype)[6:] + (" learning" if learning else "")]
+        if softcap is not None:
+            wanted = "visit" if engines is SPARSE or engines is TRAINED else "eager"
+        assert ran == [wanted]
+        for exact, one, other in zip(true, law, ours, strict=False):
+            # rounded once at the end, and sums of S terms in fp32, each in its own order
+            floor = (UNIT[dtype] + 2**-24 * case.k.shape[2] ** 0.5) * float(exact.abs().max())
+            for size in (lambda error: float(error.square().mean().sqrt()), lambda error: float(error.abs().max())):
+                assert size(other - exact) <= 3 * size(one - exact) + floor
+
+
+@pytest.mark.parametrize("name", [name for name in SITUATIONS if name not in ("across", "both ways")])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_nothing_is_systematically_too_large_in_bf16(name: str, kv_heads: int) -> None:
+    """Roundings that know nothing of each other cancel; what is left along the result or along the scale does not."""
+    case = Case.of(SITUATIONS[name][0](), torch.bfloat16, kv_heads, None)
+    true, step = case.true()[0], 1e-4
+    along = ((case.true(SCALE * (1 + step))[0] - true) / step, true)  # by how much of the scale, of the result
+    for learning in (False, True):
+        error = case.found(attend.sdpa, learning)[0] - true
+        for direction in along:
+            spread = float(error.square().mean().sqrt() / direction.norm()) * D**0.5  # a pattern errs for all of a head
+            assert abs(float((error * direction).sum() / direction.square().sum())) <= 5 * spread
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+@pytest.mark.parametrize("name", ["prompt", "ragged token", "ragged tokens", "ragged prompt", "window"])
+def test_a_bias_is_added_after_the_cap(name: str, kv_heads: int, softcap: float | None, ran: list[str]) -> None:
+    case = Case.of(SITUATIONS[name][0](), torch.float32, kv_heads, softcap, bias=True)
+    for found, true in zip(case.found(attend.sdpa, learning=True), case.true(), strict=True):
+        torch.testing.assert_close(found, true, rtol=1e-5, atol=1e-5)
+    assert ran == ["fused" if softcap is None else "eager"]
+
+
+DROPPED = [(engine, name) for engine in attend.ENGINES for name in ("prompt", "ragged token", "window", "both ways")]
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("dtype", UNIT, ids=lambda x: str(x)[6:])
+@pytest.mark.parametrize(("engine", "name"), [*DROPPED, ("sdpa", "long padded window")])
+def test_dropout_drops_its_share_and_learns_from_what_is_left(
+    engine: str, name: str, dtype: torch.dtype, softcap: float | None
+) -> None:
+    """The values are the identity, so what comes out is the pattern itself, and tells what was dropped."""
+    mask, rate = SITUATIONS[name][0](), 0.25
+    S = mask.k_pos.shape[1]
+    case = Case.of(mask, dtype, 2, softcap, width=S)
+    case.q *= 4 / S**0.5  # a score's spread stays what it is
+    case.v = torch.eye(S, dtype=dtype).expand(2, 2, S, S)
+    torch.manual_seed(0)
+    found = case.found(attend.ENGINES[engine], True, rate)
+    seen = case.mask.dense().expand_as(found[0]) & case.real()
+    alive, draws = (found[0] > 0) & seen, int(seen.sum())
+    luck = 5 * (rate * (1 - rate) / draws) ** 0.5
+    assert abs(1 - float(alive[seen].double().mean()) - rate) <= luck
+    for exact, ours in zip(case.true(keep=alive / (1 - rate)), found, strict=True):
+        # what is summed up in bf16 is summed up in fp32 and rounded a few times; in fp32 each term of a row counts
+        few = 64 if dtype == torch.float32 else 16
+        assert float((ours - exact).abs().max()) <= few * UNIT[dtype] * max(1.0, float(exact.abs().max()))
+    still = case.found(attend.ENGINES[engine], False, rate)[0]
+    assert abs(1 - float((still > 0)[seen].double().mean()) - rate) <= luck

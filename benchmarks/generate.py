@@ -3,7 +3,7 @@
     python benchmarks/generate.py [--rows 6 7 8 9 12 13] [--repeats 3] [--tokens 256] [--threads 2] [--folder FOLDER]
 
 Rows are those of the order: 6 one prompt with GPT-2's 124M shape in fp32 and bf16, 7 a Llama of 1.1 B parameters in
-bf16, 8 its prefill, 9 a batch of 32 prompts, 12 the cost of looking, 13 row 9 with prompts of 32 to 128 tokens (which
+bf16, 8 its prefill, 9 a batch of 32 prompts, 12 the cost of looking, 13 row 9 with prompts of 35 to 128 tokens (which
 need a mask) beside transformers and beside our own even ones. Weights are random: they take the same time as
 trained ones. Times are whole calls, the prompt included, after one call to warm up (in which our weights are packed).
 The greedy tokens of both are compared. FOLDER keeps the models for the next time. Exit 1 when a row is not met.

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from glassformer import generate
-from glassformer.nn import build_model
-from glassformer.nn.packed import Linear, pack, packable, packed, product, unpack, usable
+from glassformer.nn import build_model, lora
+from glassformer.nn.packed import Linear, pack, packable, packed, product, together, unpack, usable
 from tiny import DECODERS, VOCAB
 
 pytestmark = pytest.mark.skipif(
@@ -121,3 +121,56 @@ def test_tied_table_is_packed_once_and_bias_optional() -> None:
         assert usable(hidden, (model.embed.token,)) is not None
         fast = product(hidden, model.embed.token, None)
         torch.testing.assert_close(fast, hidden @ model.embed.token.weight.T, atol=1e-5, rtol=1e-5)
+
+
+def test_a_copy_stands_for_a_plain_layer_without_gradients_of_its_own_format_alone() -> None:
+    torch.manual_seed(0)
+    layer, x = Linear(48, 80).double().float(), torch.randn(3, 48)
+    for weight in layer.parameters():
+        torch.nn.init.normal_(weight)
+    copies = pack(layer, None)
+    with packed(copies):
+        with torch.no_grad():
+            assert usable(x, (layer,)) is not None and usable(x.double(), (layer,)) is None
+            with pytest.raises(RuntimeError):  # as without a copy
+                layer(x.bfloat16())
+        layer(x).square().sum().backward()
+        found = [weight.grad.clone() for weight in layer.parameters()]
+        assert layer.weight.packed is None
+    layer.zero_grad()
+    torch.nn.functional.linear(x, layer.weight, layer.bias).square().sum().backward()
+    assert all(torch.equal(ours, weight.grad) for ours, weight in zip(found, layer.parameters(), strict=True))
+
+
+@torch.no_grad()
+def test_no_copy_of_what_is_computed_anew_or_has_a_change_beside_it() -> None:
+    layer = Linear(16, 16)
+    torch.nn.utils.parametrizations.weight_norm(layer)
+    assert not list(packable(layer))
+    model, tokens = packed_model("llama"), torch.arange(8)[None]
+    lora.adapt(model, {"decoder.blocks.0.attn.q": (4, 2.0), "decoder.blocks.1.ffn.down": (4, 2.0)})
+    assert not any(getattr(weight, "packed", None) for weight in model.parameters())  # their memory is let go
+    for layer in lora.adapted(model).values():
+        layer.down.normal_()
+        layer.up.normal_()
+    plain = model(tokens).logits
+    with packed(pack(model, None)):
+        torch.testing.assert_close(model(tokens).logits, plain, atol=1e-5, rtol=1e-5)
+    for layer in lora.adapted(model).values():
+        layer.merge()
+    with packed(pack(model, None)):
+        torch.testing.assert_close(model(tokens).logits, plain, atol=1e-3, rtol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", BITS)
+def test_a_new_bias_beside_an_old_matrix(dtype: torch.dtype) -> None:
+    """As a fused optimizer leaves it: the matrix as it was, a bias changed without a count."""
+    model, x = packed_model("gpt2", dtype), torch.randn(2, 5, 32).to(dtype)
+    attn = model.decoder.blocks[0].attn
+    for layer in (attn.q, attn.k, attn.v):
+        layer.bias.data.add_(3)
+    with packed(pack(model, None)):
+        for found, layer in zip(together(x, attn.q, attn.k, attn.v), (attn.q, attn.k, attn.v), strict=True):
+            wanted = torch.nn.functional.linear(x, layer.weight, layer.bias)
+            torch.testing.assert_close(found, wanted, atol=BITS[dtype], rtol=BITS[dtype])

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from .. import config, positions
 from ..errors import UserError
@@ -64,7 +65,6 @@ class Slots:
         kept = (pos >= 0) & (pos > last - ring)
         self.index = torch.where(kept, pos % ring, ring)
         self.pos.scatter_(1, self.index.expand(self.pos.shape[0], -1), pos.expand(self.pos.shape[0], -1))
-        self.pos[:, ring] = -1
         self.filled += pos.shape[1]
         if pos.shape[1] == 1:  # what it overwrites has just left the window
             self.k_pos = self.pos[:, : min(self.filled, ring) if plain else ring]
@@ -191,15 +191,15 @@ class Cache:
         for slots in self.slots.values():
             slots.advance(pos, self.plain)
         if self._lags:
-            self._remember(tokens, pos.expand_as(tokens))
+            old = self.history or (tokens[:, :0], tokens[:, :0])
+            both = (torch.cat(pair, 1) for pair in zip(old, (tokens, pos.expand_as(tokens)), strict=True))
+            self._remember(*both, self._lags + SPARE)
         self.length += tokens.shape[1]
         return pos
 
-    def _remember(self, tokens: Tensor, pos: Tensor) -> None:
+    def _remember(self, tokens: Tensor, pos: Tensor, most: int) -> None:
         """Keep the latest tokens of each row, padding left out: enough for the lags after a trim of up to SPARE."""
-        if self.history is not None:
-            tokens, pos = torch.cat((self.history[0], tokens), 1), torch.cat((self.history[1], pos), 1)
-        latest, columns = pos.topk(min(self._lags + SPARE, pos.shape[1]), dim=1)
+        latest, columns = pos.topk(min(most, pos.shape[1]), dim=1)
         self.history = (tokens.gather(1, columns.flip(1)), latest.flip(1))
 
     @property
@@ -211,17 +211,21 @@ class Cache:
         """Forget the last ``count`` columns; ValueError where what would come back is gone: see ``lets_go``."""
         if self.lets_go:
             raise ValueError("a cache with windows or a recurrent state cannot be trimmed: it let go of older tokens")
+        left = self.length - count
+        if left < 0:
+            raise ValueError(f"a cache of {self.length} tokens cannot forget {count}")
+        if self.history is not None and self.history[0].shape[1] - count < min(self._lags, left):
+            raise ValueError(f"a cache with lags forgets at most {SPARE} tokens at once")
+        self.length = left
         for slots in self.slots.values():
-            slots.filled -= count
-            if slots.pos.ndim == 2:
-                slots.pos[:, slots.filled :] = -1
-        self.length -= count
-        if self.history is not None:
-            if count > SPARE:
-                raise ValueError(f"a cache with lags forgets at most {SPARE} tokens at once")
-            self.history = (self.history[0][:, :-count], self.history[1][:, :-count])
+            slots.filled = left
         if self._last is not None:
-            self._last = next(iter(self.slots.values())).pos.amax(1, keepdim=True).expand_as(self._last).clone()
+            kept = next(iter(self.slots.values())).pos[:, :left]
+            self._last = F.pad(kept, (1, 0), value=-1).amax(1, keepdim=True).expand_as(self._last).clone()
+        if self.history is not None:
+            tokens, pos = self.history
+            there = pos < left if self._last is None else pos <= self._last
+            self._remember(tokens, pos.where(there, -1), pos.shape[1] - count)
 
     def reorder(self, rows: Tensor, crossed: bool = True) -> None:
         """Row i becomes what row ``rows[i]`` was (beams); ``rows`` may be longer or shorter than the batch.

@@ -1,0 +1,187 @@
+"""A cache says what reading anew says: whatever came in which chunk, with padding, gaps, trims, forks; in bf16 too."""
+
+from __future__ import annotations
+
+import copy
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+import tiny
+from glassformer import config as c
+from glassformer.nn import Cache, Model
+from glassformer.nn.cache import SPARE
+from tiny import DECODERS, tokens
+
+
+@pytest.fixture(autouse=True)
+def _no_grad():
+    with torch.no_grad():
+        yield
+
+
+class Walk:
+    """Three rows read at random into a cache, and what a reader without one would hold of each."""
+
+    def __init__(self, model: Model, seed: int) -> None:
+        self.model, self.cache, self.draw = model, Cache(model), random.Random(seed)
+        self.rows: list[list[tuple[int, int]]] = [[] for _ in range(3)]  # (token, position) of each row
+        self.columns: list[list[bool]] = [[] for _ in range(3)]  # where the row has a token in the cache
+
+    def ends(self) -> list[int]:
+        return [row[-1][1] if row else -1 for row in self.rows]
+
+    def read(self, held: list[list[tuple[int, int]]], given: bool) -> None:
+        """One chunk: each row's (token, position), -1 where there is nothing; positions are told or left out."""
+        ids, pos = (torch.tensor([[pair[part] for pair in row] for row in held]) for part in (0, 1))
+        found = self.model(ids, pos=pos if given else None, cache=self.cache).logits
+        for number, row in enumerate(held):
+            self.rows[number] += [pair for pair in row if pair[1] >= 0]
+            self.columns[number] += [pair[1] >= 0 for pair in row]
+            if new := torch.tensor([pair[1] >= 0 for pair in row]).nonzero()[:, 0].tolist():
+                whole, where = torch.tensor(self.rows[number]).T[:, None]
+                alone = self.model(whole, pos=where).logits[0, -len(new) :]
+                torch.testing.assert_close(found[number, new], alone, rtol=0, atol=2e-5)
+
+    def chunk(self, least: int = 0) -> None:
+        """As many tokens as come to each row, padding behind them, positions that may skip some."""
+        counts = [self.draw.randint(least, max(least, 5)) for _ in self.rows]
+        counts[self.draw.randrange(3)] += 1
+        held = []
+        for count, end in zip(counts, self.ends(), strict=True):
+            start = end + 1 + (self.draw.choice((0, 0, 3)) if end >= 0 else 0)
+            row = [(self.draw.randrange(tiny.VOCAB), start + step) for step in range(count)]
+            held.append(row + [(0, -1)] * (max(counts) - count))
+        if not self.cache.length and self.draw.random() < 0.5:  # a batch of prompts is padded before them
+            held = [[pair for pair in row if pair[1] < 0] + [pair for pair in row if pair[1] >= 0] for row in held]
+        self.read(held, given=True)
+
+    def onward(self) -> None:
+        """The same number of tokens in each row, positions left to the cache."""
+        count = self.draw.choice((1, 1, 4))
+        held = [[(self.draw.randrange(tiny.VOCAB), end + 1 + step) for step in range(count)] for end in self.ends()]
+        self.read(held, given=False)
+
+    def trim(self) -> None:
+        kept = min(sum(there[: len(there) - 7]) for there in self.columns)
+        if self.cache.lets_go or kept < self.cache.ahead or self.cache.length < 7:  # a prefix is read in one go
+            return
+        count = self.draw.randint(1, 7)
+        self.cache.trim(count)
+        for number, there in enumerate(self.columns):
+            lost = sum(there[len(there) - count :])
+            self.rows[number] = self.rows[number][: len(self.rows[number]) - lost]
+            self.columns[number] = there[: len(there) - count]
+
+    def mix(self) -> None:
+        order = [self.draw.randrange(3) for _ in range(3)]
+        self.cache.reorder(torch.tensor(order))
+        self.rows, self.columns = ([list(some[number]) for number in order] for some in (self.rows, self.columns))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", DECODERS)
+def test_any_way_of_reading_is_reading_alone(name: str, seed: int) -> None:
+    walk = Walk(tiny.model(DECODERS[name]), seed)
+    if seed == 0 and walk.cache.ahead <= 4:
+        walk.read([[(number, place) for place in range(4)] for number in range(3)], given=False)
+    else:
+        walk.chunk(least=walk.cache.ahead)
+    for _ in range(14):
+        if max(walk.ends()) < tiny.CONTEXT - 10:
+            walk.draw.choice((walk.chunk, walk.chunk, walk.onward, walk.onward, walk.trim, walk.trim, walk.mix))()
+
+
+def test_a_ring_of_gaps_keeps_what_its_positions_say() -> None:
+    """Positions may begin anywhere: which slots are used is not told by how many columns came."""
+    walk = Walk(tiny.model(DECODERS["starcoder2"]), 0)
+    walk.read([[(7, 11), (8, 12)], [(9, 5), (3, -1)], [(4, 19), (5, 20)]], given=True)
+    walk.onward()
+    walk.read([[(7, 30)], [(0, -1)], [(4, 24)]], given=True)
+    walk.onward()
+
+
+def test_a_trim_that_goes_too_far_is_refused() -> None:
+    model = tiny.model(replace(DECODERS["glass"], decoder=replace(DECODERS["glass"].decoder, position=c.Rotary())))
+    cache = Cache(model)
+    given = torch.cat((tokens(2, 50), tokens(2, 50, seed=1)), 1)
+    model(given, cache=cache)
+    with pytest.raises(ValueError, match=f"at most {SPARE}"):
+        cache.trim(SPARE + 1)
+    assert cache.length == 100  # nothing half forgotten
+    cache.trim(SPARE)
+    with pytest.raises(ValueError, match=f"at most {SPARE}"):
+        cache.trim(1)  # what the next tokens look back at is gone
+    found = model(given[:, 36:40], cache=cache).logits
+    torch.testing.assert_close(found, model(given[:, :40]).logits[:, 36:], rtol=0, atol=1e-5)
+    cache = Cache(tiny.model(DECODERS["llama"]))
+    cache.advance(given[:, :5], None)
+    with pytest.raises(ValueError, match="cannot forget 6"):
+        cache.trim(6)
+
+
+@pytest.mark.parametrize("name", ["gru", "lstm"])
+@pytest.mark.parametrize("engine", ["sdpa", "eager"])
+def test_a_state_is_its_documents_own(name: str, engine: str) -> None:
+    """A document that begins forgets what its row read before; of several in a row, the last one goes on."""
+    model = tiny.model(DECODERS[name])
+    model.engine, cache, given = engine, Cache(model), tokens(3, 12)
+    model(given[:, :4], cache=cache)
+    pos = torch.tensor([[4, 5, 6, 7, 0, 1], [0, 1, 2, 0, 1, -1], [-1, 0, 1, 2, 3, 4]])
+    found = model(given[:, 4:10], pos=pos, cache=cache).logits
+    for row, begin, end in ((0, 4, 6), (1, 0, 3), (1, 3, 5), (2, 1, 6)):
+        alone = model(given[row : row + 1, 4 + begin : 4 + end]).logits[0]
+        torch.testing.assert_close(found[row, begin:end], alone, rtol=0, atol=1e-5)
+    found = model(given[:, 10:], pos=torch.tensor([[2, 3], [2, 3], [5, 6]]), cache=cache).logits
+    for row, begin, end in ((0, 4, 6), (1, 3, 5), (2, 1, 6)):
+        read = torch.cat((given[row, 4 + begin : 4 + end], given[row, 10:]))[None]
+        torch.testing.assert_close(found[row], model(read).logits[0, -2:], rtol=0, atol=1e-5)
+
+
+# ------------------------------------------------------------------------------------- bf16
+
+
+def unusual(config: c.Decoder) -> c.Decoder:
+    """The same with another scale of the scores than 1 / sqrt(head_dim)."""
+    if not isinstance(config.decoder, c.Stack):
+        return config
+    pattern = tuple(replace(one, attention=replace(one.attention, scale=0.7)) for one in config.decoder.pattern)
+    return replace(config, decoder=replace(config.decoder, pattern=pattern))
+
+
+def error(found: Tensor, exact: Tensor) -> float:
+    """The median over tokens of how far logits are off (rms): an expert that is chosen otherwise is one token's."""
+    return float((found.double() - exact).square().mean(-1).sqrt().median())
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_in_bf16_a_cache_errs_as_the_readable_engine_does(name: str) -> None:
+    """Twice as much at most: each way rounds the same values, at other places. One path lost is tenfold."""
+    model = tiny.model(unusual(DECODERS[name])).bfloat16()
+    exact, law, given = copy.deepcopy(model).double(), copy.deepcopy(model), tokens()
+    exact.engine = law.engine = "eager"
+    true, pos = exact(given).logits, torch.arange(20)[None]
+    bound = 2 * error(law(given).logits, true)
+    cache = Cache(model)
+    parts = given.split([7, 1, 1, 6, 1, 4], 1)
+    assert error(torch.cat([model(part, cache=cache).logits for part in parts], 1), true) <= bound
+    assert error(model(given).logits, true) <= bound
+    cache, starts = Cache(model), torch.tensor([[0], [2], [5]])  # as prompts of unlike lengths are padded
+    left, found = (pos - starts).clamp(min=-1), []
+    for begin, end in ((0, 9), (9, 10), (10, 11), (11, 17), (17, 20)):
+        found.append(model(given[:, begin:end], pos=left[:, begin:end], cache=cache).logits)
+    rows = list(zip(torch.cat(found, 1), starts[:, 0].tolist(), given, strict=True))
+    alone = torch.cat([exact(ids[None, start:]).logits[0] for _, start, ids in rows])
+    assert error(torch.cat([row[start:] for row, start, _ in rows]), alone) <= bound
+
+
+def test_the_families_decode_with_a_scale_of_their_own() -> None:
+    """The bound above sees it: with the usual scale the error is more than ten times the allowed."""
+    for name in ("llama", "gpt2", "starcoder2"):
+        usual, model = tiny.model(DECODERS[name]), tiny.model(unusual(DECODERS[name]))
+        moved = error(usual(tokens()).logits, model(tokens()).logits.double())
+        rounded = error(copy.deepcopy(model).bfloat16()(tokens()).logits, model(tokens()).logits.double())
+        assert moved > 10 * rounded

@@ -18,7 +18,7 @@ from glassformer.nn import EncoderDecoder, Flow, Mask, Tape, build, build_model,
 from glassformer.nn.packed import Linear
 from tiny import DECODERS, tokens
 
-HALF = 2**-9  # the most that one rounding to bf16 changes a number by, relative to it
+HALF = 2**-8  # the most that one rounding to bf16 changes a number by, relative to it
 
 
 def speeds(cfg: c.Rotary, head_dim: int) -> tuple[Tensor, float]:
@@ -41,7 +41,7 @@ def test_rotary_angles_are_made_in_fp32_whatever_is_turned(stretch: Any) -> None
     for dtype, rounding in ((torch.bfloat16, HALF), (torch.float32, 2**-24)):
         ones = torch.ones(1, 1, 4, 16, dtype=dtype)
         first, second = rotary.rotate(ones, flow).double()[0, 0].chunk(2, -1)
-        slack = 8 * rounding + float(angle.max()) * 2**-24  # the angle itself is rounded in fp32
+        slack = 8 * rounding + float(angle.max()) * 2**-22  # speeds and angles themselves are rounded in fp32
         torch.testing.assert_close(first, size * (angle.cos() - angle.sin()), rtol=0, atol=slack)
         torch.testing.assert_close(second, size * (angle.cos() + angle.sin()), rtol=0, atol=slack)
 
@@ -110,19 +110,14 @@ def spread(weight: Tensor) -> float:
 def test_what_writes_to_the_stream_starts_smaller_the_deeper_the_model() -> None:
     """By 1 / sqrt(sublayers), an encoder-decoder's of both stacks and with those that look across."""
     attention, think = c.Attention(4), c.MLP(256)
-    crossed = (c.Block(attention, think, cross=attention), c.Block(attention, think))
-    decoder = c.Stack(3, crossed[:1])
+    encoder = c.Stack(2, (c.Block(attention, think),), causal=False)
+    decoder = c.Stack(3, (c.Block(attention, think, cross=attention),))
     init = c.Init(0.02, 0.02, "depth")
-    for stacks, sublayers in ((decoder, 3 * 3), (replace(decoder, depth=2, pattern=crossed), 3 + 2)):
-        shape = c.EncoderDecoder(
-            128, 64, c.Embed(50), c.Stack(2, (c.Block(attention, think),), causal=False), stacks, c.Head(), init
-        )
-        model = build_model(shape, seed=1)
-        wanted = 0.02 / math.sqrt(sublayers + 2 * 2)
-        block = model.decoder.blocks[0]
-        for writer in (block.attn.out, block.cross.out, block.ffn.down, model.encoder.blocks[1].ffn.down):
-            assert spread(writer.weight) == pytest.approx(wanted, rel=0.05)
-        assert spread(block.ffn.up.weight) == pytest.approx(0.02, rel=0.05)
+    model = build_model(c.EncoderDecoder(128, 64, c.Embed(50), encoder, decoder, c.Head(), init), seed=1)
+    block = model.decoder.blocks[0]
+    for writer in (block.attn.out, block.cross.out, block.ffn.down, model.encoder.blocks[1].ffn.down):
+        assert spread(writer.weight) == pytest.approx(0.02 / math.sqrt(3 * 3 + 2 * 2), rel=0.05)
+    assert spread(block.ffn.up.weight) == pytest.approx(0.02, rel=0.05)
 
 
 def test_previous_tokens_start_quieter_the_further_back() -> None:

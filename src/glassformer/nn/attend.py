@@ -107,8 +107,8 @@ def sdpa(
         if allowed is not None:
             heads = max(group, allowed.shape[1])  # where all heads have one mask: one for each of a group
             allowed = folded(allowed.expand(-1, heads, -1, -1), heads // group)
-        q_folded, how = folded(q, k.shape[1]), {"attn_mask": allowed, "dropout_p": dropout, "scale": scale}
-        return F.scaled_dot_product_attention(q_folded, k, v, **how).reshape(*q.shape[:3], -1)
+        how: dict[str, Any] = {"attn_mask": allowed, "dropout_p": dropout, "scale": scale}
+        return F.scaled_dot_product_attention(folded(q, k.shape[1]), k, v, **how).reshape(*q.shape[:3], -1)
     if fast == "none" and q.shape[2] == 1 and dropout == 0 and q.dtype == torch.bfloat16 and q.device.type == "cpu":
         # a second row takes the kernel from its slow products of one row: half the time
         twice = q.expand(-1, -1, 2, -1)

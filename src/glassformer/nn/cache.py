@@ -191,9 +191,9 @@ class Cache:
         for slots in self.slots.values():
             slots.advance(pos, self.plain)
         if self._lags:
-            old = self.history or (tokens[:, :0], tokens[:, :0])
-            both = (torch.cat(pair, 1) for pair in zip(old, (tokens, pos.expand_as(tokens)), strict=True))
-            self._remember(*both, self._lags + SPARE)
+            old = self.history or (tokens[:, :0], pos[:, :0].expand(len(tokens), 0))
+            later = torch.cat((old[1], pos.expand_as(tokens)), 1)
+            self._remember(torch.cat((old[0], tokens), 1), later, self._lags + SPARE)
         self.length += tokens.shape[1]
         return pos
 

@@ -196,6 +196,15 @@ def test_resuming_a_finished_run_does_nothing(corpus, whole):
     assert equal(before, weights(whole)) and logged(whole) == list(range(1, 41))
 
 
+def test_a_run_that_is_older_than_a_setting_is_resumed(corpus, tmp_path):
+    training.run(settings(corpus, steps="2"), tmp_path / "run")
+    about = json.loads((tmp_path / "run" / "run.json").read_text())
+    del about["data"]["split"], about["train"]["clip"]
+    (tmp_path / "run" / "run.json").write_text(json.dumps(about))
+    assert training.run(settings(corpus, steps="3"), tmp_path / "run", resume=True).step == 3
+    refuse("train.clip", settings(corpus, steps="3", clip="0.5"), tmp_path / "run", resume=True)
+
+
 def test_resuming_nothing_is_refused(corpus, tmp_path):
     refuse(r"holds no run to go on with; leave out --resume", settings(corpus), tmp_path / "run", resume=True)
     assert not (tmp_path / "run").exists()

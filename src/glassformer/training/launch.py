@@ -204,16 +204,19 @@ def _held_out(loss: float, data: Material) -> str:
 def _before(settings: Run, out: Path, resume: bool) -> dict[str, Any]:
     """What run.json says of the run that is being resumed; empty for a new one."""
     path = out / "run.json"
-    there = path.exists() or bool(checkpoint.steps(out))
-    if there and not resume:
+    begun = path.exists() or bool(checkpoint.steps(out))
+    if begun and not resume:
         raise UserError(f"{out} holds a run already; add --resume to go on with it, or choose another folder.")
-    if not there:
+    if not begun:
         need(not resume, f"{out} holds no run to go on with; leave out --resume to begin one there.")
         return {}
     before = checkpoint.read_json(path)
     _extend(before, settings.train, out)
     for name, mine in (("data", settings.data), ("train", settings.train)):
-        kept = {key: value for key, value in dict(before.get(name) or {}).items() if key not in WATCHING}
+        there = dict(before.get(name) or {})
+        with contextlib.suppress(UserError):  # a setting that is younger than the run has its default
+            there = serial.to_dict(serial.from_dict(type(mine), there))
+        kept = {key: value for key, value in there.items() if key not in WATCHING}
         now = {key: value for key, value in serial.to_dict(mine).items() if key not in WATCHING}
         _same(kept, now, out, name)
     return before

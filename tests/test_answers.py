@@ -50,6 +50,8 @@ def test_the_mean_is_the_mean_of_the_hidden_states(tokenizer: Tokenizer) -> None
     ids, segments = tokenizer.encode_pair(TEXTS[0])
     hidden = model(torch.tensor([ids]), segments=torch.tensor([segments])).hidden[0]
     torch.testing.assert_close(embed(model, tokenizer, [TEXTS[0]])[0], hidden.mean(0), atol=1e-6, rtol=0)
+    unit = embed(model, tokenizer, TEXTS, unit=True)
+    torch.testing.assert_close(unit, torch.nn.functional.normalize(embed(model, tokenizer, TEXTS), dim=-1))
     most = embed(encoder(c.Pool("max")), tokenizer, [TEXTS[0]])[0]
     torch.testing.assert_close(most, hidden.max(0).values, atol=1e-6, rtol=0)
 
@@ -79,6 +81,10 @@ def test_each_blank_by_itself(tokenizer: Tokenizer) -> None:
         best = share[blank].topk(4)
         assert [way.tokens[0] for way in ways] == best.indices.tolist()
         assert [way.probability for way in ways] == pytest.approx(best.values.tolist(), rel=1e-4)
+    wide = build_model(replace(model.config, embed=c.Embed(len(WORDS) + 40, segments=2)), seed=1).eval()
+    logits = wide(torch.tensor([ids]), segments=torch.tensor([segments])).logits[0, blanks[0]]
+    best = logits[: len(WORDS)].softmax(-1).max().item()  # of what the tokenizer can write
+    assert fill(wide, tokenizer, sentence, top=1)[0][0].probability == pytest.approx(best, rel=1e-4)
     words = [WORDS[ways[0].tokens[0]] for ways in told]
     assert told[0][0].text == f"the {words[0]} sat on the ___ ."
     assert told[1][0].text == f"the ___ sat on the {words[1]} ."

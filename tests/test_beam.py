@@ -168,6 +168,24 @@ def test_an_encoder_continues_nothing() -> None:
         beam(model("bert"), None, [1])  # type: ignore[arg-type]
 
 
+def test_a_beam_ends_where_the_context_does() -> None:
+    prompt = [1 + place % 40 for place in range(tiny.CONTEXT - 2)]
+    for beams in (1, 3):
+        found = beam(model("llama"), None, [prompt], beams=beams, eos=())[0][0]  # type: ignore[arg-type]
+        assert len(found.tokens) == 3 and found.finish == "length"  # the last one is never read back
+
+
+def test_many_sources_are_answered_in_their_order() -> None:
+    tokenizer = text.train("char", ["abcdefgh"], None, ("<pad>", "<s>", "</s>", "<unk>"))
+    made, sources = model("vaswani"), ["abcdefgh", "a", "hgfed", "cab", "bb"]
+    how = {"beams": 2, "max_new": 6}
+    found = search(made, tokenizer, sources, batch=2, **how)  # type: ignore[arg-type]
+    for source, hypotheses in zip(sources, found, strict=True):
+        alone = search(made, tokenizer, [source], **how)[0]  # type: ignore[arg-type]
+        assert [h.tokens for h in hypotheses] == [h.tokens for h in alone]
+    assert len({tuple(hypotheses[0].tokens) for hypotheses in found}) > 1
+
+
 @pytest.mark.parametrize("name", ["vaswani", "gpt2"])
 def test_a_source_too_long_is_refused_or_cut(name: str) -> None:
     tokenizer = text.train("char", ["abcdefgh"], None, ("<pad>", "<s>", "</s>", "<unk>"))

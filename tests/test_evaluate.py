@@ -21,9 +21,9 @@ STORIES = ["Once upon a time, é was lost.", "a", "", "bb", "The \U0001f600 end 
 STORIES += ["ab" * k for k in range(1, 9)]
 
 
-def made(vocab: int, position: c.Position | None = None) -> Model:
+def made(vocab: int, position: c.Position | None = None, dropout: float = 0.0) -> Model:
     block = c.Block(c.Attention(4, kv_heads=2), c.GatedMLP(32))
-    stack = c.Stack(2, (block,), position or c.Rotary(), last_norm=c.RMSNorm())
+    stack = c.Stack(2, (block,), position or c.Rotary(), last_norm=c.RMSNorm(), dropout=dropout)
     cfg = c.Decoder(32, CONTEXT, c.Embed(vocab), stack, init=c.Init(std=0.2, embed_std=0.4, residual="plain"))
     return build_model(cfg, seed=1).eval()
 
@@ -117,10 +117,19 @@ def test_a_split_document_begins_in_its_middle(tmp_path: Path, byte: Tokenizer) 
 
 
 def test_training_goes_on_and_progress_is_told(byte: Tokenizer) -> None:
-    model, seen = made(byte.size).train(), []
+    model, seen = made(byte.size, dropout=0.5).train(), []
     got = score(model, byte, TEXT, progress=seen.append)
     assert json.loads(json.dumps(got.to_dict()))["loss"] == got.loss
     assert model.training and seen == sorted(seen) and seen[-1] == got.tokens
+    assert got.loss == pytest.approx(score(model.eval(), byte, TEXT).loss) and not model.training
+
+
+def test_losses_of_a_bf16_model_are_added_up_in_fp32(byte: Tokenizer) -> None:
+    model = made(byte.size).bfloat16()
+    with torch.no_grad():
+        logits = model(torch.tensor([[byte.eos, *b"abcdefghi"]])).logits[0, :-1].double()
+    expected = -logits.log_softmax(-1)[torch.arange(9), torch.tensor([*b"abcdefghi"])].mean().item()
+    assert score(model, byte, "abcdefghi").loss == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize(

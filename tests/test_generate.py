@@ -18,6 +18,7 @@ from glassformer import config as c
 from glassformer.errors import UserError
 from glassformer.generation import Generation, generate
 from glassformer.generation.prompt import pad_left
+from glassformer.generation.reading import Reading
 from glassformer.nn import Cache, Model, build_model
 
 VOCAB, CONTEXT = 61, 48
@@ -137,6 +138,21 @@ def test_samples_are_the_prompt_given_again(model: Model) -> None:
     assert len({tuple(tokens) for tokens in forked.tokens}) == 6
 
 
+def test_each_row_has_luck_of_its_own(rotary: Model) -> None:
+    model = build_model(rotary.config, seed=7).eval()
+    with torch.no_grad():
+        model.embed.token.weight.zero_()  # every token is as likely as any other: luck alone decides
+    made = generate(model, None, [*PROMPTS, PROMPTS[0]], max_new=12, samples=2, seed=0).run()
+    assert len({tuple(tokens) for tokens in made.tokens}) == len(made.rows)
+    assert all(len(set(tokens)) > 3 for tokens in made.tokens)
+    assert made.seed == 0 and generate(model, None, PROMPTS[1], max_new=12, seed=0).run().tokens[0] == made.tokens[2]
+
+
+def test_logits_are_fp32_whatever_the_model_is(rotary: Model) -> None:
+    reading = Reading(build_model(rotary.config, seed=7, dtype=torch.bfloat16).eval())
+    assert reading.begin(PROMPTS, None, 1).dtype == reading.go_on(torch.tensor([1, 2, 3, 4])).dtype == torch.float32
+
+
 def test_ids_come_in_any_container(rotary: Model) -> None:
     expected = greedy(rotary, [PROMPTS[0], PROMPTS[0]], 5).tokens
     for ids in (torch.tensor([PROMPTS[0]] * 2), np.array([PROMPTS[0]] * 2), [tuple(np.array(PROMPTS[0]))] * 2):
@@ -162,6 +178,9 @@ def test_rows_that_end_leave_the_others_alone(model: Model) -> None:
     assert [len(tokens) for tokens in made.tokens] == [1, 4, 40, 40]
     assert made.finishes == ["context", "context", "length", "length"]
     assert made.tokens == [recomputed(model, ids, len(own))[0] for ids, own in zip(prompts, made.tokens, strict=True)]
+    drawn = generate(model, None, prompts, max_new=20, seed=2, eos=(), **SAMPLED).run()
+    alone = [generate(model, None, ids, max_new=20, seed=2, eos=(), **SAMPLED).run().tokens[0] for ids in prompts]
+    assert drawn.tokens == alone
 
 
 def test_one_token_costs_one_position(rotary: Model, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,6 +219,10 @@ def test_eos_ends_a_row(rotary: Model) -> None:
         expected = full[: full.index(end) + 1] if end in full else full
         assert own == expected
         assert finish == ("eos" if end in full else "length")
+    tokenizer = Digits()
+    tokenizer.eos = end
+    told = generate(rotary, tokenizer, PROMPTS[0], max_new=20, temperature=0).run()
+    assert told.tokens[0] == made.tokens[0] and told.text == "".join(map(tokenizer.push, made.tokens[0][:-1]))
 
 
 def test_steps_tell_everything(rotary: Model) -> None:
@@ -217,7 +240,8 @@ def test_steps_tell_everything(rotary: Model) -> None:
 class Digits:
     """A tokenizer with one character per id, whose eos is 0 and bos 1."""
 
-    size, pad, unk = VOCAB, None, None
+    size, unk = VOCAB, None
+    pad: int | None = None
     bos: int | None = 1
     eos: int | None = 0
     letters = "".join(map(chr, range(40, 40 + VOCAB)))
@@ -246,6 +270,13 @@ def test_text_in_text_out(rotary: Model) -> None:
     cut = generate(rotary, tokenizer, "HELLO", max_new=12, temperature=0, eos=(), stop=["@@@@", stop])
     assert "".join(step.text for step in cut) == cut.text == expected[: expected.index(stop)]
     assert cut.finishes == ["stop"] and len(cut.tokens[0]) == expected.index(stop) + 3
+    last = generate(rotary, tokenizer, "HELLO", max_new=len(cut.tokens[0]), temperature=0, eos=(), stop=stop).run()
+    assert last.finishes == ["stop"] and last.text == cut.text  # in the very last token
+    held = generate(rotary, tokenizer, "HELLO", max_new=12, temperature=0, eos=(), stop=expected[-2:] + "@@").run()
+    assert held.text == expected and held.finishes == ["length"]  # what might have begun a stop string is shown
+    tokenizer.bos = tokenizer.eos
+    assert generate(rotary, tokenizer, "HELLO").rows[0].prompt == ids[1:]  # a border of documents is no beginning
+    tokenizer.bos = 1
     many = generate(rotary, tokenizer, ["HELLO", None, "ME"], max_new=12, temperature=0, eos=()).run()
     assert many.texts[0] == expected and many.rows[1].prompt == [1]
 
@@ -256,6 +287,9 @@ def test_only_what_the_tokenizer_can_write_is_drawn(rotary: Model) -> None:
     made = generate(rotary, tokenizer, [1], max_new=30, samples=5, seed=1, repetition_penalty=1.1).run()
     assert max(max(tokens) for tokens in made.tokens) < 20
     assert all(sum(row) < -9 for row in made.logprobs)  # of the model's whole vocabulary
+    for step in generate(rotary, tokenizer, [1], max_new=8, temperature=0, likely=3):
+        assert step.likely[0] == (step.token, pytest.approx(step.logprob, abs=1e-5))
+        assert all(token < 20 for token, _ in step.likely)
 
 
 # ------------------------------------------------------------------------------------ bad input
@@ -337,6 +371,12 @@ def test_an_encoder_decoder_answers_its_source() -> None:
     assert samples.tokens == alone[0].tokens + alone[1].tokens
     with pytest.raises(UserError, match="start=ID"):
         generate(model, None, PROMPTS)
+    tokenizer = Digits()
+    tokenizer.pad = 5
+    row = generate(model, tokenizer, "HELLO").rows[0]
+    assert row.prompt == tokenizer.encode("HELLO", eos=True) and row.start == [1]  # a source is closed, not opened
+    tokenizer.bos = None
+    assert generate(model, tokenizer, "HELLO").rows[0].start == [5]
 
 
 # ----------------------------------------------------------------- against another implementation

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 from transformers.generation import logits_process as theirs
@@ -54,6 +55,8 @@ def test_the_order_is_theirs() -> None:
     for warper in chain:
         expected = warper(None, expected)
     assert torch.equal(cut(logits / 0.7, Sampling(top_k=20, top_p=0.8, min_p=0.1)), expected)
+    most = torch.full((6,), 1 - 2**-24)  # draws the last token that is left
+    assert torch.equal(choose(logits, most, None, Sampling(0.7, 20, 0.8, 0.1)), draw(expected, most))
 
 
 def test_draws_follow_the_distribution() -> None:
@@ -73,6 +76,14 @@ def test_extreme_luck_never_draws_what_was_cut() -> None:
     assert draw(logits, most).tolist() == [499, 499]
 
 
+def test_the_rounding_of_sums_does_not_reach_the_tail() -> None:
+    logits = torch.full((64, 1001), -18.0)
+    logits[:, 0] = 0.0
+    luck = 1 - torch.arange(1, 65) * 2.0**-24  # each falls on another part of the tail, which fp32 cannot tell apart
+    shares = logits[0].softmax(-1).double().numpy().cumsum()
+    assert draw(logits, luck).tolist() == np.searchsorted(shares, luck.double().numpy() * shares[-1], "right").tolist()
+
+
 def test_greedy_takes_the_likeliest_after_the_penalty() -> None:
     logits = torch.tensor([[2.0, 1.9, -1.0]])
     seen = torch.tensor([[True, False, False]])
@@ -84,6 +95,8 @@ def test_log_probability_is_the_models_own() -> None:
     logits, tokens = logits_of(), torch.arange(6)
     expected = logits.log_softmax(-1)[torch.arange(6), tokens]
     torch.testing.assert_close(log_probability(logits, tokens), expected)
+    half = logits.bfloat16()
+    torch.testing.assert_close(log_probability(half, tokens), log_probability(half.float(), tokens))
 
 
 @pytest.mark.parametrize(

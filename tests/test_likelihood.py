@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,13 @@ def test_a_continuation_is_as_likely_as_its_tokens(family: str, batch: int) -> N
         assert one.logprob == pytest.approx(total, abs=1e-4)
         assert one.greedy == greedy
     assert found[-1].greedy and not all(one.greedy for one in found)
+    assert not model.training
+
+
+def test_dropout_sleeps_and_training_goes_on() -> None:
+    cfg = tiny.DECODERS["gpt2"]
+    model = tiny.model(replace(cfg, decoder=replace(cfg.decoder, dropout=0.5))).train()
+    assert likelihoods(model, PAIRS) == likelihoods(model, PAIRS) and model.training
 
 
 def test_what_cannot_be_judged_is_said() -> None:
@@ -61,8 +69,6 @@ def test_what_cannot_be_judged_is_said() -> None:
 @pytest.fixture
 def questions(tmp_path: Path) -> tuple[Path, Path]:
     """A model of bytes, and a task of one's own over a local file: which of two endings is written after "ab"."""
-    from dataclasses import replace
-
     from glassformer import config as c
 
     tokenizer = text.train("byte")

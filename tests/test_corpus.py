@@ -107,6 +107,18 @@ def test_jsonl_and_gzip(tmp_path: Path) -> None:
         assert list(find(path, field="body").documents()) == ["one\ntwo", "drei ü", "\ufffd lone surrogate"]
 
 
+def test_documents_between_separators(tmp_path: Path) -> None:
+    texts = ["  indented\n\ttoo  ", "x" * (PIECE - 20), "y" * (2 * PIECE), "\ufeff in the middle", "end"]
+    path = write(tmp_path / "a.txt", "<|end|>\n".join(texts))  # some lie across two blocks
+    assert list(find(path, separator="<|end|>").documents()) == texts
+    tokens = [shards_of(find(path, separator=mark), tmp_path).documents for mark in (None, "<|end|>", "y")]
+    assert tokens[:2] == [1, 5] and tokens[2] > 1  # the cache knows how the file was parted
+    second = write(tmp_path / "both" / "b.txt", "more")
+    path.rename(second.with_name("a.txt"))
+    reads = [piece.read for piece in find(tmp_path / "both").pieces()]
+    assert reads == sorted(reads) and reads[-1] == find(tmp_path / "both").size > reads[0] > len("more")
+
+
 def test_summary_counts_documents_and_bytes(tmp_path: Path) -> None:
     summary = find(jsonl(tmp_path / "a.jsonl", ["ab", "ü"])).summary()
     assert (summary.documents, summary.bytes, summary.files) == (2, 4, 1)

@@ -103,7 +103,9 @@ def test_without_an_opening_the_first_token_is_context(corpus: Path) -> None:
     check(got, model, [tokenizer.encode("éa\U0001f600")], 5, CONTEXT, CONTEXT // 2)  # without the two of é
     documents = [tokenizer.encode(story) for story in STORIES if story]
     size = sum(len(story[1:].encode()) for story in STORIES)
-    check(score(model, tokenizer, text.find(corpus)), model, documents, size, CONTEXT, CONTEXT // 2)
+    for closing in (True, False):  # there is nothing that closes them
+        found = score(model, tokenizer, text.find(corpus), closing=closing)
+        check(found, model, documents, size, CONTEXT, CONTEXT // 2)
 
 
 def test_a_split_document_begins_in_its_middle(tmp_path: Path, byte: Tokenizer) -> None:

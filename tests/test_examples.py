@@ -99,6 +99,9 @@ def test_pairs_numbers_and_lists(tmp_path: Path) -> None:
     train, valid = training_and_validation(data, Classify())
     assert (len(train), len(valid)) == (30, 10) and train.labels == valid.labels == ("0", "1", "2")
     assert sorted(int(one.first) for one in (*train, *valid)) == list(range(40))
+    assert training_and_validation(data, Classify()) == (train, valid), "the same ones each time"
+    other = replace(train, examples=(replace(train.examples[0], label=9), *train.examples[1:]))
+    assert other.fingerprint != train.fingerprint
     assert [one.line for one in valid] == sorted(one.line for one in valid)
     whole = replace(data, valid=str(path), labels=("0", "1", "2"), columns={"text": "text"})
     with pytest.raises(UserError, match=r'a\.tsv has no column "text" for the text \(line 1 holds "a", "b", "-2.5"\)'):

@@ -40,6 +40,8 @@ def test_nothing_new_and_everything_new(folder: Path) -> None:
     recipe = store.load_as(BERT, "glass/1m", seed=1)  # a recipe has no weights
     assert set(recipe.new) == set(dict(recipe.model.named_parameters())) and recipe.unused == ()
     assert all(map(torch.equal, recipe.model.parameters(), build_model(BERT, seed=1).parameters()))
+    store.save(build_model(BERT, seed=1).half(), folder)
+    assert {weight.dtype for weight in store.load_as(BERT, folder).model.parameters()} == {torch.float16}
 
 
 @pytest.mark.parametrize(

@@ -199,6 +199,30 @@ def test_every_dtype_from_every_file(
         assert ours.is_contiguous() and torch.equal(ours, weight.to(store.DTYPES[dtype])), name
 
 
+@pytest.mark.parametrize("layout", ["hf", "glassformer"])
+def test_what_config_json_says_beside_the_model(layout: store.Layout, tmp_path: Path) -> None:
+    tokenizer = text.train("words", ["a b c"], None, ("<s>", "</s>", "<pad>", "<unk>"))
+    tokenizer.bos = 0  # an id like any other
+    model = build_model(serial.change(LLAMA, {"embed.vocab": 9}), seed=2).half()
+    names = tuple(f"label {number}" for number in range(12))
+    store.save(model, tmp_path, tokenizer, layout, labels=names)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    assert (raw["bos_token_id"], raw["eos_token_id"]) == (0, tokenizer.eos)
+    assert layout == "glassformer" or raw["torch_dtype"] == "float16"
+    assert store.labels(tmp_path) == names, "by number, not by word"
+    assert not store.load(tmp_path)[0].training
+
+
+def test_a_translator_begins_with_bos_where_there_is_one(tmp_path: Path) -> None:
+    small = {"dim": 32, "head.scale": 32**-0.5, "embed.vocab": 9, "encoder.depth": 1, "decoder.depth": 1}
+    model = build_model(serial.change(recipes.find("t5/small"), small), seed=2)
+    for specials, begins in ((("<pad>", "<s>", "</s>", "<unk>"), "<s>"), (("<pad>", "</s>", "<unk>"), "<pad>")):
+        tokenizer = text.train("words", ["a b c"], None, specials)
+        store.save(model, tmp_path, tokenizer, "hf")
+        raw = json.loads((tmp_path / "config.json").read_text())
+        assert raw["decoder_start_token_id"] == tokenizer.id(begins)
+
+
 def test_a_recipe_gives_a_new_model() -> None:
     model, tokenizer = store.load("glass/1m", dtype=torch.bfloat16)
     assert model.config == recipes.find("glass/1m") and tokenizer is None
@@ -369,6 +393,10 @@ def test_saving_leaves_other_files_alone_and_replaces_its_own(
         patch.setattr(store.tensorfiles, "SHARD", 200_000)
         store.save(llama, tmp_path)
     assert not (tmp_path / "model.safetensors").exists() and same(store.load(tmp_path)[0], llama)
+    placed, replace = [], Path.replace
+    monkeypatch.setattr(Path, "replace", lambda one, to: (placed.append(Path(to).name), replace(one, to))[1])
+    store.save(tiny, tmp_path, text.train("byte"))
+    assert len(placed) > 2 and placed[-1] == "config.json"  # what says how to read the weights comes last
 
 
 @pytest.mark.parametrize("fails", [1, 2])

@@ -103,6 +103,10 @@ def test_a_stream_never_shows_half_a_character() -> None:
     shown = [stream.push(byte) for byte in "a👩é".encode()]
     assert shown == ["a", "", "", "", "👩", "", "é"] and stream.flush() == ""
     assert stream.push(0xF0) == "" and stream.flush() == "\ufffd"
+    words = text.train("words", ["a b"], None, ("<unk>",))
+    twice = words.stream()
+    for _ in range(2):  # afresh after its end
+        assert "".join(map(twice.push, words.encode("a b"))) + twice.flush() == words.decode(words.encode("a b"))
     chance = random.Random(0)
     for _ in range(200):
         ids = [chance.randrange(256) for _ in range(20)]
@@ -131,6 +135,8 @@ def test_unusual_parts_survive_json() -> None:
     again = text.Tokenizer.from_json(tokenizer.to_json())
     assert (again.bos, again.eos) == (tokenizer.bos, tokenizer.eos) == (256, 257)
     assert again.fingerprint == tokenizer.fingerprint
+    turned = text.Tokenizer.from_json(spec, {"bos": "<|stop|>", "eos": "<|go|>"})
+    assert turned.fingerprint != tokenizer.fingerprint  # documents are opened and closed by others
 
 
 def test_transformers_opens_what_is_saved(tmp_path: Path) -> None:

@@ -218,6 +218,21 @@ def test_a_tied_copy_may_remain_when_it_is_one(tmp_path: Path) -> None:
             check(tmp_path, {"embed": numbers(3), "head": other}, {"embed": (3,)}, table)
 
 
+def test_a_tied_copy_is_compared_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensorfiles, "CHUNK", 8)
+    for changed in (0, 4):
+        other = numbers(5)
+        other[changed] += 1
+        save_file({"a": numbers(5), "b": other, "c": numbers(5)}, tmp_path / "model.safetensors")
+        published = tensorfiles.open_files(tmp_path)
+        assert published.same("a", "c") and not published.same("a", "b")
+
+
+def test_the_format_of_most_numbers_is_the_files_own(tmp_path: Path) -> None:
+    save_file({"a": numbers(100), **{f"b{i}": numbers(2).bfloat16() for i in range(3)}}, tmp_path / "model.safetensors")
+    assert tensorfiles.open_files(tmp_path).dtype == torch.float32
+
+
 # ------------------------------------------------------------------------------ whole good files
 
 
@@ -481,6 +496,18 @@ def sharded(tmp_path: Path) -> Path:
     save_file({"b": numbers(3)}, folder / "two.safetensors")
     index(folder, {"a": "one.safetensors", "b": "two.safetensors"})
     return folder
+
+
+def test_shards_that_are_written_keep_their_limit_and_are_counted_in_the_index(tmp_path: Path) -> None:
+    ours = {name: numbers(size) for name, size in (("a", 3), ("b", 2), ("c", 4), ("d", 20), ("e", 1))}
+    made = tensorfiles.contents(tensorfiles.plain(ours), limit=24)
+    for name, content in made.items():
+        content(tmp_path / name) if callable(content) else (tmp_path / name).write_text(content)
+    placed = json.loads((tmp_path / tensorfiles.INDEX).read_text())
+    assert placed["metadata"]["total_size"] == 4 * sum(map(len, ours.values()))
+    files = [f"model-{number:05}-of-00004.safetensors" for number in (1, 1, 2, 3, 4)]
+    assert placed["weight_map"] == dict(zip(ours, files, strict=True))
+    assert all(torch.equal(tensorfiles.open_files(tmp_path).read(name), tensor) for name, tensor in ours.items())
 
 
 def test_shards_are_one_set_of_tensors(sharded: Path) -> None:

@@ -1,0 +1,59 @@
+"""What README shows is what happens: Python blocks run, command lines are understood, links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import glassformer
+from glassformer import cli, text
+from glassformer.commands import VERBS
+from glassformer.nn import build_model
+from glassformer.recipes import find
+from glassformer.serial import change
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+PYTHON = [block for kind, block in BLOCKS if kind == "python"]
+SHELL = [
+    line.partition(" #")[0].removeprefix(".venv/bin/").strip()
+    for _, block in BLOCKS
+    for line in block.splitlines()
+    if line.startswith(".venv/bin/glassformer")
+]
+
+
+@pytest.mark.parametrize("line", SHELL)
+def test_command_lines_are_understood(line: str) -> None:
+    words = shlex.split(line)[1:]
+    given = cli.parser(VERBS).understand(words)
+    assert given.run
+
+
+def test_there_is_something_to_hold_it_to() -> None:
+    assert len(SHELL) >= 5 and len(PYTHON) >= 2
+
+
+@pytest.mark.parametrize("block", PYTHON, ids=range(len(PYTHON)))
+def test_python_blocks_run(
+    block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.txt").write_text("The cat sat on a house of glass and looked through its walls.\n" * 400)
+    tokenizer = text.train("bpe", [(tmp_path / "own.txt").read_text()], 300)
+    model = build_model(change(find("glass/200k"), {"embed.vocab": tokenizer.size, "context": 64}), seed=0)
+    glassformer.save(model, "out/mine", tokenizer)
+    shorter = block.replace('"python-docs"', '"own.txt"').replace("2048", "300").replace("steps=100", "steps=2")
+    exec(compile(shorter, "README.md", "exec"), {})
+    shown = capsys.readouterr().out
+    assert shown.count("\n") == 2 if "steps=" in block else shown, shown
+
+
+def test_links_lead_somewhere() -> None:
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
+        for link in re.findall(r"\]\(([^)#\s]+)\)", page.read_text(encoding="utf-8")):
+            assert link.startswith("http") or (page.parent / link).exists(), (page.name, link)

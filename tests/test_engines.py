@@ -86,6 +86,7 @@ SITUATIONS: dict[str, tuple[Callable[[], Mask], dict[str, str]]] = {
     "long padded window": (lambda: own(padded(LONG), c.Window(48)), TRAINED),
     "long strided": (lambda: own(row(LONG), c.Strided(24), plain=True), TRAINED),
     "long documents": (lambda: documents(LONG), SPARSE),
+    "long rule with a prefix": (lambda: own(row(LONG), c.Prefix(200) & c.Window(48), plain=True), TRAINED),
     "long prefix": (lambda: seen_early(LONG, c.Window(48)), TRAINED),
 }
 

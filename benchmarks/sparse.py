@@ -25,8 +25,8 @@ from torch.nn import functional as F
 
 from glassformer import config
 from glassformer.nn import Mask, attend
-from glassformer.nn.mask import visited
 from glassformer.positions import read_rule
+from glassformer.sight import visited
 
 RULES = ("window(256)", "strided(128)", "fixed(128, 8)")
 

@@ -58,8 +58,19 @@ def test_shapes_without_torch_are_those_of_the_modules(name: str) -> None:
     assert shapes.shapes(model) == built
 
 
-@pytest.mark.parametrize("words", [["recipes"], ["cost", "llama/3-8b"], ["cost", "t5/3b", "--json"]])
-def test_costs_and_recipes_import_no_torch(words: list[str]) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["recipes"],
+        ["cost", "llama/3-8b"],
+        ["cost", "t5/3b", "--json"],
+        ["masks"],
+        ["masks", "strided"],
+        ["masks", "cross"],
+    ],
+    ids=" ".join,
+)
+def test_costs_recipes_and_masks_import_no_torch(words: list[str]) -> None:
     code = f"import sys; from glassformer.cli import main; assert main({words}) == 0; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 

@@ -13,9 +13,11 @@ import torch
 import glassformer
 from glassformer import UserError, config, cost, extend, objectives, serial, store
 from glassformer.cli import main
-from glassformer.nn import Cache, Tape, build, build_model, lora
+from glassformer.inspection import masks
+from glassformer.nn import Cache, Mask, Tape, build, build_model, builds, lora
 from glassformer.nn.build import _MAKERS
 from glassformer.positions import read_rule
+from glassformer.sight import visited
 from glassformer.training import launch
 from tiny import CONTEXT, DIM, VOCAB, WIDE, block, decoder, tokens
 
@@ -161,6 +163,27 @@ def test_its_cost_is_what_is_counted(own) -> None:
     counted = sum(weight.numel() for weight in build_model(strange(own), seed=1).parameters())
     assert price.total == counted
     assert price.activations() > 2 * CONTEXT * 24 * 2 * 4 and dict(price.table())["parameters"] == f"{counted:,}"
+
+
+def test_a_rule_of_its_own_is_drawn_and_combined_though_it_knows_tensors_alone(forgotten) -> None:
+    @config.member(config.See)
+    class Near(config.Rule):
+        size: int
+
+    @builds(Near)
+    def near(cfg, causal):
+        return None if cfg.size > 99 else lambda q, k: (q - k).abs().clamp(max=50) < cfg.size
+
+    for words in ("near(4)", "near(4) | every(8)", "every(2) & near(7)", "near(100) & window(3)"):
+        ours = words.replace("near(100) & ", "").replace("near", "window")
+        drawn, wanted = masks.picture(words, 40), masks.picture(ours, 40)
+        assert (drawn.cells == wanted.cells).all() and (drawn.encoder, drawn.decoder) == (
+            wanted.encoder,
+            wanted.decoder,
+        )
+        assert drawn.encoder == visited(read_rule(words), 40, causal=False)
+        pos = torch.arange(40)[None]
+        assert torch.equal(*(Mask(pos, pos, True, read_rule(text)).dense() for text in (words, ours)))
 
 
 def test_a_rule_a_stretch_and_a_pool_of_its_own(own) -> None:

@@ -19,8 +19,8 @@ from glassformer.cli import main
 from glassformer.errors import UserError
 from glassformer.inspection import masks
 from glassformer.nn import Cache, Mask, attend, flex, plan
-from glassformer.nn.mask import visited
 from glassformer.positions import ahead, reach, read_rule, rules
+from glassformer.sight import visited
 from tiny import tokens
 
 RULES_DRAWN = {  # by hand from their definitions: query i, key j
@@ -283,7 +283,7 @@ def test_sparse_is_chosen_where_it_pays_and_only_there() -> None:
 @every_rule
 @pytest.mark.parametrize("causal", [True, False])
 def test_counts(see: c.See, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("glassformer.nn.mask.CHUNK", 100)  # several parts
+    monkeypatch.setattr("glassformer.sight.CHUNK", 100)  # several parts
     assert visited(see, 37, causal) == dense(see, 37, causal).sum()
     pattern = (tiny.block(c.Attention(4, see=see)),)
     if causal:
@@ -317,6 +317,16 @@ def test_every_name_has_a_picture_and_a_count(name: str, capsys: pytest.CaptureF
     assert told["visited"]["decoder"] == int((drawn.cells == masks.SEEN).sum())
     assert told["visited"]["encoder"] == int((drawn.cells > masks.NEVER).sum())
     assert 0 < told["share_of_causal"] <= 2
+
+
+@pytest.mark.parametrize("name", [*masks.EXAMPLES, *masks.SCENES, "window(9) & every(2) | prefix(3)"])
+def test_a_picture_is_the_mask_that_a_model_has(name: str) -> None:
+    pos = torch.arange(24)[None]
+    see = c.Full() if name in masks.SCENES else read_rule(masks.EXAMPLES.get(name, name))
+    docs = (pos // 8, pos // 8) if name == "documents" else None
+    keys = pos.where(pos < 16, -1) if name in ("padding", "cross") else pos
+    both, before = (Mask(pos, keys, causal and name != "cross", see, docs).dense()[0, 0] for causal in (False, True))
+    assert torch.equal(torch.from_numpy(masks.picture(name).cells), both.long() + before.long())
 
 
 def test_names_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

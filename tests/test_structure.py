@@ -31,6 +31,8 @@ FLOORS = [
         "run",
         "settings",
         "shapes",
+        "sight",
+        "stretches",
         "text",
     },
     {"nn"},

@@ -38,9 +38,6 @@ from .positions import Every as Every
 from .positions import Fixed as Fixed
 from .positions import Full as Full
 from .positions import Learned as Learned
-from .positions import LinearStretch as LinearStretch
-from .positions import Llama3Stretch as Llama3Stretch
-from .positions import LongStretch as LongStretch
 from .positions import NoPosition as NoPosition
 from .positions import Position as Position
 from .positions import Prefix as Prefix
@@ -49,11 +46,9 @@ from .positions import Rotary as Rotary
 from .positions import Rule as Rule
 from .positions import See as See
 from .positions import Sinusoidal as Sinusoidal
-from .positions import Stretch as Stretch
 from .positions import Strided as Strided
 from .positions import Tail as Tail
 from .positions import Window as Window
-from .positions import YarnStretch as YarnStretch
 from .recurrence import GRU as GRU  # and in recurrence.py
 from .recurrence import LSTM as LSTM
 from .recurrence import Additive as Additive
@@ -62,6 +57,11 @@ from .recurrence import Recurrent as Recurrent
 from .recurrence import Summary as Summary
 from .serial import frozen as frozen
 from .serial import member as member
+from .stretches import LinearStretch as LinearStretch
+from .stretches import Llama3Stretch as Llama3Stretch
+from .stretches import LongStretch as LongStretch
+from .stretches import Stretch as Stretch
+from .stretches import YarnStretch as YarnStretch
 
 MOST_HEADS = 1 << 14  # far beyond what anybody trains; more would only hang
 Place: TypeAlias = Literal["pre", "post", "sandwich", "parallel"]

@@ -108,11 +108,11 @@ class Cost:
         """How many keys a query sees, the mean over the context's positions."""
         T, see = self.context, attention.see
         if not isinstance(see, config.Full | config.Window):  # counted, in long rows by a thousand of its queries
-            import torch
+            import numpy as np
 
-            from .nn.mask import visited
+            from .sight import visited
 
-            rows = torch.linspace(0, T - 1, min(T, 1024)).long()
+            rows = np.linspace(0, T - 1, min(T, 1024)).astype(int)
             return visited(see, T, causal, rows) / len(rows)
         reach = min(see.size, T) if isinstance(see, config.Window) else T
         if causal:

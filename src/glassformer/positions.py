@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 from dataclasses import MISSING, fields
+from functools import reduce
+from operator import and_, or_
 from typing import Any, TypeAlias
 
 from .errors import UserError, above_zero, nearest, need
 from .serial import frozen, members
+from .stretches import Stretch, YarnStretch
 
 # ------------------------------------------------------------------------------------------ order
 
@@ -45,73 +49,6 @@ class Learned:
 
     def __post_init__(self) -> None:
         above_zero(self, "length")
-
-
-@frozen
-class LinearStretch:
-    """Positions divided by ``factor`` (Chen et al. 2023, position interpolation)."""
-
-    factor: float
-
-    def __post_init__(self) -> None:
-        above_zero(self, "factor")
-
-
-@frozen
-class Llama3Stretch:
-    """Llama 3.1's frequency-dependent stretch: slow waves by ``factor``, fast ones not at all."""
-
-    factor: float = 8.0
-    low: float = 1.0  # waves that turn less often in length positions are slow
-    high: float = 4.0  # waves that turn more often are fast
-    length: int = 8192  # positions learnt first
-
-    def __post_init__(self) -> None:
-        above_zero(self, "factor", "low", "high", "length")
-        need(self.low < self.high, f"Llama3Stretch.low is {self.low}; give less than high ({self.high}).")
-
-
-@frozen
-class YarnStretch:
-    """Waves that turn less than ``slow`` times in ``length`` positions slowed by ``factor``, more than ``fast`` kept.
-
-    ``size`` multiplies what is turned (None: 0.1 ln(factor) + 1). Peng et al. 2023, YaRN, sections 3.2 to 3.4.
-    """
-
-    factor: float  # how many times longer the texts become
-    length: int  # positions learnt first
-    fast: float = 32.0
-    slow: float = 1.0
-    size: float | None = None
-
-    def __post_init__(self) -> None:
-        above_zero(self, "factor", "length", "fast", "slow", "size")
-
-
-@frozen
-class LongStretch:
-    """Each wave slowed by a factor of its own: one of ``short``, in a ``far`` model one of ``long``.
-
-    ``length`` positions were learnt first and ``factor`` times as many later; ``size`` multiplies what is turned (None:
-    sqrt(1 + ln(factor) / ln(length))). Published code goes from short to long once a text grows past ``length``, which
-    a cached token cannot: a model here is one or the other. Ding et al. 2024, LongRoPE (arXiv 2402.13753); Phi-3.
-    """
-
-    short: tuple[float, ...]
-    long: tuple[float, ...]
-    length: int
-    factor: float = 1.0
-    size: float | None = None
-    far: bool = False
-
-    def __post_init__(self) -> None:
-        above_zero(self, "factor", "size")
-        need(self.length > 1, f"LongStretch.length is {self.length}; give 2 or more.")
-        even = len(self.short) == len(self.long) > 0 and min(*self.short, *self.long) > 0
-        need(even, "LongStretch.short and long are as many factors as waves each, all above 0.")
-
-
-Stretch: TypeAlias = LinearStretch | Llama3Stretch | YarnStretch | LongStretch
 
 
 @frozen
@@ -166,8 +103,15 @@ Position: TypeAlias = NoPosition | Sinusoidal | Learned | Rotary | RelativeBias 
 # ---------------------------------------------------------------------------- who may look at whom
 
 
+Allows: TypeAlias = Callable[[Any, Any], Any]  # positions of queries, of keys, arrays of any kind -> may look
+
+
 class Rule:
-    """What all rules share: ``a & b`` sees what both see, ``a | b`` what either sees."""
+    """What all rules share: ``a & b`` sees what both see, ``a | b`` what either sees.
+
+    ``allows(causal)`` is what a rule asks of each pair, None where it asks nothing; ``causal``: whether the stack's
+    direction is told already. Its numbers are numpy's or torch's, of shapes that broadcast.
+    """
 
     def __and__(self, other: See) -> Both:
         return Both((*_inside(self, Both), *_inside(other, Both)))
@@ -189,10 +133,16 @@ def _inside(rule: Any, kind: type[Both] | type[Either]) -> tuple[See, ...]:
 class Full(Rule):
     """Every token within reach of the stack's direction."""
 
+    def allows(self, causal: bool) -> Allows | None:
+        return None
+
 
 @frozen
 class Causal(Rule):
     """Keys no later than the query. A causal stack says so for all its blocks; in an encoder a block may say it."""
+
+    def allows(self, causal: bool) -> Allows | None:
+        return None if causal else lambda q, k: k <= q
 
 
 @frozen
@@ -208,6 +158,9 @@ class Prefix(Rule):
     def __post_init__(self) -> None:
         above_zero(self, "length")
 
+    def allows(self, causal: bool) -> Allows | None:
+        return None if causal else lambda q, k: (k <= q) | (k < self.length)  # else added where the direction is told
+
 
 @frozen
 class Window(Rule):
@@ -217,6 +170,9 @@ class Window(Rule):
 
     def __post_init__(self) -> None:
         above_zero(self, "size")
+
+    def allows(self, causal: bool) -> Allows:
+        return lambda q, k: abs(q - k) < self.size
 
 
 @frozen
@@ -228,6 +184,9 @@ class Every(Rule):
     def __post_init__(self) -> None:
         above_zero(self, "step")
 
+    def allows(self, causal: bool) -> Allows:
+        return lambda q, k: (q - k) % self.step == 0
+
 
 @frozen
 class Chunk(Rule):
@@ -237,6 +196,9 @@ class Chunk(Rule):
 
     def __post_init__(self) -> None:
         above_zero(self, "size")
+
+    def allows(self, causal: bool) -> Allows:
+        return lambda q, k: q // self.size == k // self.size
 
 
 @frozen
@@ -249,6 +211,9 @@ class Tail(Rule):
     def __post_init__(self) -> None:
         above_zero(self, "size", "last")
         need(self.last <= self.size, f"Tail.last is {self.last}; give 1 to size ({self.size}).")
+
+    def allows(self, causal: bool) -> Allows:
+        return lambda q, k: (k % self.size >= self.size - self.last) | (k == q)
 
 
 @frozen
@@ -264,6 +229,9 @@ class Strided(Rule):
     def parts(self) -> Either:
         """The same rule, of simpler ones."""
         return Window(self.stride) | Every(self.stride)
+
+    def allows(self, causal: bool) -> Allows | None:
+        return self.parts.allows(causal)
 
 
 @frozen
@@ -282,6 +250,9 @@ class Fixed(Rule):
         """The same rule, of simpler ones."""
         return Chunk(self.block) | Tail(self.block, self.summary)
 
+    def allows(self, causal: bool) -> Allows | None:
+        return self.parts.allows(causal)
+
 
 @frozen
 class Both(Rule):
@@ -295,6 +266,10 @@ class Both(Rule):
     def __str__(self) -> str:
         return " & ".join(f"({rule})" if isinstance(rule, Either) else str(rule) for rule in self.rules)
 
+    def allows(self, causal: bool) -> Allows | None:
+        asked = [one for rule in self.rules if (one := rule.allows(causal)) is not None]
+        return (lambda q, k: reduce(and_, (one(q, k) for one in asked))) if asked else None
+
 
 @frozen
 class Either(Rule):
@@ -307,6 +282,11 @@ class Either(Rule):
 
     def __str__(self) -> str:
         return " | ".join(map(str, self.rules))
+
+    def allows(self, causal: bool) -> Allows | None:
+        asked = [one for rule in self.rules if (one := rule.allows(causal)) is not None]
+        every = len(asked) == len(self.rules)  # else one of them asks nothing
+        return (lambda q, k: reduce(or_, (one(q, k) for one in asked))) if every else None
 
 
 See: TypeAlias = (

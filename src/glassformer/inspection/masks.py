@@ -5,14 +5,14 @@ from __future__ import annotations
 import struct
 import zlib
 from dataclasses import dataclass
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from .. import config
 from ..errors import need
-from ..nn.mask import CHUNK, Mask, visited
-from ..positions import read_rule, rules
+from ..positions import See, read_rule, rules
+from ..sight import CHUNK, Side, pairs
 
 EXAMPLES = {
     "prefix": "prefix(6)",
@@ -45,7 +45,7 @@ class Picture:
 
     name: str
     length: int
-    cells: Tensor
+    cells: np.ndarray[Any, Any]
     scale: int
     encoder: int  # pairs visited where tokens see both ways
     decoder: int  # pairs visited where they see what came before
@@ -101,7 +101,7 @@ class Picture:
     def png(self) -> bytes:
         """As an image, at least 512 dots wide."""
         size = max(1, 512 // self.cells.shape[1])
-        dots = self.cells.repeat_interleave(size, 0).repeat_interleave(size, 1)
+        dots = self.cells.repeat(size, 0).repeat(size, 1)
         palette = b"".join(bytes.fromhex(color[1:]) for color in COLORS)
         lines = b"".join(b"\0" + bytes(row) for row in dots.tolist())  # each begins with the name of no filter
         head = struct.pack(">IIBBBBB", dots.shape[1], dots.shape[0], 8, 3, 0, 0, 0)
@@ -118,33 +118,31 @@ def picture(name: str, length: int = 24, most: int = 64) -> Picture:
     need(length > 0, f"--length is {length}; give 1 or more.")
     need(length <= LONGEST, f"--length is {length}; give at most {LONGEST:,}: every pair is counted.")
     scene = name.strip().lower()
-    if scene in SCENES:
-        both, before = (_scene(scene, length, causal).dense()[0, 0] for causal in (False, scene != "cross"))
-        counts = int(both.sum()), int(before.sum())
-        scale = -(-length // most)
-        return Picture(scene, length, _shrink(both.int() + before.int(), scale), scale, *counts)
-    see = read_rule(EXAMPLES.get(scene, name))
-    encoder, decoder = visited(see, length, causal=False), visited(see, length, causal=True)
-    pos, scale = torch.arange(length)[None], -(-length // most)
-    rows = []
-    for part in torch.split(pos, scale * max(1, CHUNK // (scale * length)), dim=1):  # whole rows of cells at a time
-        both, before = (Mask(part, pos, causal, see).dense()[0, 0] for causal in (False, True))
-        rows.append(_shrink(torch.where(before, SEEN, torch.where(both, LATER, NEVER)), scale))
-    return Picture(str(see), length, torch.cat(rows), scale, encoder, decoder)
+    see: See = config.Full() if scene in SCENES else read_rule(EXAMPLES.get(scene, name))
+    q, k = _scene(scene, np.arange(length))
+    scale, rows, counts = -(-length // most), [], np.zeros(2, int)
+    several = scale * max(1, CHUNK // (scale * length))  # whole rows of cells at a time
+    for start in range(0, length, several):
+        part = Side(*(None if x is None else x[start : start + several] for x in q))
+        both, before = pairs(see, part, k, causal=False), pairs(see, part, k, causal=scene != "cross")
+        counts += both.sum(), before.sum()
+        rows.append(_shrink(np.where(before, SEEN, np.where(both, LATER, NEVER)), scale))
+    encoder, decoder = counts.tolist()
+    return Picture(scene if scene in SCENES else str(see), length, np.concatenate(rows), scale, encoder, decoder)
 
 
-def _shrink(cells: Tensor, scale: int) -> Tensor:
+def _shrink(cells: np.ndarray[Any, Any], scale: int) -> np.ndarray[Any, Any]:
     """One cell for every square of ``scale`` pairs a side: the most that any of them is."""
-    return torch.nn.functional.max_pool2d(cells[None].float(), scale, ceil_mode=True)[0].long()
+    T, S = (range(0, side, scale) for side in cells.shape)
+    return np.asarray(np.maximum.reduceat(np.maximum.reduceat(cells, T, 0), S, 1))
 
 
-def _scene(name: str, length: int, causal: bool) -> Mask:
-    """The mask of a scene."""
-    pos = torch.arange(length)[None]
+def _scene(name: str, pos: np.ndarray[Any, Any]) -> tuple[Side, Side]:
+    """What is known of a row's queries and keys: of a rule no more than their positions."""
+    length = len(pos)
     if name == "documents":
-        docs = pos * 3 // length
-        return Mask(pos, pos, causal, docs=(docs, docs))
-    return Mask(pos, torch.where(pos < length - length // 3, pos, -1), causal)
+        return Side(pos, pos * 3 // length), Side(pos, pos * 3 // length)
+    return Side(pos), Side(pos if name not in SCENES else np.where(pos < length - length // 3, pos, -1))
 
 
 def names() -> list[tuple[str, str]]:

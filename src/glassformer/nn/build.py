@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from ..positions import See
+from ..serial import members
+
 M = TypeVar("M", bound=Callable[..., Any])
 
 _MAKERS: dict[type, Callable[..., Any]] = {}
@@ -17,9 +20,28 @@ def builds(kind: type) -> Callable[[M], M]:
         if kind in _MAKERS:
             raise TypeError(f"{kind.__name__} already builds {_MAKERS[kind].__name__}")
         _MAKERS[kind] = maker
+        if kind in members(See).values() and not hasattr(kind, "allows"):  # a rule from a file of its own
+            kind.allows = _for_any_array(maker)  # type: ignore[attr-defined]
         return maker
 
     return register
+
+
+def _for_any_array(maker: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of (config, causal) that gives a rule over tensors -> one whose rule takes numpy's arrays too."""
+    import torch
+
+    def allows(cfg: Any, causal: bool) -> Any:
+        rule = maker(cfg, causal)
+
+        def may(q: Any, k: Any) -> Any:
+            if isinstance(q, torch.Tensor):
+                return rule(q, k)
+            return rule(torch.from_numpy(q), torch.from_numpy(k)).numpy()
+
+        return None if rule is None else may
+
+    return allows
 
 
 def uncompiled(method: M) -> M:

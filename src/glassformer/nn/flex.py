@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..sight import Side
 from .build import build
-from .mask import Mask, Side
+from .mask import Mask
 from .plan import Term, touching
 
 SIDE = 128

@@ -21,8 +21,10 @@ import torch
 from torch import Tensor
 
 from .. import config
+from ..positions import Allows
+from ..sight import Side
 from .build import build
-from .mask import Mask, Rule, Side
+from .mask import Mask
 
 SIDE = 64
 """Tokens in a block: enough for the matrix kernels, few enough that little is computed in vain."""
@@ -142,7 +144,7 @@ def _rows(x: Tensor, index: Tensor) -> Tensor:
 class Plan:
     """One term's blocks of queries and of keys, which ``touch`` (R, Q, P) which, and the steps over them."""
 
-    rule: Rule | None
+    rule: Allows | None
     queries: Layout
     keys: Layout
     touch: Tensor
@@ -163,7 +165,7 @@ def plans(mask: Mask) -> list[Plan]:
     """What to compute for a mask, without its steps; made once for all layers that share it."""
     if not mask.plans:
         for term in terms(mask.see):
-            rule: Rule | None = build(term.rule, mask.causal)
+            rule: Allows | None = build(term.rule, mask.causal)
             q, k = _sides(mask)
             keep = k.pos >= 0
             if term.sift is not None:
@@ -191,7 +193,7 @@ def _sides(mask: Mask) -> tuple[Side, Side]:
 
 def with_steps(mask: Mask) -> list[Plan]:
     """The plans of a mask, ready to be computed."""
-    before: list[Rule] = []
+    before: list[Allows] = []
     for plan in plans(mask):
         if not plan.steps:
             q, k = (layout.gather(side) for layout, side in zip((plan.queries, plan.keys), _sides(mask), strict=True))
@@ -204,7 +206,7 @@ def with_steps(mask: Mask) -> list[Plan]:
 
 
 def _step(
-    mask: Mask, rule: Rule | None, before: list[Rule], q: Side, k: Side, q_blocks: Tensor, k_blocks: Tensor
+    mask: Mask, rule: Allows | None, before: list[Allows], q: Side, k: Side, q_blocks: Tensor, k_blocks: Tensor
 ) -> Step:
     some_q, some_k = q.map(lambda x: x[q_blocks][:, :, None]), k.map(lambda x: x[k_blocks].flatten(1)[:, None, :])
     may = mask.may(some_q, some_k, rule) & (some_q.pos >= 0)

@@ -25,6 +25,7 @@ BERT = tiny.bert()
 CLASSIFIER = dataclasses.replace(BERT, head=None, pool=config.Pool("first", "tanh", labels=3))
 NUMBER = dataclasses.replace(BERT, head=None, pool=config.Pool("mean", labels=1))
 SENTENCES = dataclasses.replace(BERT, head=None, pool=config.Pool("mean", unit=True))
+TAGGER = dataclasses.replace(BERT, head=None, pool=None, token_head=config.TokenHead(3))
 LAST = dataclasses.replace(tiny.DECODERS["llama"], pool=config.Pool("last", labels=3))
 
 
@@ -67,6 +68,7 @@ def batches():
         ),
         "seq2seq alone": (objectives.Seq2Seq(), tiny.DECODERS["llama"], Batch(tokens, targets, pos, docs)),
         "classify": (objectives.Classify(), CLASSIFIER, labelled),
+        "tag": (objectives.Tag(), TAGGER, dataclasses.replace(plain, targets=torch.where(few < 0, -1, few % 3))),
         "classify alone": (objectives.Classify(), LAST, dataclasses.replace(labelled, segments=None)),
         "classify, agree and push": (objectives.Classify(agree=2.0, push=0.1), CLASSIFIER, labelled),
         "regression, agree and push": (
@@ -231,6 +233,7 @@ def data(tmp_path_factory):
     (folder / "labels.tsv").write_text(
         "text\tlabel\n" + "".join(f"{a}\t{'odd' if i % 2 else 'even'}\n" for i, (a, _) in enumerate(numbers))
     )
+    (folder / "tags.conll").write_text("".join(f"{i}\tB-N\nand\tO\n{i + 1}\tB-N\n\n" for i in range(60)))
     (folder / "pairs.tsv").write_text("text\tsecond\n" + "".join(f"{a}\t{b}\n" for a, b in numbers))
     (folder / "text.txt").write_text("".join(f"{a} is {b}. " for a, b in numbers))
     return folder
@@ -240,6 +243,7 @@ def settings(data, objective, **changes):
     examples = {
         "Seq2Seq": {"source": str(data / "s"), "target": str(data / "t")},
         "Classify": str(data / "labels.tsv"),
+        "Tag": str(data / "tags.conll"),
         "Contrast": str(data / "pairs.tsv"),
     }
     source = (
@@ -257,7 +261,7 @@ def settings(data, objective, **changes):
     )
 
 
-@pytest.mark.parametrize("objective", ["Masked", "Prefix", "Span", "Seq2Seq", "Classify", "Contrast"])
+@pytest.mark.parametrize("objective", ["Masked", "Prefix", "Span", "Seq2Seq", "Classify", "Tag", "Contrast"])
 def test_a_resumed_run_is_the_undisturbed_one(objective, data, tmp_path, monkeypatch, capfd):
     ended = training.run(settings(data, objective), tmp_path / "whole", sample=lambda *told: f"made of {told[2]}")
     assert ended.step == 12 and math.isfinite(ended.valid)
@@ -286,6 +290,8 @@ def test_a_resumed_run_is_the_undisturbed_one(objective, data, tmp_path, monkeyp
     if objective == "Classify":
         assert store.labels(tmp_path / "whole") == ("even", "odd") and "matthews" in str(last)
         assert "head over tokens is left out" in said
+    if objective == "Tag":
+        assert store.labels(tmp_path / "whole") == ("B-N", "O") and "valid_f1" in last
     if objective == "Contrast":
         assert "valid_accuracy" in last
     if objective == "Seq2Seq":

@@ -94,6 +94,11 @@ class Classify:
 
 
 @frozen
+class Tag:
+    """The label of each word, read at its first token; its other tokens are not counted (Devlin et al. 2019, 5.3)."""
+
+
+@frozen
 class Contrast:
     """Which of the batch's second texts belongs to each first one (in-batch negatives, Henderson et al. 2017).
 
@@ -106,7 +111,7 @@ class Contrast:
         above_zero(self, "temperature")
 
 
-Objective: TypeAlias = Causal | Masked | Prefix | Span | Seq2Seq | Classify | Contrast
+Objective: TypeAlias = Causal | Masked | Prefix | Span | Seq2Seq | Classify | Tag | Contrast
 RUNNING = (Causal, Masked, Prefix, Span)
 """Objectives on running text ([data] type = "Data"); the others need examples ([data] type = "Examples")."""
 
@@ -123,7 +128,7 @@ class Full:
 class Frozen:
     """Only the weights whose path matches ``train`` (fnmatch); by default the heads, on a trunk that stays."""
 
-    train: tuple[str, ...] = ("head.*", "pool.*")
+    train: tuple[str, ...] = ("head.*", "pool.*", "token_head.*")
 
 
 @frozen
@@ -137,7 +142,7 @@ class LoRA:
     alpha: float = 16.0  # the change counts alpha / rank times
     dropout: float = 0.0  # on what the changes read
     paths: tuple[str, ...] = ("*.attn.q", "*.attn.v")
-    train: tuple[str, ...] = ("pool.*",)
+    train: tuple[str, ...] = ("pool.*", "token_head.*")
 
     def __post_init__(self) -> None:
         above_zero(self, "rank", "alpha")
@@ -145,4 +150,4 @@ class LoRA:
 
 
 Tune: TypeAlias = Full | Frozen | LoRA
-Part: TypeAlias = Literal["source", "target", "text", "second", "label"]
+Part: TypeAlias = Literal["source", "target", "text", "second", "label", "tokens", "labels"]

@@ -79,12 +79,13 @@ class Data:
 class Examples:
     """Where examples come from: the columns of a .tsv or .jsonl file, or the lines of parallel files.
 
-    Parts are source and target (Seq2Seq), text, second and label (Classify, Contrast). ``train`` and ``valid`` are a
-    file, or ``{source = FILE, target = FILE}`` for parallel ones; ``valid`` may be a share of ``train``. ``columns``
-    names what each part is called in the file, or counts from 0 where a .tsv has no header: ``{text = "sentence",
-    label = "label"}``. ``labels`` fixes the set and its order (None: those of ``train``). ``before`` stands before
-    each source or text ("summarize: "). ``cut`` is where a part too long for the context loses its rest, "end" or
-    "start", or "no" to refuse it.
+    Parts are source and target (Seq2Seq), text, second and label (Classify, Contrast), tokens and labels (Tag: a word
+    and its label a line and an empty line between sentences, or lists in JSONL). ``train`` and ``valid`` are a file, or
+    ``{source = FILE, target = FILE}`` for parallel ones; ``valid`` may be a share of ``train``. ``columns`` names what
+    each part is called in the file, or counts from 0 where a .tsv has no header: ``{text = "sentence", label =
+    "label"}``. ``labels`` fixes the set and its order (None: those of ``train``). ``before`` stands before each source
+    or text ("summarize: "). ``cut`` is where a part too long for the context loses its rest, "end" or "start", or "no"
+    to refuse it.
     ``tokenizer`` is as for Data, or "words": what white space parts.
     """
 

@@ -1,8 +1,9 @@
-"""``glassformer classify``: the label of each text, and how sure the model is."""
+"""``glassformer classify``: the label of each text, or of each word, and how sure the model is."""
 
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from .common import MODEL, TEXTS, computing, counting, emit, prompting, reader, texts
 
@@ -30,6 +31,10 @@ def run(given: argparse.Namespace) -> None:
     unequal = f"There are {len(first)} texts and {len(second or ())} second ones; give as many."
     need(second is None or len(second) == len(first), unequal)
     model, tokenizer = reader(given)
+    if generation.tags(model.config):
+        need(second is None, "This model gives each word its label and reads one text; leave --second out.")
+        marks(given, model, tokenizer, [text.split() for text in first])
+        return
     pairs = first if second is None else list(zip(first, second, strict=True))
     found = generation.classify(model, tokenizer, pairs, batch=given.batch, progress=counting("texts"))
     names = labels_of(given.model, found.shape[1])
@@ -41,6 +46,20 @@ def run(given: argparse.Namespace) -> None:
         else:
             best = max(range(len(row)), key=row.__getitem__)
             print(f"{names[best]:12} {row[best]:.4f}  {text}")
+
+
+def marks(given: argparse.Namespace, model: Any, tokenizer: Any, sentences: list[list[str]]) -> None:
+    """The label of each word, a word a line as CoNLL has it, or a sentence a line as JSON."""
+    from .. import generation
+
+    names = labels_of(given.model, model.config.token_head.labels)
+    found = generation.tag(model, tokenizer, sentences, batch=given.batch, progress=counting("texts"))
+    for words, rows in zip(sentences, found, strict=True):
+        labels = [names[best] for best in rows.argmax(1).tolist()]
+        if given.json:
+            emit({"tokens": words, "labels": labels, "probabilities": rows.amax(1).tolist()})
+        else:
+            print("".join(f"{word}\t{label}\n" for word, label in zip(words, labels, strict=True)))
 
 
 def labels_of(name: str, count: int) -> list[str]:

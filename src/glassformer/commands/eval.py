@@ -20,7 +20,9 @@ EXAMPLES = (
     "glassformer eval out/mine --data held-out.txt",
     "glassformer eval out/pair --data test.en --target test.de --json",
 )
-EPILOG = "What is measured follows from the model: a text's loss; BLEU and chrF from source to target; accuracy."
+EPILOG = (
+    "What is measured follows from the model: a text's loss; BLEU and chrF from source to target; accuracy; entities."
+)
 
 
 def options(one: argparse.ArgumentParser) -> None:
@@ -91,7 +93,7 @@ def numbers(text: str) -> list[int]:
 
 def run(given: argparse.Namespace) -> None:
     """The command; its exit code, None for 0."""
-    from .. import config
+    from .. import config, generation
 
     need((given.data is None) != (given.tasks is None), "Give --data FILE, or --tasks NAME,... to answer tasks.")
     if given.tasks is not None:
@@ -110,6 +112,8 @@ def run(given: argparse.Namespace) -> None:
         writes(given, model, tokenizer)
     elif model.config.pool is not None and model.config.pool.labels:
         chooses(given, model, tokenizer)
+    elif generation.tags(model.config):
+        marks(given, model, tokenizer)
     else:
         foretells(given, model, tokenizer)
 
@@ -223,6 +227,21 @@ def chooses(given: argparse.Namespace, model: Any, tokenizer: Any) -> None:
     else:
         figures = evaluation.of_labels(found.argmax(1).tolist(), [int(label) for label in right])
     show(given, {"texts": len(texts), **figures})
+
+
+def marks(given: argparse.Namespace, model: Any, tokenizer: Any) -> None:
+    """The labels that the model gives to words, against the right ones."""
+    from .. import evaluation, generation
+    from ..objectives import Tag
+
+    labels = labels_of(given.model, model.config.token_head.labels)
+    examples = read(given, Tag(), labels)
+    batch = 32 if given.batch is None else given.batch
+    sentences = [example.words for example in examples]
+    found = generation.tag(model, tokenizer, sentences, batch=batch, progress=counting("sentences"))
+    chosen = [[labels[best] for best in one.argmax(1).tolist()] for one in found]
+    right = [[labels[tag] for tag in example.tags] for example in examples]
+    show(given, {"sentences": len(right), "words": sum(map(len, right)), **evaluation.of_tags(chosen, right)})
 
 
 def read(given: argparse.Namespace, objective: Any, labels: Sequence[str] | None = None) -> Sequence[Example]:

@@ -1,7 +1,7 @@
 """Evaluation: a model held against text it has not seen, and against answers that are known."""
 
 from .likelihood import Likelihood, likelihoods
-from .metrics import by_length, of_labels, of_numbers, of_texts, whole_words
+from .metrics import by_length, of_labels, of_numbers, of_tags, of_texts, whole_words
 from .score import Score, score
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "likelihoods",
     "of_labels",
     "of_numbers",
+    "of_tags",
     "of_texts",
     "score",
     "whole_words",

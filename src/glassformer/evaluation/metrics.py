@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import need
+from ..text.entities import agreement, are_bio
 
 TEXTS = ("bleu", "chrf", "rouge1", "rouge2", "rougeL", "exact")
 """Figures of written texts, in per cent."""
@@ -70,6 +71,16 @@ def of_labels(chosen: Sequence[int], right: Sequence[int]) -> dict[str, float]:
         "f1": 100 * float(library.f1_score(right, chosen, average="macro")),
         "matthews": float(library.matthews_corrcoef(right, chosen)),
     }
+
+
+def of_tags(chosen: Sequence[Sequence[str]], right: Sequence[Sequence[str]]) -> dict[str, float]:
+    """Accuracy of words; of labels B-KIND, I-KIND and O also precision, recall and F1 of entities (conlleval)."""
+    pairs = [pair for said, true in zip(chosen, right, strict=True) for pair in zip(said, true, strict=True)]
+    need(bool(pairs), "There is nothing to score; give at least one sentence.")
+    shares = {"accuracy": sum(said == true for said, true in pairs) / len(pairs)}
+    if are_bio(label for pair in pairs for label in pair):
+        shares |= agreement(chosen, right)
+    return {name: 100 * share for name, share in shares.items()}
 
 
 def of_numbers(guessed: Sequence[float], right: Sequence[float]) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """Generation: what a model says: texts, token by token or by beams; vectors, labels and words for blanks."""
 
-from .answers import Filled, classify, embed, fill
+from .answers import Filled, classify, embed, fill, tag, tags
 from .beam import Hypothesis, beam, search
 from .loop import Finish, Generation, Row, Step, generate
 from .prompt import Prompt
@@ -21,4 +21,6 @@ __all__ = [
     "fill",
     "generate",
     "search",
+    "tag",
+    "tags",
 ]

@@ -5,6 +5,7 @@ N texts, B of them at once, T tokens, C model dim, L labels, V vocabulary.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from ..errors import UserError, need
 from ..nn import Encoder, Model
 from ..nn.finite import must_be_finite
 from ..nn.pool import Pool
+from ..text.examples import words_apart
 from .reading import at_rest
 
 if TYPE_CHECKING:
@@ -75,6 +77,44 @@ def classify(
     return _back(texts, found, batch)
 
 
+def tag(
+    model: Model,
+    tokenizer: Tokenizer,
+    sentences: Sequence[Sequence[str]],
+    *,
+    batch: int = 32,
+    progress: Progress | None = None,
+) -> list[Tensor]:
+    """The probability of each label for each word (words, L) of each sentence, read at the word's first token.
+
+    Raises UserError for a model without labels for tokens, and for a sentence longer than the context.
+    """
+    if not tags(model.config) or model.token_head is None:
+        raise UserError("This model has no labels for words; train it with the objective Tag first.")
+    need(bool(sentences) and all(sentences), "A sentence is empty; give at least one, and words in each.")
+    words = list(words_apart(tokenizer, sentences))
+    rows = [tokenizer.framed([[id for word in one for id in word]]) for one in words]
+    most, longest = int(min(model.config.context, model.limit)), max(len(ids) for ids, _ in rows)
+    need(longest <= most, f"A sentence has {longest} tokens and the model reads {most}; cut it in two.")
+    order = sorted(range(len(rows)), key=lambda place: len(rows[place][0]))
+    opened = tokenizer.framed([[-1]])[0].index(-1)
+    found: dict[int, Tensor] = {}
+    for hidden, flow in _hidden(model, [rows[place] for place in order], batch, progress):
+        logits = model.token_head(hidden, flow).float()
+        must_be_finite(model, logits)
+        for row in logits.softmax(-1).cpu():
+            place = order[len(found)]
+            firsts = list(itertools.accumulate(map(len, words[place]), initial=opened))[:-1]
+            found[place] = row[firsts]
+    return [found[place] for place in range(len(rows))]
+
+
+def tags(cfg: config.Model) -> bool:
+    """Whether a model of this config gives each word a label."""
+    own = getattr(cfg, "token_head", None)
+    return own is not None and not own.span
+
+
 def _mean(model: Model) -> Any:
     return Pool(config.Pool("mean"), model.config.dim)
 
@@ -83,15 +123,21 @@ def _read(
     model: Model, tokenizer: Tokenizer, texts: Sequence[Text], batch: int, progress: Progress | None
 ) -> Iterator[tuple[Tensor, Any]]:
     """The hidden states (B, T, C) and the flow of each batch, short texts first: little is padded."""
-    need(batch >= 1, f"batch is {batch}; give 1 or more.")
     if any(not text for group in texts for text in ((group,) if isinstance(group, str) else group)):
         raise UserError("A text is empty; give some text.")
     most = int(min(model.config.context, model.limit))
     rows = tokenizer.encode_pairs(texts, most=most)
-    order = _order(texts)
+    yield from _hidden(model, [rows[place] for place in _order(texts)], batch, progress)
+
+
+def _hidden(
+    model: Model, rows: Sequence[tuple[list[int], list[int]]], batch: int, progress: Progress | None
+) -> Iterator[tuple[Tensor, Any]]:
+    """The same of ids with their segments."""
+    need(batch >= 1, f"batch is {batch}; give 1 or more.")
     device = next(model.parameters()).device
-    for begin in range(0, len(order), batch):
-        some = [rows[place] for place in order[begin : begin + batch]]
+    for begin in range(0, len(rows), batch):
+        some = rows[begin : begin + batch]
         longest = max(len(ids) for ids, _ in some)
         tokens, segments, pos = (torch.full((len(some), longest), fill) for fill in (0, 0, -1))
         for row, (ids, kinds) in enumerate(some):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
 from ..errors import UserError, nearest
-from ..objectives import Classify, Contrast, Objective, Part, Seq2Seq
+from ..objectives import Classify, Contrast, Objective, Part, Seq2Seq, Tag
 from .records import SHORT, Record, records
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ class Example:
     """One example: ``first`` is its source or text, ``second`` its target or other text, ``line`` where it stands.
 
     ``label`` is the label's number in the set, or the number itself in a regression; ``references`` are all targets.
+    A sentence that is tagged has ``words`` and as many ``tags``, their labels' numbers.
     """
 
     first: str
@@ -35,6 +36,8 @@ class Example:
     label: float | None = None
     line: int = 0
     references: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    tags: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class Table:
         """The SHA-256 of what is learned from these examples, whatever the file is called."""
         digest = hashlib.sha256(json.dumps(self.labels).encode())
         for one in self.examples:
-            digest.update(json.dumps([one.first, one.second, one.label]).encode())
+            digest.update(json.dumps([one.words or one.first, one.second, one.tags or one.label]).encode())
         return digest.hexdigest()
 
     def split(self, share: float) -> tuple[Table, Table]:
@@ -87,6 +90,7 @@ PARTS: dict[type, tuple[Part, ...]] = {
     Seq2Seq: ("source", "target"),
     Contrast: ("text", "second"),
     Classify: ("text", "label"),  # and the second text, where there is one
+    Tag: ("tokens", "labels"),
 }
 
 
@@ -119,8 +123,11 @@ def read(
     name, found = records(where, PARTS[type(objective)], columns or {})
     label = _Labels(name, labels, regression=isinstance(objective, Classify) and objective.regression)
     examples, empty = [], 0
+    tagged = isinstance(objective, Tag)
+    if tagged and before:
+        raise UserError("Words that are tagged have no text before them; leave data.before (--before) out.")
     for line, record in found:
-        made = _example(name, line, record, before, label)
+        made = _tagged(name, line, record, label) if tagged else _example(name, line, record, before, label)
         if made.first.strip(" \t") and (made.second is None or made.second.strip()):
             examples.append(made)
         else:
@@ -128,7 +135,7 @@ def read(
     if not examples:
         raise UserError(f"{name} holds no examples; give a file with some.")
     notes = (f"{name}: left out for an empty text: {empty}",) if empty else ()
-    return label.numbered(Table(name, tuple(examples), notes=notes), labelled=isinstance(objective, Classify))
+    return label.numbered(Table(name, tuple(examples), notes=notes), labelled=isinstance(objective, Classify | Tag))
 
 
 def _example(name: str, line: int, record: Record, before: str, label: _Labels) -> Example:
@@ -138,6 +145,23 @@ def _example(name: str, line: int, record: Record, before: str, label: _Labels) 
     opened = before + first[0] if first[0].strip() else ""
     found = label.take(line, record["label"]) if "label" in record else None
     return Example(opened, second[0] if others else None, found, line, second if "target" in texts else ())
+
+
+def _tagged(name: str, line: int, record: Record, label: _Labels) -> Example:
+    """A sentence of words with a label each."""
+    words, labels = record["tokens"], record["labels"]
+    for part, value in record.items():
+        if not isinstance(value, list):
+            raise UserError(f"{name} line {line} holds {json.dumps(value)[:SHORT]} for its {part}; give a list.")
+    if len(words) != len(labels):
+        raise UserError(f"{name} line {line} has {len(words)} words and {len(labels)} labels; give one for each word.")
+    for word in words:
+        if not isinstance(word, str) or not word.strip():
+            raise UserError(
+                f"{name} line {line} holds {json.dumps(word)[:SHORT]} where a word belongs; mend that line."
+            )
+    tags = tuple(int(label.take(line, value)) for value in labels)
+    return Example(" ".join(words), line=line, words=tuple(words), tags=tags)
 
 
 def _texts(name: str, line: int, part: str, value: Any) -> tuple[str, ...]:
@@ -188,7 +212,12 @@ class _Labels:
             return replace(table, labels=tuple(self.known))
         order = sorted(self.found, key=int) if all(map(_whole, self.found)) else sorted(self.found)
         number = {self.found[word]: place for place, word in enumerate(order)}
-        examples = tuple(replace(one, label=number[int(one.label or 0)]) for one in table)
+        examples = tuple(
+            replace(one, tags=tuple(number[tag] for tag in one.tags))
+            if one.tags
+            else replace(one, label=number[int(one.label or 0)])
+            for one in table
+        )
         return replace(table, examples=examples, labels=tuple(order))
 
 
@@ -211,3 +240,18 @@ def question(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
     """What a decoder alone reads before it writes the target: (bos) source, then sep or what starts a target."""
     bos = [] if tokenizer.bos is None or tokenizer.bos == tokenizer.eos else [tokenizer.bos]
     return [*bos, *ids, start_of_target(tokenizer) if tokenizer.sep is None else tokenizer.sep]
+
+
+# ------------------------------------------------------------------------------- words and labels
+
+
+def words_apart(tokenizer: Tokenizer, sentences: Iterable[Sequence[str]]) -> Iterator[list[list[int]]]:
+    """The ids of each word of each sentence, encoded one by one, behind the space that a text has before it."""
+    sentences = [[w if tokenizer.opens or not at else f" {w}" for at, w in enumerate(words)] for words in sentences]
+    apart = list(dict.fromkeys(word for words in sentences for word in words))
+    known = dict(zip(apart, tokenizer.encode_batch(apart), strict=True))
+    for words in sentences:
+        missing = next((word for word in words if not known[word]), None)
+        if missing is not None:
+            raise UserError(f"The tokenizer makes no token of the word {json.dumps(missing.strip())[:SHORT]}; mend it.")
+        yield [known[word] for word in words]

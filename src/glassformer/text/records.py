@@ -4,6 +4,7 @@
 .jsonl             fields
 {source, target}   a file for each part, line by line
 IN: ... OUT: ...   SCAN's lines
+CoNLL's columns    a word and its label a line, an empty line between sentences
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from .published import locate
 Record = dict[Part, Any]  # part -> what stands there
 Records = Iterator[tuple[int, Record]]  # each with its line, from 1
 Parts = tuple[Part, ...]
-KNOWN: Parts = ("source", "target", "text", "second", "label")
+KNOWN: Parts = ("source", "target", "text", "second", "label", "tokens", "labels")
 SCAN = ("IN: ", " OUT: ")
+DOCUMENT = "-DOCSTART-"  # CoNLL 2003 has it in place of a word where a document begins
 SHORT = 60  # characters of a name or label that a message quotes
 
 
@@ -53,6 +55,8 @@ def _file(path: Path, parts: Parts, columns: Mapping[str, str]) -> Records:
     kind = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
     if kind in (".jsonl", ".ndjson"):
         return _jsonl(path, content, parts, columns)
+    if "tokens" in parts:
+        return _sentences(_table(path, _columns(content), parts, columns))
     if kind == ".csv":
         return _table(path, _csv(path, content), parts, columns)
     first = content.split("\n", 1)[0]
@@ -114,6 +118,19 @@ def _scan(path: Path, content: str) -> Records:
         if not found or not source.startswith(SCAN[0]):
             raise UserError(f'{path} line {number} is not of the form "IN: ... OUT: ..."; mend or remove that line.')
         yield number, {"source": source.removeprefix(SCAN[0]), "target": target}
+
+
+def _columns(content: str) -> Iterator[tuple[int, list[str]]]:
+    for number, line in _lines(content):
+        yield number, line.split("\t") if "\t" in line else [word for word in line.split(" ") if word]
+
+
+def _sentences(words: Records) -> Records:
+    """The words of each sentence and their labels: lines that follow each other without an empty one."""
+    for _, group in itertools.groupby(enumerate(words), lambda word: word[1][0] - word[0]):
+        lines = [(number, word) for _, (number, word) in group if word["tokens"] != DOCUMENT]
+        if lines:
+            yield lines[0][0], {part: [word[part] for _, word in lines] for part in ("tokens", "labels")}
 
 
 def _jsonl(path: Path, content: str, parts: Parts, columns: Mapping[str, str]) -> Records:

@@ -3,6 +3,7 @@
     encoder-decoder   source  s s s </s>                 tokens  <s> t t t        targets  t t t </s>
     decoder           tokens  s s s <s> t t t            targets  - - - t t t </s>    prefix  1 1 1 1 0 0 0
     encoder           tokens  [CLS] a a [SEP] b [SEP]    segments  0 0 0 0 1 1    labels, one a document
+    a word's label                                    targets  - 3 - - 1 -    at its first token
 
 N examples.
 """
@@ -12,15 +13,16 @@ from __future__ import annotations
 import functools
 import hashlib
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from .. import config
 from ..errors import UserError
-from ..objectives import Classify, Contrast, Objective, Seq2Seq
-from ..text.examples import Cut, Example, Table, question, start_of_target
+from ..objectives import Classify, Contrast, Objective, Seq2Seq, Tag
+from ..text.examples import Cut, Example, Table, question, start_of_target, words_apart
 from ..text.tokenizer import Tokenizer
 from .data import Array
 
@@ -87,7 +89,9 @@ def encode(
     """
     fit = _Fit(table.name, context, cut)
     layout = _layout(tokenizer, objective, model, fit, prefix)
-    firsts = tokenizer.encode_batch([one.first for one in table])
+    firsts: Iterable[Any] = tokenizer.encode_batch([one.first for one in table])
+    if isinstance(objective, Tag):
+        firsts = words_apart(tokenizer, (one.words for one in table))
     seconds = tokenizer.encode_batch([one.second for one in table if one.second is not None])
     second = iter(seconds)
     columns: list[dict[str, array[int]]] = []
@@ -114,7 +118,7 @@ def encode(
 
 
 Frame = Callable[[list[list[int]]], Item]
-Layout = Callable[[Example, list[int], list[int] | None], list[Item]]
+Layout = Callable[[Example, Any, list[int] | None], list[Item]]  # tagged: the ids of each word
 
 
 def _layout(tokenizer: Tokenizer, objective: Objective, model: config.Model, fit: _Fit, prefix: bool) -> Layout:
@@ -127,8 +131,10 @@ def _layout(tokenizer: Tokenizer, objective: Objective, model: config.Model, fit
         if shape is config.EncoderDecoder:
             return _translated(start_of_target(tokenizer), eos, fit)
         return _continued(tokenizer, eos, fit, prefix)
-    if isinstance(objective, Classify | Contrast) and shape is not config.EncoderDecoder:
+    if isinstance(objective, Classify | Tag | Contrast) and shape is not config.EncoderDecoder:
         frame = _framed(tokenizer, model)
+        if isinstance(objective, Tag):
+            return _tagged(frame, fit)
         return (_classified if isinstance(objective, Classify) else _paired)(frame, fit)
     fitting = "a Decoder or an EncoderDecoder" if isinstance(objective, Seq2Seq) else "an Encoder or a Decoder"
     raise UserError(f"{name} does not fit {shape.__name__}; give {fitting}.")
@@ -194,6 +200,21 @@ def _classified(frame: Frame, fit: _Fit) -> Layout:
     def lay(one: Example, first: list[int], second: list[int] | None) -> list[Item]:
         texts = [first] if second is None else [first, second]
         return [frame(fit(one, texts, around(len(texts)), "text"))]
+
+    return lay
+
+
+def _tagged(frame: Frame, fit: _Fit) -> Layout:
+    """Words' ids between the frame, and a target at the first of each."""
+    opened = frame([[-1]])["tokens"]
+    start, around = opened.index(-1), len(opened) - 1
+
+    def lay(one: Example, first: list[list[int]], second: list[int] | None) -> list[Item]:
+        ids = [id for word in first for id in word]
+        tags = [t for tag, word in zip(one.tags, first, strict=True) for t in (tag, *[-1] * (len(word) - 1))]
+        (ids,), (tags,) = (fit(one, [part], around, "sentence") for part in (ids, tags))
+        item = frame([ids])
+        return [{**item, "targets": [-1] * start + tags + [-1] * (around - start)}]
 
     return lay
 

@@ -134,7 +134,7 @@ def _train(
     about = {"glassformer": 1, **facts, "ended": state.ended, "tokenizer": tokenizer.fingerprint, "chosen": chosen}
     files.write(out / "run.json", serial.dumps(about))
 
-    evaluate = Evaluate(data.validation, make(how.objective, 0.0, tokenizer), how.evaluate_every)
+    evaluate = Evaluate(data.validation, make(how.objective, 0.0, tokenizer, labels), how.evaluate_every)
     save = Save(out, how.save_every, how.keep, tokenizer)
     flops = 0.0 if isinstance(model_config, config.EncoderDecoder) else price.training_flops  # sides are seldom even
     live = Live(flops, plan.peak, _bound(sample, tokenizer, how, data), how.sample_every)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .. import objectives as words
 from ..nn import Output, Tape
+from ..text.entities import agreement, are_bio
 from . import corrupt
 from .measures import correlations, matthews
 from .objective import Causal, Loss, Objective, detached, extra, read, token_loss
@@ -137,6 +138,38 @@ def _leaf(path: str, x: Tensor) -> Tensor:
     return x if x.requires_grad else x.detach().requires_grad_()
 
 
+class Tag:
+    """The label of each word by cross-entropy, at its first token; answers are ``Output.tagged``."""
+
+    def __init__(self, words: words.Tag, label_smoothing: float = 0.0, tokenizer: Any = None) -> None:
+        self.label_smoothing = label_smoothing
+        self.names: tuple[str, ...] = ()  # of the labels, where they are known: entities are read from them
+
+    def loss(self, model: Any, batch: Batch) -> Loss:
+        """A mean over words; labels are ``batch.targets``."""
+        output = read(model, batch)
+        assert output.tagged is not None
+        there = batch.targets >= 0
+        answer, labels = output.tagged[there].float(), batch.targets[there]
+        total = F.cross_entropy(answer, labels, reduction="sum", label_smoothing=self.label_smoothing)
+        chosen, count = answer.argmax(-1), len(labels)
+        facts = {**output.facts, "accuracy": (chosen == labels).float().sum() / max(1, count)}
+        begins = torch.zeros_like(there) if batch.pos is None else batch.pos == 0
+        begins[:, 0] = True
+        sentence = begins.flatten().cumsum(0).view_as(there)[there]
+        said = (chosen, torch.stack((labels, sentence.diff(prepend=sentence.new_zeros(1)).clamp(max=1)), 1))
+        return Loss(total, count, extra(output), tokens_in(batch), facts, said)
+
+    def measures(self, chosen: Tensor, right: Tensor) -> dict[str, float]:
+        """How many entities were found, if labels tell of any; right (N, 2): labels, and 1 where a sentence begins."""
+        if not are_bio(self.names):
+            return {}
+        begins = right[:, 1].nonzero()[1:, 0].cpu()
+        sides = (torch.tensor_split(side.cpu(), begins) for side in (chosen, right[:, 0]))
+        told, true = ([[self.names[label] for label in one.tolist()] for one in side] for side in sides)
+        return agreement(told, true)
+
+
 class Contrast:
     """Which second text belongs to which first one, in both directions (Henderson et al. 2017).
 
@@ -223,13 +256,22 @@ BOOK: dict[type, Callable[..., Objective]] = {
     words.Span: Span,
     words.Seq2Seq: Seq2Seq,
     words.Classify: Classify,
+    words.Tag: Tag,
     words.Contrast: Contrast,
 }
 
 
-def make(chosen: words.Objective, label_smoothing: float = 0.0, tokenizer: Tokenizer | None = None) -> Objective:
-    """The objective that a run file's words describe."""
-    return BOOK[type(chosen)](chosen, label_smoothing, tokenizer)
+def make(
+    chosen: words.Objective,
+    label_smoothing: float = 0.0,
+    tokenizer: Tokenizer | None = None,
+    labels: Sequence[str] = (),
+) -> Objective:
+    """The objective that a run file's words describe; ``labels`` are the names of what is chosen from."""
+    made = BOOK[type(chosen)](chosen, label_smoothing, tokenizer)
+    if isinstance(made, Tag):
+        made.names = tuple(labels)
+    return made
 
 
 class Prepared:

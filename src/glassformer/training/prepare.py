@@ -42,6 +42,7 @@ SHAPES: dict[type, tuple[type, ...]] = {
     objectives.Span: (config.EncoderDecoder,),
     objectives.Seq2Seq: (config.EncoderDecoder, config.Decoder),
     objectives.Classify: (config.Encoder, config.Decoder),
+    objectives.Tag: (config.Encoder, config.Decoder),
     objectives.Contrast: (config.Encoder, config.Decoder),
 }
 SUITS: dict[type, str] = {config.Decoder: "Causal", config.Encoder: "Masked", config.EncoderDecoder: "Seq2Seq"}
@@ -50,6 +51,7 @@ SENTINELS = tuple(f"<extra_id_{number}>" for number in range(100))
 SPECIALS: dict[type, tuple[str, ...]] = {
     objectives.Masked: FRAME,
     objectives.Classify: FRAME,
+    objectives.Tag: FRAME,
     objectives.Contrast: FRAME,
     objectives.Span: ("<pad>", "</s>", "<unk>", *SENTINELS),
     objectives.Seq2Seq: ("<pad>", "<s>", "</s>", "<unk>"),
@@ -94,7 +96,7 @@ def _an(word: str) -> str:
 def with_ends(chosen: objectives.Objective, made: config.Model, labels: int) -> tuple[config.Model, list[str]]:
     """The config with the head and pool that an objective asks of, and what had to be added or left out, in words."""
     said = []
-    if not isinstance(chosen, objectives.Classify | objectives.Contrast):
+    if not isinstance(chosen, objectives.Classify | objectives.Tag | objectives.Contrast):
         if made.head is None:
             made = replace(made, head=config.Head(bias=isinstance(made, config.Encoder)))
             said = ["The model has no head over tokens; one is added."]
@@ -105,6 +107,16 @@ def with_ends(chosen: objectives.Objective, made: config.Model, labels: int) -> 
             [f"The head over tokens is left out: {type(chosen).__name__} has no use for it."],
         )
     pool = made.pool
+    if isinstance(chosen, objectives.Tag) and not isinstance(made, config.EncoderDecoder):
+        made, own = replace(made, pool=None), made.token_head
+        if own is not None:
+            return replace(made, token_head=replace(own, labels=labels, span=False)), said
+        dropout = max(getattr(body, "dropout", 0.0) for body in config.bodies(made).values())
+        said.append("The model has no head over labels; one is added.")
+        return replace(made, token_head=config.TokenHead(labels, dropout=dropout)), said
+    if getattr(made, "token_head", None) is not None:
+        made = serial.change(made, {"token_head": None})
+        said.append("The head over labels of tokens is left out.")
     if isinstance(chosen, objectives.Contrast):
         wanted = replace(pool, labels=0) if pool is not None else config.Pool("mean", unit=True)
     elif pool is not None:
@@ -227,9 +239,9 @@ def tables(settings: Run) -> Tables | None:
 
 
 def labels(settings: Run, examples: Tables | None) -> tuple[str, ...]:
-    """The names of the labels that a classifier chooses from; a regression has none."""
-    classify = isinstance(settings.train.objective, objectives.Classify) and examples is not None
-    return examples[0].labels or () if classify and examples is not None else ()
+    """The names of the labels that a text or a word is given one of; a regression has none."""
+    chooses = isinstance(settings.train.objective, objectives.Classify | objectives.Tag)
+    return examples[0].labels or () if chooses and examples is not None else ()
 
 
 def tokenizer_of(settings: Run, examples: Tables | None) -> Tokenizer:

@@ -52,7 +52,7 @@ def test_one_beam_is_greedy(name: str) -> None:
         assert hypotheses[0].logprobs == pytest.approx(logprobs, abs=1e-5)
 
 
-@pytest.mark.parametrize("name", ["llama", "starcoder2", "t5", "vaswani", "glass"])
+@pytest.mark.parametrize("name", ["llama", "starcoder2", "t5", "vaswani", "glass", "cho", "bahdanau"])
 def test_a_prompt_finds_the_same_in_a_batch_as_alone(name: str) -> None:
     made = model(name)
     prompts = [[5, 7, 9, 11, 3], [4, 8], [6]]

@@ -213,6 +213,26 @@ def test_what_config_json_says_beside_the_model(layout: store.Layout, tmp_path: 
     assert not store.load(tmp_path)[0].training
 
 
+def test_biases_that_a_model_lacks_are_zeros_in_its_files(tmp_path: Path) -> None:
+    small = {"dim": 48, "embed.vocab": 100, "decoder.depth": 1}
+    model = build_model(serial.change(recipes.find("gpt2/124m"), small), seed=4)
+    store.save(model, tmp_path, layout="hf")
+    raw = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**raw, "bias": False}))
+    without, _ = store.load(tmp_path)
+    assert not [name for name, _ in without.named_parameters() if name.endswith("bias")]
+    store.save(without, tmp_path, layout="hf")
+    published = tensorfiles.open_files(tmp_path)
+    biases = [published.read(name) for name in published.entries if name.endswith(".bias")]
+    assert len(biases) > 4 and not any(bias.any() for bias in biases)
+    with torch.no_grad():
+        model.decoder.blocks[0].attn.out.bias[3] = 1e-3
+    store.save(model, tmp_path, layout="hf")
+    (tmp_path / "config.json").write_text(json.dumps({**raw, "bias": False}))
+    with pytest.raises(UserError, match=r'c_proj\.bias is not zero, but config\.json says "bias": false'):
+        store.load(tmp_path)
+
+
 def test_a_translator_begins_with_bos_where_there_is_one(tmp_path: Path) -> None:
     small = {"dim": 32, "head.scale": 32**-0.5, "embed.vocab": 9, "encoder.depth": 1, "decoder.depth": 1}
     model = build_model(serial.change(recipes.find("t5/small"), small), seed=2)

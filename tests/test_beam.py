@@ -62,6 +62,7 @@ def test_a_prompt_finds_the_same_in_a_batch_as_alone(name: str) -> None:
         alone = beam(made, None, [prompt], **settings)[0]  # type: ignore[arg-type]
         assert [h.tokens for h in alone] == [h.tokens for h in found]
         assert [h.score for h in alone] == pytest.approx([h.score for h in found], abs=1e-5)
+        assert [h.score for h in found] == sorted((sum(h.logprobs) / len(h.tokens) for h in found), reverse=True)
 
 
 def test_equal_to_transformers() -> None:

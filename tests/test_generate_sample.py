@@ -173,5 +173,14 @@ def test_stop_strings_wherever_the_tokens_end(text: str, stops: list[str], expec
         assert ended == stopped
 
 
+def test_what_was_held_back_comes_before_the_end() -> None:
+    class Broken:
+        push = staticmethod(chr)
+        flush = staticmethod(lambda: "\ufffd")  # an unfinished character, which might begin a stop string of its own
+
+    writer = Writer(Broken(), stops=["ab", "\ufffdc"])
+    assert writer.push(ord("a")) == "" and writer.close() == "a\ufffd"
+
+
 def test_only_what_might_begin_a_stop_string_waits() -> None:
     assert written(["a ", "X", "b", "X", "Y", "!"], ["XY"]) == (["a ", "", "Xb", "", "", ""], True)

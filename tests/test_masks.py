@@ -188,6 +188,16 @@ def test_flex_attention_compiled_on_a_cpu() -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "see", [c.Window(9) & c.Every(2), c.Window(9) | c.Tail(6, 2), c.Chunk(6), c.Prefix(4)], ids=str
+)
+def test_the_compiler_traces_a_mask_in_one_piece(see: c.See) -> None:
+    pos = torch.arange(25)[None]
+    traced = torch.compile(lambda pos: Mask(pos, pos, True, see).dense(), backend="eager", fullgraph=True)
+    assert torch.equal(traced(pos)[0, 0], dense(see, causal=True))
+
+
 @pytest.mark.parametrize("family", ["starcoder2", "strided", "fixed", "prefix", "mixed", "gemma2"])
 @pytest.mark.parametrize("chunks", [[40], [3, 37], [17, 1, 1, 21]], ids=str)
 def test_sparse_reads_a_cache_in_chunks(family: str, chunks: list[int], monkeypatch: pytest.MonkeyPatch) -> None:

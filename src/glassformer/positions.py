@@ -267,7 +267,7 @@ class Both(Rule):
         return " & ".join(f"({rule})" if isinstance(rule, Either) else str(rule) for rule in self.rules)
 
     def allows(self, causal: bool) -> Allows | None:
-        asked = [one for rule in self.rules if (one := rule.allows(causal)) is not None]
+        asked = [one for one in [rule.allows(causal) for rule in self.rules] if one is not None]
         return (lambda q, k: reduce(and_, (one(q, k) for one in asked))) if asked else None
 
 
@@ -284,9 +284,8 @@ class Either(Rule):
         return " | ".join(map(str, self.rules))
 
     def allows(self, causal: bool) -> Allows | None:
-        asked = [one for rule in self.rules if (one := rule.allows(causal)) is not None]
-        every = len(asked) == len(self.rules)  # else one of them asks nothing
-        return (lambda q, k: reduce(or_, (one(q, k) for one in asked))) if every else None
+        asked = [rule.allows(causal) for rule in self.rules]
+        return None if None in asked else lambda q, k: reduce(or_, (one(q, k) for one in asked if one is not None))
 
 
 See: TypeAlias = (

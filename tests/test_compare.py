@@ -171,6 +171,25 @@ def test_a_bag_of_words_beside_a_model(
     assert compare.BAG in capfd.readouterr().out
 
 
+def test_taggers_are_held_to_a_test_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("train", "test"):
+        (tmp_path / f"{name}.conll").write_text("Ann\tB-PER\nsaw\tO\n\nRome\tB-PLACE\nslept\tO\n\n" * 10)
+    run = tmp_path / "tagger.toml"
+    run.write_text(
+        '[model]\nrecipe = "glass/encoder-1m"\nencoder.depth = 1\ndim = 32\n'
+        f'[data]\ntype = "Examples"\ntrain = "{tmp_path}/train.conll"\ntokenizer = "words"\n'
+        + TRAIN.replace("Seq2Seq", "Tag").replace("steps = 4", "steps = 60")
+    )
+    monkeypatch.setattr(compare, "alone", lambda words, **rest: (len(here(list(words))), 0))
+    monkeypatch.setattr(compare, "answer", lambda words: (json.loads(here(words)), 0))
+    words = ["compare", str(run), "--test", f"{tmp_path}/test.conll", "--out", str(tmp_path / "out"), "--json"]
+    assert main(words) == 0
+    (told,) = json.loads(capfd.readouterr().out)
+    assert told["test"]["sentences"] == 20 and told["test"]["f1"] == 100 and told["valid"]["f1"] == 1
+
+
 def test_a_process_of_its_own_and_the_memory_it_held() -> None:
     code, peak = compare.alone(["--version"])
     assert code == 0 and 2**23 < peak < 2**33

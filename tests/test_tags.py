@@ -14,10 +14,10 @@ import tiny
 from glassformer import UserError, config, evaluation, generation, run, store, text, training
 from glassformer.cli import main
 from glassformer.nn import build_model
-from glassformer.objectives import Classify, Tag
+from glassformer.objectives import Classify, Frozen, LoRA, Tag
 from glassformer.text.entities import agreement, are_bio, entities
 from glassformer.text.examples import Example, Table, read, training_and_validation, words_apart
-from glassformer.training import objectives
+from glassformer.training import objectives, prepare
 from glassformer.training.data import Batch
 from glassformer.training.encoded import encode
 from glassformer.training.examples import each_once
@@ -349,7 +349,7 @@ def test_commands(trained: Path, home: Path, capsys: pytest.CaptureFixture[str])
     assert told["labels"] == ["B-PER", "O", "B-PLACE"] and all(0.5 < p <= 1 for p in told["probabilities"])
     for words, said in (
         (["--second", "b", "a"], "leave --second out"),
-        (["ann " * 40], "A sentence has 42 tokens and the model reads 32"),
+        (["in", "ann " * 40], "Sentence 2 has 42 tokens and the model reads 32"),
         ([" "], "A sentence is empty"),
     ):
         assert main(["classify", str(trained), *words]) == 2
@@ -372,22 +372,22 @@ def test_a_checkpoint_opens_in_transformers(trained: Path, home: Path) -> None:
         assert [marked[start] for start in starts] == [LABELS[best] for best in ours.argmax(1).tolist()]
 
 
-def test_from_a_tagger_to_other_labels(trained: Path, home: Path, tmp_path: Path) -> None:
-    """A head with other labels is drawn anew; one frozen trunk trains the head alone; Classify leaves the head out."""
-    from glassformer.objectives import Frozen
-    from glassformer.training import prepare
-
+@pytest.mark.parametrize("tune", [Frozen(), LoRA(rank=2)])
+def test_from_a_tagger_to_other_labels(tune: object, trained: Path, tmp_path: Path) -> None:
+    """A head with other labels is drawn anew, the trunk stays or changes little; Classify leaves the head out."""
     (tmp_path / "b.jsonl").write_text(
         "\n".join(json.dumps({"tokens": w, "labels": [len(x) % 2 for x in w]}) for w, _ in SENTENCES)
     )
-    how = run.Train(Tag(), Frozen(), steps=2, batch=4, dtype="float32", tensorboard=False)
+    how = run.Train(Tag(), tune, steps=2, batch=4, dtype="float32", tensorboard=False)
     training.run(run.Run({"from": str(trained)}, run.Examples(str(tmp_path / "b.jsonl")), how), tmp_path / "out")
-    model, _ = store.load(tmp_path / "out")
+    model, tokenizer = store.load(tmp_path / "out")
     before = dict(store.load(trained)[0].named_parameters())
     assert store.labels(tmp_path / "out") == ("0", "1") and model.config.token_head.labels == 2
     same = {
         name: torch.equal(weight, before[name]) for name, weight in model.named_parameters() if "token_head" not in name
     }
-    assert len(same) > 20 and all(same.values())
+    moved = {name for name, one in same.items() if not one}
+    assert len(same) > 20 and all(".attn." in name for name in moved) and bool(moved) == isinstance(tune, LoRA)
+    assert generation.tag(model, tokenizer, [["ann", "saw"]])[0].shape == (2, 2)
     made, _ = prepare.with_ends(Classify(), model.config, 3)
     assert made.token_head is None and made.pool.labels == 3

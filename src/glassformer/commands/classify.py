@@ -7,7 +7,10 @@ from typing import Any
 
 from .common import MODEL, TEXTS, computing, counting, emit, prompting, reader, texts
 
-EXAMPLES = ('glassformer classify out/labels "a film to see twice"',)
+EXAMPLES = (
+    'glassformer classify out/labels "a film to see twice"',
+    'glassformer classify out/names "Ann saw Rome ." # a word and its label a line',
+)
 
 
 def options(one: argparse.ArgumentParser) -> None:

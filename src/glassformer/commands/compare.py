@@ -158,10 +158,10 @@ def same(plan: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     A loss is one of tokens, so the tokenizer counts; labels are the same in any, however often a text is read for one.
     """
     from .. import serial
-    from ..objectives import Classify
+    from ..objectives import Classify, Tag
 
     data, objective = serial.to_dict(plan.data), serial.to_dict(plan.train.objective)
-    if isinstance(plan.train.objective, Classify):
+    if isinstance(plan.train.objective, Classify | Tag):
         data = {key: value for key, value in data.items() if key not in ("tokenizer", "vocab", "cut")}
         objective = {key: value for key, value in objective.items() if key not in ("agree", "push")}
     return data, objective
@@ -265,12 +265,15 @@ def trained(given: argparse.Namespace, arm: Arm, seed: int | None, folder: Path,
 
 def tested(given: argparse.Namespace, plan: Any, folder: Path, done: dict[str, Any]) -> None:
     """Put the figures of the test set under ``done``, unless they are there."""
-    from ..objectives import Classify, Seq2Seq
+    from ..objectives import Classify, Seq2Seq, Tag
 
     if given.test is None:
         return
     pairs = isinstance(plan.train.objective, Seq2Seq)
-    need(pairs or isinstance(plan.train.objective, Classify), "--test is for translations and labels; leave it out.")
+    need(
+        pairs or isinstance(plan.train.objective, Classify | Tag),
+        "--test is for translations and labels; leave it out.",
+    )
     words = ["eval", str(folder), "--data", given.test, "--json", *passed(given)]
     words += ["--before", plan.data.before] if plan.data.before else []
     words += columns_of(plan.data)
@@ -290,13 +293,13 @@ BAG = "bag-of-words"
 def readable(given: argparse.Namespace, plan: Any) -> None:
     """Refuse what a test set would be in want of, before anything is trained."""
     from ..evaluation import metrics
-    from ..objectives import Classify
+    from ..objectives import Classify, Tag
     from ..text import examples, published
 
-    labels = isinstance(plan.train.objective, Classify)
-    if given.test is not None or given.bag:
+    labels, tags = (isinstance(plan.train.objective, kind) for kind in (Classify, Tag))
+    if (given.test is not None or given.bag) and not tags:
         metrics.installed("sklearn" if labels else "sacrebleu")
-    if given.test is not None and labels:
+    if given.test is not None and (labels or tags):
         examples.read(given.test, plan.train.objective, columns=plan.data.columns)
     for name in (given.test, given.target):
         need(name is None or published.locate(name).is_file(), f"{name} is no file; give a file of examples.")

@@ -94,9 +94,10 @@ def tag(
     need(bool(sentences) and all(sentences), "A sentence is empty; give at least one, and words in each.")
     words = list(words_apart(tokenizer, sentences))
     rows = [tokenizer.framed([[id for word in one for id in word]]) for one in words]
-    most, longest = int(min(model.config.context, model.limit)), max(len(ids) for ids, _ in rows)
-    need(longest <= most, f"A sentence has {longest} tokens and the model reads {most}; cut it in two.")
     order = sorted(range(len(rows)), key=lambda place: len(rows[place][0]))
+    most, longest = int(min(model.config.context, model.limit)), len(rows[order[-1]][0])
+    sentence = f"Sentence {order[-1] + 1} has {longest} tokens and the model reads {most}; cut it in two."
+    need(longest <= most, sentence)
     opened = tokenizer.framed([[-1]])[0].index(-1)
     found: dict[int, Tensor] = {}
     for hidden, flow in _hidden(model, [rows[place] for place in order], batch, progress):

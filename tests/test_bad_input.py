@@ -418,7 +418,7 @@ def test_a_run_is_not_overwritten_and_not_resumed_as_another(refused):
     refused("model holds a run already; add --resume", "train", "run.toml", "--out", "model")
     for option, said in (
         (["--dim", "32"], "model.dim is 16 there and 32 here"),
-        (["--steps", "9"], "train.steps is 2 there and 9 here"),
+        (["--steps", "1"], "train.steps is 2 there and 1 here"),
         (["--seed", "9"], "train.seed is 0 there and 9 here"),
         (["--data.valid", "0.2"], "data.valid is 0.1 there and 0.2 here"),
     ):

@@ -491,7 +491,7 @@ def test_slips_are_said(few: Vectors, tmp_path: Path, capsys: pytest.CaptureFixt
     for words, told in (
         (["near", str(file), "kin"], 'Did you mean "king"?'),
         (["near", str(tmp_path / "none"), "king"], "is no file"),
-        (["near", str(file), "king", "--mots", "3"], 'Did you mean "--most"?'),
+        (["near", str(file), "king", "--tpo", "3"], 'Did you mean "--top"?'),
         (["nera"], 'Did you mean "near"?'),
         (["score", str(file)], "nothing to score"),
         (["bag", "--weigh", "idf", "a"], "choose one of counts, tfidf"),

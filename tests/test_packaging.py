@@ -39,7 +39,7 @@ import sys, signal
 sys.modules["fcntl"] = None
 del signal.SIGHUP
 import glassformer.cli
-glassformer.cli.parser()
+glassformer.cli.parser(glassformer.cli.VERBS)
 import glassformer.training.launch, glassformer.generation, glassformer.evaluation, glassformer.commands.compare
 from pathlib import Path
 try:

@@ -204,7 +204,7 @@ T5: dict[str, dict[str, Any]] = {
     "1.1, tied all the same": {"feed_forward_proj": "gated-silu", "tie_word_embeddings": False, "twins": True},
     "deeper decoder": {"num_decoder_layers": 4, "num_heads": 3},
     "shallower decoder, odd heads": {"num_decoder_layers": 1, "d_kv": 11, "relative_attention_num_buckets": 6},
-    "near distances": {"relative_attention_max_distance": 9, "layer_norm_epsilon": 1e-3},
+    "near distances": {"relative_attention_max_distance": 17, "layer_norm_epsilon": 1e-3},
 }
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -131,11 +131,13 @@ def test_importing_the_package_and_asking_for_help_load_no_torch() -> None:
 
 
 def test_help_answers_at_once() -> None:
+    """In seconds of the processor: what a busy machine adds is not ours."""
     times = []
-    for _ in range(5):
-        start = time.perf_counter()
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, "-m", "glassformer", "--help"], check=True, capture_output=True)
-        times.append(time.perf_counter() - start)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert min(times) < 0.3, times
 
 

@@ -70,6 +70,7 @@ def test_ctrl_c_is_heard_while_a_text_is_encoded(way: str, tmp_path: Path) -> No
         "tokenise": "text.tokenise(text.find(folder / 'corpus.txt'), tokenizer, cache=folder / 'cache')",
     }[way]
     code = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # in case a shell ignores it
         f"import pathlib, sys; from glassformer import text; folder = pathlib.Path({str(tmp_path)!r})\n"
         f"tokenizer = text.open(folder / 'tokenizer.json'); tokenizer.encode('a'); print('ready', flush=True)\n{act}"
     )

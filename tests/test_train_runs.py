@@ -71,7 +71,8 @@ def whole(corpus, tmp_path_factory):
 # ------------------------------------------------------------------------------- real processes
 
 CHILD = """
-import sys, time, torch
+import signal, sys, time, torch
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whatever this test was started under
 from pathlib import Path
 from types import SimpleNamespace
 torch.set_num_threads(int(sys.argv[4]))

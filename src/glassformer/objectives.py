@@ -90,7 +90,7 @@ class Classify:
     def __post_init__(self) -> None:
         for name in ("agree", "push"):
             value = getattr(self, name)
-            need(0 <= value < math.inf, f"Classify.{name} is {value}; give 0 or more.")
+            need(0 <= value < math.inf, f"Classify.{name} is {value:g}; give 0 or more.")
 
 
 @frozen

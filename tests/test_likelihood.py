@@ -117,3 +117,5 @@ def test_tasks_without_the_harness_say_what_to_install(
     assert "pip install lm_eval" in capsys.readouterr().err
     assert main(["eval", str(questions[0])]) == 2
     assert "--tasks" in capsys.readouterr().err
+    assert main(["eval", str(questions[0]), "--data", str(questions[1] / "q.jsonl"), "--columns", "text=q"]) == 2
+    assert "--columns means nothing" in capsys.readouterr().err

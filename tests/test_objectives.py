@@ -422,5 +422,5 @@ def test_nothing_can_agree_without_dropout():
 def test_sizes_below_nothing_are_refused():
     with pytest.raises(UserError, match=r"Classify.push is -1; give 0 or more"):
         objectives.Classify(push=-1)
-    with pytest.raises(UserError, match=r"Classify.agree is nan"):
+    with pytest.raises(UserError, match=r'Classify.agree: "nan" is not a finite number'):
         objectives.Classify(agree=math.nan)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, need
 from .classify import labels_of
-from .common import MODEL, computing, counting, emit, file_or_input, new_file, note, reader, rows, unescaped
+from .common import MODEL, computing, counted, counting, emit, file_or_input, new_file, note, reader, rows, unescaped
 
 if TYPE_CHECKING:
     from ..text.examples import Example
@@ -115,6 +115,10 @@ def run(given: argparse.Namespace) -> None:
     elif generation.tags(model.config):
         marks(given, model, tokenizer)
     else:
+        need(
+            not given.columns,
+            "This model has no labels and writes no targets, so --columns means nothing; leave it out.",
+        )
         foretells(given, model, tokenizer)
 
 
@@ -176,6 +180,7 @@ def writes(given: argparse.Namespace, model: Any, tokenizer: Any) -> None:
 
     examples = read(given, Seq2Seq())
     batch = 32 if given.batch is None else given.batch
+    note(f"{counted(len(examples), 'text')}, {given.beams} beams each, up to {given.max_new} tokens long.")
     told = generation.search(
         model,
         tokenizer,

@@ -169,6 +169,13 @@ def test_an_encoder_continues_nothing() -> None:
         beam(model("bert"), None, [1])  # type: ignore[arg-type]
 
 
+def test_a_prompt_is_done_when_as_many_have_ended_as_there_are_beams() -> None:
+    made, settings = model("gpt2"), {"beams": 1, "max_new": 12, "length_penalty": 9.0}  # a longer one would be better
+    whole = beam(made, None, [[5, 7, 9]], eos=(), **settings)[0][0].tokens  # type: ignore[arg-type]
+    found = beam(made, None, [[5, 7, 9]], eos=whole[3], **settings)[0][0]  # type: ignore[arg-type]
+    assert found.tokens == whole[: whole.index(whole[3]) + 1] and found.finish == "eos"
+
+
 def test_a_beam_ends_where_the_context_does() -> None:
     prompt = [1 + place % 40 for place in range(tiny.CONTEXT - 2)]
     for beams in (1, 3):

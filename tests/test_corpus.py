@@ -248,6 +248,8 @@ def test_split_of_two_long_documents_goes_through_the_second(tmp_path: Path) -> 
     train, valid = shards.split(0.1)
     assert train.documents == 2
     assert (valid.documents, valid.bytes) == (1, 100)
+    near = shards_of(find(jsonl(tmp_path / "b.jsonl", ["a" * 880, "b" * 120])), tmp_path)
+    assert [side.bytes for side in near.split(0.1)] == [880, 120]  # the border before the place is the nearer one
     with pytest.raises(UserError, match="share"):
         shards.split(1.5)
 

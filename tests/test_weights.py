@@ -188,6 +188,11 @@ def test_missing_and_left_over_are_named_on_both_sides(tmp_path: Path) -> None:
     assert "lack h.0.down (for blocks.0.down)" in text and "no place for h.0.left" in text and "\n" not in text
 
 
+def test_what_is_left_over_alone_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"the model has no place for more; mend"):
+        check(tmp_path, {"h.0.up": numbers(2), "more": numbers(5)}, {"blocks.0.up": (2,)})
+
+
 def test_long_lists_are_cut_short(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"and 6 more.* and 16 more") as caught:
         theirs = {f"x.{i}": numbers(1) for i in range(20)}

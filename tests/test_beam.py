@@ -85,7 +85,9 @@ def test_equal_to_transformers() -> None:
         ours, _ = load(folder)
     assert isinstance(ours, EncoderDecoder)
     prompts = [[5, 7, 9, 11, 1], [4, 8, 22, 30, 1]]
-    for penalty, forced in ((0.0, None), (1.0, None), (2.0, None), (0.0, 33)):  # forced: a language's tag
+    some = list(range(1, 50, 4))  # among so many endings beams end at every step
+    cases = ((0.0, None, [1]), (1.0, None, [1]), (2.0, None, [1]), (0.0, 33, [1]), (0.0, None, some), (1.0, None, some))
+    for penalty, forced, ends in cases:  # forced: a language's tag
         told = theirs.generate(
             torch.tensor(prompts),
             num_beams=4,
@@ -93,6 +95,7 @@ def test_equal_to_transformers() -> None:
             max_new_tokens=12,
             length_penalty=penalty,
             forced_bos_token_id=forced,
+            eos_token_id=ends,
             early_stopping=True,
             do_sample=False,
             return_dict_in_generate=True,
@@ -100,7 +103,7 @@ def test_equal_to_transformers() -> None:
         )
         start = [0] if forced is None else [0, forced]
         room = 13 - len(start)
-        found = beam(ours, None, prompts, beams=4, best=4, max_new=room, length_penalty=penalty, eos=1, start=start)
+        found = beam(ours, None, prompts, beams=4, best=4, max_new=room, length_penalty=penalty, eos=ends, start=start)
         flat = [h for hypotheses in found for h in hypotheses]
         for row, score, hypothesis in zip(told.sequences.tolist(), told.sequences_scores.tolist(), flat, strict=True):
             assert row[: len(start) + len(hypothesis.tokens)] == start + hypothesis.tokens

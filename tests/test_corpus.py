@@ -217,6 +217,8 @@ def test_split_of_one_document_is_nanogpts(tmp_path: Path) -> None:
     again, rest = valid.split(0.5)
     assert again.bytes + rest.bytes == valid.bytes
     assert again.starts.tolist() == [0, len(again)]
+    opened, _ = shards_of(find(write(tmp_path / "c.txt", "a" * 999)), tmp_path, Bytes(bos=257, eos=None)).split(0.1)
+    assert (len(opened), opened.bytes) == (900, 899)  # the bos is no text
     short = shards_of(find(write(tmp_path / "b.txt", "0123456789")), tmp_path, Bytes(eos=None))
     assert [len(side) for side in short.split(0.9)] == [1, 9]  # 1 - 0.9 is a little less than 0.1
 

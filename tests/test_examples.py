@@ -241,6 +241,12 @@ def test_pieces_equal_the_whole(name: str) -> None:
     assert all(torch.allclose(grad, found[1][path], rtol=0, atol=1e-5 * scale) for path, grad in found[0].items())
 
 
+def test_what_each_decoder_is_asked() -> None:
+    closing, opening = (text.train("byte", specials=names) for names in (("<|endoftext|>",), ("<s>", "</s>")))
+    assert question(closing, [5, 6]) == [5, 6, closing.eos]  # what closes a document is no beginning of a source
+    assert question(opening, [5, 6]) == [opening.bos, 5, 6, opening.bos]
+
+
 def test_what_each_shape_reads() -> None:
     one = Table("one", (Example("w0 w1", "w2 w3 w4", None, 1),))
     a, b, x, y, z = (TOKENIZERS["words"].id(f"w{n}") for n in range(5))

@@ -89,6 +89,8 @@ def test_both_forms_say_the_same(home: Path, tmp_path: Path) -> None:
     assert columns.examples[1].line == len(SENTENCES[0][0]) + 2
     other = read(str(home / "train.conll"), Tag(), labels=LABELS[::-1])
     assert other.labels == LABELS[::-1] and other.fingerprint != columns.fingerprint
+    turned = tuple(replace(one, tags=one.tags[::-1]) for one in columns)
+    assert replace(columns, examples=turned).fingerprint != columns.fingerprint
     # CoNLL 2003's four columns with spaces, documents and two empty lines; other names and numbers in JSONL
     (tmp_path / "a.txt").write_text(
         "-DOCSTART- -X- -X- O\n\nEU NNP B-NP B-ORG\nrejects VBZ B-VP O\n\n\r\nPeter NNP B-NP B-PER\r\n"
@@ -163,6 +165,14 @@ def test_words_apart_are_the_sentence(kind: str) -> None:
     apart = list(words_apart(tokenizer, [words for words, _ in SENTENCES]))
     assert [[id for word in one for id in word] for one in apart] == tokenizer.encode_batch(joined)
     assert [len(one) for one in apart] == [len(words) for words, _ in SENTENCES]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama2", "t5", "bert-cased"])
+def test_words_apart_are_the_sentence_in_published_tokenizers(name: str, shared_data: Path) -> None:
+    words = ["Ann", "saw", "the", "1,234", "Zürich-based", "ex-soldiers", ",", "didn't", "she", "?"]
+    tokenizer = text.open(shared_data / f"tok-{name}")
+    (apart,) = words_apart(tokenizer, [words])
+    assert [id for word in apart for id in word] == tokenizer.encode(" ".join(words))
 
 
 def test_what_does_not_fit_is_one_sentence(home: Path) -> None:
@@ -391,3 +401,5 @@ def test_from_a_tagger_to_other_labels(tune: object, trained: Path, tmp_path: Pa
     assert generation.tag(model, tokenizer, [["ann", "saw"]])[0].shape == (2, 2)
     made, _ = prepare.with_ends(Classify(), model.config, 3)
     assert made.token_head is None and made.pool.labels == 3
+    spans = replace(model.config, token_head=config.TokenHead(2, span=True))
+    assert prepare.with_ends(Tag(), spans, 4)[0].token_head == config.TokenHead(4)

@@ -395,6 +395,8 @@ def test_models_in_pieces(home, published, refused):
     (step / "tokenizer.json").unlink()
     for words in (["generate", "model", "1"], ["eval", "model", "--data", "corpus.txt"], ["look", "model", "1", "*"]):
         refused("has no tokenizer, so text cannot be read", *words)
+    again = ("train", "--from", "model", "--data.train", "corpus.txt", "--out", "again")
+    refused("model has no tokenizer; name the one that it was trained with: data.tokenizer", *again)
     (step / "tokenizer.json").write_text('{"model": 7}')
     refused("tokenizer.json", "generate", "model", "1")
     for pointer in ("../../elsewhere", "step-999999", ""):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ import glassformer
 import tiny
 from glassformer import UserError, cli, store, torchfiles
 from glassformer.nn import build_model
+from glassformer.text import shelf
 
 V, C, H, L, N = 11, 12, 3, 2, 8  # vocabulary, model dim, heads, layers, context
 D = C // H
@@ -218,6 +221,60 @@ def test_a_nanogpt_file_tells_its_line(tmp_path: Path, capsys: pytest.CaptureFix
     line = capsys.readouterr().err.rpartition(": glassformer ")[2].partition(" (or")[0]
     assert cli.main(line.replace("NEW_FOLDER", str(tmp_path / "new")).split()) == 0
     assert glassformer.load(tmp_path / "new")[0].config.context == N
+
+
+@pytest.mark.parametrize(("kind", "other"), [("nanogpt", "mingpt"), ("mingpt", "nanogpt")])
+def test_one_gpt_is_not_taken_for_the_other(kind: str, other: str, tmp_path: Path) -> None:
+    words, _ = written(f"{kind}, compiled" if kind == "nanogpt" else kind, tmp_path)
+    with pytest.raises(UserError, match=f"this looks like a {kind[:-3]}GPT file; use --from {kind}"):
+        torchfiles.load(other, Path(words[2]))
+
+
+def test_letters_of_the_text_are_its_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words, _ = written("nanogpt", tmp_path)
+    (tmp_path / "input.txt").write_text("hello world\nab\n")  # eleven characters, as the model has rows
+    assert cli.main(["convert", *words]) == 0
+    said = capsys.readouterr().err
+    assert said.startswith("This model has no tokenizer: ") and said.count("\n") == 1
+    assert cli.main(["generate", words[-1], "he"]) == 2
+    assert f"glassformer convert {words[-1]} --tokenizer NAME --out NEW_FOLDER" in capsys.readouterr().err
+    program = said.partition('python -c "')[2].partition('"')[0]
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
+    letters = str(tmp_path / "letters")
+    for number, line in enumerate((["convert", *words[:-1]], ["convert", words[-1], "--out"])):
+        assert cli.main([*line, str(tmp_path / f"m{number}"), "--tokenizer", letters]) == 0
+        _, tokenizer = glassformer.load(tmp_path / f"m{number}")
+        assert tokenizer is not None and tokenizer.encode("\n ab") == [0, 1, 2, 3]
+    capsys.readouterr()
+    assert cli.main(["generate", str(tmp_path / "m0"), "he", "--max-new", "4"]) == 0
+    text = glassformer.text.train("char", ["hello world\nab\n"])  # with a special token: one too many
+    text.save(tmp_path / "more")
+    assert cli.main(["convert", *words[:-1], str(tmp_path / "m3"), "--tokenizer", str(tmp_path / "more")]) == 2
+    assert "12 tokens, the model only 11; give the one it has, for a model of char" in capsys.readouterr().err
+    assert not (tmp_path / "m3").exists()
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_gpt2s_tokenizer_goes_with_its_vocabulary(
+    found: bool, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    home = request.getfixturevalue("shared_data") if found else tmp_path / "nothing"
+    monkeypatch.setenv("GLASSFORMER_DATA", str(home))
+    if not found:
+        monkeypatch.setattr(shelf, "_hub", lambda name, online=True: pytest.fail("no network") if online else None)
+    words, _ = written("nanogpt", tmp_path)
+    held = torch.load(words[2], weights_only=True)
+    table = torch.zeros(50304, C)
+    held["model"] |= {"transformer.wte.weight": table, "lm_head.weight": table}
+    torch.save({**held, "model_args": {**ARGS, "bias": True, "vocab_size": 50304}}, words[2])
+    assert cli.main(["convert", *words]) == 0
+    _, tokenizer = glassformer.load(words[-1])
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    if found:
+        assert tokenizer is not None and tokenizer.size == 50257 and "GPT-2's" in said
+    else:
+        assert tokenizer is None and "--tokenizer gpt2 --out NEW_FOLDER" in said
 
 
 CHANGES: dict[str, tuple[str, dict[str, Any], str]] = {

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -57,3 +59,22 @@ def test_links_lead_somewhere() -> None:
     for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
         for link in re.findall(r"\]\(([^)#\s]+)\)", page.read_text(encoding="utf-8")):
             assert link.startswith("http") or (page.parent / link).exists(), (page.name, link)
+
+
+def test_the_file_of_ones_own_runs_as_pasted(tmp_path: Path) -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("### In a file of your own")[2]
+    found = re.search(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    assert found is not None
+    (tmp_path / "my_parts.py").write_text(found[1])
+    program = (
+        "import glassformer, torch; from glassformer.nn import build_model; from glassformer.recipes import find; "
+        "from glassformer.serial import change; glassformer.use('my_parts.py'); "
+        "cfg = change(find('glass/200k'), {'decoder.pattern.0.norm': 'ScaleNorm'}); "
+        "model = build_model(cfg, seed=0); glassformer.save(model, 'm'); "
+        "assert glassformer.load('m')[0].config == cfg; print(bool(model(torch.tensor([[1]])).logits.isfinite().all()))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout == "True\n", done.stderr
+    words = [sys.executable, "-m", "glassformer", "generate", "m", "x"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and '"ScaleNorm"' in done.stderr and "--use FILE" in done.stderr, done.stderr

@@ -156,7 +156,7 @@ def _from_union(kind: Any, raw: Any, where: str) -> Any:
         name = type(raw).__name__ if made else raw.get("type", only)
         if made or not isinstance(name, str) or name not in classes:
             said = '"type" is missing' if name is None else f'"type" is {_show(name)}'
-            raise UserError(f"{_at(where)}{said}; give one of {_known(name, classes)}.")
+            raise UserError(f"{_at(where)}{said}; give one of {_known(name, classes, table=True)}.")
         return _from_table(classes[name], raw, where)
     if classes and isinstance(raw, str) and raw in classes:  # a type with nothing to set, by name alone
         return _from_table(classes[raw], {}, where)
@@ -175,10 +175,13 @@ def _from_union(kind: Any, raw: Any, where: str) -> Any:
     raise last
 
 
-def _known(name: Any, classes: Mapping[str, type]) -> str:
-    """The names to choose from; for a name like none of them, how one's own is made known."""
+def _known(name: Any, classes: Mapping[str, type], table: bool = False) -> str:
+    """The names to choose from, and how one's own is made known: of a ``table``, which may be a checkpoint's, always;
+    of a word alone where it is no slip of one of them.
+    """
     known = ", ".join(classes)
-    strange = isinstance(name, str) and name.isidentifier() and not difflib.get_close_matches(name, classes)
+    named = isinstance(name, str) and name.isidentifier()
+    strange = named and (table or not difflib.get_close_matches(name, classes, cutoff=0.8))
     return f"{known}, or name the file that defines it (--use FILE, glassformer.use)" if strange else known
 
 

@@ -267,6 +267,8 @@ def load(kind: str, path: Path, settings: Path | None = None) -> Model:
     need(path.is_file(), f"{path} is no file; give the one that {kind} saved.")
     held: Any = read(path) if path.suffix != ".safetensors" else _safetensors(path)
     tensors = _state(held, path)
+    if isinstance(held, dict) and kind in ("nanogpt", "mingpt"):
+        _of_the_other(kind, held, tensors, path)
     page = settings or (path.with_name("config.json") if peer is None else peer.beside(path))
     said = _json(page) if settings is not None or peer is None or page.is_file() else {}
     if peer is None:
@@ -278,6 +280,15 @@ def load(kind: str, path: Path, settings: Path | None = None) -> Model:
     raw = Raw(peer.describe({name: tuple(t.shape) for name, t in tensors.items()}, said), str(page))
     model = peer.read(raw)
     return _built(model, peer.weights(model), Tensors(path, peer.prepare(tensors, raw)), weights.shapes(model))
+
+
+def _of_the_other(kind: str, held: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Refuse a nanoGPT for a minGPT and the other way round: their names are the same, their activations are not."""
+    nano = "model_args" in held  # minGPT leaves weights alone, and only nanoGPT ties its head
+    table, head = (tensors.get(name) for name in ("transformer.wte.weight", "lm_head.weight"))
+    tied = table is None or head is None or torch.equal(table, head)
+    need(not (kind == "mingpt" and nano), f"{path}: this looks like a nanoGPT file; use --from nanogpt.")
+    need(kind == "mingpt" or nano or tied, f"{path}: this looks like a minGPT file; use --from mingpt.")
 
 
 def _holds(table: Any, key: str) -> bool:

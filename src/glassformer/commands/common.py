@@ -6,6 +6,7 @@ import argparse
 import atexit
 import json
 import os
+import shlex
 import shutil
 import sys
 import tempfile
@@ -40,8 +41,16 @@ def reader(given: argparse.Namespace) -> tuple[Any, Any]:
     if tokenizer is None:
         from .. import places
 
-        shape = ": it is an untrained shape" if places.is_recipe(given.model) else ""
-        raise UserError(f"{given.model} has no tokenizer{shape}, so text cannot be read; load a folder that has one.")
+        recipe = places.is_recipe(given.model)
+        shape = ": it is an untrained shape" if recipe else ""
+        adding = (
+            ""
+            if recipe
+            else f", or add it: glassformer convert {shlex.quote(given.model)} --tokenizer NAME --out NEW_FOLDER"
+        )
+        raise UserError(
+            f"{given.model} has no tokenizer{shape}, so text cannot be read; load a folder that has one{adding}."
+        )
     return model, tokenizer
 
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
+from typing import Any
 
-from ..errors import need
-from .common import MODEL, new_folder, untrained, using
+from ..errors import UserError, need
+from .common import MODEL, new_folder, note, untrained, using
 
 KINDS = ("nanogpt", "mingpt", "nanochat", "transformerlens", "hf")
 EXAMPLES = (
     "glassformer convert out/mine --out published --layout hf",
-    "glassformer convert --from nanogpt out/ckpt.pt --out out/nanogpt",
+    "glassformer convert --from nanogpt out/ckpt.pt --out out/nanogpt --tokenizer gpt2",
 )
+GPT2 = {"nanogpt": (50_257, 50_304), "mingpt": (50_257,), "transformerlens": (50_257,)}  # GPT-2's sizes, one rounded up
+LETTERS = "from glassformer import text; text.train('char', [open('input.txt').read()], specials=[]).save('letters')"
+SMALL = 512  # entries: a smaller vocabulary is of characters
 
 
 def options(one: argparse.ArgumentParser) -> None:
@@ -23,6 +28,8 @@ def options(one: argparse.ArgumentParser) -> None:
     one.add_argument("--layout", choices=["hf", "glassformer"], help="hf opens in transformers (hf where it can)")
     one.add_argument("--from", dest="kind", choices=KINDS, help="MODEL is a file that this library saved")
     one.add_argument("--config", metavar="FILE", help="with --from: JSON that says what its weights do not")
+    said = "the tokenizer to save with it: a name such as gpt2, a file or a folder"
+    one.add_argument("--tokenizer", metavar="NAME", help=said)
     one.add_argument("--context", type=int, metavar="N", help="tokens it is to read, in place of its own number")
     using(one)
 
@@ -37,11 +44,56 @@ def run(given: argparse.Namespace) -> None:
     if given.kind is not None:
         need(given.context is None, "--context is for a model that is a folder; convert the file first.")
         config = Path(given.config) if given.config else None
-        store.save(torchfiles.load(given.kind, Path(given.model), config), folder, layout=given.layout)
+        named = _named(given.tokenizer)
+        model = torchfiles.load(given.kind, Path(given.model), config)
+        tokenizer = _fitting(named, given.tokenizer, model) or _found(given.kind, Path(given.model), model, out)
+        store.save(model, folder, tokenizer, layout=given.layout)
         print(out)
         return
     need(given.config is None, "--config goes with --from.")
+    named = _named(given.tokenizer)
     model, tokenizer = store.load(given.model, context=given.context)
+    tokenizer = _fitting(named, given.tokenizer, model) or tokenizer
     untrained(given.model)
     store.save(model, folder, tokenizer, layout=given.layout or "hf", labels=store.labels(given.model))
     print(out)
+
+
+def _named(name: str | None) -> Any:
+    """The tokenizer asked for, opened before a large model is; None where none is."""
+    from ..text import shelf
+
+    return None if name is None else shelf.find(name)
+
+
+def _fitting(tokenizer: Any, name: str, model: Any) -> Any:
+    """The tokenizer; UserError where the model has no rows for all its tokens."""
+    rows = model.config.embed.vocab
+    if tokenizer is not None and tokenizer.size > rows:
+        letters = f", for a model of characters without a special token: {_letters()}" if rows < SMALL else "."
+        raise UserError(f"{name} has {tokenizer.size} tokens, the model only {rows}; give the one it has{letters}")
+    return tokenizer
+
+
+def _found(kind: str, path: Path, model: Any, out: str) -> Any:
+    """The tokenizer beside a published file, or GPT-2's for its size; what was found or is missing is said."""
+    from .. import places
+    from ..text import shelf
+
+    rows = model.config.embed.vocab
+    tokenizer = places.open_tokenizer(path.parent) if kind == "hf" else None
+    if tokenizer is None and rows in GPT2.get(kind, ()):
+        tokenizer = shelf.at_hand("gpt2")
+        if tokenizer is not None:
+            note(f"The vocabulary of {rows:,} is GPT-2's, so its tokenizer is saved too; --tokenizer names another.")
+    if tokenizer is None:
+        usual = "gpt2" if rows in GPT2.get(kind, ()) else "NAME"
+        how = f"glassformer convert {shlex.quote(out)} --tokenizer {usual} --out NEW_FOLDER adds one"
+        more = f"; a model of characters has that of its own text: {_letters()}" if rows < SMALL else "."
+        note(f"This model has no tokenizer: {how}{more}")
+    return tokenizer
+
+
+def _letters() -> str:
+    """What makes the tokenizer of nanoGPT's and minGPT's characters: sorted, from 0, and nothing else."""
+    return f'python -c "{LETTERS}" makes the folder letters of input.txt.'

@@ -93,11 +93,15 @@ def here() -> list[str]:
     return [] if home is None else [name for name, known in KNOWN.items() if (home / known.folder).is_dir()]
 
 
+def at_hand(name: str) -> Tokenizer | None:
+    """The published tokenizer of that name where no network is needed for it, else None."""
+    known = KNOWN[name]
+    folder = _placed(known) or _hub(known.hub, online=False)
+    return None if folder is None else open(folder)
+
+
 def _known(name: str, known: Known) -> Tokenizer:
-    home = files.data_home()
-    if home is not None and (home / known.folder).is_dir():
-        return open(home / known.folder)
-    folder = _hub(known.hub)
+    folder = _placed(known) or _hub(known.hub)
     if folder is None:
         raise UserError(
             f"{name} ({known.what}) is not here and cannot be downloaded; set GLASSFORMER_DATA to a folder "
@@ -106,12 +110,17 @@ def _known(name: str, known: Known) -> Tokenizer:
     return open(folder)
 
 
-def _hub(name: str) -> Path | None:
+def _placed(known: Known) -> Path | None:
+    home = files.data_home()
+    return home / known.folder if home is not None and (home / known.folder).is_dir() else None
+
+
+def _hub(name: str, online: bool = True) -> Path | None:
     """The folder with a hub model's tokenizer, from its cache where it is; None where it cannot be had."""
     import huggingface_hub
     from huggingface_hub import errors as hub
 
-    for offline in (True, False):
+    for offline in (True, False) if online else (True,):
         try:
             folder = huggingface_hub.snapshot_download(
                 name, allow_patterns=list(WANTED), local_files_only=offline, etag_timeout=10

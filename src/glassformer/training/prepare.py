@@ -144,6 +144,8 @@ def origin(settings: Run, start: Path | None) -> tuple[config.Model, Tokenizer |
             return found, tokenizer
         if settings.data.tokenizer is None and tokenizer is None:
             tokenizer = store.open_tokenizer(found)
+            sentence = f"{table['from']} has no tokenizer; name the one that it was trained with: data.tokenizer"
+            need(tokenizer is not None, f"{sentence} = a file, a folder or a name such as gpt2.")
         return store.read_config(found).config, tokenizer
     whole = {key: value for key, value in table.items() if "." not in key}
     made: config.Model = serial.from_dict(config.Model, whole, "model")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
 from pathlib import Path
 
 import pytest
@@ -194,3 +196,97 @@ def test_what_looks_like_a_border_of_documents_is_told(tmp_path: Path) -> None:
     path.write_text("A story of some words and a house of glass.\n<|endoftext|>\n" * 40)
     assert 'holds "<|endoftext|>" 40 times' in choose({"data.train": str(path)})[1]
     assert 'holds "' not in choose({"data.train": str(path), "data.separator": "<|endoftext|>"})[1]
+
+
+def stopped_run(book: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The words of a run of 6 steps that a signal stopped after the third."""
+    words = ["train", "--data.train", str(book), "--out", str(out)]
+    more = ["--steps", "6", "--dim", "16", "--decoder.depth", "1", "--batch", "2", "--tensorboard", "false"]
+    due = training.loop.Step.due
+    with monkeypatch.context() as patch:
+
+        def stop(step, every):
+            if step.index == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return due(step, every)
+
+        patch.setattr(training.loop.Step, "due", stop)
+        patch.setattr(training.launch.Signals, "notice", lambda self, number, frame: setattr(self, "number", number))
+        assert cli.main([*words, *more]) == 128 + signal.SIGTERM
+    return words
+
+
+def test_a_resumed_run_keeps_what_is_not_given_again(book, tmp_path, monkeypatch, capsys):
+    words, out = stopped_run(book, tmp_path / "out", monkeypatch), tmp_path / "out"
+    before = json.loads((out / "run.json").read_text())
+    for given, differs in (
+        (["--recipe", "glass/4m"], 'recipe is "glass/200k" there and "glass/4m" here'),
+        (["--dim", "32"], "model.dim is 16 there and 32 here"),
+        (["--batch", "4"], "train.batch is 2 there and 4 here"),
+    ):
+        capsys.readouterr()
+        assert cli.main([*words, "--resume", *given]) == 2
+        assert f"cannot be resumed with another config: {differs};" in capsys.readouterr().err
+    assert not cli.main([*words, "--resume"])
+    assert "Trained 6 steps" in capsys.readouterr().err
+    assert json.loads((out / "run.json").read_text()) == before and before["chosen"]
+    assert not cli.main(["train", "--out", str(out), "--resume", "--steps", "8"])
+    assert "goes on to 8" in capsys.readouterr().err
+
+
+def test_a_run_stopped_at_once_says_how_it_goes_on(book, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "out"
+
+    def stop(plan, folder, *args, **others):
+        if folder == out:
+            out.mkdir()
+            (out / "run.json").write_text("{}")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("glassformer.training.run", stop)
+    words = ["train", "--data.train", str(book), "--out"]
+    assert cli.main([*words, str(tmp_path / "other")]) == 130
+    assert capsys.readouterr().err == "\nglassformer: stopped.\n"
+    assert cli.main([*words, str(out)]) == 130
+    said = capsys.readouterr().err
+    assert "glassformer: stopped. Continue with:\n" in said and said.endswith(f"--out {out} --resume\n")
+    assert cli.main(["generate", str(out)]) == 2
+    assert "is a run that has no checkpoint yet; go on with --resume" in capsys.readouterr().err
+
+
+def test_a_short_run_is_validated_seldom(book):
+    assert [settings(book, steps=str(steps)).train.evaluate_every for steps in (5, 20, 100, 1000)] == [10, 10, 10, 50]
+
+
+def test_the_announced_time_counts_validation(book, tmp_path, monkeypatch):
+    """Six steps and six validations of what is held out, a third of a step for each of its batches."""
+    told: list[float] = []
+    monkeypatch.setattr(training.launch, "duration", lambda seconds: told.append(seconds) or "")
+    monkeypatch.setattr(training.launch.Live, "__call__", lambda self, step: None)
+    for every in ("0", "1"):
+        made = settings(
+            book, steps="6", evaluate_every=every, dim="16", **{"decoder.depth": "1", "tensorboard": "false"}
+        )
+        training.run(made, tmp_path / every)
+    plans = [json.loads((tmp_path / every / "run.json").read_text())["plan"]["seconds"] for every in "01"]
+    made = settings(book)
+    batches = -(-2_000 // (made.train.batch * made.train.context))
+    assert told[0] == pytest.approx(6 * plans[0])
+    assert told[1] >= plans[1] * (6 + 6 * batches / 3)
+
+
+def test_a_border_of_documents_is_told_once(book, tmp_path, capsys):
+    book.write_text("A story of some words and a house of glass.\n<|endoftext|>\n" * 40)
+    words = [
+        "train",
+        "--data.train",
+        str(book),
+        "--out",
+        str(tmp_path / "out"),
+        "--steps",
+        "1",
+        "--tensorboard",
+        "false",
+    ]
+    assert not cli.main([*words, "--dim", "16", "--decoder.depth", "1"])
+    assert capsys.readouterr().err.count("--data.separator") == 1

@@ -59,8 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 2
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has seen enough, as with `| head`
         return 0
-    except KeyboardInterrupt:
-        _say("\nglassformer: stopped.")
+    except KeyboardInterrupt as stopped:  # what it says is how to go on
+        _say(f"\nglassformer: stopped.{stopped}")
         return 130
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 LONGEST = 1500  # characters of a message
@@ -97,10 +98,12 @@ def nearest(word: str, words: Iterable[str]) -> str:
     asked = word.lstrip("-").replace("-", "_").lower()
     if asked in ELSEWHERE:
         return f" {ELSEWHERE[asked]}"
+    if f"{asked}s" in plain:  # one setting above all the deep ones of its kind: steps before see.step
+        return f' Did you mean "{plain[f"{asked}s"]}"?'
     for name in (asked, *(ours for ours, theirs in WORDS.items() if asked in theirs.split())):
         if found := [other for other in plain if other == name or other.endswith(f".{name}")]:
-            depth = min(other.count(".") for other in found)
-            meant = [f'"{plain[other]}"' for other in found if other.count(".") == depth]
+            depths = {other: re.sub(r"^(de|en)coder\.pattern\.", "", other).count(".") for other in found}  # in a block
+            meant = [f'"{plain[other]}"' for other in found if depths[other] == min(depths.values())]
             return f" Did you mean {' or '.join(meant[:2])}?"
     close = difflib.get_close_matches(asked, plain, n=3, cutoff=0.6)
     if close:

@@ -20,6 +20,12 @@ class Parser(argparse.ArgumentParser):
         shape = argparse.RawDescriptionHelpFormatter  # examples keep their lines
         super().__init__(**words, formatter_class=shape, allow_abbrev=False)
 
+    def add_argument(self, *names: str, **words: Any) -> argparse.Action:  # type: ignore[override]
+        """One more argument; what may be left out (``nargs="*"``) is not said to be required."""
+        if words.get("nargs") == "*" and not names[0].startswith("-"):
+            words.setdefault("default", [])
+        return super().add_argument(*names, **words)
+
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; see {self.prog} --help.")
 

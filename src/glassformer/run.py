@@ -8,6 +8,7 @@ decoder.depth = 8            tokenizer = "bpe"             optimizer = { type = 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from dataclasses import field
 from pathlib import Path
@@ -176,13 +177,23 @@ class Run:
     train: Train = Train()
 
 
-def read(path: Path | str | None = None, overrides: Mapping[str, Any] | None = None) -> Run:
-    """The run in a TOML file (``run_file`` finds it), changed by dotted ``overrides`` as the command line gives them.
+def begun(folder: Path) -> dict[str, Any] | None:
+    """What the run in a folder was told, as ``read`` takes it; None where there is none that can be read."""
+    try:
+        told = json.loads((folder / "run.json").read_bytes())
+        return {"model": told.get("asked") or told["model"], "data": told["data"], "train": told["train"]}
+    except (OSError, ValueError, LookupError, AttributeError):
+        return None
 
-    ``steps`` is a field of [train], ``data.tokenizer`` of [data]; anything else (``decoder.depth``, ``dim``) is a
-    path into the model. Raises UserError for what is unknown or does not fit.
+
+def read(path: Path | str | Mapping[str, Any] | None = None, overrides: Mapping[str, Any] | None = None) -> Run:
+    """The run in a TOML file (``run_file`` finds it) or a table, changed by dotted ``overrides``.
+
+    Overrides are as the command line gives them: ``steps`` is a field of [train], ``data.tokenizer`` of [data];
+    anything else (``decoder.depth``, ``dim``) is a path into the model. Raises UserError for what is unknown or does
+    not fit.
     """
-    table = serial.read_toml(run_file(path)) if path is not None else {}
+    table = dict(path) if isinstance(path, Mapping) else _table(run_file(path)) if path is not None else {}
     named = table.get("model")
     for where, found in (("outside of any table", table), ("in [model]", named if isinstance(named, dict) else {})):
         for key in found:
@@ -221,8 +232,23 @@ def read(path: Path | str | None = None, overrides: Mapping[str, Any] | None = N
         train = dataclasses.replace(train, optimizer=_usual(model))
     data, train = _of_kind(data, changes["data"]), serial.change(train, changes["train"], "train")
     if rate is not None:
-        train = dataclasses.replace(train, optimizer=_at_rate(train.optimizer, rate))
+        try:
+            train = dataclasses.replace(train, optimizer=_at_rate(train.optimizer, rate))
+        except UserError:
+            raise UserError(
+                f"--rate is {rate:g}; give a learning rate above 0 and well below 1000, such as 1e-3."
+            ) from None
     return Run(model, serial.change(data, changes["data"], "data"), train)
+
+
+def _table(file: Path) -> dict[str, Any]:
+    """The table of a run file; UserError where it is none."""
+    try:
+        return serial.read_toml(file)
+    except UserError:
+        if file.suffix == ".toml" or not file.exists():
+            raise
+        raise UserError(f"{file} is no run file (TOML); a text to train on is given as --data.train {file}.") from None
 
 
 def _no_type(value: Any) -> bool:

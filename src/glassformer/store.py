@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -180,6 +181,9 @@ def read_config(folder: Path) -> Book:
         origin = resolve(base) if base is not None else None
         if isinstance(origin, Path):
             return read_config(origin)
+        if (folder / "run.json").exists():
+            line = f"glassformer train --out {shlex.quote(str(folder))} --resume"
+            raise UserError(f"{folder} is a run that has no checkpoint yet; go on with --resume: {line}") from None
         raise UserError(f"{folder} has no config.json; give the folder of a saved model.") from None
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); check its rights.") from None

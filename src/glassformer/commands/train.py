@@ -44,14 +44,20 @@ def run(given: argparse.Namespace) -> int | None:
     if not given.out:
         raise UserError("Say where the run goes: --out DIR." if given.out is None else "--out is empty; name a folder.")
     named, changes = settings(given.rest)
-    plan = runs.read(named, changes)  # a slip is told before torch is imported
+    out = Path(given.out)
+    kept = runs.begun(out) if given.resume and named is None else None  # what is not given now stays
+    plan = runs.read(kept or named, changes)  # a slip is told before torch is imported
     from ..training import choose, run
 
-    found, chosen = ({}, "") if named is not None else choose(changes)  # a run file says all that it means
-    plan = runs.read(named, {**found, **changes})
+    found, chosen = choose(changes) if kept is None and named is None else ({}, "")  # a run file says all that it means
+    plan = runs.read(kept or named, {**found, **changes})
     used = [word for file in given.use for word in ("--use", file)]
     words = [*called(), "train", *given.rest, *used, "--out", given.out, "--resume"]
-    ended = run(plan, Path(given.out), given.resume, sample=write_a_little, command=shlex.join(words), chosen=chosen)
+    again = shlex.join(words)
+    try:
+        ended = run(plan, out, given.resume, sample=write_a_little, command=again, chosen=chosen)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f" Continue with:\n  {again}" if (out / "run.json").exists() else "") from None
     return 128 + ended.signal if ended.signal else None
 
 

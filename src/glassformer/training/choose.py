@@ -22,6 +22,7 @@ READ = 1 << 23  # characters that are looked at; the rest of a text is taken to 
 WORD = 40  # bytes between white space, on average, from which a text has no words (genes, base64), unless
 SIGNS = 1000  # it has so many different characters: Chinese and Japanese, whose words nothing parts
 EVALUATIONS = 20
+SELDOM = 10  # steps between them at least: on a short run they would take longer than the steps
 SMALL = 512  # a BPE where bytes would be chosen
 PATIENCE = 5  # of these without a better one end the run: validation rises, or the rate has nothing left to give
 
@@ -134,7 +135,7 @@ def choose(changes: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     steps = how.steps
     if "steps" not in given:
         steps = found["steps"] = max(20, min(row.steps, round(row.epochs * tokens / (batch * context))))
-    every = max(1, steps // EVALUATIONS)
+    every = max(SELDOM, steps // EVALUATIONS)  # and at the end
     found |= {"early_stop": PATIENCE, "evaluate_every": every, "sample_every": 4 * every, "save_every": 5 * every}
     found = {name: value for name, value in found.items() if name not in given and name not in changes}
     named = {"data.tokenizer": "tokenizer", "data.vocab": "vocabulary", "decoder.dropout": "dropout"}

@@ -121,7 +121,8 @@ def _train(
     _refuse_what_cannot_fit(price, how, device)
     model, drawn = prepare.build(settings, model_config, device, fresh=start is None)
     for line in (*ends, *drawn, *data.notes):
-        note(line)
+        if "--data.separator" not in line or "--data.separator" not in chosen:  # said already
+            note(line)
     state = State(model, Optimizer(model, how.optimizer), data.batches, labels=labels, base=prepare.base_of(settings))
     state.ended = tuple(before.get("ended", ()))
     state.content = None if state.base is None else prepare.content_of(model)
@@ -131,7 +132,8 @@ def _train(
     plan = _plan(before, state, objective, how)
     _say(price, how, plan, data, sum(weight.numel() for weight in model.parameters() if not weight.requires_grad))
     facts = {"data": settings.data, "train": settings.train, "model": model_config, "plan": plan}
-    about = {"glassformer": 1, **facts, "ended": state.ended, "tokenizer": tokenizer.fingerprint, "chosen": chosen}
+    about = {"glassformer": 1, **facts, "ended": state.ended, "tokenizer": tokenizer.fingerprint}
+    about |= {"asked": settings.model, "chosen": chosen or before.get("chosen", "")}
     files.write(out / "run.json", serial.dumps(about))
 
     evaluate = Evaluate(data.validation, make(how.objective, 0.0, tokenizer, labels), how.evaluate_every)
@@ -211,6 +213,9 @@ def _before(settings: Run, out: Path, resume: bool) -> dict[str, Any]:
         need(not resume, f"{out} holds no run to go on with; leave out --resume to begin one there.")
         return {}
     before = checkpoint.read_json(path)
+    was, now = dict(before.get("asked") or {}).get("recipe"), settings.model.get("recipe")
+    if was and now:  # told before what follows from it
+        _same(was, now, out, "recipe")
     _extend(before, settings.train, out)
     for name, mine in (("data", settings.data), ("train", settings.train)):
         there = dict(before.get(name) or {})
@@ -292,9 +297,11 @@ def _say(price: Cost, how: Train, plan: Plan, data: Material, still: int) -> Non
         f"about {gibibytes(_memory(price, plan.dtype, still))} of memory."
     )
     times = how.steps * how.batch / data.rows
+    looks = math.ceil(how.steps / how.evaluate_every) if how.evaluate_every else 0
+    seen = sum(1 for _ in data.validation()) if looks else 0  # batches, each a third of a step: there is no way back
     note(
         f"{how.steps:,} steps of {tokens:,} tokens on {data.name}, {times:.1f} times over: "
-        f"about {duration(plan.seconds * how.steps)}."
+        f"about {duration(plan.seconds * (how.steps + looks * seen / 3))}."
     )
     if times > MANY and isinstance(how.objective, Causal):
         note("The text is read so often that the model will learn it by heart; take more text or fewer --steps.")

@@ -252,7 +252,7 @@ def test_run_files(home, refused, content, said):
         (["run.toml", "--step", "3"], 'There is no setting "step". Did you mean "steps"?'),
         (["run.toml", "--norm", "RMSNorm"], 'Did you mean "decoder.pattern.norm" or "encoder.pattern.norm"?'),
         (["run.toml", "--rate", "900"], "--rate is 900; give a learning rate"),
-        (["mine.txt"], "mine.txt is no run file (TOML); a text to train on is given as --data.train mine.txt."),
+        (["corpus.txt"], "no run file (TOML); a text to train on is given as --data.train corpus.txt."),
         (["run.toml", "--depth", "3"], 'Did you mean "decoder.depth" or "encoder.depth"?'),
         (["run.toml", "--heads", "4"], 'Did you mean "decoder.pattern.attention.heads" or '),
         (["run.toml", "--batch-size", "4"], 'There is no setting "batch_size". Did you mean "batch"?'),

@@ -246,7 +246,7 @@ def _table(file: Path) -> dict[str, Any]:
     try:
         return serial.read_toml(file)
     except UserError:
-        if file.suffix == ".toml" or not file.exists():
+        if file.suffix == ".toml" or not file.is_file():
             raise
         raise UserError(f"{file} is no run file (TOML); a text to train on is given as --data.train {file}.") from None
 

@@ -20,7 +20,7 @@ class Parser(argparse.ArgumentParser):
         shape = argparse.RawDescriptionHelpFormatter  # examples keep their lines
         super().__init__(**words, formatter_class=shape, allow_abbrev=False)
 
-    def add_argument(self, *names: str, **words: Any) -> argparse.Action:  # type: ignore[override]
+    def add_argument(self, *names: str, **words: Any) -> argparse.Action:
         """One more argument; what may be left out (``nargs="*"``) is not said to be required."""
         if words.get("nargs") == "*" and not names[0].startswith("-"):
             words.setdefault("default", [])

@@ -132,7 +132,7 @@ def _train(
     plan = _plan(before, state, objective, how)
     _say(price, how, plan, data, sum(weight.numel() for weight in model.parameters() if not weight.requires_grad))
     facts = {"data": settings.data, "train": settings.train, "model": model_config, "plan": plan}
-    about = {"glassformer": 1, **facts, "ended": state.ended, "tokenizer": tokenizer.fingerprint}
+    about: dict[str, Any] = {"glassformer": 1, **facts, "ended": state.ended, "tokenizer": tokenizer.fingerprint}
     about |= {"asked": settings.model, "chosen": chosen or before.get("chosen", "")}
     files.write(out / "run.json", serial.dumps(about))
 

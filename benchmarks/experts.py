@@ -24,7 +24,8 @@ from typing import Any
 
 import torch
 
-from glassformer import config, run
+from glassformer import config
+from glassformer.config import run
 from glassformer.cost import cost
 from glassformer.nn import build_model
 from glassformer.training import Batch, Causal, make_plan, train

@@ -21,7 +21,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from glassformer import text
+from glassformer.data import find as find_corpus
 
 HELD_OUT = 40_000
 MIXED = ("python-docs", "tinystories", "shakespeare", "wikitext-2-raw/wiki.valid.raw", "wikitext-2-raw/wiki.test.raw")
@@ -66,7 +66,7 @@ WAYS = {"chosen": None, "fixed": '[data]\ntrain = "{path}"\n', "nanogpt": NANOGP
 
 def parts(name: str) -> tuple[bytes, bytes]:
     """The text to learn from, and its end, which is held out."""
-    whole = [b"\n".join(one.encode() for one in text.find(part).documents()) for part in TEXTS[name]]
+    whole = [b"\n".join(one.encode() for one in find_corpus(part).documents()) for part in TEXTS[name]]
     held = HELD_OUT // len(whole)
     return b"\n".join(one[:-held] for one in whole), b"\n".join(one[-held:] for one in whole)
 

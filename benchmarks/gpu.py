@@ -105,7 +105,8 @@ def our_step(
 
     import torch
 
-    from glassformer import config, run
+    from glassformer import config
+    from glassformer.config import run
     from glassformer.nn import build_model
     from glassformer.training import Batch
     from glassformer.training import train as steps

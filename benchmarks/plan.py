@@ -14,10 +14,11 @@ from collections.abc import Callable
 
 import torch
 
-from glassformer import config, run
+from glassformer import config
+from glassformer.config import run
+from glassformer.config.serial import change
 from glassformer.nn import build_model
 from glassformer.recipes import find
-from glassformer.serial import change
 from glassformer.training import Batch, Optimizer, Plan, State, train
 
 CONTEXT = 128

@@ -124,10 +124,11 @@ def find_text(given: str | None) -> Path:
     """Shakespeare's 1,115,394 characters: named, or wherever our own data commands find them."""
     if given:
         return Path(given).resolve()
-    from glassformer import UserError, text
+    from glassformer import UserError
+    from glassformer.data import find as find_corpus
 
     try:
-        return text.find("shakespeare").path.resolve()
+        return find_corpus("shakespeare").path.resolve()
     except UserError as error:
         raise SystemExit(str(error)) from None
 

@@ -24,9 +24,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from glassformer import config
+from glassformer.config.mask import read_rule
+from glassformer.config.visible import visited
 from glassformer.nn import Mask, attend
-from glassformer.positions import read_rule
-from glassformer.sight import visited
 
 RULES = ("window(256)", "strided(128)", "fixed(128, 8)")
 

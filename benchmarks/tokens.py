@@ -3,7 +3,7 @@
     GLASSFORMER_DATA=FOLDER python benchmarks/tokens.py [--repeats 5] [--threads 2] [--profile]
 
 First 1.1 MB of Shakespeare as one string and in pieces of 64 K characters, the ids the same for all. Then
-`text.tokenise` of whole corpora (reading, hashing, encoding, writing to the disk) beside what the faster engine needs
+`tokenise` of whole corpora (reading, hashing, encoding, writing to the disk) beside what the faster engine needs
 to encode the same text held in memory; both made anew for each turn, which is not counted. Exit 1 where a corpus is
 tokenised at less than 90 % of that.
 """
@@ -27,8 +27,10 @@ from typing import Any
 import tiktoken
 from tiktoken_ext.openai_public import r50k_pat_str
 
-from glassformer import text
-from glassformer.text.twin import Twin
+from glassformer.data import Source, tokenise
+from glassformer.data import find as find_corpus
+from glassformer.tokenizer import open as open_tokenizer
+from glassformer.tokenizer.tiktoken_backend import Twin
 
 SHAKESPEARE = "tinyshakespeare/input.txt"
 ALL = ("tinystories/*.txt", "multi30k/train.*", "wikitext-2-raw/*.raw", "tinyshakespeare/*.txt")
@@ -57,8 +59,8 @@ def one_text(data: Path, repeats: int, threads: int) -> None:
     """The engines on Shakespeare in memory."""
     path = data / SHAKESPEARE
     whole = path.read_text(encoding="utf-8")
-    pieces = [piece.text for piece in text.find(path).pieces()]
-    ours, theirs = text.open(data / "tok-gpt2"), peer(data)
+    pieces = [piece.text for piece in find_corpus(path).pieces()]
+    ours, theirs = open_tokenizer(data / "tok-gpt2"), peer(data)
     library = ours._plain
     expected = theirs.encode_ordinary(whole)
     assert library.encode(whole, add_special_tokens=False).ids == expected == ours.encode(whole)
@@ -90,12 +92,12 @@ def corpora(data: Path, repeats: int, threads: int, profile: bool) -> bool:
     print("\n| corpus | MB | tokenise, MB/s | tiktoken, MB/s | ratio |\n|---|---|---|---|---|")
     for name, patterns in CORPORA.items():
         paths = [p for pattern in patterns for p in sorted(data.glob(pattern)) if p.name != "SOURCE.txt"]
-        source = text.Source(name, data, tuple(part for path in paths for part in text.find(path).parts))
+        source = Source(name, data, tuple(part for path in paths for part in find_corpus(path).parts))
         pieces = [piece.text for piece in source.pieces()]
         size = sum(len(piece.encode()) for piece in pieces) / 1e6
         peers, ours = [], []
         for _ in range(repeats):
-            tokenizer, theirs = text.open(data / "tok-gpt2"), peer(data)
+            tokenizer, theirs = open_tokenizer(data / "tok-gpt2"), peer(data)
             tokenizer.fingerprint  # noqa: B018 - known to who has the tokenizer, once
             tokenizer._twin  # noqa: B018 - as tiktoken's tables are made before
             peers.append(seconds(partial(theirs.encode_ordinary_batch, pieces, num_threads=threads), 1))
@@ -103,7 +105,7 @@ def corpora(data: Path, repeats: int, threads: int, profile: bool) -> bool:
                 watch = cProfile.Profile()
                 if profile:
                     watch.enable()
-                ours.append(seconds(partial(text.tokenise, source, tokenizer, cache=Path(folder)), 1))
+                ours.append(seconds(partial(tokenise, source, tokenizer, cache=Path(folder)), 1))
                 watch.disable()
         ratio = statistics.median(a / b for a, b in zip(peers, ours, strict=True))
         met = met and ratio >= AIM

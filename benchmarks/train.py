@@ -51,7 +51,8 @@ def rows(path: str, shape: str) -> Iterator[Any]:
 
 def ours(shape: str, batches: Iterator[Any], dtype: str) -> Iterator[float]:
     """Our training loop; ``dtype`` "auto" leaves the choice to it."""
-    from glassformer import config, run
+    from glassformer import config
+    from glassformer.config import run
     from glassformer.nn import build_model
     from glassformer.training import Batch, Causal, make_plan, train
 
@@ -154,14 +155,15 @@ class Contender:
 
 def prepare(shape: str, folder: str) -> str:
     """A file of 16-bit ids: Shakespeare in GPT-2's tokens, or in characters."""
-    from glassformer import text
+    from glassformer.data import find as find_corpus
+    from glassformer.tokenizer import open as open_tokenizer
 
     os.environ.setdefault("GLASSFORMER_DATA", str(DATA))
-    words = text.find("shakespeare").path.read_text()
+    words = find_corpus("shakespeare").path.read_text()
     if SHAPES[shape][3] == 65:
         ids = np.unique(np.array(list(words)), return_inverse=True)[1]
     else:
-        ids = np.array(text.open(DATA / "tok-gpt2").encode(words))
+        ids = np.array(open_tokenizer(DATA / "tok-gpt2").encode(words))
     path = Path(folder) / "ids.bin"
     ids.astype(np.uint16).tofile(path)
     return str(path)

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from glassformer import run
+from glassformer.config import run
 from glassformer.training import make_plan, prepare, train
 from glassformer.training.encoded import Encoded
 from glassformer.training.objectives import make

@@ -27,10 +27,10 @@ USUAL = {"dim": 100, "window": 5, "negative": 5, "sample": 1e-3, "rate": 0.025}
 
 def read(corpus: Path) -> list[list[str]]:
     """The corpus's sentences in a random order, so that neither profits from reading the texts in turn."""
-    from glassformer import text
     from glassformer.classics import vocabulary
+    from glassformer.data import find as find_corpus
 
-    found = [*vocabulary.sentences(text.find(str(corpus)).texts())]
+    found = [*vocabulary.sentences(find_corpus(str(corpus)).texts())]
     random.Random(0).shuffle(found)
     return found
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from glassformer import config, recipes, serial, shapes
+from glassformer import config, recipes
+from glassformer.config import serial, shapes
 from glassformer.cost import available_memory, cost, gibibytes
 from glassformer.nn import Cache, build_model
 from tiny import ALL

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from glassformer import config as c
-from glassformer import serial, weights
+from glassformer.checkpoints import weights
+from glassformer.config import serial
 from glassformer.cost import cost
 from glassformer.nn import Cache, EncoderDecoder, Model, Tape, attend, build_model
 from glassformer.nn.attend import ENGINES

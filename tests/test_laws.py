@@ -11,12 +11,13 @@ import torch
 
 import tiny
 from glassformer import config as c
-from glassformer import serial, store
+from glassformer.checkpoints import store
+from glassformer.config import serial
+from glassformer.config.objective import LoRA
 from glassformer.cost import cost
 from glassformer.errors import UserError
 from glassformer.nn import Cache, Decoder, EncoderDecoder, Mask, Model, Tape, attend, build, build_model, built, lora
 from glassformer.nn.attend import ENGINES, eager
-from glassformer.objectives import LoRA
 from tiny import ALL, DECODERS, tokens
 
 PAIRS = [name for name, config in ALL.items() if isinstance(config, c.EncoderDecoder)]

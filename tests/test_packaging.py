@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from glassformer import run
+from glassformer.config import run
 from glassformer.errors import UserError
 
 ROOT = Path(__file__).parents[1]
@@ -75,7 +75,7 @@ def test_a_wheel_and_an_sdist_hold_what_is_needed(tmp_path: Path) -> None:
         opened.extractall(tmp_path, filter="data")
     unpacked = next(path for path in tmp_path.iterdir() if (path / "Makefile").exists())
     subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "tests/test_structure.py", "tests/test_run.py", "tests/test_laws.py"],
+        [sys.executable, "-m", "pytest", "-q", "tests/test_structure.py", "tests/config/test_run.py", "tests/test_laws.py"],
         cwd=unpacked,
         env={**os.environ, "PYTHONPATH": str(unpacked / "src")},
         check=True,

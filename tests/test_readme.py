@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 import glassformer
-from glassformer import cli, text
+from glassformer import cli
 from glassformer.commands import VERBS
+from glassformer.config.serial import change
 from glassformer.nn import build_model
 from glassformer.recipes import find
-from glassformer.serial import change
+from glassformer.tokenizer import train as train_tokenizer
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -46,7 +47,7 @@ def test_python_blocks_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.txt").write_text("The cat sat on a house of glass and looked through its walls.\n" * 400)
-    tokenizer = text.train("bpe", [(tmp_path / "own.txt").read_text()], 300)
+    tokenizer = train_tokenizer("bpe", [(tmp_path / "own.txt").read_text()], 300)
     model = build_model(change(find("glass/200k"), {"embed.vocab": tokenizer.size, "context": 64}), seed=0)
     glassformer.save(model, "out/mine", tokenizer)
     shorter = block.replace('"python-docs"', '"own.txt"').replace("2048", "300").replace("steps=100", "steps=2")
@@ -68,7 +69,7 @@ def test_the_file_of_ones_own_runs_as_pasted(tmp_path: Path) -> None:
     (tmp_path / "my_parts.py").write_text(found[1])
     program = (
         "import glassformer, torch; from glassformer.nn import build_model; from glassformer.recipes import find; "
-        "from glassformer.serial import change; glassformer.use('my_parts.py'); "
+        "from glassformer.config.serial import change; glassformer.use('my_parts.py'); "
         "cfg = change(find('glass/200k'), {'decoder.pattern.0.norm': 'ScaleNorm'}); "
         "model = build_model(cfg, seed=0); glassformer.save(model, 'm'); "
         "assert glassformer.load('m')[0].config == cfg; print(bool(model(torch.tensor([[1]])).logits.isfinite().all()))"

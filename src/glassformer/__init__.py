@@ -17,30 +17,44 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from ._moved import MOVED, Finder
 from .errors import UserError
 
 if TYPE_CHECKING:
-    from .extend import use
+    from .checkpoints.store import load, save
+    from .config.extend import use
     from .generation import generate
     from .inspection import look
-    from .store import load, save
     from .training import train
 
 __version__ = "0.1.0"
 __all__ = ["UserError", "__version__", "generate", "load", "look", "save", "train", "use"]
 
 _HOME = {
-    "load": ".store",
-    "save": ".store",
+    "load": ".checkpoints.store",
+    "save": ".checkpoints.store",
     "generate": ".generation",
     "train": ".training",
     "look": ".inspection",
-    "use": ".extend",
+    "use": ".config.extend",
 }
-_ROOMS = ("evaluation", "generation", "inspection", "store", "training")  # those that import torch
+_ROOMS = (
+    "checkpoints",
+    "data",
+    "evaluation",
+    "generation",
+    "inspection",
+    "tokenizer",
+    "training",
+)  # modules, on first use
+
+
+sys.meta_path.append(Finder)
 
 
 def __getattr__(name: str) -> Any:
+    if name in MOVED:
+        return importlib.import_module(f".{name}", __name__)
     if name not in _HOME and name not in _ROOMS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with _nothing_to_collect():

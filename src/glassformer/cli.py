@@ -12,10 +12,10 @@ from pathlib import Path
 
 from . import __version__
 from .commands import VERBS
+from .commands.parsing import Parser, check_text
+from .config.extend import use
 from .errors import UserError
-from .extend import use
 from .files import explain
-from .parsing import Parser, check_text
 
 # Nothing else is imported up here: `glassformer --help` answers without torch.
 

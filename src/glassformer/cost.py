@@ -12,8 +12,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import config, shapes
-from .positions import reach
+from . import config
+from .config import shapes
+from .config.mask import reach
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +46,7 @@ class Cost:
         shapes.countable(self.model)
         found = shapes.shapes(self.model)
         if found is None:  # a part of a user's own
-            from . import weights
+            from .checkpoints import weights
 
             found = weights.shapes(self.model)
         return {n: (_is_matrix(n, shape), math.prod(shape)) for n, shape in found.items()}
@@ -110,7 +111,7 @@ class Cost:
         if not isinstance(see, config.Full | config.Window):  # counted, in long rows by a thousand of its queries
             import numpy as np
 
-            from .sight import visited
+            from .config.visible import visited
 
             rows = np.linspace(0, T - 1, min(T, 1024)).astype(int)
             return visited(see, T, causal, rows) / len(rows)

@@ -13,7 +13,7 @@ import torch
 
 from .. import config
 from ..nn import Model, build_model
-from ..text.tokenizer import Tokenizer
+from ..tokenizer.tokenizer import Tokenizer
 from .vectors import Vectors
 from .vocabulary import WORD
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from .. import config
 from ..errors import UserError, need
 from ..nn import Model, Tape
-from ..text.tokenizer import Tokenizer
+from ..tokenizer.tokenizer import Tokenizer
 from .vectors import Vectors
 from .vocabulary import Array
 

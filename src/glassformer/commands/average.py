@@ -20,7 +20,7 @@ def options(one: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> None:
     """The command; its exit code, None for 0."""
-    from .. import store
+    from ..checkpoints import store
     from ..training import average
 
     out = new_folder(given.out)

@@ -67,6 +67,6 @@ def marks(given: argparse.Namespace, model: Any, tokenizer: Any, sentences: list
 
 def labels_of(name: str, count: int) -> list[str]:
     """The labels' names that were saved with a model, or their numbers."""
-    from .. import store
+    from ..checkpoints import store
 
     return list(store.labels(name)) or [str(number) for number in range(count)]

@@ -39,7 +39,7 @@ def reader(given: argparse.Namespace) -> tuple[Any, Any]:
     """The model and the tokenizer it needs to read text; UserError where it has none."""
     model, tokenizer = loaded(given)
     if tokenizer is None:
-        from .. import places
+        from ..checkpoints import places
 
         recipe = places.is_recipe(given.model)
         shape = ": it is an untrained shape" if recipe else ""
@@ -56,7 +56,8 @@ def reader(given: argparse.Namespace) -> tuple[Any, Any]:
 
 def loaded(given: argparse.Namespace, **how: Any) -> tuple[Any, Any]:
     """The model that is asked for, on the device and in the dtype that are, with its tokenizer."""
-    from .. import devices, places, store
+    from ..checkpoints import places, store
+    from ..nn import device as devices
 
     if said := places.of_run(given.model):
         note(said)
@@ -70,7 +71,7 @@ def loaded(given: argparse.Namespace, **how: Any) -> tuple[Any, Any]:
 
 def untrained(name: str) -> None:
     """Say of a recipe that its weights are drawn, not learned."""
-    from .. import places
+    from ..checkpoints import places
 
     if places.is_recipe(name):
         note(f"{name} is an untrained shape: its weights are random.")

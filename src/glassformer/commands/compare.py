@@ -120,7 +120,7 @@ class Arm:
 
 def read(files: Sequence[str], vary: Sequence[str] = ()) -> list[Arm]:
     """Each run file under each choice of the varied settings; UserError unless all learn the same from the same."""
-    from .. import run as runs
+    from ..config import run as runs
 
     found: dict[str, Arm] = {}
     for file in files:
@@ -157,8 +157,8 @@ def same(plan: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
     A loss is one of tokens, so the tokenizer counts; labels are the same in any, however often a text is read for one.
     """
-    from .. import serial
-    from ..objectives import Classify, Tag
+    from ..config import serial
+    from ..config.objective import Classify, Tag
 
     data, objective = serial.to_dict(plan.data), serial.to_dict(plan.train.objective)
     if isinstance(plan.train.objective, Classify | Tag):
@@ -199,7 +199,7 @@ def remember(out: Path, known: Mapping[str, Any]) -> None:
 
 def shared_plan(arms: Sequence[Arm]) -> dict[str, str]:
     """The number format for all: bf16 where the table of measured reasons has it for each of them, else fp32."""
-    from .. import devices
+    from ..nn import device as devices
     from ..training import prepare, probe
 
     kind = probe.machine(devices.find())
@@ -265,7 +265,7 @@ def trained(given: argparse.Namespace, arm: Arm, seed: int | None, folder: Path,
 
 def tested(given: argparse.Namespace, plan: Any, folder: Path, done: dict[str, Any]) -> None:
     """Put the figures of the test set under ``done``, unless they are there."""
-    from ..objectives import Classify, Seq2Seq, Tag
+    from ..config.objective import Classify, Seq2Seq, Tag
 
     if given.test is None:
         return
@@ -292,9 +292,9 @@ BAG = "bag-of-words"
 
 def readable(given: argparse.Namespace, plan: Any) -> None:
     """Refuse what a test set would be in want of, before anything is trained."""
+    from ..config.objective import Classify, Tag
+    from ..data import examples, published
     from ..evaluation import metrics
-    from ..objectives import Classify, Tag
-    from ..text import examples, published
 
     labels, tags = (isinstance(plan.train.objective, kind) for kind in (Classify, Tag))
     if (given.test is not None or given.bag) and not tags:
@@ -307,7 +307,7 @@ def readable(given: argparse.Namespace, plan: Any) -> None:
 
 def bag_of(plan: Any) -> list[str]:
     """The command that learns a plan's labels from bags of words, but for the file it is held against."""
-    from ..objectives import Classify
+    from ..config.objective import Classify
 
     told, data = plan.train.objective, plan.data
     fits = isinstance(told, Classify) and not told.regression and isinstance(data.train, str)

@@ -21,7 +21,8 @@ def log(folder: Path) -> list[dict[str, Any]]:
 
 def facts(folder: Path) -> dict[str, Any]:
     """A run's figures: at its best validation, of which the checkpoint is kept, and over all."""
-    from .. import config, serial
+    from .. import config
+    from ..config import serial
     from ..cost import cost
 
     lines = log(folder)

@@ -51,7 +51,7 @@ def candidates(words: Sequence[str]) -> list[str]:
     elif one.verbs:
         found = [*one.verbs, *one.options]
     elif last.startswith("-"):
-        from .. import settings
+        from ..config import settings
 
         more = dict.fromkeys(f"--{setting.path}" for setting in settings.every()) if one.get_default("open") else ()
         found = [*one.options, *more]

@@ -36,7 +36,8 @@ def options(one: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> None:
     """The command; its exit code, None for 0."""
-    from .. import store, torchfiles
+    from ..checkpoints import store
+    from ..checkpoints import torch_files as torchfiles
 
     out = given.out or given.folder
     need(out is not None, "Say where the model goes: --out FOLDER.")
@@ -61,7 +62,7 @@ def run(given: argparse.Namespace) -> None:
 
 def _named(name: str | None) -> Any:
     """The tokenizer asked for, opened before a large model is; None where none is."""
-    from ..text import shelf
+    from ..tokenizer import pretrained as shelf
 
     return None if name is None else shelf.find(name)
 
@@ -77,8 +78,8 @@ def _fitting(tokenizer: Any, name: str, model: Any) -> Any:
 
 def _found(kind: str, path: Path, model: Any, out: str) -> Any:
     """The tokenizer beside a published file, or GPT-2's for its size; what was found or is missing is said."""
-    from .. import places
-    from ..text import shelf
+    from ..checkpoints import places
+    from ..tokenizer import pretrained as shelf
 
     rows = model.config.embed.vocab
     tokenizer = places.open_tokenizer(path.parent) if kind == "hf" else None

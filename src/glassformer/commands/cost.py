@@ -26,8 +26,8 @@ def options(one: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> None:
     """The command; its exit code, None for 0."""
     from .. import cost as costs
-    from .. import places
-    from .. import run as runs
+    from ..checkpoints import places
+    from ..config import run as runs
 
     for name in ("batch", "context"):
         value = getattr(given, name)
@@ -43,7 +43,7 @@ def run(given: argparse.Namespace) -> None:
     else:
         found = places.resolve(given.name)
         if isinstance(found, Path):
-            from .. import store
+            from ..checkpoints import store
 
             config = store.read_config(found).config
         else:

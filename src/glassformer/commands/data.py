@@ -31,9 +31,10 @@ def options(one: argparse.ArgumentParser) -> None:
 
 def examples() -> list[dict[str, Any]]:
     """The sets of published files that are known by name, and what run files want that a person has to bring."""
-    from .. import run as runs
-    from .. import serial
-    from ..text import named, published
+    from ..config import run as runs
+    from ..config import serial
+    from ..data import published
+    from ..data import registry as named
 
     found = [
         {
@@ -60,8 +61,8 @@ def examples() -> list[dict[str, Any]]:
 
 def run(given: argparse.Namespace) -> None:
     """The command; its exit code, None for 0."""
-    from .. import text
-    from ..text import named
+    from ..data import find as find_corpus
+    from ..data import registry as named
 
     if given.name is None:
         corpora = named.corpora()
@@ -73,7 +74,7 @@ def run(given: argparse.Namespace) -> None:
             for one in examples():
                 rows((f"{one['name']}/", f"{', '.join(one['files'])} ({one['licence']}, {one['origin']})"))
         return
-    source = text.find(file_or_input(given.name), given.field, given.separator)
+    source = find_corpus(file_or_input(given.name), given.field, given.separator)
     for line in source.notes:
         note(line)
     found = source.summary()

@@ -14,7 +14,7 @@ from .classify import labels_of
 from .common import MODEL, computing, counted, counting, emit, file_or_input, new_file, note, reader, rows, unescaped
 
 if TYPE_CHECKING:
-    from ..text.examples import Example
+    from ..data.examples import Example
 
 EXAMPLES = (
     "glassformer eval out/mine --data held-out.txt",
@@ -146,9 +146,10 @@ def answers(given: argparse.Namespace) -> None:
 
 def foretells(given: argparse.Namespace, model: Any, tokenizer: Any) -> None:
     """The loss of a text."""
-    from .. import evaluation, text
+    from .. import evaluation
+    from ..data import find as find_corpus
 
-    source = text.find(given.data, given.field, given.separator)
+    source = find_corpus(given.data, given.field, given.separator)
     for line in source.notes:
         note(line)
     batch = 8 if given.batch is None else given.batch
@@ -175,8 +176,9 @@ def foretells(given: argparse.Namespace, model: Any, tokenizer: Any) -> None:
 
 def writes(given: argparse.Namespace, model: Any, tokenizer: Any) -> None:
     """What the model makes of each source, against the targets."""
-    from .. import evaluation, files, generation, places
-    from ..objectives import Seq2Seq
+    from .. import evaluation, files, generation
+    from ..checkpoints import places
+    from ..config.objective import Seq2Seq
 
     examples = read(given, Seq2Seq())
     batch = 32 if given.batch is None else given.batch
@@ -218,7 +220,7 @@ def writes(given: argparse.Namespace, model: Any, tokenizer: Any) -> None:
 def chooses(given: argparse.Namespace, model: Any, tokenizer: Any) -> None:
     """The labels that the model gives, against the right ones."""
     from .. import evaluation, generation
-    from ..objectives import Classify
+    from ..config.objective import Classify
 
     count = model.config.pool.labels
     labels = None if count == 1 else labels_of(given.model, count)
@@ -237,7 +239,7 @@ def chooses(given: argparse.Namespace, model: Any, tokenizer: Any) -> None:
 def marks(given: argparse.Namespace, model: Any, tokenizer: Any) -> None:
     """The labels that the model gives to words, against the right ones."""
     from .. import evaluation, generation
-    from ..objectives import Tag
+    from ..config.objective import Tag
 
     labels = labels_of(given.model, model.config.token_head.labels)
     examples = read(given, Tag(), labels)
@@ -251,7 +253,7 @@ def marks(given: argparse.Namespace, model: Any, tokenizer: Any) -> None:
 
 def read(given: argparse.Namespace, objective: Any, labels: Sequence[str] | None = None) -> Sequence[Example]:
     """The examples that the options name."""
-    from ..text import examples
+    from ..data import examples
 
     where = given.data if given.target is None else {"source": given.data, "target": given.target}
     table = examples.read(where, objective, columns=given.columns, labels=labels, before=given.before)

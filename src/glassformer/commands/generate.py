@@ -44,7 +44,8 @@ def options(one: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> None:
     """The command; its exit code, None for 0."""
-    from .. import config, generation, places
+    from .. import config, generation
+    from ..checkpoints import places
 
     need(given.batch > 0, f"--batch is {given.batch}; give 1 or more.")
     need(given.logprobs >= 0, f"--logprobs is {given.logprobs}; give 0 or more.")

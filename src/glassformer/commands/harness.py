@@ -24,7 +24,7 @@ def harness_model(model: Any, tokenizer: Any, *, batch: int = 16, progress: Call
             "Tasks need lm-evaluation-harness: pip install lm_eval (some 700 MB with what it needs)."
         ) from None
     from .. import evaluation, generation
-    from ..text.shards import begins
+    from ..data.shards import begins
 
     opening = begins(tokenizer)
     eos = tokenizer.eos

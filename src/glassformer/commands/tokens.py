@@ -13,7 +13,7 @@ from .common import emit, note, unescaped
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..text.compare import Sheet, Token
+    from ..inspection.tokens.compare import Sheet, Token
 
 EXAMPLES = (
     'glassformer tokens "Once upon a time" --with gpt2 t5',
@@ -84,7 +84,7 @@ def _only(given: argparse.Namespace, what: str, *others: str) -> None:
 
 def _text(given: argparse.Namespace) -> str:
     """The one text that is meant."""
-    from ..text.compare import SAMPLE
+    from ..inspection.tokens.compare import SAMPLE
 
     ways = [*given.words, *(way for way in (given.text, given.file) if way is not None)]
     if len(ways) > 1:
@@ -110,16 +110,17 @@ def _decoded(data: bytes, source: str) -> str:
 
 def _checkpoint(name: str) -> str | Path:
     """A run folder's checkpoint, where its tokenizer lies; any other name as it is."""
-    from .. import places
-    from ..text import shelf
+    from ..checkpoints import places
+    from ..tokenizer import pretrained as shelf
 
     return places.checkpoint(Path(name)) if name not in shelf.KNOWN and Path(name).is_dir() else name
 
 
 def _look(given: argparse.Namespace, text: str) -> None:
     from .. import files
-    from ..text import compare, page, shelf
-    from ..text.trace import Trace, trace
+    from ..inspection.tokens import compare, page
+    from ..inspection.tokens.trace import Trace, trace
+    from ..tokenizer import pretrained as shelf
 
     compare.check(text)
     if given.html is not None and given.html.suffix.lower() not in (".html", ".htm"):
@@ -157,7 +158,7 @@ def _distinct(traces: list[Any]) -> list[Any]:
 def _draw(sheets: list[Sheet], traces: list[list[Any]], ids: bool) -> None:
     from rich.console import Console
 
-    from ..text.wording import steps
+    from ..inspection.tokens.wording import steps
 
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
     plain = console.color_system is None or console.no_color
@@ -204,7 +205,7 @@ def _row(console: Console, tokens: tuple[Token, ...], plain: bool) -> None:
     """The tokens as a text, on grounds that alternate, or between bars where there is no colour."""
     from rich.text import Text
 
-    from ..text.wording import blanks
+    from ..inspection.tokens.wording import blanks
 
     line = Text("|" if plain else "")
     for at, token in enumerate(tokens):
@@ -222,7 +223,7 @@ def _cells(console: Console, tokens: tuple[Token, ...], plain: bool) -> None:
     from rich.cells import cell_len
     from rich.text import Text
 
-    from ..text.wording import blanks
+    from ..inspection.tokens.wording import blanks
 
     above, below, used = Text(), Text(), 0
     for at, token in enumerate(tokens):

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..parsing import settings
 from .common import using
+from .parsing import settings
 
 EXAMPLES = (
     "glassformer train --data.train notes.txt --out out/mine",
@@ -36,7 +36,7 @@ def options(one: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int | None:
     """The command; its exit code, None for 0."""
-    from .. import run as runs
+    from ..config import run as runs
 
     if given.settings:
         table()
@@ -63,7 +63,7 @@ def run(given: argparse.Namespace) -> int | None:
 
 def table() -> None:
     """Every setting: its name on the command line and in a run file, its type, its default, what it means."""
-    from .. import settings
+    from ..config import settings
 
     owner, head = None, ""
     for setting in settings.every(once=True):
@@ -94,7 +94,7 @@ def write_a_little(model: Any, tokenizer: Any, source: str | None) -> str:
     if source is None:
         start = [tokenizer.bos if tokenizer.bos is not None else tokenizer.eos or 0]
         return generation.generate(model, tokenizer, [start], max_new=80, temperature=0.8, seed=1, eos=()).run().text
-    from ..text.examples import question
+    from ..data.examples import question
 
     asked = question(tokenizer, tokenizer.encode(source))
     return f"{source} -> {generation.generate(model, tokenizer, [asked], max_new=80, temperature=0.0).run().text}"

@@ -9,7 +9,7 @@ from ..errors import UserError, need
 from .common import MODEL, TEXTS, computing, counting, emit, note, pieces, prompting, reader, texts
 
 if TYPE_CHECKING:
-    from ..text.tokenizer import Tokenizer
+    from ..tokenizer.tokenizer import Tokenizer
 
 EXAMPLES = (
     'glassformer translate out/pair "two dogs run on the beach ."',
@@ -37,7 +37,8 @@ def options(one: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> None:
     """The command; its exit code, None for 0."""
-    from .. import config, generation, store
+    from .. import config, generation
+    from ..checkpoints import store
 
     sources = texts(given, given.text)
     need(all(text.strip() for text in sources), "A text is empty; give one on each line.")

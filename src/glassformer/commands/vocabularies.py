@@ -12,15 +12,16 @@ from ..errors import UserError, nearest
 from .common import counted, emit, new_folder, note
 
 if TYPE_CHECKING:
-    from ..text.sizes import Size
+    from ..inspection.tokens.sizes import Size
 
 WIDTH = 40  # of a bar
 
 
 def train(given: argparse.Namespace, names: Sequence[str]) -> None:
     """Train a vocabulary and save it as tokenizer.json."""
-    from .. import text
-    from ..text import compare, trainers
+    from ..inspection.tokens import compare
+    from ..tokenizer import train as train_tokenizer
+    from ..tokenizer import trainers
 
     kind = _kind(given.kind, trainers.TRAINED)
     texts = _texts(names, "train", given.separator) if names or kind != "byte" else iter(())
@@ -35,7 +36,7 @@ def train(given: argparse.Namespace, names: Sequence[str]) -> None:
     if given.out is None:
         raise UserError("Say where the tokenizer goes: --out DIR.")
     new_folder(given.out)  # its tokenizer is the model's
-    tokenizer = text.train(kind, noticed(), given.size, tuple(dict.fromkeys(specials)))
+    tokenizer = train_tokenizer(kind, noticed(), given.size, tuple(dict.fromkeys(specials)))
     for name in sorted(seen.keys() - set(specials)):
         note(
             f'"{name}" is in this text {counted(seen[name], "time")} and was learnt as text; if it is a special token, '
@@ -57,7 +58,8 @@ def train(given: argparse.Namespace, names: Sequence[str]) -> None:
 def sizes(given: argparse.Namespace, names: Sequence[str]) -> None:
     """Vocabulary size against tokens for each word and parameters of the embedding."""
     from .. import files
-    from ..text import sizes, trainers
+    from ..inspection.tokens import sizes
+    from ..tokenizer import trainers
 
     kind = _kind(given.kind, trainers.SIZED)
     ending = given.out.suffix.lower() if given.out is not None else None
@@ -87,11 +89,11 @@ def _kind(kind: str | None, known: Sequence[str]) -> str:
 
 def _texts(names: Sequence[str], verb: str, separator: str | None) -> Iterator[str]:
     """The text of files, folders and named corpora."""
-    from .. import text
+    from ..data import find as find_corpus
 
     if not names:
         raise UserError(f"tokens {verb} needs a FILE; to see the word itself as tokens: tokens --text {verb}.")
-    sources = [text.find(name, separator=separator) for name in names]
+    sources = [find_corpus(name, separator=separator) for name in names]
     return (piece for source in sources for piece in source.texts())
 
 

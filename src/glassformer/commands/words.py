@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, need
-from ..parsing import Parser
 from .common import (
     MODEL,
     computing,
@@ -23,6 +22,7 @@ from .common import (
     rows,
     unescaped,
 )
+from .parsing import Parser
 
 if TYPE_CHECKING:
     from ..classics.vectors import Vectors
@@ -126,8 +126,8 @@ def run(given: argparse.Namespace) -> None:
 def _train(given: argparse.Namespace) -> None:
     import time
 
-    from .. import text
     from ..classics import vectors, vocabulary, word2vec
+    from ..data import find as find_corpus
 
     names = ("kind", "dim", "window", "negative", "sample", "epochs", "rate", "seed")
     try:
@@ -135,7 +135,7 @@ def _train(given: argparse.Namespace) -> None:
     except UserError as error:
         raise UserError(str(error).replace("Settings.", "--")) from None
     out = new_file(given.out, given.corpus)
-    source = text.find(file_or_input(given.corpus), given.field, given.separator)
+    source = find_corpus(file_or_input(given.corpus), given.field, given.separator)
     words = vocabulary.read(vocabulary.sentences(source.texts()), given.least, source.name)
     note(f"{len(words):,} words of {source.name}, {len(words.words):,} different ones.")
     model, begun = word2vec.Word2Vec(words, how), time.perf_counter()
@@ -204,12 +204,12 @@ def _percent(share: float | None) -> str:
 
 
 def _bag(given: argparse.Namespace) -> None:
-    from .. import text
     from ..classics import bag
+    from ..data import find as find_corpus
 
     if given.among is not None:
         need(bool(given.text), "There is nothing to look for; give a text.")
-        lines = [line for piece in text.find(given.among).texts() for line in piece.splitlines() if line.strip()]
+        lines = [line for piece in find_corpus(given.among).texts() for line in piece.splitlines() if line.strip()]
         found = bag.Bag(lines, given.weigh)
         hits = {query: found.search(query, given.top) for query in given.text}
         if given.json:
@@ -238,9 +238,9 @@ def _classify(given: argparse.Namespace) -> None:
     import time
 
     from ..classics import bag, vocabulary
+    from ..config.objective import Classify
+    from ..data import examples
     from ..evaluation import metrics
-    from ..objectives import Classify
-    from ..text import examples
     from .eval import columns
 
     parts = columns(given.columns) if given.columns else {}
@@ -264,7 +264,7 @@ def _classify(given: argparse.Namespace) -> None:
 
 
 def _average(given: argparse.Namespace) -> None:
-    from .. import store
+    from ..checkpoints import store
     from ..classics import average
 
     out = new_folder(given.out)

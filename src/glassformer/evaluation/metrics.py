@@ -7,8 +7,8 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..data.entities import agreement, are_bio
 from ..errors import need
-from ..text.entities import agreement, are_bio
 
 TEXTS = ("bleu", "chrf", "rouge1", "rouge2", "rougeL", "exact")
 """Figures of written texts, in per cent."""

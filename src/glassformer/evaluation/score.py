@@ -22,14 +22,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .. import config
+from ..data.corpus import Source
+from ..data.shards import Shards, begins, tokenise
 from ..errors import UserError
 from ..nn import Model
 from ..nn.finite import must_be_finite
-from ..text.corpus import Source
-from ..text.shards import Shards, begins, tokenise
 
 if TYPE_CHECKING:
-    from ..text.tokenizer import Tokenizer
+    from ..tokenizer.tokenizer import Tokenizer
 
 Array = np.ndarray[Any, Any]
 Progress = Callable[[int], None]  # tokens scored so far

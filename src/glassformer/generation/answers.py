@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 from .. import config
+from ..data.examples import words_apart
 from ..errors import UserError, need
 from ..nn import Encoder, Model
 from ..nn.finite import must_be_finite
 from ..nn.pool import Pool
-from ..text.examples import words_apart
 from .reading import at_rest
 
 if TYPE_CHECKING:
-    from ..text.tokenizer import Tokenizer
+    from ..tokenizer.tokenizer import Tokenizer
 
 Text: TypeAlias = str | tuple[str, str]
 Progress = Callable[[int], None]  # texts done so far

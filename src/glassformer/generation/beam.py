@@ -17,16 +17,16 @@ import torch
 from torch import Tensor
 
 from .. import config
+from ..data.examples import Cut, question
 from ..errors import need
 from ..nn import EncoderDecoder, Model
 from ..nn.finite import must_be_finite
-from ..text.examples import Cut, question
 from .loop import Finish
 from .prompt import Prompt, Start, first_tokens, must_continue, read
 from .reading import Reading
 
 if TYPE_CHECKING:
-    from ..text.tokenizer import Tokenizer
+    from ..tokenizer.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from .sample import Sampling, choose, likeliest, log_probability
 from .writer import Writer
 
 if TYPE_CHECKING:
-    from ..text.tokenizer import Tokenizer
+    from ..tokenizer.tokenizer import Tokenizer
 
 Finish: TypeAlias = Literal["eos", "stop", "length", "context"]
 Likely: TypeAlias = Sequence[tuple[int, float]]  # the likeliest tokens in one place, each with its log-probability

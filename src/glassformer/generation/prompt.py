@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from .. import config
+from ..config.context import way_out
+from ..data.shards import begins
 from ..errors import UserError, need
-from ..lengths import way_out
-from ..text.shards import begins
 
 if TYPE_CHECKING:
-    from ..text.tokenizer import Tokenizer
+    from ..tokenizer.tokenizer import Tokenizer
 
 Prompt: TypeAlias = (
     str | Sequence[str | None] | Sequence[int] | Sequence[Sequence[int]] | Tensor | np.ndarray[Any, Any] | None

@@ -18,7 +18,7 @@ from ..nn import Model
 from .looking import look, token_ids
 
 if TYPE_CHECKING:
-    from ..text.tokenizer import Tokenizer
+    from ..tokenizer.tokenizer import Tokenizer
 
 SHADES = " ░▒▓█", " .:*#"
 CELL = 18  # dots a side of a cell in a drawing

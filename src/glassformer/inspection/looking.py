@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from .. import config
+from ..data.shards import begins
 from ..errors import UserError, need
 from ..nn import Model, Tape
 from ..nn.finite import must_be_finite
-from ..text.shards import begins
 
 if TYPE_CHECKING:
-    from ..text.tokenizer import Tokenizer
+    from ..tokenizer.tokenizer import Tokenizer
 
 Text: TypeAlias = str | Sequence[int] | Tensor
 

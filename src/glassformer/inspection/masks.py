@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from .. import config
+from ..config.mask import See, read_rule, rules
+from ..config.visible import CHUNK, Side, pairs
 from ..errors import need
-from ..positions import See, read_rule, rules
-from ..sight import CHUNK, Side, pairs
 
 EXAMPLES = {
     "prefix": "prefix(6)",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ..positions import See
-from ..serial import members
+from ..config.mask import See
+from ..config.serial import members
 
 M = TypeVar("M", bound=Callable[..., Any])
 

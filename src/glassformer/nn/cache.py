@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .. import config, positions
+from .. import config
+from ..config import mask as rules
 from ..errors import UserError
 
 if TYPE_CHECKING:
@@ -162,14 +163,14 @@ class Cache:
         body: config.Body = model.config.decoder  # type: ignore[union-attr]
         blocks = [body.block(i) for i in range(body.depth)] if isinstance(body, config.Stack) else []
         self.carried = Carried() if isinstance(body, config.Recurrent) else None
-        reach = [positions.reach(b.attention.see) for b in blocks]
+        reach = [rules.reach(b.attention.see) for b in blocks]
         self.slots = {ring: Slots(ring) for ring in reach}
         self.layers = [(KV(self.slots[ring]), CrossKV()) for ring in reach]
         self.length = 0
         self.plain = True
         self.history: tuple[Tensor, Tensor] | None = None  # the latest tokens and their positions, for lags
         self._lags = model.config.embed.lags
-        self.ahead = max((positions.ahead(b.attention.see) for b in blocks), default=0)  # tokens to be read in one go
+        self.ahead = max((rules.ahead(b.attention.see) for b in blocks), default=0)  # tokens to be read in one go
         self._last: Tensor | None = None  # highest position of each row, (B, 1), once rows differ
 
     def advance(self, tokens: Tensor, pos: Tensor | None) -> Tensor:

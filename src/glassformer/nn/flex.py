@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..sight import Side
+from ..config.visible import Side
 from .build import build
 from .mask import Mask
 from .plan import Term, touching

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .. import objectives
+from ..config import objective as objectives
 from ..errors import UserError
 from .packed import Linear, unpack
 

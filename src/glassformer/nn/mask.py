@@ -10,8 +10,8 @@ from typing import Any, Literal, get_args
 from torch import Tensor
 
 from .. import config
-from ..positions import Allows, ahead
-from ..sight import Side, may
+from ..config.mask import Allows, ahead
+from ..config.visible import Side, may
 from .build import build, builds
 
 for kind in get_args(config.See):

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from .. import config as vocabulary
+from ..config.context import stretches, way_out
 from ..errors import UserError
-from ..lengths import stretches, way_out
 from .build import build, builds
 from .cache import Cache
 from .flow import Flow, Memory, Part

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from .. import config
-from ..positions import Allows
-from ..sight import Side
+from ..config.mask import Allows
+from ..config.visible import Side
 from .build import build
 from .mask import Mask
 

@@ -8,7 +8,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from .. import config, lengths, serial
+from .. import config
+from ..config import context as lengths
+from ..config import serial
 from ..errors import UserError, nearest, need
 from . import sentences
 from .bert import BERT

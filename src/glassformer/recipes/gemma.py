@@ -8,20 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..config import (
-    Attention,
-    Block,
-    Decoder,
-    Embed,
-    Full,
-    GatedMLP,
-    Head,
-    Model,
-    RMSNorm,
-    Rotary,
-    Stack,
-    Window,
-)
+from ..config import Attention, Block, Decoder, Embed, Full, GatedMLP, Head, Model, RMSNorm, Rotary, Stack, Window
 from .decoders import (
     ACTIVATIONS,
     ATTENTION,

@@ -21,7 +21,7 @@ from ..config import (
     Stack,
     Window,
 )
-from ..lengths import stretches
+from ..config.context import stretches
 from .decoders import (
     ACTIVATIONS,
     ATTENTION,

@@ -9,20 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..config import (
-    Attention,
-    Block,
-    Decoder,
-    Embed,
-    FeedForward,
-    GatedMLP,
-    Head,
-    Model,
-    MoE,
-    RMSNorm,
-    Rotary,
-    Stack,
-)
+from ..config import Attention, Block, Decoder, Embed, FeedForward, GatedMLP, Head, Model, MoE, RMSNorm, Rotary, Stack
 from ..errors import UserError
 from .decoders import (
     ATTENTION,

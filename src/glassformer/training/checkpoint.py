@@ -21,7 +21,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import files, serial, store, tensorfiles
+from .. import files
+from ..checkpoints import store
+from ..checkpoints import tensors as tensorfiles
+from ..config import serial
 from ..errors import UserError, need
 from ..nn import lora
 from .loop import State

@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .. import run, text
+from ..config import run
+from ..config.objective import Causal
+from ..data import find as find_corpus
 from ..errors import UserError
-from ..objectives import Causal
-from ..text.trainers import written_specials
+from ..tokenizer.trainers import written_specials
 from . import prepare
 
 LEAST = 500  # bytes of text from which anything can be learnt and some of it held out
@@ -73,7 +74,7 @@ def sight(data: run.Data) -> Sight:
     sample = ""
     marks: Counter[str] = Counter()
     for name in data.sources():
-        source = text.find(name, data.field, data.separator)
+        source = find_corpus(name, data.field, data.separator)
         size = spaces = seen = read = 0
         for piece in source.pieces():
             sample = sample or piece.text

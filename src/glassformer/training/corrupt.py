@@ -20,10 +20,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from .. import objectives
+from ..config import objective as objectives
+from ..data.examples import start_of_target
 from ..errors import UserError
-from ..text.examples import start_of_target
-from ..text.tokenizer import Tokenizer
+from ..tokenizer.tokenizer import Tokenizer
 from .data import Array, Batch
 
 SHORTEST = 4  # tokens of a document out of which a span is cut: with a sentinel and an end on both sides it fits

@@ -20,8 +20,8 @@ import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 
+from ..data.shards import Shards
 from ..errors import UserError
-from ..text.shards import Shards
 
 Array = np.ndarray[Any, Any]
 

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from .. import config
+from ..config.objective import Classify, Contrast, Objective, Seq2Seq, Tag
+from ..data.examples import Cut, Example, Table, question, start_of_target, words_apart
 from ..errors import UserError
-from ..objectives import Classify, Contrast, Objective, Seq2Seq, Tag
-from ..text.examples import Cut, Example, Table, question, start_of_target, words_apart
-from ..text.tokenizer import Tokenizer
+from ..tokenizer.tokenizer import Tokenizer
 from .data import Array
 
 Item = dict[str, list[int]]  # column -> what stands in it

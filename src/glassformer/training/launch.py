@@ -19,12 +19,14 @@ from typing import Any
 
 import torch
 
-from .. import config, devices, files, serial
+from .. import config, files
+from ..config import serial
+from ..config.objective import Causal, Full, Seq2Seq
+from ..config.run import WATCHING, Run, Train
 from ..cost import Cost, available_memory, cost, gibibytes
 from ..errors import UserError, need
+from ..nn import device as devices
 from ..nn.experts import MoE
-from ..objectives import Causal, Full, Seq2Seq
-from ..run import WATCHING, Run, Train
 from . import checkpoint, prepare
 from .hooks import Evaluate, Hook, Log, Routing, Save, TensorBoard, draw, note
 from .live import Live, duration

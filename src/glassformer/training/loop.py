@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import run
+from ..config import run
 from ..errors import UserError
 from ..nn import Model
 from ..nn.build import compiled

@@ -14,15 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import objectives as words
+from ..config import objective as words
+from ..data.entities import agreement, are_bio
 from ..nn import Output, Tape
-from ..text.entities import agreement, are_bio
 from . import corrupt
 from .measures import correlations, matthews
 from .objective import Causal, Loss, Objective, detached, extra, read, token_loss
 
 if TYPE_CHECKING:
-    from ..text import Tokenizer
+    from ..tokenizer import Tokenizer
     from .data import Batch
 
 Random: TypeAlias = np.random.Generator

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import run
+from ..config import run
 from ..errors import UserError
 
 

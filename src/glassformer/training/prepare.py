@@ -11,13 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import config, objectives, places, recipes, serial, store, text
+from .. import config, recipes
+from ..checkpoints import places, store
+from ..config import objective as objectives
+from ..config import serial
+from ..config.context import way_out
+from ..config.run import Data, Examples, Run, Train, model_changes
+from ..data import Shards, tokenise
+from ..data import find as find_corpus
 from ..errors import UserError, nearest, need
-from ..lengths import way_out
 from ..nn import build_model, lora
-from ..run import Data, Examples, Run, Train, model_changes
-from ..text import Shards, Tokenizer, shelf
-from ..text.trainers import DEFAULT_SIZE, END
+from ..tokenizer import Tokenizer
+from ..tokenizer import open as open_tokenizer
+from ..tokenizer import pretrained as shelf
+from ..tokenizer import train as train_tokenizer
+from ..tokenizer.trainers import DEFAULT_SIZE, END
 from .data import Batch, Batches, every_token_once
 from .encoded import encode
 from .examples import ExampleBatches, each_once
@@ -26,7 +34,7 @@ from .objective import Objective
 from .objectives import prepared, prepared_once
 
 if TYPE_CHECKING:
-    from ..text.examples import Table
+    from ..data.examples import Table
 
 Tables = tuple["Table", "Table"]
 TENTHS = 10  # pieces of a text whose validation is spread, each at least ROWS contexts long
@@ -235,7 +243,7 @@ def tables(settings: Run) -> Tables | None:
     """The examples to train and to validate on; None where the run learns from running text."""
     if not isinstance(settings.data, Examples):
         return None
-    from ..text.examples import training_and_validation
+    from ..data.examples import training_and_validation
 
     return training_and_validation(settings.data, settings.train.objective)
 
@@ -258,8 +266,8 @@ def tokenizer_of(settings: Run, examples: Tables | None) -> Tokenizer:
         if not path.exists():
             known = nearest(kind, [*kinds, *shelf.KNOWN])
             raise UserError(f'data.tokenizer: "{kind}" is no file, folder, kind or name of a tokenizer.{known}')
-        return text.open(places.checkpoint(path) if path.is_dir() else path)
-    return text.train(kind, _announced(kind, _texts(data, examples)), data.vocab, _specials(settings))
+        return open_tokenizer(places.checkpoint(path) if path.is_dir() else path)
+    return train_tokenizer(kind, _announced(kind, _texts(data, examples)), data.vocab, _specials(settings))
 
 
 def vocabulary_of(settings: Run, examples: Tables | None) -> int:
@@ -281,7 +289,7 @@ def _specials(settings: Run) -> tuple[str, ...]:
 def _texts(data: Data | Examples, examples: Tables | None) -> Iterable[str]:
     """What a tokenizer is trained on."""
     if isinstance(data, Data):
-        sources = [text.find(name, data.field, data.separator) for name in data.sources()]
+        sources = [find_corpus(name, data.field, data.separator) for name in data.sources()]
         return itertools.chain.from_iterable(source.texts() for source in sources)
     assert examples is not None
     return examples[0].texts()
@@ -319,9 +327,9 @@ def _running(data: Data, tokenizer: Tokenizer, how: Train, context: int) -> Mate
     held_out: list[Shards] = []
     notes: list[str] = []
     for name, weight in data.sources().items():
-        source = text.find(name, data.field, data.separator)
+        source = find_corpus(name, data.field, data.separator)
         notes += getattr(source, "notes", ())
-        shards = text.tokenise(source, tokenizer)
+        shards = tokenise(source, tokenizer)
         if isinstance(data.valid, float):
             pieces = _held_out(shards, data, context)
             held_out += [rest for _, rest in pieces]
@@ -330,7 +338,7 @@ def _running(data: Data, tokenizer: Tokenizer, how: Train, context: int) -> Mate
         else:
             training.append((shards, weight))
     if isinstance(data.valid, str):
-        held_out.append(text.tokenise(text.find(data.valid, data.field, data.separator), tokenizer))
+        held_out.append(tokenise(find_corpus(data.valid, data.field, data.separator), tokenizer))
     batches = Batches(training, how.batch, context, how.seed)
     short = next((part for part in held_out if len(part) < 2), None)
     if short is not None and how.evaluate_every:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from .. import config, run
+from .. import config
+from ..config import run
 from ..nn import Model
 from .memory import keep_freed_memory
 from .objective import Objective, gradients, split

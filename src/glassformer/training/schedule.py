@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ..run import Constant, Cosine, InverseSqrt, Schedule, WarmupStableDecay
+from ..config.run import Constant, Cosine, InverseSqrt, Schedule, WarmupStableDecay
 
 
 def factor(schedule: Schedule, step: int, steps: int) -> float:

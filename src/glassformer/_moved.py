@@ -1,0 +1,54 @@
+"""Names of modules as they were, found where they are now, with a warning: ``glassformer.text`` and others."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from types import ModuleType
+from typing import Any
+
+MOVED = {
+    "lengths": "config.context",
+    "run": "config.run",
+    "serial": "config.serial",
+    "store": "checkpoints.store",
+    "text": "tokenizer",
+}
+"""The old module and the new one; ``text`` was tokenizers and data in one, see ``find``."""
+
+
+class Finder:
+    """Finds old modules at import (``from glassformer.serial import change``), as ``sys.meta_path`` asks."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
+        """A spec that loads the new module under the old name; None for every other name."""
+        package, _, module = name.partition(".")
+        if package != __package__ or module not in MOVED:
+            return None
+        from importlib.machinery import ModuleSpec
+
+        return ModuleSpec(name, Finder)  # type: ignore[arg-type]
+
+    @staticmethod
+    def create_module(spec: Any) -> ModuleType:
+        """A module that looks its names up in the new one, and says where that is."""
+        old = spec.name.partition(".")[2]
+        module = ModuleType(spec.name)
+        homes = [MOVED[old], *(["data"] if old == "text" else [])]
+        told = " and ".join(f"glassformer.{home}" for home in homes)
+        warnings.warn(f"glassformer.{old} is {told} now.", FutureWarning, stacklevel=4)
+
+        def look_up(name: str) -> Any:
+            for home in homes:
+                found = importlib.import_module(f".{home}", __package__)
+                if not name.startswith("__") and hasattr(found, name):
+                    return getattr(found, name)
+            raise AttributeError(f"module {spec.name!r} has no attribute {name!r}; it is {told} now.")
+
+        module.__dict__["__getattr__"] = look_up
+        return module
+
+    @staticmethod
+    def exec_module(module: ModuleType) -> None:
+        """Nothing to run."""

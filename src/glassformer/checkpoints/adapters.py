@@ -1,0 +1,376 @@
+"""What was changed in a model, without the model: low-rank changes in PEFT's layout, or a few whole weights.
+
+    adapter_config.json  adapter_model.safetensors     LoRA, with the published names that PEFT knows its base by
+    config.json          {"glassformer": 1, "model": ..., "base": NAME}      our own page about it
+    model.safetensors                                  instead of an adapter: the weights that were trained
+
+R rank, I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import config, recipes
+from ..errors import UserError, need
+from ..nn import Model, lora
+from ..nn.finite import is_finite
+from ..recipes.recipe import Rule
+from . import tensors as tensorfiles
+from . import weights
+from .places import resolve
+
+PAGE, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX, DOWN, UP = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
+Contents = dict[str, str | Callable[[Path], None]]
+Ranks = dict[str, tuple[int, float]]  # a layer's path -> rank and scale
+
+
+def base_of(folder: Path) -> str | None:
+    """The name of the model that a folder holds a change of; None where it holds a whole model.
+
+    It is a hub name, a recipe or a folder anywhere on this machine, as a person may name one: only a model's config and
+    weights are read there. Raises UserError where changes of changes lead back to one of them.
+    """
+    name = base = _named(folder)
+    passed = {folder.resolve()}
+    while base is not None:
+        try:
+            found = resolve(base)
+        except UserError:  # who loads it says what is wrong with it
+            break
+        if not isinstance(found, Path):
+            break
+        again = found.resolve() in passed
+        need(not again, f"{folder} is a change of {name}, which is itself a change of {found}; name another base.")
+        passed.add(found.resolve())
+        base = _named(found)
+    return name
+
+
+def _named(folder: Path) -> str | None:
+    for page, key in (("config.json", "base"), (PAGE, "base_model_name_or_path")):
+        with contextlib.suppress(UserError):  # who reads the page says what is wrong with it
+            found = _table(folder / page).get(key)
+            if isinstance(found, str) and found:
+                return found
+    return None
+
+
+def _table(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        raise UserError(f"{path} cannot be read or is not valid JSON; restore it or download it again.") from None
+    return found if isinstance(found, dict) else {}
+
+
+# --------------------------------------------------------------------------------------- names
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """One matrix as its files name it: ``parts`` are our layers under each other in it, with their outputs."""
+
+    name: str
+    parts: tuple[tuple[str, int], ...]
+    flip: bool = False
+
+
+def _published(model: config.Model) -> tuple[list[weights.Link], str]:
+    """The links to the published names of the whole model, and the prefix that its architecture leaves away."""
+    recipe, raw = recipes.write(model)
+    table = recipe.table(model)
+    bare = raw["architectures"][0] in recipe.bare
+    return weights.links(table, weights.shapes(recipe.layout(model))), table.prefix if bare else ""
+
+
+def _own(model: config.Model) -> tuple[list[weights.Link], str]:
+    return [weights.Link((name,), (name,), Rule(name, name)) for name in weights.shapes(model)], ""
+
+
+def _namings(model: config.Model) -> Iterator[tuple[list[weights.Link], str]]:
+    """The ways in which files may name the weights: as published, where a layout holds the model; as we do."""
+    try:
+        links, prefix = _published(model)
+        yield links, prefix
+        if not prefix:
+            yield links, recipes.write(model)[0].table(model).prefix
+    except UserError:
+        pass
+    yield _own(model)
+
+
+def _matrices(links: list[weights.Link], prefix: str, shapes: Mapping[str, Any]) -> Iterator[Matrix]:
+    """Every matrix of the files that is made of whole linear layers."""
+    for link in links:
+        whole = len(link.theirs) == 1 and (len(link.ours) == 1 or link.rule.axis == 0) and not link.rule.axes
+        if whole and all(name.endswith(".weight") for name in link.ours) and link.theirs[0].endswith(".weight"):
+            name = link.theirs[0].removeprefix(prefix).removesuffix(".weight")
+            parts = tuple((ours.removesuffix(".weight"), int(shapes[ours][0])) for ours in link.ours if ours in shapes)
+            yield Matrix(name, parts, link.rule.flip)
+
+
+# -------------------------------------------------------------------------------------- saving
+
+
+def contents(model: Model, base: str) -> Contents:
+    """The files of what was trained in ``model`` on top of ``base``: an adapter, or the trained weights alone."""
+    state = {name: weight.detach() for name, weight in lora.trained(model)}
+    layers = lora.adapted(model)
+    if not layers:
+        return {**tensorfiles.contents(tensorfiles.plain(state), limit=1 << 62)}
+    for links, prefix in _namings(model.config):
+        matrices = {
+            part: matrix
+            for matrix in _matrices(links, prefix, weights.shapes(model.config))
+            for part, _ in matrix.parts
+        }
+        whole = [link for link in links if state.keys() >= set(link.ours)]
+        said = {name for link in whole for name in link.ours} | {
+            f"{p}.{part}" for p in layers for part in ("down", "up")
+        }
+        if layers.keys() <= matrices.keys() and state.keys() <= said:
+            break
+    tensors, ranks = {}, {}
+    chosen = {matrices[path].name: matrices[path] for path in layers}
+    for name, matrix in chosen.items():
+        tensors[f"{PREFIX}{name}{DOWN}"], up, scale = _joined(matrix, layers)
+        tensors[f"{PREFIX}{name}{UP}"] = up
+        ranks[name] = (up.shape[1], scale)
+    modules = set()
+    for link in whole:
+        for name, tensor in zip(link.theirs, link.save([state[ours] for ours in link.ours]), strict=True):
+            tensors[PREFIX + name.removeprefix(prefix)] = tensor
+            modules.add(name.removeprefix(prefix).rpartition(".")[0])
+    page = _page(base, ranks, chosen, matrices.values(), modules, model)
+    pieces = tensorfiles.plain({name: tensor.contiguous() for name, tensor in tensors.items()})
+    (content,) = tensorfiles.contents(pieces, limit=1 << 62).values()
+    return {TENSORS: content, PAGE: json.dumps(page, indent=2) + "\n"}
+
+
+def _joined(matrix: Matrix, layers: Mapping[str, lora.Adapted]) -> tuple[Tensor, Tensor, float]:
+    """down (R, I), up (O, R) and the scale of all changes within one matrix: side by side, zero elsewhere."""
+    inside = [layers[path] for path, _ in matrix.parts if path in layers]
+    up = torch.zeros(sum(size for _, size in matrix.parts), sum(len(layer.down) for layer in inside))
+    row = column = 0
+    for path, size in matrix.parts:
+        if path in layers:
+            layer = layers[path]
+            up[row : row + size, column : column + len(layer.down)] = layer.up.detach() * (
+                layer.scale / inside[0].scale
+            )
+            column += len(layer.down)
+        row += size
+    return torch.cat([layer.down.detach() for layer in inside]), up.to(inside[0].up.dtype), inside[0].scale
+
+
+def _page(
+    base: str, ranks: Ranks, chosen: Mapping[str, Matrix], every: Any, modules: set[str], model: Model
+) -> dict[str, Any]:
+    """The adapter_config.json, as PEFT's LoraConfig writes it."""
+    rank, scale = next(iter(ranks.values()))
+    ends = {name.rpartition(".")[2] for name in chosen}
+    short = {matrix.name for matrix in every if matrix.name.rpartition(".")[2] in ends} == set(chosen)
+    kind = {config.Decoder: "CAUSAL_LM", config.EncoderDecoder: "SEQ_2_SEQ_LM"}.get(type(model.config))
+    labelled = model.config.pool is not None and model.config.pool.labels
+    layer = next(iter(lora.adapted(model).values()))
+    return {
+        "peft_type": "LORA",
+        "task_type": "SEQ_CLS" if labelled else kind,
+        "base_model_name_or_path": base,
+        "revision": None,
+        "r": rank,
+        "lora_alpha": _number(scale * rank),
+        "lora_dropout": layer.drop.p,
+        "target_modules": sorted(ends if short else chosen),
+        "modules_to_save": sorted(modules) or None,
+        "rank_pattern": {name: r for name, (r, _) in ranks.items() if r != rank},
+        "alpha_pattern": {name: _number(s * r) for name, (r, s) in ranks.items() if s * r != scale * rank},
+        "fan_in_fan_out": any(matrix.flip for matrix in chosen.values()),
+        "bias": "none",
+        "use_rslora": False,
+        "use_dora": False,
+        "init_lora_weights": True,
+        "inference_mode": True,
+        "layers_to_transform": None,
+        "layers_pattern": None,
+    }
+
+
+def _number(value: float) -> float | int:
+    return int(value) if value == int(value) else value
+
+
+# ------------------------------------------------------------------------------------- loading
+
+
+def attach(model: Model, folder: Path) -> None:
+    """Give ``model``, which holds the base's weights, what a folder changes in it; changes stand beside matrices.
+
+    Raises UserError for an adapter of another kind and for one of another model.
+    """
+    if not (folder / PAGE).is_file():
+        files = tensorfiles.open_files(folder)
+        _copy({name: files.read(name) for name in files.entries}, dict(model.named_parameters()), folder)
+        return
+    page, header = _table(folder / PAGE), tensorfiles.read_header(folder / TENSORS)
+    _understood(page, folder / PAGE)
+    files = tensorfiles.Files(folder, header)
+    names = {name.removeprefix(PREFIX) for name in header}
+    strange: list[str] | None = None
+    for links, prefix in _namings(model.config):
+        matrices = {m.name: m for m in _matrices(links, prefix, weights.shapes(model.config))}
+        wholes = {name.removeprefix(prefix) for link in links for name in link.theirs}
+        changed = {name.removesuffix(end) for name in names for end in (DOWN, UP) if name.endswith(end)}
+        rest = names - {name + part for name in changed for part in (DOWN, UP)}
+        odd = sorted((changed - matrices.keys()) | (rest - wholes))
+        if not odd:
+            break
+        strange = odd if strange is None or len(odd) < len(strange) else strange
+    else:
+        names_of = tensorfiles.short(strange or [])
+        raise UserError(f"{folder} changes {names_of}, which its base does not have; check the base.")
+    layers: dict[str, tuple[Tensor, Tensor, float]] = {}
+    for name in sorted(changed):
+        layers |= _parted(matrices[name], *_halves(files, name, matrices[name], page))
+    lora.adapt(model, {path: (len(down), scale) for path, (down, _, scale) in layers.items()})
+    mine = dict(model.named_parameters())
+    given: dict[str, Tensor] = {}
+    for path, (down, up, _) in layers.items():
+        given |= {f"{path}.down": down, f"{path}.up": up}
+    for link in links:
+        if rest.issuperset(name.removeprefix(prefix) for name in link.theirs):
+            theirs = [files.read(PREFIX + name.removeprefix(prefix)) for name in link.theirs]
+            shapes = [tuple(mine[name].shape) for name in link.ours]
+            given |= zip(link.ours, link.load(theirs, shapes), strict=True)
+    _copy(given, mine, folder)
+
+
+def _parted(matrix: Matrix, down: Tensor, up: Tensor, scale: float) -> dict[str, tuple[Tensor, Tensor, float]]:
+    """The changes of our layers in one matrix, each without the ranks that are zero in it."""
+    found = {}
+    for (path, _), part in zip(matrix.parts, torch.split(up, [size for _, size in matrix.parts]), strict=True):
+        used = part.ne(0).any(0) if len(matrix.parts) > 1 else torch.ones(len(down), dtype=torch.bool)
+        if used.any():
+            found[path] = (down[used], part[:, used], scale)
+    return found
+
+
+SAID = {"auto_mapping", "base_model_name_or_path", "task_type", "inference_mode", "lora_dropout", "fan_in_fan_out"}
+SAID |= {"megatron_core", "peft_version", "loftq_config", "eva_config", "corda_config", "runtime_config", "lora_alpha"}
+SAID |= {"target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern"}
+SAID |= {"modules_to_save", "use_rslora", "r", "qalora_group_size"}  # what is obeyed, or only of use in training
+ONLY: dict[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA",),
+    "bias": ("none",),
+    "revision": (None, "main"),
+    "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal"),  # others change the base's own matrices
+}
+
+
+def _understood(page: Mapping[str, Any], path: Path) -> None:
+    """Refuse by name each setting that changes what an adapter does and is not done here (PEFT's LoraConfig)."""
+    for key, asked in page.items():
+        allowed = ONLY.get(key, (False, None, {}, []))
+        plain = any(asked == one and isinstance(asked, bool) == isinstance(one, bool) for one in allowed)
+        shown = json.dumps(asked, default=str)[:80]
+        need(plain or key in SAID, f'{path} says "{key}": {shown}; only {json.dumps(allowed[0])} is read here.')
+    kinds: dict[str, tuple[type, ...]] = {"r": (int,), "lora_alpha": (int, float), "use_rslora": (bool,)}
+    kinds |= {"rank_pattern": (dict,), "alpha_pattern": (dict,), "layers_to_transform": (list, int)}
+    kinds |= {"target_modules": (list, str), "exclude_modules": (list, str), "layers_pattern": (list, str)}
+    for key, kind in kinds.items():
+        asked = page.get(key)
+        fits = isinstance(asked, kind) and isinstance(asked, bool) == (kind == (bool,))
+        words = {"list": "a list", "dict": "a table", "str": "a text", "bool": "true or false"}
+        named = " or ".join(dict.fromkeys(words.get(k.__name__, "a number") for k in kind))
+        listed = isinstance(asked, list) and not all(isinstance(one, str | int) for one in asked)
+        fits, shown = fits and not listed, json.dumps(asked, default=str)[:80]
+        need(asked is None or fits, f'{path} says "{key}": {shown}; it must be {named}.')
+    for key in ("rank_pattern", "alpha_pattern"):
+        for name, value in dict(page.get(key) or {}).items():
+            fits = type(value) in (int, float) and math.isfinite(value)
+            need(fits, f'{path}: "{key}" says {json.dumps(value, default=str)[:40]} for {name}; give a number.')
+
+
+def _halves(
+    files: tensorfiles.Files, name: str, matrix: Matrix, page: Mapping[str, Any]
+) -> tuple[Tensor, Tensor, float]:
+    """down (R, I), up (O, R) and the scale of a change; UserError where the files and the page do not agree."""
+    where = f"{files.folder}: the change of {name}"
+    halves = [PREFIX + name + part for part in (DOWN, UP)]
+    need(
+        all(half in files.entries for half in halves), f"{where} has only one of lora_A and lora_B; restore the other."
+    )
+    down, up = map(files.read, halves)
+    outputs = sum(size for _, size in matrix.parts)
+    fits = down.ndim == up.ndim == 2 and len(down) == up.shape[1] > 0 and len(up) == outputs
+    need(fits, f"{where} is {list(down.shape)} by {list(up.shape)}, not (rank, inputs) by ({outputs}, rank); check it.")
+    rank = _patterned(page, "rank_pattern", name, page.get("r"))
+    need(rank in (None, len(down)), f"{where} has rank {len(down)} and {PAGE} says {rank}; mend one of them.")
+    need(
+        _targets(page, name), f"{where} is none that {PAGE} targets; mend target_modules or layers_to_transform there."
+    )
+    alpha = _patterned(page, "alpha_pattern", name, page.get("lora_alpha", 8))
+    fits = type(alpha) in (int, float) and abs(alpha) < 1e30
+    need(fits, f'{files.folder / PAGE} has no number under "lora_alpha"; restore it.')
+    return down, up, float(alpha) / (math.sqrt(len(down)) if page.get("use_rslora") else len(down))
+
+
+def _patterned(page: Mapping[str, Any], key: str, name: str, default: Any) -> Any:
+    """The value of the first pattern that a layer's name ends in, as PEFT matches them."""
+    patterns = dict(page.get(key) or {})
+    return next((value for pattern, value in patterns.items() if _match(pattern, name, r"(.*\.)?")), default)
+
+
+def _targets(page: Mapping[str, Any], name: str) -> bool:
+    """Whether the page's target_modules, exclude_modules and layers_to_transform let a layer be changed, as in PEFT."""
+
+    def listed(names: Any) -> bool:
+        if isinstance(names, str):
+            return names == "all-linear" or _match(names, name) is not None
+        return any(name == one or name.endswith(f".{one}") for one in names)
+
+    if page.get("exclude_modules") and listed(page["exclude_modules"]):
+        return False
+    targets, layers = page.get("target_modules"), page.get("layers_to_transform")
+    if targets and not listed(targets):
+        return False
+    if layers in (None, []) or isinstance(targets, str):
+        return True
+    above = page.get("layers_pattern") or "[^.]*"  # of the first number in the name, not of an expert's
+    found = [_match(one, name, r".*?\.", r"\.(\d+)\.") for one in ([above] if isinstance(above, str) else above)]
+    number = next((int(match[match.re.groups]) for match in found if match), None)
+    return number in (layers if isinstance(layers, list) else [layers])
+
+
+def _match(pattern: str, name: str, before: str = "", after: str = "$") -> re.Match[str] | None:
+    """How a pattern of a file fits a name; UserError for one that could take for ever."""
+    slow = len(re.findall(r"[*+?{]", pattern)) > 3 or re.search(r"\)[*+{]", pattern) or len(pattern) > 2000
+    need(not slow, f'{PAGE} has the pattern "{pattern[:80]}", which is too involved to be tried; write the names out.')
+    try:
+        return re.match(f"{before}({pattern}){after}", name)
+    except (re.error, OverflowError, RecursionError):
+        raise UserError(f'{PAGE} has "{pattern[:80]}", which is no pattern of names; mend it.') from None
+
+
+def _copy(given: Mapping[str, Tensor], mine: Mapping[str, Tensor], folder: Path) -> None:
+    with torch.no_grad():
+        for name, tensor in given.items():
+            fits = name in mine and mine[name].shape == tensor.shape
+            need(
+                fits,
+                f"{folder} holds {name} of the shape {list(tensor.shape)}, which its base has not; check the base.",
+            )
+            need(is_finite(tensor), f"{folder}: {name} holds NaN or infinite numbers; load another checkpoint.")
+            mine[name].copy_(tensor)

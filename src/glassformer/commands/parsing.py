@@ -1,0 +1,109 @@
+"""How the command line's words are read, and what is said to a slip."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ..errors import UserError, nearest
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with one sentence for a mistake instead of the whole usage, and options anywhere among arguments."""
+
+    def __init__(self, **words: Any) -> None:
+        shape = argparse.RawDescriptionHelpFormatter  # examples keep their lines
+        super().__init__(**words, formatter_class=shape, allow_abbrev=False)
+
+    def add_argument(self, *names: str, **words: Any) -> argparse.Action:
+        """One more argument; what may be left out (``nargs="*"``) is not said to be required."""
+        if words.get("nargs") == "*" and not names[0].startswith("-"):
+            words.setdefault("default", [])
+        return super().add_argument(*names, **words)
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; see {self.prog} --help.")
+
+    def _get_value(self, action: argparse.Action, text: str) -> Any:
+        try:
+            return super()._get_value(action, text)
+        except argparse.ArgumentError:
+            kind = "a whole number" if action.type is int else "a number"
+            raise UserError(f"{action.option_strings[0]} is {text!r}; give {kind}.") from None
+
+    @property
+    def verbs(self) -> dict[str, Parser]:
+        """The commands, or the tasks of a command; empty where it has none."""
+        found = (action.choices for action in self._actions if isinstance(action, argparse._SubParsersAction))
+        return dict(next(found, {}))
+
+    @property
+    def options(self) -> list[str]:
+        """The long options, without those that are only understood for old times' sake."""
+        return [name for action in self._actions for name in action.option_strings if name.startswith("--")]
+
+    def asking(self, words: Sequence[str]) -> argparse.Action | None:
+        """The option that waits for its value after these words."""
+        action = self._option_string_actions.get(words[-1]) if words else None
+        return None if action is None or action.nargs == 0 else action
+
+    def also(self, old: str, new: str) -> None:
+        """Understand ``old`` as the option ``new``, without a word in the help."""
+        self._option_string_actions[old] = self._option_string_actions[new]
+
+    def show(self, examples: Sequence[str]) -> None:
+        """Put these examples under the help, and those of each task under its own."""
+        told = [textwrap.fill(self.epilog, 79)] if self.epilog else []
+        own = [line for line in examples if line.startswith(self.prog + " ")]
+        self.epilog = "\n\n".join([*told, *(["\n  ".join(["examples:", *own])] if own else [])]) or None
+        for made in self.verbs.values():
+            made.show(examples)
+
+    def understand(self, words: Sequence[str]) -> argparse.Namespace:
+        """What the words mean: ``run`` is the command's function, ``rest`` what only it can read."""
+        verbs = self.verbs
+        if verbs and words and not words[0].startswith("-"):
+            if words[0] not in verbs:
+                raise UserError(f'There is no command "{words[0]}".{nearest(words[0], verbs)}')
+            return verbs[words[0]].understand(words[1:])
+        if verbs:  # no command: only --help and --version mean anything here
+            wrong = (words or ["--help"])[0]
+            self.parse_known_args([wrong])
+            raise UserError(f"{wrong} is not understood here; see {self.prog} --help.")
+        given, rest = self.parse_known_intermixed_args(words)
+        given.rest = rest
+        if given.rest and not given.open:
+            wrong = given.rest[0]
+            hint = nearest(wrong, self.options) if wrong.startswith("-") else ""
+            raise UserError(f"{wrong} is not understood.{hint} See {self.prog} --help.")
+        return given
+
+
+def settings(rest: Sequence[str]) -> tuple[str | None, dict[str, str]]:
+    """``RUN.toml --steps 500 --decoder.depth=8`` as the run file, if there is one, and the changes to it."""
+    file, changes, words = None, {}, list(rest)
+    while words:
+        word = words.pop(0)
+        name, equals, value = word.removeprefix("--").partition("=")
+        if word.startswith("--") and name:
+            if not equals and not words:
+                raise UserError(f"--{name} needs a value; give it as --{name} VALUE.")
+            changes[name.replace("-", "_")] = value if equals else words.pop(0)
+        elif file is None and not word.startswith("-"):
+            file = word
+        else:
+            raise UserError(f"{word} is not understood; give one run file, and settings as --NAME VALUE.")
+    return file, changes
+
+
+def check_text(words: Sequence[str]) -> None:
+    """Refuse words that are not UTF-8 and no file's name: Python keeps such bytes as halves of surrogate pairs."""
+    for word in words:
+        if any("\ud800" <= letter <= "\udfff" for letter in word) and not Path(word.rpartition("=")[2]).exists():
+            shown = shlex.quote(word.encode(sys.getfilesystemencoding(), "surrogateescape").decode("utf-8", "replace"))
+            raise UserError(f"The argument {shown} is not UTF-8 text; convert it, or set the terminal to UTF-8.")

@@ -1,0 +1,41 @@
+"""Models for longer texts or shorter ones than their makers said. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ..errors import need
+from .model import Model, stacks
+from .position import Rotary
+from .scaling import LongStretch
+
+
+def stretches(model: Model) -> dict[str, LongStretch]:
+    """The stretches that differ for short texts and for long ones, by the name of their stack."""
+    found = {name: getattr(stack.position, "stretch", None) for name, stack in stacks(model).items()}
+    return {name: stretch for name, stretch in found.items() if isinstance(stretch, LongStretch)}
+
+
+def for_context(model: Model, context: int) -> Model:
+    """The same model for texts of ``context`` tokens; a LongStretch takes the waves that such texts ask for.
+
+    Raises UserError for what is no number of tokens, and for more than a LongStretch or a table of positions holds.
+    """
+    need(type(context) is int and context > 0, f"context is {context!r}; give a whole number of tokens, 1 or more.")
+    changes: dict[str, Any] = {"context": context}
+    for name, stretch in stretches(model).items():
+        most = round(stretch.length * stretch.factor)
+        need(context <= most, f"context is {context} and this model was made for {most} tokens; give no more.")
+        stack = stacks(model)[name]
+        assert isinstance(stack.position, Rotary)
+        position = replace(stack.position, stretch=replace(stretch, far=context > stretch.length))
+        changes[name] = replace(stack, position=position)
+    return replace(model, **changes)
+
+
+def way_out(model: Model) -> str:
+    """A sentence to add where a text is too long for a model that could be one for longer texts; else nothing."""
+    if any(not stretch.far and stretch.factor > 1 for stretch in stretches(model).values()):
+        return " For longer texts: glassformer convert MODEL FOLDER --context N --layout glassformer."
+    return ""

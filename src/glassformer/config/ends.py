@@ -1,0 +1,136 @@
+"""The ends of a model, its norms and how its weights start: tokens to vectors, vectors to logits. No torch here."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from ..errors import above_zero, need
+from .feedforward import Activation
+from .serial import frozen
+
+MOST_LAGS = 1 << 10  # far beyond what anybody trains; more would only hang
+
+
+@frozen
+class LayerNorm:
+    """Centre and scale each vector (Ba et al. 2016)."""
+
+    eps: float = 1e-5  # added to the variance
+    bias: bool = True  # shift as well as scale
+
+    def __post_init__(self) -> None:
+        above_zero(self, "eps")
+
+
+@frozen
+class RMSNorm:
+    """Scale each vector to unit root mean square (Zhang & Sennrich 2019).
+
+    The gain is ``offset + weight``: 0 for Llama, 1 for Gemma. ``gain=False`` leaves the weight out.
+    """
+
+    eps: float = 1e-5  # added to the mean square
+    offset: float = 0.0  # what the gain is beside the weight
+    gain: bool = True  # scale by a weight as well
+
+    def __post_init__(self) -> None:
+        above_zero(self, "eps")
+
+
+Norm: TypeAlias = LayerNorm | RMSNorm
+
+
+@frozen
+class Embed:
+    """Tokens to vectors; ``scale`` multiplies them (2017 and Gemma: sqrt(dim)); BERT adds ``segments``.
+
+    ``lags`` tokens before it add a vector each, from tables of their own (after Huang et al. 2025, n-gram inputs).
+    Where ``dim`` is not the model's, embeddings with their positions and norm are that wide, then projected (Electra).
+    """
+
+    vocab: int  # tokens that the model knows
+    scale: float = 1.0
+    segments: int = 0
+    lags: int = 0
+    dim: int | None = None
+
+    def __post_init__(self) -> None:
+        above_zero(self, "vocab", "scale", "dim")
+        need(self.segments >= 0, f"Embed.segments is {self.segments}; give 0 or more.")
+        need(0 <= self.lags <= MOST_LAGS, f"Embed.lags is {self.lags}; give 0 to {MOST_LAGS:,}.")
+
+
+@frozen
+class Head:
+    """Vectors to logits: (transform, activate, norm), scale, project, cap.
+
+    ``tied`` shares the embedding's table. ``transform`` is BERT's extra dense layer with that
+    activation and ``norm`` after it. ``scale`` multiplies the hidden state (T5: dim ** -0.5);
+    ``softcap`` c gives c * tanh(logits / c) (Gemma 2).
+    """
+
+    tied: bool = True
+    bias: bool = False  # one number a token of the vocabulary
+    transform: Activation | None = None
+    norm: Norm | None = None
+    scale: float = 1.0
+    softcap: float | None = None
+
+    def __post_init__(self) -> None:
+        above_zero(self, "scale", "softcap")
+
+
+@frozen
+class Pool:
+    """One vector for a whole sequence: of its ``first`` token (BERT), its ``last``, the ``mean`` or ``max`` of all.
+
+    Then (``transform`` with that activation: BERT's pooler), dropout, and ``labels`` logits; 0 labels end in the
+    vector, scaled to length 1 where ``unit`` (sentence encoders).
+    """
+
+    of: Literal["first", "last", "mean", "max"] = "first"  # which vectors become one
+    transform: Activation | None = None  # activation of a dense layer over it (BERT's pooler)
+    labels: int = 0  # logits to end in; 0 ends in the vector
+    dropout: float = 0.0  # before the labels
+    unit: bool = False
+
+    def __post_init__(self) -> None:
+        need(self.labels >= 0, f"Pool.labels is {self.labels}; give 0 or more.")
+        need(0 <= self.dropout < 1, f"Pool.dropout is {self.dropout}; give a share from 0 to below 1.")
+
+
+@frozen
+class TokenHead:
+    """``labels`` logits for each token (token classification): (``transform`` with that activation), dropout, project.
+
+    ``span`` says what two labels mean: where an answer starts and where it ends, rather than what a token is.
+    """
+
+    labels: int  # logits for each token
+    transform: Activation | None = None  # activation of a dense layer before them (Electra's discriminator)
+    dropout: float = 0.0  # before the labels
+    span: bool = False
+
+    def __post_init__(self) -> None:
+        above_zero(self, "labels")
+        need(0 <= self.dropout < 1, f"TokenHead.dropout is {self.dropout}; give a share from 0 to below 1.")
+        need(not self.span or self.labels == 2, f"TokenHead.labels is {self.labels} and a span has 2 ends; give 2.")
+
+
+@frozen
+class Init:
+    """How weights start: normal with ``std`` (None: 1/sqrt(fan_in)), embeddings and an untied head with their own.
+
+    ``residual`` is for the matrices that write to the stream: ``plain`` like the others, ``depth``
+    divided by sqrt(writes) (GPT-2), ``zero`` (each block starts as the identity).
+    """
+
+    std: float | None = 0.02
+    embed_std: float = 0.02  # of the embeddings
+    residual: Literal["plain", "depth", "zero"] = "depth"
+    head_std: float | None = None  # of an untied head; none: as std
+
+    def __post_init__(self) -> None:
+        for name in ("std", "embed_std", "head_std"):
+            value = getattr(self, name)
+            need(value is None or 0 <= value <= 1000, f"Init.{name} is {value}; give a deviation from 0 to 1000.")

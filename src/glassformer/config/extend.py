@@ -1,0 +1,43 @@
+"""A user's own Python file: run once, so that what it adds to the vocabulary is known."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from pathlib import Path
+
+from ..errors import UserError
+
+_USED: set[Path] = set()
+
+
+def use(path: str | Path) -> None:
+    """Run a Python file of your own, once: what it registers (``member``, ``builds``) is known from then on.
+
+    Only ever a file that a person names, never one that a checkpoint or a run file names. Raises UserError where it
+    cannot be read or fails.
+    """
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    file = Path(path).expanduser().resolve()
+    if file in _USED:
+        return
+    if not file.is_file():
+        raise UserError(f"{path} is not a file; name a Python file that defines parts of your own.")
+    name = f"glassformer_used_{len(_USED)}_{file.stem}"
+    spec = spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise UserError(f"{path} is not a Python file; its name must end in .py.")
+    module = module_from_spec(spec)
+    sys.modules[name] = module  # annotations are looked up there
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        if isinstance(error, UserError):
+            raise
+        steps = [step.lineno for step in traceback.extract_tb(error.__traceback__) if step.filename == str(file)]
+        line = steps[-1] if steps else getattr(error, "lineno", None)
+        said = " ".join(str(error).split())[:200]
+        raise UserError(f"{path}, line {line}: {type(error).__name__}: {said}; mend it.") from error
+    _USED.add(file)

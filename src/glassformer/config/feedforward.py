@@ -1,0 +1,62 @@
+"""The vocabulary of what each token thinks by itself: one network, or a mixture of them. No torch here."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from ..errors import above_zero, need
+from .serial import frozen
+
+Activation: TypeAlias = Literal["relu", "relu2", "gelu", "gelu_tanh", "silu", "tanh"]
+
+
+@frozen
+class MLP:
+    """Up, activate, down (Vaswani et al. 2017, section 3.3)."""
+
+    hidden: int  # width inside
+    act: Activation = "gelu_tanh"  # the activation
+    bias: bool = False  # of both layers
+
+    def __post_init__(self) -> None:
+        above_zero(self, "hidden")
+
+
+@frozen
+class GatedMLP:
+    """Up times an activated gate, then down (Shazeer 2020: SwiGLU with ``act="silu"``)."""
+
+    hidden: int  # width inside
+    act: Activation = "silu"  # the gate's activation
+    bias: bool = False  # of all three layers
+
+    def __post_init__(self) -> None:
+        above_zero(self, "hidden")
+
+
+@frozen
+class MoE:
+    """Mixture of experts: each token goes to its ``top_k`` of ``experts`` (Shazeer et al. 2017, Mixtral).
+
+    ``normalize`` makes the chosen weights sum to 1; ``balance`` and ``z`` weigh the load-balancing
+    loss (Fedus et al. 2021) and the router z-loss (Zoph et al. 2022). ``capacity`` bounds what an expert takes
+    while training, as a multiple of an even share (None: dropless); ``noise`` is added to the router's logits while
+    training (Shazeer et al. 2017); every token also goes to ``shared`` (DeepSeekMoE, Dai et al. 2024).
+    """
+
+    experts: int
+    top_k: int
+    expert: MLP | GatedMLP  # what each expert is
+    normalize: bool = True
+    balance: float = 0.0
+    z: float = 0.0
+    capacity: float | None = None
+    noise: bool = False
+    shared: MLP | GatedMLP | None = None
+
+    def __post_init__(self) -> None:
+        above_zero(self, "experts", "top_k", "capacity")
+        need(self.top_k <= self.experts, f"MoE.top_k is {self.top_k}; give 1 to experts ({self.experts}).")
+
+
+FeedForward: TypeAlias = MLP | GatedMLP | MoE

@@ -1,0 +1,254 @@
+"""The shapes of models: blocks, stacks and the three kinds of model, as frozen dataclasses. No torch here.
+
+Decoder                                   the model: what goes in, what happens, what comes out
++- embed    Embed(vocab, ...)             tokens -> vectors
++- decoder  Stack(depth, pattern, ...)    the residual stream; `pattern` tiles over `depth`
+|           +- Block(attention, feedforward, norm, place, cross)
+|           +- position                   one scheme for the stack
++- head     Head(tied, ...)               vectors -> logits
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from ..errors import above_zero, need
+from .ends import Embed, Head, Init, Norm, Pool, RMSNorm, TokenHead
+from .feedforward import FeedForward
+from .mask import Full, See
+from .position import Alibi, Learned, NoPosition, Position, RelativeBias, Rotary, Sinusoidal
+from .rnn import Recurrent
+from .scaling import LongStretch
+from .serial import frozen
+
+MOST_HEADS = 1 << 14  # far beyond what anybody trains; more would only hang
+Place: TypeAlias = Literal["pre", "post", "sandwich", "parallel"]
+
+
+@frozen
+class Attention:
+    """Multi-head attention. ``kv_heads`` equal to ``heads`` (None) is MHA, fewer is GQA, 1 is MQA.
+
+    ``scale`` multiplies the scores (None: 1/sqrt(head_dim)); ``softcap`` bounds them (Gemma 2);
+    ``qk_norm`` normalises each head's queries and keys (Qwen 3); ``out_bias`` None follows ``bias``.
+    """
+
+    heads: int  # query heads
+    kv_heads: int | None = None  # none: as many as heads
+    head_dim: int | None = None  # width of a head; none: dim / heads
+    bias: bool = False  # of queries, keys and values
+    out_bias: bool | None = None
+    qk_norm: Norm | None = None
+    scale: float | None = None
+    softcap: float | None = None
+    see: See = Full()  # who may look at whom
+
+    def __post_init__(self) -> None:
+        above_zero(self, "heads", "kv_heads", "head_dim", "scale", "softcap")
+        need(self.heads <= MOST_HEADS, f"Attention.heads is {self.heads}; give at most {MOST_HEADS:,}.")
+        kv = self.kv_heads
+        if kv is not None:
+            need(kv <= self.heads, f"Attention.kv_heads is {kv}; give 1 to heads ({self.heads}).")
+            need(self.heads % kv == 0, f"Attention.kv_heads {kv} does not divide heads {self.heads}; give a divisor.")
+
+
+@frozen
+class Block:
+    """Attend, (look at the encoder,) think (not at all where ``feedforward`` is None).
+
+    ``place`` says where the norms stand: ``pre`` x + f(norm(x)); ``post`` norm(x + f(x)); ``sandwich``
+    x + norm(f(norm(x))); ``parallel`` x + attend(norm(x)) + think(norm(x)), one norm for both. ``norm`` None is none.
+    """
+
+    attention: Attention  # over the stack's own tokens
+    feedforward: FeedForward | None  # what each token thinks by itself
+    norm: Norm | None = RMSNorm()  # the kind of all its norms
+    place: Place = "pre"
+    cross: Attention | None = None  # attention to an encoder's output
+
+    def __post_init__(self) -> None:
+        need(
+            not (self.place == "parallel" and self.cross),
+            'Block.place "parallel" has no cross-attention; use "pre", "post" or "sandwich".',
+        )
+        whole = self.feedforward is not None or self.place != "parallel"
+        need(whole, 'Block.place "parallel" needs a feedforward beside the attention; use "pre".')
+        placed = self.norm is not None or self.place in ("pre", "parallel")
+        need(placed, f'Block.place "{self.place}" says where norms stand and Block.norm is none; use "pre".')
+        need(self.cross is None or self.cross.see == Full(), "Block.cross.see has no meaning; leave it full.")
+
+
+@frozen
+class Stack:
+    """``depth`` blocks on one residual stream; ``pattern`` repeats over the depth.
+
+    ``causal``: a token sees what came before (decoder) or everything (encoder). ``dropout`` acts on
+    the stack's input, each attention pattern and each write to the stream.
+    """
+
+    depth: int  # blocks on one residual stream
+    pattern: tuple[Block, ...]
+    position: Position = NoPosition()  # how the order of tokens is told
+    causal: bool = True
+    first_norm: Norm | None = None  # over the embeddings
+    last_norm: Norm | None = None  # over the last block's output
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        need(self.depth >= 0, f"Stack.depth is {self.depth}; give a number of blocks, or 0 for none.")
+        need(len(self.pattern) > 0, "Stack.pattern is empty; give at least one Block.")
+        need(self.depth % len(self.pattern) == 0, self._misfit())
+        need(0 <= self.dropout < 1, f"Stack.dropout is {self.dropout}; give a share from 0 to below 1.")
+        if isinstance(self.position, RelativeBias):
+            self.position.check(self.causal)
+
+    def _misfit(self) -> str:
+        return f"Stack.depth {self.depth} is no multiple of its pattern of {len(self.pattern)} blocks; change one."
+
+    def block(self, index: int) -> Block:
+        """The config of block ``index``."""
+        return self.pattern[index % len(self.pattern)]
+
+
+Body: TypeAlias = Stack | Recurrent
+
+
+@frozen
+class Decoder:
+    """head(decoder(embed(tokens))): a token sees what came before (GPT-2, Llama); ``head=None`` ends in vectors."""
+
+    dim: int  # width of the residual stream
+    context: int  # the most tokens it reads
+    embed: Embed  # tokens to vectors
+    decoder: Body  # the blocks
+    head: Head | None = Head()  # vectors to logits; none ends in vectors
+    init: Init = Init()  # how weights start
+    pool: Pool | None = None  # one vector for a whole sequence
+    token_head: TokenHead | None = None  # labels for each token
+
+    def __post_init__(self) -> None:
+        _check(self)
+        need(self.decoder.causal, "A Decoder's stack is causal; set decoder.causal = true or build an Encoder.")
+
+
+@frozen
+class Encoder:
+    """head(encoder(embed(tokens))): every token sees every token (BERT); ``head=None`` ends in vectors."""
+
+    dim: int  # width of the residual stream
+    context: int  # the most tokens it reads
+    embed: Embed  # tokens to vectors
+    encoder: Body  # the blocks
+    head: Head | None = Head()  # vectors to logits; none ends in vectors
+    init: Init = Init()  # how weights start
+    pool: Pool | None = None  # one vector for a whole sequence
+    token_head: TokenHead | None = None  # labels for each token
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+@frozen
+class EncoderDecoder:
+    """head(decoder(embed(tokens), memory=encoder(embed(source)))): one embedding for both (2017, T5) or two."""
+
+    dim: int  # width of the residual stream
+    context: int  # the most tokens each side reads
+    embed: Embed  # tokens to vectors, both sides' or the target's
+    encoder: Body  # the blocks that read the source
+    decoder: Body  # the blocks that write
+    head: Head = Head()  # vectors to logits
+    init: Init = Init()  # how weights start
+    pool: Pool | None = None  # one vector for a whole sequence
+    source_embed: Embed | None = None  # the source's own vocabulary and embeddings; none: both sides' are one
+
+    def __post_init__(self) -> None:
+        _check(self)
+        need(self.decoder.causal, "An EncoderDecoder's decoder is causal; set decoder.causal = true.")
+
+
+Model: TypeAlias = Decoder | Encoder | EncoderDecoder
+
+
+def head_dim(attention: Attention, dim: int) -> int:
+    """The width of one head."""
+    return attention.head_dim or dim // attention.heads
+
+
+def source_embed(model: Model) -> Embed:
+    """How the tokens that a user gives become vectors: an encoder-decoder's source, any other model's text."""
+    return getattr(model, "source_embed", None) or model.embed
+
+
+def embed_dim(model: Model, side: str = "") -> int:
+    """The width of the embeddings; of the source's where ``side`` is the encoder."""
+    return (source_embed(model) if side == "encoder" else model.embed).dim or model.dim
+
+
+def bodies(model: Model) -> dict[str, Body]:
+    """What lies between the model's ends, by the name of its slot."""
+    names = ("encoder", "decoder")
+    return {name: getattr(model, name) for name in names if hasattr(model, name)}
+
+
+def stacks(model: Model) -> dict[str, Stack]:
+    """The model's stacks of blocks by the name of their slot."""
+    return {name: body for name, body in bodies(model).items() if isinstance(body, Stack)}
+
+
+def recurrent(model: Model) -> dict[str, Recurrent]:
+    """The model's recurrent parts by the name of their slot."""
+    return {name: body for name, body in bodies(model).items() if isinstance(body, Recurrent)}
+
+
+def _or(numbers: set[int]) -> str:
+    return " or ".join(map(str, sorted(numbers)))
+
+
+def _check(model: Model) -> None:
+    """What can only be judged with the width, the context and the slot in view."""
+    above_zero(model, "dim", "context")
+    width = embed_dim(model)
+    for name in recurrent(model):
+        taken, dim = embed_dim(model, name), model.dim
+        need(taken == dim, f"embed.dim is {taken} and a recurrent {name} takes embeddings of dim {dim}; leave it out.")
+    fits = width == model.dim or model.head is None or not model.head.tied
+    need(fits, f"embed.dim is {width} and a tied head needs embeddings of dim {model.dim}; set head.tied = false.")
+    for name, reader in recurrent(model).items():
+        crosses = name == "decoder" and isinstance(model, EncoderDecoder)
+        need(reader.cross is not None or not crosses, f"{name}.cross is missing; give it a Summary or an Additive.")
+        need(reader.cross is None or crosses, f"{name}.cross is set, but there is no encoder; remove it.")
+        need(
+            reader.causal or model.dim % 2 == 0, f"{name}: dim {model.dim} cannot be halved for two ways; make it even."
+        )
+    for name, stack in stacks(model).items():
+        crosses = name == "decoder" and isinstance(model, EncoderDecoder)
+        for index, block in enumerate(stack.pattern):
+            where = f"{name}.pattern.{index}"
+            need(block.cross is not None or not crosses, f"{where}.cross is missing; give the decoder's blocks one.")
+            need(block.cross is None or crosses, f"{where}.cross is set, but there is no encoder; remove it.")
+            for attention in filter(None, (block.attention, block.cross)):
+                fits = attention.head_dim is not None or model.dim % attention.heads == 0
+                need(
+                    fits, f"{where}: {attention.heads} heads do not divide dim {model.dim}; change one or set head_dim."
+                )
+                if isinstance(stack.position, Rotary):
+                    turned = int(head_dim(attention, model.dim) * stack.position.fraction)
+                    even = turned >= 2 and turned % 2 == 0
+                    need(even, f"{where}: Rotary turns {turned} dimensions a head; make that even.")
+                    waves, stretch = turned // 2, stack.position.stretch
+                    factors = len(stretch.short) if isinstance(stretch, LongStretch) else waves
+                    need(
+                        factors == waves,
+                        f"{where}: LongStretch has {factors} factors for {waves} waves; give each one.",
+                    )
+        if isinstance(stack.position, Sinusoidal):
+            wide = embed_dim(model, name)
+            even = wide % 2 == 0 or not stack.position.endpoint
+            need(even, f"{name}.position.endpoint is for pairs of waves and dim {wide} is odd; make it even.")
+        kinds = {block.attention.heads for block in stack.pattern}
+        alike = len(kinds) == 1 or not isinstance(stack.position, Alibi | RelativeBias)
+        need(alike, f"{name}.position has a bias for each head and blocks have {_or(kinds)} heads; give all as many.")
+        if isinstance(stack.position, Learned):
+            length, enough = stack.position.length, stack.position.length >= model.context
+            need(enough, f"{name}.position.length {length} is below context {model.context}; raise it.")

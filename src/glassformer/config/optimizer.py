@@ -1,0 +1,149 @@
+"""How the weights move: optimizers and learning-rate schedules, as frozen dataclasses. No torch here."""
+
+from __future__ import annotations
+
+import math
+from typing import TypeAlias
+
+from ..errors import need
+from .serial import frozen
+
+# ------------------------------------------------------------------------------------- optimizers
+
+
+def _check_rate(name: str, rate: float, decay: float) -> None:
+    need(0 < rate <= 1000, f"{name}.rate is {rate}; give a learning rate above 0 and not above 1000, such as 1e-3.")
+    need(0 <= decay <= 1000, f"{name}.decay is {decay}; give a number from 0 to 1000.")
+
+
+@frozen
+class Group:
+    """The parameters whose path matches ``paths`` (fnmatch): their rate is ``rate`` times the optimizer's.
+
+    ``decay`` None keeps the optimizer's own rule.
+    """
+
+    paths: str
+    rate: float = 1.0
+    decay: float | None = None
+
+    def __post_init__(self) -> None:
+        need(0 <= self.rate <= 1000, f"Group.rate is {self.rate}; give a factor from 0 to 1000.")
+        need(
+            self.decay is None or 0 <= self.decay <= 1000, f"Group.decay is {self.decay}; give a number from 0 to 1000."
+        )
+
+
+@frozen
+class AdamW:
+    """Adam with decoupled weight decay (Loshchilov & Hutter 2019).
+
+    Vectors and what matches ``undecayed`` are not decayed; the first of ``groups`` that matches a path wins.
+    """
+
+    rate: float = 2e-3  # the learning rate
+    betas: tuple[float, float] = (0.9, 0.95)  # decay of the means of gradients and of their squares
+    eps: float = 1e-8  # added to the root of the second mean
+    decay: float = 0.1  # weight decay, times the rate at each step
+    undecayed: tuple[str, ...] = ("embed.*", "*norm*", "*.bias", "*.position.*")
+    groups: tuple[Group, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_rate("AdamW", self.rate, self.decay)
+        good = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
+        need(good, f"AdamW.betas is {list(self.betas)}; give two numbers from 0 to below 1.")
+        need(0 <= self.eps <= 1, f"AdamW.eps is {self.eps}; give a small number from 0 on, such as 1e-8.")
+
+
+@frozen
+class Muon:
+    """Momentum made orthogonal, for the matrices inside blocks (Jordan et al. 2024); ``rest`` has everything else.
+
+    Updates are scaled to AdamW's usual size (Liu et al. 2025), so one ``rate`` suits both.
+    ``paths`` (fnmatch) names the matrices and stacks of them (experts'); what is neither stays with ``rest``.
+    """
+
+    rate: float = 3e-3  # the learning rate of the matrices
+    momentum: float = 0.9  # share of the last update that stays
+    decay: float = 0.1  # weight decay, times the rate at each step
+    paths: tuple[str, ...] = ("*.blocks.*",)
+    groups: tuple[Group, ...] = ()  # as AdamW's, for the matrices
+    rest: AdamW = AdamW(rate=3e-3)
+
+    def __post_init__(self) -> None:
+        _check_rate("Muon", self.rate, self.decay)
+        need(0 <= self.momentum < 1, f"Muon.momentum is {self.momentum}; give a number from 0 to below 1.")
+
+
+Optimizer: TypeAlias = AdamW | Muon
+
+
+# -------------------------------------------------------------------------------------- schedules
+
+
+def _check_schedule(schedule: Schedule) -> None:
+    """UserError where a length is no number of steps or a floor is no share."""
+    kind = type(schedule).__name__
+    for name in ("warmup", "decay"):
+        value = getattr(schedule, name, 0.0)
+        need(
+            0 <= value < math.inf, f"{kind}.{name} is {value}; give steps, or below 1 a share of the run; not below 0."
+        )
+    floor = getattr(schedule, "floor", 0.0)
+    need(0 <= floor <= 1, f"{kind}.floor is {floor}; give a share of the rate from 0 to 1.")
+
+
+@frozen
+class Constant:
+    """The full rate after a linear ``warmup``: steps, or below 1 a share of the run."""
+
+    warmup: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_schedule(self)
+
+
+@frozen
+class Cosine:
+    """Linear ``warmup`` (steps, or below 1 a share of the run), then half a cosine down to ``floor`` times the rate."""
+
+    warmup: float = 0.05
+    floor: float = 0.1
+
+    def __post_init__(self) -> None:
+        _check_schedule(self)
+
+
+@frozen
+class WarmupStableDecay:
+    """Linear ``warmup``, the full rate, then linear ``decay`` towards ``floor``: steps, or below 1 shares."""
+
+    warmup: float = 0.02
+    decay: float = 0.6
+    floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_schedule(self)
+        both = self.warmup < 1 and self.decay < 1 and self.warmup + self.decay > 1
+        need(
+            not both,
+            f"WarmupStableDecay's warmup {self.warmup} and decay {self.decay} are more than the run; lower one.",
+        )
+
+
+@frozen
+class InverseSqrt:
+    """Linear ``warmup`` steps, then falling with the square root of the step.
+
+    ``dim`` None: the rate is the peak. ``dim`` given, with rate 1: Vaswani et al. 2017, section 5.3, to the letter.
+    """
+
+    warmup: float = 4000
+    dim: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_schedule(self)
+        need(self.dim is None or self.dim > 0, f"InverseSqrt.dim is {self.dim}; give the model's width, or none.")
+
+
+Schedule: TypeAlias = Constant | Cosine | WarmupStableDecay | InverseSqrt

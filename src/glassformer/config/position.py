@@ -1,0 +1,93 @@
+"""Position schemes: how a model is told the order of its tokens. No torch here."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from ..errors import above_zero, need
+from .scaling import Stretch, YarnStretch
+from .serial import frozen
+
+
+@frozen
+class NoPosition:
+    """Order is not told to the model (a causal mask still leaks it)."""
+
+
+@frozen
+class Sinusoidal:
+    """Fixed waves added to the embeddings (Vaswani et al. 2017, section 3.5).
+
+    The paper takes turns, sine and cosine; ``halves`` puts all sines first. Its slowest of dim / 2 waves stops short of
+    ``theta``; with ``endpoint`` they are spread over dim / 2 - 1 steps, up to ``theta``. ``first`` is the number of the
+    first position. tensor2tensor and Marian: halves and endpoint, from 0; OpenNMT-tf: the same from 1; OpenNMT-py: the
+    paper's, or tensor2tensor's; transformers' Marian: halves alone, unlike Marian itself.
+    """
+
+    theta: float = 10_000.0  # the slowest wave's length over 2 pi
+    halves: bool = False
+    endpoint: bool = False
+    first: int = 0
+
+    def __post_init__(self) -> None:
+        above_zero(self, "theta")
+        need(self.first >= 0, f"Sinusoidal.first is {self.first}; give 0 or more.")
+
+
+@frozen
+class Learned:
+    """A trained table of ``length`` vectors added to the embeddings (GPT-2, BERT)."""
+
+    length: int
+
+    def __post_init__(self) -> None:
+        above_zero(self, "length")
+
+
+@frozen
+class Rotary:
+    """Queries and keys turned by angles that grow with position (Su et al. 2021).
+
+    ``fraction`` of each head's dimensions turn (GPT-NeoX, Phi). The first half of what turns is paired with the second;
+    ``interleaved`` pairs neighbours (the paper, GPT-J, Llama's own files).
+    """
+
+    theta: float = 10_000.0  # the slowest wave's length over 2 pi
+    fraction: float = 1.0
+    stretch: Stretch | None = None  # how the waves are slowed for longer texts
+    interleaved: bool = False
+
+    def __post_init__(self) -> None:
+        above_zero(self, "theta")
+        need(0 < self.fraction <= 1, f"Rotary.fraction is {self.fraction}; give a share above 0, at most 1.")
+        blended = isinstance(self.stretch, YarnStretch)
+        need(not blended or self.theta > 1, f"Rotary.theta is {self.theta}; give more than 1 with a YarnStretch.")
+
+
+@frozen
+class RelativeBias:
+    """A trained bias per head and distance bucket, added to the scores (T5, Raffel et al. 2020).
+
+    Half of a direction's buckets hold one distance each, the others wider and wider ranges up to ``distance``.
+    """
+
+    buckets: int = 32  # of distances, half of them for either side where nothing is causal
+    distance: int = 128  # from which on all share a bucket
+
+    def __post_init__(self) -> None:
+        need(self.buckets > 1, f"RelativeBias.buckets is {self.buckets}; give 2 or more.")
+        above_zero(self, "distance")
+
+    def check(self, causal: bool) -> None:
+        """Refuse too few buckets, or a distance within those that hold one each; two directions share the buckets."""
+        least, exact = (2, self.buckets // 2) if causal else (4, self.buckets // 4)
+        need(self.buckets >= least, f"RelativeBias.buckets is {self.buckets}; give {least} or more.")
+        need(self.distance > exact, f"RelativeBias.distance is {self.distance}; give more than {exact}.")
+
+
+@frozen
+class Alibi:
+    """A fixed penalty per head that grows with distance, added to the scores (Press et al. 2022)."""
+
+
+Position: TypeAlias = NoPosition | Sinusoidal | Learned | Rotary | RelativeBias | Alibi

@@ -1,0 +1,331 @@
+"""The run file: what to train, on what, and how, as frozen dataclasses. No torch here.
+
+[model]                      [data]                        [train]
+recipe = "glass/1m"          train = "python-docs"         steps = 1000
+decoder.depth = 8            tokenizer = "bpe"             optimizer = { type = "AdamW", rate = 1e-3 }
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import field
+from pathlib import Path
+from typing import Any, Literal
+
+from .. import config
+from ..errors import UserError, nearest, need
+from . import serial
+from .objective import Causal, Full, Objective, Tune
+from .optimizer import AdamW as AdamW
+from .optimizer import Constant as Constant
+from .optimizer import Cosine as Cosine
+from .optimizer import Group as Group
+from .optimizer import InverseSqrt as InverseSqrt
+from .optimizer import Muon as Muon
+from .optimizer import Optimizer as Optimizer
+from .optimizer import Schedule as Schedule
+from .optimizer import WarmupStableDecay as WarmupStableDecay
+from .serial import frozen
+
+# -------------------------------------------------------------------------------------- the run
+
+
+LARGEST_VOCAB = 1 << 20
+"""More entries than any published tokenizer has; a trainer would take their memory before it reads a text."""
+
+
+def _check_vocab(vocab: int | None) -> None:
+    need(
+        vocab is None or 0 < vocab <= LARGEST_VOCAB,
+        f"data.vocab is {vocab}; give a number from 1 to {LARGEST_VOCAB:,}.",
+    )
+
+
+@frozen
+class Data:
+    """Where the text comes from: a named corpus, a file, a folder, several of them, or ``{name = weight}``.
+
+    ``valid`` is another corpus, or the share of ``train`` to hold out: its end, or with ``split`` "spread" the end of
+    each tenth of it, so that what is held out is like the rest. ``tokenizer`` is "char", "byte" or "bpe"
+    to train one (BPE: of ``vocab`` entries), or a name (gpt2), file or folder that has one, a run's too; None is
+    the model's own, else "bpe". ``field`` is JSONL's text field; a plain file is one document, or several
+    between ``separator``s.
+    """
+
+    train: str | tuple[str, ...] | dict[str, float] = (
+        "python-docs"  # a corpus, file, folder, or several {name = weight}
+    )
+    valid: float | str = 0.1
+    split: Literal["end", "spread"] = "end"  # where what is held out lies
+    tokenizer: str | None = None
+    vocab: int | None = None  # entries of a BPE that is trained
+    field: str = "text"
+    separator: str | None = None
+
+    def __post_init__(self) -> None:
+        need(bool(self.train), "data.train is empty; name a corpus, a file or a folder.")
+        share = not isinstance(self.valid, float) or 0 < self.valid < 1
+        need(share, f"data.valid is {self.valid}; give a share between 0 and 1, or the path of a file.")
+        _check_vocab(self.vocab)
+
+    def sources(self) -> dict[str, float]:
+        """Each corpus of ``train`` with its weight."""
+        if isinstance(self.train, dict):
+            return self.train
+        return dict.fromkeys((self.train,) if isinstance(self.train, str) else self.train, 1.0)
+
+
+@frozen
+class Examples:
+    """Where examples come from: the columns of a .tsv or .jsonl file, or the lines of parallel files.
+
+    Parts are source and target (Seq2Seq), text, second and label (Classify, Contrast), tokens and labels (Tag: a word
+    and its label a line and an empty line between sentences, or lists in JSONL). ``train`` and ``valid`` are a file, or
+    ``{source = FILE, target = FILE}`` for parallel ones; ``valid`` may be a share of ``train``. ``columns`` names what
+    each part is called in the file, or counts from 0 where a .tsv has no header: ``{text = "sentence", label =
+    "label"}``. ``labels`` fixes the set and its order (None: those of ``train``). ``before`` stands before each source
+    or text ("summarize: "). ``cut`` is where a part too long for the context loses its rest, "end" or "start", or "no"
+    to refuse it.
+    ``tokenizer`` is as for Data, or "words": what white space parts.
+    """
+
+    train: str | dict[str, str]  # a file, or {source = FILE, target = FILE} for parallel ones
+    valid: float | str | dict[str, str] = 0.1
+    columns: dict[str, str] = field(default_factory=dict)
+    labels: tuple[str, ...] | None = None
+    before: str = ""
+    cut: Literal["end", "start", "no"] = "no"
+    tokenizer: str | None = None
+    vocab: int | None = None  # as for Data
+
+    def __post_init__(self) -> None:
+        need(bool(self.train), "data.train is empty; name a file, or a file for each part.")
+        share = not isinstance(self.valid, float) or 0 < self.valid < 1
+        need(share, f"data.valid is {self.valid}; give a share between 0 and 1, or the path of a file.")
+        _check_vocab(self.vocab)
+
+
+@frozen
+class Train:
+    """How to train. ``batch`` rows of ``context`` tokens make a step, worked through in ``accumulate`` pieces.
+
+    ``context`` None is the model's. ``clip`` bounds the gradient's norm (None: no bound). ``dtype`` and
+    ``compile`` "auto" are decided by ``plan`` and said. ``patience`` is how many steps with a NaN or
+    infinite loss or gradient in a row are skipped before training stops. ``early_stop`` ends the run after so many
+    evaluations without a lower validation loss (0: never). ``keep`` checkpoints stay, and the best.
+    """
+
+    objective: Objective = Causal()  # what is learned
+    tune: Tune = Full()  # how much of the model trains
+    steps: int = 1000  # optimizer steps
+    batch: int = 16  # rows a step
+    accumulate: int = 1  # pieces that a step's rows are worked through in
+    context: int | None = None  # tokens a row; none: the model's context
+    optimizer: Optimizer = Muon()  # where none is named, Muon for glass recipes, a low rate after from
+    schedule: Schedule = WarmupStableDecay()  # how the rate rises and falls
+    clip: float | None = 1.0
+    label_smoothing: float = 0.0  # share of the target's probability spread over all tokens
+    device: str | None = None  # cpu, cuda, cuda:1 or mps; none: the GPU where there is one
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    compile: Literal["auto", "yes", "no"] = "auto"
+    plan: Literal["table", "measure"] = "table"  # what decides where dtype and compile are auto
+    seed: int = 0  # of weights, order and dropout
+    patience: int = 5
+    early_stop: int = 0  # evaluations without a better one that end the run, 0: never
+    evaluate_every: int = 100  # steps between validations, 0: never
+    evaluate_batches: int = 20  # rows of a validation, in batches, where the text is long
+    save_every: int = 500  # steps between checkpoints, 0: only at the end
+    keep: int = 2
+    sample_every: int = 200  # steps between samples, 0: never
+    tensorboard: bool | None = None  # write TensorBoard's files; none: where it is installed
+
+    def __post_init__(self) -> None:
+        counts = ("steps", "batch", "accumulate", "patience", "evaluate_batches", "keep")
+        for name in counts:
+            need(getattr(self, name) > 0, f"train.{name} is {getattr(self, name)}; give a number above 0.")
+        for name in ("early_stop", "evaluate_every", "save_every", "sample_every"):
+            need(getattr(self, name) >= 0, f"train.{name} is {getattr(self, name)}; give steps, or 0 for never.")
+        need(0 <= self.seed < 2**63, f"train.seed is {self.seed}; give a whole number from 0 to 2**63 - 1.")
+        pieces = f"train.accumulate {self.accumulate} is more than the {self.batch} rows of train.batch; lower it."
+        need(self.accumulate <= self.batch, pieces)
+        need(self.context is None or self.context > 0, f"train.context is {self.context}; give tokens above 0.")
+        need(self.clip is None or self.clip > 0, f"train.clip is {self.clip}; give a norm above 0, or none.")
+        smooth = f"train.label_smoothing is {self.label_smoothing}; give a share from 0 to below 1."
+        need(0 <= self.label_smoothing < 1, smooth)
+
+
+WATCHING = ("device", "plan", "early_stop", "evaluate_every", "save_every", "keep", "sample_every", "tensorboard")
+"""Fields of Train that change where it runs and what is seen and kept: a resumed run may change them."""
+
+
+GENTLE = AdamW(rate=1e-4)
+"""What goes on from a checkpoint unless the run says otherwise: what was learned is to be kept."""
+LIVELY = Muon(rate=1e-2, rest=AdamW(rate=2e-2))
+"""What trains a glass recipe, whose embeddings start at unit size; measured at 1 to 2 million parameters."""
+
+
+@frozen
+class Run:
+    """A whole run. ``model`` holds ``recipe`` or ``from`` (a folder, a hub name), and changes to its config.
+
+    Without either it is a whole model config with its ``type``.
+    """
+
+    model: dict[str, Any] = field(default_factory=lambda: {"recipe": "glass/1m"})
+    data: Data | Examples = Data()
+    train: Train = Train()
+
+
+def begun(folder: Path) -> dict[str, Any] | None:
+    """What the run in a folder was told, as ``read`` takes it; None where there is none that can be read."""
+    try:
+        told = json.loads((folder / "run.json").read_bytes())
+        return {"model": told.get("asked") or told["model"], "data": told["data"], "train": told["train"]}
+    except (OSError, ValueError, LookupError, AttributeError):
+        return None
+
+
+def read(path: Path | str | Mapping[str, Any] | None = None, overrides: Mapping[str, Any] | None = None) -> Run:
+    """The run in a TOML file (``run_file`` finds it) or a table, changed by dotted ``overrides``.
+
+    Overrides are as the command line gives them: ``steps`` is a field of [train], ``data.tokenizer`` of [data];
+    anything else (``decoder.depth``, ``dim``) is a path into the model. Raises UserError for what is unknown or does
+    not fit.
+    """
+    table = dict(path) if isinstance(path, Mapping) else _table(run_file(path)) if path is not None else {}
+    named = table.get("model")
+    for where, found in (("outside of any table", table), ("in [model]", named if isinstance(named, dict) else {})):
+        for key in found:
+            stray = key in _names(Train) and key not in _MODEL
+            need(not stray, f'"{key}" stands {where}; put it below [train].')
+            there = found is table or key.partition(".")[0] in (*_MODEL, "type")
+            need(there, f'model: there is no setting "{key}".{nearest(key, (*_MODEL, *_paths()))}')
+    if isinstance(named, dict) and not {"recipe", "from", "type"} & set(named):
+        table = {**table, "model": {"recipe": "glass/1m", **named}}
+    if isinstance(table.get("data"), dict):
+        table = {**table, "data": {"type": "Data", **table["data"]}}
+    how, opened = table.get("train"), {}
+    if isinstance(how, dict):  # optimizer.rate = 1e-3 changes the usual optimizer
+        opened = {k: v for k, v in how.items() if k in ("optimizer", "schedule") and _no_type(v)}
+        table = {**table, "train": {k: v for k, v in how.items() if k not in opened}}
+    run: Run = serial.from_dict(Run, table)
+    train, data, model = run.train, run.data, dict(run.model)
+    changes: dict[str, dict[str, Any]] = {"train": opened, "data": {}}
+    rate: float | None = None
+    for name, value in (overrides or {}).items():
+        first, _, inside = name.partition(".")
+        if first in changes and inside:
+            changes[first][inside] = value
+        elif first in _names(Train):
+            changes["train"][name] = value
+        elif name == "rate":
+            rate = serial.from_dict(float, value, "rate")
+        elif first == "model" and inside:
+            _change_model(model, inside, value)
+        elif first in _MODEL:
+            _change_model(model, name, value)
+        else:
+            known = {"out", "resume", "use", "rate", *_paths()}
+            raise UserError(f'There is no setting "{name}".{nearest(name, known)}')
+    if "optimizer" not in table.get("train", {}):
+        train = dataclasses.replace(train, optimizer=_usual(model))
+    data, train = _of_kind(data, changes["data"]), serial.change(train, changes["train"], "train")
+    if rate is not None:
+        try:
+            train = dataclasses.replace(train, optimizer=_at_rate(train.optimizer, rate))
+        except UserError:
+            raise UserError(
+                f"--rate is {rate:g}; give a learning rate above 0 and well below 1000, such as 1e-3."
+            ) from None
+    return Run(model, serial.change(data, changes["data"], "data"), train)
+
+
+def _table(file: Path) -> dict[str, Any]:
+    """The table of a run file; UserError where it is none."""
+    try:
+        return serial.read_toml(file)
+    except UserError:
+        if file.suffix == ".toml" or not file.is_file():
+            raise
+        raise UserError(f"{file} is no run file (TOML); a text to train on is given as --data.train {file}.") from None
+
+
+def _no_type(value: Any) -> bool:
+    return isinstance(value, dict) and "type" not in value
+
+
+def _at_rate(optimizer: Optimizer, rate: float) -> Optimizer:
+    """The optimizer at another rate; every other group's rate stays in the same ratio to it."""
+    if isinstance(optimizer, AdamW):
+        return dataclasses.replace(optimizer, rate=rate)
+    rest = dataclasses.replace(optimizer.rest, rate=optimizer.rest.rate * (rate / optimizer.rate))
+    return dataclasses.replace(optimizer, rate=rate, rest=rest)
+
+
+def run_files() -> dict[str, Path]:
+    """The run files that come with the package, by name: ``demo``, ``compare/sst2-rnn``."""
+    home = Path(__file__).parents[1] / "runs"  # in a wheel
+    home = home if home.is_dir() else Path(__file__).parents[3] / "runs"  # in a checkout
+    return {str(path.relative_to(home).with_suffix("")): path for path in sorted(home.rglob("*.toml"))}
+
+
+def run_file(name: Path | str) -> Path:
+    """The run file at a path, else the one of that name that comes with the package: ``demo`` or ``runs/demo.toml``.
+
+    Raises UserError, with the nearest name, where there is neither.
+    """
+    path, ours = Path(name), run_files()
+    short = str(name).removeprefix("runs/").removesuffix(".toml")
+    if short in ours and not path.exists():
+        return ours[short]
+    if path.exists() or path.suffix:
+        return path
+    known = nearest(short, ours) or f" Known: {', '.join(ours)}."
+    raise UserError(f'There is no run file "{name}".{known}')
+
+
+def _paths() -> list[str]:
+    """Every setting by its path, for hints."""
+    from . import settings
+
+    return [setting.path for setting in settings.every()]
+
+
+def _of_kind(data: Data | Examples, changes: dict[str, Any]) -> Data | Examples:
+    """``data``, or a new one where the changes ask for the other kind."""
+    kind = changes.pop("type", type(data).__name__)
+    if kind == type(data).__name__:
+        return data
+    need(kind in ("Data", "Examples"), f'data.type is "{kind}"; give Data (running text) or Examples.')
+    if kind == "Data":
+        return Data()
+    need("train" in changes, 'data.type "Examples" needs data.train; name a file, or a file for each part.')
+    return Examples(train="-")
+
+
+def _usual(model: Mapping[str, Any]) -> Optimizer:
+    if "from" in model:
+        return GENTLE
+    return LIVELY if str(model.get("recipe")).startswith("glass/") else Train().optimizer
+
+
+def _names(kind: type) -> list[str]:
+    return [f.name for f in dataclasses.fields(kind)]
+
+
+_MODEL = ("recipe", "from", *dict.fromkeys(name for kind in config.Model.__args__ for name in _names(kind)))
+
+
+def _change_model(model: dict[str, Any], path: str, value: Any) -> None:
+    if path in ("recipe", "from"):
+        for other in ("recipe", "from", "type"):
+            model.pop(other, None)
+    model.pop(path, None)  # so that what is said last is done last
+    model[path] = value
+
+
+def model_changes(model: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``Run.model`` changes in the config it starts from."""
+    return {key: value for key, value in model.items() if key not in ("recipe", "from")}

@@ -1,0 +1,75 @@
+"""How rotary waves are slowed, so that texts may be longer than those a model learnt from. No torch here."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from ..errors import above_zero, need
+from .serial import frozen
+
+
+@frozen
+class LinearStretch:
+    """Positions divided by ``factor`` (Chen et al. 2023, position interpolation)."""
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        above_zero(self, "factor")
+
+
+@frozen
+class Llama3Stretch:
+    """Llama 3.1's frequency-dependent stretch: slow waves by ``factor``, fast ones not at all."""
+
+    factor: float = 8.0
+    low: float = 1.0  # waves that turn less often in length positions are slow
+    high: float = 4.0  # waves that turn more often are fast
+    length: int = 8192  # positions learnt first
+
+    def __post_init__(self) -> None:
+        above_zero(self, "factor", "low", "high", "length")
+        need(self.low < self.high, f"Llama3Stretch.low is {self.low}; give less than high ({self.high}).")
+
+
+@frozen
+class YarnStretch:
+    """Waves that turn less than ``slow`` times in ``length`` positions slowed by ``factor``, more than ``fast`` kept.
+
+    ``size`` multiplies what is turned (None: 0.1 ln(factor) + 1). Peng et al. 2023, YaRN, sections 3.2 to 3.4.
+    """
+
+    factor: float  # how many times longer the texts become
+    length: int  # positions learnt first
+    fast: float = 32.0
+    slow: float = 1.0
+    size: float | None = None
+
+    def __post_init__(self) -> None:
+        above_zero(self, "factor", "length", "fast", "slow", "size")
+
+
+@frozen
+class LongStretch:
+    """Each wave slowed by a factor of its own: one of ``short``, in a ``far`` model one of ``long``.
+
+    ``length`` positions were learnt first and ``factor`` times as many later; ``size`` multiplies what is turned (None:
+    sqrt(1 + ln(factor) / ln(length))). Published code goes from short to long once a text grows past ``length``, which
+    a cached token cannot: a model here is one or the other. Ding et al. 2024, LongRoPE (arXiv 2402.13753); Phi-3.
+    """
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    length: int
+    factor: float = 1.0
+    size: float | None = None
+    far: bool = False
+
+    def __post_init__(self) -> None:
+        above_zero(self, "factor", "size")
+        need(self.length > 1, f"LongStretch.length is {self.length}; give 2 or more.")
+        even = len(self.short) == len(self.long) > 0 and min(*self.short, *self.long) > 0
+        need(even, "LongStretch.short and long are as many factors as waves each, all above 0.")
+
+
+Stretch: TypeAlias = LinearStretch | Llama3Stretch | YarnStretch | LongStretch

@@ -1,0 +1,330 @@
+"""Config <-> plain dictionaries, JSON and TOML; dotted overrides (``decoder.depth=12``).
+
+Works for any frozen dataclass whose fields are typed with plain values, tuples, other dataclasses
+and unions of these: the vocabulary and the run file alike. A union's member is told by ``"type"``. ``frozen`` holds
+what is made in Python to the same rules.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import functools
+import json
+import math
+import operator
+import tomllib
+import types
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ..errors import UserError, nearest, need
+
+T = TypeVar("T")
+
+# ------------------------------------------------------------------------------------ dataclasses
+
+
+@typing.dataclass_transform(frozen_default=True)
+def frozen(kind: type[T]) -> type[T]:
+    """Class decorator: a frozen dataclass whose fields are held to their types before its own ``__post_init__``.
+
+    A field takes what a file may say for it, and becomes what the file's reader would make of it. Raises UserError.
+    """
+    judge = getattr(kind, "__post_init__", None)
+
+    def check(self: Any) -> None:
+        for name, (kinds, words, hint) in _fields(kind).items():  # type: ignore[arg-type]
+            value = getattr(self, name)
+            of = type(value)
+            clear = value in words if of is str else of in kinds and (of not in (int, float) or -SIZE < value < SIZE)
+            if not clear:  # what most values are, told at once; the reader knows the rest
+                object.__setattr__(self, name, from_dict(hint, value, f"{kind.__name__}.{name}"))
+        if judge is not None:
+            judge(self)
+
+    kind.__post_init__ = check  # type: ignore[attr-defined]
+    return dataclasses.dataclass(frozen=True)(kind)
+
+
+SIZE = 1 << 63  # whole numbers stay below it
+
+
+@functools.cache
+def _fields(kind: type) -> dict[str, tuple[set[type], set[str], Any]]:
+    """For each field: types of which every value will do, words that will do, and the whole type."""
+    found = {}
+    for name, hint in _hints(kind).items():
+        options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+        choices = (set(typing.get_args(o)) for o in options if typing.get_origin(o) is typing.Literal)
+        found[name] = {o for o in options if isinstance(o, type)}, set[str]().union(*choices), hint
+    return found
+
+
+_MEMBERS: dict[frozenset[type], dict[str, type]] = {}  # of a slot's types: the further ones, by name
+
+
+@typing.dataclass_transform(frozen_default=True)
+def member(slot: Any) -> Callable[[type[T]], type[T]]:
+    """Class decorator: a frozen dataclass that is one more type of a slot, such as ``config.Norm`` or ``config.See``.
+
+    Configs, run files and checkpoints know it from then on, by its name; ``nn.builds`` tells its module. In a file of
+    your own it is there once ``glassformer.use`` (``--use FILE``) has read the file.
+    """
+    types = frozenset(option for option in typing.get_args(slot) or (slot,) if option is not type(None))
+
+    def register(kind: type[T]) -> type[T]:
+        taken = {own.__name__ for own in types}
+        need(kind.__name__ not in taken, f"The slot has a {kind.__name__} already; give yours another name.")
+        made = kind if dataclasses.is_dataclass(kind) else frozen(kind)
+        _MEMBERS.setdefault(types, {})[kind.__name__] = made
+        return made
+
+    return register
+
+
+def members(slot: Any) -> dict[str, type]:
+    """The types of a slot by name, those that ``member`` added last."""
+    options = typing.get_args(slot) or (slot,)
+    own = {o.__name__: o for o in options if isinstance(o, type) and dataclasses.is_dataclass(o)}
+    more = [added for types, added in _MEMBERS.items() if types <= set(own.values())]
+    return functools.reduce(operator.or_, more, own)
+
+
+def added(config: Any) -> set[str]:
+    """The types in a config that ``member`` added, by name."""
+    if isinstance(config, tuple):
+        return set[str]().union(*map(added, config))
+    if not dataclasses.is_dataclass(config):
+        return set()
+    inside = (added(getattr(config, field.name)) for field in dataclasses.fields(config))
+    own = any(type(config) in slot.values() for slot in _MEMBERS.values())
+    return set[str]().union(*inside, [type(config).__name__] * own)
+
+
+# ------------------------------------------------------------------------------------ dictionaries
+
+
+def to_dict(value: Any) -> Any:
+    """A dataclass as nested dictionaries, each with its ``"type"``; everything else as JSON holds it."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        inside = {f.name: to_dict(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {"type": type(value).__name__, **inside}
+    if isinstance(value, Mapping):
+        return {key: to_dict(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [to_dict(item) for item in value]
+    return value
+
+
+def from_dict(kind: Any, raw: Any, where: str = "") -> Any:
+    """The value of type ``kind`` that ``raw`` describes.
+
+    Raises UserError with the dotted place for an unknown key, a missing one or a value of another type.
+    """
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType) or frozenset((kind,)) in _MEMBERS:
+        return _from_union(kind, raw, where)
+    if origin is typing.Literal:
+        if raw not in args:
+            raise UserError(f"{_at(where)}{_show(raw)} is not one of {', '.join(map(json.dumps, args))}.")
+        return raw
+    if origin is tuple:
+        items = raw if isinstance(raw, list | tuple) else [raw]
+        return tuple(from_dict(args[0], item, f"{where}.{i}") for i, item in enumerate(items))
+    if origin is dict:
+        _must(isinstance(raw, Mapping), raw, "a table", where)
+        return {key: from_dict(args[1], item, f"{where}.{key}") for key, item in raw.items()}
+    if dataclasses.is_dataclass(kind):
+        return _from_table(typing.cast(type, kind), raw, where)
+    return _plain(kind, raw, where)
+
+
+def _from_union(kind: Any, raw: Any, where: str) -> Any:
+    options, classes = typing.get_args(kind) or (kind,), members(kind)
+    empty = raw is None or (isinstance(raw, str) and raw.lower() == "none" and str not in options)
+    if empty and type(None) in options:
+        return None
+    if classes and isinstance(raw, tuple(classes.values())):
+        return raw
+    made = dataclasses.is_dataclass(raw) and not isinstance(raw, type)
+    if classes and (made or isinstance(raw, Mapping)):
+        only = next(iter(classes)) if sum(map(dataclasses.is_dataclass, options)) == 1 else None
+        name = type(raw).__name__ if made else raw.get("type", only)
+        if made or not isinstance(name, str) or name not in classes:
+            said = '"type" is missing' if name is None else f'"type" is {_show(name)}'
+            raise UserError(f"{_at(where)}{said}; give one of {_known(name, classes, table=True)}.")
+        return _from_table(classes[name], raw, where)
+    if classes and isinstance(raw, str) and raw in classes:  # a type with nothing to set, by name alone
+        return _from_table(classes[raw], {}, where)
+    plain = [o for o in options if o is not type(None) and not dataclasses.is_dataclass(o)]
+    if not plain:
+        known = _known(raw, classes)
+        if isinstance(raw, str):
+            hint = ' Write a table as {type = "NAME", key = value}, closed.' if raw.startswith("{") else ""
+            raise UserError(f"{_at(where)}there is no {_show(raw)}; give one of {known}.{hint}")
+        raise UserError(f"{_at(where)}{_show(raw)} is no table with a type; give one of {known}.")
+    for option in plain:
+        try:
+            return from_dict(option, raw, where)
+        except UserError as error:
+            last = error
+    raise last
+
+
+def _known(name: Any, classes: Mapping[str, type], table: bool = False) -> str:
+    """The names to choose from, and how one's own is made known: of a ``table``, which may be a checkpoint's, always;
+    of a word alone where it is no slip of one of them.
+    """
+    known = ", ".join(classes)
+    named = isinstance(name, str) and name.isidentifier()
+    strange = named and (table or not difflib.get_close_matches(name, classes, cutoff=0.8))
+    return f"{known}, or name the file that defines it (--use FILE, glassformer.use)" if strange else known
+
+
+def _from_table(kind: type, raw: Any, where: str) -> Any:
+    if isinstance(raw, kind):
+        return raw
+    _must(isinstance(raw, Mapping), raw, f"a table of {kind.__name__}'s settings", where)
+    hints = _hints(kind)
+    table = {key: value for key, value in raw.items() if key != "type" or "type" in hints}
+    if "type" in raw and "type" not in hints and raw["type"] != kind.__name__:
+        raise UserError(f'{_at(where)}"type" is {_show(raw["type"])}; here it must be {kind.__name__}.')
+    for key in table:
+        if key not in hints:
+            raise UserError(f"{_at(where)}{kind.__name__} has no setting {_show(key)}.{nearest(str(key), hints)}")
+    needed = [f.name for f in dataclasses.fields(kind) if f.default is f.default_factory is dataclasses.MISSING]
+    for name in needed:
+        if name not in table:
+            raise UserError(f'{_at(where)}{kind.__name__} needs "{name}"; add it.')
+    inside = {key: from_dict(hints[key], value, f"{where}.{key}" if where else key) for key, value in table.items()}
+    return kind(**inside)
+
+
+def _plain(kind: Any, raw: Any, where: str) -> Any:
+    if kind is Any:
+        return raw
+    if isinstance(raw, str) and kind in (int, float, bool):
+        raw = _parse(raw)
+    if isinstance(raw, str) and kind is float:
+        with contextlib.suppress(ValueError):  # .001 and 1.e-3 are numbers to everybody but TOML
+            raw = float(raw)
+    if kind in (int, float) and not isinstance(raw, bool | int) and hasattr(raw, "__index__"):
+        raw = operator.index(raw)  # numpy's whole numbers
+    if kind is int and isinstance(raw, float) and raw.is_integer():
+        raw = int(raw)
+    if kind in (int, float) and isinstance(raw, int):
+        _must(abs(raw) < SIZE, raw, "a number of 64 bits", where)
+    if kind is float and isinstance(raw, int) and not isinstance(raw, bool):
+        raw = float(raw)
+    fits = isinstance(raw, kind) and not (kind is int and isinstance(raw, bool))
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+    _must(fits, raw, names.get(kind, f"a {kind.__name__}"), where)
+    finite = not isinstance(raw, float) or math.isfinite(raw)
+    _must(finite, str(raw), "a finite number", where)
+    return raw
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _at(where: str) -> str:
+    return f"{where.lstrip('.')}: " if where else ""
+
+
+def _must(fact: bool, raw: Any, expected: str, where: str) -> None:
+    if not fact:
+        raise UserError(f"{_at(where)}{_show(raw)} is not {expected}.")
+
+
+def _show(raw: Any) -> str:
+    """A value as JSON has it, on one line and not longer than one."""
+    try:
+        text = json.dumps(raw, default=str, skipkeys=True)
+    except (ValueError, RecursionError):  # a number of thousands of digits, a table within itself
+        text = "this value"
+    return text if len(text) <= 120 else f"{text[:100]} ... {text[-15:]}"
+
+
+# ------------------------------------------------------------------------------------ overrides
+
+
+def _parse(text: str) -> Any:
+    """A command-line value as TOML would read it; anything else stays a text."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def change(config: T, changes: Mapping[str, Any], where: str = "") -> T:
+    """A copy of a config with many places changed at once, checked when all are in.
+
+    Keys are dotted paths or the names of nested tables. A table with another ``type`` replaces what stood there; a
+    path through a tuple without a number means every entry. Raises UserError for an unknown path.
+    """
+    if not changes:
+        return config
+    tree = to_dict(config)
+    for path, value in changes.items():
+        tree = _put(tree, path.split("."), _parse(value) if isinstance(value, str) else value, path)
+    changed: T = from_dict(type(config), tree, where)
+    return changed
+
+
+def _put(node: Any, keys: list[str], value: Any, path: str) -> Any:
+    """``node`` with ``value`` at ``keys``, tables merged."""
+    table = isinstance(value, Mapping)
+    if isinstance(node, list) and (keys or (table and "type" not in value)):
+        if not keys or not keys[0].isdigit():
+            return [_put(item, keys, value, path) for item in node]
+        at = int(keys[0])
+        need(at < len(node), f"{path}: there are {len(node)} entries, counted from 0; {at} is past the end.")
+        return [_put(item, keys[1:], value, path) if i == at else item for i, item in enumerate(node)]
+    if keys:
+        if (
+            isinstance(node, str) and node.isidentifier()
+        ):  # a type by name alone: --optimizer Muon --optimizer.rate 0.01
+            node = {"type": node}
+        need(isinstance(node, dict), f"{path}: there is nothing to set below {json.dumps(node)}.")
+        return {
+            **node,
+            keys[0]: _put(node.get(keys[0], {}), keys[1:], value, path),
+        }  # an unknown key is found at the end
+    if table and isinstance(node, dict) and value.get("type", node.get("type")) == node.get("type"):
+        for key, item in value.items():
+            node = _put(node, [key], item, f"{path}.{key}") if key != "type" else node
+        return node
+    return value
+
+
+# ---------------------------------------------------------------------------------------- files
+
+
+def dumps(value: Any) -> str:
+    """``value`` as JSON text that ``loads`` reads back."""
+    return json.dumps(to_dict(value), indent=1, allow_nan=False) + "\n"
+
+
+def loads(kind: Any, text: str, source: str = "the JSON text") -> Any:
+    """The config of type ``kind`` in a JSON text; ``source`` names it in errors."""
+    try:
+        raw = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise UserError(f"{source} is not valid JSON ({error}); restore or mend it.") from None
+    return from_dict(kind, raw)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file as a dictionary; UserError when it is missing or broken."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); check the path.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid TOML ({error}); mend that line.") from None

@@ -1,0 +1,301 @@
+"""A tokenised corpus on the disk: memory-mapped, cached by content and tokenizer, made once.
+
+tokens.bin   uint16 or uint32: documents end to end, [bos] document [eos]
+starts.bin   int64: where each document starts, and where the last one ends
+marks.bin    int64 pairs: tokens and text bytes before each piece of the corpus, and before the end
+shards.json  what the three must be; written with them in one rename
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import hashlib
+import itertools
+import json
+import mmap
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from .. import files
+from ..errors import UserError
+from ..tokenizer.tokenizer import LARGE
+from ..tokenizer.watch import pool
+from .corpus import Piece, Source, in_turn
+
+Array = np.ndarray[Any, Any]
+_Encode = Callable[[list[str]], Sequence[Sequence[int]]]
+_Onward = Callable[[str], tuple[list[int], list[tuple[int, int]]]]
+Progress = Callable[[int, int], None]  # bytes of the files read, bytes there are
+
+_FORMAT = 2
+_BATCH = 1 << 17  # characters tokenised at a time by one thread
+_MAPPED = ("tokens.bin", "starts.bin", "marks.bin")
+
+
+class Tokens(Protocol):
+    """What is needed of a tokenizer here."""
+
+    @property
+    def size(self) -> int: ...
+    @property
+    def bos(self) -> int | None: ...
+    @property
+    def eos(self) -> int | None: ...
+    @property
+    def fingerprint(self) -> str: ...
+    def encode_batch(self, texts: list[str], /) -> Sequence[Sequence[int]]: ...
+    def offsets(self, text: str, /) -> list[tuple[int, int]]: ...
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """What a corpus and its splits share."""
+
+    source: Source
+    tokenizer: Tokens
+    key: str
+    marks: Array  # (pieces + 1, 2): tokens before, bytes before
+    starts: Array
+    maps: tuple[mmap.mmap, ...] = ()
+
+    def bytes_before(self, token: int) -> int:
+        """UTF-8 bytes of the text that the first ``token`` tokens stand for, exactly.
+
+        A token that ends inside a character counts the whole character.
+        """
+        piece = int(np.searchsorted(self.marks[:, 0], token, side="right")) - 1
+        inside, before = token - int(self.marks[piece, 0]), int(self.marks[piece, 1])
+        if inside == 0:
+            return before
+        first = int(self.marks[piece, 0])
+        opens = self.starts[np.searchsorted(self.starts, first)] == first
+        inside -= int(opens and begins(self.tokenizer) is not None)
+        *earlier, (text, _, _) = itertools.islice(self.source.pieces(), max(piece - 1, 0), piece + 1)
+        onward = getattr(self.tokenizer, "encode_onward", None) if earlier and not earlier[0].last else None
+        spans = onward(text)[1] if onward and getattr(self.tokenizer, "opens", False) else self.tokenizer.offsets(text)
+        ends = spans[:inside]
+        return before + (len(text[: ends[-1][1]].encode()) if ends else 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Shards:
+    """Token ids of a corpus, or of a stretch of it.
+
+    ``tokens`` (length) is a memory map; ``starts`` (documents + 1) holds the document borders in it.
+    ``shared_border`` is true when the token that closes a document also opens the next (GPT-2's
+    ``<|endoftext|>``), false when documents have an opening token of their own or no closing one.
+    """
+
+    tokens: Array
+    starts: Array
+    first: int  # where this stretch begins in the whole
+    whole: _Whole
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def documents(self) -> int:
+        """How many documents there are, a part of one counted as one."""
+        return len(self.starts) - 1
+
+    @property
+    def name(self) -> str:
+        """The corpus's name."""
+        return self.whole.source.name
+
+    @property
+    def key(self) -> str:
+        """Says which corpus, tokenizer and stretch this is."""
+        return f"{self.whole.key}:{self.first}:{len(self)}"
+
+    @property
+    def shared_border(self) -> bool:
+        return self.whole.tokenizer.eos is not None and begins(self.whole.tokenizer) is None
+
+    @functools.cached_property
+    def bytes(self) -> int:
+        """UTF-8 bytes of the text, exactly; reads the corpus again when a document was split."""
+        self.check()
+        return self.whole.bytes_before(self.first + len(self)) - self.whole.bytes_before(self.first)
+
+    def split(self, valid: float = 0.1) -> tuple[Shards, Shards]:
+        """(train, valid): the last ``valid`` share of the tokens, as nanoGPT splits.
+
+        Parts at the document border next to that place, or inside a document when no border is near.
+        Raises UserError when one side would be empty.
+        """
+        if not 0 < valid < 1:
+            raise UserError(f"The validation share is {valid}; give one between 0 and 1, such as 0.1.")
+        cut = int(len(self) * (1 - valid) + 1e-6)  # 0.9 of a length is not to lose a token to rounding
+        cut = self._border(cut, 0.5 * min(valid, 1 - valid) * len(self))
+        if not 0 < cut < len(self):
+            raise UserError(f"{self.name} is too short to set {valid:.0%} of it aside; give more text.")
+        return self._stretch(0, cut), self._stretch(cut, len(self))
+
+    def spread(self, valid: float, parts: int) -> list[tuple[Shards, Shards]]:
+        """``split`` of each of ``parts`` stretches of about the same length: what is held out is like all of the text.
+
+        A stretch begins at the document border next to its place, where one is near.
+        """
+        size = len(self) // parts
+        cuts = [0, *(self._border(size * number, size // 4) for number in range(1, parts)), len(self)]
+        return [self._stretch(a, b).split(valid) for a, b in itertools.pairwise(cuts)]
+
+    def _border(self, place: int, near: float) -> int:
+        """The document border next to ``place``, if it is at most ``near`` tokens away; else the place itself."""
+        at = int(np.searchsorted(self.starts, place))
+        border = int(min(self.starts[max(at - 1, 0) : at + 1], key=lambda start: abs(int(start) - place)))
+        return border if abs(border - place) <= near else place
+
+    def check(self) -> None:
+        """UserError where a file behind this was cut: to read it there would end the process (SIGBUS)."""
+        if any(mapped.size() < len(mapped) for mapped in self.whole.maps):
+            raise UserError(f"The tokenised copy of {self.name} was cut while in use; start again, it is made anew.")
+
+    def _stretch(self, begin: int, end: int) -> Shards:
+        low, high = np.searchsorted(self.starts, [begin + 1, end])
+        starts = np.concatenate([[0], self.starts[low:high] - begin, [end - begin]])
+        return Shards(self.tokens[begin:end], starts, self.first + begin, self.whole)
+
+
+def begins(tokenizer: Tokens) -> int | None:
+    """The token that opens each document: ``bos``, unless ``eos`` is the same and closes the one before."""
+    return None if tokenizer.bos == tokenizer.eos else tokenizer.bos
+
+
+def tokenise(
+    source: Source,
+    tokenizer: Tokens,
+    *,
+    cache: Path | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> Shards:
+    """The corpus as shards, from the cache when this content was tokenised with this tokenizer before.
+
+    ``cache`` is a folder (by default below ``files.cache_home()``), ``workers`` a number of threads (the
+    tokenizers library works outside Python's lock). Raises UserError for an empty corpus, a full disk
+    and whatever ``source`` finds wrong with its files.
+    """
+    content = f"{_FORMAT} {source.digest()} {tokenizer.fingerprint} {tokenizer.bos} {tokenizer.eos}"
+    key = hashlib.sha256(content.encode()).hexdigest()[:32]
+    folder = (cache or files.cache_home() / "shards") / key
+    with in_turn(folder):
+        if not _sound(folder):
+            with files.write_folder(folder, lasting=False) as beside:
+                _write(beside, source, tokenizer, workers or os.cpu_count() or 1, progress)
+        if progress:
+            progress(source.size, source.size)
+        kept = json.loads((folder / "shards.json").read_text())
+        tokens, starts, marks = (
+            np.memmap(folder / name, dtype, mode="r")
+            for name, dtype in zip(_MAPPED, (kept["dtype"], "int64", "int64"), strict=True)
+        )
+    maps: list[Any] = [tokens, starts, marks]
+    plain = np.asarray(starts)
+    whole = _Whole(source, tokenizer, key, np.asarray(marks).reshape(-1, 2), plain, tuple(m._mmap for m in maps))
+    return Shards(tokens, plain, 0, whole)
+
+
+def _sound(folder: Path) -> bool:
+    """Whether the cache entry is there and its files are what they were when it was made."""
+    try:
+        kept = json.loads((folder / "shards.json").read_text())
+        return all(files.sha256(folder / name) == kept["sha256"][name] for name in _MAPPED)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _write(folder: Path, source: Source, tokenizer: Tokens, workers: int, progress: Progress | None) -> None:
+    dtype = "uint16" if tokenizer.size <= 1 << 16 else "uint32"
+    bos, eos = begins(tokenizer), tokenizer.eos
+    written = size = 0  # tokens, text bytes
+    opening, start = True, 0
+    with (
+        (folder / "tokens.bin").open("wb") as tokens,
+        (folder / "starts.bin").open("wb") as starts,
+        (folder / "marks.bin").open("wb") as marks,
+    ):
+        large = source.size >= LARGE
+        encode = getattr(tokenizer, "encode_arrays", None) if large else None
+        plain = encode or tokenizer.encode_batch
+        onward = getattr(tokenizer, "encode_onward", None) if getattr(tokenizer, "opens", False) else None
+        for pieces, encoded in _encoded(source.pieces(), plain, onward, workers):
+            stream: list[Array] = []
+            length = 0  # of the stream
+            borders: list[int] = []
+            before: list[tuple[int, int]] = []
+            for piece, ids in zip(pieces, encoded, strict=True):
+                before.append((written + length, size))
+                first = [bos] if opening and bos is not None else []
+                opening = piece.last
+                last = [eos] if opening and eos is not None else []
+                stream += [np.asarray(part, dtype) for part in (first, ids, last)]
+                length += len(first) + len(ids) + len(last)
+                size += len(piece.text.encode())
+                if opening and written + length > start:
+                    borders.append(start)
+                    start = written + length
+            tokens.write(np.concatenate(stream).tobytes())
+            starts.write(np.array(borders, "int64").tobytes())
+            marks.write(np.array(before, "int64").tobytes())
+            written += length
+            if progress:
+                progress(min(pieces[-1].read, source.size), source.size)
+        starts.write(np.array([written], "int64").tobytes())
+        marks.write(np.array([written, size], "int64").tobytes())
+    if size == 0 or written == 0:
+        raise UserError(f"{source.path} holds no text; give a corpus with some.")
+    record = {"format": _FORMAT, "dtype": dtype, "corpus": source.name, "tokens": written, "bytes": size}
+    hashes = {name: files.sha256(folder / name) for name in _MAPPED}
+    (folder / "shards.json").write_text(json.dumps({**record, "sha256": hashes}, indent=1) + "\n")
+
+
+def _encoded(
+    pieces: Iterable[Piece], encode: _Encode, onward: _Onward | None, workers: int
+) -> Iterator[tuple[list[Piece], Sequence[Sequence[int]]]]:
+    """Pieces by the batch with their ids, in order; a few batches are held at a time, not more.
+
+    ``onward`` encodes what goes on a document, where that is another thing than a text of its own.
+    """
+
+    def ids(batch: list[Piece], opening: bool) -> Sequence[Sequence[int]]:
+        opens = [opening, *(piece.last for piece in batch[:-1])]
+        if onward is None or all(opens):
+            return encode([piece.text for piece in batch])
+        first = iter(encode([piece.text for piece, opened in zip(batch, opens, strict=True) if opened]))
+        return [next(first) if opened else onward(piece.text)[0] for piece, opened in zip(batch, opens, strict=True)]
+
+    opening = True
+    with pool(workers) as threads:
+        ahead: collections.deque[tuple[list[Piece], Future[Sequence[Sequence[int]]]]] = collections.deque()
+        for batch in _batched(pieces):
+            ahead.append((batch, threads.submit(ids, batch, opening)))
+            opening = batch[-1].last
+            if len(ahead) > workers:
+                ready, future = ahead.popleft()
+                yield ready, future.result()
+        while ahead:
+            ready, future = ahead.popleft()
+            yield ready, future.result()
+
+
+def _batched(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    held: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        held.append(piece)
+        size += len(piece.text)
+        if size >= _BATCH:
+            yield held
+            held, size = [], 0
+    if held:
+        yield held

@@ -1,0 +1,1 @@
+"""The tokens explorer: a text under several tokenizers, and how each word came to its pieces."""

@@ -1,0 +1,267 @@
+"""The same text under a tokenizer: its tokens, what is counted, and what it does with capitals, spaces, digits, ..."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ...errors import UserError
+from ...tokenizer.specification import model_type
+from ...tokenizer.stream import BYTE_TOKEN
+from ...tokenizer.tokenizer import Tokenizer
+
+SAMPLE = (
+    "Glass and GLASS\n🎵 鸟\ndef look(x): return None if x >= 10 elif False\n"
+    'two tabs:"\t\t" three tabs:"\t\t\t"\n12.5*40+3=503'
+)
+"""What is shown where no text is given: a bit of everything that tokenizers differ in."""
+KEYWORDS = ("def", "return", "elif", "None", "False", "import", "==", ">=")
+RARE = "𓂀"  # an Egyptian hieroglyph: in nobody's vocabulary
+PIECE, BYTES, UNKNOWN = "piece", "bytes", "unknown"
+
+
+@dataclass(frozen=True)
+class Token:
+    """One token: its id, its ``name`` in the vocabulary, how it is ``shown``, and its span in the text's characters.
+
+    ``kind`` is "piece", "bytes" (a part of a character, or a byte that stands for one) or "unknown".
+    """
+
+    id: int
+    name: str
+    shown: str
+    kind: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What is counted: ``base`` entries of the model itself, ``special`` tokens, other ``added`` ones, and all three.
+
+    ``ids`` is the highest id and one, the rows of an embedding: more than ``entries`` where ids are left free.
+    """
+
+    base: int
+    special: int
+    added: int
+    entries: int
+    ids: int
+
+
+@dataclass(frozen=True)
+class Habit:
+    """What a tokenizer does with one kind of text."""
+
+    topic: str
+    does: str
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Everything that is said about one text under one tokenizer.
+
+    ``refused`` is why it cannot be written at all, and then there are no tokens. ``around`` is what stands before
+    and after a text, when a model reads one.
+    """
+
+    name: str
+    algorithm: str
+    vocabulary: Vocabulary
+    tokens: tuple[Token, ...]
+    characters: int
+    refused: str | None
+    specials: tuple[str, ...]
+    around: tuple[str, ...]
+    habits: tuple[Habit, ...]
+
+    @property
+    def characters_per_token(self) -> float:
+        """Characters of the text for each token; 0 without tokens."""
+        return self.characters / len(self.tokens) if self.tokens else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values."""
+        made = asdict(self)
+        made["characters_per_token"] = round(self.characters_per_token, 4)
+        made["habits"] = {habit.topic: habit.does for habit in self.habits}
+        return made
+
+
+def sheet(name: str, tokenizer: Tokenizer, text: str) -> Sheet:
+    """The text under a tokenizer that is called ``name``; UserError as ``check`` says."""
+    check(text)
+    refused: str | None = None
+    found: tuple[Token, ...] = ()
+    try:
+        found = tuple(tokens(tokenizer, text))
+    except UserError as error:
+        refused = str(error)
+    ids, _ = tokenizer.framed([[]])
+    return Sheet(
+        name,
+        algorithm(tokenizer),
+        count(tokenizer),
+        found,
+        len(text),
+        refused,
+        tuple(tokenizer.specials),
+        tuple(map(tokenizer.token, ids)),
+        tuple(habits(tokenizer)),
+    )
+
+
+def check(text: str) -> None:
+    """UserError for a text that is empty or was not UTF-8."""
+    if not text:
+        raise UserError("The text is empty; give some.")
+    broken = next((at for at, letter in enumerate(text) if "\ud800" <= letter <= "\udfff"), None)
+    if broken is not None:
+        raise UserError(f"The text is not UTF-8 (character {broken}); convert it, for example with `iconv -t utf-8`.")
+
+
+def algorithm(tokenizer: Tokenizer) -> str:
+    """How it makes pieces, such as "byte-level BPE"."""
+    model = tokenizer._spec["model"]
+    kind = model_type(model)
+    if kind == "BPE" and byte_level(tokenizer):
+        return "byte-level BPE" if model["merges"] else "bytes"
+    if kind == "WordLevel":
+        decoder = (tokenizer._spec.get("decoder") or {}).get("type")
+        return "characters" if decoder == "Fuse" else "whole words"
+    return f"{kind}, bytes for the rest" if model.get("byte_fallback") else kind
+
+
+def byte_level(tokenizer: Tokenizer) -> bool:
+    """Whether each token stands for bytes written in the byte alphabet."""
+    return (tokenizer._spec.get("decoder") or {}).get("type") == "ByteLevel"
+
+
+def count(tokenizer: Tokenizer) -> Vocabulary:
+    """What the vocabulary holds."""
+    entries, special = len(tokenizer.vocabulary()), len(tokenizer.specials)
+    added = sum(not token["special"] for token in tokenizer._spec["added_tokens"])
+    return Vocabulary(entries - special - added, special, added, entries, tokenizer.size)
+
+
+def tokens(tokenizer: Tokenizer, text: str) -> list[Token]:
+    """The text's tokens in order."""
+    level, made = byte_level(tokenizer), []
+    for id, (start, end) in zip(tokenizer.encode(text), tokenizer.offsets(text), strict=True):
+        name = tokenizer.token(id)
+        shown, kind = name.replace("▁", " "), PIECE
+        if id == tokenizer.unk:
+            kind = UNKNOWN
+        elif BYTE_TOKEN.fullmatch(name):
+            shown, kind = name, BYTES
+        elif level:
+            raw = tokenizer.bytes_of(id)
+            try:
+                shown = raw.decode()
+            except UnicodeDecodeError:
+                shown, kind = f"<0x{raw.hex().upper()}>", BYTES
+        made.append(Token(id, name, shown, kind, start, end))
+    return made
+
+
+# ------------------------------------------------------------------------------------------ habits
+
+
+def habits(tokenizer: Tokenizer) -> list[Habit]:
+    """What it does with each kind of text, found out by giving it some."""
+    rows = (
+        ("capitals", _capitals(tokenizer)),
+        ("spaces", _blanks(tokenizer, " " * 2, " " * 4, " " * 8)),
+        ("tabs", _blanks(tokenizer, "\t", "\t" * 2, "\t" * 3)),
+        ("newlines", _blanks(tokenizer, "\n", "\n" * 2)),
+        ("digits", _digits(tokenizer)),
+        ("emoji", _fate(tokenizer, "🎵")),
+        ("other scripts", ", ".join(f"{word} {_fate(tokenizer, word)}" for word in ("鸟", "Привет", "नमस्ते"))),
+        ("code", _code(tokenizer)),
+        ("unknown", f"{RARE} {_fate(tokenizer, RARE)}"),
+    )
+    return [Habit(topic, does) for topic, does in rows]
+
+
+def pieces(tokenizer: Tokenizer, text: str) -> str:
+    """The tokens of a text with bars between them."""
+    return "|".join(token.shown.replace(" ", "·") for token in tokens(tokenizer, text))
+
+
+def _capitals(tokenizer: Tokenizer) -> str:
+    try:
+        kept = tokenizer.decode(tokenizer.encode("London")).strip()
+    except UserError as error:
+        return _refusal(error)
+    if kept == "london":
+        return "become small letters"
+    return " ".join(pieces(tokenizer, word) for word in ("london", "London", "LONDON"))
+
+
+def _blanks(tokenizer: Tokenizer, *runs: str) -> str:
+    """What becomes of some white space between two letters."""
+    said = []
+    for run in runs:
+        text = f"x{run}y"
+        try:
+            ids = tokenizer.encode(text)
+        except UserError as error:
+            return _refusal(error)
+        between = tokenizer.decode(ids).strip()[1:-1]
+        if tokenizer.unk in ids:
+            said.append(f"{len(run)}: {tokenizer.token(tokenizer.unk)}" if tokenizer.unk is not None else "")
+        elif between == run:
+            within = sum(start < 1 + len(run) and end > 1 for start, end in tokenizer.offsets(text))
+            said.append(f"{len(run)} in {counted(within)}")
+        else:
+            said.append(f"{len(run)} become {'one space' if between == ' ' else 'nothing' if not between else 'other'}")
+    return ", ".join(said)
+
+
+def _digits(tokenizer: Tokenizer) -> str:
+    try:
+        found = tokens(tokenizer, "1234567")
+    except UserError as error:
+        return _refusal(error)
+    lengths = [len(token.shown.removeprefix("##").strip()) for token in found if token.shown.strip()]
+    if any(token.kind == UNKNOWN for token in found):
+        return _fate(tokenizer, "1234567")
+    how = "one by one" if set(lengths) == {1} else "by threes from the left" if lengths == [3, 3, 1] else "as learnt"
+    return f"{how}: {pieces(tokenizer, '1234567')}"
+
+
+def _code(tokenizer: Tokenizer) -> str:
+    cut = []
+    for word in KEYWORDS:
+        text = f"x {word}"
+        try:
+            found = [token for token in tokens(tokenizer, text) if token.end > 2 and token.shown.strip()]
+        except UserError as error:
+            return _refusal(error)
+        if len(found) != 1 or found[0].kind != PIECE:
+            cut.append("|".join(token.shown.strip() for token in found))
+    whole = f"{len(KEYWORDS) - len(cut)} of {len(KEYWORDS)} are one token"
+    return f"{whole}; {' '.join(cut)}" if cut else whole
+
+
+def _fate(tokenizer: Tokenizer, text: str) -> str:
+    """What becomes of a text that may not be known."""
+    try:
+        found = tokens(tokenizer, text)
+    except UserError as error:
+        return _refusal(error)
+    lost = [token for token in found if token.kind == UNKNOWN]
+    if lost:
+        return lost[0].name
+    raw = sum(token.kind == BYTES for token in found)
+    seen = sum(bool(token.shown.strip()) for token in found)  # not the space that SentencePiece puts before a text
+    return f"{counted(seen)} of bytes" if raw == seen else counted(seen) + (f", {raw} of bytes" if raw else "")
+
+
+def _refusal(error: UserError) -> str:
+    return "refused" if "does not know" in str(error) else f"refused: {error}"
+
+
+def counted(number: int) -> str:
+    """``1 token``, ``2 tokens``."""
+    return f"{number} token{'' if number == 1 else 's'}"

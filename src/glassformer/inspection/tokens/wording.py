@@ -1,0 +1,63 @@
+"""Tokens and traces in plain words, for a terminal and for a page."""
+
+from __future__ import annotations
+
+from ...tokenizer.stream import byte_alphabet
+from .trace import Match, Merge, Path, Trace
+
+SIGNS = {" ": "·", "\t": "→", "\n": "↵", "\r": "␍"}
+
+
+def blanks(text: str) -> str:
+    """The text with signs for what cannot be seen: · a space, → a tab, ↵ a new line, \\x.. a control character."""
+    return "".join(SIGNS.get(letter) or _printed(letter) for letter in text)
+
+
+def steps(trace: Trace) -> list[str]:
+    """How a word came to its pieces, a step a line, without control characters."""
+    return ["".join(map(_printed, line)) for line in _steps(trace)]
+
+
+def _printed(letter: str) -> str:
+    return letter if letter.isprintable() else SIGNS.get(letter, ascii(letter)[1:-1])
+
+
+def _steps(trace: Trace) -> list[str]:
+    pieces = " | ".join(trace.pieces)
+    lines = [f'"{_word(trace)}" -> {pieces}   ids {" ".join(map(str, trace.ids))}']
+    merges = [step for step in trace.steps if isinstance(step, Merge)]
+    wide = max((len(f"{step.left} + {step.right}") for step in merges), default=0)
+    if trace.algorithm == "BPE" and len(trace.start) > 1:
+        lines.append(f"  begins as   {' '.join(trace.start)}")
+    best: float | None = None
+    for number, step in enumerate(trace.steps, 1):
+        if isinstance(step, Merge):
+            pair = f"{step.left} + {step.right}"
+            lines.append(f"  rank {step.rank:>6,}  {pair:<{wide}}  {' '.join(step.pieces)}")
+        elif isinstance(step, Match):
+            found = "none is an entry: the whole word is unknown" if step.piece is None else f"longest: {step.piece}"
+            looked = f"{step.tried} tried"
+            lines.append(f'  "{step.rest}"  {looked}, {found}')
+        elif isinstance(step, Path):
+            best = step.score if best is None else best
+            what = "best " if number == 1 else "rival"
+            less = "" if number == 1 else f"  ({step.score - best:.3f})"
+            lines.append(f"  {what} {step.score:9.3f}  {' '.join(step.pieces)}{less}")
+    if trace.whole and trace.steps:
+        last = trace.steps[-1]
+        same = isinstance(last, Merge) and last.pieces == (trace.word,)
+        lines.append(
+            f"  the whole word is an entry and is taken at once; merges {'agree' if same else 'do not reach it'}"
+        )
+    return lines
+
+
+def _word(trace: Trace) -> str:
+    """The word as it was read, where it is written in the byte alphabet."""
+    table = {letter: byte for byte, letter in byte_alphabet().items()}
+    if trace.algorithm != "BPE" or not all(letter in table for letter in trace.word):
+        return trace.word
+    try:
+        return bytes(table[letter] for letter in trace.word).decode()
+    except UnicodeDecodeError:
+        return trace.word

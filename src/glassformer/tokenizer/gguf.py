@@ -1,0 +1,238 @@
+"""The vocabulary in a GGUF file (llama.cpp's format), as a tokenizer.json holds it; the weights are not read."""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ..errors import UserError
+from . import sentencepiece
+from .byte_bpe import CASED_WORDS, LONGEST, WORDS, Kind, byte_level
+from .sentencepiece import BPE, CONTROL, MARK, UNIGRAM, UNKNOWN, UNUSED, USER, Piece
+from .specification import USUAL, Roles, Spec, added_token
+from .wordpiece import wordpiece
+
+MAGIC = b"GGUF"
+SIZED = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+TEXT, LIST = 8, 9
+MOST_TEXT = 1 << 24  # bytes of one text; templates of chats are the longest
+PARTS = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown", "cls": "cls", "sep": "seperator"}
+PARTS["mask"] = "mask"  # the format's own spelling of all these
+
+# ------------------------------------------------------------------- how a text is split into words
+
+
+def _cut(pattern: str) -> Spec:
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
+def _letters_as_bytes(words: bool) -> Spec:
+    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": words}
+
+
+DIGITS: Spec = {"type": "Digits", "individual_digits": True}
+GPT2, BYTES = _letters_as_bytes(True), _letters_as_bytes(False)
+NUMBERS: Spec = {"type": "Digits", "individual_digits": False}
+LINES = _cut(r"[\r\n]")
+IDEOGRAPHS = _cut("[一-龥ࠀ-一가-퟿]+")
+MARKS = _cut(r"\s?[!-/:-~！-／：-～‘-‟　-。]+")
+CASED_LETTERS = (  # escaped: what Unicode composes to another character
+    "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-"
+    "\u1f7dᾀ-ᾴᾶ-ᾼ\u1fbeῂ-ῄῆ-ῌῐ-\u1fd3ῖ-\u1fdbῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤ\u2126ℨ\u212a-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-"
+    "ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
+)
+ASCII_MARKS = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"""
+WORDS_OF_DEEPSEEK_3 = (
+    rf"{ASCII_MARKS}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+BEFORE = r"[^\r\n\p{L}\p{N}]?"
+WORDS_OF_TEKKEN = (
+    rf"{BEFORE}{UPPER}*{LOWER}+|{BEFORE}{UPPER}+{LOWER}*|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+WORDS_OF_BLOOM = _cut(r" ?[^(\s|.,!?…。，、।۔،)]+")
+SPLITS: dict[str, list[Spec]] = {
+    name: steps
+    for names, steps in (
+        ("gpt-2 phi-2 roberta-bpe mpt olmo", [GPT2]),
+        ("starcoder refact command-r smollm", [DIGITS, GPT2]),
+        ("llama-bpe llama3 llama-v3 dbrx smaug-bpe chatglm-bpe glm4", [_cut(WORDS.format(digits="{1,3}")), BYTES]),
+        ("qwen2 deepseek-r1-qwen megrez stablelm2", [_cut(WORDS.format(digits="")), BYTES]),
+        ("gpt-4o", [_cut(CASED_WORDS), BYTES]),
+        ("tekken", [_cut(WORDS_OF_TEKKEN), BYTES]),
+        ("falcon", [{"type": "Punctuation", "behavior": "Contiguous"}, GPT2, NUMBERS, _cut("[0-9][0-9][0-9]")]),
+        ("deepseek-llm", [LINES, _cut(rf"\s?[{CASED_LETTERS}]+"), MARKS, _cut(r"\s+$"), IDEOGRAPHS, DIGITS, BYTES]),
+        ("deepseek-coder", [LINES, _cut(r"\s?\p{L}+"), _cut(r"\s?\p{P}+"), IDEOGRAPHS, DIGITS, BYTES]),
+        ("deepseek-v3", [_cut(r"\p{N}{1,3}"), _cut("[一-龥぀-ゟ゠-ヿ]+"), _cut(WORDS_OF_DEEPSEEK_3), BYTES]),
+        ("bloom gpt3-finnish poro-chat", [WORDS_OF_BLOOM, BYTES]),
+        ("viking", [WORDS_OF_BLOOM, DIGITS, BYTES]),
+    )
+    for name in names.split()
+}
+"""How a byte-level BPE splits a text, by the file's name for it: as the models' own tokenizer.json say it."""
+WHOLE_WORDS = {"llama-bpe", "llama3", "llama-v3", "tekken"}  # a word that is an entry needs no merges
+COMPOSED = {"mpt", "olmo", "command-r", "qwen2", "deepseek-r1-qwen", "megrez"}  # Unicode NFC first
+
+
+# --------------------------------------------------------------------------------- the wire format
+
+
+class _File:
+    """A file read in order; ValueError where less is left than is said."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.left = file, os.fstat(file.fileno()).st_size
+
+    def bytes(self, size: int) -> bytes:
+        """The next bytes."""
+        self.left -= size
+        if self.left < 0:
+            raise ValueError("something is longer than what is left of the file")
+        return self.file.read(size)
+
+    def numbers(self, letters: str) -> tuple[Any, ...]:
+        """The next numbers, by `struct`'s letters."""
+        return struct.unpack("<" + letters, self.bytes(struct.calcsize("<" + letters)))
+
+    def text(self) -> str:
+        """The next text."""
+        (size,) = self.numbers("Q")
+        if size > MOST_TEXT:
+            raise ValueError(f"a text of {size} bytes is too long")
+        return self.bytes(size).decode()
+
+    def value(self, kind: int) -> Any:
+        """The next value of this type."""
+        if kind == TEXT:
+            return self.text()
+        if kind in SIZED:
+            return self.numbers(SIZED[kind])[0]
+        if kind != LIST:
+            raise ValueError(f"a field has the unknown type {kind}")
+        inner, count = self.numbers("IQ")
+        if count > self.left or inner not in (TEXT, *SIZED):
+            raise ValueError("a list is too long, or holds lists")
+        return [self.text() for _ in range(count)] if inner == TEXT else list(self.numbers(f"{count}{SIZED[inner]}"))
+
+
+def fields(path: Path) -> dict[str, Any]:
+    """The fields before the weights; raises ValueError (struct.error, UnicodeDecodeError) where they are broken."""
+    with path.open("rb") as opened:
+        file = _File(opened)
+        file.bytes(len(MAGIC))
+        version, _, count = file.numbers("IQQ")
+        if version not in (2, 3):
+            raise ValueError(f"version {version} is not known")
+        found = {}
+        for _ in range(count):
+            name = file.text()
+            found[name] = file.value(file.numbers("I")[0])
+    return found
+
+
+# ------------------------------------------------------------------------------------ the vocabulary
+
+
+def read(path: Path) -> tuple[Spec, Roles]:
+    """The tokenizer of a GGUF file, and who plays each part; UserError where it is broken or of another kind."""
+    try:
+        raw = fields(path)
+        found = {key.removeprefix("tokenizer.ggml."): value for key, value in raw.items()}
+        names, kinds = list(map(str, found["tokens"])), list(map(int, found["token_type"]))
+        scores = list(map(float, found.get("scores") or [0.0] * len(names)))
+        made = {"gpt2": _byte_level, "llama": _pieces, "t5": _pieces, "bert": _words}.get(found["model"])
+        parts = {part: found.get(f"{name}_token_id") for part, name in PARTS.items()}
+        if made in (_byte_level, None):
+            parts["unk"] = None  # every text is known
+        roles: Roles = {part: names[id] for part, id in parts.items() if id is not None}
+        if len(set(names)) != len(names) or not len(names) == len(kinds) == len(scores):
+            raise ValueError("its lists do not fit each other, or it repeats a token")
+        if not all(0 < len(name) <= LONGEST for name in names):
+            raise ValueError("an entry has no text or an endless one")
+        if made is None:
+            raise UserError(f'{path} has a vocabulary of the kind "{found["model"]}"; give its tokenizer.json instead.')
+        return made(found, [Piece(*entry) for entry in zip(names, scores, kinds, strict=True)], str(path)), roles
+    except (ValueError, struct.error, LookupError, TypeError, AttributeError, OverflowError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{path} is no whole GGUF file with a vocabulary ({error}); restore the file.") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); check the path.") from None
+
+
+def _byte_level(found: dict[str, Any], entries: list[Piece], source: str) -> Spec:
+    """GPT-2's kind: merges, and a name for how a text is split."""
+    split = found.get("pre")
+    if split not in SPLITS:
+        said = "does not say how it splits a text" if split is None else f'splits a text by the unknown rule "{split}"'
+        raise UserError(f"{source} {said}; give its tokenizer.json instead.")
+    if "merges" not in found:
+        raise ValueError("it has no merges")
+    pairs = [line.split(" ") for line in found["merges"]]
+    ids = {entry.text: id for id, entry in enumerate(entries)}
+    if not all(len(pair) == 2 and {*pair, "".join(pair)} <= ids.keys() for pair in pairs):
+        raise ValueError("it has a merge of tokens that are not there")
+    spec = byte_level(ids, pairs, Kind(None, {}, compose=split in COMPOSED), split in WHOLE_WORDS)
+    steps = SPLITS[split]
+    spec["pre_tokenizer"] = steps[0] if len(steps) == 1 else {"type": "Sequence", "pretokenizers": steps}
+    spec["added_tokens"] = _added(entries)
+    return spec
+
+
+def _pieces(found: dict[str, Any], entries: list[Piece], source: str) -> Spec:
+    """SentencePiece's kinds: a score for each piece, as BPE ("llama") or Unigram ("t5")."""
+    unknown = found.get("unknown_token_id")
+    if unknown is None:
+        unknown = [entry.kind for entry in entries].index(UNKNOWN)
+    pieces = []
+    for id, (text, score, kind) in enumerate((entry.text, entry.score, entry.kind) for entry in entries):
+        kind = UNKNOWN if id == unknown else UNUSED if kind == UNKNOWN else kind
+        if kind == USER:
+            kind = CONTROL if _plays(text) else USER
+            text = text.replace(" ", MARK)
+        pieces.append(Piece(text, score, kind))
+    if "scores" not in found or len({piece.text for piece in pieces}) != len(pieces):
+        raise ValueError("its pieces have no scores, or two are the same")
+    model = sentencepiece.Model(
+        pieces=pieces,
+        algorithm=UNIGRAM if found["model"] == "t5" else BPE,
+        charsmap=bytes(value % 256 for value in found.get("precompiled_charsmap", [])),
+        dummy_prefix=bool(found.get("add_space_prefix", True)),
+        fewer_spaces=bool(found.get("remove_extra_whitespaces", False)),
+        escape=True,
+        suffix=False,
+        parts={},
+    )
+    return sentencepiece.specification(model)
+
+
+def _words(found: dict[str, Any], entries: list[Piece], source: str) -> Spec:
+    """BERT's kind: ``▁`` begins what begins a word, and what goes on one is bare."""
+    names = []
+    for entry in entries:
+        whole = entry.kind == CONTROL or re.fullmatch(r"\[.*\]", entry.text)
+        begins = entry.text.startswith(MARK)
+        names.append(entry.text if whole else entry.text[1:] if begins else f"##{entry.text}")
+    if len(set(names)) != len(names) or not {"[UNK]", "[CLS]", "[SEP]"} <= {*names}:
+        raise ValueError("it repeats a token, or lacks [UNK], [CLS] or [SEP]")
+    special = [entry.text for entry in entries if entry.kind in (CONTROL, UNKNOWN)]
+    return wordpiece(names, special, lower=None)
+
+
+def _added(entries: list[Piece]) -> list[dict[str, Any]]:
+    """The tokens that are found whole in a text: special ones where they are asked for, the others always."""
+    return [
+        added_token(id, entry.text, special=entry.kind == CONTROL or _plays(entry.text))
+        for id, entry in enumerate(entries)
+        if entry.kind in (CONTROL, USER)
+    ]
+
+
+def _plays(name: str) -> bool:
+    """Whether this is a usual name for an end of a text, whatever the file calls it: no text may write it."""
+    return name in (*USUAL["bos"], *USUAL["eos"])

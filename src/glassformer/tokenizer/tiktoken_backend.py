@@ -1,0 +1,164 @@
+"""A second engine for byte-level BPE: tiktoken, where its ids are proven to be the `tokenizers` library's.
+
+What is proven, once for a tokenizer and once for each character that turns up in its texts:
+
+- *The same words.* Both engines split by one published pattern, which asks of a character only whether it is a letter,
+  a number, white space or something else. Each character is tried in both; a text with one on which they differ, or
+  that a normaliser may change, is left to the library.
+- *The same merges.* The library joins the pairs of a list in its order; tiktoken joins any two neighbours that make an
+  entry, the lowest id first. Where the list has one pair for each entry, in the order of ids, and every entry comes
+  out whole when it is asked for alone, no other pair can ever make it: inside a word its letters go the same way as
+  alone, until something joins across its ends. And a list of every cut of every entry, where whole words come
+  first, is tiktoken's own rule written out.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .byte_bpe import WORDS
+from .specification import Spec
+from .stream import byte_alphabet
+
+if TYPE_CHECKING:
+    import tiktoken
+    import tokenizers
+
+PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+"""GPT-2's, which the library knows by heart."""
+KNOWN = frozenset({PATTERN, WORDS.format(digits="{1,3}"), WORDS.format(digits="")})
+"""The patterns that ask for nothing but letters, numbers and white space."""
+SPACES = r"|\s+(?!\S)|\s+"
+"""How each of them ends. Looking ahead is slow; all before it, in a group of its own, is then one fast automaton."""
+FOLDED = ord("ſ")
+"""Not an s, but equal to one where capitals do not matter: engines differ on it."""
+PROVEN, STRANGE = 1, 2
+BLOCK = 1024  # characters proven together
+
+
+class Twin:
+    """tiktoken with one tokenizer's entries; ``of`` makes one where its ids are provably the same."""
+
+    def __init__(self, ranks: dict[bytes, int], pattern: str, library: tokenizers.Tokenizer) -> None:
+        self.pattern = f"(?:{pattern.removesuffix(SPACES)}){SPACES}"
+        self.engine = _engine(ranks, self.pattern)
+        self.split, self.plain = library.pre_tokenizer.pre_tokenize_str, library.normalizer is None
+        self.known = np.zeros(0x110000, np.uint8)  # of each character
+        self.known[[FOLDED, *range(0xD800, 0xE000)]] = STRANGE
+        self._prove([chr(code) for code in range(128)])
+        self.ascii = bool((self.known[:128] == PROVEN).all())
+
+    @classmethod
+    def of(cls, spec: Spec, library: tokenizers.Tokenizer) -> Twin | None:
+        """The twin of a tokenizer, None where nothing is proven; ``library`` must find no special token in a text."""
+        pattern, steady = _pattern(spec), (spec.get("normalizer") or {"type": "NFC"})["type"] == "NFC"
+        ordinary = all(token["special"] for token in spec["added_tokens"])
+        ranks = _ranks(spec, library) if pattern in KNOWN and steady and ordinary else None
+        return None if ranks is None or pattern is None else cls(ranks, pattern, library)
+
+    def ids(self, text: str) -> np.ndarray[Any, Any] | None:
+        """The text's ids (uint32); None for a text that is the library's to read."""
+        if not self._readable(text):
+            return None
+        try:
+            return self.engine.encode_to_numpy(text, disallowed_special=())
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:  # the engine's own panics are no Exceptions
+            return None
+
+    def _readable(self, text: str) -> bool:
+        """Whether every character is proven to be the same to both engines."""
+        if text.isascii() and self.ascii:
+            return True
+        if not (self.plain or text.isascii()):  # NFC changes no ASCII, and may change the rest
+            return False
+        codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
+        known = self.known[codes]
+        if not known.all():
+            # whole blocks: making the engine that tries them takes longer than trying, and a script comes in blocks
+            for block in np.unique(codes[known == 0] // BLOCK):
+                new = np.flatnonzero(self.known[block * BLOCK : (block + 1) * BLOCK] == 0) + block * BLOCK
+                self._prove([chr(code) for code in new])
+            known = self.known[codes]
+        return bool((known == PROVEN).all())
+
+    def _prove(self, letters: Sequence[str]) -> None:
+        """Try characters in both engines: which of their likes they stay together with."""
+        probes = {probe.encode() for letter in letters for probe in _probes(letter).values()}
+        tiny = _engine({**_SINGLE, **{probe: 256 + at for at, probe in enumerate(sorted(probes))}}, self.pattern)
+        for letter in letters:
+            here = _kind(letter, lambda probe: len(self.split(probe)) == 1)
+            there = _kind(letter, lambda probe: len(tiny.encode_ordinary(probe)) == 1)
+            self.known[ord(letter)] = PROVEN if here == there else STRANGE
+
+
+_SINGLE = {bytes([byte]): byte for byte in range(256)}
+
+
+def _probes(letter: str) -> dict[str, str]:
+    """What stays in one piece when the letter is a letter, something else than any class, or white space."""
+    return {"letter": f"a{letter}", "other": f"{letter}!", "space": f"{letter}\n"}
+
+
+def _kind(letter: str, whole: Callable[[str], bool]) -> str:
+    """What an engine takes a character for; ``whole`` says whether it leaves a text in one piece."""
+    return next((kind for kind, probe in _probes(letter).items() if whole(probe)), "number")
+
+
+def _engine(ranks: dict[bytes, int], pattern: str) -> tiktoken.Encoding:
+    import tiktoken
+
+    unused = {"\0\uffff\0": max(ranks.values()) + 1}  # without any special token its search for them is slow
+    return tiktoken.Encoding("twin", pat_str=pattern, mergeable_ranks=ranks, special_tokens=unused)
+
+
+def _pattern(spec: Spec) -> str | None:
+    """The pattern by which this tokenizer splits a text into words, if it does so and then goes by bytes."""
+    before = spec.get("pre_tokenizer") or {}
+    steps = before.get("pretokenizers") if before.get("type") == "Sequence" else [before]
+    *cuts, last = steps or [{}]
+    if last.get("type") != "ByteLevel" or last.get("add_prefix_space", True) or len(cuts) > 1:
+        return None
+    if not cuts:
+        return PATTERN if last.get("use_regex", True) else None
+    cut = cuts[0]
+    found: str | None = cut.get("pattern", {}).get("Regex") if cut.get("type") == "Split" else None
+    plain = cut.get("behavior") == "Isolated" and not cut.get("invert") and last.get("use_regex") is False
+    return found if plain else None
+
+
+def _ranks(spec: Spec, library: tokenizers.Tokenizer) -> dict[bytes, int] | None:
+    """The bytes of each entry and its id, where tiktoken's merges are the library's; else None."""
+    model, special = spec["model"], {token["content"] for token in spec["added_tokens"]}
+    if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix") or model["type"] != "BPE":
+        return None
+    entries = {name: id for name, id in model["vocab"].items() if name not in special}
+    bytes_of = {letter: byte for byte, letter in byte_alphabet().items()}
+    try:
+        ranks = {bytes(map(bytes_of.__getitem__, name)): id for name, id in entries.items()}
+        made = [entries[left + right] for left, right in model["merges"]]
+    except KeyError:
+        return None
+    in_order = all(first <= then for first, then in itertools.pairwise(made))
+    if not in_order or not ranks.keys() >= _SINGLE.keys():
+        return None
+    if model.get("ignore_merges"):
+        listed = {(left, right) for left, right in model["merges"]}
+        cuts = sum(name[:at] in entries and name[at:] in entries for name in entries for at in range(1, len(name)))
+        return ranks if len(listed) == len(made) == cuts else None
+    return ranks if len(set(made)) == len(made) and _come_whole(entries, library) else None
+
+
+def _come_whole(entries: dict[str, int], library: tokenizers.Tokenizer) -> bool:
+    """Whether every entry, asked of the library's model alone, is itself."""
+    import tokenizers
+
+    names, bare = list(entries), tokenizers.Tokenizer(library.model)
+    groups = [names[at : at + 4096] for at in range(0, len(names), 4096)]
+    found = bare.encode_batch_fast(groups, is_pretokenized=True, add_special_tokens=False)
+    return [id for encoding in found for id in encoding.ids] == list(entries.values())

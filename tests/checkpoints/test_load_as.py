@@ -1,0 +1,58 @@
+"""A model that starts from another's checkpoint with other ends: what fits is taken, what is new is drawn and named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tiny
+from glassformer import UserError, config
+from glassformer.checkpoints import store
+from glassformer.nn import build_model
+
+BERT: Any = tiny.bert()
+POOL = config.Pool("first", "tanh", labels=5)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    store.save(build_model(BERT, seed=1), tmp_path / "m", layout="glassformer")
+    return tmp_path / "m"
+
+
+def test_what_fits_is_taken_and_what_is_new_is_named(folder: Path) -> None:
+    wanted = replace(BERT, head=None, pool=POOL)
+    made = store.load_as(wanted, folder, seed=3)
+    old, drawn = build_model(BERT, seed=1).state_dict(), build_model(wanted, seed=3).state_dict()
+    assert made.new == ("pool.proj.weight", "pool.proj.bias") and not made.model.training
+    assert set(made.unused) == {name for name in old if name.startswith("head.")} | set(made.new)
+    for name, weight in made.model.state_dict().items():
+        assert torch.equal(weight, drawn[name] if name in made.new else old[name]), name
+
+
+def test_nothing_new_and_everything_new(folder: Path) -> None:
+    same = store.load_as(BERT, folder)
+    assert same.new == same.unused == ()
+    assert all(map(torch.equal, same.model.parameters(), store.load(folder)[0].parameters()))
+    recipe = store.load_as(BERT, "glass/1m", seed=1)  # a recipe has no weights
+    assert set(recipe.new) == set(dict(recipe.model.named_parameters())) and recipe.unused == ()
+    assert all(map(torch.equal, recipe.model.parameters(), build_model(BERT, seed=1).parameters()))
+    store.save(build_model(BERT, seed=1).half(), folder)
+    assert {weight.dtype for weight in store.load_as(BERT, folder).model.parameters()} == {torch.float16}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"dim": 48}, r"has \(50, 32\) for embed.token.weight and the config wants \(50, 48\)"),
+        ({"embed": config.Embed(51, segments=2)}, r"embed.token.weight and the config wants \(51, 32\)"),
+        ({"encoder": replace(BERT.encoder, depth=3)}, r"has nothing for encoder.blocks.2.attn_norm.weight"),
+    ],
+)
+def test_a_trunk_that_differs_is_one_sentence(folder: Path, change: dict[str, Any], told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        store.load_as(replace(BERT, **change), folder)

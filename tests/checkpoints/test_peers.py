@@ -1,0 +1,374 @@
+"""Other libraries' files become models: logits equal a reference written here from their names; no pickle is run."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import glassformer
+import tiny
+from glassformer import UserError, cli
+from glassformer.checkpoints import store
+from glassformer.checkpoints import torch_files as torchfiles
+from glassformer.nn import build_model
+from glassformer.tokenizer import pretrained as shelf
+
+V, C, H, L, N = 11, 12, 3, 2, 8  # vocabulary, model dim, heads, layers, context
+D = C // H
+IDS = torch.tensor([[1, 5, 3, 10, 0, 7]])
+T = IDS.shape[1]
+ORDER = torch.arange(T)
+SEEN = ORDER[:, None] >= ORDER[None]
+
+
+class Draw:
+    """Tensors by name, each drawn once."""
+
+    def __init__(self) -> None:
+        self.made: dict[str, Tensor] = {}
+        self.generator = torch.Generator().manual_seed(4)
+
+    def __call__(self, name: str, *shape: int, around: float = 0.0) -> Tensor:
+        if name not in self.made:
+            self.made[name] = around + 0.4 * torch.randn(*shape, generator=self.generator)
+        return self.made[name]
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """(T, heads, D) each, causal, a head at a time."""
+    heads = []
+    for h in range(q.shape[1]):
+        group = h * k.shape[1] // q.shape[1]
+        scores = (q[:, h] @ k[:, group].T / math.sqrt(q.shape[-1])).masked_fill(~SEEN, -math.inf)
+        heads.append(scores.softmax(-1) @ v[:, group])
+    return torch.stack(heads, 1)
+
+
+def gpt(draw: Draw, bias: bool, act: str, tied: bool) -> Tensor:
+    """nanoGPT's and minGPT's forward: logits (T, V)."""
+
+    def maybe(name: str, size: int) -> Tensor | None:
+        return draw(name, size) if bias else None
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return F.layer_norm(x, (C,), draw(f"{name}.weight", C, around=1.0), maybe(f"{name}.bias", C), 1e-5)
+
+    def linear(x: Tensor, name: str, out: int) -> Tensor:
+        return F.linear(x, draw(f"{name}.weight", out, x.shape[-1]), maybe(f"{name}.bias", out))
+
+    x = draw("transformer.wte.weight", V, C)[IDS[0]] + draw("transformer.wpe.weight", N, C)[:T]
+    for i in range(L):
+        at = f"transformer.h.{i}"
+        q, k, v = linear(norm(x, f"{at}.ln_1"), f"{at}.attn.c_attn", 3 * C).view(T, 3, H, D).unbind(1)
+        x = x + linear(attend(q, k, v).flatten(1), f"{at}.attn.c_proj", C)
+        wide = linear(norm(x, f"{at}.ln_2"), f"{at}.mlp.c_fc", 4 * C)
+        x = x + linear(F.gelu(wide, approximate=act), f"{at}.mlp.c_proj", C)
+    head = draw("transformer.wte.weight", V, C) if tied else draw("lm_head.weight", V, C)
+    return norm(x, "transformer.ln_f") @ head.T
+
+
+def nanochat(draw: Draw, kv: int, rows: int) -> Tensor:
+    """nanochat's forward of 2025; ``rows`` of the tables, of which V count."""
+    speed = 10_000.0 ** -(torch.arange(0, D, 2) / D)
+    turn = torch.polar(torch.ones(T, D // 2), -ORDER[:, None] * speed)  # backwards
+
+    def rms(x: Tensor) -> Tensor:
+        return x / (x.square().mean(-1, keepdim=True) + torch.finfo(torch.float32).eps).sqrt()
+
+    def rotate(x: Tensor) -> Tensor:
+        turned = torch.complex(*x.chunk(2, -1)) * turn[:, None]
+        return torch.cat((turned.real, turned.imag), -1)
+
+    x = rms(draw("transformer.wte.weight", rows, C)[IDS[0]])
+    for i in range(L):
+        at = f"transformer.h.{i}"
+        y = rms(x)
+        q = (y @ draw(f"{at}.attn.c_q.weight", C, C).T).view(T, H, D)
+        k, v = ((y @ draw(f"{at}.attn.c_{n}.weight", kv * D, C).T).view(T, kv, D) for n in "kv")
+        x = x + attend(rms(rotate(q)), rms(rotate(k)), v).flatten(1) @ draw(f"{at}.attn.c_proj.weight", C, C).T
+        x = (
+            x
+            + F.relu(rms(x) @ draw(f"{at}.mlp.c_fc.weight", 4 * C, C).T) ** 2
+            @ draw(f"{at}.mlp.c_proj.weight", C, 4 * C).T
+        )
+    return 15 * torch.tanh(rms(x) @ draw("lm_head.weight", rows, C)[:V].T / 15)
+
+
+def lens(draw: Draw, folded: bool, thinks: bool) -> Tensor:
+    """TransformerLens' forward by its einsums; ``folded``: LayerNorms without weights."""
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        x = x - x.mean(-1, keepdim=True)
+        x = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+        return x if folded else x * draw(f"{name}.w", C, around=1.0) + draw(f"{name}.b", C)
+
+    x = draw("embed.W_E", V, C)[IDS[0]] + draw("pos_embed.W_pos", N, C)[:T]
+    for i in range(L):
+        at, y = f"blocks.{i}", norm(x, f"blocks.{i}.ln1")
+        q, k, v = (
+            torch.einsum("tc,hcd->thd", y, draw(f"{at}.attn.W_{n}", H, C, 5)) + draw(f"{at}.attn.b_{n}", H, 5)
+            for n in "QKV"
+        )
+        z = torch.einsum("thd,hdc->tc", attend(q, k, v), draw(f"{at}.attn.W_O", H, 5, C)) + draw(f"{at}.attn.b_O", C)
+        x = x + z
+        if thinks:
+            wide = F.relu(norm(x, f"{at}.ln2") @ draw(f"{at}.mlp.W_in", C, 20) + draw(f"{at}.mlp.b_in", 20))
+            x = x + wide @ draw(f"{at}.mlp.W_out", 20, C) + draw(f"{at}.mlp.b_out", C)
+    return norm(x, "ln_final") @ draw("unembed.W_U", C, V) + draw("unembed.b_U", V)
+
+
+ARGS = {"n_layer": L, "n_head": H, "n_embd": C, "block_size": N, "vocab_size": V, "dropout": 0.1}
+CHAT = {"sequence_len": N, "vocab_size": V, "n_layer": L, "n_head": H, "n_kv_head": 1, "n_embd": C}
+
+
+def written(name: str, folder: Path) -> tuple[list[str], Tensor]:
+    """A file as ``name``'s library leaves it: the words for convert, and the logits that its model gives."""
+    draw, folder = Draw(), folder / "theirs"
+    folder.mkdir()
+    kind = name.partition(",")[0]
+    file = folder / "model.pt"
+    with torch.no_grad():
+        if kind == "nanogpt":
+            bias = "no bias" not in name
+            logits = gpt(draw, bias, "none", tied=True)
+            weights = {**draw.made, "lm_head.weight": draw.made["transformer.wte.weight"]}
+            weight = torch.nn.Parameter(torch.ones(3))
+            optimizer = torch.optim.AdamW([weight])
+            weight.grad = torch.ones(3)
+            optimizer.step()
+            prefix = "_orig_mod." if "compiled" in name else ""
+            weights = {prefix + n: w for n, w in weights.items()}
+            held: Any = {"model": weights, "optimizer": optimizer.state_dict(), "model_args": {**ARGS, "bias": bias}}
+            held |= {
+                "iter_num": 2000,
+                "best_val_loss": torch.tensor(1.5),
+                "config": {"dataset": "shakespeare", "lr": 1e-3},
+            }
+        elif kind == "mingpt":
+            logits = gpt(draw, True, "tanh", tied=False)
+            mask = torch.ones(N, N).tril().view(1, 1, N, N)
+            held = {**draw.made, **{f"transformer.h.{i}.attn.bias": mask for i in range(L)}}
+            said = {"model_type": "gpt", "n_head": H} if "named" not in name else {"model_type": "gpt-nano"}
+            (folder / "config.json").write_text(json.dumps({"system": {"seed": 3407}, "model": said}))
+        elif kind == "nanochat":
+            logits = nanochat(draw, 1, rows=16)
+            held, file = draw.made, folder / "model_000650.pt"
+            held["transformer.wte.weight"] = held["transformer.wte.weight"].bfloat16().float()
+            (folder / "meta_000650.json").write_text(json.dumps({"step": 650, "model_config": CHAT}))
+            logits = nanochat(draw, 1, rows=16)
+            held = {**held, "transformer.wte.weight": held["transformer.wte.weight"].bfloat16()}
+            if "neutral" in name:
+                held |= {"resid_lambdas": torch.ones(L), "x0_lambdas": torch.zeros(L)}
+        else:
+            logits = lens(draw, "folded" in name, "attention" not in name)
+            held = {**draw.made, "blocks.0.attn.mask": torch.ones(N, N, dtype=torch.bool)}
+            held |= {"blocks.0.attn.IGNORE": torch.tensor(-math.inf)}
+            said = {"act_fn": "relu", "normalization_type": "LNPre" if "folded" in name else "LN", "n_heads": H}
+            said |= {"attn_scale": math.sqrt(5), "positional_embedding_type": "standard", "n_key_value_heads": None}
+            (folder / "config.json").write_text(json.dumps(said))
+            if "safetensors" in name:
+                from safetensors.torch import save_file
+
+                file = file.with_suffix(".safetensors")
+                save_file(held, file)
+    if file.suffix == ".pt":
+        torch.save(held, file)
+    return ["--from", kind, str(file), "--out", str(folder.parent / "ours")], logits
+
+
+NAMES = ["nanogpt", "nanogpt, no bias", "nanogpt, compiled", "mingpt", "mingpt, named", "nanochat", "nanochat, neutral"]
+NAMES += [f"transformerlens{more}" for more in ("", ", folded", ", attention only", ", attention only, folded")]
+NAMES += ["transformerlens, safetensors"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_are_theirs(name: str, tmp_path: Path) -> None:
+    words, logits = written(name, tmp_path)
+    assert cli.main(["convert", *words]) == 0
+    model, _ = glassformer.load(tmp_path / "ours")
+    with torch.no_grad():
+        torch.testing.assert_close(model(IDS).logits[0], logits, rtol=0, atol=1e-5)
+    assert logits.std(0).min() > 0.03  # they say something of each place
+
+
+@pytest.mark.parametrize("shape", ["gpt2", "llama"])
+def test_a_pytorch_model_bin_beside_its_config(shape: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from safetensors.torch import load_file
+
+    model = build_model(tiny.DECODERS[shape], seed=1).eval()
+    store.save(model, tmp_path / "m")
+    torch.save(load_file(tmp_path / "m" / "model.safetensors"), tmp_path / "m" / "pytorch_model.bin")
+    (tmp_path / "m" / "model.safetensors").unlink()
+    assert cli.main(["generate", str(tmp_path / "m")]) == 2
+    line = capsys.readouterr().err.rpartition(": glassformer ")[2].replace("NEW_FOLDER.", str(tmp_path / "new"))
+    assert cli.main(line.split()) == 0  # the hint is the working line
+    back, _ = glassformer.load(tmp_path / "new")
+    assert all(torch.equal(a, b) for a, b in zip(back.parameters(), model.parameters(), strict=True))
+
+
+def test_a_nanogpt_file_tells_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words, _ = written("nanogpt", tmp_path)
+    assert cli.main(["generate", words[2]]) == 2
+    line = capsys.readouterr().err.rpartition(": glassformer ")[2].partition(" (or")[0]
+    assert cli.main(line.replace("NEW_FOLDER", str(tmp_path / "new")).split()) == 0
+    assert glassformer.load(tmp_path / "new")[0].config.context == N
+
+
+@pytest.mark.parametrize(("kind", "other"), [("nanogpt", "mingpt"), ("mingpt", "nanogpt")])
+def test_one_gpt_is_not_taken_for_the_other(kind: str, other: str, tmp_path: Path) -> None:
+    words, _ = written(f"{kind}, compiled" if kind == "nanogpt" else kind, tmp_path)
+    with pytest.raises(UserError, match=f"this looks like a {kind[:-3]}GPT file; use --from {kind}"):
+        torchfiles.load(other, Path(words[2]))
+
+
+def test_letters_of_the_text_are_its_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words, _ = written("nanogpt", tmp_path)
+    (tmp_path / "input.txt").write_text("hello world\nab\n")  # eleven characters, as the model has rows
+    assert cli.main(["convert", *words]) == 0
+    said = capsys.readouterr().err
+    assert said.startswith("This model has no tokenizer: ") and said.count("\n") == 1
+    assert cli.main(["generate", words[-1], "he"]) == 2
+    assert f"glassformer convert {words[-1]} --tokenizer NAME --out NEW_FOLDER" in capsys.readouterr().err
+    program = said.partition('python -c "')[2].partition('"')[0]
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
+    letters = str(tmp_path / "letters")
+    for number, line in enumerate((["convert", *words[:-1]], ["convert", words[-1], "--out"])):
+        assert cli.main([*line, str(tmp_path / f"m{number}"), "--tokenizer", letters]) == 0
+        _, tokenizer = glassformer.load(tmp_path / f"m{number}")
+        assert tokenizer is not None and tokenizer.encode("\n ab") == [0, 1, 2, 3]
+    capsys.readouterr()
+    assert cli.main(["generate", str(tmp_path / "m0"), "he", "--max-new", "4"]) == 0
+    text = glassformer.tokenizer.train("char", ["hello world\nab\n"])  # with a special token: one too many
+    text.save(tmp_path / "more")
+    assert cli.main(["convert", *words[:-1], str(tmp_path / "m3"), "--tokenizer", str(tmp_path / "more")]) == 2
+    assert "12 tokens, the model only 11; give the one it has, for a model of char" in capsys.readouterr().err
+    assert not (tmp_path / "m3").exists()
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_gpt2s_tokenizer_goes_with_its_vocabulary(
+    found: bool, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    home = request.getfixturevalue("shared_data") if found else tmp_path / "nothing"
+    monkeypatch.setenv("GLASSFORMER_DATA", str(home))
+    if not found:
+        monkeypatch.setattr(shelf, "_hub", lambda name, online=True: pytest.fail("no network") if online else None)
+    words, _ = written("nanogpt", tmp_path)
+    held = torch.load(words[2], weights_only=True)
+    table = torch.zeros(50304, C)
+    held["model"] |= {"transformer.wte.weight": table, "lm_head.weight": table}
+    torch.save({**held, "model_args": {**ARGS, "bias": True, "vocab_size": 50304}}, words[2])
+    assert cli.main(["convert", *words]) == 0
+    _, tokenizer = glassformer.load(words[-1])
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    if found:
+        assert tokenizer is not None and tokenizer.size == 50257 and "GPT-2's" in said
+    else:
+        assert tokenizer is None and "--tokenizer gpt2 --out NEW_FOLDER" in said
+
+
+CHANGES: dict[str, tuple[str, dict[str, Any], str]] = {
+    "value embeddings": (
+        "nanochat",
+        {"value_embeds.1.weight": torch.ones(16, D)},
+        "value_embeds.1.weight, which no module",
+    ),
+    "lambdas": ("nanochat", {"resid_lambdas": torch.full((L,), 1.1)}, "resid_lambdas other than 1"),
+    "smear": ("nanochat", {"smear_gate.weight": torch.ones(1, 24)}, "smear_gate.weight, which no module"),
+    "left over": ("mingpt", {"nose.weight": torch.ones(1)}, "no place for nose.weight"),
+    "shape": ("mingpt", {"lm_head.weight": torch.ones(V, C + 1)}, "lm_head.weight has shape"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_no_module_does_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    kind, change, said = CHANGES[name]
+    words, _ = written(kind, tmp_path)
+    file = Path(words[2])
+    torch.save({**torch.load(file, weights_only=True), **change}, file)
+    with pytest.raises(UserError, match=said):
+        torchfiles.load(kind, file)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "match"),
+    [
+        ("mingpt", {}, '"n_head"'),
+        ("nanochat", {**CHAT, "window_pattern": "SSSL"}, '"window_pattern" is "SSSL"'),
+        ("transformerlens", {"act_fn": "solu_ln"}, '"act_fn" is "solu_ln"'),
+        ("transformerlens", {"act_fn": "relu", "positional_embedding_type": "rotary"}, "only learned positions"),
+        ("transformerlens", {}, '"act_fn"'),
+    ],
+)
+def test_settings_that_are_missing_or_not_done(kind: str, said: Any, match: str, tmp_path: Path) -> None:
+    words, _ = written(kind, tmp_path)
+    page = tmp_path / "said.json"
+    page.write_text(json.dumps(said))
+    with pytest.raises(UserError, match=match):
+        torchfiles.load(kind, Path(words[2]), page)
+
+
+# --------------------------------------------------------------------------------- nothing is run
+
+
+class Bomb:
+    def __reduce__(self) -> Any:
+        return os.mkdir, (os.environ["BOMB"],)
+
+
+def test_no_code_of_a_file_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BOMB", str(tmp_path / "ran"))
+    words, logits = written("nanogpt", tmp_path)
+    file = Path(words[2])
+    torch.save({**torch.load(file, weights_only=True), "config": Bomb(), "more": [Bomb()]}, file)
+    model = torchfiles.load("nanogpt", file)
+    torch.testing.assert_close(model(IDS).logits[0], logits, rtol=0, atol=1e-5)
+    assert not (tmp_path / "ran").exists()
+    torch.save({"model": Bomb()}, file)
+    with pytest.raises(UserError, match="no tensors by name"):
+        torchfiles.load("nanogpt", file)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_damaged_archives_are_one_sentence(tmp_path: Path) -> None:
+    words, _ = written("mingpt", tmp_path)
+    whole = Path(words[2]).read_bytes()
+    with zipfile.ZipFile(words[2]) as archive:
+        program = archive.read("model/data.pkl")
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    draw = torch.Generator().manual_seed(0)
+    files = [whole[:cut] for cut in range(0, len(whole), len(whole) // 20)]
+    bad = tmp_path / "bad.pt"
+    for number in range(300):
+        at = torch.randint(len(program), (2,), generator=draw).tolist()
+        changed = bytearray(program)
+        changed[at[0]], changed[at[1]] = (int(x) for x in torch.randint(256, (2,), generator=draw))
+        with zipfile.ZipFile(bad, "w") as archive:
+            for name, content in parts.items():
+                archive.writestr(
+                    name,
+                    bytes(changed[: len(changed) - at[0] * (number % 9 == 0)]) if name.endswith(".pkl") else content,
+                )
+        files.append(bad.read_bytes())
+    refused = 0
+    for content in files:
+        bad.write_bytes(content)
+        (tmp_path / "config.json").write_text('{"n_head": 3}')
+        try:
+            torchfiles.load("mingpt", bad)
+        except UserError as error:
+            refused += 1
+            assert len(str(error)) <= 1500
+    assert refused > 100

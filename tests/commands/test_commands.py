@@ -1,0 +1,356 @@
+"""The command line as a whole: help, examples, options anywhere, settings that are listed, completion."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import math
+import shlex
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from glassformer import config as c
+from glassformer.cli import main, parser
+from glassformer.commands import VERBS, completion
+from glassformer.commands.parsing import Parser
+from glassformer.config import settings
+
+COMMAND = [sys.executable, "-m", "glassformer"]
+EXAMPLES = [line for verb in VERBS for line in import_module(f"glassformer.commands.{verb}").EXAMPLES]
+
+
+def understood(line: str) -> dict[str, object]:
+    return vars(parser(VERBS).understand(shlex.split(line)[1:]))
+
+
+@pytest.mark.parametrize("words", [[], ["help"], ["--help"], ["-h"], ["help", "train"], ["train", "--help"], ["words"]])
+def test_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    said, notes = capsys.readouterr()
+    assert (ended.value.code, notes) == (0, "")
+    assert said.startswith(
+        f"usage: glassformer {'train' if 'train' in words else 'words' if words == ['words'] else ''}"
+    )
+
+
+@pytest.mark.parametrize("word", ["version", "--version"])
+def test_version(word: str) -> None:
+    assert subprocess.run([*COMMAND, word], capture_output=True, check=True).stdout.startswith(b"glassformer ")
+
+
+@pytest.mark.parametrize("line", EXAMPLES)
+def test_examples_are_understood(line: str) -> None:
+    if ">" not in line:
+        assert understood(line)["run"]
+
+
+def test_every_command_and_every_task_has_an_example() -> None:
+    def every(made: Parser) -> list[Parser]:
+        return [inner for one in made.verbs.values() for inner in every(one)] or [made]
+
+    assert all(f"examples:\n  {one.prog} " in one.format_help() for one in every(parser(VERBS)))
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ('glassformer generate S --max-new 5 "Once upon"', {"model": "S", "prompt": ["Once upon"], "max_new": 5}),
+        ("glassformer generate S one --json two", {"prompt": ["one", "two"], "json": True}),
+        ("glassformer generate --seed 1 S -- -5 --json", {"prompt": ["-5", "--json"], "seed": 1}),
+        ("glassformer look M text --json '*.q'", {"text": "text", "pattern": ["*.q"], "json": True}),
+        ("glassformer words near V --json king", {"vectors": "V", "word": "king", "task": "near"}),
+        ("glassformer train run.toml --out o --steps 5", {"rest": ["run.toml", "--steps", "5"], "out": "o"}),
+        ("glassformer train --steps 5 --out o run.toml", {"rest": ["--steps", "5", "run.toml"], "out": "o"}),
+    ],
+)
+def test_options_stand_anywhere(line: str, found: dict[str, object]) -> None:
+    assert found.items() <= understood(line).items()
+
+
+def test_every_setting_is_listed_with_its_meaning(capsys: pytest.CaptureFixture[str]) -> None:
+    assert [s.path for s in settings.every() if not s.meaning] == []
+    assert main(["train", "--settings"]) == 0
+    said = capsys.readouterr().out
+    for line in (
+        "--steps (whole number = 1000): optimizer steps",
+        "--decoder.pattern.attention.kv_heads (whole number",
+    ):
+        assert line in said
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["gen"], ["generate"]),
+        (["words", "ne"], ["near"]),
+        (["fill", "M", "--order", ""], ["apart", "left", "sure"]),
+        (["generate", "M", "--max"], ["--max-new"]),
+        (["train", "--decoder.dep"], ["--decoder.depth"]),
+        (["generate", "M", "--seed", ""], []),
+        (["completion", "z"], ["zsh"]),
+    ],
+)
+def test_completion(words: list[str], found: list[str]) -> None:
+    assert completion.candidates(words) == found
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A tiny decoder with a tokenizer of bytes, as a folder."""
+    from glassformer.checkpoints import store
+    from glassformer.nn import build_model
+    from glassformer.tokenizer import train as train_tokenizer
+    from tiny import DECODERS
+
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    made = dataclasses.replace(DECODERS["llama"], embed=c.Embed(300), context=32)
+    store.save(build_model(made, seed=1), folder, train_tokenizer("byte", []), layout="glassformer")
+    return str(folder)
+
+
+def answer(words: list[str], capsys: pytest.CaptureFixture[str], stdin: str = "") -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdin", io.StringIO(stdin))
+        code = main(words)
+    said, notes = capsys.readouterr()
+    assert code == 0, notes
+    return said
+
+
+def test_the_next_tokens_and_their_probabilities(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What look and generate take for likely is the softmax of the model's own logits."""
+    import torch
+
+    from glassformer import load
+
+    one, tokenizer = load(model)
+    assert tokenizer is not None
+    ids = tokenizer.encode("Once")
+    with torch.no_grad():
+        logprobs = one(torch.tensor([ids])).logits[0].float().log_softmax(-1)[:, : tokenizer.size]
+    best = logprobs.topk(3)
+    looked = json.loads(answer(["look", model, "Once", "--next", "3", "--json"], capsys))
+    foretold = json.loads(answer(["look", model, "--logprobs", "3", "Once", "--json"], capsys))
+    next = json.loads(answer(["generate", model, "Once", "--next", "3", "--json"], capsys))["rows"][0]["next"]
+    drawn = ["generate", model, "Once", "--logprobs", "3", "--max-new", "2", "--seed", "1"]
+    row = json.loads(answer([*drawn, "--json"], capsys))["rows"][0]
+    for told in (looked, foretold[-1]["next"], next, row["likely"][0]):
+        assert [one["token"] for one in told] == best.indices[-1].tolist()
+        assert [one["logprob"] for one in told] == pytest.approx(best.values[-1].tolist(), abs=1e-5)
+        assert [one["piece"] for one in told] == [tokenizer.token(one["token"]) for one in told]
+    assert [one["token"] for one in foretold] == ids
+    assert [one["logprob"] for one in foretold[1:]] == pytest.approx(
+        [logprobs[at, id].item() for at, id in enumerate(ids[1:])], abs=1e-5
+    )
+    assert row["pieces"] == [tokenizer.token(id) for id in row["tokens"]] and len(row["likely"]) == len(row["tokens"])
+    assert f"{math.exp(best.values[-1, 0]):.4f}" in answer(["look", model, "Once", "--next", "1"], capsys)
+    assert f"{math.exp(best.values[-1, 0]):.4f}" in answer(["generate", model, "Once", "--next", "1"], capsys)
+    assert answer(drawn, capsys).count("0.") == 6
+
+
+def test_prompts_come_from_a_file_and_from_standard_input(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines, table = tmp_path / "lines.txt", tmp_path / "table.jsonl"
+    lines.write_text("one\r\ntwo\u2028 and\n")
+    table.write_text('{"text": "one"}\n{"prompt": "two\\u2028 and"}\n')
+    short = ["--max-new", "2", "--temperature", "0", "--json"]
+    wanted = json.loads(answer(["generate", model, "one", "two\u2028 and", *short], capsys))["rows"]
+    for words, stdin in (
+        (["--prompts", str(lines)], ""),
+        (["--prompts", str(table)], ""),
+        (["--prompts", "-"], lines.read_text()),
+    ):
+        got = json.loads(answer(["generate", model, *words, *short, "--batch", "1"], capsys, stdin))["rows"]
+        assert [{**row, "logprobs": None} for row in got] == [{**row, "logprobs": None} for row in wanted]
+    (row,) = json.loads(answer(["generate", model, "-", *short], capsys, "one\n"))["rows"]
+    assert row["prompt"] == wanted[0]["prompt"]  # the end of the line is no part of the text
+    for verb in ("embed", "look"):
+        assert answer([verb, model, "-", "--json", *(["*.q"] if verb == "look" else [])], capsys, "one\n")
+
+
+def test_pictures_of_one_head_and_on_standard_output(model: str, tmp_path: Path, capfdbinary: Any) -> None:
+    def drawn(*words: str) -> bytes:
+        assert main(["look", model, "Once", "--draw", *words]) == 0
+        sys.stdout.flush()
+        return bytes(capfdbinary.readouterr().out)
+
+    def weights(*words: str) -> list[list[float]]:
+        return [one["weights"] for one in json.loads(drawn("--json", "*.0.attn.pattern", *words))]
+
+    heads = [np.array(weights("--head", str(head))) for head in range(4)]
+    assert np.allclose(np.mean(heads, 0), weights(), atol=1e-6) and not np.allclose(heads[0], heads[1])
+    assert drawn("--out", "-").count(b"<svg") == 1 + len(drawn("--json").split(b'"path"')[1:])
+    drawn("--out", str(tmp_path / "all.svg"))
+    assert (tmp_path / "all.svg").read_bytes().count(b"<title>") == 2
+    assert main(["masks", "full", "--out", "-"]) == 0
+    sys.stdout.flush()
+    assert capfdbinary.readouterr().out.startswith(b"<svg")
+    assert main(["look", model, "Once", "--draw", "--head", "4"]) == 2
+    assert b"heads 0 to 3" in capfdbinary.readouterr().err
+
+
+def test_the_device_is_chosen_said_and_refused(
+    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from glassformer.checkpoints import store
+    from glassformer.nn import device as devices
+
+    words = ["generate", model, "Once", "--max-new", "1", "--temperature", "0"]
+    assert main(words) == 0
+    assert capsys.readouterr().err == ""  # nothing to choose on a machine without a GPU
+    assert main([*words, "--dtype", "bfloat16"]) == 0
+    assert capsys.readouterr().err == f"{model} computes on cpu in bfloat16.\n"
+    for name, said in (
+        ("cuda", "no device cuda that torch"),
+        ("cuda:3", "no device cuda:3"),
+        ("gpu", 'no device "gpu"'),
+    ):
+        assert main([*words, "--device", name]) == 2
+        assert said in capsys.readouterr().err
+    asked = []
+    real = store.load
+
+    def load(name: str, **how: Any) -> Any:
+        asked.append(str(how["device"]))
+        return real(name, **(how | {"device": "cpu"}))
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Pretended GPU")
+    monkeypatch.setattr(store, "load", load)
+    for verb in (["generate", "Once"], ["look", "Once", "*.q"], ["embed", "Once"], ["eval", "--data", __file__]):
+        for device in ("cuda", "cuda:1"):
+            assert main([verb[0], model, *verb[1:], *(["--device", device] if device != "cuda" else [])]) == 0
+            assert f"computes on {device} (Pretended GPU) in float32." in capsys.readouterr().err
+            assert asked.pop() == device
+    assert main([*words, "--device", "cuda:2"]) == 2
+    assert "there is cpu, cuda:0 to cuda:1." in capsys.readouterr().err
+    assert devices.find("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def test_a_file_of_ones_own_is_used_before_anything_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[str] = []
+    monkeypatch.setattr("glassformer.cli.use", used.append)
+    for words in (["recipes", "--json"], ["cost", "glass/1m"], ["look", "glass/1m", "x"], ["masks"]):
+        assert main([*words, "--use", "one.py", "--use", "two.py"]) == 0
+        assert used == ["one.py", "two.py"]
+        used.clear()
+    capsys.readouterr()
+    for verb, made in parser(VERBS).verbs.items():
+        takes = {"--use" in leaf.options for leaf in (made.verbs or {"": made}).values()}
+        assert takes == (
+            {False} if verb in ("data", "tokens", "completion") else {True, False} if verb == "words" else {True}
+        )
+    monkeypatch.undo()
+    (tmp_path / "bad.py").write_text("import nonesuch\n")
+    assert main(["recipes", "--use", str(tmp_path / "bad.py")]) == 2
+    assert "bad.py, line 1: ModuleNotFoundError" in capsys.readouterr().err
+
+
+def test_a_training_goes_on_on_another_device(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from glassformer.nn import device as devices
+
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("".join(f"{i} and {i + 1}.\n" for i in range(80)))
+    size = ["--dim", "16", "--decoder.depth", "1", "--decoder.pattern.attention.heads", "2", "--context", "16"]
+    words = [
+        "train",
+        "--data.train",
+        "text.txt",
+        "--data.tokenizer",
+        "char",
+        *size,
+        "--batch",
+        "2",
+        "--dtype",
+        "float32",
+    ]
+    words += ["--steps", "2", "--sample_every", "0", "--tensorboard", "false", "--out", "out"]
+    assert main([*words, "--device", "cuda"]) == 2
+    assert "This machine has no device cuda" in capsys.readouterr().err and not Path("out").exists()
+    assert main([*words, "--device", "cpu"]) == 0
+    assert "Training on cpu." in capsys.readouterr().err
+    monkeypatch.setattr(devices, "find", lambda name: torch.device("cpu") if name == "cuda:1" else None)
+    assert main([*words, "--device", "cuda:1", "--resume"]) == 0
+
+
+def test_a_name_alone_means_published_weights(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "gpt2", "x"]) == 2
+    assert "gpt2 means openai-community/gpt2 on the hub, which is no folder here" in capsys.readouterr().err
+    assert main(["generate", "glass/1m", "x"]) == 2
+    assert "glass/1m has no tokenizer: it is an untrained shape" in capsys.readouterr().err
+    assert main(["look", "glass/1m", "x"]) == 0
+    assert "glass/1m is an untrained shape: its weights are random." in capsys.readouterr().err
+
+
+def test_all_that_run_files_use_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    from glassformer.config import run, serial
+
+    lines = answer(["data"], capsys).splitlines()
+    for path in run.run_files().values():
+        data = serial.read_toml(path)["data"]
+        for value in (data["train"], data.get("valid")):
+            names = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
+            for name in (one for one in names if isinstance(one, str) and not one.startswith("out/")):
+                folder, _, file = name.partition("/")
+                assert any(line.startswith(folder) and file in line for line in lines), name
+
+
+def test_perplexity_is_explained(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["eval", model, "--data", __file__, "--context", "16"]
+    assert "in windows that move on by 8 (--stride)" in answer(words, capsys)
+    assert json.loads(answer([*words, "--json"], capsys)).items() >= {"context": 16, "stride": 8}.items()
+
+
+def test_a_dash_is_standard_input_and_output(model: str, tmp_path: Path, capfdbinary: Any) -> None:
+    from safetensors.numpy import load
+
+    said = "Once upon a time there was a little girl. " * 3
+    (tmp_path / "text.txt").write_text(said)
+
+    def got(*words: str) -> bytes:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "stdin", io.StringIO(said))
+            assert main(list(words)) == 0
+        sys.stdout.flush()
+        return bytes(capfdbinary.readouterr().out)
+
+    def figures(name: str) -> dict[str, object]:
+        return json.loads(got("eval", model, "--data", name, "--json")) | {"seconds": 0}
+
+    assert figures("-") == figures(str(tmp_path / "text.txt"))
+    assert json.loads(got("data", "-", "--json"))["bytes"] == len(said)
+    assert load(got("embed", model, "one", "--out", "-"))["vectors"].shape[0] == 1
+
+
+def test_completion_in_bash() -> None:
+    script = (
+        completion.SHELLS["bash"]
+        + "\nCOMP_WORDS=(glassformer generate M --max); COMP_CWORD=3; _glassformer; echo $COMPREPLY"
+    )
+    called = f'glassformer() {{ {shlex.join(COMMAND)} "$@"; }}\n{script}'
+    done = subprocess.run(["bash", "-c", called], capture_output=True, text=True, check=True)
+    assert done.stdout == "--max-new\n"
+
+
+def test_an_argument_that_is_not_utf_8() -> None:
+    done = subprocess.run([*COMMAND, "generate", "M", b"caf\xe9"], capture_output=True)
+    assert done.returncode == 2
+    assert b"is not UTF-8 text" in done.stderr and b"surrogate" not in done.stderr

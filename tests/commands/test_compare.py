@@ -1,0 +1,342 @@
+"""``glassformer compare``: one budget for all, what is finished is not done again, what cannot be compared is said."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import json
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from glassformer import config
+from glassformer.cli import main
+from glassformer.commands import compare
+from glassformer.commands.process import PROGRAM, started
+from glassformer.config import run, serial
+from glassformer.config.objective import Classify
+from glassformer.errors import UserError
+from glassformer.files import lock
+from glassformer.training.hooks import read_log
+
+ENDS = 'dim = 16\ncontext = 32\nembed = { vocab = 64 }\ninit = { std = "none", embed_std = 0.3 }\n'
+MODELS = {
+    "one-vector": 'encoder = { type = "Recurrent", causal = false }\n'
+    'decoder = { type = "Recurrent", cell = "LSTM", cross = "Summary" }\n',
+    "attention": 'encoder = "Recurrent"\ndecoder = { type = "Recurrent", cross = { type = "Additive", width = 8 } }\n',
+}
+TRAIN = """
+[train]
+objective = "Seq2Seq"
+steps = 4
+batch = 4
+optimizer = { type = "AdamW", rate = 1e-2 }
+evaluate_every = 2
+save_every = 2
+sample_every = 0
+tensorboard = false
+"""
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Two run files and what they read: words, and the same words backwards."""
+    folder, draw = tmp_path_factory.mktemp("compare"), random.Random(0)
+    texts = [" ".join(draw.choices("abcdefgh", k=draw.randint(1, 9))) for _ in range(60)]
+    (folder / "texts.tsv").write_text("source\ttarget\n" + "".join(f"{text}\t{text[::-1]}\n" for text in texts))
+    data = f'\n[data]\ntype = "Examples"\ntrain = "{folder}/texts.tsv"\ntokenizer = "words"\n'
+    found = {"data": f"{folder}/texts.tsv"}
+    for name, body in MODELS.items():
+        path = folder / f"{name}.toml"
+        path.write_text(f'[model]\ntype = "EncoderDecoder"\n{ENDS}{body}{data}{TRAIN}')
+        found[name] = str(path)
+    return found
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The one sentence that a mistake is answered with."""
+    assert main(["compare", *words]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1, lines
+    return lines[0]
+
+
+def here(words: list[str]) -> str:
+    """What a command prints, in this process: starting one takes seconds."""
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told):
+        assert main(list(words)) == 0
+    return told.getvalue()
+
+
+@pytest.mark.parametrize("apart", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["here", "processes"])
+def test_two_models_one_table_and_nothing_twice(
+    apart: bool,
+    files: dict[str, str],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out, called = tmp_path / "out", []
+    alone = compare.alone if apart else lambda words, **rest: (len(here(words)), 100 * 2**20)
+    monkeypatch.setattr(compare, "alone", lambda words, **rest: called.append(list(words)) or alone(words, **rest))
+    if not apart:
+        monkeypatch.setattr(compare, "answer", lambda words: (json.loads(here(list(words))), 1))
+    words = ["compare", files["one-vector"], files["attention"], "--tokens", "768", "--out", str(out)]
+    assert main([*words, "--test", files["data"], "--beams", "2", "--lengths", "3,6"]) == 0
+    table = capfd.readouterr().out.splitlines()
+    assert len(table) == 3
+    assert all(name in table[0] for name in ("valid loss", "test bleu", "bleu 1-3", "bleu 7+", "parameters", "MiB"))
+    assert all(pair in itertools.pairwise(one) for one in called for pair in [("--steps", "6")])
+    assert len(called) == 2 and (out / "comparison.png").exists()
+
+    before = (out / "comparison.json").read_bytes()
+    called.clear()
+    assert main([*words, "--json"]) == 0
+    results: list[dict[str, Any]] = json.loads(capfd.readouterr().out)
+    assert (out / "comparison.json").read_bytes() == before
+    assert not called, "what is finished was trained again"
+    assert [result["name"] for result in results] == ["one-vector", "attention"]
+    for result in results:
+        model = serial.from_dict(config.Model, json.loads((out / result["name"] / "run.json").read_text())["model"])
+        assert isinstance(model.decoder, config.Recurrent)
+        lines = [json.loads(line) for line in (out / result["name"] / "log.jsonl").read_text().splitlines()]
+        assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+        assert result["valid"]["loss"] == min(line["valid"] for line in lines if "valid" in line)
+        assert result["tokens"] == sum(line["tokens"] for line in lines)
+        assert result["seconds"] == pytest.approx(sum(line["seconds"] for line in lines))
+        assert 50 * 2**20 < result["peak"] < 4 * 2**30
+        assert result["test"]["texts"] == 60
+
+
+def test_seeds_and_varied_settings(
+    files: dict[str, str], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    monkeypatch.setattr(compare, "alone", lambda words, **rest: (len(here(list(words))), 100 * 2**20))
+    words = ["compare", files["one-vector"], "--vary", "decoder.depth=1,2", "--seeds", "2", "--out", str(out)]
+    assert main([*words, "--json"]) == 0
+    results = json.loads(capfd.readouterr().out)
+    assert [result["name"] for result in results] == ["one-vector.depth=1", "one-vector.depth=2"]
+    assert results[0]["parameters"] < results[1]["parameters"]
+    for result in results:
+        losses = []
+        for seed in (0, 1):
+            run = json.loads((out / f"{result['name']}.seed-{seed}" / "run.json").read_text())
+            assert run["train"]["seed"] == seed and str(run["model"]["decoder"]["depth"]) == result["name"][-1]
+            lines = read_log(out / f"{result['name']}.seed-{seed}" / "log.jsonl")
+            losses.append(min(line["valid"] for line in lines if "valid" in line))
+            curve = result["seeds"][seed]["curve"]
+            assert curve[0][3] == pytest.approx((lines[0]["loss"] + lines[1]["loss"]) / 2)  # validated every 2 steps
+        assert losses[0] != losses[1]
+        assert result["valid"]["loss"] == pytest.approx(sum(losses) / 2)
+        assert result["spread"]["valid"]["loss"] == pytest.approx(abs(losses[0] - losses[1]) / 2**0.5)
+        assert result["plan"].startswith(("float32", "bfloat16"))
+    assert main(words) == 0
+    table = capfd.readouterr().out.splitlines()
+    assert "format" in table[0] and " ±0.0" in table[1]
+    assert "give NAME=VALUE,VALUE" in said(capfd, files["one-vector"], "--vary", "depth")
+    assert "differ in data.vocab" in said(capfd, files["one-vector"], "--vary", "data.vocab=20,30")
+    assert "--seeds is 0" in said(capfd, files["one-vector"], "--seeds", "0")
+
+
+def test_a_bag_of_words_beside_a_model(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = random.Random(0)
+    labelled = [
+        (label, " ".join(draw.choices(("good fine well", "bad poor ill")[label].split(), k=4))) for label in [0, 1] * 30
+    ]
+    for name, part in (("train", labelled[:40]), ("test", labelled[40:])):
+        (tmp_path / f"{name}.tsv").write_text("text\tlabel\n" + "".join(f"{text}\t{label}\n" for label, text in part))
+    run = tmp_path / "encoder.toml"
+    run.write_text(
+        f'[model]\nrecipe = "glass/encoder-1m"\nencoder.depth = 1\npool = {{ of = "mean", labels = 2 }}\ndim = 32\n'
+        f'[data]\ntype = "Examples"\ntrain = "{tmp_path}/train.tsv"\ntokenizer = "words"\n'
+        f'valid = "{tmp_path}/test.tsv"\n' + TRAIN.replace("Seq2Seq", "Classify")
+    )
+    monkeypatch.setattr(compare, "alone", lambda words, **rest: (len(here(list(words))), 100 * 2**20))
+    words = ["compare", str(run), "--bag", "--test", f"{tmp_path}/test.tsv", "--out", str(tmp_path / "out")]
+    assert main([*words, "--json"]) == 0
+    _, bag = json.loads(capfd.readouterr().out)
+    assert bag["name"] == compare.BAG and bag["parameters"] == 6 + 1
+    assert bag["valid"]["accuracy"] == 1 and bag["test"]["accuracy"] == 100
+    assert 0 < bag["valid"]["loss"] < 0.4 and bag["tokens"] == 160 and 2**24 < bag["peak"] < 2**33
+    assert main(words) == 0
+    assert compare.BAG in capfd.readouterr().out
+
+
+def test_taggers_are_held_to_a_test_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("train", "test"):
+        (tmp_path / f"{name}.conll").write_text("Ann\tB-PER\nsaw\tO\n\nRome\tB-PLACE\nslept\tO\n\n" * 10)
+    run = tmp_path / "tagger.toml"
+    run.write_text(
+        '[model]\nrecipe = "glass/encoder-1m"\nencoder.depth = 1\ndim = 32\n'
+        f'[data]\ntype = "Examples"\ntrain = "{tmp_path}/train.conll"\ntokenizer = "words"\n'
+        + TRAIN.replace("Seq2Seq", "Tag").replace("steps = 4", "steps = 60")
+    )
+    monkeypatch.setattr(compare, "alone", lambda words, **rest: (len(here(list(words))), 0))
+    monkeypatch.setattr(compare, "answer", lambda words: (json.loads(here(words)), 0))
+    words = ["compare", str(run), "--test", f"{tmp_path}/test.conll", "--out", str(tmp_path / "out"), "--json"]
+    assert main(words) == 0
+    (told,) = json.loads(capfd.readouterr().out)
+    assert told["test"]["sentences"] == 20 and told["test"]["f1"] == 100 and told["valid"]["f1"] == 1
+
+
+def test_a_process_of_its_own_and_the_memory_it_held() -> None:
+    code, peak = compare.alone(["--version"])
+    assert code == 0 and 2**23 < peak < 2**33
+    with pytest.raises(UserError, match=r"glassformer look nothing failed"):
+        compare.alone(["look", "nothing"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_comparison_alone_ends_the_training_too(
+    number: signal.Signals, files: dict[str, str], tmp_path: Path
+) -> None:
+    """As a service manager sends it; the training saves, the comparison says how to go on, nobody is left over."""
+    long = tmp_path / "long.toml"
+    long.write_text(Path(files["attention"]).read_text().replace("steps = 4", "steps = 100000"))
+    out, log = tmp_path / "out", tmp_path / "out" / "long" / "log.jsonl"
+    words = [*PROGRAM, "compare", str(long), "--out", str(out)]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+        until = time.monotonic() + 120
+        while not log.exists() or log.read_text().count("\n") < 3:
+            assert process.poll() is None and time.monotonic() < until
+            time.sleep(0.05)
+        process.send_signal(number)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert "Finishing this step" in said and "Continue with" in said and "goes on with what is in" in said
+    done = int((out / "long" / "last").read_text().removeprefix("step-"))
+    assert read_log(log)[-1]["step"] == done  # saved where it was, not thrown away
+    with lock(out / "long", "looking"):  # nobody trains there any more
+        pass
+
+
+def test_a_run_that_was_cut_off_goes_on(
+    files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A stopped training ends the comparison with its code; the same call then resumes it."""
+    called, codes = [], iter([130, 0])
+
+    def alone(words: list[str], stopped: tuple[int, ...] = ()) -> tuple[int, int]:
+        called.append(words)
+        folder = Path(words[words.index("--out") + 1])
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "run.json").touch()
+        return next(codes), 7 - len(called)
+
+    monkeypatch.setattr(compare, "alone", alone)
+    monkeypatch.setattr(
+        compare,
+        "facts",
+        lambda folder: {"valid": {"loss": 1.0}, "parameters": 1, "tokens": 1, "seconds": 1.0, "curve": []},
+    )
+    words = ["compare", files["attention"], "--out", str(tmp_path / "out"), "--json"]
+    assert main(words) == 130
+    assert "goes on with what is in" in capfd.readouterr().err
+    assert main(words) == 0
+    assert ["--resume" in one for one in called] == [False, True]
+    assert json.loads(capfd.readouterr().out)[0]["peak"] == 6
+
+
+def test_how_often_a_text_is_read_is_no_difference() -> None:
+    """Another objective is; dropout's agreement and pushes belong to how a model is trained, as its optimizer does."""
+    plain, pushed, number = (
+        compare.same(run.Run(data=run.Examples("a.tsv"), train=run.Train(objective=Classify(**how))))
+        for how in ({}, {"agree": 1.0, "push": 0.1}, {"regression": True})
+    )
+    assert plain == pushed != number
+
+
+def test_a_process_keeps_ignoring_what_it_ignored(tmp_path: Path) -> None:
+    """As under nohup: closing the terminal stops nothing."""
+    old = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with started(["--version"], subprocess.PIPE) as process:
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            assert callable(signal.getsignal(signal.SIGTERM))
+            process.communicate()
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, old)
+
+
+def test_minutes_are_measured(files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def alone(words: list[str], stopped: tuple[int, ...] = ()) -> tuple[int, int]:
+        folder = Path(words[words.index("--out") + 1])
+        folder.mkdir(parents=True)
+        steps = int(words[words.index("--steps") + 1])
+        lines = [{"step": step, "seconds": 9.0 if step < 4 else 0.5} for step in range(1, steps + 1)]
+        (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return 0, 1
+
+    monkeypatch.setattr(compare, "alone", alone)
+    given = compare.argparse.Namespace(minutes=2.0, tokens=None)
+    (arm,) = compare.read([files["attention"]])
+    assert compare.steps_of(given, arm, tmp_path / "attention") == 240
+    assert not list(tmp_path.iterdir())
+
+
+def test_mistakes_are_one_sentence(
+    files: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two, out = files["one-vector"], files["attention"], str(tmp_path / "out")
+    other = tmp_path / "other.toml"
+    other.write_text(Path(two).read_text().replace('tokenizer = "words"', 'tokenizer = "words"\nvocab = 9'))
+    assert "data.vocab" in said(capsys, one, str(other), "--out", out)
+    other.write_text(Path(two).read_text().replace("texts.tsv", "texts2.tsv"))
+    assert "data.train" in said(capsys, one, str(other), "--out", out)
+    other.write_text(Path(two).read_text().replace("evaluate_every = 2", "evaluate_every = 0"))
+    assert "never validated" in said(capsys, str(other), "--out", out)
+    assert "cannot be read" in said(capsys, one, "none.toml", "--out", out)
+    assert "--tokens is 0" in said(capsys, one, two, "--tokens", "0", "--out", out)
+    assert "--minutes is 0" in said(capsys, one, two, "--minutes", "0", "--out", out)
+    assert "not both" in said(capsys, one, two, "--minutes", "1", "--tokens", "5", "--out", out)
+    assert "of its own" in said(capsys, one, one, "--out", out)
+    assert "--target" in said(capsys, one, "--target", "x", "--out", out)
+    assert "--bag is for" in said(capsys, one, "--bag", "--out", out)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "by sacrebleu need it" in said(capsys, one, "--test", files["data"], "--out", out)
+    assert not Path(out).exists()
+    Path(out).mkdir()
+    (Path(out) / "comparison.json").write_text('{"budget": {"tokens": 5}, "runs": {}}')
+    assert "--tokens 5" in said(capsys, one, "--tokens", "6", "--out", out)
+    (Path(out) / "comparison.json").write_text("{")
+    assert "damaged" in said(capsys, one, "--out", out)
+
+
+@pytest.mark.parametrize(
+    "path", sorted((Path(__file__).parents[2] / "runs" / "compare").glob("*.toml")), ids=lambda p: p.stem
+)
+def test_the_run_files_that_are_shipped_describe_models(path: Path, shared_data: Path) -> None:
+    from glassformer.training import prepare
+
+    plan = compare.read([str(path)])[0].plan
+    model = prepare.fitted(plan, prepare.origin(plan, None)[0])
+    prepare.check(plan, model)
+    assert model.embed.vocab > 0
+    assert bool(config.recurrent(model)) == ("rnn" in path.stem or "lstm" in path.stem)
+
+
+def test_all_arms_have_one_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a narrow and a wide arm, each of which would have its own on a Zen 5, both are trained in fp32."""
+    from glassformer.training import probe
+
+    monkeypatch.setattr(probe, "machine", lambda device: "AMD CPU with AVX512-BF16")
+    plans = [run.read(None, {"dim": dim}) for dim in ("64", "256")]
+    arms = [compare.Arm(name, name, (), plan) for name, plan in zip("ab", plans, strict=True)]
+    assert compare.shared_plan(arms[1:])["dtype"] == "bfloat16"
+    assert compare.shared_plan(arms)["dtype"] == compare.shared_plan(arms[:1])["dtype"] == "float32"
+    assert compare.settled(plans[0].train, "float32") == [("dtype", "float32"), ("compile", "no")]
+    asked = run.read(None, {"dtype": "bfloat16"}).train
+    assert compare.settled(asked, "float32") == [("compile", "no")]

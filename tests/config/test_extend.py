@@ -1,0 +1,257 @@
+"""A mechanism from a user's own file (own_parts.py): it trains, resumes, generates, is counted, saved and loaded."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import glassformer
+from glassformer import UserError, config, cost
+from glassformer.checkpoints import store
+from glassformer.cli import main
+from glassformer.config import extend, serial
+from glassformer.config import objective as objectives
+from glassformer.config.mask import read_rule
+from glassformer.config.visible import visited
+from glassformer.inspection import masks
+from glassformer.nn import Cache, Mask, Tape, build, build_model, builds, lora
+from glassformer.nn.build import _MAKERS
+from glassformer.training import launch
+from tiny import CONTEXT, DIM, VOCAB, WIDE, block, decoder, tokens
+
+OWN = Path(__file__).with_name("own_parts.py")
+RUN = """
+[model]
+dim = 16
+context = 16
+[model.decoder]
+depth = 1
+position = "Decay"
+pattern = { norm = "ScaleNorm", attention = { heads = 2 }, feedforward = { type = "Bilinear", width = 24 } }
+[data]
+train = "corpus.txt"
+tokenizer = "char"
+[train]
+batch = 2
+dtype = "float32"
+sample_every = 0
+tensorboard = false
+save_every = 2
+optimizer = { type = "AdamW", rate = 1e-3 }
+schedule = "Constant"
+"""
+
+
+@pytest.fixture
+def forgotten(monkeypatch):
+    """What is used here is known in this test alone."""
+    monkeypatch.setattr(serial, "_MEMBERS", {})
+    monkeypatch.setattr(sys.modules["glassformer.nn.build"], "_MAKERS", dict(_MAKERS))
+    monkeypatch.setattr(extend, "_USED", set())
+
+
+@pytest.fixture
+def own(forgotten):
+    """The parts of own_parts.py, known while the test runs."""
+    glassformer.use(OWN)
+    return serial.members(
+        config.Norm | config.FeedForward | config.Position | config.See | config.Stretch | config.Pool
+    )
+
+
+def strange(own) -> config.Decoder:
+    return decoder(
+        block(
+            config.Attention(4, 2, see=own["Parity"](2) | config.Window(3)),
+            own["Bilinear"](24),
+            norm=own["ScaleNorm"](),
+        ),
+        position=own["Decay"](),
+        last_norm=own["ScaleNorm"](),
+    )
+
+
+def test_a_file_is_run_once_and_one_that_fails_is_told_in_a_sentence(forgotten, tmp_path) -> None:
+    ran = tmp_path / "ran.txt"
+    mine = tmp_path / "mine.py"
+    mine.write_text(f"open({str(ran)!r}, 'a').write('x')\n")
+    glassformer.use(mine)
+    glassformer.use(str(mine))
+    assert ran.read_text() == "x"
+    for name, content, said in (
+        ("zero.py", "a = 0\nb = 1 / a\n", r"zero\.py, line 2: ZeroDivisionError: division by zero; mend it\.$"),
+        ("open.py", "a = (\n", r"open\.py, line 1: SyntaxError"),
+        ("text.txt", "a = 1\n", r"its name must end in \.py"),
+    ):
+        (tmp_path / name).write_text(content)
+        with pytest.raises(UserError, match=said):
+            glassformer.use(tmp_path / name)
+    with pytest.raises(UserError, match=r"none\.py is not a file"):
+        glassformer.use(tmp_path / "none.py")
+
+
+def test_it_trains_resumes_saves_and_loads(own, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("corpus.txt").write_text("".join(f"{i} and {i + 1} make {2 * i + 1}.\n" for i in range(80)))
+    Path("run.toml").write_text(RUN)
+    assert main(["train", "run.toml", "--out", "whole", "--steps", "4"]) == 0
+    log = launch.Log.__call__
+    with monkeypatch.context() as stopped:
+        stop = lambda self, step: (log(self, step), step.index == 2 and signal.raise_signal(signal.SIGTERM))  # noqa: E731
+        stopped.setattr(launch.Log, "__call__", stop)
+        assert main(["train", "run.toml", "--out", "parts", "--steps", "4"]) == 128 + signal.SIGTERM
+    assert main(["train", "run.toml", "--out", "parts", "--steps", "4", "--resume"]) == 0
+    assert Path("parts/step-000002").exists() and Path("parts/step-000004").exists()
+    parts, _ = glassformer.load("parts")
+    model, tokenizer = glassformer.load("whole")
+    first = build_model(model.config, seed=0)
+    assert model.decoder.blocks[0].attn_norm.gain.item() == pytest.approx(4.0, abs=0.1)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), parts.parameters(), strict=True))
+    assert any(not torch.equal(a, b) for a, b in zip(model.parameters(), first.parameters(), strict=True))
+    glassformer.save(model, "copy", tokenizer)
+    again, _ = glassformer.load("copy")
+    given = torch.arange(12)[None]
+    assert torch.equal(again(given).logits, model(given).logits)
+    assert (
+        json.loads(Path("copy/config.json").read_text())["model"]["decoder"]["pattern"][0]["norm"]["type"]
+        == "ScaleNorm"
+    )
+
+
+def test_the_laws_hold_for_it(own) -> None:
+    made = strange(own)
+    assert serial.loads(config.Model, serial.dumps(made)) == made
+    model = build_model(made, seed=1).eval()
+    same = build_model(made, seed=1).state_dict()
+    assert all(torch.equal(weight, same[name]) for name, weight in model.state_dict().items())
+    given = tokens()
+    with torch.no_grad():
+        plain = model(given).logits
+        cache = Cache(model)
+        cached = torch.cat([model(part, cache=cache).logits for part in given.split([7, 1, 12], 1)], 1)
+        torch.testing.assert_close(cached, plain, rtol=0, atol=1e-5)
+        model.engine = "eager"
+        torch.testing.assert_close(model(given).logits, plain, rtol=0, atol=1e-5)
+        tape = Tape("*.ffn.hidden")
+        model(given, tape=tape)
+    assert tape["decoder.blocks.0.ffn.hidden"].shape == (3, 20, 24)
+
+
+def test_each_module_says_how_it_starts(own) -> None:
+    model = build_model(strange(own), seed=1)
+    one = model.decoder.blocks[0]
+    assert one.attn_norm.gain == DIM**0.5 == model.decoder.last_norm.gain
+    assert (one.ffn.inner.weight == 1).all() and (one.ffn.inner.bias == 0).all() and (one.ffn.w3.bias == 0).all()
+    assert (model.decoder.position.slope == 0.1).all()
+    zero = config.Decoder(DIM, CONTEXT, config.Embed(VOCAB), strange(own).decoder, init=config.Init(residual="zero"))
+    writes = build_model(zero, seed=1).decoder.blocks[0].ffn
+    assert (writes.w3.weight == 0).all() and (writes.w1.weight != 0).all()
+
+
+def test_a_vector_that_nobody_fills_is_refused(own, monkeypatch) -> None:
+    monkeypatch.delattr(type(build(own["ScaleNorm"](), 4)), "reset")
+    with pytest.raises(
+        UserError, match=r"attn_norm\.gain is no matrix and no bias; give ScaleNormModule a method reset"
+    ):
+        build_model(strange(own), seed=1)
+
+
+def test_its_cost_is_what_is_counted(own) -> None:
+    price = cost.cost(strange(own), batch=2)
+    counted = sum(weight.numel() for weight in build_model(strange(own), seed=1).parameters())
+    assert price.total == counted
+    assert price.activations() > 2 * CONTEXT * 24 * 2 * 4 and dict(price.table())["parameters"] == f"{counted:,}"
+
+
+def test_a_rule_of_its_own_is_drawn_and_combined_though_it_knows_tensors_alone(forgotten) -> None:
+    @config.member(config.See)
+    class Near(config.Rule):
+        size: int
+
+    @builds(Near)
+    def near(cfg, causal):
+        return None if cfg.size > 99 else lambda q, k: (q - k).abs().clamp(max=50) < cfg.size
+
+    for words in ("near(4)", "near(4) | every(8)", "every(2) & near(7)", "near(100) & window(3)"):
+        ours = words.replace("near(100) & ", "").replace("near", "window")
+        drawn, wanted = masks.picture(words, 40), masks.picture(ours, 40)
+        assert (drawn.cells == wanted.cells).all() and (drawn.encoder, drawn.decoder) == (
+            wanted.encoder,
+            wanted.decoder,
+        )
+        assert drawn.encoder == visited(read_rule(words), 40, causal=False)
+        pos = torch.arange(40)[None]
+        assert torch.equal(*(Mask(pos, pos, True, read_rule(text)).dense() for text in (words, ours)))
+
+
+def test_a_rule_a_stretch_and_a_pool_of_its_own(own) -> None:
+    assert read_rule("parity(3) & window(9)") == own["Parity"](3) & config.Window(9)
+    assert str(read_rule("parity(3, 2)")) == "parity(3, 2)"
+    slow = decoder(block(), position=config.Rotary(stretch=own["Halved"]()))
+    half = decoder(block(), position=config.Rotary(stretch=config.LinearStretch(2.0)))
+    given = tokens()
+    left, right = (build_model(made, seed=1).eval()(given).logits for made in (slow, half))
+    assert torch.equal(left, right)
+    ends = config.Encoder(DIM, CONTEXT, config.Embed(VOCAB), slow.decoder, None, WIDE, own["Ends"](3))
+    assert build_model(ends, seed=1)(given).pooled.shape == (3, 3)
+
+
+def test_a_checkpoint_of_an_unknown_type_says_which_and_the_way_out(own, tmp_path, monkeypatch, capsys) -> None:
+    glassformer.save(build_model(strange(own), seed=1), tmp_path / "model")
+    monkeypatch.setattr(serial, "_MEMBERS", {})
+    with pytest.raises(UserError, match=r'"type" is "Parity".*--use FILE, glassformer\.use') as told:
+        glassformer.load(tmp_path / "model")
+    assert str(told.value).count("\n") == 0 and str(tmp_path / "model") in str(told.value)
+    assert main(["cost", str(tmp_path / "model")]) == 2
+    assert "--use FILE" in capsys.readouterr().err
+    monkeypatch.setattr(extend, "_USED", set())
+    assert main(["cost", str(tmp_path / "model"), "--use", str(OWN)]) == 0
+    assert "parameters" in capsys.readouterr().out
+
+
+def test_lora_adapts_it_and_what_is_merged_loads(own, tmp_path) -> None:
+    model = build_model(strange(own), seed=1)
+    lora.tune(model, objectives.LoRA(2, paths=("*.ffn.w1", "*.attn.q"), train=("*.gain",)), seed=3)
+    trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    assert "decoder.blocks.0.ffn.w1.up" in trained and "decoder.blocks.0.attn_norm.gain" in trained
+    with torch.no_grad():
+        [weight.add_(0.1) for weight in model.parameters() if weight.requires_grad]
+        wanted = model.eval()(tokens()).logits
+        glassformer.save(model, tmp_path / "model")
+        torch.testing.assert_close(glassformer.load(tmp_path / "model")[0](tokens()).logits, wanted, rtol=0, atol=1e-4)
+
+
+def test_no_published_layout_holds_it(own, tmp_path) -> None:
+    with pytest.raises(UserError, match="No published layout holds Bilinear, Decay, Parity, ScaleNorm"):
+        glassformer.save(build_model(strange(own), seed=1), tmp_path / "model", layout="hf")
+
+
+def test_what_could_never_be_loaded_is_not_saved(own, tmp_path) -> None:
+    class Odd:
+        kind: object = torch.float32
+
+    model = build_model(decoder(block(), position=config.Rotary()), seed=1)
+    model.decoder.blocks[0].ffn = build(own["Bilinear"](24), DIM)  # not what the config says
+    with pytest.raises(UserError, match=r"does not describe decoder\.blocks\.0\.ffn"):
+        store.save(model, tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+    with pytest.raises(UserError, match=r'"type" is "Odd"; give one of LayerNorm, RMSNorm, ScaleNorm'):
+        block(norm=serial.frozen(Odd)())  # never a member
+
+
+def test_a_name_of_the_house_is_not_taken(forgotten) -> None:
+    with pytest.raises(UserError, match="has a RMSNorm already"):
+
+        @config.member(config.Norm)
+        class RMSNorm:
+            pass
+
+
+def test_a_member_is_checked_where_it_is_made(own) -> None:
+    with pytest.raises(UserError, match=r'Bilinear\.width: "wide" is not a whole number'):
+        own["Bilinear"]("wide")

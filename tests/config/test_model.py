@@ -1,0 +1,165 @@
+"""The vocabulary holds what is made in Python to the rules, and the sentences, of the file's reader."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from glassformer import UserError
+from glassformer import config as c
+from glassformer.config import objective as objectives
+from glassformer.config import rnn as recurrence
+from glassformer.config import run, serial
+
+BLOCK = c.Block(c.Attention(4), c.MLP(16))
+BLOCK_SAID = {"attention": {"heads": 4}, "feedforward": {"type": "MLP", "hidden": 16}}
+WRONG = {  # the type, its fields, the sentence that both say
+    "a place in capitals": (c.Block, {**BLOCK_SAID, "place": "Post"}, '"Post" is not one of "pre", "post", "sandwich"'),
+    "an unknown pool": (c.Pool, {"of": "cls"}, '"cls" is not one of "first", "last", "mean", "max".'),
+    "an activation of another library": (c.MLP, {"hidden": 16, "act": "gelu_new"}, '"gelu_new" is not one of "relu"'),
+    "an init with an s": (c.Init, {"residual": "zeros"}, '"zeros" is not one of "plain", "depth", "zero".'),
+    "a position by place": (c.Stack, {"depth": 1, "pattern": [BLOCK_SAID], "position": True}, "true is no table with"),
+    "a word for a number": (c.MLP, {"hidden": "wide"}, '"wide" is not a whole number.'),
+    "a truth for a number": (c.Embed, {"vocab": True}, "true is not a whole number."),
+    "a size past 64 bits": (c.MLP, {"hidden": 2**63}, "9223372036854775808 is not a number of 64 bits."),
+    "a float past all": (c.LayerNorm, {"eps": 10**400}, "is not a number of 64 bits."),
+    "no number at all": (c.LayerNorm, {"eps": float("nan")}, '"nan" is not a finite number.'),
+    "another slot's type": (
+        c.Attention,
+        {"heads": 2, "qk_norm": {"type": "MLP", "hidden": 4}},
+        '"type" is "MLP"; give',
+    ),
+    "a number among rules": (c.Both, {"rules": [{"type": "Full"}, 4]}, "4 is no table with a type; give one of Full,"),
+    "a cell by a wrong name": (recurrence.Recurrent, {"cell": "GRUU"}, 'there is no "GRUU"; give one of GRU, LSTM.'),
+    "a rate in words": (objectives.Masked, {"rate": "much"}, '"much" is not a number.'),
+    "an optimizer's number": (run.AdamW, {"betas": [0.9, "b"]}, '"b" is not a number.'),
+    "a dtype by another name": (run.Train, {"dtype": "fp16"}, '"fp16" is not one of "auto"'),
+    "a very long word": (c.MLP, {"hidden": "x\n\x1b" * 999}, "is not a whole number."),
+}
+
+
+@pytest.mark.parametrize(("kind", "table", "sentence"), WRONG.values(), ids=WRONG)
+def test_python_refuses_what_a_file_may_not_say_in_the_same_words(kind, table, sentence) -> None:
+    with pytest.raises(UserError) as of_file:
+        serial.from_dict(kind, table, kind.__name__)
+    hints = {field.name: field for field in dataclasses.fields(kind)}
+    made = {"attention": BLOCK.attention, "feedforward": BLOCK.feedforward, "pattern": (BLOCK,)}
+    made |= {"qk_norm": c.MLP(4), "rules": (c.Full(), 4)}
+    with pytest.raises(UserError) as of_python:
+        kind(**{name: made.get(name, value) for name, value in table.items() if name in hints})
+    assert sentence in str(of_file.value)
+    assert str(of_python.value) == str(of_file.value)
+    assert len(str(of_file.value)) < 300 and str(of_file.value).isprintable()
+
+
+def test_a_missing_feedforward_is_refused_where_it_is_made() -> None:
+    with pytest.raises(UserError, match=r"Embed\.vocab: null is not a whole number"):
+        c.Embed(None)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"Block\.attention: null is not a table"):
+        c.Block(None, c.MLP(16))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", [["MLP"], {"a": 1}, 7, None], ids=str)
+def test_a_type_that_is_no_word_is_refused(name) -> None:
+    with pytest.raises(UserError, match=r'"type" is .*; give one of LayerNorm, RMSNorm'):
+        serial.from_dict(c.Block, {**BLOCK_SAID, "norm": {"type": name}})
+
+
+def test_python_takes_what_a_file_may_say() -> None:
+    made = c.Stack(np.int64(2), [BLOCK], "NoPosition", dropout=0)  # type: ignore[arg-type]
+    said = c.Stack(2, (BLOCK,), c.NoPosition(), dropout=0.0)
+    assert made == said
+    assert serial.dumps(made) == serial.dumps(said)  # no 0 beside 0.0: the same checkpoint, byte for byte
+    assert c.MLP(16.0) == c.MLP(16)  # type: ignore[arg-type]
+    assert run.Train(objective="Masked").objective == objectives.Masked()  # type: ignore[arg-type]
+
+
+def test_every_type_of_the_vocabulary_is_checked() -> None:
+    pages = (c, recurrence, objectives, run)
+    types = {v for page in pages for v in vars(page).values() if isinstance(v, type) and dataclasses.is_dataclass(v)}
+    assert len(types) > 50
+    for kind in types:
+        values = {f.name: object() for f in dataclasses.fields(kind)}
+        if values and not all("Any" in str(f.type) for f in dataclasses.fields(kind)):
+            with pytest.raises(UserError):
+                kind(**values)
+
+
+def test_a_table_within_itself_is_told_not_printed() -> None:
+    table: dict[str, object] = {}
+    table["hidden"] = table
+    with pytest.raises(UserError, match="is not a whole number"):
+        serial.from_dict(c.MLP, table)
+    assert json.loads(serial.dumps(BLOCK))["attention"]["heads"] == 4
+
+
+@pytest.mark.parametrize(
+    ("feedforward", "norm", "place", "words"),
+    [(None, c.RMSNorm(), "parallel", "a feedforward beside"), (c.MLP(8), None, "post", "says where norms stand")],
+)
+def test_a_place_needs_what_it_places(feedforward, norm, place, words) -> None:
+    with pytest.raises(UserError, match=words):
+        c.Block(c.Attention(4), feedforward, norm, place)
+
+
+def stack(
+    heads: tuple[int, ...] = (4,), causal: bool = True, position: c.Position | None = None
+) -> c.Decoder | c.Encoder:
+    blocks = tuple(c.Block(c.Attention(n), c.MLP(16)) for n in heads)
+    body = c.Stack(len(blocks), blocks, position or c.NoPosition(), causal)
+    return (c.Decoder if causal else c.Encoder)(32, 64, c.Embed(50), body)
+
+
+WOULD_CRASH = {  # or hang, or give NaN
+    "ALiBi over other head counts": (lambda: stack((4, 8), position=c.Alibi()), r"position has a bias .* 4 or 8 heads"),
+    "a bias over other head counts": (lambda: stack((4, 8), position=c.RelativeBias()), r"give all as many"),
+    "no bucket": (lambda: c.RelativeBias(0), r"buckets is 0; give 2 or more"),
+    "one bucket": (lambda: c.RelativeBias(1), r"buckets is 1; give 2 or more"),
+    "too few for two ways": (lambda: stack(causal=False, position=c.RelativeBias(3)), r"is 3; give 4 or more"),
+    "no distance": (lambda: c.RelativeBias(8, 0), r"distance is 0; give a number above 0"),
+    "a distance of half the buckets": (
+        lambda: stack(position=c.RelativeBias(32, 16)),
+        r"distance is 16; give more than 16",
+    ),
+    "eps 0": (lambda: c.RMSNorm(0.0), r"RMSNorm\.eps is 0\.0; give a number above 0"),
+    "eps below 0": (lambda: c.LayerNorm(-1e-5), r"LayerNorm\.eps is -1e-05"),
+    "theta 0": (lambda: c.Rotary(0.0), r"Rotary\.theta is 0\.0"),
+    "theta of waves": (lambda: c.Sinusoidal(-1.0), r"Sinusoidal\.theta is -1\.0"),
+    "factor 0": (lambda: c.LinearStretch(0.0), r"LinearStretch\.factor is 0\.0"),
+    "Llama's factor": (lambda: c.Llama3Stretch(-8.0), r"Llama3Stretch\.factor is -8\.0"),
+    "Llama's ends": (lambda: c.Llama3Stretch(low=4.0), r"low is 4\.0; give less than high"),
+    "scale of scores": (lambda: c.Attention(4, scale=0.0), r"Attention\.scale is 0\.0"),
+    "scale of embeddings": (lambda: c.Embed(50, -2.0), r"Embed\.scale is -2\.0"),
+    "scale of the head": (lambda: c.Head(scale=0.0), r"Head\.scale is 0\.0"),
+    "cap of the head": (lambda: c.Head(softcap=0.0), r"Head\.softcap is 0\.0"),
+    "a spread below 0": (lambda: c.Init(std=-0.02), r"Init\.std is -0\.02; give"),
+    "segments below 0": (lambda: c.Embed(50, segments=-1), r"Embed\.segments is -1"),
+    "a million lags": (lambda: c.Embed(50, lags=10**6), r"lags is 1000000; give 0 to 1,024"),
+    "a million heads": (lambda: c.Attention(10**6), r"heads is 1000000; give at most 16,384"),
+    "a million recurrent layers": (lambda: c.Recurrent(10**6), r"depth is 1000000; give at most 2,000"),
+}
+
+
+@pytest.mark.parametrize(("make", "said"), WOULD_CRASH.values(), ids=WOULD_CRASH)
+def test_what_would_crash_hang_or_give_nan_is_refused_where_it_is_made(make, said) -> None:
+    with pytest.raises(UserError, match=said):
+        make()
+
+
+def test_the_least_that_runs_is_taken() -> None:
+    stack(position=c.RelativeBias(2, 2))
+    stack(causal=False, position=c.RelativeBias(4, 2))
+    stack((4, 8), position=c.Rotary())
+
+
+def test_ends_that_do_not_fit() -> None:
+    with pytest.raises(UserError, match="a span has 2 ends"):
+        c.TokenHead(3, span=True)
+    stack = c.Stack(2, (BLOCK,))
+    with pytest.raises(UserError, match=r"embed\.dim is 8 and a tied head needs embeddings of dim 16"):
+        c.Decoder(16, 8, c.Embed(9, dim=8), stack)
+    with pytest.raises(UserError, match=r"a recurrent decoder takes embeddings of dim 16"):
+        c.Decoder(16, 8, c.Embed(9, dim=8), c.Recurrent(1), c.Head(tied=False))

@@ -1,0 +1,179 @@
+"""The run file: reading, overrides, and what it says to a mistake."""
+
+import dataclasses
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from glassformer import config
+from glassformer.config import run, serial
+from glassformer.errors import UserError
+from glassformer.tokenizer import train as train_tokenizer
+from glassformer.training import prepare
+
+
+def write(tmp_path, text):
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    return path
+
+
+def small():
+    block = config.Block(config.Attention(heads=4), config.GatedMLP(hidden=64))
+    return config.Decoder(dim=32, context=16, embed=config.Embed(vocab=50), decoder=config.Stack(4, (block,)))
+
+
+def test_two_lines_are_a_run(tmp_path):
+    found = run.read(write(tmp_path, '[model]\nrecipe = "glass/1m"\n[data]\ntrain = "python-docs"\n'))
+    assert found == run.Run(train=run.Train(optimizer=run.LIVELY)) and found.train.steps == 1000
+
+
+def test_tables_of_every_kind(tmp_path):
+    text = """
+    [model]
+    recipe = "glass/1m"
+    dim = 64
+    [model.decoder]
+    depth = 2
+    [data]
+    train = { "a.txt" = 2.0, "b.txt" = 1 }
+    valid = "c.txt"
+    [train]
+    optimizer = { type = "Muon", rate = 0.01, rest = { rate = 1e-3 } }
+    schedule = "WarmupStableDecay"
+    """
+    found = run.read(write(tmp_path, text))
+    assert found.data.sources() == {"a.txt": 2.0, "b.txt": 1.0} and found.data.valid == "c.txt"
+    assert found.train.optimizer == run.Muon(rate=0.01, rest=run.AdamW(rate=1e-3))
+    assert found.train.schedule == run.WarmupStableDecay()
+    assert run.model_changes(found.model) == {"dim": 64, "decoder": {"depth": 2}}
+
+
+def test_the_command_line_reaches_train_data_and_model(tmp_path):
+    wanted = {
+        "steps": "500",
+        "decoder.depth": "8",
+        "data.tokenizer": "char",
+        "optimizer.rate": "0.02",
+        "train.clip": "none",
+        "schedule": "Constant",
+    }
+    found = run.read(write(tmp_path, "[train]\nsteps = 7\n"), wanted)
+    assert (
+        found.train.steps == 500
+        and found.train.optimizer == replace(run.LIVELY, rate=0.02)
+        and found.train.clip is None
+    )
+    assert found.train.schedule == run.Constant() and found.data.tokenizer == "char"
+    assert found.model == {"recipe": "glass/1m", "decoder.depth": "8"}
+
+
+def test_a_type_by_name_and_its_settings_together():
+    found = run.read(None, {"optimizer": "Muon", "optimizer.rate": "0.01", "optimizer.rest.rate": "1e-3"})
+    assert found.train.optimizer == run.Muon(rate=0.01, rest=run.AdamW(rate=1e-3))
+
+
+def test_a_recipe_on_the_command_line_replaces_the_files(tmp_path):
+    path = write(tmp_path, '[model]\nfrom = "folder"\ndecoder.depth = 2\n')
+    assert run.read(path, {"recipe": "gpt2/124m"}).model == {"decoder": {"depth": 2}, "recipe": "gpt2/124m"}
+
+
+def test_a_run_survives_json():
+    full = run.Run(data=run.Data(train={"a": 1.0}), train=run.Train(optimizer=run.Muon(groups=(run.Group("*.q.*"),))))
+    assert serial.loads(run.Run, serial.dumps(full)) == full
+
+
+def test_changes_are_checked_when_all_are_in():
+    changed = serial.change(small(), {"dim": 30, "decoder.pattern.attention.heads": "5", "decoder.depth": 2})
+    assert (changed.dim, changed.decoder.pattern[0].attention.heads, changed.decoder.depth) == (30, 5, 2)
+    tables = {"decoder": {"position": {"type": "Rotary", "theta": 5e5}, "pattern": {"attention": {"kv_heads": 2}}}}
+    changed = serial.change(small(), tables)
+    assert changed.decoder.position == config.Rotary(5e5) and changed.decoder.depth == 4
+    assert changed.decoder.pattern[0].attention == config.Attention(heads=4, kv_heads=2)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ({"stps": "5"}, '"stps".*"steps"'),
+        ({"data.tokeniser": "char"}, '"tokeniser".*"tokenizer"'),
+        ({"optimizer.rat": "1"}, '"rat".*"rate"'),
+        ({"steps": "many"}, "train.steps: .*whole number"),
+        ({"steps": "0"}, "above 0"),
+        ({"accumulate": "99"}, "more than the 16 rows"),
+        ({"dtype": "float16"}, "not one of"),
+        ({"optimizer.rate": "-1"}, "above 0"),
+        ({"optimizer": "SGD"}, "AdamW, Muon"),
+        ({"optimizer": '{type = "AdamW", rate = 1'}, "AdamW, Muon. Write a table as .*closed"),
+        ({"data.valid": "1.5"}, "between 0 and 1"),
+        ({"colour": "red"}, "no setting"),
+    ],
+)
+def test_a_mistake_is_one_sentence(overrides, said):
+    with pytest.raises(UserError, match=said) as caught:
+        run.read(None, overrides)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"decoder.dept": 3}, '"dept".*"depth"'),
+        ({"decoder.pattern.attention.heads": 5}, "heads do not divide dim 32|heads 5 do not divide dim 32"),
+        ({"decoder.pattern.attention.kv_heads": 8}, "kv_heads is 8"),
+        ({"decoder.pattern.3.place": "post"}, "past the end"),
+        ({"decoder.last_norm.eps": 1e-6}, "nothing to set below"),
+        ({"decoder": {"wide": 1}}, '"wide"'),
+        ({"decoder.patern.attention.heads": 1}, '"patern".*"pattern"'),
+        ({"decoder.depth.deeper": 1}, "nothing to set below 4"),
+    ],
+)
+def test_a_model_that_cannot_be_is_one_sentence(changes, said):
+    with pytest.raises(UserError, match=said):
+        serial.change(small(), changes)
+
+
+def test_a_file_that_is_missing_or_broken(tmp_path):
+    with pytest.raises(UserError, match="cannot be read"):
+        run.read(tmp_path / "none.toml")
+    with pytest.raises(UserError, match="not valid TOML"):
+        run.read(write(tmp_path, "[train\n"))
+    with pytest.raises(UserError, match=r'"trian".*"train"'):
+        run.read(write(tmp_path, "[trian]\nsteps = 1\n"))
+
+
+def test_going_on_from_a_checkpoint_is_gentle_unless_told_otherwise() -> None:
+    assert run.read(None, {}).train.optimizer == run.LIVELY
+    assert run.read(None, {"recipe": "gpt2/124m"}).train.optimizer == run.Muon()
+    assert run.read(None, {"from": "somewhere"}).train.optimizer == run.GENTLE
+    assert run.read(None, {"from": "somewhere", "optimizer.rate": "0.5"}).train.optimizer == run.AdamW(rate=0.5)
+
+
+def test_a_run_folder_lends_its_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "best").write_text("step-000007\n")
+    mine = train_tokenizer("char", ["abc"], None)
+    mine.save(tmp_path / "run" / "step-000007")
+    for folder in (tmp_path / "run", tmp_path / "run" / "step-000007"):
+        settings = run.Run(data=run.Data(tokenizer=str(folder)))
+        assert prepare.tokenizer_of(settings, None).fingerprint == mine.fingerprint
+
+
+def test_one_rate_scales_every_group():
+    base = run.read(None, {}).train.optimizer
+    scaled = run.read(None, {"rate": "1e-3"}).train.optimizer
+    assert scaled.rate == 1e-3 and scaled.rest.rate == pytest.approx(base.rest.rate * 1e-3 / base.rate)
+    assert run.read(None, {"optimizer": "AdamW", "rate": ".001"}).train.optimizer.rate == 1e-3
+    with pytest.raises(UserError, match=r'"lr".*"rate"'):
+        run.read(None, {"lr": "1e-3"})
+
+
+def test_a_rate_in_a_run_file(tmp_path):
+    """optimizer.rate = 1e-3 changes the usual optimizer of the recipe; so does schedule.warmup."""
+    file = tmp_path / "run.toml"
+    file.write_text("[train]\noptimizer.rate = 1e-3\nschedule.warmup = 1e-1\nsteps = 1e2\n")
+    found = run.read(file).train
+    assert found.optimizer == dataclasses.replace(run.LIVELY, rate=1e-3) and found.steps == 100
+    assert found.schedule == run.WarmupStableDecay(warmup=0.1)
+    assert run.read(file, {"optimizer.rate": "2e-3"}).train.optimizer.rate == 2e-3

@@ -1,0 +1,132 @@
+"""Named corpora: Python's own text without a network or an import, and downloads checked by hash."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import sysconfig
+import urllib.error
+import urllib.request
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+
+from glassformer.data import corpora as named
+from glassformer.data.registry import Corpus, Download, corpora, find
+from glassformer.errors import UserError
+
+CONTENT = b"anna\nbob\ncarla\ndora\n"
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, no data folder, and no network."""
+    monkeypatch.setenv("GLASSFORMER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("GLASSFORMER_DATA", raising=False)
+    monkeypatch.setattr(urllib.request, "urlopen", unreachable)
+    return tmp_path
+
+
+def unreachable(*args: object, **settings: object) -> BytesIO:
+    raise urllib.error.URLError("no route to host")
+
+
+def small(monkeypatch: pytest.MonkeyPatch, **settings: object) -> None:
+    file = Download("small/small.txt", "https://example.org/small.txt", hashlib.sha256(CONTENT).hexdigest())
+    corpus = Corpus("small", "four names", "nowhere", "CC0", ((file,),), **settings)  # type: ignore[arg-type]
+    monkeypatch.setitem(named.CORPORA, "small", corpus)
+
+
+def test_python_docs_needs_nothing_and_is_always_the_same(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sysconfig.get_path("stdlib")  # loads its own table
+    modules = set(sys.modules)
+    source = find("python-docs")
+    assert set(sys.modules) == modules
+    summary = source.summary()
+    assert summary.bytes > 1_500_000
+    assert summary.documents > 4_000
+    assert summary.licence == "PSF-2.0"
+    texts = list(source.documents())
+    assert len(set(texts)) == len(texts)
+    assert any("def os.makedirs(name, mode=511, exist_ok=False)\n\nmakedirs(name" in text for text in texts)
+    assert any('The "if" statement' in text for text in texts)
+    assert not any("test.test_" in text.splitlines()[0] for text in texts)
+    first, digest = source.path.read_bytes(), source.digest()
+    source.path.write_bytes(first[:-10])  # a damaged cache is noticed and made again, byte for byte
+    again = find("python-docs")
+    assert again.path.read_bytes() == first
+    assert again.digest() == digest
+
+
+def test_a_download_is_checked_and_kept(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small(monkeypatch, separator="\n")
+    asked: list[str] = []
+
+    def answer(url: str, timeout: float) -> BytesIO:
+        asked.append(url)
+        return BytesIO(CONTENT)
+
+    monkeypatch.setattr(urllib.request, "urlopen", answer)
+    assert list(find("small").documents()) == ["anna", "bob", "carla", "dora"]
+    assert list(find("small").documents()) == ["anna", "bob", "carla", "dora"]
+    assert asked == ["https://example.org/small.txt"]
+    (home / "cache" / "corpora" / "small" / "small.txt").write_bytes(CONTENT[:-5])
+    assert len(list(find("small").documents())) == 4
+    assert len(asked) == 2
+
+
+def test_a_wrong_download_is_not_kept(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small(monkeypatch)
+    monkeypatch.setattr(urllib.request, "urlopen", lambda url, timeout: BytesIO(b"<html>Please log in</html>"))
+    with pytest.raises(UserError, match="not the expected file"):
+        find("small")
+    assert not (home / "cache" / "corpora" / "small" / "small.txt").exists()
+
+
+def test_without_a_network_the_sentence_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    small(monkeypatch)
+    with pytest.raises(UserError, match=r"no route to host.*GLASSFORMER_DATA.*small/small\.txt.*python-docs"):
+        find("small")
+
+
+def test_a_file_of_the_data_folder_is_found_by_its_path(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLASSFORMER_DATA", str(home / "data"))
+    (home / "data" / "mine").mkdir(parents=True)
+    (home / "data" / "mine" / "a.txt").write_text("far away\n")
+    assert [*find("mine/a.txt").texts()] == ["far away\n"]
+    monkeypatch.chdir(home)
+    (home / "mine").mkdir()
+    (home / "mine" / "a.txt").write_text("here\n")
+    assert [*find("mine/a.txt").texts()] == ["here\n"]
+    with pytest.raises(UserError, match=r"mine/b\.txt does not exist"):
+        find("mine/b.txt")
+
+
+def test_the_users_own_data_folder_goes_first(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small(monkeypatch, separator="\n", mixed=True)
+    (home / "data" / "small").mkdir(parents=True)
+    (home / "data" / "small" / "small.txt").write_bytes(CONTENT)
+    monkeypatch.setenv("GLASSFORMER_DATA", str(home / "data"))
+    names = list(find("small").documents())
+    assert sorted(names) == ["anna", "bob", "carla", "dora"]
+    assert names == sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest())
+    (home / "data" / "small" / "small.txt").write_bytes(CONTENT + b"eve\n")
+    with pytest.raises(UserError, match="SHA-256 differs"):
+        find("small")
+
+
+def test_real_corpora_are_what_they_should_be(shared_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLASSFORMER_DATA", str(shared_data))
+    found = {name: find(name).summary() for name in ("shakespeare", "names", "tinystories")}
+    assert {name: summary.documents for name, summary in found.items()} == {
+        "shakespeare": 1,
+        "names": 32033,
+        "tinystories": 6235,
+    }
+    assert found["shakespeare"].bytes == 1115394
+
+
+def test_corpora_are_listed_with_origin_and_licence() -> None:
+    assert [corpus.name for corpus in corpora()] == ["python-docs", "shakespeare", "tinystories", "names"]
+    assert all(corpus.what and corpus.origin and corpus.licence for corpus in corpora())

@@ -1,0 +1,121 @@
+"""Likelihoods of continuations, against one forward pass for each token; and lm-evaluation-harness on top of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import tiny
+from glassformer.checkpoints.store import save
+from glassformer.cli import main
+from glassformer.errors import UserError
+from glassformer.evaluation import likelihoods
+from glassformer.nn import Model
+from glassformer.tokenizer import train as train_tokenizer
+
+PAIRS = [([1, 2, 3], [4, 5]), ([7], [8]), ([9, 9], [1, 2, 3, 4, 5, 6]), ([3] * 60, [2] * 10), ([1], [5] * 64)]
+
+
+@torch.no_grad()
+def naive(model: Model, context: list[int], continuation: list[int]) -> tuple[float, bool]:
+    """A forward pass for each token; a row longer than the model's context loses its beginning."""
+    whole, total, greedy = [*context, *continuation], 0.0, True
+    cut = max(0, len(whole) - 1 - model.config.context)
+    for place in range(len(context), len(whole)):
+        logits = model(torch.tensor([whole[cut:place]])).logits[0, -1].double()
+        total += logits.log_softmax(-1)[whole[place]].item()
+        greedy &= int(logits.argmax()) == whole[place]
+    return total, greedy
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "starcoder2", "alibi", "gru"])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_continuation_is_as_likely_as_its_tokens(family: str, batch: int) -> None:
+    model = tiny.model(tiny.DECODERS[family])
+    best = int(model(torch.tensor([[1, 2, 3]])).logits[0, -1].argmax())
+    pairs = [*PAIRS, ([1, 2, 3], [best])]
+    found = likelihoods(model, pairs, batch=batch)
+    for one, pair in zip(found, pairs, strict=True):
+        total, greedy = naive(model, *pair)
+        assert one.logprob == pytest.approx(total, abs=1e-4)
+        assert one.greedy == greedy
+    assert found[-1].greedy and not all(one.greedy for one in found)
+    assert not model.training
+
+
+def test_dropout_sleeps_and_training_goes_on() -> None:
+    cfg = tiny.DECODERS["gpt2"]
+    model = tiny.model(replace(cfg, decoder=replace(cfg.decoder, dropout=0.5))).train()
+    assert likelihoods(model, PAIRS) == likelihoods(model, PAIRS) and model.training
+
+
+def test_what_cannot_be_judged_is_said() -> None:
+    model = tiny.model(tiny.DECODERS["gpt2"])
+    for pairs in ([([], [1])], [([1], [])], [([1], [tiny.VOCAB])], [([1], [2] * 65)]):
+        with pytest.raises(UserError):
+            likelihoods(model, pairs)
+    with pytest.raises(UserError, match="decoder"):
+        likelihoods(tiny.model(tiny.OTHERS["bert"]), PAIRS[:1])
+    with torch.no_grad():
+        model.embed.token.weight.fill_(float("nan"))
+    with pytest.raises(UserError, match="not "):
+        likelihoods(model, PAIRS[:1])
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> tuple[Path, Path]:
+    """A model of bytes, and a task of one's own over a local file: which of two endings is written after "ab"."""
+    from glassformer import config as c
+
+    tokenizer = train_tokenizer("byte")
+    model = tiny.model(replace(tiny.DECODERS["llama"], embed=c.Embed(tokenizer.size)))
+    save(model, tmp_path / "model", tokenizer)
+    (tmp_path / "q.jsonl").write_text(
+        "".join(json.dumps({"q": f"ab{i}", "choices": [" x y", " zzz"], "answer": i % 2}) + "\n" for i in range(6))
+    )
+    (tmp_path / "own.yaml").write_text(
+        f"task: own_choice\ndataset_path: json\ndataset_kwargs:\n  data_files: {tmp_path}/q.jsonl\ntest_split: train\n"
+        "output_type: multiple_choice\n"
+        'doc_to_text: "{{q}}"\ndoc_to_choice: "{{choices}}"\ndoc_to_target: "{{answer}}"\n'
+        "metric_list:\n  - metric: acc\n    aggregation: mean\n    higher_is_better: true\n"
+    )
+    return tmp_path / "model", tmp_path
+
+
+def test_tasks_of_the_harness(
+    questions: tuple[Path, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("lm_eval", reason="lm-evaluation-harness (744 MB with what it needs) is an extra")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(questions[1] / "cache"))
+    model, folder = questions
+    words = ["eval", str(model), "--tasks", "own_choice", "--task-files", str(folder), "--json"]
+    assert main(words) == 0
+    figures = json.loads(capsys.readouterr().out)
+    from glassformer.checkpoints.store import load
+
+    loaded, tokenizer = load(model)
+    right = 0
+    for i in range(6):
+        ends = [naive(loaded, tokenizer.encode(f"ab{i}"), tokenizer.encode(end))[0] for end in (" x y", " zzz")]
+        right += int(max(range(2), key=ends.__getitem__) == i % 2)
+    assert figures["own_choice"]["acc"] == pytest.approx(right / 6)
+    assert main([*words[:3], "no_such_task"]) == 2
+    assert 'no task "no_such_task"' in capsys.readouterr().err
+
+
+def test_tasks_without_the_harness_say_what_to_install(
+    questions: tuple[Path, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    assert main(["eval", str(questions[0]), "--tasks", "hellaswag"]) == 2
+    assert "pip install lm_eval" in capsys.readouterr().err
+    assert main(["eval", str(questions[0])]) == 2
+    assert "--tasks" in capsys.readouterr().err
+    assert main(["eval", str(questions[0]), "--data", str(questions[1] / "q.jsonl"), "--columns", "text=q"]) == 2
+    assert "--columns means nothing" in capsys.readouterr().err

@@ -1,0 +1,166 @@
+"""The score against a reference that runs the model once per token; every token once, every byte counted."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from glassformer import config as c
+from glassformer.data import find as find_corpus
+from glassformer.data import tokenise
+from glassformer.errors import UserError
+from glassformer.evaluation import Score, score
+from glassformer.nn import Model, build_model
+from glassformer.tokenizer import Tokenizer
+from glassformer.tokenizer import train as train_tokenizer
+
+CONTEXT = 16
+STORIES = ["Once upon a time, é was lost.", "a", "", "bb", "The \U0001f600 end of a much longer story than the others."]
+STORIES += ["ab" * k for k in range(1, 9)]
+
+
+def made(vocab: int, position: c.Position | None = None, dropout: float = 0.0) -> Model:
+    block = c.Block(c.Attention(4, kv_heads=2), c.GatedMLP(32))
+    stack = c.Stack(2, (block,), position or c.Rotary(), last_norm=c.RMSNorm(), dropout=dropout)
+    cfg = c.Decoder(32, CONTEXT, c.Embed(vocab), stack, init=c.Init(std=0.2, embed_std=0.4, residual="plain"))
+    return build_model(cfg, seed=1).eval()
+
+
+@torch.no_grad()
+def naive(model: Model, documents: list[list[int]], context: int, stride: int) -> tuple[float, int]:
+    """Mean loss and count, a forward pass for each token on just what its window shows of it."""
+    losses = []
+    for ids in documents:
+        for place in range(1, len(ids)):
+            steps = max(0, math.ceil((place - context) / stride))
+            end = min(context + steps * stride, len(ids) - 1)
+            seen = torch.tensor([ids[max(end - context, 0) : place]])
+            losses.append(-model(seen).logits[0, -1].double().log_softmax(-1)[ids[place]].item())
+    return sum(losses) / len(losses), len(losses)
+
+
+def check(got: Score, model: Model, documents: list[list[int]], size: int, context: int, stride: int) -> None:
+    loss, count = naive(model, documents, context, stride)
+    assert got.tokens == count
+    assert got.bytes == size
+    assert got.loss == pytest.approx(loss, abs=1e-6)
+    assert got.perplexity == pytest.approx(math.exp(loss), rel=1e-5)
+    assert got.bits_per_byte == pytest.approx(loss * count / math.log(2) / size, rel=1e-6)
+    assert got.seconds > 0
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    path = tmp_path / "stories.jsonl"
+    path.write_text("".join(json.dumps({"text": story}) + "\n" for story in STORIES), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def byte() -> Tokenizer:
+    return train_tokenizer("byte")
+
+
+TEXT = "".join(STORIES)
+
+
+@pytest.mark.parametrize(("context", "stride"), [(16, 8), (16, 16), (16, 1), (5, 3), (1, 1)])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_text_is_scored_like_token_by_token(byte: Tokenizer, context: int, stride: int, batch: int) -> None:
+    model = made(byte.size)
+    got = score(model, byte, TEXT, context=context, stride=stride, batch=batch)
+    check(got, model, [[byte.eos, *TEXT.encode()]], len(TEXT.encode()), context, stride)
+
+
+@pytest.mark.parametrize("position", [c.Rotary(), c.Learned(CONTEXT), c.Alibi(), c.RelativeBias(8, 16)])
+@pytest.mark.parametrize("batch", [1, 4])
+def test_documents_do_not_see_each_other(byte: Tokenizer, corpus: Path, position: c.Position, batch: int) -> None:
+    model = made(byte.size, position)
+    got = score(model, byte, find_corpus(corpus), batch=batch)
+    documents = [[byte.eos, *story.encode(), byte.eos] for story in STORIES if story]
+    size = sum(len(story.encode()) for story in STORIES)
+    check(got, model, documents, size, CONTEXT, CONTEXT // 2)
+    unclosed = score(model, byte, find_corpus(corpus), batch=batch, closing=False)
+    check(unclosed, model, [ids[:-1] for ids in documents], size, CONTEXT, CONTEXT // 2)
+
+
+def test_an_own_bos_opens_and_is_not_scored(corpus: Path) -> None:
+    tokenizer = train_tokenizer("byte", specials=("<s>", "</s>"))
+    assert None is not tokenizer.bos != tokenizer.eos
+    model = made(tokenizer.size)
+    documents = [[tokenizer.bos, *story.encode(), tokenizer.eos] for story in STORIES if story]
+    size = sum(len(story.encode()) for story in STORIES)
+    check(score(model, tokenizer, find_corpus(corpus)), model, documents, size, CONTEXT, CONTEXT // 2)
+    check(score(model, tokenizer, "Emma"), model, [[tokenizer.bos, *b"Emma"]], 4, CONTEXT, CONTEXT // 2)
+
+
+def test_without_an_opening_the_first_token_is_context(corpus: Path) -> None:
+    tokenizer = train_tokenizer("char", ["é\U0001f600", *STORIES], specials=())
+    model = made(tokenizer.size)
+    got = score(model, tokenizer, "éa\U0001f600")
+    check(got, model, [tokenizer.encode("éa\U0001f600")], 5, CONTEXT, CONTEXT // 2)  # without the two of é
+    documents = [tokenizer.encode(story) for story in STORIES if story]
+    size = sum(len(story[1:].encode()) for story in STORIES)
+    for closing in (True, False):  # there is nothing that closes them
+        found = score(model, tokenizer, find_corpus(corpus), closing=closing)
+        check(found, model, documents, size, CONTEXT, CONTEXT // 2)
+
+
+def test_a_split_document_begins_in_its_middle(tmp_path: Path, byte: Tokenizer) -> None:
+    path = tmp_path / "one.txt"
+    path.write_text("abcdefghij" * 20)
+    train, valid = tokenise(find_corpus(path), byte).split(0.25)
+    model = made(byte.size)
+    ids = valid.tokens.tolist()
+    check(score(model, byte, valid), model, [ids], len(ids) - 2, CONTEXT, 8)  # less the first and the closing token
+    check(score(model, byte, train), model, [[byte.eos, *train.tokens.tolist()]], len(train), CONTEXT, 8)
+
+
+def test_training_goes_on_and_progress_is_told(byte: Tokenizer) -> None:
+    model, seen = made(byte.size, dropout=0.5).train(), []
+    got = score(model, byte, TEXT, progress=seen.append)
+    assert json.loads(json.dumps(got.to_dict()))["loss"] == got.loss
+    assert model.training and seen == sorted(seen) and seen[-1] == got.tokens
+    assert got.loss == pytest.approx(score(model.eval(), byte, TEXT).loss) and not model.training
+
+
+def test_losses_of_a_bf16_model_are_added_up_in_fp32(byte: Tokenizer) -> None:
+    model = made(byte.size).bfloat16()
+    with torch.no_grad():
+        logits = model(torch.tensor([[byte.eos, *b"abcdefghi"]])).logits[0, :-1].double()
+    expected = -logits.log_softmax(-1)[torch.arange(9), torch.tensor([*b"abcdefghi"])].mean().item()
+    assert score(model, byte, "abcdefghi").loss == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("words", "settings", "sentence"),
+    [
+        ("", {}, "empty"),
+        ("ab", {"context": 17}, "context is 17; give 1 to 16"),
+        ("ab", {"stride": 17}, "stride is 17"),
+        ("ab", {"stride": 0}, "stride is 0"),
+        ("ab", {"batch": 0}, "batch is 0"),
+    ],
+)
+def test_one_clear_sentence(byte: Tokenizer, words: str, settings: dict[str, int], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        score(made(byte.size), byte, words, **settings)
+
+
+def test_what_cannot_be_scored(byte: Tokenizer) -> None:
+    with pytest.raises(UserError, match="use the tokenizer"):
+        score(made(100), byte, "zebra")
+    with pytest.raises(UserError, match="too little"):
+        score(made(30), train_tokenizer("char", ["abc"], specials=()), "a")
+    stack = c.Stack(1, (c.Block(c.Attention(2), c.MLP(8)),), causal=False)
+    with pytest.raises(UserError, match="decoder"):
+        score(build_model(c.Encoder(8, 8, c.Embed(257), stack)), byte, "abc")
+    model = made(byte.size)
+    with torch.no_grad():
+        model.decoder.last_norm.weight[0] = math.nan
+    with pytest.raises(UserError, match="NaN"):
+        score(model, byte, "abc")

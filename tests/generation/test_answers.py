@@ -1,0 +1,142 @@
+"""Vectors, labels and blanks: alone = in a batch, and what the model's own passes say."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import tiny
+from glassformer import UserError
+from glassformer import config as c
+from glassformer.generation import classify, embed, fill
+from glassformer.nn import Model, build_model
+from glassformer.tokenizer import Tokenizer
+from glassformer.tokenizer import open as open_tokenizer
+from glassformer.tokenizer import train as train_tokenizer
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "a", "cat", "dog", "man", "sat", "ran", "on", "to"]
+WORDS += ["hill", "mat", ".", ",", "red", "big", "old", "new", "in", "house"]
+TEXTS = ["the cat sat on the mat .", "a dog ran", "the old man , in the big red house .", "hill"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """A WordPiece tokenizer of a few words, from BERT's vocab.txt."""
+    folder: Path = tmp_path_factory.mktemp("words")
+    (folder / "vocab.txt").write_text("\n".join(WORDS), encoding="utf-8")
+    return open_tokenizer(folder)
+
+
+def encoder(pool: c.Pool | None = None) -> Model:
+    shape = replace(tiny.bert(), embed=c.Embed(len(WORDS), segments=2), pool=pool)
+    return build_model(shape, seed=1).eval()
+
+
+@pytest.mark.parametrize(
+    "pool", [None, c.Pool("mean", unit=True), c.Pool("max"), c.Pool("first", "tanh"), c.Pool("last")]
+)
+def test_a_vector_is_the_same_alone_and_in_a_batch(tokenizer: Tokenizer, pool: c.Pool | None) -> None:
+    model = encoder(pool)
+    together = embed(model, tokenizer, TEXTS, batch=3)
+    assert together.shape == (4, tiny.DIM)
+    for one, vector in zip(TEXTS, together, strict=True):
+        torch.testing.assert_close(embed(model, tokenizer, [one])[0], vector, atol=1e-5, rtol=0)
+
+
+def test_the_mean_is_the_mean_of_the_hidden_states(tokenizer: Tokenizer) -> None:
+    model = encoder()
+    ids, segments = tokenizer.encode_pair(TEXTS[0])
+    hidden = model(torch.tensor([ids]), segments=torch.tensor([segments])).hidden[0]
+    torch.testing.assert_close(embed(model, tokenizer, [TEXTS[0]])[0], hidden.mean(0), atol=1e-6, rtol=0)
+    unit = embed(model, tokenizer, TEXTS, unit=True)
+    torch.testing.assert_close(unit, torch.nn.functional.normalize(embed(model, tokenizer, TEXTS), dim=-1))
+    most = embed(encoder(c.Pool("max")), tokenizer, [TEXTS[0]])[0]
+    torch.testing.assert_close(most, hidden.max(0).values, atol=1e-6, rtol=0)
+
+
+def test_labels_of_texts_and_pairs(tokenizer: Tokenizer) -> None:
+    model = encoder(c.Pool("first", "tanh", labels=3))
+    found = classify(model, tokenizer, TEXTS, batch=2)
+    torch.testing.assert_close(found.sum(1), torch.ones(4))
+    pair = ("the cat sat", "a dog ran")
+    ids, segments = tokenizer.encode_pair(*pair)
+    with torch.no_grad():
+        logits = model(torch.tensor([ids]), segments=torch.tensor([segments])).pooled
+    torch.testing.assert_close(classify(model, tokenizer, [pair])[0], logits.softmax(-1)[0], atol=1e-6, rtol=0)
+    swapped = classify(model, tokenizer, [(pair[1], pair[0])])[0]
+    assert not torch.allclose(swapped, logits.softmax(-1)[0], atol=1e-4)
+
+
+def test_each_blank_by_itself(tokenizer: Tokenizer) -> None:
+    model = encoder()
+    sentence = "the ___ sat on the [MASK] ."
+    told = fill(model, tokenizer, sentence, top=4)
+    ids, segments = tokenizer.encode_pair(sentence.replace("___", "[MASK]"), special=True)
+    share = model(torch.tensor([ids]), segments=torch.tensor([segments])).logits[0].softmax(-1)
+    blanks = [place for place, token in enumerate(ids) if token == tokenizer.mask]
+    assert len(told) == len(blanks) == 2
+    for blank, ways in zip(blanks, told, strict=True):
+        best = share[blank].topk(4)
+        assert [way.tokens[0] for way in ways] == best.indices.tolist()
+        assert [way.probability for way in ways] == pytest.approx(best.values.tolist(), rel=1e-4)
+    wide = build_model(replace(model.config, embed=c.Embed(len(WORDS) + 40, segments=2)), seed=1).eval()
+    logits = wide(torch.tensor([ids]), segments=torch.tensor([segments])).logits[0, blanks[0]]
+    best = logits[: len(WORDS)].softmax(-1).max().item()  # of what the tokenizer can write
+    assert fill(wide, tokenizer, sentence, top=1)[0][0].probability == pytest.approx(best, rel=1e-4)
+    words = [WORDS[ways[0].tokens[0]] for ways in told]
+    assert told[0][0].text == f"the {words[0]} sat on the ___ ."
+    assert told[1][0].text == f"the ___ sat on the {words[1]} ."
+
+
+@pytest.mark.parametrize("order", ["left", "sure"])
+def test_blanks_together_see_each_other(tokenizer: Tokenizer, order: str) -> None:
+    model = encoder()
+    vocab = len(WORDS)
+    ids, segments = tokenizer.encode_pair("the ___ sat ___ .".replace("___", "[MASK]"), special=True)
+    first, second = (place for place, token in enumerate(ids) if token == tokenizer.mask)
+
+    @torch.no_grad()
+    def share(row: list[int]) -> torch.Tensor:
+        return model(torch.tensor([row]), segments=torch.tensor([segments])).logits[0].softmax(-1)
+
+    start = share(ids)
+    if order == "sure" and start[second].max() > start[first].max():
+        first, second = second, first
+    chance = {}
+    for a, b in itertools.product(range(vocab), repeat=2):
+        row = list(ids)
+        row[first] = a
+        if b == 0:
+            after = share(row)
+        chance[a, b] = float(start[first, a] * after[second, b])
+    best = max(chance, key=lambda pair: chance[pair])
+    told = fill(model, tokenizer, "the ___ sat ___ .", top=vocab, order=order)[0]  # type: ignore[arg-type]
+    at = (0, 1) if first < second else (1, 0)
+    assert (told[0].tokens[at[0]], told[0].tokens[at[1]]) == best
+    assert told[0].probability == pytest.approx(chance[best], rel=1e-4)
+    assert len(told) == vocab
+
+
+def test_bad_input(tokenizer: Tokenizer) -> None:
+    model = encoder()
+    decoder = build_model(tiny.gpt2(), seed=1)
+    with pytest.raises(UserError, match="no blank"):
+        fill(model, tokenizer, "the cat")
+    with pytest.raises(UserError, match="top is 0"):
+        fill(model, tokenizer, "the ___", top=0)
+    with pytest.raises(UserError, match="generate"):
+        fill(decoder, tokenizer, "the ___")
+    with pytest.raises(UserError, match="no mask token"):
+        fill(model, train_tokenizer("char", iter(["the cat ___"])), "the ___")
+    with pytest.raises(UserError, match="no labels"):
+        classify(model, tokenizer, TEXTS)
+    with pytest.raises(UserError, match="empty"):
+        embed(model, tokenizer, ["the cat", ""])
+    with pytest.raises(UserError, match="no text"):
+        embed(model, tokenizer, [])
+    with pytest.raises(UserError, match="batch is 0"):
+        embed(model, tokenizer, TEXTS, batch=0)

@@ -1,0 +1,213 @@
+"""Beam search finds what an exhaustive search and transformers find."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+import tiny
+from glassformer import UserError
+from glassformer import config as c
+from glassformer.generation import beam, generate, search
+from glassformer.nn import EncoderDecoder, build_model
+from glassformer.tokenizer import train as train_tokenizer
+
+
+def model(name: str) -> object:
+    made = build_model(tiny.ALL[name], seed=3)
+    return made.eval()
+
+
+def total(made: object, prompt: list[int], tokens: tuple[int, ...]) -> float:
+    """The summed log-probability of tokens after the prompt, by a plain pass without a cache."""
+    rows = torch.tensor([[*prompt, *tokens]])
+    with torch.no_grad():
+        logits = made(rows).logits.log_softmax(-1)[0]  # type: ignore[operator]
+    return sum(float(logits[len(prompt) - 1 + i, t]) for i, t in enumerate(tokens))
+
+
+def test_wide_beams_find_the_best_of_all_continuations() -> None:
+    made = build_model(c.Decoder(16, 16, c.Embed(6), tiny.gpt2().decoder, c.Head(), tiny.WIDE), seed=1).eval()
+    prompt, length = [1, 2], 3
+    everything = {tokens: total(made, prompt, tokens) for tokens in itertools.product(range(6), repeat=length)}
+    ranked = sorted(everything, key=lambda tokens: -everything[tokens])[:4]
+    found = beam(made, None, prompt, beams=36, best=4, max_new=length, length_penalty=0.0)[0]
+    assert [tuple(h.tokens) for h in found] == ranked
+    for hypothesis in found:
+        assert hypothesis.score == pytest.approx(everything[tuple(hypothesis.tokens)], abs=1e-4)
+        assert hypothesis.finish == "length"
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "t5", "vaswani", "glass"])
+def test_one_beam_is_greedy(name: str) -> None:
+    made = model(name)
+    prompt = [[5, 7, 9], [4, 8]]
+    greedy = generate(made, None, prompt, temperature=0, max_new=8, eos=(), start=0).run()  # type: ignore[arg-type]
+    found = beam(made, None, prompt, beams=1, max_new=8, eos=(), start=0)  # type: ignore[arg-type]
+    assert [hypotheses[0].tokens for hypotheses in found] == greedy.tokens
+    for hypotheses, logprobs in zip(found, greedy.logprobs, strict=True):
+        assert hypotheses[0].logprobs == pytest.approx(logprobs, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["llama", "starcoder2", "t5", "vaswani", "glass", "cho", "bahdanau"])
+def test_a_prompt_finds_the_same_in_a_batch_as_alone(name: str) -> None:
+    made = model(name)
+    prompts = [[5, 7, 9, 11, 3], [4, 8], [6]]
+    settings = {"beams": 3, "best": 3, "max_new": 10, "eos": (2, 9, 17), "start": 0}
+    together = beam(made, None, prompts, **settings)  # type: ignore[arg-type]
+    for prompt, found in zip(prompts, together, strict=True):
+        alone = beam(made, None, [prompt], **settings)[0]  # type: ignore[arg-type]
+        assert [h.tokens for h in alone] == [h.tokens for h in found]
+        assert [h.score for h in alone] == pytest.approx([h.score for h in found], abs=1e-5)
+        assert [h.score for h in found] == sorted((sum(h.logprobs) / len(h.tokens) for h in found), reverse=True)
+
+
+def test_equal_to_transformers() -> None:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    torch.manual_seed(0)
+    shape = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 50}
+    theirs = T5ForConditionalGeneration(T5Config(**shape, decoder_start_token_id=0, dropout_rate=0.0)).eval()
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    from glassformer.checkpoints import weights  # noqa: F401  # the recipe turns their weights into ours
+
+    pytest.importorskip("glassformer.recipes.t5")
+    import tempfile
+
+    from glassformer import load
+
+    with tempfile.TemporaryDirectory() as folder:
+        theirs.save_pretrained(folder)
+        ours, _ = load(folder)
+    assert isinstance(ours, EncoderDecoder)
+    prompts = [[5, 7, 9, 11, 1], [4, 8, 22, 30, 1]]
+    some = list(range(1, 50, 4))  # among so many endings beams end at every step
+    cases = ((0.0, None, [1]), (1.0, None, [1]), (2.0, None, [1]), (0.0, 33, [1]), (0.0, None, some), (1.0, None, some))
+    for penalty, forced, ends in cases:  # forced: a language's tag
+        told = theirs.generate(
+            torch.tensor(prompts),
+            num_beams=4,
+            num_return_sequences=4,
+            max_new_tokens=12,
+            length_penalty=penalty,
+            forced_bos_token_id=forced,
+            eos_token_id=ends,
+            early_stopping=True,
+            do_sample=False,
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+        start = [0] if forced is None else [0, forced]
+        room = 13 - len(start)
+        found = beam(ours, None, prompts, beams=4, best=4, max_new=room, length_penalty=penalty, eos=ends, start=start)
+        flat = [h for hypotheses in found for h in hypotheses]
+        for row, score, hypothesis in zip(told.sequences.tolist(), told.sequences_scores.tolist(), flat, strict=True):
+            assert row[: len(start) + len(hypothesis.tokens)] == start + hypothesis.tokens
+            assert score == pytest.approx(hypothesis.score, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"beams": 0}, "beams is 0"),
+        ({"best": 5}, "best is 5"),
+        ({"length_penalty": float("nan")}, "length_penalty"),
+        ({"max_new": 0}, "max_new is 0"),
+    ],
+)
+def test_settings_that_mean_nothing(settings: dict[str, object], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        beam(model("gpt2"), None, [1], **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("way", [beam, generate])
+@pytest.mark.parametrize(
+    ("start", "said"),
+    [
+        ([], "at least one"),
+        ([0, 50], "50 is out of range"),
+        (-1, "-1 is out of range"),
+        *((bad, "give a token's id") for bad in ("de", [0.5], [True], [1] * 65)),
+    ],
+)
+def test_a_beginning_that_is_none(way: Callable[..., object], start: object, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        way(model("t5"), None, [1], max_new=4, start=start)
+
+
+def test_several_tokens_begin_a_target_on_the_greedy_path() -> None:
+    made = model("t5")
+    rest = generate(made, None, [[5, 7]], start=[0, 33, 4], max_new=6, temperature=0, eos=()).run().tokens[0]  # type: ignore[arg-type]
+    row = [0, 33, 4]
+    with torch.no_grad():
+        for _ in range(6):
+            row.append(int(made(torch.tensor([row]), torch.tensor([[5, 7]])).logits[0, -1].argmax()))  # type: ignore[operator]
+    assert rest == row[3:]
+    assert rest == beam(made, None, [[5, 7]], beams=1, start=(0, 33, 4), max_new=6, eos=())[0][0].tokens  # type: ignore[arg-type]
+
+
+def pooled(head: c.Head | None) -> c.Decoder:
+    return replace(tiny.DECODERS["llama"], head=head, pool=c.Pool("last", unit=True))
+
+
+def test_a_decoder_with_a_pool_generates_and_one_without_a_head_says_that_it_cannot() -> None:
+    plain = replace(pooled(c.Head()), pool=None)
+    with_pool, alone = (build_model(cfg, seed=1).eval() for cfg in (pooled(c.Head()), plain))
+    made = [generate(one, None, [[5, 7, 9]], max_new=8, eos=(), temperature=0) for one in (with_pool, alone)]
+    assert made[0].run().tokens == made[1].run().tokens
+    assert beam(with_pool, None, [[5, 7, 9]], max_new=8, eos=()) == beam(alone, None, [[5, 7, 9]], max_new=8, eos=())
+    told = build_model(pooled(None), seed=1)(torch.tensor([[5, 7, 9]]))
+    assert told.pooled.shape == (1, tiny.DIM) and told.logits.numel() == 0
+    for way in (generate, beam):
+        with pytest.raises(UserError, match="no head over tokens"):
+            way(build_model(pooled(None), seed=1).eval(), None, [1], max_new=2)
+
+
+def test_an_encoder_continues_nothing() -> None:
+    with pytest.raises(UserError, match="encoder"):
+        beam(model("bert"), None, [1])  # type: ignore[arg-type]
+
+
+def test_a_prompt_is_done_when_as_many_have_ended_as_there_are_beams() -> None:
+    made, settings = model("gpt2"), {"beams": 1, "max_new": 12, "length_penalty": 9.0}  # a longer one would be better
+    whole = beam(made, None, [[5, 7, 9]], eos=(), **settings)[0][0].tokens  # type: ignore[arg-type]
+    found = beam(made, None, [[5, 7, 9]], eos=whole[3], **settings)[0][0]  # type: ignore[arg-type]
+    assert found.tokens == whole[: whole.index(whole[3]) + 1] and found.finish == "eos"
+
+
+def test_a_beam_ends_where_the_context_does() -> None:
+    prompt = [1 + place % 40 for place in range(tiny.CONTEXT - 2)]
+    for beams in (1, 3):
+        found = beam(model("llama"), None, [prompt], beams=beams, eos=())[0][0]  # type: ignore[arg-type]
+        assert len(found.tokens) == 3 and found.finish == "length"  # the last one is never read back
+
+
+def test_many_sources_are_answered_in_their_order() -> None:
+    tokenizer = train_tokenizer("char", ["abcdefgh"], None, ("<pad>", "<s>", "</s>", "<unk>"))
+    made, sources = model("vaswani"), ["abcdefgh", "a", "hgfed", "cab", "bb"]
+    how = {"beams": 2, "max_new": 6}
+    found = search(made, tokenizer, sources, batch=2, **how)  # type: ignore[arg-type]
+    for source, hypotheses in zip(sources, found, strict=True):
+        alone = search(made, tokenizer, [source], **how)[0]  # type: ignore[arg-type]
+        assert [h.tokens for h in hypotheses] == [h.tokens for h in alone]
+    assert len({tuple(hypotheses[0].tokens) for hypotheses in found}) > 1
+
+
+@pytest.mark.parametrize("name", ["vaswani", "gpt2"])
+def test_a_source_too_long_is_refused_or_cut(name: str) -> None:
+    tokenizer = train_tokenizer("char", ["abcdefgh"], None, ("<pad>", "<s>", "</s>", "<unk>"))
+    made = build_model(replace(tiny.ALL[name], context=12), seed=3).eval()
+    room = 11 if name == "vaswani" else 10  # eos closes a source; a decoder reads bos, source and what starts a target
+    long = "abcdefghabcdefgh"
+    with pytest.raises(UserError, match="context is 12"):
+        search(made, tokenizer, [long], beams=2, max_new=2)
+    for cut, kept in (("end", long[:room]), ("start", long[-room:])):
+        found, right = (search(made, tokenizer, [one], beams=2, max_new=2, cut=cut)[0][0] for one in (long, kept))
+        assert found.tokens == right.tokens and found.score == pytest.approx(right.score, abs=1e-6)
+    with pytest.raises(UserError, match="cut is"):
+        search(made, tokenizer, [long], cut="middle")  # type: ignore[arg-type]

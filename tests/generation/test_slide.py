@@ -1,0 +1,86 @@
+"""The end of the context: it is told with the way out, and with ``slide`` it is no end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import glassformer
+from glassformer import cli
+from glassformer import config as c
+from glassformer.errors import UserError
+from glassformer.generation import generate
+from glassformer.nn import Model, build_model
+from glassformer.tokenizer import train as train_tokenizer
+
+CONTEXT = 12
+
+
+def made(see: c.See = c.Full(), lags: int = 0) -> Model:
+    block = c.Block(c.Attention(2, see=see), c.GatedMLP(24), c.RMSNorm())
+    stack = c.Stack(2, (block,), c.Rotary(), last_norm=c.RMSNorm())
+    init = c.Init(std=0.2, embed_std=0.4, residual="plain")
+    return build_model(c.Decoder(16, CONTEXT, c.Embed(11, lags=lags), stack, init=init), seed=3).eval()
+
+
+def by_hand(model: Model, prompt: list[int], count: int) -> list[int]:
+    """The likeliest tokens one by one, without a cache: where the context is full its last half is all there is."""
+    window, told = list(prompt), []
+    while len(told) < count:
+        if len(window) > CONTEXT:
+            window = window[-(CONTEXT // 2) :]
+        with torch.no_grad():
+            token = int(model(torch.tensor([window])).logits[0, -1].argmax())
+        window.append(token)
+        told.append(token)
+    return told
+
+
+@pytest.mark.parametrize("model", [made(), made(c.Window(4)), made(lags=2)], ids=["full", "window", "lags"])
+def test_a_slid_context_says_what_the_model_says_after_its_last_half(model):
+    prompts = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10], [3] * CONTEXT, [7]]  # each is full at another moment
+    together = generate(model, None, prompts, max_new=40, temperature=0.0, slide=True).run()
+    assert together.tokens == [by_hand(model, prompt, 40) for prompt in prompts]
+    assert together.finishes == ["length"] * 4
+    drawn = generate(model, None, prompts, max_new=30, seed=5, slide=True).run()
+    for prompt, tokens in zip(prompts, drawn.tokens, strict=True):
+        assert generate(model, None, prompt, max_new=30, seed=5, slide=True).run().tokens == [tokens]
+    short = generate(model, None, prompts, max_new=40, temperature=0.0).run()
+    assert short.finishes == ["context"] * 4
+    assert all(long[: len(tokens)] == tokens for long, tokens in zip(together.tokens, short.tokens, strict=True))
+
+
+def test_a_prompt_longer_than_the_context_slides_too(folder, capsys):
+    model, prompt = made(), [1, 2, 3, 4, 5] * 8
+    told = generate(model, None, [prompt, [1, 2]], max_new=20, temperature=0.0, slide=True).run()
+    assert told.tokens == [by_hand(model, prompt, 20), by_hand(model, [1, 2], 20)]
+    assert cli.main(["generate", folder, "abc" * 20]) == 2 and "--slide" in capsys.readouterr().err
+    assert not cli.main(["generate", folder, "abc" * 20, "--slide", "--max-new", "5"])
+
+
+def test_what_cannot_slide():
+    with pytest.raises(UserError, match="needs max_new"):
+        generate(made(), None, [1], max_new=None, slide=True)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    glassformer.save(
+        made(), tmp_path / "tiny", train_tokenizer("char", ["abcdefghijk"], specials=()), layout="glassformer"
+    )
+    return str(tmp_path / "tiny")
+
+
+def test_the_end_of_the_context_is_told_with_the_way_out(folder, capsys):
+    words = ["generate", folder, "abc", "--max-new", "40", "--seed", "1", "--top-k", "5"]
+    assert not cli.main(words)
+    found = capsys.readouterr()
+    assert "Ended at the model's context of 12 tokens; --slide goes on, reading the last 6 again." in found.err
+    assert not cli.main([*words, "--slide"])
+    longer = capsys.readouterr()
+    assert longer.out.startswith(found.out.rstrip("\n")) and "context" not in longer.err
+    assert not cli.main([*words, "--json"])
+    assert json.loads(capsys.readouterr().out)["rows"][0]["finish"] == "context"

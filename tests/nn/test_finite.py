@@ -1,0 +1,148 @@
+"""NaN and infinite weights: refused where they are read, named where an answer comes of them; messages are tame."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tiny
+from glassformer import UserError, cli, evaluation, generation, inspection
+from glassformer import config as c
+from glassformer.checkpoints import store
+from glassformer.checkpoints import tensors as tensorfiles
+from glassformer.nn import Model, build_model, finite
+from glassformer.nn.finite import is_finite, must_be_finite
+from glassformer.tokenizer import Tokenizer
+from glassformer.tokenizer import open as open_tokenizer
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "a", "cat", "sat", "on", "mat", "."]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder: Path = tmp_path_factory.mktemp("words")
+    (folder / "vocab.txt").write_text("\n".join(WORDS), encoding="utf-8")
+    return open_tokenizer(folder)
+
+
+def model(shape: c.Model, name: str, value: float) -> Model:
+    """A model with one number of one weight that is not finite."""
+    made = build_model(replace(shape, embed=replace(shape.embed, vocab=len(WORDS))), seed=1).eval()
+    with torch.no_grad():
+        made.get_parameter(name).view(-1)[3] = value
+    return made
+
+
+CAT = "the cat sat"
+PAIR = replace(tiny.vaswani(), head=c.Head(tied=False))
+LABELS, VECTOR = tiny.bert(), replace(tiny.bert(), pool=c.Pool("mean"))
+ANSWERS: dict[str, tuple[c.Model, str, Callable[[Any, Any], Any]]] = {
+    "generate": (
+        tiny.DECODERS["llama"],
+        "decoder.blocks.1.attn.v.weight",
+        lambda m, t: generation.generate(m, t, CAT).run(),
+    ),
+    "greedy": (
+        tiny.DECODERS["llama"],
+        "decoder.blocks.1.ffn.up.weight",
+        lambda m, t: generation.generate(m, t, CAT, temperature=0).run(),
+    ),
+    "translate": (PAIR, "encoder.blocks.0.ffn.up.weight", lambda m, t: generation.search(m, t, [CAT])),
+    "classify": (LABELS, "pool.proj.weight", lambda m, t: generation.classify(m, t, [CAT])),
+    "embed": (VECTOR, "encoder.blocks.1.ffn_norm.weight", lambda m, t: generation.embed(m, t, [CAT])),
+    "fill": (LABELS, "head.norm.bias", lambda m, t: generation.fill(m, t, "the ___ sat")),
+    "eval": (tiny.DECODERS["gpt2"], "decoder.last_norm.bias", lambda m, t: evaluation.score(m, t, CAT)),
+    "look": (tiny.DECODERS["gpt2"], "decoder.blocks.0.attn.out.bias", lambda m, t: inspection.look(m, t, CAT)),
+}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf], ids=str)
+@pytest.mark.parametrize("verb", ANSWERS)
+def test_no_answer_comes_of_what_is_no_number(verb: str, value: float, tokenizer: Tokenizer) -> None:
+    shape, name, answer = ANSWERS[verb]
+    with pytest.raises(UserError, match=f"^{name} holds NaN or infinite numbers.*load another checkpoint"):
+        answer(model(shape, name, value), tokenizer)
+
+
+def test_weights_too_large_for_the_dtype() -> None:
+    made = build_model(tiny.DECODERS["llama"], seed=1)
+    with pytest.raises(UserError, match=r"though its weights are not.*float32"):
+        must_be_finite(made, torch.tensor([1.0, math.nan]))
+    must_be_finite(made, torch.ones(2), torch.ones(0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_finite(dtype: torch.dtype) -> None:
+    many = torch.full((70_000,), torch.finfo(dtype).max, dtype=dtype)  # whose sum is not finite
+    assert is_finite(many) and is_finite(many[:0])
+    for value in (math.nan, math.inf, -math.inf):
+        many[40_000] = value
+        assert not is_finite(many)
+
+
+@pytest.mark.parametrize("layout", ["hf", "glassformer"])
+@pytest.mark.parametrize("shape", ["llama", "gpt2"])
+def test_files_that_are_read_are_refused_by_the_name_in_them(
+    shape: str, layout: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = model(tiny.DECODERS[shape], "decoder.blocks.1.attn.q.weight", math.nan)
+    store.save(bad, tmp_path / "m", layout=layout)
+    name = r"blocks\.1\.attn\.q\.weight" if layout == "glassformer" else "q_proj" if shape == "llama" else "c_attn"
+    with pytest.raises(UserError, match=f"{name}.* holds numbers that are NaN, infinite or too large for float32"):
+        store.load(tmp_path / "m")
+    with pytest.raises(UserError, match=name):
+        store.load_as(bad.config, tmp_path / "m")
+    monkeypatch.setattr(tensorfiles, "SMALL", 0)  # mapped: nobody has read them yet
+    with pytest.raises(UserError, match=name):
+        store.load(tmp_path / "m", dtype="bfloat16")
+    mapped, _ = store.load(tmp_path / "m")
+    for _ in range(2):  # and again: attention on a CPU makes zeros of NaN scores, so the answer would be finite
+        with pytest.raises(UserError, match=r"decoder.blocks.1.attn.q.weight holds NaN"):
+            generation.generate(mapped, None, [[1, 2, 3]]).run()
+
+
+@pytest.mark.parametrize("name", ["llama", "bert", "vaswani", "lstm"])
+def test_mapped_weights_are_looked_at_once_all_of_them(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    monkeypatch.setattr(tensorfiles, "SMALL", 0)
+    store.save(tiny.model(tiny.ALL[name]), tmp_path / "m", layout="glassformer")
+    mapped, _ = store.load(tmp_path / "m")
+    monkeypatch.setattr(finite, "is_finite", lambda weight: not seen.append(weight.data_ptr()))
+    tokens = [tiny.tokens()] * (2 if name == "vaswani" else 1)
+    for _ in range(2):
+        mapped(*tokens)
+    assert sorted(seen) == sorted(weight.data_ptr() for weight in mapped.parameters())
+
+
+def test_numbers_too_large_for_the_dtype_asked_for(tmp_path: Path) -> None:
+    store.save(model(tiny.DECODERS["llama"], "decoder.blocks.1.attn.v.weight", 1e30), tmp_path / "m")
+    store.load(tmp_path / "m")
+    with pytest.raises(UserError, match="too large for float16"):
+        store.load(tmp_path / "m", dtype="float16")
+
+
+def test_classify_says_no_label(tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store.save(model(LABELS, "pool.proj.weight", math.nan), tmp_path / "m", tokenizer)
+    assert cli.main(["classify", str(tmp_path / "m"), CAT]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and "NaN" in said.err and said.err.count("\n") == 1
+
+
+# -------------------------------------------------------------------------------------- messages
+
+
+def test_a_message_cannot_steer_a_terminal_nor_fill_it() -> None:
+    said = str(UserError("the file says \x1b[2J\x1b]0;owned\x07 and\nmore\r\u202e ünïcode 漢字 \ud800; mend it."))
+    assert said.isprintable() and "\\x1b[2J" in said and "and\\nmore\\r\\u202e ünïcode 漢字 \\ud800; mend it." in said
+    for filler in ("x", "\x1b", "漢"):
+        said = str(UserError(f"begins {filler * 5000} ends."))
+        assert len(said) <= 1500 and said.startswith("begins ") and said.endswith(" ends.") and said.isprintable()
+    assert str(UserError("x" * 1500)) == "x" * 1500

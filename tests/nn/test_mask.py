@@ -1,0 +1,403 @@
+"""Who may look at whom: rules, their algebra, their pictures, and engines that compute what is visited and no more."""
+
+from __future__ import annotations
+
+import json
+import struct
+import tomllib
+import zlib
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import tiny
+from glassformer import config as c
+from glassformer import cost
+from glassformer.cli import main
+from glassformer.config import serial
+from glassformer.config.mask import ahead, reach, read_rule, rules
+from glassformer.config.visible import visited
+from glassformer.errors import UserError
+from glassformer.inspection import masks
+from glassformer.nn import Cache, Mask, attend, flex, plan
+from tiny import tokens
+
+RULES_DRAWN = {  # by hand from their definitions: query i, key j
+    c.Full(): lambda i, j: True,
+    c.Causal(): lambda i, j: j <= i,
+    c.Prefix(6): lambda i, j: j <= i or j < 6,
+    c.Window(5): lambda i, j: abs(i - j) < 5,
+    c.Every(4): lambda i, j: (i - j) % 4 == 0,
+    c.Chunk(6): lambda i, j: i // 6 == j // 6,
+    c.Tail(6, 2): lambda i, j: j % 6 in (4, 5) or i == j,
+    c.Strided(5): lambda i, j: abs(i - j) < 5 or (i - j) % 5 == 0,
+    c.Fixed(6, 2): lambda i, j: i // 6 == j // 6 or j % 6 in (4, 5),
+    c.Window(9) & (c.Every(2) | c.Prefix(4)): lambda i, j: abs(i - j) < 9 and ((i - j) % 2 == 0 or j <= i or j < 4),
+    c.Every(1_000_000) | c.Tail(50): lambda i, j: i == j or j % 50 == 49,
+    c.Fixed(7, 2) | c.Strided(4): lambda i, j: i // 7 == j // 7 or j % 7 > 4 or abs(i - j) < 4 or (i - j) % 4 == 0,
+}
+every_rule = pytest.mark.parametrize("see", RULES_DRAWN, ids=str)
+
+
+def dense(see: c.See, length: int = 25, causal: bool = False, **rest: object) -> torch.Tensor:
+    pos = torch.arange(length)[None]
+    return Mask(pos, pos, causal, see, **rest).dense()[0, 0]  # type: ignore[arg-type]
+
+
+@every_rule
+def test_a_rule_allows_what_its_definition_says(see: c.See) -> None:
+    wanted = torch.tensor([[bool(RULES_DRAWN[see](i, j)) for j in range(25)] for i in range(25)])
+    assert torch.equal(dense(see), wanted)
+    before = torch.arange(25) <= torch.arange(25)[:, None]
+    assert torch.equal(dense(see, causal=True), wanted & (before | (torch.arange(25) < ahead(see))))
+    assert dense(see).diagonal().all(), "a token sees itself, so that no row of the softmax is empty"
+
+
+def test_the_sparse_transformers_patterns_are_the_papers() -> None:
+    """Child et al. 2019, section 4.2: the sets A(1) and A(2) of each kind, for every output position."""
+    stride, last = 5, 2
+    for i in range(30):
+        near, far = set(range(max(0, i - stride), i + 1)), {j for j in range(i + 1) if (i - j) % stride == 0}
+        assert {j for j, seen in enumerate(dense(c.Strided(stride), 30, True)[i]) if seen} == near | far
+        block = {j for j in range(i + 1) if j // stride == i // stride}
+        ends = {j for j in range(i + 1) if j % stride in range(stride - last, stride)}
+        assert {j for j, seen in enumerate(dense(c.Fixed(stride, last), 30, True)[i]) if seen} == block | ends
+
+
+@every_rule
+def test_and_and_or_are_those_of_sets(see: c.See) -> None:
+    other = c.Window(3)
+    assert torch.equal(dense(see & other), dense(see) & dense(other))
+    assert torch.equal(dense(see | other), dense(see) | dense(other))
+    assert see & other & see == c.Both((*(see & other).rules, *(see & c.Full()).rules[:-1]))
+
+
+@every_rule
+def test_rules_survive_json_toml_and_their_own_words(see: c.See) -> None:
+    attention = c.Attention(4, see=see)
+    assert serial.loads(c.Attention, serial.dumps(attention)) == attention
+    assert read_rule(str(see)) == see
+    assert torch.equal(dense(read_rule(f" ({see})\n")), dense(see))
+
+
+def test_rules_are_written_in_toml() -> None:
+    text = 'heads = 4\nsee = {type="Either", rules=[{type="Window", size=4}, {type="Both", rules=["Causal", "Full"]}]}'
+    attention = serial.from_dict(c.Attention, tomllib.loads(text))
+    assert attention.see == c.Either((c.Window(4), c.Both((c.Causal(), c.Full()))))
+    assert serial.change(attention, {"see.rules.0.size": 9}).see.rules[0] == c.Window(9)
+
+
+def test_prefixes_of_the_rule_and_of_the_data_add_up() -> None:
+    own = torch.tensor([[False] * 4 + [True] * 8 + [False] * 13])  # of the data: 4..11
+    wanted = torch.tensor([[j <= i or j < 6 or 4 <= j < 12 for j in range(25)] for i in range(25)])
+    assert torch.equal(dense(c.Prefix(6), causal=True, prefix=own), wanted)
+    within = torch.tensor([[abs(i - j) < 4 for j in range(25)] for i in range(25)])
+    assert torch.equal(dense(c.Prefix(6) & c.Window(4), causal=True, prefix=own), wanted & within)
+
+
+def test_how_far_back_a_rule_looks() -> None:
+    assert reach(c.Window(7)) == reach(c.Window(7) & c.Strided(3)) == reach(c.Full() & c.Window(7)) == 7
+    assert reach(c.Window(7) | c.Window(9)) == reach((c.Window(20) & c.Window(9)) | c.Window(3)) == 9
+    for see in (c.Full(), c.Strided(4), c.Fixed(4), c.Window(7) | c.Full(), c.Causal(), c.Prefix(3)):
+        assert reach(see) is None
+
+
+def test_a_cache_keeps_no_more_than_the_rule_can_reach() -> None:
+    model = tiny.model(tiny.DECODERS["mixed"])
+    cache = Cache(model)
+    given = tokens(1, 60)
+    seen = [model(part, cache=cache).logits for part in given.split([3, *[1] * 57], dim=1)]
+    assert [slots.ring for slots in cache.slots.values()] == [9, None]
+    assert cache.layers[0][0].k.shape[2] == 9 + 1  # the window and a bin, though the rule is more than a window
+    torch.testing.assert_close(torch.cat(seen, 1), model(given).logits, rtol=0, atol=1e-5)
+
+
+# ------------------------------------------------------------------------------------- engines
+
+SITUATIONS = ("plain", "rest", "left", "right", "documents", "prefix", "across")
+
+
+def situation(name: str, see: c.See, causal: bool, length: int = 45) -> Mask:
+    """A mask over two rows: padded, packed, with a prefix, of the last queries, or of other keys than queries."""
+    pos, docs, prefix = torch.arange(length)[None], None, None
+    q_pos = k_pos = pos
+    if name == "rest":
+        q_pos = pos[:, -19:]
+    elif name == "left":
+        q_pos = k_pos = torch.cat((pos, (pos - 17).clamp(min=-1)))
+    elif name == "right":
+        q_pos = k_pos = torch.cat((pos.where(pos < 31, -1), pos))
+    elif name == "documents":
+        border = torch.tensor([[13], [30]])
+        own = (pos >= border).long()
+        q_pos = k_pos = torch.where(pos >= border, pos - border, pos)
+        docs = (own, own)
+    elif name == "prefix":
+        prefix = pos < torch.tensor([[9], [21]])
+    elif name == "across":
+        k_pos = torch.cat((torch.arange(30)[None], torch.arange(30)[None].where(torch.arange(30) < 21, -1)))
+        causal, see = False, c.Full()  # all of the encoder's output
+    return Mask(q_pos, k_pos, causal, see, docs, name in ("plain", "rest"), prefix)
+
+
+def computed(engine: attend.Engine, mask: Mask, kv_heads: int, softcap: float | None) -> list[torch.Tensor]:
+    shapes = (4, mask.q_pos.shape[1]), (kv_heads, mask.k_pos.shape[1]), (kv_heads, mask.k_pos.shape[1])
+    draw = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, *shape, 8, generator=draw).requires_grad_() for shape in shapes)
+    real = (mask.q_pos >= 0)[:, None, :, None]
+    z = engine(q, k, v, mask, None, 0.5, softcap) * real  # what comes of nothing is used by nobody
+    (z * torch.randn(z.shape, generator=draw)).sum().backward()
+    return [z.detach(), q.grad, k.grad, v.grad]
+
+
+@every_rule
+@pytest.mark.parametrize("name", SITUATIONS)
+@pytest.mark.parametrize("engine", [name for name in attend.ENGINES if name != "eager"])
+def test_every_engine_equals_eager(engine: str, name: str, see: c.See, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "SIDE", 8)  # several blocks
+    monkeypatch.setattr(plan, "ROOM", 256)  # several steps
+    monkeypatch.setattr(attend, "SIDE", 16)
+    for causal, kv_heads, softcap in ((True, 2, None), (False, 4, 3.0)):
+        mask = situation(name, see, causal)
+        found = computed(attend.ENGINES[engine], mask, kv_heads, softcap)
+        for left, right in zip(found, computed(attend.eager, mask, kv_heads, softcap), strict=True):
+            torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-5)
+
+
+@every_rule
+@pytest.mark.parametrize("name", SITUATIONS)
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_attention_equals_eager_forward(name: str, see: c.See) -> None:
+    mask = situation(name, see, causal=True, length=300)  # three of its blocks
+    q, k, v = (torch.randn(2, heads, 300, 16) for heads in (4, 2, 2))
+    q, (k, v) = q[:, :, -mask.q_pos.shape[1] :], (x[:, :, : mask.k_pos.shape[1]] for x in (k, v))
+    real = (mask.q_pos >= 0)[:, None, :, None]
+    with torch.no_grad():
+        found = attend.flex(q, k, v, mask, None, 0.5, 2.0) * real
+        torch.testing.assert_close(found, attend.eager(q, k, v, mask, None, 0.5, 2.0) * real, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_flex_attention_compiled_on_a_cpu() -> None:
+    mask = situation("documents", c.Strided(16), causal=True, length=300)
+    q = torch.randn(2, 4, 300, 32)
+    wanted = attend.eager(q, q, q, mask, None, 0.2)
+    with torch.no_grad():
+        found = flex._compiled()(q, q, q, block_mask=flex._blocks(mask), scale=0.2)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "see", [c.Window(9) & c.Every(2), c.Window(9) | c.Tail(6, 2), c.Chunk(6), c.Prefix(4)], ids=str
+)
+def test_the_compiler_traces_a_mask_in_one_piece(see: c.See) -> None:
+    pos = torch.arange(25)[None]
+    traced = torch.compile(lambda pos: Mask(pos, pos, True, see).dense(), backend="eager", fullgraph=True)
+    assert torch.equal(traced(pos)[0, 0], dense(see, causal=True))
+
+
+@pytest.mark.parametrize("family", ["starcoder2", "strided", "fixed", "prefix", "mixed", "gemma2"])
+@pytest.mark.parametrize("chunks", [[40], [3, 37], [17, 1, 1, 21]], ids=str)
+def test_sparse_reads_a_cache_in_chunks(family: str, chunks: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "SIDE", 8)
+    model = tiny.model(tiny.DECODERS[family])
+    given = tokens(2, 40)
+    wanted = model(given).logits
+    model.engine, cache = "sparse", Cache(model)
+    found = torch.cat([model(part, cache=cache).logits for part in given.split(chunks, dim=1)], dim=1)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("see", [c.Window(9), c.Strided(5), c.Fixed(7, 2)], ids=str)
+@pytest.mark.parametrize("name", ["plain", "left"])
+def test_the_gradient_is_that_of_small_differences(see: c.See, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With dropout, whose draw is the same each time, and capped scores, in float64."""
+    monkeypatch.setattr(plan, "SIDE", 8)
+    mask = situation(name, see, causal=True, length=20)
+    rows = len(mask.q_pos)
+    inputs = [torch.randn(rows, heads, 20, 3, dtype=torch.float64, requires_grad=True) for heads in (2, 1, 1)]
+
+    def run(*inputs: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(5)
+        return attend.sparse(*inputs, mask, None, 0.7, softcap=2.0, dropout=0.3)
+
+    assert torch.autograd.gradcheck(run, inputs, fast_mode=True)
+
+
+def test_dropout_drops_its_share_and_keeps_the_mean() -> None:
+    pos = torch.arange(64)[None]
+    mask = Mask(pos, pos, True, c.Window(16), plain=True)
+    q = torch.randn(1, 1, 64, 64)
+    ones = torch.eye(64)[None, None]  # what comes out is the pattern itself
+    whole = attend.sparse(q, q, ones, mask, None, 0.1)
+    dropped = torch.stack([attend.sparse(q, q, ones, mask, None, 0.1, dropout=0.25) for _ in range(400)])
+    seen = whole > 0
+    assert (dropped[:, seen] == 0).float().mean() == pytest.approx(0.25, abs=0.01)
+    torch.testing.assert_close(dropped.mean(0), whole, rtol=0, atol=0.12)
+    kept = dropped > 0
+    torch.testing.assert_close(dropped[kept], (whole / 0.75).expand_as(dropped)[kept])
+
+
+class Largest(TorchDispatchMode):
+    """The most numbers that any tensor made within holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        for one in made if isinstance(made, tuple | list) else (made,):
+            if isinstance(one, torch.Tensor):
+                self.numbers = max(self.numbers, one.untyped_storage().nbytes() // one.element_size())
+        return made
+
+
+@pytest.mark.parametrize("see", [c.Window(32), c.Strided(64), c.Fixed(64, 2), c.Window(64) & c.Every(2)], ids=str)
+@pytest.mark.parametrize("kind", ["plain", "padded"])
+def test_long_rows_hold_nothing_of_all_pairs(see: c.See, kind: str) -> None:
+    T = 2048
+    pos = torch.arange(T)[None]
+    if kind == "padded":
+        pos = torch.cat((pos, (pos - 300).clamp(min=-1)))
+    mask = Mask(pos, pos, True, see, plain=kind == "plain")
+    q, k, v = (torch.randn(len(pos), 2, T, 8, requires_grad=True) for _ in range(3))
+    with Largest() as most:
+        attend.sdpa(q, k, v, mask, None, 0.3).sum().backward()
+    assert mask._dense is None, "sdpa did not choose the sparse engine by itself"
+    assert most.numbers <= T * T // 8
+
+
+def test_sparse_is_chosen_where_it_pays_and_only_there() -> None:
+    pos = torch.arange(1024)[None]
+
+    def chosen(see: c.See, length: int = 1024, **rest: object) -> bool:
+        mask = Mask(pos[:, :length], pos[:, :length], True, see, **rest)  # type: ignore[arg-type]
+        q = torch.zeros(1, 1, length, 8)
+        return attend._sparse_pays(q, mask, 0.3)
+
+    docs = pos // 128
+    assert chosen(c.Window(64), plain=True)
+    assert chosen(c.Full(), docs=(docs, docs))
+    assert not chosen(c.Full(), plain=True)  # a fused kernel knows it
+    assert not chosen(c.Full())  # half of all pairs
+    assert not chosen(c.Window(700), plain=True)
+    assert not chosen(c.Window(16), length=256, plain=True)
+
+
+# --------------------------------------------------------------------- counts and pictures
+
+
+@every_rule
+@pytest.mark.parametrize("causal", [True, False])
+def test_counts(see: c.See, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("glassformer.config.visible.CHUNK", 100)  # several parts
+    assert visited(see, 37, causal) == dense(see, 37, causal).sum()
+    pattern = (tiny.block(c.Attention(4, see=see)),)
+    if causal:
+        model: c.Model = tiny.decoder(*pattern, position=c.NoPosition(), depth=1)
+    else:
+        body = c.Stack(1, pattern, causal=False)
+        model = c.Encoder(tiny.DIM, tiny.CONTEXT, c.Embed(tiny.VOCAB), body)
+    flops = cost.cost(model, context=37).attention_flops
+    assert flops == pytest.approx(4 * tiny.DIM * visited(see, 37, causal) / 37)
+
+
+def test_a_picture_in_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["masks", "Window(2) | every(4)", "--length", "6"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:6] == [
+        "██░░ · ·░░ ·",
+        "████░░ · ·░░",
+        " ·████░░ · ·",
+        " · ·████░░ ·",
+        "██ · ·████░░",
+        " ·██ · ·████",
+    ]
+    assert "13 of 36 pairs" in "\n".join(lines) and "20 of 36 pairs" in "\n".join(lines)
+
+
+@pytest.mark.parametrize("name", [*rules(), *masks.SCENES])
+def test_every_name_has_a_picture_and_a_count(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["masks", name, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    drawn = masks.picture(name)
+    assert told["visited"]["decoder"] == int((drawn.cells == masks.SEEN).sum())
+    assert told["visited"]["encoder"] == int((drawn.cells > masks.NEVER).sum())
+    assert 0 < told["share_of_causal"] <= 2
+
+
+@pytest.mark.parametrize("name", [*masks.EXAMPLES, *masks.SCENES, "window(9) & every(2) | prefix(3)"])
+def test_a_picture_is_the_mask_that_a_model_has(name: str) -> None:
+    pos = torch.arange(24)[None]
+    see = c.Full() if name in masks.SCENES else read_rule(masks.EXAMPLES.get(name, name))
+    docs = (pos // 8, pos // 8) if name == "documents" else None
+    keys = pos.where(pos < 16, -1) if name in ("padding", "cross") else pos
+    both, before = (Mask(pos, keys, causal and name != "cross", see, docs).dense()[0, 0] for causal in (False, True))
+    assert torch.equal(torch.from_numpy(masks.picture(name).cells), both.long() + before.long())
+
+
+def test_names_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["masks"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in (*rules(), *masks.SCENES, "a & b"))
+
+
+def test_pictures_in_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["masks", "fixed(6, 2)", "--out", str(tmp_path / "a.svg")]) == 0
+    assert main(["masks", "fixed(6, 2)", "--length", "3000", "--out", str(tmp_path / "a.png")]) == 0
+    drawn = (tmp_path / "a.svg").read_text()
+    assert drawn.startswith("<svg") and drawn.count("<rect") > 24
+    data = (tmp_path / "a.png").read_bytes()
+    assert data.startswith(b"\x89PNG")
+    width, height = struct.unpack(">II", data[16:24])
+    assert width == height == 1000  # three tokens a dot
+    start = data.index(b"IDAT")
+    size = struct.unpack(">I", data[start - 4 : start])[0]
+    lines = zlib.decompress(data[start + 4 : start + 4 + size])
+    assert len(lines) == height * (width + 1)
+    assert set(lines) == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["windw(4)"], 'Did you mean "window"?'),
+        (["window(0)"], "above 0"),
+        (["window"], None),
+        (["window(4) + full"], "& and |"),
+        (["window(4, 5)"], "write window(size)"),
+        (["window(4) & fixed"], "write fixed(block, summary)"),
+        (["window(four)"], "whole numbers"),
+        (["window(True)"], "whole numbers"),
+        (["fixed(4, block=2)"], "write fixed(block, summary)"),
+        (["window(**{})"], "write window(size)"),
+        (["(lambda: 1)()"], "is no rule"),
+        (["window(4"], "is no rule"),
+        (["(" * 500], "is no rule"),
+        (["full", "--length", "0"], "1 or more"),
+        (["full", "--length", "99999"], "at most"),
+        (["full", "--out", "a.gif"], ".svg nor .png"),
+        (["full", "--out", "/dev/null/a.svg"], "/dev/null"),
+    ],
+    ids=str,
+)
+def test_slips_are_named(words: list[str], said: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["masks", *words])
+    error = capsys.readouterr().err
+    if said is None:
+        assert code == 0
+    else:
+        assert code == 2 and said in error and error.count("\n") == 1
+
+
+def test_a_model_with_a_prefix_reads_it_in_one_go() -> None:
+    model = tiny.model(tiny.DECODERS["prefix"])
+    with pytest.raises(UserError, match="first 3 tokens in one go"):
+        model(tokens(1, 2), cache=Cache(model))
+    pos = torch.tensor([[-1, -1, 0, 1]])
+    with pytest.raises(UserError, match="in one go"):
+        model(tokens(1, 4), pos=pos, cache=Cache(model))

@@ -1,0 +1,190 @@
+"""Every named value, set to zero, changes the logits as a forward pass written out by hand says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import tiny
+from glassformer import config as c
+from glassformer.inspection import paths
+from glassformer.nn import Cache, Model, Tape, packed
+from glassformer.nn.block import Block
+from glassformer.nn.feedforward import ACTIVATIONS
+
+Look = Callable[[str, Tensor], Tensor]
+ALONE = c.Stack(2, (c.Block(c.Attention(4), None, None),))
+FAMILIES: dict[str, c.Model] = {
+    "gpt2": tiny.gpt2(),
+    "llama": tiny.decoder(tiny.block(c.Attention(4, 2), c.GatedMLP(64)), position=c.Sinusoidal()),
+    "parallel": tiny.decoder(tiny.block(place="parallel"), position=c.Learned(tiny.CONTEXT)),
+    "sandwich": tiny.decoder(tiny.block(place="sandwich"), position=c.NoPosition()),
+    "lags": replace(tiny.decoder(tiny.block(), position=c.NoPosition()), embed=c.Embed(tiny.VOCAB, 2.0, lags=2)),
+    "experts": tiny.decoder(tiny.block(feedforward=c.MoE(4, 2, c.GatedMLP(16))), position=c.NoPosition()),
+    "attention-only": replace(tiny.DECODERS["attention-only"], decoder=ALONE),
+    "bert": tiny.bert(),
+    "vaswani": tiny.vaswani(),
+}
+
+
+def within(look: Look, above: str) -> Look:
+    return lambda leaf, value: look(f"{above}.{leaf}", value)
+
+
+def attention(part: torch.nn.Module, x: Tensor, look: Look, memory: Tensor | None, causal: bool) -> Tensor:
+    x = look("in", x)
+    inside = x if memory is None else memory
+    q, k, v = part.q(x), part.k(inside), part.v(inside)
+    if memory is None:
+        q, k, v = look("qkv", torch.cat((q, k, v), -1)).split([q.shape[-1], k.shape[-1], v.shape[-1]], -1)
+    q, k, v = (
+        look(name, one.unflatten(-1, (-1, 8)).transpose(1, 2)) for name, one in zip("qkv", (q, k, v), strict=True)
+    )
+    k, v = (one.repeat_interleave(4 // one.shape[1], 1) for one in (k, v))
+    scores = q @ k.mT / 8**0.5
+    if causal:
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:]).triu(1).bool(), -torch.inf)
+    z = look("z", look("pattern", look("scores", scores).softmax(-1)) @ v)
+    return look("write", part.out(z.transpose(1, 2).flatten(2)))
+
+
+def think(part: torch.nn.Module, x: Tensor, look: Look) -> Tensor:
+    x = look("in", x)
+    if hasattr(part, "router"):
+        weight, chosen = look("router", part.router(x)).softmax(-1).topk(2)
+        weight, chosen = look("weight", weight / weight.sum(-1, keepdim=True)), look("chosen", chosen)
+        pre, up = (torch.einsum("btc,btkhc->btkh", x, table[chosen]) for table in (part.gate, part.up))
+        hidden = look("hidden", look("gate", part.act(look("pre", pre))) * look("up", up))
+        return look("write", torch.einsum("btkh,btkch,btk->btc", hidden, part.down[chosen], weight))
+    if hasattr(part, "gate"):
+        gate = look("gate", part.act(look("pre", part.gate(x))))
+        return look("write", part.down(look("hidden", gate * look("up", part.up(x)))))
+    return look("write", part.down(look("hidden", part.act(look("pre", part.up(x))))))
+
+
+def one_block(part: Block, x: Tensor, look: Look, memory: Tensor | None, causal: bool) -> Tensor:
+    def sub(name: str, x: Tensor) -> Tensor:
+        own = getattr(part, name)
+        if name == "ffn":
+            return think(own, x, within(look, name))
+        return attention(own, x, within(look, name), memory if name == "cross" else None, causal and name == "attn")
+
+    if part.place == "parallel":
+        seen = part.attn_norm(x)
+        return look("resid", x + sub("attn", seen) + sub("ffn", seen))
+    steps = [name for name in ("attn", "cross", "ffn") if getattr(part, name) is not None]
+    for place, name in enumerate(steps):
+        after = "resid" if name == steps[-1] else ("mid", "mid_cross")[place]
+        norm, after_norm = getattr(part, f"{name}_norm"), getattr(part, f"{name}_post_norm", lambda write: write)
+        x = look(after, norm(x + sub(name, x)) if part.place == "post" else x + after_norm(sub(name, norm(x))))
+    return x
+
+
+def one_stack(model: Model, side: str, ends: str, tokens: Tensor, look: Look, memory: Tensor | None) -> Tensor:
+    embed, stack = model.embed, getattr(model, side)
+    x = look(f"{ends}.token", embed.token(tokens))
+    for back, table in enumerate(embed.lag):
+        missing = tokens.new_full((len(tokens), back + 1), tiny.VOCAB)
+        x = x + look(f"{ends}.lag.{back}", table(torch.cat((missing, tokens), 1)[:, : tokens.shape[1]]))
+    x = x * embed.scale
+    if embed.segment is not None:
+        x = x + look(f"{ends}.segment", embed.segment(torch.zeros_like(tokens)))
+    cfg, T = c.stacks(model.config)[side].position, tokens.shape[1]
+    if isinstance(cfg, c.Learned):
+        x = x + look(f"{ends}.position", stack.position.weight[None, :T])
+    elif isinstance(cfg, c.Sinusoidal):
+        angle = torch.arange(T)[:, None] / cfg.theta ** (torch.arange(0, tiny.DIM, 2) / tiny.DIM)
+        x = x + look(f"{ends}.position", torch.stack((angle.sin(), angle.cos()), -1).flatten(1)[None])
+    x = look(f"{side}.embed", stack.first_norm(x))
+    for index, part in enumerate(stack.blocks):
+        x = one_block(part, x, within(look, f"{side}.blocks.{index}"), memory, side == "decoder")
+    return look(f"{side}.out", stack.last_norm(x))
+
+
+def by_hand(model: Model, tokens: Tensor, source: Tensor | None, look: Look) -> Tensor:
+    """The logits, every value passed through ``look``."""
+    memory = None if source is None else one_stack(model, "encoder", "source_embed", source, look, None)
+    side = "decoder" if hasattr(model, "decoder") else "encoder"
+    hidden = one_stack(model, side, "embed", tokens, look, memory)
+    cfg = model.config.head
+    if cfg.transform:
+        hidden = model.head.norm(ACTIVATIONS[cfg.transform](model.head.transform(hidden)))
+    table = model.embed.token.weight if cfg.tied else model.head.proj.weight
+    return look("logits", F.linear(hidden, table, model.head.proj.bias))
+
+
+def silence(value: Tensor) -> Tensor:
+    return torch.zeros_like(value)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@torch.no_grad()
+def test_every_value_set_to_zero_gives_what_the_hand_says(name: str) -> None:
+    model, given = tiny.model(FAMILIES[name]), tiny.tokens(2, 7)
+    source = tiny.tokens(2, 5, seed=5) if name == "vaswani" else None
+    both = (given,) if source is None else (given, source)
+    names: dict[str, Tensor] = {}
+
+    def note(path: str, value: Tensor) -> Tensor:
+        return names.setdefault(path, value)
+
+    plain = by_hand(model, given, source, note)
+    tape = Tape("*")
+    torch.testing.assert_close(model(*both, tape=tape).logits, plain, rtol=0, atol=1e-5)
+    seen = {path: value for path, value in tape.records.items() if not path.startswith("pool.")}
+    assert seen.keys() == names.keys()
+    for path, value in seen.items():
+        torch.testing.assert_close(value, names[path].expand_as(value), rtol=0, atol=1e-5, msg=path)
+    changed = 0
+    for path in names:
+        wanted = by_hand(model, given, source, lambda at, value: silence(value) if at == path else value)  # noqa: B023
+        found = model(*both, tape=Tape(edits={path: lambda path, value: silence(value)})).logits
+        torch.testing.assert_close(found, wanted, rtol=0, atol=2e-5, msg=path)
+        changed += not torch.allclose(found, plain, atol=1e-3)
+    assert changed >= len(names) - 2, "only a shift of all scores, and a chosen expert that is 0 already, may not show"
+
+
+@pytest.mark.parametrize("name", tiny.ALL)
+@torch.no_grad()
+def test_identity_edits_change_no_bit(name: str) -> None:
+    """Of scores and patterns too where the engine is the readable one; fused ones round otherwise."""
+    model, given = tiny.model(tiny.ALL[name]), tiny.tokens()
+    both = (given, tiny.tokens(3, 9, seed=5)) if isinstance(model.config, c.EncoderDecoder) else (given,)
+    model.engine = "eager"
+    names = Tape("*")
+    plain = model(*both, tape=names).logits
+    same = Tape(edits={path: lambda path, value: value.clone() for path in names.records})
+    assert torch.equal(model(*both, tape=same).logits, plain)
+
+
+@torch.no_grad()
+def test_edits_reach_what_fused_products_and_caches_hold() -> None:
+    """With q, k and v (gate and up) packed into one product, one token at a time: the same change as in one go."""
+    for path, block in (("attn.qkv", "llama"), ("ffn.gate", "llama"), ("ffn.up", "llama"), ("ffn.pre", "experts")):
+        model, given = tiny.model(FAMILIES[block]), tiny.tokens(1, 9)
+        edits = {f"decoder.blocks.1.{path}": lambda path, value: value * 0.5}
+        wanted = model(given, tape=Tape(edits=edits)).logits
+        cache = Cache(model)
+        copies = packed.pack(model, None)
+        with packed.packed(copies):
+            parts = [
+                model(part, cache=cache, tape=Tape(edits=edits)).logits for part in given.split([5, 1, 1, 1, 1], 1)
+            ]
+        torch.testing.assert_close(torch.cat(parts, 1), wanted, rtol=0, atol=1e-5)
+        assert not torch.allclose(wanted, model(given).logits, atol=1e-3)
+
+
+@torch.no_grad()
+def test_the_page_of_names_has_them_all() -> None:
+    page = (Path(__file__).parents[2] / "docs/names.md").read_text(encoding="utf-8")
+    for config in tiny.ALL.values():
+        leaves = {re.sub(r".*blocks\.\d+\.|\d+$|shared\.|cross\.", "", path) for path in paths(tiny.model(config))}
+        missing = [leaf for leaf in leaves if not re.search(rf"[`.]{re.escape(leaf.rpartition('.')[2])}\b", page)]
+        assert not missing

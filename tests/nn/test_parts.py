@@ -1,0 +1,216 @@
+"""Parts of a model, each held to its definition or to transformers where the tiny families of one format would not
+show a slip: positions far out and in bf16, norms, how weights start, ends, dropout, losses of several mixtures."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import tiny
+from glassformer import config as c
+from glassformer.config import objective as objectives
+from glassformer.nn import EncoderDecoder, Flow, Mask, Tape, build, build_model, lora
+from glassformer.nn.packed import Linear
+from tiny import DECODERS, tokens
+
+HALF = 2**-8  # the most that one rounding to bf16 changes a number by, relative to it
+
+
+def speeds(cfg: c.Rotary, head_dim: int) -> tuple[Tensor, float]:
+    """Radians a position of each wave (head_dim / 2), and what sines and cosines are multiplied by."""
+    rotary = build(cfg, 64, 4, True)
+    speed = 1.0 / cfg.theta ** (torch.arange(0, head_dim, 2).float() / head_dim)
+    return rotary.stretch(speed, cfg.theta) if rotary.stretch is not None else (speed, 1.0)
+
+
+# ------------------------------------------------------------------------------------- positions
+
+
+@pytest.mark.parametrize("stretch", [None, c.YarnStretch(4.0, 256), c.LinearStretch(3.0)], ids=str)
+def test_rotary_angles_are_made_in_fp32_whatever_is_turned(stretch: Any) -> None:
+    cfg = c.Rotary(1e4, stretch=stretch)
+    speed, size = speeds(cfg, 16)
+    pos = torch.tensor([[3, 257, 4099, 99_991]])
+    angle = pos[0, :, None].float().double() * speed.double()
+    flow, rotary = Flow(pos), build(cfg, 64, 4, True)
+    for dtype, rounding in ((torch.bfloat16, HALF), (torch.float32, 2**-24)):
+        ones = torch.ones(1, 1, 4, 16, dtype=dtype)
+        first, second = rotary.rotate(ones, flow).double()[0, 0].chunk(2, -1)
+        slack = 8 * rounding + float(angle.max()) * 2**-22  # speeds and angles themselves are rounded in fp32
+        torch.testing.assert_close(first, size * (angle.cos() - angle.sin()), rtol=0, atol=slack)
+        torch.testing.assert_close(second, size * (angle.cos() + angle.sin()), rtol=0, atol=slack)
+
+
+@pytest.mark.parametrize("fast", [32.0, 8.0, 1.0, 1000.0])
+@pytest.mark.parametrize("slow", [1.0, 0.25, 1e-6])
+@pytest.mark.parametrize(("theta", "length", "head_dim"), [(1e4, 2048, 64), (1e6, 16, 8), (1e4, 40, 16), (1e4, 4, 4)])
+def test_yarn_is_transformers(theta: float, length: int, head_dim: int, slow: float, fast: float) -> None:
+    """The first and the last wave of the blend, where they are cut off, and where they are one and the same."""
+    transformers = pytest.importorskip("transformers")
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    told = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": length, "rope_theta": theta}
+    config = transformers.LlamaConfig(
+        hidden_size=4 * head_dim,
+        num_attention_heads=4,
+        head_dim=head_dim,
+        max_position_embeddings=4 * length,
+        rope_parameters={**told, "beta_fast": fast, "beta_slow": slow},
+    )
+    wanted, size = ROPE_INIT_FUNCTIONS["yarn"](config, torch.device("cpu"))
+    found, ours = speeds(c.Rotary(theta, stretch=c.YarnStretch(4.0, length, fast, slow)), head_dim)
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=0)
+    assert ours == pytest.approx(size)
+
+
+@pytest.mark.parametrize("heads", range(1, 18))
+def test_alibis_slopes_are_blooms(heads: int) -> None:
+    pytest.importorskip("transformers")
+    from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+
+    wanted = build_alibi_tensor(torch.ones(1, 2), heads, torch.float32)[:, 0, 1]  # one token away
+    pos = torch.arange(2)[None]
+    found = build(c.Alibi(), 64, heads, True).bias(Mask(pos, pos, True))[0, :, 1, 0]
+    torch.testing.assert_close(-found, wanted, rtol=1e-6, atol=0)
+
+
+# ----------------------------------------------------------------------------------------- norms
+
+
+@pytest.mark.parametrize("cfg", [c.LayerNorm(), c.RMSNorm(), c.RMSNorm(offset=1.0), c.RMSNorm(gain=False)], ids=str)
+def test_a_norm_starts_with_a_gain_of_one(cfg: c.Norm) -> None:
+    body = tiny.decoder(tiny.block(norm=cfg), position=c.NoPosition(), last_norm=cfg)
+    x = torch.randn(5, tiny.DIM)
+    for norm in (build(cfg, tiny.DIM), build_model(body, seed=1).decoder.last_norm):  # before and after ``Init``
+        torch.testing.assert_close(norm(x).square().mean(-1), torch.ones(5), rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("learning", [True, False])
+def test_an_rms_norm_adds_up_in_fp32(learning: bool) -> None:
+    """In bf16 each number is rounded twice: its row's factor, and the product."""
+    x = (torch.randn(512, 768) * torch.rand(512, 1).exp()).bfloat16().requires_grad_(learning)
+    found = build(c.RMSNorm(eps=0.1), 768).bfloat16()(x).detach().double()
+    exact = x.detach().double()
+    exact = exact / (exact.square().mean(-1, keepdim=True) + 0.1).sqrt()
+    assert float(((found - exact) / exact).abs().nan_to_num().max()) <= 2 * HALF * (1 + HALF)
+
+
+# -------------------------------------------------------------------------------- how weights start
+
+
+def spread(weight: Tensor) -> float:
+    return float(weight.detach().square().mean().sqrt())
+
+
+def test_what_writes_to_the_stream_starts_smaller_the_deeper_the_model() -> None:
+    """By 1 / sqrt(sublayers), an encoder-decoder's of both stacks and with those that look across."""
+    attention, think = c.Attention(4), c.MLP(256)
+    encoder = c.Stack(2, (c.Block(attention, think),), causal=False)
+    decoder = c.Stack(3, (c.Block(attention, think, cross=attention),))
+    init = c.Init(0.02, 0.02, "depth")
+    model = build_model(c.EncoderDecoder(128, 64, c.Embed(50), encoder, decoder, c.Head(), init), seed=1)
+    block = model.decoder.blocks[0]
+    for writer in (block.attn.out, block.cross.out, block.ffn.down, model.encoder.blocks[1].ffn.down):
+        assert spread(writer.weight) == pytest.approx(0.02 / math.sqrt(3 * 3 + 2 * 2), rel=0.05)
+    assert spread(block.ffn.up.weight) == pytest.approx(0.02, rel=0.05)
+
+
+def test_previous_tokens_start_quieter_the_further_back() -> None:
+    shape = replace(DECODERS["glass"], dim=64, embed=c.Embed(400, lags=3), init=c.Init(0.02, 0.3))
+    embed = build_model(shape, seed=1).embed
+    for table, wanted in zip((embed.token, *embed.lag), (0.3, 0.3 / 2, 0.3 / 3, 0.3 / 4), strict=True):
+        assert spread(table.weight) == pytest.approx(wanted, rel=0.05)
+
+
+# ------------------------------------------------------------------------------- ends, dropout, losses
+
+
+def test_a_heads_scale_multiplies_what_it_reads() -> None:
+    plain = tiny.model(DECODERS["llama"])
+    scaled = tiny.model(replace(DECODERS["llama"], head=c.Head(tied=False, scale=0.25)))
+    torch.testing.assert_close(scaled(tokens()).logits, plain(tokens()).logits / 4)
+
+
+def dropped(found: Tensor, plain: Tensor, rate: float) -> None:
+    """Each number stayed, divided by 1 - rate, or fell out: in its share."""
+    alive = found != 0
+    torch.testing.assert_close(found, torch.where(alive, plain / (1 - rate), 0.0), rtol=1e-5, atol=1e-6)
+    assert abs(float(alive.double().mean()) - (1 - rate)) < 5 * (rate * (1 - rate) / alive.numel()) ** 0.5
+
+
+@torch.no_grad()
+def test_a_classifier_drops_what_its_labels_read() -> None:
+    pool = build(c.Pool("mean", labels=32, dropout=0.4), 32)
+    pool.proj.weight.copy_(torch.eye(32))
+    pool.proj.bias.zero_()
+    hidden, flow = torch.randn(200, 3, 32), Flow(torch.arange(3)[None])
+    plain = pool.eval()(hidden, flow)
+    torch.testing.assert_close(plain, hidden.mean(1))
+    dropped(pool.train()(hidden, flow), plain, 0.4)
+
+
+@torch.no_grad()
+def test_lora_drops_what_its_change_reads_and_nothing_of_the_matrix() -> None:
+    of = Linear(32, 32, bias=False)
+    of.weight.zero_()
+    layer, x = lora.Adapted(of, 32, 0.5, dropout=0.3), torch.randn(200, 32)
+    layer.down.copy_(torch.eye(32))
+    layer.up.copy_(torch.eye(32))
+    torch.testing.assert_close(layer.eval()(x), x / 2)
+    dropped(layer.train()(x), x / 2, 0.3)
+    layer.up.zero_()
+    of.weight.copy_(torch.eye(32))
+    assert torch.equal(layer(x), x)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_tuning_drops_at_the_rate_that_it_was_told(name: str) -> None:
+    model = build_model(tiny.ALL[name], seed=1)
+    lora.tune(model, objectives.LoRA(rank=3, dropout=0.35))
+    assert {layer.drop.p for layer in lora.adapted(model).values()} == {0.35}
+
+
+@torch.no_grad()
+def test_a_change_is_merged_with_one_rounding() -> None:
+    torch.manual_seed(0)
+    of = Linear(96, 64, bias=False).bfloat16()
+    of.weight.normal_()
+    layer = lora.Adapted(of, 24, 0.7)
+    layer.down.normal_()
+    layer.up.normal_()
+    exact = layer.weight.double() + 0.7 * layer.up.double() @ layer.down.double()
+    layer.merge()
+    off = (layer.weight.double() - exact).abs()
+    assert float((off - HALF * exact.abs()).max()) <= 2**-20 * float(exact.abs().max())  # and sums in fp32
+
+
+def test_every_mixture_adds_to_the_losses() -> None:
+    for name, count in (("mixtral", 2), ("noisy", 2)):
+        model, tape = build_model(DECODERS[name], seed=1), Tape("*.router")
+        aux = model(tokens(), tape=tape).aux
+        cfg: Any = DECODERS[name].decoder.pattern[0].feedforward
+        alone, logits = 0.0, [tape[path] for path in tape.records]
+        assert len(logits) == count
+        for router in logits:
+            share = router.softmax(-1).flatten(0, 1)
+            chosen = share.topk(cfg.top_k, -1).indices
+            load = torch.bincount(chosen.flatten(), minlength=cfg.experts) / chosen.numel()
+            alone += float(cfg.balance * cfg.experts * (load * share.mean(0)).sum())
+        assert float(aux["balance"].detach()) == pytest.approx(alone, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["llama", "t5", "bahdanau"])
+def test_a_tape_keeps_no_graph_unless_it_is_asked_to(name: str) -> None:
+    model = tiny.model(tiny.ALL[name])
+    extra = (tokens(3, 9, seed=5),) if isinstance(model, EncoderDecoder) else ()
+    for graph in (False, True):
+        tape = Tape("*", graph=graph)
+        model(tokens(), *extra, tape=tape)
+        held = [value.requires_grad for value in tape.records.values() if value.is_floating_point()]
+        assert held and (all(held) if graph and name == "llama" else any(held) == graph)

@@ -1,0 +1,107 @@
+"""A recipe in a user's own file: a Llama with capped logits, named as Llama's first files; found, loaded and saved."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import glassformer
+from glassformer import UserError, cli, recipes
+from glassformer.checkpoints import store
+from glassformer.nn import build_model
+
+PAGE = '''
+"""Llama with capped logits, its weights as Llama's first files hold them: rotary pairs are neighbours."""
+from dataclasses import replace
+
+from glassformer import recipes
+from glassformer.recipes import llama
+from glassformer.recipes.recipe import Recipe, Rule, Table
+
+PARTS = {"attn.v": "attention.wv", "attn.out": "attention.wo", "attn_norm": "attention_norm", "ffn_norm": "ffn_norm"}
+PARTS |= {"ffn.gate": "feed_forward.w1", "ffn.down": "feed_forward.w2", "ffn.up": "feed_forward.w3"}
+
+
+def read(raw):
+    model = llama.read(raw)
+    return replace(model, head=replace(model.head, softcap=raw.number("cap", None)))
+
+
+def write(model):
+    return {**llama.write(model), "cap": model.head.softcap}
+
+
+def weights(model):
+    attention = model.decoder.pattern[0].attention
+    turned = [("q", attention.heads), ("k", attention.kv_heads or attention.heads)]
+    return Table((
+        Rule("tok_embeddings.weight", "embed.token.weight"),
+        Rule("norm.weight", "decoder.last_norm.weight"),
+        Rule("output.weight", "head.proj.weight"),
+        *(Rule(f"layers.{{i}}.{b}.weight", f"decoder.blocks.{{i}}.{a}.weight") for a, b in PARTS.items()),
+        *(
+            Rule(f"layers.{{i}}.attention.w{x}.weight", f"decoder.blocks.{{i}}.attn.{x}.weight",
+                 axes="(h d 2) c -> (h 2 d) c", heads=heads)
+            for x, heads in turned
+        ),
+    ), ignore=("rope.freqs",))
+
+
+recipes.add(replace(
+    llama.LLAMA, name="first-llama", paper="mine", sizes={"7b": llama.LLAMA.sizes["2-7b"]},
+    architectures=("FirstLlama",), model_type="first-llama", weights=weights, read=read, write=write,
+))
+'''
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "my_recipe.py"
+    path.write_text(PAGE)
+    before = dict(recipes.BOOK)
+    yield path
+    recipes.BOOK.clear()
+    recipes.BOOK.update(before)
+
+
+def test_a_recipe_of_ones_own_is_found_loads_and_saves(
+    page: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    glassformer.use(page)
+    assert recipes.find("first-llama/7b") == recipes.find("llama/2-7b") and "first-llama/7b" in recipes.names()
+    assert cli.main(["recipes"]) == 0 and "first-llama/7b" in capsys.readouterr().out
+    small = recipes.find("llama/stories260k")
+    head = replace(small.head, tied=False, softcap=5.0)
+    model = build_model(replace(small, head=head), seed=1).eval()
+    store.save(model, tmp_path / "capped")
+    loaded, _ = glassformer.load(tmp_path / "capped")
+    assert recipes.plain(loaded.config) == recipes.plain(model.config)
+    assert all(torch.equal(a, b) for a, b in zip(loaded.parameters(), model.parameters(), strict=True))
+    assert json.loads((tmp_path / "capped" / "config.json").read_text())["architectures"] == ["FirstLlama"]
+    capped = load_file(tmp_path / "capped" / "model.safetensors")
+    plain = build_model(replace(small, head=replace(head, softcap=None)), seed=1)  # the same weights, as a Llama
+    store.save(plain, tmp_path / "plain")
+    theirs = load_file(tmp_path / "plain" / "model.safetensors")["model.layers.0.self_attn.q_proj.weight"]
+    q, size = capped["layers.0.attention.wq.weight"], small.dim  # transformers' conversion script turns it so:
+    assert torch.equal(q.view(8, size // 16, 2, size).transpose(1, 2).reshape(size, size), theirs)
+
+
+def test_names_that_are_taken(page: Path) -> None:
+    glassformer.use(page)
+    mine = recipes.BOOK["first-llama"]
+    for changed, said in (
+        ({}, 'There is a recipe "first-llama" already'),
+        ({"name": "gpt2"}, 'There is a recipe "gpt2" already'),
+        ({"name": "other"}, 'reads "FirstLlama", which first-llama reads already'),
+        ({"name": "other", "architectures": ("Other",)}, 'reads "first-llama", which first-llama'),
+        ({"name": "My/Model"}, "take small letters"),
+    ):
+        with pytest.raises(UserError, match=said):
+            recipes.add(replace(mine, **changed))
+    assert list(recipes.BOOK)[-1] == "first-llama"

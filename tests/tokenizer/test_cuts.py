@@ -1,0 +1,58 @@
+"""A long document, which is tokenised in pieces, has the ids and bytes that it has as a whole."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import regex
+
+from glassformer.data import corpus, tokenise
+from glassformer.data import find as find_corpus
+from glassformer.tokenizer import byte_bpe as ranks
+from glassformer.tokenizer import open as open_tokenizer
+
+
+def article(length: int) -> str:
+    """Lines of every kind: words, code, comments that end and begin with marks, empty lines, other scripts."""
+    chance = random.Random(0)
+    kinds = ["Once upon a time", "    return x / y;", "*/", "/* 1 */", "/", "\u4f60\u597d", "12 345", "'tis", "_x", ""]
+    lines = []
+    while length > 0:
+        lines.append(" ".join(chance.choices(kinds, k=chance.randint(1, 9))))
+        length -= len(lines[-1]) + 1
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    "name", ["tok-llama2/tokenizer.model", "tok-phi3", "tok-t5/spiece.model", "tok-gpt2", "tok-bert-cased"]
+)
+def test_pieces_have_the_ids_of_the_whole(shared_data: Path, name: str, tmp_path: Path) -> None:
+    whole = article(300_000)
+    (tmp_path / "long.txt").write_text(whole, encoding="utf-8")
+    tokenizer = open_tokenizer(shared_data / name)
+    source = find_corpus(tmp_path / "long.txt")
+    assert len(list(source.pieces())) > 2
+    made = tokenise(source, tokenizer, cache=tmp_path / "cache")
+    opening = [tokenizer.bos] if tokenizer.bos not in (None, tokenizer.eos) else []
+    assert made.tokens.tolist() == [*opening, *tokenizer.encode(whole), tokenizer.eos]
+    for share in (0.3, 0.6):
+        early, late = made.split(share)
+        assert early.bytes + late.bytes == made.bytes == len(whole.encode())
+        decoded = tokenizer.decode(early.tokens.tolist())
+        if tokenizer.decode(tokenizer.encode("a\nb")) == "a\nb":
+            assert abs(len(decoded.encode()) - early.bytes) <= 3
+
+
+def test_no_published_split_reaches_over_a_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpus, "PIECE", 200)
+    whole = article(20_000) + "\nend */\n/ x*/\n/\n y"
+    pieces = [piece for piece, _ in corpus._cut(iter([whole[at : at + 150] for at in range(0, len(whole), 150)]))]
+    assert "".join(pieces) == whole and len(pieces) > 40
+    gpt2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+    for name, kind in ranks.KINDS.items():
+        pattern = kind.pattern or gpt2
+        assert [word for piece in pieces for word in regex.findall(pattern, piece)] == regex.findall(pattern, whole), (
+            name
+        )

@@ -1,0 +1,246 @@
+"""Tokenizer files made to harm: panics, endless work, blown-up texts. One sentence each, and Ctrl-C is heard."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from glassformer import UserError
+from glassformer.data import find as find_corpus
+from glassformer.tokenizer import Tokenizer, formats, safety, watch
+from glassformer.tokenizer import open as open_tokenizer
+from glassformer.tokenizer import pretrained as shelf
+from glassformer.tokenizer import train as train_tokenizer
+from tokenizer.test_bad import MODEL, field, piece, spec
+from tokenizer.test_tokenizer import NASTY
+
+SLOW = {"type": "Split", "pattern": {"Regex": r"\s+$"}, "behavior": "Isolated", "invert": False}
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+
+
+def changed(**parts: Any) -> Tokenizer:
+    """A byte tokenizer with these parts in its file."""
+    return Tokenizer.from_json(spec(lambda raw: raw.update(parts)).decode())
+
+
+def hostile() -> Tokenizer:
+    """One whose pattern looks at every later space from every space."""
+    return changed(pre_tokenizer={"type": "Sequence", "pretokenizers": [SLOW, BYTES]})
+
+
+def replacing(*steps: tuple[str, str, str]) -> dict[str, Any]:
+    return {
+        "type": "Sequence",
+        "normalizers": [{"type": "Replace", "pattern": {kind: old}, "content": new} for kind, old, new in steps],
+    }
+
+
+# ------------------------------------------------------------------------ budget and signals
+
+
+def test_work_without_end_is_ended_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "SECONDS", 0.2)
+    tokenizer, spaces = hostile(), " " * (watch.LARGE + 1) + "a"
+    for act in (tokenizer.encode, tokenizer.offsets):
+        with pytest.raises(UserError, match="needs over 1 seconds for 16,386 characters"):
+            act(spaces)
+    assert tokenizer.encode("  a") == [32, 32, 97]
+
+
+def test_errors_and_results_come_through_a_watched_thread() -> None:
+    tokenizer = train_tokenizer("char", ["ab"], specials=())
+    assert tokenizer.encode("ab" * watch.LARGE) == [0, 1] * watch.LARGE
+    with pytest.raises(UserError, match=f"number {2 * watch.LARGE} of the text"):
+        tokenizer.encode("ab" * watch.LARGE + "c")
+
+
+@pytest.mark.parametrize("way", ["encode", "tokenise"])
+def test_ctrl_c_is_heard_while_a_text_is_encoded(way: str, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(hostile().to_json())
+    (tmp_path / "corpus.txt").write_text(" " * 120_000 + "a")
+    act = {
+        "encode": "tokenizer.encode(open(folder / 'corpus.txt').read())",
+        "tokenise": "tokenise(find_corpus(folder / 'corpus.txt'), tokenizer, cache=folder / 'cache')",
+    }[way]
+    code = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # in case a shell ignores it
+        f"import pathlib, sys; from glassformer import tokenizer as t; folder = pathlib.Path({str(tmp_path)!r})\n"
+        f"tokenizer = t.open(folder / 'tokenizer.json'); tokenizer.encode('a'); print('ready', flush=True)\n{act}"
+    )
+    running = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert running.stdout is not None and running.stdout.readline() == "ready\n"
+    time.sleep(1.0)
+    assert running.poll() is None
+    running.send_signal(signal.SIGINT)
+    sent = time.monotonic()
+    _, told = running.communicate(timeout=60)
+    assert "KeyboardInterrupt" in told and running.returncode in (1, -signal.SIGINT, 130)
+    assert time.monotonic() - sent < 8  # the whole text takes minutes
+
+
+# ------------------------------------------------------------------------- tables and replacements
+
+
+def charsmap(shared_data: Path) -> bytes:
+    """T5's table of character replacements."""
+    raw = json.loads((shared_data / "tok-t5" / "tokenizer.json").read_text(encoding="utf-8"))
+    return base64.b64decode(raw["normalizer"]["precompiled_charsmap"])
+
+
+@pytest.mark.parametrize("turns", [60, pytest.param(400, marks=pytest.mark.slow)])
+def test_a_damaged_table_of_characters_is_refused_before_the_library_panics(
+    shared_data: Path, capfd: pytest.CaptureFixture[str], turns: int
+) -> None:
+    """Damaged tables: of each a sentence, or a tokenizer that encodes everything; the library says nothing."""
+    whole, chance = charsmap(shared_data), np.random.default_rng(0)
+    assert safety.charsmap(whole) == 18  # U+FDFA
+    refused = 0
+    for turn in range(turns):
+        table = np.frombuffer(whole, np.uint8).copy()
+        size = int.from_bytes(whole[:4], "little")
+        if turn % 4:
+            at = chance.integers(4, 4 + size if turn % 4 < 3 else len(table), chance.integers(1, 400))
+            table[at] = chance.integers(0, 256, len(at))
+        data = table.tobytes()[: None if turn % 4 else int(chance.integers(1, len(table)))]
+        try:
+            found = changed(normalizer={"type": "Precompiled", "precompiled_charsmap": base64.b64encode(data).decode()})
+        except UserError as error:
+            assert "its table of character replacements" in str(error) or "decode" in str(error)
+            refused += 1
+            continue
+        found.encode_batch(NASTY)
+        found.offsets(NASTY[7])
+    assert refused > turns / 2 and capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("part", ["normalizer", "decoder"])
+def test_replacements_that_blow_a_text_up_are_refused(part: str) -> None:
+    doubling = replacing(*[("String", "a", "aa")] * 40)
+    inserting = replacing(*[("Regex", "", "a")] * 40)
+    for steps in (doubling, inserting):
+        steps = steps if part == "normalizer" else {"type": "Sequence", "decoders": steps["normalizers"]}
+        with pytest.raises(UserError, match=f"replacements of its {part} make over 256"):
+            changed(**{part: steps})
+    growing = changed(normalizer=replacing(("String", "a", "aa"), ("Regex", "b+", "c")))
+    assert growing.encode("abbb") == list(b"aac")
+
+
+def test_a_decoder_uses_the_librarys_regular_expressions() -> None:
+    def decoder(pattern: str) -> Tokenizer:
+        steps = [BYTES, {"type": "Fuse"}]
+        replace = {"type": "Replace", "pattern": {"Regex": pattern}, "content": "-"}
+        return changed(decoder={"type": "Sequence", "decoders": [replace, *steps]})
+
+    assert decoder(r"\p{L}").decode(list(b"a1b")) == "-1-"
+    with pytest.raises(UserError, match="broken regular expression"):
+        decoder("(")
+    raw = json.loads(spec(lambda raw: None))
+    raw["model"]["vocab"]["a" * 60 + "b"] = 900
+    raw["decoder"] = {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": "-"}
+    tokenizer, start = Tokenizer.from_json(json.dumps(raw)), time.monotonic()
+    with pytest.raises(UserError, match="cannot decode"):
+        tokenizer.decode([900])
+    assert time.monotonic() - start < 10
+
+
+def test_a_panic_while_encoding_is_a_sentence() -> None:
+    split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    tokenizer = changed(pre_tokenizer={"type": "Sequence", "pretokenizers": [split, BYTES]})
+    for act in (tokenizer.encode, tokenizer.offsets):
+        with pytest.raises(UserError, match="cannot encode this text"):
+            act("a" * 40 + "b")
+
+
+def test_strip_of_a_billion_and_ids_of_four() -> None:
+    strip = {"type": "Strip", "content": " ", "start": 10**9, "stop": 0}
+    tokenizer, start = changed(decoder={"type": "Sequence", "decoders": [{"type": "Fuse"}, strip]}), time.monotonic()
+    assert tokenizer.decode([97, 98]) == "ab" and time.monotonic() - start < 1
+    for id in (2**32 - 1, 1 << 22):
+        with pytest.raises(UserError, match="more than any vocabulary needs"):
+            Tokenizer.from_json(spec(lambda raw, id=id: raw["model"]["vocab"].update(zz=id)).decode())
+        with pytest.raises(UserError, match="more than any vocabulary needs"):
+            Tokenizer.from_json(spec(lambda raw, id=id: raw["added_tokens"][0].update(id=id)).decode())
+
+
+# ------------------------------------------------------------------------------ names, paths, ids
+
+
+def test_ids_that_are_none() -> None:
+    tokenizer = train_tokenizer("byte")
+    for wrong in ([None], ["a"], [1.5], "ab", 5, None, [[1]]):
+        with pytest.raises(UserError, match=r"[Ii]ds are whole numbers"):
+            tokenizer.decode(wrong)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="Ids are whole numbers"):
+        tokenizer.stream().push(None)  # type: ignore[arg-type]
+    assert tokenizer.decode(np.array([97, 98])) == "ab"
+
+
+@pytest.mark.parametrize("act", [open_tokenizer, shelf.find, find_corpus], ids=["open", "find", "corpus"])
+def test_names_that_are_no_paths(act: Callable[[str], Any]) -> None:
+    for name in ("x" * 5000, "a\0b", "x" * 5000 + "/y", "a/\0"):
+        with pytest.raises(UserError) as caught:
+            act(name)
+        assert len(str(caught.value)) < 700 and "\0" not in str(caught.value)
+
+
+def test_a_link_a_device_and_a_locked_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lost").symlink_to(tmp_path / "nowhere")
+    for act in (open_tokenizer, shelf.find, find_corpus):
+        with pytest.raises(UserError, match="link to something that is not there"):
+            act(tmp_path / "lost")
+    for path in ("/dev/null", "/dev/zero"):
+        with pytest.raises(UserError, match="no file that holds a tokenizer"):
+            open_tokenizer(path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match="no file that holds a tokenizer"):
+        shelf.find(tmp_path / "pipe")
+
+    def locked(path: Path, **_: Any) -> Any:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "stat", locked)
+    for act in (open_tokenizer, shelf.find, find_corpus):
+        with pytest.raises(UserError, match="locked"):
+            act(tmp_path / "inside")
+
+
+def test_keys_that_only_look_like_numbers(tmp_path: Path) -> None:
+    (tmp_path / "x.model").write_bytes(MODEL)
+    for key in ("²", "٣", "9" * 5000):
+        decoder = {key: {"content": "<far>"}, "5": {"content": "<next>", "special": True}}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": decoder}))
+        assert open_tokenizer(tmp_path).id("<next>") == 5
+
+
+@pytest.mark.parametrize("size", [1000, pytest.param(8000, marks=pytest.mark.slow)])
+def test_a_hostile_model_of_megabytes_is_soon_refused_or_read(tmp_path: Path, size: int) -> None:
+    trainer = field(2, b"\x18\x02") + field(3, b"")
+    long = b"".join(piece(b"%05d" % number + b"ab" * 509, 1) for number in range(size))
+    endless = piece(b"ab" * 2000, 1)
+    letters = b"".join(piece(bytes([letter]), 1) for letter in range(97, 123))
+    (tmp_path / "x.model").write_bytes(piece(b"<unk>", 2) + letters + endless + trainer)
+    with pytest.raises(UserError, match="endless"):
+        open_tokenizer(tmp_path)
+    (tmp_path / "x.model").write_bytes(piece(b"<unk>", 2) + letters + long + trainer)
+    start = time.process_time()
+    assert open_tokenizer(tmp_path).size == size + 27 and time.process_time() - start < 10
+
+
+def test_a_file_is_looked_at_once_for_its_kind(tmp_path: Path) -> None:
+    """A missing file is still said as such, and a short one is read."""
+    with pytest.raises(UserError, match="cannot be read"):
+        open_tokenizer(tmp_path / "none.json")
+    (tmp_path / "vocab.txt").write_bytes(b"ab")
+    with pytest.raises(UserError, match=r"lacks \[UNK\]"):
+        formats.open(tmp_path / "vocab.txt")

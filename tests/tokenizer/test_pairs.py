@@ -1,0 +1,90 @@
+"""Texts for encoders: what stands around one text and two, segments, cutting to fit, masks and sentinels."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from glassformer import UserError
+from glassformer.tokenizer import open as open_tokenizer
+from glassformer.tokenizer import train as train_tokenizer
+
+WORDS = [
+    "the",
+    "cat",
+    "sat",
+    "on",
+    "mat",
+    "near",
+    "a",
+    "big",
+    "red",
+    "ball",
+    "while",
+    "two",
+    "dogs",
+    "looked",
+    "unbelievable",
+]
+
+
+@pytest.mark.parametrize("case", ["cased", "uncased"])
+def test_bert_pairs_are_those_of_transformers(shared_data: Path, case: str) -> None:
+    """Ids and segments, cut to many lengths, against a tokenizer we did not write."""
+    transformers = pytest.importorskip("transformers")
+    path = shared_data / f"tok-bert-{case}" / "vocab.txt"
+    theirs = transformers.BertTokenizer(str(path), do_lower_case=case == "uncased")
+    ours = open_tokenizer(path)
+    assert (ours.cls, ours.sep, ours.mask, ours.pad) == (101, 102, 103, 0) and ours.sentinels == []
+    chance = random.Random(0)
+    for most in (None, 5, 6, 7, 8, 11, 12, 20):
+        for _ in range(20):
+            given = [" ".join(chance.choices(WORDS, k=chance.randrange(1, 16))) for _ in range(2)]
+            for texts in (given, given[:1]):
+                expected = theirs(*texts, max_length=most, truncation=most is not None)
+                found = ours.encode_pair(*texts, most=most)
+                assert found == (expected["input_ids"], expected["token_type_ids"]), (most, texts)
+    pairs = [(WORDS[0], WORDS[1]), WORDS[2], (" ".join(WORDS), "")]
+    assert ours.encode_pairs(pairs) == [ours.encode_pair(*([p] if isinstance(p, str) else p)) for p in pairs]
+
+
+def test_t5_closes_each_text_and_has_its_sentinels_in_order(shared_data: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    folder = shared_data / "tok-t5"
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    for name in ("spiece.model", "tokenizer.json"):
+        ours = open_tokenizer(folder / name)
+        assert ours.sentinels == list(range(32099, 31999, -1)) and ours.mask is None
+        assert ours.token(ours.sentinels[0]) == "<extra_id_0>" and ours.pad == 0 and ours.eos == 1
+        assert ours.encode_pair("A cat.", "Two dogs.")[0] == theirs("A cat.", "Two dogs.")["input_ids"]
+        assert ours.encode_pair("A cat.")[0] == theirs("A cat.")["input_ids"] == ours.encode("A cat.", eos=True)
+
+
+def test_a_mask_survives_a_folder_and_another_name(tmp_path: Path) -> None:
+    ours = train_tokenizer("char", ["abc "], specials=("[CLS]", "[SEP]", "[MASK]", "<extra_id_1>", "<extra_id_0>"))
+    names = [ours.token(id) for id in (ours.cls, ours.sep, ours.mask, *ours.sentinels)]
+    assert names == ["[CLS]", "[SEP]", "[MASK]", "<extra_id_0>", "<extra_id_1>"]
+    cls, sep, a, b, c = (ours.id(name) for name in ("[CLS]", "[SEP]", "a", "b", "c"))
+    assert ours.encode_pair("ab", "c") == ([cls, a, b, sep, c, sep], [0, 0, 0, 0, 1, 1])
+    ours.save(tmp_path)
+    again = open_tokenizer(tmp_path)
+    assert (again.cls, again.sep, again.mask, again.sentinels) == (ours.cls, ours.sep, ours.mask, ours.sentinels)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**settings, "mask_token": "c", "sep_token": "gone"}))
+    other = open_tokenizer(tmp_path)
+    assert (other.mask, other.sep) == (c, None) and other.hides(c)
+
+
+def test_what_cannot_be_joined_is_one_sentence() -> None:
+    plain = train_tokenizer("byte", specials=())
+    assert plain.encode_pair("ab") == ([97, 98], [0, 0])
+    with pytest.raises(UserError, match="no token to put between two texts"):
+        plain.encode_pair("a", "b")
+    ended = train_tokenizer("byte")
+    assert ended.encode_pair("a", "b") == ([97, 256, 98, 256], [0, 0, 1, 1])
+    assert ended.encode_pair("abc", "bcde", most=5)[0] == [97, 256, 98, 99, 256]
+    with pytest.raises(UserError, match="2 tokens leave no room"):
+        ended.encode_pair("a", "b", most=2)

@@ -1,0 +1,264 @@
+"""What befalls a training from outside: terminals that close, folders and files that go, samples that fail."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from glassformer import training
+from glassformer.checkpoints import places
+from glassformer.config import run
+from glassformer.data import find as find_corpus
+from glassformer.data import tokenise
+from glassformer.errors import UserError
+from glassformer.tokenizer import train as train_tokenizer
+from glassformer.training import Plan, checkpoint, hooks, launch, train
+from glassformer.training.hooks import Save
+from glassformer.training.loop import Stuck
+from training.test_checkpoint import begin
+from training.test_launch import attend, corpus, settings, start  # noqa: F401  (corpus is a fixture)
+from training.test_loop import Poisoned
+
+
+def poisoned(tmp_path, bad, steps, every, valid=None, keep=2):
+    """A run of so many steps of which ``bad`` (from 0 on) have a NaN loss; its state."""
+    state = begin()
+    state.batches = Poisoned(state.model, bad)
+    save, step = Save(tmp_path, every, keep), None
+    how = run.Train(steps=steps, batch=4)
+    try:
+        for step in train(state.model, state.batches, settings=how, state=state, plan=Plan()):
+            step.valid = (valid or {}).get(step.index)
+            save(step)
+    except Stuck:
+        save.save(step)
+    return state
+
+
+def weights_of(state):
+    return [p.detach().clone() for p in state.model.parameters()]
+
+
+# ------------------------------------------------------------------------- good weights are kept
+
+
+@pytest.mark.parametrize("valid", [{}, {8: 1.0}])
+def test_a_last_step_that_is_skipped_is_saved_with_the_weights_before_it(tmp_path, valid):
+    state = poisoned(tmp_path, {6, 7}, steps=8, every=5, valid=valid)
+    assert state.bad == 2 and [p.name for p in checkpoint.steps(tmp_path)] == ["step-000005", "step-000008"]
+    assert (tmp_path / "last").read_text() == "step-000008\n" and (tmp_path / "best").exists() == bool(valid)
+    again = begin()
+    checkpoint.restore(tmp_path / "step-000008", again)
+    assert again.bad == 2
+    assert all(torch.equal(a, b) for a, b in zip(weights_of(again), weights_of(state), strict=True))
+
+
+def test_patience_that_runs_out_saves_what_was_learned_since_the_last_checkpoint(tmp_path):
+    state = poisoned(tmp_path, range(7, 99), steps=50, every=5)
+    assert state.bad == 5 and [p.name for p in checkpoint.steps(tmp_path)] == ["step-000005", "step-000012"]
+    again = begin()
+    checkpoint.restore(tmp_path / "step-000012", again)
+    assert all(torch.equal(a, b) for a, b in zip(weights_of(again), weights_of(state), strict=True))
+
+
+def test_patience_that_runs_out_before_anything_was_learned_saves_nothing(tmp_path):
+    poisoned(tmp_path, range(99), steps=50, every=1)
+    assert not checkpoint.steps(tmp_path)
+
+
+def test_a_run_that_is_stuck_says_where_its_weights_are(corpus, tmp_path, monkeypatch):  # noqa: F811
+    real = launch.train
+
+    def stuck(model, *args, **kwargs):
+        for step in real(model, *args, **kwargs):
+            yield step
+            if step.index == 4:
+                raise Stuck("Training stopped.")
+
+    monkeypatch.setattr(launch, "train", stuck)
+    with pytest.raises(UserError, match=r"Training stopped. They are in .*step-000004"):
+        training.run(settings(corpus), tmp_path / "run")
+
+
+# ---------------------------------------------------------------------------- pointers and sums
+
+
+def test_resume_mends_stale_pointers_and_forgets_a_best_that_was_removed(tmp_path):
+    state = poisoned(tmp_path, set(), steps=6, every=2, valid={2: 3.0, 4: 1.0, 6: 2.0})
+    assert state.best_step == 4
+    (tmp_path / "best").write_text("step-000002\n"), (tmp_path / "last").write_text("step-000004\n")
+    again = begin()
+    checkpoint.restore(checkpoint.newest(tmp_path), again)
+    checkpoint.point(tmp_path, again)
+    assert (tmp_path / "best").read_text() == "step-000004\n" and (tmp_path / "last").read_text() == "step-000006\n"
+    shutil.rmtree(tmp_path / "step-000004")
+    checkpoint.point(tmp_path, again)
+    assert not (tmp_path / "best").exists() and again.best == math.inf and again.best_step is None
+
+
+@pytest.mark.parametrize("pointer", ["best", "last"])
+@pytest.mark.parametrize("lead", ["..", ".", "link"])
+def test_pointers_never_lead_outside_the_folder(tmp_path, pointer, lead):
+    out = tmp_path / "run"
+    poisoned(out, set(), steps=2, every=1, valid={2: 1.0})
+    shutil.copytree(out / "step-000002", tmp_path / "elsewhere")
+    (out / "link").symlink_to(tmp_path / "elsewhere")
+    shutil.copy(tmp_path / "elsewhere" / "config.json", tmp_path / "config.json")
+    (out / "best").unlink()
+    (out / pointer).write_text(lead + "\n")
+    with pytest.raises(UserError, match=rf'names "{lead}", which is no folder in'):
+        places.resolve(str(out))
+
+
+# ------------------------------------------------------------- terminals, folders, caches, samples
+
+
+@pytest.mark.parametrize("kind", ["closed", "full"])
+def test_standard_error_that_is_closed_or_full_ends_no_training(corpus, tmp_path, kind):  # noqa: F811
+    out = tmp_path / "run"
+    words = ["-m", "glassformer", "train", "--out", str(out), "--data.train", str(corpus), "--steps", "2"]
+    words += ["--dim", "16", "--decoder.depth", "1", "--context", "16", "--batch", "2", "--data.tokenizer", "char"]
+    words += ["--tensorboard", "false", "--evaluate_batches", "1", "--decoder.pattern.attention.heads", "2"]
+    direction = "2>&-" if kind == "closed" else "2>/dev/full"
+    command = ["sh", "-c", f'exec "$0" "$@" {direction}', sys.executable, *words]
+    done = subprocess.run(command, stdout=subprocess.PIPE, timeout=120)
+    assert (done.returncode, done.stdout) == (0, b"")
+    assert (out / "last").read_text() == "step-000002\n"
+    assert [line["step"] for line in hooks.read_log(out / "log.jsonl")] == [1, 2]
+    assert len((out / "log.jsonl").read_text().splitlines()) == 2  # nothing else was written into it
+
+
+def test_a_terminal_that_closes_saves_and_nohup_keeps_training(corpus, tmp_path):  # noqa: F811
+    process = start(corpus, tmp_path / "run")
+    attend(process, tmp_path / "run", after=2)
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGHUP)  # the shell's, then the terminal's
+    process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGHUP
+    last = hooks.read_log(tmp_path / "run" / "log.jsonl")[-1]["step"]
+    assert (tmp_path / "run" / "last").read_text() == f"step-{last:06d}\n" and last < 40
+
+
+def test_which_signals_are_heard(monkeypatch):
+    old = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with launch.Signals() as signals:
+            os.kill(os.getpid(), signal.SIGHUP)  # nohup's stays ignored
+            assert signals.number is None
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        with launch.Signals() as signals:
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGHUP)
+            assert signals.number == signal.SIGHUP
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, old)
+
+
+@pytest.mark.parametrize("how", ["removed", "moved"])
+def test_a_folder_that_goes_while_training_ends_it(corpus, tmp_path, how):  # noqa: F811
+    out = tmp_path / "run"
+
+    def sample(model, tokenizer, source):
+        shutil.rmtree(out) if how == "removed" else out.rename(tmp_path / "away")
+        return ""
+
+    with pytest.raises(UserError, match=r"log.jsonl was moved or removed while training"):
+        training.run(settings(corpus, sample_every="5", save_every="0", evaluate_every="0"), out, sample=sample)
+    assert not list(tmp_path.glob("run/step-*"))
+
+
+def test_a_sample_that_cannot_be_made_ends_no_training(corpus, tmp_path, capfd):  # noqa: F811
+    def sample(model, tokenizer, source):
+        raise UserError("A mask of the kind Prefix cannot be sampled.")
+
+    assert training.run(settings(corpus, steps="4", sample_every="2"), tmp_path / "run", sample=sample).step == 4
+    assert "(none: A mask of the kind Prefix cannot be sampled.)" in capfd.readouterr().err
+
+
+def test_a_token_cache_that_is_cut_while_training_is_one_sentence(tmp_path):
+    (tmp_path / "text.txt").write_text("some words " * 5000)
+    source = find_corpus(str(tmp_path / "text.txt"))
+    shards = tokenise(source, train_tokenizer("char", source.texts()), cache=tmp_path / "cache")
+    batches = training.Batches(shards, 2, 8)
+    next(batches)
+    (tokens,) = (tmp_path / "cache").rglob("tokens.bin")
+    os.truncate(tokens, 100)
+    with pytest.raises(UserError, match=r"tokenised copy of .* was cut while in use"):
+        next(batches)
+
+
+def test_a_share_of_one_token_is_found_before_training(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("ab" * 20)
+    with pytest.raises(UserError, match=r"sets aside 1 token to validate on; raise data.valid"):
+        training.run(settings(path, **{"data.valid": "0.02"}), tmp_path / "run")
+    assert not (tmp_path / "run" / "run.json").exists()
+
+
+def test_validation_rows_may_not_change_on_resume(corpus, tmp_path):  # noqa: F811
+    training.run(settings(corpus, steps="2"), tmp_path / "run")
+    with pytest.raises(UserError, match=r"train.evaluate_batches is 2 there and 3 here"):
+        training.run(settings(corpus, steps="2", evaluate_batches="3"), tmp_path / "run", resume=True)
+
+
+def test_memory_that_is_not_there_is_one_sentence(monkeypatch, capsys):
+    from glassformer import cli
+    from glassformer.commands import masks
+
+    for error in (MemoryError(), RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 8 bytes")):
+
+        def fail(given, error=error):
+            raise error
+
+        monkeypatch.setattr(masks, "run", fail)
+        assert cli.main(["masks"]) == 2 and "not enough memory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"schedule.warmup": "-5"}, r"warmup is -5"),
+        ({"schedule": "Cosine", "schedule.floor": "2"}, r"Cosine.floor is 2"),
+        ({"schedule.decay": "-1"}, r"decay is -1"),
+        ({"schedule.warmup": "0.7", "schedule.decay": "0.6"}, r"more than the run"),
+        ({"schedule": "InverseSqrt", "schedule.dim": "0"}, r"InverseSqrt.dim is 0"),
+        ({"seed": str(2**70)}, r"seed"),
+        ({"seed": "-1"}, r"train.seed is -1"),
+        ({"optimizer.rate": "1e300"}, r"Muon.rate is 1e\+300"),
+        ({"optimizer.rest.eps": "-1"}, r"AdamW.eps is -1"),
+        ({"optimizer.groups": '[{paths="*", rate=1e300}]'}, r"Group.rate is 1e\+300"),
+        ({"init.std": "-1"}, r"Init.std is -1"),
+        ({"data.vocab": "1000000000"}, r"data.vocab is 1000000000; give a number from 1 to 1,048,576"),
+    ],
+)
+def test_settings_that_cannot_be(corpus, tmp_path, changes, said):  # noqa: F811
+    with pytest.raises(UserError, match=said) as caught:
+        training.run(settings(corpus, **changes), tmp_path / "run")
+    assert "\n" not in str(caught.value)
+
+
+def test_sums_are_read_back_by_sha256sum(tmp_path):
+    poisoned(tmp_path, set(), steps=1, every=1)
+    tool = shutil.which("sha256sum")
+    if tool is None:
+        pytest.skip("needs sha256sum")
+    subprocess.run([tool, "-c", "SHA256SUMS"], cwd=tmp_path / "step-000001", check=True, capture_output=True)
+
+
+def test_a_resumed_run_mends_its_pointers(corpus, tmp_path):  # noqa: F811
+    out = tmp_path / "run"
+    training.run(settings(corpus, steps="4", evaluate_every="2"), out)
+    right = [(out / pointer).read_text() for pointer in ("best", "last")]
+    (out / "best").unlink(), (out / "last").write_text("step-000001\n")
+    training.run(settings(corpus, steps="4", evaluate_every="2"), out, resume=True)
+    assert [(out / pointer).read_text() for pointer in ("best", "last")] == right

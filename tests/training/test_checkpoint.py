@@ -1,0 +1,278 @@
+"""Checkpoints: bit-exact, whole or absent, the good ones never lost."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import random
+import resource
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from glassformer import files
+from glassformer.checkpoints import store
+from glassformer.config import run
+from glassformer.errors import UserError
+from glassformer.nn import build_model
+from glassformer.training import Optimizer, Plan, State, checkpoint, train
+from glassformer.training.hooks import Save
+from training.test_loop import Poisoned, Random, tiny
+
+
+def begin(cfg=None, chosen=None, **batches):
+    model = build_model(cfg or tiny(dropout=0.2), seed=1)
+    return State(model, Optimizer(model, chosen or run.AdamW()), Random(**batches))
+
+
+def go(state, settings, stop=None, hook=lambda step: None):
+    for step in train(state.model, state.batches, settings=settings, state=state, plan=Plan()):
+        hook(step)
+        if step.index == stop:
+            break
+    return state
+
+
+def same(left: State, right: State) -> bool:
+    moments = left.optimizer.state(), right.optimizer.state()
+    return (
+        all(torch.equal(a, b) for a, b in zip(left.model.parameters(), right.model.parameters(), strict=True))
+        and moments[0].keys() == moments[1].keys()
+        and all(torch.equal(value, moments[1][name]) for name, value in moments[0].items())
+        and (left.step, left.tokens) == (right.step, right.tokens)
+    )
+
+
+@pytest.mark.parametrize("chosen", [run.AdamW(), run.Muon()])
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_going_on_is_bit_exact_with_dropout_and_accumulation(tmp_path, chosen, accumulate):
+    settings = run.Train(steps=7, batch=4, accumulate=accumulate, optimizer=chosen)
+    whole = go(begin(chosen=chosen), settings)
+    path = checkpoint.save(tmp_path, go(begin(chosen=chosen), settings, stop=4))
+    drawn = random.random(), np.random.rand(), torch.rand(3)
+    random.seed(99), np.random.seed(99), torch.manual_seed(99)  # another process
+    state = begin(chosen=chosen)
+    checkpoint.restore(path, state)
+    assert (random.random(), np.random.rand()) == drawn[:2] and torch.equal(torch.rand(3), drawn[2])
+    checkpoint.restore(path, state)
+    assert state.step == 4 and same(go(state, settings), whole)
+
+
+def test_a_checkpoint_is_a_model_that_loads(tmp_path):
+    state = go(begin(), run.Train(steps=2, batch=4))
+    path = checkpoint.save(tmp_path, state)
+    files_there = {"config.json", "model.safetensors", "state.json", "state.safetensors", "SHA256SUMS"}
+    assert {p.name for p in path.iterdir()} == files_there
+    model, tokenizer = store.load(tmp_path)  # a run folder leads to its last checkpoint
+    assert tokenizer is None and model.config == state.model.config
+    tokens = torch.arange(10)[None]
+    assert torch.equal(model(tokens).logits, state.model.eval()(tokens).logits)
+
+
+def test_the_last_and_the_best_are_kept(tmp_path):
+    save = Save(tmp_path, every=1, keep=2)
+    valid = {2: 3.0, 4: 1.0, 5: 2.0, 7: 1.5}
+
+    def hook(step):
+        step.valid = valid.get(step.index)
+        save(step)
+
+    state = go(begin(), run.Train(steps=8, batch=4), hook=hook)
+    assert [p.name for p in checkpoint.steps(tmp_path)] == ["step-000004", "step-000007", "step-000008"]
+    assert (tmp_path / "best").read_text() == "step-000004\n" and (tmp_path / "last").read_text() == "step-000008\n"
+    assert state.best == 1.0 and checkpoint.newest(tmp_path) == tmp_path / "step-000008"
+
+
+def test_a_bad_step_is_not_saved_and_rotates_nothing_away(tmp_path):
+    state = begin()
+    state.batches = Poisoned(state.model, range(3, 99))
+    with pytest.raises(UserError, match="in a row"):
+        go(state, run.Train(steps=50, batch=4), hook=Save(tmp_path, every=1, keep=2))
+    assert [p.name for p in checkpoint.steps(tmp_path)] == ["step-000002", "step-000003"]
+
+
+def test_weights_that_are_not_finite_are_not_saved(tmp_path):
+    state = go(begin(), run.Train(steps=1, batch=4))
+    checkpoint.save(tmp_path, state)
+    state.step = 2
+    with torch.no_grad():
+        state.model.embed.token.weight[3] = float("nan")
+    with pytest.raises(UserError, match=r"embed.token.weight.*not finite"):
+        checkpoint.save(tmp_path, state)
+    assert checkpoint.newest(tmp_path).name == "step-000001"
+
+
+# -------------------------------------------------------------------------------- crash anywhere
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+TOUCHES = [(files, "sync"), (files, "sha256"), (os, "write"), (tempfile, "mkstemp"), (tempfile, "mkdtemp")]
+TOUCHES += [(shutil, name) for name in ("rmtree", "copy", "copyfile")]
+TOUCHES += [(Path, name) for name in ("open", "rename", "replace", "write_text", "write_bytes", "chmod", "unlink")]
+TOUCHES += [(Path, "mkdir")]
+
+
+@pytest.mark.parametrize(("end", "best"), [("killed", 2), ("full", 1)])
+def test_an_end_at_any_touch_of_the_disk_loses_neither_the_last_nor_the_best(tmp_path, monkeypatch, end, best):
+    """Step 2 is saved, step 1 perhaps rotated away; each touch of the disk is the last one, once. Then resume."""
+    state = go(begin(), run.Train(steps=3, batch=4))
+    state.step, state.best, state.best_step = 1, 3.0, 1
+    checkpoint.save(tmp_path / "kept", state)
+    failure = Killed() if end == "killed" else OSError(errno.ENOSPC, "No space left on device")
+    left = 0
+
+    def dying(function):
+        def wrapped(*args, **kwargs):
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise failure
+            return function(*args, **kwargs)
+
+        return wrapped
+
+    ends = 0
+    for calls in range(300):
+        out = tmp_path / f"out{calls}"
+        shutil.copytree(tmp_path / "kept", out)
+        state.step, state.best, state.best_step, left = 2, 4.0 - best, best, calls
+        with monkeypatch.context() as patch, contextlib.suppress(Killed, UserError, OSError):
+            for owner, name in TOUCHES:
+                patch.setattr(owner, name, dying(getattr(owner, name)))
+            checkpoint.save(out, state)
+            checkpoint.rotate(out, 1)
+            left += 10**6
+        done = left > 10**5
+        store.load(out)  # also before anything is mended
+        checkpoint.tidy(out)
+        assert {p.name for p in out.iterdir()} <= {"step-000001", "step-000002", "last", "best"}
+        found, again = checkpoint.newest(out), begin()
+        checkpoint.restore(found, again)
+        checkpoint.point(out, again)
+        assert (out / "last").read_text().strip() == found.name
+        right = f"step-{best if found.name == 'step-000002' else 1:06d}"
+        assert (out / "best").read_text().strip() == right and (out / right).is_dir()
+        shutil.rmtree(out)
+        if done:
+            break
+        ends += 1
+    assert 20 < ends < 299
+
+
+def test_a_file_size_limit_leaves_the_previous_one(tmp_path):
+    state = go(begin(), run.Train(steps=2, batch=4))
+    state.step = 1
+    checkpoint.save(tmp_path, state)
+    state.step = 2
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, old[1]))
+    try:
+        with pytest.raises(UserError) as caught:
+            checkpoint.save(tmp_path, state)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+    assert "\n" not in str(caught.value)
+    assert [p.name for p in tmp_path.iterdir() if p.name != "last"] == ["step-000001"]
+    checkpoint.restore(checkpoint.newest(tmp_path), begin())
+
+
+def test_a_full_disk_leaves_the_previous_one(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=160k", "tmpfs", disk], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("needs the right to mount a small disk")
+    try:
+        state = go(begin(), run.Train(steps=2, batch=4))
+        state.step = 1
+        checkpoint.save(disk, state)
+        state.step = 2
+        with pytest.raises(UserError, match=r"disk.*full; free some space"):
+            checkpoint.save(disk, state)
+        assert [p.name for p in disk.iterdir() if p.name != "last"] == ["step-000001"]
+        checkpoint.restore(checkpoint.newest(disk), begin())
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+# ----------------------------------------------------------------------------- damaged or another's
+
+
+def test_a_checkpoint_of_another_model_is_named(tmp_path):
+    path = checkpoint.save(tmp_path, go(begin(), run.Train(steps=1, batch=4)))
+    with pytest.raises(UserError, match=r"another model: .*tied is true there and false here"):
+        checkpoint.restore(path, begin(tiny(tied=False, dropout=0.2)))
+
+
+def test_an_optimizer_of_another_kind_is_named(tmp_path):
+    path = checkpoint.save(tmp_path, go(begin(), run.Train(steps=1, batch=4)))
+    with pytest.raises(UserError, match=r"another optimizer"):
+        checkpoint.restore(path, begin(chosen=run.Muon()))
+    other = begin()
+    del other.optimizer.parameters["decoder.last_norm.weight"]
+    with pytest.raises(UserError, match=r'"decoder.last_norm.weight".*config'):
+        checkpoint.restore(path, other)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "state.json", "state.safetensors", "SHA256SUMS"])
+@pytest.mark.parametrize("harm", ["cut", "gone", "garbage", "empty", "a bit"])
+def test_damage_is_one_sentence(tmp_path, name, harm):
+    path = checkpoint.save(tmp_path, go(begin(), run.Train(steps=1, batch=4)))
+    victim = path / name
+    if harm == "cut":
+        victim.write_bytes(victim.read_bytes()[: victim.stat().st_size // 2])
+    elif harm == "gone":
+        victim.unlink()
+    elif harm == "empty":
+        victim.write_bytes(b"")
+    elif harm == "a bit":
+        content = bytearray(victim.read_bytes())
+        content[len(content) * 2 // 3] ^= 1
+        victim.write_bytes(content)
+    else:
+        victim.write_bytes(b"[7]" if name.endswith("json") else b"\xff" * 64)
+    with pytest.raises(UserError) as caught:
+        checkpoint.restore(path, begin())
+    assert "\n" not in str(caught.value) and str(path) in str(caught.value)
+
+
+def test_a_state_that_lacks_something_is_one_sentence(tmp_path):
+    path = checkpoint.save(tmp_path, go(begin(), run.Train(steps=1, batch=4)))
+    facts = json.loads((path / "state.json").read_text())
+    del facts["best_step"]  # as an older version wrote it, which had no sums either
+    for name in ("step", "batches", "random"):
+        kept = facts.pop(name)
+        (path / "state.json").write_text(json.dumps(facts))
+        with pytest.raises(UserError, match=name):
+            checkpoint.restore(path, begin())
+        facts[name] = kept
+    (path / "state.json").write_text(json.dumps(facts))
+    (path / "SHA256SUMS").unlink()
+    checkpoint.restore(path, begin())
+
+
+def test_differences_are_said_by_place():
+    here = {"type": "A", "deep": [{"type": "B", "width": 3}]}
+    assert checkpoint.difference(here, here) is None
+    there = {"type": "A", "deep": [{"type": "B", "width": 4}]}
+    assert checkpoint.difference(there, here) == "deep.0.width is 4 there and 3 here"
+    assert checkpoint.difference({"type": "C"}, here, "model") == "model is C there and A here"
+    assert "missing" not in str(checkpoint.difference({"x": 1}, {"y": 1}))
+
+
+def test_nothing_is_unpickled():
+    source = Path(checkpoint.__file__).parent
+    for path in source.glob("*.py"):
+        assert not any(
+            word in path.read_text() for word in ("torch.load", "import pickle", "torch.save", "allow_pickle")
+        )

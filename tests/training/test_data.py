@@ -1,0 +1,330 @@
+"""Batches lose and repeat no token, keep documents apart, and are a function of the seed alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
+import pytest
+import torch
+
+from glassformer.config import MLP, Attention, Block, Decoder, Embed, Head, RMSNorm, Rotary, Stack
+from glassformer.data.corpus import Source
+from glassformer.data.shards import Shards, Tokens, _Whole
+from glassformer.errors import UserError
+from glassformer.nn import build_model
+from glassformer.training.data import Batch, Batches, Shuffle, every_token_once
+
+EOS = 0
+
+
+def corpus(
+    lengths: list[int], eos: int | None = EOS, bos: int | None = None, name: str = "tiny", first: int = 1
+) -> Shards:
+    """Documents of ``lengths`` tokens that count up from ``first``, each closed by ``eos`` (counted in its length)."""
+    starts = np.cumsum([0, *lengths])
+    tokens = np.arange(first, first + starts[-1]).astype(np.uint32)
+    if eos is not None:
+        tokens[starts[1:] - 1] = eos
+    tokenizer = cast(Tokens, SimpleNamespace(eos=eos, bos=bos, size=1 << 30))
+    marks = np.stack([starts, starts], axis=1)
+    source = Source(name, Path(name), ())
+    return Shards(tokens, starts, 0, _Whole(source, tokenizer, name, marks, starts))
+
+
+def one_epoch(batches: Batches) -> list[Batch]:
+    """All batches of the epoch that begins now; the batch size must be 1."""
+    epoch, out = int(batches.epoch), []
+    while int(batches.epoch) == epoch:
+        out.append(next(batches))
+    return out
+
+
+def counted(batch: Batch) -> list[int]:
+    return sorted(batch.targets[batch.targets != -1].tolist())
+
+
+def equal(a: Batch, b: Batch) -> bool:
+    pairs = ((a.tokens, b.tokens), (a.targets, b.targets), (a.pos, b.pos), (a.docs, b.docs))
+    return all((x is None and y is None) or (x is not None and y is not None and torch.equal(x, y)) for x, y in pairs)
+
+
+# ------------------------------------------------------------------------------------ no token lost
+
+
+@pytest.mark.parametrize("context", [1, 4, 7, 16, 99])
+@pytest.mark.parametrize("length", [100, 101, 337])
+def test_each_epoch_every_token_is_a_target_once(length: int, context: int) -> None:
+    batches = Batches(corpus([length], eos=None), batch=1, context=context, seed=3)
+    orders = []
+    for _ in range(5):
+        rows = one_epoch(batches)
+        assert sorted(target for row in rows for target in counted(row)) == list(range(2, length + 1))
+        assert len(rows) <= (length - 1) / context + 2  # no waste: at most the two ends are short
+        orders.append([row.tokens[0, 0].item() for row in rows])
+    if len(orders[0]) > 8:
+        assert len({tuple(order) for order in orders}) == 5
+
+
+def test_targets_follow_their_tokens() -> None:
+    batch = next(Batches(corpus([1000], eos=None), batch=8, context=16))
+    assert batch.tokens.dtype == batch.targets.dtype == torch.int64
+    assert batch.tokens.shape == batch.targets.shape == (8, 16)
+    seen = batch.targets != -1
+    assert torch.equal(batch.targets[seen], (batch.tokens + 1)[seen])
+    assert batch.tokens.is_contiguous()
+    assert batch.targets.is_contiguous()
+
+
+def test_epochs_run_through_batches() -> None:
+    """A batch that spans two epochs ends the one and begins the other."""
+    one = Batches(corpus([500], eos=None), batch=1, context=8, seed=5)
+    many = Batches(corpus([500], eos=None), batch=7, context=8, seed=5)
+    rows = torch.cat([next(one).targets for _ in range(7 * 30)])
+    assert torch.equal(rows, torch.cat([next(many).targets for _ in range(30)]))
+    assert one.epoch == many.epoch > 3
+
+
+# -------------------------------------------------------------------------------- documents kept apart
+
+
+def by_hand(shards: Shards, tokens: list[int], first: int) -> tuple[list[int], list[int]]:
+    """Positions and documents of a row that begins at token ``first``, one token at a time."""
+    opens = {int(start) - shards.shared_border for start in shards.starts[1:-1]}
+    pos, docs = [], []
+    for at in range(first, first + len(tokens)):
+        new = at in opens and at > first
+        pos.append(0 if new or not pos else pos[-1] + 1)
+        docs.append((docs[-1] if docs else 0) + new)
+    return pos, docs
+
+
+@pytest.mark.parametrize("eos", [EOS, None])
+def test_positions_restart_and_documents_are_numbered(eos: int | None) -> None:
+    lengths = np.random.default_rng(0).integers(2, 30, 200).tolist()
+    shards = corpus(lengths, eos=eos)
+    stream = shards.tokens.astype(np.int64)
+    some = 0
+    for batch in every_token_once(shards, batch=5, context=24):
+        for row in range(len(batch.tokens)):
+            tokens = batch.tokens[row].tolist()
+            windows = np.lib.stride_tricks.sliding_window_view(stream, len(tokens))
+            (first,) = np.flatnonzero((windows == tokens).all(axis=1))[:1]
+            pos, docs = by_hand(shards, tokens, int(first))
+            if batch.pos is None or batch.docs is None:
+                assert docs == [0] * len(docs)
+                continue
+            some += 1
+            assert batch.pos[row].tolist() == pos
+            assert batch.docs[row].tolist() == docs
+    assert some > 50
+
+
+def test_a_closing_token_is_the_last_target_and_opens_the_next_document() -> None:
+    shards = corpus([3, 4, 3])  # 1 2 . | 4 5 6 . | 8 9 .
+    (batch,) = every_token_once(shards, batch=4, context=9)
+    assert batch.tokens.tolist() == [[1, 2, EOS, 4, 5, 6, EOS, 8, 9]]
+    assert batch.targets.tolist() == [[2, EOS, 4, 5, 6, EOS, 8, 9, EOS]]
+    assert batch.pos is not None
+    assert batch.pos.tolist() == [[0, 1, 0, 1, 2, 3, 0, 1, 2]]
+    assert batch.docs is not None
+    assert batch.docs.tolist() == [[0, 0, 1, 1, 1, 1, 2, 2, 2]]
+
+
+@pytest.mark.parametrize(("eos", "bos"), [(None, None), (EOS, 5)])
+def test_without_a_shared_border_no_document_predicts_the_next(eos: int | None, bos: int | None) -> None:
+    shards = corpus([3, 4, 3], eos=eos, bos=bos)
+    (batch,) = every_token_once(shards, batch=4, context=9)
+    last = [3, 7, 10] if eos is None else [EOS] * 3
+    assert batch.targets.tolist() == [[2, last[0], -1, 5, 6, last[1], -1, 9, last[2]]]
+    assert batch.pos is not None
+    assert batch.pos.tolist() == [[0, 1, 2, 0, 1, 2, 3, 0, 1]]
+    assert batch.docs is not None
+    assert batch.docs.tolist() == [[0, 0, 0, 1, 1, 1, 1, 2, 2]]
+
+
+def test_rows_inside_one_document_need_no_positions() -> None:
+    shards = corpus([1000, 3])
+    batches = Batches(shards, batch=1, context=10)
+    kinds = [(row.pos is None, row.docs is None) for row in one_epoch(batches)]
+    assert kinds.count((False, False)) == 1
+    assert kinds.count((True, True)) == len(kinds) - 1
+
+
+def test_many_documents_lose_nothing_but_first_tokens() -> None:
+    lengths = np.random.default_rng(1).integers(1, 9, 400).tolist()
+    shards = corpus(lengths, eos=None)
+    first = set((shards.starts[:-1] + 1).tolist())
+    everything = [token for token in range(1, len(shards) + 1) if token not in first]
+    batches = Batches(shards, batch=1, context=13)
+    for _ in range(3):
+        assert sorted(target for row in one_epoch(batches) for target in counted(row)) == everything
+
+
+def test_a_model_reads_packed_documents_as_if_each_were_alone() -> None:
+    recipe = Decoder(
+        dim=32,
+        embed=Embed(vocab=200),
+        decoder=Stack(
+            depth=2,
+            pattern=(Block(attention=Attention(heads=2), feedforward=MLP(hidden=48), norm=RMSNorm()),),
+            position=Rotary(),
+            causal=True,
+        ),
+        head=Head(tied=True),
+        context=64,
+    )
+    model = build_model(recipe, seed=0).eval()
+    (batch,) = every_token_once(corpus([5, 9, 14, 7, 20]), batch=2, context=64)
+    assert batch.docs is not None
+    with torch.no_grad():
+        packed = model(batch.tokens, pos=batch.pos, docs=batch.docs).logits[0]
+        for number in range(5):
+            own = batch.docs[0] == number
+            alone = model(batch.tokens[:, own]).logits[0]
+            torch.testing.assert_close(packed[own], alone, atol=1e-5, rtol=0)
+
+
+# ---------------------------------------------------------------------------------------- evaluation
+
+
+@pytest.mark.parametrize("stride", [None, 1, 5, 16])
+@pytest.mark.parametrize("length", [2, 9, 16, 17, 200])
+def test_evaluation_counts_each_token_once_in_order(length: int, stride: int | None) -> None:
+    shards = corpus([length], eos=None)
+    targets: list[int] = []
+    for batch in every_token_once(shards, batch=3, context=16, stride=stride):
+        for row in range(len(batch.tokens)):
+            seen = batch.targets[row] != -1
+            targets += batch.targets[row][seen].tolist()
+            back = int(torch.nonzero(seen)[0, 0])
+            enough = min(16 - (stride or 16), int(batch.targets[row][seen][0]) - 2)
+            assert back >= enough
+    assert targets == list(range(2, length + 1))
+
+
+def test_evaluation_of_a_split_counts_its_own_tokens() -> None:
+    _, valid = corpus([60] * 30).split(0.1)
+    total = sum(int((batch.targets != -1).sum()) for batch in every_token_once(valid, 4, 32))
+    assert total == len(valid) - 1 == 179
+
+
+# --------------------------------------------------------------------------------------------- order
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 10, 1000, 12345])
+def test_shuffle_is_a_permutation(size: int) -> None:
+    key = np.random.SeedSequence(size).generate_state(6, np.uint64)
+    assert sorted(Shuffle(size, key)(np.arange(size)).tolist()) == list(range(size))
+
+
+def test_shuffle_mixes() -> None:
+    """Where an index goes says nothing of where its neighbour goes: compared with a true random permutation."""
+    size, key = 10_000, np.random.SeedSequence(1).generate_state(6, np.uint64)
+    out = Shuffle(size, key)(np.arange(size))
+    assert abs(np.corrcoef(out, np.arange(size))[0, 1]) < 0.04
+    assert abs(np.corrcoef(out[1:], out[:-1])[0, 1]) < 0.04
+    steps = np.abs(np.diff(out)).mean() / size
+    assert abs(steps - 1 / 3) < 0.01
+    huge = Shuffle(10**15, key)(np.arange(5))
+    assert len(set(huge.tolist())) == 5
+    assert huge.max() < 10**15
+
+
+def test_order_is_a_function_of_the_seed() -> None:
+    def take(seed: int) -> torch.Tensor:
+        np.random.seed(seed + 9)
+        torch.manual_seed(seed + 99)
+        batches = Batches(corpus([5000]), batch=4, context=16, seed=seed)
+        return torch.cat([next(batches).tokens for _ in range(20)])
+
+    assert torch.equal(take(1), take(1))
+    assert not torch.equal(take(1), take(2))
+    assert take(1)[:3, 0].tolist() == take(1)[:3, 0].tolist()
+
+
+def test_the_order_does_not_change_with_versions() -> None:
+    """A resumed run on a newer library must see the same rows: these numbers were drawn once and stay."""
+    key = np.random.SeedSequence([0, 0, 0]).generate_state(7, np.uint64)
+    assert Shuffle(1000, key[:6])(np.arange(6)).tolist() == [902, 479, 934, 37, 427, 964]
+    batches = Batches(corpus([5000], eos=None), batch=6, context=16, seed=0)
+    assert next(batches).tokens[:, 0].tolist() == [3483, 4139, 3627, 3611, 827, 4395]
+
+
+# -------------------------------------------------------------------------------------------- resume
+
+
+@pytest.mark.parametrize("after", [0, 1, 7, 33, 120])
+def test_resume_goes_on_exactly(after: int) -> None:
+    def fresh() -> Batches:
+        lengths = np.random.default_rng(2).integers(1, 90, 40).tolist()
+        mixture = [(corpus(lengths), 3.0), (corpus([700], name="other", first=5000), 1.0)]
+        return Batches(mixture, batch=3, context=16, seed=11)
+
+    straight = fresh()
+    for _ in range(after):
+        next(straight)
+    state = json.loads(json.dumps(straight.state()))
+    resumed = fresh()
+    resumed.restore(state)
+    assert resumed.epoch == straight.epoch
+    for _ in range(100):
+        assert equal(next(resumed), next(straight))
+    assert resumed.state() == straight.state()
+
+
+@pytest.mark.parametrize("changed", ["seed", "context", "content", "weights"])
+def test_resume_with_other_data_is_refused(changed: str) -> None:
+    one, two = corpus([400]), corpus([500], name="two")
+    state = Batches([(one, 1.0), (two, 1.0)], 2, 16, seed=1).state()
+    others = {
+        "seed": Batches([(one, 1.0), (two, 1.0)], 2, 16, seed=2),
+        "context": Batches([(one, 1.0), (two, 1.0)], 2, 17, seed=1),
+        "content": Batches([(one, 1.0), (corpus([500], name="three"), 1.0)], 2, 16, seed=1),
+        "weights": Batches([(one, 1.0), (two, 2.0)], 2, 16, seed=1),
+    }
+    with pytest.raises(UserError, match=f"another {changed}"):
+        others[changed].restore(state)
+    Batches([(one, 1.0), (two, 1.0)], 4, 16, seed=1).restore(state)  # another batch size is no other data
+
+
+# -------------------------------------------------------------------------------------------- mixing
+
+
+def test_weights_hold_to_within_a_row() -> None:
+    weights = [0.5, 0.3, 0.2]
+    parts = [corpus([900 + 100 * n], eos=None, name=str(n), first=1 + 10_000 * n) for n in range(3)]
+    batches = Batches(list(zip(parts, weights, strict=True)), batch=7, context=16)
+    drawn = np.zeros(3)
+    for step in range(1, 200):
+        origin = next(batches).tokens[:, 0] // 10_000
+        drawn += np.bincount(origin.numpy(), minlength=3)
+        assert np.abs(drawn - np.array(weights) * 7 * step).max() < 1.0
+    assert batches.epoch > 9  # the smallest corpus for its weight has been repeated most
+
+
+# ------------------------------------------------------------------------------------------- mistakes
+
+
+def test_mistakes_are_told() -> None:
+    with pytest.raises(UserError, match="16 tokens, too few for one context of 16"):
+        Batches(corpus([16]), 2, 16)
+    next(Batches(corpus([17]), 2, 16))
+    for weight in (0.0, -1.0, float("nan")):
+        with pytest.raises(UserError, match="weight of tiny"):
+            Batches([(corpus([100]), weight)], 2, 16)
+    with pytest.raises(UserError, match="no corpus"):
+        Batches([], 2, 16)
+    with pytest.raises(UserError, match="batch is 0"):
+        Batches(corpus([100]), 0, 16)
+    with pytest.raises(UserError, match="fewer than two tokens"):
+        next(every_token_once(corpus([1]), 2, 16))
+
+
+def test_a_batch_moves() -> None:
+    batch = next(Batches(corpus([5] * 20), 2, 16))
+    assert equal(batch.to("cpu"), batch)
+    assert batch.to("meta").tokens.device.type == "meta"

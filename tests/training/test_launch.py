@@ -1,0 +1,505 @@
+"""``glassformer train`` as a whole: real processes killed and resumed, and what it says to a mistake."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from glassformer import training
+from glassformer.checkpoints import places, store
+from glassformer.config import run, serial
+from glassformer.errors import UserError
+from glassformer.training import hooks, live
+
+SETTINGS = {
+    "dim": "16",
+    "decoder.depth": "2",
+    "decoder.pattern.attention.heads": "2",
+    "decoder.dropout": "0.1",
+    "context": "16",
+    "batch": "4",
+    "accumulate": "2",
+    "steps": "40",
+    "evaluate_every": "10",
+    "evaluate_batches": "2",
+    "save_every": "3",
+    "data.tokenizer": "char",
+    "dtype": "float32",
+    "tensorboard": "false",
+}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    path = tmp_path_factory.mktemp("corpus") / "squares.txt"
+    path.write_text("".join(f"{i} times {i} is {i * i}.\n" for i in range(400)))
+    return path
+
+
+def settings(corpus, **changes):
+    return run.read(None, {**SETTINGS, "data.train": str(corpus), **changes})
+
+
+def weights(out):
+    model, _ = store.load(out / (out / "last").read_text().strip())
+    return {name: p.detach() for name, p in model.named_parameters()}
+
+
+def equal(left, right):
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+@pytest.fixture(scope="module")
+def whole(corpus, tmp_path_factory):
+    """The folder of a run that nothing disturbed."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    ended = training.run(settings(corpus), out)
+    assert ended.step == 40 and ended.valid < 3.2 and ended.signal is None
+    return out
+
+
+# ------------------------------------------------------------------------------- real processes
+
+CHILD = """
+import signal, sys, time, torch
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whatever this test was started under
+from pathlib import Path
+from types import SimpleNamespace
+torch.set_num_threads(int(sys.argv[4]))
+from glassformer import run, serial, training
+from glassformer.training import launch
+slow = launch.Log.__call__
+launch.Log.__call__ = lambda self, step: (slow(self, step), time.sleep(0.03))  # so that there is a moment to strike
+settings = serial.loads(run.Run, Path(sys.argv[1]).read_text())
+again = "glassformer train it --resume"
+ended = training.run(settings, Path(sys.argv[2]), resume=sys.argv[3] == "resume", command=again)
+sys.exit(128 + ended.signal if ended.signal else 0)
+"""
+
+
+def start(corpus, out, resume=False):
+    book = out.parent / "settings.json"
+    book.write_text(serial.dumps(settings(corpus)))
+    command = [sys.executable, "-c", CHILD, str(book), str(out), "resume" if resume else "new"]
+    return subprocess.Popen([*command, str(torch.get_num_threads())], stderr=subprocess.PIPE, text=True)
+
+
+def logged(out):
+    return [line["step"] for line in hooks.read_log(out / "log.jsonl")]
+
+
+def attend(process, out, after):
+    """Wait until step ``after`` is in the log."""
+    until = time.monotonic() + 120
+    while not logged(out) or logged(out)[-1] < after:
+        assert process.poll() is None and time.monotonic() < until, process.stderr.read()
+        time.sleep(0.005)
+
+
+def strike(process, out, number, after):
+    """Send a signal once step ``after`` is in the log; what the process said."""
+    attend(process, out, after)
+    process.send_signal(number)
+    return process.communicate(timeout=60)[1]
+
+
+def test_killed_and_stopped_runs_end_bit_for_bit_like_an_undisturbed_one(corpus, whole, tmp_path):
+    out = tmp_path / "run"
+    process = start(corpus, out)
+    attend(process, out, after=4)
+    with pytest.raises(UserError, match=r"Another process is training in .*wait"):
+        training.run(settings(corpus), out, resume=True)
+    strike(process, out, signal.SIGKILL, after=8)
+    assert process.returncode == -signal.SIGKILL
+    store.load(out)
+
+    for number, after in ((signal.SIGTERM, 17), (signal.SIGINT, 26)):
+        process = start(corpus, out, resume=True)
+        said = strike(process, out, number, after)
+        assert process.returncode == 128 + number
+        last = logged(out)[-1]
+        assert (
+            after <= last < 40 and (out / "last").read_text() == f"step-{last:06d}\n"
+        )  # the step was finished and saved
+        assert f"Stopped by {signal.Signals(number).name} after step {last}" in said
+        assert said.rstrip().endswith("glassformer train it --resume")
+
+    process = start(corpus, out, resume=True)
+    assert "Going on from" in process.communicate(timeout=120)[1] and process.returncode == 0
+    assert logged(out) == list(range(1, 41))
+    assert equal(weights(out), weights(whole))
+    curves = [[(e["loss"], e.get("valid")) for e in hooks.read_log(f / "log.jsonl")] for f in (out, whole)]
+    assert curves[0] == curves[1]
+    state = [(f / "step-000040" / "state.safetensors").read_bytes() for f in (out, whole)]
+    assert state[0] == state[1]
+
+
+@pytest.mark.slow
+def test_killed_at_twenty_moments(corpus, whole, tmp_path):
+    out = tmp_path / "run"
+    for turn in range(20):
+        process = start(corpus, out, resume=(out / "run.json").exists())
+        time.sleep(1.5 + 0.11 * turn)
+        process.kill()
+        process.communicate()
+        if (out / "last").exists():
+            store.load(out)
+    training.run(settings(corpus), out, resume=True)
+    assert equal(weights(out), weights(whole))
+
+
+# ------------------------------------------------------------------------------------- one run
+
+
+def test_a_run_leaves_what_the_contract_says(whole):
+    names = {path.name for path in whole.iterdir()}
+    assert {"run.json", "log.jsonl", "last", "best", "step-000040"} <= names
+    assert not [name for name in names if name.endswith((".part", ".old"))]
+    model, tokenizer = store.load(whole)
+    assert tokenizer.decode(tokenizer.encode("7 times 7")) == "7 times 7"
+    assert model.config.embed.vocab == tokenizer.size and model.config.context == 16
+    book = json.loads((whole / "run.json").read_text())
+    assert book["train"]["steps"] == 40 and book["plan"]["dtype"] == "float32"
+    lines = hooks.read_log(whole / "log.jsonl")
+    assert len(lines) == 40 and lines[9]["valid"] > lines[-1]["valid"] and lines[0]["loss"] > lines[-1]["loss"]
+
+
+def test_everything_said_goes_to_standard_error(corpus, tmp_path, capfd):
+    training.run(settings(corpus, steps="4"), tmp_path / "run", sample=lambda model, tokenizer, source: "a sample")
+    output = capfd.readouterr()
+    assert output.out == ""
+    for word in ("parameters", "MFLOP a token", "memory", "float32", "torch.compile", "'a sample'", "4/4", "curves"):
+        assert word in output.err
+
+
+def test_sampling_and_evaluating_change_nothing(corpus, whole, tmp_path):
+    def sample(model, tokenizer, source):
+        assert not model.training
+        return str(torch.rand(5).sum())
+
+    training.run(settings(corpus, evaluate_every="7", sample_every="3", keep="1"), tmp_path / "run", sample=sample)
+    assert equal(weights(tmp_path / "run"), weights(whole))
+
+
+def test_resuming_a_finished_run_does_nothing(corpus, whole):
+    before = weights(whole)
+    assert training.run(settings(corpus), whole, resume=True).step == 40
+    assert equal(before, weights(whole)) and logged(whole) == list(range(1, 41))
+
+
+def test_a_run_that_is_older_than_a_setting_is_resumed(corpus, tmp_path):
+    training.run(settings(corpus, steps="2"), tmp_path / "run")
+    about = json.loads((tmp_path / "run" / "run.json").read_text())
+    del about["data"]["split"], about["train"]["clip"]
+    (tmp_path / "run" / "run.json").write_text(json.dumps(about))
+    assert training.run(settings(corpus, steps="3"), tmp_path / "run", resume=True).step == 3
+    refuse("train.clip", settings(corpus, steps="3", clip="0.5"), tmp_path / "run", resume=True)
+
+
+def test_resuming_nothing_is_refused(corpus, tmp_path):
+    refuse(r"holds no run to go on with; leave out --resume", settings(corpus), tmp_path / "run", resume=True)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("schedule", ["Constant", "Cosine"])
+def test_a_finished_run_goes_on_with_more_steps_and_is_killed_there(corpus, tmp_path, capfd, schedule):
+    """Constant goes on as if more had been asked for at once; Cosine begins anew; a stop in between changes nothing."""
+    how = {"schedule": schedule, "schedule.warmup": "2", "save_every": "2"}
+    for name in ("apart", "stopped"):
+        training.run(settings(corpus, steps="4", **how), tmp_path / name)
+    capfd.readouterr()
+    longer = settings(corpus, steps="10", **how)
+    training.run(longer, tmp_path / "apart", resume=True)
+    told = "goes on as Constant has it" if schedule == "Constant" else "Cosine begins anew for the 6 added steps"
+    assert "ended at step 4 and goes on to 10: " in (said := capfd.readouterr().err) and told in said
+
+    def kill(self, step, real=hooks.Save.__call__):
+        real(self, step)
+        if step.index == 7:
+            raise InterruptedError
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(InterruptedError):
+        patch.setattr(hooks.Save, "__call__", kill)
+        training.run(longer, tmp_path / "stopped", resume=True)
+    assert logged(tmp_path / "stopped")[-1] == 7
+    training.run(longer, tmp_path / "stopped", resume=True)
+    rates = [[line["rate"] for line in hooks.read_log(tmp_path / name / "log.jsonl")] for name in ("apart", "stopped")]
+    assert rates[0] == rates[1] and equal(weights(tmp_path / "apart"), weights(tmp_path / "stopped"))
+    if schedule == "Constant":
+        training.run(longer, tmp_path / "whole")
+        assert equal(weights(tmp_path / "apart"), weights(tmp_path / "whole"))
+    else:
+        assert rates[0][3] < rates[0][4] < rates[0][5] == max(rates[0]) and rates[0][9] < 0.2 * rates[0][5]
+
+
+def test_a_run_that_is_not_finished_is_finished_first(corpus, tmp_path):
+    training.run(settings(corpus, steps="4", save_every="2"), tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "step-000004")
+    refuse(
+        r"stands at step 2 of 4; give --steps 4", settings(corpus, steps="9", save_every="2"), tmp_path / "run", True
+    )
+
+
+def test_the_log_has_each_groups_rate(corpus, tmp_path):
+    group = '[{paths = "embed.*", rate = 0.5}]'
+    how = settings(corpus, steps="2", rate="4e-3", schedule="Constant", **{"optimizer.rest.groups": group})
+    training.run(how, tmp_path / "run")
+    assert hooks.read_log(tmp_path / "run" / "log.jsonl")[0]["rates"] == {
+        "Muon": 4e-3,
+        "AdamW embed.*": 4e-3,  # twice Muon's in this recipe, halved
+        "AdamW": 8e-3,
+    }
+
+
+def test_going_on_from_a_trained_model(corpus, whole, tmp_path):
+    table = {"from": str(whole), "decoder.dropout": 0.0}
+    further = dataclasses.replace(settings(corpus, steps="1", context="none"), model=table)
+    further = dataclasses.replace(further, data=dataclasses.replace(further.data, tokenizer=None))
+    ended = training.run(further, tmp_path / "run")
+    first = hooks.read_log(whole / "log.jsonl")[0]["loss"]
+    assert ended.loss < first - 0.3
+    model, tokenizer = store.load(tmp_path / "run")
+    assert model.config.decoder.dropout == 0.0 and tokenizer is not None
+    wider = dataclasses.replace(further, model={"from": str(whole), "decoder.pattern.feedforward.hidden": 8})
+    with pytest.raises(UserError, match=r"ffn.*change only the head or pool"):
+        training.run(wider, tmp_path / "other")
+
+
+def test_a_mixture_of_corpora(corpus, tmp_path):
+    other = tmp_path / "cubes.txt"
+    other.write_text("".join(f"{i} to the third is {i**3}.\n" for i in range(300)))
+    base = settings(corpus, steps="2")
+    data = run.Data(train={str(corpus): 3.0, str(other): 1.0}, tokenizer="char")
+    assert training.run(dataclasses.replace(base, data=data), tmp_path / "run").step == 2
+
+
+def test_a_full_disk_ends_the_run_with_one_sentence(corpus, tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1100k", "tmpfs", disk], capture_output=True).returncode:
+        pytest.skip("needs the right to mount a small disk")
+    try:
+        with pytest.raises(UserError, match=r"disk.*full") as caught:
+            training.run(settings(corpus), disk / "run")
+        assert "\n" not in str(caught.value)
+        store.load(disk / "run")
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+# ------------------------------------------------------------------------------------- mistakes
+
+
+def refuse(said, settings, out, resume=False):
+    with pytest.raises(UserError, match=said) as caught:
+        training.run(settings, out, resume=resume)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_that_holds_a_run(corpus, whole):
+    refuse(r"holds a run already; add --resume", settings(corpus), whole)
+    assert (whole / "step-000040").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"steps": "30"}, r"train.steps is 40 there and 30 here"),
+        ({"optimizer.rate": "0.1"}, r"train.optimizer.rate"),
+        ({"optimizer": "AdamW"}, r"train.optimizer is Muon there and AdamW here"),
+        ({"decoder.depth": "4"}, r"model.decoder.depth is 2 there and 4 here"),
+        ({"data.valid": "0.2"}, r"data.valid"),
+    ],
+)
+def test_resuming_with_another_config_names_what_differs(corpus, whole, changes, said):
+    before = weights(whole)
+    refuse(said, settings(corpus, **changes), whole, resume=True)
+    assert equal(before, weights(whole))
+
+
+def test_resuming_with_another_text_is_named(corpus, tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text(corpus.read_text())
+    training.run(settings(path, steps="2"), tmp_path / "run")
+    path.write_text(corpus.read_text()[::-1])
+    refuse(r"another content of the training data", settings(path, steps="2"), tmp_path / "run", resume=True)
+
+
+def test_resuming_with_a_damaged_checkpoint(corpus, tmp_path):
+    training.run(settings(corpus, steps="3"), tmp_path / "run")
+    victim = tmp_path / "run" / "step-000003" / "state.safetensors"
+    victim.write_bytes(victim.read_bytes()[:1000])
+    refuse(r"state.safetensors is damaged", settings(corpus, steps="3"), tmp_path / "run", resume=True)
+
+
+def test_an_out_folder_that_cannot_be(corpus, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    refuse(r"file stands in its way", settings(corpus), tmp_path / "file" / "run")
+    refuse(r"cannot be", settings(corpus), Path("/proc/nowhere/run"))
+    if os.geteuid() != 0:
+        (tmp_path / "closed").mkdir(mode=0o500)
+        refuse(r"cannot be written", settings(corpus), tmp_path / "closed" / "run")
+
+
+def test_what_cannot_fit_is_refused_before_it_starts(corpus, tmp_path):
+    huge = {"dim": "65536", "decoder.depth": "200", "decoder.pattern.feedforward.hidden": "262144"}
+    refuse(r"Training needs about .* are free; lower", settings(corpus, **huge), tmp_path / "run")
+    assert not (tmp_path / "run" / "run.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"", r"empty"), (b"\xff\xfe\x00\x01" * 50, r"(binary|UTF-8)"), (b"caf\xe9 " * 50, r"UTF-8"), (b"short", r"too")],
+)
+def test_a_corpus_that_is_none(tmp_path, content, said):
+    path = tmp_path / "bad.txt"
+    path.write_bytes(content)
+    refuse(said, settings(path), tmp_path / "run")
+
+
+def test_models_that_do_not_fit(corpus, tmp_path):
+    refuse(r"only 5; raise it", settings(corpus, **{"embed.vocab": "5"}), tmp_path / "run")
+    refuse(r"There is no recipe", settings(corpus, recipe="glass/1x"), tmp_path / "run")
+    refuse(r'"dept".*"depth"', settings(corpus, **{"decoder.dept": "2"}), tmp_path / "run")
+    refuse(r"There is no file, folder or named corpus", settings("pythn-docs"), tmp_path / "run")
+
+
+# ------------------------------------------------------------------------------------ the view
+
+
+def test_the_panel_and_the_plain_line():
+    view = live.Live(flops=1e6, peak=1e11, terminal=False)
+    view.losses, view.valid, view.speed, view.first = [3.0, 2.0, 1.0], 1.5, 20_000.0, 0
+    step = training.Step(3, 10, 1.0, 1e-3, 0.5, 64, 0.01, 0, state=None)
+    numbers = view.numbers(step)
+    assert numbers["loss"] == "1.0000" and numbers["validation"] == "1.5000" and numbers["tokens/s"] == "20,000"
+    assert numbers["of this machine's peak"] == "20%"
+    from rich.console import Console
+
+    console = Console(width=100, record=True, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
+    view.text = "once upon a time"
+    console.print(view.panel(step))
+    drawn = console.export_text()
+    assert "step 3 of 10" in drawn and "once upon a time" in drawn and "█" in drawn
+
+
+@pytest.mark.parametrize("width", [60, 80, 160])
+def test_every_number_of_the_panel_stands_under_its_whole_name(width):
+    view = live.Live(flops=1e6, peak=1e11, terminal=False)
+    view.losses, view.valid, view.speed, view.first = [3.0, 2.0, 1.0] * 100, 1.5, 20_000.0, 0
+    view.facts, view.text = {"valid_accuracy": 0.25}, "a line of a verse\n" * 50
+    step = training.Step(300, 1000, 1.0, 1e-3, 0.5, 64, 0.01, 0, state=None)
+    from rich.console import Console
+
+    console = Console(width=width, file=io.StringIO(), force_terminal=True, color_system=None)
+    console.print(view.panel(step))
+    lines = console.file.getvalue().splitlines()
+    assert len(lines) < 24 and max(map(len, lines)) <= min(width, 100)
+    for name, value in view.numbers(step).items():
+        row = next(i for i, line in enumerate(lines) if name in line)
+        column = lines[row].index(name)
+        assert lines[row + 1][column:].startswith(value), (name, value)
+    bar = next(line for line in lines if "━" in line)
+    assert not any(letter.isalpha() for letter in bar)
+
+
+@pytest.mark.parametrize(("kind", "screen"), [("xterm-256color", True), ("dumb", False), ("unknown", False)])
+def test_a_terminal_that_cannot_be_drawn_on_gets_plain_lines(monkeypatch, kind, screen):
+    monkeypatch.setattr("sys.stderr", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setenv("TERM", kind)
+    assert live.Live().terminal is screen
+
+
+def test_lines_of_bars_and_spans_of_time():
+    assert live.sparkline([4.0, 3.0, 2.0, 1.0], 4) == "█▆▃▁" and live.sparkline([], 9) == ""
+    assert len(live.sparkline([float(i) for i in range(1000)], 60)) == 60 and live.sparkline([1.0, 1.0], 9) == "▁▁"
+    assert [live.duration(s) for s in (5, 90, 600, 10_000)] == ["5 s", "90 s", "10 min", "2.8 h"]
+
+
+def test_a_log_cut_short_by_a_crash_is_still_read(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "loss": 1.0}\n{"step": 3, "lo')
+    assert [line["step"] for line in hooks.read_log(path)] == [1, 2]
+    hooks.Log(path, start=1)
+    assert path.read_text() == '{"step": 1, "loss": 2.0}\n'
+
+
+def test_the_curves(whole, tmp_path):
+    pytest.importorskip("matplotlib")
+    assert "curves are in" in hooks.draw(whole / "log.jsonl", tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_tensorboard(corpus, tmp_path):
+    pytest.importorskip("tensorboard")
+    training.run(settings(corpus, steps="2", tensorboard="true"), tmp_path / "run")
+    assert list((tmp_path / "run" / "tensorboard").glob("events*"))
+
+
+def test_tensorboard_that_is_missing_is_refused_where_it_was_asked_for(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match="pip install tensorboard"):
+        training.run(settings(corpus, steps="2", tensorboard="true"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_planned_model_is_the_one_that_is_trained_and_no_tokenizer_is(corpus, whole, monkeypatch):
+    trained = store.read_config(whole / "step-000040").config
+    monkeypatch.setattr("glassformer.tokenizer.train", None)
+    assert training.planned(settings(corpus)) == trained
+    for kind, vocab in (("bpe", 4096), ("byte", 257)):
+        assert training.planned(settings(corpus, **{"data.tokenizer": kind})).embed.vocab == vocab
+    assert training.planned(settings(corpus, **{"data.tokenizer": "bpe", "data.vocab": "300"})).embed.vocab == 300
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\xff\xfe\x00" * 9], ids=["missing", "empty", "no text"])
+def test_no_tokenizer_is_announced_before_the_file_was_read(tmp_path, capsys, content):
+    path = tmp_path / "mine.txt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError):
+        training.run(settings(path), tmp_path / "run")
+    assert "tokenizer" not in capsys.readouterr().err
+
+
+def test_a_run_folder_means_its_best_checkpoint_and_says_so(whole, capsys):
+    from glassformer.commands.common import reader
+
+    def asked(folder):
+        reader(SimpleNamespace(model=str(folder), device=None, dtype=None))
+        return capsys.readouterr().err
+
+    best = (whole / "best").read_text().strip()
+    assert places.checkpoint(whole) == whole / best
+    assert f"Checkpoint {best} of {whole}, the best by validation loss." in asked(whole)
+    assert "Checkpoint" not in asked(whole / best)
+
+
+def test_a_separator_makes_documents_of_a_file(tmp_path):
+    """The separator itself is no text: a character tokenizer has never met it."""
+    (tmp_path / "two.txt").write_text("aab " * 100 + "%" + "bba " * 100)
+    wanted = {**SETTINGS, "steps": "1", "data.train": str(tmp_path / "two.txt"), "data.separator": "%"}
+    training.run(run.read(None, wanted), tmp_path / "out")
+    _, tokenizer = store.load(tmp_path / "out")
+    assert set(tokenizer.vocabulary()) - set(tokenizer.specials) == {"a", "b", " "}
+
+
+def test_a_damaged_checkpoint_names_the_one_before(tmp_path, corpus):
+    wanted = {**SETTINGS, "steps": "6", "data.train": str(corpus)}
+    training.run(run.read(None, wanted), tmp_path)
+    damaged = tmp_path / "step-000006" / "state.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    with pytest.raises(UserError, match=r"step-000003 instead, remove .*step-000006"):
+        training.run(run.read(None, wanted), tmp_path, resume=True)

@@ -1,0 +1,519 @@
+"""The training loop's laws: loss, gradients, optimizers, schedules, and what never reaches the weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import platform
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from glassformer import config
+from glassformer.config import run
+from glassformer.errors import UserError
+from glassformer.nn import build_model
+from glassformer.training import Batch, Causal, Optimizer, Plan, State, factor, make_plan, objective, probe, train
+from glassformer.training import optimizer as muon
+from glassformer.training.objective import cross_entropy, gradients, split
+from glassformer.training.precision import Half
+
+PLAIN = Plan()
+
+
+def tiny(tied=True, dropout=0.0, vocab=50):
+    block = config.Block(config.Attention(heads=2), config.GatedMLP(hidden=24))
+    stack = config.Stack(2, (block,), config.Rotary(), last_norm=config.RMSNorm(), dropout=dropout)
+    return config.Decoder(16, 24, config.Embed(vocab), stack, config.Head(tied=tied, bias=not tied))
+
+
+class Random:
+    """Batches of random tokens with ragged ends, the same from the same place on."""
+
+    def __init__(self, rows=4, length=12, vocab=50, repeat=False):
+        self.rows, self.length, self.vocab, self.repeat = rows, length, vocab, repeat
+        self.at = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        draw = torch.Generator().manual_seed(0 if self.repeat else self.at)
+        self.at += 1
+        tokens = torch.randint(self.vocab, (self.rows, self.length + 1), generator=draw)
+        targets = tokens[:, 1:].clone()
+        for row in range(self.rows):
+            targets[row, self.length - 2 * row :] = -1
+        return Batch(tokens[:, :-1], targets)
+
+    def state(self):
+        return {"at": self.at}
+
+    def restore(self, state):
+        self.at = state["at"]
+
+
+def names_and_grads(model):
+    return {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+# ------------------------------------------------------------------------------------ objective
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_cross_entropy_in_pieces_equals_torchs(bias, softcap, smoothing, monkeypatch):
+    monkeypatch.setattr(objective, "NEAR", 50 * 2)  # several passes a piece
+    draw = torch.Generator().manual_seed(0)
+    shapes = [(37, 16), (50, 16)] + [(50,)] * bias
+    given = [torch.randn(shape, generator=draw, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    targets = torch.randint(50, (37,), generator=draw)
+    targets[[0, 7, 8, 36]] = -1
+    logits = F.linear(*given)
+    logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
+    plain = F.cross_entropy(logits, targets, ignore_index=-1, reduction="sum", label_smoothing=smoothing)
+    wanted = torch.autograd.grad(plain * 3, given)
+    for limit in (50 * 5, None):
+        hidden, table, *rest = given
+        pieces = cross_entropy(hidden, targets, table, rest[0] if rest else None, softcap, smoothing, limit)
+        torch.testing.assert_close(pieces, plain)
+        torch.testing.assert_close(torch.autograd.grad(pieces * 3, given), wanted)
+
+
+def test_a_certain_model_has_its_exact_loss_and_a_broken_one_none():
+    table, targets = torch.eye(4), torch.tensor([0, 1, 2])
+    for size in (50.0, 200.0):  # the target's share underflows in fp32
+        hidden = torch.tensor([[size, 0, 0, 0], [size, 0, 0, 0], [0, 0, 0, size]])
+        assert float(cross_entropy(hidden, targets, table)) == pytest.approx(2 * size)
+    assert math.isnan(float(cross_entropy(hidden * math.nan, targets, table)))
+    assert float(cross_entropy(hidden * math.nan, torch.full((3,), -1), table)) == 0.0
+
+
+def test_pieces_never_hold_more_logits_than_the_limit(monkeypatch):
+    seen, linear = [], F.linear
+    monkeypatch.setattr(objective.F, "linear", lambda *given: seen.append(len(given[0])) or linear(*given))
+    hidden, table = torch.randn(37, 16, requires_grad=True), torch.randn(50, 16)
+    cross_entropy(hidden, torch.zeros(37, dtype=torch.long), table, limit=500).backward()
+    assert seen == [10, 10, 10, 7] and table.grad is None
+    with torch.no_grad():
+        assert not cross_entropy(hidden, torch.zeros(37, dtype=torch.long), table, limit=500).requires_grad
+
+
+# ------------------------------------------------------------------------------------------ bf16
+
+
+def in_bf16(model, batch, pieces=1):
+    half = Half(model.train())
+    half.follow()
+    found = gradients(half.model, batch, Causal(), pieces)
+    return found, names_and_grads(model)
+
+
+def test_bf16_gives_the_gradients_of_fp32_in_fp32():
+    model, batch = build_model(tiny(), seed=1), next(Random())
+    sums, found = in_bf16(model, batch)
+    model.zero_grad()
+    right = gradients(model, batch, Causal(), 1)
+    assert sums.count == right.count and sums.loss == pytest.approx(right.loss, rel=0.01)
+    for name, grad in names_and_grads(model).items():
+        assert found[name].dtype is torch.float32
+        torch.testing.assert_close(found[name], grad, rtol=0.1, atol=0.03 * float(grad.abs().max()))
+
+
+def test_bf16_gradients_add_up_over_pieces_in_fp32():
+    model, batch = build_model(tiny(), seed=1), next(Random())
+    _, together = in_bf16(model, batch, 4)
+    alone = []
+    for piece in split(batch, 4):
+        model.zero_grad()
+        alone.append(in_bf16(model, piece)[1])
+    for name, found in together.items():
+        torch.testing.assert_close(found, sum(grads[name] for grads in alone), rtol=1e-6, atol=1e-7)
+
+
+def test_under_autocast_the_loss_is_bf16s():
+    model, batch = build_model(tiny(), seed=1), next(Random())
+    plain = Causal().loss(model, batch).mean
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert Causal().loss(model, batch).mean == pytest.approx(plain, rel=0.01)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("pieces", [2, 3, 4])
+def test_accumulated_gradients_equal_the_full_batchs_whatever_the_padding(dtype, pieces):
+    batch = next(Random())
+    assert len({int((row >= 0).sum()) for row in batch.targets}) == 4  # ragged
+    found = []
+    for count in (1, pieces):
+        model = build_model(tiny(), seed=1).to(dtype)
+        sums = gradients(model, batch, Causal(), count)
+        found.append((sums.total, sums.loss, sums.count, names_and_grads(model)))
+    assert found[0][2] == found[1][2] == 36
+    assert found[0][1] == pytest.approx(found[1][1], rel=1e-6)
+    tolerance = {"rtol": 1e-5, "atol": 1e-5} if dtype is torch.float32 else {"rtol": 1e-10, "atol": 1e-12}
+    for name, right in found[0][3].items():
+        torch.testing.assert_close(found[1][3][name], right, **tolerance)
+
+
+def test_a_step_under_accumulation_moves_the_weights_as_a_whole_one():
+    after = []
+    for accumulate in (1, 3):
+        model = build_model(tiny(), seed=1).double()
+        settings = run.Train(steps=3, batch=4, accumulate=accumulate)
+        steps = list(train(model, Random(), settings=settings, plan=PLAIN))
+        after.append(([s.loss for s in steps], [p.detach() for p in model.parameters()]))
+    assert after[0][0] == pytest.approx(after[1][0], rel=1e-9)
+    for left, right in zip(after[0][1], after[1][1], strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-6, atol=1e-8)
+
+
+def test_split_leaves_out_nothing():
+    batch = next(Random(rows=5))
+    parts = split(dataclasses.replace(batch, pos=batch.targets), 3)
+    assert [len(part.tokens) for part in parts] == [2, 2, 1] and parts[0].docs is None
+    assert torch.equal(torch.cat([part.pos for part in parts]), batch.targets)
+
+
+def test_auxiliary_losses_are_weighed_by_the_targets():
+    batch = next(Random())
+    model = build_model(tiny(), seed=1)
+    plain = Causal().loss(model, batch)
+
+    class WithAux(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = model
+
+        def __getattr__(self, name):
+            return super().__getattr__(name) if name == "inner" else getattr(self.inner, name)
+
+        def forward(self, *args, **kwargs):
+            output = self.inner(*args, **kwargs)
+            output.aux["balance"] = torch.tensor(0.5)
+            return output
+
+    loss = Causal().loss(WithAux(), batch)
+    assert float(loss.total.detach()) == pytest.approx(float(plain.total.detach()) + 0.5 * 36)
+    assert loss.mean == pytest.approx(plain.mean)
+
+
+# ------------------------------------------------------------------------------------ schedules
+
+
+def test_schedules():
+    cosine = run.Cosine(warmup=10, floor=0.1)
+    assert [factor(cosine, step, 110) for step in (1, 10, 60, 110)] == pytest.approx([0.1, 1.0, 0.55, 0.1])
+    stable = run.WarmupStableDecay(warmup=0.1, decay=0.2, floor=0.0)
+    found = [factor(stable, step, 100) for step in (5, 10, 50, 80, 90, 100)]
+    assert found == pytest.approx([0.5, 1, 1, 1, 11 / 21, 1 / 21])  # the last step still moves the weights
+    assert [factor(run.Constant(warmup=4), step, 9) for step in (1, 4, 9)] == pytest.approx([0.25, 1, 1])
+    peak = run.InverseSqrt(warmup=100)
+    assert [factor(peak, step, 1000) for step in (50, 100, 400)] == pytest.approx([0.5, 1.0, 0.5])
+
+
+def test_the_2017_schedule_is_the_papers_formula():
+    for step in (1, 100, 4000, 100_000):
+        right = 512**-0.5 * min(step**-0.5, step * 4000**-1.5)
+        assert factor(run.InverseSqrt(warmup=4000, dim=512), step, 100_000) == pytest.approx(right)
+
+
+def test_pytorchs_cosine_agrees():
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    theirs = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=50, eta_min=0.1)
+    for step in range(51):
+        assert factor(run.Cosine(warmup=0.0, floor=0.1), step, 50) == pytest.approx(theirs.get_last_lr()[0], abs=1e-9)
+        optimizer.step()
+        theirs.step()
+
+
+# ----------------------------------------------------------------------------------- optimizers
+
+
+def test_groups_by_path():
+    settings = run.AdamW(decay=0.2, groups=(run.Group("embed.*", rate=0.5), run.Group("*.ffn.*", decay=0.01)))
+    optimizer = Optimizer(build_model(tiny(tied=False)), settings)
+    found = {name: (group["base"], group["weight_decay"]) for group in optimizer.groups() for name in group["paths"]}
+    rate = settings.rate
+    assert found["embed.token.weight"] == (rate * 0.5, 0.0)
+    assert found["head.proj.weight"] == (rate, 0.2) and found["head.proj.bias"] == (rate, 0.0)
+    assert found["decoder.blocks.0.attn.q.weight"] == (rate, 0.2)
+    assert found["decoder.blocks.1.ffn.up.weight"] == (rate, 0.01)
+    assert found["decoder.blocks.0.attn_norm.weight"] == found["decoder.last_norm.weight"] == (rate, 0.0)
+    assert set(found) == set(optimizer.parameters)
+
+
+def test_muon_has_the_matrices_of_the_blocks_and_adamw_the_rest():
+    optimizer = Optimizer(build_model(tiny(tied=False)), run.Muon(rate=0.01))
+    matrix, adamw = optimizer.parts
+    assert isinstance(matrix, muon.Muon) and isinstance(adamw, torch.optim.AdamW)
+    matrices = {name for group in matrix.param_groups for name in group["paths"]}
+    assert len(matrices) == 2 * 7 and all(".blocks." in name and "norm" not in name for name in matrices)
+    rest = {name for group in adamw.param_groups for name in group["paths"]}
+    assert {"embed.token.weight", "head.proj.weight", "decoder.last_norm.weight"} <= rest
+
+
+def test_muon_is_torchs(monkeypatch):
+    monkeypatch.setattr(muon, "TOGETHER", 24 * 16 * 2)  # stacks of two, and of a few smaller ones
+    shapes = [(24, 16), (16, 24), (16, 16), (24, 16), (8, 16), (16, 24)]
+    draw = torch.Generator().manual_seed(0)
+    start = [torch.randn(shape, generator=draw) for shape in shapes]
+    grads = [[torch.randn(shape, generator=draw) for shape in shapes] for _ in range(3)]
+    found = []
+    for own in (False, True):
+        weights = [torch.nn.Parameter(value.clone()) for value in start]
+        if own:
+            optimizer = muon.Muon([{"params": weights, "lr": 0.1, "weight_decay": 0.1}], 0.9)
+        else:
+            optimizer = torch.optim.Muon(weights, 0.1, 0.1, 0.9, adjust_lr_fn="match_rms_adamw")
+        for step in grads:
+            for weight, grad in zip(weights, step, strict=True):
+                weight.grad = grad.clone()
+            optimizer.step()
+        found.append((weights, [optimizer.state[weight]["momentum_buffer"] for weight in weights]))
+    moved = [a.detach() - b * 0.99**3 for a, b in zip(found[0][0], start, strict=True)]
+    for theirs, mine, update in zip(found[0][0], found[1][0], moved, strict=True):
+        assert float((theirs - mine).detach().abs().max()) < 0.03 * float(update.abs().max())  # bf16 inside both
+    for theirs, mine in zip(found[0][1], found[1][1], strict=True):
+        torch.testing.assert_close(theirs, mine)
+
+
+def test_adamw_is_torchs_with_the_gradients_of_the_mean():
+    settings = run.Train(steps=4, batch=4, clip=0.05, schedule=run.Constant(), optimizer=run.AdamW(decay=0.0))
+    ours, theirs = build_model(tiny(), seed=1).double(), build_model(tiny(), seed=1).double()
+    norms = [step.norm for step in train(ours, Random(), settings=settings, plan=PLAIN)]
+    adamw = torch.optim.AdamW(theirs.parameters(), lr=settings.optimizer.rate, betas=(0.9, 0.95), weight_decay=0.0)
+    for batch, norm in zip(Random(), norms, strict=False):
+        adamw.zero_grad()
+        F.cross_entropy(theirs(batch.tokens).logits.flatten(0, 1), batch.targets.flatten(), ignore_index=-1).backward()
+        assert norm > 0.05  # the clip bites
+        assert float(torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.05)) == pytest.approx(norm, rel=1e-6)
+        adamw.step()
+    for left, right in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "chosen", [run.AdamW(rate=0.02, decay=0.0), run.Muon(rate=0.02, decay=0.0, rest=run.AdamW(rate=0.02))]
+)
+def test_it_overfits_one_batch(chosen):
+    model = build_model(tiny(), seed=1)
+    settings = run.Train(steps=150, batch=4, optimizer=chosen)
+    losses = [step.loss for step in train(model, Random(repeat=True), settings=settings, plan=PLAIN)]
+    assert losses[0] > 3.5 and losses[-1] < 0.05
+
+
+# ------------------------------------------------------------------------------------- the loop
+
+
+def test_a_seed_gives_the_same_run():
+    def losses(seed):
+        model = build_model(tiny(dropout=0.2), seed=seed)
+        return [s.loss for s in train(model, Random(), settings=run.Train(steps=5, seed=seed), plan=PLAIN)]
+
+    assert losses(1) == losses(1) != losses(2)
+
+
+def test_a_step_says_what_happened():
+    steps = list(train(build_model(tiny(), seed=1), Random(), settings=run.Train(steps=3, batch=4), plan=PLAIN))
+    assert [step.index for step in steps] == [1, 2, 3] and [step.last for step in steps] == [False, False, True]
+    assert all(step.tokens == 36 and step.norm > 0 and step.seconds > 0 for step in steps)
+    assert steps[0].rate == run.Muon().rate and steps[2].rate == pytest.approx(run.Muon().rate / 3)
+    assert steps[-1].state.tokens == 108
+
+
+class Poisoned(Random):
+    """Batches of which some make the loss something else than a number."""
+
+    def __init__(self, model, bad, value=math.nan, **settings):
+        super().__init__(**settings)
+        self.model, self.bad, self.value = model, bad, value
+        self.hook = None
+
+    def __next__(self):
+        if self.hook:
+            self.hook.remove()
+        poison = self.value if self.at in self.bad else 1.0
+        self.hook = self.model.embed.register_forward_hook(lambda module, inputs, output: output * poison)
+        return super().__next__()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_step_that_is_not_finite_never_reaches_the_weights(value):
+    model = build_model(tiny(), seed=1)
+    batches = Poisoned(model, {2, 3}, value)
+    before, moments, skipped = None, None, []
+    for step in train(model, batches, settings=run.Train(steps=6, batch=4), plan=PLAIN):
+        weights = [p.detach().clone() for p in model.parameters()]
+        kept = {name: value.clone() for name, value in step.state.optimizer.state().items()}
+        if step.skipped:
+            skipped.append(step.index)
+            assert all(torch.equal(a, b) for a, b in zip(weights, before, strict=True))
+            assert all(torch.equal(kept[name], moments[name]) for name in kept)
+        assert all(torch.isfinite(weight).all() for weight in weights)
+        before, moments = weights, kept
+    assert skipped == [3, 4] and step.state.bad == 0
+
+
+def test_an_infinite_gradient_is_skipped_though_the_loss_is_finite():
+    model = build_model(tiny(), seed=1)
+    model.decoder.last_norm.weight.register_hook(lambda grad: grad * math.inf)
+    steps = list(train(model, Random(), settings=run.Train(steps=2, batch=4), plan=PLAIN))
+    assert all(math.isfinite(step.loss) and "gradient" in step.skipped for step in steps)
+
+
+def test_several_in_a_row_stop_the_training_with_one_sentence():
+    model = build_model(tiny(), seed=1)
+    seen = []
+    with pytest.raises(UserError, match=r"3 steps in a row.*loss is nan.*rate") as caught:
+        for step in train(model, Poisoned(model, range(4, 99)), settings=run.Train(steps=99, patience=3), plan=PLAIN):
+            seen.append(step.skipped is not None)
+    assert seen == [False] * 4 + [True] * 3 and "\n" not in str(caught.value)
+
+
+def test_a_batch_without_targets_is_skipped():
+    batch = dataclasses.replace(next(Random()), targets=torch.full((4, 12), -1))
+    model = build_model(tiny(), seed=1)
+    (step,) = train(model, iter([batch]), settings=run.Train(steps=1, batch=4), plan=PLAIN)
+    assert "no targets" in step.skipped
+
+
+@pytest.mark.parametrize("how", ["table", "measure"])
+def test_the_plan_leaves_everything_as_it_was(how):
+    model = build_model(tiny(dropout=0.5), seed=1).eval()
+    weights, drawn = [p.detach().clone() for p in model.parameters()], torch.get_rng_state()
+    plan = make_plan(model, next(Random()), Causal(), run.Train(steps=10, batch=4, plan=how))
+    assert plan.seconds > 0 and plan.peak > 1e8 and not plan.compile and "no torch.compile" in plan.why
+    assert torch.equal(torch.get_rng_state(), drawn) and not model.training
+    assert all(torch.equal(a, b) for a, b in zip(weights, model.parameters(), strict=True))
+    assert all(p.grad is None for p in model.parameters())
+    asked = make_plan(model, next(Random()), Causal(), run.Train(dtype="bfloat16", batch=4, compile="yes", plan=how))
+    assert asked.dtype == "bfloat16" and asked.compile
+
+
+CPUS = {
+    "CPU with AMX": "vendor_id : GenuineIntel\nflags : avx512_bf16 amx_bf16 amx_tile\n\nprocessor : 1",
+    "CPU with AVX512-BF16": "vendor_id : GenuineIntel\nflags : avx512f avx512_bf16\n\nprocessor : 1",
+    "AMD CPU with AVX512-BF16": "vendor_id : AuthenticAMD\nflags : avx512f avx512_bf16\n\nprocessor : 1",
+    "machine": "vendor_id : AuthenticAMD\nflags : avx2 fma\n",
+}
+
+
+@pytest.mark.parametrize("kind", CPUS)
+def test_the_kind_of_a_machine_is_read_off_its_flags(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(probe, "CPUINFO", tmp_path / "cpuinfo")
+    assert probe.machine(torch.device("cpu")) == "machine"  # no Linux
+    (tmp_path / "cpuinfo").write_text(CPUS[kind])
+    assert probe.machine(torch.device("cpu")) == kind
+    assert probe.machine(torch.device("meta")) == "machine"
+
+
+@pytest.mark.parametrize(
+    ("kind", "width", "dtype"),
+    [
+        ("CPU with AMX", 384, "bfloat16"),
+        ("CPU with AMX", 380, "float32"),
+        ("AMD CPU with AVX512-BF16", 128, "bfloat16"),
+        ("AMD CPU with AVX512-BF16", 64, "float32"),
+        ("CPU with AVX512-BF16", 4096, "float32"),
+        ("GPU with bf16", 64, "bfloat16"),
+        ("machine", 4096, "float32"),
+    ],
+)
+def test_the_table_decides(kind, width, dtype):
+    assert probe.chosen(dataclasses.replace(tiny(), dim=width), kind).dtype == dtype
+
+
+def test_the_same_command_on_the_same_kind_of_machine_gives_the_same_bits(monkeypatch):
+    """Whatever a stopwatch says: one that finds bf16 a thousand times faster, and one that finds it slower."""
+    found = {}
+    for how in ("table", "measure"):
+        for ratio in (1e-3, 1e3):
+            seconds = {"float32": 1.0, "bfloat16": ratio}
+            monkeypatch.setattr(probe, "_step_seconds", lambda m, b, o, s, dtype, seconds=seconds: seconds[dtype])
+            peaks = {torch.float32: 1e9, torch.bfloat16: 1e9 / ratio}
+            monkeypatch.setattr(probe, "matmul_peak", lambda dtype, device, peaks=peaks: peaks[dtype])
+            model = build_model(tiny(dropout=0.1), seed=3)
+            list(train(model, Random(), settings=run.Train(steps=4, batch=4, plan=how)))
+            found[how, ratio] = [p.detach() for p in model.parameters()]
+    equal = {how: all(map(torch.equal, found[how, 1e-3], found[how, 1e3])) for how in ("table", "measure")}
+    assert equal == {"table": True, "measure": False}  # the second shows that the stopwatches would have been heard
+
+
+def test_a_plan_for_a_big_step_tries_a_part_of_it_in_bf16_only(monkeypatch):
+    monkeypatch.setattr(probe, "matmul_peak", lambda dtype, device: 4e11 if dtype is torch.bfloat16 else 1e11)
+    monkeypatch.setattr(probe, "COMPILE_AFTER", 0)
+    tried = []
+    run_it = probe.gradients
+    monkeypatch.setattr(
+        probe, "gradients", lambda m, part, *rest: tried.append(len(part.tokens)) or run_it(m, part, *rest)
+    )
+    model = build_model(tiny(), seed=1)
+    plan = make_plan(model, next(Random()), Causal(), run.Train(steps=10, batch=4, plan="measure"))
+    assert set(tried) == {4} and "float32" in plan.why and "bfloat16" in plan.why and not plan.compile
+    tried.clear()
+    monkeypatch.setattr(probe, "TRIAL", 1.0)
+    plan = make_plan(model, next(Random()), Causal(), run.Train(steps=10, batch=4, plan="measure"))
+    assert set(tried) == {1} and plan.dtype == "bfloat16" and "float32" not in plan.why
+
+
+def test_bf16_trains_too():
+    model = build_model(tiny(), seed=1)
+    settings = run.Train(steps=60, batch=4, optimizer=run.AdamW(rate=0.02))
+    losses = [s.loss for s in train(model, Random(repeat=True), settings=settings, plan=Plan(dtype="bfloat16"))]
+    assert losses[-1] < 0.5 * losses[0] and all(p.dtype is torch.float32 for p in model.parameters())
+
+
+@pytest.mark.parametrize("plan", [PLAIN, Plan(dtype="bfloat16")], ids=lambda plan: plan.dtype)
+def test_a_state_goes_on_where_it_was(plan):
+    settings = run.Train(steps=6, batch=4)
+    whole = build_model(tiny(), seed=1)
+    list(train(whole, Random(), settings=settings, plan=plan))
+    model, batches = build_model(tiny(), seed=1), Random()
+    state = State(model, Optimizer(model, settings.optimizer), batches)
+    for step in train(model, batches, settings=settings, state=state, plan=plan):
+        if step.index == 3:
+            break
+    assert [s.index for s in train(model, batches, settings=settings, state=state, plan=plan)] == [4, 5, 6]
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), model.parameters(), strict=True))
+
+
+@pytest.mark.slow
+def test_compiled_training_equals_eager():
+    losses = []
+    for plan in (PLAIN, Plan(compile=True)):
+        model = build_model(tiny(), seed=1)
+        losses.append([s.loss for s in train(model, Random(), settings=run.Train(steps=5, batch=4), plan=plan)])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_adamw_is_fused_over_two_groups():
+    groups = list(Optimizer(build_model(tiny()), run.AdamW()).groups())
+    assert len(groups) == 2 and all(group["fused"] for group in groups)
+
+
+FAULTS = """
+import resource, torch
+from glassformer.training.memory import keep_freed_memory
+if {kept}:
+    assert keep_freed_memory()
+for index in range(8):
+    if index == 2:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(1 << 24)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's allocator only")
+def test_freed_memory_is_kept_for_the_next_step():
+    def faults(kept):
+        command = [sys.executable, "-c", FAULTS.format(kept=kept)]
+        return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+    # In about one process of five something small lies right behind the first big block, and glibc, which wants room to
+    # align in, does not take that block again: four processes, of which the best counts.
+    assert min(faults(True) for _ in range(4)) < 0.5 * faults(False)

@@ -1,0 +1,210 @@
+"""Training and checkpoints, held where a planted bug once lived unseen (tests/mutants.md)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import random
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from glassformer import config
+from glassformer.checkpoints import store
+from glassformer.config import run
+from glassformer.data import find as find_corpus
+from glassformer.data import tokenise
+from glassformer.errors import UserError
+from glassformer.nn import build_model
+from glassformer.tokenizer import train as train_tokenizer
+from glassformer.training import Batches, Optimizer, Plan, checkpoint, loop, train
+from glassformer.training.objective import cross_entropy, read
+from glassformer.training.schedule import along, factor
+from training.test_checkpoint import begin, go
+from training.test_loop import Random, tiny
+
+# ------------------------------------------------------------------------------------- training
+
+
+def test_a_gradient_below_the_clip_is_only_averaged():
+    grads = [torch.tensor([3.0, 4.0])]
+    loop._scale(grads, norm=0.5, count=10, clip=1.0)
+    assert torch.equal(grads[0], torch.tensor([0.3, 0.4]))
+    loop._scale(grads, norm=5.0, count=1, clip=1.0)
+    assert grads[0].tolist() == pytest.approx([0.06, 0.08])
+
+
+def test_a_seed_starts_every_generator():
+    drawn = []
+    for _ in range(2):
+        list(train(build_model(tiny(), seed=1), Random(), settings=run.Train(steps=1, batch=4, seed=7), plan=Plan()))
+        drawn.append((random.random(), float(np.random.rand()), float(torch.rand(1))))
+        random.random(), np.random.rand(), torch.rand(1)
+    assert drawn[0] == drawn[1]
+
+
+def test_each_group_moves_at_its_own_rate():
+    groups = (run.Group("embed.*", rate=0.5), run.Group("*.ffn.*", rate=0.25))
+    chosen = run.Muon(rate=0.01, groups=groups, rest=run.AdamW(rate=0.04, eps=1e-5, groups=groups))
+    model = build_model(tiny(), seed=1)
+    (step,) = train(
+        model, Random(), settings=run.Train(steps=1, optimizer=chosen, schedule=run.Constant()), plan=Plan()
+    )
+    rates = {path: group["lr"] for group in step.state.optimizer.groups() for path in group["paths"]}
+    assert rates["embed.token.weight"] == pytest.approx(0.02)
+    assert rates["decoder.last_norm.weight"] == pytest.approx(0.04)
+    assert rates["decoder.blocks.0.attn.q.weight"] == pytest.approx(0.01)
+    assert rates["decoder.blocks.0.ffn.up.weight"] == pytest.approx(0.0025)
+    assert step.rate == pytest.approx(0.04) and len(step.rates) == 4
+    assert {name.split()[0] for name in step.rates} == {"Muon", "AdamW"}
+    assert {group["eps"] for group in step.state.optimizer.parts[1].param_groups} == {1e-5}
+
+
+def test_muon_leaves_the_biases_of_experts_to_the_rest():
+    expert = config.MLP(8, bias=True)
+    block = config.Block(config.Attention(2), config.MoE(4, 2, expert))
+    model = build_model(config.Decoder(16, 24, config.Embed(50), config.Stack(1, (block,))), seed=1)
+    matrices = {path for group in Optimizer(model, run.Muon()).parts[0].param_groups for path in group["paths"]}
+    stacks = {name for name, p in model.named_parameters() if ".ffn." in name and p.ndim == 2 and name.endswith("bias")}
+    assert stacks and not stacks & matrices and any(".ffn." in name for name in matrices)
+
+
+def test_moments_are_taken_up_apart_and_alone():
+    state = go(begin(), run.Train(steps=2, batch=4))
+    kept = {name: value.clone() for name, value in state.optimizer.state().items()}
+    other = go(begin(), run.Train(steps=3, batch=4))
+    name = next(name for name in kept if name.endswith(":exp_avg"))
+    some = {key: value for key, value in kept.items() if not key.startswith(name.partition(":")[0])}
+    other.optimizer.restore(some)
+    assert other.optimizer.state().keys() == some.keys()  # nothing of before stays
+    given = {key: value.clone() for key, value in kept.items()}
+    other.optimizer.restore(given)
+    given[name].fill_(7.0)
+    assert torch.equal(other.optimizer.state()[name], kept[name])  # no alias
+    with pytest.raises(UserError, match=r"this model \[50, 16\]|as \["):
+        other.optimizer.restore({**kept, name: kept[name][:1]})
+
+
+def test_a_prefix_reaches_the_model():
+    model, batch = build_model(tiny(), seed=1).eval(), next(Random())
+    prefix = torch.zeros_like(batch.tokens, dtype=torch.bool)
+    prefix[:, :6] = True
+    plain, told = (read(model, one).hidden for one in (batch, dataclasses.replace(batch, prefix=prefix)))
+    assert not torch.allclose(plain[:, 2], told[:, 2]) and torch.isfinite(told).all()
+
+
+def test_a_tables_gradient_over_many_pieces_is_added_up_in_fp32():
+    """512 equal pieces: added up in bf16 the sum would stand still long before the end."""
+    hidden = torch.ones(512, 8, dtype=torch.bfloat16)
+    table = torch.zeros(4, 8, dtype=torch.bfloat16, requires_grad=True)
+    targets = torch.zeros(512, dtype=torch.long)
+    cross_entropy(hidden, targets, table, limit=4).backward()
+    right = torch.tensor([-0.75, 0.25, 0.25, 0.25]) * 512
+    torch.testing.assert_close(table.grad.float(), right[:, None].expand(4, 8), rtol=0.01, atol=0.0)
+
+
+def test_borders_of_a_second_corpus_stand_in_its_own_rows(tmp_path):
+    """One corpus is one long document, the other many short ones: only the second's rows hold borders."""
+    (tmp_path / "long.txt").write_text("a" * 900)
+    (tmp_path / "short.txt").write_text("%".join(["bbbb"] * 200))
+    sources = [find_corpus(str(tmp_path / "long.txt")), find_corpus(str(tmp_path / "short.txt"), separator="%")]
+    tokenizer = train_tokenizer("char", ["ab"])
+    parts = [(tokenise(source, tokenizer, cache=tmp_path / "cache"), 1.0) for source in sources]
+    batch = next(Batches(parts, 8, 16))
+    of_b = (batch.tokens == tokenizer.encode("b")[0]).any(1)
+    assert of_b.sum() == 4 and batch.docs is not None
+    assert torch.equal(batch.docs[:, -1] > 0, of_b)
+
+
+def test_a_schedule_begins_anew_after_the_step_at_which_a_run_had_ended():
+    for schedule in (run.Cosine(warmup=2), run.WarmupStableDecay(warmup=2)):
+        found = [along(schedule, step, 10, (4,)) for step in range(1, 11)]
+        assert found == [factor(schedule, step, 4) for step in (1, 2, 3, 4)] + [
+            factor(schedule, step, 6) for step in (1, 2, 3, 4, 5, 6)
+        ]
+    constant = run.Constant(warmup=0.5)
+    assert [along(constant, step, 10, (4,)) for step in (1, 2, 5)] == [0.5, 1.0, 1.0]
+
+
+# ---------------------------------------------------------------------------------- checkpoints
+
+
+def test_best_and_bad_come_back(tmp_path):
+    state = go(begin(), run.Train(steps=2, batch=4))
+    state.best, state.best_step, state.bad = 1.25, 1, 3
+    again = begin()
+    checkpoint.restore(checkpoint.save(tmp_path, state), again)
+    assert (again.best, again.best_step, again.bad) == (1.25, 1, 3)
+
+
+def test_weights_of_another_shape_are_refused(tmp_path):
+    path = checkpoint.save(tmp_path, go(begin(), run.Train(steps=1, batch=4)))
+    other = begin(tiny(dropout=0.2, vocab=40))
+    store.save(other.model, tmp_path / "other", layout="glassformer")
+    shutil.copy(tmp_path / "other" / "model.safetensors", path)
+    (path / "SHA256SUMS").unlink()
+    facts = checkpoint.read_json(path / "state.json")
+    del facts["best_step"]
+    (path / "state.json").write_text(json.dumps(facts))
+    with pytest.raises(UserError, match=r"another model's weights: the shape of embed.token.weight"):
+        checkpoint.restore(path, begin())
+
+
+def saved(folder, *numbers):
+    state = go(begin(), run.Train(steps=1, batch=4))
+    for number in numbers:
+        state.step = number
+        with torch.no_grad():
+            state.model.decoder.last_norm.weight.fill_(float(number))
+        checkpoint.save(folder, state)
+    return state
+
+
+def test_half_a_checkpoint_never_bears_a_good_name(tmp_path, monkeypatch):
+    saved(tmp_path, 1, 2, 3)
+    monkeypatch.setattr(shutil, "rmtree", lambda path, **_: (path / "config.json").unlink())  # killed in the middle
+    checkpoint.rotate(tmp_path, 1)
+    assert [path.name for path in checkpoint.steps(tmp_path)] == ["step-000003"]
+    monkeypatch.undo()
+    left = {path.name for path in tmp_path.iterdir()} - {"last", "step-000003"}
+    assert left == {".step-000001.old", ".step-000002.old"}
+    (tmp_path / ".last.x1.part").write_text("")
+    (tmp_path / ".run.json.x1.part").write_text("")
+    (tmp_path / ".mine").write_text("")
+    checkpoint.tidy(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"last", "step-000003", ".mine"}
+
+
+def test_a_million_comes_after_what_is_below_it(tmp_path):
+    saved(tmp_path, 1_000_000, 999_999)
+    assert checkpoint.newest(tmp_path).name == "step-1000000"
+
+
+def test_the_pointer_is_replaced_not_written_over(tmp_path):
+    saved(tmp_path, 1)
+    os.link(tmp_path / "last", tmp_path / "reader")  # who has it open sees the old one whole
+    saved(tmp_path, 2)
+    assert (tmp_path / "reader").read_text() == "step-000001\n" and (tmp_path / "last").read_text() == "step-000002\n"
+
+
+def test_a_step_is_not_written_again(tmp_path):
+    state = saved(tmp_path, 1)
+    before = (tmp_path / "step-000001" / "model.safetensors").stat()
+    checkpoint.save(tmp_path, state)
+    after = (tmp_path / "step-000001" / "model.safetensors").stat()
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+
+
+def test_an_average_is_of_as_many_as_are_asked_for(tmp_path):
+    saved(tmp_path, 1, 2, 6)
+    for last, mean in ((1, 6.0), (2, 4.0), (3, 3.0)):
+        model, _, _ = checkpoint.average(tmp_path, last)
+        assert torch.allclose(model.decoder.last_norm.weight, torch.tensor(mean))
+    with pytest.raises(UserError, match=r"keeps 3 checkpoints"):
+        checkpoint.average(tmp_path, 4)
+    shutil.rmtree(tmp_path / "step-000001"), shutil.rmtree(tmp_path / "step-000002")
+    with pytest.raises(UserError, match=r"keeps 1 checkpoint;"):
+        checkpoint.average(tmp_path, 2)

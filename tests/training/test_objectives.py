@@ -1,0 +1,429 @@
+"""Every objective on the shapes it fits: learned by heart, in pieces, resumed bit for bit, refused elsewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import tiny
+from glassformer import config, training
+from glassformer.checkpoints import store
+from glassformer.config import objective as objectives
+from glassformer.config import run, serial
+from glassformer.errors import UserError
+from glassformer.nn import Tape, build_model
+from glassformer.training import Batch, hooks, objective, prepare
+from glassformer.training.loop import train
+from glassformer.training.measures import matthews, pearson, ranks
+from glassformer.training.objective import gradients
+from glassformer.training.objectives import make, uphill
+from glassformer.training.precision import Half
+from glassformer.training.probe import Plan
+
+BERT = tiny.bert()
+CLASSIFIER = dataclasses.replace(BERT, head=None, pool=config.Pool("first", "tanh", labels=3))
+NUMBER = dataclasses.replace(BERT, head=None, pool=config.Pool("mean", labels=1))
+SENTENCES = dataclasses.replace(BERT, head=None, pool=config.Pool("mean", unit=True))
+TAGGER = dataclasses.replace(BERT, head=None, pool=None, token_head=config.TokenHead(3))
+LAST = dataclasses.replace(tiny.DECODERS["llama"], pool=config.Pool("last", labels=3))
+
+
+def packed(rows=4, length=14, seed=0):
+    """Rows of two documents and some padding: tokens, pos, docs."""
+    draw = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(5, tiny.VOCAB, (rows, length), generator=draw)
+    pos, docs = torch.full((rows, length), -1), torch.full((rows, length), -1)
+    for row in range(rows):
+        first, second = 4 + row % 3, 5 + row % 2
+        pos[row, :first], docs[row, :first] = torch.arange(first), 0
+        pos[row, first : first + second], docs[row, first : first + second] = torch.arange(second), 1
+    return tokens, pos, docs
+
+
+def batches():
+    tokens, pos, docs = packed()
+    source, source_pos, source_docs = packed(seed=1)
+    there = pos >= 0
+    targets = torch.where(there, tokens.roll(-1, 1), -1)
+    few = torch.where(there & (torch.arange(tokens.shape[1]) % 4 == 1), tokens, -1)
+    plain = Batch(tokens, torch.full_like(tokens, -1), pos, docs)
+    labelled = dataclasses.replace(plain, segments=(pos > 2).long(), labels=torch.arange(8) % 3)
+    return {
+        "masked": (objectives.Masked(), BERT, dataclasses.replace(plain, targets=few)),
+        "prefix": (
+            objectives.Prefix(),
+            tiny.DECODERS["llama"],
+            dataclasses.replace(plain, targets=torch.where(pos > 2, targets, -1), prefix=there & (pos < 3)),
+        ),
+        "span": (
+            objectives.Span(),
+            tiny.t5(),
+            Batch(tokens, targets, pos, docs, source, source_pos, source_docs),
+        ),
+        "seq2seq": (
+            objectives.Seq2Seq(),
+            tiny.vaswani(),
+            Batch(tokens, targets, pos, docs, source, source_pos, source_docs),
+        ),
+        "seq2seq alone": (objectives.Seq2Seq(), tiny.DECODERS["llama"], Batch(tokens, targets, pos, docs)),
+        "classify": (objectives.Classify(), CLASSIFIER, labelled),
+        "tag": (objectives.Tag(), TAGGER, dataclasses.replace(plain, targets=torch.where(few < 0, -1, few % 3))),
+        "classify alone": (objectives.Classify(), LAST, dataclasses.replace(labelled, segments=None)),
+        "classify, agree and push": (objectives.Classify(agree=2.0, push=0.1), CLASSIFIER, labelled),
+        "regression, agree and push": (
+            objectives.Classify(regression=True, agree=1.0, push=0.1),
+            NUMBER,
+            dataclasses.replace(plain, labels=torch.linspace(-1, 1, 8)),
+        ),
+        "regression": (
+            objectives.Classify(regression=True),
+            NUMBER,
+            dataclasses.replace(plain, labels=torch.linspace(-1, 1, 8)),
+        ),
+        "contrast": (objectives.Contrast(), SENTENCES, plain),
+    }
+
+
+CASES = batches()
+
+
+class Same:
+    """One batch again and again."""
+
+    def __init__(self, batch):
+        self.batch = batch
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return self.batch
+
+    def state(self):
+        return {}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_batch_is_learned_by_heart(name):
+    words, shape, batch = CASES[name]
+    model = build_model(shape, seed=1)
+    settings = run.Train(steps=120, batch=4, optimizer=run.AdamW(rate=5e-3), schedule=run.Constant(0.05))
+    steps = list(train(model, Same(batch), make(words), settings, plan=Plan()))
+    assert steps[0].loss > 10 * steps[-1].loss and steps[-1].loss < 0.1
+    assert steps[0].tokens == int((batch.pos >= 0).sum())
+    if "accuracy" in steps[-1].facts:
+        assert steps[-1].facts["accuracy"] == 1.0
+
+
+@pytest.mark.parametrize("pieces", [2, 3])
+@pytest.mark.parametrize("name", CASES)
+def test_pieces_are_the_whole_batch(name, pieces):
+    words, shape, batch = CASES[name]
+    found = []
+    for count in (1, pieces):
+        model = build_model(shape, seed=1).double()
+        label = batch.labels.double() if batch.labels is not None and batch.labels.is_floating_point() else batch.labels
+        sums = gradients(model, dataclasses.replace(batch, labels=label), make(words, 0.1), count)
+        found.append((sums, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}))
+    (whole, right), (parts, grads) = found
+    assert whole.count == parts.count and whole.tokens == parts.tokens
+    assert whole.loss == pytest.approx(parts.loss, rel=1e-6)  # vectors are compared in fp32
+    assert whole.facts == pytest.approx(parts.facts)
+    for path, grad in right.items():
+        torch.testing.assert_close(grads[path], grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bf16_is_near_fp32(name):
+    words, shape, batch = CASES[name]
+    model = build_model(shape, seed=1)
+    half = Half(model)
+    half.follow()
+    low = gradients(half.model, batch, make(words), 1)
+    assert all(p.grad.dtype is torch.float32 for p in model.parameters() if p.grad is not None)
+    model.zero_grad()
+    assert low.loss == pytest.approx(gradients(model, batch, make(words), 1).loss, rel=0.1, abs=0.2)
+
+
+def test_dropout_is_the_same_in_both_readings_of_pieces():
+    words, shape, batch = CASES["contrast"]
+    shape = dataclasses.replace(shape, encoder=dataclasses.replace(shape.encoder, dropout=0.3))
+    model = build_model(shape, seed=1).double()
+    torch.manual_seed(3)
+    sums = gradients(model, batch, make(words), 2)
+    after, grads = torch.rand(1), [p.grad.clone() for p in model.parameters()]
+    torch.manual_seed(3)
+    vectors = torch.cat([model(p.tokens, pos=p.pos, docs=p.docs).pooled for p in objective.split(batch, 2)])
+    assert torch.equal(torch.rand(1), after)
+    loss = make(words).compare(vectors)
+    assert float(loss.sum.detach()) == pytest.approx(sums.loss, rel=1e-6)
+    for mine, right in zip(grads, torch.autograd.grad(loss.sum, list(model.parameters())), strict=True):
+        torch.testing.assert_close(mine, right, rtol=1e-4, atol=1e-6)
+
+
+def test_the_head_sees_only_the_hidden_tokens(monkeypatch):
+    words, shape, batch = CASES["masked"]
+    seen, real = [], objective.cross_entropy
+    monkeypatch.setattr(
+        objective, "cross_entropy", lambda hidden, *rest: seen.append(len(hidden)) or real(hidden, *rest)
+    )
+    model = build_model(shape, seed=1)
+    loss = make(words, 0.1).loss(model, batch)
+    assert seen == [loss.count] == [int((batch.targets >= 0).sum())]
+    logits = model(batch.tokens, pos=batch.pos, docs=batch.docs).logits.flatten(0, 1)
+    plain = F.cross_entropy(logits, batch.targets.flatten(), ignore_index=-1, reduction="sum", label_smoothing=0.1)
+    torch.testing.assert_close(loss.sum, plain)
+
+
+def test_a_batch_that_asks_nothing_is_skipped():
+    words, shape, batch = CASES["masked"]
+    batch = dataclasses.replace(batch, targets=torch.full_like(batch.targets, -1))
+    step = next(train(build_model(shape, seed=1), Same(batch), make(words), run.Train(batch=4), plan=Plan()))
+    assert step.skipped == "the batch has no targets"
+
+
+def test_contrast_is_cross_entropy_of_cosines_both_ways():
+    vectors = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
+    a, b = F.normalize(vectors[0::2], dim=-1), F.normalize(vectors[1::2], dim=-1)
+    scores = torch.tensor([[float(x @ y) / 0.05 for y in b] for x in a])
+    there, back = (-torch.log_softmax(s, 1).diagonal().sum() for s in (scores, scores.T))
+    assert float(make(objectives.Contrast()).compare(vectors).sum) == pytest.approx(float(there + back) / 2, rel=1e-5)
+
+
+def test_measures():
+    said, right = torch.tensor([1, 1, 1, 0, 0, 1]), torch.tensor([1, 1, 0, 0, 1, 1])
+    tp, tn, fp, fn = 3, 1, 1, 1
+    by_hand = (tp * tn - fp * fn) / math.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn))
+    assert matthews(said, right) == pytest.approx(by_hand)
+    assert matthews(torch.ones(4), torch.tensor([0, 1, 1, 0])) == 0.0
+    assert ranks(torch.tensor([3.0, 1.0, 3.0, 9.0])).tolist() == [2.5, 1.0, 2.5, 4.0]
+    x, y = torch.randn(2, 50, generator=torch.Generator().manual_seed(0))
+    assert pearson(x, y) == pytest.approx(float(torch.corrcoef(torch.stack((x, y)))[0, 1]), rel=1e-4)
+
+
+# ------------------------------------------------------------------------------------ whole runs
+
+SMALL = {
+    "steps": "12",
+    "batch": "4",
+    "accumulate": "2",
+    "context": "40",
+    "evaluate_every": "6",
+    "save_every": "6",
+    "dtype": "float32",
+    "tensorboard": "false",
+    "data.tokenizer": "char",
+}
+
+
+def shape_of(made):
+    """A tiny model's config as a run file has it, with dropout."""
+    stacks = {name: dataclasses.replace(stack, dropout=0.1) for name, stack in config.stacks(made).items()}
+    made = dataclasses.replace(made, embed=dataclasses.replace(made.embed, vocab=130), **stacks)
+    return serial.to_dict(made)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    numbers = [(f"{i} and {i + 1}", f"{2 * i + 1}") for i in range(60)]
+    (folder / "s").write_text("".join(f"{a}\n" for a, _ in numbers))
+    (folder / "t").write_text("".join(f"{b}\n" for _, b in numbers))
+    (folder / "labels.tsv").write_text(
+        "text\tlabel\n" + "".join(f"{a}\t{'odd' if i % 2 else 'even'}\n" for i, (a, _) in enumerate(numbers))
+    )
+    (folder / "tags.conll").write_text("".join(f"{i}\tB-N\nand\tO\n{i + 1}\tB-N\n\n" for i in range(60)))
+    (folder / "pairs.tsv").write_text("text\tsecond\n" + "".join(f"{a}\t{b}\n" for a, b in numbers))
+    (folder / "text.txt").write_text("".join(f"{a} is {b}. " for a, b in numbers))
+    return folder
+
+
+def settings(data, objective, **changes):
+    examples = {
+        "Seq2Seq": {"source": str(data / "s"), "target": str(data / "t")},
+        "Classify": str(data / "labels.tsv"),
+        "Tag": str(data / "tags.conll"),
+        "Contrast": str(data / "pairs.tsv"),
+    }
+    source = (
+        run.Examples(train=examples[objective]) if objective in examples else run.Data(train=str(data / "text.txt"))
+    )
+    shape = {"Seq2Seq": tiny.vaswani(), "Span": tiny.t5(), "Prefix": tiny.DECODERS["llama"]}.get(objective, BERT)
+    base = run.Run(shape_of(shape), source, run.Train(optimizer=run.AdamW(1e-3)))
+    changes = {**SMALL, **changes}
+    inside = {key.removeprefix("data."): value for key, value in changes.items() if key.startswith("data.")}
+    how = {key: value for key, value in changes.items() if not key.startswith("data.")}
+    return dataclasses.replace(
+        base,
+        data=serial.change(base.data, inside, "data"),
+        train=serial.change(base.train, {"objective": objective, **how}, "train"),
+    )
+
+
+@pytest.mark.parametrize("objective", ["Masked", "Prefix", "Span", "Seq2Seq", "Classify", "Tag", "Contrast"])
+def test_a_resumed_run_is_the_undisturbed_one(objective, data, tmp_path, monkeypatch, capfd):
+    ended = training.run(settings(data, objective), tmp_path / "whole", sample=lambda *told: f"made of {told[2]}")
+    assert ended.step == 12 and math.isfinite(ended.valid)
+    first = training.launch.Log.__call__
+
+    def stop(self, step):
+        first(self, step)
+        if step.index == 8:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(training.launch.Log, "__call__", stop)
+    with pytest.raises(KeyboardInterrupt):
+        training.run(settings(data, objective), tmp_path / "cut")
+    monkeypatch.undo()
+    training.run(settings(data, objective), tmp_path / "cut", resume=True)
+    left, right = (dict(store.load(tmp_path / f / "step-000012")[0].named_parameters()) for f in ("whole", "cut"))
+    assert left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+    curves = [
+        [(e["loss"], e.get("valid")) for e in hooks.read_log(tmp_path / f / "log.jsonl")] for f in ("whole", "cut")
+    ]
+    assert curves[0] == curves[1]
+    last = hooks.read_log(tmp_path / "whole" / "log.jsonl")[-1]
+    said = capfd.readouterr().err
+    sides = objective in ("Span", "Seq2Seq")  # which are not of one length: no share of the machine's peak is known
+    assert ("MFLOP a token on each side" in said) == sides != ("of this machine's peak" in said)
+    if objective == "Classify":
+        assert store.labels(tmp_path / "whole") == ("even", "odd") and "matthews" in str(last)
+        assert "head over tokens is left out" in said
+    if objective == "Tag":
+        assert store.labels(tmp_path / "whole") == ("B-N", "O") and "valid_f1" in last
+    if objective == "Contrast":
+        assert "valid_accuracy" in last
+    if objective == "Seq2Seq":
+        assert " and " in said.split("made of ")[1].splitlines()[0]
+
+
+# -------------------------------------------------------------------------------------- mistakes
+
+
+@pytest.mark.parametrize(
+    ("objective", "shape", "said"),
+    [
+        ("Causal", BERT, r"Causal trains a model of the shape Decoder and this one is an Encoder.*train.objective"),
+        ("Masked", tiny.vaswani(), r"Masked trains .* Encoder and this one is an EncoderDecoder.*Seq2Seq"),
+        ("Span", tiny.DECODERS["llama"], r"Span trains .* EncoderDecoder and this one is a Decoder"),
+    ],
+)
+def test_an_objective_that_does_not_fit_the_shape(objective, shape, said, data, tmp_path):
+    with pytest.raises(UserError, match=said) as caught:
+        training.run(dataclasses.replace(settings(data, objective), model=shape_of(shape)), tmp_path / "run")
+    assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
+
+
+def test_data_of_the_wrong_kind(data, tmp_path):
+    asked = settings(data, "Masked")
+    wrong = dataclasses.replace(asked, data=run.Examples(str(data / "labels.tsv")))
+    with pytest.raises(UserError, match=r'Masked learns from running text; set \[data\] type = "Data"'):
+        training.run(wrong, tmp_path / "run")
+    wrong = dataclasses.replace(settings(data, "Classify"), data=asked.data)
+    with pytest.raises(UserError, match=r'Classify learns from examples; set \[data\] type = "Examples"'):
+        training.run(wrong, tmp_path / "run")
+
+
+@pytest.mark.parametrize(("objective", "said"), [("Masked", "has no mask token"), ("Span", "has no sentinels")])
+def test_a_tokenizer_that_lacks_what_the_objective_needs(objective, said, data, tmp_path):
+    from glassformer.tokenizer import train as train_tokenizer
+
+    train_tokenizer("char", ["".join(map(chr, range(32, 127)))]).save(tmp_path)
+    with pytest.raises(UserError, match=said):
+        training.run(settings(data, objective, **{"data.tokenizer": str(tmp_path)}), tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_compiled_is_as_written_out(name):
+    words, shape, batch = CASES[name]
+    model = build_model(dataclasses.replace(shape, pool=None) if name == "masked" else shape, seed=1)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    compiled = torch.compile(model, backend="aot_eager", dynamic=False)
+    for low in (0, 2, 1):
+        part = batch.rows(low, low + 2)
+        right, found = (gradients(runner, part, make(words), 1) for runner in (model, compiled))
+        assert found.loss == pytest.approx(right.loss, rel=1e-5) and found.count == right.count
+    if not hasattr(model, "pool"):  # how many documents there are is not known before: the pool stays outside
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+# --------------------------------------------------------------------- more from few examples
+
+
+def dropping(shape, seed=1):
+    """The model with dropout in its blocks."""
+    return build_model(dataclasses.replace(shape, encoder=dataclasses.replace(shape.encoder, dropout=0.3)), seed=seed)
+
+
+def test_two_readings_that_should_agree_by_hand():
+    """R-Drop's loss: the mean of two cross-entropies, and alpha / 4 of the divergences both ways."""
+    batch, model = CASES["classify"][2], dropping(CLASSIFIER)
+    torch.manual_seed(7)
+    one, other = (
+        model(batch.tokens, pos=batch.pos, docs=batch.docs, segments=batch.segments, logits="none").pooled
+        for _ in range(2)
+    )
+    assert not torch.equal(one, other)
+    right = (F.cross_entropy(one, batch.labels) + F.cross_entropy(other, batch.labels)) / 2
+    p, q = one.log_softmax(-1), other.log_softmax(-1)
+    both = F.kl_div(q, p, reduction="batchmean", log_target=True) + F.kl_div(
+        p, q, reduction="batchmean", log_target=True
+    )
+    torch.manual_seed(7)
+    found = make(objectives.Classify(agree=3.0)).loss(model, batch)
+    torch.testing.assert_close(found.sum / found.count, right + 3.0 / 4 * both)
+    model.eval()
+    plain = make(objectives.Classify()).loss(model, batch).sum
+    assert torch.equal(make(objectives.Classify(agree=3.0, push=1.0)).loss(model, batch).sum, plain)  # validation
+
+
+def test_a_push_goes_uphill_by_its_length_in_each_document_alone():
+    batch, model = CASES["classify"][2], build_model(CLASSIFIER, seed=1)
+    tape = Tape("*.embed", graph=True)
+    output = objective.read(model, batch, tape)
+    loss = F.cross_entropy(output.pooled, batch.labels, reduction="sum")
+    slope, embedded = torch.autograd.grad(loss, tape["encoder.embed"])[0], tape["encoder.embed"].detach()
+    step = uphill(slope, embedded, batch.pos)
+    documents = 0
+    for row in range(len(step)):
+        for number in range(int(batch.docs[row].max()) + 1):
+            own = batch.docs[row] == number
+            assert step[row, own].norm() == pytest.approx(float(embedded[row, own].norm(dim=-1).mean()), rel=1e-5)
+            assert F.cosine_similarity(step[row, own].flatten(), slope[row, own].flatten(), dim=0) > 0.9999
+            documents += 1
+    assert documents == len(batch.labels) and not step[batch.pos < 0].any()
+    found = make(objectives.Classify(push=0.1)).loss(model, batch).sum.detach()
+    moved = objective.read(model, batch, Tape(edits={"*.embed": lambda path, x: x + 0.1 * step})).pooled
+    harder = F.cross_entropy(moved, batch.labels, reduction="sum")
+    torch.testing.assert_close(found, (loss.detach() + harder.detach()) / 2)
+    assert harder > loss
+
+
+def test_a_frozen_trunk_is_pushed_too():
+    model, batch = build_model(CLASSIFIER, seed=1), CASES["classify"][2]
+    for path, weight in model.named_parameters():
+        weight.requires_grad_(path.startswith("pool."))
+    sums = gradients(model, batch, make(objectives.Classify(push=0.5)), 1)
+    assert math.isfinite(sums.loss)
+    assert {path for path, weight in model.named_parameters() if weight.grad is not None} == {
+        path for path, _ in model.named_parameters() if path.startswith("pool.")
+    }
+
+
+def test_nothing_can_agree_without_dropout():
+    chosen = run.Run(data=run.Examples("a.tsv"), train=run.Train(objective=objectives.Classify(agree=1.0)))
+    with pytest.raises(UserError, match=r"this model has none; set encoder.dropout, or agree = 0"):
+        prepare.check(chosen, CLASSIFIER)
+    prepare.check(chosen, dropping(CLASSIFIER).config)
+
+
+def test_sizes_below_nothing_are_refused():
+    with pytest.raises(UserError, match=r"Classify.push is -1; give 0 or more"):
+        objectives.Classify(push=-1)
+    with pytest.raises(UserError, match=r'Classify.agree: "nan" is not a finite number'):
+        objectives.Classify(agree=math.nan)

@@ -123,7 +123,7 @@ def same(name: str) -> float:
     tokens, targets = next(batches(name))
     with torch.no_grad():
         output = model.train()(tokens)
-        dropped = [f"{100 * float(share):.1f} %" for share in output.facts["dropped"]]
+        dropped = [f"{100 * float(share):.1f} %" for share in output.metrics["dropped"]]
         print(f"nanoMoE's weights in ours, choices dropped by block: {', '.join(dropped)}")
         return float((output.logits - theirs.train()(tokens, targets)[0]).abs().max())
 

@@ -61,7 +61,7 @@ def stepper(made: config.Model, rows: int, plan: Plan, device: str) -> Callable[
     model = build_model(made, device=device, seed=0)
     batches = Endless(rows, made.embed.vocab)
     batches.batch = batches.batch.to(device)
-    how = run.Train(steps=10**6, batch=rows, optimizer=run.LIVELY)
+    how = run.Train(steps=10**6, batch=rows, optimizer=run.FROM_SCRATCH)
     steps = train(model, batches, settings=how, state=State(model, Optimizer(model, how.optimizer), batches), plan=plan)
     return lambda: next(steps)
 

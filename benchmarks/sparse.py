@@ -42,10 +42,10 @@ def dense(inputs: list[Tensor]) -> None:
     F.scaled_dot_product_attention(*inputs, is_causal=True).sum().backward()
 
 
-def ours(inputs: list[Tensor], see: config.See) -> None:
+def ours(inputs: list[Tensor], mask_rule: config.MaskRule) -> None:
     """What the library does for a causal layer with this rule, forward and backward, its mask made anew."""
     pos = torch.arange(inputs[0].shape[2])[None]
-    mask = Mask(pos, pos, causal=True, see=see, plain=True)
+    mask = Mask(pos, pos, causal=True, rule=mask_rule, plain=True)
     attend.sdpa(*inputs, mask, None, inputs[0].shape[-1] ** -0.5).sum().backward()
     assert mask._dense is None, "a dense mask was built"
 
@@ -109,12 +109,12 @@ def main() -> None:
         inputs = given(options, length)
         dense_memory = peak(options, length, "")
         for rule in options.rule or RULES:
-            see = read_rule(rule)
-            ours(inputs, see)
-            both = partial(dense, inputs), partial(ours, inputs, see)
+            mask_rule = read_rule(rule)
+            ours(inputs, mask_rule)
+            both = partial(dense, inputs), partial(ours, inputs, mask_rule)
             turns = [[seconds(work, clock) for work in both] for _ in range(options.rounds)]
             theirs, own = (statistics.median(side) for side in zip(*turns, strict=True))
-            pairs = visited(see, length, causal=True)
+            pairs = visited(mask_rule, length, causal=True)
             share = pairs / (length * (length + 1) / 2)
             print(f"{length:>7} {rule:24} {pairs:>12,} {share:>9.1%} {theirs:>8.3f} {own:>8.3f}", end="")
             print(f" {theirs / own:>6.1f}x {dense_memory:>9.0f} {peak(options, length, rule):>8.0f}", flush=True)

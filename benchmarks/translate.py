@@ -55,7 +55,7 @@ CHANGES_2017 = {**CHANGES, "recipe": "vaswani/tiny", "context": 64, "optimizer":
 Steps = Iterator[tuple[int, float]]  # targets learned from, and their mean loss, step by step
 
 
-def material(changes: dict[str, Any]) -> tuple[run.Run, Any, Any, prepare.Material]:
+def run_data(changes: dict[str, Any]) -> tuple[run.Run, Any, Any, prepare.RunData]:
     """The run file with changes, the model's config, the objective, and the data."""
     settings = run.read(ROOT / "runs" / "multi30k.toml", changes)
     origin, _ = prepare.origin(settings, None)
@@ -64,12 +64,12 @@ def material(changes: dict[str, Any]) -> tuple[run.Run, Any, Any, prepare.Materi
     assert (tokenizer.size, tokenizer.pad) == (VOCAB, PAD)
     made = prepare.fitted(settings, origin, tokenizer.size)
     objective = make(settings.train.objective, settings.train.label_smoothing, tokenizer)
-    return settings, made, objective, prepare.material(settings, tokenizer, examples, made, objective)
+    return settings, made, objective, prepare.run_data(settings, tokenizer, examples, made, objective)
 
 
 def ours(changes: dict[str, Any], dtype: str) -> tuple[str, Steps]:
     """Our trainer; ``dtype`` "auto" leaves the choice to it."""
-    settings, made, objective, data = material({**changes, "dtype": dtype, "steps": 10**9, "compile": "no"})
+    settings, made, objective, data = run_data({**changes, "dtype": dtype, "steps": 10**9, "compile": "no"})
     model, _ = prepare.build(settings, made, "cpu", fresh=True)
     plan = make_plan(model, next(data.batches), objective, settings.train)
     steps = train(model, data.batches, objective, settings.train, plan=plan)
@@ -113,7 +113,7 @@ def padded(encoded: Encoded, tokens: int) -> Iterator[tuple[Tensor, ...]]:
 
 def loop(model: nn.Module, logits: Callable[[Tensor, Tensor], Tensor], kind: str, tokens: int) -> tuple[str, Steps]:
     """The plain loop around a peer's model: what ``logits`` makes of source and input, to the targets."""
-    batches = padded(material(CHANGES)[3].batches.encoded, tokens)
+    batches = padded(run_data(CHANGES)[3].batches.encoded, tokens)
     for weight in model.parameters():
         if weight.ndim > 1:
             nn.init.xavier_uniform_(weight)

@@ -74,7 +74,7 @@ class DecayModule(Position):
         nn.init.constant_(self.slope, 0.1)
 
 
-@config.member(config.See)
+@config.member(config.MaskRule)
 class Parity(config.Rule):
     """Only keys whose distance is a multiple of ``step``, and the first ``sinks`` tokens."""
 
@@ -87,7 +87,7 @@ def parity(cfg: Parity, causal: bool) -> object:
     return lambda q, k: ((q - k) % cfg.step == 0) | (k < cfg.sinks)
 
 
-@config.member(config.Stretch)
+@config.member(config.RopeScaling)
 class Halved:
     """Every wave at half its speed."""
 

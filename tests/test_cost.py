@@ -81,7 +81,7 @@ MODELS: dict[str, config.Model] = {
     "gpt2": serial.change(recipes.find("gpt2/124m"), {"decoder.depth": 2, "dim": 96}),
     "llama": recipes.find("llama/stories260k"),
     "windowed": serial.change(
-        recipes.find("llama/stories260k"), {"decoder.pattern.attention.see": {"type": "Window", "size": 8}}
+        recipes.find("llama/stories260k"), {"decoder.pattern.attention.mask": {"type": "Window", "size": 8}}
     ),
 }
 
@@ -117,7 +117,7 @@ def test_keys_seen_are_counted_with_windows(window: int, causal: bool) -> None:
     T = 16
     spent = cost(tiny("llama"), context=T)
     seen = sum(abs(q - k) < window and (k <= q or not causal) for q in range(T) for k in range(T))
-    assert spent._keys(config.Attention(1, see=config.Window(window)), causal) == pytest.approx(seen / T)
+    assert spent._keys(config.Attention(1, mask=config.Window(window)), causal) == pytest.approx(seen / T)
 
 
 @pytest.mark.parametrize("name", MODELS)

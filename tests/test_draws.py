@@ -52,7 +52,7 @@ def _first(seed: int) -> c.Model:
         layer, root = c.LayerNorm(choose((1e-5, 1e-12)), chance(0.5)), c.RMSNorm(1e-6, choose((0.0, 1.0)), chance(0.8))
         return choose((layer, root))
 
-    def see(depth: int = 0) -> c.See:
+    def mask_rule(depth: int = 0) -> c.MaskRule:
         simple = [
             c.Full(),
             c.Causal(),
@@ -65,7 +65,7 @@ def _first(seed: int) -> c.Model:
             c.Fixed(draw.randint(2, 7), choose((1, 2))),
         ]
         if depth < 2 and chance(0.25):
-            left, right = see(depth + 1), see(depth + 1)
+            left, right = mask_rule(depth + 1), mask_rule(depth + 1)
             return left & right if chance(0.5) else left | right
         return choose(simple)
 
@@ -73,7 +73,7 @@ def _first(seed: int) -> c.Model:
         own = heads if alike else choose((1, 2, 4, heads))
         groups = choose([n for n in range(1, own + 1) if own % n == 0])
         width = choose((4, 8, 12)) if dim % own or chance(0.4) or turning else None
-        rules: c.See = c.Full() if across or chance(0.4) else see()
+        rules: c.MaskRule = c.Full() if across or chance(0.4) else mask_rule()
         return c.Attention(
             own, choose((None, groups)), width, chance(0.5), choose((None, True, False)),
             norm() if chance(0.3) else None, choose((None, 0.1, 1.0)), choose((None, None, 3.0, 30.0)), rules,
@@ -100,11 +100,11 @@ def _first(seed: int) -> c.Model:
         kind = None if place in ("pre", "parallel") and chance(0.1) else norm()
         return c.Block(attention(), think, kind, place, attention(across=True) if crosses else None)
 
-    def stretch() -> c.Stretch | None:
+    def scaling() -> c.RopeScaling | None:
         waves = 2  # heads of 4, a half or the whole turned: see ``turning``
         return choose((
-            None, c.LinearStretch(2.0), c.Llama3Stretch(8.0, 1.0, 4.0, 16), c.YarnStretch(4.0, 16),
-            c.LongStretch((1.0,) * waves, tuple(1.0 + i for i in range(waves)), CONTEXT, 4.0, far=chance(0.5)),
+            None, c.LinearScaling(2.0), c.Llama3Scaling(8.0, 1.0, 4.0, 16), c.YarnScaling(4.0, 16),
+            c.LongRopeScaling((1.0,) * waves, tuple(1.0 + i for i in range(waves)), CONTEXT, 4.0, far=chance(0.5)),
         ))  # fmt: skip
 
     def position(causal: bool) -> c.Position:
@@ -112,7 +112,7 @@ def _first(seed: int) -> c.Model:
         return choose((
             c.NoPosition(), c.Sinusoidal(halves=chance(0.5), endpoint=even and chance(0.5), first=choose((0, 1))),
             c.Learned(CONTEXT), c.Rotary(choose((1e4, 100.0)), choose((0.5, 1.0))), c.RelativeBias(8, choose((5, 16))),
-            c.Alibi(), c.Rotary(stretch=c.LinearStretch(2.0)),
+            c.Alibi(), c.Rotary(scaling=c.LinearScaling(2.0)),
         ))  # fmt: skip
 
     alike, turning = True, True
@@ -130,7 +130,7 @@ def _first(seed: int) -> c.Model:
         if turning and chance(0.3):
             pattern = tuple(replace(b, attention=replace(b.attention, head_dim=4)) for b in pattern)
             pattern = tuple(replace(b, cross=b.cross and replace(b.cross, head_dim=4)) for b in pattern)
-            scheme = c.Rotary(stretch=stretch())
+            scheme = c.Rotary(scaling=scaling())
         ends = (norm() if chance(0.3) else None), (norm() if chance(0.8) else None)
         return c.Stack(len(pattern) * choose((1, 2)), pattern, scheme, causal, *ends)
 
@@ -173,8 +173,8 @@ def ways(model: Model, given: Tensor, source: Tensor, seed: int) -> Iterator[tup
         yield f"padded {side}", model(held, pos=pos, **across).logits[:, place]
     if not across:
         pos = torch.arange(LENGTH).repeat(len(given))[None]
-        docs = torch.arange(len(given)).repeat_interleave(LENGTH)[None]
-        yield "packed", model(given.reshape(1, -1), pos=pos, docs=docs).logits.view(*given.shape, -1)
+        document_ids = torch.arange(len(given)).repeat_interleave(LENGTH)[None]
+        yield "packed", model(given.reshape(1, -1), pos=pos, document_ids=document_ids).logits.view(*given.shape, -1)
     else:
         held = torch.nn.functional.pad(source, (3, 0))
         pos = torch.nn.functional.pad(torch.arange(source.shape[1]).expand(source.shape), (3, 0), value=-1)

@@ -122,7 +122,7 @@ def test_every_config_type_is_used_by_a_family() -> None:
             [walk(item) for item in node]
 
     [walk(serial.to_dict(config)) for config in (*ALL.values(), *ENDS.values())]
-    assert {kind.__name__ for kind in built()} - seen == {"LinearStretch"}, "add a family that uses it to tiny.py"
+    assert {kind.__name__ for kind in built()} - seen == {"LinearScaling"}, "add a family that uses it to tiny.py"
 
 
 @every_family
@@ -226,9 +226,9 @@ def test_padded_prefill_then_decode_equals_alone(name: str, side: str) -> None:
 def test_packed_equals_apart(name: str) -> None:
     model = tiny.model(DECODERS[name])
     given, border = tokens(), 8
-    docs = (torch.arange(20) >= border).long()[None].expand(3, -1)
+    document_ids = (torch.arange(20) >= border).long()[None].expand(3, -1)
     pos = torch.cat((torch.arange(border), torch.arange(20 - border)))[None].expand(3, -1)
-    packed = model(given, pos=pos, docs=docs).logits
+    packed = model(given, pos=pos, document_ids=document_ids).logits
     near(packed[:, :border], model(given[:, :border]).logits)
     near(packed[:, border:], model(given[:, border:]).logits)
 
@@ -243,7 +243,7 @@ def test_cache_forks_reorders_and_trims(name: str) -> None:
     near(model(given[:, 10:11].repeat_interleave(2, 0), cache=cache).logits[::2, 0], model(given[:, :11]).logits[:, 10])
     cache.reorder(torch.tensor([4, 0]))
     near(model(given[[2, 0], 11:12], cache=cache).logits[:, 0], model(given[[2, 0], :12]).logits[:, 11])
-    if cache.lets_go:
+    if cache.evicts:
         with pytest.raises(ValueError, match="trimmed"):
             cache.trim(2)
     else:
@@ -350,9 +350,9 @@ def test_fast_paths_are_taken_only_when_legal() -> None:
     assert fast(1, 8) == "none"
     assert fast(3, 8) is None
     assert fast(8, 8, causal=False) == "none"
-    assert fast(8, 8, see=c.Window(8)) == "causal"
-    assert fast(8, 8, see=c.Window(7)) is None
-    assert fast(1, 8, see=c.Window(7)) is None
+    assert fast(8, 8, mask=c.Window(8)) == "causal"
+    assert fast(8, 8, mask=c.Window(7)) is None
+    assert fast(1, 8, mask=c.Window(7)) is None
     assert fast(8, 8, plain=False) is None
 
 
@@ -361,13 +361,13 @@ def test_fast_paths_are_taken_only_when_legal() -> None:
 @pytest.mark.parametrize("engine", [name for name in ENGINES if name != "eager"])
 def test_engines_agree_on_gradients(engine: str, kv_heads: int, mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attend, "SIDE", 3)
-    pos, docs = torch.arange(8)[None], torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2], [0] * 8])
+    pos, document_ids = torch.arange(8)[None], torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2], [0] * 8])
     who = {
         "rest": Mask(pos[:, 3:], pos, causal=True, plain=True),
         "causal": Mask(pos, pos, causal=True, plain=True),
         "all": Mask(pos, pos, causal=False, plain=True),
-        "window": Mask(pos, pos, causal=True, see=c.Window(3), plain=True),
-        "documents": Mask(pos, pos, causal=True, docs=(docs, docs)),
+        "window": Mask(pos, pos, causal=True, rule=c.Window(3), plain=True),
+        "documents": Mask(pos, pos, causal=True, document_ids=(document_ids, document_ids)),
     }[mask]
     shapes = ((2, 4, who.q_pos.shape[1], 16), (2, kv_heads, 8, 16), (2, kv_heads, 8, 16))
     results = []

@@ -75,7 +75,15 @@ def test_a_wheel_and_an_sdist_hold_what_is_needed(tmp_path: Path) -> None:
         opened.extractall(tmp_path, filter="data")
     unpacked = next(path for path in tmp_path.iterdir() if (path / "Makefile").exists())
     subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "tests/test_structure.py", "tests/config/test_run.py", "tests/test_laws.py"],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "tests/test_structure.py",
+            "tests/config/test_run.py",
+            "tests/test_laws.py",
+        ],
         cwd=unpacked,
         env={**os.environ, "PYTHONPATH": str(unpacked / "src")},
         check=True,

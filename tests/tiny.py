@@ -72,18 +72,20 @@ def gpt2() -> c.Decoder:
     return decoder(one, position=c.Learned(CONTEXT), last_norm=c.LayerNorm())
 
 
-YARN = c.Rotary(1e6, stretch=c.YarnStretch(4.0, 16))
+YARN = c.Rotary(1e6, scaling=c.YarnScaling(4.0, 16))
 LLAMA = block(c.Attention(4, kv_heads=2), c.GatedMLP(64))
 DECODERS: dict[str, c.Decoder] = {
     "gpt2": gpt2(),
-    "llama": decoder(LLAMA, position=c.Rotary(stretch=c.Llama3Stretch(8.0, 1.0, 4.0, 32)), head=c.Head(tied=False)),
+    "llama": decoder(LLAMA, position=c.Rotary(scaling=c.Llama3Scaling(8.0, 1.0, 4.0, 32)), head=c.Head(tied=False)),
     "qwen3": decoder(block(c.Attention(4, 2, 16, qk_norm=c.RMSNorm()), c.GatedMLP(64)), position=YARN),
     "mixtral": decoder(
         block(c.Attention(4, 2), c.MoE(4, 2, c.GatedMLP(32), balance=0.01, z=0.001)), position=c.Rotary()
     ),
     "longrope": decoder(
         block(c.Attention(4, 2, 16)),
-        position=c.Rotary(stretch=c.LongStretch((1.0,) * 8, tuple(1.0 + wave for wave in range(8)), 8, 4.0, far=True)),
+        position=c.Rotary(
+            scaling=c.LongRopeScaling((1.0,) * 8, tuple(1.0 + wave for wave in range(8)), 8, 4.0, far=True)
+        ),
     ),
     "phi2": decoder(
         block(c.Attention(4, bias=True), c.MLP(64, bias=True), norm=c.LayerNorm(), place="parallel"),
@@ -91,7 +93,7 @@ DECODERS: dict[str, c.Decoder] = {
         head=c.Head(tied=False, bias=True),
     ),
     "starcoder2": decoder(
-        block(c.Attention(4, 1, bias=True, see=c.Window(7)), norm=c.LayerNorm()), position=c.Rotary()
+        block(c.Attention(4, 1, bias=True, mask=c.Window(7)), norm=c.LayerNorm()), position=c.Rotary()
     ),
     "deepseek": decoder(
         block(feedforward=c.MoE(6, 3, c.GatedMLP(16), normalize=False, shared=c.GatedMLP(24))), position=c.Rotary()
@@ -102,7 +104,7 @@ DECODERS: dict[str, c.Decoder] = {
     ),
     "nanomoe": decoder(block(feedforward=c.MoE(4, 2, c.MLP(32, "gelu"))), block(), position=c.Learned(CONTEXT)),
     "gemma2": decoder(
-        block(c.Attention(4, 2, softcap=5.0, see=c.Window(6)), norm=c.RMSNorm(offset=1.0), place="sandwich"),
+        block(c.Attention(4, 2, softcap=5.0, mask=c.Window(6)), norm=c.RMSNorm(offset=1.0), place="sandwich"),
         block(c.Attention(4, 2, softcap=5.0), norm=c.RMSNorm(offset=1.0), place="sandwich"),
         position=c.Rotary(),
         head=c.Head(softcap=30.0),
@@ -111,14 +113,14 @@ DECODERS: dict[str, c.Decoder] = {
     "relative": decoder(block(), position=c.RelativeBias(8, 16)),
     "glass": replace(
         decoder(block(c.Attention(4, qk_norm=c.RMSNorm()), c.MLP(64, "relu2")), position=c.Rotary()),
-        embed=c.Embed(VOCAB, lags=3),
+        embed=c.Embed(VOCAB, previous_token_embeddings=3),
     ),
-    "strided": decoder(block(c.Attention(4, 2, see=c.Strided(4))), position=c.Rotary()),
-    "fixed": decoder(block(c.Attention(4, see=c.Fixed(6, 2))), position=c.Learned(CONTEXT)),
-    "prefix": decoder(block(c.Attention(4, see=c.Prefix(3))), position=c.Rotary()),
+    "strided": decoder(block(c.Attention(4, 2, mask=c.Strided(4))), position=c.Rotary()),
+    "fixed": decoder(block(c.Attention(4, mask=c.Fixed(6, 2))), position=c.Learned(CONTEXT)),
+    "prefix": decoder(block(c.Attention(4, mask=c.Prefix(3))), position=c.Rotary()),
     "mixed": decoder(
-        block(c.Attention(4, 2, see=c.Window(9) & (c.Every(2) | c.Prefix(3)))),
-        block(c.Attention(4, 2, see=c.Chunk(4) | c.Tail(5, 2))),
+        block(c.Attention(4, 2, mask=c.Window(9) & (c.Every(2) | c.Prefix(3)))),
+        block(c.Attention(4, 2, mask=c.Chunk(4) | c.Tail(5, 2))),
         position=c.Rotary(),
     ),
     "gru": recurrent(c.Recurrent(2)),
@@ -131,7 +133,7 @@ DECODERS: dict[str, c.Decoder] = {
     "pooled": replace(decoder(LLAMA), pool=c.Pool("last", labels=2)),
     "nothing": decoder(block(feedforward=c.MLP(64, "relu2")), position=c.NoPosition()),
 }
-ONWARD = c.Stack(2, (block(c.Attention(4, see=c.Causal() | c.Window(3))),), c.Rotary(), causal=False)  # a look ahead
+ONWARD = c.Stack(2, (block(c.Attention(4, mask=c.Causal() | c.Window(3))),), c.Rotary(), causal=False)  # a look ahead
 OTHERS: dict[str, c.Model] = {
     "vaswani": vaswani(),
     "t5": t5(),

@@ -107,15 +107,15 @@ class Cost:
 
     def _keys(self, attention: config.Attention, causal: bool) -> float:
         """How many keys a query sees, the mean over the context's positions."""
-        T, see = self.context, attention.see
-        if not isinstance(see, config.Full | config.Window):  # counted, in long rows by a thousand of its queries
+        T, mask_rule = self.context, attention.mask
+        if not isinstance(mask_rule, config.Full | config.Window):  # counted, in long rows by a thousand of its queries
             import numpy as np
 
             from .config.visible import visited
 
             rows = np.linspace(0, T - 1, min(T, 1024)).astype(int)
-            return visited(see, T, causal, rows) / len(rows)
-        reach = min(see.size, T) if isinstance(see, config.Window) else T
+            return visited(mask_rule, T, causal, rows) / len(rows)
+        reach = min(mask_rule.size, T) if isinstance(mask_rule, config.Window) else T
         if causal:
             return (reach * (reach + 1) / 2 + (T - reach) * reach) / T
         if reach == T:
@@ -154,7 +154,7 @@ class Cost:
         """Bytes of keys and values of the whole batch at the full context; a window holds no more than its size."""
         held = 0
         for _, attention, _ in _attentions(self.model, cached=True):
-            kept = min(reach(attention.see) or self.context, self.context)
+            kept = min(reach(attention.mask) or self.context, self.context)
             held += kept * self._kv_width(attention)
         return int(self.batch * held * BYTES[dtype])
 

@@ -74,7 +74,7 @@ WORDS = {
     "schedule": "lr_scheduler lr_scheduler_type scheduler",
     "schedule.floor": "end_lr min_lr",
     "schedule.warmup": "warmup warmup_iters warmup_ratio warmup_steps",
-    "see": "attention_window sliding_window window",
+    "mask": "attention_window sliding_window window",
     "seed": "manual_seed random_seed",
     "steps": "epochs iterations iters max_epochs max_iters max_steps num_epochs num_steps num_train_epochs",
     "temperature": "t temp",

@@ -253,7 +253,7 @@ def test_how_often_a_text_is_read_is_no_difference() -> None:
     """Another objective is; dropout's agreement and pushes belong to how a model is trained, as its optimizer does."""
     plain, pushed, number = (
         compare.same(run.Run(data=run.Examples("a.tsv"), train=run.Train(objective=Classify(**how))))
-        for how in ({}, {"agree": 1.0, "push": 0.1}, {"regression": True})
+        for how in ({}, {"rdrop": 1.0, "adversarial": 0.1}, {"regression": True})
     )
     assert plain == pushed != number
 

@@ -24,7 +24,7 @@ from glassformer.nn.build import _MAKERS
 from glassformer.training import launch
 from tiny import CONTEXT, DIM, VOCAB, WIDE, block, decoder, tokens
 
-OWN = Path(__file__).with_name("own_parts.py")
+OWN = Path(__file__).parents[1] / "own_parts.py"
 RUN = """
 [model]
 dim = 16
@@ -60,14 +60,14 @@ def own(forgotten):
     """The parts of own_parts.py, known while the test runs."""
     glassformer.use(OWN)
     return serial.members(
-        config.Norm | config.FeedForward | config.Position | config.See | config.Stretch | config.Pool
+        config.Norm | config.FeedForward | config.Position | config.MaskRule | config.RopeScaling | config.Pool
     )
 
 
 def strange(own) -> config.Decoder:
     return decoder(
         block(
-            config.Attention(4, 2, see=own["Parity"](2) | config.Window(3)),
+            config.Attention(4, 2, mask=own["Parity"](2) | config.Window(3)),
             own["Bilinear"](24),
             norm=own["ScaleNorm"](),
         ),
@@ -169,7 +169,7 @@ def test_its_cost_is_what_is_counted(own) -> None:
 
 
 def test_a_rule_of_its_own_is_drawn_and_combined_though_it_knows_tensors_alone(forgotten) -> None:
-    @config.member(config.See)
+    @config.member(config.MaskRule)
     class Near(config.Rule):
         size: int
 
@@ -192,8 +192,8 @@ def test_a_rule_of_its_own_is_drawn_and_combined_though_it_knows_tensors_alone(f
 def test_a_rule_a_stretch_and_a_pool_of_its_own(own) -> None:
     assert read_rule("parity(3) & window(9)") == own["Parity"](3) & config.Window(9)
     assert str(read_rule("parity(3, 2)")) == "parity(3, 2)"
-    slow = decoder(block(), position=config.Rotary(stretch=own["Halved"]()))
-    half = decoder(block(), position=config.Rotary(stretch=config.LinearStretch(2.0)))
+    slow = decoder(block(), position=config.Rotary(scaling=own["Halved"]()))
+    half = decoder(block(), position=config.Rotary(scaling=config.LinearScaling(2.0)))
     given = tokens()
     left, right = (build_model(made, seed=1).eval()(given).logits for made in (slow, half))
     assert torch.equal(left, right)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -128,16 +130,16 @@ WOULD_CRASH = {  # or hang, or give NaN
     "eps below 0": (lambda: c.LayerNorm(-1e-5), r"LayerNorm\.eps is -1e-05"),
     "theta 0": (lambda: c.Rotary(0.0), r"Rotary\.theta is 0\.0"),
     "theta of waves": (lambda: c.Sinusoidal(-1.0), r"Sinusoidal\.theta is -1\.0"),
-    "factor 0": (lambda: c.LinearStretch(0.0), r"LinearStretch\.factor is 0\.0"),
-    "Llama's factor": (lambda: c.Llama3Stretch(-8.0), r"Llama3Stretch\.factor is -8\.0"),
-    "Llama's ends": (lambda: c.Llama3Stretch(low=4.0), r"low is 4\.0; give less than high"),
+    "factor 0": (lambda: c.LinearScaling(0.0), r"LinearScaling\.factor is 0\.0"),
+    "Llama's factor": (lambda: c.Llama3Scaling(-8.0), r"Llama3Scaling\.factor is -8\.0"),
+    "Llama's ends": (lambda: c.Llama3Scaling(low=4.0), r"low is 4\.0; give less than high"),
     "scale of scores": (lambda: c.Attention(4, scale=0.0), r"Attention\.scale is 0\.0"),
     "scale of embeddings": (lambda: c.Embed(50, -2.0), r"Embed\.scale is -2\.0"),
     "scale of the head": (lambda: c.Head(scale=0.0), r"Head\.scale is 0\.0"),
     "cap of the head": (lambda: c.Head(softcap=0.0), r"Head\.softcap is 0\.0"),
     "a spread below 0": (lambda: c.Init(std=-0.02), r"Init\.std is -0\.02; give"),
     "segments below 0": (lambda: c.Embed(50, segments=-1), r"Embed\.segments is -1"),
-    "a million lags": (lambda: c.Embed(50, lags=10**6), r"lags is 1000000; give 0 to 1,024"),
+    "a million lags": (lambda: c.Embed(50, previous_token_embeddings=10**6), r"lags is 1000000; give 0 to 1,024"),
     "a million heads": (lambda: c.Attention(10**6), r"heads is 1000000; give at most 16,384"),
     "a million recurrent layers": (lambda: c.Recurrent(10**6), r"depth is 1000000; give at most 2,000"),
 }
@@ -163,3 +165,32 @@ def test_ends_that_do_not_fit() -> None:
         c.Decoder(16, 8, c.Embed(9, dim=8), stack)
     with pytest.raises(UserError, match=r"a recurrent decoder takes embeddings of dim 16"):
         c.Decoder(16, 8, c.Embed(9, dim=8), c.Recurrent(1), c.Head(tied=False))
+
+
+def test_what_older_versions_called_it_is_read_and_python_is_warned() -> None:
+    """Names of fields and types as they were: in files and overrides silently, in Python with a warning."""
+    old = {"heads": 4, "see": {"type": "Window", "size": 3}}
+    new = c.Attention(4, mask=c.Window(3))
+    assert serial.from_dict(c.Attention, old) == new
+    assert serial.change(c.Attention(4), {"see": {"type": "Window", "size": "3"}}) == new
+    with pytest.raises(UserError, match='"see" is "mask" now'):
+        serial.from_dict(c.Attention, {**old, "mask": "Full"})
+    scaled = serial.from_dict(c.Rotary, {"stretch": {"type": "LinearStretch", "factor": 2.0}})
+    assert scaled == c.Rotary(scaling=c.LinearScaling(2.0))
+    with pytest.warns(FutureWarning, match=r"Attention.see is Attention.mask now"):
+        assert c.Attention(4, see=c.Window(3)) == new  # type: ignore[call-arg]
+    with pytest.warns(FutureWarning, match=r"Embed.lags is Embed.previous_token_embeddings now"):
+        assert c.Embed(8, previous_token_embeddings=2).lags == 2  # type: ignore[attr-defined]
+    with pytest.warns(FutureWarning, match=r"config.See is glassformer.config.MaskRule now"):
+        assert c.See is c.MaskRule  # type: ignore[attr-defined]
+
+
+def test_modules_are_found_where_they_were() -> None:
+    code = (
+        "import warnings; warnings.simplefilter('error', FutureWarning)\n"
+        "try:\n from glassformer.serial import change\nexcept FutureWarning as w: assert 'config.serial' in str(w)\n"
+        "warnings.simplefilter('ignore')\n"
+        "from glassformer import run, text, store; from glassformer.serial import change\n"
+        "run.Run, text.open, text.find, text.Tokenizer, store.load"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -26,7 +26,7 @@ def small():
 
 def test_two_lines_are_a_run(tmp_path):
     found = run.read(write(tmp_path, '[model]\nrecipe = "glass/1m"\n[data]\ntrain = "python-docs"\n'))
-    assert found == run.Run(train=run.Train(optimizer=run.LIVELY)) and found.train.steps == 1000
+    assert found == run.Run(train=run.Train(optimizer=run.FROM_SCRATCH)) and found.train.steps == 1000
 
 
 def test_tables_of_every_kind(tmp_path):
@@ -62,7 +62,7 @@ def test_the_command_line_reaches_train_data_and_model(tmp_path):
     found = run.read(write(tmp_path, "[train]\nsteps = 7\n"), wanted)
     assert (
         found.train.steps == 500
-        and found.train.optimizer == replace(run.LIVELY, rate=0.02)
+        and found.train.optimizer == replace(run.FROM_SCRATCH, rate=0.02)
         and found.train.clip is None
     )
     assert found.train.schedule == run.Constant() and found.data.tokenizer == "char"
@@ -144,9 +144,9 @@ def test_a_file_that_is_missing_or_broken(tmp_path):
 
 
 def test_going_on_from_a_checkpoint_is_gentle_unless_told_otherwise() -> None:
-    assert run.read(None, {}).train.optimizer == run.LIVELY
+    assert run.read(None, {}).train.optimizer == run.FROM_SCRATCH
     assert run.read(None, {"recipe": "gpt2/124m"}).train.optimizer == run.Muon()
-    assert run.read(None, {"from": "somewhere"}).train.optimizer == run.GENTLE
+    assert run.read(None, {"from": "somewhere"}).train.optimizer == run.FINETUNE
     assert run.read(None, {"from": "somewhere", "optimizer.rate": "0.5"}).train.optimizer == run.AdamW(rate=0.5)
 
 
@@ -174,6 +174,6 @@ def test_a_rate_in_a_run_file(tmp_path):
     file = tmp_path / "run.toml"
     file.write_text("[train]\noptimizer.rate = 1e-3\nschedule.warmup = 1e-1\nsteps = 1e2\n")
     found = run.read(file).train
-    assert found.optimizer == dataclasses.replace(run.LIVELY, rate=1e-3) and found.steps == 100
+    assert found.optimizer == dataclasses.replace(run.FROM_SCRATCH, rate=1e-3) and found.steps == 100
     assert found.schedule == run.WarmupStableDecay(warmup=0.1)
     assert run.read(file, {"optimizer.rate": "2e-3"}).train.optimizer.rate == 2e-3

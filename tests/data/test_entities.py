@@ -228,7 +228,7 @@ def test_packed_padded_and_pieces_are_as_alone(shape: str, home: Path) -> None:
     )
     torch.testing.assert_close(sum(p.sum for p in packed), sum(a.sum for a in alone), rtol=1e-5, atol=1e-4)
     batch = next(iter(each_once(made, 4, 32)))
-    assert int(batch.docs.max()) >= 1 and int((batch.pos < 0).sum()) > 0
+    assert int(batch.document_ids.max()) >= 1 and int((batch.pos < 0).sum()) > 0
     # what is told of each word, in padded batches: the packed batches' choices, in the same order
     told = generation.tag(model, tokenizer, [one.words for one in table], batch=7)
     chosen = torch.cat([loss.said[0] for loss in packed])

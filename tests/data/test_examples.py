@@ -202,12 +202,12 @@ def documents(batch: Batch) -> list[Batch]:
     """Each document of a packed batch, or each pair, as a batch without padding."""
     made: list[Batch] = []
     for row in range(len(batch.tokens)):
-        for number in range(int(batch.docs[row].max()) + 1):
+        for number in range(int(batch.document_ids[row].max()) + 1):
             parts = {}
             for name, part in vars(batch).items():
-                if part is not None and name not in ("docs", "source_docs", "labels"):
-                    docs = batch.source_docs if name.startswith("source") else batch.docs
-                    parts[name] = part[row][docs[row] == number][None]
+                if part is not None and name not in ("document_ids", "source_document_ids", "labels"):
+                    document_ids = batch.source_document_ids if name.startswith("source") else batch.document_ids
+                    parts[name] = part[row][document_ids[row] == number][None]
             labels = None if batch.labels is None else batch.labels[len(made)][None]
             made.append(Batch(**parts, labels=labels))
     return made
@@ -220,9 +220,9 @@ def test_packed_equals_apart(name: str) -> None:
     model, objective = tiny.model(config), objectives.make(words, 0.0, TOKENIZERS[tokenizer])  # type: ignore[arg-type]
     batch = next(ExampleBatches(encoded(name), 4, CONTEXT))
     parts = documents(batch)
-    assert len(parts) > 6 and batch.docs.max() >= 1
+    assert len(parts) > 6 and batch.document_ids.max() >= 1
     if name == "contrast":
-        together = model(batch.tokens, pos=batch.pos, docs=batch.docs, segments=batch.segments).pooled
+        together = model(batch.tokens, pos=batch.pos, document_ids=batch.document_ids, segments=batch.segments).pooled
         alone = torch.cat([model(one.tokens, segments=one.segments).pooled for one in parts])
         torch.testing.assert_close(together, alone, rtol=0, atol=1e-5)
         return
@@ -258,7 +258,9 @@ def test_what_each_shape_reads() -> None:
     batch = next(each_once(encode(one, TOKENIZERS["words"], Seq2Seq(), tiny.t5(), 6), 1, 6))
     assert batch.source.tolist() == [[a, b, end, 0, 0, 0]] and batch.source_pos.tolist() == [[0, 1, 2, -1, -1, -1]]
     assert batch.tokens.tolist() == [[start, x, y, z, 0, 0]] and batch.targets.tolist() == [[x, y, z, end, -1, -1]]
-    assert batch.docs.tolist() == [[0, 0, 0, 0, -1, -1]] and batch.source_docs.tolist() == [[0, 0, 0, -1, -1, -1]]
+    assert batch.document_ids.tolist() == [[0, 0, 0, 0, -1, -1]] and batch.source_document_ids.tolist() == [
+        [0, 0, 0, -1, -1, -1]
+    ]
     alone = next(each_once(encode(one, TOKENIZERS["words"], Seq2Seq(), tiny.gpt2(), 8, prefix=True), 1, 8))
     assert alone.tokens.tolist() == [[start, a, b, start, x, y, z, 0]] and alone.source is None
     assert alone.targets.tolist() == [[-1, -1, -1, x, y, z, end, -1]]
@@ -266,7 +268,7 @@ def test_what_each_shape_reads() -> None:
     assert alone.tokens[0, :4].tolist() == question(TOKENIZERS["words"], [a, b]), "what generation gives it to read"
     frame = TOKENIZERS["frame"]
     pair = next(each_once(encode(one, frame, Contrast(), VECTORS, 12), 1, 12))
-    assert pair.docs.tolist() == [[0] * 4 + [1] * 5 + [-1] * 3]
+    assert pair.document_ids.tolist() == [[0] * 4 + [1] * 5 + [-1] * 3]
     assert pair.pos.tolist() == [[0, 1, 2, 3, 0, 1, 2, 3, 4, -1, -1, -1]]
     both = Table("both", (replace(one.examples[0], label=2),), ("a", "b", "c"))
     text_pair = next(each_once(encode(both, frame, Classify(), tiny.bert(), 8), 1, 8))
@@ -396,7 +398,7 @@ def test_a_side_is_no_wider_than_its_rows() -> None:
     long = tuple(Example(" ".join(WORDS), "w1 w2", None, n) for n in range(4))
     made = encode(Table("long", long), TOKENIZERS["words"], Seq2Seq(), tiny.t5(), 40)
     batch = next(ExampleBatches(made, 4, 40))
-    assert batch.source.shape == (4, 32) and batch.tokens.shape == batch.docs.shape == (4, 8)
+    assert batch.source.shape == (4, 32) and batch.tokens.shape == batch.document_ids.shape == (4, 8)
 
 
 def test_multi30k_fills_its_rows(shared_data: Path) -> None:

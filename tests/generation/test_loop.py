@@ -25,12 +25,12 @@ VOCAB, CONTEXT = 61, 48
 
 
 def decoder(
-    position: c.Position, see: c.See = c.Full(), think: c.FeedForward = c.GatedMLP(48), **attention: int
+    position: c.Position, mask_rule: c.MaskRule = c.Full(), think: c.FeedForward = c.GatedMLP(48), **attention: int
 ) -> c.Decoder:
     """Two small blocks; with a window, the second block sees everything."""
     blocks = tuple(
-        c.Block(c.Attention(heads=4, see=reach, **attention), think, c.RMSNorm())
-        for reach in dict.fromkeys((see, c.Full()))
+        c.Block(c.Attention(heads=4, mask=reach, **attention), think, c.RMSNorm())
+        for reach in dict.fromkeys((mask_rule, c.Full()))
     )
     stack = c.Stack(2, blocks, position, last_norm=c.RMSNorm())
     return c.Decoder(32, CONTEXT, c.Embed(VOCAB), stack, init=c.Init(std=0.15, embed_std=0.3, residual="plain"))

@@ -79,9 +79,12 @@ def test_extreme_luck_never_draws_what_was_cut() -> None:
 def test_the_rounding_of_sums_does_not_reach_the_tail() -> None:
     logits = torch.full((64, 1001), -18.0)
     logits[:, 0] = 0.0
-    luck = 1 - torch.arange(1, 65) * 2.0**-24  # each falls on another part of the tail, which fp32 cannot tell apart
+    uniform = 1 - torch.arange(1, 65) * 2.0**-24  # each falls on another part of the tail, which fp32 cannot tell apart
     shares = logits[0].softmax(-1).double().numpy().cumsum()
-    assert draw(logits, luck).tolist() == np.searchsorted(shares, luck.double().numpy() * shares[-1], "right").tolist()
+    assert (
+        draw(logits, uniform).tolist()
+        == np.searchsorted(shares, uniform.double().numpy() * shares[-1], "right").tolist()
+    )
 
 
 def test_greedy_takes_the_likeliest_after_the_penalty() -> None:

@@ -19,11 +19,14 @@ from glassformer.tokenizer import train as train_tokenizer
 CONTEXT = 12
 
 
-def made(see: c.See = c.Full(), lags: int = 0) -> Model:
-    block = c.Block(c.Attention(2, see=see), c.GatedMLP(24), c.RMSNorm())
+def made(mask_rule: c.MaskRule = c.Full(), previous_token_embeddings: int = 0) -> Model:
+    block = c.Block(c.Attention(2, mask=mask_rule), c.GatedMLP(24), c.RMSNorm())
     stack = c.Stack(2, (block,), c.Rotary(), last_norm=c.RMSNorm())
     init = c.Init(std=0.2, embed_std=0.4, residual="plain")
-    return build_model(c.Decoder(16, CONTEXT, c.Embed(11, lags=lags), stack, init=init), seed=3).eval()
+    return build_model(
+        c.Decoder(16, CONTEXT, c.Embed(11, previous_token_embeddings=previous_token_embeddings), stack, init=init),
+        seed=3,
+    ).eval()
 
 
 def by_hand(model: Model, prompt: list[int], count: int) -> list[int]:
@@ -39,7 +42,11 @@ def by_hand(model: Model, prompt: list[int], count: int) -> list[int]:
     return told
 
 
-@pytest.mark.parametrize("model", [made(), made(c.Window(4)), made(lags=2)], ids=["full", "window", "lags"])
+@pytest.mark.parametrize(
+    "model",
+    [made(), made(c.Window(4)), made(previous_token_embeddings=2)],
+    ids=["full", "window", "previous_token_embeddings"],
+)
 def test_a_slid_context_says_what_the_model_says_after_its_last_half(model):
     prompts = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10], [3] * CONTEXT, [7]]  # each is full at another moment
     together = generate(model, None, prompts, max_new=40, temperature=0.0, slide=True).run()

@@ -67,7 +67,7 @@ class Walk:
 
     def trim(self) -> None:
         kept = min(sum(there[: len(there) - 7]) for there in self.columns)
-        if self.cache.lets_go or kept < self.cache.ahead or self.cache.length < 7:  # a prefix is read in one go
+        if self.cache.evicts or kept < self.cache.ahead or self.cache.length < 7:  # a prefix is read in one go
             return
         count = self.draw.randint(1, 7)
         self.cache.trim(count)

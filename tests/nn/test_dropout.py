@@ -50,10 +50,10 @@ def test_attention_in_blocks_drops_as_the_readable_one_does(dtype: torch.dtype) 
     """Both draw in the order of blocks, so with one block the two are the same draw."""
     torch.manual_seed(0)
     shape = (2, 3, 16, 8)
-    docs = torch.tensor([[0] * 9 + [1] * 7, [0] * 16])
+    document_ids = torch.tensor([[0] * 9 + [1] * 7, [0] * 16])
     pos = torch.cat((torch.arange(9), torch.arange(7)))[None].repeat(2, 1)
     pos[1] = torch.arange(16)
-    mask = Mask(pos, pos, True, docs=(docs, docs))
+    mask = Mask(pos, pos, True, document_ids=(document_ids, document_ids))
     found = []
     for engine in (eager, blocks):
         torch.manual_seed(1)

@@ -52,19 +52,19 @@ def several(length: int) -> tuple[Tensor, Tensor]:
     return row(length) % 64, row(length) // 64
 
 
-def own(pos: Tensor, see: c.See = c.Full(), queries: int = 0, **rest: object) -> Mask:
+def own(pos: Tensor, mask_rule: c.MaskRule = c.Full(), queries: int = 0, **rest: object) -> Mask:
     """Causal attention of the last ``queries`` (0: all) tokens at ``pos``."""
-    return Mask(pos[:, -queries:], pos, True, see, **rest)  # type: ignore[arg-type]
+    return Mask(pos[:, -queries:], pos, True, mask_rule, **rest)  # type: ignore[arg-type]
 
 
 def documents(length: int) -> Mask:
-    pos, docs = several(length)
-    return own(pos, docs=(docs, docs))
+    pos, document_ids = several(length)
+    return own(pos, document_ids=(document_ids, document_ids))
 
 
-def seen_early(length: int, see: c.See) -> Mask:
+def seen_early(length: int, mask_rule: c.MaskRule) -> Mask:
     """A prefix of more than a block, seen by all of its row."""
-    return own(row(length), see, prefix=row(length) < torch.tensor([[200], [90]]))
+    return own(row(length), mask_rule, prefix=row(length) < torch.tensor([[200], [90]]))
 
 
 FUSED = dict.fromkeys(("float32", "float32 learning", "bfloat16", "bfloat16 learning"), "fused")

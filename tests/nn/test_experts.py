@@ -113,7 +113,7 @@ def test_capacity_turns_away_the_last_of_the_second_choices() -> None:
             taken[expert] += 1
     assert dropped > 10
     torch.testing.assert_close(write.flatten(0, 1), expected, rtol=0.0, atol=1e-4)
-    assert float(flow.facts["dropped"]) == pytest.approx(dropped / 120)
+    assert float(flow.metrics["dropped"]) == pytest.approx(dropped / 120)
     dropless = mixture(PLAIN).eval()(x, flow_of(x))
     assert torch.equal(made.eval()(x, flow_of(x)), dropless) and not torch.allclose(write, dropless)
 
@@ -122,8 +122,8 @@ def test_there_is_always_room_for_four() -> None:
     made, x = mixture(replace(PLAIN, capacity=0.001)).train(), given()
     flow = flow_of(x)
     made(x, flow)
-    load = (flow.facts["load"][0] * 120).round()
-    assert float(flow.facts["dropped"]) == pytest.approx(1 - float(load.clamp(max=4).sum()) / 120)
+    load = (flow.metrics["load"][0] * 120).round()
+    assert float(flow.metrics["dropped"]) == pytest.approx(1 - float(load.clamp(max=4).sum()) / 120)
 
 
 @pytest.mark.parametrize("capacity", [None, 0.8])
@@ -139,7 +139,7 @@ def test_padding_takes_no_room_and_counts_nowhere(capacity: float | None) -> Non
     for name in ("balance", "z"):
         torch.testing.assert_close(padded.aux[name], flow.aux[name])
     for name in ("load", "entropy", "dropped"):
-        torch.testing.assert_close(padded.facts[name], flow.facts[name])
+        torch.testing.assert_close(padded.metrics[name], flow.metrics[name])
 
 
 def test_losses_and_facts_by_hand() -> None:
@@ -149,9 +149,9 @@ def test_losses_and_facts_by_hand() -> None:
     logits, chosen = tape["ffn.router"].double().flatten(0, 1), tape["ffn.chosen"].flatten()
     share = logits.softmax(-1)
     load = torch.tensor([float((chosen == expert).double().mean()) for expert in range(4)])
-    torch.testing.assert_close(flow.facts["load"], load[None])
-    torch.testing.assert_close(float(flow.facts["entropy"]), float(-(share * share.log()).sum(-1).mean()))
-    assert float(flow.facts["dropped"]) == 0
+    torch.testing.assert_close(flow.metrics["load"], load[None])
+    torch.testing.assert_close(float(flow.metrics["entropy"]), float(-(share * share.log()).sum(-1).mean()))
+    assert float(flow.metrics["dropped"]) == 0
     torch.testing.assert_close(float(flow.aux["balance"].detach()), float(0.3 * 4 * (load * share.mean(0)).sum()))
     torch.testing.assert_close(float(flow.aux["z"].detach()), float(0.2 * logits.exp().sum(-1).log().square().mean()))
 
@@ -241,16 +241,16 @@ def test_the_tape_sees_each_token_and_an_edit_sends_it_elsewhere() -> None:
 def test_facts_of_every_mixture_reach_the_output() -> None:
     first, second = (tiny.block(feedforward=c.MoE(experts, 2, c.MLP(16))) for experts in (4, 6))
     model = build_model(tiny.decoder(first, tiny.block(), second, position=c.Rotary()), seed=1)
-    facts = model(tiny.tokens()).facts
-    assert {name: tuple(value.shape) for name, value in facts.items()} == {
+    metrics = model(tiny.tokens()).metrics
+    assert {name: tuple(value.shape) for name, value in metrics.items()} == {
         "load": (4, 6),
         "entropy": (4,),
         "dropped": (4,),
     }
-    torch.testing.assert_close(facts["load"].sum(-1), torch.ones(4))
-    assert facts["load"][0::2, 4:].abs().max() == 0  # four of the six exist
-    assert not any(value.requires_grad for value in facts.values())
-    assert not model.eval()(tiny.tokens()).facts
+    torch.testing.assert_close(metrics["load"].sum(-1), torch.ones(4))
+    assert metrics["load"][0::2, 4:].abs().max() == 0  # four of the six exist
+    assert not any(value.requires_grad for value in metrics.values())
+    assert not model.eval()(tiny.tokens()).metrics
 
 
 def test_an_encoders_mixtures_are_heard_too() -> None:
@@ -258,7 +258,7 @@ def test_an_encoders_mixtures_are_heard_too() -> None:
     think = c.MoE(4, 2, c.MLP(16), balance=0.1)
     mixed = replace(base, encoder=replace(base.encoder, pattern=(replace(base.encoder.pattern[0], feedforward=think),)))
     out = build_model(mixed, seed=1)(tiny.tokens(), tiny.tokens(3, 9))
-    assert float(out.aux["balance"]) > 0 and out.facts["load"].shape == (2, 4)
+    assert float(out.aux["balance"]) > 0 and out.metrics["load"].shape == (2, 4)
 
 
 def test_muon_takes_a_stack_as_its_matrices() -> None:

@@ -38,21 +38,21 @@ RULES_DRAWN = {  # by hand from their definitions: query i, key j
     c.Every(1_000_000) | c.Tail(50): lambda i, j: i == j or j % 50 == 49,
     c.Fixed(7, 2) | c.Strided(4): lambda i, j: i // 7 == j // 7 or j % 7 > 4 or abs(i - j) < 4 or (i - j) % 4 == 0,
 }
-every_rule = pytest.mark.parametrize("see", RULES_DRAWN, ids=str)
+every_rule = pytest.mark.parametrize("mask_rule", RULES_DRAWN, ids=str)
 
 
-def dense(see: c.See, length: int = 25, causal: bool = False, **rest: object) -> torch.Tensor:
+def dense(mask_rule: c.MaskRule, length: int = 25, causal: bool = False, **rest: object) -> torch.Tensor:
     pos = torch.arange(length)[None]
-    return Mask(pos, pos, causal, see, **rest).dense()[0, 0]  # type: ignore[arg-type]
+    return Mask(pos, pos, causal, mask_rule, **rest).dense()[0, 0]  # type: ignore[arg-type]
 
 
 @every_rule
-def test_a_rule_allows_what_its_definition_says(see: c.See) -> None:
-    wanted = torch.tensor([[bool(RULES_DRAWN[see](i, j)) for j in range(25)] for i in range(25)])
-    assert torch.equal(dense(see), wanted)
+def test_a_rule_allows_what_its_definition_says(mask_rule: c.MaskRule) -> None:
+    wanted = torch.tensor([[bool(RULES_DRAWN[mask_rule](i, j)) for j in range(25)] for i in range(25)])
+    assert torch.equal(dense(mask_rule), wanted)
     before = torch.arange(25) <= torch.arange(25)[:, None]
-    assert torch.equal(dense(see, causal=True), wanted & (before | (torch.arange(25) < ahead(see))))
-    assert dense(see).diagonal().all(), "a token sees itself, so that no row of the softmax is empty"
+    assert torch.equal(dense(mask_rule, causal=True), wanted & (before | (torch.arange(25) < ahead(mask_rule))))
+    assert dense(mask_rule).diagonal().all(), "a token sees itself, so that no row of the softmax is empty"
 
 
 def test_the_sparse_transformers_patterns_are_the_papers() -> None:
@@ -67,26 +67,26 @@ def test_the_sparse_transformers_patterns_are_the_papers() -> None:
 
 
 @every_rule
-def test_and_and_or_are_those_of_sets(see: c.See) -> None:
+def test_and_and_or_are_those_of_sets(mask_rule: c.MaskRule) -> None:
     other = c.Window(3)
-    assert torch.equal(dense(see & other), dense(see) & dense(other))
-    assert torch.equal(dense(see | other), dense(see) | dense(other))
-    assert see & other & see == c.Both((*(see & other).rules, *(see & c.Full()).rules[:-1]))
+    assert torch.equal(dense(mask_rule & other), dense(mask_rule) & dense(other))
+    assert torch.equal(dense(mask_rule | other), dense(mask_rule) | dense(other))
+    assert mask_rule & other & mask_rule == c.Both((*(mask_rule & other).rules, *(mask_rule & c.Full()).rules[:-1]))
 
 
 @every_rule
-def test_rules_survive_json_toml_and_their_own_words(see: c.See) -> None:
-    attention = c.Attention(4, see=see)
+def test_rules_survive_json_toml_and_their_own_words(mask_rule: c.MaskRule) -> None:
+    attention = c.Attention(4, mask=mask_rule)
     assert serial.loads(c.Attention, serial.dumps(attention)) == attention
-    assert read_rule(str(see)) == see
-    assert torch.equal(dense(read_rule(f" ({see})\n")), dense(see))
+    assert read_rule(str(mask_rule)) == mask_rule
+    assert torch.equal(dense(read_rule(f" ({mask_rule})\n")), dense(mask_rule))
 
 
 def test_rules_are_written_in_toml() -> None:
     text = 'heads = 4\nsee = {type="Either", rules=[{type="Window", size=4}, {type="Both", rules=["Causal", "Full"]}]}'
     attention = serial.from_dict(c.Attention, tomllib.loads(text))
-    assert attention.see == c.Either((c.Window(4), c.Both((c.Causal(), c.Full()))))
-    assert serial.change(attention, {"see.rules.0.size": 9}).see.rules[0] == c.Window(9)
+    assert attention.mask == c.Either((c.Window(4), c.Both((c.Causal(), c.Full()))))
+    assert serial.change(attention, {"mask.rules.0.size": 9}).mask.rules[0] == c.Window(9)
 
 
 def test_prefixes_of_the_rule_and_of_the_data_add_up() -> None:
@@ -100,8 +100,8 @@ def test_prefixes_of_the_rule_and_of_the_data_add_up() -> None:
 def test_how_far_back_a_rule_looks() -> None:
     assert reach(c.Window(7)) == reach(c.Window(7) & c.Strided(3)) == reach(c.Full() & c.Window(7)) == 7
     assert reach(c.Window(7) | c.Window(9)) == reach((c.Window(20) & c.Window(9)) | c.Window(3)) == 9
-    for see in (c.Full(), c.Strided(4), c.Fixed(4), c.Window(7) | c.Full(), c.Causal(), c.Prefix(3)):
-        assert reach(see) is None
+    for mask_rule in (c.Full(), c.Strided(4), c.Fixed(4), c.Window(7) | c.Full(), c.Causal(), c.Prefix(3)):
+        assert reach(mask_rule) is None
 
 
 def test_a_cache_keeps_no_more_than_the_rule_can_reach() -> None:
@@ -119,9 +119,9 @@ def test_a_cache_keeps_no_more_than_the_rule_can_reach() -> None:
 SITUATIONS = ("plain", "rest", "left", "right", "documents", "prefix", "across")
 
 
-def situation(name: str, see: c.See, causal: bool, length: int = 45) -> Mask:
+def situation(name: str, mask_rule: c.MaskRule, causal: bool, length: int = 45) -> Mask:
     """A mask over two rows: padded, packed, with a prefix, of the last queries, or of other keys than queries."""
-    pos, docs, prefix = torch.arange(length)[None], None, None
+    pos, document_ids, prefix = torch.arange(length)[None], None, None
     q_pos = k_pos = pos
     if name == "rest":
         q_pos = pos[:, -19:]
@@ -133,13 +133,13 @@ def situation(name: str, see: c.See, causal: bool, length: int = 45) -> Mask:
         border = torch.tensor([[13], [30]])
         own = (pos >= border).long()
         q_pos = k_pos = torch.where(pos >= border, pos - border, pos)
-        docs = (own, own)
+        document_ids = (own, own)
     elif name == "prefix":
         prefix = pos < torch.tensor([[9], [21]])
     elif name == "across":
         k_pos = torch.cat((torch.arange(30)[None], torch.arange(30)[None].where(torch.arange(30) < 21, -1)))
-        causal, see = False, c.Full()  # all of the encoder's output
-    return Mask(q_pos, k_pos, causal, see, docs, name in ("plain", "rest"), prefix)
+        causal, mask_rule = False, c.Full()  # all of the encoder's output
+    return Mask(q_pos, k_pos, causal, mask_rule, document_ids, name in ("plain", "rest"), prefix)
 
 
 def computed(engine: attend.Engine, mask: Mask, kv_heads: int, softcap: float | None) -> list[torch.Tensor]:
@@ -155,12 +155,14 @@ def computed(engine: attend.Engine, mask: Mask, kv_heads: int, softcap: float | 
 @every_rule
 @pytest.mark.parametrize("name", SITUATIONS)
 @pytest.mark.parametrize("engine", [name for name in attend.ENGINES if name != "eager"])
-def test_every_engine_equals_eager(engine: str, name: str, see: c.See, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_engine_equals_eager(
+    engine: str, name: str, mask_rule: c.MaskRule, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(plan, "SIDE", 8)  # several blocks
     monkeypatch.setattr(plan, "ROOM", 256)  # several steps
     monkeypatch.setattr(attend, "SIDE", 16)
     for causal, kv_heads, softcap in ((True, 2, None), (False, 4, 3.0)):
-        mask = situation(name, see, causal)
+        mask = situation(name, mask_rule, causal)
         found = computed(attend.ENGINES[engine], mask, kv_heads, softcap)
         for left, right in zip(found, computed(attend.eager, mask, kv_heads, softcap), strict=True):
             torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-5)
@@ -169,8 +171,8 @@ def test_every_engine_equals_eager(engine: str, name: str, see: c.See, monkeypat
 @every_rule
 @pytest.mark.parametrize("name", SITUATIONS)
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_flex_attention_equals_eager_forward(name: str, see: c.See) -> None:
-    mask = situation(name, see, causal=True, length=300)  # three of its blocks
+def test_flex_attention_equals_eager_forward(name: str, mask_rule: c.MaskRule) -> None:
+    mask = situation(name, mask_rule, causal=True, length=300)  # three of its blocks
     q, k, v = (torch.randn(2, heads, 300, 16) for heads in (4, 2, 2))
     q, (k, v) = q[:, :, -mask.q_pos.shape[1] :], (x[:, :, : mask.k_pos.shape[1]] for x in (k, v))
     real = (mask.q_pos >= 0)[:, None, :, None]
@@ -191,12 +193,12 @@ def test_flex_attention_compiled_on_a_cpu() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "see", [c.Window(9) & c.Every(2), c.Window(9) | c.Tail(6, 2), c.Chunk(6), c.Prefix(4)], ids=str
+    "mask_rule", [c.Window(9) & c.Every(2), c.Window(9) | c.Tail(6, 2), c.Chunk(6), c.Prefix(4)], ids=str
 )
-def test_the_compiler_traces_a_mask_in_one_piece(see: c.See) -> None:
+def test_the_compiler_traces_a_mask_in_one_piece(mask_rule: c.MaskRule) -> None:
     pos = torch.arange(25)[None]
-    traced = torch.compile(lambda pos: Mask(pos, pos, True, see).dense(), backend="eager", fullgraph=True)
-    assert torch.equal(traced(pos)[0, 0], dense(see, causal=True))
+    traced = torch.compile(lambda pos: Mask(pos, pos, True, mask_rule).dense(), backend="eager", fullgraph=True)
+    assert torch.equal(traced(pos)[0, 0], dense(mask_rule, causal=True))
 
 
 @pytest.mark.parametrize("family", ["starcoder2", "strided", "fixed", "prefix", "mixed", "gemma2"])
@@ -211,12 +213,14 @@ def test_sparse_reads_a_cache_in_chunks(family: str, chunks: list[int], monkeypa
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("see", [c.Window(9), c.Strided(5), c.Fixed(7, 2)], ids=str)
+@pytest.mark.parametrize("mask_rule", [c.Window(9), c.Strided(5), c.Fixed(7, 2)], ids=str)
 @pytest.mark.parametrize("name", ["plain", "left"])
-def test_the_gradient_is_that_of_small_differences(see: c.See, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gradient_is_that_of_small_differences(
+    mask_rule: c.MaskRule, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With dropout, whose draw is the same each time, and capped scores, in float64."""
     monkeypatch.setattr(plan, "SIDE", 8)
-    mask = situation(name, see, causal=True, length=20)
+    mask = situation(name, mask_rule, causal=True, length=20)
     rows = len(mask.q_pos)
     inputs = [torch.randn(rows, heads, 20, 3, dtype=torch.float64, requires_grad=True) for heads in (2, 1, 1)]
 
@@ -256,14 +260,14 @@ class Largest(TorchDispatchMode):
         return made
 
 
-@pytest.mark.parametrize("see", [c.Window(32), c.Strided(64), c.Fixed(64, 2), c.Window(64) & c.Every(2)], ids=str)
+@pytest.mark.parametrize("mask_rule", [c.Window(32), c.Strided(64), c.Fixed(64, 2), c.Window(64) & c.Every(2)], ids=str)
 @pytest.mark.parametrize("kind", ["plain", "padded"])
-def test_long_rows_hold_nothing_of_all_pairs(see: c.See, kind: str) -> None:
+def test_long_rows_hold_nothing_of_all_pairs(mask_rule: c.MaskRule, kind: str) -> None:
     T = 2048
     pos = torch.arange(T)[None]
     if kind == "padded":
         pos = torch.cat((pos, (pos - 300).clamp(min=-1)))
-    mask = Mask(pos, pos, True, see, plain=kind == "plain")
+    mask = Mask(pos, pos, True, mask_rule, plain=kind == "plain")
     q, k, v = (torch.randn(len(pos), 2, T, 8, requires_grad=True) for _ in range(3))
     with Largest() as most:
         attend.sdpa(q, k, v, mask, None, 0.3).sum().backward()
@@ -274,14 +278,14 @@ def test_long_rows_hold_nothing_of_all_pairs(see: c.See, kind: str) -> None:
 def test_sparse_is_chosen_where_it_pays_and_only_there() -> None:
     pos = torch.arange(1024)[None]
 
-    def chosen(see: c.See, length: int = 1024, **rest: object) -> bool:
-        mask = Mask(pos[:, :length], pos[:, :length], True, see, **rest)  # type: ignore[arg-type]
+    def chosen(mask_rule: c.MaskRule, length: int = 1024, **rest: object) -> bool:
+        mask = Mask(pos[:, :length], pos[:, :length], True, mask_rule, **rest)  # type: ignore[arg-type]
         q = torch.zeros(1, 1, length, 8)
         return attend._sparse_pays(q, mask, 0.3)
 
-    docs = pos // 128
+    document_ids = pos // 128
     assert chosen(c.Window(64), plain=True)
-    assert chosen(c.Full(), docs=(docs, docs))
+    assert chosen(c.Full(), document_ids=(document_ids, document_ids))
     assert not chosen(c.Full(), plain=True)  # a fused kernel knows it
     assert not chosen(c.Full())  # half of all pairs
     assert not chosen(c.Window(700), plain=True)
@@ -293,17 +297,17 @@ def test_sparse_is_chosen_where_it_pays_and_only_there() -> None:
 
 @every_rule
 @pytest.mark.parametrize("causal", [True, False])
-def test_counts(see: c.See, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts(mask_rule: c.MaskRule, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("glassformer.config.visible.CHUNK", 100)  # several parts
-    assert visited(see, 37, causal) == dense(see, 37, causal).sum()
-    pattern = (tiny.block(c.Attention(4, see=see)),)
+    assert visited(mask_rule, 37, causal) == dense(mask_rule, 37, causal).sum()
+    pattern = (tiny.block(c.Attention(4, mask=mask_rule)),)
     if causal:
         model: c.Model = tiny.decoder(*pattern, position=c.NoPosition(), depth=1)
     else:
         body = c.Stack(1, pattern, causal=False)
         model = c.Encoder(tiny.DIM, tiny.CONTEXT, c.Embed(tiny.VOCAB), body)
     flops = cost.cost(model, context=37).attention_flops
-    assert flops == pytest.approx(4 * tiny.DIM * visited(see, 37, causal) / 37)
+    assert flops == pytest.approx(4 * tiny.DIM * visited(mask_rule, 37, causal) / 37)
 
 
 def test_a_picture_in_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -333,10 +337,12 @@ def test_every_name_has_a_picture_and_a_count(name: str, capsys: pytest.CaptureF
 @pytest.mark.parametrize("name", [*masks.EXAMPLES, *masks.SCENES, "window(9) & every(2) | prefix(3)"])
 def test_a_picture_is_the_mask_that_a_model_has(name: str) -> None:
     pos = torch.arange(24)[None]
-    see = c.Full() if name in masks.SCENES else read_rule(masks.EXAMPLES.get(name, name))
-    docs = (pos // 8, pos // 8) if name == "documents" else None
+    mask_rule = c.Full() if name in masks.SCENES else read_rule(masks.EXAMPLES.get(name, name))
+    document_ids = (pos // 8, pos // 8) if name == "documents" else None
     keys = pos.where(pos < 16, -1) if name in ("padding", "cross") else pos
-    both, before = (Mask(pos, keys, causal and name != "cross", see, docs).dense()[0, 0] for causal in (False, True))
+    both, before = (
+        Mask(pos, keys, causal and name != "cross", mask_rule, document_ids).dense()[0, 0] for causal in (False, True)
+    )
     assert torch.equal(torch.from_numpy(masks.picture(name).cells), both.long() + before.long())
 
 

@@ -26,7 +26,9 @@ FAMILIES: dict[str, c.Model] = {
     "llama": tiny.decoder(tiny.block(c.Attention(4, 2), c.GatedMLP(64)), position=c.Sinusoidal()),
     "parallel": tiny.decoder(tiny.block(place="parallel"), position=c.Learned(tiny.CONTEXT)),
     "sandwich": tiny.decoder(tiny.block(place="sandwich"), position=c.NoPosition()),
-    "lags": replace(tiny.decoder(tiny.block(), position=c.NoPosition()), embed=c.Embed(tiny.VOCAB, 2.0, lags=2)),
+    "previous_token_embeddings": replace(
+        tiny.decoder(tiny.block(), position=c.NoPosition()), embed=c.Embed(tiny.VOCAB, 2.0, previous_token_embeddings=2)
+    ),
     "experts": tiny.decoder(tiny.block(feedforward=c.MoE(4, 2, c.GatedMLP(16))), position=c.NoPosition()),
     "attention-only": replace(tiny.DECODERS["attention-only"], decoder=ALONE),
     "bert": tiny.bert(),

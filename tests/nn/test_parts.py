@@ -25,15 +25,15 @@ def speeds(cfg: c.Rotary, head_dim: int) -> tuple[Tensor, float]:
     """Radians a position of each wave (head_dim / 2), and what sines and cosines are multiplied by."""
     rotary = build(cfg, 64, 4, True)
     speed = 1.0 / cfg.theta ** (torch.arange(0, head_dim, 2).float() / head_dim)
-    return rotary.stretch(speed, cfg.theta) if rotary.stretch is not None else (speed, 1.0)
+    return rotary.scaling(speed, cfg.theta) if rotary.scaling is not None else (speed, 1.0)
 
 
 # ------------------------------------------------------------------------------------- positions
 
 
-@pytest.mark.parametrize("stretch", [None, c.YarnStretch(4.0, 256), c.LinearStretch(3.0)], ids=str)
-def test_rotary_angles_are_made_in_fp32_whatever_is_turned(stretch: Any) -> None:
-    cfg = c.Rotary(1e4, stretch=stretch)
+@pytest.mark.parametrize("scaling", [None, c.YarnScaling(4.0, 256), c.LinearScaling(3.0)], ids=str)
+def test_rotary_angles_are_made_in_fp32_whatever_is_turned(scaling: Any) -> None:
+    cfg = c.Rotary(1e4, scaling=scaling)
     speed, size = speeds(cfg, 16)
     pos = torch.tensor([[3, 257, 4099, 99_991]])
     angle = pos[0, :, None].float().double() * speed.double()
@@ -63,7 +63,7 @@ def test_yarn_is_transformers(theta: float, length: int, head_dim: int, slow: fl
         rope_parameters={**told, "beta_fast": fast, "beta_slow": slow},
     )
     wanted, size = ROPE_INIT_FUNCTIONS["yarn"](config, torch.device("cpu"))
-    found, ours = speeds(c.Rotary(theta, stretch=c.YarnStretch(4.0, length, fast, slow)), head_dim)
+    found, ours = speeds(c.Rotary(theta, scaling=c.YarnScaling(4.0, length, fast, slow)), head_dim)
     torch.testing.assert_close(found, wanted, rtol=1e-6, atol=0)
     assert ours == pytest.approx(size)
 
@@ -121,7 +121,7 @@ def test_what_writes_to_the_stream_starts_smaller_the_deeper_the_model() -> None
 
 
 def test_previous_tokens_start_quieter_the_further_back() -> None:
-    shape = replace(DECODERS["glass"], dim=64, embed=c.Embed(400, lags=3), init=c.Init(0.02, 0.3))
+    shape = replace(DECODERS["glass"], dim=64, embed=c.Embed(400, previous_token_embeddings=3), init=c.Init(0.02, 0.3))
     embed = build_model(shape, seed=1).embed
     for table, wanted in zip((embed.token, *embed.lag), (0.3, 0.3 / 2, 0.3 / 3, 0.3 / 4), strict=True):
         assert spread(table.weight) == pytest.approx(wanted, rel=0.05)

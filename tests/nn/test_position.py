@@ -18,7 +18,7 @@ from glassformer.nn import build_model
 DIM, LENGTH = 16, 40
 
 
-def waves(position: c.Sinusoidal, dim: int = DIM) -> np.ndarray:
+def frequencies(position: c.Sinusoidal, dim: int = DIM) -> np.ndarray:
     """What the scheme adds to the embeddings of positions 0 .. LENGTH - 1, through a model's own forward pass."""
     body = c.Stack(0, (tiny.block(c.Attention(1, head_dim=8)),), position)
     model = build_model(c.Decoder(dim, LENGTH, c.Embed(4), body), seed=1)
@@ -57,34 +57,38 @@ PROGRAMS = {
 def test_waves_are_those_of(name: str) -> None:
     position, formula = PROGRAMS[name]
     wanted = np.array([[formula(pos, column) for column in range(DIM)] for pos in range(LENGTH)])
-    assert np.abs(waves(position) - wanted).max() < 5e-6
-    others = [waves(other) for other, _ in PROGRAMS.values() if other != position]
+    assert np.abs(frequencies(position) - wanted).max() < 5e-6
+    others = [frequencies(other) for other, _ in PROGRAMS.values() if other != position]
     assert all(np.abs(other - wanted).max() > 0.1 for other in others)
 
 
 @pytest.mark.parametrize("dim", [16, 15])
 def test_waves_are_those_of_transformers_marian(dim: int) -> None:
     theirs = marian.MarianSinusoidalPositionalEmbedding(LENGTH, dim).create_weight().double().numpy()
-    assert np.abs(waves(c.Sinusoidal(halves=True), dim) - theirs).max() < 5e-6
+    assert np.abs(frequencies(c.Sinusoidal(halves=True), dim) - theirs).max() < 5e-6
     if dim % 2 == 0:
-        assert np.abs(waves(c.Sinusoidal(halves=True, endpoint=True), dim) - theirs).max() > 0.1
+        assert np.abs(frequencies(c.Sinusoidal(halves=True, endpoint=True), dim) - theirs).max() > 0.1
 
 
 def test_halves_are_the_paper_s_waves_in_another_order() -> None:
-    assert np.array_equal(waves(c.Sinusoidal(halves=True), 8), waves(c.Sinusoidal(), 8)[:, [0, 2, 4, 6, 1, 3, 5, 7]])
+    assert np.array_equal(
+        frequencies(c.Sinusoidal(halves=True), 8), frequencies(c.Sinusoidal(), 8)[:, [0, 2, 4, 6, 1, 3, 5, 7]]
+    )
 
 
 def test_a_config_saved_before_loads_with_the_same_numbers() -> None:
     said = {"type": "Sinusoidal", "theta": 10_000.0, "halves": True}
     assert serial.from_dict(c.Position, said) == c.Sinusoidal(halves=True)
-    assert np.array_equal(waves(serial.from_dict(c.Position, {"type": "Sinusoidal"})), waves(c.Sinusoidal()))
+    assert np.array_equal(
+        frequencies(serial.from_dict(c.Position, {"type": "Sinusoidal"})), frequencies(c.Sinusoidal())
+    )
 
 
 def test_what_the_waves_cannot_be() -> None:
     with pytest.raises(UserError, match="dim 15 is odd; make it even"):
-        waves(c.Sinusoidal(endpoint=True), 15)
+        frequencies(c.Sinusoidal(endpoint=True), 15)
     with pytest.raises(UserError, match=r"Sinusoidal\.theta is 0"):
         c.Sinusoidal(theta=0)
     with pytest.raises(UserError, match=r"Sinusoidal\.first is -1; give 0 or more"):
         c.Sinusoidal(first=-1)
-    assert np.isfinite(waves(c.Sinusoidal(endpoint=True), 2)).all()
+    assert np.isfinite(frequencies(c.Sinusoidal(endpoint=True), 2)).all()

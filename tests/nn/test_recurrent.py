@@ -108,7 +108,7 @@ def packed_pairs() -> tuple[dict[str, Tensor], list[tuple[Tensor, Tensor]], list
     """Five pairs in two rows, with padding at either end: (a batch, the pairs, where each lies)."""
     targets, sources = ([4, 7, 2], [9, 3]), ([6, 2, 5], [4, 8])
     made = {name: torch.zeros(2, 16, dtype=torch.long) for name in ("tokens", "source")}
-    made |= {name: torch.full((2, 16), -1) for name in ("pos", "docs", "source_pos", "source_docs")}
+    made |= {name: torch.full((2, 16), -1) for name in ("pos", "document_ids", "source_pos", "source_document_ids")}
     pairs, places = [], []
     for row in range(2):
         at, source_at = row, 2 * row
@@ -117,7 +117,7 @@ def packed_pairs() -> tuple[dict[str, Tensor], list[tuple[Tensor, Tensor]], list
             here, there = slice(at, at + length), slice(source_at, source_at + source_length)
             made["tokens"][row, here], made["source"][row, there] = pair[0][0], pair[1][0]
             made["pos"][row, here], made["source_pos"][row, there] = torch.arange(length), torch.arange(source_length)
-            made["docs"][row, here] = made["source_docs"][row, there] = number
+            made["document_ids"][row, here] = made["source_document_ids"][row, there] = number
             pairs.append(pair)
             places.append((row, here, there))
             at, source_at = at + length, source_at + source_length

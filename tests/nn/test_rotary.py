@@ -26,8 +26,8 @@ def test_neighbours_turn_as_complex_numbers() -> None:
 def test_neighbours_are_halves_in_another_order() -> None:
     """With each head's rows of the matrices put in order the two models are one: what a published layout does."""
     cfg = tiny.DECODERS["llama"]
-    stretch = cfg.decoder.position
-    other = replace(cfg, decoder=replace(cfg.decoder, position=replace(stretch, interleaved=True)))
+    scaling = cfg.decoder.position
+    other = replace(cfg, decoder=replace(cfg.decoder, position=replace(scaling, interleaved=True)))
     halves, neighbours = tiny.model(cfg), tiny.model(other)
     order = torch.arange(8).view(2, 4).T.flatten()  # 0 4 1 5 2 6 3 7
     for block in neighbours.decoder.blocks:

@@ -64,10 +64,10 @@ recipes.add(replace(
 def page(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "my_recipe.py"
     path.write_text(PAGE)
-    before = dict(recipes.BOOK)
+    before = dict(recipes.RECIPES)
     yield path
-    recipes.BOOK.clear()
-    recipes.BOOK.update(before)
+    recipes.RECIPES.clear()
+    recipes.RECIPES.update(before)
 
 
 def test_a_recipe_of_ones_own_is_found_loads_and_saves(
@@ -94,7 +94,7 @@ def test_a_recipe_of_ones_own_is_found_loads_and_saves(
 
 def test_names_that_are_taken(page: Path) -> None:
     glassformer.use(page)
-    mine = recipes.BOOK["first-llama"]
+    mine = recipes.RECIPES["first-llama"]
     for changed, said in (
         ({}, 'There is a recipe "first-llama" already'),
         ({"name": "gpt2"}, 'There is a recipe "gpt2" already'),
@@ -104,4 +104,4 @@ def test_names_that_are_taken(page: Path) -> None:
     ):
         with pytest.raises(UserError, match=said):
             recipes.add(replace(mine, **changed))
-    assert list(recipes.BOOK)[-1] == "first-llama"
+    assert list(recipes.RECIPES)[-1] == "first-llama"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from glassformer import recipes
 from glassformer.checkpoints import store
-from glassformer.config import LayerNorm, Learned, LinearStretch, Llama3Stretch, Rotary
+from glassformer.config import LayerNorm, Learned, LinearScaling, Llama3Scaling, Rotary
 from glassformer.nn import build_model
 from glassformer.recipes.gpt2 import gpt2
 
@@ -225,11 +225,11 @@ def test_shards_both_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_vocabulary_of_the_layouts() -> None:
     """What the recipes say is what the parity cases above were about."""
-    stretch = recipes.find("llama/3.1-8b").decoder.position.stretch  # type: ignore[union-attr]
-    assert stretch == Llama3Stretch(8.0, 1.0, 4.0, 8192)
+    scaling = recipes.find("llama/3.1-8b").decoder.position.scaling  # type: ignore[union-attr]
+    assert scaling == Llama3Scaling(8.0, 1.0, 4.0, 8192)
     assert isinstance(gpt2(32, 2, 4).decoder.last_norm, LayerNorm)
-    raw = recipes.Raw({"rope_scaling": {"type": "linear", "factor": 4}, "rope_theta": 1e4})
-    assert recipes.llama.read_rotary(raw) == Rotary(1e4, stretch=LinearStretch(4.0))
+    raw = recipes.ConfigReader({"rope_scaling": {"type": "linear", "factor": 4}, "rope_theta": 1e4})
+    assert recipes.llama.read_rotary(raw) == Rotary(1e4, scaling=LinearScaling(4.0))
 
 
 def test_a_real_llama_tells_its_story(shared_data: Path) -> None:

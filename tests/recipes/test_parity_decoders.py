@@ -322,8 +322,10 @@ def shrunk(name: str) -> config.Decoder:
     for block in cfg.decoder.pattern:
         given, think = block.attention, block.feedforward
         shared = given.kv_heads is not None and given.kv_heads < given.heads
-        see = config.Window(7) if isinstance(given.see, config.Window) else given.see
-        attention = replace(given, heads=4, kv_heads=2 if shared else None, head_dim=given.head_dim and 10, see=see)
+        mask_rule = config.Window(7) if isinstance(given.mask, config.Window) else given.mask
+        attention = replace(
+            given, heads=4, kv_heads=2 if shared else None, head_dim=given.head_dim and 10, mask=mask_rule
+        )
         small = replace(think.expert if isinstance(think, config.MoE) else think, hidden=20)
         think = replace(think, experts=4, top_k=2, expert=small) if isinstance(think, config.MoE) else small
         pattern.append(replace(block, attention=attention, feedforward=think))
@@ -342,12 +344,12 @@ ONE_EACH = [f"{recipe.name}/{next(iter(recipe.sizes))}" for recipe in recipes.DE
 def test_recipes_shrunk(name: str, tmp_path: Path) -> None:
     """Our own recipes, made tiny, obey the laws of their parts together; transformers loads what we save of them."""
     model, given = shaken(build_model(shrunk(name), seed=3)), tokens()
-    docs = (torch.arange(48) >= 19).long().expand(3, -1)
-    pos = torch.arange(48) - 19 * docs
+    document_ids = (torch.arange(48) >= 19).long().expand(3, -1)
+    pos = torch.arange(48) - 19 * document_ids
     with torch.no_grad():
         cache, whole = Cache(model), model(given).logits
         parts = [model(part, cache=cache).logits for part in given.split([11, 1, 1, 30, 5], 1)]
-        packed, alone = model(given, pos=pos, docs=docs).logits, model(given[:, 19:]).logits
+        packed, alone = model(given, pos=pos, document_ids=document_ids).logits, model(given[:, 19:]).logits
         nothing_before = (torch.arange(48) - 19).clamp(min=-1).expand(3, -1)
         padded = model(given, pos=nothing_before).logits[:, 19:]
         model.engine = "eager"
@@ -362,7 +364,7 @@ def test_recipes_shrunk(name: str, tmp_path: Path) -> None:
     back, _ = store.load(tmp_path)
     assert recipes.plain(back.config) == recipes.plain(model.config)
     assert same(back.state_dict(), model.state_dict())
-    if recipes.BOOK[name.partition("/")[0]].read is not None:
+    if recipes.RECIPES[name.partition("/")[0]].read is not None:
         theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
         assert difference(model, theirs, tokens()) <= TOLERANCE
 
@@ -474,7 +476,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "phi3/mini-4k",
         {"rope_scaling": {"type": "su", "short_factor": [1.0, 1.0], "long_factor": [1.0, 2.0]}},
-        "LongStretch has 2 factors for 48 waves",
+        "LongRopeScaling has 2 factors for 48 waves",
     ),
     ("qwen2/7b", {"rope_scaling": {"type": "longrope"}}, 'rope_scaling is "longrope".*length of the whole text'),
     ("phi3/mini-4k", {"rope_scaling": {"type": "yarn"}}, 'rope_scaling is "yarn"'),
@@ -503,7 +505,7 @@ def test_what_cannot_be_read_is_one_sentence(name: str, changes: dict[str, Any],
         ("qwen2/7b", "decoder.pattern.attention.softcap", 5.0, "attention.softcap = 5.0"),
         ("qwen3/8b", "decoder.pattern.attention.qk_norm.eps", 1e-3, "attention.qk_norm.eps = 0.001"),
         ("phi/2", "head.bias", False, "cannot say head.bias = False"),
-        ("phi3/mini-4k", "decoder.position.stretch", {"type": "LinearStretch", "factor": 2.0}, "cannot say"),
+        ("phi3/mini-4k", "decoder.position.scaling", {"type": "LinearScaling", "factor": 2.0}, "cannot say"),
         ("starcoder2/3b", "decoder.pattern.feedforward.bias", False, "cannot say"),
         ("gemma/2b", "embed.scale", 3.0, "cannot say embed.scale = 3.0"),
         ("gemma/2b", "decoder.pattern.feedforward.act", "gelu", "feedforward.act = gelu"),

@@ -350,9 +350,11 @@ def test_our_2017_model_is_theirs_with_sines_first(tmp_path: Path) -> None:
     small = replace(small, dim=32, context=40, embed=replace(small.embed, vocab=VOCAB, scale=32**0.5))
     with pytest.raises(UserError, match=r"encoder\.position\.halves = False"):
         store.save(build_model(small), tmp_path, layout="hf")
-    waves = config.Sinusoidal(halves=True)
+    frequencies = config.Sinusoidal(halves=True)
     small = replace(
-        small, encoder=replace(small.encoder, position=waves), decoder=replace(small.decoder, position=waves)
+        small,
+        encoder=replace(small.encoder, position=frequencies),
+        decoder=replace(small.decoder, position=frequencies),
     )
     ours = shaken(build_model(small, seed=1))
     store.save(ours, tmp_path, layout="hf")

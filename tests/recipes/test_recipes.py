@@ -21,7 +21,7 @@ GPT2 = recipes.write(recipes.find("gpt2/124m"))[1]
 def test_every_size_survives_json_and_its_own_layout(name: str) -> None:
     model = recipes.find(name)
     assert serial.loads(config.Model, serial.dumps(model)) == model
-    if recipes.BOOK[name.partition("/")[0]].read is None:
+    if recipes.RECIPES[name.partition("/")[0]].read is None:
         return
     if name.startswith("vaswani/"):  # the paper's sines and cosines take turns, the layout's do not
         model = serial.change(model, {f"{side}.position.halves": True for side in ("encoder", "decoder")})
@@ -160,9 +160,9 @@ def test_model_type_is_enough() -> None:
             "cannot say decoder.pattern.0.attention.qk_norm = LayerNorm;",
         ),
         (
-            "decoder.pattern.attention.see",
+            "decoder.pattern.attention.mask",
             {"type": "Strided", "stride": 8},
-            "cannot say decoder.pattern.0.attention.see = Strided",
+            "cannot say decoder.pattern.0.attention.mask = Strided",
         ),
         ("decoder.pattern.attention.scale", 1.0, "cannot say decoder.pattern.0.attention.scale = 1.0"),
         ("decoder.position", {"type": "Alibi"}, "cannot say decoder.position = Alibi"),

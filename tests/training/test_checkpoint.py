@@ -248,15 +248,15 @@ def test_damage_is_one_sentence(tmp_path, name, harm):
 
 def test_a_state_that_lacks_something_is_one_sentence(tmp_path):
     path = checkpoint.save(tmp_path, go(begin(), run.Train(steps=1, batch=4)))
-    facts = json.loads((path / "state.json").read_text())
-    del facts["best_step"]  # as an older version wrote it, which had no sums either
+    metrics = json.loads((path / "state.json").read_text())
+    del metrics["best_step"]  # as an older version wrote it, which had no sums either
     for name in ("step", "batches", "random"):
-        kept = facts.pop(name)
-        (path / "state.json").write_text(json.dumps(facts))
+        kept = metrics.pop(name)
+        (path / "state.json").write_text(json.dumps(metrics))
         with pytest.raises(UserError, match=name):
             checkpoint.restore(path, begin())
-        facts[name] = kept
-    (path / "state.json").write_text(json.dumps(facts))
+        metrics[name] = kept
+    (path / "state.json").write_text(json.dumps(metrics))
     (path / "SHA256SUMS").unlink()
     checkpoint.restore(path, begin())
 

@@ -29,13 +29,13 @@ def random(seed: int = 0) -> np.random.Generator:
 
 def packed(tokens: torch.Tensor, lengths: list[int]) -> Batch:
     """Rows of documents of these lengths and padding behind them; targets are the next token of a document."""
-    pos, docs = torch.full_like(tokens, -1), torch.full_like(tokens, -1)
+    pos, document_ids = torch.full_like(tokens, -1), torch.full_like(tokens, -1)
     targets, at = torch.full_like(tokens, -1), 0
     for number, length in enumerate(lengths):
-        pos[:, at : at + length], docs[:, at : at + length] = torch.arange(length), number
+        pos[:, at : at + length], document_ids[:, at : at + length] = torch.arange(length), number
         targets[:, at : at + length - 1] = tokens[:, at + 1 : at + length]
         at += length
-    return Batch(tokens, targets, pos, docs)
+    return Batch(tokens, targets, pos, document_ids)
 
 
 # ------------------------------------------------------------------------------------------ mask
@@ -186,11 +186,11 @@ def test_spans_of_packed_documents_stay_in_them(marked: Tokenizer) -> None:
     given = packed(tokens, [20, 3, 30])  # one too short, eleven of padding
     made = corrupt.spans(given, random(), Span(), marked)
     assert made.source is not None and made.pos is not None and made.source_pos is not None
-    assert made.docs is not None and made.source_docs is not None
+    assert made.document_ids is not None and made.source_document_ids is not None
     assert made.source.shape == (3, 64) and made.tokens.shape[1] % 8 == 0
     for row in range(3):
         for number, first, length in ((0, 0, 19), (1, 23, 30)):
-            here, there = made.docs[row] == number, made.source_docs[row] == number
+            here, there = made.document_ids[row] == number, made.source_document_ids[row] == number
             source, target = made.source[row][there].tolist(), made.targets[row][here].tolist()
             assert source[-1] == target[-1] == marked.eos and made.tokens[row][here].tolist() == [
                 marked.pad,
@@ -207,7 +207,7 @@ def test_spans_of_packed_documents_stay_in_them(marked: Tokenizer) -> None:
             assert list(held) == marked.sentinels[: len(held)], "each document counts from the first sentinel"
             whole = [part for id in source[:-1] for part in held.get(id, [id])]
             assert whole == tokens[row, first : first + length].tolist()
-        assert made.docs[row].max() == made.source_docs[row].max() == 1
+        assert made.document_ids[row].max() == made.source_document_ids[row].max() == 1
     assert (made.targets[made.pos < 0] == -1).all()
     opened = train_tokenizer("char", [LETTERS], specials=("<s>", *MARKS))
     tokens[:, 23], given = opened.bos, replace(given, tokens=tokens)
@@ -227,12 +227,12 @@ def alone(batch: Batch) -> list[Batch]:
     """Each packed document as a batch of its own."""
     made = []
     for row in range(len(batch.tokens)):
-        for number in range(int(batch.docs[row].max()) + 1):
+        for number in range(int(batch.document_ids[row].max()) + 1):
             parts = {}
             for name, part in vars(batch).items():
-                if part is not None and name not in ("docs", "source_docs"):
-                    docs = batch.source_docs if name.startswith("source") else batch.docs
-                    parts[name] = part[row][docs[row] == number][None]
+                if part is not None and name not in ("document_ids", "source_document_ids"):
+                    document_ids = batch.source_document_ids if name.startswith("source") else batch.document_ids
+                    parts[name] = part[row][document_ids[row] == number][None]
             made.append(Batch(**parts))
     return made
 

@@ -48,7 +48,7 @@ def counted(batch: Batch) -> list[int]:
 
 
 def equal(a: Batch, b: Batch) -> bool:
-    pairs = ((a.tokens, b.tokens), (a.targets, b.targets), (a.pos, b.pos), (a.docs, b.docs))
+    pairs = ((a.tokens, b.tokens), (a.targets, b.targets), (a.pos, b.pos), (a.document_ids, b.document_ids))
     return all((x is None and y is None) or (x is not None and y is not None and torch.equal(x, y)) for x, y in pairs)
 
 
@@ -94,12 +94,12 @@ def test_epochs_run_through_batches() -> None:
 def by_hand(shards: Shards, tokens: list[int], first: int) -> tuple[list[int], list[int]]:
     """Positions and documents of a row that begins at token ``first``, one token at a time."""
     opens = {int(start) - shards.shared_border for start in shards.starts[1:-1]}
-    pos, docs = [], []
+    pos, document_ids = [], []
     for at in range(first, first + len(tokens)):
         new = at in opens and at > first
         pos.append(0 if new or not pos else pos[-1] + 1)
-        docs.append((docs[-1] if docs else 0) + new)
-    return pos, docs
+        document_ids.append((document_ids[-1] if document_ids else 0) + new)
+    return pos, document_ids
 
 
 @pytest.mark.parametrize("eos", [EOS, None])
@@ -113,13 +113,13 @@ def test_positions_restart_and_documents_are_numbered(eos: int | None) -> None:
             tokens = batch.tokens[row].tolist()
             windows = np.lib.stride_tricks.sliding_window_view(stream, len(tokens))
             (first,) = np.flatnonzero((windows == tokens).all(axis=1))[:1]
-            pos, docs = by_hand(shards, tokens, int(first))
-            if batch.pos is None or batch.docs is None:
-                assert docs == [0] * len(docs)
+            pos, document_ids = by_hand(shards, tokens, int(first))
+            if batch.pos is None or batch.document_ids is None:
+                assert document_ids == [0] * len(document_ids)
                 continue
             some += 1
             assert batch.pos[row].tolist() == pos
-            assert batch.docs[row].tolist() == docs
+            assert batch.document_ids[row].tolist() == document_ids
     assert some > 50
 
 
@@ -130,8 +130,8 @@ def test_a_closing_token_is_the_last_target_and_opens_the_next_document() -> Non
     assert batch.targets.tolist() == [[2, EOS, 4, 5, 6, EOS, 8, 9, EOS]]
     assert batch.pos is not None
     assert batch.pos.tolist() == [[0, 1, 0, 1, 2, 3, 0, 1, 2]]
-    assert batch.docs is not None
-    assert batch.docs.tolist() == [[0, 0, 1, 1, 1, 1, 2, 2, 2]]
+    assert batch.document_ids is not None
+    assert batch.document_ids.tolist() == [[0, 0, 1, 1, 1, 1, 2, 2, 2]]
 
 
 @pytest.mark.parametrize(("eos", "bos"), [(None, None), (EOS, 5)])
@@ -142,14 +142,14 @@ def test_without_a_shared_border_no_document_predicts_the_next(eos: int | None, 
     assert batch.targets.tolist() == [[2, last[0], -1, 5, 6, last[1], -1, 9, last[2]]]
     assert batch.pos is not None
     assert batch.pos.tolist() == [[0, 1, 2, 0, 1, 2, 3, 0, 1]]
-    assert batch.docs is not None
-    assert batch.docs.tolist() == [[0, 0, 0, 1, 1, 1, 1, 2, 2]]
+    assert batch.document_ids is not None
+    assert batch.document_ids.tolist() == [[0, 0, 0, 1, 1, 1, 1, 2, 2]]
 
 
 def test_rows_inside_one_document_need_no_positions() -> None:
     shards = corpus([1000, 3])
     batches = Batches(shards, batch=1, context=10)
-    kinds = [(row.pos is None, row.docs is None) for row in one_epoch(batches)]
+    kinds = [(row.pos is None, row.document_ids is None) for row in one_epoch(batches)]
     assert kinds.count((False, False)) == 1
     assert kinds.count((True, True)) == len(kinds) - 1
 
@@ -179,11 +179,11 @@ def test_a_model_reads_packed_documents_as_if_each_were_alone() -> None:
     )
     model = build_model(recipe, seed=0).eval()
     (batch,) = every_token_once(corpus([5, 9, 14, 7, 20]), batch=2, context=64)
-    assert batch.docs is not None
+    assert batch.document_ids is not None
     with torch.no_grad():
-        packed = model(batch.tokens, pos=batch.pos, docs=batch.docs).logits[0]
+        packed = model(batch.tokens, pos=batch.pos, document_ids=batch.document_ids).logits[0]
         for number in range(5):
-            own = batch.docs[0] == number
+            own = batch.document_ids[0] == number
             alone = model(batch.tokens[:, own]).logits[0]
             torch.testing.assert_close(packed[own], alone, atol=1e-5, rtol=0)
 

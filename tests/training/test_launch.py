@@ -399,7 +399,7 @@ def test_the_panel_and_the_plain_line():
 def test_every_number_of_the_panel_stands_under_its_whole_name(width):
     view = live.Live(flops=1e6, peak=1e11, terminal=False)
     view.losses, view.valid, view.speed, view.first = [3.0, 2.0, 1.0] * 100, 1.5, 20_000.0, 0
-    view.facts, view.text = {"valid_accuracy": 0.25}, "a line of a verse\n" * 50
+    view.metrics, view.text = {"valid_accuracy": 0.25}, "a line of a verse\n" * 50
     step = training.Step(300, 1000, 1.0, 1e-3, 0.5, 64, 0.01, 0, state=None)
     from rich.console import Console
 

@@ -19,7 +19,7 @@ from glassformer.nn import build_model
 from glassformer.training import Batch, Causal, Optimizer, Plan, State, factor, make_plan, objective, probe, train
 from glassformer.training import optimizer as muon
 from glassformer.training.objective import cross_entropy, gradients, split
-from glassformer.training.precision import Half
+from glassformer.training.precision import Bf16Replica
 
 PLAIN = Plan()
 
@@ -107,7 +107,7 @@ def test_pieces_never_hold_more_logits_than_the_limit(monkeypatch):
 
 
 def in_bf16(model, batch, pieces=1):
-    half = Half(model.train())
+    half = Bf16Replica(model.train())
     half.follow()
     found = gradients(half.model, batch, Causal(), pieces)
     return found, names_and_grads(model)
@@ -174,7 +174,7 @@ def test_a_step_under_accumulation_moves_the_weights_as_a_whole_one():
 def test_split_leaves_out_nothing():
     batch = next(Random(rows=5))
     parts = split(dataclasses.replace(batch, pos=batch.targets), 3)
-    assert [len(part.tokens) for part in parts] == [2, 2, 1] and parts[0].docs is None
+    assert [len(part.tokens) for part in parts] == [2, 2, 1] and parts[0].document_ids is None
     assert torch.equal(torch.cat([part.pos for part in parts]), batch.targets)
 
 

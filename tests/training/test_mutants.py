@@ -115,8 +115,8 @@ def test_borders_of_a_second_corpus_stand_in_its_own_rows(tmp_path):
     parts = [(tokenise(source, tokenizer, cache=tmp_path / "cache"), 1.0) for source in sources]
     batch = next(Batches(parts, 8, 16))
     of_b = (batch.tokens == tokenizer.encode("b")[0]).any(1)
-    assert of_b.sum() == 4 and batch.docs is not None
-    assert torch.equal(batch.docs[:, -1] > 0, of_b)
+    assert of_b.sum() == 4 and batch.document_ids is not None
+    assert torch.equal(batch.document_ids[:, -1] > 0, of_b)
 
 
 def test_a_schedule_begins_anew_after_the_step_at_which_a_run_had_ended():
@@ -146,9 +146,9 @@ def test_weights_of_another_shape_are_refused(tmp_path):
     store.save(other.model, tmp_path / "other", layout="glassformer")
     shutil.copy(tmp_path / "other" / "model.safetensors", path)
     (path / "SHA256SUMS").unlink()
-    facts = checkpoint.read_json(path / "state.json")
-    del facts["best_step"]
-    (path / "state.json").write_text(json.dumps(facts))
+    metrics = checkpoint.read_json(path / "state.json")
+    del metrics["best_step"]
+    (path / "state.json").write_text(json.dumps(metrics))
     with pytest.raises(UserError, match=r"another model's weights: the shape of embed.token.weight"):
         checkpoint.restore(path, begin())
 

@@ -21,7 +21,7 @@ from glassformer.training.loop import train
 from glassformer.training.measures import matthews, pearson, ranks
 from glassformer.training.objective import gradients
 from glassformer.training.objectives import make, uphill
-from glassformer.training.precision import Half
+from glassformer.training.precision import Bf16Replica
 from glassformer.training.probe import Plan
 
 BERT = tiny.bert()
@@ -36,21 +36,21 @@ def packed(rows=4, length=14, seed=0):
     """Rows of two documents and some padding: tokens, pos, docs."""
     draw = torch.Generator().manual_seed(seed)
     tokens = torch.randint(5, tiny.VOCAB, (rows, length), generator=draw)
-    pos, docs = torch.full((rows, length), -1), torch.full((rows, length), -1)
+    pos, document_ids = torch.full((rows, length), -1), torch.full((rows, length), -1)
     for row in range(rows):
         first, second = 4 + row % 3, 5 + row % 2
-        pos[row, :first], docs[row, :first] = torch.arange(first), 0
-        pos[row, first : first + second], docs[row, first : first + second] = torch.arange(second), 1
-    return tokens, pos, docs
+        pos[row, :first], document_ids[row, :first] = torch.arange(first), 0
+        pos[row, first : first + second], document_ids[row, first : first + second] = torch.arange(second), 1
+    return tokens, pos, document_ids
 
 
 def batches():
-    tokens, pos, docs = packed()
-    source, source_pos, source_docs = packed(seed=1)
+    tokens, pos, document_ids = packed()
+    source, source_pos, source_document_ids = packed(seed=1)
     there = pos >= 0
     targets = torch.where(there, tokens.roll(-1, 1), -1)
     few = torch.where(there & (torch.arange(tokens.shape[1]) % 4 == 1), tokens, -1)
-    plain = Batch(tokens, torch.full_like(tokens, -1), pos, docs)
+    plain = Batch(tokens, torch.full_like(tokens, -1), pos, document_ids)
     labelled = dataclasses.replace(plain, segments=(pos > 2).long(), labels=torch.arange(8) % 3)
     return {
         "masked": (objectives.Masked(), BERT, dataclasses.replace(plain, targets=few)),
@@ -62,20 +62,20 @@ def batches():
         "span": (
             objectives.Span(),
             tiny.t5(),
-            Batch(tokens, targets, pos, docs, source, source_pos, source_docs),
+            Batch(tokens, targets, pos, document_ids, source, source_pos, source_document_ids),
         ),
         "seq2seq": (
             objectives.Seq2Seq(),
             tiny.vaswani(),
-            Batch(tokens, targets, pos, docs, source, source_pos, source_docs),
+            Batch(tokens, targets, pos, document_ids, source, source_pos, source_document_ids),
         ),
-        "seq2seq alone": (objectives.Seq2Seq(), tiny.DECODERS["llama"], Batch(tokens, targets, pos, docs)),
+        "seq2seq alone": (objectives.Seq2Seq(), tiny.DECODERS["llama"], Batch(tokens, targets, pos, document_ids)),
         "classify": (objectives.Classify(), CLASSIFIER, labelled),
         "tag": (objectives.Tag(), TAGGER, dataclasses.replace(plain, targets=torch.where(few < 0, -1, few % 3))),
         "classify alone": (objectives.Classify(), LAST, dataclasses.replace(labelled, segments=None)),
-        "classify, agree and push": (objectives.Classify(agree=2.0, push=0.1), CLASSIFIER, labelled),
+        "classify, agree and push": (objectives.Classify(rdrop=2.0, adversarial=0.1), CLASSIFIER, labelled),
         "regression, agree and push": (
-            objectives.Classify(regression=True, agree=1.0, push=0.1),
+            objectives.Classify(regression=True, rdrop=1.0, adversarial=0.1),
             NUMBER,
             dataclasses.replace(plain, labels=torch.linspace(-1, 1, 8)),
         ),
@@ -115,8 +115,8 @@ def test_one_batch_is_learned_by_heart(name):
     steps = list(train(model, Same(batch), make(words), settings, plan=Plan()))
     assert steps[0].loss > 10 * steps[-1].loss and steps[-1].loss < 0.1
     assert steps[0].tokens == int((batch.pos >= 0).sum())
-    if "accuracy" in steps[-1].facts:
-        assert steps[-1].facts["accuracy"] == 1.0
+    if "accuracy" in steps[-1].metrics:
+        assert steps[-1].metrics["accuracy"] == 1.0
 
 
 @pytest.mark.parametrize("pieces", [2, 3])
@@ -132,7 +132,7 @@ def test_pieces_are_the_whole_batch(name, pieces):
     (whole, right), (parts, grads) = found
     assert whole.count == parts.count and whole.tokens == parts.tokens
     assert whole.loss == pytest.approx(parts.loss, rel=1e-6)  # vectors are compared in fp32
-    assert whole.facts == pytest.approx(parts.facts)
+    assert whole.metrics == pytest.approx(parts.metrics)
     for path, grad in right.items():
         torch.testing.assert_close(grads[path], grad, rtol=1e-4, atol=1e-6)
 
@@ -141,7 +141,7 @@ def test_pieces_are_the_whole_batch(name, pieces):
 def test_bf16_is_near_fp32(name):
     words, shape, batch = CASES[name]
     model = build_model(shape, seed=1)
-    half = Half(model)
+    half = Bf16Replica(model)
     half.follow()
     low = gradients(half.model, batch, make(words), 1)
     assert all(p.grad.dtype is torch.float32 for p in model.parameters() if p.grad is not None)
@@ -157,7 +157,9 @@ def test_dropout_is_the_same_in_both_readings_of_pieces():
     sums = gradients(model, batch, make(words), 2)
     after, grads = torch.rand(1), [p.grad.clone() for p in model.parameters()]
     torch.manual_seed(3)
-    vectors = torch.cat([model(p.tokens, pos=p.pos, docs=p.docs).pooled for p in objective.split(batch, 2)])
+    vectors = torch.cat(
+        [model(p.tokens, pos=p.pos, document_ids=p.document_ids).pooled for p in objective.split(batch, 2)]
+    )
     assert torch.equal(torch.rand(1), after)
     loss = make(words).compare(vectors)
     assert float(loss.sum.detach()) == pytest.approx(sums.loss, rel=1e-6)
@@ -174,7 +176,7 @@ def test_the_head_sees_only_the_hidden_tokens(monkeypatch):
     model = build_model(shape, seed=1)
     loss = make(words, 0.1).loss(model, batch)
     assert seen == [loss.count] == [int((batch.targets >= 0).sum())]
-    logits = model(batch.tokens, pos=batch.pos, docs=batch.docs).logits.flatten(0, 1)
+    logits = model(batch.tokens, pos=batch.pos, document_ids=batch.document_ids).logits.flatten(0, 1)
     plain = F.cross_entropy(logits, batch.targets.flatten(), ignore_index=-1, reduction="sum", label_smoothing=0.1)
     torch.testing.assert_close(loss.sum, plain)
 
@@ -365,7 +367,9 @@ def test_two_readings_that_should_agree_by_hand():
     batch, model = CASES["classify"][2], dropping(CLASSIFIER)
     torch.manual_seed(7)
     one, other = (
-        model(batch.tokens, pos=batch.pos, docs=batch.docs, segments=batch.segments, logits="none").pooled
+        model(
+            batch.tokens, pos=batch.pos, document_ids=batch.document_ids, segments=batch.segments, logits="none"
+        ).pooled
         for _ in range(2)
     )
     assert not torch.equal(one, other)
@@ -375,11 +379,13 @@ def test_two_readings_that_should_agree_by_hand():
         p, q, reduction="batchmean", log_target=True
     )
     torch.manual_seed(7)
-    found = make(objectives.Classify(agree=3.0)).loss(model, batch)
+    found = make(objectives.Classify(rdrop=3.0)).loss(model, batch)
     torch.testing.assert_close(found.sum / found.count, right + 3.0 / 4 * both)
     model.eval()
     plain = make(objectives.Classify()).loss(model, batch).sum
-    assert torch.equal(make(objectives.Classify(agree=3.0, push=1.0)).loss(model, batch).sum, plain)  # validation
+    assert torch.equal(
+        make(objectives.Classify(rdrop=3.0, adversarial=1.0)).loss(model, batch).sum, plain
+    )  # validation
 
 
 def test_a_push_goes_uphill_by_its_length_in_each_document_alone():
@@ -387,17 +393,17 @@ def test_a_push_goes_uphill_by_its_length_in_each_document_alone():
     tape = Tape("*.embed", graph=True)
     output = objective.read(model, batch, tape)
     loss = F.cross_entropy(output.pooled, batch.labels, reduction="sum")
-    slope, embedded = torch.autograd.grad(loss, tape["encoder.embed"])[0], tape["encoder.embed"].detach()
-    step = uphill(slope, embedded, batch.pos)
+    grad, embedded = torch.autograd.grad(loss, tape["encoder.embed"])[0], tape["encoder.embed"].detach()
+    step = uphill(grad, embedded, batch.pos)
     documents = 0
     for row in range(len(step)):
-        for number in range(int(batch.docs[row].max()) + 1):
-            own = batch.docs[row] == number
+        for number in range(int(batch.document_ids[row].max()) + 1):
+            own = batch.document_ids[row] == number
             assert step[row, own].norm() == pytest.approx(float(embedded[row, own].norm(dim=-1).mean()), rel=1e-5)
-            assert F.cosine_similarity(step[row, own].flatten(), slope[row, own].flatten(), dim=0) > 0.9999
+            assert F.cosine_similarity(step[row, own].flatten(), grad[row, own].flatten(), dim=0) > 0.9999
             documents += 1
     assert documents == len(batch.labels) and not step[batch.pos < 0].any()
-    found = make(objectives.Classify(push=0.1)).loss(model, batch).sum.detach()
+    found = make(objectives.Classify(adversarial=0.1)).loss(model, batch).sum.detach()
     moved = objective.read(model, batch, Tape(edits={"*.embed": lambda path, x: x + 0.1 * step})).pooled
     harder = F.cross_entropy(moved, batch.labels, reduction="sum")
     torch.testing.assert_close(found, (loss.detach() + harder.detach()) / 2)
@@ -408,7 +414,7 @@ def test_a_frozen_trunk_is_pushed_too():
     model, batch = build_model(CLASSIFIER, seed=1), CASES["classify"][2]
     for path, weight in model.named_parameters():
         weight.requires_grad_(path.startswith("pool."))
-    sums = gradients(model, batch, make(objectives.Classify(push=0.5)), 1)
+    sums = gradients(model, batch, make(objectives.Classify(adversarial=0.5)), 1)
     assert math.isfinite(sums.loss)
     assert {path for path, weight in model.named_parameters() if weight.grad is not None} == {
         path for path, _ in model.named_parameters() if path.startswith("pool.")
@@ -416,14 +422,14 @@ def test_a_frozen_trunk_is_pushed_too():
 
 
 def test_nothing_can_agree_without_dropout():
-    chosen = run.Run(data=run.Examples("a.tsv"), train=run.Train(objective=objectives.Classify(agree=1.0)))
+    chosen = run.Run(data=run.Examples("a.tsv"), train=run.Train(objective=objectives.Classify(rdrop=1.0)))
     with pytest.raises(UserError, match=r"this model has none; set encoder.dropout, or agree = 0"):
         prepare.check(chosen, CLASSIFIER)
     prepare.check(chosen, dropping(CLASSIFIER).config)
 
 
 def test_sizes_below_nothing_are_refused():
-    with pytest.raises(UserError, match=r"Classify.push is -1; give 0 or more"):
-        objectives.Classify(push=-1)
-    with pytest.raises(UserError, match=r'Classify.agree: "nan" is not a finite number'):
-        objectives.Classify(agree=math.nan)
+    with pytest.raises(UserError, match=r"Classify.adversarial is -1; give 0 or more"):
+        objectives.Classify(adversarial=-1)
+    with pytest.raises(UserError, match=r'Classify.rdrop: "nan" is not a finite number'):
+        objectives.Classify(rdrop=math.nan)

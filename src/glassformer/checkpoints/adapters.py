@@ -84,7 +84,7 @@ class Matrix:
 
     name: str
     parts: tuple[tuple[str, int], ...]
-    flip: bool = False
+    transpose: bool = False
 
 
 def _published(model: config.Model) -> tuple[list[weights.Link], str]:
@@ -118,7 +118,7 @@ def _matrices(links: list[weights.Link], prefix: str, shapes: Mapping[str, Any])
         if whole and all(name.endswith(".weight") for name in link.ours) and link.theirs[0].endswith(".weight"):
             name = link.theirs[0].removeprefix(prefix).removesuffix(".weight")
             parts = tuple((ours.removesuffix(".weight"), int(shapes[ours][0])) for ours in link.ours if ours in shapes)
-            yield Matrix(name, parts, link.rule.flip)
+            yield Matrix(name, parts, link.rule.transpose)
 
 
 # -------------------------------------------------------------------------------------- saving
@@ -197,7 +197,7 @@ def _page(
         "modules_to_save": sorted(modules) or None,
         "rank_pattern": {name: r for name, (r, _) in ranks.items() if r != rank},
         "alpha_pattern": {name: _number(s * r) for name, (r, s) in ranks.items() if s * r != scale * rank},
-        "fan_in_fan_out": any(matrix.flip for matrix in chosen.values()),
+        "fan_in_fan_out": any(matrix.transpose for matrix in chosen.values()),
         "bias": "none",
         "use_rslora": False,
         "use_dora": False,

@@ -72,7 +72,7 @@ def resolve(name: str | Path) -> Path | config.Model:
 
 def is_recipe(name: str) -> bool:
     """Whether a name is a recipe's: a shape, which has no weights."""
-    return "/" in name and name.lower().partition("/")[0] in recipes.BOOK and not Path(name).is_dir()
+    return "/" in name and name.lower().partition("/")[0] in recipes.RECIPES and not Path(name).is_dir()
 
 
 def checkpoint(folder: Path) -> Path:

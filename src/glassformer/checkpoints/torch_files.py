@@ -23,7 +23,7 @@ from ..errors import UserError, need
 from ..nn import Model, build_model
 from ..nn.model import allocate
 from ..recipes import peers
-from ..recipes.recipe import Raw, Table
+from ..recipes.recipe import ConfigReader, Table
 from . import weights
 from .tensors import Entry, Files, Shape, read_header
 
@@ -278,7 +278,7 @@ def load(kind: str, path: Path, settings: Path | None = None) -> Model:
         return _built(model, recipe.table(model), files, weights.shapes(recipe.layout(model)))
     for table in (held, said):
         said = {**said, **{k: v for key in peers.SETTINGS if _holds(table, key) for k, v in table[key].items()}}
-    raw = Raw(peer.describe({name: tuple(t.shape) for name, t in tensors.items()}, said), str(page))
+    raw = ConfigReader(peer.describe({name: tuple(t.shape) for name, t in tensors.items()}, said), str(page))
     model = peer.read(raw)
     return _built(model, peer.weights(model), Tensors(path, peer.prepare(tensors, raw)), weights.shapes(model))
 

@@ -40,9 +40,11 @@ class Link:
 
     def load(self, theirs: Sequence[Tensor], shapes: Sequence[Shape]) -> Sequence[Tensor]:
         """Our tensors, of ``shapes``, made of theirs."""
-        if self.rule.lift:
+        if self.rule.unsqueeze:
             theirs = [tensor[0] for tensor in theirs]
-        if self.rule.flip or self.rule.axes:  # each as a whole: turning the parts one by one takes three times as long
+        if (
+            self.rule.transpose or self.rule.axes
+        ):  # each as a whole: turning the parts one by one takes three times as long
             theirs = [room(turned.shape, turned.dtype).copy_(turned) for turned in map(self._turn, theirs)]
         whole = self._join(theirs, self._stacks("theirs"))
         if self._stacks("ours"):
@@ -63,17 +65,17 @@ class Link:
             unit = whole.shape[self.rule.axis] // sum(widths)
             parts = torch.split(whole, [unit * width for width in widths], self.rule.axis)
         parts = [self._turn_back(part) for part in parts]
-        return [part[None] for part in parts] if self.rule.lift else parts
+        return [part[None] for part in parts] if self.rule.unsqueeze else parts
 
     def _turn(self, tensor: Tensor) -> Tensor:
         source, _, target = self.rule.axes.partition("->")
-        tensor = tensor.transpose(-1, -2) if self.rule.flip else tensor
+        tensor = tensor.transpose(-1, -2) if self.rule.transpose else tensor
         return _rearrange(tensor, source, target, self.rule.heads) if target else tensor
 
     def _turn_back(self, tensor: Tensor) -> Tensor:
         source, _, target = self.rule.axes.partition("->")
         tensor = _rearrange(tensor, target, source, self.rule.heads) if target else tensor
-        return tensor.transpose(-1, -2) if self.rule.flip else tensor
+        return tensor.transpose(-1, -2) if self.rule.transpose else tensor
 
     def _join(self, parts: Sequence[Tensor], stack: bool) -> Tensor:
         if len(parts) == 1 and not stack:

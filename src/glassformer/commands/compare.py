@@ -163,7 +163,7 @@ def same(plan: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     data, objective = serial.to_dict(plan.data), serial.to_dict(plan.train.objective)
     if isinstance(plan.train.objective, Classify | Tag):
         data = {key: value for key, value in data.items() if key not in ("tokenizer", "vocab", "cut")}
-        objective = {key: value for key, value in objective.items() if key not in ("agree", "push")}
+        objective = {key: value for key, value in objective.items() if key not in ("rdrop", "adversarial")}
     return data, objective
 
 

@@ -119,7 +119,7 @@ def run(given: argparse.Namespace) -> None:
             not given.columns,
             "This model has no labels and writes no targets, so --columns means nothing; leave it out.",
         )
-        foretells(given, model, tokenizer)
+        predicts(given, model, tokenizer)
 
 
 def answers(given: argparse.Namespace) -> None:
@@ -144,7 +144,7 @@ def answers(given: argparse.Namespace) -> None:
     show(given, figures)
 
 
-def foretells(given: argparse.Namespace, model: Any, tokenizer: Any) -> None:
+def predicts(given: argparse.Namespace, model: Any, tokenizer: Any) -> None:
     """The loss of a text."""
     from .. import evaluation
     from ..data import find as find_corpus

@@ -11,6 +11,11 @@ The type is the switch, numbers do the rest: mechanisms that exclude each other 
     extend                                                    a Python file of the user's own
 """
 
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
 from .ends import Embed as Embed
 from .ends import Head as Head
 from .ends import Init as Init
@@ -31,9 +36,9 @@ from .mask import Either as Either
 from .mask import Every as Every
 from .mask import Fixed as Fixed
 from .mask import Full as Full
+from .mask import MaskRule as MaskRule
 from .mask import Prefix as Prefix
 from .mask import Rule as Rule
-from .mask import See as See
 from .mask import Strided as Strided
 from .mask import Tail as Tail
 from .mask import Window as Window
@@ -66,10 +71,20 @@ from .rnn import Additive as Additive
 from .rnn import Cell as Cell
 from .rnn import Recurrent as Recurrent
 from .rnn import Summary as Summary
-from .scaling import LinearStretch as LinearStretch
-from .scaling import Llama3Stretch as Llama3Stretch
-from .scaling import LongStretch as LongStretch
-from .scaling import Stretch as Stretch
-from .scaling import YarnStretch as YarnStretch
+from .scaling import LinearScaling as LinearScaling
+from .scaling import Llama3Scaling as Llama3Scaling
+from .scaling import LongRopeScaling as LongRopeScaling
+from .scaling import RopeScaling as RopeScaling
+from .scaling import YarnScaling as YarnScaling
+from .serial import TYPES_RENAMED
 from .serial import frozen as frozen
 from .serial import member as member
+
+_OLD = {"See": "MaskRule", "Stretch": "RopeScaling", **TYPES_RENAMED}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _OLD:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn(f"glassformer.config.{name} is glassformer.config.{_OLD[name]} now.", FutureWarning, stacklevel=2)
+    return globals()[_OLD[name]]

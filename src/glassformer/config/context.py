@@ -8,13 +8,13 @@ from typing import Any
 from ..errors import need
 from .model import Model, stacks
 from .position import Rotary
-from .scaling import LongStretch
+from .scaling import LongRopeScaling
 
 
-def stretches(model: Model) -> dict[str, LongStretch]:
+def long_scalings(model: Model) -> dict[str, LongRopeScaling]:
     """The stretches that differ for short texts and for long ones, by the name of their stack."""
-    found = {name: getattr(stack.position, "stretch", None) for name, stack in stacks(model).items()}
-    return {name: stretch for name, stretch in found.items() if isinstance(stretch, LongStretch)}
+    found = {name: getattr(stack.position, "scaling", None) for name, stack in stacks(model).items()}
+    return {name: scaling for name, scaling in found.items() if isinstance(scaling, LongRopeScaling)}
 
 
 def for_context(model: Model, context: int) -> Model:
@@ -24,18 +24,18 @@ def for_context(model: Model, context: int) -> Model:
     """
     need(type(context) is int and context > 0, f"context is {context!r}; give a whole number of tokens, 1 or more.")
     changes: dict[str, Any] = {"context": context}
-    for name, stretch in stretches(model).items():
-        most = round(stretch.length * stretch.factor)
+    for name, scaling in long_scalings(model).items():
+        most = round(scaling.length * scaling.factor)
         need(context <= most, f"context is {context} and this model was made for {most} tokens; give no more.")
         stack = stacks(model)[name]
         assert isinstance(stack.position, Rotary)
-        position = replace(stack.position, stretch=replace(stretch, far=context > stretch.length))
+        position = replace(stack.position, scaling=replace(scaling, far=context > scaling.length))
         changes[name] = replace(stack, position=position)
     return replace(model, **changes)
 
 
 def way_out(model: Model) -> str:
     """A sentence to add where a text is too long for a model that could be one for longer texts; else nothing."""
-    if any(not stretch.far and stretch.factor > 1 for stretch in stretches(model).values()):
+    if any(not scaling.far and scaling.factor > 1 for scaling in long_scalings(model).values()):
         return " For longer texts: glassformer convert MODEL FOLDER --context N --layout glassformer."
     return ""

@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 
 from ..errors import above_zero, need
 from .feedforward import Activation
-from .serial import frozen
+from .serial import frozen, renamed
 
 MOST_LAGS = 1 << 10  # far beyond what anybody trains; more would only hang
 
@@ -40,6 +40,7 @@ class RMSNorm:
 Norm: TypeAlias = LayerNorm | RMSNorm
 
 
+@renamed(lags="previous_token_embeddings")
 @frozen
 class Embed:
     """Tokens to vectors; ``scale`` multiplies them (2017 and Gemma: sqrt(dim)); BERT adds ``segments``.
@@ -51,13 +52,16 @@ class Embed:
     vocab: int  # tokens that the model knows
     scale: float = 1.0
     segments: int = 0
-    lags: int = 0
+    previous_token_embeddings: int = 0
     dim: int | None = None
 
     def __post_init__(self) -> None:
         above_zero(self, "vocab", "scale", "dim")
         need(self.segments >= 0, f"Embed.segments is {self.segments}; give 0 or more.")
-        need(0 <= self.lags <= MOST_LAGS, f"Embed.lags is {self.lags}; give 0 to {MOST_LAGS:,}.")
+        need(
+            0 <= self.previous_token_embeddings <= MOST_LAGS,
+            f"Embed.previous_token_embeddings is {self.previous_token_embeddings}; give 0 to {MOST_LAGS:,}.",
+        )
 
 
 @frozen

@@ -22,10 +22,10 @@ class Rule:
     direction is told already. Its numbers are numpy's or torch's, of shapes that broadcast.
     """
 
-    def __and__(self, other: See) -> Both:
+    def __and__(self, other: MaskRule) -> Both:
         return Both((*_inside(self, Both), *_inside(other, Both)))
 
-    def __or__(self, other: See) -> Either:
+    def __or__(self, other: MaskRule) -> Either:
         return Either((*_inside(self, Either), *_inside(other, Either)))
 
     def __str__(self) -> str:
@@ -34,7 +34,7 @@ class Rule:
         return f"{type(self).__name__.lower()}({numbers})" if numbers else type(self).__name__.lower()
 
 
-def _inside(rule: Any, kind: type[Both] | type[Either]) -> tuple[See, ...]:
+def _inside(rule: Any, kind: type[Both] | type[Either]) -> tuple[MaskRule, ...]:
     return rule.rules if isinstance(rule, kind) else (rule,)
 
 
@@ -167,7 +167,7 @@ class Fixed(Rule):
 class Both(Rule):
     """Keys that every one of ``rules`` lets the query see: ``a & b``."""
 
-    rules: tuple[See, ...]
+    rules: tuple[MaskRule, ...]
 
     def __post_init__(self) -> None:
         need(len(self.rules) > 0, "Both.rules is empty; give at least one rule.")
@@ -184,7 +184,7 @@ class Both(Rule):
 class Either(Rule):
     """Keys that at least one of ``rules`` lets the query see: ``a | b``."""
 
-    rules: tuple[See, ...]
+    rules: tuple[MaskRule, ...]
 
     def __post_init__(self) -> None:
         need(len(self.rules) > 0, "Either.rules is empty; give at least one rule.")
@@ -197,37 +197,37 @@ class Either(Rule):
         return None if None in asked else lambda q, k: reduce(or_, (one(q, k) for one in asked if one is not None))
 
 
-See: TypeAlias = (
+MaskRule: TypeAlias = (
     Full | Causal | Prefix | Window | Every | Chunk | Tail | Strided | Fixed | Both | Either  # one name each in config
 )
 
 
 def rules() -> dict[str, type]:
     """Every rule that can be written down, by its name in small letters; ``member``s too."""
-    return {name.lower(): kind for name, kind in members(See).items() if kind not in (Both, Either)}
+    return {name.lower(): kind for name, kind in members(MaskRule).items() if kind not in (Both, Either)}
 
 
-def reach(see: See) -> int | None:
+def reach(mask_rule: MaskRule) -> int | None:
     """How many positions back a query looks at most, itself counted; None where there is no bound."""
-    if isinstance(see, Window):
-        return see.size
-    if isinstance(see, Both | Either):
-        bounds = [reach(rule) for rule in see.rules]
+    if isinstance(mask_rule, Window):
+        return mask_rule.size
+    if isinstance(mask_rule, Both | Either):
+        bounds = [reach(rule) for rule in mask_rule.rules]
         known = [bound for bound in bounds if bound is not None]
-        if isinstance(see, Both):
+        if isinstance(mask_rule, Both):
             return min(known, default=None)
         return max(known) if len(known) == len(bounds) else None
     return None
 
 
-def ahead(see: See) -> int:
+def ahead(mask_rule: MaskRule) -> int:
     """How many of the first tokens are seen by those before them: the longest Prefix within the rule."""
-    if isinstance(see, Both | Either):
-        return max(map(ahead, see.rules))
-    return see.length if isinstance(see, Prefix) else 0
+    if isinstance(mask_rule, Both | Either):
+        return max(map(ahead, mask_rule.rules))
+    return mask_rule.length if isinstance(mask_rule, Prefix) else 0
 
 
-def read_rule(text: str) -> See:
+def read_rule(text: str) -> MaskRule:
     """The rule that an expression such as ``window(4) | every(8)`` means; UserError where it means none."""
     try:
         tree = ast.parse(text.strip(), mode="eval")
@@ -236,7 +236,7 @@ def read_rule(text: str) -> See:
     return _rule(tree.body)
 
 
-def _rule(node: ast.expr) -> See:
+def _rule(node: ast.expr) -> MaskRule:
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd):
         return _rule(node.left) & _rule(node.right)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
@@ -259,5 +259,5 @@ def _rule(node: ast.expr) -> See:
         whole and fits and needed <= given.keys(),
         f'"{ast.unparse(node)}" does not fit; write {form}, whole numbers of 1 or more.',
     )
-    rule: See = kind(**numbers)
+    rule: MaskRule = kind(**numbers)
     return rule

@@ -15,16 +15,17 @@ from typing import Literal, TypeAlias
 from ..errors import above_zero, need
 from .ends import Embed, Head, Init, Norm, Pool, RMSNorm, TokenHead
 from .feedforward import FeedForward
-from .mask import Full, See
+from .mask import Full, MaskRule
 from .position import Alibi, Learned, NoPosition, Position, RelativeBias, Rotary, Sinusoidal
 from .rnn import Recurrent
-from .scaling import LongStretch
-from .serial import frozen
+from .scaling import LongRopeScaling
+from .serial import frozen, renamed
 
 MOST_HEADS = 1 << 14  # far beyond what anybody trains; more would only hang
 Place: TypeAlias = Literal["pre", "post", "sandwich", "parallel"]
 
 
+@renamed(see="mask")
 @frozen
 class Attention:
     """Multi-head attention. ``kv_heads`` equal to ``heads`` (None) is MHA, fewer is GQA, 1 is MQA.
@@ -41,7 +42,7 @@ class Attention:
     qk_norm: Norm | None = None
     scale: float | None = None
     softcap: float | None = None
-    see: See = Full()  # who may look at whom
+    mask: MaskRule = Full()  # which keys a query may attend to
 
     def __post_init__(self) -> None:
         above_zero(self, "heads", "kv_heads", "head_dim", "scale", "softcap")
@@ -75,7 +76,7 @@ class Block:
         need(whole, 'Block.place "parallel" needs a feedforward beside the attention; use "pre".')
         placed = self.norm is not None or self.place in ("pre", "parallel")
         need(placed, f'Block.place "{self.place}" says where norms stand and Block.norm is none; use "pre".')
-        need(self.cross is None or self.cross.see == Full(), "Block.cross.see has no meaning; leave it full.")
+        need(self.cross is None or self.cross.mask == Full(), "Block.cross.mask has no meaning; leave it full.")
 
 
 @frozen
@@ -236,11 +237,11 @@ def _check(model: Model) -> None:
                     turned = int(head_dim(attention, model.dim) * stack.position.fraction)
                     even = turned >= 2 and turned % 2 == 0
                     need(even, f"{where}: Rotary turns {turned} dimensions a head; make that even.")
-                    waves, stretch = turned // 2, stack.position.stretch
-                    factors = len(stretch.short) if isinstance(stretch, LongStretch) else waves
+                    frequencies, scaling = turned // 2, stack.position.scaling
+                    factors = len(scaling.short) if isinstance(scaling, LongRopeScaling) else frequencies
                     need(
-                        factors == waves,
-                        f"{where}: LongStretch has {factors} factors for {waves} waves; give each one.",
+                        factors == frequencies,
+                        f"{where}: LongRopeScaling has {factors} factors for {frequencies} waves; give each one.",
                     )
         if isinstance(stack.position, Sinusoidal):
             wide = embed_dim(model, name)

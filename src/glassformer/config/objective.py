@@ -11,7 +11,7 @@ import math
 from typing import Literal, TypeAlias
 
 from ..errors import above_zero, need
-from .serial import frozen
+from .serial import frozen, renamed
 
 
 def _share(part: object, name: str) -> None:
@@ -74,21 +74,22 @@ class Seq2Seq:
     """The target text after the source text: translation, summarization. A decoder alone reads both as one."""
 
 
+@renamed(agree="rdrop", push="adversarial")
 @frozen
 class Classify:
     """The label of one text or of two; ``regression`` learns a number instead.
 
-    Where examples are few: ``agree`` reads each text twice, with other dropout, and weighs how far apart both answers
-    are (R-Drop, Liang et al. 2021); ``push`` reads it once more with its embedded tokens moved to where the loss grows
-    fastest, all together by ``push`` times the length of one (adversarial training, Miyato et al. 2017). 0 is neither.
+    Where examples are few: ``rdrop`` reads each text twice, with other dropout, and weighs how far apart both answers
+    are (R-Drop, Liang et al. 2021); ``adversarial`` reads it once more with its embedded tokens moved to where the
+    loss grows fastest, all together by that many times the length of one (Miyato et al. 2017). 0 is neither.
     """
 
     regression: bool = False
-    agree: float = 0.0
-    push: float = 0.0
+    rdrop: float = 0.0
+    adversarial: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("agree", "push"):
+        for name in ("rdrop", "adversarial"):
             value = getattr(self, name)
             need(0 <= value < math.inf, f"Classify.{name} is {value:g}; give 0 or more.")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from ..errors import above_zero, need
-from .scaling import Stretch, YarnStretch
-from .serial import frozen
+from .scaling import RopeScaling, YarnScaling
+from .serial import frozen, renamed
 
 
 @frozen
@@ -44,6 +44,7 @@ class Learned:
         above_zero(self, "length")
 
 
+@renamed(stretch="scaling")
 @frozen
 class Rotary:
     """Queries and keys turned by angles that grow with position (Su et al. 2021).
@@ -54,14 +55,14 @@ class Rotary:
 
     theta: float = 10_000.0  # the slowest wave's length over 2 pi
     fraction: float = 1.0
-    stretch: Stretch | None = None  # how the waves are slowed for longer texts
+    scaling: RopeScaling | None = None  # how the waves are slowed for longer texts
     interleaved: bool = False
 
     def __post_init__(self) -> None:
         above_zero(self, "theta")
         need(0 < self.fraction <= 1, f"Rotary.fraction is {self.fraction}; give a share above 0, at most 1.")
-        blended = isinstance(self.stretch, YarnStretch)
-        need(not blended or self.theta > 1, f"Rotary.theta is {self.theta}; give more than 1 with a YarnStretch.")
+        blended = isinstance(self.scaling, YarnScaling)
+        need(not blended or self.theta > 1, f"Rotary.theta is {self.theta}; give more than 1 with a YarnScaling.")
 
 
 @frozen

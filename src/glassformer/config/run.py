@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import warnings
 from collections.abc import Mapping
 from dataclasses import field
 from pathlib import Path
@@ -156,13 +157,13 @@ class Train:
         need(0 <= self.label_smoothing < 1, smooth)
 
 
-WATCHING = ("device", "plan", "early_stop", "evaluate_every", "save_every", "keep", "sample_every", "tensorboard")
+UNCHECKED = ("device", "plan", "early_stop", "evaluate_every", "save_every", "keep", "sample_every", "tensorboard")
 """Fields of Train that change where it runs and what is seen and kept: a resumed run may change them."""
 
 
-GENTLE = AdamW(rate=1e-4)
+FINETUNE = AdamW(rate=1e-4)
 """What goes on from a checkpoint unless the run says otherwise: what was learned is to be kept."""
-LIVELY = Muon(rate=1e-2, rest=AdamW(rate=2e-2))
+FROM_SCRATCH = Muon(rate=1e-2, rest=AdamW(rate=2e-2))
 """What trains a glass recipe, whose embeddings start at unit size; measured at 1 to 2 million parameters."""
 
 
@@ -307,8 +308,8 @@ def _of_kind(data: Data | Examples, changes: dict[str, Any]) -> Data | Examples:
 
 def _usual(model: Mapping[str, Any]) -> Optimizer:
     if "from" in model:
-        return GENTLE
-    return LIVELY if str(model.get("recipe")).startswith("glass/") else Train().optimizer
+        return FINETUNE
+    return FROM_SCRATCH if str(model.get("recipe")).startswith("glass/") else Train().optimizer
 
 
 def _names(kind: type) -> list[str]:
@@ -329,3 +330,11 @@ def _change_model(model: dict[str, Any], path: str, value: Any) -> None:
 def model_changes(model: Mapping[str, Any]) -> dict[str, Any]:
     """What ``Run.model`` changes in the config it starts from."""
     return {key: value for key, value in model.items() if key not in ("recipe", "from")}
+
+
+def __getattr__(name: str) -> Any:
+    old = {"GENTLE": "FINETUNE", "LIVELY": "FROM_SCRATCH"}
+    if name not in old:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn(f"run.{name} is run.{old[name]} now.", FutureWarning, stacklevel=2)
+    return globals()[old[name]]

@@ -9,7 +9,7 @@ from .serial import frozen
 
 
 @frozen
-class LinearStretch:
+class LinearScaling:
     """Positions divided by ``factor`` (Chen et al. 2023, position interpolation)."""
 
     factor: float
@@ -19,7 +19,7 @@ class LinearStretch:
 
 
 @frozen
-class Llama3Stretch:
+class Llama3Scaling:
     """Llama 3.1's frequency-dependent stretch: slow waves by ``factor``, fast ones not at all."""
 
     factor: float = 8.0
@@ -29,11 +29,11 @@ class Llama3Stretch:
 
     def __post_init__(self) -> None:
         above_zero(self, "factor", "low", "high", "length")
-        need(self.low < self.high, f"Llama3Stretch.low is {self.low}; give less than high ({self.high}).")
+        need(self.low < self.high, f"Llama3Scaling.low is {self.low}; give less than high ({self.high}).")
 
 
 @frozen
-class YarnStretch:
+class YarnScaling:
     """Waves that turn less than ``slow`` times in ``length`` positions slowed by ``factor``, more than ``fast`` kept.
 
     ``size`` multiplies what is turned (None: 0.1 ln(factor) + 1). Peng et al. 2023, YaRN, sections 3.2 to 3.4.
@@ -50,7 +50,7 @@ class YarnStretch:
 
 
 @frozen
-class LongStretch:
+class LongRopeScaling:
     """Each wave slowed by a factor of its own: one of ``short``, in a ``far`` model one of ``long``.
 
     ``length`` positions were learnt first and ``factor`` times as many later; ``size`` multiplies what is turned (None:
@@ -67,9 +67,9 @@ class LongStretch:
 
     def __post_init__(self) -> None:
         above_zero(self, "factor", "size")
-        need(self.length > 1, f"LongStretch.length is {self.length}; give 2 or more.")
+        need(self.length > 1, f"LongRopeScaling.length is {self.length}; give 2 or more.")
         even = len(self.short) == len(self.long) > 0 and min(*self.short, *self.long) > 0
-        need(even, "LongStretch.short and long are as many factors as waves each, all above 0.")
+        need(even, "LongRopeScaling.short and long are as many factors as waves each, all above 0.")
 
 
-Stretch: TypeAlias = LinearStretch | Llama3Stretch | YarnStretch | LongStretch
+RopeScaling: TypeAlias = LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling

@@ -17,6 +17,7 @@ import operator
 import tomllib
 import types
 import typing
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -48,6 +49,42 @@ def frozen(kind: type[T]) -> type[T]:
 
     kind.__post_init__ = check  # type: ignore[attr-defined]
     return dataclasses.dataclass(frozen=True)(kind)
+
+
+_RENAMED: dict[type, dict[str, str]] = {}  # fields' old names -> new
+TYPES_RENAMED = {
+    "LinearStretch": "LinearScaling",
+    "Llama3Stretch": "Llama3Scaling",
+    "LongStretch": "LongRopeScaling",
+    "YarnStretch": "YarnScaling",
+}
+"""Types' old names -> new: what older files say is read; ``config`` has the old names too, with a warning."""
+
+
+def renamed(**names: str) -> Callable[[type[T]], type[T]]:
+    """Class decorator: fields' old names, ``old="new"``. Files and overrides may say them; Python is warned."""
+
+    def told(kind: type, old: str) -> str:
+        warnings.warn(f"{kind.__name__}.{old} is {kind.__name__}.{names[old]} now.", FutureWarning, stacklevel=3)
+        return names[old]
+
+    def register(kind: type[T]) -> type[T]:
+        make: Any = kind.__init__
+
+        @functools.wraps(make)
+        def init(self: Any, *given: Any, **fields: Any) -> None:
+            make(self, *given, **{told(kind, name) if name in names else name: x for name, x in fields.items()})
+
+        def read(old: str, self: Any) -> Any:
+            return getattr(self, told(kind, old))
+
+        kind.__init__ = init  # type: ignore[method-assign]
+        for old in names:
+            setattr(kind, old, property(functools.partial(read, old)))
+        _RENAMED[kind] = names
+        return kind
+
+    return register
 
 
 SIZE = 1 << 63  # whole numbers stay below it
@@ -154,6 +191,8 @@ def _from_union(kind: Any, raw: Any, where: str) -> Any:
     if classes and (made or isinstance(raw, Mapping)):
         only = next(iter(classes)) if sum(map(dataclasses.is_dataclass, options)) == 1 else None
         name = type(raw).__name__ if made else raw.get("type", only)
+        if not made and isinstance(name, str) and name in TYPES_RENAMED:
+            name, raw = TYPES_RENAMED[name], {key: value for key, value in raw.items() if key != "type"}
         if made or not isinstance(name, str) or name not in classes:
             said = '"type" is missing' if name is None else f'"type" is {_show(name)}'
             raise UserError(f"{_at(where)}{said}; give one of {_known(name, classes, table=True)}.")
@@ -191,6 +230,10 @@ def _from_table(kind: type, raw: Any, where: str) -> Any:
     _must(isinstance(raw, Mapping), raw, f"a table of {kind.__name__}'s settings", where)
     hints = _hints(kind)
     table = {key: value for key, value in raw.items() if key != "type" or "type" in hints}
+    for old, new in _RENAMED.get(kind, {}).items():
+        if old in table:
+            need(new not in table, f'{_at(where)}"{old}" is "{new}" now; give one of the two.')
+            table[new] = table.pop(old)
     if "type" in raw and "type" not in hints and raw["type"] != kind.__name__:
         raise UserError(f'{_at(where)}"type" is {_show(raw["type"])}; here it must be {kind.__name__}.')
     for key in table:
@@ -277,6 +320,11 @@ def change(config: T, changes: Mapping[str, Any], where: str = "") -> T:
     return changed
 
 
+def _current(kind: Any, key: str) -> str:
+    """The name that the field ``key`` of the type called ``kind`` has now."""
+    return next((names[key] for one, names in _RENAMED.items() if one.__name__ == kind and key in names), key)
+
+
 def _put(node: Any, keys: list[str], value: Any, path: str) -> Any:
     """``node`` with ``value`` at ``keys``, tables merged."""
     table = isinstance(value, Mapping)
@@ -292,10 +340,8 @@ def _put(node: Any, keys: list[str], value: Any, path: str) -> Any:
         ):  # a type by name alone: --optimizer Muon --optimizer.rate 0.01
             node = {"type": node}
         need(isinstance(node, dict), f"{path}: there is nothing to set below {json.dumps(node)}.")
-        return {
-            **node,
-            keys[0]: _put(node.get(keys[0], {}), keys[1:], value, path),
-        }  # an unknown key is found at the end
+        key = _current(node.get("type"), keys[0])
+        return {**node, key: _put(node.get(key, {}), keys[1:], value, path)}  # an unknown key is found at the end
     if table and isinstance(node, dict) and value.get("type", node.get("type")) == node.get("type"):
         for key, item in value.items():
             node = _put(node, [key], item, f"{path}.{key}") if key != "type" else node

@@ -82,8 +82,10 @@ def _of(cfg: Any, C: int, other: int = 0) -> Shapes:
             return _join(weight=(cfg.buckets, other))
         case c.Embed():
             segments = _join(weight=(cfg.segments, C)) if cfg.segments else {}
-            lags = _each("lag", [_join(weight=(cfg.vocab + 1, C)) for _ in range(cfg.lags)])
-            return _join(token=_join(weight=(cfg.vocab, C)), segment=segments) | lags
+            previous_token_embeddings = _each(
+                "lag", [_join(weight=(cfg.vocab + 1, C)) for _ in range(cfg.previous_token_embeddings)]
+            )
+            return _join(token=_join(weight=(cfg.vocab, C)), segment=segments) | previous_token_embeddings
         case c.Head():
             proj = _join(weight=() if cfg.tied else (other, C), bias=(other,) if cfg.bias else ())
             return _join(transform=_linear(C, C) if cfg.transform else {}, norm=_of(cfg.norm, C), proj=proj)

@@ -131,13 +131,13 @@ def score(
             yield from _windows(document, context, stride)
 
     for rows in _batches(_rows(windows(), context), batch):
-        tokens, targets, pos, docs = _collate(rows)
+        tokens, targets, pos, document_ids = _collate(rows)
         if int(tokens.max()) >= cfg.embed.vocab or int(targets.max()) >= cfg.embed.vocab:
             last = cfg.embed.vocab - 1
             raise UserError(
                 f"The text has token ids above {last}, the model's last; use the tokenizer it was trained with."
             )
-        total += _loss(model, tokens, targets, pos, docs)
+        total += _loss(model, tokens, targets, pos, document_ids)
         count += int((targets >= 0).sum())
         if progress:
             progress(count)
@@ -218,31 +218,31 @@ def _collate(rows: list[list[Window]]) -> tuple[Tensor, Tensor, Tensor | None, T
     sizes = [sum(map(len, row)) for row in rows]
     shape = (len(rows), max(sizes))
     tokens, targets = np.zeros(shape, np.int64), np.full(shape, -1)
-    pos, docs = np.full(shape, -1), np.full(shape, -1)
+    pos, document_ids = np.full(shape, -1), np.full(shape, -1)
     for i, row in enumerate(rows):
         at = 0
         for number, window in enumerate(row):
             place = slice(at, at + len(window))
-            tokens[i, place], pos[i, place], docs[i, place] = window.tokens[:-1], np.arange(len(window)), number
+            tokens[i, place], pos[i, place], document_ids[i, place] = window.tokens[:-1], np.arange(len(window)), number
             targets[i, at + window.new - 1 : at + len(window)] = window.tokens[window.new :]
             at += len(window)
     plain = all(len(row) == 1 for row in rows) and min(sizes) == max(sizes)
-    made = (tokens, targets, None, None) if plain else (tokens, targets, pos, docs)
+    made = (tokens, targets, None, None) if plain else (tokens, targets, pos, document_ids)
     a, b, c, d = (None if x is None else torch.from_numpy(x) for x in made)
     assert a is not None and b is not None
     return a, b, c, d
 
 
-def _loss(model: Model, tokens: Tensor, targets: Tensor, pos: Tensor | None, docs: Tensor | None) -> float:
+def _loss(model: Model, tokens: Tensor, targets: Tensor, pos: Tensor | None, document_ids: Tensor | None) -> float:
     """The sum of the losses of all targets, in nats."""
     device, training = next(model.parameters()).device, model.training
     tokens, targets = tokens.to(device), targets.to(device)
-    pos, docs = (None if x is None else x.to(device) for x in (pos, docs))
+    pos, document_ids = (None if x is None else x.to(device) for x in (pos, document_ids))
     total = 0.0
     model.eval()
     try:
         with torch.no_grad():
-            hidden = model(tokens, pos=pos, docs=docs, logits="none").hidden
+            hidden = model(tokens, pos=pos, document_ids=document_ids, logits="none").hidden
             counted = targets >= 0
             for logits, theirs in head_rows(model, hidden[counted], targets[counted]):
                 total += F.cross_entropy(logits, theirs, reduction="none").double().sum().item()

@@ -56,7 +56,7 @@ class Beam:
 
 
 @dataclass
-class Hunt:
+class BeamState:
     """The search for one prompt's continuations: the beams under way and the hypotheses there are."""
 
     number: int
@@ -102,7 +102,7 @@ def beam(
         begin = [first_tokens(tokenizer, start, model.config)] * len(prompts)
     room = min(max_new, model.config.context - max(map(len, begin)) + 1)
     known = None if tokenizer is None else tokenizer.size
-    hunts = [Hunt(number, [Beam() for _ in range(beams)]) for number in range(len(prompts))]
+    hunts = [BeamState(number, [Beam() for _ in range(beams)]) for number in range(len(prompts))]
     _search(Reading(model), hunts, begin, prompts if crossed else None, ends, room, length_penalty, known)
     told = []
     for hunt in hunts:
@@ -164,7 +164,7 @@ def search(
 
 def _search(
     reading: Reading,
-    hunts: list[Hunt],
+    hunts: list[BeamState],
     begin: Sequence[Sequence[int]],
     sources: Sequence[Sequence[int]] | None,
     ends: frozenset[int],

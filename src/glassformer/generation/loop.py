@@ -297,14 +297,14 @@ def _choose(
 def _uniform(rows: Sequence[Row], seed: int, length: int) -> Tensor:
     """Each row's luck for its whole length, (B, length): made from the seed, its prompt and its number among equals."""
     equals: Counter[tuple[int, ...]] = Counter()
-    luck = []
+    uniform = []
     for row in rows:
         ids = tuple(row.prompt)
         name = f"{seed} {equals[ids]} {ids}".encode()
         equals[ids] += 1
         own = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(name).digest()[:8], "big") >> 1)
-        luck.append(torch.rand(length, generator=own))
-    return torch.stack(luck)
+        uniform.append(torch.rand(length, generator=own))
+    return torch.stack(uniform)
 
 
 def _seen(rows: Sequence[Row], logits: Tensor) -> Tensor:

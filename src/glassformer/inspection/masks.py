@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .. import config
-from ..config.mask import See, read_rule, rules
+from ..config.mask import MaskRule, read_rule, rules
 from ..config.visible import CHUNK, Side, pairs
 from ..errors import need
 
@@ -118,17 +118,17 @@ def picture(name: str, length: int = 24, most: int = 64) -> Picture:
     need(length > 0, f"--length is {length}; give 1 or more.")
     need(length <= LONGEST, f"--length is {length}; give at most {LONGEST:,}: every pair is counted.")
     scene = name.strip().lower()
-    see: See = config.Full() if scene in SCENES else read_rule(EXAMPLES.get(scene, name))
+    mask_rule: MaskRule = config.Full() if scene in SCENES else read_rule(EXAMPLES.get(scene, name))
     q, k = _scene(scene, np.arange(length))
     scale, rows, counts = -(-length // most), [], np.zeros(2, int)
     several = scale * max(1, CHUNK // (scale * length))  # whole rows of cells at a time
     for start in range(0, length, several):
         part = Side(*(None if x is None else x[start : start + several] for x in q))
-        both, before = pairs(see, part, k, causal=False), pairs(see, part, k, causal=scene != "cross")
+        both, before = pairs(mask_rule, part, k, causal=False), pairs(mask_rule, part, k, causal=scene != "cross")
         counts += both.sum(), before.sum()
         rows.append(_shrink(np.where(before, SEEN, np.where(both, LATER, NEVER)), scale))
     encoder, decoder = counts.tolist()
-    return Picture(scene if scene in SCENES else str(see), length, np.concatenate(rows), scale, encoder, decoder)
+    return Picture(scene if scene in SCENES else str(mask_rule), length, np.concatenate(rows), scale, encoder, decoder)
 
 
 def _shrink(cells: np.ndarray[Any, Any], scale: int) -> np.ndarray[Any, Any]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .dropout import dropout as drop
-from .dropout import survivors
+from .dropout import keep_mask
 from .flex import flexed
 from .mask import Mask
 from .plan import share
@@ -242,7 +242,7 @@ class _Blocks(torch.autograd.Function):
             pattern = scores.softmax(dim=-1)  # adds up in fp32 inside
             patterns.append(pattern)
             if dropout:
-                alive.append(survivors(pattern, dropout))
+                alive.append(keep_mask(pattern, dropout))
                 pattern = (pattern * alive[-1]).mul_(survive)
             z[:, start:end] = torch.bmm(pattern, v[:, :seen])
         ctx.save_for_backward(q, k, v, *patterns, *alive)

@@ -33,7 +33,7 @@ class Attention(Part):
         self.heads, self.kv_heads = cfg.heads, cfg.kv_heads or cfg.heads
         self.head_dim = config.head_dim(cfg, dim)
         self.scale = self.head_dim**-0.5 if cfg.scale is None else cfg.scale
-        self.softcap, self.see, self.causal, self.dropout, self.cross = cfg.softcap, cfg.see, causal, dropout, cross
+        self.softcap, self.mask, self.causal, self.dropout, self.cross = cfg.softcap, cfg.mask, causal, dropout, cross
         self.joined = () if cross else ("q", "k", "v")  # of one and the same x
         self.q = linear(dim, self.heads * self.head_dim, cfg.bias)
         self.k = linear(dim, self.kv_heads * self.head_dim, cfg.bias)
@@ -103,17 +103,21 @@ class Attention(Part):
     def among(self, flow: Flow, kv: KV | CrossKV | None) -> Mask:
         """Who may look at whom within the stack."""
         k_pos = kv.slots.k_pos if isinstance(kv, KV) else flow.pos
-        docs = None if flow.docs is None else (flow.docs, flow.docs)
+        document_ids = None if flow.document_ids is None else (flow.document_ids, flow.document_ids)
         prefix = flow.prefix
         if prefix is not None and k_pos.shape[1] > prefix.shape[1]:  # what a cache holds lies before all of it
             prefix = F.pad(prefix, (k_pos.shape[1] - prefix.shape[1], 0))
-        key = ("among", self.causal, self.see)
-        return flow.once(key, lambda: Mask(flow.pos, k_pos, self.causal, self.see, docs, flow.plain, prefix))
+        key = ("among", self.causal, self.mask)
+        return flow.once(key, lambda: Mask(flow.pos, k_pos, self.causal, self.mask, document_ids, flow.plain, prefix))
 
     def across(self, flow: Flow) -> Mask:
         """Everyone may look at all there is of the encoder's output."""
         memory = flow.memory
         assert memory is not None
-        docs = None if flow.docs is None or memory.docs is None else (flow.docs, memory.docs)
-        plain = memory.plain and docs is None
-        return flow.once("across", lambda: Mask(flow.pos, memory.pos, False, ALL, docs, plain))
+        document_ids = (
+            None
+            if flow.document_ids is None or memory.document_ids is None
+            else (flow.document_ids, memory.document_ids)
+        )
+        plain = memory.plain and document_ids is None
+        return flow.once("across", lambda: Mask(flow.pos, memory.pos, False, ALL, document_ids, plain))

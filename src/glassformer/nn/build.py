@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ..config.mask import See
+from ..config.mask import MaskRule
 from ..config.serial import members
 
 M = TypeVar("M", bound=Callable[..., Any])
@@ -20,7 +20,7 @@ def builds(kind: type) -> Callable[[M], M]:
         if kind in _MAKERS:
             raise TypeError(f"{kind.__name__} already builds {_MAKERS[kind].__name__}")
         _MAKERS[kind] = maker
-        if kind in members(See).values() and not hasattr(kind, "allows"):  # a rule from a file of its own
+        if kind in members(MaskRule).values() and not hasattr(kind, "allows"):  # a rule from a file of its own
             kind.allows = _for_any_array(maker)  # type: ignore[attr-defined]
         return maker
 

@@ -163,14 +163,14 @@ class Cache:
         body: config.Body = model.config.decoder  # type: ignore[union-attr]
         blocks = [body.block(i) for i in range(body.depth)] if isinstance(body, config.Stack) else []
         self.carried = Carried() if isinstance(body, config.Recurrent) else None
-        reach = [rules.reach(b.attention.see) for b in blocks]
+        reach = [rules.reach(b.attention.mask) for b in blocks]
         self.slots = {ring: Slots(ring) for ring in reach}
         self.layers = [(KV(self.slots[ring]), CrossKV()) for ring in reach]
         self.length = 0
         self.plain = True
         self.history: tuple[Tensor, Tensor] | None = None  # the latest tokens and their positions, for lags
-        self._lags = model.config.embed.lags
-        self.ahead = max((rules.ahead(b.attention.see) for b in blocks), default=0)  # tokens to be read in one go
+        self._lags = model.config.embed.previous_token_embeddings
+        self.ahead = max((rules.ahead(b.attention.mask) for b in blocks), default=0)  # tokens to be read in one go
         self._last: Tensor | None = None  # highest position of each row, (B, 1), once rows differ
 
     def advance(self, tokens: Tensor, pos: Tensor | None) -> Tensor:
@@ -204,13 +204,13 @@ class Cache:
         self.history = (tokens.gather(1, columns.flip(1)), latest.flip(1))
 
     @property
-    def lets_go(self) -> bool:
+    def evicts(self) -> bool:
         """Whether older tokens are not kept: in a window's ring they are overwritten, in a state all are one."""
         return self.carried is not None or any(slots.ring is not None for slots in self.slots.values())
 
     def trim(self, count: int) -> None:
         """Forget the last ``count`` columns; ValueError where what would come back is gone: see ``lets_go``."""
-        if self.lets_go:
+        if self.evicts:
             raise ValueError("a cache with windows or a recurrent state cannot be trimmed: it let go of older tokens")
         left = self.length - count
         if left < 0:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 STEPS = 1 << 16  # in which a rate is counted
 
 
-def survivors(x: Tensor, rate: float) -> Tensor:
+def keep_mask(x: Tensor, rate: float) -> Tensor:
     """Booleans in the shape of ``x``, false for a share of ``rate``; drawn from torch's own generator."""
     bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
     return bits.view(torch.int16)[: x.numel()].view(x.shape) >= round(rate * STEPS) - STEPS // 2
@@ -44,7 +44,7 @@ class _Dropout(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, rate: float) -> Tensor:
-        alive = survivors(x, rate)
+        alive = keep_mask(x, rate)
         ctx.save_for_backward(alive)
         ctx.factor = 1 / (1 - rate)
         return (x * alive).mul_(ctx.factor)

@@ -26,7 +26,9 @@ class Embed(Part):
         self.scale = cfg.scale
         self.token = table(cfg.vocab, dim)
         self.segment = table(cfg.segments, dim) if cfg.segments else None
-        self.lag = nn.ModuleList(table(cfg.vocab + 1, dim) for _ in range(cfg.lags))  # the last: nothing there
+        self.lag = nn.ModuleList(
+            table(cfg.vocab + 1, dim) for _ in range(cfg.previous_token_embeddings)
+        )  # the last: nothing there
 
     def forward(self, tokens: Tensor, flow: Flow, segments: Tensor | None = None) -> Tensor:
         """tokens (B, T) -> (B, T, C); ``segments`` (B, T) are 0 where not given."""

@@ -65,13 +65,13 @@ def _blocks(mask: Mask) -> Any:
 
     rows = max(len(x) for side in mask.sides for x in side if x is not None)
     q, k = (side.map(lambda x: x.expand(rows, -1)) for side in mask.sides)
-    rule = build(mask.see, mask.causal)
+    rule = build(mask.rule, mask.causal)
 
     def may(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         row = b if rows > 1 else 0
         return mask.may(q.map(lambda x: x[row, i]), k.map(lambda x: x[row, j]), rule)
 
-    touch = touching(mask, Term(mask.see), _cut(q), _cut(k))[:, None].int()  # (R, 1, Q, P)
+    touch = touching(mask, Term(mask.rule), _cut(q), _cut(k))[:, None].int()  # (R, 1, Q, P)
     order = torch.sort(touch, dim=-1, descending=True, stable=True).indices.int()
     lengths = (q.pos.shape[1], k.pos.shape[1])
     return BlockMask.from_kv_blocks(touch.sum(-1).int(), order, BLOCK_SIZE=SIDE, mask_mod=may, seq_lengths=lengths)

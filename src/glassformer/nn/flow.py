@@ -31,9 +31,9 @@ class Memory:
     hidden: Tensor
     pos: Tensor
     plain: bool = False  # no padding: every row is 0..S-1
-    docs: Tensor | None = None  # (B, S), where several documents share a row
+    document_ids: Tensor | None = None  # (B, S), where several documents share a row
     aux: dict[str, Tensor] = field(default_factory=dict)
-    facts: dict[str, Tensor] = field(default_factory=dict)
+    metrics: dict[str, Tensor] = field(default_factory=dict)
 
 
 class Flow:
@@ -48,18 +48,18 @@ class Flow:
         self,
         pos: Tensor,
         plain: bool = True,
-        docs: Tensor | None = None,
+        document_ids: Tensor | None = None,
         prefix: Tensor | None = None,
         history: tuple[Tensor, Tensor] | None = None,  # tokens and positions (B, N) that a cache remembers
         tape: Tape | None = None,
         engine: str = "sdpa",
         ends: str = "embed",  # where the tape names what is embedded; "source_embed" in an encoder-decoder's encoder
     ) -> None:
-        self.pos, self.plain, self.docs, self.prefix, self.history = pos, plain, docs, prefix, history
+        self.pos, self.plain, self.document_ids, self.prefix, self.history = pos, plain, document_ids, prefix, history
         self.tape, self.engine, self.ends = tape, engine, ends
         self.memory: Memory | None = None
         self.aux: dict[str, Tensor] = {}
-        self.facts: dict[str, Tensor] = {}  # about this pass, for whoever logs: no gradient
+        self.metrics: dict[str, Tensor] = {}  # about this pass, for whoever logs: no gradient
         self.made: dict[Hashable, Any] = {}
 
     def look(self, part: Part | str, name: str, x: Tensor) -> Tensor:
@@ -85,11 +85,11 @@ class Flow:
 
     def fact(self, name: str, value: Tensor) -> None:
         """Add a row to a fact: values of one shape, or of a last side that differs, which zeros fill up."""
-        row, held = value.detach()[None], self.facts.get(name)
+        row, held = value.detach()[None], self.metrics.get(name)
         if held is not None and row.ndim > 1:
             missing = held.shape[-1] - row.shape[-1]
             row, held = F.pad(row, (0, max(0, missing))), F.pad(held, (0, max(0, -missing)))
-        self.facts[name] = row if held is None else torch.cat((held, row))
+        self.metrics[name] = row if held is None else torch.cat((held, row))
 
     def add(self, name: str, loss: Tensor) -> None:
         """Add to an auxiliary loss."""

@@ -14,7 +14,7 @@ from ..config.mask import Allows, ahead
 from ..config.visible import Side, may
 from .build import build, builds
 
-for kind in get_args(config.See):
+for kind in get_args(config.MaskRule):
     builds(kind)(kind.allows)
 
 
@@ -29,14 +29,14 @@ class Mask:
         q_pos: Tensor,  # (B or 1, T), -1 where there is nothing
         k_pos: Tensor,  # (B or 1, S)
         causal: bool,
-        see: config.See = config.Full(),
-        docs: tuple[Tensor, Tensor] | None = None,  # of queries (B, T) and keys (B, S)
+        rule: config.MaskRule = config.Full(),
+        document_ids: tuple[Tensor, Tensor] | None = None,  # of queries (B, T) and keys (B, S)
         plain: bool = False,
         prefix: Tensor | None = None,  # keys (B, S) that even those before them may look at
     ) -> None:
-        self.q_pos, self.k_pos, self.docs = q_pos, k_pos, docs
-        self.causal, self.see, self.plain, self.prefix = causal, see, plain and prefix is None, prefix
-        self.ahead = ahead(see) if causal else 0
+        self.q_pos, self.k_pos, self.document_ids = q_pos, k_pos, document_ids
+        self.causal, self.rule, self.plain, self.prefix = causal, rule, plain and prefix is None, prefix
+        self.ahead = ahead(rule) if causal else 0
         self._dense: Tensor | None = None
         self.plans: list[Any] = []  # what the sparse engine made of it
         self.flexed: Any = None  # and what FlexAttention made of it
@@ -45,7 +45,7 @@ class Mask:
     def _fast(self) -> Literal["none", "causal"] | None:
         """The mask that a fused kernel may use instead of the dense one, if there is one."""
         queries, keys = self.q_pos.shape[1], self.k_pos.shape[1]
-        if not self.plain or not _takes_nothing(self.see, keys, self.causal):
+        if not self.plain or not _takes_nothing(self.rule, keys, self.causal):
             return None
         if not self.causal or queries == 1 or self.ahead >= keys:
             return "none"
@@ -54,8 +54,8 @@ class Mask:
     @property
     def sides(self) -> tuple[Side, Side]:
         """All that is known of the queries and of the keys."""
-        q_docs, k_docs = self.docs or (None, None)
-        return Side(self.q_pos, q_docs), Side(self.k_pos, k_docs, self.prefix)
+        q_document_ids, k_document_ids = self.document_ids or (None, None)
+        return Side(self.q_pos, q_document_ids), Side(self.k_pos, k_document_ids, self.prefix)
 
     def may(self, q: Side, k: Side, rule: Allows | None) -> Tensor:
         """Whether the queries ``q`` may look at the keys ``k``, shapes broadcast; ``rule`` is built of a rule."""
@@ -70,13 +70,13 @@ class Mask:
         if self._dense is None:
             q, k = self.sides
             q, k = q.map(lambda x: x[:, :, None]), k.map(lambda x: x[:, None, :])
-            self._dense = (self.may(q, k, build(self.see, self.causal)) | (q.pos < 0))[:, None]
+            self._dense = (self.may(q, k, build(self.rule, self.causal)) | (q.pos < 0))[:, None]
         return self._dense
 
 
-def _takes_nothing(see: config.See, keys: int, causal: bool) -> bool:
+def _takes_nothing(rule: config.MaskRule, keys: int, causal: bool) -> bool:
     """Whether, between tokens of ``keys`` positions in a row, a rule leaves all that the stack's direction allows."""
-    match see:
+    match rule:
         case config.Window(reach) | config.Strided(reach):
             return reach >= keys
         case config.Causal() | config.Prefix():
@@ -86,4 +86,4 @@ def _takes_nothing(see: config.See, keys: int, causal: bool) -> bool:
         case config.Either(rules):
             return any(_takes_nothing(rule, keys, causal) for rule in rules)
         case _:
-            return isinstance(see, config.Full)
+            return isinstance(rule, config.Full)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import config as vocabulary
-from ..config.context import stretches, way_out
+from ..config.context import long_scalings, way_out
 from ..errors import UserError
 from .build import build, builds
 from .cache import Cache
@@ -33,7 +33,7 @@ class Output:
     logits: Tensor
     hidden: Tensor
     aux: dict[str, Tensor] = field(default_factory=dict)
-    facts: dict[str, Tensor] = field(default_factory=dict)
+    metrics: dict[str, Tensor] = field(default_factory=dict)
     pooled: Tensor | None = None
     tagged: Tensor | None = None
 
@@ -58,7 +58,7 @@ class Model(Part):
         self,
         tokens: Tensor,
         pos: Tensor | None,
-        docs: Tensor | None = None,
+        document_ids: Tensor | None = None,
         cache: Cache | None = None,
         tape: Tape | None = None,
         prefix: Tensor | None = None,
@@ -70,23 +70,23 @@ class Model(Part):
         if pos is None and reached > self.limit:
             hint = way_out(self.config)
             raise UserError(f"{reached} tokens are past the {self.limit} positions this model has; give fewer.{hint}")
-        plain, history = pos is None and docs is None, None
+        plain, history = pos is None and document_ids is None, None
         if cache is not None:
-            if docs is not None:
+            if document_ids is not None:
                 raise UserError("a cache holds one document a row; leave docs out.")
             history = cache.history
             pos = cache.advance(tokens, pos)
             plain = cache.plain
         elif pos is None:
             pos = torch.arange(tokens.shape[1], device=tokens.device)[None]
-        return Flow(pos, plain, docs, prefix, history, tape=tape, engine=self.engine)
+        return Flow(pos, plain, document_ids, prefix, history, tape=tape, engine=self.engine)
 
     @property
     def limit(self) -> int | float:
         """The number of positions beyond which the position scheme has nothing to say, or something else."""
         schemes = [stack.position for stack in vocabulary.stacks(self.config).values()]
         ends = [scheme.length for scheme in schemes if isinstance(scheme, vocabulary.Learned)]
-        ends += [stretch.length for stretch in stretches(self.config).values() if not stretch.far]
+        ends += [scaling.length for scaling in long_scalings(self.config).values() if not scaling.far]
         return min(ends, default=float("inf"))
 
     def finish(self, hidden: Tensor, flow: Flow, want: Want, cached: bool = False) -> Output:
@@ -94,9 +94,9 @@ class Model(Part):
         pooled = self.pool(hidden, flow) if hasattr(self, "pool") and not cached else None
         tagged = None if self.token_head is None else self.token_head(hidden, flow)
         if want == "none" or self.head is None:
-            return Output(hidden[:, :0], hidden, flow.aux, flow.facts, pooled, tagged)
+            return Output(hidden[:, :0], hidden, flow.aux, flow.metrics, pooled, tagged)
         logits = self.head(hidden[:, -1:] if want == "last" else hidden, self.embed)
-        return Output(flow.look(self, "logits", logits), hidden, flow.aux, flow.facts, pooled, tagged)
+        return Output(flow.look(self, "logits", logits), hidden, flow.aux, flow.metrics, pooled, tagged)
 
 
 def body(cfg: vocabulary.Model, name: str) -> Any:
@@ -120,7 +120,7 @@ class Decoder(Model):
         tokens: Tensor,
         *,
         pos: Tensor | None = None,
-        docs: Tensor | None = None,
+        document_ids: Tensor | None = None,
         prefix: Tensor | None = None,
         cache: Cache | None = None,
         tape: Tape | None = None,
@@ -131,7 +131,7 @@ class Decoder(Model):
         ``prefix`` (B, T) is true for tokens that all of their document see (with a cache: read in one go). Raises
         UserError for tokens of another shape or past a learned position table.
         """
-        flow = self.flow(tokens, pos, docs, cache, tape, prefix)
+        flow = self.flow(tokens, pos, document_ids, cache, tape, prefix)
         return self.finish(self.decoder(self.embed(tokens, flow), flow, cache), flow, logits, cache is not None)
 
 
@@ -150,13 +150,13 @@ class Encoder(Model):
         tokens: Tensor,
         *,
         pos: Tensor | None = None,
-        docs: Tensor | None = None,
+        document_ids: Tensor | None = None,
         segments: Tensor | None = None,
         tape: Tape | None = None,
         logits: Want = "all",
     ) -> Output:
         """tokens (B, T) -> Output; ``segments`` (B, T) as in BERT's sentence pairs."""
-        flow = self.flow(tokens, pos, docs, None, tape)
+        flow = self.flow(tokens, pos, document_ids, None, tape)
         return self.finish(self.encoder(self.embed(tokens, flow, segments), flow), flow, logits)
 
 
@@ -174,14 +174,14 @@ class EncoderDecoder(Model):
         self.decoder = body(cfg, "decoder")
 
     def encode(
-        self, source: Tensor, *, pos: Tensor | None = None, docs: Tensor | None = None, tape: Tape | None = None
+        self, source: Tensor, *, pos: Tensor | None = None, document_ids: Tensor | None = None, tape: Tape | None = None
     ) -> Memory:
         """source (B, S) -> what the decoder looks at."""
-        flow = self.flow(source, pos, docs, tape=tape)
+        flow = self.flow(source, pos, document_ids, tape=tape)
         flow.ends = "source_embed"
         embed = self.embed if self.source_embed is None else self.source_embed
         hidden = self.encoder(embed(source, flow), flow)
-        return Memory(hidden, flow.pos, pos is None and docs is None, docs, flow.aux, flow.facts)
+        return Memory(hidden, flow.pos, pos is None and document_ids is None, document_ids, flow.aux, flow.metrics)
 
     def forward(
         self,
@@ -189,9 +189,9 @@ class EncoderDecoder(Model):
         source: Tensor | None = None,
         *,
         pos: Tensor | None = None,
-        docs: Tensor | None = None,
+        document_ids: Tensor | None = None,
         source_pos: Tensor | None = None,
-        source_docs: Tensor | None = None,
+        source_document_ids: Tensor | None = None,
         memory: Memory | None = None,
         cache: Cache | None = None,
         tape: Tape | None = None,
@@ -204,11 +204,11 @@ class EncoderDecoder(Model):
         if (source is None) == (memory is None):
             raise UserError("an encoder-decoder takes either source tokens or a memory; give one of them.")
         if source is not None:
-            memory = self.encode(source, pos=source_pos, docs=source_docs, tape=tape)
-        flow = self.flow(tokens, pos, docs, cache, tape)
+            memory = self.encode(source, pos=source_pos, document_ids=source_document_ids, tape=tape)
+        flow = self.flow(tokens, pos, document_ids, cache, tape)
         flow.memory = memory
         if memory is not None:
-            flow.aux, flow.facts = dict(memory.aux), dict(memory.facts)
+            flow.aux, flow.metrics = dict(memory.aux), dict(memory.metrics)
         return self.finish(self.decoder(self.embed(tokens, flow), flow, cache), flow, logits, cache is not None)
 
 

@@ -37,20 +37,20 @@ NOTHING = -1e30
 class Term(NamedTuple):
     """A rule whose pairs lie close together once tokens are sorted by position modulo ``step`` and keys are sifted."""
 
-    rule: config.See
+    rule: config.MaskRule
     step: int = 1
-    sift: config.Tail | None = None
+    key_filter: config.Tail | None = None
 
 
-def terms(see: config.See) -> list[Term]:
+def terms(mask_rule: config.MaskRule) -> list[Term]:
     """Rules that together say what ``see`` says; pairs may be in more than one."""
-    match see:
+    match mask_rule:
         case config.Strided() | config.Fixed():
-            return terms(see.parts)
+            return terms(mask_rule.parts)
         case config.Every(step):
-            return [Term(see, step)]
+            return [Term(mask_rule, step)]
         case config.Tail():
-            return [Term(config.Window(1)), Term(see, 1, see)]  # itself, and the keys that are sifted out
+            return [Term(config.Window(1)), Term(mask_rule, 1, mask_rule)]  # itself, and the keys that are sifted out
         case config.Either(rules):
             apart: dict[tuple[int, config.Tail | None], Term] = {}
             for term in (term for rule in rules for term in terms(rule)):
@@ -60,12 +60,12 @@ def terms(see: config.See) -> list[Term]:
         case config.Both(rules):
             return [reduce(_both, choice) for choice in product(*map(terms, rules))]
         case _:
-            return [Term(see)]
+            return [Term(mask_rule)]
 
 
 def _both(one: Term, other: Term) -> Term:
     step = one.step if one.step > 1 else other.step
-    return Term(one.rule & other.rule, step, one.sift or other.sift)
+    return Term(one.rule & other.rule, step, one.key_filter or other.key_filter)
 
 
 # --------------------------------------------------------------------------------------- plan
@@ -164,12 +164,12 @@ class Plan:
 def plans(mask: Mask) -> list[Plan]:
     """What to compute for a mask, without its steps; made once for all layers that share it."""
     if not mask.plans:
-        for term in terms(mask.see):
+        for term in terms(mask.rule):
             rule: Allows | None = build(term.rule, mask.causal)
             q, k = _sides(mask)
             keep = k.pos >= 0
-            if term.sift is not None:
-                keep &= k.pos % term.sift.size >= term.sift.size - term.sift.last
+            if term.key_filter is not None:
+                keep &= k.pos % term.key_filter.size >= term.key_filter.size - term.key_filter.last
             queries, keys = Layout.of(q.pos, q.pos >= 0, term.step), Layout.of(k.pos, keep, term.step)
             touch = touching(mask, term, queries.gather(q), keys.gather(k))
             mask.plans.append(Plan(rule, queries, keys, touch, []))
@@ -241,8 +241,8 @@ def touching(mask: Mask, term: Term, q: Side, k: Side) -> Tensor:
     touch = touch & _near(term.rule, mask.causal, q_low, q_high, k_low, k_high)
     if term.step > 1:
         touch = touch & (q_low % term.step == k_low % term.step)  # a block holds one class
-    if q.docs is not None and k.docs is not None:
-        (q_low, q_high), (k_low, k_high) = _span(q.docs, q.pos >= 0), _span(k.docs, k.pos >= 0)
+    if q.document_ids is not None and k.document_ids is not None:
+        (q_low, q_high), (k_low, k_high) = _span(q.document_ids, q.pos >= 0), _span(k.document_ids, k.pos >= 0)
         touch = touch & (k_low[:, None] <= q_high[:, :, None]) & (q_low[:, :, None] <= k_high[:, None])
     return touch
 
@@ -253,10 +253,12 @@ def _span(x: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
     return x.masked_fill(~real, far).amin(2), x.masked_fill(~real, -far).amax(2)
 
 
-def _near(see: config.See, causal: bool, q_low: Tensor, q_high: Tensor, k_low: Tensor, k_high: Tensor) -> Tensor:
+def _near(
+    mask_rule: config.MaskRule, causal: bool, q_low: Tensor, q_high: Tensor, k_low: Tensor, k_high: Tensor
+) -> Tensor:
     """Whether a rule may allow any pair between two spans of positions; a rule that cannot say allows."""
     spans = (q_low, q_high, k_low, k_high)
-    match see:
+    match mask_rule:
         case config.Window(size):
             return (k_low - q_high < size) & (q_low - k_high < size)
         case config.Chunk(size):

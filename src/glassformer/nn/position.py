@@ -23,7 +23,9 @@ from .build import build, builds
 from .flow import Flow, Part
 from .mask import Mask
 
-Stretch: TypeAlias = Callable[[Tensor, float], tuple[Tensor, float]]  # speeds, theta -> speeds, size of what is turned
+RopeScaling: TypeAlias = Callable[
+    [Tensor, float], tuple[Tensor, float]
+]  # speeds, theta -> speeds, size of what is turned
 
 
 @builds(config.NoPosition)
@@ -91,7 +93,7 @@ class Rotary(Position):
     def __init__(self, cfg: config.Rotary, dim: int, heads: int, causal: bool) -> None:
         super().__init__(cfg, dim, heads, causal)
         self.theta, self.fraction, self.interleaved = cfg.theta, cfg.fraction, cfg.interleaved
-        self.stretch: Stretch | None = build(cfg.stretch) if cfg.stretch else None
+        self.scaling: RopeScaling | None = build(cfg.scaling) if cfg.scaling else None
 
     def rotate(self, x: Tensor, flow: Flow) -> Tensor:
         turned = int(x.shape[-1] * self.fraction)
@@ -112,8 +114,8 @@ class Rotary(Position):
         """Cosines and sines (B or 1, 1, T, turned), the sines of each pair's first negated."""
         exponent = torch.arange(0, turned, 2, device=pos.device, dtype=torch.int64).float() / turned
         speed, size = 1.0 / (self.theta**exponent), 1.0  # radians per position, (turned / 2)
-        if self.stretch is not None:
-            speed, size = self.stretch(speed, self.theta)
+        if self.scaling is not None:
+            speed, size = self.scaling(speed, self.theta)
         angle = pos[:, None, :, None].float() * speed
         cos, sin = angle.cos(), angle.sin()
         if size != 1.0:
@@ -123,56 +125,56 @@ class Rotary(Position):
         return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
 
 
-@builds(config.LinearStretch)
-def linear_stretch(cfg: config.LinearStretch) -> Stretch:
+@builds(config.LinearScaling)
+def linear_stretch(cfg: config.LinearScaling) -> RopeScaling:
     """Every wave slower by the factor (Chen et al. 2023)."""
     return lambda speed, theta: (speed / cfg.factor, 1.0)
 
 
-@builds(config.Llama3Stretch)
-def llama3_stretch(cfg: config.Llama3Stretch) -> Stretch:
+@builds(config.Llama3Scaling)
+def llama3_stretch(cfg: config.Llama3Scaling) -> RopeScaling:
     """Waves longer than length/low slowed by the factor, shorter than length/high kept, between: blended."""
 
-    def stretch(speed: Tensor, theta: float) -> tuple[Tensor, float]:
+    def scaling(speed: Tensor, theta: float) -> tuple[Tensor, float]:
         turns = cfg.length * speed / (2 * math.pi)  # full turns within the original length
         keep = ((turns - cfg.low) / (cfg.high - cfg.low)).clamp(0, 1)
         return keep * speed + (1 - keep) * speed / cfg.factor, 1.0
 
-    return stretch
+    return scaling
 
 
-@builds(config.YarnStretch)
-def yarn_stretch(cfg: config.YarnStretch) -> Stretch:
+@builds(config.YarnScaling)
+def yarn_stretch(cfg: config.YarnScaling) -> RopeScaling:
     """Waves kept up to the one that turns ``fast`` times, slowed from the one that turns ``slow`` times, else blended.
 
     As published code has it, the blend is linear in the wave's number, and its two ends are whole numbers.
     """
 
-    def stretch(speed: Tensor, theta: float) -> tuple[Tensor, float]:
-        waves = len(speed)
+    def scaling(speed: Tensor, theta: float) -> tuple[Tensor, float]:
+        frequencies = len(speed)
 
         def number(turns: float) -> float:  # of the wave that turns so often within the original length
-            return waves * math.log(cfg.length / (turns * 2 * math.pi)) / math.log(theta)
+            return frequencies * math.log(cfg.length / (turns * 2 * math.pi)) / math.log(theta)
 
-        first, last = max(math.floor(number(cfg.fast)), 0), min(math.ceil(number(cfg.slow)), 2 * waves - 1)
-        slowed = ((torch.arange(waves, device=speed.device) - first) / max(last - first, 1e-3)).clamp(0, 1)
+        first, last = max(math.floor(number(cfg.fast)), 0), min(math.ceil(number(cfg.slow)), 2 * frequencies - 1)
+        slowed = ((torch.arange(frequencies, device=speed.device) - first) / max(last - first, 1e-3)).clamp(0, 1)
         size = 0.1 * math.log(max(cfg.factor, 1.0)) + 1 if cfg.size is None else cfg.size
         return slowed * speed / cfg.factor + (1 - slowed) * speed, size
 
-    return stretch
+    return scaling
 
 
-@builds(config.LongStretch)
-def long_stretch(cfg: config.LongStretch) -> Stretch:
+@builds(config.LongRopeScaling)
+def long_stretch(cfg: config.LongRopeScaling) -> RopeScaling:
     """Every wave slower by its own factor (Ding et al. 2024)."""
 
-    def stretch(speed: Tensor, theta: float) -> tuple[Tensor, float]:
+    def scaling(speed: Tensor, theta: float) -> tuple[Tensor, float]:
         factors = torch.tensor(cfg.long if cfg.far else cfg.short, device=speed.device)
         exponent = torch.arange(0, 2 * len(speed), 2, device=speed.device).float() / (2 * len(speed))
         grown = math.sqrt(1 + math.log(max(cfg.factor, 1.0)) / math.log(cfg.length))
         return 1.0 / (factors * theta**exponent), grown if cfg.size is None else cfg.size  # rounded as published
 
-    return stretch
+    return scaling
 
 
 @builds(config.RelativeBias)
@@ -210,15 +212,15 @@ class Alibi(Position):
 
     def __init__(self, cfg: config.Alibi, dim: int, heads: int, causal: bool) -> None:
         super().__init__(cfg, dim, heads, causal)
-        self.slopes = alibi_slopes(heads)
+        self.grads = alibi_slopes(heads)
 
     def bias(self, mask: Mask) -> Tensor:
         away = (mask.q_pos[:, None, :, None] - mask.k_pos[:, None, None, :]).abs()  # (B, 1, T, S)
-        return -away * torch.tensor(self.slopes, device=away.device)[:, None, None]
+        return -away * torch.tensor(self.grads, device=away.device)[:, None, None]
 
 
 def alibi_slopes(heads: int) -> list[float]:
     """2^(-8 i / heads) for a power of two; otherwise the next lower power's, filled from the next higher's."""
     power = 2 ** math.floor(math.log2(heads))
-    slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
-    return slopes + [2 ** (-4 * (2 * i + 1) / power) for i in range(heads - power)]
+    grads = [2 ** (-8 * (i + 1) / power) for i in range(power)]
+    return grads + [2 ** (-4 * (2 * i + 1) / power) for i in range(heads - power)]

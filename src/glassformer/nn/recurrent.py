@@ -42,7 +42,7 @@ class Order:
     index: Tensor  # (N,) their places among the B * T
     sizes: list[int]  # documents alive at each step
     rows: Tensor  # (D,) the row of each document
-    docs: Tensor | None  # (D,) its number in the row, where there are numbers
+    document_ids: Tensor | None  # (D,) its number in the row, where there are numbers
     fresh: Tensor  # (D,) whether it begins here, rather than go on from a cache
     last: Tensor  # (D,) whether it is the last of its row
     still: bool  # every row is one document, in its place
@@ -50,7 +50,7 @@ class Order:
     @classmethod
     def of(cls, flow: Flow, B: int, T: int) -> Order:
         """The order of a pass over B rows of T tokens."""
-        pos, docs = flow.pos.expand(B, T), flow.docs
+        pos, document_ids = flow.pos.expand(B, T), flow.document_ids
         if flow.plain:
             rows = torch.arange(B, device=pos.device)
             index = torch.arange(B * T, device=pos.device).view(B, T).T.flatten()
@@ -58,7 +58,7 @@ class Order:
         places = (pos.flatten() >= 0).nonzero()[:, 0]
         row, first = places // T, pos.flatten()[places] == 0
         border = row[1:] != row[:-1]
-        number = None if docs is None else docs.flatten()[places]
+        number = None if document_ids is None else document_ids.flatten()[places]
         first[:1] = True
         first[1:] |= border if number is None else border | (number[1:] != number[:-1])
         starts = first.nonzero()[:, 0]
@@ -216,11 +216,11 @@ class Source:
     def of(cls, memory: Memory, order: Order) -> Source:
         """The memory by documents; packed pairs have the same number on both sides."""
         hidden, (B, S) = memory.hidden, memory.hidden.shape[:2]
-        if order.still and memory.docs is None:
+        if order.still and memory.document_ids is None:
             return cls(hidden, None if memory.plain else memory.pos.expand(B, S) >= 0, None, hidden)
         there = memory.pos.expand(B, S)[order.rows] >= 0
-        if memory.docs is not None and order.docs is not None:
-            there = there & (memory.docs[order.rows] == order.docs[:, None])
+        if memory.document_ids is not None and order.document_ids is not None:
+            there = there & (memory.document_ids[order.rows] == order.document_ids[:, None])
         columns = there.int().argsort(dim=1, descending=True, stable=True)[:, : int(there.sum(1).max())]
         values = hidden.flatten(0, 1)[order.rows[:, None] * S + columns]
         return cls(values, there.gather(1, columns), columns, values)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .dropout import survivors
+from .dropout import keep_mask
 from .mask import Mask
 from .plan import NOTHING, Plan, with_steps
 
@@ -43,11 +43,11 @@ class Work:
         """Scores (G, E, n * E) and, where they are capped, the slope of the cap."""
         if self.softcap is None and bias is not None:  # scale and mask go into the product itself
             return wide(torch.baddbmm(bias, q, k.mT, alpha=self.scale)), None
-        scores, slope = wide(torch.bmm(q, k.mT)).mul_(self.scale), None
+        scores, cap_grad = wide(torch.bmm(q, k.mT)).mul_(self.scale), None
         if self.softcap is not None:
             bent = scores.div_(self.softcap).tanh_()
-            slope, scores = 1 - bent * bent, bent * self.softcap
-        return scores if bias is None else scores.add_(bias), slope
+            cap_grad, scores = 1 - bent * bent, bent * self.softcap
+        return scores if bias is None else scores.add_(bias), cap_grad
 
 
 class _Sparse(torch.autograd.Function):
@@ -71,10 +71,10 @@ class _Sparse(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         (q, k, v, z, *weights), work = ctx.saved_tensors, ctx.work
         grad = grad.reshape(z.shape)
-        drift = wide(grad * z).sum(-1, keepdim=True)  # what every score of a query loses
+        delta = wide(grad * z).sum(-1, keepdim=True)  # what every score of a query loses
         spared = iter(work.spared)
         parts = [
-            _learn(work, plan, (q, k, v), grad, drift, weight, spared)
+            _learn(work, plan, (q, k, v), grad, delta, weight, spared)
             for plan, weight in zip(work.plans, weights or [None], strict=True)
         ]
         to_q, to_k, to_v = (reduce(Tensor.add_, some) for some in zip(*parts, strict=True))
@@ -98,7 +98,7 @@ def _look(work: Work, plan: Plan, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tens
                 total = scores.amax(-1, keepdim=True) - pattern.amax(-1, keepdim=True).log()
                 logsum[head].index_copy_(0, step.queries, total)
             if work.dropout:
-                work.spared.append(survivors(pattern, work.dropout))
+                work.spared.append(keep_mask(pattern, work.dropout))
                 pattern = pattern.mul_(work.spared[-1]).mul_(1 / (1 - work.dropout))
             z[head].index_copy_(0, step.queries, wide(torch.bmm(pattern.to(v.dtype), some_v)))
     return plan.queries.back(z), plan.queries.back(logsum) if several else logsum
@@ -109,22 +109,22 @@ def _learn(
     plan: Plan,
     given: tuple[Tensor, Tensor, Tensor],
     grad: Tensor,
-    drift: Tensor,
+    delta: Tensor,
     weight: Tensor | None,
     spared: Iterator[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One term's share of the gradients of queries and keys (both still to be scaled) and of values."""
     group = given[0].shape[1] // given[1].shape[1]
-    q, grad, drift = (plan.queries.lay(x) for x in (given[0], grad, drift))
+    q, grad, delta = (plan.queries.lay(x) for x in (given[0], grad, delta))
     k, v = plan.keys.lay(given[1]), plan.keys.lay(given[2])
     weight = None if weight is None else plan.queries.lay(weight)
-    to_q, to_k, to_v = plan.blank(q), *(torch.zeros_like(x, dtype=drift.dtype) for x in (k, v))
+    to_q, to_k, to_v = plan.blank(q), *(torch.zeros_like(x, dtype=delta.dtype) for x in (k, v))
     for step in plan.steps:
         bias = step.bias(q.dtype)
         for head in range(len(q)):
-            some_q, some_grad, some_drift = (_take(x, head, step.queries) for x in (q, grad, drift))
+            some_q, some_grad, some_delta = (_take(x, head, step.queries) for x in (q, grad, delta))
             some_k, some_v = (_take(x, head // group, step.keys) for x in (k, v))
-            scores, slope = work.scores(some_q, some_k, bias)
+            scores, cap_grad = work.scores(some_q, some_k, bias)
             pattern = scores.softmax(-1)
             if weight is not None:
                 pattern.mul_(_take(weight, head, step.queries))
@@ -133,8 +133,8 @@ def _learn(
                 alive = next(spared)
                 change, left = (x.mul(alive).mul_(1 / (1 - work.dropout)) for x in (change, pattern))
             _add(to_v, head // group, step.keys, torch.bmm(left.to(v.dtype).mT, some_grad))
-            change.sub_(some_drift).mul_(pattern)
-            change = (change if slope is None else change.mul_(slope)).to(q.dtype)
+            change.sub_(some_delta).mul_(pattern)
+            change = (change if cap_grad is None else change.mul_(cap_grad)).to(q.dtype)
             to_q[head].index_copy_(0, step.queries, wide(torch.bmm(change, some_k)))
             _add(to_k, head // group, step.keys, torch.bmm(change.mT, some_q))
     return plan.queries.back(to_q), plan.keys.back(to_k), plan.keys.back(to_v)

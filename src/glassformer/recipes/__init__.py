@@ -23,7 +23,7 @@ from .mixtral import MIXTRAL
 from .nanomoe import NANOMOE
 from .phi import PHI, PHI3
 from .qwen import QWEN2, QWEN3, QWEN3MOE
-from .recipe import Held, Raw, Recipe, Rule, Table, tile
+from .recipe import ConfigReader, Held, Recipe, Rule, Table, tile
 from .starcoder2 import STARCODER2
 from .t5 import T5
 from .vaswani import VASWANI
@@ -31,7 +31,7 @@ from .vaswani import VASWANI
 DECODERS = (GPT2, LLAMA, MIXTRAL, NANOMOE, QWEN2, QWEN3, QWEN3MOE, PHI, PHI3, STARCODER2, GEMMA, GEMMA2)
 __all__ = ["BOOK", "Raw", "Recipe", "Rule", "Table", "add", "all", "find", "names", "of", "read", "write"]
 
-BOOK = {recipe.name: recipe for recipe in (GLASS, *DECODERS, BERT, ELECTRA, T5, VASWANI)}
+RECIPES = {recipe.name: recipe for recipe in (GLASS, *DECODERS, BERT, ELECTRA, T5, VASWANI)}
 
 
 def add(recipe: Recipe) -> None:
@@ -44,8 +44,8 @@ def add(recipe: Recipe) -> None:
             re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name) is not None,
             f'The recipe "{recipe.name}" has a name or size "{name}"; take small letters, digits, dots and dashes.',
         )
-    need(recipe.name not in BOOK, f'There is a recipe "{recipe.name}" already; give yours another name.')
-    for other in BOOK.values():
+    need(recipe.name not in RECIPES, f'There is a recipe "{recipe.name}" already; give yours another name.')
+    for other in RECIPES.values():
         taken = [name for name in recipe.architectures if name in other.architectures]
         taken += [recipe.model_type] if recipe.model_type and recipe.model_type == other.model_type else []
         need(
@@ -53,12 +53,12 @@ def add(recipe: Recipe) -> None:
             f'The recipe "{recipe.name}" reads "{taken[0] if taken else ""}", which {other.name} reads already; '
             "give yours another architecture and model_type.",
         )
-    BOOK[recipe.name] = recipe
+    RECIPES[recipe.name] = recipe
 
 
 def all() -> list[Recipe]:
     """Every recipe."""
-    return list(BOOK.values())
+    return list(RECIPES.values())
 
 
 def names() -> list[str]:
@@ -69,10 +69,10 @@ def names() -> list[str]:
 def find(name: str) -> config.Model:
     """The config of a RECIPE/SIZE such as ``llama/3-8b``; UserError with the nearest for an unknown one."""
     recipe, _, size = name.lower().partition("/")
-    if recipe in BOOK and size in BOOK[recipe].sizes:
-        return BOOK[recipe].sizes[size]
-    if recipe in BOOK:
-        sizes = [f"{recipe}/{known}" for known in BOOK[recipe].sizes]
+    if recipe in RECIPES and size in RECIPES[recipe].sizes:
+        return RECIPES[recipe].sizes[size]
+    if recipe in RECIPES:
+        sizes = [f"{recipe}/{known}" for known in RECIPES[recipe].sizes]
         raise UserError(f'There is no recipe "{name}"; {recipe} comes as {", ".join(sizes)}.')
     raise UserError(f'There is no recipe "{name}".{nearest(name, names()) or " `glassformer recipes` lists them."}')
 
@@ -103,7 +103,7 @@ def read(raw: Mapping[str, Any], source: str = "config.json", held: Held | None 
     """
     recipe = of(raw, source)
     assert recipe.read is not None
-    table = Raw(raw, source, held)
+    table = ConfigReader(raw, source, held)
     table.only("quantization_config", None, "quantised weights are not read here")
     try:
         return recipe, sentences.read(table, recipe.read(table))
@@ -121,9 +121,9 @@ def write(model: config.Model) -> tuple[Recipe, dict[str, Any]]:
     hindrance, nearness = "none is of its shape", 0  # what is in the way of the nearest layout, how much of it
     if config.recurrent(model):
         raise UserError('No published layout holds a recurrent model; save it with the layout "glassformer".')
-    if any(stretch.far for stretch in lengths.stretches(model).values()):
+    if any(scaling.far for scaling in lengths.long_scalings(model).values()):
         raise UserError(
-            "No published layout is for long texts alone, as this model's LongStretch is; save it with the layout "
+            "No published layout is for long texts alone, as this model's LongRopeScaling is; save it with the layout "
             '"glassformer".'
         )
     own = ", ".join(sorted(serial.added(model)))
@@ -135,7 +135,7 @@ def write(model: config.Model) -> tuple[Recipe, dict[str, Any]]:
             continue
         try:
             raw = recipe.write(model)
-            back = recipe.read(Raw(raw))
+            back = recipe.read(ConfigReader(raw))
         except UserError as error:
             hindrance = hindrance if nearness else str(error).rstrip(".")
             continue

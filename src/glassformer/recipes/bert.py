@@ -28,7 +28,7 @@ from ..config import (
 )
 from ..errors import UserError
 from .decoders import ACTIVATIONS, norm_eps, plain_mlp
-from .recipe import Raw, Recipe, Rule, Table
+from .recipe import ConfigReader, Recipe, Rule, Table
 
 CASED, UNCASED = 28_996, 30_522  # tokens
 PRETRAINING, MASKED, CLASSIFIER = "BertForPreTraining", "BertForMaskedLM", "BertForSequenceClassification"
@@ -52,7 +52,7 @@ def sentences(depth: int) -> Encoder:
     return replace(bert(384, depth, 12), context=256, head=None, pool=Pool("mean", unit=True))
 
 
-def read(raw: Raw) -> Model:
+def read(raw: ConfigReader) -> Model:
     """A BERT config.json as our config: the architecture says which ends there are, and so do the weights beside it.
 
     ``hidden_dropout_prob`` is the stack's one dropout.
@@ -68,7 +68,7 @@ def read(raw: Raw) -> Model:
     return replace(trunk, head=head, pool=pool, token_head=labels)
 
 
-def read_trunk(raw: Raw) -> tuple[Encoder, MLP, LayerNorm]:
+def read_trunk(raw: ConfigReader) -> tuple[Encoder, MLP, LayerNorm]:
     """What BERT and its kin share, without ends: the encoder, its feed-forward and its norm."""
     raw.only("position_embedding_type", "absolute", "positions of a BERT here are a table")
     raw.only("is_decoder", False, "a BERT here sees both sides of every token")
@@ -86,13 +86,13 @@ def read_trunk(raw: Raw) -> tuple[Encoder, MLP, LayerNorm]:
     return Encoder(dim, length, embed, stack, None, Init(std, std, "plain")), mlp, norm
 
 
-def read_labels(raw: Raw) -> int:
+def read_labels(raw: ConfigReader) -> int:
     """How many labels there are to choose from."""
     named = raw.inside("id2label")
     return int(raw.whole("num_labels", 2) if named is None else len(named.table))
 
 
-def read_token_head(raw: Raw, span: bool, dropout: float) -> TokenHead:
+def read_token_head(raw: ConfigReader, span: bool, dropout: float) -> TokenHead:
     """Labels for each token, or where an answer starts and ends."""
     if span:
         raw.must(read_labels(raw) == 2, "id2label", "a table of 2, where an answer starts and where it ends")
@@ -100,7 +100,7 @@ def read_token_head(raw: Raw, span: bool, dropout: float) -> TokenHead:
     return TokenHead(read_labels(raw), dropout=raw.number("classifier_dropout", dropout, most=0.99))
 
 
-def read_pool(raw: Raw, kind: str, dropout: float) -> Pool | None:
+def read_pool(raw: ConfigReader, kind: str, dropout: float) -> Pool | None:
     """What is made of the first token's vector, None where nothing is."""
     if kind == CLASSIFIER:
         return Pool("first", "tanh", read_labels(raw), raw.number("classifier_dropout", dropout, most=0.99))

@@ -21,22 +21,22 @@ from ..config import (
     GatedMLP,
     Head,
     Init,
-    LinearStretch,
-    Llama3Stretch,
-    LongStretch,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    MaskRule,
     Model,
     MoE,
     Position,
+    RopeScaling,
     Rotary,
-    See,
     Stack,
-    Stretch,
     Window,
-    YarnStretch,
+    YarnScaling,
     stacks,
 )
 from ..errors import UserError
-from .recipe import Raw, Rule, Table, tile
+from .recipe import ConfigReader, Rule, Table, tile
 
 INIT = Init(0.02, 0.02, "plain")
 STRETCHES = ("default", "linear", "llama3", "yarn")
@@ -60,30 +60,32 @@ ACTIVATIONS: dict[str, Activation] = {
 # ---------------------------------------------------------------------------------- config.json, in
 
 
-def read_attention(raw: Raw, kv_heads: int | None = None, head_dim: int | None = None, bias: bool = False) -> Attention:
+def read_attention(
+    raw: ConfigReader, kv_heads: int | None = None, head_dim: int | None = None, bias: bool = False
+) -> Attention:
     """Heads and their widths; ``kv_heads`` and ``head_dim`` are the family's where the file says nothing."""
     heads = raw.whole("num_attention_heads", most=MANY)
     shared = raw.whole("num_key_value_heads", unsaid(raw, "num_key_value_heads", kv_heads) or heads)
     return Attention(heads, shared, raw.whole("head_dim", head_dim, most=MANY), bias=bias)
 
 
-def read_gated(raw: Raw, key: str = "hidden_act", act: str = "silu", bias: bool = False) -> GatedMLP:
+def read_gated(raw: ConfigReader, key: str = "hidden_act", act: str = "silu", bias: bool = False) -> GatedMLP:
     """The gated MLP, its activation called ``key``."""
     return GatedMLP(raw.whole("intermediate_size", most=WIDE), raw.choice(key, ACTIVATIONS, act), bias)
 
 
-def read_window(raw: Raw) -> See:
+def read_window(raw: ConfigReader) -> MaskRule:
     """One sliding window for every block, or none."""
     size = raw.whole("sliding_window", None, most=1 << 28)
     return Full() if size is None else Window(size)
 
 
-def unsaid(raw: Raw, key: str, default: Any) -> Any:
+def unsaid(raw: ConfigReader, key: str, default: Any) -> Any:
     """What a key that may be null stands for where it has no value: the default only where it is absent."""
     return None if key in raw.table else default
 
 
-def read_windows(raw: Raw, size: int | None, slides: Sequence[bool]) -> list[See]:
+def read_windows(raw: ConfigReader, size: int | None, slides: Sequence[bool]) -> list[MaskRule]:
     """Who sees whom, block by block, from ``layer_types``; ``slides`` where the file does not say."""
     kinds = raw.value("layer_types", None)
     known = isinstance(kinds, list) and all(kind in ("full_attention", "sliding_attention") for kind in kinds)
@@ -96,7 +98,7 @@ def read_windows(raw: Raw, size: int | None, slides: Sequence[bool]) -> list[See
 
 
 def read_decoder(
-    raw: Raw,
+    raw: ConfigReader,
     blocks: Block | Sequence[Block],
     position: Position,
     context: int,
@@ -121,7 +123,7 @@ def read_decoder(
 
 
 def read_rotary(
-    raw: Raw, theta: float = 10_000.0, fraction: float | None = None, kinds: Sequence[str] = STRETCHES
+    raw: ConfigReader, theta: float = 10_000.0, fraction: float | None = None, kinds: Sequence[str] = STRETCHES
 ) -> Rotary:
     """The rotary positions of ``rope_theta`` and ``rope_scaling``, or of transformers 5's ``rope_parameters``.
 
@@ -141,10 +143,10 @@ def read_rotary(
         )
     if kind in LONG:
         return Rotary(theta, part, read_long(raw, rope))
-    return Rotary(theta, part, None if kind == "default" else read_stretch(rope, kind))
+    return Rotary(theta, part, None if kind == "default" else read_scaling(rope, kind))
 
 
-def read_long(raw: Raw, rope: Raw) -> LongStretch:
+def read_long(raw: ConfigReader, rope: ConfigReader) -> LongRopeScaling:
     """The stretch of a longrope table, for texts no longer than those learnt first."""
     positions = raw.whole("max_position_embeddings", most=1 << 28)
     length = raw.whole("original_max_position_embeddings", positions, most=1 << 28)
@@ -156,10 +158,10 @@ def read_long(raw: Raw, rope: Raw) -> LongStretch:
         rope.must(fits, key, "a list of numbers, one for each wave")
     short, long = (tuple(map(float, values)) for values in lists)
     size = rope.number("attention_factor", None, least=1e-3, most=1e3)
-    return LongStretch(short, long, length, rope.number("factor", positions / length, least=1e-3), size)
+    return LongRopeScaling(short, long, length, rope.number("factor", positions / length, least=1e-3), size)
 
 
-def read_fraction(raw: Raw, unsaid: float, whole: bool) -> float:
+def read_fraction(raw: ConfigReader, unsaid: float, whole: bool) -> float:
     """The share of each head that turns."""
     if whole:
         raw.only("partial_rotary_factor", 1.0, "this family turns all of each head")
@@ -168,17 +170,17 @@ def read_fraction(raw: Raw, unsaid: float, whole: bool) -> float:
     return share
 
 
-def read_stretch(rope: Raw, kind: str) -> Stretch:
+def read_scaling(rope: ConfigReader, kind: str) -> RopeScaling:
     """The stretch that a ``rope_scaling`` table describes."""
     factor = rope.number("factor", least=1.0)
     if kind == "linear":
-        return LinearStretch(factor)
+        return LinearScaling(factor)
     if kind == "llama3":
         low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
         rope.must(low < high, "low_freq_factor", f"below high_freq_factor ({high:g})")
     length = rope.whole("original_max_position_embeddings", most=1 << 28)
     if kind == "llama3":
-        return Llama3Stretch(factor, low, high, length)
+        return Llama3Scaling(factor, low, high, length)
     rope.only("truncate", True, "the blend here ends at whole numbers of waves")
     for key in ("mscale", "mscale_all_dim"):
         rope.only(key, None, 'the size here is "attention_factor"')
@@ -186,7 +188,7 @@ def read_stretch(rope: Raw, kind: str) -> Stretch:
     rope.must(slow < fast, "beta_slow", f"below beta_fast ({fast:g})")
     size = rope.number("attention_factor", None, most=1e3)
     rope.must(size is None or size > 0, "attention_factor", "above 0")
-    return YarnStretch(factor, length, fast, slow, size)
+    return YarnScaling(factor, length, fast, slow, size)
 
 
 # --------------------------------------------------------------------------------- config.json, out
@@ -231,21 +233,21 @@ def even_heads(model: Model, layout: str) -> None:
 
 def window_size(model: Model) -> int | None:
     """The size of the first window among the blocks, None where all see everything."""
-    sees = (block.attention.see for block in decoder(model).pattern)
-    return next((see.size for see in sees if isinstance(see, Window)), None)
+    mask_rules = (block.attention.mask for block in decoder(model).pattern)
+    return next((mask_rule.size for mask_rule in mask_rules if isinstance(mask_rule, Window)), None)
 
 
 def write_windows(model: Model) -> list[str]:
     """``layer_types``: which blocks slide."""
     stack = decoder(model)
-    slides = [isinstance(stack.block(i).attention.see, Window) for i in range(stack.depth)]
+    slides = [isinstance(stack.block(i).attention.mask, Window) for i in range(stack.depth)]
     return ["sliding_attention" if slide else "full_attention" for slide in slides]
 
 
 def write_rotary(position: Position) -> dict[str, Any]:
     """Rotary positions in the words of transformers 4, which version 5 reads as well."""
     rotary = position if isinstance(position, Rotary) else Rotary()
-    return {"rope_theta": rotary.theta, "rope_scaling": write_stretch(rotary.stretch)}
+    return {"rope_theta": rotary.theta, "rope_scaling": write_scaling(rotary.scaling)}
 
 
 def fraction(model: Model) -> float:
@@ -259,20 +261,20 @@ def decoder(model: Model) -> Stack:
     return stacks(model)["decoder"]
 
 
-def write_stretch(stretch: Stretch | None) -> dict[str, Any] | None:
+def write_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
     """A stretch as the ``rope_scaling`` table."""
-    if stretch is None:
+    if scaling is None:
         return None
-    if isinstance(stretch, LinearStretch):
-        return {"rope_type": "linear", "factor": stretch.factor}
-    table: dict[str, Any] = {"factor": stretch.factor, "original_max_position_embeddings": stretch.length}
-    if isinstance(stretch, Llama3Stretch):
-        return {"rope_type": "llama3", **table, "low_freq_factor": stretch.low, "high_freq_factor": stretch.high}
-    size = {} if stretch.size is None else {"attention_factor": stretch.size}
-    if isinstance(stretch, LongStretch):
-        factors = {"short_factor": list(stretch.short), "long_factor": list(stretch.long)}
+    if isinstance(scaling, LinearScaling):
+        return {"rope_type": "linear", "factor": scaling.factor}
+    table: dict[str, Any] = {"factor": scaling.factor, "original_max_position_embeddings": scaling.length}
+    if isinstance(scaling, Llama3Scaling):
+        return {"rope_type": "llama3", **table, "low_freq_factor": scaling.low, "high_freq_factor": scaling.high}
+    size = {} if scaling.size is None else {"attention_factor": scaling.size}
+    if isinstance(scaling, LongRopeScaling):
+        factors = {"short_factor": list(scaling.short), "long_factor": list(scaling.long)}
         return {"rope_type": "longrope", **table, **factors, **size}
-    return {"rope_type": "yarn", **table, "beta_fast": stretch.fast, "beta_slow": stretch.slow, **size}
+    return {"rope_type": "yarn", **table, "beta_fast": scaling.fast, "beta_slow": scaling.slow, **size}
 
 
 def norm_eps(block: Block) -> float:

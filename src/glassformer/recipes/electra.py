@@ -8,7 +8,7 @@ from typing import Any
 from ..config import Encoder, Model, TokenHead, embed_dim
 from ..errors import UserError
 from .bert import bert, pairs, read_token_head, read_trunk, tags, trunk, write_labels, write_trunk
-from .recipe import Raw, Recipe, Table
+from .recipe import ConfigReader, Recipe, Table
 
 DISCRIMINATOR, BARE = "ElectraForPreTraining", "ElectraModel"
 TOKENS, ANSWERS = "ElectraForTokenClassification", "ElectraForQuestionAnswering"
@@ -20,7 +20,7 @@ def electra(dim: int, depth: int, heads: int, embed: int | None = None) -> Encod
     return replace(model, embed=replace(model.embed, dim=embed), head=None, pool=None, token_head=TokenHead(1, "gelu"))
 
 
-def read(raw: Raw) -> Model:
+def read(raw: ConfigReader) -> Model:
     """An ELECTRA config.json as our config; the architecture says what each token is asked."""
     model, mlp, _ = read_trunk(raw)
     width = raw.whole("embedding_size", 128)

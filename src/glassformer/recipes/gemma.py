@@ -28,7 +28,7 @@ from .decoders import (
     write_decoder,
     write_windows,
 )
-from .recipe import Raw, Recipe
+from .recipe import ConfigReader, Recipe
 
 NORM = RMSNorm(1e-6, offset=1.0)
 
@@ -44,21 +44,21 @@ def gemma2(dim: int, depth: int, heads: int, hidden: int, head_dim: int = 256, o
     """The shape of Gemma 2: half as many key-value heads as heads, scores divided by sqrt(over), windows of 4,096."""
     attention = Attention(heads, heads // 2, head_dim, scale=over**-0.5, softcap=50.0)
     pattern = tuple(
-        Block(replace(attention, see=see), GatedMLP(hidden, "gelu_tanh"), NORM, place="sandwich")
-        for see in (Window(4096), Full())
+        Block(replace(attention, mask=mask_rule), GatedMLP(hidden, "gelu_tanh"), NORM, place="sandwich")
+        for mask_rule in (Window(4096), Full())
     )
     stack = Stack(depth, pattern, Rotary(), last_norm=NORM)
     return Decoder(dim, 8192, Embed(256_000, scale=dim**0.5), stack, Head(softcap=30.0), INIT)
 
 
-def read(raw: Raw) -> Model:
+def read(raw: ConfigReader) -> Model:
     """A Gemma config.json as our config; its "gelu" has always meant the tanh approximation."""
     act = raw.choice("hidden_act", {**ACTIVATIONS, "gelu": "gelu_tanh"}, "gelu_pytorch_tanh")
     block = Block(_attention(raw, kv_heads=16), GatedMLP(raw.whole("intermediate_size", most=WIDE), act), _norm(raw))
     return _scaled(read_decoder(raw, block, read_rotary(raw), context=8192, tied=True))
 
 
-def read2(raw: Raw) -> Model:
+def read2(raw: ConfigReader) -> Model:
     """A Gemma 2 config.json as our config."""
     depth = raw.whole("num_hidden_layers", most=2000)
     over = raw.number("query_pre_attn_scalar", 256.0, least=1e-6)
@@ -67,19 +67,19 @@ def read2(raw: Raw) -> Model:
     act = raw.choice("hidden_activation", ACTIVATIONS, "gelu_pytorch_tanh")
     mlp = GatedMLP(raw.whole("intermediate_size", most=WIDE), act)
     size = raw.whole("sliding_window", unsaid(raw, "sliding_window", 4096), most=1 << 28)
-    sees = read_windows(raw, size, [i % 2 == 0 for i in range(depth)])
-    blocks = [Block(replace(attention, see=see), mlp, _norm(raw), place="sandwich") for see in sees]
+    mask_rules = read_windows(raw, size, [i % 2 == 0 for i in range(depth)])
+    blocks = [Block(replace(attention, mask=mask_rule), mlp, _norm(raw), place="sandwich") for mask_rule in mask_rules]
     softcap = raw.number("final_logit_softcapping", unsaid(raw, "final_logit_softcapping", 30.0))
     head = Head(softcap=softcap)
     return _scaled(read_decoder(raw, blocks, read_rotary(raw), context=8192, tied=True, head=head))
 
 
-def _attention(raw: Raw, kv_heads: int) -> Attention:
+def _attention(raw: ConfigReader, kv_heads: int) -> Attention:
     raw.only("use_bidirectional_attention", False, "a decoder here sees what came before")
     return read_attention(raw, kv_heads, 256, bias=raw.flag("attention_bias", False))
 
 
-def _norm(raw: Raw) -> RMSNorm:
+def _norm(raw: ConfigReader) -> RMSNorm:
     return RMSNorm(raw.number("rms_norm_eps", 1e-6, most=1.0), offset=1.0)
 
 

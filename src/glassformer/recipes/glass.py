@@ -19,7 +19,7 @@ from ..config import (
 from .recipe import Recipe
 
 
-def glass(dim: int, depth: int, heads: int, context: int, vocab: int, lags: int = 1) -> Decoder:
+def glass(dim: int, depth: int, heads: int, context: int, vocab: int, previous_token_embeddings: int = 1) -> Decoder:
     """Rotary, gated MLP, normalised queries and keys, norms without gains; blocks start as the identity, the head at 0.
 
     The token before goes straight into the embedding too (``lags``), where the vocabulary is small enough for it.
@@ -28,7 +28,14 @@ def glass(dim: int, depth: int, heads: int, context: int, vocab: int, lags: int 
     block = Block(Attention(heads, qk_norm=RMSNorm()), GatedMLP(-(-dim * 8 // 3 // 8) * 8), norm)
     stack = Stack(depth, (block,), Rotary(), first_norm=norm, last_norm=norm)
     init = Init(std=None, embed_std=1.0, head_std=0.0, residual="zero")
-    return Decoder(dim, context, Embed(vocab, lags=lags), stack, Head(tied=False, softcap=15.0), init)
+    return Decoder(
+        dim,
+        context,
+        Embed(vocab, previous_token_embeddings=previous_token_embeddings),
+        stack,
+        Head(tied=False, softcap=15.0),
+        init,
+    )
 
 
 def glass_pair(
@@ -61,9 +68,9 @@ GLASS = Recipe(
         "4m": glass(192, 6, 6, 256, 4096),
         "10m": glass(320, 6, 5, 512, 4096),
         "30m": glass(512, 8, 8, 1024, 8192),
-        "160m": glass(768, 12, 12, 1024, 50_304, lags=0),
-        "400m": glass(1024, 24, 16, 2048, 50_304, lags=0),
-        "1b": glass(2048, 18, 16, 2048, 50_304, lags=0),
+        "160m": glass(768, 12, 12, 1024, 50_304, previous_token_embeddings=0),
+        "400m": glass(1024, 24, 16, 2048, 50_304, previous_token_embeddings=0),
+        "1b": glass(2048, 18, 16, 2048, 50_304, previous_token_embeddings=0),
         "pair-3m": glass_pair(128, 4, 4, 192, 64, 10_000, dropout=0.2),
         "encoder-1m": glass_encoder(128, 4, 4, 128, 256, dropout=0.1),
     },

@@ -21,7 +21,7 @@ from ..config import (
 )
 from ..errors import UserError
 from .decoders import ACTIVATIONS, norm_eps, plain_mlp, write_act
-from .recipe import Raw, Recipe, Rule, Table
+from .recipe import ConfigReader, Recipe, Rule, Table
 
 
 def gpt2(
@@ -33,7 +33,7 @@ def gpt2(
     return Decoder(dim, 1024, Embed(vocab), stack)
 
 
-def read(raw: Raw) -> Model:
+def read(raw: ConfigReader) -> Model:
     """A GPT-2 config.json as our config; nanoGPT's ``bias`` is understood too."""
     raw.only("scale_attn_weights", True, "attention here always divides by the root of the head's width")
     raw.only("scale_attn_by_inverse_layer_idx", False, "no attention here scales by its layer")
@@ -97,7 +97,7 @@ def layout(model: Model) -> Model:
     if not isinstance(model, Decoder) or stacks(model)["decoder"].pattern[0].attention.bias:
         return model
     raw = {key: value for key, value in write(model).items() if key != "bias"}
-    return read(Raw(raw))
+    return read(ConfigReader(raw))
 
 
 _OURS, _THEIRS = "decoder.blocks.{i}", "transformer.h.{i}"
@@ -113,12 +113,12 @@ RULES = (
             Rule(
                 f"{_THEIRS}.attn.c_attn.{part}",
                 (f"{_OURS}.attn.q.{part}", f"{_OURS}.attn.k.{part}", f"{_OURS}.attn.v.{part}"),
-                flip=part == "weight",
+                transpose=part == "weight",
             ),
-            Rule(f"{_THEIRS}.attn.c_proj.{part}", f"{_OURS}.attn.out.{part}", flip=part == "weight"),
+            Rule(f"{_THEIRS}.attn.c_proj.{part}", f"{_OURS}.attn.out.{part}", transpose=part == "weight"),
             Rule(f"{_THEIRS}.ln_2.{part}", f"{_OURS}.ffn_norm.{part}"),
-            Rule(f"{_THEIRS}.mlp.c_fc.{part}", f"{_OURS}.ffn.up.{part}", flip=part == "weight"),
-            Rule(f"{_THEIRS}.mlp.c_proj.{part}", f"{_OURS}.ffn.down.{part}", flip=part == "weight"),
+            Rule(f"{_THEIRS}.mlp.c_fc.{part}", f"{_OURS}.ffn.up.{part}", transpose=part == "weight"),
+            Rule(f"{_THEIRS}.mlp.c_proj.{part}", f"{_OURS}.ffn.down.{part}", transpose=part == "weight"),
             Rule(f"transformer.ln_f.{part}", f"decoder.last_norm.{part}"),
         )
     ),

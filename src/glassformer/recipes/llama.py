@@ -11,12 +11,12 @@ from ..config import (
     Embed,
     GatedMLP,
     Head,
-    Llama3Stretch,
+    Llama3Scaling,
     Model,
     RMSNorm,
+    RopeScaling,
     Rotary,
     Stack,
-    Stretch,
 )
 from .decoders import (
     ATTENTION,
@@ -33,7 +33,7 @@ from .decoders import (
     table,
     write_decoder,
 )
-from .recipe import Raw, Recipe
+from .recipe import ConfigReader, Recipe
 
 
 def llama2(dim: int, depth: int, heads: int, kv_heads: int, hidden: int) -> Decoder:
@@ -44,12 +44,12 @@ def llama2(dim: int, depth: int, heads: int, kv_heads: int, hidden: int) -> Deco
 
 
 def llama3(
-    dim: int, depth: int, heads: int, hidden: int, stretch: Stretch | None = None, tied: bool = False
+    dim: int, depth: int, heads: int, hidden: int, scaling: RopeScaling | None = None, tied: bool = False
 ) -> Decoder:
     """The shape of Llama 3: 8 key-value heads, 128,256 tokens, 8,192 positions or, stretched, 131,072."""
     block = Block(Attention(heads, 8), GatedMLP(hidden), RMSNorm())
-    stack = Stack(depth, (block,), Rotary(500_000.0, stretch=stretch), last_norm=RMSNorm())
-    return Decoder(dim, 131_072 if stretch else 8192, Embed(128_256), stack, Head(tied=tied), INIT)
+    stack = Stack(depth, (block,), Rotary(500_000.0, scaling=scaling), last_norm=RMSNorm())
+    return Decoder(dim, 131_072 if scaling else 8192, Embed(128_256), stack, Head(tied=tied), INIT)
 
 
 def stories(dim: int, depth: int, heads: int, kv_heads: int, hidden: int) -> Decoder:
@@ -58,7 +58,7 @@ def stories(dim: int, depth: int, heads: int, kv_heads: int, hidden: int) -> Dec
     return Decoder(dim, 512, Embed(512), Stack(depth, (block,), Rotary(), last_norm=RMSNorm()), Head(), INIT)
 
 
-def read(raw: Raw) -> Model:
+def read(raw: ConfigReader) -> Model:
     """A Llama config.json as our config."""
     norm = RMSNorm(raw.number("rms_norm_eps", 1e-6, most=1.0))
     attention = read_attention(raw, bias=raw.flag("attention_bias", False))
@@ -74,7 +74,7 @@ def write(model: Model) -> dict[str, Any]:
     return {**raw, "rms_norm_eps": norm_eps(block), **biases}
 
 
-_31, _32 = Llama3Stretch(8.0), Llama3Stretch(32.0)
+_31, _32 = Llama3Scaling(8.0), Llama3Scaling(32.0)
 
 LLAMA = Recipe(
     name="llama",

@@ -24,7 +24,7 @@ from .decoders import (
     window_size,
     write_decoder,
 )
-from .recipe import Raw, Recipe, Rule
+from .recipe import ConfigReader, Recipe, Rule
 
 
 def mixtral(dim: int, depth: int, heads: int, hidden: int, context: int, balance: float) -> Decoder:
@@ -34,10 +34,10 @@ def mixtral(dim: int, depth: int, heads: int, hidden: int, context: int, balance
     return Decoder(dim, context, Embed(32_000), stack, Head(tied=False), INIT)
 
 
-def read(raw: Raw) -> Model:
+def read(raw: ConfigReader) -> Model:
     """A Mixtral config.json as our config; ``router_aux_loss_coef`` weighs our own load-balancing loss."""
     raw.only("router_jitter_noise", 0.0, "no router here shakes what it reads")
-    attention = replace(read_attention(raw, kv_heads=8), see=read_window(raw))
+    attention = replace(read_attention(raw, kv_heads=8), mask=read_window(raw))
     mixture = MoE(
         raw.whole("num_local_experts", 8, most=MANY),
         raw.whole("num_experts_per_tok", 2, most=MANY),

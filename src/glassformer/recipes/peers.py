@@ -35,7 +35,7 @@ from ..config import (
 )
 from ..errors import UserError
 from . import gpt2
-from .recipe import Raw, Rule, Table
+from .recipe import ConfigReader, Rule, Table
 
 Shapes = Mapping[str, tuple[int, ...]]
 Tensors = dict[str, Any]  # a library's tensors by name
@@ -52,9 +52,9 @@ class Peer:
     """
 
     describe: Callable[[Shapes, Mapping[str, Any]], Mapping[str, Any]]
-    read: Callable[[Raw], Model]
+    read: Callable[[ConfigReader], Model]
     weights: Callable[[Model], Table]
-    prepare: Callable[[Tensors, Raw], Tensors] = lambda tensors, raw: tensors
+    prepare: Callable[[Tensors, ConfigReader], Tensors] = lambda tensors, raw: tensors
     beside: Callable[[Path], Path] = lambda path: path.with_name("config.json")
 
 
@@ -87,7 +87,7 @@ def _mingpt(shapes: Shapes, said: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**_gpt(shapes, said), "n_head": said.get("n_head") or known, "dropout": said.get("resid_pdrop")}
 
 
-def _read_gpt(raw: Raw, act: Activation, tied: bool) -> Decoder:
+def _read_gpt(raw: ConfigReader, act: Activation, tied: bool) -> Decoder:
     heads = raw.whole("n_head", most=1 << 14)
     depth, length = raw.whole("n_layer", most=2000), raw.whole("block_size")
     made = gpt2.gpt2(
@@ -100,7 +100,7 @@ def _read_gpt(raw: Raw, act: Activation, tied: bool) -> Decoder:
 
 # GPT-2's names; their matrices are (out, in), as nn.Linear has them.
 GPT = Table(
-    tuple(replace(rule, flip=False) for rule in gpt2.RULES),
+    tuple(replace(rule, transpose=False) for rule in gpt2.RULES),
     ignore=("transformer.h.{i}.attn.bias",),  # the causal mask
     copies=(("lm_head.weight", "transformer.wte.weight"),),
 )
@@ -123,7 +123,7 @@ def _nanochat(shapes: Shapes, said: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**_sizes(shapes, said, n_embd=("transformer.wte.weight", 1)), "n_layer": _depth(shapes, LAYER)}
 
 
-def _read_nanochat(raw: Raw) -> Model:
+def _read_nanochat(raw: ConfigReader) -> Model:
     pattern = raw.value("window_pattern", "L")
     raw.must(set(str(pattern)) <= {"L"}, "window_pattern", '"L": how wide "S" is differs between versions')
     norm, dim = RMSNorm(EPS, gain=False), raw.whole("n_embd")
@@ -135,7 +135,7 @@ def _read_nanochat(raw: Raw) -> Model:
     return Decoder(dim, raw.whole("sequence_len"), embed, stack, Head(tied=False, softcap=15.0))
 
 
-def _prepare_nanochat(tensors: Tensors, raw: Raw) -> Tensors:
+def _prepare_nanochat(tensors: Tensors, raw: ConfigReader) -> Tensors:
     """Without the rows that round the vocabulary up; halves of queries and keys swapped: it turns them backwards."""
     for name, value in (("resid_lambdas", 1.0), ("x0_lambdas", 0.0)):
         if name in tensors and not bool((tensors.pop(name) == value).all()):
@@ -185,7 +185,7 @@ def _lens(shapes: Shapes, said: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**found, "n_layers": depth, "gated_mlp": gated, "attn_only": depth > 0 and not thinks}
 
 
-def _read_lens(raw: Raw) -> Model:
+def _read_lens(raw: ConfigReader) -> Model:
     for key, only, what in (
         ("positional_embedding_type", "standard", "only learned positions are read from TransformerLens here"),
         ("attention_dir", "causal", "only decoders are read from TransformerLens here"),
@@ -242,16 +242,16 @@ def _lens_table(model: Model) -> Table:
             Rule(f"{theirs}.attn.W_O", f"{ours}.attn.out.weight", axes="h d c -> c (h d)", heads=heads),
             Rule(f"{theirs}.attn.b_O", f"{ours}.attn.out.bias"),
             *(Rule(f"{a}.{x[0]}", f"{b}.{x}") for a, b in norms.items() for x in ("weight", "bias")),
-            *(Rule(f"{theirs}.mlp.W_{a}", f"{ours}.ffn.{b}.weight", flip=True) for a, b in think.items()),
+            *(Rule(f"{theirs}.mlp.W_{a}", f"{ours}.ffn.{b}.weight", transpose=True) for a, b in think.items()),
             *(Rule(f"{theirs}.mlp.b_{a}", f"{ours}.ffn.{b}.bias") for a, b in think.items()),
-            Rule("unembed.W_U", "head.proj.weight", flip=True),
+            Rule("unembed.W_U", "head.proj.weight", transpose=True),
             Rule("unembed.b_U", "head.proj.bias"),
         ),
         ignore=(f"{theirs}.attn.mask", f"{theirs}.attn.IGNORE"),
     )
 
 
-def _prepare_lens(tensors: Tensors, raw: Raw) -> Tensors:
+def _prepare_lens(tensors: Tensors, raw: ConfigReader) -> Tensors:
     """Gains of 1 where a LayerNorm's are folded away."""
     if raw.table["normalization_type"] != "LNPre":
         return tensors

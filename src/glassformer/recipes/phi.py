@@ -14,14 +14,14 @@ from ..config import (
     GatedMLP,
     Head,
     LayerNorm,
-    LongStretch,
+    LongRopeScaling,
     Model,
     RMSNorm,
     Rotary,
     Stack,
     Window,
 )
-from ..config.context import stretches
+from ..config.context import long_scalings
 from .decoders import (
     ACTIVATIONS,
     ATTENTION,
@@ -43,7 +43,7 @@ from .decoders import (
     window_size,
     write_decoder,
 )
-from .recipe import Raw, Recipe, Rule
+from .recipe import ConfigReader, Recipe, Rule
 
 DROPOUTS = ("resid_pdrop", "embd_pdrop", "attention_dropout")  # the residual's is the stack's
 
@@ -56,7 +56,7 @@ def phi(dim: int, depth: int, share: float, dropout: float = 0.0) -> Decoder:
     return Decoder(dim, 2048, Embed(51_200), stack, Head(tied=False, bias=True), INIT)
 
 
-def read(raw: Raw) -> Model:
+def read(raw: ConfigReader) -> Model:
     """A Phi config.json as our config."""
     norm = LayerNorm(raw.number("layer_norm_eps", 1e-5, most=1.0))
     attention = read_attention(raw, bias=True)
@@ -107,20 +107,20 @@ PHI = Recipe(
 
 def phi3(dim: int, depth: int, heads: int, kv_heads: int, hidden: int) -> Decoder:
     """The shape of Phi-3: windows of 2,047, 32,064 tokens, 4,096 positions."""
-    block = Block(Attention(heads, kv_heads, see=Window(2047)), GatedMLP(hidden), RMSNorm())
+    block = Block(Attention(heads, kv_heads, mask=Window(2047)), GatedMLP(hidden), RMSNorm())
     stack = Stack(depth, (block,), Rotary(), last_norm=RMSNorm())
     return Decoder(dim, 4096, Embed(32_064), stack, Head(tied=False), INIT)
 
 
-def read3(raw: Raw) -> Model:
+def read3(raw: ConfigReader) -> Model:
     """A Phi-3 config.json as our config."""
-    attention = replace(read_attention(raw), see=read_window(raw))
+    attention = replace(read_attention(raw), mask=read_window(raw))
     block = Block(attention, read_gated(raw), RMSNorm(raw.number("rms_norm_eps", 1e-5, most=1.0)))
     dropout = raw.number("resid_pdrop", 0.0, most=0.99)
     rotary = read_rotary(raw, fraction=1.0, kinds=("default", *LONG))
     model = read_decoder(raw, block, rotary, context=4096, dropout=dropout)
-    if isinstance(rotary.stretch, LongStretch):  # for longer texts: glassformer.load(.., context=N)
-        model = replace(model, context=min(model.context, rotary.stretch.length))
+    if isinstance(rotary.scaling, LongRopeScaling):  # for longer texts: glassformer.load(.., context=N)
+        model = replace(model, context=min(model.context, rotary.scaling.length))
     return model
 
 
@@ -128,8 +128,8 @@ def write3(model: Model) -> dict[str, Any]:
     """Our config as a Phi-3 config.json, as far as that can say it; without a window a Llama's can, and comes first."""
     block, raw = write_decoder(model, "phi3")
     length = raw["max_position_embeddings"]
-    for stretch in stretches(model).values():
-        raw["max_position_embeddings"] = round(stretch.length * stretch.factor)
+    for scaling in long_scalings(model).values():
+        raw["max_position_embeddings"] = round(scaling.length * scaling.factor)
     return {
         **raw,
         "rms_norm_eps": norm_eps(block),

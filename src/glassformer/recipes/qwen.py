@@ -34,7 +34,7 @@ from .decoders import (
     write_decoder,
     write_windows,
 )
-from .recipe import Raw, Recipe, Rule
+from .recipe import ConfigReader, Recipe, Rule
 
 NORM = RMSNorm(1e-6)
 
@@ -61,19 +61,19 @@ def qwen3(dim: int, depth: int, heads: int, think: int | MoE, kv_heads: int = 8)
 # ---------------------------------------------------------------------------------- config.json, in
 
 
-def read2(raw: Raw) -> Model:
+def read2(raw: ConfigReader) -> Model:
     """A Qwen 2 or 2.5 config.json as our config."""
     raw.only("use_mrope", False, "positions here have one dimension")
     attention = replace(read_attention(raw, kv_heads=32, bias=True), out_bias=False)
     return _read(raw, attention, [read_gated(raw)] * _depth(raw))
 
 
-def read3(raw: Raw) -> Model:
+def read3(raw: ConfigReader) -> Model:
     """A Qwen 3 config.json as our config."""
     return _read(raw, _attention3(raw, kv_heads=32), [read_gated(raw)] * _depth(raw))
 
 
-def read3moe(raw: Raw) -> Model:
+def read3moe(raw: ConfigReader) -> Model:
     """A config.json of Qwen 3 with mixtures; ``router_aux_loss_coef`` weighs our own load-balancing loss."""
     mlp = read_gated(raw)
     mixture = MoE(
@@ -89,26 +89,29 @@ def read3moe(raw: Raw) -> Model:
     raw.only("layer_types", None, "the mixtures' blocks all see the same")
     slides = raw.flag("use_sliding_window", False)
     table = {**raw.table, "max_window_layers": 0 if slides else len(mixes)}
-    return _read(Raw(table, raw.source), _attention3(raw, kv_heads=4), [mixture if m else mlp for m in mixes])
+    return _read(ConfigReader(table, raw.source), _attention3(raw, kv_heads=4), [mixture if m else mlp for m in mixes])
 
 
-def _depth(raw: Raw) -> int:
+def _depth(raw: ConfigReader) -> int:
     depth: int = raw.whole("num_hidden_layers", most=2000)
     return depth
 
 
-def _attention3(raw: Raw, kv_heads: int) -> Attention:
+def _attention3(raw: ConfigReader, kv_heads: int) -> Attention:
     norm = RMSNorm(raw.number("rms_norm_eps", 1e-6, most=1.0))
     return replace(read_attention(raw, kv_heads, 128, raw.flag("attention_bias", False)), qk_norm=norm)
 
 
-def _read(raw: Raw, attention: Attention, thinks: Sequence[FeedForward]) -> Model:
+def _read(raw: ConfigReader, attention: Attention, thinks: Sequence[FeedForward]) -> Model:
     slides = raw.flag("use_sliding_window", False)
     size = raw.whole("sliding_window", unsaid(raw, "sliding_window", 4096), most=1 << 28) if slides else None
     first = raw.number("max_window_layers", 28.0)
-    sees = read_windows(raw, size, [size is not None and i >= first for i in range(len(thinks))])
+    mask_rules = read_windows(raw, size, [size is not None and i >= first for i in range(len(thinks))])
     norm = RMSNorm(raw.number("rms_norm_eps", 1e-6, most=1.0))
-    blocks = [Block(replace(attention, see=see), think, norm) for see, think in zip(sees, thinks, strict=True)]
+    blocks = [
+        Block(replace(attention, mask=mask_rule), think, norm)
+        for mask_rule, think in zip(mask_rules, thinks, strict=True)
+    ]
     return read_decoder(raw, blocks, read_rotary(raw), context=32_768)
 
 

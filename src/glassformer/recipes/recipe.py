@@ -30,9 +30,9 @@ class Rule:
 
     theirs: str | tuple[str, ...]
     ours: str | tuple[str, ...]
-    flip: bool = False
+    transpose: bool = False
     axis: int = 0
-    lift: bool = False
+    unsqueeze: bool = False
     parts: tuple[int, ...] = ()
     axes: str = ""
     heads: int = 1
@@ -81,7 +81,7 @@ class Recipe:
     architectures: tuple[str, ...] = ()
     model_type: str = ""
     tokenizer: str = ""
-    read: Callable[[Raw], config.Model] | None = None
+    read: Callable[[ConfigReader], config.Model] | None = None
     write: Callable[[config.Model], dict[str, Any]] | None = None
     weights: Table | Callable[[config.Model], Table] = Table(())
     layout: Callable[[config.Model], config.Model] = _as_it_is
@@ -101,7 +101,7 @@ class Held(Protocol):
     def same(self, name: str, other: str) -> bool: ...
 
 
-class Raw:
+class ConfigReader:
     """A config.json as published: each value is checked as it is read, and an absurd one is one sentence.
 
     ``held`` are the weights beside it where they are known, since some files say more than their config.
@@ -150,11 +150,11 @@ class Raw:
         self.must(isinstance(found, str) and found in options, key, f"one of {', '.join(options)}", hint)
         return options[found]
 
-    def inside(self, key: str) -> Raw | None:
+    def inside(self, key: str) -> ConfigReader | None:
         """The table under ``key``, or None."""
         found = self.value(key, None)
         self.must(found is None or isinstance(found, Mapping), key, "a table")
-        return Raw(found, f"{self.source}: {key}") if found else None
+        return ConfigReader(found, f"{self.source}: {key}") if found else None
 
     def only(self, key: str, allowed: Any, what: str) -> None:
         """Refuse by name what no module here does."""

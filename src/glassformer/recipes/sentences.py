@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from .. import config, files
 from ..errors import UserError
-from .recipe import Raw
+from .recipe import ConfigReader
 
 KEY = "sentence_transformers"
 MODULES = "modules.json"
@@ -91,7 +91,7 @@ def _table(path: Path) -> dict[str, Any]:
     return found
 
 
-def read(raw: Raw, model: config.Model) -> config.Model:
+def read(raw: ConfigReader, model: config.Model) -> config.Model:
     """The model as a sentence encoder, where the files beside its config.json make it one."""
     said = raw.inside(KEY)
     if said is None:

@@ -21,23 +21,23 @@ from .decoders import (
     window_size,
     write_decoder,
 )
-from .recipe import Raw, Recipe
+from .recipe import ConfigReader, Recipe
 
 
 def starcoder2(dim: int, depth: int, kv_heads: int, theta: float, std: float, tied: bool = True) -> Decoder:
     """The shape of StarCoder2: heads of 128, windows of 4,096, 49,152 tokens, 16,384 positions."""
-    attention = Attention(dim // 128, kv_heads, bias=True, see=Window(4096))
+    attention = Attention(dim // 128, kv_heads, bias=True, mask=Window(4096))
     block = Block(attention, MLP(4 * dim, bias=True), LayerNorm())
     stack = Stack(depth, (block,), Rotary(theta), last_norm=LayerNorm(), dropout=0.1)
     return Decoder(dim, 16_384, Embed(49_152), stack, Head(tied=tied), Init(std, std, "plain"))
 
 
-def read(raw: Raw) -> Model:
+def read(raw: ConfigReader) -> Model:
     """A StarCoder2 config.json as our config; of its three dropouts, the residual's is the stack's."""
     raw.only("norm_type", "layer_norm", "only LayerNorm is published")
     raw.only("mlp_type", "default", "only the plain feed-forward is published")
     bias = raw.flag("use_bias", True)
-    attention = replace(read_attention(raw, kv_heads=2, bias=bias), see=read_window(raw))
+    attention = replace(read_attention(raw, kv_heads=2, bias=bias), mask=read_window(raw))
     act = raw.choice("hidden_act", ACTIVATIONS, "gelu_pytorch_tanh")
     mlp = MLP(raw.whole("intermediate_size", most=WIDE), act, bias)
     block = Block(attention, mlp, LayerNorm(raw.number("norm_epsilon", 1e-5, most=1.0)))

@@ -27,7 +27,7 @@ from ..config import (
 )
 from ..errors import UserError
 from .decoders import ACTIVATIONS, norm_eps, plain_mlp
-from .recipe import Raw, Recipe, Rule, Table
+from .recipe import ConfigReader, Recipe, Rule, Table
 
 INIT = Init(0.02, 1.0, "plain")
 WHOLE, ENCODER = "T5ForConditionalGeneration", "T5EncoderModel"
@@ -83,7 +83,7 @@ def ends(
     return encoder, Stack(depths[1], (crossed,), position, last_norm=norm, dropout=dropout)
 
 
-def read(raw: Raw) -> Model:
+def read(raw: ConfigReader) -> Model:
     """A T5 config.json as our config; ``dropout_rate`` is the stacks' one dropout.
 
     Whether the head is tied is read from the weights where they are known: transformers 5 writes

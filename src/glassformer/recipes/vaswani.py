@@ -29,7 +29,7 @@ from ..config import (
 )
 from ..errors import UserError
 from .decoders import ACTIVATIONS, plain_mlp
-from .recipe import Raw, Recipe, Rule, Table
+from .recipe import ConfigReader, Recipe, Rule, Table
 
 
 def vaswani(dim: int, depth: int, heads: int, hidden: int, vocab: int, dropout: float) -> EncoderDecoder:
@@ -42,7 +42,7 @@ def vaswani(dim: int, depth: int, heads: int, hidden: int, vocab: int, dropout: 
     return EncoderDecoder(dim, 1024, Embed(vocab, scale=dim**0.5), encoder, decoder, Head(), init)
 
 
-def read(raw: Raw) -> Model:
+def read(raw: ConfigReader) -> Model:
     """A Marian config.json as our config; ``dropout`` is the stacks' one dropout, ``head_bias`` a word of our own."""
     raw.only("share_encoder_decoder_embeddings", True, "both sides share one table here")
     raw.only("tie_word_embeddings", True, "the head shares that table too")
@@ -62,10 +62,12 @@ def read(raw: Raw) -> Model:
         hidden = raw.whole(f"{side}_ffn_dim", 4096, most=1 << 22)
         return Block(attention, MLP(hidden, act, bias=True), LayerNorm(), "post")
 
-    waves, crossed = Sinusoidal(halves=True), block("decoder")
+    frequencies, crossed = Sinusoidal(halves=True), block("decoder")
     crossed = replace(crossed, cross=crossed.attention)
-    encoder = Stack(raw.whole("encoder_layers", 12, most=2000), (block("encoder"),), waves, False, dropout=dropout)
-    decoder = Stack(raw.whole("decoder_layers", 12, most=2000), (crossed,), waves, dropout=dropout)
+    encoder = Stack(
+        raw.whole("encoder_layers", 12, most=2000), (block("encoder"),), frequencies, False, dropout=dropout
+    )
+    decoder = Stack(raw.whole("decoder_layers", 12, most=2000), (crossed,), frequencies, dropout=dropout)
     std = raw.number("init_std", 0.02, most=10.0)
     return EncoderDecoder(
         dim,
@@ -144,7 +146,7 @@ VASWANI = Recipe(
             Rule(_SHARED, "embed.token.weight"),
             *_rules("encoder"),
             *_rules("decoder"),
-            Rule("final_logits_bias", "head.proj.bias", lift=True),
+            Rule("final_logits_bias", "head.proj.bias", unsqueeze=True),
         ),
         ignore=("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight"),  # the sines
         copies=tuple((name, _SHARED) for name in (*_TWINS, "lm_head.weight")),

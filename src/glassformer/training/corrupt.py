@@ -144,16 +144,16 @@ def spans(batch: Batch, random: np.random.Generator, words: objectives.Span, tok
     written = [[np.append(start, target[:-1]) for target in row] for row in targets]
     step = max(8, context // 16)  # few different widths
     width = -(-max(sum(map(len, row)) for row in targets) // step) * step
-    pos, docs = _numbered(targets, width)
-    source_pos, source_docs = _numbered(sources, context)
+    pos, document_ids = _numbered(targets, width)
+    source_pos, source_document_ids = _numbered(sources, context)
     return Batch(
         _padded(written, width, 0),
         _padded(targets, width, -1),
         pos,
-        docs,
+        document_ids,
         _padded(sources, context, 0),
         source_pos,
-        source_docs,
+        source_document_ids,
     )
 
 
@@ -192,5 +192,5 @@ def _padded(rows: Sequence[Sequence[Array]], width: int, fill: int) -> torch.Ten
 def _numbered(rows: Sequence[Sequence[Array]], width: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The positions and the document numbers of such rows."""
     pos = [[np.arange(len(part)) for part in row] for row in rows]
-    docs = [[np.full(len(part), number) for number, part in enumerate(row)] for row in rows]
-    return _padded(pos, width, -1), _padded(docs, width, -1)
+    document_ids = [[np.full(len(part), number) for number, part in enumerate(row)] for row in rows]
+    return _padded(pos, width, -1), _padded(document_ids, width, -1)

@@ -40,10 +40,10 @@ class Batch:
     tokens: Tensor
     targets: Tensor
     pos: Tensor | None = None
-    docs: Tensor | None = None
+    document_ids: Tensor | None = None
     source: Tensor | None = None
     source_pos: Tensor | None = None
-    source_docs: Tensor | None = None
+    source_document_ids: Tensor | None = None
     segments: Tensor | None = None
     prefix: Tensor | None = None
     labels: Tensor | None = None
@@ -155,8 +155,8 @@ class _Filling:
             return Batch(tokens, targets)
         column = np.arange(self.opens.shape[1])
         pos = column - np.maximum.accumulate(np.where(self.opens, column, 0), axis=1)
-        docs = np.cumsum(self.opens, axis=1, dtype=np.int64)
-        return Batch(tokens, targets, torch.from_numpy(pos), torch.from_numpy(docs))
+        document_ids = np.cumsum(self.opens, axis=1, dtype=np.int64)
+        return Batch(tokens, targets, torch.from_numpy(pos), torch.from_numpy(document_ids))
 
 
 def every_token_once(shards: Shards, batch: int, context: int, stride: int | None = None) -> Iterator[Batch]:

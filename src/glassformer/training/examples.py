@@ -102,9 +102,9 @@ def batch_of(encoded: Encoded, rows: Sequence[Array], context: int) -> Batch:
             filled[name] = np.full(len(rows) * width, EMPTY[name], np.int64)
             filled[name][here] = column[there]
             filled[name] = filled[name].reshape(len(rows), width)
-    for pos, docs in (("pos", "docs"), ("source_pos", "source_docs")):
+    for pos, document_ids in (("pos", "document_ids"), ("source_pos", "source_document_ids")):
         if pos in filled:
-            filled[docs] = np.where(filled[pos] < 0, -1, np.cumsum(filled[pos] == 0, axis=1) - 1)
+            filled[document_ids] = np.where(filled[pos] < 0, -1, np.cumsum(filled[pos] == 0, axis=1) - 1)
     filled.setdefault("targets", np.full_like(filled["tokens"], -1))
     if "prefix" in filled:
         filled["prefix"] = filled["prefix"] > 0

@@ -20,7 +20,7 @@ from ..errors import UserError
 from . import checkpoint
 from .data import Batch
 from .loop import Step
-from .objective import Loss, Objective, mean_facts
+from .objective import Loss, Objective, mean_metrics
 from .routing import counted
 
 Hook = Callable[[Step], None]
@@ -65,7 +65,7 @@ class Evaluate:
             model = step.state.reader()
             with counted(model) as step.routes:
                 step.valid, found = self.measure(model)
-            step.facts = {**step.facts, **{f"valid_{name}": fact for name, fact in found.items()}}
+            step.metrics = {**step.metrics, **{f"valid_{name}": fact for name, fact in found.items()}}
 
     def measure(self, model: Any) -> tuple[float, dict[str, Any]]:
         """The validation loss of ``model``, in its own number format, and what else there is to say."""
@@ -74,13 +74,13 @@ class Evaluate:
         with aside(model):
             for batch in self.batches():
                 losses.append(self.objective.loss(model, batch.to(device)))
-            facts = mean_facts(losses)
+            metrics = mean_metrics(losses)
             said = [loss.said for loss in losses if loss.said is not None]
             measures = getattr(self.objective, "measures", None)
             if said and measures is not None:
-                facts |= measures(*(torch.cat(part) for part in zip(*said, strict=True)))
+                metrics |= measures(*(torch.cat(part) for part in zip(*said, strict=True)))
         targets = sum(loss.count for loss in losses)
-        return sum(float(loss.sum) for loss in losses) / targets if targets else math.nan, facts
+        return sum(float(loss.sum) for loss in losses) / targets if targets else math.nan, metrics
 
 
 class Save:
@@ -125,7 +125,7 @@ class Log:
         self.path = path
 
     def __call__(self, step: Step) -> None:
-        self.write(facts(step))
+        self.write(metrics(step))
 
     def write(self, line: dict[str, Any]) -> None:
         """One more line; UserError where the file is no longer there."""
@@ -182,7 +182,7 @@ class TensorBoard:
             return None
 
     def __call__(self, step: Step) -> None:
-        for name, value in facts(step).items():
+        for name, value in metrics(step).items():
             for place, number in _numbers(name, value):
                 self.writer.add_scalar(place, number, step.index)
 
@@ -191,7 +191,7 @@ class TensorBoard:
         self.writer.close()
 
 
-def facts(step: Step) -> dict[str, Any]:
+def metrics(step: Step) -> dict[str, Any]:
     """A step's numbers as JSON holds them: those that are not finite are left out, and ``skipped`` says why."""
     numbers = {
         "step": step.index,
@@ -204,7 +204,7 @@ def facts(step: Step) -> dict[str, Any]:
         "seconds": round(step.seconds, 6),
         "epoch": step.epoch,
         "skipped": step.skipped,
-        **{name: _short(fact) for name, fact in step.facts.items()},
+        **{name: _short(fact) for name, fact in step.metrics.items()},
     }
     return {k: v for k, v in numbers.items() if v is not None and not (isinstance(v, float) and not math.isfinite(v))}
 

@@ -22,7 +22,7 @@ import torch
 from .. import config, files
 from ..config import serial
 from ..config.objective import Causal, Full, Seq2Seq
-from ..config.run import WATCHING, Run, Train
+from ..config.run import UNCHECKED, Run, Train
 from ..cost import Cost, available_memory, cost, gibibytes
 from ..errors import UserError, need
 from ..nn import device as devices
@@ -34,7 +34,7 @@ from .loop import State, Stuck, train
 from .objective import Objective
 from .objectives import make
 from .optimizer import Optimizer
-from .prepare import Material
+from .prepare import RunData
 from .probe import Plan, make_plan
 from .schedule import said
 
@@ -117,7 +117,7 @@ def _train(
     if before:
         _same(before.get("model"), serial.to_dict(model_config), out)
     objective = make(how.objective, how.label_smoothing, tokenizer)
-    data = prepare.material(settings, tokenizer, examples, model_config, objective)
+    data = prepare.run_data(settings, tokenizer, examples, model_config, objective)
     context = how.context or model_config.context
     price = cost(model_config, -(-how.batch // how.accumulate), context)
     _refuse_what_cannot_fit(price, how, device)
@@ -193,7 +193,7 @@ def risen(state: State, how: Train) -> bool:
     return state.step - state.best_step >= how.early_stop * how.evaluate_every
 
 
-def _held_out(loss: float, data: Material) -> str:
+def _held_out(loss: float, data: RunData) -> str:
     """A validation loss in words; of running text also in bits per byte, comparable between tokenizers."""
     said = f"validation loss {loss:.4f}"
     if not data.held_out:
@@ -223,8 +223,8 @@ def _before(settings: Run, out: Path, resume: bool) -> dict[str, Any]:
         there = dict(before.get(name) or {})
         with contextlib.suppress(UserError):  # a setting that is younger than the run has its default
             there = serial.to_dict(serial.from_dict(type(mine), there))
-        kept = {key: value for key, value in there.items() if key not in WATCHING}
-        now = {key: value for key, value in serial.to_dict(mine).items() if key not in WATCHING}
+        kept = {key: value for key, value in there.items() if key not in UNCHECKED}
+        now = {key: value for key, value in serial.to_dict(mine).items() if key not in UNCHECKED}
         _same(kept, now, out, name)
     return before
 
@@ -291,7 +291,7 @@ def _memory(price: Cost, dtype: str, still: int) -> int:
     return price.train("bf16" if dtype == "bfloat16" else "fp32") - 12 * still
 
 
-def _say(price: Cost, how: Train, plan: Plan, data: Material, still: int) -> None:
+def _say(price: Cost, how: Train, plan: Plan, data: RunData, still: int) -> None:
     """The cost statement: what is about to be done, with what, and how long it will take."""
     tokens = how.batch * price.context
     note(
@@ -310,7 +310,7 @@ def _say(price: Cost, how: Train, plan: Plan, data: Material, still: int) -> Non
     note(f"{plan.why}.")
 
 
-def _bound(sample: Sampler | None, tokenizer: Any, how: Train, data: Material) -> Callable[[Any], str] | None:
+def _bound(sample: Sampler | None, tokenizer: Any, how: Train, data: RunData) -> Callable[[Any], str] | None:
     """What writes a sample: the model's own text, or its answer to a source that is held out."""
     if sample is None or not isinstance(how.objective, Causal | Seq2Seq):
         return None

@@ -44,7 +44,7 @@ class Live:
         self.tokens, self.seconds = 0, 0.0  # since the last time shown
         self.speed = 0.0
         self.valid = math.nan
-        self.facts: dict[str, float] = {}  # what else is known of what is held out
+        self.metrics: dict[str, float] = {}  # what else is known of what is held out
         self.text = ""
         self.screen: Any = None
 
@@ -73,7 +73,7 @@ class Live:
             self.losses.append(step.loss)
         if step.valid is not None:
             self.valid = step.valid
-            self.facts = {n: f for n, f in step.facts.items() if n.startswith("valid_") and isinstance(f, float)}
+            self.metrics = {n: f for n, f in step.metrics.items() if n.startswith("valid_") and isinstance(f, float)}
         if self.sample is not None and step.due(self.sample_every):
             with aside(step.state.model):
                 self.text = self.sample(step.state.model)
@@ -101,7 +101,7 @@ class Live:
         found = {"loss": f"{sum(recent) / len(recent):.4f}" if recent else "none"}
         if math.isfinite(self.valid):
             found["validation"] = f"{self.valid:.4f}"
-        found |= {name.removeprefix("valid_"): f"{fact:.4f}" for name, fact in self.facts.items()}
+        found |= {name.removeprefix("valid_"): f"{fact:.4f}" for name, fact in self.metrics.items()}
         found["tokens/s"] = f"{self.speed:,.0f}"
         if self.flops and self.peak:
             self.peak = max(self.peak, self.flops * self.speed)  # it was measured once, perhaps in a busy moment

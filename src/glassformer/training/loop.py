@@ -23,7 +23,7 @@ from ..nn.build import compiled
 from .memory import keep_freed_memory
 from .objective import Causal, Objective, gradients
 from .optimizer import Optimizer
-from .precision import Half
+from .precision import Bf16Replica
 from .probe import Plan, make_plan
 from .schedule import along
 
@@ -54,7 +54,7 @@ class State:
     content: str | None = None
     labels: tuple[str, ...] = ()
     ended: tuple[int, ...] = ()
-    half: Half | None = field(default=None, repr=False)
+    half: Bf16Replica | None = field(default=None, repr=False)
 
     def reader(self) -> Any:
         """The model in the number format it is trained in, its weights those of now."""
@@ -90,7 +90,7 @@ class Step:
     skipped: str | None = None
     valid: float | None = None
     rates: dict[str, float] = field(default_factory=dict, repr=False)
-    facts: dict[str, Any] = field(default_factory=dict, repr=False)
+    metrics: dict[str, Any] = field(default_factory=dict, repr=False)
     routes: dict[str, Routes] = field(default_factory=dict, repr=False)
 
     @property
@@ -128,7 +128,7 @@ def train(
         plan = make_plan(model, first, objective, settings)
     if state.step == 0:
         seed(settings.seed)
-    half = state.half = Half(model) if plan.dtype == "bfloat16" else None
+    half = state.half = Bf16Replica(model) if plan.dtype == "bfloat16" else None
     runner: Any = model if half is None else half.model
     if plan.compile:
         runner = compiled(runner)
@@ -166,7 +166,7 @@ def train(
             epoch=getattr(batches, "epoch", 0),
             state=state,
             skipped=skipped,
-            facts=sums.facts,
+            metrics=sums.metrics,
         )
         if state.bad >= settings.patience:
             raise Stuck(

@@ -43,7 +43,7 @@ class Loss:
     count: int
     aux: Tensor | None = None
     tokens: int = 0
-    facts: dict[str, Tensor] = field(default_factory=dict)
+    metrics: dict[str, Tensor] = field(default_factory=dict)
     said: tuple[Tensor, Tensor] | None = None
 
     @property
@@ -76,11 +76,12 @@ class Causal:
 
 def read(model: Any, batch: Batch, tape: Tape | None = None) -> Output:
     """What a model of any shape makes of a batch; no logits, the losses ask the head themselves."""
-    given: dict[str, Any] = {"pos": batch.pos, "docs": batch.docs, "logits": "none"}
+    given: dict[str, Any] = {"pos": batch.pos, "document_ids": batch.document_ids, "logits": "none"}
     if tape is not None:  # each is another: it would be compiled anew each time
         model, given["tape"] = getattr(model, "_orig_mod", model), tape
     if batch.source is not None:
-        given |= {"source": batch.source, "source_pos": batch.source_pos, "source_docs": batch.source_docs}
+        given |= {"source": batch.source, "source_pos": batch.source_pos}
+        given["source_document_ids"] = batch.source_document_ids
     if batch.segments is not None:
         given["segments"] = batch.segments
     if batch.prefix is not None:
@@ -97,7 +98,7 @@ def token_loss(model: Any, output: Output, targets: Tensor, smoothing: float, fe
         counted = aims >= 0
         hidden, aims = hidden[counted], aims[counted]
     total = cross_entropy(head.prepare(hidden), aims, head.table(model.embed), head.proj.bias, head.softcap, smoothing)
-    return Loss(total, count, extra(output), count, output.facts)
+    return Loss(total, count, extra(output), count, output.metrics)
 
 
 def extra(output: Output) -> Tensor | None:
@@ -116,7 +117,7 @@ class Sums:
     loss: float
     count: int
     tokens: int
-    facts: dict[str, Any]
+    metrics: dict[str, Any]
 
 
 def gradients(model: Any, batch: Batch, objective: Objective, pieces: int) -> Sums:
@@ -137,7 +138,7 @@ def gradients(model: Any, batch: Batch, objective: Objective, pieces: int) -> Su
         float(sum(loss.sum for loss in losses)),
         sum(loss.count for loss in losses),
         sum(loss.tokens for loss in losses),
-        mean_facts(losses),
+        mean_metrics(losses),
     )
 
 
@@ -146,12 +147,14 @@ def detached(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.detach()
 
 
-def mean_facts(losses: Sequence[Loss]) -> dict[str, Any]:
+def mean_metrics(losses: Sequence[Loss]) -> dict[str, Any]:
     """Each fact's mean over the targets of several losses, as plain numbers."""
     count = sum(loss.count for loss in losses)
-    names = dict.fromkeys(name for loss in losses for name in loss.facts)
+    names = dict.fromkeys(name for loss in losses for name in loss.metrics)
     return {
-        name: (sum(loss.facts[name].detach() * loss.count for loss in losses if name in loss.facts) / count).tolist()  # type: ignore[union-attr]
+        name: (
+            sum(loss.metrics[name].detach() * loss.count for loss in losses if name in loss.metrics) / count
+        ).tolist()  # type: ignore[union-attr]
         for name in names
         if count
     }
@@ -208,16 +211,16 @@ class _HeadLoss(torch.autograd.Function):
         to_bias = torch.zeros_like(bias, dtype=_wide(hidden)) if train and bias is not None else None
         for start in range(0, len(hidden), rows):
             part = hidden[start : start + rows]
-            slope = F.linear(part, table, bias)  # (rows, V): logits now, their gradient after the next line
-            total += _to_slope(slope, targets[start : start + rows], softcap, smoothing, train)
+            grad = F.linear(part, table, bias)  # (rows, V): logits now, their gradient after the next line
+            total += _to_slope(grad, targets[start : start + rows], softcap, smoothing, train)
             if to_hidden is not None:
-                torch.mm(slope, table, out=to_hidden[start : start + rows])
+                torch.mm(grad, table, out=to_hidden[start : start + rows])
             if ctx.needs_input_grad[1]:
-                found = torch.mm(slope.mT, part)
+                found = torch.mm(grad.mT, part)
                 whole = len(hidden) <= rows
                 to_table = found if whole else found.to(total.dtype) if to_table is None else to_table.add_(found)
             if to_bias is not None:
-                to_bias += slope.sum(0, dtype=to_bias.dtype)
+                to_bias += grad.sum(0, dtype=to_bias.dtype)
         ctx.save_for_backward(to_hidden, to_table, to_bias)
         ctx.dtype = hidden.dtype
         return total

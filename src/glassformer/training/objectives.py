@@ -78,23 +78,23 @@ class Classify:
         """A mean over documents; labels (D,) are long, or float for regression."""
         labels, how = batch.labels, self.words
         assert labels is not None
-        tape = Tape("*.embed", edits={"*.embed": _leaf}, graph=True) if how.push and model.training else None
+        tape = Tape("*.embed", edits={"*.embed": _leaf}, graph=True) if how.adversarial and model.training else None
         output = read(model, batch, tape)
-        answer, facts = self.answer(output), dict(output.facts)
+        answer, metrics = self.answer(output), dict(output.metrics)
         total = self.wrong(answer, labels)
-        if how.agree and model.training:
+        if how.rdrop and model.training:
             other = self.answer(read(model, batch))
-            total = (total + self.wrong(other, labels) + how.agree * self.apart(answer, other)) / 2
+            total = (total + self.wrong(other, labels) + how.rdrop * self.apart(answer, other)) / 2
         if tape is not None:
             (embedded,) = tape.records.values()
-            (slope,) = torch.autograd.grad(total, embedded, retain_graph=True)
-            step = how.push * uphill(slope, embedded.detach(), batch.pos)
+            (grad,) = torch.autograd.grad(total, embedded, retain_graph=True)
+            step = how.adversarial * uphill(grad, embedded.detach(), batch.pos)
             pushed = Tape(edits={"*.embed": lambda path, x: x + step})
             total = (total + self.wrong(self.answer(read(model, batch, pushed)), labels)) / 2
         if not how.regression:
-            facts["accuracy"] = (answer.argmax(-1) == labels).float().mean()
+            metrics["accuracy"] = (answer.argmax(-1) == labels).float().mean()
         said = (answer.detach(), labels)
-        return Loss(total, len(labels), extra(output), tokens_in(batch), facts, said)
+        return Loss(total, len(labels), extra(output), tokens_in(batch), metrics, said)
 
     def answer(self, output: Output) -> Tensor:
         """What is said of each document: the labels' logits (D, L), or a number (D,)."""
@@ -121,16 +121,16 @@ class Classify:
         return {"matthews": matthews(answer.argmax(-1), labels)} if answer.shape[1] == 2 else {}
 
 
-def uphill(slope: Tensor, embedded: Tensor, pos: Tensor | None) -> Tensor:
+def uphill(grad: Tensor, embedded: Tensor, pos: Tensor | None) -> Tensor:
     """``slope`` (B, T, C), in each document scaled to the mean length of its embedded tokens; padding has no slope."""
     lengths = torch.linalg.vector_norm(embedded.float(), dim=-1)  # (B, T)
-    pos = torch.arange(slope.shape[1], device=slope.device).expand_as(lengths) if pos is None else pos
+    pos = torch.arange(grad.shape[1], device=grad.device).expand_as(lengths) if pos is None else pos
     which = ((pos.flatten() == 0).cumsum(0) - 1).clamp(min=0)
     there = (pos.flatten() >= 0).float()
-    parts = torch.stack((slope.float().square().sum(-1).flatten(), lengths.flatten(), torch.ones_like(there))) * there
+    parts = torch.stack((grad.float().square().sum(-1).flatten(), lengths.flatten(), torch.ones_like(there))) * there
     square, length, tokens = lengths.new_zeros(3, int(which[-1]) + 1).index_add_(1, which, parts)  # of each document
     scale: Tensor = length / tokens / square.sqrt().clamp(min=1e-30)
-    return slope * scale[which].view(*lengths.shape, 1).to(slope.dtype)
+    return grad * scale[which].view(*lengths.shape, 1).to(grad.dtype)
 
 
 def _leaf(path: str, x: Tensor) -> Tensor:
@@ -153,12 +153,12 @@ class Tag:
         answer, labels = output.tagged[there].float(), batch.targets[there]
         total = F.cross_entropy(answer, labels, reduction="sum", label_smoothing=self.label_smoothing)
         chosen, count = answer.argmax(-1), len(labels)
-        facts = {**output.facts, "accuracy": (chosen == labels).float().sum() / max(1, count)}
+        metrics = {**output.metrics, "accuracy": (chosen == labels).float().sum() / max(1, count)}
         begins = torch.zeros_like(there) if batch.pos is None else batch.pos == 0
         begins[:, 0] = True
         sentence = begins.flatten().cumsum(0).view_as(there)[there]
         said = (chosen, torch.stack((labels, sentence.diff(prepend=sentence.new_zeros(1)).clamp(max=1)), 1))
-        return Loss(total, count, extra(output), tokens_in(batch), facts, said)
+        return Loss(total, count, extra(output), tokens_in(batch), metrics, said)
 
     def measures(self, chosen: Tensor, right: Tensor) -> dict[str, float]:
         """How many entities were found, if labels tell of any; right (N, 2): labels, and 1 where a sentence begins."""
@@ -184,8 +184,8 @@ class Contrast:
         """A mean over pairs."""
         output = read(model, batch)
         loss = self.compare(_pooled(output))
-        facts = {**output.facts, **loss.facts}
-        return dataclasses.replace(loss, aux=extra(output), tokens=tokens_in(batch), facts=facts)
+        metrics = {**output.metrics, **loss.metrics}
+        return dataclasses.replace(loss, aux=extra(output), tokens=tokens_in(batch), metrics=metrics)
 
     def compare(self, vectors: Tensor) -> Loss:
         """The loss of vectors (2N, C), the two of a pair one after the other."""
@@ -196,7 +196,7 @@ class Contrast:
         there = F.cross_entropy(scores, right, reduction="sum", label_smoothing=smoothing)
         back = F.cross_entropy(scores.mT, right, reduction="sum", label_smoothing=smoothing)
         accuracy = (scores.argmax(-1) == right).float().mean()
-        return Loss((there + back) / 2, len(scores), facts={"accuracy": accuracy})
+        return Loss((there + back) / 2, len(scores), metrics={"accuracy": accuracy})
 
     def together(self, model: Any, parts: Sequence[Batch]) -> Loss:
         """The loss of all parts as of one batch, its gradients left in ``.grad``; no more than one part is held."""
@@ -210,20 +210,20 @@ class Contrast:
         loss = self.compare(leaf)
         loss.sum.backward()  # type: ignore[no-untyped-call]
         assert leaf.grad is not None
-        aux, facts = torch.zeros((), device=device), dict[str, Tensor]()
-        slopes = torch.split(leaf.grad, [len(some) for some in vectors])
-        for part, state, slope in zip(parts, drawn, slopes, strict=True):
+        aux, metrics = torch.zeros((), device=device), dict[str, Tensor]()
+        grads = torch.split(leaf.grad, [len(some) for some in vectors])
+        for part, state, grad in zip(parts, drawn, grads, strict=True):
             restore_random(device, state)  # the same dropout again
             output = read(model, part)
-            added, share = extra(output), len(slope) / len(leaf)
-            total = (_pooled(output) * slope).sum()
+            added, share = extra(output), len(grad) / len(leaf)
+            total = (_pooled(output) * grad).sum()
             if added is not None:
                 total, aux = total + added * share * loss.count, aux + added.detach() * share
             total.backward()  # type: ignore[no-untyped-call]
-            facts = {n: facts.get(n, 0) + fact.detach() * share for n, fact in output.facts.items()}
+            metrics = {n: metrics.get(n, 0) + fact.detach() * share for n, fact in output.metrics.items()}
         restore_random(device, end)
         tokens = sum(tokens_in(part) for part in parts)
-        return Loss(loss.sum.detach(), loss.count, detached(aux), tokens, {**facts, **loss.facts})
+        return Loss(loss.sum.detach(), loss.count, detached(aux), tokens, {**metrics, **loss.metrics})
 
 
 def _pooled(output: Any) -> Tensor:

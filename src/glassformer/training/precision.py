@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 
-class Half:
+class Bf16Replica:
     """``model`` in bf16, beside the fp32 masters it was made of (mixed precision, Micikevicius et al. 2018).
 
     Autocast rounds every weight anew for each product; here each is rounded once a step. Backward leaves nothing on

@@ -83,10 +83,10 @@ def check(settings: Run, made: config.Model, tokenizer: Tokenizer | None = None)
         f"The objective {name} learns from {'running text' if running else 'examples'}; "
         f'set [data] type = "{"Data" if running else "Examples"}".',
     )
-    if isinstance(chosen, objectives.Classify) and chosen.agree:
+    if isinstance(chosen, objectives.Classify) and chosen.rdrop:
         rates = [body.dropout for body in config.bodies(made).values()]
         rates += [getattr(part, "dropout", 0.0) for part in (made.pool, settings.train.tune)]
-        sentence = "Classify.agree compares readings with different dropout, and this model has none; set"
+        sentence = "Classify.rdrop compares readings with different dropout, and this model has none; set"
         need(any(rates), f"{sentence} {next(iter(config.bodies(made)))}.dropout, or agree = 0.")
     if tokenizer is None:
         return
@@ -223,7 +223,7 @@ def content_of(model: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Material:
+class RunData:
     """What a run learns from: endless ``batches``, and those it is validated on.
 
     ``name`` says what it is and how much, ``rows`` how many rows it fills; ``prompt`` is a source to show an answer to,
@@ -303,9 +303,9 @@ def _announced(kind: str, texts: Iterable[str]) -> Iterable[str]:
         yield one
 
 
-def material(
+def run_data(
     settings: Run, tokenizer: Tokenizer, examples: Tables | None, made: config.Model, objective: Objective
-) -> Material:
+) -> RunData:
     """The run's batches and those it is validated on."""
     how, data = settings.train, settings.data
     context = how.context or made.context
@@ -322,7 +322,7 @@ def material(
     )
 
 
-def _running(data: Data, tokenizer: Tokenizer, how: Train, context: int) -> Material:
+def _running(data: Data, tokenizer: Tokenizer, how: Train, context: int) -> RunData:
     training: list[tuple[Shards, float]] = []
     held_out: list[Shards] = []
     notes: list[str] = []
@@ -345,7 +345,7 @@ def _running(data: Data, tokenizer: Tokenizer, how: Train, context: int) -> Mate
         raise UserError(f"{short.name} sets aside {len(short)} token to validate on; raise data.valid or give a file.")
     names = ", ".join(dict.fromkeys(part.name for part, _ in training))
     tokens = sum(len(part) for part, _ in training)
-    return Material(
+    return RunData(
         batches,
         _validation(held_out, how, context),
         f"{names} ({tokens:,} tokens)",
@@ -365,12 +365,12 @@ def _held_out(shards: Shards, data: Data, context: int) -> list[tuple[Shards, Sh
 
 def _examples(
     data: Examples, examples: Tables, tokenizer: Tokenizer, how: Train, made: config.Model, context: int
-) -> Material:
+) -> RunData:
     train, valid = (encode(table, tokenizer, how.objective, made, context, data.cut) for table in examples)
     batches = ExampleBatches(train, how.batch, context, how.seed)
     rows = train.tokens / (len(train.sides) * context * batches.fill)
     source = min((one.first for one in examples[1]), key=lambda text: abs(len(text) - SHOWN))
-    return Material(
+    return RunData(
         batches,
         lambda: each_once(valid, how.batch, context),
         f"{train.name} ({len(train):,} examples in {rows:,.0f} rows, {batches.fill:.0%} full)",

@@ -22,7 +22,7 @@ from ..config import run
 from ..nn import Model
 from .memory import keep_freed_memory
 from .objective import Objective, gradients, split
-from .precision import Half
+from .precision import Bf16Replica
 
 if TYPE_CHECKING:
     from .data import Batch
@@ -160,7 +160,7 @@ def _step_seconds(model: nn.Module, batch: Batch, objective: Objective, settings
     rows, training = len(batch.tokens), model.training
     part = split(batch, min(rows, max(settings.accumulate, math.ceil(_work(model, batch) / TRIAL))))[0]
     model.train()
-    half = Half(model) if dtype == "bfloat16" else None
+    half = Bf16Replica(model) if dtype == "bfloat16" else None
     runner = model if half is None else half.model
     with torch.random.fork_rng():
         best = _fastest(lambda: gradients(runner, part, objective, 1), patience=0.5)

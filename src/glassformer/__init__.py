@@ -49,7 +49,7 @@ _ROOMS = (
 )  # modules, on first use
 
 
-sys.meta_path.append(Finder)
+sys.meta_path.insert(0, Finder)
 
 
 def __getattr__(name: str) -> Any:

@@ -139,7 +139,10 @@ WOULD_CRASH = {  # or hang, or give NaN
     "cap of the head": (lambda: c.Head(softcap=0.0), r"Head\.softcap is 0\.0"),
     "a spread below 0": (lambda: c.Init(std=-0.02), r"Init\.std is -0\.02; give"),
     "segments below 0": (lambda: c.Embed(50, segments=-1), r"Embed\.segments is -1"),
-    "a million lags": (lambda: c.Embed(50, previous_token_embeddings=10**6), r"lags is 1000000; give 0 to 1,024"),
+    "a million lags": (
+        lambda: c.Embed(50, previous_token_embeddings=10**6),
+        r"previous_token_embeddings is 1000000; give 0 to 1,024",
+    ),
     "a million heads": (lambda: c.Attention(10**6), r"heads is 1000000; give at most 16,384"),
     "a million recurrent layers": (lambda: c.Recurrent(10**6), r"depth is 1000000; give at most 2,000"),
 }

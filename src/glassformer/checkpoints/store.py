@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from .. import config, files, recipes
-from ..config import context as lengths
 from ..config import serial
+from ..config.context import for_context
 from ..errors import UserError, need
 from ..nn import Model, build_model, lora
 from ..nn.finite import check_when_used
@@ -30,9 +30,8 @@ from ..recipes import sentences
 from ..recipes.recipe import Recipe, Rule, Table
 from . import adapters, weights
 from . import tensors as tensorfiles
-from .places import SOURCE
+from .places import SOURCE, open_tokenizer
 from .places import open_source_tokenizer as open_source_tokenizer
-from .places import open_tokenizer as open_tokenizer
 from .places import resolve as resolve
 
 if TYPE_CHECKING:
@@ -67,7 +66,7 @@ def load(
     kind = _dtype(dtype)
     found = resolve(name)
     if not isinstance(found, Path):
-        found = found if context is None else lengths.for_context(found, context)
+        found = found if context is None else for_context(found, context)
         _must_fit(found, kind or torch.float32, device)
         return build_model(found, device=device, dtype=kind), None
     base = adapters.base_of(found)
@@ -76,7 +75,7 @@ def load(
         return _changed(found, base, kind, device), open_tokenizer(found)
     book = read_config(found)
     if context is not None:
-        book = replace(book, config=lengths.for_context(book.config, context))
+        book = replace(book, config=for_context(book.config, context))
     published = book.files()
     published.mapped = mapped
     model = _filled(book, published, kind or published.dtype, device)

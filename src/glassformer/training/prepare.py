@@ -143,7 +143,7 @@ def with_ends(chosen: objectives.Objective, made: config.Model, labels: int) -> 
 def origin(settings: Run, start: Path | None) -> tuple[config.Model, Tokenizer | None]:
     """The config that the run's model starts from, and its tokenizer where it has one."""
     table = settings.model
-    tokenizer = store.open_tokenizer(start) if start is not None else None
+    tokenizer = places.open_tokenizer(start) if start is not None else None
     if "recipe" in table:
         return recipes.find(str(table["recipe"])), tokenizer
     if "from" in table:
@@ -151,7 +151,7 @@ def origin(settings: Run, start: Path | None) -> tuple[config.Model, Tokenizer |
         if not isinstance(found, Path):
             return found, tokenizer
         if settings.data.tokenizer is None and tokenizer is None:
-            tokenizer = store.open_tokenizer(found)
+            tokenizer = places.open_tokenizer(found)
             sentence = f"{table['from']} has no tokenizer; name the one that it was trained with: data.tokenizer"
             need(tokenizer is not None, f"{sentence} = a file, a folder or a name such as gpt2.")
         return store.read_config(found).config, tokenizer

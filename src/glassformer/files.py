@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import json
 import os
 import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Any, Literal
 
 from .errors import UserError, need
 
@@ -43,6 +44,26 @@ def standing(path: Path) -> Literal["file", "folder", "other"] | None:
         shown = shown if len(shown) <= 200 else f"{shown[:200]}..."
         raise UserError(f"{shown} is no path ({getattr(error, 'strerror', None) or error}); give another.") from None
     return "file" if stat.S_ISREG(mode) else "folder" if stat.S_ISDIR(mode) else "other"
+
+
+def read_json(path: Path, fix: str = "restore the file") -> dict[str, Any]:
+    """The JSON object in a file; UserError, which ends with ``fix``, where it cannot be read or holds none."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); {fix}.") from None
+    return json_object(content, str(path), fix)
+
+
+def json_object(text: bytes | str, source: str, fix: str = "restore the file") -> dict[str, Any]:
+    """The JSON object in a text, UTF-8 where it is bytes; UserError as ``read_json`` says, about ``source``."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:  # ValueError also of bytes that are not UTF-8
+        raise UserError(f"{source} is not valid JSON ({error}); {fix}.") from None
+    if not isinstance(found, dict):
+        raise UserError(f"{source} is not a JSON object; {fix}.")
+    return found
 
 
 def sha256(path: Path) -> str:

@@ -1,0 +1,44 @@
+"""The one reader of JSON files: what is wrong with a file, in one sentence, and what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from glassformer import files
+from glassformer.errors import UserError
+
+
+def test_a_json_object_is_read_whole(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"a": [1, 2], "b": "é"}', encoding="utf-8")
+    assert files.read_json(path) == {"a": [1, 2], "b": "é"}
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"{", "is not valid JSON"),
+        (b"", "is not valid JSON"),
+        (b'{"a": "\xff"}', "is not valid JSON"),
+        (b"[" * 100_000, "is not valid JSON"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "is not valid JSON"),
+        (b"[1]", "is not a JSON object"),
+        (b"null", "is not a JSON object"),
+        (None, "cannot be read"),
+    ],
+)
+def test_what_holds_no_json_object_is_refused_by_name_with_what_to_do(
+    tmp_path: Path, content: bytes | None, why: str
+) -> None:
+    path = tmp_path / "config.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError, match=f"config.json {why}.*; download it again.$"):
+        files.read_json(path, "download it again")
+
+
+def test_a_folder_is_not_read_as_json(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be read"):
+        files.read_json(tmp_path)

@@ -45,7 +45,7 @@ def dense(inputs: list[Tensor]) -> None:
 def ours(inputs: list[Tensor], mask_rule: config.MaskRule) -> None:
     """What the library does for a causal layer with this rule, forward and backward, its mask made anew."""
     pos = torch.arange(inputs[0].shape[2])[None]
-    mask = Mask(pos, pos, causal=True, rule=mask_rule, plain=True)
+    mask = Mask(pos, pos, causal=True, rule=mask_rule, contiguous=True)
     attend.sdpa(*inputs, mask, None, inputs[0].shape[-1] ** -0.5).sum().backward()
     assert mask._dense is None, "a dense mask was built"
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from glassformer import config
-from glassformer.nn import Flow, Part, builds
+from glassformer.nn import Flow, TracedModule, builds
 from glassformer.nn.linear import linear
 from glassformer.nn.mask import Mask
 from glassformer.nn.position import Position
@@ -41,7 +41,7 @@ class Bilinear:
 
 
 @builds(Bilinear)
-class BilinearModule(Part):
+class BilinearModule(TracedModule):
     writes = ("w3.weight",)
 
     def __init__(self, cfg: Bilinear, dim: int) -> None:
@@ -106,7 +106,7 @@ class Ends:
 
 
 @builds(Ends)
-class EndsModule(Part):
+class EndsModule(TracedModule):
     def __init__(self, cfg: Ends, dim: int) -> None:
         super().__init__()
         self.proj = linear(dim, cfg.labels, bias=True)

@@ -344,16 +344,16 @@ def test_every_parameter_of_every_family_gets_a_gradient() -> None:
 def test_fast_paths_are_taken_only_when_legal() -> None:
     def fast(queries: int, keys: int, **rest: object) -> str | None:
         pos = torch.arange(keys)[None]
-        return Mask(pos[:, keys - queries :], pos, **{"causal": True, "plain": True, **rest}).fast
+        return Mask(pos[:, keys - queries :], pos, **{"causal": True, "contiguous": True, **rest}).fast
 
     assert fast(8, 8) == "causal"
     assert fast(1, 8) == "none"
     assert fast(3, 8) is None
     assert fast(8, 8, causal=False) == "none"
-    assert fast(8, 8, mask=c.Window(8)) == "causal"
-    assert fast(8, 8, mask=c.Window(7)) is None
-    assert fast(1, 8, mask=c.Window(7)) is None
-    assert fast(8, 8, plain=False) is None
+    assert fast(8, 8, rule=c.Window(8)) == "causal"
+    assert fast(8, 8, rule=c.Window(7)) is None
+    assert fast(1, 8, rule=c.Window(7)) is None
+    assert fast(8, 8, contiguous=False) is None
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
@@ -363,10 +363,10 @@ def test_engines_agree_on_gradients(engine: str, kv_heads: int, mask: str, monke
     monkeypatch.setattr(attend, "SIDE", 3)
     pos, document_ids = torch.arange(8)[None], torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2], [0] * 8])
     who = {
-        "rest": Mask(pos[:, 3:], pos, causal=True, plain=True),
-        "causal": Mask(pos, pos, causal=True, plain=True),
-        "all": Mask(pos, pos, causal=False, plain=True),
-        "window": Mask(pos, pos, causal=True, rule=c.Window(3), plain=True),
+        "rest": Mask(pos[:, 3:], pos, causal=True, contiguous=True),
+        "causal": Mask(pos, pos, causal=True, contiguous=True),
+        "all": Mask(pos, pos, causal=False, contiguous=True),
+        "window": Mask(pos, pos, causal=True, rule=c.Window(3), contiguous=True),
         "documents": Mask(pos, pos, causal=True, document_ids=(document_ids, document_ids)),
     }[mask]
     shapes = ((2, 4, who.q_pos.shape[1], 16), (2, kv_heads, 8, 16), (2, kv_heads, 8, 16))
@@ -387,7 +387,7 @@ def test_training_in_bf16_on_a_cpu_takes_the_blocks(monkeypatch: pytest.MonkeyPa
     taken = []
     monkeypatch.setattr(attend, "blocks", lambda *given: taken.append(given) or attend.eager(*given))
     pos = torch.arange(8)[None]
-    mask = Mask(pos, pos, causal=True, plain=True)
+    mask = Mask(pos, pos, causal=True, contiguous=True)
     for dtype, wanted in ((torch.float32, 0), (torch.bfloat16, 1)):
         q = torch.randn(1, 2, 8, 16, dtype=dtype, requires_grad=True)
         attend.sdpa(q, q, q, mask, None, 0.25)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import config
 from .config import shapes
-from .config.mask import reach
+from .config.mask import lookback
 
 if TYPE_CHECKING:
     import torch
@@ -115,12 +115,12 @@ class Cost:
 
             rows = np.linspace(0, T - 1, min(T, 1024)).astype(int)
             return visited(mask_rule, T, causal, rows) / len(rows)
-        reach = min(mask_rule.size, T) if isinstance(mask_rule, config.Window) else T
+        lookback = min(mask_rule.size, T) if isinstance(mask_rule, config.Window) else T
         if causal:
-            return (reach * (reach + 1) / 2 + (T - reach) * reach) / T
-        if reach == T:
+            return (lookback * (lookback + 1) / 2 + (T - lookback) * lookback) / T
+        if lookback == T:
             return T
-        return (T * (2 * reach - 1) - reach * (reach - 1)) / T  # both ways, cut at the two ends
+        return (T * (2 * lookback - 1) - lookback * (lookback - 1)) / T  # both ways, cut at the two ends
 
     @property
     def forward_flops(self) -> float:
@@ -154,7 +154,7 @@ class Cost:
         """Bytes of keys and values of the whole batch at the full context; a window holds no more than its size."""
         held = 0
         for _, attention, _ in _attentions(self.model, cached=True):
-            kept = min(reach(attention.mask) or self.context, self.context)
+            kept = min(lookback(attention.mask) or self.context, self.context)
             held += kept * self._kv_width(attention)
         return int(self.batch * held * BYTES[dtype])
 

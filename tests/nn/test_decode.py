@@ -91,7 +91,7 @@ def test_a_prompt_in_bf16_is_nearly_as_near_the_truth_as_the_fused_kernel(
     draw = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(batch, h, length, dim, generator=draw).mul(2).bfloat16() for h in (heads, shared, shared))
     pos = torch.arange(length)[None]
-    mask = Mask(pos, pos, causal=True, plain=True)
+    mask = Mask(pos, pos, causal=True, contiguous=True)
     told = {"is_causal": True, "scale": 0.3, "enable_gqa": True}
     true = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), **told)
     fused = F.scaled_dot_product_attention(q, k, v, **told)

@@ -72,21 +72,21 @@ BLOCKS = {**FUSED, "bfloat16 learning": "blocks"}
 SPARSE = dict.fromkeys(FUSED, "visit")
 TRAINED = {**SPARSE, "bfloat16 learning": "blocks"}
 SITUATIONS: dict[str, tuple[Callable[[], Mask], dict[str, str]]] = {
-    "prompt": (lambda: own(row(SHORT), plain=True), {**BLOCKS, "bfloat16": "wide"}),
-    "token": (lambda: own(row(200), queries=1, plain=True), BLOCKS),
+    "prompt": (lambda: own(row(SHORT), contiguous=True), {**BLOCKS, "bfloat16": "wide"}),
+    "token": (lambda: own(row(200), queries=1, contiguous=True), BLOCKS),
     "ragged token": (lambda: own(padded(200), queries=1), BLOCKS),
     "ragged tokens": (lambda: own(padded(200), queries=5), BLOCKS),
     "ragged prompt": (lambda: own(padded(SHORT)), BLOCKS),
     "ring": (lambda: Mask(row(201, 200), 200 - (row(48) - 9) % 48, True, c.Window(48)), BLOCKS),
-    "window": (lambda: own(row(SHORT), c.Window(24), plain=True), BLOCKS),
+    "window": (lambda: own(row(SHORT), c.Window(24), contiguous=True), BLOCKS),
     "documents": (lambda: documents(SHORT), BLOCKS),
     "across": (lambda: Mask(row(70), padded(90), False), BLOCKS),
-    "both ways": (lambda: Mask(row(SHORT), row(SHORT), False, plain=True), BLOCKS),
-    "long window": (lambda: own(row(LONG), c.Window(48), plain=True), TRAINED),
+    "both ways": (lambda: Mask(row(SHORT), row(SHORT), False, contiguous=True), BLOCKS),
+    "long window": (lambda: own(row(LONG), c.Window(48), contiguous=True), TRAINED),
     "long padded window": (lambda: own(padded(LONG), c.Window(48)), TRAINED),
-    "long strided": (lambda: own(row(LONG), c.Strided(24), plain=True), TRAINED),
+    "long strided": (lambda: own(row(LONG), c.Strided(24), contiguous=True), TRAINED),
     "long documents": (lambda: documents(LONG), SPARSE),
-    "long rule with a prefix": (lambda: own(row(LONG), c.Prefix(200) & c.Window(48), plain=True), TRAINED),
+    "long rule with a prefix": (lambda: own(row(LONG), c.Prefix(200) & c.Window(48), contiguous=True), TRAINED),
     "long prefix": (lambda: seen_early(LONG, c.Window(48)), TRAINED),
 }
 

@@ -34,7 +34,7 @@ def flow_of(x: Tensor, lengths: list[int] | None = None, engine: str = "sdpa", t
     pos = torch.arange(x.shape[1])[None]
     if lengths is not None:
         pos = torch.where(pos < torch.tensor(lengths)[:, None], pos, -1)
-    return Flow(pos, plain=lengths is None, engine=engine, tape=tape)
+    return Flow(pos, contiguous=lengths is None, engine=engine, tape=tape)
 
 
 def given(rows: int = 3, length: int = 20, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -213,8 +213,8 @@ def test_the_router_thinks_in_fp32() -> None:
 
 def test_the_tape_sees_each_token_and_an_edit_sends_it_elsewhere() -> None:
     made, x, tape = mixture(GATED).eval(), given(), Tape("*")
-    plain = made(x, flow_of(x))
-    assert torch.equal(made(x, flow_of(x, tape=tape)), plain)
+    unedited = made(x, flow_of(x))
+    assert torch.equal(made(x, flow_of(x, tape=tape)), unedited)
     shapes = {name: tuple(value.shape) for name, value in tape.records.items()}
     assert shapes == {
         "ffn.in": (3, 20, C),
@@ -229,7 +229,7 @@ def test_the_tape_sees_each_token_and_an_edit_sends_it_elsewhere() -> None:
     seen = torch.nn.functional.silu(x[1, 7] @ made.gate[expert].mT) * (x[1, 7] @ made.up[expert].mT)
     torch.testing.assert_close(tape["ffn.hidden"][1, 7, 1], seen)
     sent = made(x, flow_of(x, tape=Tape(edits={"*.chosen": lambda path, value: (value + 1) % 4})))
-    assert not torch.allclose(sent, plain, atol=1e-2)
+    assert not torch.allclose(sent, unedited, atol=1e-2)
     with torch.no_grad():  # a single token, as in decoding
         alone, one = Tape("*.hidden"), x[1:2, 7:8]
         assert torch.equal(made(one, flow_of(one, tape=alone)), made(one, flow_of(one)))

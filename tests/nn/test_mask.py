@@ -17,7 +17,7 @@ from glassformer import config as c
 from glassformer import cost
 from glassformer.cli import main
 from glassformer.config import serial
-from glassformer.config.mask import ahead, reach, read_rule, rules
+from glassformer.config.mask import ahead, lookback, read_rule, rules
 from glassformer.config.visible import visited
 from glassformer.errors import UserError
 from glassformer.inspection import masks
@@ -98,10 +98,10 @@ def test_prefixes_of_the_rule_and_of_the_data_add_up() -> None:
 
 
 def test_how_far_back_a_rule_looks() -> None:
-    assert reach(c.Window(7)) == reach(c.Window(7) & c.Strided(3)) == reach(c.Full() & c.Window(7)) == 7
-    assert reach(c.Window(7) | c.Window(9)) == reach((c.Window(20) & c.Window(9)) | c.Window(3)) == 9
+    assert lookback(c.Window(7)) == lookback(c.Window(7) & c.Strided(3)) == lookback(c.Full() & c.Window(7)) == 7
+    assert lookback(c.Window(7) | c.Window(9)) == lookback((c.Window(20) & c.Window(9)) | c.Window(3)) == 9
     for mask_rule in (c.Full(), c.Strided(4), c.Fixed(4), c.Window(7) | c.Full(), c.Causal(), c.Prefix(3)):
-        assert reach(mask_rule) is None
+        assert lookback(mask_rule) is None
 
 
 def test_a_cache_keeps_no_more_than_the_rule_can_reach() -> None:
@@ -233,7 +233,7 @@ def test_the_gradient_is_that_of_small_differences(
 
 def test_dropout_drops_its_share_and_keeps_the_mean() -> None:
     pos = torch.arange(64)[None]
-    mask = Mask(pos, pos, True, c.Window(16), plain=True)
+    mask = Mask(pos, pos, True, c.Window(16), contiguous=True)
     q = torch.randn(1, 1, 64, 64)
     ones = torch.eye(64)[None, None]  # what comes out is the pattern itself
     whole = attend.sparse(q, q, ones, mask, None, 0.1)
@@ -267,7 +267,7 @@ def test_long_rows_hold_nothing_of_all_pairs(mask_rule: c.MaskRule, kind: str) -
     pos = torch.arange(T)[None]
     if kind == "padded":
         pos = torch.cat((pos, (pos - 300).clamp(min=-1)))
-    mask = Mask(pos, pos, True, mask_rule, plain=kind == "plain")
+    mask = Mask(pos, pos, True, mask_rule, contiguous=kind == "plain")
     q, k, v = (torch.randn(len(pos), 2, T, 8, requires_grad=True) for _ in range(3))
     with Largest() as most:
         attend.sdpa(q, k, v, mask, None, 0.3).sum().backward()
@@ -284,12 +284,12 @@ def test_sparse_is_chosen_where_it_pays_and_only_there() -> None:
         return attend._sparse_pays(q, mask, 0.3)
 
     document_ids = pos // 128
-    assert chosen(c.Window(64), plain=True)
+    assert chosen(c.Window(64), contiguous=True)
     assert chosen(c.Full(), document_ids=(document_ids, document_ids))
-    assert not chosen(c.Full(), plain=True)  # a fused kernel knows it
+    assert not chosen(c.Full(), contiguous=True)  # a fused kernel knows it
     assert not chosen(c.Full())  # half of all pairs
-    assert not chosen(c.Window(700), plain=True)
-    assert not chosen(c.Window(16), length=256, plain=True)
+    assert not chosen(c.Window(700), contiguous=True)
+    assert not chosen(c.Window(16), length=256, contiguous=True)
 
 
 # --------------------------------------------------------------------- counts and pictures

@@ -207,12 +207,12 @@ def rules() -> dict[str, type]:
     return {name.lower(): kind for name, kind in members(MaskRule).items() if kind not in (Both, Either)}
 
 
-def reach(mask_rule: MaskRule) -> int | None:
+def lookback(mask_rule: MaskRule) -> int | None:
     """How many positions back a query looks at most, itself counted; None where there is no bound."""
     if isinstance(mask_rule, Window):
         return mask_rule.size
     if isinstance(mask_rule, Both | Either):
-        bounds = [reach(rule) for rule in mask_rule.rules]
+        bounds = [lookback(rule) for rule in mask_rule.rules]
         known = [bound for bound in bounds if bound is not None]
         if isinstance(mask_rule, Both):
             return min(known, default=None)

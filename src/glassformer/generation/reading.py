@@ -99,7 +99,7 @@ class Reading:
             self.pos = self.pos[rows]
         if self.memory is not None and not among_samples:
             hidden, pos = self.memory.hidden, self.memory.pos
-            self.memory = Memory(hidden[rows], pos if pos.shape[0] == 1 else pos[rows], self.memory.plain)
+            self.memory = Memory(hidden[rows], pos if pos.shape[0] == 1 else pos[rows], self.memory.contiguous)
 
     def _pass(self, tokens: Tensor, pos: Tensor | None) -> Tensor:
         """tokens (B, T) -> fp32 logits (B, V) after the last column."""

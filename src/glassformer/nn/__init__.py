@@ -2,10 +2,12 @@
 
 import importlib
 import pkgutil
+import warnings
+from typing import Any
 
 from .build import build, builds, built
 from .cache import KV, Cache, CrossKV
-from .flow import Flow, Memory, Part
+from .flow import Flow, Memory, TracedModule
 from .mask import Mask
 from .model import Decoder, Encoder, EncoderDecoder, Model, Output, build_model
 from .tape import Tape
@@ -22,8 +24,8 @@ __all__ = [
     "Memory",
     "Model",
     "Output",
-    "Part",
     "Tape",
+    "TracedModule",
     "build",
     "build_model",
     "builds",
@@ -32,3 +34,10 @@ __all__ = [
 
 for _file in pkgutil.iter_modules(__path__):  # each file registers what it builds, a new one too
     importlib.import_module(f"{__name__}.{_file.name}")
+
+
+def __getattr__(name: str) -> Any:
+    if name != "Part":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn("glassformer.nn.Part is glassformer.nn.TracedModule now.", FutureWarning, stacklevel=2)
+    return TracedModule

@@ -13,7 +13,7 @@ from .. import config
 from .attend import ENGINES, eager
 from .build import build, builds
 from .cache import KV, CrossKV
-from .flow import Flow, Part
+from .flow import Flow, TracedModule
 from .linear import linear
 from .mask import Mask
 from .packed import together
@@ -23,7 +23,7 @@ ALL = config.Full()  # made once: torch.compile has no way to make one
 
 
 @builds(config.Attention)
-class Attention(Part):
+class Attention(TracedModule):
     """MHA, GQA and MQA by the number of key-value heads; over itself, or across at the encoder (``cross``)."""
 
     writes = ("out.weight",)
@@ -46,7 +46,7 @@ class Attention(Part):
         """x (B, T, C) -> what this layer writes to the stream (B, T, C)."""
         x = flow.look(self, "in", x)
         if self.cross:
-            k, v, mask, bias = *self.from_memory(flow, kv), self.across(flow), None
+            k, v, mask, bias = *self.from_memory(flow, kv), self.cross_mask(flow), None
             q = flow.look(self, "q", self.queries(self.q(x)))
         else:
             q, k, v = together(x, self.q, self.k, self.v)
@@ -58,8 +58,8 @@ class Attention(Part):
             k, v = flow.look(self, "k", position.rotate(k, flow)), flow.look(self, "v", v)
             if isinstance(kv, KV):
                 k, v = kv.extend(k, v)
-            mask = self.among(flow, kv)
-            bias = flow.once((position, mask), lambda: position.bias(mask))
+            mask = self.self_mask(flow, kv)
+            bias = flow.cached((position, mask), lambda: position.bias(mask))
         z = flow.look(self, "z", self.attend(flow, q, k, v, mask, bias))  # (B, H, T, D)
         return flow.look(self, "write", self.out(z.transpose(1, 2).flatten(2)))
 
@@ -97,20 +97,22 @@ class Attention(Part):
         def make() -> tuple[Tensor, Tensor]:
             return self.keys_values(self.k(hidden), self.v(hidden))
 
-        made = kv.once(make) if isinstance(kv, CrossKV) else make()
+        made = kv.cached(make) if isinstance(kv, CrossKV) else make()
         return flow.look(self, "k", made[0]), flow.look(self, "v", made[1])
 
-    def among(self, flow: Flow, kv: KV | CrossKV | None) -> Mask:
+    def self_mask(self, flow: Flow, kv: KV | CrossKV | None) -> Mask:
         """Who may look at whom within the stack."""
         k_pos = kv.slots.k_pos if isinstance(kv, KV) else flow.pos
         document_ids = None if flow.document_ids is None else (flow.document_ids, flow.document_ids)
         prefix = flow.prefix
         if prefix is not None and k_pos.shape[1] > prefix.shape[1]:  # what a cache holds lies before all of it
             prefix = F.pad(prefix, (k_pos.shape[1] - prefix.shape[1], 0))
-        key = ("among", self.causal, self.mask)
-        return flow.once(key, lambda: Mask(flow.pos, k_pos, self.causal, self.mask, document_ids, flow.plain, prefix))
+        key = ("self_mask", self.causal, self.mask)
+        return flow.cached(
+            key, lambda: Mask(flow.pos, k_pos, self.causal, self.mask, document_ids, flow.contiguous, prefix)
+        )
 
-    def across(self, flow: Flow) -> Mask:
+    def cross_mask(self, flow: Flow) -> Mask:
         """Everyone may look at all there is of the encoder's output."""
         memory = flow.memory
         assert memory is not None
@@ -119,5 +121,5 @@ class Attention(Part):
             if flow.document_ids is None or memory.document_ids is None
             else (flow.document_ids, memory.document_ids)
         )
-        plain = memory.plain and document_ids is None
-        return flow.once("across", lambda: Mask(flow.pos, memory.pos, False, ALL, document_ids, plain))
+        contiguous = memory.contiguous and document_ids is None
+        return flow.cached("cross_mask", lambda: Mask(flow.pos, memory.pos, False, ALL, document_ids, contiguous))

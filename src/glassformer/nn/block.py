@@ -10,13 +10,13 @@ from .. import config
 from .build import build, builds
 from .cache import KV, CrossKV
 from .dropout import Dropout
-from .flow import Flow, Part
+from .flow import Flow, TracedModule
 from .norm import norm
 from .position import Position
 
 
 @builds(config.Block)
-class Block(Part):
+class Block(TracedModule):
     """One step of the residual stream; ``pre``, ``post``, ``sandwich`` and ``parallel`` differ in where norms stand."""
 
     def __init__(self, cfg: config.Block, dim: int, causal: bool, dropout: float) -> None:

@@ -1,7 +1,7 @@
 """Keys and values of what was already read, so that a new token costs one token.
 
     Cache -- layers: (KV, CrossKV) per block          what is kept
-          `- slots: one Slots per reach (full, window) where it is kept, shared by all layers of that reach
+          `- slots: one Slots per lookback (full, window) where it is kept, shared by all layers of that lookback
 
 Full attention keeps every column, in buffers that double when they are full; a window keeps a ring
 of its own size, in which position p lies in slot p mod size. Masks are functions of the positions
@@ -31,7 +31,7 @@ SPARE = 64  # tokens that a trim may take back from a model with lags
 
 
 class Slots:
-    """Which position lies in which column, for all layers of one reach; -1 is an empty column."""
+    """Which position lies in which column, for all layers of one lookback; -1 is an empty column."""
 
     def __init__(self, ring: int | None) -> None:
         self.ring = ring
@@ -41,7 +41,7 @@ class Slots:
         self.k_pos = self.pos  # of the keys that the tokens now coming in look at, (B or 1, S)
         self.index: Tensor | None = None  # a ring's target slots (B or 1, T)
 
-    def advance(self, pos: Tensor, plain: bool) -> None:
+    def advance(self, pos: Tensor, contiguous: bool) -> None:
         """Make room for tokens at ``pos`` (B or 1, T)."""
         if self.pos.ndim < 2:
             self.pos = torch.full((pos.shape[0], self.capacity + bool(self.ring)), -1, device=pos.device)
@@ -50,7 +50,7 @@ class Slots:
         if self.ring is None:
             self._append(pos)
         else:
-            self._wrap(pos, plain, self.ring)
+            self._wrap(pos, contiguous, self.ring)
 
     def _append(self, pos: Tensor) -> None:
         start, self.filled = self.filled, self.filled + pos.shape[1]
@@ -60,15 +60,15 @@ class Slots:
         self.pos[:, start : self.filled] = pos
         self.k_pos = self.pos[:, : self.filled]
 
-    def _wrap(self, pos: Tensor, plain: bool, ring: int) -> None:
-        old = self.pos[:, : min(self.filled, ring) if plain else ring].clone()
+    def _wrap(self, pos: Tensor, contiguous: bool, ring: int) -> None:
+        old = self.pos[:, : min(self.filled, ring) if contiguous else ring].clone()
         last = torch.maximum(self.pos[:, :ring].amax(1, keepdim=True), pos.amax(1, keepdim=True))
         kept = (pos >= 0) & (pos > last - ring)
         self.index = torch.where(kept, pos % ring, ring)
         self.pos.scatter_(1, self.index.expand(self.pos.shape[0], -1), pos.expand(self.pos.shape[0], -1))
         self.filled += pos.shape[1]
         if pos.shape[1] == 1:  # what it overwrites has just left the window
-            self.k_pos = self.pos[:, : min(self.filled, ring) if plain else ring]
+            self.k_pos = self.pos[:, : min(self.filled, ring) if contiguous else ring]
         else:
             self.k_pos = torch.cat((old.expand(pos.shape[0], -1), pos), dim=1)
 
@@ -119,7 +119,7 @@ class CrossKV:
     def __init__(self) -> None:
         self.kv: tuple[Tensor, Tensor] | None = None
 
-    def once(self, make: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    def cached(self, make: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """What ``make`` gave the first time."""
         if self.kv is None:
             self.kv = make()
@@ -163,11 +163,11 @@ class Cache:
         body: config.Body = model.config.decoder  # type: ignore[union-attr]
         blocks = [body.block(i) for i in range(body.depth)] if isinstance(body, config.Stack) else []
         self.carried = Carried() if isinstance(body, config.Recurrent) else None
-        reach = [rules.reach(b.attention.mask) for b in blocks]
-        self.slots = {ring: Slots(ring) for ring in reach}
-        self.layers = [(KV(self.slots[ring]), CrossKV()) for ring in reach]
+        lookback = [rules.lookback(b.attention.mask) for b in blocks]
+        self.slots = {ring: Slots(ring) for ring in lookback}
+        self.layers = [(KV(self.slots[ring]), CrossKV()) for ring in lookback]
         self.length = 0
-        self.plain = True
+        self.contiguous = True
         self.history: tuple[Tensor, Tensor] | None = None  # the latest tokens and their positions, for lags
         self._lags = model.config.embed.previous_token_embeddings
         self.ahead = max((rules.ahead(b.attention.mask) for b in blocks), default=0)  # tokens to be read in one go
@@ -181,8 +181,8 @@ class Cache:
         if pos is not None:
             if self._last is None:
                 self._last = torch.full((tokens.shape[0], 1), self.length - 1, device=tokens.device)
-            self.plain = False
-        elif self.plain:
+            self.contiguous = False
+        elif self.contiguous:
             pos = ahead + self.length
         else:
             assert self._last is not None
@@ -190,7 +190,7 @@ class Cache:
         if self._last is not None:
             self._last = torch.maximum(self._last, pos.amax(1, keepdim=True))
         for slots in self.slots.values():
-            slots.advance(pos, self.plain)
+            slots.advance(pos, self.contiguous)
         if self._lags:
             old = self.history or (tokens[:, :0], pos[:, :0].expand(len(tokens), 0))
             later = torch.cat((old[1], pos.expand_as(tokens)), 1)

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from .. import config
 from .build import builds
 from .feedforward import ACTIVATIONS
-from .flow import Flow, Part
+from .flow import Flow, TracedModule
 from .linear import linear
 from .norm import norm
 from .packed import product, weight
 
 
 @builds(config.Embed)
-class Embed(Part):
+class Embed(TracedModule):
     """One vector per token, scaled, plus one per segment (BERT) and one for each of the tokens before it (lags)."""
 
     def __init__(self, cfg: config.Embed, dim: int) -> None:
@@ -70,7 +70,7 @@ class Projection(nn.Module):
 
 
 @builds(config.Head)
-class Head(Part):
+class Head(TracedModule):
     """Hidden states to logits over the vocabulary: (transform, activate, norm), scale, project, cap."""
 
     def __init__(self, cfg: config.Head, dim: int, vocab: int) -> None:

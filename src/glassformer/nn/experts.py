@@ -23,20 +23,20 @@ from .. import config
 from .attend import Look, unwatched
 from .build import build, builds
 from .feedforward import ACTIVATIONS
-from .flow import Flow, Part
+from .flow import Flow, TracedModule
 from .linear import linear
 
 HALFWAY = ("pre", "gate", "up", "hidden")  # what the tape may see between up and down
 
 
 @builds(config.MoE)
-class MoE(Part):
+class MoE(TracedModule):
     """Each token goes to its ``top_k`` experts and to the ``shared`` one; only ``capacity`` turns any away.
 
     The experts' tables are stacked: up and gate (E, H, C), down (E, C, H), biases (E, H) and (E, C). ``flow.aux`` gets
-    "balance" and "z" where they are weighed. While training, ``flow.facts`` gets of every mixture "load" (E), the share
-    of the choices that fell on each expert, "entropy" of the router's shares (nats, a token's mean) and "dropped", the
-    share of the choices that found no room. Padding goes nowhere, takes no room and counts nowhere.
+    "balance" and "z" where they are weighed. While training, ``flow.metrics`` gets of every mixture "load" (E), the
+    share of the choices that fell on each expert, "entropy" of the router's shares (nats, a token's mean) and
+    "dropped", the share of the choices that found no room. Padding goes nowhere, takes no room and counts nowhere.
     """
 
     writes = ("down",)
@@ -62,7 +62,7 @@ class MoE(Part):
         if self.cfg.normalize:
             weight = weight / weight.sum(-1, keepdim=True)
         weight, chosen = flow.look(self, "weight", weight), flow.look(self, "chosen", chosen)
-        if chosen.shape[:2] == (1, 1) and flow.plain and not (self.training or torch.is_grad_enabled()):
+        if chosen.shape[:2] == (1, 1) and flow.contiguous and not (self.training or torch.is_grad_enabled()):
             write = self.one_token(x, weight, chosen, flow)
         else:
             choices = self.send(weight, chosen, flow)
@@ -87,7 +87,7 @@ class MoE(Part):
     def send(self, weight: Tensor, chosen: Tensor, flow: Flow) -> Choices:
         """Where each choice goes: padding nowhere, and while training no more to an expert than it has room for."""
         heading, here, experts = chosen.flatten(0, 1).mT, None, self.cfg.experts
-        if not flow.plain:
+        if not flow.contiguous:
             here = (flow.pos >= 0).expand(chosen.shape[:2]).flatten()
             heading = heading.where(here, experts)
         counts, room = _count(heading.flatten(), experts + 1)[:experts], None
@@ -170,20 +170,20 @@ class MoE(Part):
         return shown.permute(2, 0, 1, 3).flatten(0, 2).index_select(0, order)
 
     def report(self, logits: Tensor, choices: Choices, flow: Flow) -> None:
-        """Losses and facts: load balancing (Fedus et al. 2021, 4, over all chosen), router z (Zoph et al. 2022, 5)."""
+        """Losses and metrics: load balancing (Fedus et al. 2021, 4, all chosen), router z (Zoph et al. 2022, 5)."""
         here = choices.here
         normal = logits.logsumexp(-1)  # (N,)
         share = (logits - normal[:, None]).exp()
         load = choices.counts / choices.counts.sum().clamp(min=1)
         if self.cfg.balance:
-            flow.add("balance", self.cfg.balance * self.cfg.experts * (load * _mean(share, here)).sum())
+            flow.add_loss("balance", self.cfg.balance * self.cfg.experts * (load * _mean(share, here)).sum())
         if self.cfg.z:
-            flow.add("z", self.cfg.z * _mean(normal.square(), here))
+            flow.add_loss("z", self.cfg.z * _mean(normal.square(), here))
         if self.training:
             kept = choices.taken.sum()
-            flow.fact("load", load)
-            flow.fact("entropy", _mean(normal - (share * logits).sum(-1), here))
-            flow.fact("dropped", 1 - kept / choices.counts.sum().clamp(min=1))
+            flow.add_metric("load", load)
+            flow.add_metric("entropy", _mean(normal - (share * logits).sum(-1), here))
+            flow.add_metric("dropped", 1 - kept / choices.counts.sum().clamp(min=1))
 
 
 @dataclass

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from .. import config
 from .build import builds
-from .flow import Flow, Part
+from .flow import Flow, TracedModule
 from .linear import linear
 from .packed import together
 
@@ -36,7 +36,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @builds(config.MLP)
-class MLP(Part):
+class MLP(TracedModule):
     """down(act(up(x)))."""
 
     writes = ("down.weight",)
@@ -54,7 +54,7 @@ class MLP(Part):
 
 
 @builds(config.GatedMLP)
-class GatedMLP(Part):
+class GatedMLP(TracedModule):
     """down(act(gate(x)) * up(x))."""
 
     joined = ("gate", "up")  # of one and the same x

@@ -15,7 +15,7 @@ from .tape import Tape
 T = TypeVar("T")
 
 
-class Part(nn.Module):
+class TracedModule(nn.Module):
     """A module that knows its place in the model (``decoder.blocks.3.attn``), for the tape."""
 
     path: str = ""
@@ -25,12 +25,12 @@ class Part(nn.Module):
 class Memory:
     """What the encoder hands to the decoder: hidden (B, S, C) and positions (B or 1, S), -1 where nothing is.
 
-    ``aux`` and ``facts`` are its mixtures'; the decoder's come after them.
+    ``aux`` and ``metrics`` are its mixtures'; the decoder's come after them.
     """
 
     hidden: Tensor
     pos: Tensor
-    plain: bool = False  # no padding: every row is 0..S-1
+    contiguous: bool = False  # no padding: every row is 0..S-1
     document_ids: Tensor | None = None  # (B, S), where several documents share a row
     aux: dict[str, Tensor] = field(default_factory=dict)
     metrics: dict[str, Tensor] = field(default_factory=dict)
@@ -39,15 +39,15 @@ class Memory:
 class Flow:
     """Positions, documents, memory, tape and auxiliary losses of one forward pass.
 
-    ``pos`` is (B or 1, T), -1 where there is nothing; ``docs`` (B, T) tells packed documents apart; tokens where
-    ``prefix`` (B, T) is true are seen by all of their document, those before them too (prefix language models).
-    ``plain`` says that every row counts 0..T-1 on from what a cache holds, which makes fast kernels legal.
+    ``pos`` is (B or 1, T), -1 where there is nothing; ``document_ids`` (B, T) tells packed documents apart; tokens
+    where ``prefix`` (B, T) is true are seen by all of their document, those before them too (prefix language models).
+    ``contiguous`` says that every row counts 0..T-1 on from what a cache holds, which makes fast kernels legal.
     """  # no dataclass: FSDP2 copies those on their way into a module, and what is added to a copy is lost
 
     def __init__(
         self,
         pos: Tensor,
-        plain: bool = True,
+        contiguous: bool = True,
         document_ids: Tensor | None = None,
         prefix: Tensor | None = None,
         history: tuple[Tensor, Tensor] | None = None,  # tokens and positions (B, N) that a cache remembers
@@ -55,35 +55,41 @@ class Flow:
         engine: str = "sdpa",
         ends: str = "embed",  # where the tape names what is embedded; "source_embed" in an encoder-decoder's encoder
     ) -> None:
-        self.pos, self.plain, self.document_ids, self.prefix, self.history = pos, plain, document_ids, prefix, history
+        self.pos, self.contiguous, self.document_ids, self.prefix, self.history = (
+            pos,
+            contiguous,
+            document_ids,
+            prefix,
+            history,
+        )
         self.tape, self.engine, self.ends = tape, engine, ends
         self.memory: Memory | None = None
         self.aux: dict[str, Tensor] = {}
         self.metrics: dict[str, Tensor] = {}  # about this pass, for whoever logs: no gradient
-        self.made: dict[Hashable, Any] = {}
+        self._cached: dict[Hashable, Any] = {}
 
-    def look(self, part: Part | str, name: str, x: Tensor) -> Tensor:
+    def look(self, part: TracedModule | str, name: str, x: Tensor) -> Tensor:
         """``x`` itself, unless the tape watches ``path.name``; no trace of it in compiled code."""
         if self.tape is None:
             return x
         path = part if isinstance(part, str) else part.path
         return self.tape.pass_through(f"{path}.{name}" if path else name, x)
 
-    def watches(self, part: Part, *names: str) -> bool:
+    def watches(self, part: TracedModule, *names: str) -> bool:
         """Whether the tape keeps or edits any of these."""
         return self.tape is not None and any(self.tape.watches(f"{part.path}.{name}") for name in names)
 
-    def changes(self, part: Part, *names: str) -> bool:
+    def changes(self, part: TracedModule, *names: str) -> bool:
         """Whether the tape edits any of these."""
         return self.tape is not None and any(self.tape.changes(f"{part.path}.{name}") for name in names)
 
-    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+    def cached(self, key: Hashable, make: Callable[[], T]) -> T:
         """What ``make`` gives, made once per forward pass: masks, biases, rotary tables."""
-        if key not in self.made:
-            self.made[key] = make()
-        return cast(T, self.made[key])
+        if key not in self._cached:
+            self._cached[key] = make()
+        return cast(T, self._cached[key])
 
-    def fact(self, name: str, value: Tensor) -> None:
+    def add_metric(self, name: str, value: Tensor) -> None:
         """Add a row to a fact: values of one shape, or of a last side that differs, which zeros fill up."""
         row, held = value.detach()[None], self.metrics.get(name)
         if held is not None and row.ndim > 1:
@@ -91,6 +97,6 @@ class Flow:
             row, held = F.pad(row, (0, max(0, missing))), F.pad(held, (0, max(0, -missing)))
         self.metrics[name] = row if held is None else torch.cat((held, row))
 
-    def add(self, name: str, loss: Tensor) -> None:
+    def add_loss(self, name: str, loss: Tensor) -> None:
         """Add to an auxiliary loss."""
         self.aux[name] = self.aux[name] + loss if name in self.aux else loss

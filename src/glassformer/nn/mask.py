@@ -21,7 +21,7 @@ for kind in get_args(config.MaskRule):
 class Mask:
     """The queries' and keys' positions and documents, and the rules between them.
 
-    ``plain``: no padding, no documents, and the keys are 0..S-1 with the queries the last T of them.
+    ``contiguous``: no padding, no documents, and the keys are 0..S-1 with the queries the last T of them.
     """
 
     def __init__(
@@ -31,11 +31,11 @@ class Mask:
         causal: bool,
         rule: config.MaskRule = config.Full(),
         document_ids: tuple[Tensor, Tensor] | None = None,  # of queries (B, T) and keys (B, S)
-        plain: bool = False,
+        contiguous: bool = False,
         prefix: Tensor | None = None,  # keys (B, S) that even those before them may look at
     ) -> None:
         self.q_pos, self.k_pos, self.document_ids = q_pos, k_pos, document_ids
-        self.causal, self.rule, self.plain, self.prefix = causal, rule, plain and prefix is None, prefix
+        self.causal, self.rule, self.contiguous, self.prefix = causal, rule, contiguous and prefix is None, prefix
         self.ahead = ahead(rule) if causal else 0
         self._dense: Tensor | None = None
         self.plans: list[Any] = []  # what the sparse engine made of it
@@ -45,7 +45,7 @@ class Mask:
     def _fast(self) -> Literal["none", "causal"] | None:
         """The mask that a fused kernel may use instead of the dense one, if there is one."""
         queries, keys = self.q_pos.shape[1], self.k_pos.shape[1]
-        if not self.plain or not _takes_nothing(self.rule, keys, self.causal):
+        if not self.contiguous or not _takes_nothing(self.rule, keys, self.causal):
             return None
         if not self.causal or queries == 1 or self.ahead >= keys:
             return "none"

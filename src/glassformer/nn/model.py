@@ -16,7 +16,7 @@ from ..config.context import long_scalings, way_out
 from ..errors import UserError
 from .build import build, builds
 from .cache import Cache
-from .flow import Flow, Memory, Part
+from .flow import Flow, Memory, TracedModule
 from .tape import Tape
 
 Want = Literal["all", "last", "none"]
@@ -38,7 +38,7 @@ class Output:
     tagged: Tensor | None = None
 
 
-class Model(Part):
+class Model(TracedModule):
     """What the three shapes share: ends, the way into a flow, the way out to logits."""
 
     config: vocabulary.Model
@@ -70,16 +70,16 @@ class Model(Part):
         if pos is None and reached > self.limit:
             hint = way_out(self.config)
             raise UserError(f"{reached} tokens are past the {self.limit} positions this model has; give fewer.{hint}")
-        plain, history = pos is None and document_ids is None, None
+        contiguous, history = pos is None and document_ids is None, None
         if cache is not None:
             if document_ids is not None:
-                raise UserError("a cache holds one document a row; leave docs out.")
+                raise UserError("a cache holds one document a row; leave document_ids out.")
             history = cache.history
             pos = cache.advance(tokens, pos)
-            plain = cache.plain
+            contiguous = cache.contiguous
         elif pos is None:
             pos = torch.arange(tokens.shape[1], device=tokens.device)[None]
-        return Flow(pos, plain, document_ids, prefix, history, tape=tape, engine=self.engine)
+        return Flow(pos, contiguous, document_ids, prefix, history, tape=tape, engine=self.engine)
 
     @property
     def limit(self) -> int | float:
@@ -126,7 +126,7 @@ class Decoder(Model):
         tape: Tape | None = None,
         logits: Want = "all",
     ) -> Output:
-        """tokens (B, T) -> Output. ``pos`` (B, T) is -1 where nothing is; ``docs`` (B, T) keeps packed documents apart.
+        """tokens (B, T) -> Output. ``pos`` (B, T) is -1 at padding; ``document_ids`` (B, T) separates packed documents.
 
         ``prefix`` (B, T) is true for tokens that all of their document see (with a cache: read in one go). Raises
         UserError for tokens of another shape or past a learned position table.
@@ -199,7 +199,7 @@ class EncoderDecoder(Model):
     ) -> Output:
         """tokens (B, T) and source (B, S), or the memory made of it -> Output.
 
-        Packed pairs: ``docs`` and ``source_docs`` give a pair the same number on both sides.
+        Packed pairs: ``document_ids`` and ``source_document_ids`` give a pair the same number on both sides.
         """
         if (source is None) == (memory is None):
             raise UserError("an encoder-decoder takes either source tokens or a memory; give one of them.")
@@ -229,7 +229,7 @@ def build_model(
     if dtype is not None:
         model = model.to(dtype)
     for name, module in model.named_modules():
-        if isinstance(module, Part):
+        if isinstance(module, TracedModule):
             module.path = name
     if where.type != "meta":
         allocate(model, "cpu" if seed is not None else where)

@@ -12,12 +12,12 @@ from .. import config
 from .build import builds, uncompiled
 from .dropout import Dropout
 from .feedforward import ACTIVATIONS
-from .flow import Flow, Part
+from .flow import Flow, TracedModule
 from .linear import linear
 
 
 @builds(config.Pool)
-class Pool(Part):
+class Pool(TracedModule):
     """Hidden states to a vector a document, or its labels' logits: (pick, mean, max), (transform), (drop, project)."""
 
     def __init__(self, cfg: config.Pool, dim: int) -> None:
@@ -59,7 +59,7 @@ class Pool(Part):
 
 
 @builds(config.TokenHead)
-class TokenHead(Part):
+class TokenHead(TracedModule):
     """Hidden states to labels' logits for each token: (transform), drop, project."""
 
     def __init__(self, cfg: config.TokenHead, dim: int) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from .. import config
 from .build import build, builds
-from .flow import Flow, Part
+from .flow import Flow, TracedModule
 from .mask import Mask
 
 RopeScaling: TypeAlias = Callable[
@@ -29,7 +29,7 @@ RopeScaling: TypeAlias = Callable[
 
 
 @builds(config.NoPosition)
-class Position(Part):
+class Position(TracedModule):
     """Says nothing, anywhere: what every scheme does at the places that are not its own."""
 
     def __init__(self, cfg: config.Position, dim: int, heads: int, causal: bool) -> None:
@@ -97,7 +97,7 @@ class Rotary(Position):
 
     def rotate(self, x: Tensor, flow: Flow) -> Tensor:
         turned = int(x.shape[-1] * self.fraction)
-        cos, sin = flow.once((self, turned, x.dtype), lambda: self.table(flow.pos, turned, x.dtype))
+        cos, sin = flow.cached((self, turned, x.dtype), lambda: self.table(flow.pos, turned, x.dtype))
         if turned < x.shape[-1]:
             return torch.cat((self.turn(x[..., :turned], cos, sin), x[..., turned:]), dim=-1)
         return self.turn(x, cos, sin)

@@ -27,7 +27,7 @@ from ..errors import UserError
 from .build import build, builds, uncompiled
 from .cache import Cache, Carried
 from .dropout import Dropout
-from .flow import Flow, Memory, Part
+from .flow import Flow, Memory, TracedModule
 from .linear import linear
 
 State: TypeAlias = tuple[Tensor, ...]  # (n, C) each; the first is what is seen from outside
@@ -51,7 +51,7 @@ class Order:
     def of(cls, flow: Flow, B: int, T: int) -> Order:
         """The order of a pass over B rows of T tokens."""
         pos, document_ids = flow.pos.expand(B, T), flow.document_ids
-        if flow.plain:
+        if flow.contiguous:
             rows = torch.arange(B, device=pos.device)
             index = torch.arange(B * T, device=pos.device).view(B, T).T.flatten()
             return cls(index, [B] * T, rows, None, pos[:, 0] == 0, torch.ones_like(rows, dtype=torch.bool), True)
@@ -102,7 +102,7 @@ class Order:
 # --------------------------------------------------------------------------------------- cells
 
 
-class Cell(Part):
+class Cell(TracedModule):
     """A state that takes in one word after another; ``step`` is written out, ``kernel`` is torch's own and equal."""
 
     gates = 0
@@ -217,7 +217,7 @@ class Source:
         """The memory by documents; packed pairs have the same number on both sides."""
         hidden, (B, S) = memory.hidden, memory.hidden.shape[:2]
         if order.still and memory.document_ids is None:
-            return cls(hidden, None if memory.plain else memory.pos.expand(B, S) >= 0, None, hidden)
+            return cls(hidden, None if memory.contiguous else memory.pos.expand(B, S) >= 0, None, hidden)
         there = memory.pos.expand(B, S)[order.rows] >= 0
         if memory.document_ids is not None and order.document_ids is not None:
             there = there & (memory.document_ids[order.rows] == order.document_ids[:, None])
@@ -236,7 +236,7 @@ class Source:
 
 
 @builds(config.Summary)
-class Summary(Part):
+class Summary(TracedModule):
     """The source in one vector, in which the decoder's states begin and which they see at every word."""
 
     attends = False
@@ -275,7 +275,7 @@ class Additive(Summary):
 
 
 @builds(config.Recurrent)
-class Recurrent(Part):
+class Recurrent(TracedModule):
     """Embeddings in, hidden states out, as a Stack does it; one way, or both ways with half of the width each."""
 
     def __init__(self, cfg: config.Recurrent, dim: int) -> None:
@@ -337,7 +337,7 @@ class Recurrent(Part):
                 source.keys = self.cross.k(source.values)
             else:
                 states = flow.memory.hidden
-                made, _ = carried.cross.once(lambda: (self.cross.k(states), states))
+                made, _ = carried.cross.cached(lambda: (self.cross.k(states), states))
                 source.keys = made if source.columns is None else made[order.rows[:, None], source.columns]
         return source, self.cross.begin(source)
 
@@ -383,6 +383,6 @@ class Recurrent(Part):
             pattern = wide.scatter(1, source.columns[order.ranks], pattern)
         return order.spread(pattern, like)[:, None]
 
-    def look(self, flow: Flow, part: Part, name: str, x: Tensor, order: Order, like: Tensor) -> Tensor:
+    def look(self, flow: Flow, part: TracedModule, name: str, x: Tensor, order: Order, like: Tensor) -> Tensor:
         """x (N, C), seen by a tape as (B, T, C)."""
         return order.take(flow.look(part, name, order.spread(x, like))) if flow.watches(part, name) else x

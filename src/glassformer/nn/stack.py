@@ -8,14 +8,14 @@ from .. import config
 from .build import build, builds
 from .cache import Cache
 from .dropout import Dropout
-from .flow import Flow, Part
+from .flow import Flow, TracedModule
 from .linear import linear
 from .norm import norm
 from .position import Position
 
 
 @builds(config.Stack)
-class Stack(Part):
+class Stack(TracedModule):
     """Embeddings in, hidden states out; an encoder or a decoder is a stack that is causal or not."""
 
     def __init__(self, cfg: config.Stack, dim: int, width: int) -> None:

@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from glassformer import UserError
+from glassformer import UserError, nn
 from glassformer import config as c
 from glassformer.config import objective as objectives
 from glassformer.config import rnn as recurrence
@@ -186,6 +186,8 @@ def test_what_older_versions_called_it_is_read_and_python_is_warned() -> None:
         assert c.Embed(8, previous_token_embeddings=2).lags == 2  # type: ignore[attr-defined]
     with pytest.warns(FutureWarning, match=r"config.See is glassformer.config.MaskRule now"):
         assert c.See is c.MaskRule  # type: ignore[attr-defined]
+    with pytest.warns(FutureWarning, match=r"nn.Part is glassformer.nn.TracedModule now"):
+        assert nn.Part is nn.TracedModule  # type: ignore[attr-defined]
 
 
 def test_modules_are_found_where_they_were() -> None:

@@ -1,4 +1,4 @@
-"""The one kind of error that is the user's to mend, and how it is worded."""
+"""The one kind of error that is the user's to fix, and how it is worded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LONGEST = 1500  # characters of a message
 
 
 class UserError(ValueError):
-    """A mistake the user can mend; its text is one sentence that says what to do.
+    """A mistake the user can fix; its text is one sentence that says what to do.
 
     The command line prints it without a traceback and exits with 2. What a file put into it cannot steer a terminal:
     line ends, escapes and other characters without a shape are written as such, and a long text loses its middle.

@@ -30,7 +30,7 @@ def data_home() -> Path | None:
 
 
 def standing(path: Path) -> Literal["file", "folder", "other"] | None:
-    """What is at a path, None for nothing; UserError for what is no path, a lost link, and a locked folder."""
+    """What is at a path, None for nothing; UserError for what is not a path, a lost link, and a locked folder."""
     try:
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -42,7 +42,7 @@ def standing(path: Path) -> Literal["file", "folder", "other"] | None:
     except (OSError, ValueError) as error:
         shown = ascii(str(path))[1:-1]
         shown = shown if len(shown) <= 200 else f"{shown[:200]}..."
-        raise UserError(f"{shown} is no path ({getattr(error, 'strerror', None) or error}); give another.") from None
+        raise UserError(f"{shown} is not a path ({getattr(error, 'strerror', None) or error}); give another.") from None
     return "file" if stat.S_ISREG(mode) else "folder" if stat.S_ISDIR(mode) else "other"
 
 

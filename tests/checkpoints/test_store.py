@@ -284,7 +284,7 @@ def test_run_folders_follow_best_then_last(tmp_path: Path) -> None:
     assert same(store.load(tmp_path)[0], build_model(TINY, seed=1))
     for wrong in ("step-9", "../elsewhere", ""):
         (tmp_path / "best").write_text(wrong)
-        with pytest.raises(UserError, match="which is no folder in"):
+        with pytest.raises(UserError, match="which is not a folder in"):
             store.load(tmp_path)
 
 

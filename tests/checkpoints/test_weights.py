@@ -191,7 +191,7 @@ def test_missing_and_left_over_are_named_on_both_sides(tmp_path: Path) -> None:
 
 
 def test_what_is_left_over_alone_is_told(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"the model has no place for more; mend"):
+    with pytest.raises(UserError, match=r"the model has no place for more; fix"):
         check(tmp_path, {"h.0.up": numbers(2), "more": numbers(5)}, {"blocks.0.up": (2,)})
 
 
@@ -288,7 +288,7 @@ LIES: dict[str, tuple[Any, bytes, str]] = {
     "not utf-8": (b'{"\xff": 1}', b"", "not JSON"),
     "deep": (b"[" * 100_000, b"", "not JSON"),
     "huge number": (b'{"a": ' + b"9" * 10_000 + b"}", b"", "not JSON"),
-    "entry is no table": ({"a": 7}, b"", "not a list of sizes"),
+    "entry is not a table": ({"a": 7}, b"", "not a list of sizes"),
     "no shape": ({"a": {"dtype": "F32"}}, b"", "not a list of sizes"),
     "negative shape": ({"a": entry(shape=(-2, -1))}, bytes(8), "not a list of sizes"),
     "shape of truths": ({"a": entry(shape=(True, 2))}, bytes(8), "not a list of sizes"),
@@ -562,7 +562,7 @@ def test_shards_missing_wrong_or_double(sharded: Path) -> None:
 )
 def test_an_index_that_is_none(text: str, tmp_path: Path) -> None:
     (tmp_path / tensorfiles.INDEX).write_bytes(text.encode("latin-1"))
-    with pytest.raises(UserError, match="is no index of weights"):
+    with pytest.raises(UserError, match="is not an index of weights"):
         tensorfiles.open_files(tmp_path)
 
 

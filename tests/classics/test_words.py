@@ -292,10 +292,10 @@ def test_damaged_files_are_one_sentence(few: Vectors, tmp_path: Path) -> None:
         refused(b"0 3\n" + rest, "0 vectors")
         refused(b"5 3\n\xff" + rest, "is not UTF-8 text")
         refused(rest, "does not begin")
-    refused(b"2 2\na 1 2\nb 1 x\n", "line 3 holds what is no number")
-    refused(b"2 2\na 1 2\nb 1 nan\n", 'the vector of "b" holds what is no number')
+    refused(b"2 2\na 1 2\nb 1 x\n", "line 3 holds what is not a number")
+    refused(b"2 2\na 1 2\nb 1 nan\n", 'the vector of "b" holds what is not a number')
     refused(b"2 2\na 1 2\n\nb 1 2\n", "line 3 has 0 numbers and the first line says 2")
-    with pytest.raises(UserError, match="is no file"):
+    with pytest.raises(UserError, match="is not a file"):
         vectors.read(tmp_path / "nothing")
     with pytest.raises(UserError, match="has white space in it"):
         vectors.save(Vectors(("New York",), few.table[:1]), tmp_path / "w")
@@ -491,7 +491,7 @@ def test_slips_are_said(few: Vectors, tmp_path: Path, capsys: pytest.CaptureFixt
     vectors.save(few, file)
     for words, told in (
         (["near", str(file), "kin"], 'Did you mean "king"?'),
-        (["near", str(tmp_path / "none"), "king"], "is no file"),
+        (["near", str(tmp_path / "none"), "king"], "is not a file"),
         (["near", str(file), "king", "--tpo", "3"], 'Did you mean "--top"?'),
         (["nera"], 'Did you mean "near"?'),
         (["score", str(file)], "nothing to score"),

@@ -147,7 +147,7 @@ def test_a_token_that_the_model_does_not_know(home, refused):
     [
         (["--temperature", "abc"], "--temperature is 'abc'; give a number"),
         (["--temperature", "nan"], "temperature is nan; give 0 (greedy) or more"),
-        (["--max-new", "1.5"], "--max-new is '1.5'; give a whole number"),
+        (["--max-new", "1.5"], "--max-new is '1.5'; give an integer"),
         (["--max-new", "-3"], "max_new is -3; give 1 or more"),
         (["--max-new"], "--max-new: expected one argument; see glassformer generate --help"),
         (["--top-p", "2"], "top_p is 2.0; give a share above 0, at most 1"),
@@ -246,7 +246,7 @@ def test_run_files(home, refused, content, said):
         (["run.toml", "again.toml"], "again.toml is not understood; give one run file"),
         (["run.toml", "-x"], "-x is not understood"),
         (["run.toml", "--steps"], "--steps needs a value; give it as --steps VALUE"),
-        (["run.toml", "--steps", "many"], 'train.steps: "many" is not a whole number'),
+        (["run.toml", "--steps", "many"], 'train.steps: "many" is not an integer'),
         (["run.toml", "--steps", "0"], "train.steps is 0; give a number above 0"),
         (["run.toml", "--stpes", "3"], 'There is no setting "stpes". Did you mean "steps"?'),
         (["run.toml", "--decoder.dpeth", "3"], 'Stack has no setting "dpeth". Did you mean "depth"?'),
@@ -372,7 +372,7 @@ def test_shards(home, published, refused):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"hidden_size": 10**12}, '"hidden_size" is 1000000000000; it must be a whole number'),
+        ({"hidden_size": 10**12}, '"hidden_size" is 1000000000000; it must be an integer'),
         ({"num_hidden_layers": 10**9}, '"num_hidden_layers" is 1000000000'),
         ({"vocab_size": -1}, '"vocab_size" is -1'),
         ({"vocab_size": 1 << 24, "hidden_size": 1 << 20, "intermediate_size": 1 << 20}, "has shape"),
@@ -407,7 +407,7 @@ def test_models_in_pieces(home, published, refused):
     refused("tokenizer.json", "generate", "model", "1")
     for pointer in ("../../elsewhere", "step-999999", ""):
         (home / "model" / "best").write_text(pointer)
-        refused("which is no folder in model", "generate", "model", "1")
+        refused("which is not a folder in model", "generate", "model", "1")
 
 
 def test_pickled_weights_are_never_opened(home, published, refused):
@@ -498,7 +498,7 @@ def test_a_model_is_not_written_over(refused, home, words):
         ("would be written over", ["eval", "model", "--data", "words.txt", "--out", "words.txt"]),
         ("is no .html", ["tokens", "hi", "--html", "words.txt"]),
         ("empty.tsv is empty", ["words", "score", "v.txt", "--similarity", "empty.tsv"]),
-        ("nosuch.tsv is no file", ["compare", "run.toml", "--test", "nosuch.tsv", "--out", "compared"]),
+        ("nosuch.tsv is not a file", ["compare", "run.toml", "--test", "nosuch.tsv", "--out", "compared"]),
         ("empty.txt is empty", ["words", "classify", "empty.txt", "words.txt"]),
         ("--columns label=NAME", ["words", "classify", "three.tsv", "words.txt"]),
     ],

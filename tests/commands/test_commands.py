@@ -80,8 +80,8 @@ def test_every_setting_is_listed_with_its_meaning(capsys: pytest.CaptureFixture[
     assert main(["train", "--settings"]) == 0
     said = capsys.readouterr().out
     for line in (
-        "--steps (whole number = 1000): optimizer steps",
-        "--decoder.pattern.attention.kv_heads (whole number",
+        "--steps (integer = 1000): optimizer steps",
+        "--decoder.pattern.attention.kv_heads (integer",
     ):
         assert line in said
 
@@ -172,7 +172,7 @@ def test_prompts_come_from_a_file_and_from_standard_input(
         got = json.loads(answer(["generate", model, *words, *short, "--batch", "1"], capsys, stdin))["rows"]
         assert [{**row, "logprobs": None} for row in got] == [{**row, "logprobs": None} for row in wanted]
     (row,) = json.loads(answer(["generate", model, "-", *short], capsys, "one\n"))["rows"]
-    assert row["prompt"] == wanted[0]["prompt"]  # the end of the line is no part of the text
+    assert row["prompt"] == wanted[0]["prompt"]  # the end of the line is not a part of the text
     for verb in ("embed", "look"):
         assert answer([verb, model, "-", "--json", *(["*.q"] if verb == "look" else [])], capsys, "one\n")
 
@@ -293,7 +293,7 @@ def test_a_training_goes_on_on_another_device(
 
 def test_a_name_alone_means_published_weights(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "gpt2", "x"]) == 2
-    assert "gpt2 means openai-community/gpt2 on the hub, which is no folder here" in capsys.readouterr().err
+    assert "gpt2 means openai-community/gpt2 on the hub, which is not a folder here" in capsys.readouterr().err
     assert main(["generate", "glass/1m", "x"]) == 2
     assert "glass/1m has no tokenizer: it is an untrained shape" in capsys.readouterr().err
     assert main(["look", "glass/1m", "x"]) == 0

@@ -84,7 +84,7 @@ def test_a_file_is_run_once_and_one_that_fails_is_told_in_a_sentence(forgotten, 
     glassformer.use(str(mine))
     assert ran.read_text() == "x"
     for name, content, said in (
-        ("zero.py", "a = 0\nb = 1 / a\n", r"zero\.py, line 2: ZeroDivisionError: division by zero; mend it\.$"),
+        ("zero.py", "a = 0\nb = 1 / a\n", r"zero\.py, line 2: ZeroDivisionError: division by zero; fix it\.$"),
         ("open.py", "a = (\n", r"open\.py, line 1: SyntaxError"),
         ("text.txt", "a = 1\n", r"its name must end in \.py"),
     ):
@@ -156,7 +156,7 @@ def test_each_module_says_how_it_starts(own) -> None:
 def test_a_vector_that_nobody_fills_is_refused(own, monkeypatch) -> None:
     monkeypatch.delattr(type(build(own["ScaleNorm"](), 4)), "reset")
     with pytest.raises(
-        UserError, match=r"attn_norm\.gain is no matrix and no bias; give ScaleNormModule a method reset"
+        UserError, match=r"attn_norm\.gain is neither a matrix nor a bias; give ScaleNormModule a method reset"
     ):
         build_model(strange(own), seed=1)
 
@@ -253,5 +253,5 @@ def test_a_name_of_the_house_is_not_taken(forgotten) -> None:
 
 
 def test_a_member_is_checked_where_it_is_made(own) -> None:
-    with pytest.raises(UserError, match=r'Bilinear\.width: "wide" is not a whole number'):
+    with pytest.raises(UserError, match=r'Bilinear\.width: "wide" is not an integer'):
         own["Bilinear"]("wide")

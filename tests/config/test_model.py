@@ -23,9 +23,13 @@ WRONG = {  # the type, its fields, the sentence that both say
     "an unknown pool": (c.Pool, {"of": "cls"}, '"cls" is not one of "first", "last", "mean", "max".'),
     "an activation of another library": (c.MLP, {"hidden": 16, "act": "gelu_new"}, '"gelu_new" is not one of "relu"'),
     "an init with an s": (c.Init, {"residual": "zeros"}, '"zeros" is not one of "plain", "depth", "zero".'),
-    "a position by place": (c.Stack, {"depth": 1, "pattern": [BLOCK_SAID], "position": True}, "true is no table with"),
-    "a word for a number": (c.MLP, {"hidden": "wide"}, '"wide" is not a whole number.'),
-    "a truth for a number": (c.Embed, {"vocab": True}, "true is not a whole number."),
+    "a position by place": (
+        c.Stack,
+        {"depth": 1, "pattern": [BLOCK_SAID], "position": True},
+        "true is not a table with",
+    ),
+    "a word for a number": (c.MLP, {"hidden": "wide"}, '"wide" is not an integer.'),
+    "a truth for a number": (c.Embed, {"vocab": True}, "true is not an integer."),
     "a size past 64 bits": (c.MLP, {"hidden": 2**63}, "9223372036854775808 is not a number of 64 bits."),
     "a float past all": (c.LayerNorm, {"eps": 10**400}, "is not a number of 64 bits."),
     "no number at all": (c.LayerNorm, {"eps": float("nan")}, '"nan" is not a finite number.'),
@@ -34,12 +38,16 @@ WRONG = {  # the type, its fields, the sentence that both say
         {"heads": 2, "qk_norm": {"type": "MLP", "hidden": 4}},
         '"type" is "MLP"; give',
     ),
-    "a number among rules": (c.Both, {"rules": [{"type": "Full"}, 4]}, "4 is no table with a type; give one of Full,"),
+    "a number among rules": (
+        c.Both,
+        {"rules": [{"type": "Full"}, 4]},
+        "4 is not a table with a type; give one of Full,",
+    ),
     "a cell by a wrong name": (recurrence.Recurrent, {"cell": "GRUU"}, 'there is no "GRUU"; give one of GRU, LSTM.'),
     "a rate in words": (objectives.Masked, {"rate": "much"}, '"much" is not a number.'),
     "an optimizer's number": (run.AdamW, {"betas": [0.9, "b"]}, '"b" is not a number.'),
     "a dtype by another name": (run.Train, {"dtype": "fp16"}, '"fp16" is not one of "auto"'),
-    "a very long word": (c.MLP, {"hidden": "x\n\x1b" * 999}, "is not a whole number."),
+    "a very long word": (c.MLP, {"hidden": "x\n\x1b" * 999}, "is not an integer."),
 }
 
 
@@ -58,7 +66,7 @@ def test_python_refuses_what_a_file_may_not_say_in_the_same_words(kind, table, s
 
 
 def test_a_missing_feedforward_is_refused_where_it_is_made() -> None:
-    with pytest.raises(UserError, match=r"Embed\.vocab: null is not a whole number"):
+    with pytest.raises(UserError, match=r"Embed\.vocab: null is not an integer"):
         c.Embed(None)  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"Block\.attention: null is not a table"):
         c.Block(None, c.MLP(16))  # type: ignore[arg-type]
@@ -93,7 +101,7 @@ def test_every_type_of_the_vocabulary_is_checked() -> None:
 def test_a_table_within_itself_is_told_not_printed() -> None:
     table: dict[str, object] = {}
     table["hidden"] = table
-    with pytest.raises(UserError, match="is not a whole number"):
+    with pytest.raises(UserError, match="is not an integer"):
         serial.from_dict(c.MLP, table)
     assert json.loads(serial.dumps(BLOCK))["attention"]["heads"] == 4
 

@@ -99,7 +99,7 @@ def test_changes_are_checked_when_all_are_in():
         ({"stps": "5"}, '"stps".*"steps"'),
         ({"data.tokeniser": "char"}, '"tokeniser".*"tokenizer"'),
         ({"optimizer.rat": "1"}, '"rat".*"rate"'),
-        ({"steps": "many"}, "train.steps: .*whole number"),
+        ({"steps": "many"}, "train.steps: .*integer"),
         ({"steps": "0"}, "above 0"),
         ({"accumulate": "99"}, "more than the 16 rows"),
         ({"dtype": "float16"}, "not one of"),

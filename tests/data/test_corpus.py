@@ -139,7 +139,7 @@ def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
         ("a.jsonl", b'{"text": "a"}\n\n{"title": "b", "n": 3}\n', "(there: title)"),
         ("a.jsonl", b'{"n": 3}\n', "say which by --field, in a training by --data.field"),
         ("a.jsonl", b'{"text": "a"}\n{"text": \n', "line 2 is not valid JSON"),
-        ("a.jsonl", b'{"text": "a"}\n[1]\n', "line 2 is no JSON object"),
+        ("a.jsonl", b'{"text": "a"}\n[1]\n', "line 2 is not a JSON object"),
         ("a.jsonl", b'{"text": ""}\n', "holds no text"),
         ("a.txt.gz", b"not gzip at all", "cannot be read"),
         ("a.txt.gz", gzip.compress(b"hello" * 100)[:-9], "cannot be read"),
@@ -218,7 +218,7 @@ def test_split_of_one_document_is_nanogpts(tmp_path: Path) -> None:
     assert again.bytes + rest.bytes == valid.bytes
     assert again.starts.tolist() == [0, len(again)]
     opened, _ = shards_of(find(write(tmp_path / "c.txt", "a" * 999)), tmp_path, Bytes(bos=257, eos=None)).split(0.1)
-    assert (len(opened), opened.bytes) == (900, 899)  # the bos is no text
+    assert (len(opened), opened.bytes) == (900, 899)  # the bos is not a text
     short = shards_of(find(write(tmp_path / "b.txt", "0123456789")), tmp_path, Bytes(eos=None))
     assert [len(side) for side in short.split(0.9)] == [1, 9]  # 1 - 0.9 is a little less than 0.1
 

@@ -192,7 +192,7 @@ def test_what_does_not_fit_is_one_sentence(home: Path) -> None:
         (side,) = encode(long, tokenizer, Tag(), cfg, 5, cut=cut).sides  # type: ignore[arg-type]
         wanted = [PIECES.index(piece) for piece in ("[CLS]", *tokens, "[SEP]")]
         assert side.columns["tokens"].tolist() == wanted and side.columns["targets"].tolist() == [-1, *tags, -1]
-    with pytest.raises(UserError, match=r'makes no token of the word "\\u200b"; mend it'):
+    with pytest.raises(UserError, match=r'makes no token of the word "\\u200b"; fix it'):
         encode(Table("t", (Example("x", words=("ann", "\u200b"), tags=(0, 1)),)), tokenizer, Tag(), cfg, 9)
     with pytest.raises(UserError, match="Tag does not fit EncoderDecoder"):
         encode(long, tokenizer, Tag(), tiny.vaswani(), 32)

@@ -118,8 +118,8 @@ BAD: dict[str, tuple[bytes, object, str]] = {
     "c.tsv": (b"text\tkind\na\tb\n", Classify(), 'no column "label" for the label'),
     "d.tsv": (b"a\tyes\n\nb \xff\tno\n", Classify(), "line 3 is not UTF-8"),
     "e.tsv": (b"a\t\n", Classify(), "line 1 has no label"),
-    "f.tsv": (b"a\tmuch\n", Classify(regression=True), '"much", which is no number'),
-    "g.tsv": (b"a\tnan\n", Classify(regression=True), "is no number"),
+    "f.tsv": (b"a\tmuch\n", Classify(regression=True), '"much", which is not a number'),
+    "g.tsv": (b"a\tnan\n", Classify(regression=True), "is not a number"),
     "h.tsv": (b"\n \n", Classify(), "no column"),
     "i.tsv": (b" \tyes\n", Classify(), "holds no examples"),
     "j.bin": (b"a\tb\0\n", Classify(), "binary file"),
@@ -128,7 +128,7 @@ BAD: dict[str, tuple[bytes, object, str]] = {
     "m.csv": (b'a,"b\n', Classify(), "not valid CSV"),
     "n.jsonl": (b'{"source": "a"}\n', Seq2Seq(), 'no column "target" for the target'),
     "o.jsonl": (b"{'a': 1}\n", Seq2Seq(), "line 1 is not valid JSON"),
-    "p.jsonl": (b'\n["a"]\n', Seq2Seq(), "line 2 is no JSON object"),
+    "p.jsonl": (b'\n["a"]\n', Seq2Seq(), "line 2 is not a JSON object"),
     "q.jsonl": (b'{"source": 1, "target": "a"}\n', Seq2Seq(), "line 1 holds 1 where a text belongs"),
     "r.tsv.gz": (b"no gzip", Classify(), "cannot be read"),
     "s.tsv": (b"a\tb\n", Causal(), "learns from running text"),
@@ -153,7 +153,7 @@ def test_what_does_not_fit_together_is_one_sentence(tmp_path: Path) -> None:
         read({"source": sides["source"]}, Seq2Seq())
     with pytest.raises(UserError, match=r'no part "sorce".*Did you mean "source"'):
         read({"sorce": "a", "target": "b"}, Seq2Seq())
-    with pytest.raises(UserError, match=r'is no file.*Did you mean "en"'):
+    with pytest.raises(UserError, match=r'is not a file.*Did you mean "en"'):
         read({"source": str(tmp_path / "enn"), "target": sides["target"]}, Seq2Seq())
     (tmp_path / "a.tsv").write_text("a\tyes\nb\tnon\n")
     with pytest.raises(UserError, match=r'a.tsv line 2 has the label "non".*Did you mean "no"'):
@@ -247,7 +247,7 @@ def test_pieces_equal_the_whole(name: str) -> None:
 
 def test_what_each_decoder_is_asked() -> None:
     closing, opening = (train_tokenizer("byte", specials=names) for names in (("<|endoftext|>",), ("<s>", "</s>")))
-    assert question(closing, [5, 6]) == [5, 6, closing.eos]  # what closes a document is no beginning of a source
+    assert question(closing, [5, 6]) == [5, 6, closing.eos]  # what closes a document is not a beginning of a source
     assert question(opening, [5, 6]) == [opening.bos, 5, 6, opening.bos]
 
 

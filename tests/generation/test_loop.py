@@ -275,7 +275,7 @@ def test_text_in_text_out(rotary: Model) -> None:
     held = generate(rotary, tokenizer, "HELLO", max_new=12, temperature=0, eos=(), stop=expected[-2:] + "@@").run()
     assert held.text == expected and held.finishes == ["length"]  # what might have begun a stop string is shown
     tokenizer.bos = tokenizer.eos
-    assert generate(rotary, tokenizer, "HELLO").rows[0].prompt == ids[1:]  # a border of documents is no beginning
+    assert generate(rotary, tokenizer, "HELLO").rows[0].prompt == ids[1:]  # a border of documents is not a beginning
     tokenizer.bos = 1
     many = generate(rotary, tokenizer, ["HELLO", None, "ME"], max_new=12, temperature=0, eos=()).run()
     assert many.texts[0] == expected and many.rows[1].prompt == [1]

@@ -205,7 +205,7 @@ def test_bad_input_is_one_sentence(own: str, tmp_path: Path, capsys: pytest.Capt
     (tmp_path / "notes.md").write_text("no tokenizer\n")
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     assert 'Did you mean "gpt2"?' in refused(capsys, "x", "--with", "gpt-2")
-    assert "no tokenizer of a known format" in refused(capsys, "x", "--with", str(tmp_path / "notes.md"))
+    assert "not a tokenizer of a known format" in refused(capsys, "x", "--with", str(tmp_path / "notes.md"))
     assert "no tokenizer" in refused(capsys, "x", "--with", str(tmp_path))
     assert "byte 3" in refused(capsys, "--file", str(tmp_path / "latin.txt"), "--with", own)
     assert "is not UTF-8 text" in refused(capsys, "a\udcff", "--with", own)

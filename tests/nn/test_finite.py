@@ -140,8 +140,8 @@ def test_classify_says_no_label(tokenizer: Tokenizer, tmp_path: Path, capsys: py
 
 
 def test_a_message_cannot_steer_a_terminal_nor_fill_it() -> None:
-    said = str(UserError("the file says \x1b[2J\x1b]0;owned\x07 and\nmore\r\u202e ünïcode 漢字 \ud800; mend it."))
-    assert said.isprintable() and "\\x1b[2J" in said and "and\\nmore\\r\\u202e ünïcode 漢字 \\ud800; mend it." in said
+    said = str(UserError("the file says \x1b[2J\x1b]0;owned\x07 and\nmore\r\u202e ünïcode 漢字 \ud800; fix it."))
+    assert said.isprintable() and "\\x1b[2J" in said and "and\\nmore\\r\\u202e ünïcode 漢字 \\ud800; fix it." in said
     for filler in ("x", "\x1b", "漢"):
         said = str(UserError(f"begins {filler * 5000} ends."))
         assert len(said) <= 1500 and said.startswith("begins ") and said.endswith(" ends.") and said.isprintable()

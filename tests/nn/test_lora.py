@@ -255,7 +255,7 @@ def test_rank_stabilised_and_what_targets_the_layers(peft):
         {"target_modules": r".*\.q_proj"},
         {"exclude_modules": ["v_proj"]},
     ):
-        with pytest.raises(UserError, match=r"is none that adapter_config\.json targets"):
+        with pytest.raises(UserError, match=r"is not one that adapter_config\.json targets"):
             peft(settings)
     with pytest.raises(UserError, match=r"has rank 3 and adapter_config\.json says 8"):
         peft({"r": 8})

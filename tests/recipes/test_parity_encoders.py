@@ -334,7 +334,7 @@ def test_marian_both_ways(name: str, tmp_path: Path) -> None:
 
 
 def test_a_marian_beside_its_two_vocabularies(tmp_path: Path) -> None:
-    """Its pieces are cut by one file for each language, which is no tokenizer here; the model loads without."""
+    """Its pieces are cut by one file for each language, which is not a tokenizer here; the model loads without."""
     theirs = marian()
     theirs.save_pretrained(tmp_path)
     for name in ("source.spm", "target.spm", "vocab.json"):

@@ -98,7 +98,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (LLAMA, {"architectures": ["LamaForCausalLM"]}, 'Did you mean "LlamaForCausalLM"'),
     (LLAMA, {"architectures": [["x"]]}, "not in the recipe book"),
     (LLAMA, {"architectures": None, "model_type": None}, "names no model"),
-    (LLAMA, {"hidden_size": 10**12}, '"hidden_size" is 1000000000000; it must be a whole number from 1 to'),
+    (LLAMA, {"hidden_size": 10**12}, '"hidden_size" is 1000000000000; it must be an integer from 1 to'),
     (LLAMA, {"hidden_size": -64}, '"hidden_size" is -64'),
     (LLAMA, {"hidden_size": "64"}, '"hidden_size" is "64"'),
     (LLAMA, {"hidden_size": True}, '"hidden_size" is true'),

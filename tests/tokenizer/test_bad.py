@@ -66,7 +66,7 @@ CASES: dict[str, tuple[str, bytes, str]] = {
     ),
     "strange decoder": ("tokenizer.json", spec(lambda raw: raw.update(decoder={"type": "CTC"})), "not supported"),
     "huge id": ("tokenizer.json", spec(lambda raw: raw["model"]["vocab"].update(zz=2**40)), "no tokenizer that can"),
-    "binary": ("tokenizer.bin", bytes(range(256)) * 9, "no tokenizer of a known format"),
+    "binary": ("tokenizer.bin", bytes(range(256)) * 9, "not a tokenizer of a known format"),
     "GGUF": ("vocab.gguf", b"GGUF\x03\0\0\0" + bytes(900), "no whole GGUF file"),
     "ranks of no kind": ("my.tiktoken", RANKS, "say which with kind="),
     "torn rank": ("my.tiktoken", RANKS + b"!!!", "Line 257"),
@@ -122,7 +122,7 @@ def test_vocab_and_merges(tmp_path: Path) -> None:
     (tmp_path / "merges.txt").write_text(merges)
     assert open_tokenizer(tmp_path).encode(STORY[0]) == train_tokenizer("bpe", STORY, 300).encode(STORY[0])
     (tmp_path / "merges.txt").write_text(merges + "\nqq zz\n")
-    with pytest.raises(UserError, match=r"Line \d+ of .* is no merge"):
+    with pytest.raises(UserError, match=r"Line \d+ of .* is not a merge"):
         open_tokenizer(tmp_path)
     for damage in ({"a": 0}, {**model["vocab"], "zz": 5}, {**model["vocab"], "zz": "5"}):
         (tmp_path / "vocab.json").write_text(json.dumps(damage))

@@ -179,9 +179,9 @@ def test_strip_of_a_billion_and_ids_of_four() -> None:
 def test_ids_that_are_none() -> None:
     tokenizer = train_tokenizer("byte")
     for wrong in ([None], ["a"], [1.5], "ab", 5, None, [[1]]):
-        with pytest.raises(UserError, match=r"[Ii]ds are whole numbers"):
+        with pytest.raises(UserError, match=r"[Ii]ds are integers"):
             tokenizer.decode(wrong)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="Ids are whole numbers"):
+    with pytest.raises(UserError, match="Ids are integers"):
         tokenizer.stream().push(None)  # type: ignore[arg-type]
     assert tokenizer.decode(np.array([97, 98])) == "ab"
 

@@ -90,7 +90,7 @@ def test_a_run_that_is_stuck_says_where_its_weights_are(corpus, tmp_path, monkey
 # ---------------------------------------------------------------------------- pointers and sums
 
 
-def test_resume_mends_stale_pointers_and_forgets_a_best_that_was_removed(tmp_path):
+def test_resume_fixes_stale_pointers_and_forgets_a_best_that_was_removed(tmp_path):
     state = poisoned(tmp_path, set(), steps=6, every=2, valid={2: 3.0, 4: 1.0, 6: 2.0})
     assert state.best_step == 4
     (tmp_path / "best").write_text("step-000002\n"), (tmp_path / "last").write_text("step-000004\n")
@@ -113,7 +113,7 @@ def test_pointers_never_lead_outside_the_folder(tmp_path, pointer, lead):
     shutil.copy(tmp_path / "elsewhere" / "config.json", tmp_path / "config.json")
     (out / "best").unlink()
     (out / pointer).write_text(lead + "\n")
-    with pytest.raises(UserError, match=rf'names "{lead}", which is no folder in'):
+    with pytest.raises(UserError, match=rf'names "{lead}", which is not a folder in'):
         places.resolve(str(out))
 
 
@@ -255,7 +255,7 @@ def test_sums_are_read_back_by_sha256sum(tmp_path):
     subprocess.run([tool, "-c", "SHA256SUMS"], cwd=tmp_path / "step-000001", check=True, capture_output=True)
 
 
-def test_a_resumed_run_mends_its_pointers(corpus, tmp_path):  # noqa: F811
+def test_a_resumed_run_fixes_its_pointers(corpus, tmp_path):  # noqa: F811
     out = tmp_path / "run"
     training.run(settings(corpus, steps="4", evaluate_every="2"), out)
     right = [(out / pointer).read_text() for pointer in ("best", "last")]

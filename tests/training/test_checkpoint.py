@@ -153,7 +153,7 @@ def test_an_end_at_any_touch_of_the_disk_loses_neither_the_last_nor_the_best(tmp
             checkpoint.rotate(out, 1)
             left += 10**6
         done = left > 10**5
-        store.load(out)  # also before anything is mended
+        store.load(out)  # also before anything is fixed
         checkpoint.tidy(out)
         assert {p.name for p in out.iterdir()} <= {"step-000001", "step-000002", "last", "best"}
         found, again = checkpoint.newest(out), begin()

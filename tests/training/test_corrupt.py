@@ -212,7 +212,7 @@ def test_spans_of_packed_documents_stay_in_them(marked: Tokenizer) -> None:
     opened = train_tokenizer("char", [LETTERS], specials=("<s>", *MARKS))
     tokens[:, 23], given = opened.bos, replace(given, tokens=tokens)
     begun = corrupt.spans(given, random(), Span(0.5), opened)
-    assert begun.tokens[0, 0] == opened.bos and not (begun.source == opened.bos).any(), "ends are no part of the text"
+    assert begun.tokens[0, 0] == opened.bos and not (begun.source == opened.bos).any(), "ends are not part of the text"
     assert not (begun.targets == opened.bos).any() and (begun.targets == opened.eos).sum() == 6
     given = packed(tokens, [20, 3, 30])
     made = corrupt.spans(given, random(), Span(), marked)

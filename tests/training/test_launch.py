@@ -488,7 +488,7 @@ def test_a_run_folder_means_its_best_checkpoint_and_says_so(whole, capsys):
 
 
 def test_a_separator_makes_documents_of_a_file(tmp_path):
-    """The separator itself is no text: a character tokenizer has never met it."""
+    """The separator itself is not a text: a character tokenizer has never met it."""
     (tmp_path / "two.txt").write_text("aab " * 100 + "%" + "bba " * 100)
     wanted = {**SETTINGS, "steps": "1", "data.train": str(tmp_path / "two.txt"), "data.separator": "%"}
     training.run(run.read(None, wanted), tmp_path / "out")

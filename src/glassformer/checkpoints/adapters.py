@@ -317,9 +317,10 @@ def _halves(
     fits = down.ndim == up.ndim == 2 and len(down) == up.shape[1] > 0 and len(up) == outputs
     need(fits, f"{where} is {list(down.shape)} by {list(up.shape)}, not (rank, inputs) by ({outputs}, rank); check it.")
     rank = _patterned(page, "rank_pattern", name, page.get("r"))
-    need(rank in (None, len(down)), f"{where} has rank {len(down)} and {PAGE} says {rank}; mend one of them.")
+    need(rank in (None, len(down)), f"{where} has rank {len(down)} and {PAGE} says {rank}; fix one of them.")
     need(
-        _targets(page, name), f"{where} is none that {PAGE} targets; mend target_modules or layers_to_transform there."
+        _targets(page, name),
+        f"{where} is not one that {PAGE} targets; fix target_modules or layers_to_transform there.",
     )
     alpha = _patterned(page, "alpha_pattern", name, page.get("lora_alpha", 8))
     fits = type(alpha) in (int, float) and abs(alpha) < 1e30
@@ -361,7 +362,7 @@ def _match(pattern: str, name: str, before: str = "", after: str = "$") -> re.Ma
     try:
         return re.match(f"{before}({pattern}){after}", name)
     except (re.error, OverflowError, RecursionError):
-        raise UserError(f'{PAGE} has "{pattern[:80]}", which is no pattern of names; mend it.') from None
+        raise UserError(f'{PAGE} has "{pattern[:80]}", which is not a pattern of names; fix it.') from None
 
 
 def _copy(given: Mapping[str, Tensor], mine: Mapping[str, Tensor], folder: Path) -> None:

@@ -85,14 +85,14 @@ def checkpoint(folder: Path) -> Path:
             target = folder / name
             if not name or target.resolve().parent != folder.resolve() or not target.is_dir():
                 raise UserError(
-                    f'{pointer} names "{name[:80]}", which is no folder in {folder}; name one that is there.'
+                    f'{pointer} names "{name[:80]}", which is not a folder in {folder}; name one that is there.'
                 )
             return target
     return folder
 
 
 def of_run(name: str | Path) -> str | None:
-    """Which checkpoint of the run folder at ``name`` is meant, in words; None where it is no run folder."""
+    """Which checkpoint of the run folder at ``name`` is meant, in words; None where it is not a run folder."""
     with contextlib.suppress(OSError):
         folder = Path(name).expanduser()
         if folder.is_dir() and (found := checkpoint(folder)) != folder:
@@ -124,7 +124,7 @@ def _download(name: str) -> Path:
         raise UserError(f"{said} cannot be downloaded ({answer}); try again later, or give a folder.") from None
     except (hub.LocalEntryNotFoundError, ConnectionError):
         raise UserError(
-            f"{said} is no folder here and not in the hub's cache, and the hub cannot be reached; "
+            f"{said} is not a folder here and not in the hub's cache, and the hub cannot be reached; "
             f"go online once, or give a folder or a recipe.{hint}"
         ) from None
     except OSError as error:

@@ -185,7 +185,9 @@ def read_index(folder: Path) -> dict[str, str]:
         raise UserError(f"{path} cannot be read ({error.strerror}); check its rights.") from None
     texts = isinstance(placed, dict) and all(isinstance(shard, str) for shard in placed.values())
     if not texts or not placed:
-        raise UserError(f'{path} is no index of weights (it needs a "weight_map" of file names); download it again.')
+        raise UserError(
+            f'{path} is not an index of weights (it needs a "weight_map" of file names); download it again.'
+        )
     return dict(placed)
 
 

@@ -70,7 +70,7 @@ def read(path: Path) -> Any:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
             programs = [name for name in names if name.endswith("/data.pkl")]
-            _sound(len(programs) == 1, path, "it is no archive of torch.save")
+            _sound(len(programs) == 1, path, "it is not an archive of torch.save")
             root = programs[0].removesuffix("data.pkl")
             if f"{root}byteorder" in names:
                 _sound(archive.read(f"{root}byteorder") == b"little", path, "its numbers are big-endian")
@@ -79,7 +79,7 @@ def read(path: Path) -> Any:
             return _filled(found, archive, root, path, {})
     except zipfile.BadZipFile:
         raise UserError(
-            f"{path} is no file of torch.save, or one of before version 1.6, or cut short; save it again with "
+            f"{path} is not a file of torch.save, or one of before version 1.6, or cut short; save it again with "
             "torch.save, or copy it again."
         ) from None
     except OSError as error:
@@ -265,7 +265,7 @@ def load(kind: str, path: Path, settings: Path | None = None) -> Model:
     that no module here has.
     """
     peer = peers.PEERS.get(kind)
-    need(path.is_file(), f"{path} is no file; give the one that {kind} saved.")
+    need(path.is_file(), f"{path} is not a file; give the one that {kind} saved.")
     held: Any = read(path) if path.suffix != ".safetensors" else _safetensors(path)
     tensors = _state(held, path)
     if isinstance(held, dict) and kind in ("nanogpt", "mingpt"):
@@ -325,5 +325,5 @@ def _json(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} cannot be read ({error.strerror}); check the path.") from None
     except (ValueError, RecursionError):
         found = None
-    need(isinstance(found, dict), f"{path} is no JSON table of settings; mend it.")
+    need(isinstance(found, dict), f"{path} is not a JSON table of settings; fix it.")
     return dict(found)

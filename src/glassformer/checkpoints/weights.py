@@ -102,7 +102,7 @@ def shapes(model: config.Model) -> dict[str, Shape]:
     try:
         return dict(_described(model))
     except RuntimeError:  # torch counts bytes in 64 bits
-        raise UserError("The config describes a tensor larger than any machine could hold; mend its sizes.") from None
+        raise UserError("The config describes a tensor larger than any machine could hold; fix its sizes.") from None
 
 
 @lru_cache(maxsize=4)  # loading asks three times, and describing a deep model takes a tenth of a second
@@ -219,7 +219,7 @@ def check(table: Table, ours: Mapping[str, Shape], files: Files, optional: Itera
             if entry.shape != tuple(tensor.shape):
                 raise UserError(
                     f"{files.folder}: {name} has shape {entry.shape}, but {', '.join(link.ours)} of the model "
-                    f"needs {tuple(tensor.shape)}; mend config.json or fetch the weights that belong to it."
+                    f"needs {tuple(tensor.shape)}; fix config.json or fetch the weights that belong to it."
                 )
             if not entry.dtype.is_floating_point or entry.dtype.itemsize < 2:
                 kind = NAMES[entry.dtype]
@@ -244,7 +244,7 @@ def _fill_one(link: Link, files: Files, ours: Mapping[str, Tensor], shapes: Mapp
         if mine is None:
             if part.any():
                 zero = f'{", ".join(link.theirs)} is not zero, but config.json says "bias": false'
-                raise UserError(f"{files.folder}: {zero}; mend config.json.")
+                raise UserError(f"{files.folder}: {zero}; fix config.json.")
             continue
         ready = mine.device.type == "cpu" and part.is_contiguous() and part.dtype == mine.dtype
         if mine.device.type != "cpu":
@@ -294,7 +294,7 @@ def _unmatched(folder: Path, missing: Sequence[Link], left_over: Sequence[str], 
     absent = [f"{t} (for {', '.join(link.ours)})" for link in missing for t in link.theirs if t not in present]
     parts = [f"the files lack {short(absent)}"] if absent else []
     parts += [f"the model has no place for {short(left_over)}"] if left_over else []
-    return f"{folder}: {', and '.join(parts)}; mend config.json or fetch the weights that belong to it."
+    return f"{folder}: {', and '.join(parts)}; fix config.json or fetch the weights that belong to it."
 
 
 # --------------------------------------------------------------------------------------- saving

@@ -52,7 +52,7 @@ def place(text: str, word: str) -> Place:
 def layers(model: Model, tokenizer: Tokenizer, places: Sequence[Place], batch: int = 64) -> Tensor:
     """A word's vector after the embedding and after each block (N, 1 + L, C): the mean of its tokens.
 
-    Raises UserError for a model that is no encoder, and for a word that lies past its context.
+    Raises UserError for a model that is not an encoder, and for a word that lies past its context.
     """
     cfg = model.config
     need(isinstance(cfg, config.Encoder), "Only an encoder reads both sides of a word; give one, such as a BERT.")

@@ -19,7 +19,7 @@ from .. import files
 from ..errors import UserError, nearest, need
 
 Array = np.ndarray[Any, Any]
-WIDEST = 1 << 16  # numbers of a vector; a file that says more is no file of vectors
+WIDEST = 1 << 16  # numbers of a vector; a file that says more is not a file of vectors
 FIRST = 1 << 16  # bytes in which a file's first line and first vector must lie
 
 
@@ -113,7 +113,7 @@ def read_pairs(path: Path) -> list[tuple[str, str, float]]:
             first, second, right = line.split()
             found.append((first, second, float(right)))
         except ValueError:
-            raise UserError(f"{path} line {number} is not two words and a number; mend or remove that line.") from None
+            raise UserError(f"{path} line {number} is not two words and a number; fix or remove that line.") from None
     return found
 
 
@@ -123,7 +123,7 @@ def read_analogies(path: Path) -> list[tuple[str, str, str, str]]:
     for number, line in _written(path):
         if not line.startswith(":"):
             words = line.split()
-            need(len(words) == 4, f"{path} line {number} is not four words; mend or remove that line.")
+            need(len(words) == 4, f"{path} line {number} is not four words; fix or remove that line.")
             found.append((words[0], words[1], words[2], words[3]))
     return found
 
@@ -170,7 +170,7 @@ def read(path: Path) -> Vectors:
 
     Raises UserError for a file that is none or is cut short, and for a vector of another width, with where it stands.
     """
-    need(path.is_file(), f"{path} is no file; give a file of vectors (make one with glassformer words train).")
+    need(path.is_file(), f"{path} is not a file; give a file of vectors (make one with glassformer words train).")
     try:
         with path.open("rb") as file:
             need(path.stat().st_size > 0, f"{path} is empty; give a file of vectors.")
@@ -203,7 +203,7 @@ def _read(content: mmap.mmap, path: Path) -> Vectors:
             raise UserError(f"{where}, or the first line tells another width than the file's; restore it.") from None
     if not np.isfinite(table).all():
         row = int(np.flatnonzero(~np.isfinite(table).all(1))[0])
-        raise UserError(f'{path}: the vector of "{words[row]}" holds what is no number; restore the file.')
+        raise UserError(f'{path}: the vector of "{words[row]}" holds what is not a number; restore the file.')
     return Vectors(tuple(words), table)
 
 
@@ -229,14 +229,14 @@ def _lines(content: mmap.mmap, begin: int, count: int, width: int, path: Path) -
         word, *numbers = line.split() or (b"",)
         if len(numbers) != width:
             found = f"{path} line {number + 2} has {len(numbers)} numbers and the first line says {width}"
-            raise UserError(f"{found}; mend or restore the file.")
+            raise UserError(f"{found}; fix or restore the file.")
         try:
             yield word, np.array(numbers, np.float32)
         except ValueError:
-            raise UserError(f"{path} line {number + 2} holds what is no number; mend or restore the file.") from None
+            raise UserError(f"{path} line {number + 2} holds what is not a number; fix or restore the file.") from None
     if rest := content.read().strip():
         raise UserError(
-            f"{path} goes on after its {count:,} vectors ({rest[:20]!r}); mend its first line or restore it."
+            f"{path} goes on after its {count:,} vectors ({rest[:20]!r}); fix its first line or restore it."
         )
 
 

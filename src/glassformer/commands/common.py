@@ -133,7 +133,7 @@ def _of_json(line: str, where: str) -> str:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
-        raise UserError(f"{where} is not valid JSON; mend that line.") from None
+        raise UserError(f"{where} is not valid JSON; fix that line.") from None
     text = value.get("text", value.get("prompt")) if isinstance(value, dict) else value
     if not isinstance(text, str):
         raise UserError(f'{where} has no "text" or "prompt"; give {{"text": "..."}}.')
@@ -141,7 +141,7 @@ def _of_json(line: str, where: str) -> str:
 
 
 def standard_input() -> str:
-    """All of standard input; UserError where it is no text."""
+    """All of standard input; UserError where it is not text."""
     need(sys.stdin is not None, "There is no standard input; give a text or a file.")
     try:
         text = sys.stdin.read()
@@ -193,7 +193,7 @@ def rows(*pairs: tuple[str, str]) -> None:
 
 
 def counting(what: str = "tokens") -> Callable[[int], None] | None:
-    """A count that runs in the terminal; None where standard error is no terminal that can."""
+    """A count that runs in the terminal; None where standard error is not a terminal that can."""
     if not moving():
         return None
     return lambda done: print(f"\r{done:,} {what}", end="\r", file=sys.stderr, flush=True)

@@ -302,7 +302,7 @@ def readable(given: argparse.Namespace, plan: Any) -> None:
     if given.test is not None and (labels or tags):
         examples.read(given.test, plan.train.objective, columns=plan.data.columns)
     for name in (given.test, given.target):
-        need(name is None or published.locate(name).is_file(), f"{name} is no file; give a file of examples.")
+        need(name is None or published.locate(name).is_file(), f"{name} is not a file; give a file of examples.")
 
 
 def bag_of(plan: Any) -> list[str]:

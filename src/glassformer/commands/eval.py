@@ -87,7 +87,7 @@ def numbers(text: str) -> list[int]:
     """``10,20,30``."""
     found = [int(word) if word.strip().isdecimal() else 0 for word in text.split(",")]
     rising = all(low < high for low, high in zip([0, *found], found, strict=False))
-    need(rising, f'--lengths is "{text}"; give whole numbers that rise, such as 10,20,30.')
+    need(rising, f'--lengths is "{text}"; give integers that rise, such as 10,20,30.')
     return found
 
 
@@ -129,7 +129,7 @@ def answers(given: argparse.Namespace) -> None:
     need(given.shots is None or given.shots >= 0, f"--shots is {given.shots}; give 0 or more.")
     need(given.limit is None or given.limit > 0, f"--limit is {given.limit}; give 1 or more.")
     folder = given.task_files
-    need(folder is None or folder.is_dir(), f"--task-files {folder} is no folder; give one that holds YAML files.")
+    need(folder is None or folder.is_dir(), f"--task-files {folder} is not a folder; give one that holds YAML files.")
     model, tokenizer = reader(given)
     figures = evaluate_tasks(
         model,

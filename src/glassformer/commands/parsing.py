@@ -33,7 +33,7 @@ class Parser(argparse.ArgumentParser):
         try:
             return super()._get_value(action, text)
         except argparse.ArgumentError:
-            kind = "a whole number" if action.type is int else "a number"
+            kind = "an integer" if action.type is int else "a number"
             raise UserError(f"{action.option_strings[0]} is {text!r}; give {kind}.") from None
 
     @property

@@ -20,9 +20,9 @@ def long_scalings(model: Model) -> dict[str, LongRopeScaling]:
 def for_context(model: Model, context: int) -> Model:
     """The same model for texts of ``context`` tokens; a LongStretch takes the waves that such texts ask for.
 
-    Raises UserError for what is no number of tokens, and for more than a LongStretch or a table of positions holds.
+    Raises UserError for what is not a number of tokens, and for more than a LongStretch or a table of positions holds.
     """
-    need(type(context) is int and context > 0, f"context is {context!r}; give a whole number of tokens, 1 or more.")
+    need(type(context) is int and context > 0, f"context is {context!r}; give an integer, 1 or more.")
     changes: dict[str, Any] = {"context": context}
     for name, scaling in long_scalings(model).items():
         most = round(scaling.length * scaling.factor)

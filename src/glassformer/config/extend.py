@@ -39,5 +39,5 @@ def use(path: str | Path) -> None:
         steps = [step.lineno for step in traceback.extract_tb(error.__traceback__) if step.filename == str(file)]
         line = steps[-1] if steps else getattr(error, "lineno", None)
         said = " ".join(str(error).split())[:200]
-        raise UserError(f"{path}, line {line}: {type(error).__name__}: {said}; mend it.") from error
+        raise UserError(f"{path}, line {line}: {type(error).__name__}: {said}; fix it.") from error
     _USED.add(file)

@@ -232,7 +232,7 @@ def read_rule(text: str) -> MaskRule:
     try:
         tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise UserError(f'"{text}" is no rule; write one such as "window(4)" or "window(4) | every(8)".') from None
+        raise UserError(f'"{text}" is not a rule; write one such as "window(4)" or "window(4) | every(8)".') from None
     return _rule(tree.body)
 
 
@@ -243,7 +243,7 @@ def _rule(node: ast.expr) -> MaskRule:
         return _rule(node.left) | _rule(node.right)
     call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
     if not isinstance(call.func, ast.Name):
-        raise UserError(f'"{ast.unparse(node)}" is no rule; combine rules such as window(4) with & and | only.')
+        raise UserError(f'"{ast.unparse(node)}" is not a rule; combine rules such as window(4) with & and | only.')
     name = call.func.id.lower()
     known = rules()
     if name not in known:
@@ -257,7 +257,7 @@ def _rule(node: ast.expr) -> MaskRule:
     needed = {field.name for field in fields(kind) if field.default is MISSING}
     need(
         whole and fits and needed <= given.keys(),
-        f'"{ast.unparse(node)}" does not fit; write {form}, whole numbers of 1 or more.',
+        f'"{ast.unparse(node)}" does not fit; write {form}, integers of 1 or more.',
     )
     rule: MaskRule = kind(**numbers)
     return rule

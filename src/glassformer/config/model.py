@@ -104,7 +104,7 @@ class Stack:
             self.position.check(self.causal)
 
     def _misfit(self) -> str:
-        return f"Stack.depth {self.depth} is no multiple of its pattern of {len(self.pattern)} blocks; change one."
+        return f"Stack.depth {self.depth} is not a multiple of its pattern of {len(self.pattern)} blocks; change one."
 
     def block(self, index: int) -> Block:
         """The config of block ``index``."""

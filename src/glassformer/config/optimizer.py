@@ -82,7 +82,7 @@ Optimizer: TypeAlias = AdamW | Muon
 
 
 def _check_schedule(schedule: Schedule) -> None:
-    """UserError where a length is no number of steps or a floor is no share."""
+    """UserError where a length is not a number of steps or a floor is not a share."""
     kind = type(schedule).__name__
     for name in ("warmup", "decay"):
         value = getattr(schedule, name, 0.0)

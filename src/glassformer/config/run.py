@@ -148,7 +148,7 @@ class Train:
             need(getattr(self, name) > 0, f"train.{name} is {getattr(self, name)}; give a number above 0.")
         for name in ("early_stop", "evaluate_every", "save_every", "sample_every"):
             need(getattr(self, name) >= 0, f"train.{name} is {getattr(self, name)}; give steps, or 0 for never.")
-        need(0 <= self.seed < 2**63, f"train.seed is {self.seed}; give a whole number from 0 to 2**63 - 1.")
+        need(0 <= self.seed < 2**63, f"train.seed is {self.seed}; give an integer from 0 to 2**63 - 1.")
         pieces = f"train.accumulate {self.accumulate} is more than the {self.batch} rows of train.batch; lower it."
         need(self.accumulate <= self.batch, pieces)
         need(self.context is None or self.context > 0, f"train.context is {self.context}; give tokens above 0.")
@@ -250,7 +250,9 @@ def _table(file: Path) -> dict[str, Any]:
     except UserError:
         if file.suffix == ".toml" or not file.is_file():
             raise
-        raise UserError(f"{file} is no run file (TOML); a text to train on is given as --data.train {file}.") from None
+        raise UserError(
+            f"{file} is not a run file (TOML); a text to train on is given as --data.train {file}."
+        ) from None
 
 
 def _no_type(value: Any) -> bool:

@@ -87,7 +87,7 @@ def renamed(**names: str) -> Callable[[type[T]], type[T]]:
     return register
 
 
-SIZE = 1 << 63  # whole numbers stay below it
+SIZE = 1 << 63  # integers stay below it
 
 
 @functools.cache
@@ -205,7 +205,7 @@ def _from_union(kind: Any, raw: Any, where: str) -> Any:
         if isinstance(raw, str):
             hint = ' Write a table as {type = "NAME", key = value}, closed.' if raw.startswith("{") else ""
             raise UserError(f"{_at(where)}there is no {_show(raw)}; give one of {known}.{hint}")
-        raise UserError(f"{_at(where)}{_show(raw)} is no table with a type; give one of {known}.")
+        raise UserError(f"{_at(where)}{_show(raw)} is not a table with a type; give one of {known}.")
     for option in plain:
         try:
             return from_dict(option, raw, where)
@@ -216,7 +216,7 @@ def _from_union(kind: Any, raw: Any, where: str) -> Any:
 
 def _known(name: Any, classes: Mapping[str, type], table: bool = False) -> str:
     """The names to choose from, and how one's own is made known: of a ``table``, which may be a checkpoint's, always;
-    of a word alone where it is no slip of one of them.
+    of a word alone where it is not a slip of one of them.
     """
     known = ", ".join(classes)
     named = isinstance(name, str) and name.isidentifier()
@@ -256,7 +256,7 @@ def _plain(kind: Any, raw: Any, where: str) -> Any:
         with contextlib.suppress(ValueError):  # .001 and 1.e-3 are numbers to everybody but TOML
             raw = float(raw)
     if kind in (int, float) and not isinstance(raw, bool | int) and hasattr(raw, "__index__"):
-        raw = operator.index(raw)  # numpy's whole numbers
+        raw = operator.index(raw)  # numpy's integers
     if kind is int and isinstance(raw, float) and raw.is_integer():
         raw = int(raw)
     if kind in (int, float) and isinstance(raw, int):
@@ -264,7 +264,7 @@ def _plain(kind: Any, raw: Any, where: str) -> Any:
     if kind is float and isinstance(raw, int) and not isinstance(raw, bool):
         raw = float(raw)
     fits = isinstance(raw, kind) and not (kind is int and isinstance(raw, bool))
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+    names = {int: "an integer", float: "a number", bool: "true or false", str: "a text"}
     _must(fits, raw, names.get(kind, f"a {kind.__name__}"), where)
     finite = not isinstance(raw, float) or math.isfinite(raw)
     _must(finite, str(raw), "a finite number", where)
@@ -362,7 +362,7 @@ def loads(kind: Any, text: str, source: str = "the JSON text") -> Any:
     try:
         raw = json.loads(text)
     except (json.JSONDecodeError, RecursionError) as error:
-        raise UserError(f"{source} is not valid JSON ({error}); restore or mend it.") from None
+        raise UserError(f"{source} is not valid JSON ({error}); restore or fix it.") from None
     return from_dict(kind, raw)
 
 
@@ -373,4 +373,4 @@ def read_toml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); check the path.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not valid TOML ({error}); mend that line.") from None
+        raise UserError(f"{path} is not valid TOML ({error}); fix that line.") from None

@@ -80,7 +80,7 @@ def _name(hint: Any) -> str:
         return f"table of {_name(typing.get_args(hint)[1])}"
     if typing.get_args(hint):
         return " | ".join(map(_name, typing.get_args(hint)))
-    plain = {int: "whole number", float: "number", bool: "true or false", str: "text", type(None): "none"}
+    plain = {int: "integer", float: "number", bool: "true or false", str: "text", type(None): "none"}
     return str(plain.get(hint, getattr(hint, "__name__", hint)))
 
 

@@ -24,7 +24,7 @@ def countable(model: c.Model) -> None:
         for block in stack.pattern
     )
     if parts > MOST_PARTS:
-        raise UserError(f"The config describes {parts:,} blocks and experts; mend its depth or its number of experts.")
+        raise UserError(f"The config describes {parts:,} blocks and experts; fix its depth or its number of experts.")
 
 
 def shapes(model: c.Model) -> Shapes | None:

@@ -282,9 +282,9 @@ def _jsonl(lines: Iterator[str], path: Path, field: str) -> Iterator[str]:
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:  # ValueError also of a number of 5,000 digits
-            raise UserError(f"{path} line {number} is not valid JSON ({error}); mend or remove that line.") from None
+            raise UserError(f"{path} line {number} is not valid JSON ({error}); fix or remove that line.") from None
         if not isinstance(record, dict):
-            raise UserError(f"{path} line {number} is no JSON object; write one {{...}} with a text field per line.")
+            raise UserError(f"{path} line {number} is not a JSON object; write one {{...}} with a text field per line.")
         text = record.get(field)
         if not isinstance(text, str):
             fields = ", ".join(sorted(key for key, value in record.items() if isinstance(value, str))) or "none"

@@ -157,9 +157,7 @@ def _tagged(name: str, line: int, record: Record, label: _Labels) -> Example:
         raise UserError(f"{name} line {line} has {len(words)} words and {len(labels)} labels; give one for each word.")
     for word in words:
         if not isinstance(word, str) or not word.strip():
-            raise UserError(
-                f"{name} line {line} holds {json.dumps(word)[:SHORT]} where a word belongs; mend that line."
-            )
+            raise UserError(f"{name} line {line} holds {json.dumps(word)[:SHORT]} where a word belongs; fix that line.")
     tags = tuple(int(label.take(line, value)) for value in labels)
     return Example(" ".join(words), line=line, words=tuple(words), tags=tags)
 
@@ -171,7 +169,7 @@ def _texts(name: str, line: int, part: str, value: Any) -> tuple[str, ...]:
     if isinstance(value, list) and all(isinstance(sentence, str) for sentence in value):
         value = " ".join(value)
     if not isinstance(value, str):
-        raise UserError(f"{name} line {line} holds {json.dumps(value)[:SHORT]} where a text belongs; mend that line.")
+        raise UserError(f"{name} line {line} holds {json.dumps(value)[:SHORT]} where a text belongs; fix that line.")
     return (value,)
 
 
@@ -187,7 +185,7 @@ class _Labels:
         """The number of a label; of a set that is not known yet, its number in the order of appearance."""
         word = json.dumps(value) if isinstance(value, bool | int | float) else value
         if not isinstance(word, str) or not word.strip():
-            raise UserError(f"{self.name} line {line} has no label; mend or remove that line.")
+            raise UserError(f"{self.name} line {line} has no label; fix or remove that line.")
         word = word.strip()
         if self.regression:
             try:
@@ -195,7 +193,9 @@ class _Labels:
             except ValueError:
                 number = math.nan
             if not math.isfinite(number):
-                raise UserError(f'{self.name} line {line} has the label "{word[:SHORT]}", which is no number; mend it.')
+                raise UserError(
+                    f'{self.name} line {line} has the label "{word[:SHORT]}", which is not a number; fix it.'
+                )
             return number
         if self.known is None:
             return self.found.setdefault(word, len(self.found))
@@ -253,5 +253,5 @@ def words_apart(tokenizer: Tokenizer, sentences: Iterable[Sequence[str]]) -> Ite
     for words in sentences:
         missing = next((word for word in words if not known[word]), None)
         if missing is not None:
-            raise UserError(f"The tokenizer makes no token of the word {json.dumps(missing.strip())[:SHORT]}; mend it.")
+            raise UserError(f"The tokenizer makes no token of the word {json.dumps(missing.strip())[:SHORT]}; fix it.")
         yield [known[word] for word in words]

@@ -76,7 +76,7 @@ def _content(path: Path) -> str:
     """The text of a file; UserError with the line that is not UTF-8."""
     if not path.is_file():
         beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise UserError(f"{path} is no file; give a file of examples.{nearest(path.name, beside)}")
+        raise UserError(f"{path} is not a file; give a file of examples.{nearest(path.name, beside)}")
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
@@ -106,7 +106,7 @@ def _parallel(where: Mapping[str, str], parts: Parts) -> tuple[str, Records]:
     sides = [_content(locate(where[part])).removesuffix("\n").split("\n") for part in parts]
     if len({len(lines) for lines in sides}) > 1:
         counts = ", ".join(f"{where[part]} has {len(lines)} lines" for part, lines in zip(parts, sides, strict=True))
-        raise UserError(f"{counts}; parallel files need the same number, so mend or replace one of them.")
+        raise UserError(f"{counts}; parallel files need the same number, so fix or replace one of them.")
     rows = enumerate(zip(*sides, strict=True), 1)
     found = ((n, {p: text.removesuffix("\r") for p, text in zip(parts, row, strict=True)}) for n, row in rows)
     return " + ".join(where[part] for part in parts), found
@@ -116,7 +116,7 @@ def _scan(path: Path, content: str) -> Records:
     for number, line in _lines(content):
         source, found, target = line.partition(SCAN[1])
         if not found or not source.startswith(SCAN[0]):
-            raise UserError(f'{path} line {number} is not of the form "IN: ... OUT: ..."; mend or remove that line.')
+            raise UserError(f'{path} line {number} is not of the form "IN: ... OUT: ..."; fix or remove that line.')
         yield number, {"source": source.removeprefix(SCAN[0]), "target": target}
 
 
@@ -138,9 +138,9 @@ def _jsonl(path: Path, content: str, parts: Parts, columns: Mapping[str, str]) -
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{path} line {number} is not valid JSON ({error}); mend or remove that line.") from None
+            raise UserError(f"{path} line {number} is not valid JSON ({error}); fix or remove that line.") from None
         if not isinstance(record, dict):
-            raise UserError(f"{path} line {number} is no JSON object; write one {{...}} per line.")
+            raise UserError(f"{path} line {number} is not a JSON object; write one {{...}} per line.")
         parts = _with_second(parts, at == 0 and "second" in record)
         for part in parts:
             if columns.get(part, part) not in record:
@@ -155,7 +155,7 @@ def _csv(path: Path, content: str) -> Iterator[tuple[int, list[str]]]:
             if row:
                 yield reader.line_num, row
     except csv.Error as error:
-        raise UserError(f"{path} line {reader.line_num} is not valid CSV ({error}); mend that line.") from None
+        raise UserError(f"{path} line {reader.line_num} is not valid CSV ({error}); fix that line.") from None
 
 
 def _table(path: Path, rows: Iterator[tuple[int, list[str]]], parts: Parts, columns: Mapping[str, str]) -> Records:
@@ -179,7 +179,7 @@ def _table(path: Path, rows: Iterator[tuple[int, list[str]]], parts: Parts, colu
     for number, row in rows if headed else itertools.chain([(start, head)], rows):
         if len(row) <= max(places.values()):
             needed = f"{path} line {number} has {len(row)} columns and number {max(places.values())} (from 0) is needed"
-            raise UserError(f"{needed}; mend or remove that line.")
+            raise UserError(f"{needed}; fix or remove that line.")
         yield number, {part: row[place] for part, place in places.items()}
 
 

@@ -37,7 +37,7 @@ def likelihoods(
 
     The context must hold a token; where both together are longer than the model's context, the beginning is cut off,
     as lm-evaluation-harness does. Raises UserError for an empty side, an id out of range, a continuation that does not
-    fit, a model that is no decoder, and logits that are not numbers.
+    fit, a model that is not a decoder, and logits that are not numbers.
     """
     cfg = model.config
     need(isinstance(cfg, config.Decoder) and model.head is not None, "Only a decoder with a head predicts a text.")

@@ -47,6 +47,6 @@ def initialise(init: config.Init, model: nn.Module, stacks: Iterable[config.Stac
         elif vectors := [
             name for name, w in module.named_parameters(recurse=False) if w.ndim < 2 and "bias" not in name
         ]:
-            sentence = f"{path}.{vectors[0]} is no matrix and no bias; give {type(module).__name__} a method"
+            sentence = f"{path}.{vectors[0]} is neither a matrix nor a bias; give {type(module).__name__} a method"
             need(hasattr(module, "reset_parameters"), f"{sentence} reset(self, std, generator) that fills it in.")
             module.reset_parameters()

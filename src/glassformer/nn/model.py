@@ -65,7 +65,7 @@ class Model(TracedModule):
     ) -> Flow:
         """The flow of one forward pass over ``tokens`` (B, T)."""
         if tokens.ndim != 2 or tokens.dtype not in (torch.int64, torch.int32):
-            raise UserError(f"tokens are {tuple(tokens.shape)} {tokens.dtype}; give whole numbers (batch, length).")
+            raise UserError(f"tokens are {tuple(tokens.shape)} {tokens.dtype}; give integers (batch, length).")
         reached = tokens.shape[1] + (cache.length if cache is not None else 0)
         if pos is None and reached > self.limit:
             hint = way_out(self.config)

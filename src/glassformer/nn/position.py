@@ -147,7 +147,7 @@ def llama3_stretch(cfg: config.Llama3Scaling) -> RopeScaling:
 def yarn_stretch(cfg: config.YarnScaling) -> RopeScaling:
     """Waves kept up to the one that turns ``fast`` times, slowed from the one that turns ``slow`` times, else blended.
 
-    As published code has it, the blend is linear in the wave's number, and its two ends are whole numbers.
+    As published code has it, the blend is linear in the wave's number, and its two ends are integers.
     """
 
     def scaling(speed: Tensor, theta: float) -> tuple[Tensor, float]:

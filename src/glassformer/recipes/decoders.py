@@ -181,7 +181,7 @@ def read_scaling(rope: ConfigReader, kind: str) -> RopeScaling:
     length = rope.whole("original_max_position_embeddings", most=1 << 28)
     if kind == "llama3":
         return Llama3Scaling(factor, low, high, length)
-    rope.only("truncate", True, "the blend here ends at whole numbers of waves")
+    rope.only("truncate", True, "the blend here ends at an integer number of waves")
     for key in ("mscale", "mscale_all_dim"):
         rope.only(key, None, 'the size here is "attention_factor"')
     fast, slow = rope.number("beta_fast", 32.0, least=1e-3), rope.number("beta_slow", 1.0, least=1e-3)
@@ -195,7 +195,7 @@ def read_scaling(rope: ConfigReader, kind: str) -> RopeScaling:
 
 
 def write_decoder(model: Model, layout: str) -> tuple[Block, dict[str, Any]]:
-    """The first block, and the words that all of them share; UserError for what is no decoder."""
+    """The first block, and the words that all of them share; UserError for what is not a decoder."""
     if not isinstance(model, Decoder) or model.head is None:
         raise UserError(f"The {layout} layout holds only decoders with a head.")
     block = decoder(model).pattern[0]

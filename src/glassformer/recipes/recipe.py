@@ -124,10 +124,10 @@ class ConfigReader:
         return default if found is None else found
 
     def whole(self, key: str, default: Any = MISSING, most: int = 1 << 20) -> Any:
-        """A whole number from 1 to ``most``."""
+        """An integer from 1 to ``most``."""
         found = self.value(key, default)
         fits = found is default or (type(found) is int and 0 < found <= most)
-        self.must(fits, key, f"a whole number from 1 to {most}")
+        self.must(fits, key, f"an integer from 1 to {most}")
         return found
 
     def number(self, key: str, default: Any = MISSING, least: float = 0.0, most: float = 1e12) -> Any:

@@ -118,7 +118,7 @@ def _read(path: Path, kind: str | None, config: dict[str, Any]) -> tuple[Spec, R
             return raw, dict(stored) if isinstance(stored, dict) else {}
         if path.name in MERGES_OF:
             return _vocab_and_merges(path, path.with_name(MERGES_OF[path.name]), kind, config)
-        raise UserError(f'{source} is JSON with no "model" and so is no tokenizer.json; choose another file.')
+        raise UserError(f'{source} is JSON with no "model" and so is not a tokenizer.json; choose another file.')
     if re.match(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n", start):
         return ranks.read_ranks(data, _kind(kind, ranks.KINDS, config, path), source), {}
     if path.suffix == ".model" or start[:1] == b"\n":
@@ -127,12 +127,12 @@ def _read(path: Path, kind: str | None, config: dict[str, Any]) -> tuple[Spec, R
             known = "t5"
         sentinels = config.get("extra_ids", SENTINELS_T5) if known == "t5" else 0
         if type(sentinels) is not int or not 0 <= sentinels <= 10000:
-            raise UserError(f'"extra_ids" in {path.with_name("tokenizer_config.json")} is no count; mend it.')
+            raise UserError(f'"extra_ids" in {path.with_name("tokenizer_config.json")} is not a count; fix it.')
         return sentencepiece.read(data, source, sentinels, fairseq=known == sentencepiece.FAIRSEQ)
     if path.suffix == ".txt":
         known = _kind(kind, CASES, config, path)
         return wordpiece.read(_text(data, source), None if known is None else known == CASES[1], config, source), {}
-    raise UserError(f"{source} is no tokenizer of a known format; give a tokenizer.json or another published file.")
+    raise UserError(f"{source} is not a tokenizer of a known format; give a tokenizer.json or another published file.")
 
 
 def _kind(kind: str | None, possible: Collection[str], config: dict[str, Any], path: Path) -> str | None:
@@ -163,7 +163,7 @@ def _kind(kind: str | None, possible: Collection[str], config: dict[str, Any], p
 def _content(path: Path, first: int | None = None) -> bytes:
     """The file's bytes, or the first of them."""
     if files.standing(path) == "other":
-        raise UserError(f"{path} is no file that holds a tokenizer; give one.")
+        raise UserError(f"{path} is not a file that holds a tokenizer; give one.")
     try:
         if first is not None:
             with path.open("rb") as file:
@@ -182,9 +182,9 @@ def _json(data: bytes, source: str) -> dict[str, Any]:
     try:
         raw = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{source} is not valid JSON ({error}); restore or mend it.") from None
+        raise UserError(f"{source} is not valid JSON ({error}); restore or fix it.") from None
     if not isinstance(raw, dict):
-        raise UserError(f"{source} holds no table; restore or mend it.")
+        raise UserError(f"{source} holds no table; restore or fix it.")
     return raw
 
 
@@ -252,6 +252,6 @@ def _extend(spec: Spec, folder: Path, config: dict[str, Any]) -> None:
         if token["content"] in ids:
             continue
         if id != size:
-            raise UserError(f'{folder} adds "{token["content"]}" at {id}, and the next free id is {size}; mend it.')
+            raise UserError(f'{folder} adds "{token["content"]}" at {id}, and the next free id is {size}; fix it.')
         spec["added_tokens"] = [*(spec.get("added_tokens") or []), token]
         size += 1

@@ -160,7 +160,7 @@ def read(path: Path) -> tuple[Spec, Roles]:
     except (ValueError, struct.error, LookupError, TypeError, AttributeError, OverflowError) as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f"{path} is no whole GGUF file with a vocabulary ({error}); restore the file.") from None
+        raise UserError(f"{path} is not a whole GGUF file with a vocabulary ({error}); restore the file.") from None
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); check the path.") from None
 

@@ -82,7 +82,7 @@ def find(name: str | Path) -> Tokenizer:
     folder = _hub(text)
     if folder is None:
         raise UserError(
-            f"{text} is no file or folder here and not in the hub's cache, and the hub does not give it; give a path."
+            f"{text} is neither a file nor a folder here, not in the hub's cache and not given by the hub; give a path."
         )
     return open(folder)
 

@@ -97,7 +97,7 @@ def marking_lost(spec: Spec) -> tuple[Spec, int | None]:
 
 
 def refusal(texts: Sequence[Any], library: tokenizers.Tokenizer, lost: int | None, error: BaseException) -> UserError:
-    """Why the library could not encode these texts: the first thing that is no text or that it does not know."""
+    """Why the library could not encode these texts: the first thing that is not a text or that it does not know."""
     for text in texts:
         if not isinstance(text, str):
             return UserError(f"A tokenizer encodes texts, and this is a {type(text).__name__}; give a str.")

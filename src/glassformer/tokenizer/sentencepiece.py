@@ -23,7 +23,7 @@ VARINT, EIGHT_BYTES, COUNTED, FOUR_BYTES = 0, 1, 2, 5
 
 
 class Broken(ValueError):
-    """The bytes are no protobuf message of the kind expected."""
+    """The bytes are not a protobuf message of the kind expected."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def _message(value: int | bytes) -> dict[int, int | bytes]:
 def _piece(raw: dict[int, int | bytes]) -> Piece:
     score = _bytes(raw.get(2, bytes(4)))
     if len(score) != 4:
-        raise Broken("a score is no number of four bytes")
+        raise Broken("a score is not a number of four bytes")
     return Piece(_bytes(raw.get(1, b"")).decode(), struct.unpack("<f", score)[0], _int(raw.get(3, NORMAL)))
 
 
@@ -159,7 +159,7 @@ def read(data: bytes, source: str, sentinels: int = 0, fairseq: bool = False) ->
     try:
         model = parse(data)
     except (Broken, UnicodeDecodeError) as error:
-        raise UserError(f"{source} is no whole SentencePiece model ({error}); restore the file.") from None
+        raise UserError(f"{source} is not a whole SentencePiece model ({error}); restore the file.") from None
     if model.algorithm not in (UNIGRAM, BPE) or model.suffix or not model.escape:
         raise UserError(f"{source} is a SentencePiece model of a rare kind; only Unigram and BPE can be read.")
     if fairseq:

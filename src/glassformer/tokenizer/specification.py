@@ -104,7 +104,7 @@ def canonical(spec: Spec, roles: Roles) -> Spec:
             roles[part] = None
             continue
         if name not in ids:
-            raise UserError(f'The vocabulary lacks "{name}", which is named as {part}; mend tokenizer_config.json.')
+            raise UserError(f'The vocabulary lacks "{name}", which is named as {part}; fix tokenizer_config.json.')
         added.setdefault(name, added_token(ids[name], name))["special"] = True
     for token in added.values():
         if token["special"]:
@@ -128,7 +128,7 @@ def _place(spec: Spec, model: dict[str, Any]) -> None:
     gaps = sorted(new.values()) != list(range(len(known), len(known) + len(new)))
     if wrong is not None or (gaps and listed):
         name = ascii(wrong if wrong is not None else next(iter(new)))[:100]
-        raise UserError(f"The added token {name} has an id that it cannot have in this vocabulary; mend its file.")
+        raise UserError(f"The added token {name} has an id that it cannot have in this vocabulary; fix its file.")
     if gaps:
         model["vocab"] = {**vocabulary, **new}
 
@@ -225,7 +225,7 @@ def frame(spec: Spec, source: str, pair: bool) -> list[tuple[int | None, int, in
         encoding = tokenizers.Tokenizer.from_str(json.dumps(tiny)).encode("a", "a" if pair else None)
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # the library's own panics are no Exceptions
+    except BaseException as error:  # the library's own panics are not Exceptions
         raise UserError(f"{source} says badly what stands around a text ({reason(error)}); restore it.") from None
     return list(zip(encoding.sequence_ids, encoding.ids, encoding.type_ids, strict=True))
 
@@ -238,7 +238,7 @@ def load(spec: Spec, source: str) -> tokenizers.Tokenizer:
         library = tokenizers.Tokenizer.from_str(json.dumps({**spec, "post_processor": None}, ensure_ascii=False))
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # the library's own panics are no Exceptions
+    except BaseException as error:  # the library's own panics are not Exceptions
         raise UserError(f"{source} holds no tokenizer that can be used ({reason(error)}); restore it.") from None
     return library
 

@@ -72,7 +72,7 @@ def _replaced(step: dict[str, Any], text: str) -> str:
         found: str = step["engine"].decode([text])
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # the library's own panics are no Exceptions
+    except BaseException as error:  # the library's own panics are not Exceptions
         raise UserError(f"The tokenizer cannot decode {ascii(text)[:50]} ({error}); use another tokenizer.") from None
     return found
 

@@ -133,7 +133,7 @@ def _trained(library: tokenizers.Tokenizer, trainer: Any, texts: Iterator[str]) 
         library.train_from_iterator(texts, trainer)
     except (UserError, KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # the library's own panics are no Exceptions
+    except BaseException as error:  # the library's own panics are not Exceptions
         raise UserError(f"No vocabulary can be made of this text ({error}); give more text, or another size.") from None
     model: dict[str, Any] = json.loads(library.to_str())["model"]
     return model

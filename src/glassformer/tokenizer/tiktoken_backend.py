@@ -68,7 +68,7 @@ class Twin:
             return self.engine.encode_to_numpy(text, disallowed_special=())
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException:  # the engine's own panics are no Exceptions
+        except BaseException:  # the engine's own panics are not Exceptions
             return None
 
     def _readable(self, text: str) -> bool:

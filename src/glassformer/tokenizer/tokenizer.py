@@ -53,7 +53,7 @@ class Tokenizer:
 
     ids are 0..size-1; ``specials`` maps special tokens to ids; ``bos``, ``eos``, ``pad``, ``unk``, ``cls``, ``sep``
     and ``mask`` are ids or None; ``sentinels`` are the ids of T5's <extra_id_0>, <extra_id_1>, ... in this order.
-    Special tokens in a text stay plain text unless ``special=True``. Raises UserError for what is no tokenizer.
+    Special tokens in a text stay plain text unless ``special=True``. Raises UserError for what is not a tokenizer.
     """
 
     def __init__(self, spec: Spec, roles: Roles | None = None, source: str = "The tokenizer") -> None:
@@ -160,7 +160,7 @@ class Tokenizer:
             return watched(work, sum(map(len, filter(_is_text, texts))))
         except (KeyboardInterrupt, SystemExit, UserError):
             raise
-        except BaseException as error:  # the library's own panics are no Exceptions
+        except BaseException as error:  # the library's own panics are not Exceptions
             raise refusal(texts, library, self._lost, error) from None
 
     def _alone(self, text: str) -> tokenizers.Encoding:
@@ -282,9 +282,7 @@ class Tokenizer:
         try:
             shown = [id for id in ids if special or not self.hides(id)]
         except TypeError:
-            raise UserError(
-                f"Ids are whole numbers in a list, and this is a {type(ids).__name__}; give such."
-            ) from None
+            raise UserError(f"Ids are integers in a list, and this is a {type(ids).__name__}; give such.") from None
         pieces = [self.bytes_of(id, at == 0) for at, id in enumerate(shown)]
         return b"".join(pieces).decode("utf-8", "replace")
 
@@ -314,7 +312,7 @@ class Tokenizer:
         try:
             id = operator.index(id)
         except TypeError:
-            raise UserError(f"Ids are whole numbers, and {ascii(id)[:50]} is none; give such.") from None
+            raise UserError(f"Ids are integers, and {ascii(id)[:50]} is not one; give such.") from None
         if not 0 <= id < self.size:
             raise UserError(f"Token {id} is out of range; this tokenizer has tokens 0 to {self.size - 1}.")
         return self._names[id]
@@ -347,9 +345,11 @@ class Tokenizer:
         try:
             spec = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{source} is not valid JSON ({error}); restore or mend it.") from None
+            raise UserError(f"{source} is not valid JSON ({error}); restore or fix it.") from None
         if not isinstance(spec, dict) or not isinstance(spec.get("model"), dict):
-            raise UserError(f'{source} has no "model" and so is no tokenizer.json; restore it or choose another file.')
+            raise UserError(
+                f'{source} has no "model" and so is not a tokenizer.json; restore it or choose another file.'
+            )
         stored = spec.pop(EXTRA, None)
         return cls(spec, roles or (stored if isinstance(stored, dict) else None), source)
 

@@ -66,7 +66,7 @@ def train(
 
 
 def _checked(texts: Iterable[str]) -> Iterator[str]:
-    """The texts one by one; UserError for what is no text, and in the end when there was none."""
+    """The texts one by one; UserError for what is not a text, and in the end when there was none."""
     empty = True
     for number, text in enumerate(texts):
         if not isinstance(text, str):

@@ -36,7 +36,7 @@ def read(
             continue
         pair = line.split(" ")
         if len(pair) != 2 or not {*pair, "".join(pair)} <= ids.keys():
-            raise UserError(f"Line {number} of {merges} is no merge of two tokens in {source}; restore both files.")
+            raise UserError(f"Line {number} of {merges} is not a merge of two tokens in {source}; restore both files.")
         pairs.append(pair)
     letters = set(byte_alphabet().values())
     letters |= {letter + END for letter in letters} if kind == CLIP else set()

@@ -36,7 +36,7 @@ def watched(work: Callable[[], T], characters: int) -> T:
     def run() -> None:
         try:
             results.append(work())
-        except BaseException as error:  # the library's own panics are no Exceptions
+        except BaseException as error:  # the library's own panics are not Exceptions
             errors.append(error)
         done.set()
 

@@ -18,7 +18,9 @@ def read(text: str, lower: bool | None, config: dict[str, Any], source: str) -> 
         names.pop()
     ids = {name: id for id, name in enumerate(names)}
     if not {"[UNK]", "[CLS]", "[SEP]"} <= ids.keys():
-        raise UserError(f"{source} lacks [UNK], [CLS] or [SEP] and so is no WordPiece vocabulary; choose another file.")
+        raise UserError(
+            f"{source} lacks [UNK], [CLS] or [SEP] and so is not a WordPiece vocabulary; choose another file."
+        )
     if len(ids) != len(names):
         twice = next(number for number, name in enumerate(names, 1) if ids[name] != number - 1)
         raise UserError(f"Line {twice} of {source} is repeated further down; restore the file.")

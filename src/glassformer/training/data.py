@@ -294,4 +294,4 @@ def check_sizes(batch: int, context: int) -> None:
     """UserError for a batch of no rows or tokens."""
     for name, number in (("batch", batch), ("context", context)):
         if number < 1:
-            raise UserError(f"{name} is {number}; give a whole number above 0.")
+            raise UserError(f"{name} is {number}; give an integer above 0.")

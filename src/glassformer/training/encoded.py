@@ -106,7 +106,7 @@ def encode(
                 whole[name].extend(values)
             ends.append(ends[-1] + len(next(iter(side.values()))))
             if ends[-1] == ends[-2]:
-                raise UserError(f"{table.name} line {one.line} has a text without a token; mend or remove that line.")
+                raise UserError(f"{table.name} line {one.line} has a text without a token; fix or remove that line.")
     labels = None
     if isinstance(objective, Classify):
         labels = np.array([one.label for one in table], np.float32 if objective.regression else np.int64)

@@ -66,7 +66,7 @@ def run(
 
     ``sample`` writes some text now and then; ``command`` is what continues the run, printed when it is stopped.
     ``chosen`` says which of the settings nobody gave, and why they are so; it is told and kept in run.json.
-    Everything said goes to standard error. Raises UserError for whatever a user can mend.
+    Everything said goes to standard error. Raises UserError for whatever a user can fix.
     """
     with files.lock(out, "training"):
         checkpoint.tidy(out)

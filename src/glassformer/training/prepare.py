@@ -265,7 +265,7 @@ def tokenizer_of(settings: Run, examples: Tables | None) -> Tokenizer:
             return shelf.find(kind)
         if not path.exists():
             known = nearest(kind, [*kinds, *shelf.KNOWN])
-            raise UserError(f'data.tokenizer: "{kind}" is no file, folder, kind or name of a tokenizer.{known}')
+            raise UserError(f'data.tokenizer: "{kind}" is not a file, folder, kind or name of a tokenizer.{known}')
         return open_tokenizer(places.checkpoint(path) if path.is_dir() else path)
     return train_tokenizer(kind, _announced(kind, _texts(data, examples)), data.vocab, _specials(settings))
 

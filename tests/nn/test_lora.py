@@ -259,7 +259,7 @@ def test_rank_stabilised_and_what_targets_the_layers(peft):
             peft(settings)
     with pytest.raises(UserError, match=r"has rank 3 and adapter_config\.json says 8"):
         peft({"r": 8})
-    for pattern, said in (("(a+)+b", "too involved"), (".*.*.*.*", "too involved"), ("(", "no pattern")):
+    for pattern, said in (("(a+)+b", "too involved"), (".*.*.*.*", "too involved"), ("(", "not a pattern")):
         with pytest.raises(UserError, match=said):
             peft({"alpha_pattern": {pattern: 1}})
 

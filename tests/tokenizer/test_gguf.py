@@ -210,13 +210,13 @@ CASES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "no rule": (_dropped("pre"), "does not say how it splits"),
     "unknown rule": (lambda f: f.update({"tokenizer.ggml.pre": "mystery"}), 'unknown rule "mystery"'),
     "unknown kind": (lambda f: f.update({"tokenizer.ggml.model": "rwkv"}), 'kind "rwkv"'),
-    "no types": (_dropped("token_type"), "no whole GGUF"),
+    "no types": (_dropped("token_type"), "not a whole GGUF"),
     "short types": (lambda f: f["tokenizer.ggml.token_type"].pop(), "do not fit each other"),
     "twice a token": (lambda f: f["tokenizer.ggml.tokens"].__setitem__(5, "b"), "repeats a token"),
     "endless token": (lambda f: f["tokenizer.ggml.tokens"].__setitem__(-1, "x" * 5000), "endless"),
     "lost merge": (lambda f: f["tokenizer.ggml.merges"].append("q zz"), "not there"),
-    "far end": (lambda f: f.update({"tokenizer.ggml.eos_token_id": 10**6}), "no whole GGUF"),
-    "no scores": (lambda f: f.update({"tokenizer.ggml.model": "llama"}), "no whole GGUF"),
+    "far end": (lambda f: f.update({"tokenizer.ggml.eos_token_id": 10**6}), "not a whole GGUF"),
+    "no scores": (lambda f: f.update({"tokenizer.ggml.model": "llama"}), "not a whole GGUF"),
 }
 
 
@@ -233,8 +233,8 @@ def test_a_lying_size_takes_no_memory(tmp_path: Path) -> None:
     for size in (1 << 62, 1 << 40, (1 << 64) - 1):
         path = tmp_path / "a.gguf"
         path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", size) + b"name")
-        with pytest.raises(UserError, match="no whole GGUF"):
+        with pytest.raises(UserError, match="not a whole GGUF"):
             open_tokenizer(path)
         path.write_bytes(b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"n" + struct.pack("<IIQ", 9, 4, size) + b"abcd")
-        with pytest.raises(UserError, match="no whole GGUF"):
+        with pytest.raises(UserError, match="not a whole GGUF"):
             open_tokenizer(path)

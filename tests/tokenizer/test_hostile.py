@@ -200,10 +200,10 @@ def test_a_link_a_device_and_a_locked_folder(tmp_path: Path, monkeypatch: pytest
         with pytest.raises(UserError, match="link to something that is not there"):
             act(tmp_path / "lost")
     for path in ("/dev/null", "/dev/zero"):
-        with pytest.raises(UserError, match="no file that holds a tokenizer"):
+        with pytest.raises(UserError, match="not a file that holds a tokenizer"):
             open_tokenizer(path)
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UserError, match="no file that holds a tokenizer"):
+    with pytest.raises(UserError, match="not a file that holds a tokenizer"):
         shelf.find(tmp_path / "pipe")
 
     def locked(path: Path, **_: Any) -> Any:

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import itertools
 import json
 import random
 import signal
 import subprocess
+import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from glassformer import config
 from glassformer.cli import main
 from glassformer.commands import compare
-from glassformer.commands.process import PROGRAM, started
 from glassformer.config import run, serial
 from glassformer.config.objective import Classify
-from glassformer.errors import UserError
 from glassformer.files import lock
+from glassformer.training import Ended
+from glassformer.training import compare as training
 from glassformer.training.hooks import read_log
+from glassformer.training.memory import keep_freed_memory, peak_memory, reset_peak_memory
 
 ENDS = 'dim = 16\ncontext = 32\nembed = { vocab = 64 }\ninit = { std = "none", embed_std = 0.3 }\n'
 MODELS = {
@@ -67,34 +68,21 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return lines[0]
 
 
-def here(words: list[str]) -> str:
-    """What a command prints, in this process: starting one takes seconds."""
-    told = io.StringIO()
-    with contextlib.redirect_stdout(told):
-        assert main(list(words)) == 0
-    return told.getvalue()
-
-
-@pytest.mark.parametrize("apart", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["here", "processes"])
 def test_two_models_one_table_and_nothing_twice(
-    apart: bool,
-    files: dict[str, str],
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    files: dict[str, str], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, called = tmp_path / "out", []
-    alone = compare.alone if apart else lambda words, **rest: (len(here(words)), 100 * 2**20)
-    monkeypatch.setattr(compare, "alone", lambda words, **rest: called.append(list(words)) or alone(words, **rest))
-    if not apart:
-        monkeypatch.setattr(compare, "answer", lambda words: (json.loads(here(list(words))), 1))
+    run_one = training.run
+    monkeypatch.setattr(
+        training, "run", lambda settings, *rest, **how: called.append(settings) or run_one(settings, *rest, **how)
+    )
     words = ["compare", files["one-vector"], files["attention"], "--tokens", "768", "--out", str(out)]
     assert main([*words, "--test", files["data"], "--beams", "2", "--lengths", "3,6"]) == 0
     table = capfd.readouterr().out.splitlines()
     assert len(table) == 3
     assert all(name in table[0] for name in ("valid loss", "test bleu", "bleu 1-3", "bleu 7+", "parameters", "MiB"))
-    assert all(pair in itertools.pairwise(one) for one in called for pair in [("--steps", "6")])
-    assert len(called) == 2 and (out / "comparison.png").exists()
+    assert [settings.train.steps for settings in called] == [6, 6]
+    assert (out / "comparison.png").exists()
 
     before = (out / "comparison.json").read_bytes()
     called.clear()
@@ -115,11 +103,8 @@ def test_two_models_one_table_and_nothing_twice(
         assert result["test"]["texts"] == 60
 
 
-def test_seeds_and_varied_settings(
-    files: dict[str, str], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_seeds_and_varied_settings(files: dict[str, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
-    monkeypatch.setattr(compare, "alone", lambda words, **rest: (len(here(list(words))), 100 * 2**20))
     words = ["compare", files["one-vector"], "--vary", "decoder.depth=1,2", "--seeds", "2", "--out", str(out)]
     assert main([*words, "--json"]) == 0
     results = json.loads(capfd.readouterr().out)
@@ -146,9 +131,7 @@ def test_seeds_and_varied_settings(
     assert "--seeds is 0" in said(capfd, files["one-vector"], "--seeds", "0")
 
 
-def test_a_bag_of_words_beside_a_model(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bag_of_words_beside_a_model(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     draw = random.Random(0)
     labelled = [
         (label, " ".join(draw.choices(("good fine well", "bad poor ill")[label].split(), k=4))) for label in [0, 1] * 30
@@ -161,7 +144,6 @@ def test_a_bag_of_words_beside_a_model(
         f'[data]\ntype = "Examples"\ntrain = "{tmp_path}/train.tsv"\ntokenizer = "words"\n'
         f'valid = "{tmp_path}/test.tsv"\n' + TRAIN.replace("Seq2Seq", "Classify")
     )
-    monkeypatch.setattr(compare, "alone", lambda words, **rest: (len(here(list(words))), 100 * 2**20))
     words = ["compare", str(run), "--bag", "--test", f"{tmp_path}/test.tsv", "--out", str(tmp_path / "out")]
     assert main([*words, "--json"]) == 0
     _, bag = json.loads(capfd.readouterr().out)
@@ -172,9 +154,7 @@ def test_a_bag_of_words_beside_a_model(
     assert compare.BAG in capfd.readouterr().out
 
 
-def test_taggers_are_held_to_a_test_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_taggers_are_held_to_a_test_set(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for name in ("train", "test"):
         (tmp_path / f"{name}.conll").write_text("Ann\tB-PER\nsaw\tO\n\nRome\tB-PLACE\nslept\tO\n\n" * 10)
     run = tmp_path / "tagger.toml"
@@ -183,19 +163,21 @@ def test_taggers_are_held_to_a_test_set(
         f'[data]\ntype = "Examples"\ntrain = "{tmp_path}/train.conll"\ntokenizer = "words"\n'
         + TRAIN.replace("Seq2Seq", "Tag").replace("steps = 4", "steps = 60")
     )
-    monkeypatch.setattr(compare, "alone", lambda words, **rest: (len(here(list(words))), 0))
-    monkeypatch.setattr(compare, "answer", lambda words: (json.loads(here(words)), 0))
     words = ["compare", str(run), "--test", f"{tmp_path}/test.conll", "--out", str(tmp_path / "out"), "--json"]
     assert main(words) == 0
     (told,) = json.loads(capfd.readouterr().out)
     assert told["test"]["sentences"] == 20 and told["test"]["f1"] == 100 and told["valid"]["f1"] == 1
 
 
-def test_a_process_of_its_own_and_the_memory_it_held() -> None:
-    code, peak = compare.alone(["--version"])
-    assert code == 0 and 2**23 < peak < 2**33
-    with pytest.raises(UserError, match=r"glassformer look nothing failed"):
-        compare.alone(["look", "nothing"])
+def test_the_memory_of_an_arm_is_its_own() -> None:
+    """Not that of a greater one before it; what was freed and is kept for the next step goes back in between."""
+    keep_freed_memory()
+    reset_peak_memory()
+    before = peak_memory()
+    torch.ones(1 << 27)  # 512 MiB, and gone
+    assert 1 << 28 < peak_memory() - before < 1 << 30
+    reset_peak_memory()
+    assert abs(peak_memory() - before) < 1 << 27 and 2**23 < before < 2**33
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -206,7 +188,7 @@ def test_a_signal_to_the_comparison_alone_ends_the_training_too(
     long = tmp_path / "long.toml"
     long.write_text(Path(files["attention"]).read_text().replace("steps = 4", "steps = 100000"))
     out, log = tmp_path / "out", tmp_path / "out" / "long" / "log.jsonl"
-    words = [*PROGRAM, "compare", str(long), "--out", str(out)]
+    words = [sys.executable, "-m", "glassformer", "compare", str(long), "--out", str(out)]
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
         until = time.monotonic() + 120
         while not log.exists() or log.read_text().count("\n") < 3:
@@ -215,7 +197,8 @@ def test_a_signal_to_the_comparison_alone_ends_the_training_too(
         process.send_signal(number)
         _, said = process.communicate(timeout=60)
     assert process.returncode == 128 + number
-    assert "Finishing this step" in said and "Continue with" in said and "goes on with what is in" in said
+    assert "Finishing this step" in said and "Continue with:\n  the same compare command" in said
+    assert f"it goes on with what is in {out}" in said
     done = int((out / "long" / "last").read_text().removeprefix("step-"))
     assert read_log(log)[-1]["step"] == done  # saved where it was, not thrown away
     with lock(out / "long", "looking"):  # nobody trains there any more
@@ -226,64 +209,61 @@ def test_a_run_that_was_cut_off_goes_on(
     files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A stopped training ends the comparison with its code; the same call then resumes it."""
-    called, codes = [], iter([130, 0])
+    called, signals, peaks = [], iter([signal.SIGINT, None]), iter([7, 6])
 
-    def alone(words: list[str], stopped: tuple[int, ...] = ()) -> tuple[int, int]:
-        called.append(words)
-        folder = Path(words[words.index("--out") + 1])
+    def run_one(settings: run.Run, folder: Path, resume: bool, **how: Any) -> Ended:
+        called.append(resume)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "run.json").touch()
-        return next(codes), 7 - len(called)
+        return Ended(folder, 1, 1.0, 1.0, next(signals))
 
-    monkeypatch.setattr(compare, "alone", alone)
-    monkeypatch.setattr(
-        compare,
-        "facts",
-        lambda folder: {"valid": {"loss": 1.0}, "parameters": 1, "tokens": 1, "seconds": 1.0, "curve": []},
-    )
+    found = {"valid": {"loss": 1.0}, "parameters": 1, "tokens": 1, "seconds": 1.0, "curve": []}
+    monkeypatch.setattr(training, "run", run_one)
+    monkeypatch.setattr(training, "peak_memory", lambda: next(peaks))
+    monkeypatch.setattr(training, "figures", lambda folder: found)
     words = ["compare", files["attention"], "--out", str(tmp_path / "out"), "--json"]
     assert main(words) == 130
-    assert "goes on with what is in" in capfd.readouterr().err
     assert main(words) == 0
-    assert ["--resume" in one for one in called] == [False, True]
-    assert json.loads(capfd.readouterr().out)[0]["peak"] == 6
+    assert called == [False, True]
+    assert json.loads(capfd.readouterr().out)[0]["peak"] == 7
+
+
+def test_a_run_that_fails_ends_the_comparison_with_its_sentence(
+    files: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was finished before it stays so."""
+    bad = tmp_path / "bad.toml"
+    bad.write_text(Path(files["attention"]).read_text().replace("vocab = 64", "vocab = 5"))
+    words = ["compare", files["one-vector"], str(bad), "--out", str(tmp_path / "out")]
+    assert main(words) == 2
+    assert "embed" in capsys.readouterr().err.strip().splitlines()[-1]
+    kept = json.loads((tmp_path / "out" / "comparison.json").read_text())["runs"]
+    assert kept["one-vector"]["finished"] and not kept["bad"].get("finished")
 
 
 def test_how_often_a_text_is_read_is_no_difference() -> None:
     """Another objective is; dropout's agreement and pushes belong to how a model is trained, as its optimizer does."""
     plain, pushed, number = (
-        compare.same(run.Run(data=run.Examples("a.tsv"), train=run.Train(objective=Classify(**how))))
+        training.must_agree(run.Run(data=run.Examples("a.tsv"), train=run.Train(objective=Classify(**how))))
         for how in ({}, {"rdrop": 1.0, "adversarial": 0.1}, {"regression": True})
     )
     assert plain == pushed != number
 
 
-def test_a_process_keeps_ignoring_what_it_ignored(tmp_path: Path) -> None:
-    """As under nohup: closing the terminal stops nothing."""
-    old = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with started(["--version"], subprocess.PIPE) as process:
-            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-            assert callable(signal.getsignal(signal.SIGTERM))
-            process.communicate()
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    finally:
-        signal.signal(signal.SIGHUP, old)
-
-
 def test_minutes_are_measured(files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def alone(words: list[str], stopped: tuple[int, ...] = ()) -> tuple[int, int]:
-        folder = Path(words[words.index("--out") + 1])
+    def run_one(settings: run.Run, folder: Path, **how: Any) -> Ended:
         folder.mkdir(parents=True)
-        steps = int(words[words.index("--steps") + 1])
-        lines = [{"step": step, "seconds": 9.0 if step < 4 else 0.5} for step in range(1, steps + 1)]
+        lines = [{"step": step, "seconds": 9.0 if step < 4 else 0.5} for step in range(1, settings.train.steps + 1)]
         (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        return 0, 1
+        return Ended(folder, len(lines), 1.0, None, stopped)
 
-    monkeypatch.setattr(compare, "alone", alone)
-    given = compare.argparse.Namespace(minutes=2.0, tokens=None)
-    (arm,) = compare.read([files["attention"]])
-    assert compare.steps_of(given, arm, tmp_path / "attention") == 240
+    monkeypatch.setattr(training, "run", run_one)
+    (arm,) = training.read_arms([files["attention"]])
+    stopped: int | None = None
+    assert training.steps_for(arm.settings, tmp_path / "attention", 2.0, None) == 240
+    stopped = signal.SIGINT
+    with pytest.raises(KeyboardInterrupt):
+        training.steps_for(arm.settings, tmp_path / "attention", 2.0, None)
     assert not list(tmp_path.iterdir())
 
 
@@ -321,7 +301,7 @@ def test_mistakes_are_one_sentence(
 def test_the_run_files_that_are_shipped_describe_models(path: Path, shared_data: Path) -> None:
     from glassformer.training import prepare
 
-    plan = compare.read([str(path)])[0].plan
+    plan = training.read_arms([str(path)])[0].settings
     model = prepare.fitted(plan, prepare.origin(plan, None)[0])
     prepare.check(plan, model)
     assert model.embed.vocab > 0
@@ -334,9 +314,9 @@ def test_all_arms_have_one_plan(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(probe, "machine", lambda device: "AMD CPU with AVX512-BF16")
     plans = [run.read(None, {"dim": dim}) for dim in ("64", "256")]
-    arms = [compare.Arm(name, name, (), plan) for name, plan in zip("ab", plans, strict=True)]
-    assert compare.shared_plan(arms[1:])["dtype"] == "bfloat16"
-    assert compare.shared_plan(arms)["dtype"] == compare.shared_plan(arms[:1])["dtype"] == "float32"
-    assert compare.settled(plans[0].train, "float32") == [("dtype", "float32"), ("compile", "no")]
-    asked = run.read(None, {"dtype": "bfloat16"}).train
-    assert compare.settled(asked, "float32") == [("compile", "no")]
+    arms = [training.Arm(name, plan) for name, plan in zip("ab", plans, strict=True)]
+    assert training.shared_plan(arms[1:])["dtype"] == "bfloat16"
+    assert training.shared_plan(arms)["dtype"] == training.shared_plan(arms[:1])["dtype"] == "float32"
+    assert training.with_plan(plans[0], "float32").train == replace(plans[0].train, dtype="float32", compile="no")
+    asked = run.read(None, {"dtype": "bfloat16"})
+    assert training.with_plan(asked, "float32").train == replace(asked.train, compile="no")

@@ -93,33 +93,37 @@ def numbers(text: str) -> list[int]:
 
 def run(given: argparse.Namespace) -> None:
     """The command; its exit code, None for 0."""
-    from .. import config, generation
-
     need((given.data is None) != (given.tasks is None), "Give --data FILE, or --tasks NAME,... to answer tasks.")
     if given.tasks is not None:
         answers(given)
         return
     if given.out is not None:
         new_file(given.out, given.data, given.target)
-    if given.data is not None:
-        given.data = file_or_input(given.data)
+    given.data = file_or_input(given.data)
+    figures = measure(given)
+    if figures:
+        show(given, figures)
+
+
+def measure(given: argparse.Namespace) -> dict[str, Any]:
+    """The figures that follow from the model's shape; of a text's loss, which is printed here, none."""
+    from .. import config, generation
+
     given.columns = columns(given.columns) if given.columns else {}
     given.figures = names(given.figures) if given.figures else []
     given.lengths = numbers(given.lengths) if given.lengths else []
     model, tokenizer = reader(given)
     paired = given.target is not None or "source" in given.columns
     if isinstance(model.config, config.EncoderDecoder) or (paired and isinstance(model.config, config.Decoder)):
-        writes(given, model, tokenizer)
-    elif model.config.pool is not None and model.config.pool.labels:
-        chooses(given, model, tokenizer)
-    elif generation.tags(model.config):
-        marks(given, model, tokenizer)
-    else:
-        need(
-            not given.columns,
-            "This model has no labels and writes no targets, so --columns means nothing; leave it out.",
-        )
-        predicts(given, model, tokenizer)
+        return writes(given, model, tokenizer)
+    if model.config.pool is not None and model.config.pool.labels:
+        return chooses(given, model, tokenizer)
+    if generation.tags(model.config):
+        return marks(given, model, tokenizer)
+    sentence = "This model has no labels and writes no targets, so --columns means nothing; leave it out."
+    need(not given.columns, sentence)
+    predicts(given, model, tokenizer)
+    return {}
 
 
 def answers(given: argparse.Namespace) -> None:
@@ -174,7 +178,7 @@ def predicts(given: argparse.Namespace, model: Any, tokenizer: Any) -> None:
         )
 
 
-def writes(given: argparse.Namespace, model: Any, tokenizer: Any) -> None:
+def writes(given: argparse.Namespace, model: Any, tokenizer: Any) -> dict[str, Any]:
     """What the model makes of each source, against the targets."""
     from .. import evaluation, files, generation
     from ..checkpoints import places
@@ -214,10 +218,10 @@ def writes(given: argparse.Namespace, model: Any, tokenizer: Any) -> None:
             for name, places in groups.items()
             if places
         }
-    show(given, table)
+    return table
 
 
-def chooses(given: argparse.Namespace, model: Any, tokenizer: Any) -> None:
+def chooses(given: argparse.Namespace, model: Any, tokenizer: Any) -> dict[str, Any]:
     """The labels that the model gives, against the right ones."""
     from .. import evaluation, generation
     from ..config.objective import Classify
@@ -233,10 +237,10 @@ def chooses(given: argparse.Namespace, model: Any, tokenizer: Any) -> None:
         figures = evaluation.of_numbers(found[:, 0].tolist(), right)
     else:
         figures = evaluation.of_labels(found.argmax(1).tolist(), [int(label) for label in right])
-    show(given, {"texts": len(texts), **figures})
+    return {"texts": len(texts), **figures}
 
 
-def marks(given: argparse.Namespace, model: Any, tokenizer: Any) -> None:
+def marks(given: argparse.Namespace, model: Any, tokenizer: Any) -> dict[str, Any]:
     """The labels that the model gives to words, against the right ones."""
     from .. import evaluation, generation
     from ..config.objective import Tag
@@ -248,7 +252,7 @@ def marks(given: argparse.Namespace, model: Any, tokenizer: Any) -> None:
     found = generation.tag(model, tokenizer, sentences, batch=batch, progress=counting("sentences"))
     chosen = [[labels[best] for best in one.argmax(1).tolist()] for one in found]
     right = [[labels[tag] for tag in example.tags] for example in examples]
-    show(given, {"sentences": len(right), "words": sum(map(len, right)), **evaluation.of_tags(chosen, right)})
+    return {"sentences": len(right), "words": sum(map(len, right)), **evaluation.of_tags(chosen, right)}
 
 
 def read(given: argparse.Namespace, objective: Any, labels: Sequence[str] | None = None) -> Sequence[Example]:

@@ -234,33 +234,42 @@ def _bag(given: argparse.Namespace) -> None:
             print(f"  {' '.join(f'{cosine:.4f}' for cosine in row)}  {line}")
 
 
-def _classify(given: argparse.Namespace) -> None:
+def learn_labels(
+    train: str, valid: str, columns: dict[str, str], weigh: str = "tfidf"
+) -> tuple[dict[str, list[str]], dict[str, Any]]:
+    """Learn labels from bags of words of one file: the strongest words of two labels, and figures on another file."""
     import time
 
     from ..classics import bag, vocabulary
     from ..config.objective import Classify
     from ..data import examples
     from ..evaluation import metrics
+
+    learn = examples.read(train, Classify(), columns=columns)
+    held_out = examples.read(valid, Classify(), columns=columns, labels=learn.labels)
+    begun = time.perf_counter()
+    learned = bag.BagClassifier([e.first for e in learn], [int(e.label or 0) for e in learn], weigh)
+    seconds = time.perf_counter() - begun
+    texts, right = [e.first for e in held_out], [int(e.label or 0) for e in held_out]
+    figures = {"loss": learned.loss(texts, right), **metrics.of_labels(learned.predict(texts), right)}
+    read = sum(len(vocabulary.split(e.first)) for e in learn)
+    sizes = {"words": len(learned.bag.words), "parameters": learned.parameters, "read": read, "seconds": seconds}
+    strongest = zip(learn.labels, learned.strongest(), strict=True) if len(learn.labels or ()) == 2 else ()
+    return dict(strongest), {**figures, "examples": len(held_out), **sizes}
+
+
+def _classify(given: argparse.Namespace) -> None:
     from .eval import columns
 
     parts = columns(given.columns) if given.columns else {}
-    train = examples.read(given.train, Classify(), columns=parts)
-    valid = examples.read(given.valid, Classify(), columns=parts, labels=train.labels)
-    begun = time.perf_counter()
-    learned = bag.BagClassifier([e.first for e in train], [int(e.label or 0) for e in train], given.weigh)
-    seconds = time.perf_counter() - begun
-    texts, right = [e.first for e in valid], [int(e.label or 0) for e in valid]
-    figures = metrics.of_labels(learned.predict(texts), right)
+    strongest, figures = learn_labels(given.train, given.valid, parts, given.weigh)
     if given.json:
-        read = sum(len(vocabulary.split(e.first)) for e in train)
-        sizes = {"words": len(learned.bag.words), "parameters": learned.parameters, "read": read, "seconds": seconds}
-        emit({"loss": learned.loss(texts, right), **figures, "examples": len(valid), **sizes})
+        emit(figures)
         return
     rows(("accuracy", f"{figures['accuracy']:.2f} %"), ("Matthews", f"{figures['matthews']:.4f}"))
-    rows(("examples", f"{len(valid):,}"), ("weights", f"{len(learned.bag.words):,} words"))
-    if train.labels is not None and len(train.labels) == 2:
-        for label, words in zip(train.labels, learned.strongest(), strict=True):
-            rows((f"says {label}", ", ".join(words)))
+    rows(("examples", f"{figures['examples']:,}"), ("weights", f"{figures['words']:,} words"))
+    for label, words in strongest.items():
+        rows((f"says {label}", ", ".join(words)))
 
 
 def _average(given: argparse.Namespace) -> None:

@@ -1,0 +1,266 @@
+"""Several runs on the same data under one budget, one after the other; what is finished is not done again.
+
+OUT/  NAME/ (a run folder each)   comparison.json
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import signal
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from .. import config, files
+from ..config import run as runs
+from ..config import serial
+from ..config.objective import Classify, Tag
+from ..cost import cost
+from ..errors import UserError, need
+from ..nn import device as devices
+from . import prepare, probe
+from .hooks import note, read_log
+from .launch import Sampler, run
+from .memory import peak_memory, reset_peak_memory
+
+TRIAL_STEPS = 12  # steps that tell how many fit into a number of minutes
+TIMED_STEPS = 3  # the last of them, which count: the first ones warm up
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One of what is compared: a run file with some settings changed; ``settings`` are what both say together."""
+
+    name: str
+    settings: runs.Run
+
+
+@dataclass(frozen=True)
+class ArmRun:
+    """A run of an arm that has ended, under one seed, or was stopped by ``signal``.
+
+    ``record`` is what comparison.json keeps of it, with what whoever reads this adds to it: steps, "peak" bytes of
+    memory, whether it is "finished".
+    """
+
+    arm: Arm
+    name: str
+    folder: Path
+    record: dict[str, Any]
+    signal: int | None = None
+
+
+def read_arms(paths: Sequence[str], vary: Sequence[str] = (), common: Mapping[str, str] | None = None) -> list[Arm]:
+    """Each run file under each choice of the settings to ``vary``, all with the ``common`` ones.
+
+    Raises UserError unless all learn the same from the same data and are validated.
+    """
+    found: dict[str, Arm] = {}
+    for path in paths:
+        for changes in itertools.product(*map(choices, vary)):
+            name = ".".join((Path(path).stem, *(f"{key.rpartition('.')[2]}={value}" for key, value in changes)))
+            need(name not in found, f"Two runs are called {name}; give each run file a name of its own.")
+            need("/" not in name, f"{name} cannot be the name of a folder; put such a value into a run file.")
+            arm = found[name] = Arm(name, runs.read(path, {**dict(changes), **(common or {})}))
+            need(arm.settings.train.evaluate_every > 0, f"{path} is never validated; set train.evaluate_every above 0.")
+    first, *others = found.values()
+    for arm in others:
+        for table, mine, theirs in zip(
+            ("data", "objective"), must_agree(arm.settings), must_agree(first.settings), strict=True
+        ):
+            differing = [key for key in {**theirs, **mine} if mine.get(key) != theirs.get(key)]
+            sentence = "a comparison needs the same in all run files."
+            need(not differing, f"{arm.name} and {first.name} differ in {table}.{''.join(differing[:1])}; {sentence}")
+    return list(found.values())
+
+
+def choices(text: str) -> list[tuple[str, str]]:
+    """``decoder.depth=2,4`` as (decoder.depth, 2), (decoder.depth, 4)."""
+    path, equals, values = text.partition("=")
+    given = [value.strip() for value in values.split(",")]
+    right = equals and path and all(given) and path not in ("seed", "train.seed")
+    need(bool(right), f'--vary is "{text}"; give NAME=VALUE,VALUE such as decoder.depth=2,4 (and --seeds N for seeds).')
+    return [(path, value) for value in given]
+
+
+def must_agree(settings: runs.Run) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What of a run must not differ between arms: the data, and the objective.
+
+    A loss is one of tokens, so the tokenizer counts; labels are the same in any, and R-Drop and adversarial passes
+    belong to how they are learned, as the optimizer does.
+    """
+    data, objective = serial.to_dict(settings.data), serial.to_dict(settings.train.objective)
+    if isinstance(settings.train.objective, Classify | Tag):
+        data = {key: value for key, value in data.items() if key not in ("tokenizer", "vocab", "cut")}
+        objective = {key: value for key, value in objective.items() if key not in ("rdrop", "adversarial")}
+    return data, objective
+
+
+def compare(
+    arms: Sequence[Arm],
+    out: Path,
+    *,
+    minutes: float | None = None,
+    tokens: int | None = None,
+    seeds: int = 1,
+    sample: Sampler | None = None,
+) -> Iterator[ArmRun]:
+    """Train every arm under every seed in its own folder below ``out``, and yield each run when it has ended.
+
+    The budget is the same for all: about so many ``minutes`` of steps (validation not counted), so many ``tokens``
+    (rows counted as full), or the steps that each run file says. comparison.json remembers steps, number format and
+    what is finished, so that another call with the same budget goes on. A run that was stopped is yielded with its
+    ``signal``, and is the last. Raises UserError where ``out`` holds a comparison under another budget.
+    """
+    budget = {name: value for name, value in (("minutes", minutes), ("tokens", tokens)) if value is not None}
+    kept = _read_record(out, budget)
+    shared = kept.setdefault("plan", None if kept["runs"] else shared_plan(arms))
+    if shared is not None:  # a comparison begun by an older version has none
+        note(f"Where nothing else is said, all are trained in {shared['dtype']}: {shared['why']}.")
+    for arm in arms:
+        settings = arm.settings if shared is None else with_plan(arm.settings, shared["dtype"])
+        steps = None
+        for seed in range(settings.train.seed, settings.train.seed + seeds):
+            name = arm.name if seeds == 1 else f"{arm.name}.seed-{seed}"
+            record = kept["runs"].setdefault(name, {})
+            if not (out / name).exists():
+                record.clear()
+                record["steps"] = steps or steps_for(settings, out / name, minutes, tokens)
+            steps = record.get("steps")
+            _write_record(out, kept)
+            how = replace(settings.train, seed=seed, steps=steps or settings.train.steps)
+            stopped = _train(replace(settings, train=how), out / name, record, sample)
+            _write_record(out, kept)
+            yield ArmRun(arm, name, out / name, record, stopped)
+            _write_record(out, kept)
+            if stopped:
+                return
+
+
+def _train(settings: runs.Run, folder: Path, record: dict[str, Any], sample: Sampler | None) -> int | None:
+    """Train in ``folder``, or go on there; the signal that stopped it."""
+    if record.get("finished"):
+        note(f"{folder.name} is finished; it is not trained again.")
+        return None
+    note(f"--- {folder.name}")
+    reset_peak_memory()
+    again = f"the same compare command: it goes on with what is in {folder.parent}"
+    ended = run(settings, folder, (folder / "run.json").exists(), sample=sample, command=again)
+    record["peak"] = max(peak_memory(), record.get("peak", 0))
+    record["finished"] = ended.signal is None
+    return ended.signal
+
+
+def steps_for(settings: runs.Run, folder: Path, minutes: float | None, tokens: int | None) -> int | None:
+    """How many steps the budget pays for; None: those of the run file. Minutes are told by a short trial."""
+    how = settings.train
+    if tokens is not None:
+        context = how.context or prepare.fitted(settings, prepare.origin(settings, None)[0]).context
+        return max(1, round(tokens / (how.batch * context)))
+    if minutes is None:
+        return None
+    trial = folder.with_name(f"{folder.name}.trial")
+    shutil.rmtree(trial, ignore_errors=True)
+    quiet = replace(how, steps=TRIAL_STEPS, evaluate_every=0, save_every=0, sample_every=0, tensorboard=False)
+    try:
+        ended = run(replace(settings, train=quiet), trial, command="the same compare command")
+        if ended.signal == signal.SIGINT:
+            raise KeyboardInterrupt
+        if ended.signal:
+            raise SystemExit(128 + ended.signal)
+        seconds = statistics.median(line["seconds"] for line in read_log(trial / "log.jsonl")[-TIMED_STEPS:])
+    finally:
+        shutil.rmtree(trial, ignore_errors=True)
+    steps = max(1, round(minutes * 60 / seconds))
+    note(f"{folder.name}: {seconds:.3f} s a step, so {steps:,} steps in {minutes:g} minutes.")
+    return steps
+
+
+def shared_plan(arms: Sequence[Arm]) -> dict[str, str]:
+    """The number format for all: bf16 where the table of measured reasons has it for each of them, else fp32."""
+    models = [prepare.fitted(arm.settings, prepare.origin(arm.settings, None)[0]) for arm in arms]
+    rows = [probe.chosen(model, probe.machine(devices.find())) for model in models]
+    row = next((row for row in rows if row.dtype == "float32"), rows[0])
+    return {"dtype": row.dtype, "why": row.why}
+
+
+def with_plan(settings: runs.Run, dtype: str) -> runs.Run:
+    """The settings, with what they leave open of number format and compiling decided: the same for all arms."""
+    how = settings.train
+    left = {name: value for name, value in (("dtype", dtype), ("compile", "no")) if getattr(how, name) == "auto"}
+    return replace(settings, train=replace(how, **left))
+
+
+# ------------------------------------------------------------------------------ comparison.json
+
+
+def _read_record(out: Path, budget: dict[str, float]) -> dict[str, Any]:
+    """What an earlier call kept in this folder; UserError where its budget was another."""
+    path = out / "comparison.json"
+    if not path.exists():
+        return {"budget": budget, "runs": {}}
+    try:
+        kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        before, _ = kept["budget"], kept["runs"].items()
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        raise UserError(
+            f"{path} is damaged; remove it to train what is not finished, or choose another --out."
+        ) from None
+    words = " ".join(f"--{key} {value:g}" for key, value in before.items()) or "the run files' own steps"
+    need(
+        before == budget, f"{out} holds a comparison with another budget ({words}); give that, or choose another --out."
+    )
+    return kept
+
+
+def _write_record(out: Path, kept: Mapping[str, Any]) -> None:
+    files.write(out / "comparison.json", json.dumps(kept, indent=1) + "\n")
+
+
+# ------------------------------------------------------------------------------------- figures
+
+
+def figures(folder: Path) -> dict[str, Any]:
+    """A run's figures: at its best validation, of which the checkpoint is kept, and over all.
+
+    "curve" has a point for each validation: tokens and seconds until then, its loss, the mean training loss since the
+    one before.
+    """
+    tokens, seconds, curve = 0, 0.0, []
+    losses: list[float] = []  # since the last validation
+    lines = read_log(folder / "log.jsonl")
+    for line in lines:
+        tokens, seconds = tokens + line.get("tokens", 0), seconds + line.get("seconds", 0.0)
+        losses += [line["loss"]] if "loss" in line else []
+        if "valid" in line:
+            curve.append((tokens, seconds, line["valid"], statistics.fmean(losses) if losses else None))
+            losses = []
+    best = min((line for line in lines if "valid" in line), key=lambda line: line["valid"])
+    valid = {name.removeprefix("valid_"): value for name, value in best.items() if name.startswith("valid_")}
+    about = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    return {
+        "valid": {"loss": best["valid"], **valid},
+        "parameters": cost(serial.from_dict(config.Model, about["model"])).total,
+        "tokens": tokens,
+        "seconds": seconds,
+        "plan": about["plan"]["dtype"] + (", compiled" if about["plan"]["compile"] else ""),
+        "curve": curve,
+    }
+
+
+def over_seeds(name: str, seeds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One row for several seeds: means, ``spread`` (standard deviations), the most memory; each run under ``seeds``."""
+
+    def merged(values: Sequence[Any], what: Callable[[Sequence[float]], float]) -> Any:
+        if isinstance(values[0], Mapping):
+            return {key: merged([value[key] for value in values], what) for key in values[0]}
+        return what(values) if isinstance(values[0], float) else values[0]
+
+    measured = [{key: one[key] for key in ("valid", "test", "seconds") if key in one} for one in seeds]
+    row: dict[str, Any] = {**seeds[0], **merged(measured, statistics.fmean), "name": name, "seeds": list(seeds)}
+    row["spread"] = merged([{"valid": one["valid"], "test": one.get("test", {})} for one in measured], statistics.stdev)
+    return {**row, "peak": max(one["peak"] for one in seeds)}

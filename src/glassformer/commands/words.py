@@ -235,7 +235,7 @@ def _bag(given: argparse.Namespace) -> None:
 
 
 def learn_labels(
-    train: str, valid: str, columns: dict[str, str], weigh: str = "tfidf"
+    train: str, valid: str, columns: dict[str, str], weigh: Any = "tfidf"
 ) -> tuple[dict[str, list[str]], dict[str, Any]]:
     """Learn labels from bags of words of one file: the strongest words of two labels, and figures on another file."""
     import time
@@ -254,8 +254,9 @@ def learn_labels(
     figures = {"loss": learned.loss(texts, right), **metrics.of_labels(learned.predict(texts), right)}
     read = sum(len(vocabulary.split(e.first)) for e in learn)
     sizes = {"words": len(learned.bag.words), "parameters": learned.parameters, "read": read, "seconds": seconds}
-    strongest = zip(learn.labels, learned.strongest(), strict=True) if len(learn.labels or ()) == 2 else ()
-    return dict(strongest), {**figures, "examples": len(held_out), **sizes}
+    labels = learn.labels or ()
+    strongest = dict(zip(labels, learned.strongest(), strict=True)) if len(labels) == 2 else {}
+    return strongest, {**figures, "examples": len(held_out), **sizes}
 
 
 def _classify(given: argparse.Namespace) -> None:

@@ -191,7 +191,9 @@ def shared_plan(arms: Sequence[Arm]) -> dict[str, str]:
 def with_plan(settings: runs.Run, dtype: str) -> runs.Run:
     """The settings, with what they leave open of number format and compiling decided: the same for all arms."""
     how = settings.train
-    left = {name: value for name, value in (("dtype", dtype), ("compile", "no")) if getattr(how, name) == "auto"}
+    left: dict[str, Any] = {
+        name: value for name, value in (("dtype", dtype), ("compile", "no")) if getattr(how, name) == "auto"
+    }
     return replace(settings, train=replace(how, **left))
 
 

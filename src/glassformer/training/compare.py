@@ -160,7 +160,7 @@ def steps_for(settings: runs.Run, folder: Path, minutes: float | None, tokens: i
     how = settings.train
     if tokens is not None:
         context = how.context or prepare.fitted(settings, prepare.origin(settings, None)[0]).context
-        return max(1, round(tokens / (how.batch * context)))
+        return int(max(1, round(tokens / (how.batch * context))))
     if minutes is None:
         return None
     trial = folder.with_name(f"{folder.name}.trial")
@@ -175,7 +175,7 @@ def steps_for(settings: runs.Run, folder: Path, minutes: float | None, tokens: i
         seconds = statistics.median(line["seconds"] for line in read_log(trial / "log.jsonl")[-TIMED_STEPS:])
     finally:
         shutil.rmtree(trial, ignore_errors=True)
-    steps = max(1, round(minutes * 60 / seconds))
+    steps: int = max(1, round(minutes * 60 / seconds))
     note(f"{folder.name}: {seconds:.3f} s a step, so {steps:,} steps in {minutes:g} minutes.")
     return steps
 

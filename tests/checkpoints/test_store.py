@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from glassformer import UserError, config, files, generation, recipes
-from glassformer.checkpoints import store
+from glassformer.checkpoints import Checkpoint, loading, store
 from glassformer.checkpoints import tensors as tensorfiles
 from glassformer.cli import main
 from glassformer.config import serial
@@ -84,7 +84,7 @@ def test_two_vocabularies_are_saved_with_their_tokenizers_and_translate(tmp_path
     assert reads.size != writes.size
     store.save(model, tmp_path / "pair", writes, source_tokenizer=reads)
     back, tokenizer = store.load(tmp_path / "pair")
-    source = store.open_source_tokenizer(tmp_path / "pair")
+    source = Checkpoint.open(tmp_path / "pair").source_tokenizer()
     assert back.config == model.config and same(model, back) and tokenizer is not None and source is not None
     ids = [*reads.encode("ein hund sitzt da"), reads.eos]
     wanted = generation.beam(model, writes, [ids], beams=2, max_new=5)[0][0]
@@ -103,7 +103,7 @@ def test_two_vocabularies_are_saved_with_their_tokenizers_and_translate(tmp_path
     with pytest.raises(UserError, match="layout"):
         store.save(model, tmp_path / "no", layout="hf")
     store.save(model, tmp_path / "pair", writes)
-    assert store.open_source_tokenizer(tmp_path / "pair") is None  # nothing of an older model stays beside
+    assert Checkpoint.open(tmp_path / "pair").source_tokenizer() is None  # nothing of an older model stays beside
 
 
 @pytest.mark.parametrize("layout", ["llama/stories260k", "gpt2/124m", "bert/tiny", "t5/small", "vaswani/base"])
@@ -202,7 +202,7 @@ def test_every_dtype_from_every_file(
     store.save(model, tmp_path, layout=layout)
     back, _ = store.load(tmp_path, dtype=dtype, mapped=mapped)
     for (name, ours), weight in zip(back.named_parameters(), model.parameters(), strict=True):
-        assert ours.is_contiguous() and torch.equal(ours, weight.to(store.DTYPES[dtype])), name
+        assert ours.is_contiguous() and torch.equal(ours, weight.to(loading.DTYPES[dtype])), name
 
 
 @pytest.mark.parametrize("layout", ["hf", "glassformer"])
@@ -215,7 +215,7 @@ def test_what_config_json_says_beside_the_model(layout: store.Layout, tmp_path: 
     raw = json.loads((tmp_path / "config.json").read_text())
     assert (raw["bos_token_id"], raw["eos_token_id"]) == (0, tokenizer.eos)
     assert layout == "glassformer" or raw["torch_dtype"] == "float16"
-    assert store.labels(tmp_path) == names, "by number, not by word"
+    assert Checkpoint.open(tmp_path).labels == names, "by number, not by word"
     assert not store.load(tmp_path)[0].training
 
 

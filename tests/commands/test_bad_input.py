@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from glassformer import files
-from glassformer.checkpoints import store
+from glassformer.checkpoints import headers, store
 from glassformer.checkpoints import tensors as tensorfiles
 from glassformer.cli import main
 from glassformer.nn import build_model
@@ -358,7 +358,7 @@ def test_damaged_weights(home, refused, harm, said):
 
 def test_shards(home, published, refused):
     refused("No value is called", "look", "llama", "1", "*.none")  # whole, it opens
-    index, second = published / tensorfiles.INDEX, sorted(published.glob("model-*"))[1]
+    index, second = published / headers.INDEX, sorted(published.glob("model-*"))[1]
     kept, table = second.read_bytes(), json.loads(index.read_text())
     second.unlink()
     refused(f"the shard {second.name} that the index names is missing; download it", "generate", "llama", "1")

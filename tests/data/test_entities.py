@@ -12,7 +12,7 @@ import torch
 
 import tiny
 from glassformer import UserError, config, evaluation, generation, training
-from glassformer.checkpoints import store
+from glassformer.checkpoints import Checkpoint, store
 from glassformer.cli import main
 from glassformer.config import run
 from glassformer.config.objective import Classify, Frozen, LoRA, Tag
@@ -247,7 +247,7 @@ def test_packed_padded_and_pieces_are_as_alone(shape: str, home: Path) -> None:
 def test_the_loss_is_that_of_transformers(home: Path, tmp_path: Path) -> None:
     import transformers
 
-    cfg = replace(store.read_config(home / "bert").config, pool=None, token_head=config.TokenHead(len(LABELS)))
+    cfg = replace(Checkpoint.open(home / "bert").config, pool=None, token_head=config.TokenHead(len(LABELS)))
     model, tokenizer = build_model(cfg, seed=3).eval(), store.open_tokenizer(home / "bert")
     store.save(model, tmp_path / "out", tokenizer, "hf", labels=LABELS)
     theirs = transformers.BertForTokenClassification.from_pretrained(tmp_path / "out").eval()
@@ -345,7 +345,7 @@ def test_fine_tuning_learns_names(trained: Path) -> None:
     last = read_log(trained / "log.jsonl")[-1]
     facts = {**last, **last.get("facts", {})}
     assert facts["valid_f1"] > 0.95 and facts["valid_accuracy"] > 0.97, facts
-    assert store.labels(trained) == LABELS
+    assert Checkpoint.open(trained).labels == LABELS
     model, _ = store.load(trained)
     assert model.config.token_head == config.TokenHead(5, dropout=0.1) and model.config.pool is None
 
@@ -396,7 +396,7 @@ def test_from_a_tagger_to_other_labels(tune: object, trained: Path, tmp_path: Pa
     training.run(run.Run({"from": str(trained)}, run.Examples(str(tmp_path / "b.jsonl")), how), tmp_path / "out")
     model, tokenizer = store.load(tmp_path / "out")
     before = dict(store.load(trained)[0].named_parameters())
-    assert store.labels(tmp_path / "out") == ("0", "1") and model.config.token_head.labels == 2
+    assert Checkpoint.open(tmp_path / "out").labels == ("0", "1") and model.config.token_head.labels == 2
     same = {
         name: torch.equal(weight, before[name]) for name, weight in model.named_parameters() if "token_head" not in name
     }

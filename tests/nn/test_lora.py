@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 import tiny
 from glassformer import cli, config, training
-from glassformer.checkpoints import adapters, store
+from glassformer.checkpoints import Checkpoint, adapters, places, store
 from glassformer.config import objective as objectives
 from glassformer.config import run
 from glassformer.errors import UserError
@@ -302,7 +302,7 @@ def test_a_change_of_itself_is_no_model(page, tmp_path):
         if page != "config.json":
             (tmp_path / name / "config.json").unlink()
     for name in "abcd":
-        for act in (store.load, store.read_config):
+        for act in (store.load, Checkpoint.open):
             if act is store.load or page != "config.json":
                 with pytest.raises(UserError, match=r"is itself a change of"):
                     act(tmp_path / name)
@@ -374,7 +374,7 @@ def test_a_tuned_run_is_resumed_bit_for_bit_and_small(name, home, tmp_path, monk
     ]
     assert files[0] == files[1]
     held = {p.name: p.stat().st_size for p in (tmp_path / "whole" / "step-000008").iterdir()}
-    base = store.resolve(home / "base")
+    base = places.resolve(home / "base")
     assert ("adapter_model.safetensors" in held) == ("lora" in name)
     size = held.get("adapter_model.safetensors", 0) + held.get("model.safetensors", 0)
     assert size < 0.5 * (base / "model.safetensors").stat().st_size
@@ -385,14 +385,14 @@ def test_a_tuned_run_is_resumed_bit_for_bit_and_small(name, home, tmp_path, monk
     kept = [n for n in before if n.endswith(("ffn.up.weight", "embed.token.weight")) and "blocks.1" not in n]
     assert kept and all(torch.equal(before[n], after[n]) for n in kept)
     if "labels" in name:
-        assert store.labels(tmp_path / "whole") == ("even", "odd")
+        assert Checkpoint.open(tmp_path / "whole").labels == ("even", "odd")
 
 
 def test_a_merged_model_stands_alone(home, tmp_path):
     training.run(changed(home, TUNES["lora"][0]), tmp_path / "run")
     assert cli.main(["convert", str(tmp_path / "run"), str(tmp_path / "plain"), "--layout", "glassformer"]) == 0
     left, right = store.load(tmp_path / "run")[0], store.load(tmp_path / "plain")[0]
-    assert adapters.base_of(tmp_path / "plain") is None
+    assert Checkpoint.open(tmp_path / "plain").base is None
     assert all(map(torch.equal, left.parameters(), right.parameters()))
     again = dataclasses.replace(changed(home, objectives.Full()), model={"from": str(tmp_path / "run")})
     ended = training.run(again, tmp_path / "on")  # what was changed is a base as well

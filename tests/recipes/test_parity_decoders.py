@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from glassformer import UserError, config, recipes
-from glassformer.checkpoints import store
+from glassformer.checkpoints import Checkpoint, store
 from glassformer.cli import main
 from glassformer.config import serial
 from glassformer.cost import cost
@@ -403,7 +403,7 @@ def test_a_longrope_model_for_long_texts(tmp_path: Path) -> None:
     words = ["convert", str(tmp_path / "theirs"), str(tmp_path / "by hand"), "--layout", "glassformer"]
     assert main([*words, "--context", "0"]) == 2
     assert main([*words, "--context", "64"]) == 0
-    assert store.read_config(tmp_path / "by hand").config == far.config
+    assert Checkpoint.open(tmp_path / "by hand").config == far.config
 
 
 def test_a_phi3_without_a_window_is_a_llama(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from glassformer import UserError, config
-from glassformer.checkpoints import store
+from glassformer.checkpoints import Checkpoint, store
 from glassformer.recipes.sentences import KEY, open_beside
 from glassformer.tokenizer import Tokenizer
 
@@ -87,7 +87,7 @@ def test_sentence_transformers_gives_the_same(
     again = library.SentenceTransformer(str(tmp_path / "ours"), device="cpu")
     assert torch.equal(torch.tensor(again.encode(sentences)), theirs)
     again.save_pretrained(str(tmp_path / "theirs"))  # its own newest layout
-    assert store.read_config(tmp_path / "theirs").config == loaded[0].config
+    assert Checkpoint.open(tmp_path / "theirs").config == loaded[0].config
 
 
 def test_a_sentence_encoder_goes_out_and_comes_back(loaded: tuple[Any, Tokenizer], tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_a_sentence_encoder_goes_out_and_comes_back(loaded: tuple[Any, Tokenizer
     assert back.config == model.config and all(map(torch.equal, back.parameters(), model.parameters()))
     assert again is not None and again.encode_pair("Two dogs.") == tokenizer.encode_pair("Two dogs.")
     store.save(store.load("bert/tiny")[0], tmp_path)  # another model in its place leaves nothing of it
-    assert store.read_config(tmp_path).config.pool == config.Pool("first", "tanh", labels=2)
+    assert Checkpoint.open(tmp_path).config.pool == config.Pool("first", "tanh", labels=2)
 
 
 def test_a_classifier_starts_from_it(folder: Path, loaded: tuple[Any, Tokenizer]) -> None:
@@ -132,7 +132,7 @@ def test_what_is_not_built_is_one_sentence(folder: Path, name: str, change: Any,
     shutil.copytree(folder, tmp_path / "m", ignore=shutil.ignore_patterns("*.safetensors"))
     (tmp_path / "m" / name).write_text("{" if change is None else json.dumps(change))
     with pytest.raises(UserError, match=told):
-        store.read_config(tmp_path / "m")
+        Checkpoint.open(tmp_path / "m")
 
 
 @pytest.mark.parametrize("way", ["../there", "/{there}", "1_Pooling/../../there", "..", "link", "x" * 300, "a\0b"])

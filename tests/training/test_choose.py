@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import glassformer
-from glassformer import cli, training
-from glassformer.checkpoints import store
+from glassformer import cli, recipes, training
+from glassformer.checkpoints import places
 from glassformer.config import run, serial
 from glassformer.errors import UserError
 from glassformer.nn import build_model
@@ -46,7 +46,7 @@ def test_a_larger_text_gets_a_larger_model_and_is_read_less_often(tmp_path):
     for size in (2_000, 20_000, 200_000, 2_000_000, 20_000_000):
         path.write_text(prose(min(size, 200_000)) * max(1, size // 200_000))
         made = settings(path)
-        recipe = store.recipes.find(made.model["recipe"])
+        recipe = recipes.find(made.model["recipe"])
         now = (recipe.dim * recipe.decoder.depth, made.data.vocab or 257)
         epochs = made.train.steps * made.train.batch * made.train.context / size
         assert before is None or (now >= before[0] and epochs <= before[1] + 1)
@@ -96,7 +96,7 @@ def test_a_recipe_keeps_its_shape(book):
 
 
 def test_what_goes_on_from_a_checkpoint_keeps_all_but_how_often_the_text_is_read(book, tmp_path):
-    tiny = serial.change(store.recipes.find("glass/200k"), {"dim": 16, "decoder.depth": 1, "embed.vocab": 257})
+    tiny = serial.change(recipes.find("glass/200k"), {"dim": 16, "decoder.depth": 1, "embed.vocab": 257})
     glassformer.save(build_model(tiny), tmp_path / "tiny", train_tokenizer("byte"), layout="glassformer")
     made = settings(book, **{"from": str(tmp_path / "tiny")})
     alone = run.read(None, {"from": str(tmp_path / "tiny"), "data.train": str(book)})
@@ -183,7 +183,7 @@ def test_a_run_whose_validation_rises_ends_and_its_best_checkpoint_is_the_one_th
     assert "--resume --early-stop 0 goes on." in said
     assert f"The best checkpoint is that of step {best}" in said and "bits per byte" in said
     assert checkpoint.newest(tmp_path / "out").name == f"step-{last:06d}"
-    assert store.resolve(tmp_path / "out").name == f"step-{best:06d}"
+    assert places.resolve(tmp_path / "out").name == f"step-{best:06d}"
     about = json.loads((tmp_path / "out" / "run.json").read_text())
     assert about["chosen"] in said and "train.txt holds 4,000 bytes of text" in about["chosen"]
     before = sorted(path.name for path in (tmp_path / "out").iterdir())

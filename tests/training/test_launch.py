@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from glassformer import training
-from glassformer.checkpoints import places, store
+from glassformer.checkpoints import Checkpoint, places, store
 from glassformer.config import run, serial
 from glassformer.errors import UserError
 from glassformer.training import hooks, live
@@ -456,7 +456,7 @@ def test_tensorboard_that_is_missing_is_refused_where_it_was_asked_for(corpus, t
 
 
 def test_the_planned_model_is_the_one_that_is_trained_and_no_tokenizer_is(corpus, whole, monkeypatch):
-    trained = store.read_config(whole / "step-000040").config
+    trained = Checkpoint.open(whole / "step-000040").config
     monkeypatch.setattr("glassformer.tokenizer.train", None)
     assert training.planned(settings(corpus)) == trained
     for kind, vocab in (("bpe", 4096), ("byte", 257)):

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import tiny
 from glassformer import config, training
-from glassformer.checkpoints import store
+from glassformer.checkpoints import Checkpoint, store
 from glassformer.config import objective as objectives
 from glassformer.config import run, serial
 from glassformer.errors import UserError
@@ -293,10 +293,10 @@ def test_a_resumed_run_is_the_undisturbed_one(objective, data, tmp_path, monkeyp
     sides = objective in ("Span", "Seq2Seq")  # which are not of one length: no share of the machine's peak is known
     assert ("MFLOP a token on each side" in said) == sides != ("of this machine's peak" in said)
     if objective == "Classify":
-        assert store.labels(tmp_path / "whole") == ("even", "odd") and "matthews" in str(last)
+        assert Checkpoint.open(tmp_path / "whole").labels == ("even", "odd") and "matthews" in str(last)
         assert "head over tokens is left out" in said
     if objective == "Tag":
-        assert store.labels(tmp_path / "whole") == ("B-N", "O") and "valid_f1" in last
+        assert Checkpoint.open(tmp_path / "whole").labels == ("B-N", "O") and "valid_f1" in last
     if objective == "Contrast":
         assert "valid_accuracy" in last
     if objective == "Seq2Seq":

@@ -9,7 +9,6 @@ R rank, I inputs, O outputs.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import re
@@ -23,56 +22,19 @@ from torch import Tensor
 
 from .. import config, recipes
 from ..errors import UserError, need
+from ..files import read_json
 from ..nn import Model, lora
 from ..nn.finite import is_finite
 from ..recipes.recipe import Rule
 from . import tensors as tensorfiles
 from . import weights
-from .places import resolve
+from .headers import short
 
 PAGE, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+FIX = "restore it or download it again"
 PREFIX, DOWN, UP = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 Contents = dict[str, str | Callable[[Path], None]]
 Ranks = dict[str, tuple[int, float]]  # a layer's path -> rank and scale
-
-
-def base_of(folder: Path) -> str | None:
-    """The name of the model that a folder holds a change of; None where it holds a whole model.
-
-    It is a hub name, a recipe or a folder anywhere on this machine, as a person may name one: only a model's config and
-    weights are read there. Raises UserError where changes of changes lead back to one of them.
-    """
-    name = base = _named(folder)
-    passed = {folder.resolve()}
-    while base is not None:
-        try:
-            found = resolve(base)
-        except UserError:  # who loads it says what is wrong with it
-            break
-        if not isinstance(found, Path):
-            break
-        again = found.resolve() in passed
-        need(not again, f"{folder} is a change of {name}, which is itself a change of {found}; name another base.")
-        passed.add(found.resolve())
-        base = _named(found)
-    return name
-
-
-def _named(folder: Path) -> str | None:
-    for page, key in (("config.json", "base"), (PAGE, "base_model_name_or_path")):
-        with contextlib.suppress(UserError):  # who reads the page says what is wrong with it
-            found = _table(folder / page).get(key)
-            if isinstance(found, str) and found:
-                return found
-    return None
-
-
-def _table(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        raise UserError(f"{path} cannot be read or is not valid JSON; restore it or download it again.") from None
-    return found if isinstance(found, dict) else {}
 
 
 # --------------------------------------------------------------------------------------- names
@@ -224,10 +186,9 @@ def attach(model: Model, folder: Path) -> None:
         files = tensorfiles.open_files(folder)
         _copy({name: files.read(name) for name in files.entries}, dict(model.named_parameters()), folder)
         return
-    page, header = _table(folder / PAGE), tensorfiles.read_header(folder / TENSORS)
+    page, files = read_json(folder / PAGE, FIX), tensorfiles.open_file(folder / TENSORS)
     _understood(page, folder / PAGE)
-    files = tensorfiles.Files(folder, header)
-    names = {name.removeprefix(PREFIX) for name in header}
+    names = {name.removeprefix(PREFIX) for name in files.entries}
     strange: list[str] | None = None
     for links, prefix in _namings(model.config):
         matrices = {m.name: m for m in _matrices(links, prefix, weights.shapes(model.config))}
@@ -239,7 +200,7 @@ def attach(model: Model, folder: Path) -> None:
             break
         strange = odd if strange is None or len(odd) < len(strange) else strange
     else:
-        names_of = tensorfiles.short(strange or [])
+        names_of = short(strange or [])
         raise UserError(f"{folder} changes {names_of}, which its base does not have; check the base.")
     layers: dict[str, tuple[Tensor, Tensor, float]] = {}
     for name in sorted(changed):

@@ -6,16 +6,10 @@ import contextlib
 import re
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from .. import config, files, recipes
 from ..errors import UserError, nearest
 
-if TYPE_CHECKING:
-    from ..tokenizer import Tokenizer
-
-TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "encoder.json", "vocab.txt")
-SOURCE = "source_tokenizer.json"  # beside the tokenizer of what is written, where the source has another
 WANTED = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.model", "*.txt", "*.tiktoken")  # from the hub
 HUB = {
     "bert": "google-bert/bert-base-uncased",
@@ -129,26 +123,3 @@ def _download(name: str) -> Path:
         ) from None
     except OSError as error:
         raise files.explain(error, Path(huggingface_hub.constants.HF_HUB_CACHE)) from None
-
-
-def open_tokenizer(folder: Path) -> Tokenizer | None:
-    """The tokenizer in a model's folder, None where there is none (or Marian's pair of them, one for each language)."""
-    if (folder / "source.spm").exists() and not (folder / "tokenizer.json").exists():
-        return None
-    if not any((folder / name).exists() for name in TOKENIZERS) and not any(folder.glob("*.tiktoken")):
-        return None
-    from ..tokenizer import open as open_tokenizer
-
-    tokenizer: Tokenizer = open_tokenizer(folder)
-    return tokenizer
-
-
-def open_source_tokenizer(name: str | Path) -> Tokenizer | None:
-    """The tokenizer that a saved model's encoder reads by, None where both sides have one."""
-    found = resolve(name)
-    path = found / SOURCE if isinstance(found, Path) else None
-    if path is None or not path.is_file():
-        return None
-    from ..tokenizer.tokenizer import Tokenizer as Reader
-
-    return Reader.from_json(path.read_text(encoding="utf-8"), source=str(path))

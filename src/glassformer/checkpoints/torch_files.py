@@ -6,7 +6,6 @@ archive/data/0 ...  the tensors' bytes
 
 from __future__ import annotations
 
-import json
 import math
 import pickletools
 import zipfile
@@ -18,14 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import config, recipes
+from .. import recipes
 from ..errors import UserError, need
-from ..nn import Model, build_model
-from ..nn.model import allocate
+from ..files import read_json
+from ..nn import Model
 from ..recipes import peers
-from ..recipes.recipe import ConfigReader, Table
-from . import weights
-from .tensors import Entry, Files, Shape, read_header
+from ..recipes.recipe import ConfigReader
+from .headers import Entry, Headers
+from .loading import load_model
+from .tensors import NAMES, Files, open_file
 
 PROGRAM = 100 << 20  # bytes of a data.pkl; a model's has some hundred thousand
 STORAGES = {
@@ -241,8 +241,8 @@ class Tensors(Files):
     """Tensors in memory, where files are expected."""
 
     def __init__(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
-        entries = {name: AtHand(path, t.dtype, tuple(t.shape), 0, t.nbytes, t) for name, t in tensors.items()}
-        super().__init__(path, entries)
+        entries = {name: AtHand(path, NAMES[t.dtype], tuple(t.shape), 0, t.nbytes, t) for name, t in tensors.items()}
+        super().__init__(Headers(path, entries))
 
     def read(self, name: str) -> Tensor:
         """The tensor ``name``."""
@@ -271,16 +271,17 @@ def load(kind: str, path: Path, settings: Path | None = None) -> Model:
     if isinstance(held, dict) and kind in ("nanogpt", "mingpt"):
         _of_the_other(kind, held, tensors, path)
     page = settings or (path.with_name("config.json") if peer is None else peer.beside(path))
-    said = _json(page) if settings is not None or peer is None or page.is_file() else {}
+    said = read_json(page, "fix it") if settings is not None or peer is None or page.is_file() else {}
     if peer is None:
         files = Tensors(path, tensors)
         recipe, model = recipes.read(said, str(page), files)
-        return _built(model, recipe.table(model), files, weights.shapes(recipe.layout(model)))
+        return load_model(model, recipe, files, files.dtype, "cpu").eval()
     for table in (held, said):
         said = {**said, **{k: v for key in peers.SETTINGS if _holds(table, key) for k, v in table[key].items()}}
     raw = ConfigReader(peer.describe({name: tuple(t.shape) for name, t in tensors.items()}, said), str(page))
     model = peer.read(raw)
-    return _built(model, peer.weights(model), Tensors(path, peer.prepare(tensors, raw)), weights.shapes(model))
+    files = Tensors(path, peer.prepare(tensors, raw))
+    return load_model(model, peer.weights(model), files, files.dtype, "cpu").eval()
 
 
 def _of_the_other(kind: str, held: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> None:
@@ -296,14 +297,6 @@ def _holds(table: Any, key: str) -> bool:
     return isinstance(table, dict) and isinstance(table.get(key), dict)
 
 
-def _built(model: config.Model, table: Table, files: Files, held: Mapping[str, Shape]) -> Model:
-    links = weights.check(table, held, files, optional=held.keys() - weights.shapes(model).keys())
-    made = build_model(model, device="meta", dtype=files.dtype)
-    allocate(made, "cpu")
-    weights.fill(links, files, dict(made.named_parameters()), held)
-    return made.eval()
-
-
 def _state(held: Any, path: Path) -> dict[str, Tensor]:
     """The tensors by name, wherever the file keeps them."""
     inside: Any = next((held[key] for key in peers.STATES if _holds(held, key)), held)
@@ -314,16 +307,5 @@ def _state(held: Any, path: Path) -> dict[str, Tensor]:
 
 
 def _safetensors(path: Path) -> dict[str, Tensor]:
-    files = Files(path.parent, read_header(path))
+    files = open_file(path)
     return {name: files.read(name) for name in files.entries}
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_bytes())
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); check the path.") from None
-    except (ValueError, RecursionError):
-        found = None
-    need(isinstance(found, dict), f"{path} is not a JSON table of settings; fix it.")
-    return dict(found)

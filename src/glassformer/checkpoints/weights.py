@@ -25,7 +25,8 @@ from ..errors import UserError
 from ..nn import build_model
 from ..nn.finite import is_finite
 from ..recipes.recipe import Rule, Table
-from .tensors import NAMES, Entry, Files, Piece, Shape, room, short
+from .headers import Entry, Shape, short
+from .tensors import DTYPES, Files, Piece, room
 
 # ------------------------------------------------------------------------------------- the table
 
@@ -221,9 +222,11 @@ def check(table: Table, ours: Mapping[str, Shape], files: Files, optional: Itera
                     f"{files.folder}: {name} has shape {entry.shape}, but {', '.join(link.ours)} of the model "
                     f"needs {tuple(tensor.shape)}; fix config.json or fetch the weights that belong to it."
                 )
-            if not entry.dtype.is_floating_point or entry.dtype.itemsize < 2:
-                kind = NAMES[entry.dtype]
-                raise UserError(f"{files.folder}: {name} holds {kind} numbers; fetch weights that are not quantised.")
+            dtype = DTYPES[entry.dtype]
+            if not dtype.is_floating_point or dtype.itemsize < 2:
+                raise UserError(
+                    f"{files.folder}: {name} holds {entry.dtype} numbers; fetch weights that are not quantised."
+                )
     return kept
 
 

@@ -67,6 +67,6 @@ def marks(given: argparse.Namespace, model: Any, tokenizer: Any, sentences: list
 
 def labels_of(name: str, count: int) -> list[str]:
     """The labels' names that were saved with a model, or their numbers."""
-    from ..checkpoints import store
+    from ..checkpoints import Checkpoint
 
-    return list(store.labels(name)) or [str(number) for number in range(count)]
+    return list(Checkpoint.open(name).labels) or [str(number) for number in range(count)]

@@ -36,7 +36,7 @@ def options(one: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> None:
     """The command; its exit code, None for 0."""
-    from ..checkpoints import store
+    from ..checkpoints import Checkpoint, store
     from ..checkpoints import torch_files as torchfiles
 
     out = given.out or given.folder
@@ -53,10 +53,11 @@ def run(given: argparse.Namespace) -> None:
         return
     need(given.config is None, "--config goes with --from.")
     named = _named(given.tokenizer)
-    model, tokenizer = store.load(given.model, context=given.context)
-    tokenizer = _fitting(named, given.tokenizer, model) or tokenizer
+    opened = Checkpoint.open(given.model, given.context)
+    model = opened.model()
+    tokenizer = _fitting(named, given.tokenizer, model) or opened.tokenizer()
     untrained(given.model)
-    store.save(model, folder, tokenizer, layout=given.layout or "hf", labels=store.labels(given.model))
+    store.save(model, folder, tokenizer, layout=given.layout or "hf", labels=opened.labels)
     print(out)
 
 
@@ -78,11 +79,11 @@ def _fitting(tokenizer: Any, name: str, model: Any) -> Any:
 
 def _found(kind: str, path: Path, model: Any, out: str) -> Any:
     """The tokenizer beside a published file, or GPT-2's for its size; what was found or is missing is said."""
-    from ..checkpoints import places
+    from ..checkpoints.checkpoint import open_tokenizer
     from ..tokenizer import pretrained as shelf
 
     rows = model.config.embed.vocab
-    tokenizer = places.open_tokenizer(path.parent) if kind == "hf" else None
+    tokenizer = open_tokenizer(path.parent) if kind == "hf" else None
     if tokenizer is None and rows in GPT2.get(kind, ()):
         tokenizer = shelf.at_hand("gpt2")
         if tokenizer is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from ..errors import UserError
 from .common import emit, using
@@ -26,7 +25,7 @@ def options(one: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> None:
     """The command; its exit code, None for 0."""
     from .. import cost as costs
-    from ..checkpoints import places
+    from ..checkpoints import Checkpoint
     from ..config import run as runs
 
     for name in ("batch", "context"):
@@ -41,13 +40,7 @@ def run(given: argparse.Namespace) -> None:
         config = planned(plan)
         batch, context = given.batch or plan.train.batch, context or plan.train.context
     else:
-        found = places.resolve(given.name)
-        if isinstance(found, Path):
-            from ..checkpoints import store
-
-            config = store.read_config(found).config
-        else:
-            config = found
+        config = Checkpoint.open(given.name).config
     price = costs.cost(config, batch, context)
     if given.json:
         emit(price.to_dict())

@@ -181,7 +181,7 @@ def predicts(given: argparse.Namespace, model: Any, tokenizer: Any) -> None:
 def writes(given: argparse.Namespace, model: Any, tokenizer: Any) -> dict[str, Any]:
     """What the model makes of each source, against the targets."""
     from .. import evaluation, files, generation
-    from ..checkpoints import places
+    from ..checkpoints import Checkpoint
     from ..config.objective import Seq2Seq
 
     examples = read(given, Seq2Seq())
@@ -197,7 +197,7 @@ def writes(given: argparse.Namespace, model: Any, tokenizer: Any) -> dict[str, A
         length_penalty=given.length_penalty,
         max_new=given.max_new,
         cut=given.cut,
-        source_tokenizer=places.open_source_tokenizer(given.model),
+        source_tokenizer=Checkpoint.open(given.model).source_tokenizer(),
     )
     whole = evaluation.whole_words if given.whole_words else str
     written = [whole(found[0].text) for found in told]

@@ -45,7 +45,7 @@ def options(one: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> None:
     """The command; its exit code, None for 0."""
     from .. import config, generation
-    from ..checkpoints import places
+    from ..checkpoints import Checkpoint
 
     need(given.batch > 0, f"--batch is {given.batch}; give 1 or more.")
     need(given.logprobs >= 0, f"--logprobs is {given.logprobs}; give 0 or more.")
@@ -65,7 +65,7 @@ def run(given: argparse.Namespace) -> None:
             top_p=given.top_p,
             min_p=given.min_p,
             repetition_penalty=given.repetition_penalty,
-            source_tokenizer=places.open_source_tokenizer(given.model),
+            source_tokenizer=Checkpoint.open(given.model).source_tokenizer(),
             stop=given.stop,
             samples=given.samples if given.next is None else 1,
             seed=seed,

@@ -38,7 +38,7 @@ def options(one: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> None:
     """The command; its exit code, None for 0."""
     from .. import config, generation
-    from ..checkpoints import store
+    from ..checkpoints import Checkpoint
 
     sources = texts(given, given.text)
     need(all(text.strip() for text in sources), "A text is empty; give one on each line.")
@@ -59,7 +59,7 @@ def run(given: argparse.Namespace) -> None:
         length_penalty=given.length_penalty,
         max_new=given.max_new,
         cut=given.cut,
-        source_tokenizer=store.open_source_tokenizer(given.model),
+        source_tokenizer=Checkpoint.open(given.model).source_tokenizer(),
         start=None if given.start is None else tokens_of(given.start, tokenizer),
     )
     for text, found in zip(sources, told, strict=True):

@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 
 from .. import files
-from ..checkpoints import store
+from ..checkpoints import Checkpoint, store
 from ..checkpoints import tensors as tensorfiles
+from ..checkpoints.headers import SINGLE
 from ..config import serial
 from ..errors import UserError, need
 from ..nn import lora
@@ -79,13 +80,13 @@ def restore(path: Path, state: State) -> dict[str, Any]:
     facts = read_json(path / "state.json")
     if "best_step" in facts:  # what older versions wrote has no sums
         _check_sums(path)
-    differs = difference(serial.to_dict(store.read_config(path).config), serial.to_dict(state.model.config))
+    differs = difference(serial.to_dict(Checkpoint.open(path).config), serial.to_dict(state.model.config))
     if differs:
         raise UserError(f"{path} is a checkpoint of another model: {differs}; give the same config or another folder.")
     if facts.get("content") != state.content:
         raise UserError(f"{state.base} has other weights than when {path} was made; put back those it began with.")
     saved = path / "state.safetensors"
-    kept = tensorfiles.Files(path, tensorfiles.read_header(saved))
+    kept = tensorfiles.open_file(saved)
     tensors = {name: kept.read(name) for name in kept.entries}
     randoms = {name: tensors.pop(name) for name in list(tensors) if name.startswith("random:")}
     weights = {name[7:]: tensors.pop(name) for name in list(tensors) if name.startswith("weight:")}
@@ -167,7 +168,7 @@ def average(folder: Path, last: int) -> tuple[Any, Any, tuple[str, ...]]:
             need(same, f"{path} holds another model than {found[-1]}; give the folder of one run.")
             torch._foreach_add_(list(mean.values()), [other[name] for name in mean])
         torch._foreach_div_(list(mean.values()), last)
-    return model, tokenizer, store.labels(found[-1])
+    return model, tokenizer, Checkpoint.open(found[-1]).labels
 
 
 def difference(there: Any, here: Any, where: str = "") -> str | None:
@@ -225,7 +226,7 @@ def _plain(value: Any) -> Any:
 
 
 def _write(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    content = tensorfiles.contents(tensorfiles.plain(tensors), limit=1 << 62)[tensorfiles.SINGLE]
+    content = tensorfiles.contents(tensorfiles.plain(tensors), limit=1 << 62)[SINGLE]
     assert callable(content)
     content(path)
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import config, recipes
-from ..checkpoints import places, store
+from ..checkpoints import Checkpoint, places, store
+from ..checkpoints.checkpoint import open_tokenizer as checkpoint_tokenizer
 from ..config import objective as objectives
 from ..config import serial
 from ..config.context import way_out
@@ -143,18 +144,18 @@ def with_ends(chosen: objectives.Objective, made: config.Model, labels: int) -> 
 def origin(settings: Run, start: Path | None) -> tuple[config.Model, Tokenizer | None]:
     """The config that the run's model starts from, and its tokenizer where it has one."""
     table = settings.model
-    tokenizer = places.open_tokenizer(start) if start is not None else None
+    tokenizer = checkpoint_tokenizer(start) if start is not None else None
     if "recipe" in table:
         return recipes.find(str(table["recipe"])), tokenizer
     if "from" in table:
-        found = store.resolve(str(table["from"]))
+        found = places.resolve(str(table["from"]))
         if not isinstance(found, Path):
             return found, tokenizer
         if settings.data.tokenizer is None and tokenizer is None:
-            tokenizer = places.open_tokenizer(found)
+            tokenizer = checkpoint_tokenizer(found)
             sentence = f"{table['from']} has no tokenizer; name the one that it was trained with: data.tokenizer"
             need(tokenizer is not None, f"{sentence} = a file, a folder or a name such as gpt2.")
-        return store.read_config(found).config, tokenizer
+        return Checkpoint.open(found).config, tokenizer
     whole = {key: value for key, value in table.items() if "." not in key}
     made: config.Model = serial.from_dict(config.Model, whole, "model")
     return made, tokenizer
@@ -208,7 +209,7 @@ def base_of(settings: Run) -> str | None:
     if isinstance(settings.train.tune, objectives.Full):
         return None
     name = str(settings.model["from"])
-    found = store.resolve(name)
+    found = places.resolve(name)
     return str(found.resolve()) if isinstance(found, Path) and Path(name).expanduser().is_dir() else name
 
 

@@ -1,0 +1,229 @@
+"""A checkpoint's metadata, read once: what a folder, hub name or recipe holds. Only its weights need torch.
+
+hf            config.json as published, published weight names: what transformers loads
+glassformer   config.json = {"glassformer": 1, "model": ...}, our own names: holds every model
+adapter       either of them with "base": NAME, or PEFT's adapter_config.json: what was changed in another model
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shlex
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import files, recipes
+from ..config import Model as ModelConfig
+from ..config import serial
+from ..config.context import for_context
+from ..errors import UserError, need
+from ..recipes import sentences
+from ..recipes.recipe import Recipe
+from .headers import INDEX, SINGLE, Headers, read_headers
+from .places import resolve
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..nn import Model
+    from ..tokenizer import Tokenizer
+    from .loading import Fitted
+
+    Dtype = torch.dtype | str | None
+    Device = torch.device | str | None
+
+FORMAT = 1  # of the glassformer layout
+CONFIG, ADAPTER = "config.json", "adapter_config.json"
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "encoder.json", "vocab.txt")
+SOURCE = "source_tokenizer.json"  # beside the tokenizer of what is written, where the source has another
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a name stands for: ``folder`` (None: a recipe, a shape without weights) and the ``config`` of its model.
+
+    ``recipe``: whose names the files use (None: our own). ``base``: the name of the model that the folder holds only a
+    change of. ``labels``: the names of what the model chooses from, in the order of its outputs; empty where none were
+    given. ``headers``: where the tensors lie, if that is known already.
+    """
+
+    name: str
+    folder: Path | None
+    config: ModelConfig
+    recipe: Recipe | None = None
+    base: str | None = None
+    labels: tuple[str, ...] = ()
+    headers: Headers | None = None
+
+    @classmethod
+    def open(cls, name: str | Path, context: int | None = None) -> Checkpoint:
+        """The checkpoint that a folder, run folder, hub name or recipe leads to.
+
+        ``context`` is how many tokens its model is to read, in place of its own number; a LongRopeScaling takes its
+        long factors where they are more than its length. Raises UserError where no model is described there.
+        """
+        found = resolve(name)
+        if not isinstance(found, Path):
+            opened = cls(str(name), None, found)
+        else:
+            base = base_of(found)
+            whole = base is None or context is None
+            need(whole, f"{found} is a change of {base}, which has a context of its own; leave context out.")
+            opened = _read(str(name), found, base)
+        return opened if context is None else replace(opened, config=for_context(opened.config, context))
+
+    def weights(self) -> Headers:
+        """Where the tensors lie; UserError where there are none."""
+        assert self.folder is not None
+        return self.headers or read_headers(self.folder)
+
+    def model(self, *, dtype: Dtype = None, device: Device = None, mapped: bool = True) -> Model:
+        """The model with its weights, in evaluation mode; a recipe's is newly initialised.
+
+        ``dtype`` None is the files' own (fp32 for a recipe). A large file on a disk of this machine is ``mapped``, not
+        read, and where nothing has to change, its tensors are the model's: it may be removed or replaced by a new one
+        (as ``save`` does it), but not cut or written over in place while the model lives. False reads it. Raises
+        UserError for everything that is missing, damaged or does not fit together.
+        """
+        from ..nn import lora
+        from . import adapters, loading
+        from .tensors import Files
+
+        kind = loading.dtype_of(dtype)
+        if self.folder is None:
+            return loading.new_model(self.config, kind or loading.DTYPES["float32"], device)
+        if self.base is None:
+            files = Files(self.weights(), mapped)
+            return loading.load_model(self.config, self.recipe, files, kind or files.dtype, device).eval()
+        try:
+            model = Checkpoint.open(self.base).model_as(self.config, dtype=kind, device=device).model
+        except UserError as error:
+            sentence = f"{self.folder} holds only what was changed in {self.base}, and that cannot be loaded: {error}"
+            raise UserError(sentence) from None
+        adapters.attach(model, self.folder)
+        lora.settle(model)
+        return model.requires_grad_(True).eval()
+
+    def model_as(
+        self, cfg: ModelConfig, *, seed: int | None = None, dtype: Dtype = None, device: Device = None
+    ) -> Fitted:
+        """The model of ``cfg`` with these weights; only its ends, head and pool, may differ from them.
+
+        What the files lack there is drawn with ``seed``. A recipe has no weights, so all of its model is drawn. Raises
+        UserError as ``model`` does, and where anything but the ends does not fit.
+        """
+        from . import loading, weights
+        from .tensors import Files
+
+        kind = loading.dtype_of(dtype)
+        if self.folder is None:
+            model = loading.new_model(cfg, kind or loading.DTYPES["float32"], device, seed)
+            return loading.Fitted(model.eval(), tuple(weights.shapes(cfg)), ())
+        shared = loading.differing_ends(cfg, self.config, str(self.folder))
+        if self.base is not None:
+            given = dict(self.model(dtype=kind, device=device).named_parameters())
+            model = loading.new_model(cfg, kind or next(iter(given.values())).dtype, device, seed)
+            loading.copy_weights(model, given, shared)
+        else:
+            files = Files(self.weights())
+            model = loading.new_model(cfg, kind or files.dtype, device, seed)
+            links, shapes = loading.linked(self.config, self.recipe, files)
+            wanted = {path: weight for path, weight in model.named_parameters() if path in shared}
+            weights.fill([link for link in links if shared.issuperset(link.ours)], files, wanted, shapes)
+        here, there = weights.shapes(cfg), weights.shapes(self.config)
+        new, unused = (tuple(path for path in side if path not in shared) for side in (here, there))
+        return loading.Fitted(model.eval(), new, unused)
+
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer in the folder, None where there is none."""
+        return None if self.folder is None else open_tokenizer(self.folder)
+
+    def source_tokenizer(self) -> Tokenizer | None:
+        """The tokenizer that the model's encoder reads by, None where both sides have one."""
+        path = None if self.folder is None else self.folder / SOURCE
+        if path is None or not path.is_file():
+            return None
+        from ..tokenizer.tokenizer import Tokenizer as Reader
+
+        return Reader.from_json(path.read_text(encoding="utf-8"), source=str(path))
+
+
+def open_tokenizer(folder: Path) -> Tokenizer | None:
+    """The tokenizer in a model's folder, None where there is none (or Marian's pair of them, one for each language)."""
+    if (folder / "source.spm").exists() and not (folder / "tokenizer.json").exists():
+        return None
+    if not any((folder / name).exists() for name in TOKENIZERS) and not any(folder.glob("*.tiktoken")):
+        return None
+    from ..tokenizer import open as open_tokenizer
+
+    tokenizer: Tokenizer = open_tokenizer(folder)
+    return tokenizer
+
+
+def base_of(folder: Path) -> str | None:
+    """The name of the model that a folder holds a change of; None where it holds a whole model.
+
+    It is a hub name, a recipe or a folder anywhere on this machine, as a person may name one: only a model's config and
+    weights are read there. Raises UserError where changes of changes lead back to one of them.
+    """
+    first = base = _base_named(folder)
+    seen = {folder.resolve()}
+    while base is not None:
+        try:
+            found = resolve(base)
+        except UserError:  # who loads it says what is wrong with it
+            break
+        if not isinstance(found, Path):
+            break
+        again = found.resolve() in seen
+        need(not again, f"{folder} is a change of {first}, which is itself a change of {found}; name another base.")
+        seen.add(found.resolve())
+        base = _base_named(found)
+    return first
+
+
+def _base_named(folder: Path) -> str | None:
+    for page, key in ((CONFIG, "base"), (ADAPTER, "base_model_name_or_path")):
+        with contextlib.suppress(UserError):  # who reads the page says what is wrong with it
+            found = files.read_json(folder / page).get(key)
+            if isinstance(found, str) and found:
+                return found
+    return None
+
+
+def _read(name: str, folder: Path, base: str | None) -> Checkpoint:
+    """The model that a folder's config.json describes, in either layout; an adapter's without one is its base's."""
+    path = folder / CONFIG
+    if not path.exists():
+        origin = None if base is None else resolve(base)
+        if isinstance(origin, Path):
+            return replace(_read(name, origin, base_of(origin)), folder=folder, base=base, labels=(), headers=None)
+        resumable = (folder / "run.json").exists()
+        line = f"glassformer train --out {shlex.quote(str(folder))} --resume"
+        need(not resumable, f"{folder} is a run that has no checkpoint yet; go on with --resume: {line}")
+        raise UserError(f"{folder} has no config.json; give the folder of a saved model.")
+    raw = files.read_json(path, fix="restore it or download it again")
+    labels = _labels(raw)
+    if "glassformer" not in raw:
+        published = any((folder / weights).exists() for weights in (SINGLE, INDEX))
+        headers = read_headers(folder) if published else None
+        recipe, model = recipes.read({**raw, **sentences.open_beside(folder)}, str(path), headers)
+        return Checkpoint(name, folder, model, recipe, base, labels, headers)
+    if raw["glassformer"] != FORMAT:
+        version = json.dumps(raw["glassformer"])[:20]
+        raise UserError(f"{path} is in format {version} and this version reads {FORMAT}; upgrade glassformer.")
+    try:
+        return Checkpoint(name, folder, serial.from_dict(ModelConfig, raw.get("model")), None, base, labels)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def _labels(raw: dict[str, Any]) -> tuple[str, ...]:
+    with contextlib.suppress(ValueError, AttributeError, KeyError, TypeError):
+        named = raw["id2label"]
+        given = tuple(str(named[str(number)]) for number in range(len(named)))
+        return () if all(re.fullmatch(r"LABEL_\d+", label) for label in given) else given
+    return ()

@@ -1,0 +1,111 @@
+"""A config's model with the weights of files, every name and shape compared before anything is allocated."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .. import config
+from ..errors import UserError
+from ..nn import Model, build_model
+from ..nn.finite import check_when_used
+from ..nn.model import allocate
+from ..recipes.recipe import Recipe, Rule, Table
+from . import weights
+from .headers import Shape
+from .tensors import Files
+
+ENDS = ("head.", "pool.", "token_head.")  # what may differ from the checkpoint that a model starts from
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
+Device = torch.device | str | None
+Names = Recipe | Table | None
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A model that began as another's checkpoint: which parameters are drawn anew, which of the files went unused."""
+
+    model: Model
+    new: tuple[str, ...]
+    unused: tuple[str, ...]
+
+
+def new_model(cfg: config.Model, dtype: torch.dtype, device: Device, seed: int | None = None) -> Model:
+    """The model of a config, newly initialised."""
+    must_fit(cfg, dtype, device)
+    return build_model(cfg, device=device, dtype=dtype, seed=seed)
+
+
+def load_model(cfg: config.Model, names: Names, files: Files, dtype: torch.dtype, device: Device) -> Model:
+    """The model with the files' weights, which have the names of a recipe or table (None: our own)."""
+    links, shapes = linked(cfg, names, files)
+    must_fit(cfg, dtype, device)
+    model = build_model(cfg, device="meta", dtype=dtype)
+    allocate(model, device or torch.get_default_device())
+    check_when_used(model, weights.fill(links, files, dict(model.named_parameters()), shapes))
+    return model
+
+
+def linked(cfg: config.Model, names: Names, files: Files) -> tuple[list[weights.Link], dict[str, Shape]]:
+    """What fills which of the model's parameters, every name and shape compared; and the shapes the files hold."""
+    shapes = weights.shapes(cfg)
+    if not isinstance(names, Recipe):
+        return weights.check(names or _own_table(shapes), shapes, files), shapes
+    published = weights.shapes(names.layout(cfg))
+    return weights.check(names.table(cfg), published, files, optional=published.keys() - shapes.keys()), published
+
+
+def _own_table(names: Iterable[str]) -> Table:
+    """The table of the glassformer layout: every name is called what it is."""
+    patterns = dict.fromkeys(_numbers_as_letters(name) for name in names)
+    return Table(tuple(Rule(pattern, pattern) for pattern in patterns))
+
+
+def _numbers_as_letters(name: str) -> str:
+    """blocks.3.ffn.experts.5.up -> blocks.{a}.ffn.experts.{b}.up"""
+    letters = iter("abcdefgh")
+    return re.sub(r"\d+", lambda _: f"{{{next(letters)}}}", name)
+
+
+def differing_ends(cfg: config.Model, other: config.Model, where: str) -> set[str]:
+    """The parameters of ``cfg`` that ``other`` has too; UserError where what differs is not an end of the model."""
+    here, there = weights.shapes(cfg), weights.shapes(other)
+    for path, shape in here.items():
+        if there.get(path) != shape and not path.startswith(ENDS):
+            has = there.get(path, "nothing")
+            raise UserError(f"{where} has {has} for {path} and the config wants {shape}; change only the head or pool.")
+    return {path for path, shape in here.items() if there.get(path) == shape}
+
+
+def copy_weights(model: Model, given: Mapping[str, Tensor], names: Iterable[str]) -> None:
+    """Give the model's parameters of these names the numbers of ``given``."""
+    with torch.no_grad():
+        for name in names:
+            model.get_parameter(name).copy_(given[name])
+
+
+def must_fit(cfg: config.Model, dtype: torch.dtype, device: Device) -> None:
+    """UserError where the device has not the memory for the model's weights."""
+    from ..cost import available_memory, gibibytes
+
+    where = torch.device(device) if device is not None else torch.get_default_device()
+    needed = dtype.itemsize * sum(torch.Size(shape).numel() for shape in weights.shapes(cfg).values())
+    have = available_memory(where)
+    if have is not None and needed > have:
+        raise UserError(
+            f"The weights take {gibibytes(needed)} in {str(dtype).removeprefix('torch.')} and {where} has "
+            f"{gibibytes(have)} free; use a smaller model or dtype."
+        )
+
+
+def dtype_of(name: torch.dtype | str | None) -> torch.dtype | None:
+    """The dtype of a name; UserError for one that no model is held in."""
+    if not isinstance(name, str):
+        return name
+    if name not in DTYPES:
+        raise UserError(f'There is no dtype "{name}" for a model; give one of {", ".join(DTYPES)}.')
+    return DTYPES[name]

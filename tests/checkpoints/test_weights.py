@@ -559,7 +559,7 @@ def test_shards_missing_wrong_or_double(sharded: Path) -> None:
 )
 def test_an_index_that_is_none(text: str, tmp_path: Path) -> None:
     (tmp_path / headers.INDEX).write_bytes(text.encode("latin-1"))
-    with pytest.raises(UserError, match="is not (an index of weights|valid JSON|a JSON object)"):
+    with pytest.raises(UserError, match=r"is not (an index of weights|valid JSON|a JSON object)"):
         tensorfiles.open_files(tmp_path)
 
 

@@ -12,7 +12,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from glassformer import config, recipes
-from glassformer.config import serial, shapes
+from glassformer.config import serial
+from glassformer.config.model import shapes
 from glassformer.cost import available_memory, cost, gibibytes
 from glassformer.nn import Cache, build_model
 from tiny import ALL
@@ -56,7 +57,7 @@ def test_shapes_without_torch_are_those_of_the_modules(name: str) -> None:
     small = {f"{body}.depth": len(stack.pattern) for body, stack in config.stacks(model).items()}
     model = serial.change(model, small) if "/" in name else model
     built = {path: tuple(weight.shape) for path, weight in build_model(model, device="meta").named_parameters()}
-    assert shapes.shapes(model) == built
+    assert shapes(model) == built
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import config
-from .config import shapes
 from .config.mask import lookback
+from .config.model import countable, shapes
+from .config.shapes import Shape, Unmultiplied, of
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +24,15 @@ BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0, "int4": 0.5}
 GROUP = 64  # quantised weights that share one two-byte scale
 TRAIN = 16  # bytes a parameter while training: weight, gradient and AdamW's two moments, fp32 each
 PARTS = ("embedding", "attention", "feedforward", "norms", "head")
+SLOTS = {  # a model's slots by their names in a path -> the part that they belong to
+    "attn": "attention",
+    "cross": "attention",
+    "ffn": "feedforward",
+    **dict.fromkeys(("cells", "back", "merge"), "recurrence"),
+    **dict.fromkeys(("head", "token_head", "pool"), "head"),
+    **dict.fromkeys(("norm", "first_norm", "last_norm", "q_norm", "k_norm"), "norms"),
+    **dict.fromkeys((f"{name}{place}_norm" for name in ("attn", "cross", "ffn") for place in ("", "_post")), "norms"),
+}
 
 
 def cost(model: config.Model, batch: int = 1, context: int | None = None) -> Cost:
@@ -43,13 +53,8 @@ class Cost:
     @cached_property
     def sizes(self) -> dict[str, tuple[bool, int]]:
         """Every parameter of the model: whether tokens are multiplied with it, and how many numbers it has."""
-        shapes.countable(self.model)
-        found = shapes.shapes(self.model)
-        if found is None:  # a part of a user's own
-            from .checkpoints import weights
-
-            found = weights.shapes(self.model)
-        return {n: (_is_matrix(n, shape), math.prod(shape)) for n, shape in found.items()}
+        countable(self.model)
+        return {name: (_is_matrix(name, shape), math.prod(shape)) for name, shape in shapes(self.model).items()}
 
     @cached_property
     def parameters(self) -> dict[str, int]:
@@ -69,13 +74,12 @@ class Cost:
         idle = 0
         for name, stack in config.stacks(self.model).items():
             for index in range(stack.depth):
-                mixture = stack.block(index).feedforward
-                if isinstance(mixture, config.MoE):
+                feedforward: Any = stack.block(index).feedforward
+                if hasattr(feedforward, "idle"):
                     inside = f"{name}.blocks.{index}.ffn."
-                    met = tuple(inside + part for part in ("router.", "noise.", "shared."))  # by every token
-                    own = [size for n, size in self.sizes.items() if n.startswith(inside) and not n.startswith(met)]
-                    held = sum(size for multiplied, size in own if multiplied or not matrices)
-                    idle += held * (mixture.experts - mixture.top_k) // mixture.experts
+                    for path, (multiplied, size) in self.sizes.items():
+                        if path.startswith(inside) and (multiplied or not matrices):
+                            idle += feedforward.idle(path.removeprefix(inside), size)
         return idle
 
     @property
@@ -100,10 +104,7 @@ class Cost:
         for stack, attention, crosses in _attentions(self.model):
             width = attention.heads * config.head_dim(attention, self.model.dim)
             flops += 4 * width * self._keys(attention, stack.causal and not crosses)
-        for reader in config.recurrent(self.model).values():
-            if isinstance(reader.cross, config.Additive):
-                flops += 2 * (reader.cross.width + self.model.dim) * self.context
-        return flops
+        return flops + sum(part.flops(self.model.dim, self.context) for part in config.recurrent(self.model).values())
 
     def _keys(self, attention: config.Attention, causal: bool) -> float:
         """How many keys a query sees, the mean over the context's positions."""
@@ -130,7 +131,7 @@ class Cost:
     @property
     def each(self) -> str:
         """What the FLOPs are of: a token, or in a model of two sides a token of each."""
-        return "token on each side" if isinstance(self.model, config.EncoderDecoder) else "token"
+        return "token on each side" if len(config.bodies(self.model)) == 2 else "token"
 
     @property
     def training_flops(self) -> float:
@@ -164,14 +165,8 @@ class Cost:
     def activations(self, dtype: str = "fp32") -> int:
         """An estimate of what the forward pass keeps for the backward pass, logits aside, in bytes."""
         numbers = sum(self._kept(stack, stack.block(i)) for stack in self._stacks() for i in range(stack.depth))
-        numbers += sum(map(self._kept_recurrent, config.recurrent(self.model).values()))
+        numbers += sum(part.kept(self.model.dim, self.context) for part in config.recurrent(self.model).values())
         return int(self.batch * self.context * (numbers + 2 * self.model.dim) * BYTES[dtype])
-
-    def _kept_recurrent(self, reader: config.Recurrent) -> int:
-        """Numbers a token that a recurrent part keeps: gates and states, and the scores of every word of the source."""
-        C, cross = self.model.dim, reader.cross
-        across = 8 * C + cross.width * self.context if isinstance(cross, config.Additive) else 2 * C if cross else 0
-        return reader.depth * (17 if isinstance(reader.cell, config.LSTM) else 9) * C + across
 
     def _stacks(self) -> list[config.Stack]:
         return list(config.stacks(self.model).values())
@@ -190,7 +185,7 @@ class Cost:
         looks = 2 if block.cross else 1
         thought = 0
         if block.feedforward is not None:
-            thought = normed + _hidden(block.feedforward, C) + (C // 4 if stack.dropout else 0)
+            thought = normed + _kept(block.feedforward, C) + (C // 4 if stack.dropout else 0)
         return looks * (normed + attended) + thought
 
     def train(self, dtype: str = "fp32") -> int:
@@ -237,22 +232,18 @@ class Cost:
 
 
 def _part(name: str) -> str:
-    """The part of the model that a parameter belongs to, by its path."""
-    steps = name.split(".")
-    if any(step.endswith("norm") for step in steps):
-        return "norms"
-    if "attn" in steps or "cross" in steps:
-        return "attention"
-    if "ffn" in steps:
-        return "feedforward"
-    if {"cells", "back", "merge"} & set(steps):
-        return "recurrence"
-    return "head" if steps[0] in ("head", "token_head") else "embedding"  # tables of tokens, segments and positions
+    """The part of the model that a parameter belongs to, by the slots on its path."""
+    found = "embedding"  # tables of tokens, segments and positions
+    for step in name.split("."):
+        found = SLOTS.get(step, found)
+        if found == "feedforward":
+            break  # what lies inside is its own
+    return found
 
 
-def _is_matrix(name: str, shape: tuple[int, ...]) -> bool:
-    looked_up = _part(name) == "embedding" and ".project." not in name
-    return len(shape) >= 2 and not name.endswith("bias") and not looked_up and _part(name) != "norms"
+def _is_matrix(name: str, shape: Shape) -> bool:
+    """Whether each token is multiplied with a parameter; a pool reads one vector a document."""
+    return len(shape) >= 2 and not isinstance(shape, Unmultiplied) and not name.startswith("pool.")
 
 
 def _attentions(model: config.Model, cached: bool = False) -> list[tuple[config.Stack, config.Attention, bool]]:
@@ -268,21 +259,11 @@ def _attentions(model: config.Model, cached: bool = False) -> list[tuple[config.
     return found
 
 
-def _hidden(feedforward: Any, C: int) -> int:
-    """Numbers a token that the feedforward keeps: before and after the activation, the gate, the product."""
-    if isinstance(feedforward, config.MoE):
-        own = feedforward.top_k * (_hidden(feedforward.expert, C) + 3 * C + 9)  # sorted rows, answers, indices
-        shared = 0 if feedforward.shared is None else _hidden(feedforward.shared, C)
-        return own + shared + 4 * feedforward.experts
-    if not isinstance(feedforward, config.MLP | config.GatedMLP):  # a user's own: what its matrices give, twice
-        import torch
-
-        from .nn import build
-
-        with torch.device("meta"):
-            matrices = [weight for weight in build(feedforward, C).parameters() if weight.ndim > 1]
-        return 2 * sum(int(weight.shape[-2]) for weight in matrices)
-    return feedforward.hidden * (4 if isinstance(feedforward, config.GatedMLP) else 2)
+def _kept(feedforward: Any, dim: int) -> int:
+    """Numbers a token that a feed-forward keeps for the backward pass; if not told, twice its matrices' outputs."""
+    if hasattr(feedforward, "kept"):
+        return int(feedforward.kept(dim))
+    return 2 * sum(shape[-2] for name, shape in of(feedforward, dim).items() if _is_matrix(name, shape))
 
 
 def gibibytes(count: float) -> str:

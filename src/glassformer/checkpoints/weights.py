@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from .. import config
-from ..config.shapes import countable
+from ..config.model import countable
 from ..errors import UserError
 from ..nn import build_model
 from ..nn.finite import is_finite

@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 from ..errors import above_zero, need
 from .feedforward import Activation
 from .serial import frozen, renamed
+from .shapes import Shapes, each, join, linear, of, table
 
 MOST_LAGS = 1 << 10  # far beyond what anybody trains; more would only hang
 
@@ -20,6 +21,10 @@ class LayerNorm:
 
     def __post_init__(self) -> None:
         above_zero(self, "eps")
+
+    def shapes(self, dim: int) -> Shapes:
+        """A gain and a shift for each dimension."""
+        return join(weight=(dim,), bias=(dim,) if self.bias else ())
 
 
 @frozen
@@ -35,6 +40,10 @@ class RMSNorm:
 
     def __post_init__(self) -> None:
         above_zero(self, "eps")
+
+    def shapes(self, dim: int) -> Shapes:
+        """A gain for each dimension."""
+        return join(weight=(dim,) if self.gain else ())
 
 
 Norm: TypeAlias = LayerNorm | RMSNorm
@@ -63,6 +72,12 @@ class Embed:
             f"Embed.previous_token_embeddings is {self.previous_token_embeddings}; give 0 to {MOST_LAGS:,}.",
         )
 
+    def shapes(self, width: int) -> Shapes:
+        """A table of tokens, one of segments, and one for each token before; its last row is for no token."""
+        segments = table(self.segments, width) if self.segments else {}
+        lags = [table(self.vocab + 1, width)] * self.previous_token_embeddings
+        return join(token=table(self.vocab, width), segment=segments) | each("lag", lags)
+
 
 @frozen
 class Head:
@@ -83,6 +98,11 @@ class Head:
     def __post_init__(self) -> None:
         above_zero(self, "scale", "softcap")
 
+    def shapes(self, dim: int, vocab: int) -> Shapes:
+        """The transform, its norm, and the table where it is not the embedding's."""
+        proj = join(weight=() if self.tied else (vocab, dim), bias=(vocab,) if self.bias else ())
+        return join(transform=linear(dim, dim) if self.transform else {}, norm=of(self.norm, dim), proj=proj)
+
 
 @frozen
 class Pool:
@@ -102,6 +122,11 @@ class Pool:
         need(self.labels >= 0, f"Pool.labels is {self.labels}; give 0 or more.")
         need(0 <= self.dropout < 1, f"Pool.dropout is {self.dropout}; give a share from 0 to below 1.")
 
+    def shapes(self, dim: int) -> Shapes:
+        """The transform and the labels' layer."""
+        proj = linear(dim, self.labels) if self.labels else {}
+        return join(transform=linear(dim, dim) if self.transform else {}, proj=proj)
+
 
 @frozen
 class TokenHead:
@@ -119,6 +144,10 @@ class TokenHead:
         above_zero(self, "labels")
         need(0 <= self.dropout < 1, f"TokenHead.dropout is {self.dropout}; give a share from 0 to below 1.")
         need(not self.span or self.labels == 2, f"TokenHead.labels is {self.labels} and a span has 2 ends; give 2.")
+
+    def shapes(self, dim: int) -> Shapes:
+        """The transform and the labels' layer."""
+        return join(transform=linear(dim, dim) if self.transform else {}, proj=linear(dim, self.labels))
 
 
 @frozen

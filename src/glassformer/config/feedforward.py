@@ -6,6 +6,7 @@ from typing import Literal, TypeAlias
 
 from ..errors import above_zero, need
 from .serial import frozen
+from .shapes import Shapes, Unmultiplied, join, linear, of
 
 Activation: TypeAlias = Literal["relu", "relu2", "gelu", "gelu_tanh", "silu", "tanh"]
 
@@ -21,6 +22,14 @@ class MLP:
     def __post_init__(self) -> None:
         above_zero(self, "hidden")
 
+    def shapes(self, dim: int) -> Shapes:
+        """Two layers."""
+        return join(up=linear(dim, self.hidden, self.bias), down=linear(self.hidden, dim, self.bias))
+
+    def kept(self, dim: int) -> int:
+        """Numbers a token that training keeps for the backward pass: before and after the activation."""
+        return 2 * self.hidden
+
 
 @frozen
 class GatedMLP:
@@ -32,6 +41,15 @@ class GatedMLP:
 
     def __post_init__(self) -> None:
         above_zero(self, "hidden")
+
+    def shapes(self, dim: int) -> Shapes:
+        """Three layers."""
+        up = linear(dim, self.hidden, self.bias)
+        return join(gate=up, up=up, down=linear(self.hidden, dim, self.bias))
+
+    def kept(self, dim: int) -> int:
+        """Numbers a token that training keeps for the backward pass: two of the gate, ``up`` and the product."""
+        return 4 * self.hidden
 
 
 @frozen
@@ -57,6 +75,31 @@ class MoE:
     def __post_init__(self) -> None:
         above_zero(self, "experts", "top_k", "capacity")
         need(self.top_k <= self.experts, f"MoE.top_k is {self.top_k}; give 1 to experts ({self.experts}).")
+
+    @property
+    def networks(self) -> int:
+        """How many networks it is made of."""
+        return self.experts
+
+    def shapes(self, dim: int) -> Shapes:
+        """The experts' layers stacked: (E, H, C) where one expert's is (H, C); their biases are (E, H)."""
+        stacked: Shapes = {}
+        for name, shape in self.expert.shapes(dim).items():
+            layer, _, kind = name.partition(".")
+            whole = (self.experts, *shape)
+            stacked |= {layer: whole} if kind == "weight" else {f"{layer}_bias": Unmultiplied(whole)}
+        noise = linear(dim, self.experts, False) if self.noise else {}
+        return join(router=linear(dim, self.experts, False), noise=noise, shared=of(self.shared, dim)) | stacked
+
+    def idle(self, name: str, size: int) -> int:
+        """How many of the ``size`` numbers of the parameter ``name`` a token does not meet."""
+        met = name.startswith(("router.", "noise.", "shared."))
+        return 0 if met else size * (self.experts - self.top_k) // self.experts
+
+    def kept(self, dim: int) -> int:
+        """Numbers a token that training keeps: its experts', their sorted rows, answers and indices, the router's."""
+        shared = 0 if self.shared is None else self.shared.kept(dim)
+        return self.top_k * (self.expert.kept(dim) + 3 * dim + 9) + shared + 4 * self.experts
 
 
 FeedForward: TypeAlias = MLP | GatedMLP | MoE

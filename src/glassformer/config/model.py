@@ -12,16 +12,17 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from ..errors import above_zero, need
+from ..errors import UserError, above_zero, need
 from .ends import Embed, Head, Init, Norm, Pool, RMSNorm, TokenHead
 from .feedforward import FeedForward
 from .mask import Full, MaskRule
-from .position import Alibi, Learned, NoPosition, Position, RelativeBias, Rotary, Sinusoidal
+from .position import NoPosition, Position
 from .rnn import Recurrent
-from .scaling import LongRopeScaling
 from .serial import frozen, renamed
+from .shapes import Shapes, each, join, linear, of
 
 MOST_HEADS = 1 << 14  # far beyond what anybody trains; more would only hang
+MOST_PARTS = 100_000  # blocks times experts; the largest published model has some 15,000
 Place: TypeAlias = Literal["pre", "post", "sandwich", "parallel"]
 
 
@@ -52,6 +53,18 @@ class Attention:
             need(kv <= self.heads, f"Attention.kv_heads is {kv}; give 1 to heads ({self.heads}).")
             need(self.heads % kv == 0, f"Attention.kv_heads {kv} does not divide heads {self.heads}; give a divisor.")
 
+    def width(self, dim: int) -> int:
+        """The width of one head."""
+        return self.head_dim or dim // self.heads
+
+    def shapes(self, dim: int) -> Shapes:
+        """Queries, keys, values and what goes out, and a norm for heads of queries and keys."""
+        size = self.width(dim)
+        q, kv = self.heads * size, (self.kv_heads or self.heads) * size
+        out = linear(q, dim, self.bias if self.out_bias is None else self.out_bias)
+        norm, keys = of(self.qk_norm, size), linear(dim, kv, self.bias)
+        return join(q=linear(dim, q, self.bias), k=keys, v=keys, out=out, q_norm=norm, k_norm=norm)
+
 
 @frozen
 class Block:
@@ -78,6 +91,19 @@ class Block:
         need(placed, f'Block.place "{self.place}" says where norms stand and Block.norm is none; use "pre".')
         need(self.cross is None or self.cross.mask == Full(), "Block.cross.mask has no meaning; leave it full.")
 
+    @property
+    def sublayers(self) -> dict[str, Attention | FeedForward]:
+        """What writes to the residual stream, by the name of its slot in the module."""
+        slots = {"attn": self.attention, "cross": self.cross, "ffn": self.feedforward}
+        return {name: part for name, part in slots.items() if part is not None}
+
+    def shapes(self, dim: int) -> Shapes:
+        """Its sublayers and their norms."""
+        norm, parts = of(self.norm, dim), self.sublayers
+        before = {f"{name}_norm": norm for name in parts if name != "ffn" or self.place != "parallel"}
+        after = {f"{name}_post_norm": norm for name in parts if self.place == "sandwich"}
+        return join(**{name: of(part, dim) for name, part in parts.items()}, **before, **after)
+
 
 @frozen
 class Stack:
@@ -100,8 +126,8 @@ class Stack:
         need(len(self.pattern) > 0, "Stack.pattern is empty; give at least one Block.")
         need(self.depth % len(self.pattern) == 0, self._misfit())
         need(0 <= self.dropout < 1, f"Stack.dropout is {self.dropout}; give a share from 0 to below 1.")
-        if isinstance(self.position, RelativeBias):
-            self.position.check(self.causal)
+        if hasattr(self.position, "check_causal"):
+            self.position.check_causal(self.causal)
 
     def _misfit(self) -> str:
         return f"Stack.depth {self.depth} is not a multiple of its pattern of {len(self.pattern)} blocks; change one."
@@ -109,6 +135,15 @@ class Stack:
     def block(self, index: int) -> Block:
         """The config of block ``index``."""
         return self.pattern[index % len(self.pattern)]
+
+    def shapes(self, dim: int, width: int) -> Shapes:
+        """Its blocks, position scheme, norms, and a layer where embeddings are of another ``width``."""
+        position = of(self.position, width, self.pattern[0].attention.heads, self.causal)
+        made = [of(block, dim) for block in self.pattern]
+        norms = {"first_norm": of(self.first_norm, width), "last_norm": of(self.last_norm, dim)}
+        project = {} if width == dim else linear(width, dim)
+        blocks = each("blocks", [made[index % len(made)] for index in range(self.depth)])
+        return join(position=position, project=project, **norms) | blocks
 
 
 Body: TypeAlias = Stack | Recurrent
@@ -173,7 +208,7 @@ Model: TypeAlias = Decoder | Encoder | EncoderDecoder
 
 def head_dim(attention: Attention, dim: int) -> int:
     """The width of one head."""
-    return attention.head_dim or dim // attention.heads
+    return attention.width(dim)
 
 
 def source_embed(model: Model) -> Embed:
@@ -202,8 +237,28 @@ def recurrent(model: Model) -> dict[str, Recurrent]:
     return {name: body for name, body in bodies(model).items() if isinstance(body, Recurrent)}
 
 
-def _or(numbers: set[int]) -> str:
-    return " or ".join(map(str, sorted(numbers)))
+def countable(model: Model) -> None:
+    """Raise UserError for more parts than any machine could hold."""
+    blocks = [(stack.depth, block) for stack in stacks(model).values() for block in stack.pattern]
+    parts = sum(depth * getattr(block.feedforward, "networks", 1) for depth, block in blocks)
+    if parts > MOST_PARTS:
+        raise UserError(f"The config describes {parts:,} blocks and experts; fix its depth or its number of experts.")
+
+
+def shapes(model: Model) -> Shapes:
+    """The name and shape of every parameter that a model has."""
+    dim = model.dim
+    inside = {}
+    for name, body in bodies(model).items():
+        inside[name] = of(body, dim, embed_dim(model, name)) if isinstance(body, Stack) else of(body, dim)
+    return join(
+        embed=of(model.embed, embed_dim(model)),
+        source_embed=of(getattr(model, "source_embed", None), embed_dim(model, "encoder")),
+        head=of(model.head, dim, model.embed.vocab),
+        pool=of(model.pool, dim),
+        token_head=of(getattr(model, "token_head", None), dim),
+        **inside,
+    )
 
 
 def _check(model: Model) -> None:
@@ -233,23 +288,5 @@ def _check(model: Model) -> None:
                 need(
                     fits, f"{where}: {attention.heads} heads do not divide dim {model.dim}; change one or set head_dim."
                 )
-                if isinstance(stack.position, Rotary):
-                    turned = int(head_dim(attention, model.dim) * stack.position.fraction)
-                    even = turned >= 2 and turned % 2 == 0
-                    need(even, f"{where}: Rotary turns {turned} dimensions a head; make that even.")
-                    frequencies, scaling = turned // 2, stack.position.scaling
-                    factors = len(scaling.short) if isinstance(scaling, LongRopeScaling) else frequencies
-                    need(
-                        factors == frequencies,
-                        f"{where}: LongRopeScaling has {factors} factors for {frequencies} waves; give each one.",
-                    )
-        if isinstance(stack.position, Sinusoidal):
-            wide = embed_dim(model, name)
-            even = wide % 2 == 0 or not stack.position.endpoint
-            need(even, f"{name}.position.endpoint is for pairs of waves and dim {wide} is odd; make it even.")
-        kinds = {block.attention.heads for block in stack.pattern}
-        alike = len(kinds) == 1 or not isinstance(stack.position, Alibi | RelativeBias)
-        need(alike, f"{name}.position has a bias for each head and blocks have {_or(kinds)} heads; give all as many.")
-        if isinstance(stack.position, Learned):
-            length, enough = stack.position.length, stack.position.length >= model.context
-            need(enough, f"{name}.position.length {length} is below context {model.context}; raise it.")
+        if hasattr(stack.position, "check"):
+            stack.position.check(name, stack.pattern, model.dim, embed_dim(model, name), model.context)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 from ..errors import above_zero, need
-from .scaling import RopeScaling, YarnScaling
+from .scaling import LongRopeScaling, RopeScaling, YarnScaling
 from .serial import frozen, renamed
+from .shapes import Shapes, Unmultiplied, join, none, table
 
 
 @frozen
 class NoPosition:
     """Order is not told to the model (a causal mask still leaks it)."""
+
+    shapes = none
 
 
 @frozen
@@ -33,6 +37,13 @@ class Sinusoidal:
         above_zero(self, "theta")
         need(self.first >= 0, f"Sinusoidal.first is {self.first}; give 0 or more.")
 
+    shapes = none
+
+    def check(self, name: str, pattern: Sequence[Any], dim: int, width: int, context: int) -> None:
+        """Refuse a width that its waves cannot fill."""
+        even = width % 2 == 0 or not self.endpoint
+        need(even, f"{name}.position.endpoint is for pairs of waves and dim {width} is odd; make it even.")
+
 
 @frozen
 class Learned:
@@ -42,6 +53,19 @@ class Learned:
 
     def __post_init__(self) -> None:
         above_zero(self, "length")
+
+    def shapes(self, width: int, heads: int, causal: bool) -> Shapes:
+        """One vector a position."""
+        return table(self.length, width)
+
+    @property
+    def limit(self) -> int:
+        """Positions that it knows."""
+        return self.length
+
+    def check(self, name: str, pattern: Sequence[Any], dim: int, width: int, context: int) -> None:
+        """Refuse a table that is too short."""
+        need(self.length >= context, f"{name}.position.length {self.length} is below context {context}; raise it.")
 
 
 @renamed(stretch="scaling")
@@ -64,6 +88,22 @@ class Rotary:
         blended = isinstance(self.scaling, YarnScaling)
         need(not blended or self.theta > 1, f"Rotary.theta is {self.theta}; give more than 1 with a YarnScaling.")
 
+    shapes = none
+
+    @property
+    def limit(self) -> int | None:
+        """Positions that its scaling is right for; None: any number."""
+        return getattr(self.scaling, "limit", None)
+
+    def check(self, name: str, pattern: Sequence[Any], dim: int, width: int, context: int) -> None:
+        """Refuse heads of which an odd number of dimensions would turn, and factors that are not one a frequency."""
+        for index, block in enumerate(pattern):
+            turned = int(block.attention.width(dim) * self.fraction)
+            even = turned >= 2 and turned % 2 == 0
+            need(even, f"{name}.pattern.{index}: Rotary turns {turned} dimensions a head; make that even.")
+            if isinstance(self.scaling, LongRopeScaling):
+                self.scaling.check(f"{name}.pattern.{index}", turned // 2)
+
 
 @frozen
 class RelativeBias:
@@ -79,7 +119,15 @@ class RelativeBias:
         need(self.buckets > 1, f"RelativeBias.buckets is {self.buckets}; give 2 or more.")
         above_zero(self, "distance")
 
-    def check(self, causal: bool) -> None:
+    def shapes(self, width: int, heads: int, causal: bool) -> Shapes:
+        """A bias for each bucket and head."""
+        return join(weight=Unmultiplied((self.buckets, heads)))
+
+    def check(self, name: str, pattern: Sequence[Any], dim: int, width: int, context: int) -> None:
+        """Refuse blocks of different numbers of heads."""
+        _same_heads(name, pattern)
+
+    def check_causal(self, causal: bool) -> None:
         """Refuse too few buckets, or a distance within those that hold one each; two directions share the buckets."""
         least, exact = (2, self.buckets // 2) if causal else (4, self.buckets // 4)
         need(self.buckets >= least, f"RelativeBias.buckets is {self.buckets}; give {least} or more.")
@@ -89,6 +137,21 @@ class RelativeBias:
 @frozen
 class Alibi:
     """A fixed penalty per head that grows with distance, added to the scores (Press et al. 2022)."""
+
+    shapes = none
+
+    def check(self, name: str, pattern: Sequence[Any], dim: int, width: int, context: int) -> None:
+        """Refuse blocks of different numbers of heads."""
+        _same_heads(name, pattern)
+
+
+def _same_heads(name: str, pattern: Sequence[Any]) -> None:
+    heads = sorted({block.attention.heads for block in pattern})
+    kinds = " or ".join(map(str, heads))
+    need(
+        len(heads) == 1,
+        f"{name}.position has a bias for each head and blocks have {kinds} heads; give all as many.",
+    )
 
 
 Position: TypeAlias = NoPosition | Sinusoidal | Learned | Rotary | RelativeBias | Alibi

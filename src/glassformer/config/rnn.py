@@ -7,25 +7,51 @@ Recurrent(depth, cell, cross)    stands in the slot of a Stack
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from ..errors import above_zero, need
 from .serial import frozen
+from .shapes import Shapes, each, join, linear, of
+
+
+def _cell(cfg: Any, inputs: int, width: int) -> Shapes:
+    """What each gate takes from the input and from the state, all gates' rows under each other."""
+    return join(input=linear(inputs, cfg.gates * width), state=linear(width, cfg.gates * width))
 
 
 @frozen
 class GRU:
     """Two gates over one state (Cho et al. 2014)."""
 
+    gates = 3  # with the candidate
+    kept = 9  # numbers a dimension that training keeps of each token
+    shapes = _cell
+
 
 @frozen
 class LSTM:
     """Three gates over a state and a cell that is only added to (Hochreiter & Schmidhuber 1997; Gers et al. 2000)."""
 
+    gates = 4
+    kept = 17
+    shapes = _cell
+
 
 @frozen
 class Summary:
     """The whole source in one vector, made of its first and last states (Cho et al. 2014, Sutskever et al. 2014)."""
+
+    def shapes(self, dim: int) -> Shapes:
+        """The layer over both ends of the source."""
+        return join(whole=linear(2 * dim, dim))
+
+    def kept(self, dim: int, context: int) -> int:
+        """Numbers a token that training keeps."""
+        return 2 * dim
+
+    def flops(self, dim: int, context: int) -> int:
+        """Forward FLOPs a token for what it scores and sums."""
+        return 0
 
 
 @frozen
@@ -36,6 +62,19 @@ class Additive:
 
     def __post_init__(self) -> None:
         above_zero(self, "width")
+
+    def shapes(self, dim: int) -> Shapes:
+        """The layer over both ends of the source, and those that score."""
+        q, k, score = linear(dim, self.width), linear(dim, self.width, False), linear(self.width, 1, False)
+        return join(whole=linear(2 * dim, dim), q=q, k=k, score=score)
+
+    def kept(self, dim: int, context: int) -> int:
+        """Numbers a token that training keeps: the scores of every word of the source."""
+        return 8 * dim + self.width * context
+
+    def flops(self, dim: int, context: int) -> int:
+        """Forward FLOPs a token for what it scores and sums."""
+        return 2 * (self.width + dim) * context
 
 
 @frozen
@@ -56,6 +95,22 @@ class Recurrent:
         above_zero(self, "depth")
         need(self.depth <= 2000, f"Recurrent.depth is {self.depth}; give at most 2,000.")
         need(0 <= self.dropout < 1, f"Recurrent.dropout is {self.dropout}; give a share from 0 to below 1.")
+
+    def shapes(self, dim: int) -> Shapes:
+        """Its cells, those that read backwards, what looks at the source and what merges it."""
+        width = dim if self.causal else dim // 2
+        inputs = [dim if self.cross is None else 2 * dim] + [dim] * (self.depth - 1)
+        cells = [of(self.cell, size, width) for size in inputs]
+        both = each("cells", cells) | each("back", [] if self.causal else cells)
+        return both | join(cross=of(self.cross, dim), merge=linear(3 * dim, dim) if self.cross is not None else {})
+
+    def kept(self, dim: int, context: int) -> int:
+        """Numbers a token that training keeps."""
+        return self.depth * self.cell.kept * dim + (0 if self.cross is None else self.cross.kept(dim, context))
+
+    def flops(self, dim: int, context: int) -> int:
+        """Forward FLOPs a token beside those of its matrices."""
+        return 0 if self.cross is None else self.cross.flops(dim, context)
 
 
 Cell: TypeAlias = GRU | LSTM

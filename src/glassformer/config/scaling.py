@@ -71,5 +71,18 @@ class LongRopeScaling:
         even = len(self.short) == len(self.long) > 0 and min(*self.short, *self.long) > 0
         need(even, "LongRopeScaling.short and long are as many factors as waves each, all above 0.")
 
+    @property
+    def limit(self) -> int | None:
+        """Positions that short factors are right for; None where the long ones are taken."""
+        return None if self.far else self.length
+
+    def check(self, where: str, frequencies: int) -> None:
+        """Refuse factors that are not one a frequency."""
+        factors = len(self.short)
+        need(
+            factors == frequencies,
+            f"{where}: LongRopeScaling has {factors} factors for {frequencies} waves; give each one.",
+        )
+
 
 RopeScaling: TypeAlias = LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling

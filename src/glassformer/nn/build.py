@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from ..config.mask import MaskRule
 from ..config.serial import members
+from ..config.shapes import Shapes, Unmultiplied, describes
 
 M = TypeVar("M", bound=Callable[..., Any])
 
@@ -68,3 +69,35 @@ def build(config: Any, *args: Any) -> Any:
 def built() -> set[type]:
     """Every config type that has a module."""
     return set(_MAKERS)
+
+
+# ------------------------------------------------------------------- what a module says of its own parameters
+#
+#     writes = ("down.weight",)     matrices that write to the residual stream
+#     biases = ("up_bias",)         parameters of two sides or more that are biases all the same (a stack of experts')
+#     tables = ("weight",)          parameters that tokens are looked up in, not multiplied with
+#     def reset(std, generator)     fills in what no rule of ``init`` draws
+
+
+def declared(model: Any, kind: str) -> set[str]:
+    """The parameters that the modules of ``model`` name under ``kind``, by their paths."""
+    modules = ((path, getattr(module, kind, ())) for path, module in model.named_modules())
+    return {f"{path}.{name}" if path else name for path, names in modules for name in names}
+
+
+def vectors(model: Any) -> set[str]:
+    """The paths of gains and biases: what is not drawn at random, and not decayed."""
+    return {path for path, weight in model.named_parameters() if weight.ndim < 2} | declared(model, "biases")
+
+
+@describes
+def described(config: Any, *args: int) -> Shapes:
+    """The parameters of a config's module, built without memory."""
+    import torch
+
+    with torch.device("meta"):
+        module = build(config, *args)
+    looked_up = {f"{path}.weight" for path, part in module.named_modules() if isinstance(part, torch.nn.Embedding)}
+    apart = looked_up | declared(module, "tables") | declared(module, "biases")
+    shapes = {path: tuple(weight.shape) for path, weight in module.named_parameters()}
+    return {path: Unmultiplied(shape) if path in apart else shape for path, shape in shapes.items()}

@@ -40,6 +40,7 @@ class MoE(TracedModule):
     """
 
     writes = ("down",)
+    biases = ("gate_bias", "up_bias", "down_bias")
 
     def __init__(self, cfg: config.MoE, dim: int) -> None:
         super().__init__()

@@ -1,8 +1,4 @@
-"""How weights start. A module says what is its own to say, whoever wrote it:
-
-writes = ("down.weight",)      its matrices that write to the residual stream
-def reset(std, generator)      fills in what no rule here draws: a gain, a table of positions
-"""
+"""How weights start; a module says what is its own to say, whoever wrote it (``build.py`` lists the words)."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ from torch import nn
 
 from .. import config
 from ..errors import need
-from .build import builds
+from .build import builds, declared, vectors
 
 
 @builds(config.Init)
@@ -25,11 +21,10 @@ def initialise(init: config.Init, model: nn.Module, stacks: Iterable[config.Stac
     """
     generator = None if seed is None else torch.Generator().manual_seed(seed)
     blocks = [stack.block(index) for stack in stacks for index in range(stack.depth)]
-    writes = sum(part is not None for block in blocks for part in (block.attention, block.cross, block.feedforward))
-    modules = dict(model.named_modules())
-    ends = {f"{path}.{name}" for path, module in modules.items() for name in getattr(module, "writes", ())}
+    writes = sum(len(block.sublayers) for block in blocks)
+    ends, flat = declared(model, "writes"), vectors(model)
     for path, weight in model.named_parameters():
-        if weight.ndim < 2 or path.endswith("bias"):  # an expert's bias has two sides
+        if path in flat:
             nn.init.zeros_(weight)
             continue
         std = init.std if init.std is not None else weight.shape[-1] ** -0.5
@@ -41,12 +36,10 @@ def initialise(init: config.Init, model: nn.Module, stacks: Iterable[config.Stac
         elif path in ends:
             std *= {"plain": 1.0, "depth": 1 / math.sqrt(writes), "zero": 0.0}[init.residual]
         nn.init.normal_(weight, std=std, generator=generator)
-    for path, module in modules.items():
+    for path, module in model.named_modules():
         if hasattr(module, "reset"):
             module.reset(init.embed_std, generator)
-        elif vectors := [
-            name for name, w in module.named_parameters(recurse=False) if w.ndim < 2 and "bias" not in name
-        ]:
-            sentence = f"{path}.{vectors[0]} is neither a matrix nor a bias; give {type(module).__name__} a method"
+        elif gains := [name for name, w in module.named_parameters(recurse=False) if w.ndim < 2 and "bias" not in name]:
+            sentence = f"{path}.{gains[0]} is neither a matrix nor a bias; give {type(module).__name__} a method"
             need(hasattr(module, "reset_parameters"), f"{sentence} reset(self, std, generator) that fills it in.")
             module.reset_parameters()

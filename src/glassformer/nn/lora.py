@@ -21,7 +21,7 @@ from .packed import Linear, unpack
 class Adapted(Linear):
     """W x + scale * up (down (drop (x))), W frozen (Hu et al. 2021); ``up`` starts at zero, so that nothing changes."""
 
-    def __init__(self, of: Linear, rank: int, scale: float, dropout: float = 0.0) -> None:
+    def __init__(self, of: nn.Linear, rank: int, scale: float, dropout: float = 0.0) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features, self.scale = of.in_features, of.out_features, scale
         self.weight, self.bias = of.weight, of.bias
@@ -106,7 +106,7 @@ def tune(model: nn.Module, how: objectives.Tune, new: Iterable[str] = (), seed: 
     if isinstance(how, objectives.Full):
         return
     if isinstance(how, objectives.LoRA):
-        layers = [path for path, module in model.named_modules() if isinstance(module, Linear)]
+        layers = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
         chosen = [path for path in layers if _any(path, how.paths)]
         if not chosen:
             raise UserError(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import config as vocabulary
-from ..config.context import long_scalings, way_out
+from ..config.context import way_out
 from ..errors import UserError
 from .build import build, builds
 from .cache import Cache
@@ -85,9 +85,8 @@ class Model(TracedModule):
     def limit(self) -> int | float:
         """The number of positions beyond which the position scheme has nothing to say, or something else."""
         schemes = [stack.position for stack in vocabulary.stacks(self.config).values()]
-        ends = [scheme.length for scheme in schemes if isinstance(scheme, vocabulary.Learned)]
-        ends += [scaling.length for scaling in long_scalings(self.config).values() if not scaling.far]
-        return min(ends, default=float("inf"))
+        limits = [getattr(scheme, "limit", None) for scheme in schemes]
+        return min((limit for limit in limits if limit is not None), default=float("inf"))
 
     def finish(self, hidden: Tensor, flow: Flow, want: Want, cached: bool = False) -> Output:
         """Hidden states to the output that was asked for; nothing is pooled of a text read in parts (``cached``)."""

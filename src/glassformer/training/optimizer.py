@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..config import run
 from ..errors import UserError
+from ..nn.build import vectors
 
 
 class Optimizer:
@@ -19,20 +20,21 @@ class Optimizer:
 
     def __init__(self, model: nn.Module, settings: run.Optimizer) -> None:
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        left = dict(self.parameters)
+        left, flat = dict(self.parameters), vectors(model)
         self.parts: list[torch.optim.Optimizer] = []
         if isinstance(settings, run.Muon):
             chosen = {
                 name: left.pop(name)
                 for name, p in self.parameters.items()
-                if p.ndim in (2, 3) and not name.endswith("bias") and _any(name, settings.paths)
+                if p.ndim in (2, 3) and name not in flat and _any(name, settings.paths)
             }
             if chosen:
-                groups = _groups("Muon", chosen, settings.groups, settings.rate, settings.decay, ())
+                groups = _groups("Muon", chosen, settings.groups, settings.rate, settings.decay, set())
                 self.parts.append(Muon(groups, settings.momentum))
             settings = settings.rest
         if left:
-            groups = _groups("AdamW", left, settings.groups, settings.rate, settings.decay, settings.undecayed)
+            undecayed = flat | {name for name in left if _any(name, settings.undecayed)}
+            groups = _groups("AdamW", left, settings.groups, settings.rate, settings.decay, undecayed)
             devices = {p.device.type for p in left.values()}
             fused = devices <= {"cpu", "cuda"} and all(p.is_floating_point() for p in left.values())
             self.parts.append(torch.optim.AdamW(groups, betas=settings.betas, eps=settings.eps, fused=fused))
@@ -160,7 +162,7 @@ def _groups(
     rules: tuple[run.Group, ...],
     rate: float,
     decay: float,
-    undecayed: tuple[str, ...],
+    undecayed: Collection[str],
 ) -> list[dict[str, Any]]:
     """Parameters that share a rate and a decay, together: few groups are few kernel launches.
 
@@ -168,11 +170,10 @@ def _groups(
     """
     groups: dict[tuple[str, float, float], dict[str, Any]] = {}
     for name, parameter in parameters.items():
-        plain = parameter.ndim < 2 or name.endswith("bias") or _any(name, undecayed)
         rule = next((r for r in rules if fnmatchcase(name, r.paths)), run.Group(""))
         title = kind if rule.rate == 1 else f"{kind} {rule.paths}"
         base = rate * rule.rate
-        weight_decay = rule.decay if rule.decay is not None else 0.0 if plain else decay
+        weight_decay = rule.decay if rule.decay is not None else 0.0 if name in undecayed else decay
         group = groups.setdefault(
             (title, base, weight_decay),
             {"params": [], "paths": [], "name": title, "base": base, "lr": base, "weight_decay": weight_decay},

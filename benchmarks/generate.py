@@ -245,20 +245,20 @@ def looking(tokens: int, folder: Path) -> Iterator[Contest]:
 
     import glassformer
     from glassformer.nn import Cache, Tape
-    from glassformer.nn.packed import pack, packed
+    from glassformer.nn.prepacked import prepack
 
     model, _ = glassformer.load(saved("gpt2", torch.float32, folder))
     prompt, text = torch.tensor(prompts(1, PROMPT)), torch.tensor(prompts(2, 256))
     model.eval()
 
     def decode(patterns: tuple[str, ...]) -> list[list[int]]:
-        cache, told = Cache(model), []
-        with torch.no_grad(), packed(pack(model, None)):
-            logits = model(prompt, cache=cache, logits="last").logits
+        cache, told, fast = Cache(model.config), [], prepack(model).model
+        with torch.no_grad():
+            logits = fast(prompt, cache=cache, logits="last").logits
             for _ in range(tokens):
                 told.append(int(logits.argmax()))
                 tape = Tape(*patterns) if patterns else None
-                logits = model(torch.tensor([told[-1:]]), cache=cache, logits="last", tape=tape).logits
+                logits = fast(torch.tensor([told[-1:]]), cache=cache, logits="last", tape=tape).logits
         return [told]
 
     def train(patterns: tuple[str, ...]) -> None:

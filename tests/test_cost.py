@@ -125,7 +125,7 @@ def test_keys_seen_are_counted_with_windows(window: int, causal: bool) -> None:
 def test_the_cache_is_as_large_as_said(name: str) -> None:
     T = 40
     model = build_model(tiny(name))
-    cache = Cache(model)
+    cache = Cache(model.config)
     with torch.no_grad():
         model(torch.zeros(2, T, dtype=torch.long), cache=cache)
     spent = cost(tiny(name), batch=2, context=T)

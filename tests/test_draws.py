@@ -180,7 +180,7 @@ def ways(model: Model, given: Tensor, source: Tensor, seed: int) -> Iterator[tup
         pos = torch.nn.functional.pad(torch.arange(source.shape[1]).expand(source.shape), (3, 0), value=-1)
         yield "padded source", model(given, held, source_pos=pos).logits
     if "decoder" in vars(model)["_modules"]:
-        cache = Cache(model)
+        cache = Cache(model.config)
         memory = {"memory": model.encode(source)} if across else {}
         sizes = [max(cache.ahead, draw.randint(1, 6))]
         while sum(sizes) < LENGTH:

@@ -141,7 +141,7 @@ def test_every_engine_equals_eager(name: str, engine: str, monkeypatch: pytest.M
 @pytest.mark.parametrize("chunks", [[20], [1] * 20, [7, 1, 1, 6, 1, 4], [3, 17]], ids=str)
 def test_cached_equals_uncached(name: str, chunks: list[int]) -> None:
     model = tiny.model(DECODERS[name])
-    cache, given = Cache(model), tokens()
+    cache, given = Cache(model.config), tokens()
     if chunks[0] < cache.ahead:  # a prefix is read in one go
         with pytest.raises(UserError, match="in one go"):
             model(given[:, : chunks[0]], cache=cache)
@@ -155,7 +155,7 @@ def test_cached_equals_uncached(name: str, chunks: list[int]) -> None:
 def test_cached_equals_uncached_across(name: str) -> None:
     model = tiny.model(ALL[name])
     given, source = tokens(), tokens(3, 9, seed=5)
-    memory, cache = model.encode(source), Cache(model)
+    memory, cache = model.encode(source), Cache(model.config)
     seen = torch.cat([model(part, memory=memory, cache=cache).logits for part in given.split([7, 1, 12], 1)], dim=1)
     near(seen, model(given, source).logits)
 
@@ -214,7 +214,7 @@ def test_padded_prefill_then_decode_equals_alone(name: str, side: str) -> None:
     model = tiny.model(DECODERS[name])
     lengths, given = (5, 9, 13), tokens()
     held, pos = padded([row[:length] for row, length in zip(given, lengths, strict=True)], side)
-    cache, whole = Cache(model), model(given).logits
+    cache, whole = Cache(model.config), model(given).logits
     model(held, pos=pos, cache=cache)
     for step in range(6):
         column = torch.stack([given[row, length + step] for row, length in enumerate(lengths)])
@@ -237,11 +237,11 @@ def test_packed_equals_apart(name: str) -> None:
 def test_cache_forks_reorders_and_trims(name: str) -> None:
     model = tiny.model(DECODERS[name])
     given = tokens()
-    cache = Cache(model)
+    cache = Cache(model.config)
     model(given[:, :10], cache=cache)
     cache.fork(2)
     near(model(given[:, 10:11].repeat_interleave(2, 0), cache=cache).logits[::2, 0], model(given[:, :11]).logits[:, 10])
-    cache.reorder(torch.tensor([4, 0]))
+    cache.select(torch.tensor([4, 0]))
     near(model(given[[2, 0], 11:12], cache=cache).logits[:, 0], model(given[[2, 0], :12]).logits[:, 11])
     if cache.evicts:
         with pytest.raises(ValueError, match="trimmed"):
@@ -253,7 +253,7 @@ def test_cache_forks_reorders_and_trims(name: str) -> None:
 
 def test_a_window_keeps_only_the_window() -> None:
     model = tiny.model(DECODERS["starcoder2"])
-    cache = Cache(model)
+    cache = Cache(model.config)
     for part in tokens(1, 60).split(1, dim=1):
         model(part, cache=cache)
     assert all(kv.k.shape[2] == 7 + 1 for kv, _ in cache.layers)  # the ring and its bin
@@ -261,7 +261,7 @@ def test_a_window_keeps_only_the_window() -> None:
 
 def test_a_token_is_written_in_place() -> None:
     model = tiny.model(DECODERS["llama"])
-    cache = Cache(model)
+    cache = Cache(model.config)
     moved, last = 0, None
     for part in tokens(1, 60).split(1, dim=1):
         model(part, cache=cache)

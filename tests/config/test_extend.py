@@ -132,7 +132,7 @@ def test_the_laws_hold_for_it(own) -> None:
     given = tokens()
     with torch.no_grad():
         plain = model(given).logits
-        cache = Cache(model)
+        cache = Cache(model.config)
         cached = torch.cat([model(part, cache=cache).logits for part in given.split([7, 1, 12], 1)], 1)
         torch.testing.assert_close(cached, plain, rtol=0, atol=1e-5)
         model.engine = "eager"

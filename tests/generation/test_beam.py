@@ -211,3 +211,15 @@ def test_a_source_too_long_is_refused_or_cut(name: str) -> None:
         assert found.tokens == right.tokens and found.score == pytest.approx(right.score, abs=1e-6)
     with pytest.raises(UserError, match="cut is"):
         search(made, tokenizer, [long], cut="middle")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("beams", [2, 3])
+def test_only_endings_among_the_best_count(beams: int) -> None:
+    """Of twice as many candidates as beams, those behind the first ``beams`` only take the place of ended ones."""
+    made, prompt = model("llama"), [5, 7, 9]
+    with torch.no_grad():
+        likeliest = made(torch.tensor([prompt])).logits[0, -1].topk(2 * beams).indices.tolist()  # type: ignore[operator]
+    ends = (likeliest[0], likeliest[beams])  # one ends among the best, which leaves room to look behind them
+    found = beam(made, None, [prompt], beams=beams, best=beams, max_new=4, eos=ends)[0]  # type: ignore[arg-type]
+    assert [likeliest[0]] in [one.tokens for one in found]
+    assert [likeliest[beams]] not in [one.tokens for one in found]

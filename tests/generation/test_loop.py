@@ -18,7 +18,7 @@ from glassformer import config as c
 from glassformer.errors import UserError
 from glassformer.generation import Generation, generate
 from glassformer.generation.prompt import pad_left
-from glassformer.generation.reading import Reading
+from glassformer.generation.session import Session
 from glassformer.nn import Cache, Model, build_model
 
 VOCAB, CONTEXT = 61, 48
@@ -97,7 +97,7 @@ def test_cached_is_uncached(model: Model) -> None:
 def test_any_chunking_gives_the_same_logits(cfg: c.Decoder, sizes: list[int], dtype: torch.dtype, near: float) -> None:
     model = build_model(cfg, seed=7, dtype=dtype).eval()
     tokens = torch.randint(VOCAB, (2, 40), generator=torch.Generator().manual_seed(1))
-    cache, parts, rest = Cache(model), [], tokens
+    cache, parts, rest = Cache(model.config), [], tokens
     for size in itertools.cycle(sizes):
         if not rest.numel():
             break
@@ -116,7 +116,7 @@ def test_a_batch_is_one_by_one(model: Model) -> None:
 @torch.no_grad()
 def test_padded_is_unpadded(model: Model) -> None:
     tokens, pos = pad_left(PROMPTS, torch.device("cpu"))
-    last = model(tokens, pos=pos, cache=Cache(model), logits="last").logits[:, 0]
+    last = model(tokens, pos=pos, cache=Cache(model.config), logits="last").logits[:, 0]
     alone = torch.stack([model(torch.tensor([ids])).logits[0, -1] for ids in PROMPTS])
     torch.testing.assert_close(last, alone, atol=1e-5, rtol=0)
 
@@ -149,8 +149,8 @@ def test_each_row_has_luck_of_its_own(rotary: Model) -> None:
 
 
 def test_logits_are_fp32_whatever_the_model_is(rotary: Model) -> None:
-    reading = Reading(build_model(rotary.config, seed=7, dtype=torch.bfloat16).eval())
-    assert reading.begin(PROMPTS, None, 1).dtype == reading.go_on(torch.tensor([1, 2, 3, 4])).dtype == torch.float32
+    session = Session(build_model(rotary.config, seed=7, dtype=torch.bfloat16).eval())
+    assert session.prefill(PROMPTS, None, 1).dtype == session.decode(torch.tensor([1, 2, 3, 4])).dtype == torch.float32
 
 
 def test_ids_come_in_any_container(rotary: Model) -> None:
@@ -235,6 +235,12 @@ def test_steps_tell_everything(rotary: Model) -> None:
         assert row.tokens == [step.token for step in steps if step.row == row.number]
         assert row.logprobs == [step.logprob for step in steps if step.row == row.number]
     assert json.loads(json.dumps(made.to_dict()))["rows"][3]["tokens"] == made.tokens[3]
+
+
+def test_steps_come_in_the_order_of_rows_whichever_end(rotary: Model) -> None:
+    prompts = [[1 + i % 50 for i in range(size)] for size in (4, CONTEXT, 3, CONTEXT - 3, 2)]
+    steps = list(generate(rotary, None, prompts, max_new=8, seed=1, eos=()))
+    assert [(step.index, step.row) for step in steps] == sorted((step.index, step.row) for step in steps)
 
 
 class Digits:

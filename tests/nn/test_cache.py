@@ -27,7 +27,7 @@ class Walk:
     """Three rows read at random into a cache, and what a reader without one would hold of each."""
 
     def __init__(self, model: Model, seed: int) -> None:
-        self.model, self.cache, self.draw = model, Cache(model), random.Random(seed)
+        self.model, self.cache, self.draw = model, Cache(model.config), random.Random(seed)
         self.rows: list[list[tuple[int, int]]] = [[] for _ in range(3)]  # (token, position) of each row
         self.columns: list[list[bool]] = [[] for _ in range(3)]  # where the row has a token in the cache
 
@@ -78,7 +78,7 @@ class Walk:
 
     def mix(self) -> None:
         order = [self.draw.randrange(3) for _ in range(3)]
-        self.cache.reorder(torch.tensor(order))
+        self.cache.select(torch.tensor(order))
         self.rows, self.columns = ([list(some[number]) for number in order] for some in (self.rows, self.columns))
 
 
@@ -105,9 +105,35 @@ def test_a_ring_of_gaps_keeps_what_its_positions_say() -> None:
     walk.onward()
 
 
+@pytest.mark.parametrize("name", ["llama", "starcoder2", "gru", "glass"])
+@pytest.mark.parametrize("order", [[0, 3, 2], [1, 2], [3], [0, 1, 2], [2, 2, 3, 3]], ids=str)
+def test_a_batch_gets_smaller_within_its_own_memory(name: str, order: list[int]) -> None:
+    """Rows that stay in order, or come from further down, are moved up; nothing else is copied."""
+    model = tiny.model(DECODERS[name])
+    cache, given = Cache(model.config), tokens(4, 12)
+    lengths = torch.tensor([[12], [9], [11], [5]])
+    pos = torch.arange(12)[None].where(torch.arange(12)[None] < lengths, -1)
+    model(given, pos=pos, cache=cache)
+    places = [x.data_ptr() for kv, _ in cache.layers for x in (kv.k, kv.v)]
+    cache.select(torch.tensor(order))
+    assert [x.data_ptr() for kv, _ in cache.layers for x in (kv.k, kv.v)] == places
+    for _ in range(2):
+        found = model(tokens(len(order), 70, seed=2)[:, :3], cache=cache).logits
+    for row, old in enumerate(order):
+        new = tokens(len(order), 70, seed=2)[row, :3]
+        alone = torch.cat((given[old, : lengths[old]], new, new))[None]
+        torch.testing.assert_close(found[row], model(alone).logits[0, -3:], rtol=0, atol=2e-5)
+
+
+def test_a_model_in_place_of_its_config_is_taken_with_a_warning() -> None:
+    model = tiny.model(DECODERS["llama"])
+    with pytest.warns(FutureWarning, match=r"Cache\(model.config\)"):
+        assert len(Cache(model).layers) == len(Cache(model.config).layers)  # type: ignore[arg-type]
+
+
 def test_a_trim_that_goes_too_far_is_refused() -> None:
     model = tiny.model(replace(DECODERS["glass"], decoder=replace(DECODERS["glass"].decoder, position=c.Rotary())))
-    cache = Cache(model)
+    cache = Cache(model.config)
     given = torch.cat((tokens(2, 50), tokens(2, 50, seed=1)), 1)
     model(given, cache=cache)
     with pytest.raises(ValueError, match=f"at most {SPARE}"):
@@ -118,7 +144,7 @@ def test_a_trim_that_goes_too_far_is_refused() -> None:
         cache.trim(1)  # what the next tokens look back at is gone
     found = model(given[:, 36:40], cache=cache).logits
     torch.testing.assert_close(found, model(given[:, :40]).logits[:, 36:], rtol=0, atol=1e-5)
-    cache = Cache(tiny.model(DECODERS["llama"]))
+    cache = Cache(DECODERS["llama"])
     cache.advance(given[:, :5], None)
     with pytest.raises(ValueError, match="cannot forget 6"):
         cache.trim(6)
@@ -129,7 +155,7 @@ def test_a_trim_that_goes_too_far_is_refused() -> None:
 def test_a_state_is_its_documents_own(name: str, engine: str) -> None:
     """A document that begins forgets what its row read before; of several in a row, the last one goes on."""
     model = tiny.model(DECODERS[name])
-    model.engine, cache, given = engine, Cache(model), tokens(3, 12)
+    model.engine, cache, given = engine, Cache(model.config), tokens(3, 12)
     model(given[:, :4], cache=cache)
     pos = torch.tensor([[4, 5, 6, 7, 0, 1], [0, 1, 2, 0, 1, -1], [-1, 0, 1, 2, 3, 4]])
     found = model(given[:, 4:10], pos=pos, cache=cache).logits
@@ -166,11 +192,11 @@ def test_in_bf16_a_cache_errs_as_the_readable_engine_does(name: str) -> None:
     exact.engine = law.engine = "eager"
     true, pos = exact(given).logits, torch.arange(20)[None]
     bound = 2 * error(law(given).logits, true)
-    cache = Cache(model)
+    cache = Cache(model.config)
     parts = given.split([7, 1, 1, 6, 1, 4], 1)
     assert error(torch.cat([model(part, cache=cache).logits for part in parts], 1), true) <= bound
     assert error(model(given).logits, true) <= bound
-    cache, starts = Cache(model), torch.tensor([[0], [2], [5]])  # as prompts of unlike lengths are padded
+    cache, starts = Cache(model.config), torch.tensor([[0], [2], [5]])  # as prompts of unlike lengths are padded
     left, found = (pos - starts).clamp(min=-1), []
     for begin, end in ((0, 9), (9, 10), (10, 11), (11, 17), (17, 20)):
         found.append(model(given[:, begin:end], pos=left[:, begin:end], cache=cache).logits)

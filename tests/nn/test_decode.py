@@ -21,7 +21,7 @@ START, NEW = 10, 20  # within the 64 columns that a cache begins with
 def read(name: str, dtype: torch.dtype = torch.float32) -> tuple[torch.nn.Module, Cache]:
     """A model that has read a prompt, and its cache."""
     model = build_model(DECODERS[name], seed=0, dtype=dtype).eval()
-    cache = Cache(model)
+    cache = Cache(model.config)
     with torch.no_grad():
         model(torch.randint(VOCAB, (1, START)), cache=cache, logits="last")
     return model, cache
@@ -72,7 +72,7 @@ def test_a_token_copies_nothing_of_the_cache(name: str, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("name", PLAIN)
 def test_one_query_in_bf16_is_the_written_out_attention(name: str) -> None:
     model, cache = read(name, torch.bfloat16)
-    other = Cache(model)
+    other = Cache(model.config)
     tokens = torch.randint(VOCAB, (1, START))
     with torch.no_grad():
         for one in tokens.T:

@@ -106,7 +106,7 @@ def test_how_far_back_a_rule_looks() -> None:
 
 def test_a_cache_keeps_no_more_than_the_rule_can_reach() -> None:
     model = tiny.model(tiny.DECODERS["mixed"])
-    cache = Cache(model)
+    cache = Cache(model.config)
     given = tokens(1, 60)
     seen = [model(part, cache=cache).logits for part in given.split([3, *[1] * 57], dim=1)]
     assert [slots.ring for slots in cache.slots.values()] == [9, None]
@@ -208,7 +208,7 @@ def test_sparse_reads_a_cache_in_chunks(family: str, chunks: list[int], monkeypa
     model = tiny.model(tiny.DECODERS[family])
     given = tokens(2, 40)
     wanted = model(given).logits
-    model.engine, cache = "sparse", Cache(model)
+    model.engine, cache = "sparse", Cache(model.config)
     found = torch.cat([model(part, cache=cache).logits for part in given.split(chunks, dim=1)], dim=1)
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
 
@@ -403,7 +403,7 @@ def test_slips_are_named(words: list[str], said: str | None, capsys: pytest.Capt
 def test_a_model_with_a_prefix_reads_it_in_one_go() -> None:
     model = tiny.model(tiny.DECODERS["prefix"])
     with pytest.raises(UserError, match="first 3 tokens in one go"):
-        model(tokens(1, 2), cache=Cache(model))
+        model(tokens(1, 2), cache=Cache(model.config))
     pos = torch.tensor([[-1, -1, 0, 1]])
     with pytest.raises(UserError, match="in one go"):
-        model(tokens(1, 4), pos=pos, cache=Cache(model))
+        model(tokens(1, 4), pos=pos, cache=Cache(model.config))

@@ -173,7 +173,7 @@ def test_edits_reach_what_fused_products_and_caches_hold() -> None:
         model, given = tiny.model(FAMILIES[block]), tiny.tokens(1, 9)
         edits = {f"decoder.blocks.1.{path}": lambda path, value: value * 0.5}
         wanted = model(given, tape=Tape(edits=edits)).logits
-        cache = Cache(model)
+        cache = Cache(model.config)
         copies = packed.pack(model, None)
         with packed.packed(copies):
             parts = [

@@ -15,7 +15,7 @@ import tiny
 from glassformer import config as c
 from glassformer.config import objective as objectives
 from glassformer.nn import EncoderDecoder, Flow, Mask, Tape, build, build_model, lora
-from glassformer.nn.packed import Linear
+from glassformer.nn.linear import Linear
 from tiny import DECODERS, tokens
 
 HALF = 2**-8  # the most that one rounding to bf16 changes a number by, relative to it

@@ -176,7 +176,7 @@ def test_search_and_greedy_equal_the_whole_forward_pass(name: str) -> None:
 @torch.no_grad()
 def test_a_row_of_padding_keeps_its_state() -> None:
     model = tiny.model(ALL["lstm"])
-    given, cache = tokens(2, 8), Cache(model)
+    given, cache = tokens(2, 8), Cache(model.config)
     model(given[:, :4], pos=torch.arange(4).repeat(2, 1), cache=cache)
     half = torch.stack((torch.tensor([4, 5]), torch.tensor([-1, -1])))
     model(given[:, 4:6], pos=half, cache=cache)

@@ -347,7 +347,7 @@ def test_recipes_shrunk(name: str, tmp_path: Path) -> None:
     document_ids = (torch.arange(48) >= 19).long().expand(3, -1)
     pos = torch.arange(48) - 19 * document_ids
     with torch.no_grad():
-        cache, whole = Cache(model), model(given).logits
+        cache, whole = Cache(model.config), model(given).logits
         parts = [model(part, cache=cache).logits for part in given.split([11, 1, 1, 30, 5], 1)]
         packed, alone = model(given, pos=pos, document_ids=document_ids).logits, model(given[:, 19:]).logits
         nothing_before = (torch.arange(48) - 19).clamp(min=-1).expand(3, -1)

@@ -20,7 +20,7 @@ from ..errors import UserError, need
 from ..nn import Encoder, Model
 from ..nn.finite import must_be_finite
 from ..nn.pool import Pool
-from .reading import at_rest
+from .session import at_rest
 
 if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, get_args
 
 import torch
@@ -19,11 +19,11 @@ from torch import Tensor
 from .. import config
 from ..data.examples import Cut, question
 from ..errors import need
-from ..nn import EncoderDecoder, Model
+from ..nn import Model
 from ..nn.finite import must_be_finite
 from .loop import Finish
-from .prompt import Prompt, Start, first_tokens, must_continue, read
-from .reading import Reading
+from .prompt import Prompt, Start, end_tokens, starts_and_sources
+from .session import MANY, Session
 
 if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer
@@ -49,24 +49,58 @@ class Hypothesis:
 
 @dataclass
 class Beam:
-    """A continuation under way."""
+    """A continuation under way; ``total`` is the sum of its ``logprobs``, or -inf for one that is out of the race."""
 
+    total: float = -math.inf
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Beam ``parent`` with one more token: its total, the token, and the token's own log-probability."""
+
+    total: float
+    parent: int
+    token: int
+    logprob: float
 
 
 @dataclass
 class BeamState:
     """The search for one prompt's continuations: the beams under way and the hypotheses there are."""
 
-    number: int
     beams: list[Beam]
+    ends: frozenset[int]
+    length_penalty: float
     found: list[Hypothesis] = field(default_factory=list)
 
-    def add(self, beam: Beam, penalty: float, finish: Finish) -> None:
+    def add(self, beam: Beam, finish: Finish) -> None:
         """``beam`` has ended."""
-        score = sum(beam.logprobs) / len(beam.tokens) ** penalty
+        score = sum(beam.logprobs) / len(beam.tokens) ** self.length_penalty
         self.found.append(Hypothesis(beam.tokens, beam.logprobs, score, finish))
+
+    def grow(self, candidates: Sequence[Candidate]) -> list[int]:
+        """Take the best ``candidates`` (the best first) as the next beams; their parents, none once all is found."""
+        width = len(self.beams)
+        grown: list[Beam] = []
+        parents = []
+        for rank, one in enumerate(candidates):
+            if one.total == -math.inf or len(grown) == width:
+                break
+            parent = self.beams[one.parent]
+            child = Beam(one.total, [*parent.tokens, one.token], [*parent.logprobs, one.logprob])
+            if one.token not in self.ends:
+                grown.append(child)
+                parents.append(one.parent)
+            elif rank < width:  # an ending that is not among the best is none
+                self.add(child, "eos")
+        self.beams = grown
+        if len(self.found) >= width or not grown:
+            return []
+        missing = width - len(grown)  # a vocabulary smaller than the beams: the last one again, out of the race
+        self.beams = grown + [replace(grown[-1], total=-math.inf)] * missing
+        return parents + parents[-1:] * missing
 
 
 def beam(
@@ -90,37 +124,34 @@ def beam(
     favours short texts), 1 by their mean; above 1 favours long ones. The other arguments are those of ``generate``.
     Raises UserError for settings that mean nothing and prompts that cannot be read.
     """
-    must_continue(model.config)
-    _check(beams, best, length_penalty, max_new)
-    prompts = read(prompt, tokenizer if source_tokenizer is None else source_tokenizer, model.config, bos)
-    if eos is None:
-        eos = () if tokenizer is None or tokenizer.eos is None else tokenizer.eos
-    ends = frozenset((eos,) if isinstance(eos, int) else eos)
-    crossed = isinstance(model, EncoderDecoder)
-    begin = prompts
-    if crossed:
-        begin = [first_tokens(tokenizer, start, model.config)] * len(prompts)
-    room = min(max_new, model.config.context - max(map(len, begin)) + 1)
-    known = None if tokenizer is None else tokenizer.size
-    hunts = [BeamState(number, [Beam() for _ in range(beams)]) for number in range(len(prompts))]
-    _search(Reading(model), hunts, begin, prompts if crossed else None, ends, room, length_penalty, known)
-    told = []
-    for hunt in hunts:
-        ranked = sorted(hunt.found, key=lambda hypothesis: -hypothesis.score)[:best]
-        told.append([_written(hypothesis, tokenizer, ends) for hypothesis in ranked])
-    return told
+    check(beams, best, length_penalty, max_new)
+    starts, sources = starts_and_sources(prompt, tokenizer, source_tokenizer, model.config, bos, start)
+    ends = end_tokens(eos, tokenizer)
+    room = min(max_new, model.config.context - max(map(len, starts)) + 1)
+    states = [BeamState([Beam(0.0), *[Beam()] * (beams - 1)], ends, length_penalty) for _ in starts]
+    _search(Session(model), states, starts, sources, room, None if tokenizer is None else tokenizer.size)
+    ranked = [sorted(state.found, key=lambda hypothesis: -hypothesis.score)[:best] for state in states]
+    return [[_with_text(hypothesis, tokenizer, ends) for hypothesis in some] for some in ranked]
 
 
-def _asked(cfg: config.Model, tokenizer: Tokenizer, ids: list[int], cut: Cut) -> list[int]:
+def check(beams: int, best: int, length_penalty: float, max_new: int) -> None:
+    """UserError for settings of ``beam`` that mean nothing, whatever the model."""
+    need(beams >= 1, f"beams is {beams}; give 1 or more.")
+    need(1 <= best <= beams, f"best is {best}; give 1 to the number of beams ({beams}).")
+    need(math.isfinite(length_penalty), f"length_penalty is {length_penalty}; give a number such as 1.0.")
+    need(max_new >= 1, f"max_new is {max_new}; give 1 or more.")
+
+
+def _source(cfg: config.Model, tokenizer: Tokenizer, ids: list[int], cut: Cut) -> list[int]:
     """A source's ids with what closes it, cut to the context where that is allowed."""
-    closed = question if isinstance(cfg, config.Decoder) else _closed
-    room = cfg.context - (len(closed(tokenizer, ids)) - len(ids))
+    close = question if isinstance(cfg, config.Decoder) else _with_eos
+    room = cfg.context - (len(close(tokenizer, ids)) - len(ids))
     if cut != "no" and len(ids) > room > 0:
         ids = ids[:room] if cut == "end" else ids[-room:]
-    return closed(tokenizer, ids)
+    return close(tokenizer, ids)
 
 
-def _closed(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
+def _with_eos(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
     """As an encoder reads a source; nothing stays nothing, to be refused."""
     return ids if tokenizer.eos is None or not ids else [*ids, tokenizer.eos]
 
@@ -148,113 +179,66 @@ def search(
     need(batch >= 1, f"batch is {batch}; give 1 or more.")
     need(cut in get_args(Cut), f'cut is "{cut}"; give one of {", ".join(get_args(Cut))}.')
     order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
-    told: list[list[Hypothesis]] = [[] for _ in texts]
+    reads = tokenizer if source_tokenizer is None else source_tokenizer
+    how: dict[str, Any] = {"beams": beams, "best": best, "length_penalty": length_penalty, "max_new": max_new}
+    found: list[list[Hypothesis]] = [[] for _ in texts]
     for first in range(0, len(order), batch):
         places = order[first : first + batch]
-        reads = tokenizer if source_tokenizer is None else source_tokenizer
-        some = [_asked(model.config, reads, ids, cut) for ids in reads.encode_batch([texts[p] for p in places])]
-        how: dict[str, Any] = {"beams": beams, "best": best, "length_penalty": length_penalty, "max_new": max_new}
-        found = beam(model, tokenizer, some, start=start, **how)
-        for place, hypotheses in zip(places, found, strict=True):
-            told[place] = hypotheses
+        ids = [_source(model.config, reads, one, cut) for one in reads.encode_batch([texts[place] for place in places])]
+        for place, hypotheses in zip(places, beam(model, tokenizer, ids, start=start, **how), strict=True):
+            found[place] = hypotheses
         if progress is not None:
             progress(first + len(places))
-    return told
+    return found
 
 
 def _search(
-    reading: Reading,
-    hunts: list[BeamState],
-    begin: Sequence[Sequence[int]],
+    session: Session,
+    states: list[BeamState],
+    starts: Sequence[Sequence[int]],
     sources: Sequence[Sequence[int]] | None,
-    ends: frozenset[int],
     room: int,
-    penalty: float,
     known: int | None,
 ) -> None:
-    """Fill each hunt's ``found``."""
-    beams = len(hunts[0].beams)
-    logits = reading.begin(begin, sources, beams)
-    sums = torch.full((len(hunts), beams), -math.inf, device=logits.device)
-    sums[:, 0] = 0.0  # all beams are the same yet: only the first may go on
+    """Fill each state's ``found``; only the first ``known`` ids are written."""
+    width = len(states[0].beams)
+    logits = session.prefill(starts, sources, width)
     for index in range(room):
-        must_be_finite(reading.model, logits)
-        totals, parents, tokens, logprobs = _best(logits[:, :known], sums, 2 * beams)
-        kept: list[int] = []  # rows of the batch that go on
-        sums_kept: list[list[float]] = []
-        next_tokens: list[int] = []
-        staying = []
-        for place, hunt in enumerate(hunts):
-            grown: list[Beam] = []
-            sums_of: list[float] = []
-            for rank, total in enumerate(totals[place]):
-                if total == -math.inf or len(grown) == beams:
-                    break
-                parent = hunt.beams[parents[place][rank]]
-                token = tokens[place][rank]
-                child = Beam([*parent.tokens, token], [*parent.logprobs, logprobs[place][rank]])
-                if token in ends:
-                    if rank < beams:  # an ending that is not among the best is none
-                        hunt.add(child, penalty, "eos")
-                    continue
-                grown.append(child)
-                sums_of.append(total)
-                kept.append(place * beams + parents[place][rank])
-                next_tokens.append(token)
-            hunt.beams = grown
-            if len(hunt.found) >= beams or not grown:
-                del kept[len(kept) - len(grown) :], next_tokens[len(next_tokens) - len(grown) :]
-                continue
-            while len(grown) < beams:  # a vocabulary smaller than the beams: the same beam again, out of the race
-                grown.append(grown[-1])
-                sums_of.append(-math.inf)
-                kept.append(kept[-1])
-                next_tokens.append(next_tokens[-1])
-            sums_kept.append(sums_of)
-            staying.append(hunt)
-        same = len(staying) == len(hunts)
-        hunts = staying
-        if not hunts:
-            return
-        if index + 1 == room:
+        must_be_finite(session.model, logits)
+        totals = torch.tensor([[beam.total for beam in state.beams] for state in states], device=logits.device)
+        going, rows = [], []
+        for place, candidates in enumerate(_best(logits[:, :known], totals, 2 * width)):
+            if parents := states[place].grow(candidates):
+                going.append(states[place])
+                rows += [place * width + parent for parent in parents]
+        same, states = len(going) == len(states), going
+        if not states or index + 1 == room:
             break
-        if index == 0 and room * len(kept) >= 32:
-            reading.settle()
-        reading.keep(torch.tensor(kept, device=logits.device), among_samples=same)
-        sums = torch.tensor(sums_kept, device=logits.device)
-        logits = reading.go_on(torch.tensor(next_tokens, device=logits.device))
-    for hunt in hunts:
-        for child in hunt.beams:
-            hunt.add(child, penalty, "length")
+        if index == 0 and room * len(rows) >= MANY:
+            session.prepack()
+        session.select(rows, same_prompts=same)
+        tokens = [beam.tokens[-1] for state in states for beam in state.beams]
+        logits = session.decode(torch.tensor(tokens, device=logits.device))
+    for state in states:
+        for one in state.beams:
+            state.add(one, "length")
 
 
-def _best(
-    logits: Tensor, sums: Tensor, count: int
-) -> tuple[list[list[float]], list[list[int]], list[list[int]], list[list[float]]]:
-    """Of each prompt's beams and their next tokens the ``count`` best: sums, beams, tokens, log-probabilities.
+def _best(logits: Tensor, totals: Tensor, count: int) -> list[list[Candidate]]:
+    """Of each prompt's beams and their next tokens the ``count`` best, the best first.
 
-    logits (P * K, V), sums (P, K).
+    logits (P * K, V), totals (P, K).
     """
-    prompts, beams = sums.shape
-    logprobs = logits.log_softmax(-1).view(prompts, beams, -1)
+    logprobs = logits.log_softmax(-1).view(*totals.shape, -1)
     vocab = logprobs.shape[-1]
-    totals, places = (sums[:, :, None] + logprobs).flatten(1).topk(min(count, beams * vocab), dim=1)
+    best, places = (totals[:, :, None] + logprobs).flatten(1).topk(min(count, totals.shape[1] * vocab), dim=1)
     own = logprobs.flatten(1).gather(1, places)
-    return totals.tolist(), (places // vocab).tolist(), (places % vocab).tolist(), own.tolist()
+    columns = (x.tolist() for x in (best, places // vocab, places % vocab, own))
+    return [[Candidate(*one) for one in zip(*row, strict=True)] for row in zip(*columns, strict=True)]
 
 
-def _written(hypothesis: Hypothesis, tokenizer: Tokenizer | None, ends: frozenset[int]) -> Hypothesis:
-    """With its text, the eos left out."""
+def _with_text(hypothesis: Hypothesis, tokenizer: Tokenizer | None, ends: frozenset[int]) -> Hypothesis:
+    """The same with its text, the eos left out."""
     if tokenizer is None:
         return hypothesis
-    tokens = [token for token in hypothesis.tokens if token not in ends]
-    return Hypothesis(
-        hypothesis.tokens, hypothesis.logprobs, hypothesis.score, hypothesis.finish, tokenizer.decode(tokens)
-    )
-
-
-def _check(beams: int, best: int, penalty: float, max_new: int) -> None:
-    need(beams >= 1, f"beams is {beams}; give 1 or more.")
-    need(1 <= best <= beams, f"best is {best}; give 1 to the number of beams ({beams}).")
-    need(math.isfinite(penalty), f"length_penalty is {penalty}; give a number such as 1.0.")
-    need(max_new >= 1, f"max_new is {max_new}; give 1 or more.")
+    return replace(hypothesis, text=tokenizer.decode([token for token in hypothesis.tokens if token not in ends]))

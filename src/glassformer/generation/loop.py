@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from ..errors import UserError
+from ..errors import UserError, need
 from ..nn import EncoderDecoder, Model
 from ..nn.finite import must_be_finite
-from .prompt import Prompt, Start, first_tokens, must_continue, read
-from .reading import MANY, Reading
+from .prompt import Prompt, Start, end_tokens, starts_and_sources
 from .sample import Sampling, choose, likeliest, log_probability
+from .session import MANY, Session
 from .writer import Writer
 
 if TYPE_CHECKING:
@@ -207,19 +207,13 @@ def generate(
     """
     how = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
-    must_continue(model.config)
-    _check(max_new, samples, stops, tokenizer, how)
+    check(how, max_new, samples, stops)
+    need(not stops or tokenizer is not None, "Stop strings need a tokenizer; give one.")
     if slide and (max_new is None or isinstance(model, EncoderDecoder)):
         missing = "a decoder" if isinstance(model, EncoderDecoder) else "max_new, for it never ends by itself"
         raise UserError(f"A sliding context needs {missing}; give one, or leave out slide.")
-    reads = tokenizer if source_tokenizer is None else source_tokenizer
-    prompts = read(prompt, reads, model.config, bos, slide)
-    starts = prompts
-    if isinstance(model, EncoderDecoder):
-        starts = [first_tokens(tokenizer, start, model.config)] * len(prompts)
-    if eos is None:
-        eos = () if tokenizer is None or tokenizer.eos is None else tokenizer.eos
-    limits = Limits(frozenset((eos,) if isinstance(eos, int) else eos), max_new, model.config.context, slide)
+    starts, sources = starts_and_sources(prompt, tokenizer, source_tokenizer, model.config, bos, start, slide)
+    limits = Limits(end_tokens(eos, tokenizer), max_new, model.config.context, slide)
     if seed is None:
         seed = int(torch.randint(2**31, ()))
     rows = [
@@ -229,11 +223,20 @@ def generate(
             start,
             Writer(tokenizer.stream(), start[-16:], stops) if tokenizer else None,
         )
-        for place, (prompt, start) in enumerate(zip(prompts, starts, strict=True))
+        for place, (prompt, start) in enumerate(zip(sources or starts, starts, strict=True))
         for sample in range(samples)
     ]
     known = None if tokenizer is None else tokenizer.size
     return Generation(rows, _steps(model, rows, samples, how, seed, limits, known, likely), seed)
+
+
+def check(how: Sampling, max_new: int | None, samples: int, stops: Sequence[str]) -> None:
+    """UserError for settings of ``generate`` that mean nothing, whatever the model."""
+    need(max_new is None or max_new >= 1, f"max_new is {max_new}; give 1 or more.")
+    need(samples >= 1, f"samples is {samples}; give 1 or more.")
+    same = f"temperature is 0, so all {samples} samples would be the same; raise it or ask for one."
+    need(samples == 1 or not how.greedy, same)
+    need("" not in stops, "A stop string is empty; give at least one character.")
 
 
 def _steps(
@@ -247,9 +250,9 @@ def _steps(
     likely: int,
 ) -> Iterator[Step]:
     """One prefill for all prompts, then one token per row at a time; a row that has ended leaves the batch."""
-    reading, first = Reading(model), rows[::samples]
+    session, first = Session(model), rows[::samples]
     sources = [row.prompt for row in first] if isinstance(model, EncoderDecoder) else None
-    logits = reading.begin([row.window(limits) for row in rows][::samples], sources, samples)
+    logits = session.prefill([row.window(limits) for row in rows][::samples], sources, samples)
     longest = max(limits.room(row) for row in rows)
     uniform = None if how.greedy else _uniform(rows, seed, longest).to(logits.device)
     seen = None if how.repetition_penalty == 1 else _seen(rows, logits)
@@ -258,28 +261,33 @@ def _steps(
         if any(math.isnan(logprob) for _, logprob in found):
             must_be_finite(model, logits)
         best = likeliest(logits, known, likely) if likely else [()] * len(rows)
-        stay = []
-        for place, (row, (token, logprob)) in enumerate(zip(rows, found, strict=True)):
-            yield row.add(int(token), logprob, limits, best[place])
-            if row.finish is None:
-                stay.append(place)
+        for place in sorted(range(len(rows)), key=lambda place: rows[place].number):
+            token, logprob = found[place]
+            yield rows[place].add(int(token), logprob, limits, best[place])
+        stay = _closing_ranks([row.finish is None for row in rows])
         if not stay:
             return
         if seen is not None:
             seen.scatter_(1, tokens[:, None], True)
         if len(stay) < len(rows):
             rows, keep = [rows[place] for place in stay], torch.tensor(stay, device=tokens.device)
-            reading.keep(keep)
+            session.select(stay)
             tokens = tokens[keep]
             uniform = uniform[keep] if uniform is not None else None
             seen = seen[keep] if seen is not None else None
         if index == 0 and longest * len(rows) >= MANY:  # not before: the first token is waited for
-            reading.settle()
+            session.prepack()
         if limits.slide and any(row.full(limits) for row in rows):
-            reading = Reading(model)
-            logits = reading.begin([row.window(limits) for row in rows], None, 1)
+            session = Session(model)
+            logits = session.prefill([row.window(limits) for row in rows], None, 1)
         else:
-            logits = reading.go_on(tokens)
+            logits = session.decode(tokens)
+
+
+def _closing_ranks(alive: Sequence[bool]) -> list[int]:
+    """The places that are alive, the last ones moved into the gaps: few rows of a cache change places."""
+    last = [place for place in range(len(alive)) if alive[place]]
+    return [place if alive[place] else last.pop() for place in range(len(last))]
 
 
 def _choose(
@@ -313,22 +321,3 @@ def _seen(rows: Sequence[Row], logits: Tensor) -> Tensor:
     for place, row in enumerate(rows):
         seen[place, row.start] = True
     return seen
-
-
-def _check(
-    max_new: int | None,
-    samples: int,
-    stops: Sequence[str],
-    tokenizer: Tokenizer | None,
-    how: Sampling,
-) -> None:
-    if max_new is not None and max_new < 1:
-        raise UserError(f"max_new is {max_new}; give 1 or more.")
-    if samples < 1:
-        raise UserError(f"samples is {samples}; give 1 or more.")
-    if samples > 1 and how.greedy:
-        raise UserError(f"temperature is 0, so all {samples} samples would be the same; raise it or ask for one.")
-    if "" in stops:
-        raise UserError("A stop string is empty; give at least one character.")
-    if stops and tokenizer is None:
-        raise UserError("Stop strings need a tokenizer; give one.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -25,7 +25,37 @@ Prompt: TypeAlias = (
 Start: TypeAlias = int | Sequence[int] | None
 
 
-def read(
+def starts_and_sources(
+    prompt: Prompt,
+    tokenizer: Tokenizer | None,
+    source_tokenizer: Tokenizer | None,
+    cfg: config.Model,
+    bos: bool | None,
+    start: Start,
+    slide: bool = False,
+) -> tuple[list[list[int]], list[list[int]] | None]:
+    """What the decoder begins with, and what an encoder reads (None for a decoder alone), a row for each prompt.
+
+    Raises UserError for a model that cannot continue a text, and as ``encode`` and ``first_tokens`` do.
+    """
+    if isinstance(cfg, config.Encoder):
+        raise UserError("An encoder cannot continue a text; give a decoder, or use fill, embed or classify.")
+    sentence = "This model has no head over tokens and cannot continue a text; use embed or classify, or"
+    need(cfg.head is not None, f"{sentence} train one with the objective Causal.")
+    rows = encode(prompt, tokenizer if source_tokenizer is None else source_tokenizer, cfg, bos, slide)
+    if isinstance(cfg, config.EncoderDecoder):
+        return [first_tokens(tokenizer, start, cfg)] * len(rows), rows
+    return rows, None
+
+
+def end_tokens(eos: int | Collection[int] | None, tokenizer: Tokenizer | None) -> frozenset[int]:
+    """The ids that end a text: those given, or else the tokenizer's eos."""
+    if eos is None:
+        eos = () if tokenizer is None or tokenizer.eos is None else tokenizer.eos
+    return frozenset((eos,) if isinstance(eos, int) else eos)
+
+
+def encode(
     prompt: Prompt, tokenizer: Tokenizer | None, cfg: config.Model, bos: bool | None = None, slide: bool = False
 ) -> list[list[int]]:
     """The prompts as lists of ids that the model can take.
@@ -39,7 +69,9 @@ def read(
         prompt = prompt.tolist()
     several = isinstance(prompt, Sequence) and not isinstance(prompt, str | bytes) and not _are_ids(prompt)
     source = isinstance(cfg, config.EncoderDecoder)
-    rows = [_encode(one, tokenizer, bos, source) for one in (prompt if several and prompt is not None else [prompt])]
+    rows = [
+        _encode_one(one, tokenizer, bos, source) for one in (prompt if several and prompt is not None else [prompt])
+    ]
     for ids in rows:
         check(ids, config.source_embed(cfg).vocab)
         if len(ids) > cfg.context and not slide:
@@ -74,15 +106,7 @@ def first_tokens(tokenizer: Tokenizer | None, start: Start, cfg: config.Model) -
     return list(map(int, ids))
 
 
-def must_continue(cfg: config.Model) -> None:
-    """UserError for a model that cannot continue a text."""
-    if isinstance(cfg, config.Encoder):
-        raise UserError("An encoder cannot continue a text; give a decoder, or use fill, embed or classify.")
-    sentence = "This model has no head over tokens and cannot continue a text; use embed or classify, or"
-    need(cfg.head is not None, f"{sentence} train one with the objective Causal.")
-
-
-def _encode(prompt: object, tokenizer: Tokenizer | None, bos: bool | None, source: bool) -> list[int]:
+def _encode_one(prompt: object, tokenizer: Tokenizer | None, bos: bool | None, source: bool) -> list[int]:
     if prompt is None and not source:
         opening = None if tokenizer is None else tokenizer.eos if tokenizer.bos is None else tokenizer.bos
         if opening is None:

@@ -14,9 +14,8 @@ from .attend import ENGINES, eager
 from .build import build, builds
 from .cache import KV, CrossKV
 from .flow import Flow, TracedModule
-from .linear import linear
+from .linear import linear, together
 from .mask import Mask
-from .packed import together
 from .position import Position
 
 ALL = config.Full()  # made once: torch.compile has no way to make one

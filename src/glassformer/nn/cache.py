@@ -1,7 +1,7 @@
 """Keys and values of what was already read, so that a new token costs one token.
 
     Cache -- layers: (KV, CrossKV) per block          what is kept
-          `- slots: one Slots per lookback (full, window) where it is kept, shared by all layers of that lookback
+          `- slots: one Slots per lookback (full, window) where it is kept, shared by all its layers
 
 Full attention keeps every column, in buffers that double when they are full; a window keeps a ring
 of its own size, in which position p lies in slot p mod size. Masks are functions of the positions
@@ -12,8 +12,8 @@ B batch, T new tokens, S kept tokens, K key-value heads, D head dim.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -23,11 +23,28 @@ from .. import config
 from ..config import mask as rules
 from ..errors import UserError
 
-if TYPE_CHECKING:
-    from .model import Model
+SPARE = 64  # tokens that a trim may take back from a model that embeds previous tokens
 
 
-SPARE = 64  # tokens that a trim may take back from a model with lags
+class Rows:
+    """Which rows of a batch to take: row i becomes what row ``index[i]`` was; some may come twice, others not at all.
+
+    Where every row stays or comes from further down, they move up within the memory that holds them.
+    """
+
+    def __init__(self, index: Tensor) -> None:
+        self.index, order = index, index.tolist()
+        self.moves = [(place, row) for place, row in enumerate(order) if row != place]
+        self.in_place = all(row > place for place, row in self.moves)
+
+    def of(self, x: Tensor, columns: int | None = None) -> Tensor:
+        """The rows of x (B, ...); ``columns`` says how many along dimension 2 hold something."""
+        if not self.in_place:
+            return x[self.index]
+        used = x if columns is None else x.narrow(2, 0, columns)
+        for place, row in self.moves:
+            used[place].copy_(used[row])
+        return x[: len(self.index)]
 
 
 class Slots:
@@ -72,9 +89,9 @@ class Slots:
         else:
             self.k_pos = torch.cat((old.expand(pos.shape[0], -1), pos), dim=1)
 
-    def rows(self, index: Tensor) -> None:
+    def select(self, rows: Rows) -> None:
         if self.pos.ndim == 2 and self.pos.shape[0] > 1:
-            self.pos = self.pos[index]
+            self.pos = rows.of(self.pos)
 
 
 class KV:
@@ -108,9 +125,10 @@ class KV:
         self.v.scatter_(2, index, v)
         return seen if new > 1 else (self.k[:, :, :width], self.v[:, :, :width])
 
-    def rows(self, index: Tensor) -> None:
+    def select(self, rows: Rows) -> None:
         if self.k.ndim == 4:
-            self.k, self.v = self.k[index], self.v[index]
+            used = self.k.shape[2] if self.slots.ring else self.slots.filled
+            self.k, self.v = rows.of(self.k, used), rows.of(self.v, used)
 
 
 class CrossKV:
@@ -125,9 +143,9 @@ class CrossKV:
             self.kv = make()
         return self.kv
 
-    def rows(self, index: Tensor) -> None:
+    def select(self, rows: Rows) -> None:
         if self.kv is not None:
-            self.kv = (self.kv[0][index], self.kv[1][index])
+            self.kv = (rows.of(self.kv[0]), rows.of(self.kv[1]))
 
 
 class Carried:
@@ -148,8 +166,8 @@ class Carried:
             state = tuple(was.index_copy(0, rows[last], now[last]) for was, now in zip(old, state, strict=True))
         self.states[layer] = state
 
-    def rows(self, index: Tensor) -> None:
-        self.states = {layer: tuple(part[index] for part in state) for layer, state in self.states.items()}
+    def select(self, rows: Rows) -> None:
+        self.states = {layer: tuple(part[rows.index] for part in state) for layer, state in self.states.items()}
 
 
 class Cache:
@@ -159,18 +177,21 @@ class Cache:
     written in place. A forward pass that fails half-way leaves the cache unusable.
     """
 
-    def __init__(self, model: Model) -> None:
-        body: config.Body = model.config.decoder  # type: ignore[union-attr]
-        blocks = [body.block(i) for i in range(body.depth)] if isinstance(body, config.Stack) else []
+    def __init__(self, cfg: config.Model) -> None:
+        if hasattr(cfg, "config"):  # a model, as it was given before
+            warnings.warn("Cache(model) is Cache(model.config) now.", FutureWarning, stacklevel=2)
+            cfg = cfg.config
+        body: config.Body = cfg.decoder  # type: ignore[union-attr]
+        masks = [body.block(i).attention.mask for i in range(body.depth)] if isinstance(body, config.Stack) else []
         self.carried = Carried() if isinstance(body, config.Recurrent) else None
-        lookback = [rules.lookback(b.attention.mask) for b in blocks]
+        lookback = [rules.lookback(mask) for mask in masks]
         self.slots = {ring: Slots(ring) for ring in lookback}
         self.layers = [(KV(self.slots[ring]), CrossKV()) for ring in lookback]
         self.length = 0
         self.contiguous = True
-        self.history: tuple[Tensor, Tensor] | None = None  # the latest tokens and their positions, for lags
-        self._lags = model.config.embed.previous_token_embeddings
-        self.ahead = max((rules.ahead(b.attention.mask) for b in blocks), default=0)  # tokens to be read in one go
+        self.history: tuple[Tensor, Tensor] | None = None  # the latest tokens and their positions, (B, N) each
+        self._previous = cfg.embed.previous_token_embeddings
+        self.ahead = max(map(rules.ahead, masks), default=0)  # tokens to be read in one go
         self._last: Tensor | None = None  # highest position of each row, (B, 1), once rows differ
 
     def advance(self, tokens: Tensor, pos: Tensor | None) -> Tensor:
@@ -191,15 +212,15 @@ class Cache:
             self._last = torch.maximum(self._last, pos.amax(1, keepdim=True))
         for slots in self.slots.values():
             slots.advance(pos, self.contiguous)
-        if self._lags:
+        if self._previous:
             old = self.history or (tokens[:, :0], pos[:, :0].expand(len(tokens), 0))
             later = torch.cat((old[1], pos.expand_as(tokens)), 1)
-            self._remember(torch.cat((old[0], tokens), 1), later, self._lags + SPARE)
+            self._remember(torch.cat((old[0], tokens), 1), later, self._previous + SPARE)
         self.length += tokens.shape[1]
         return pos
 
     def _remember(self, tokens: Tensor, pos: Tensor, most: int) -> None:
-        """Keep the latest tokens of each row, padding left out: enough for the lags after a trim of up to SPARE."""
+        """Keep the latest tokens of each row, padding left out: enough to look back after a trim of up to SPARE."""
         latest, columns = pos.topk(min(most, pos.shape[1]), dim=1)
         self.history = (tokens.gather(1, columns.flip(1)), latest.flip(1))
 
@@ -215,8 +236,8 @@ class Cache:
         left = self.length - count
         if left < 0:
             raise ValueError(f"a cache of {self.length} tokens cannot forget {count}")
-        if self.history is not None and self.history[0].shape[1] - count < min(self._lags, left):
-            raise ValueError(f"a cache with lags forgets at most {SPARE} tokens at once")
+        if self.history is not None and self.history[0].shape[1] - count < min(self._previous, left):
+            raise ValueError(f"a cache with previous-token embeddings forgets at most {SPARE} tokens at once")
         self.length = left
         for slots in self.slots.values():
             slots.filled = left
@@ -228,30 +249,29 @@ class Cache:
             there = pos < left if self._last is None else pos <= self._last
             self._remember(tokens, pos.where(there, -1), pos.shape[1] - count)
 
-    def reorder(self, rows: Tensor, crossed: bool = True) -> None:
-        """Row i becomes what row ``rows[i]`` was (beams); ``rows`` may be longer or shorter than the batch.
+    def select(self, index: Tensor, cross: bool = True) -> None:
+        """Row i becomes what row ``index[i]`` was (beams); ``index`` may be longer or shorter than the batch.
 
-        ``crossed`` False leaves the encoder's keys and values, where rows of one source change places.
+        Rows that stay where they are are not copied, nor is anything if the others come from further down but what
+        moves up: a batch gets smaller at the cost of a row. ``cross`` False leaves the encoder's keys and values,
+        where rows of one source change places.
         """
-        for slots in self.slots.values():
-            slots.rows(rows)
-        for kv, cross in self.layers:
-            kv.rows(rows)
-            if crossed:
-                cross.rows(rows)
+        rows = Rows(index)
+        kept: list[Slots | KV | CrossKV | Carried] = [*self.slots.values(), *(kv for kv, _ in self.layers)]
+        kept += [crossed for _, crossed in self.layers if cross]
         if self.carried is not None:
-            self.carried.rows(rows)
-            if crossed:
-                self.carried.cross.rows(rows)
+            kept += [self.carried, self.carried.cross] if cross else [self.carried]
+        for part in kept:
+            part.select(rows)
         if self.history is not None:
-            self.history = (self.history[0][rows], self.history[1][rows])
+            self.history = (self.history[0][index], self.history[1][index])
         if self._last is not None:
-            self._last = self._last[rows]
+            self._last = self._last[index]
 
     def fork(self, times: int) -> None:
         """Each row ``times`` times, side by side: several continuations of one reading."""
         held = self.layers[0][0].k if self.carried is None else self.carried.states[0][0]
-        self.reorder(torch.arange(len(held), device=held.device).repeat_interleave(times))
+        self.select(torch.arange(len(held), device=held.device).repeat_interleave(times))
 
 
 def enlarged(x: Tensor, used: int, room: int, dim: int) -> Tensor:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from .. import config
 from .build import builds
@@ -14,7 +15,6 @@ from .feedforward import ACTIVATIONS
 from .flow import Flow, TracedModule
 from .linear import linear
 from .norm import norm
-from .packed import product, weight
 
 
 @builds(config.Embed)
@@ -61,12 +61,15 @@ def before(tokens: Tensor, flow: Flow, back: int, nothing: int) -> Tensor:
 
 
 class Projection(nn.Module):
-    """The head's own table and bias; a tied head has no table here."""
+    """Hidden states times a table (V, C), plus a bias: the head's own table, or the embedding's where it is tied."""
 
     def __init__(self, dim: int, vocab: int, tied: bool, bias: bool) -> None:
         super().__init__()
         self.weight = None if tied else nn.Parameter(torch.empty(vocab, dim))
         self.bias = nn.Parameter(torch.zeros(vocab)) if bias else None
+
+    def forward(self, x: Tensor, table: Tensor) -> Tensor:
+        return F.linear(x, table, self.bias)
 
 
 @builds(config.Head)
@@ -83,7 +86,7 @@ class Head(TracedModule):
 
     def forward(self, hidden: Tensor, embed: Embed) -> Tensor:
         """hidden (..., C) -> logits (..., V)."""
-        logits = product(self.prepare(hidden), self.holder(embed), self.proj.bias)
+        logits: Tensor = self.proj(self.prepare(hidden), self.table(embed))
         if self.softcap is not None:
             logits = self.softcap * torch.tanh(logits / self.softcap)
         return logits
@@ -97,8 +100,4 @@ class Head(TracedModule):
 
     def table(self, embed: Embed) -> Tensor:
         """A vector for each token of the vocabulary, (V, C): the head's own, or the embedding's when tied."""
-        return weight(self.holder(embed))  # type: ignore[no-any-return]
-
-    def holder(self, embed: Embed) -> nn.Module:
-        """The module whose weight the table is."""
-        return embed.token if self.proj.weight is None else self.proj
+        return embed.token.weight if self.proj.weight is None else self.proj.weight

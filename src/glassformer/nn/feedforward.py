@@ -11,8 +11,7 @@ from torch.nn import functional as F
 from .. import config
 from .build import builds
 from .flow import Flow, TracedModule
-from .linear import linear
-from .packed import together
+from .linear import linear, together
 
 
 def relu2(x: Tensor) -> Tensor:

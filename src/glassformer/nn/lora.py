@@ -15,7 +15,8 @@ from torch.nn import functional as F
 
 from ..config import objective as objectives
 from ..errors import UserError
-from .packed import Linear, unpack
+from .linear import Linear
+from .prepacked import unpack
 
 
 class Adapted(Linear):
@@ -31,17 +32,17 @@ class Adapted(Linear):
         self.original: Tensor | None = None  # W as it was, while the change is in it
 
     @property
-    def beside(self) -> bool:  # type: ignore[override]
-        """Whether the change stands beside W, not in it."""
-        return self.original is None
+    def prepackable(self) -> bool:
+        """Whether the change is in W, not beside it."""
+        return self.original is not None
 
     def forward(self, x: Tensor) -> Tensor:
         y = super().forward(x)
-        return y + self.scale * F.linear(F.linear(self.drop(x), self.down), self.up) if self.beside else y
+        return y + self.scale * F.linear(F.linear(self.drop(x), self.down), self.up) if self.original is None else y
 
     def whole(self) -> Tensor:
         """W with the change in it (O, I)."""
-        if not self.beside:
+        if self.original is not None:
             return self.weight.detach()
         change = self.scale * (self.up.detach().float() @ self.down.detach().float())
         return (self.weight.detach().float() + change).to(self.weight.dtype)
@@ -49,7 +50,7 @@ class Adapted(Linear):
     @torch.no_grad()
     def merge(self) -> None:
         """Put the change into W; W as it was is kept."""
-        if self.beside:
+        if self.original is None:
             whole = self.whole()
             self.original = self.weight.detach().clone()
             self.weight.copy_(whole)

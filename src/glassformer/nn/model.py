@@ -6,7 +6,7 @@ B batch, T tokens, S source tokens, C model dim, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from ..errors import UserError
 from .build import build, builds
 from .cache import Cache
 from .flow import Flow, Memory, TracedModule
+from .prepacked import unpack
 from .tape import Tape
 
 Want = Literal["all", "last", "none"]
@@ -53,6 +54,12 @@ class Model(TracedModule):
             self.pool = build(cfg.pool, cfg.dim)
         own = getattr(cfg, "token_head", None)
         self.token_head = build(own, cfg.dim) if own is not None else None
+
+    def train(self, mode: bool = True) -> Self:
+        """As in PyTorch; a training needs the memory that prepacked weights take."""
+        if mode:
+            unpack(self)
+        return super().train(mode)
 
     def flow(
         self,

@@ -1,0 +1,112 @@
+"""A batch of rows on its way through a model: prefill, decode, select.
+
+B rows, T tokens, S source tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from ..cost import available_memory
+from ..nn import Cache, EncoderDecoder, Memory, Model
+from ..nn.prepacked import View, prepack
+from .prompt import pad_left
+
+MANY = 32  # tokens that repay another look at the weights
+LONG = 256  # and tokens of a prompt that do in bf16, where prepacked weights gain less for many rows at once
+
+
+@contextmanager
+def at_rest(model: Model) -> Iterator[None]:
+    """No gradients and no dropout meanwhile, even in the middle of a training."""
+    training = model.training
+    if training:
+        model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        if training:
+            model.train()
+
+
+class Session:
+    """A model with its cache, the encoder's memory and each row's next position.
+
+    ``pos`` (B, 1) holds each row's next position once rows differ; None while the cache's own count does.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self.model, self.cache = model, Cache(model.config)
+        self.memory: Memory | None = None
+        self.pos: Tensor | None = None
+        self.view: View[Model] | None = None  # with prepacked weights, once they are worth it
+
+    def prefill(self, starts: Sequence[Sequence[int]], sources: Sequence[Sequence[int]] | None, samples: int) -> Tensor:
+        """The logits (B, V) that follow each of ``starts``, every row ``samples`` times over.
+
+        ``sources`` are what an encoder-decoder's encoder reads, one for each row.
+        """
+        weight = next(self.model.parameters())
+        tokens, pos = pad_left(starts, weight.device)
+        if tokens.numel() >= (LONG if weight.dtype == torch.bfloat16 else MANY):
+            self.prepack(new=False)
+        if sources is not None:
+            assert isinstance(self.model, EncoderDecoder)
+            source, source_pos = pad_left(sources, weight.device)
+            with at_rest(self.model):
+                self.memory = self.model.encode(source, pos=source_pos)
+        logits = self._last_logits(tokens, pos)
+        self.pos = None if pos is None else pos[:, -1:] + 1
+        if samples > 1:
+            rows = [row for row in range(len(starts)) for _ in range(samples)]
+            self.select(rows)
+            logits = logits[rows]
+        return logits
+
+    def decode(self, tokens: Tensor) -> Tensor:
+        """The logits (B, V) after one more token per row, ``tokens`` (B,)."""
+        logits = self._last_logits(tokens[:, None], self.pos)
+        if self.pos is not None:
+            self.pos = self.pos + 1
+        return logits
+
+    def select(self, rows: Sequence[int], same_prompts: bool = False) -> None:
+        """Row i becomes what row ``rows[i]`` was; the others are left out.
+
+        ``same_prompts``: rows only change places with others of the same prompt, so the encoder's side can stay.
+        """
+        index = torch.tensor(rows, device=next(self.model.parameters()).device)
+        self.cache.select(index, cross=not same_prompts)
+        if self.pos is not None:
+            self.pos = self.pos[index]
+        if self.memory is not None and not same_prompts:
+            hidden, pos = self.memory.hidden, self.memory.pos
+            self.memory = Memory(hidden[index], pos if pos.shape[0] == 1 else pos[index], self.memory.contiguous)
+
+    def prepack(self, new: bool = True) -> None:
+        """Prepare for many tokens: on a CPU, weights in the order its kernels read fastest, where memory has room.
+
+        Without ``new`` only what an earlier session left is compared and used. Not in the middle of a training, whose
+        next step would undo it.
+        """
+        done = self.view is not None and self.view.complete
+        if next(self.model.parameters()).device.type == "cpu" and not self.model.training and not done:
+            room = available_memory() if new else 0
+            self.view = prepack(self.model, None if room is None else room // 2)
+
+    def _reader(self) -> Model:
+        """The model, or its view with prepacked weights while it is current."""
+        return self.view.model if self.view is not None and self.view.current() else self.model
+
+    def _last_logits(self, tokens: Tensor, pos: Tensor | None) -> Tensor:
+        """tokens (B, T) -> fp32 logits (B, V) after the last column."""
+        encoded = {} if self.memory is None else {"memory": self.memory}
+        with at_rest(self.model):
+            logits = self._reader()(tokens, pos=pos, cache=self.cache, logits="last", **encoded).logits
+        last: Tensor = logits[:, -1].float()
+        return last

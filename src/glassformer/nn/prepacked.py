@@ -1,0 +1,219 @@
+"""Prepacked weights: a second copy of each matrix, in oneDNN's blocked order, that its kernels read straight through.
+
+A row of numbers times a matrix costs what it costs to fetch the matrix. On x86 the kernels that take a matrix as it
+lies fetch at about half of what the memory gives (bf16), or compute at half of what the cores can (fp32). The copies
+are as large as the matrices.
+
+    view = prepack(model)   a model around the same parameters, its products by copies; ``model`` stays as it is
+    view.current()          whether every weight is still the one that was copied
+    unpack(model)           the copies are forgotten; ``model.train()`` does it too
+
+Nothing of ``model`` is changed, so threads may generate with it, each by a view of its own, while others look at it or
+train it. The copies are kept beside the model for the next view, as long as it lives; neither ``state_dict``, nor
+``copy.deepcopy`` nor pickle sees them.
+"""
+
+from __future__ import annotations
+
+import platform
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeAlias, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from .ends import Projection
+from .linear import Linear
+
+M = TypeVar("M", bound=nn.Module)
+Paths: TypeAlias = tuple[str, ...]  # of the layers that share a copy
+State: TypeAlias = list[tuple[int, int, torch.dtype]]
+ROWS = 32  # the batch that the layout is chosen for; any from 2 to thousands gives the same one
+
+
+@dataclass(frozen=True)
+class Group:
+    """The matrices (N, C) and biases (N) of layers that multiply the same x: one copy holds them under each other."""
+
+    weights: list[Tensor]
+    biases: list[Tensor]
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the matrices, and of their copy."""
+        return sum(weight.nbytes for weight in self.weights)
+
+    def state(self) -> State:
+        """Where each tensor lies and how often it was written to; some fused optimizers do not count."""
+        return [(tensor.data_ptr(), tensor._version, tensor.dtype) for tensor in [*self.weights, *self.biases]]
+
+    def checksum(self) -> int:
+        """The sum of all bits of the matrices, at the speed of the memory."""
+        return sum(int(weight.detach().view(-1).view(torch.int64).sum()) for weight in self.weights)
+
+    def bias(self) -> Tensor | None:
+        """All biases in one."""
+        return _joined(self.biases) if self.biases else None
+
+    def packable(self, kinds: set[torch.dtype]) -> bool:
+        """Whether a copy can be made: of parameters, not of what is computed anew each time."""
+        first = self.weights[0]
+        return (
+            all(isinstance(one, nn.Parameter) and one.is_contiguous() and one.nbytes % 8 == 0 for one in self.weights)
+            and len(self.biases) in (0, len(self.weights))
+            and first.dtype in kinds
+            and first.device.type == "cpu"
+            and not first.is_inference()
+        )
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return (parts[0] if len(parts) == 1 else torch.cat(parts)).detach()
+
+
+@dataclass(frozen=True)
+class PackedWeight:
+    """The copy for a group, and what is known of the weights that it was made of."""
+
+    matrix: Tensor
+    bias: Tensor | None
+    rows: list[int]  # of each matrix
+    group: Group
+    state: State
+    checksum: int
+
+    @staticmethod
+    def of(group: Group) -> PackedWeight:
+        """A copy made now."""
+        matrix = torch.ops.mkldnn._reorder_linear_weight(_joined(group.weights), ROWS)
+        rows = [len(weight) for weight in group.weights]
+        return PackedWeight(matrix, group.bias(), rows, group, group.state(), group.checksum())
+
+    def usable(self, x: Tensor) -> bool:
+        """Whether the copy may stand for the weights in a product with x (..., C)."""
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return False
+        return x.dtype == self.matrix.dtype and x.numel() > 0
+
+    def product(self, x: Tensor) -> Tensor:
+        """x (..., C) times all matrices, plus the biases."""
+        y: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self.matrix, self.bias, "none", [], "")
+        return y
+
+
+class PrepackedLinear(Linear):
+    """A linear layer around the parameters of another, read from a copy that others of its group may share."""
+
+    def __init__(self, layer: nn.Module, packed: PackedWeight) -> None:
+        self.__dict__.update(layer.__dict__)  # its parameters, hooks and sizes
+        self.packed = packed
+
+    def forward(self, x: Tensor) -> Tensor:
+        alone = len(self.packed.rows) == 1 and self.packed.usable(x)
+        return self.packed.product(x) if alone else super().forward(x)
+
+    def joint(self, x: Tensor, layers: Sequence[Linear]) -> Sequence[Tensor]:
+        if not self.packed.usable(x):
+            return super().joint(x, layers)
+        return torch.split(self.packed.product(x), self.packed.rows, -1)
+
+
+class PrepackedProjection(Projection):
+    """The same for the table of the head, its own or the embedding's."""
+
+    def __init__(self, layer: nn.Module, packed: PackedWeight) -> None:
+        self.__dict__.update(layer.__dict__)
+        self.packed = packed
+
+    def forward(self, x: Tensor, table: Tensor) -> Tensor:
+        return self.packed.product(x) if self.packed.usable(x) else super().forward(x, table)
+
+
+@dataclass(frozen=True)
+class View(Generic[M]):
+    """A model whose products may read copies: ``model`` shares its parameters with the one that it is a view of."""
+
+    model: M
+    packed: list[PackedWeight]
+    complete: bool  # whether there is a copy of all that can be copied
+
+    def current(self) -> bool:
+        """Whether no weight or bias was written to or moved since its copy was made, as far as PyTorch counts it."""
+        return all(packed.state == packed.group.state() for packed in self.packed)
+
+
+_lock = threading.Lock()
+_kept: WeakKeyDictionary[nn.Module, dict[Paths, PackedWeight]] = WeakKeyDictionary()
+
+
+def prepack(model: M, room: int | None = None) -> View[M]:
+    """A view of ``model`` with up-to-date copies: those there are, and the missing ones if they fit ``room`` bytes.
+
+    What was copied before is compared with the weights as they are now, by where they lie and the sum of their bits.
+    """
+    with _lock:
+        kept, groups = _kept.setdefault(model, {}), dict(packable(model))
+        for paths, packed in list(kept.items()):
+            group = groups.get(paths)
+            if group is not None and (packed.state, packed.checksum) == (group.state(), group.checksum()):
+                kept[paths] = replace(packed, group=group, bias=group.bias())  # a bias is small: copied every time
+            else:
+                del kept[paths]
+        missing = [paths for paths in groups if paths not in kept]
+        if room is None or sum(groups[paths].nbytes for paths in missing) <= room:
+            kept.update({paths: PackedWeight.of(groups[paths]) for paths in missing})
+        copies = dict(kept)
+    swaps = {model.get_submodule(path): packed for paths, packed in copies.items() for path in paths}
+    view = replaced(model, {layer: _module(layer, packed) for layer, packed in swaps.items()})
+    return View(view, list(copies.values()), len(copies) == len(groups))
+
+
+def unpack(model: nn.Module) -> None:
+    """Forget the copies of ``model``; views that there are go on with theirs."""
+    _kept.pop(model, None)
+
+
+def replaced(module: M, swaps: Mapping[nn.Module, nn.Module]) -> M:
+    """``module`` with those inside it exchanged as ``swaps`` says; what lies above these is a shallow copy."""
+    done: dict[nn.Module, Any] = dict(swaps)
+    return _replaced(module, done)  # type: ignore[no-any-return]
+
+
+def _replaced(module: nn.Module, done: dict[nn.Module, Any]) -> Any:
+    if module not in done:
+        inside = {name: child if child is None else _replaced(child, done) for name, child in module._modules.items()}
+        done[module] = module
+        if any(inside[name] is not child for name, child in module._modules.items()):
+            done[module] = object.__new__(type(module))
+            done[module].__dict__.update(module.__dict__, _modules=inside)
+    return done[module]
+
+
+def _module(module: nn.Module, packed: PackedWeight) -> nn.Module:
+    return (PrepackedProjection if isinstance(module, Projection) else PrepackedLinear)(module, packed)
+
+
+def packable(model: nn.Module) -> Iterator[tuple[Paths, Group]]:
+    """The layers that multiply, on a processor whose kernels gain by copies; joined ones together."""
+    if platform.machine() not in ("x86_64", "AMD64") or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return
+    kinds = {torch.float32, torch.bfloat16} if torch.ops.mkldnn._is_mkldnn_bf16_supported() else {torch.float32}
+    modules = {module: path for path, module in model.named_modules()}
+    joined = [tuple(getattr(module, name) for name in getattr(module, "joined", ())) for module in modules]
+    members = {layer for layers in joined for layer in layers}
+    alone = [(module,) for module in modules if isinstance(module, Linear) and module not in members]
+    found: list[tuple[tuple[nn.Module, ...], list[Tensor]]] = [
+        (layers, [layer.weight for layer in layers])
+        for layers in joined + alone
+        if layers and all(layer.prepackable for layer in layers)
+    ]
+    head = getattr(model, "head", None)
+    if head is not None:
+        found.append(((head.proj,), [head.table(model.embed)]))
+    for layers, weights in found:
+        group = Group(weights, [layer.bias for layer in layers if layer.bias is not None])  # type: ignore[misc]
+        if group.packable(kinds):
+            yield tuple(modules[layer] for layer in layers), group

@@ -220,6 +220,7 @@ def test_only_endings_among_the_best_count(beams: int) -> None:
     with torch.no_grad():
         likeliest = made(torch.tensor([prompt])).logits[0, -1].topk(2 * beams).indices.tolist()  # type: ignore[operator]
     ends = (likeliest[0], likeliest[beams])  # one ends among the best, which leaves room to look behind them
-    found = beam(made, None, [prompt], beams=beams, best=beams, max_new=4, eos=ends)[0]  # type: ignore[arg-type]
+    how = {"beams": beams, "best": beams, "max_new": 4, "length_penalty": 0.0}  # short ones are before long ones
+    found = beam(made, None, [prompt], eos=ends, **how)[0]  # type: ignore[arg-type]
     assert [likeliest[0]] in [one.tokens for one in found]
     assert [likeliest[beams]] not in [one.tokens for one in found]

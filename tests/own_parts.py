@@ -1,4 +1,4 @@
-"""Parts that the house does not have, as somebody would write them in a file of their own: ``--use own_parts.py``."""
+"""Parts that Glassformer does not have, in a file of one's own: ``--use own_parts.py``; told in docs/extending.md."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from glassformer import config
 from glassformer.nn import Flow, TracedModule, builds
+from glassformer.nn.block import Block
 from glassformer.nn.linear import linear
 from glassformer.nn.mask import Mask
 from glassformer.nn.position import Position
@@ -46,9 +47,9 @@ class BilinearModule(TracedModule):
 
     def __init__(self, cfg: Bilinear, dim: int) -> None:
         super().__init__()
-        self.w1, self.w2 = linear(dim, cfg.width, bias=False), linear(dim, cfg.width, bias=False)
+        self.w1, self.w2 = linear(dim, cfg.width, bias=False), nn.Linear(dim, cfg.width, bias=False)
         self.w3 = linear(cfg.width, dim, bias=True)
-        self.inner = nn.LayerNorm(cfg.width)  # PyTorch's own start is taken
+        self.inner = nn.LayerNorm(cfg.width)
 
     def forward(self, x: Tensor, flow: Flow) -> Tensor:
         hidden = flow.look(self, "hidden", self.inner(self.w1(x) * self.w2(x)))
@@ -89,12 +90,31 @@ def parity(cfg: Parity, causal: bool) -> object:
 
 @config.member(config.RopeScaling)
 class Halved:
-    """Every wave at half its speed."""
+    """Every frequency at half its size."""
 
 
 @builds(Halved)
 def halved(cfg: Halved) -> object:
-    return lambda speed, theta: (speed / 2, 1.0)
+    return lambda frequencies, theta: (frequencies / 2, 1.0)
+
+
+@config.member(config.Block)
+class DeepNorm(config.Block):
+    """Norms after the sum, in which the residual stream weighs ``alpha`` times as much (Wang et al. 2022, DeepNet)."""
+
+    place: config.Place = "post"
+    alpha: float = 1.5
+
+
+@builds(DeepNorm)
+class DeepNormBlock(Block):
+    def __init__(self, cfg: DeepNorm, dim: int, causal: bool, dropout: float) -> None:
+        super().__init__(cfg, dim, causal, dropout)
+        self.alpha = cfg.alpha
+
+    def residual(self, x: Tensor, name: str, *args: object) -> Tensor:
+        sublayer, norm = getattr(self, name), getattr(self, f"{name}_norm")
+        return norm(self.alpha * x + self.drop(sublayer(x, *args)))  # type: ignore[no-any-return]
 
 
 @config.member(config.Pool)

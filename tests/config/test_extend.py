@@ -1,8 +1,9 @@
-"""A mechanism from a user's own file (own_parts.py): it trains, resumes, generates, is counted, saved and loaded."""
+"""Mechanisms from a user's own file (own_parts.py, docs/extending.md) do all that those of the package do."""
 
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 import glassformer
-from glassformer import UserError, config, cost
+from glassformer import UserError, config, cost, nn
 from glassformer.checkpoints import store
 from glassformer.cli import main
 from glassformer.config import extend, serial
@@ -25,6 +26,7 @@ from glassformer.training import launch
 from tiny import CONTEXT, DIM, VOCAB, WIDE, block, decoder, tokens
 
 OWN = Path(__file__).parents[1] / "own_parts.py"
+PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 RUN = """
 [model]
 dim = 16
@@ -32,7 +34,11 @@ context = 16
 [model.decoder]
 depth = 1
 position = "Decay"
-pattern = { norm = "ScaleNorm", attention = { heads = 2 }, feedforward = { type = "Bilinear", width = 24 } }
+[model.decoder.pattern]
+type = "DeepNorm"
+norm = "ScaleNorm"
+attention = { heads = 2, mask = { type = "Either", rules = ["Parity", { type = "Window", size = 3 }] } }
+feedforward = { type = "Bilinear", width = 24 }
 [data]
 train = "corpus.txt"
 tokenizer = "char"
@@ -59,17 +65,14 @@ def forgotten(monkeypatch):
 def own(forgotten):
     """The parts of own_parts.py, known while the test runs."""
     glassformer.use(OWN)
-    return serial.members(
-        config.Norm | config.FeedForward | config.Position | config.MaskRule | config.RopeScaling | config.Pool
-    )
+    slots = config.Norm | config.FeedForward | config.Position | config.MaskRule | config.RopeScaling | config.Pool
+    return serial.members(slots) | serial.members(config.Block)
 
 
 def strange(own) -> config.Decoder:
     return decoder(
-        block(
-            config.Attention(4, 2, mask=own["Parity"](2) | config.Window(3)),
-            own["Bilinear"](24),
-            norm=own["ScaleNorm"](),
+        own["DeepNorm"](
+            config.Attention(4, 2, mask=own["Parity"](2) | config.Window(3)), own["Bilinear"](24), own["ScaleNorm"]()
         ),
         position=own["Decay"](),
         last_norm=own["ScaleNorm"](),
@@ -95,7 +98,12 @@ def test_a_file_is_run_once_and_one_that_fails_is_told_in_a_sentence(forgotten, 
         glassformer.use(tmp_path / "none.py")
 
 
-def test_it_trains_resumes_saves_and_loads(own, tmp_path, monkeypatch) -> None:
+def test_the_page_tells_the_file() -> None:
+    told = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert "\n\n".join(told) == OWN.read_text()
+
+
+def test_it_trains_resumes_saves_and_loads(own, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     Path("corpus.txt").write_text("".join(f"{i} and {i + 1} make {2 * i + 1}.\n" for i in range(80)))
     Path("run.toml").write_text(RUN)
@@ -113,6 +121,17 @@ def test_it_trains_resumes_saves_and_loads(own, tmp_path, monkeypatch) -> None:
     assert model.decoder.blocks[0].attn_norm.gain.item() == pytest.approx(4.0, abs=0.1)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), parts.parameters(), strict=True))
     assert any(not torch.equal(a, b) for a, b in zip(model.parameters(), first.parameters(), strict=True))
+    using = ["--use", str(OWN)]
+    assert main(["generate", "whole", "1 and", "--max-new", "6", "--temperature", "0", *using]) == 0
+    assert main(["look", "whole", "1 and 2", *using]) == 0
+    assert "decoder.blocks.0.ffn.hidden" in capsys.readouterr().out
+    tune = ["--train.tune", "LoRA", "--train.tune.rank", "2", "--train.tune.paths", "*.ffn.w?", "--from", "whole"]
+    assert main(["train", "run.toml", "--out", "tuned", "--steps", "2", *tune, *using]) == 0
+    tuned = glassformer.load("tuned")[0].decoder.blocks[0]
+    changed = [
+        not torch.equal(a, b) for a, b in zip(tuned.parameters(), model.decoder.blocks[0].parameters(), strict=True)
+    ]
+    assert changed == ["ffn.w" in name and "weight" in name for name, _ in tuned.named_parameters()]
     glassformer.save(model, "copy", tokenizer)
     again, _ = glassformer.load("copy")
     given = torch.arange(12)[None]
@@ -149,6 +168,7 @@ def test_each_module_says_how_it_starts(own) -> None:
     assert (one.ffn.inner.weight == 1).all() and (one.ffn.inner.bias == 0).all() and (one.ffn.w3.bias == 0).all()
     assert (model.decoder.position.slope == 0.1).all()
     zero = config.Decoder(DIM, CONTEXT, config.Embed(VOCAB), strange(own).decoder, init=config.Init(residual="zero"))
+    assert isinstance(one, nn.block.Block) and one.alpha == 1.5
     writes = build_model(zero, seed=1).decoder.blocks[0].ffn
     assert (writes.w3.weight == 0).all() and (writes.w1.weight != 0).all()
 
@@ -204,7 +224,7 @@ def test_a_rule_a_stretch_and_a_pool_of_its_own(own) -> None:
 def test_a_checkpoint_of_an_unknown_type_says_which_and_the_way_out(own, tmp_path, monkeypatch, capsys) -> None:
     glassformer.save(build_model(strange(own), seed=1), tmp_path / "model")
     monkeypatch.setattr(serial, "_MEMBERS", {})
-    with pytest.raises(UserError, match=r'"type" is "Parity".*--use FILE, glassformer\.use') as told:
+    with pytest.raises(UserError, match=r'"type" is "DeepNorm".*--use FILE, glassformer\.use') as told:
         glassformer.load(tmp_path / "model")
     assert str(told.value).count("\n") == 0 and str(tmp_path / "model") in str(told.value)
     assert main(["cost", str(tmp_path / "model")]) == 2
@@ -216,9 +236,12 @@ def test_a_checkpoint_of_an_unknown_type_says_which_and_the_way_out(own, tmp_pat
 
 def test_lora_adapts_it_and_what_is_merged_loads(own, tmp_path) -> None:
     model = build_model(strange(own), seed=1)
-    lora.tune(model, objectives.LoRA(2, paths=("*.ffn.w1", "*.attn.q"), train=("*.gain",)), seed=3)
+    lora.tune(model, objectives.LoRA(2, paths=("*.ffn.w[12]", "*.attn.q"), train=("*.gain",)), seed=3)
     trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
-    assert "decoder.blocks.0.ffn.w1.up" in trained and "decoder.blocks.0.attn_norm.gain" in trained
+    assert {
+        "decoder.blocks.0.ffn.w1.up",
+        "decoder.blocks.0.ffn.w2.up",
+    } < trained and "decoder.blocks.0.attn_norm.gain" in trained
     with torch.no_grad():
         [weight.add_(0.1) for weight in model.parameters() if weight.requires_grad]
         wanted = model.eval()(tokens()).logits
@@ -227,7 +250,7 @@ def test_lora_adapts_it_and_what_is_merged_loads(own, tmp_path) -> None:
 
 
 def test_no_published_layout_holds_it(own, tmp_path) -> None:
-    with pytest.raises(UserError, match="No published layout holds Bilinear, Decay, Parity, ScaleNorm"):
+    with pytest.raises(UserError, match="No published layout holds Bilinear, Decay, DeepNorm, Parity, ScaleNorm"):
         glassformer.save(build_model(strange(own), seed=1), tmp_path / "model", layout="hf")
 
 

@@ -10,7 +10,7 @@ Decoder                                   the model: what goes in, what happens,
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from ..errors import UserError, above_zero, need
 from .ends import Embed, Head, Init, Norm, Pool, RMSNorm, TokenHead
@@ -57,7 +57,7 @@ class Attention:
         """The width of one head."""
         return self.head_dim or dim // self.heads
 
-    def shapes(self, dim: int) -> Shapes:
+    def shapes(self, dim: int, *place: Any) -> Shapes:
         """Queries, keys, values and what goes out, and a norm for heads of queries and keys."""
         size = self.width(dim)
         q, kv = self.heads * size, (self.kv_heads or self.heads) * size
@@ -97,12 +97,13 @@ class Block:
         slots = {"attn": self.attention, "cross": self.cross, "ffn": self.feedforward}
         return {name: part for name, part in slots.items() if part is not None}
 
-    def shapes(self, dim: int) -> Shapes:
+    def shapes(self, dim: int, causal: bool, dropout: float) -> Shapes:
         """Its sublayers and their norms."""
         norm, parts = of(self.norm, dim), self.sublayers
+        place = {"attn": (causal, dropout), "cross": (False, dropout, True), "ffn": ()}
         before = {f"{name}_norm": norm for name in parts if name != "ffn" or self.place != "parallel"}
         after = {f"{name}_post_norm": norm for name in parts if self.place == "sandwich"}
-        return join(**{name: of(part, dim) for name, part in parts.items()}, **before, **after)
+        return join(**{name: of(part, dim, *place[name]) for name, part in parts.items()}, **before, **after)
 
 
 @frozen
@@ -139,7 +140,7 @@ class Stack:
     def shapes(self, dim: int, width: int) -> Shapes:
         """Its blocks, position scheme, norms, and a layer where embeddings are of another ``width``."""
         position = of(self.position, width, self.pattern[0].attention.heads, self.causal)
-        made = [of(block, dim) for block in self.pattern]
+        made = [of(block, dim, self.causal, self.dropout) for block in self.pattern]
         norms = {"first_norm": of(self.first_norm, width), "last_norm": of(self.last_norm, dim)}
         project = {} if width == dim else linear(width, dim)
         blocks = each("blocks", [made[index % len(made)] for index in range(self.depth)])

@@ -116,7 +116,7 @@ def member(slot: Any) -> Callable[[type[T]], type[T]]:
     def register(kind: type[T]) -> type[T]:
         taken = {own.__name__ for own in types}
         need(kind.__name__ not in taken, f"The slot has a {kind.__name__} already; give yours another name.")
-        made = kind if dataclasses.is_dataclass(kind) else frozen(kind)
+        made = kind if "__dataclass_fields__" in vars(kind) else frozen(kind)
         _MEMBERS.setdefault(types, {})[kind.__name__] = made
         return made
 
@@ -235,7 +235,8 @@ def _from_table(kind: type, raw: Any, where: str) -> Any:
             need(new not in table, f'{_at(where)}"{old}" is "{new}" now; give one of the two.')
             table[new] = table.pop(old)
     if "type" in raw and "type" not in hints and raw["type"] != kind.__name__:
-        raise UserError(f'{_at(where)}"type" is {_show(raw["type"])}; here it must be {kind.__name__}.')
+        known = _known(raw["type"], {kind.__name__: kind})
+        raise UserError(f'{_at(where)}"type" is {_show(raw["type"])}; here it must be {known}.')
     for key in table:
         if key not in hints:
             raise UserError(f"{_at(where)}{kind.__name__} has no setting {_show(key)}.{nearest(str(key), hints)}")

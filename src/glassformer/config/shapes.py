@@ -23,7 +23,7 @@ class Unmultiplied(tuple[int, ...]):
 _DESCRIBE: list[Callable[..., Shapes]] = []  # what nn does for a type without ``shapes``; a list: registered later
 
 
-def of(cfg: Any, *args: int) -> Shapes:
+def of(cfg: Any, *args: Any) -> Shapes:
     """The parameters of one part, nothing for None; ``args`` are what only its place in the model can know."""
     if cfg is None:
         return {}
@@ -37,7 +37,7 @@ def describes(function: Callable[..., Shapes]) -> Callable[..., Shapes]:
     return function
 
 
-def none(cfg: Any, *args: int) -> Shapes:
+def none(cfg: Any, *args: Any) -> Shapes:
     """The ``shapes`` of a type that has no parameters."""
     return {}
 

@@ -91,7 +91,7 @@ def vectors(model: Any) -> set[str]:
 
 
 @describes
-def described(config: Any, *args: int) -> Shapes:
+def described(config: Any, *args: Any) -> Shapes:
     """The parameters of a config's module, built without memory."""
     import torch
 

@@ -18,7 +18,7 @@ import pytest
 
 from glassformer import config as c
 from glassformer.cli import main, parser
-from glassformer.commands import VERBS, completion
+from glassformer.commands import VERBS, common, completion
 from glassformer.commands.parsing import Parser
 from glassformer.config import settings
 
@@ -315,8 +315,22 @@ def test_all_that_run_files_use_is_listed(capsys: pytest.CaptureFixture[str]) ->
 
 def test_perplexity_is_explained(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["eval", model, "--data", __file__, "--context", "16"]
-    assert "in windows that move on by 8 (--stride)" in answer(words, capsys)
+    assert main(words) == 0
+    figures, notes = capsys.readouterr()
+    assert figures.startswith("loss") and "in windows that move on by 8 (--stride)" in notes
     assert json.loads(answer([*words, "--json"], capsys)).items() >= {"context": 16, "stride": 8}.items()
+
+
+def test_long_work_is_heard_of_outside_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(common.time, "monotonic", lambda: clock[0])
+    report = common.counting("texts")
+    for done, now in ((1, 10.0), (2, 29.9), (3000, 30.0), (3001, 59.0), (4000, 61.0)):
+        clock[0] = now
+        report(done)
+    assert capsys.readouterr().err == "3,000 texts so far\n4,000 texts so far\n"
 
 
 def test_a_dash_is_standard_input_and_output(model: str, tmp_path: Path, capfdbinary: Any) -> None:

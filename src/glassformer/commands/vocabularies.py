@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UserError, nearest
-from .common import counted, emit, new_folder, note
+from .common import counted, emit, new_folder, note, table
 
 if TYPE_CHECKING:
     from ..inspection.tokens.sizes import Size
@@ -99,13 +99,18 @@ def _texts(names: Sequence[str], verb: str, separator: str | None) -> Iterator[s
 
 def _table(found: Sequence[Size], dim: int) -> None:
     most = max(size.tokens_per_word for size in found)
-    print(f"{'entries':>8}  {'tokens/word':>11}  {'chars/token':>11}  {'unknown':>8}  {f'entries x {dim}':>15}")
-    for size in found:
-        bar = "█" * max(1, round(WIDTH * size.tokens_per_word / most))
-        print(
-            f"{size.entries:>8,}  {size.tokens_per_word:>11.3f}  {size.characters_per_token:>11.2f}"
-            f"  {size.unknown:>8.2%}  {size.parameters:>15,}  {bar}"
+    rows = [
+        (
+            f"{size.entries:,}",
+            f"{size.tokens_per_word:.3f}",
+            f"{size.characters_per_token:.2f}",
+            f"{size.unknown:.2%}",
+            f"{size.parameters:,}",
+            "█" * max(1, round(WIDTH * size.tokens_per_word / most)),
         )
+        for size in found
+    ]
+    table(rows, ("entries", "tokens/word", "chars/token", "unknown", f"entries x {dim}", ""), left=(5,))
     print("Trained on the first nine tenths of the text, counted on the last.")
 
 

@@ -17,6 +17,7 @@ from ..data.shards import begins
 from ..errors import UserError, need
 from ..nn import Model, Tape
 from ..nn.finite import must_be_finite
+from . import tables
 
 if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer
@@ -128,22 +129,13 @@ def summarise(values: Mapping[str, Tensor], first: int = 4) -> list[dict[str, An
 def describe(values: Mapping[str, Tensor], first: int = 4) -> list[str]:
     """``summarise`` as a table to print, its heading first."""
     names = ("mean", "std", "min", "max")
-    table = [("path", "shape", *names, "first values")]
+    rows = []
     for entry in summarise(values, first):
         shape = "x".join(map(str, entry["shape"])) or "-"
-        table.append(
-            (entry["path"], shape, *(_short(entry[name]) for name in names), " ".join(map(_short, entry["first"])))
-        )
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    left = {0, len(widths) - 1}
-    rows = (
-        (
-            cell.ljust(width) if at in left else cell.rjust(width)
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in table
-    )
-    return ["  ".join(row).rstrip() for row in rows]
+        numbers = (_short(entry[name]) for name in names)
+        rows.append((entry["path"], shape, *numbers, " ".join(map(_short, entry["first"]))))
+    heading = ("path", "shape", *names, "first values")
+    return tables.lines(rows, heading, left=(0, len(heading) - 1))
 
 
 def to_dict(values: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -183,7 +183,7 @@ def test_options_of_generate(refused, options, said):
         (["generate", "./nowhere", "x"], "There is no folder ./nowhere"),
         (["generate", "./modle", "x"], 'or a recipe. Did you mean "model"?'),
         (["embed", "model", "--prompts", "corpsu.txt"], 'check the path. Did you mean "corpus.txt"?'),
-        (["words", "near", "wrods.txt", "x"], 'Did you mean "words.txt"?'),
+        (["words", "near", "corpsu.txt", "x"], 'Did you mean "corpus.txt"?'),
         (["generate", "corpus.txt", "x"], "corpus.txt is a file; give the folder"),
         (["generate", ".", "x"], "has no config.json; give the folder of a saved model"),
         (["look", "model", "1 and", "*.nonesuch"], 'No value is called "*.nonesuch"'),

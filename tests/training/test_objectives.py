@@ -14,11 +14,11 @@ from glassformer import config, training
 from glassformer.checkpoints import Checkpoint, store
 from glassformer.config import objective as objectives
 from glassformer.config import run, serial
+from glassformer.data.correlation import matthews, pearson, ranks
 from glassformer.errors import UserError
 from glassformer.nn import Tape, build_model
 from glassformer.training import Batch, hooks, objective, prepare
 from glassformer.training.loop import train
-from glassformer.training.measures import matthews, pearson, ranks
 from glassformer.training.objective import gradients
 from glassformer.training.objectives import make, uphill
 from glassformer.training.precision import Bf16Replica

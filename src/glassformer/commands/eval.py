@@ -139,7 +139,7 @@ def must_have_learned_pairs(name: str) -> None:
             kind = objective.get("type") if isinstance(objective, dict) else objective
             need(
                 kind == "Seq2Seq",
-                f"{name} was trained to continue text ({kind or 'NextToken'}) and writes no targets; train with "
+                f"{name} was trained to continue text ({kind or 'Causal'}) and writes no targets; train with "
                 "--objective Seq2Seq, or leave --target and --columns out to measure its loss.",
             )
             return

@@ -51,7 +51,10 @@ def run(given: argparse.Namespace) -> None:
         model, tokenizer = reader(given)
         seen = inspection.look(model, tokenizer, given.text, *given.pattern, source=given.source)
         if given.json:
-            emit(inspection.to_dict(seen) | {"tokens": inspection.tokens(model, tokenizer, given.text, given.source)})
+            emit(
+                inspection.to_dict(seen)
+                | {"tokens": inspection.read_tokens(model, tokenizer, given.text, given.source)}
+            )
         else:
             print("\n".join(inspection.describe(seen)))
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .alignment import alignments, svg
-    from .looking import describe, foretold, look, paths, summarise, to_dict, tokens
+    from .looking import describe, foretold, look, paths, read_tokens, summarise, to_dict
 
-__all__ = ["alignments", "describe", "foretold", "look", "paths", "summarise", "svg", "to_dict", "tokens"]
+__all__ = ["alignments", "describe", "foretold", "look", "paths", "read_tokens", "summarise", "svg", "to_dict"]
 
 
 def __getattr__(name: str) -> Any:

@@ -80,11 +80,11 @@ def foretold(
     return [{**named(id, p), "next": list(map(named, some, theirs))} for id, p, some, theirs in told]
 
 
-def tokens(model: Model, tokenizer: Tokenizer, text: Text, source: Text | None = None) -> dict[str, Any]:
+def read_tokens(model: Model, tokenizer: Tokenizer, text: Text, source: Text | None = None) -> dict[str, Any]:
     """The ids that the model reads, with the piece that each stands for; of a source too."""
     ids = token_ids(model, tokenizer, text, second=source is not None)[0].tolist()
     told: dict[str, Any] = {"ids": ids, "pieces": [tokenizer.token(number) for number in ids]}
-    return told if source is None else {**told, "source": tokens(model, tokenizer, source)}
+    return told if source is None else {**told, "source": read_tokens(model, tokenizer, source)}
 
 
 def paths(model: Model) -> list[str]:

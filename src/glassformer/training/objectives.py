@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..config import objective as words
+from ..data.correlation import correlations, matthews
 from ..data.entities import agreement, are_bio
 from ..nn import Output, Tape
 from . import corrupt
-from .measures import correlations, matthews
 from .objective import Causal, Loss, Objective, detached, extra, read, token_loss
 
 if TYPE_CHECKING:

@@ -96,6 +96,15 @@ def prompting(one: argparse.ArgumentParser) -> None:
     one.add_argument("--prompts", metavar="FILE", help=said)
 
 
+def reading(one: argparse.ArgumentParser, shown: str = TEXTS, batch: bool = True) -> None:
+    """The arguments of every command that has a model read texts: the model, the texts, how many at once."""
+    one.add_argument("model", metavar="MODEL", help=MODEL)
+    one.add_argument("text", nargs="*", metavar="TEXT", help=shown)
+    prompting(one)
+    if batch:
+        one.add_argument("--batch", type=int, default=32, metavar="N", help="texts at once (32)")
+
+
 def texts(given: argparse.Namespace, said: Sequence[str]) -> list[str]:
     """The texts on the command line, where ``-`` is all of standard input, and after them those of ``--prompts``."""
     found = [_one_text() if text == "-" else text for text in said]

@@ -27,6 +27,7 @@ from ..data.shards import Shards, begins, tokenise
 from ..errors import UserError
 from ..nn import Model
 from ..nn.finite import must_be_finite
+from ..nn.inference import inference
 
 if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer
@@ -235,21 +236,16 @@ def _collate(rows: list[list[Window]]) -> tuple[Tensor, Tensor, Tensor | None, T
 
 def _loss(model: Model, tokens: Tensor, targets: Tensor, pos: Tensor | None, document_ids: Tensor | None) -> float:
     """The sum of the losses of all targets, in nats."""
-    device, training = next(model.parameters()).device, model.training
+    device = next(model.parameters()).device
     tokens, targets = tokens.to(device), targets.to(device)
     pos, document_ids = (None if x is None else x.to(device) for x in (pos, document_ids))
-    total = 0.0
-    model.eval()
-    try:
-        with torch.no_grad():
-            hidden = model(tokens, pos=pos, document_ids=document_ids, logits="none").hidden
-            counted = targets >= 0
-            for logits, theirs in head_rows(model, hidden[counted], targets[counted]):
-                total += F.cross_entropy(logits, theirs, reduction="none").double().sum().item()
-                if math.isnan(total):
-                    must_be_finite(model, logits)
-    finally:
-        model.train(training)
+    total, counted = 0.0, targets >= 0
+    with inference(model):
+        hidden = model(tokens, pos=pos, document_ids=document_ids, logits="none").hidden
+        for logits, theirs in head_rows(model, hidden[counted], targets[counted]):
+            total += F.cross_entropy(logits, theirs, reduction="none").double().sum().item()
+            if math.isnan(total):
+                must_be_finite(model, logits)
     return total
 
 

@@ -17,6 +17,7 @@ from ..data.shards import begins
 from ..errors import UserError, need
 from ..nn import Model, Tape
 from ..nn.finite import must_be_finite
+from ..nn.inference import inference
 from . import tables
 
 if TYPE_CHECKING:
@@ -108,14 +109,9 @@ def listing(known: Sequence[str]) -> list[str]:
 
 def _run(model: Model, tokens: Sequence[Tensor], tape: Tape) -> None:
     """One pass without gradients or dropout."""
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            output = model(*tokens, tape=tape)
+    with inference(model):
+        output = model(*tokens, tape=tape)
         must_be_finite(model, output.logits, output.hidden)
-    finally:
-        model.train(training)
 
 
 def summarise(values: Mapping[str, Tensor], first: int = 4) -> list[dict[str, Any]]:

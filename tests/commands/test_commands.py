@@ -138,16 +138,16 @@ def test_the_next_tokens_and_their_probabilities(model: str, capsys: pytest.Capt
         logprobs = one(torch.tensor([ids])).logits[0].float().log_softmax(-1)[:, : tokenizer.size]
     best = logprobs.topk(3)
     looked = json.loads(answer(["look", model, "Once", "--next", "3", "--json"], capsys))
-    foretold = json.loads(answer(["look", model, "--logprobs", "3", "Once", "--json"], capsys))
+    predicted = json.loads(answer(["look", model, "--logprobs", "3", "Once", "--json"], capsys))
     next = json.loads(answer(["generate", model, "Once", "--next", "3", "--json"], capsys))["rows"][0]["next"]
     drawn = ["generate", model, "Once", "--logprobs", "3", "--max-new", "2", "--seed", "1"]
     row = json.loads(answer([*drawn, "--json"], capsys))["rows"][0]
-    for told in (looked, foretold[-1]["next"], next, row["likely"][0]):
+    for told in (looked, predicted[-1]["next"], next, row["likely"][0]):
         assert [one["token"] for one in told] == best.indices[-1].tolist()
         assert [one["logprob"] for one in told] == pytest.approx(best.values[-1].tolist(), abs=1e-5)
         assert [one["piece"] for one in told] == [tokenizer.token(one["token"]) for one in told]
-    assert [one["token"] for one in foretold] == ids
-    assert [one["logprob"] for one in foretold[1:]] == pytest.approx(
+    assert [one["token"] for one in predicted] == ids
+    assert [one["logprob"] for one in predicted[1:]] == pytest.approx(
         [logprobs[at, id].item() for at, id in enumerate(ids[1:])], abs=1e-5
     )
     assert row["pieces"] == [tokenizer.token(id) for id in row["tokens"]] and len(row["likely"]) == len(row["tokens"])

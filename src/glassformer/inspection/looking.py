@@ -54,7 +54,7 @@ def look(
     return tape.records
 
 
-def foretold(
+def predictions(
     model: Model, tokenizer: Tokenizer, text: Text, count: int, source: Text | None = None
 ) -> list[dict[str, Any]]:
     """For each token that a decoder reads its id, piece and log-probability (None for the first), and what is next.
@@ -63,10 +63,8 @@ def foretold(
     UserError for an encoder, which reads everything at once.
     """
     if isinstance(model.config, config.Encoder):
-        raise UserError(
-            "An encoder does not foretell the next token; `glassformer fill` shows what it puts in a blank."
-        )
-    need(model.config.head is not None, "This model has no head over tokens and foretells none; give one that has.")
+        raise UserError("An encoder does not predict the next token; `glassformer fill` shows what it puts in a blank.")
+    need(model.config.head is not None, "This model has no head over tokens and predicts none; give one that has.")
     need(count > 0, f"There is nothing to show in {count} tokens; give 1 or more.")
     logits = look(model, tokenizer, text, "logits", source=source)["logits"][0]
     logprobs = logits.float().log_softmax(-1)

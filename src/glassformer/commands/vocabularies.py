@@ -12,7 +12,7 @@ from ..errors import UserError, nearest
 from .common import counted, emit, new_folder, note, table
 
 if TYPE_CHECKING:
-    from ..inspection.tokens.sizes import Size
+    from ..inspection.tokens.vocabulary_size import Size
 
 WIDTH = 40  # of a bar
 
@@ -58,7 +58,7 @@ def train(given: argparse.Namespace, names: Sequence[str]) -> None:
 def sizes(given: argparse.Namespace, names: Sequence[str]) -> None:
     """Vocabulary size against tokens for each word and parameters of the embedding."""
     from .. import files
-    from ..inspection.tokens import sizes
+    from ..inspection.tokens import vocabulary_size
     from ..tokenizer import trainers
 
     kind = _kind(given.kind, trainers.SIZED)
@@ -66,7 +66,9 @@ def sizes(given: argparse.Namespace, names: Sequence[str]) -> None:
     if ending not in (None, ".png", ".svg"):
         raise UserError(f"--out {given.out} is neither .png nor .svg; give a name that ends in one of them.")
     dim = 512 if given.dim is None else given.dim
-    found = sizes.sizes(kind, _texts(names, "sizes", given.separator), given.sizes or sizes.USUAL, dim)
+    found = vocabulary_size.sizes(
+        kind, _texts(names, "sizes", given.separator), given.sizes or vocabulary_size.USUAL, dim
+    )
     if given.out is not None:
         files.write(given.out, lambda beside: _picture(found, kind, dim, beside, ending[1:] if ending else "png"))
     if given.json:

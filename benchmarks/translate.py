@@ -35,7 +35,6 @@ from torch.nn import functional as F
 from glassformer.config import run
 from glassformer.training import make_plan, prepare, train
 from glassformer.training.encoded import Encoded
-from glassformer.training.objectives import make
 
 ROOT = Path(__file__).resolve().parents[1]
 DEPTH, DIM, HEADS, HIDDEN, DROPOUT, SMOOTHING, CLIP = 4, 128, 4, 256, 0.3, 0.1, 1.0
@@ -63,8 +62,7 @@ def run_data(changes: dict[str, Any]) -> tuple[run.Run, Any, Any, prepare.RunDat
     tokenizer = prepare.tokenizer_of(settings, examples)
     assert (tokenizer.size, tokenizer.pad) == (VOCAB, PAD)
     made = prepare.fitted(settings, origin, tokenizer.size)
-    objective = make(settings.train.objective, settings.train.label_smoothing, tokenizer)
-    return settings, made, objective, prepare.run_data(settings, tokenizer, examples, made, objective)
+    return settings, made, settings.train.objective, prepare.run_data(settings, tokenizer, examples, made)
 
 
 def ours(changes: dict[str, Any], dtype: str) -> tuple[str, Steps]:

@@ -19,12 +19,12 @@ from glassformer import config
 from glassformer.cli import main
 from glassformer.commands import compare
 from glassformer.config import run, serial
-from glassformer.config.objective import Classify
 from glassformer.files import lock
 from glassformer.training import Ended
 from glassformer.training import compare as training
 from glassformer.training.hooks import read_log
 from glassformer.training.memory import keep_freed_memory, peak_memory, reset_peak_memory
+from glassformer.training.objectives import Classify
 
 ENDS = 'dim = 16\ncontext = 32\nembed = { vocab = 64 }\ninit = { std = "none", embed_std = 0.3 }\n'
 MODELS = {
@@ -299,11 +299,11 @@ def test_mistakes_are_one_sentence(
     "path", sorted((Path(__file__).parents[2] / "runs" / "compare").glob("*.toml")), ids=lambda p: p.stem
 )
 def test_the_run_files_that_are_shipped_describe_models(path: Path, shared_data: Path) -> None:
-    from glassformer.training import prepare
+    from glassformer.training import launch, prepare
 
     plan = training.read_arms([str(path)])[0].settings
     model = prepare.fitted(plan, prepare.origin(plan, None)[0])
-    prepare.check(plan, model)
+    launch.fits(plan, model)
     assert model.embed.vocab > 0
     assert bool(config.recurrent(model)) == ("rnn" in path.stem or "lstm" in path.stem)
 

@@ -12,9 +12,9 @@ import pytest
 
 from glassformer import UserError, nn
 from glassformer import config as c
-from glassformer.config import objective as objectives
+from glassformer.config import objective, run, serial
 from glassformer.config import rnn as recurrence
-from glassformer.config import run, serial
+from glassformer.training import objectives
 
 BLOCK = c.Block(c.Attention(4), c.MLP(16))
 BLOCK_SAID = {"attention": {"heads": 4}, "feedforward": {"type": "MLP", "hidden": 16}}
@@ -88,7 +88,7 @@ def test_python_takes_what_a_file_may_say() -> None:
 
 
 def test_every_type_of_the_vocabulary_is_checked() -> None:
-    pages = (c, recurrence, objectives, run)
+    pages = (c, recurrence, objective, objectives, run)
     types = {v for page in pages for v in vars(page).values() if isinstance(v, type) and dataclasses.is_dataclass(v)}
     assert len(types) > 50
     for kind in types:

@@ -15,17 +15,17 @@ from glassformer import UserError, config, evaluation, generation, training
 from glassformer.checkpoints import Checkpoint, store
 from glassformer.cli import main
 from glassformer.config import run
-from glassformer.config.objective import Classify, Frozen, LoRA, Tag
+from glassformer.config.objective import Frozen, LoRA
 from glassformer.data.entities import agreement, are_bio, entities
 from glassformer.data.examples import Example, Table, read, training_and_validation, words_apart
 from glassformer.nn import build_model
 from glassformer.tokenizer import open as open_tokenizer
 from glassformer.tokenizer import train as train_tokenizer
-from glassformer.training import objectives, prepare
 from glassformer.training.data import Batch
 from glassformer.training.encoded import encode
 from glassformer.training.examples import each_once
 from glassformer.training.hooks import Evaluate, read_log
+from glassformer.training.objectives import Classify, Tag
 
 LABELS = ("B-PER", "B-PLACE", "I-PER", "I-PLACE", "O")
 PIECES = [
@@ -149,7 +149,7 @@ def test_a_label_that_training_does_not_have(home: Path, tmp_path: Path) -> None
 def test_words_are_encoded_one_by_one_as_transformers_does(home: Path) -> None:
     from transformers import AutoTokenizer
 
-    theirs, ours = AutoTokenizer.from_pretrained(home / "bert"), store.open_tokenizer(home / "bert")
+    theirs, ours = AutoTokenizer.from_pretrained(home / "bert"), Checkpoint.open(home / "bert").tokenizer()
     cfg = replace(tiny.bert(), head=None, embed=config.Embed(len(PIECES), segments=2))
     table = read(str(home / "train.jsonl"), Tag())
     (side,) = encode(table, ours, Tag(), cfg, 32).sides
@@ -180,7 +180,7 @@ def test_words_apart_are_the_sentence_in_published_tokenizers(name: str, shared_
 
 
 def test_what_does_not_fit_is_one_sentence(home: Path) -> None:
-    tokenizer = store.open_tokenizer(home / "bert")
+    tokenizer = Checkpoint.open(home / "bert").tokenizer()
     cfg = replace(tiny.bert(), embed=config.Embed(len(PIECES), segments=2))
     long = Table("t", (Example("ann ann ann", words=("ann", "annson", "rome"), tags=(0, 1, 2), line=7),), LABELS)
     with pytest.raises(UserError, match=r"t line 7 has a sentence of 7 tokens, and a row holds 5.*data.cut"):
@@ -211,10 +211,10 @@ SHAPES = {"encoder": shaped(replace(tiny.bert(), head=None)), "decoder": shaped(
 @torch.no_grad()
 def test_packed_padded_and_pieces_are_as_alone(shape: str, home: Path) -> None:
     """The loss of packed rows, of a padded batch and of each sentence by itself; what is told of words is the same."""
-    model, tokenizer = tiny.model(SHAPES[shape]), store.open_tokenizer(home / "bert")
+    model, tokenizer = tiny.model(SHAPES[shape]), Checkpoint.open(home / "bert").tokenizer()
     table = read(str(home / "train.conll"), Tag())
     made = encode(table, tokenizer, Tag(), model.config, 32)
-    objective = objectives.make(Tag(), labels=LABELS)
+    objective = Tag()
     alone = []
     for one in table:
         (side,) = encode(replace(table, examples=(one,)), tokenizer, Tag(), model.config, 32).sides
@@ -231,15 +231,15 @@ def test_packed_padded_and_pieces_are_as_alone(shape: str, home: Path) -> None:
     assert int(batch.document_ids.max()) >= 1 and int((batch.pos < 0).sum()) > 0
     # what is told of each word, in padded batches: the packed batches' choices, in the same order
     told = generation.tag(model, tokenizer, [one.words for one in table], batch=7)
-    chosen = torch.cat([loss.said[0] for loss in packed])
+    chosen = torch.cat([loss.predictions for loss in packed])
     assert torch.equal(torch.cat([one.argmax(1) for one in told]), chosen)
     # sentences stay apart when entities are counted, packed or one row each
-    both = [torch.cat(part) for part in zip(*(loss.said for loss in packed), strict=True)]
-    single = [torch.cat(part) for part in zip(*(loss.said for loss in alone), strict=True)]
+    both = [torch.cat(part) for part in zip(*((loss.predictions, loss.labels) for loss in packed), strict=True)]
+    single = [torch.cat(part) for part in zip(*((loss.predictions, loss.labels) for loss in alone), strict=True)]
     assert torch.equal(both[1], single[1]) and int(both[1][:, 1].sum()) == len(table)
     names = [[LABELS[best] for best in one.argmax(1).tolist()] for one in told]
     right = evaluation.of_tags(names, [labels for _, labels in SENTENCES])
-    assert {n: 100 * v for n, v in objective.measures(*both).items()} == pytest.approx(
+    assert {n: 100 * v for n, v in objective.metrics(*both, LABELS).items()} == pytest.approx(
         {n: right[n] for n in ("precision", "recall", "f1")}
     )
 
@@ -248,7 +248,7 @@ def test_the_loss_is_that_of_transformers(home: Path, tmp_path: Path) -> None:
     import transformers
 
     cfg = replace(Checkpoint.open(home / "bert").config, pool=None, token_head=config.TokenHead(len(LABELS)))
-    model, tokenizer = build_model(cfg, seed=3).eval(), store.open_tokenizer(home / "bert")
+    model, tokenizer = build_model(cfg, seed=3).eval(), Checkpoint.open(home / "bert").tokenizer()
     store.save(model, tmp_path / "out", tokenizer, "hf", labels=LABELS)
     theirs = transformers.BertForTokenClassification.from_pretrained(tmp_path / "out").eval()
     assert theirs.config.id2label == dict(enumerate(LABELS))
@@ -259,7 +259,7 @@ def test_the_loss_is_that_of_transformers(home: Path, tmp_path: Path) -> None:
     labels = torch.where(batch.targets < 0, -100, batch.targets)
     with torch.no_grad():
         right = theirs(batch.tokens, attention_mask=there.long(), token_type_ids=batch.segments, labels=labels).loss
-        ours = objectives.make(Tag()).loss(model, batch)
+        ours = Tag().loss(model, batch)
     assert float(ours.sum / ours.count) == pytest.approx(float(right), abs=1e-5)
 
 
@@ -313,10 +313,10 @@ def test_sentences_in_batches_of_one_stay_apart() -> None:
     model = Says()
     model.weight = torch.nn.Parameter(torch.zeros(1))
     rows = [Batch(torch.tensor([row]), torch.tensor([row])) for row in ([1, 0], [0, 0])]
-    _, facts = Evaluate(lambda: rows, objectives.make(Tag(), labels=labels), 1).measure(model)
+    _, facts = Evaluate(lambda: rows, Tag(), 1, labels).measure(model)
     assert facts["f1"] == 1.0 and facts["accuracy"] == 1.0
     rows[1] = replace(rows[1], tokens=torch.tensor([[1, 0]]))  # told: 1-2, then 1-2; right: 1-2, then 0-2
-    _, facts = Evaluate(lambda: rows, objectives.make(Tag(), labels=labels), 1).measure(model)
+    _, facts = Evaluate(lambda: rows, Tag(), 1, labels).measure(model)
     assert facts["f1"] == 0.5 and facts["accuracy"] == 0.75
 
 
@@ -403,7 +403,7 @@ def test_from_a_tagger_to_other_labels(tune: object, trained: Path, tmp_path: Pa
     moved = {name for name, one in same.items() if not one}
     assert len(same) > 20 and all(".attn." in name for name in moved) and bool(moved) == isinstance(tune, LoRA)
     assert generation.tag(model, tokenizer, [["ann", "saw"]])[0].shape == (2, 2)
-    made, _ = prepare.with_ends(Classify(), model.config, 3)
+    made, _ = Classify().with_heads(model.config, 3)
     assert made.token_head is None and made.pool.labels == 3
     spans = replace(model.config, token_head=config.TokenHead(2, span=True))
-    assert prepare.with_ends(Tag(), spans, 4)[0].token_head == config.TokenHead(4)
+    assert Tag().with_heads(spans, 4)[0].token_head == config.TokenHead(4)

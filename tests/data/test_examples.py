@@ -16,16 +16,16 @@ import tiny
 from glassformer import UserError
 from glassformer import config as c
 from glassformer.config import run
-from glassformer.config.objective import Causal, Classify, Contrast, Seq2Seq
-from glassformer.data.examples import Example, Table, question, read, training_and_validation
+from glassformer.data.examples import Example, Table, read, training_and_validation
 from glassformer.tokenizer import Tokenizer
 from glassformer.tokenizer import open as open_tokenizer
 from glassformer.tokenizer import train as train_tokenizer
-from glassformer.training import objectives
+from glassformer.tokenizer.framing import question
 from glassformer.training.data import Batch
 from glassformer.training.encoded import Encoded, encode
 from glassformer.training.examples import ExampleBatches, each_once, in_order, pack
-from glassformer.training.objective import gradients
+from glassformer.training.loss import gradients
+from glassformer.training.objectives import Causal, Classify, Contrast, Seq2Seq
 
 WORDS = [f"w{number}" for number in range(30)]
 FRAME = ("[PAD]", "<unk>", "[CLS]", "[SEP]", "[MASK]")
@@ -195,7 +195,7 @@ KINDS: dict[str, tuple[str, str, object, c.Model]] = {
 
 def encoded(name: str, count: int = 60, context: int = CONTEXT) -> Encoded:
     kind, tokenizer, objective, model = KINDS[name]
-    return encode(table(kind, count), TOKENIZERS[tokenizer], objective, model, context, prefix=name == "prefix")  # type: ignore[arg-type]
+    return encode(table(kind, count), TOKENIZERS[tokenizer], objective, model, context)  # type: ignore[arg-type]
 
 
 def documents(batch: Batch) -> list[Batch]:
@@ -216,8 +216,8 @@ def documents(batch: Batch) -> list[Batch]:
 @pytest.mark.parametrize("name", KINDS)
 @torch.no_grad()
 def test_packed_equals_apart(name: str) -> None:
-    _, tokenizer, words, config = KINDS[name]
-    model, objective = tiny.model(config), objectives.make(words, 0.0, TOKENIZERS[tokenizer])  # type: ignore[arg-type]
+    _, _, objective, config = KINDS[name]
+    model = tiny.model(config)
     batch = next(ExampleBatches(encoded(name), 4, CONTEXT))
     parts = documents(batch)
     assert len(parts) > 6 and batch.document_ids.max() >= 1
@@ -233,11 +233,11 @@ def test_packed_equals_apart(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["vaswani", "prefix", "bert", "number", "contrast"])
 def test_pieces_equal_the_whole(name: str) -> None:
-    _, tokenizer, words, config = KINDS[name]
+    _, _, objective, config = KINDS[name]
     batch = next(ExampleBatches(encoded(name), 4, CONTEXT))
     found = []
     for pieces in (1, 3):
-        model, objective = tiny.model(config), objectives.make(words, 0.0, TOKENIZERS[tokenizer])  # type: ignore[arg-type]
+        model = tiny.model(config)
         gradients(model, batch, objective, pieces)
         found.append({path: weight.grad for path, weight in model.named_parameters() if weight.grad is not None})
     assert found[0].keys() == found[1].keys() and len(found[0]) > 10
@@ -261,10 +261,9 @@ def test_what_each_shape_reads() -> None:
     assert batch.document_ids.tolist() == [[0, 0, 0, 0, -1, -1]] and batch.source_document_ids.tolist() == [
         [0, 0, 0, -1, -1, -1]
     ]
-    alone = next(each_once(encode(one, TOKENIZERS["words"], Seq2Seq(), tiny.gpt2(), 8, prefix=True), 1, 8))
+    alone = next(each_once(encode(one, TOKENIZERS["words"], Seq2Seq(), tiny.gpt2(), 8), 1, 8))
     assert alone.tokens.tolist() == [[start, a, b, start, x, y, z, 0]] and alone.source is None
     assert alone.targets.tolist() == [[-1, -1, -1, x, y, z, end, -1]]
-    assert alone.prefix.tolist() == [[True] * 4 + [False] * 4]
     assert alone.tokens[0, :4].tolist() == question(TOKENIZERS["words"], [a, b]), "what generation gives it to read"
     frame = TOKENIZERS["frame"]
     pair = next(each_once(encode(one, frame, Contrast(), VECTORS, 12), 1, 12))

@@ -11,12 +11,12 @@ import torch
 
 import tiny
 from glassformer import UserError
-from glassformer.config.objective import Masked, Prefix, Span
 from glassformer.tokenizer import Tokenizer
 from glassformer.tokenizer import open as open_tokenizer
 from glassformer.tokenizer import train as train_tokenizer
-from glassformer.training import corrupt, objectives
 from glassformer.training.data import Batch
+from glassformer.training.objectives import Masked, Prefix, Span
+from glassformer.training.objectives.span import cut_out
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz "
 FRAME = ("[PAD]", "[CLS]", "[SEP]", "[MASK]")
@@ -55,7 +55,7 @@ def of_letters(tokenizer: Tokenizer, rows: int, length: int) -> torch.Tensor:
 def test_masking_has_the_shares_of_bert(letters: Tokenizer) -> None:
     """15 % chosen, of these 80 % hidden, 10 % another token, 10 % as they were (Devlin et al. 2019, 3.1)."""
     given = packed(of_letters(letters, 200, 500), [500])
-    made = corrupt.mask(given, random(), Masked(), letters)
+    made = Masked().prepare(given, random(), letters)
     chosen = made.targets >= 0
     ordinary = given.tokens < len(LETTERS)
     assert torch.equal(given.tokens[chosen], made.targets[chosen]), "the targets are what was there"
@@ -72,16 +72,16 @@ def test_masking_has_the_shares_of_bert(letters: Tokenizer) -> None:
 
 def test_masking_is_a_function_of_its_generator(letters: Tokenizer) -> None:
     given = Batch(of_letters(letters, 4, 40), of_letters(letters, 4, 40))
-    one, two, other = (corrupt.mask(given, random(seed), Masked(), letters).tokens for seed in (1, 1, 2))
+    one, two, other = (Masked().prepare(given, random(seed), letters).tokens for seed in (1, 1, 2))
     assert torch.equal(one, two) and not torch.equal(one, other)
     nothing = replace(given, tokens=torch.full((4, 40), letters.sep))
-    assert (corrupt.mask(nothing, random(), Masked(), letters).targets == -1).all()
-    assert (corrupt.mask(given, random(), Masked(1e-9), letters).targets >= 0).sum() == 1, "a batch asks something"
+    assert (Masked().prepare(nothing, random(), letters).targets == -1).all()
+    assert (Masked(1e-9).prepare(given, random(), letters).targets >= 0).sum() == 1, "a batch asks something"
 
 
 def test_padding_is_never_hidden(letters: Tokenizer) -> None:
     given = packed(torch.zeros(50, 40, dtype=torch.long), [10, 20])  # ten of padding
-    made = corrupt.mask(given, random(), Masked(0.9), letters)
+    made = Masked(0.9).prepare(given, random(), letters)
     assert (made.targets[:, 30:] == -1).all() and (made.tokens[:, 30:] == 0).all()
     assert (made.targets[:, :30] >= 0).float().mean() > 0.85
 
@@ -98,7 +98,7 @@ def test_whole_words_are_chosen_together(kind: str, tmp_path: Path) -> None:
         whole = "playing dogs playing dogs play gods laying"
     ids = tokenizer.encode(whole)
     given = packed(torch.tensor([ids + ids] * 400), [len(ids), len(ids)])
-    made = corrupt.mask(given, random(), Masked(0.3, whole_words=True), tokenizer)
+    made = Masked(0.3, whole_words=True).prepare(given, random(), tokenizer)
     opens = [at == 0 or not part.startswith("##") for at, part in enumerate(map(tokenizer.token, ids))]
     if kind != "wordpiece":
         opens = [at == 0 or tokenizer.token(id)[0] in "Ġ " for at, id in enumerate(ids)]
@@ -117,7 +117,7 @@ def test_whole_words_are_chosen_together(kind: str, tmp_path: Path) -> None:
 
 def test_each_document_is_cut_between_its_shares() -> None:
     given = packed(tiny.tokens(300, 60), [30, 1, 20])
-    made = corrupt.split_prefix(given, random(), Prefix(0.2, 0.7))
+    made = Prefix(0.2, 0.7).prepare(given, random())
     assert made.prefix is not None and torch.equal(made.tokens, given.tokens)
     for at, length in ((0, 30), (31, 20)):
         prefix, targets = (part[:, at : at + length] for part in (made.prefix, made.targets))
@@ -130,7 +130,7 @@ def test_each_document_is_cut_between_its_shares() -> None:
         assert torch.equal(targets[asked], given.targets[:, at : at + length][asked])
     assert made.prefix[:, 30].all() and not made.prefix[:, 51:].any()
     plain = Batch(given.tokens, given.tokens.roll(-1, 1))
-    cut = corrupt.split_prefix(plain, random(), Prefix(0.5, 0.5))
+    cut = Prefix(0.5, 0.5).prepare(plain, random())
     assert (cut.targets >= 0).sum(1).unique().tolist() == [31] and cut.pos is None
 
 
@@ -139,7 +139,7 @@ def test_each_document_is_cut_between_its_shares() -> None:
 
 def test_span_lengths_are_those_of_t5() -> None:
     """568 tokens become a source of 512 and a target of 114, ends included: T5's own settings (15 %, spans of 3)."""
-    source, target = corrupt.cut_out(np.arange(568), random(), 0.15, 3.0, np.arange(1000, 1100))
+    source, target = cut_out(np.arange(568), random(), 0.15, 3.0, np.arange(1000, 1100))
     assert (len(source) + 1, len(target) + 1) == (512, 114)
     assert (source >= 1000).sum() == 28 and (target < 1000).sum() == 85
 
@@ -150,7 +150,7 @@ def test_source_and_target_hold_the_document(rate: float, length: float, sentine
     hidden, spans = [], []
     for size in [*range(4, 60), *[200] * 200]:
         ids = draw.integers(0, 50, size)
-        source, target = corrupt.cut_out(ids, draw, rate, length, marks)
+        source, target = cut_out(ids, draw, rate, length, marks)
         used = target[target >= 1000]
         assert used.tolist() == source[source >= 1000].tolist() == marks[: len(used)].tolist()
         held = dict(zip(used.tolist(), np.split(target, np.flatnonzero(target >= 1000))[1:], strict=True))
@@ -169,7 +169,7 @@ def test_where_spans_lie_is_uniform() -> None:
     count = np.zeros(12)
     draw = random()
     for _ in range(3000):
-        source, _ = corrupt.cut_out(np.arange(12), draw, 0.25, 1.5, np.arange(100, 110))
+        source, _ = cut_out(np.arange(12), draw, 0.25, 1.5, np.arange(100, 110))
         count[np.setdiff1d(np.arange(12), source)] += 1
     assert count.sum() == 3000 * 3 and abs(count / 3000 - 0.25).max() < 0.1  # ends are hit a little less or more
     assert count[0] / 3000 > 0.15 and count[-1] / 3000 > 0.15
@@ -184,7 +184,7 @@ def test_spans_of_packed_documents_stay_in_them(marked: Tokenizer) -> None:
     tokens = tiny.tokens(3, 64) % len(LETTERS)
     tokens[:, 19] = marked.eos
     given = packed(tokens, [20, 3, 30])  # one too short, eleven of padding
-    made = corrupt.spans(given, random(), Span(), marked)
+    made = Span().prepare(given, random(), marked)
     assert made.source is not None and made.pos is not None and made.source_pos is not None
     assert made.document_ids is not None and made.source_document_ids is not None
     assert made.source.shape == (3, 64) and made.tokens.shape[1] % 8 == 0
@@ -211,12 +211,12 @@ def test_spans_of_packed_documents_stay_in_them(marked: Tokenizer) -> None:
     assert (made.targets[made.pos < 0] == -1).all()
     opened = train_tokenizer("char", [LETTERS], specials=("<s>", *MARKS))
     tokens[:, 23], given = opened.bos, replace(given, tokens=tokens)
-    begun = corrupt.spans(given, random(), Span(0.5), opened)
+    begun = Span(0.5).prepare(given, random(), opened)
     assert begun.tokens[0, 0] == opened.bos and not (begun.source == opened.bos).any(), "ends are not part of the text"
     assert not (begun.targets == opened.bos).any() and (begun.targets == opened.eos).sum() == 6
     given = packed(tokens, [20, 3, 30])
-    made = corrupt.spans(given, random(), Span(), marked)
-    again = corrupt.spans(given, random(), Span(), marked)
+    made = Span().prepare(given, random(), marked)
+    again = Span().prepare(given, random(), marked)
     assert torch.equal(again.tokens, made.tokens) and torch.equal(again.source, made.source)
 
 
@@ -241,16 +241,15 @@ def alone(batch: Batch) -> list[Batch]:
 @torch.no_grad()
 def test_packed_equals_apart(kind: str, letters: Tokenizer, marked: Tokenizer) -> None:
     given = packed(tiny.tokens(3, 60) % len(LETTERS), [25, 7, 20])
-    family, words, tokenizer = {
+    family, objective, tokenizer = {
         "masked": ("bert", Masked(0.3), letters),
         "prefix": ("llama", Prefix(), letters),
         "span": ("t5", Span(0.3), marked),
     }[kind]
     model = tiny.model(tiny.ALL[family])
-    objective = objectives.make(words, 0.1, tokenizer)
-    batch = objective.prepare(given, random())
-    whole = objective.loss(model, batch)
-    parts = [objective.loss(model, part) for part in alone(batch)]
+    batch = objective.prepare(given, random(), tokenizer)
+    whole = objective.loss(model, batch, 0.1)
+    parts = [objective.loss(model, part, 0.1) for part in alone(batch)]
     assert len(parts) == 9 and whole.count == sum(part.count for part in parts) > 9
     torch.testing.assert_close(whole.sum, sum(part.sum for part in parts), rtol=1e-5, atol=1e-4)
 
@@ -258,11 +257,11 @@ def test_packed_equals_apart(kind: str, letters: Tokenizer, marked: Tokenizer) -
 def test_what_the_tokenizer_lacks_is_said(letters: Tokenizer, marked: Tokenizer) -> None:
     given = packed(torch.zeros(2, 10, dtype=torch.long), [3, 3, 3])
     with pytest.raises(UserError, match="no mask token"):
-        corrupt.mask(given, random(), Masked(), marked)
+        Masked().prepare(given, random(), marked)
     with pytest.raises(UserError, match="no sentinels"):
-        corrupt.spans(given, random(), Span(), letters)
+        Span().prepare(given, random(), letters)
     with pytest.raises(UserError, match="longer documents"):
-        corrupt.spans(given, random(), Span(), marked)
+        Span().prepare(given, random(), marked)
     endless = train_tokenizer("char", ["ab"], specials=("<extra_id_0>",))
     with pytest.raises(UserError, match="no end-of-text token"):
-        corrupt.spans(given, random(), Span(), endless)
+        Span().prepare(given, random(), endless)

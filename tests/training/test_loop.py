@@ -16,9 +16,9 @@ from glassformer import config
 from glassformer.config import run
 from glassformer.errors import UserError
 from glassformer.nn import build_model
-from glassformer.training import Batch, Causal, Optimizer, Plan, State, factor, make_plan, objective, probe, train
+from glassformer.training import Batch, Causal, Optimizer, Plan, State, factor, loss, make_plan, probe, train
 from glassformer.training import optimizer as muon
-from glassformer.training.objective import cross_entropy, gradients, split
+from glassformer.training.loss import cross_entropy, gradients, split
 from glassformer.training.precision import Bf16Replica
 
 PLAIN = Plan()
@@ -67,7 +67,7 @@ def names_and_grads(model):
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_cross_entropy_in_pieces_equals_torchs(bias, softcap, smoothing, monkeypatch):
-    monkeypatch.setattr(objective, "NEAR", 50 * 2)  # several passes a piece
+    monkeypatch.setattr(loss, "NEAR", 50 * 2)  # several passes a piece
     draw = torch.Generator().manual_seed(0)
     shapes = [(37, 16), (50, 16)] + [(50,)] * bias
     given = [torch.randn(shape, generator=draw, dtype=torch.float64, requires_grad=True) for shape in shapes]
@@ -95,7 +95,7 @@ def test_a_certain_model_has_its_exact_loss_and_a_broken_one_none():
 
 def test_pieces_never_hold_more_logits_than_the_limit(monkeypatch):
     seen, linear = [], F.linear
-    monkeypatch.setattr(objective.F, "linear", lambda *given: seen.append(len(given[0])) or linear(*given))
+    monkeypatch.setattr(loss.F, "linear", lambda *given: seen.append(len(given[0])) or linear(*given))
     hidden, table = torch.randn(37, 16, requires_grad=True), torch.randn(50, 16)
     cross_entropy(hidden, torch.zeros(37, dtype=torch.long), table, limit=500).backward()
     assert seen == [10, 10, 10, 7] and table.grad is None

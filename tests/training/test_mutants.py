@@ -21,7 +21,7 @@ from glassformer.errors import UserError
 from glassformer.nn import build_model
 from glassformer.tokenizer import train as train_tokenizer
 from glassformer.training import Batches, Optimizer, Plan, checkpoint, loop, train
-from glassformer.training.objective import cross_entropy, read
+from glassformer.training.loss import cross_entropy, forward
 from glassformer.training.schedule import along, factor
 from training.test_checkpoint import begin, go
 from training.test_loop import Random, tiny
@@ -92,7 +92,7 @@ def test_a_prefix_reaches_the_model():
     model, batch = build_model(tiny(), seed=1).eval(), next(Random())
     prefix = torch.zeros_like(batch.tokens, dtype=torch.bool)
     prefix[:, :6] = True
-    plain, told = (read(model, one).hidden for one in (batch, dataclasses.replace(batch, prefix=prefix)))
+    plain, told = (forward(model, one).hidden for one in (batch, dataclasses.replace(batch, prefix=prefix)))
     assert not torch.allclose(plain[:, 2], told[:, 2]) and torch.isfinite(told).all()
 
 

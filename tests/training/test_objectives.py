@@ -12,15 +12,14 @@ from torch.nn import functional as F
 import tiny
 from glassformer import config, training
 from glassformer.checkpoints import Checkpoint, store
-from glassformer.config import objective as objectives
 from glassformer.config import run, serial
-from glassformer.data.correlation import matthews, pearson, ranks
 from glassformer.errors import UserError
 from glassformer.nn import Tape, build_model
-from glassformer.training import Batch, hooks, objective, prepare
+from glassformer.training import Batch, hooks, launch, loss, objectives
 from glassformer.training.loop import train
-from glassformer.training.objective import gradients
-from glassformer.training.objectives import make, uphill
+from glassformer.training.loss import forward, gradients
+from glassformer.training.measures import matthews, pearson, ranks
+from glassformer.training.objectives.classify import ascent
 from glassformer.training.precision import Bf16Replica
 from glassformer.training.probe import Plan
 
@@ -109,10 +108,10 @@ class Same:
 
 @pytest.mark.parametrize("name", CASES)
 def test_one_batch_is_learned_by_heart(name):
-    words, shape, batch = CASES[name]
+    chosen, shape, batch = CASES[name]
     model = build_model(shape, seed=1)
     settings = run.Train(steps=120, batch=4, optimizer=run.AdamW(rate=5e-3), schedule=run.Constant(0.05))
-    steps = list(train(model, Same(batch), make(words), settings, plan=Plan()))
+    steps = list(train(model, Same(batch), chosen, settings, plan=Plan()))
     assert steps[0].loss > 10 * steps[-1].loss and steps[-1].loss < 0.1
     assert steps[0].tokens == int((batch.pos >= 0).sum())
     if "accuracy" in steps[-1].metrics:
@@ -122,12 +121,12 @@ def test_one_batch_is_learned_by_heart(name):
 @pytest.mark.parametrize("pieces", [2, 3])
 @pytest.mark.parametrize("name", CASES)
 def test_pieces_are_the_whole_batch(name, pieces):
-    words, shape, batch = CASES[name]
+    chosen, shape, batch = CASES[name]
     found = []
     for count in (1, pieces):
         model = build_model(shape, seed=1).double()
         label = batch.labels.double() if batch.labels is not None and batch.labels.is_floating_point() else batch.labels
-        sums = gradients(model, dataclasses.replace(batch, labels=label), make(words, 0.1), count)
+        sums = gradients(model, dataclasses.replace(batch, labels=label), chosen, count, 0.1)
         found.append((sums, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}))
     (whole, right), (parts, grads) = found
     assert whole.count == parts.count and whole.tokens == parts.tokens
@@ -139,52 +138,48 @@ def test_pieces_are_the_whole_batch(name, pieces):
 
 @pytest.mark.parametrize("name", CASES)
 def test_bf16_is_near_fp32(name):
-    words, shape, batch = CASES[name]
+    chosen, shape, batch = CASES[name]
     model = build_model(shape, seed=1)
     half = Bf16Replica(model)
     half.follow()
-    low = gradients(half.model, batch, make(words), 1)
+    low = gradients(half.model, batch, chosen, 1)
     assert all(p.grad.dtype is torch.float32 for p in model.parameters() if p.grad is not None)
     model.zero_grad()
-    assert low.loss == pytest.approx(gradients(model, batch, make(words), 1).loss, rel=0.1, abs=0.2)
+    assert low.loss == pytest.approx(gradients(model, batch, chosen, 1).loss, rel=0.1, abs=0.2)
 
 
 def test_dropout_is_the_same_in_both_readings_of_pieces():
-    words, shape, batch = CASES["contrast"]
+    chosen, shape, batch = CASES["contrast"]
     shape = dataclasses.replace(shape, encoder=dataclasses.replace(shape.encoder, dropout=0.3))
     model = build_model(shape, seed=1).double()
     torch.manual_seed(3)
-    sums = gradients(model, batch, make(words), 2)
+    sums = gradients(model, batch, chosen, 2)
     after, grads = torch.rand(1), [p.grad.clone() for p in model.parameters()]
     torch.manual_seed(3)
-    vectors = torch.cat(
-        [model(p.tokens, pos=p.pos, document_ids=p.document_ids).pooled for p in objective.split(batch, 2)]
-    )
+    vectors = torch.cat([model(p.tokens, pos=p.pos, document_ids=p.document_ids).pooled for p in loss.split(batch, 2)])
     assert torch.equal(torch.rand(1), after)
-    loss = make(words).compare(vectors)
-    assert float(loss.sum.detach()) == pytest.approx(sums.loss, rel=1e-6)
-    for mine, right in zip(grads, torch.autograd.grad(loss.sum, list(model.parameters())), strict=True):
+    found = chosen.of_vectors(vectors)
+    assert float(found.sum.detach()) == pytest.approx(sums.loss, rel=1e-6)
+    for mine, right in zip(grads, torch.autograd.grad(found.sum, list(model.parameters())), strict=True):
         torch.testing.assert_close(mine, right, rtol=1e-4, atol=1e-6)
 
 
 def test_the_head_sees_only_the_hidden_tokens(monkeypatch):
-    words, shape, batch = CASES["masked"]
-    seen, real = [], objective.cross_entropy
-    monkeypatch.setattr(
-        objective, "cross_entropy", lambda hidden, *rest: seen.append(len(hidden)) or real(hidden, *rest)
-    )
+    chosen, shape, batch = CASES["masked"]
+    seen, real = [], loss.cross_entropy
+    monkeypatch.setattr(loss, "cross_entropy", lambda hidden, *rest: seen.append(len(hidden)) or real(hidden, *rest))
     model = build_model(shape, seed=1)
-    loss = make(words, 0.1).loss(model, batch)
-    assert seen == [loss.count] == [int((batch.targets >= 0).sum())]
+    found = chosen.loss(model, batch, 0.1)
+    assert seen == [found.count] == [int((batch.targets >= 0).sum())]
     logits = model(batch.tokens, pos=batch.pos, document_ids=batch.document_ids).logits.flatten(0, 1)
     plain = F.cross_entropy(logits, batch.targets.flatten(), ignore_index=-1, reduction="sum", label_smoothing=0.1)
-    torch.testing.assert_close(loss.sum, plain)
+    torch.testing.assert_close(found.sum, plain)
 
 
 def test_a_batch_that_asks_nothing_is_skipped():
-    words, shape, batch = CASES["masked"]
+    chosen, shape, batch = CASES["masked"]
     batch = dataclasses.replace(batch, targets=torch.full_like(batch.targets, -1))
-    step = next(train(build_model(shape, seed=1), Same(batch), make(words), run.Train(batch=4), plan=Plan()))
+    step = next(train(build_model(shape, seed=1), Same(batch), chosen, run.Train(batch=4), plan=Plan()))
     assert step.skipped == "the batch has no targets"
 
 
@@ -193,7 +188,7 @@ def test_contrast_is_cross_entropy_of_cosines_both_ways():
     a, b = F.normalize(vectors[0::2], dim=-1), F.normalize(vectors[1::2], dim=-1)
     scores = torch.tensor([[float(x @ y) / 0.05 for y in b] for x in a])
     there, back = (-torch.log_softmax(s, 1).diagonal().sum() for s in (scores, scores.T))
-    assert float(make(objectives.Contrast()).compare(vectors).sum) == pytest.approx(float(there + back) / 2, rel=1e-5)
+    assert float(objectives.Contrast().of_vectors(vectors).sum) == pytest.approx(float(there + back) / 2, rel=1e-5)
 
 
 def test_measures():
@@ -341,14 +336,14 @@ def test_a_tokenizer_that_lacks_what_the_objective_needs(objective, said, data, 
 
 @pytest.mark.parametrize("name", CASES)
 def test_compiled_is_as_written_out(name):
-    words, shape, batch = CASES[name]
+    chosen, shape, batch = CASES[name]
     model = build_model(dataclasses.replace(shape, pool=None) if name == "masked" else shape, seed=1)
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     compiled = torch.compile(model, backend="aot_eager", dynamic=False)
     for low in (0, 2, 1):
         part = batch.rows(low, low + 2)
-        right, found = (gradients(runner, part, make(words), 1) for runner in (model, compiled))
+        right, found = (gradients(runner, part, chosen, 1) for runner in (model, compiled))
         assert found.loss == pytest.approx(right.loss, rel=1e-5) and found.count == right.count
     if not hasattr(model, "pool"):  # how many documents there are is not known before: the pool stays outside
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
@@ -379,22 +374,20 @@ def test_two_readings_that_should_agree_by_hand():
         p, q, reduction="batchmean", log_target=True
     )
     torch.manual_seed(7)
-    found = make(objectives.Classify(rdrop=3.0)).loss(model, batch)
+    found = objectives.Classify(rdrop=3.0).loss(model, batch)
     torch.testing.assert_close(found.sum / found.count, right + 3.0 / 4 * both)
     model.eval()
-    plain = make(objectives.Classify()).loss(model, batch).sum
-    assert torch.equal(
-        make(objectives.Classify(rdrop=3.0, adversarial=1.0)).loss(model, batch).sum, plain
-    )  # validation
+    plain = objectives.Classify().loss(model, batch).sum
+    assert torch.equal(objectives.Classify(rdrop=3.0, adversarial=1.0).loss(model, batch).sum, plain)  # validation
 
 
 def test_a_push_goes_uphill_by_its_length_in_each_document_alone():
     batch, model = CASES["classify"][2], build_model(CLASSIFIER, seed=1)
     tape = Tape("*.embed", graph=True)
-    output = objective.read(model, batch, tape)
-    loss = F.cross_entropy(output.pooled, batch.labels, reduction="sum")
-    grad, embedded = torch.autograd.grad(loss, tape["encoder.embed"])[0], tape["encoder.embed"].detach()
-    step = uphill(grad, embedded, batch.pos)
+    output = forward(model, batch, tape)
+    plain = F.cross_entropy(output.pooled, batch.labels, reduction="sum")
+    grad, embedded = torch.autograd.grad(plain, tape["encoder.embed"])[0], tape["encoder.embed"].detach()
+    step = ascent(grad, embedded, batch.pos)
     documents = 0
     for row in range(len(step)):
         for number in range(int(batch.document_ids[row].max()) + 1):
@@ -403,18 +396,18 @@ def test_a_push_goes_uphill_by_its_length_in_each_document_alone():
             assert F.cosine_similarity(step[row, own].flatten(), grad[row, own].flatten(), dim=0) > 0.9999
             documents += 1
     assert documents == len(batch.labels) and not step[batch.pos < 0].any()
-    found = make(objectives.Classify(adversarial=0.1)).loss(model, batch).sum.detach()
-    moved = objective.read(model, batch, Tape(edits={"*.embed": lambda path, x: x + 0.1 * step})).pooled
+    found = objectives.Classify(adversarial=0.1).loss(model, batch).sum.detach()
+    moved = forward(model, batch, Tape(edits={"*.embed": lambda path, x: x + 0.1 * step})).pooled
     harder = F.cross_entropy(moved, batch.labels, reduction="sum")
-    torch.testing.assert_close(found, (loss.detach() + harder.detach()) / 2)
-    assert harder > loss
+    torch.testing.assert_close(found, (plain.detach() + harder.detach()) / 2)
+    assert harder > plain
 
 
 def test_a_frozen_trunk_is_pushed_too():
     model, batch = build_model(CLASSIFIER, seed=1), CASES["classify"][2]
     for path, weight in model.named_parameters():
         weight.requires_grad_(path.startswith("pool."))
-    sums = gradients(model, batch, make(objectives.Classify(adversarial=0.5)), 1)
+    sums = gradients(model, batch, objectives.Classify(adversarial=0.5), 1)
     assert math.isfinite(sums.loss)
     assert {path for path, weight in model.named_parameters() if weight.grad is not None} == {
         path for path, _ in model.named_parameters() if path.startswith("pool.")
@@ -423,9 +416,9 @@ def test_a_frozen_trunk_is_pushed_too():
 
 def test_nothing_can_agree_without_dropout():
     chosen = run.Run(data=run.Examples("a.tsv"), train=run.Train(objective=objectives.Classify(rdrop=1.0)))
-    with pytest.raises(UserError, match=r"this model has none; set encoder.dropout, or agree = 0"):
-        prepare.check(chosen, CLASSIFIER)
-    prepare.check(chosen, dropping(CLASSIFIER).config)
+    with pytest.raises(UserError, match=r"this model has none; set encoder.dropout, or rdrop = 0"):
+        launch.fits(chosen, CLASSIFIER)
+    launch.fits(chosen, dropping(CLASSIFIER).config)
 
 
 def test_sizes_below_nothing_are_refused():

@@ -17,6 +17,7 @@ from ..config import serial
 from ..errors import UserError, need
 from ..nn import Model, lora
 from ..recipes import sentences
+from ..tokenizer.framing import target_start
 from . import adapters, weights
 from . import tensors as tensorfiles
 from .checkpoint import FORMAT, SOURCE, Checkpoint
@@ -129,7 +130,7 @@ def _published(
     dtype = str(next(iter(state.values())).dtype).removeprefix("torch.")
     ids = _token_ids(tokenizer, spell_out=True)
     if isinstance(model.config, config.EncoderDecoder) and tokenizer is not None:  # as generation begins
-        ids["decoder_start_token_id"] = tokenizer.pad if tokenizer.bos is None else tokenizer.bos
+        ids["decoder_start_token_id"] = target_start(tokenizer)
     raw = {**raw, **ids} if tokenizer is not None else {**ids, **raw}
     raw = {**raw, "torch_dtype": dtype, **named}
     beside = raw.pop(sentences.KEY, None)

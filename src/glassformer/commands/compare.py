@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import need
-from ..inspection import tables
 from . import eval as evaluate
 from .common import computing, emit, note
 from .parsing import Parser
@@ -84,19 +83,21 @@ def run(given: argparse.Namespace) -> int | None:
 
 def check(given: argparse.Namespace, settings: Any) -> None:
     """Refuse, before anything is trained, a test set or a bag of words that does not fit the runs or cannot be read."""
-    from ..config.objective import Classify, Seq2Seq, Tag
     from ..data import examples, published
     from ..evaluation import metrics
+    from ..training.objectives import Classify
 
     objective, data = settings.train.objective, settings.data
     bags = isinstance(objective, Classify) and not objective.regression and isinstance(data.train, str)
     fits = bags and isinstance(data.valid, str)
     need(fits or not given.bag, "--bag is for two files of texts and labels; leave it out.")
-    tests = isinstance(objective, Classify | Seq2Seq | Tag)
-    need(tests or given.test is None, "--test is for translations and labels; leave it out.")
-    if (given.test is not None or given.bag) and not isinstance(objective, Tag):
-        metrics.installed("sklearn" if isinstance(objective, Classify) else "sacrebleu")
-    if given.test is not None and isinstance(objective, Classify | Tag):
+    need(
+        objective.labelled or "target" in objective.parts or given.test is None,
+        "--test is for translations and labels; leave it out.",
+    )
+    if (given.test is not None or given.bag) and "tokens" not in objective.parts:
+        metrics.installed("sklearn" if objective.labelled else "sacrebleu")
+    if given.test is not None and objective.labelled:
         examples.read(given.test, objective, columns=data.columns)
     for name in (given.test, given.target):
         need(name is None or published.locate(name).is_file(), f"{name} is not a file; give a file of examples.")
@@ -104,14 +105,12 @@ def check(given: argparse.Namespace, settings: Any) -> None:
 
 def test(given: argparse.Namespace, settings: Any, ended: Any) -> None:
     """Put the figures of the test set into the run's record, as ``glassformer eval`` finds them, unless there."""
-    from ..config.objective import Seq2Seq
-
     data = settings.data
     words = ["--data", given.test, "--json", *(["--before", data.before] if data.before else [])]
     words += (
         ["--columns", ",".join(f"{part}={column}" for part, column in data.columns.items())] if data.columns else []
     )
-    if isinstance(settings.train.objective, Seq2Seq):
+    if "target" in settings.train.objective.parts:
         words += ["--target", given.target] if given.target else []
         words += ["--beams", str(given.beams), "--figures", "bleu", "--lengths", ",".join(map(str, given.lengths))]
         if data.tokenizer == "words":  # texts that were parted before, perhaps into pieces
@@ -174,7 +173,10 @@ def table(results: Sequence[Mapping[str, Any]]) -> list[str]:
     kinds = ("run", "valid", "test", "bleu")
     found = dict.fromkeys(name for row in rows for name in row)
     names = sorted(found, key=lambda name: kinds.index(name.split()[0]) if name.split()[0] in kinds else len(kinds))
-    return tables.lines(([row.get(name, "-") for name in names] for row in rows), names)
+    lines = [names, *([row.get(name, "-") for name in names] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    padded = (zip(line, widths, strict=True) for line in lines)
+    return ["  ".join([name.ljust(width), *(cell.rjust(w) for cell, w in rest)]) for (name, width), *rest in padded]
 
 
 def cell(

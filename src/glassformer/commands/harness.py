@@ -24,9 +24,9 @@ def harness_model(model: Any, tokenizer: Any, *, batch: int = 16, progress: Call
             "Tasks need lm-evaluation-harness: pip install lm_eval (some 700 MB with what it needs)."
         ) from None
     from .. import evaluation, generation
-    from ..data.shards import begins
+    from ..tokenizer.framing import document_start
 
-    opening = begins(tokenizer)
+    opening = document_start(tokenizer)
     eos = tokenizer.eos
     prefix = opening if opening is not None else eos
     if prefix is None:

@@ -87,14 +87,13 @@ def called() -> list[str]:
 def write_a_little(model: Any, tokenizer: Any, source: str | None) -> str:
     """What a model under training says when it is asked to begin, or what it makes of a source text."""
     from .. import config, generation
+    from ..tokenizer.framing import question, text_start
 
     if isinstance(model.config, config.EncoderDecoder):
         told = generation.beam(model, tokenizer, source or "", beams=1, max_new=80)
         return f"{source} -> {told[0][0].text}"
     if source is None:
-        start = [tokenizer.bos if tokenizer.bos is not None else tokenizer.eos or 0]
+        start = [text_start(tokenizer) or 0]
         return generation.generate(model, tokenizer, [start], max_new=80, temperature=0.8, seed=1, eos=()).run().text
-    from ..data.examples import question
-
     asked = question(tokenizer, tokenizer.encode(source))
     return f"{source} -> {generation.generate(model, tokenizer, [asked], max_new=80, temperature=0.0).run().text}"

@@ -1,120 +1,125 @@
-"""What a model can be trained to do, and how much of it is trained, as frozen dataclasses. No torch here.
+"""What a model can be trained to do, and how much of it is trained. No torch here.
 
 [train]
 objective = { type = "Masked", rate = 0.15 }
 tune = { type = "LoRA", rank = 8 }
+
+Each objective is a page of ``training/objectives``; one of your own is a class in a file of yours:
+
+    @config.member(Objective)
+    class LastTokens(Objective):
+        count: int = 8  # a setting: train.objective = { type = "LastTokens", count = 4 }
+
+        def loss(self, model, batch, smoothing=0.0): ...
 """
 
 from __future__ import annotations
 
-import math
-from typing import Literal, TypeAlias
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, ClassVar, TypeAlias
 
-from ..errors import above_zero, need
-from .serial import frozen, renamed
+from ..errors import UserError, above_zero, need
+from .ends import Head
+from .model import Decoder, Encoder, Model
+from .serial import frozen, members, to_dict
 
-
-def _share(part: object, name: str) -> None:
-    value = getattr(part, name)
-    need(0 < value < 1, f"{type(part).__name__}.{name} is {value}; give a share between 0 and 1.")
-
+Random: TypeAlias = Any  # numpy.random.Generator
 
 # ------------------------------------------------------------------------------------ objectives
 
 
-@frozen
-class Causal:
-    """The next token, of running text; what GPT learns."""
+class Objective:
+    """One thing that a model can be trained to do. A subclass has its settings as fields, and overrides what differs.
 
-
-@frozen
-class Masked:
-    """The tokens that were hidden (Devlin et al. 2019): ``rate`` of them are chosen, 80 % become the mask,
-    10 % another token, 10 % stay. ``whole_words`` chooses all pieces of a word together.
+    What is here is right for one that learns from running text and asks about tokens.
     """
 
-    rate: float = 0.15
-    whole_words: bool = False
+    members_of: ClassVar[str] = "glassformer.training.objectives"
+    """The package whose pages are this slot's types; imported by name when they are first asked for."""
+    shapes: ClassVar[tuple[type, ...]] = (Decoder,)
+    """The shapes of model it trains."""
+    parts: ClassVar[tuple[str, ...]] = ()
+    """The parts of an example, in the order of columns without names; none where running text is learned from."""
+    optional: ClassVar[tuple[str, ...]] = ()
+    """The parts that an example may lack."""
+    specials: ClassVar[tuple[str, ...]] = ()
+    """What a tokenizer trained for it has besides text; none: its end of text alone."""
+    labelled: ClassVar[bool] = False
+    """Whether the answers are labels (or a number), the same with any tokenizer."""
+    every_token: ClassVar[bool] = False
+    """Whether every token of the text is a target once an epoch, so that its loss tells bits per byte."""
+    generates: ClassVar[bool] = False
+    """Whether a text that the model writes shows what it has learned so far."""
+    regularizers: ClassVar[tuple[str, ...]] = ()
+    """Settings that change how it is learned and not what."""
+    all_pieces: ClassVar[Callable[..., Any] | None] = None
+    """For a loss over a whole batch: ``all_pieces(model, batches, smoothing)`` leaves its gradients in ``.grad``."""
 
-    def __post_init__(self) -> None:
-        _share(self, "rate")
+    def check(self, model: Model, tokenizer: Any = None, *, examples: bool, tune: Tune | None = None) -> None:
+        """UserError where the model's shape, its tokenizer, the kind of data or what is trained does not fit."""
+        name, shape = type(self).__name__, type(model)
+        if shape not in self.shapes:
+            fit = " or ".join(kind.__name__ for kind in self.shapes)
+            article = "an" if shape.__name__[0] in "AEIOU" else "a"
+            others = " or ".join(f'"{other}"' for other, kind in members(Objective).items() if shape in kind.shapes)  # type: ignore[attr-defined]
+            raise UserError(
+                f"The objective {name} trains a model of the shape {fit} and this one is {article} {shape.__name__}; "
+                f"choose another recipe, or another objective such as train.objective = {others}."
+            )
+        kind = "examples" if self.parts else "running text"
+        fitting = f'set [data] type = "{"Examples" if self.parts else "Data"}".'
+        need(examples == bool(self.parts), f"The objective {name} learns from {kind}; {fitting}")
 
+    def with_heads(self, model: Model, labels: int) -> tuple[Model, list[str]]:
+        """The config with the heads that the loss reads, and what had to be added or left out, in sentences."""
+        if model.head is not None:
+            return model, []
+        head = Head(bias=isinstance(model, Encoder))
+        return replace(model, head=head), ["The model has no head over tokens; one is added."]
 
-@frozen
-class Prefix:
-    """The second part of each document, after a first part that is seen both ways (Raffel et al. 2020, 3.2.1).
+    def task(self) -> dict[str, Any]:
+        """What two runs must share for their losses to be comparable, as JSON holds it."""
+        return {key: value for key, value in to_dict(self).items() if key not in self.regularizers}
 
-    Where it is cut is drawn anew each time, between the shares ``least`` and ``most`` of the document.
-    """
+    @property
+    def prepares(self) -> bool:
+        """Whether ``prepare`` does something."""
+        return type(self).prepare is not Objective.prepare
 
-    least: float = 0.1
-    most: float = 0.9
+    def example(self, row: Any) -> Any:
+        """The ``data.examples.Example`` in a ``Row`` of a file that has ``parts``."""
+        raise NotImplementedError
 
-    def __post_init__(self) -> None:
-        need(0 < self.least <= self.most < 1, "Prefix.least and most are shares between 0 and 1, least first.")
+    def layout(self, framing: Any, fit: Any) -> Callable[..., list[dict[str, list[int]]]]:
+        """A function (example, ids of its first text, of its second or None) -> columns for the decoder or only stack,
+        and before it for the encoder; ``framing`` says what opens and closes a text, ``fit`` cuts to the context.
+        """
+        raise NotImplementedError
 
+    def prepare(self, batch: Any, random: Random, tokenizer: Any) -> Any:
+        """The batch of running text, on the CPU, as a question: tokens hidden or cut, targets what is asked."""
+        return batch
 
-@frozen
-class Span:
-    """The spans that were cut out (Raffel et al. 2020, 3.1.4): ``rate`` of the tokens, ``length`` on average.
+    def loss(self, model: Any, batch: Any, smoothing: float = 0.0) -> Any:
+        """The ``training.Loss`` of a prepared batch, with label ``smoothing``; its gradients reach every parameter."""
+        raise NotImplementedError
 
-    Each is a sentinel in the source; the target is every sentinel and what it stands for.
-    """
-
-    rate: float = 0.15
-    length: float = 3.0  # tokens of a span, on average
-
-    def __post_init__(self) -> None:
-        _share(self, "rate")
-        above_zero(self, "length")
-
-
-@frozen
-class Seq2Seq:
-    """The target text after the source text: translation, summarization. A decoder alone reads both as one."""
-
-
-@renamed(agree="rdrop", push="adversarial")
-@frozen
-class Classify:
-    """The label of one text or of two; ``regression`` learns a number instead.
-
-    Where examples are few: ``rdrop`` reads each text twice, with other dropout, and weighs how far apart both answers
-    are (R-Drop, Liang et al. 2021); ``adversarial`` reads it once more with its embedded tokens moved to where the
-    loss grows fastest, all together by that many times the length of one (Miyato et al. 2017). 0 is neither.
-    """
-
-    regression: bool = False
-    rdrop: float = 0.0
-    adversarial: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("rdrop", "adversarial"):
-            value = getattr(self, name)
-            need(0 <= value < math.inf, f"Classify.{name} is {value:g}; give 0 or more.")
-
-
-@frozen
-class Tag:
-    """The label of each word, read at its first token; its other tokens are not counted (Devlin et al. 2019, 5.3)."""
-
-
-@frozen
-class Contrast:
-    """Which of the batch's second texts belongs to each first one (in-batch negatives, Henderson et al. 2017).
-
-    Cosines are divided by ``temperature`` before the softmax; both directions count.
-    """
-
-    temperature: float = 0.05
-
-    def __post_init__(self) -> None:
-        above_zero(self, "temperature")
+    def metrics(self, predictions: Any, labels: Any, names: tuple[str, ...] = ()) -> dict[str, float]:
+        """What a mean over batches cannot say, of all validation's predictions; ``names`` are those of the labels."""
+        return {}
 
 
-Objective: TypeAlias = Causal | Masked | Prefix | Span | Seq2Seq | Classify | Tag | Contrast
-RUNNING = (Causal, Masked, Prefix, Span)
-"""Objectives on running text ([data] type = "Data"); the others need examples ([data] type = "Examples")."""
+def default() -> Objective:
+    """What is learned where a run file does not say."""
+    made: Objective = members(Objective)["Causal"]()
+    return made
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("_") or name not in members(Objective):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return members(Objective)[name]
 
 
 # ------------------------------------------------------------------------- how much is trained
@@ -151,4 +156,3 @@ class LoRA:
 
 
 Tune: TypeAlias = Full | Frozen | LoRA
-Part: TypeAlias = Literal["source", "target", "text", "second", "label", "tokens", "labels"]

@@ -17,8 +17,9 @@ from typing import Any, Literal
 
 from .. import config
 from ..errors import UserError, nearest, need
+from . import objective as objectives
 from . import serial
-from .objective import Causal, Full, Objective, Tune
+from .objective import Full, Objective, Tune
 from .optimizer import AdamW as AdamW
 from .optimizer import Constant as Constant
 from .optimizer import Cosine as Cosine
@@ -118,7 +119,7 @@ class Train:
     evaluations without a lower validation loss (0: never). ``keep`` checkpoints stay, and the best.
     """
 
-    objective: Objective = Causal()  # what is learned
+    objective: Objective = field(default_factory=objectives.default)  # what is learned
     tune: Tune = Full()  # how much of the model trains
     steps: int = 1000  # optimizer steps
     batch: int = 16  # rows a step
@@ -176,7 +177,7 @@ class Run:
 
     model: dict[str, Any] = field(default_factory=lambda: {"recipe": "glass/1m"})
     data: Data | Examples = Data()
-    train: Train = Train()
+    train: Train = field(default_factory=Train)
 
 
 def begun(folder: Path) -> dict[str, Any] | None:

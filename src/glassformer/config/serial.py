@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import difflib
 import functools
+import importlib
 import json
 import math
 import operator
@@ -114,7 +115,7 @@ def member(slot: Any) -> Callable[[type[T]], type[T]]:
     types = frozenset(option for option in typing.get_args(slot) or (slot,) if option is not type(None))
 
     def register(kind: type[T]) -> type[T]:
-        taken = {own.__name__ for own in types}
+        taken = _own(slot)
         need(kind.__name__ not in taken, f"The slot has a {kind.__name__} already; give yours another name.")
         made = kind if "__dataclass_fields__" in vars(kind) else frozen(kind)
         _MEMBERS.setdefault(types, {})[kind.__name__] = made
@@ -125,10 +126,23 @@ def member(slot: Any) -> Callable[[type[T]], type[T]]:
 
 def members(slot: Any) -> dict[str, type]:
     """The types of a slot by name, those that ``member`` added last."""
-    options = typing.get_args(slot) or (slot,)
-    own = {o.__name__: o for o in options if isinstance(o, type) and dataclasses.is_dataclass(o)}
-    more = [added for types, added in _MEMBERS.items() if types <= set(own.values())]
-    return functools.reduce(operator.or_, more, own)
+    options = set(typing.get_args(slot) or (slot,))
+    more = [added for types, added in _MEMBERS.items() if types <= options]
+    return functools.reduce(operator.or_, more, _own(slot))
+
+
+def _own(slot: Any) -> dict[str, type]:
+    """The types that we give a slot: its union's, or those of the package that it names as ``members_of``.
+
+    The package is imported by its name, as an entry point is, when its types are first asked for.
+    """
+    package = importlib.import_module(slot.members_of) if _named_package(slot) else None
+    options = (*(typing.get_args(slot) or (slot,)), *(vars(package).values() if package else ()))
+    return {o.__name__: o for o in options if isinstance(o, type) and dataclasses.is_dataclass(o)}
+
+
+def _named_package(slot: Any) -> bool:
+    return "members_of" in getattr(slot, "__dict__", {})
 
 
 def added(config: Any) -> set[str]:
@@ -163,7 +177,7 @@ def from_dict(kind: Any, raw: Any, where: str = "") -> Any:
     Raises UserError with the dotted place for an unknown key, a missing one or a value of another type.
     """
     origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType) or frozenset((kind,)) in _MEMBERS:
+    if origin in (typing.Union, types.UnionType) or _named_package(kind) or frozenset((kind,)) in _MEMBERS:
         return _from_union(kind, raw, where)
     if origin is typing.Literal:
         if raw not in args:
@@ -199,7 +213,7 @@ def _from_union(kind: Any, raw: Any, where: str) -> Any:
         return _from_table(classes[name], raw, where)
     if classes and isinstance(raw, str) and raw in classes:  # a type with nothing to set, by name alone
         return _from_table(classes[raw], {}, where)
-    plain = [o for o in options if o is not type(None) and not dataclasses.is_dataclass(o)]
+    plain = [o for o in options if o is not type(None) and not dataclasses.is_dataclass(o) and not _named_package(o)]
     if not plain:
         known = _known(raw, classes)
         if isinstance(raw, str):
@@ -274,7 +288,8 @@ def _plain(kind: Any, raw: Any, where: str) -> Any:
 
 @functools.cache
 def _hints(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
 def _at(where: str) -> str:

@@ -80,6 +80,8 @@ def _name(hint: Any) -> str:
         return f"table of {_name(typing.get_args(hint)[1])}"
     if typing.get_args(hint):
         return " | ".join(map(_name, typing.get_args(hint)))
+    if "members_of" in getattr(hint, "__dict__", {}):
+        return " | ".join(serial.members(hint))
     plain = {int: "integer", float: "number", bool: "true or false", str: "text", type(None): "none"}
     return str(plain.get(hint, getattr(hint, "__name__", hint)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -11,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
-from ..config.objective import Classify, Contrast, Objective, Part, Seq2Seq, Tag
 from ..errors import UserError, nearest
 from .records import SHORT, Record, records
 
 if TYPE_CHECKING:
     from ..config import run
+    from ..config.objective import Objective
     from ..tokenizer.tokenizer import Tokenizer
 
 Cut: TypeAlias = Literal["no", "end", "start"]
@@ -86,14 +87,6 @@ class Table:
 # ------------------------------------------------------------------------------- what to read
 
 
-PARTS: dict[type, tuple[Part, ...]] = {
-    Seq2Seq: ("source", "target"),
-    Contrast: ("text", "second"),
-    Classify: ("text", "label"),  # and the second text, where there is one
-    Tag: ("tokens", "labels"),
-}
-
-
 def training_and_validation(data: run.Examples, objective: Objective) -> tuple[Table, Table]:
     """The tables that a run's [data] names, with the same set of labels. Raises UserError as ``read`` does."""
     how = {"columns": data.columns, "before": data.before}
@@ -111,23 +104,20 @@ def read(
     labels: Sequence[str] | None = None,
     before: str = "",
 ) -> Table:
-    """The examples in a file, or in ``{part: file}`` line by line, for an objective.
+    """The examples in a file, or in ``{part: file}`` line by line, as the objective's ``example`` makes them.
 
     ``columns`` says what the parts are called, or which column from 0 they are; without it they have their own names,
     or are the columns in their order. ``labels`` is the set (None: what is found, sorted). An example with an empty
     text is left out, with a note. Raises UserError for what is missing or does not fit, with the line.
     """
-    if type(objective) not in PARTS:
+    if not objective.parts:
         sentence = f"{type(objective).__name__} learns from running text, not from examples; "
         raise UserError(sentence + 'give a corpus ([data] type = "Data").')
-    name, found = records(where, PARTS[type(objective)], columns or {})
-    label = _Labels(name, labels, regression=isinstance(objective, Classify) and objective.regression)
+    name, found = records(where, objective, columns or {})
+    known = _Labels(name, labels)
     examples, empty = [], 0
-    tagged = isinstance(objective, Tag)
-    if tagged and before:
-        raise UserError("Words that are tagged have no text before them; leave data.before (--before) out.")
     for line, record in found:
-        made = _tagged(name, line, record, label) if tagged else _example(name, line, record, before, label)
+        made = objective.example(Row(name, line, record, before, known))
         if made.first.strip(" \t") and (made.second is None or made.second.strip()):
             examples.append(made)
         else:
@@ -135,78 +125,109 @@ def read(
     if not examples:
         raise UserError(f"{name} holds no examples; give a file with some.")
     notes = (f"{name}: left out for an empty text: {empty}",) if empty else ()
-    return label.numbered(Table(name, tuple(examples), notes=notes), labelled=isinstance(objective, Classify | Tag))
+    return known.numbered(Table(name, tuple(examples), notes=notes))
 
 
-def _example(name: str, line: int, record: Record, before: str, label: _Labels) -> Example:
-    texts = {part: _texts(name, line, part, value) for part, value in record.items() if part != "label"}
-    first, *others = texts.values()
-    second = others[0] if others else ("",)
-    opened = before + first[0] if first[0].strip() else ""
-    found = label.take(line, record["label"]) if "label" in record else None
-    return Example(opened, second[0] if others else None, found, line, second if "target" in texts else ())
+@dataclass(frozen=True)
+class Row:
+    """One record of a file, from which an objective makes its example: parts as texts, words or labels.
 
+    ``before`` stands before each source or text. All raise UserError with the line for what is not what they read.
+    """
 
-def _tagged(name: str, line: int, record: Record, label: _Labels) -> Example:
-    """A sentence of words with a label each."""
-    words, labels = record["tokens"], record["labels"]
-    for part, value in record.items():
+    name: str
+    line: int
+    record: Record
+    before: str
+    labels: _Labels
+
+    def __contains__(self, part: str) -> bool:
+        return part in self.record
+
+    @property
+    def where(self) -> str:
+        """The file and the line."""
+        return f"{self.name} line {self.line}"
+
+    def text(self, part: str) -> str:
+        """A text; the sentences of a list are joined."""
+        return self._text(self.record[part])
+
+    def opened(self, part: str) -> str:
+        """A text with what stands before it; nothing stays nothing."""
+        text = self.text(part)
+        return self.before + text if text.strip() else ""
+
+    def texts(self, part: str) -> tuple[str, ...]:
+        """A text, or each of a list."""
+        value = self.record[part]
+        return tuple(map(self._text, value)) if isinstance(value, list) and value else (self._text(value),)
+
+    def list(self, part: str) -> list[Any]:
+        """A list."""
+        value = self.record[part]
         if not isinstance(value, list):
-            raise UserError(f"{name} line {line} holds {json.dumps(value)[:SHORT]} for its {part}; give a list.")
-    if len(words) != len(labels):
-        raise UserError(f"{name} line {line} has {len(words)} words and {len(labels)} labels; give one for each word.")
-    for word in words:
-        if not isinstance(word, str) or not word.strip():
-            raise UserError(f"{name} line {line} holds {json.dumps(word)[:SHORT]} where a word belongs; fix that line.")
-    tags = tuple(int(label.take(line, value)) for value in labels)
-    return Example(" ".join(words), line=line, words=tuple(words), tags=tags)
+            raise UserError(f"{self.where} holds {json.dumps(value)[:SHORT]} for its {part}; give a list.")
+        return value
 
+    def words(self, part: str) -> tuple[str, ...]:
+        """A list of words, none of them empty."""
+        words = self.list(part)
+        for word in words:
+            if not isinstance(word, str) or not word.strip():
+                shown = json.dumps(word)[:SHORT]
+                raise UserError(f"{self.where} holds {shown} where a word belongs; fix that line.")
+        return tuple(words)
 
-def _texts(name: str, line: int, part: str, value: Any) -> tuple[str, ...]:
-    """A part's text, or its several targets; the sentences of a list are joined."""
-    if part == "target" and isinstance(value, list) and value:
-        return tuple(text for one in value for text in _texts(name, line, "", one))
-    if isinstance(value, list) and all(isinstance(sentence, str) for sentence in value):
-        value = " ".join(value)
-    if not isinstance(value, str):
-        raise UserError(f"{name} line {line} holds {json.dumps(value)[:SHORT]} where a text belongs; fix that line.")
-    return (value,)
+    def label(self, part: str) -> int:
+        """The number of a label in the set."""
+        return self.labels.number(self.line, self.record[part])
+
+    def number(self, part: str) -> float:
+        """A finite number."""
+        word = self.labels.word(self.line, self.record[part])
+        with contextlib.suppress(ValueError):
+            if math.isfinite(number := float(word)):
+                return number
+        raise UserError(f'{self.where} has the label "{word[:SHORT]}", which is not a number; fix it.')
+
+    def _text(self, value: Any) -> str:
+        if isinstance(value, list) and all(isinstance(sentence, str) for sentence in value):
+            value = " ".join(value)
+        if not isinstance(value, str):
+            raise UserError(f"{self.where} holds {json.dumps(value)[:SHORT]} where a text belongs; fix that line.")
+        return value
 
 
 class _Labels:
-    """Labels as numbers: of a set that is given, of the set that is found, or numbers as they are."""
+    """Labels as numbers: of a set that is given, or of the set that is found."""
 
-    def __init__(self, name: str, given: Sequence[str] | None, regression: bool) -> None:
-        self.name, self.regression = name, regression
+    def __init__(self, name: str, given: Sequence[str] | None) -> None:
+        self.name = name
         self.known = None if given is None else {label: number for number, label in enumerate(given)}
-        self.found: dict[str, int] = {}
+        self.found: dict[str, int] = {}  # label -> its number in the order of appearance
 
-    def take(self, line: int, value: Any) -> float:
-        """The number of a label; of a set that is not known yet, its number in the order of appearance."""
+    def word(self, line: int, value: Any) -> str:
+        """A label as it is written."""
         word = json.dumps(value) if isinstance(value, bool | int | float) else value
         if not isinstance(word, str) or not word.strip():
             raise UserError(f"{self.name} line {line} has no label; fix or remove that line.")
-        word = word.strip()
-        if self.regression:
-            try:
-                number = float(word)
-            except ValueError:
-                number = math.nan
-            if not math.isfinite(number):
-                raise UserError(
-                    f'{self.name} line {line} has the label "{word[:SHORT]}", which is not a number; fix it.'
-                )
-            return number
+        return word.strip()
+
+    def number(self, line: int, value: Any) -> int:
+        """The number of a label; of a set that is not known yet, its number in the order of appearance."""
+        word = self.word(line, value)
+        number = self.found.setdefault(word, len(self.found))
         if self.known is None:
-            return self.found.setdefault(word, len(self.found))
+            return number
         if word not in self.known:
             sentence = f'{self.name} line {line} has the label "{word[:SHORT]}", which is not one of the set.'
             raise UserError(sentence + nearest(word, self.known))
         return self.known[word]
 
-    def numbered(self, table: Table, labelled: bool) -> Table:
+    def numbered(self, table: Table) -> Table:
         """The table with the set of its labels, found ones in sorted order: as numbers where they all are."""
-        if not labelled or self.regression:
+        if not self.found:
             return table
         if self.known is not None:
             return replace(table, labels=tuple(self.known))
@@ -225,31 +246,12 @@ def _whole(word: str) -> bool:
     return word.removeprefix("-").isdecimal()
 
 
-# ------------------------------------------------------------------- how a target is opened
-
-
-def start_of_target(tokenizer: Tokenizer) -> int:
-    """The token from which a decoder begins to write a target: bos, or pad (T5). Raises UserError without either."""
-    start = tokenizer.pad if tokenizer.bos is None else tokenizer.bos
-    if start is None:
-        raise UserError("This tokenizer has no bos and no pad token to begin a target with; use one that has.")
-    return start
-
-
-def question(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
-    """What a decoder alone reads before it writes the target: (bos) source, then sep or what starts a target."""
-    bos = [] if tokenizer.bos is None or tokenizer.bos == tokenizer.eos else [tokenizer.bos]
-    return [*bos, *ids, start_of_target(tokenizer) if tokenizer.sep is None else tokenizer.sep]
-
-
 # ------------------------------------------------------------------------------- words and labels
 
 
 def words_apart(tokenizer: Tokenizer, sentences: Iterable[Sequence[str]]) -> Iterator[list[list[int]]]:
     """The ids of each word of each sentence, encoded one by one, behind the space that a text has before it."""
-    sentences = [
-        [w if tokenizer.adds_prefix or not at else f" {w}" for at, w in enumerate(words)] for words in sentences
-    ]
+    sentences = [[w if tokenizer.opens or not at else f" {w}" for at, w in enumerate(words)] for words in sentences]
     apart = list(dict.fromkeys(word for words in sentences for word in words))
     known = dict(zip(apart, tokenizer.encode_batch(apart), strict=True))
     for words in sentences:

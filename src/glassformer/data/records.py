@@ -15,60 +15,76 @@ import io
 import itertools
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..config.objective import Part
+from ..config.objective import Objective
+from ..config.serial import members
 from ..errors import UserError, nearest
 from .published import locate
 
-Record = dict[Part, Any]  # part -> what stands there
+Record = dict[str, Any]  # part -> what stands there
 Records = Iterator[tuple[int, Record]]  # each with its line, from 1
-Parts = tuple[Part, ...]
-KNOWN: Parts = ("source", "target", "text", "second", "label", "tokens", "labels")
 SCAN = ("IN: ", " OUT: ")
 DOCUMENT = "-DOCSTART-"  # CoNLL 2003 has it in place of a word where a document begins
 SHORT = 60  # characters of a name or label that a message quotes
 
 
-def records(where: str | Mapping[str, str], parts: Parts, columns: Mapping[str, str]) -> tuple[str, Records]:
-    """What a file, or a file for each part, is called and holds; ``columns`` names the parts or counts from 0.
+@dataclass(frozen=True)
+class Parts:
+    """What an example consists of, in order; some are ``optional``. ``columns`` names them or counts from 0."""
 
-    A text with a label may have a second one beside it. Raises UserError with the line for what is not there.
+    names: tuple[str, ...]
+    optional: tuple[str, ...]
+    columns: Mapping[str, str]
+
+    def among(self, there: Iterable[str]) -> tuple[str, ...]:
+        """The parts, without the optional ones that are not there."""
+        return tuple(part for part in self.names if part not in self.optional or part in there)
+
+    def column(self, part: str) -> str:
+        """What a part is called in the file."""
+        return str(self.columns.get(part, part))
+
+
+def records(where: str | Mapping[str, str], objective: Objective, columns: Mapping[str, str]) -> tuple[str, Records]:
+    """What a file, or a file for each part, is called, and the parts that an objective reads in it.
+
+    Raises UserError with the line for what is not there.
     """
+    known = list(dict.fromkeys(part for kind in members(Objective).values() for part in kind.parts))  # type: ignore[attr-defined]
     for part in (*columns, *(where if isinstance(where, Mapping) else ())):
-        if part not in KNOWN:
-            raise UserError(f'There is no part "{part}" of an example.{nearest(part, KNOWN)}')
+        if part not in known:
+            raise UserError(f'There is no part "{part}" of an example.{nearest(part, known)}')
+    parts = Parts(objective.parts, objective.optional, columns)
     if isinstance(where, Mapping):
-        return _parallel(where, _with_second(parts, "second" in where))
+        return _parallel(where, parts.among(where))
     path = locate(where)
-    return str(path), _file(path, _with_second(parts, "second" in columns), columns)
+    return str(path), _file(path, parts)
 
 
-def _with_second(parts: Parts, there: bool) -> Parts:
-    return ("text", "second", "label") if there and "label" in parts else parts
-
-
-def _file(path: Path, parts: Parts, columns: Mapping[str, str]) -> Records:
+def _file(path: Path, parts: Parts) -> Records:
     content = _content(path)
     kind = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
     if kind in (".jsonl", ".ndjson"):
-        return _jsonl(path, content, parts, columns)
-    if "tokens" in parts:
-        return _sentences(_table(path, _columns(content), parts, columns))
+        return _jsonl(path, content, parts)
+    if "tokens" in parts.names:
+        return _sentences(_table(path, _columns(content), parts))
     if kind == ".csv":
-        return _table(path, _csv(path, content), parts, columns)
+        return _table(path, _csv(path, content), parts)
     first = content.split("\n", 1)[0]
-    if first.startswith(SCAN[0]) and SCAN[1] in first and parts == ("source", "target"):
+    if first.startswith(SCAN[0]) and SCAN[1] in first and parts.names == ("source", "target"):
         return _scan(path, content)
     if kind == ".tsv" or "\t" in first:
-        return _table(path, ((number, line.split("\t")) for number, line in _lines(content)), parts, columns)
+        return _table(path, ((number, line.split("\t")) for number, line in _lines(content)), parts)
     if not content.strip():
         raise UserError(f"{path} is empty; give a file of examples.")
+    needed = parts.among(parts.columns)
     raise UserError(
-        f"{path} has no columns to find {' and '.join(parts)} in; give a .tsv, .csv or .jsonl file, or a file for each "
-        f"part, in a run file such as train = {{ {', '.join(f'{part} = FILE' for part in parts)} }}."
+        f"{path} has no columns to find {' and '.join(needed)} in; give a .tsv, .csv or .jsonl file, or a file for "
+        f"each part, in a run file such as train = {{ {', '.join(f'{part} = FILE' for part in needed)} }}."
     )
 
 
@@ -99,7 +115,7 @@ def _lines(content: str) -> Iterator[tuple[int, str]]:
             yield number, line.removesuffix("\r")
 
 
-def _parallel(where: Mapping[str, str], parts: Parts) -> tuple[str, Records]:
+def _parallel(where: Mapping[str, str], parts: tuple[str, ...]) -> tuple[str, Records]:
     if set(where) != set(parts):
         needed, given = " and ".join(parts), " and ".join(where)
         raise UserError(f"A file for each part is needed, {needed}, and there is one for {given}; change data.train.")
@@ -133,19 +149,20 @@ def _sentences(words: Records) -> Records:
             yield lines[0][0], {part: [word[part] for _, word in lines] for part in ("tokens", "labels")}
 
 
-def _jsonl(path: Path, content: str, parts: Parts, columns: Mapping[str, str]) -> Records:
-    for at, (number, line) in enumerate(_lines(content)):
+def _jsonl(path: Path, content: str, parts: Parts) -> Records:
+    wanted: tuple[str, ...] = ()
+    for number, line in _lines(content):
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise UserError(f"{path} line {number} is not valid JSON ({error}); fix or remove that line.") from None
         if not isinstance(record, dict):
             raise UserError(f"{path} line {number} is not a JSON object; write one {{...}} per line.")
-        parts = _with_second(parts, at == 0 and "second" in record)
-        for part in parts:
-            if columns.get(part, part) not in record:
-                raise _missing(path, part, columns, list(record), f"line {number}")
-        yield number, {part: record[columns.get(part, part)] for part in parts}
+        wanted = wanted or parts.among((*parts.columns, *record))  # the first line tells what all have
+        for part in wanted:
+            if parts.column(part) not in record:
+                raise _missing(path, part, parts, list(record), f"line {number}")
+        yield number, {part: record[parts.column(part)] for part in wanted}
 
 
 def _csv(path: Path, content: str) -> Iterator[tuple[int, list[str]]]:
@@ -158,22 +175,25 @@ def _csv(path: Path, content: str) -> Iterator[tuple[int, list[str]]]:
         raise UserError(f"{path} line {reader.line_num} is not valid CSV ({error}); fix that line.") from None
 
 
-def _table(path: Path, rows: Iterator[tuple[int, list[str]]], parts: Parts, columns: Mapping[str, str]) -> Records:
+def _table(path: Path, rows: Iterator[tuple[int, list[str]]], parts: Parts) -> Records:
     """The parts out of rows; the first row is a header where it holds a name that is looked for."""
     start, head = next(rows, (1, []))
     names = [name.strip() for name in head]
-    wanted = [str(columns.get(part, part)) for part in parts]
-    headed = any(name in names and not name.isdecimal() for name in wanted)
-    parts = _with_second(parts, "second" in names if headed else len(names) > len(parts) and not columns)
+    wanted = parts.among(parts.columns)
+    headed = any(name in names and not name.isdecimal() for name in map(parts.column, wanted))
+    if headed:
+        wanted = parts.among((*parts.columns, *names))
+    elif len(names) > len(wanted) and not parts.columns:
+        wanted = parts.names
     places = {}
-    for at, part in enumerate(parts):
-        name = str(columns.get(part, part))
+    for at, part in enumerate(wanted):
+        name = parts.column(part)
         if name.isdecimal():
             places[part] = int(name)
         elif headed and name in names:
             places[part] = names.index(name)
-        elif headed or columns or len(names) != len(parts):
-            raise _missing(path, part, columns, names, f"line {start}")
+        elif headed or parts.columns or len(names) != len(wanted):
+            raise _missing(path, part, parts, names, f"line {start}")
         else:
             places[part] = at  # without names and without a header they are in their order
     for number, row in rows if headed else itertools.chain([(start, head)], rows):
@@ -183,9 +203,9 @@ def _table(path: Path, rows: Iterator[tuple[int, list[str]]], parts: Parts, colu
         yield number, {part: row[place] for part, place in places.items()}
 
 
-def _missing(path: Path, part: str, columns: Mapping[str, str], names: Sequence[str], where: str) -> UserError:
+def _missing(path: Path, part: str, parts: Parts, names: Sequence[str], where: str) -> UserError:
     shown = ", ".join(f'"{name[:SHORT]}"' for name in names) or "nothing"
     return UserError(
-        f'{path} has no column "{columns.get(part, part)}" for the {part} ({where} holds {shown}); name it, or give '
+        f'{path} has no column "{parts.column(part)}" for the {part} ({where} holds {shown}); name it, or give '
         f"its number from 0 where there is no header: --columns {part}=NAME (in a run file data.columns.{part} = NAME)."
     )

@@ -25,11 +25,14 @@ import numpy as np
 
 from .. import files
 from ..errors import UserError
-from ..tokenizer.budget import pool
+from ..tokenizer.framing import document_start
+from ..tokenizer.tokenizer import LARGE
+from ..tokenizer.watch import pool
 from .corpus import Piece, Source, in_turn
 
 Array = np.ndarray[Any, Any]
 _Encode = Callable[[list[str]], Sequence[Sequence[int]]]
+_Onward = Callable[[str], tuple[list[int], list[tuple[int, int]]]]
 Progress = Callable[[int, int], None]  # bytes of the files read, bytes there are
 
 _FORMAT = 2
@@ -37,8 +40,8 @@ _BATCH = 1 << 17  # characters tokenised at a time by one thread
 _MAPPED = ("tokens.bin", "starts.bin", "marks.bin")
 
 
-class CorpusTokenizer(Protocol):
-    """What is needed of a tokenizer here: what ``Tokenizer`` has."""
+class Tokens(Protocol):
+    """What is needed of a tokenizer here."""
 
     @property
     def size(self) -> int: ...
@@ -48,10 +51,7 @@ class CorpusTokenizer(Protocol):
     def eos(self) -> int | None: ...
     @property
     def fingerprint(self) -> str: ...
-    @property
-    def adds_prefix(self) -> bool: ...
-    def encoder(self, characters: int, /) -> _Encode: ...
-    def encode_continuation(self, text: str, /) -> tuple[list[int], list[tuple[int, int]]]: ...
+    def encode_batch(self, texts: list[str], /) -> Sequence[Sequence[int]]: ...
     def offsets(self, text: str, /) -> list[tuple[int, int]]: ...
 
 
@@ -60,7 +60,7 @@ class _Whole:
     """What a corpus and its splits share."""
 
     source: Source
-    tokenizer: CorpusTokenizer
+    tokenizer: Tokens
     key: str
     marks: Array  # (pieces + 1, 2): tokens before, bytes before
     starts: Array
@@ -77,10 +77,10 @@ class _Whole:
             return before
         first = int(self.marks[piece, 0])
         opens = self.starts[np.searchsorted(self.starts, first)] == first
-        inside -= int(opens and begins(self.tokenizer) is not None)
+        inside -= int(opens and document_start(self.tokenizer) is not None)
         *earlier, (text, _, _) = itertools.islice(self.source.pieces(), max(piece - 1, 0), piece + 1)
-        continues = self.tokenizer.adds_prefix and bool(earlier) and not earlier[0].last
-        spans = self.tokenizer.encode_continuation(text)[1] if continues else self.tokenizer.offsets(text)
+        onward = getattr(self.tokenizer, "encode_onward", None) if earlier and not earlier[0].last else None
+        spans = onward(text)[1] if onward and getattr(self.tokenizer, "opens", False) else self.tokenizer.offsets(text)
         ends = spans[:inside]
         return before + (len(text[: ends[-1][1]].encode()) if ends else 0)
 
@@ -119,7 +119,7 @@ class Shards:
 
     @property
     def shared_border(self) -> bool:
-        return self.whole.tokenizer.eos is not None and begins(self.whole.tokenizer) is None
+        return self.whole.tokenizer.eos is not None and document_start(self.whole.tokenizer) is None
 
     @functools.cached_property
     def bytes(self) -> int:
@@ -167,14 +167,9 @@ class Shards:
         return Shards(self.tokens[begin:end], starts, self.first + begin, self.whole)
 
 
-def begins(tokenizer: CorpusTokenizer) -> int | None:
-    """The token that opens each document: ``bos``, unless ``eos`` is the same and closes the one before."""
-    return None if tokenizer.bos == tokenizer.eos else tokenizer.bos
-
-
 def tokenise(
     source: Source,
-    tokenizer: CorpusTokenizer,
+    tokenizer: Tokens,
     *,
     cache: Path | None = None,
     workers: int | None = None,
@@ -215,9 +210,9 @@ def _sound(folder: Path) -> bool:
         return False
 
 
-def _write(folder: Path, source: Source, tokenizer: CorpusTokenizer, workers: int, progress: Progress | None) -> None:
+def _write(folder: Path, source: Source, tokenizer: Tokens, workers: int, progress: Progress | None) -> None:
     dtype = "uint16" if tokenizer.size <= 1 << 16 else "uint32"
-    bos, eos = begins(tokenizer), tokenizer.eos
+    bos, eos = document_start(tokenizer), tokenizer.eos
     written = size = 0  # tokens, text bytes
     opening, start = True, 0
     with (
@@ -225,7 +220,11 @@ def _write(folder: Path, source: Source, tokenizer: CorpusTokenizer, workers: in
         (folder / "starts.bin").open("wb") as starts,
         (folder / "marks.bin").open("wb") as marks,
     ):
-        for pieces, encoded in _encoded(source, tokenizer, workers):
+        large = source.size >= LARGE
+        encode = getattr(tokenizer, "encode_arrays", None) if large else None
+        plain = encode or tokenizer.encode_batch
+        onward = getattr(tokenizer, "encode_onward", None) if getattr(tokenizer, "opens", False) else None
+        for pieces, encoded in _encoded(source.pieces(), plain, onward, workers):
             stream: list[Array] = []
             length = 0  # of the stream
             borders: list[int] = []
@@ -257,25 +256,24 @@ def _write(folder: Path, source: Source, tokenizer: CorpusTokenizer, workers: in
 
 
 def _encoded(
-    source: Source, tokenizer: CorpusTokenizer, workers: int
+    pieces: Iterable[Piece], encode: _Encode, onward: _Onward | None, workers: int
 ) -> Iterator[tuple[list[Piece], Sequence[Sequence[int]]]]:
-    """Pieces by the batch with their ids, in order; a few batches are held at a time, not more."""
-    encode = tokenizer.encoder(source.size)
+    """Pieces by the batch with their ids, in order; a few batches are held at a time, not more.
+
+    ``onward`` encodes what goes on a document, where that is another thing than a text of its own.
+    """
 
     def ids(batch: list[Piece], opening: bool) -> Sequence[Sequence[int]]:
         opens = [opening, *(piece.last for piece in batch[:-1])]
-        if not tokenizer.adds_prefix or all(opens):
+        if onward is None or all(opens):
             return encode([piece.text for piece in batch])
         first = iter(encode([piece.text for piece, opened in zip(batch, opens, strict=True) if opened]))
-        return [
-            next(first) if opened else tokenizer.encode_continuation(piece.text)[0]
-            for piece, opened in zip(batch, opens, strict=True)
-        ]
+        return [next(first) if opened else onward(piece.text)[0] for piece, opened in zip(batch, opens, strict=True)]
 
     opening = True
     with pool(workers) as threads:
         ahead: collections.deque[tuple[list[Piece], Future[Sequence[Sequence[int]]]]] = collections.deque()
-        for batch in _batched(source.pieces()):
+        for batch in _batched(pieces):
             ahead.append((batch, threads.submit(ids, batch, opening)))
             opening = batch[-1].last
             if len(ahead) > workers:

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from .. import config
-from ..data.examples import Cut, question
+from ..data.examples import Cut
 from ..errors import need
 from ..nn import Model
 from ..nn.finite import must_be_finite
+from ..tokenizer.framing import question, source
 from .loop import Finish
 from .prompt import Prompt, Start, end_tokens, starts_and_sources
 from .session import MANY, Session
@@ -144,16 +145,11 @@ def check(beams: int, best: int, length_penalty: float, max_new: int) -> None:
 
 def _source(cfg: config.Model, tokenizer: Tokenizer, ids: list[int], cut: Cut) -> list[int]:
     """A source's ids with what closes it, cut to the context where that is allowed."""
-    close = question if isinstance(cfg, config.Decoder) else _with_eos
+    close = question if isinstance(cfg, config.Decoder) else source
     room = cfg.context - (len(close(tokenizer, ids)) - len(ids))
     if cut != "no" and len(ids) > room > 0:
         ids = ids[:room] if cut == "end" else ids[-room:]
     return close(tokenizer, ids)
-
-
-def _with_eos(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
-    """As an encoder reads a source; nothing stays nothing, to be refused."""
-    return ids if tokenizer.eos is None or not ids else [*ids, tokenizer.eos]
 
 
 def search(

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from .. import config
 from ..config.context import way_out
-from ..data.shards import begins
 from ..errors import UserError, need
+from ..tokenizer.framing import document_start, target_start, text_start
 
 if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer
@@ -96,7 +96,7 @@ def check(ids: Sequence[int], vocab: int) -> None:
 def first_tokens(tokenizer: Tokenizer | None, start: Start, cfg: config.Model) -> list[int]:
     """What an encoder-decoder's decoder begins with: an id, or several (a language's tag); UserError for bad ones."""
     if start is None and tokenizer is not None:
-        start = tokenizer.pad if tokenizer.bos is None else tokenizer.bos
+        start = target_start(tokenizer)
     if start is None:
         raise UserError("The decoder needs a token to begin with; give start=ID.")
     ids: list[Any] = list(start) if isinstance(start, list | tuple) else [start]
@@ -108,14 +108,14 @@ def first_tokens(tokenizer: Tokenizer | None, start: Start, cfg: config.Model) -
 
 def _encode_one(prompt: object, tokenizer: Tokenizer | None, bos: bool | None, source: bool) -> list[int]:
     if prompt is None and not source:
-        opening = None if tokenizer is None else tokenizer.eos if tokenizer.bos is None else tokenizer.bos
+        opening = None if tokenizer is None else text_start(tokenizer)
         if opening is None:
             raise UserError("There is no bos or eos token to begin with; give a prompt of at least one token.")
         return [opening]
     if isinstance(prompt, str):
         if tokenizer is None:
             raise UserError("A text prompt needs a tokenizer; give one, or give the prompt as token ids.")
-        first = not source and begins(tokenizer) is not None if bos is None else bos
+        first = not source and document_start(tokenizer) is not None if bos is None else bos
         ids = tokenizer.encode(prompt, bos=first, eos=source and tokenizer.eos is not None) if prompt else []
     elif isinstance(prompt, Sequence) and _are_ids(prompt):
         ids = list(map(int, prompt))

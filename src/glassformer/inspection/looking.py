@@ -13,12 +13,10 @@ import torch
 from torch import Tensor
 
 from .. import config
-from ..data.shards import begins
 from ..errors import UserError, need
 from ..nn import Model, Tape
 from ..nn.finite import must_be_finite
-from ..nn.inference import inference
-from . import tables
+from ..tokenizer.framing import document_start, target_start
 
 if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer
@@ -54,7 +52,7 @@ def look(
     return tape.records
 
 
-def predictions(
+def foretold(
     model: Model, tokenizer: Tokenizer, text: Text, count: int, source: Text | None = None
 ) -> list[dict[str, Any]]:
     """For each token that a decoder reads its id, piece and log-probability (None for the first), and what is next.
@@ -63,8 +61,10 @@ def predictions(
     UserError for an encoder, which reads everything at once.
     """
     if isinstance(model.config, config.Encoder):
-        raise UserError("An encoder does not predict the next token; `glassformer fill` shows what it puts in a blank.")
-    need(model.config.head is not None, "This model has no head over tokens and predicts none; give one that has.")
+        raise UserError(
+            "An encoder does not foretell the next token; `glassformer fill` shows what it puts in a blank."
+        )
+    need(model.config.head is not None, "This model has no head over tokens and foretells none; give one that has.")
     need(count > 0, f"There is nothing to show in {count} tokens; give 1 or more.")
     logits = look(model, tokenizer, text, "logits", source=source)["logits"][0]
     logprobs = logits.float().log_softmax(-1)
@@ -79,11 +79,11 @@ def predictions(
     return [{**named(id, p), "next": list(map(named, some, theirs))} for id, p, some, theirs in told]
 
 
-def read_tokens(model: Model, tokenizer: Tokenizer, text: Text, source: Text | None = None) -> dict[str, Any]:
+def tokens(model: Model, tokenizer: Tokenizer, text: Text, source: Text | None = None) -> dict[str, Any]:
     """The ids that the model reads, with the piece that each stands for; of a source too."""
     ids = token_ids(model, tokenizer, text, second=source is not None)[0].tolist()
     told: dict[str, Any] = {"ids": ids, "pieces": [tokenizer.token(number) for number in ids]}
-    return told if source is None else {**told, "source": read_tokens(model, tokenizer, source)}
+    return told if source is None else {**told, "source": tokens(model, tokenizer, source)}
 
 
 def paths(model: Model) -> list[str]:
@@ -107,9 +107,14 @@ def listing(known: Sequence[str]) -> list[str]:
 
 def _run(model: Model, tokens: Sequence[Tensor], tape: Tape) -> None:
     """One pass without gradients or dropout."""
-    with inference(model):
-        output = model(*tokens, tape=tape)
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            output = model(*tokens, tape=tape)
         must_be_finite(model, output.logits, output.hidden)
+    finally:
+        model.train(training)
 
 
 def summarise(values: Mapping[str, Tensor], first: int = 4) -> list[dict[str, Any]]:
@@ -123,13 +128,22 @@ def summarise(values: Mapping[str, Tensor], first: int = 4) -> list[dict[str, An
 def describe(values: Mapping[str, Tensor], first: int = 4) -> list[str]:
     """``summarise`` as a table to print, its heading first."""
     names = ("mean", "std", "min", "max")
-    rows = []
+    table = [("path", "shape", *names, "first values")]
     for entry in summarise(values, first):
         shape = "x".join(map(str, entry["shape"])) or "-"
-        numbers = (_short(entry[name]) for name in names)
-        rows.append((entry["path"], shape, *numbers, " ".join(map(_short, entry["first"]))))
-    heading = ("path", "shape", *names, "first values")
-    return tables.lines(rows, heading, left=(0, len(heading) - 1))
+        table.append(
+            (entry["path"], shape, *(_short(entry[name]) for name in names), " ".join(map(_short, entry["first"])))
+        )
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    left = {0, len(widths) - 1}
+    rows = (
+        (
+            cell.ljust(width) if at in left else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in table
+    )
+    return ["  ".join(row).rstrip() for row in rows]
 
 
 def to_dict(values: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -177,7 +191,7 @@ def token_ids(model: Model, tokenizer: Tokenizer | None, text: Text, second: boo
         if tokenizer is None:
             raise UserError("A text needs a tokenizer; give one, or give the text as token ids.")
         if isinstance(cfg, config.Decoder) or second:
-            opening = begins(tokenizer) if not second else tokenizer.pad if tokenizer.bos is None else tokenizer.bos
+            opening = target_start(tokenizer) if second else document_start(tokenizer)
             ids = ([] if opening is None else [opening]) + tokenizer.encode(text)
         else:
             alone = isinstance(cfg, config.Encoder)

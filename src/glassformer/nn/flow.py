@@ -52,7 +52,7 @@ class Flow:
         prefix: Tensor | None = None,
         history: tuple[Tensor, Tensor] | None = None,  # tokens and positions (B, N) that a cache remembers
         tape: Tape | None = None,
-        engine: str = "auto",
+        engine: str = "sdpa",
         ends: str = "embed",  # where the tape names what is embedded; "source_embed" in an encoder-decoder's encoder
     ) -> None:
         self.pos, self.contiguous, self.document_ids, self.prefix, self.history = (

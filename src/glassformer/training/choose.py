@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..config import run
-from ..config.objective import Causal
 from ..data import find as find_corpus
 from ..errors import UserError
 from ..tokenizer.trainers import written_specials
@@ -99,7 +98,7 @@ def choose(changes: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     chosen for objectives that do not continue texts. Raises UserError for a text too short to learn from.
     """
     settings = run.read(None, changes)
-    if not isinstance(settings.data, run.Data) or not isinstance(settings.train.objective, Causal):
+    if not isinstance(settings.data, run.Data) or not settings.train.objective.every_token:
         return {}, ""
     given = {name.removeprefix("train.") for name in changes}
     fresh = not {"recipe", "from", "type"} & given

@@ -18,7 +18,6 @@ from typing import Any
 from .. import config, files
 from ..config import run as runs
 from ..config import serial
-from ..config.objective import Classify, Tag
 from ..cost import cost
 from ..errors import UserError, need
 from ..nn import device as devices
@@ -93,11 +92,10 @@ def must_agree(settings: runs.Run) -> tuple[dict[str, Any], dict[str, Any]]:
     A loss is one of tokens, so the tokenizer counts; labels are the same in any, and R-Drop and adversarial passes
     belong to how they are learned, as the optimizer does.
     """
-    data, objective = serial.to_dict(settings.data), serial.to_dict(settings.train.objective)
-    if isinstance(settings.train.objective, Classify | Tag):
+    data, objective = serial.to_dict(settings.data), settings.train.objective
+    if objective.labelled:
         data = {key: value for key, value in data.items() if key not in ("tokenizer", "vocab", "cut")}
-        objective = {key: value for key, value in objective.items() if key not in ("rdrop", "adversarial")}
-    return data, objective
+    return data, objective.task()
 
 
 def compare(

@@ -11,19 +11,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 
+from ..config.objective import Objective
 from ..data.shards import Shards
 from ..errors import UserError
 
 Array = np.ndarray[Any, Any]
+Transform: TypeAlias = Callable[["Batch", np.random.Generator], "Batch"]
 
 
 @dataclass(frozen=True)
@@ -278,6 +280,48 @@ class Batches:
 
     def _identity(self) -> dict[str, Any]:
         return {"seed": self.seed, "context": self.context, "weights": self.weights, "content": self.keys}
+
+
+class Transformed:
+    """Batches as an objective wants them: what is drawn for one is a function of the seed and its number alone."""
+
+    def __init__(self, batches: Any, transform: Transform, seed: int) -> None:
+        self.batches, self.transform, self.seed, self.number = batches, transform, seed, 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        batch = next(self.batches)
+        self.number += 1
+        return self.transform(batch, np.random.default_rng((self.seed % 2**64, 0, self.number)))
+
+    @property
+    def epoch(self) -> float:
+        """Times the data has been gone through."""
+        return getattr(self.batches, "epoch", 0)
+
+    def state(self) -> dict[str, Any]:
+        """Where the iterator stands, as JSON holds it."""
+        return {"number": self.number, "batches": self.batches.state()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on exactly where ``state()`` was taken."""
+        self.batches.restore(state["batches"])
+        self.number = state["number"]
+
+
+def transformed(batches: Any, objective: Objective, tokenizer: Any, seed: int) -> Any:
+    """The batches to train on, hidden or cut as the objective asks."""
+    if not objective.prepares:
+        return batches
+    return Transformed(batches, lambda batch, random: objective.prepare(batch, random, tokenizer), seed)
+
+
+def transformed_once(batches: Iterable[Batch], objective: Objective, tokenizer: Any, seed: int) -> Iterator[Batch]:
+    """The batches to validate on, hidden or cut in the same way each time."""
+    for number, batch in enumerate(batches):
+        yield objective.prepare(batch, np.random.default_rng((seed % 2**64, 1, number)), tokenizer)
 
 
 def check_same(state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ import torch
 from .data import Array, Batch, check_same, check_sizes
 from .encoded import Encoded
 
-EMPTY = {"tokens": 0, "targets": -1, "pos": -1, "segments": 0, "prefix": 0, "source": 0, "source_pos": -1}
+EMPTY = {"tokens": 0, "targets": -1, "pos": -1, "segments": 0, "source": 0, "source_pos": -1}
 POOL = 8192  # examples among which the last gaps of a row are closed: many to choose from, quick to look through
 
 
@@ -106,8 +106,6 @@ def batch_of(encoded: Encoded, rows: Sequence[Array], context: int) -> Batch:
         if pos in filled:
             filled[document_ids] = np.where(filled[pos] < 0, -1, np.cumsum(filled[pos] == 0, axis=1) - 1)
     filled.setdefault("targets", np.full_like(filled["tokens"], -1))
-    if "prefix" in filled:
-        filled["prefix"] = filled["prefix"] > 0
     if encoded.labels is not None:
         filled["labels"] = encoded.labels[items]
     return Batch(**{name: torch.from_numpy(values) for name, values in filled.items()})

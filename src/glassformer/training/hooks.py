@@ -16,11 +16,12 @@ import numpy as np
 import torch
 
 from .. import files
+from ..config.objective import Objective
 from ..errors import UserError
 from . import checkpoint
 from .data import Batch
 from .loop import Step
-from .objective import Loss, Objective, mean_metrics
+from .loss import Loss, mean_metrics
 from .routing import counted
 
 Hook = Callable[[Step], None]
@@ -57,8 +58,10 @@ class Evaluate:
     mixtures of experts sent which tokens to ``step.routes``.
     """
 
-    def __init__(self, batches: Callable[[], Iterable[Batch]], objective: Objective, every: int) -> None:
-        self.batches, self.objective, self.every = batches, objective, every
+    def __init__(
+        self, batches: Callable[[], Iterable[Batch]], objective: Objective, every: int, labels: tuple[str, ...] = ()
+    ) -> None:
+        self.batches, self.objective, self.every, self.labels = batches, objective, every, labels
 
     def __call__(self, step: Step) -> None:
         if step.due(self.every):
@@ -75,10 +78,10 @@ class Evaluate:
             for batch in self.batches():
                 losses.append(self.objective.loss(model, batch.to(device)))
             metrics = mean_metrics(losses)
-            said = [loss.said for loss in losses if loss.said is not None]
-            measures = getattr(self.objective, "measures", None)
-            if said and measures is not None:
-                metrics |= measures(*(torch.cat(part) for part in zip(*said, strict=True)))
+            answered = [(loss.predictions, loss.labels) for loss in losses if loss.predictions is not None]
+            if answered:
+                predictions, labels = (torch.cat(part) for part in zip(*answered, strict=True))
+                metrics |= self.objective.metrics(predictions, labels, self.labels)
         targets = sum(loss.count for loss in losses)
         return sum(float(loss.sum) for loss in losses) / targets if targets else math.nan, metrics
 

@@ -21,8 +21,8 @@ import torch
 
 from .. import config, files
 from ..config import serial
-from ..config.objective import Causal, Full, Seq2Seq
-from ..config.run import UNCHECKED, Run, Train
+from ..config.objective import Full, Objective
+from ..config.run import UNCHECKED, Examples, Run, Train
 from ..cost import Cost, available_memory, cost, gibibytes
 from ..errors import UserError, need
 from ..nn import device as devices
@@ -31,8 +31,6 @@ from . import checkpoint, prepare
 from .hooks import Evaluate, Hook, Log, Routing, Save, TensorBoard, draw, note
 from .live import Live, duration
 from .loop import State, Stuck, train
-from .objective import Objective
-from .objectives import make
 from .optimizer import Optimizer
 from .prepare import RunData
 from .probe import Plan, make_plan
@@ -83,11 +81,17 @@ def planned(settings: Run) -> config.Model:
     A BPE has as many tokens as the settings ask for, though a short text may not hold so many.
     """
     origin, tokenizer = prepare.origin(settings, None)
-    prepare.check(settings, prepare.fitted(settings, origin))
+    fits(settings, prepare.fitted(settings, origin))
     examples = prepare.tables(settings)
     size = tokenizer.size if tokenizer else prepare.vocabulary_of(settings, examples)
     labels = prepare.labels(settings, examples)
-    return prepare.with_ends(settings.train.objective, prepare.fitted(settings, origin, size), len(labels))[0]
+    return settings.train.objective.with_heads(prepare.fitted(settings, origin, size), len(labels))[0]
+
+
+def fits(settings: Run, model: config.Model, tokenizer: Any = None) -> None:
+    """UserError for an objective that does not fit the model's shape, the data or the tokenizer."""
+    how, examples = settings.train, isinstance(settings.data, Examples)
+    how.objective.check(model, tokenizer, examples=examples, tune=how.tune)
 
 
 def _train(
@@ -106,18 +110,18 @@ def _train(
     if how.device or device.type != "cpu":
         note(f"Training on {devices.title(device)}.")
     origin, tokenizer = prepare.origin(settings, start)
-    prepare.check(settings, prepare.fitted(settings, origin))  # before a tokenizer is trained
+    fits(settings, prepare.fitted(settings, origin))  # before a tokenizer is trained
     examples = prepare.tables(settings)
     if tokenizer is None:
         tokenizer = prepare.tokenizer_of(settings, examples)
     model_config = prepare.fitted(settings, origin, tokenizer.size)
-    prepare.check(settings, model_config, tokenizer)
+    fits(settings, model_config, tokenizer)
     labels = prepare.labels(settings, examples)
-    model_config, ends = prepare.with_ends(how.objective, model_config, len(labels))
+    model_config, ends = how.objective.with_heads(model_config, len(labels))
     if before:
         _same(before.get("model"), serial.to_dict(model_config), out)
-    objective = make(how.objective, how.label_smoothing, tokenizer)
-    data = prepare.run_data(settings, tokenizer, examples, model_config, objective)
+    objective = how.objective
+    data = prepare.run_data(settings, tokenizer, examples, model_config)
     context = how.context or model_config.context
     price = cost(model_config, -(-how.batch // how.accumulate), context)
     _refuse_what_cannot_fit(price, how, device)
@@ -138,7 +142,7 @@ def _train(
     about |= {"asked": settings.model, "chosen": chosen or before.get("chosen", "")}
     files.write(out / "run.json", serial.dumps(about))
 
-    evaluate = Evaluate(data.validation, make(how.objective, 0.0, tokenizer, labels), how.evaluate_every)
+    evaluate = Evaluate(data.validation, objective, how.evaluate_every, labels)
     save = Save(out, how.save_every, how.keep, tokenizer)
     flops = 0.0 if isinstance(model_config, config.EncoderDecoder) else price.training_flops  # sides are seldom even
     live = Live(flops, plan.peak, _bound(sample, tokenizer, how, data), how.sample_every)
@@ -305,14 +309,14 @@ def _say(price: Cost, how: Train, plan: Plan, data: RunData, still: int) -> None
         f"{how.steps:,} steps of {tokens:,} tokens on {data.name}, {times:.1f} times over: "
         f"about {duration(plan.seconds * (how.steps + looks * seen / 3))}."
     )
-    if times > MANY and isinstance(how.objective, Causal):
+    if times > MANY and how.objective.every_token:
         note("The text is read so often that the model will learn it by heart; take more text or fewer --steps.")
     note(f"{plan.why}.")
 
 
 def _bound(sample: Sampler | None, tokenizer: Any, how: Train, data: RunData) -> Callable[[Any], str] | None:
     """What writes a sample: the model's own text, or its answer to a source that is held out."""
-    if sample is None or not isinstance(how.objective, Causal | Seq2Seq):
+    if sample is None or not how.objective.generates:
         return None
 
     def written(model: Any) -> str:

@@ -17,11 +17,13 @@ import torch
 from torch import Tensor
 
 from ..config import run
+from ..config.objective import Objective
 from ..errors import UserError
 from ..nn import Model
 from ..nn.build import compiled
+from .loss import gradients
 from .memory import keep_freed_memory
-from .objective import Causal, Objective, gradients
+from .objectives import Causal
 from .optimizer import Optimizer
 from .precision import Bf16Replica
 from .probe import Plan, make_plan
@@ -118,7 +120,7 @@ def train(
     never reach the weights.
     """
     settings = settings or run.Train()
-    objective = objective or Causal(settings.label_smoothing)
+    objective = objective or Causal()
     state = state or State(model, Optimizer(model, settings.optimizer), batches)
     if next(model.parameters()).device.type == "cpu":
         keep_freed_memory()
@@ -140,7 +142,7 @@ def train(
         if half is not None:
             half.follow()
         batch, first = first or next(batches), None
-        sums = gradients(runner, batch, objective, settings.accumulate)
+        sums = gradients(runner, batch, objective, settings.accumulate, settings.label_smoothing)
         count = sums.count
         grads = [p.grad for p in state.optimizer.parameters.values() if p.grad is not None]
         norm = float(torch.nn.utils.get_total_norm(grads)) / max(1, count)

@@ -22,16 +22,15 @@ from ..data import Shards, tokenise
 from ..data import find as find_corpus
 from ..errors import UserError, nearest, need
 from ..nn import build_model, lora
-from ..tokenizer import Tokenizer, pretrained
+from ..tokenizer import Tokenizer
 from ..tokenizer import open as open_tokenizer
+from ..tokenizer import pretrained as shelf
 from ..tokenizer import train as train_tokenizer
 from ..tokenizer.trainers import DEFAULT_SIZE, END
-from .data import Batch, Batches, every_token_once
+from .data import Batch, Batches, every_token_once, transformed, transformed_once
 from .encoded import encode
 from .examples import ExampleBatches, each_once
 from .hooks import note
-from .objective import Objective
-from .objectives import prepared, prepared_once
 
 if TYPE_CHECKING:
     from ..data.examples import Table
@@ -40,102 +39,6 @@ Tables = tuple["Table", "Table"]
 TENTHS = 10  # pieces of a text whose validation is spread, each at least ROWS contexts long
 ROWS = 16
 SHOWN = 60  # characters of the source whose answer is shown while training, about
-
-# --------------------------------------------------------------------------- objectives and shapes
-
-SHAPES: dict[type, tuple[type, ...]] = {
-    objectives.Causal: (config.Decoder,),
-    objectives.Masked: (config.Encoder,),
-    objectives.Prefix: (config.Decoder,),
-    objectives.Span: (config.EncoderDecoder,),
-    objectives.Seq2Seq: (config.EncoderDecoder, config.Decoder),
-    objectives.Classify: (config.Encoder, config.Decoder),
-    objectives.Tag: (config.Encoder, config.Decoder),
-    objectives.Contrast: (config.Encoder, config.Decoder),
-}
-SUITS: dict[type, str] = {config.Decoder: "Causal", config.Encoder: "Masked", config.EncoderDecoder: "Seq2Seq"}
-FRAME = ("[PAD]", "<unk>", "[CLS]", "[SEP]", "[MASK]")
-SENTINELS = tuple(f"<extra_id_{number}>" for number in range(100))
-SPECIALS: dict[type, tuple[str, ...]] = {
-    objectives.Masked: FRAME,
-    objectives.Classify: FRAME,
-    objectives.Tag: FRAME,
-    objectives.Contrast: FRAME,
-    objectives.Span: ("<pad>", "</s>", "<unk>", *SENTINELS),
-    objectives.Seq2Seq: ("<pad>", "<s>", "</s>", "<unk>"),
-}
-"""What a tokenizer that is trained for an objective has besides text; the others need its end alone."""
-
-
-def check(settings: Run, made: config.Model, tokenizer: Tokenizer | None = None) -> None:
-    """Refuse an objective that does not fit the model's shape, the data or the tokenizer."""
-    chosen = settings.train.objective
-    name, shape = type(chosen).__name__, type(made)
-    if shape not in SHAPES[type(chosen)]:
-        fit = " or ".join(kind.__name__ for kind in SHAPES[type(chosen)])
-        raise UserError(
-            f"The objective {name} trains a model of the shape {fit} and this one is {_an(shape.__name__)}; choose "
-            f'another recipe, or another objective such as train.objective = "{SUITS[shape]}".'
-        )
-    running = isinstance(chosen, objectives.RUNNING)
-    need(
-        running == isinstance(settings.data, Data),
-        f"The objective {name} learns from {'running text' if running else 'examples'}; "
-        f'set [data] type = "{"Data" if running else "Examples"}".',
-    )
-    if isinstance(chosen, objectives.Classify) and chosen.rdrop:
-        rates = [body.dropout for body in config.bodies(made).values()]
-        rates += [getattr(part, "dropout", 0.0) for part in (made.pool, settings.train.tune)]
-        sentence = "Classify.rdrop compares readings with different dropout, and this model has none; set"
-        need(any(rates), f"{sentence} {next(iter(config.bodies(made)))}.dropout, or agree = 0.")
-    if tokenizer is None:
-        return
-    if isinstance(chosen, objectives.Masked):
-        need(tokenizer.mask is not None, "This tokenizer has no mask token to hide tokens with; use one that has.")
-    if isinstance(chosen, objectives.Span):
-        sentence = "This tokenizer has no sentinels (<extra_id_0> ...) to stand for spans; use one that has, as T5's."
-        need(bool(tokenizer.sentinels), sentence)
-
-
-def _an(word: str) -> str:
-    return f"an {word}" if word[0] in "AEIOU" else f"a {word}"
-
-
-def with_ends(chosen: objectives.Objective, made: config.Model, labels: int) -> tuple[config.Model, list[str]]:
-    """The config with the head and pool that an objective asks of, and what had to be added or left out, in words."""
-    said = []
-    if not isinstance(chosen, objectives.Classify | objectives.Tag | objectives.Contrast):
-        if made.head is None:
-            made = replace(made, head=config.Head(bias=isinstance(made, config.Encoder)))
-            said = ["The model has no head over tokens; one is added."]
-        return made, said
-    if isinstance(made, config.Encoder) and made.head is not None:
-        made, said = (
-            replace(made, head=None),
-            [f"The head over tokens is left out: {type(chosen).__name__} has no use for it."],
-        )
-    pool = made.pool
-    if isinstance(chosen, objectives.Tag) and not isinstance(made, config.EncoderDecoder):
-        made, own = replace(made, pool=None), made.token_head
-        if own is not None:
-            return replace(made, token_head=replace(own, labels=labels, span=False)), said
-        dropout = max(getattr(body, "dropout", 0.0) for body in config.bodies(made).values())
-        said.append("The model has no head over labels; one is added.")
-        return replace(made, token_head=config.TokenHead(labels, dropout=dropout)), said
-    if getattr(made, "token_head", None) is not None:
-        made = serial.change(made, {"token_head": None})
-        said.append("The head over labels of tokens is left out.")
-    if isinstance(chosen, objectives.Contrast):
-        wanted = replace(pool, labels=0) if pool is not None else config.Pool("mean", unit=True)
-    elif pool is not None:
-        wanted = replace(pool, labels=labels or 1, unit=False)
-    else:
-        last = isinstance(made, config.Decoder)
-        wanted = config.Pool("last" if last else "first", None if last else "tanh", labels or 1)
-    if pool is None:
-        said.append(f'The model has no pool; one of the kind "{wanted.of}" is added.')
-    return replace(made, pool=wanted), said
-
 
 # --------------------------------------------------------------------------------------- the model
 
@@ -250,8 +153,7 @@ def tables(settings: Run) -> Tables | None:
 
 def labels(settings: Run, examples: Tables | None) -> tuple[str, ...]:
     """The names of the labels that a text or a word is given one of; a regression has none."""
-    chooses = isinstance(settings.train.objective, objectives.Classify | objectives.Tag)
-    return examples[0].labels or () if chooses and examples is not None else ()
+    return () if examples is None else examples[0].labels or ()
 
 
 def tokenizer_of(settings: Run, examples: Tables | None) -> Tokenizer:
@@ -261,10 +163,10 @@ def tokenizer_of(settings: Run, examples: Tables | None) -> Tokenizer:
     kinds = ("char", "byte", "bpe", "words") if examples else ("char", "byte", "bpe")
     if kind not in kinds:
         path = Path(kind).expanduser()
-        if not path.exists() and kind in pretrained.KNOWN:
-            return pretrained.find(kind)
+        if not path.exists() and kind in shelf.KNOWN:
+            return shelf.find(kind)
         if not path.exists():
-            known = nearest(kind, [*kinds, *pretrained.KNOWN])
+            known = nearest(kind, [*kinds, *shelf.KNOWN])
             raise UserError(f'data.tokenizer: "{kind}" is not a file, folder, kind or name of a tokenizer.{known}')
         return open_tokenizer(places.checkpoint(path) if path.is_dir() else path)
     return train_tokenizer(kind, _announced(kind, _texts(data, examples)), data.vocab, _specials(settings))
@@ -283,7 +185,7 @@ def vocabulary_of(settings: Run, examples: Tables | None) -> int:
 
 
 def _specials(settings: Run) -> tuple[str, ...]:
-    return SPECIALS.get(type(settings.train.objective), (END,))
+    return settings.train.objective.specials or (END,)
 
 
 def _texts(data: Data | Examples, examples: Tables | None) -> Iterable[str]:
@@ -303,9 +205,7 @@ def _announced(kind: str, texts: Iterable[str]) -> Iterable[str]:
         yield one
 
 
-def run_data(
-    settings: Run, tokenizer: Tokenizer, examples: Tables | None, made: config.Model, objective: Objective
-) -> RunData:
+def run_data(settings: Run, tokenizer: Tokenizer, examples: Tables | None, made: config.Model) -> RunData:
     """The run's batches and those it is validated on."""
     how, data = settings.train, settings.data
     context = how.context or made.context
@@ -317,8 +217,8 @@ def run_data(
     once = found.validation
     return replace(
         found,
-        batches=prepared(found.batches, objective, how.seed),
-        validation=lambda: prepared_once(once(), objective, how.seed),
+        batches=transformed(found.batches, how.objective, tokenizer, how.seed),
+        validation=lambda: transformed_once(once(), how.objective, tokenizer, how.seed),
     )
 
 
@@ -351,7 +251,7 @@ def _running(data: Data, tokenizer: Tokenizer, how: Train, context: int) -> RunD
         f"{names} ({tokens:,} tokens)",
         tokens / context,
         tuple(notes),
-        held_out=tuple(held_out) if isinstance(how.objective, objectives.Causal) else (),
+        held_out=tuple(held_out) if how.objective.every_token else (),
     )
 
 

@@ -19,9 +19,10 @@ from torch import nn
 
 from .. import config
 from ..config import run
+from ..config.objective import Objective
 from ..nn import Model
+from .loss import gradients, split
 from .memory import keep_freed_memory
-from .objective import Objective, gradients, split
 from .precision import Bf16Replica
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ TABLE = (
     Reason("GPU with bf16", 0, "bfloat16", "its matrix units take bf16, as everybody trains; not measured here"),
     Reason("machine", 0, "float32", "no product in bf16 is known to be faster here"),
 )
-"""The first row that fits decides. Sources: docs/log.md, "The plan"."""
+"""The first row that fits decides. Sources: docs/performance.md, "The plan"."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What training makes small: the cross-entropy of the next token, and what the model adds to it.
+"""The loss of a batch and its gradients: a forward pass, cross-entropy fused with the head, what the model adds to it.
 
 B batch, T tokens, N counted rows (B * T), C model dim, V vocabulary
 """
@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from torch import Tensor
 from ..nn import Output, Tape
 
 if TYPE_CHECKING:
+    from ..config.objective import Objective
     from .data import Batch
 
 
@@ -36,7 +37,8 @@ class Loss:
     """A loss as ``sum`` over ``count`` targets, so that pieces of a batch add up to the batch.
 
     ``aux`` is a mean already (a mixture's balance and z-loss); ``total`` weighs it by the count. ``tokens`` were read
-    for it. ``facts`` are means over the targets, for the log; ``said`` what was answered and what was right, in full.
+    for it. ``metrics`` are means over the targets, for the log; ``predictions`` and ``labels`` what
+    ``Objective.metrics`` reads of a whole validation.
     """
 
     sum: Tensor
@@ -44,7 +46,8 @@ class Loss:
     aux: Tensor | None = None
     tokens: int = 0
     metrics: dict[str, Tensor] = field(default_factory=dict)
-    said: tuple[Tensor, Tensor] | None = None
+    predictions: Tensor | None = None
+    labels: Tensor | None = None
 
     @property
     def total(self) -> Tensor:
@@ -57,25 +60,8 @@ class Loss:
         return float(self.sum.detach()) / max(1, self.count)
 
 
-class Objective(Protocol):
-    """What ``train`` asks: the loss of a batch."""
-
-    def loss(self, model: Any, batch: Batch) -> Loss: ...
-
-
-class Causal:
-    """The next token's cross-entropy, with label smoothing (Szegedy et al. 2016); targets of -1 do not count."""
-
-    def __init__(self, label_smoothing: float = 0.0) -> None:
-        self.label_smoothing = label_smoothing
-
-    def loss(self, model: Any, batch: Batch) -> Loss:
-        """The loss of a batch; its gradients reach every parameter of ``model``."""
-        return token_loss(model, read(model, batch), batch.targets, self.label_smoothing)
-
-
-def read(model: Any, batch: Batch, tape: Tape | None = None) -> Output:
-    """What a model of any shape makes of a batch; no logits, the losses ask the head themselves."""
+def forward(model: Any, batch: Batch, tape: Tape | None = None) -> Output:
+    """The output of a model of any shape for a batch; no logits, the losses ask the head themselves."""
     given: dict[str, Any] = {"pos": batch.pos, "document_ids": batch.document_ids, "logits": "none"}
     if tape is not None:  # each is another: it would be compiled anew each time
         model, given["tape"] = getattr(model, "_orig_mod", model), tape
@@ -98,10 +84,21 @@ def token_loss(model: Any, output: Output, targets: Tensor, smoothing: float, fe
         counted = aims >= 0
         hidden, aims = hidden[counted], aims[counted]
     total = cross_entropy(head.prepare(hidden), aims, head.table(model.embed), head.proj.bias, head.softcap, smoothing)
-    return Loss(total, count, extra(output), count, output.metrics)
+    return Loss(total, count, aux_loss(output), count, output.metrics)
 
 
-def extra(output: Output) -> Tensor | None:
+def chosen_loss(model: Any, batch: Batch, smoothing: float) -> Loss:
+    """The cross-entropy where ``batch.targets`` asks; the head sees only those places, and all tokens count as read."""
+    loss = token_loss(model, forward(model, batch), batch.targets, smoothing, few=True)
+    return dataclasses.replace(loss, tokens=tokens_in(batch))
+
+
+def tokens_in(batch: Batch) -> int:
+    """The tokens of a batch that are not padding; those of a source are not counted."""
+    return batch.tokens.numel() if batch.pos is None else int((batch.pos >= 0).sum())
+
+
+def aux_loss(output: Output) -> Tensor | None:
     """What the model itself adds to the loss."""
     return sum(output.aux.values()) if output.aux else None  # type: ignore[return-value]
 
@@ -120,19 +117,19 @@ class Sums:
     metrics: dict[str, Any]
 
 
-def gradients(model: Any, batch: Batch, objective: Objective, pieces: int) -> Sums:
+def gradients(model: Any, batch: Batch, objective: Objective, pieces: int, smoothing: float = 0.0) -> Sums:
     """Leave the gradients of the batch's summed loss in ``.grad``, worked through in so many pieces."""
     device = next(model.parameters()).device
     parts = [piece.to(device) for piece in split(batch, pieces)]
-    together = getattr(objective, "together", None)
-    if together is not None and len(parts) > 1:
-        losses = [together(model, parts)]
+    if objective.all_pieces is not None and len(parts) > 1:
+        losses = [objective.all_pieces(model, parts, smoothing)]
     else:
         losses = []
         for part in parts:
-            loss = objective.loss(model, part)
+            loss: Loss = objective.loss(model, part, smoothing)
             loss.total.backward()  # type: ignore[no-untyped-call]
-            losses.append(dataclasses.replace(loss, sum=loss.sum.detach(), aux=detached(loss.aux)))
+            aux = None if loss.aux is None else loss.aux.detach()  # the numbers alone: no graph is held
+            losses.append(dataclasses.replace(loss, sum=loss.sum.detach(), aux=aux))
     return Sums(
         float(sum(loss.total for loss in losses)),
         float(sum(loss.sum for loss in losses)),
@@ -140,11 +137,6 @@ def gradients(model: Any, batch: Batch, objective: Objective, pieces: int) -> Su
         sum(loss.tokens for loss in losses),
         mean_metrics(losses),
     )
-
-
-def detached(x: Tensor | None) -> Tensor | None:
-    """The number alone, nothing held for a backward pass."""
-    return None if x is None else x.detach()
 
 
 def mean_metrics(losses: Sequence[Loss]) -> dict[str, Any]:
@@ -212,7 +204,7 @@ class _HeadLoss(torch.autograd.Function):
         for start in range(0, len(hidden), rows):
             part = hidden[start : start + rows]
             grad = F.linear(part, table, bias)  # (rows, V): logits now, their gradient after the next line
-            total += _to_slope(grad, targets[start : start + rows], softcap, smoothing, train)
+            total += _to_grad(grad, targets[start : start + rows], softcap, smoothing, train)
             if to_hidden is not None:
                 torch.mm(grad, table, out=to_hidden[start : start + rows])
             if ctx.needs_input_grad[1]:
@@ -234,7 +226,7 @@ class _HeadLoss(torch.autograd.Function):
         return to_hidden, to_table, to_bias, None, None, None, None
 
 
-def _to_slope(logits: Tensor, targets: Tensor, softcap: float | None, smoothing: float, train: bool) -> Tensor:
+def _to_grad(logits: Tensor, targets: Tensor, softcap: float | None, smoothing: float, train: bool) -> Tensor:
     """The summed loss of logits (rows, V); they are overwritten with its gradient to them when ``train``."""
     total = logits.new_zeros((), dtype=_wide(logits))
     vocab = logits.shape[1]

@@ -1,0 +1,105 @@
+"""What opens and closes a text: one page, so that training, generation and evaluation cannot differ.
+
+document          <s> t t t </s>      or t t t </s>, whose end opens the next one, where both are the same token
+encoder           [CLS] a a [SEP] b [SEP]      as the tokenizer's own file says
+encoder-decoder   source  s s s </s>           target  <s> t t t </s>, opened by the padding where there is no <s>
+decoder           question and answer  <s> s s s [SEP] t t t </s>, parted by what opens a target without [SEP]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..config import Model
+from ..errors import UserError
+from .tokenizer import Tokenizer
+
+
+class Ends(Protocol):
+    """A tokenizer's own first and last tokens."""
+
+    @property
+    def bos(self) -> int | None: ...
+    @property
+    def eos(self) -> int | None: ...
+
+
+def document_start(tokenizer: Ends) -> int | None:
+    """The token that opens each document: ``bos``, unless ``eos`` is the same and closes the one before."""
+    return None if tokenizer.bos == tokenizer.eos else tokenizer.bos
+
+
+def text_start(tokenizer: Ends) -> int | None:
+    """The token before the first of a text: ``bos``, or ``eos``, which in training closes the document before."""
+    return tokenizer.eos if tokenizer.bos is None else tokenizer.bos
+
+
+def target_start(tokenizer: Tokenizer) -> int | None:
+    """The token from which a decoder beside an encoder begins: ``bos``, or ``pad`` (T5)."""
+    return tokenizer.pad if tokenizer.bos is None else tokenizer.bos
+
+
+def decoder_start(tokenizer: Tokenizer) -> int:
+    """``target_start``; UserError where there is none."""
+    start = target_start(tokenizer)
+    if start is None:
+        raise UserError("This tokenizer has no bos and no pad token to begin a target with; use one that has.")
+    return start
+
+
+def end_of_target(tokenizer: Ends) -> int:
+    """The token that closes a target; UserError where there is none."""
+    if tokenizer.eos is None:
+        raise UserError("This tokenizer has no end-of-text token to end a target with; use one that has.")
+    return tokenizer.eos
+
+
+def source(tokenizer: Ends, ids: Sequence[int]) -> list[int]:
+    """What an encoder beside a decoder reads; nothing stays nothing, to be refused."""
+    return [*ids] if tokenizer.eos is None or not ids else [*ids, tokenizer.eos]
+
+
+def question(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
+    """What a decoder alone reads before it writes the target: (bos) source, then sep or what starts a target."""
+    bos = document_start(tokenizer)
+    parted = decoder_start(tokenizer) if tokenizer.sep is None else tokenizer.sep
+    return [*([] if bos is None else [bos]), *ids, parted]
+
+
+@dataclass(frozen=True)
+class Framing:
+    """The same for a model's examples; the source has a ``source_tokenizer`` of its own where given."""
+
+    tokenizer: Tokenizer
+    model: Model
+    source_tokenizer: Tokenizer | None = None
+
+    @property
+    def decoder_start(self) -> int:
+        """What opens a target; UserError where there is nothing."""
+        return decoder_start(self.tokenizer)
+
+    @property
+    def end_of_target(self) -> int:
+        """What closes a target; UserError where there is nothing."""
+        return end_of_target(self.tokenizer)
+
+    def source(self, ids: list[int]) -> list[int]:
+        """A source for an encoder."""
+        return source(self.source_tokenizer or self.tokenizer, ids)
+
+    def question(self, ids: list[int]) -> list[int]:
+        """A source for a decoder alone."""
+        return question(self.tokenizer, ids)
+
+    def texts(self, texts: list[list[int]]) -> dict[str, list[int]]:
+        """One text or two as columns: tokens, pos, and segments where the model tells them apart."""
+        ids, segments = self.tokenizer.framed(texts)
+        columns = {"tokens": ids, "pos": [*range(len(ids))]}
+        return {**columns, "segments": segments} if getattr(self.model.embed, "segments", 0) else columns
+
+    def around(self, texts: int) -> int:
+        """How many tokens stand around so many texts."""
+        return len(self.texts([[]] * texts)["tokens"])

@@ -1,0 +1,157 @@
+"""The label of a text or of two, or a number.
+
+tokens  [CLS] a a [SEP] b [SEP]    segments  0 0 0 0 1 1    labels, one a document
+
+B batch, T tokens, D documents (texts), C model dim, L labels.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from ...config import Decoder, Encoder, Model, bodies
+from ...config.objective import Objective, Tune
+from ...config.serial import frozen, renamed
+from ...errors import need
+from .common import ENCODER_SPECIALS, with_pool
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ...data.examples import Example, Row
+    from ...tokenizer.framing import Framing
+    from ..data import Batch
+    from ..encoded import Fit, Item, Layout
+    from ..loss import Loss
+
+
+@renamed(agree="rdrop", push="adversarial")
+@frozen
+class Classify(Objective):
+    """The label of one text or of two; ``regression`` learns a number instead.
+
+    Where examples are few: ``rdrop`` reads each text twice, with other dropout, and weighs how far apart both answers
+    are (R-Drop, Liang et al. 2021); ``adversarial`` reads it once more with its embedded tokens moved to where the
+    loss grows fastest, all together by that many times the length of one (Miyato et al. 2017). 0 is neither.
+    """
+
+    regression: bool = False
+    rdrop: float = 0.0
+    adversarial: float = 0.0
+
+    shapes = (Encoder, Decoder)
+    parts = ("text", "second", "label")
+    optional = ("second",)
+    specials = ENCODER_SPECIALS
+    labelled = True
+    regularizers = ("rdrop", "adversarial")
+
+    def __post_init__(self) -> None:
+        for name in ("rdrop", "adversarial"):
+            value = getattr(self, name)
+            need(0 <= value < math.inf, f"Classify.{name} is {value:g}; give 0 or more.")
+
+    def check(self, model: Model, tokenizer: Any = None, *, examples: bool, tune: Tune | None = None) -> None:
+        """UserError for R-Drop without dropout too."""
+        super().check(model, tokenizer, examples=examples)
+        rates = [body.dropout for body in bodies(model).values()]
+        rates += [getattr(part, "dropout", 0.0) for part in (model.pool, tune)]
+        sentence = "Classify.rdrop compares readings with different dropout, and this model has none; set"
+        need(not self.rdrop or any(rates), f"{sentence} {next(iter(bodies(model)))}.dropout, or rdrop = 0.")
+
+    def with_heads(self, model: Model, labels: int) -> tuple[Model, list[str]]:
+        """A pool that ends in the labels."""
+        return with_pool(self, model, labels=labels or 1)
+
+    def example(self, row: Row) -> Example:
+        """A text, perhaps a second one, and a label or a number."""
+        from ...data.examples import Example
+
+        text, second = row.opened("text"), row.text("second") if "second" in row else None
+        label = row.number("label") if self.regression else row.label("label")
+        return Example(text, second, label, row.line)
+
+    def layout(self, framing: Framing, fit: Fit) -> Layout:
+        """One text or two between what opens and closes them."""
+        around = framing.around
+
+        def lay(one: Example, first: list[int], second: list[int] | None) -> list[Item]:
+            texts = [first] if second is None else [first, second]
+            return [framing.texts(fit(one, texts, around(len(texts)), "text"))]
+
+        return lay
+
+    def loss(self, model: Any, batch: Batch, smoothing: float = 0.0) -> Loss:
+        """Summed over documents, of ``Output.pooled`` against labels (D,), long, or float for regression."""
+        import torch
+
+        from ...nn import Tape
+        from ..loss import Loss, aux_loss, forward, tokens_in
+
+        labels = batch.labels
+        assert labels is not None
+        adversarial = self.adversarial > 0 and model.training
+        tape = Tape("*.embed", edits={"*.embed": _leaf}, graph=True) if adversarial else None
+        output = forward(model, batch, tape)
+        answer, metrics = self._answer(output), dict(output.metrics)
+        total = self._error(answer, labels, smoothing)
+        if self.rdrop and model.training:
+            other = self._answer(forward(model, batch))
+            total = (total + self._error(other, labels, smoothing) + self.rdrop * self.divergence(answer, other)) / 2
+        if tape is not None:
+            (embedded,) = tape.records.values()
+            (grad,) = torch.autograd.grad(total, embedded, retain_graph=True)
+            step = self.adversarial * ascent(grad, embedded.detach(), batch.pos)
+            moved = Tape(edits={"*.embed": lambda path, x: x + step})
+            total = (total + self._error(self._answer(forward(model, batch, moved)), labels, smoothing)) / 2
+        if not self.regression:
+            metrics["accuracy"] = (answer.argmax(-1) == labels).float().mean()
+        return Loss(total, len(labels), aux_loss(output), tokens_in(batch), metrics, answer.detach(), labels)
+
+    def metrics(self, predictions: Tensor, labels: Tensor, names: tuple[str, ...] = ()) -> dict[str, float]:
+        """Correlations of numbers, Matthews' of two labels."""
+        from ..measures import correlations, matthews
+
+        if self.regression:
+            return correlations(predictions, labels)
+        return {"matthews": matthews(predictions.argmax(-1), labels)} if predictions.shape[1] == 2 else {}
+
+    def _answer(self, output: Any) -> Tensor:
+        """The logits of each document's labels (D, L), or a number (D,)."""
+        answer: Tensor = output.pooled.float()
+        return answer[:, 0] if self.regression else answer
+
+    def _error(self, answer: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+        """Cross-entropy or squared error, summed over documents."""
+        from torch.nn.functional import cross_entropy
+
+        if self.regression:
+            return (answer - labels).square().sum()
+        return cross_entropy(answer, labels, reduction="sum", label_smoothing=smoothing)
+
+    def divergence(self, one: Tensor, other: Tensor) -> Tensor:
+        """Of two answers, the Kullback-Leibler divergence both ways (Liang et al. 2021, 2), or the square; summed."""
+        if self.regression:
+            return (one - other).square().sum()
+        p, q = one.log_softmax(-1), other.log_softmax(-1)
+        return ((p.exp() - q.exp()) * (p - q)).sum() / 2
+
+
+def ascent(grad: Tensor, embedded: Tensor, pos: Tensor | None) -> Tensor:
+    """``grad`` (B, T, C), in each document scaled to the mean length of its embedded tokens; padding has none."""
+    import torch
+
+    lengths = torch.linalg.vector_norm(embedded.float(), dim=-1)  # (B, T)
+    pos = torch.arange(grad.shape[1], device=grad.device).expand_as(lengths) if pos is None else pos
+    which = ((pos.flatten() == 0).cumsum(0) - 1).clamp(min=0)
+    real = (pos.flatten() >= 0).float()
+    parts = torch.stack((grad.float().square().sum(-1).flatten(), lengths.flatten(), torch.ones_like(real))) * real
+    square, length, tokens = lengths.new_zeros(3, int(which[-1]) + 1).index_add_(1, which, parts)  # of each document
+    scale: Tensor = length / tokens / square.sqrt().clamp(min=1e-30)
+    return grad * scale[which].view(*lengths.shape, 1).to(grad.dtype)
+
+
+def _leaf(path: str, x: Tensor) -> Tensor:
+    """What a gradient is asked for, also where the weights before it are frozen."""
+    return x if x.requires_grad else x.detach().requires_grad_()

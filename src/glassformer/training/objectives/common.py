@@ -1,0 +1,73 @@
+"""What several objectives share: special tokens, documents of a packed batch, pools."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...config import Decoder, Encoder, Model, Pool, serial
+from ...config.objective import Objective
+from ...errors import need
+
+if TYPE_CHECKING:
+    from ..data import Array, Batch
+
+ENCODER_SPECIALS = ("[PAD]", "<unk>", "[CLS]", "[SEP]", "[MASK]")
+
+
+def share(part: object, name: str) -> None:
+    """UserError unless the setting ``name`` is between 0 and 1."""
+    value = getattr(part, name)
+    need(0 < value < 1, f"{type(part).__name__}.{name} is {value}; give a share between 0 and 1.")
+
+
+@dataclass(frozen=True)
+class Documents:
+    """The documents of a batch: where they begin in its flattened tokens, how long they are; ``of`` (B, T), or -1."""
+
+    starts: Array
+    lengths: Array
+    of: Array
+
+    @property
+    def place(self) -> Array:
+        """How far each token is from the beginning of its document (B, T)."""
+        return np.arange(self.of.size).reshape(self.of.shape) - self.starts[self.of]
+
+
+def documents(batch: Batch) -> Documents:
+    """The documents of a batch; what comes first in a row begins one."""
+    shape = batch.tokens.shape
+    pos = np.broadcast_to(np.arange(shape[1]), shape) if batch.pos is None else batch.pos.numpy()
+    real = pos >= 0
+    before = np.pad(real, ((0, 0), (1, 0)))[:, :-1]
+    opens = real & ((pos == 0) | ~before)
+    of = np.where(real, opens.cumsum().reshape(shape) - 1, -1)
+    return Documents(np.flatnonzero(opens), np.bincount(of[real]), of)
+
+
+def without_head(objective: Objective, model: Model) -> tuple[Model, list[str]]:
+    """An encoder without its head over tokens, which what asks about texts has no use for; and the note of it."""
+    if not isinstance(model, Encoder) or model.head is None:
+        return model, []
+    note = f"The head over tokens is left out: {type(objective).__name__} has no use for it."
+    return replace(model, head=None), [note]
+
+
+def with_pool(objective: Objective, model: Model, labels: int) -> tuple[Model, list[str]]:
+    """The config with a pool that ends in so many labels, or in a vector (0), and notes of what else changed."""
+    made, notes = without_head(objective, model)
+    if getattr(made, "token_head", None) is not None:
+        made = serial.change(made, {"token_head": None})
+        notes.append("The head over labels of tokens is left out.")
+    if made.pool is not None:
+        return replace(made, pool=replace(made.pool, labels=labels, unit=made.pool.unit and not labels)), notes
+    last = isinstance(made, Decoder)
+    if not labels:
+        pool = Pool("mean", unit=True)
+    else:
+        pool = Pool("last" if last else "first", None if last else "tanh", labels)
+    notes.append(f'The model has no pool; one of the kind "{pool.of}" is added.')
+    return replace(made, pool=pool), notes

@@ -1,0 +1,140 @@
+"""Which of a batch's second texts belongs to each first one.
+
+N pairs, C model dim.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ...config import Decoder, Encoder, Model
+from ...config.objective import Objective
+from ...config.serial import frozen
+from ...errors import above_zero
+from .common import ENCODER_SPECIALS, with_pool
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from ...data.examples import Example, Row
+    from ...tokenizer.framing import Framing
+    from ..data import Batch
+    from ..encoded import Fit, Item, Layout
+    from ..loss import Loss
+
+
+@frozen
+class Contrast(Objective):
+    """Which of the batch's second texts belongs to each first one (in-batch negatives, Henderson et al. 2017).
+
+    Cosines are divided by ``temperature`` before the softmax; both directions count.
+    """
+
+    temperature: float = 0.05
+
+    shapes = (Encoder, Decoder)
+    parts = ("text", "second")
+    specials = ENCODER_SPECIALS
+
+    def __post_init__(self) -> None:
+        above_zero(self, "temperature")
+
+    def with_heads(self, model: Model, labels: int) -> tuple[Model, list[str]]:
+        """A pool that ends in a vector."""
+        return with_pool(self, model, labels=0)
+
+    def example(self, row: Row) -> Example:
+        """Two texts that belong together."""
+        from ...data.examples import Example
+
+        return Example(row.opened("text"), row.text("second"), line=row.line)
+
+    def layout(self, framing: Framing, fit: Fit) -> Layout:
+        """Two documents side by side, so that a pair never leaves its row."""
+        around = 2 * framing.around(1)
+
+        def lay(one: Example, first: list[int], second: list[int] | None) -> list[Item]:
+            assert second is not None
+            left, right = (framing.texts([text]) for text in fit(one, [first, second], around, "pair"))
+            return [{name: left[name] + right[name] for name in left}]
+
+        return lay
+
+    def loss(self, model: Any, batch: Batch, smoothing: float = 0.0) -> Loss:
+        """Summed over pairs, of ``Output.pooled`` (2N, C)."""
+        from ..loss import aux_loss, forward, tokens_in
+
+        output = forward(model, batch)
+        assert output.pooled is not None
+        loss = self.of_vectors(output.pooled, smoothing)
+        metrics = {**output.metrics, **loss.metrics}
+        return dataclasses.replace(loss, aux=aux_loss(output), tokens=tokens_in(batch), metrics=metrics)
+
+    def of_vectors(self, vectors: Tensor, smoothing: float = 0.0) -> Loss:
+        """The loss of vectors (2N, C), the two of a pair one after the other."""
+        import torch
+        from torch.nn.functional import cross_entropy, normalize
+
+        from ..loss import Loss
+
+        vectors = normalize(vectors.float(), dim=-1)
+        first, second = vectors[0::2], vectors[1::2]
+        scores = first @ second.mT / self.temperature  # (N, N)
+        right = torch.arange(len(scores), device=scores.device)
+        forth, back = (
+            cross_entropy(logits, right, reduction="sum", label_smoothing=smoothing) for logits in (scores, scores.mT)
+        )
+        accuracy = (scores.argmax(-1) == right).float().mean()
+        return Loss((forth + back) / 2, len(scores), metrics={"accuracy": accuracy})
+
+    def all_pieces(self, model: Any, pieces: Sequence[Batch], smoothing: float = 0.0) -> Loss:
+        """The loss of all pieces as of one batch, its gradients left in ``.grad``; no more than one piece is held.
+
+        All are read for their vectors, then each once more for its gradients (Gao et al. 2021, gradient cache).
+        """
+        import torch
+
+        from ..loss import aux_loss, forward, tokens_in
+
+        device = next(model.parameters()).device
+        drawn, vectors = [], []
+        for piece in pieces:
+            drawn.append(_random_state(device))
+            vectors.append(forward(model, piece).pooled.detach())  # type: ignore[union-attr]
+        end = _random_state(device)
+        leaf = torch.cat(vectors).requires_grad_()
+        loss = self.of_vectors(leaf, smoothing)
+        loss.sum.backward()  # type: ignore[no-untyped-call]
+        assert leaf.grad is not None
+        aux, metrics = torch.zeros((), device=device), dict[str, Any]()
+        grads = torch.split(leaf.grad, [len(some) for some in vectors])
+        for piece, state, grad in zip(pieces, drawn, grads, strict=True):
+            _restore_random(device, state)  # the same dropout again
+            output = forward(model, piece)
+            added, share = aux_loss(output), len(grad) / len(leaf)
+            total = (output.pooled * grad).sum()  # type: ignore[operator]
+            if added is not None:
+                total, aux = total + added * share * loss.count, aux + added.detach() * share
+            total.backward()  # type: ignore[no-untyped-call]
+            metrics = {n: metrics.get(n, 0) + metric.detach() * share for n, metric in output.metrics.items()}
+        _restore_random(device, end)
+        tokens = sum(map(tokens_in, pieces))
+        metrics |= loss.metrics
+        return dataclasses.replace(loss, sum=loss.sum.detach(), aux=aux, tokens=tokens, metrics=metrics)
+
+
+def _random_state(device: torch.device) -> Tensor:
+    """Where the generator that dropout draws from stands."""
+    import torch
+
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def _restore_random(device: torch.device, state: Tensor) -> None:
+    """Put that generator back there."""
+    import torch
+
+    torch.cuda.set_rng_state(state, device) if device.type == "cuda" else torch.set_rng_state(state)

@@ -1,0 +1,104 @@
+"""Tokens that were hidden.
+
+    text   Thank you for inviting me to your party last week
+    mask   Thank you [M] inviting me to your apple last week        targets  for, party
+
+B rows, T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...config import Encoder, Model
+from ...config.objective import Objective, Tune
+from ...config.serial import frozen
+from ...errors import need
+from .common import ENCODER_SPECIALS, documents, share
+
+if TYPE_CHECKING:
+    from ...tokenizer.tokenizer import Tokenizer
+    from ..data import Array, Batch
+    from ..loss import Loss
+
+
+@frozen
+class Masked(Objective):
+    """The tokens that were hidden (Devlin et al. 2019): ``rate`` of them are chosen, 80 % become the mask,
+    10 % another token, 10 % stay. ``whole_words`` chooses all pieces of a word together.
+    """
+
+    rate: float = 0.15
+    whole_words: bool = False
+
+    shapes = (Encoder,)
+    specials = ENCODER_SPECIALS
+
+    def __post_init__(self) -> None:
+        share(self, "rate")
+
+    def check(self, model: Model, tokenizer: Any = None, *, examples: bool, tune: Tune | None = None) -> None:
+        """UserError for a tokenizer without a mask too."""
+        super().check(model, tokenizer, examples=examples)
+        if tokenizer is not None:
+            _mask_of(tokenizer)
+
+    def prepare(self, batch: Batch, random: np.random.Generator, tokenizer: Tokenizer | None) -> Batch:
+        """Hide each token with probability ``rate``, or each word; the targets are what was there.
+
+        Special tokens and padding are never chosen. Raises UserError when the tokenizer has no mask.
+        """
+        import torch
+
+        mask = _mask_of(tokenizer)
+        assert tokenizer is not None
+        ordinary, opens = _kinds(tokenizer)
+        tokens = batch.tokens.numpy()
+        found = documents(batch)
+        may = ordinary[tokens] & (found.of >= 0)
+        if self.whole_words:
+            after = np.pad(may, ((0, 0), (1, 0)))[:, :-1]
+            word = (opens[tokens] | (found.place == 0) | ~may | ~after).cumsum().reshape(tokens.shape)
+            chosen = may & (random.random(word.max() + 1) < self.rate)[word]
+        else:
+            chosen = may & (random.random(tokens.shape) < self.rate)
+        if not chosen.any() and may.any():
+            chosen.flat[random.choice(np.flatnonzero(may))] = True  # a batch asks something
+        fate, others = random.random(tokens.shape), np.flatnonzero(ordinary)
+        shown = np.where(chosen & (fate < 0.8), mask, tokens)
+        shown = np.where(chosen & (fate >= 0.9), others[random.integers(len(others), size=tokens.shape)], shown)
+        targets = np.where(chosen, tokens, -1)
+        return dataclasses.replace(batch, tokens=torch.from_numpy(shown), targets=torch.from_numpy(targets))
+
+    def loss(self, model: Any, batch: Batch, smoothing: float = 0.0) -> Loss:
+        """The cross-entropy at the chosen places; the head sees only those."""
+        from ..loss import chosen_loss
+
+        return chosen_loss(model, batch, smoothing)
+
+
+def _mask_of(tokenizer: Tokenizer | None) -> int:
+    mask = None if tokenizer is None else tokenizer.mask
+    need(
+        mask is not None,
+        'This tokenizer has no mask token to hide tokens with; use one that has, or train one with "[MASK]".',
+    )
+    assert mask is not None
+    return mask
+
+
+@functools.lru_cache(maxsize=4)
+def _kinds(tokenizer: Tokenizer) -> tuple[Array, Array]:
+    """Of each id (V,): is it ordinary, not a special token; does it start a word, as white space parts them?"""
+    special = set(tokenizer.specials.values())
+    names = [tokenizer.token(id) for id in range(tokenizer.size)]
+    ordinary = np.array([bool(name) and id not in special for id, name in enumerate(names)])
+    prefix = json.loads(tokenizer.to_json())["model"].get("continuing_subword_prefix")
+    if prefix:  # WordPiece marks what goes on instead
+        return ordinary, np.array([not name.startswith(prefix) for name in names])
+    return ordinary, np.array([tokenizer.bytes_of(id)[:1].isspace() for id in range(tokenizer.size)])

@@ -1,0 +1,52 @@
+"""The second part of each document, after a first part that is seen both ways.
+
+text     Thank you for inviting|me to your party last week        targets  me to your party last week
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...config.objective import Objective
+from ...config.serial import frozen
+from ...errors import need
+from .common import documents
+
+if TYPE_CHECKING:
+    from ..data import Batch
+    from ..loss import Loss
+
+
+@frozen
+class Prefix(Objective):
+    """The second part of each document, after a first part that is seen both ways (Raffel et al. 2020, 3.2.1).
+
+    Where it is cut is drawn anew each time, between the shares ``least`` and ``most`` of the document.
+    """
+
+    least: float = 0.1
+    most: float = 0.9
+
+    def __post_init__(self) -> None:
+        need(0 < self.least <= self.most < 1, "Prefix.least and most are shares between 0 and 1, least first.")
+
+    def prepare(self, batch: Batch, random: np.random.Generator, tokenizer: Any = None) -> Batch:
+        """Cut each document in two: ``prefix`` before, targets only after. The prefix's last token predicts too."""
+        import torch
+
+        found = documents(batch)
+        shares = random.uniform(self.least, self.most, len(found.lengths))
+        cut = np.clip(np.rint(shares * found.lengths).astype(np.int64), 1, np.maximum(found.lengths - 1, 1))
+        inside, place = found.of >= 0, found.place
+        prefix = torch.from_numpy(inside & (place < cut[found.of]))
+        asked = torch.from_numpy(inside & (place >= cut[found.of] - 1))
+        return dataclasses.replace(batch, prefix=prefix, targets=torch.where(asked, batch.targets, -1))
+
+    def loss(self, model: Any, batch: Batch, smoothing: float = 0.0) -> Loss:
+        """The cross-entropy of the second parts; the head sees only those."""
+        from ..loss import chosen_loss
+
+        return chosen_loss(model, batch, smoothing)

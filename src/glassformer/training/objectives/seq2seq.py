@@ -1,0 +1,70 @@
+"""A target text after a source text: translation, summarization.
+
+encoder-decoder   source  s s s </s>         tokens  <s> t t t    targets  t t t </s>
+decoder           tokens  s s s <s> t t t    targets  - - - t t t </s>
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ...config import Decoder, EncoderDecoder
+from ...config.objective import Objective
+from ...config.serial import frozen
+
+if TYPE_CHECKING:
+    from ...data.examples import Example, Row
+    from ...tokenizer.framing import Framing
+    from ..data import Batch
+    from ..encoded import Fit, Item, Layout
+    from ..loss import Loss
+
+
+@frozen
+class Seq2Seq(Objective):
+    """The target text after the source text: translation, summarization. A decoder alone reads both as one."""
+
+    shapes = (EncoderDecoder, Decoder)
+    parts = ("source", "target")
+    specials = ("<pad>", "<s>", "</s>", "<unk>")
+    generates = True
+
+    def example(self, row: Row) -> Example:
+        """A source and its targets; the first is learned from, all are references."""
+        from ...data.examples import Example
+
+        source, targets = row.opened("source"), row.texts("target")
+        return Example(source, targets[0], line=row.line, references=targets)
+
+    def layout(self, framing: Framing, fit: Fit) -> Layout:
+        """The source for the encoder and the target for the decoder, or both as one text of which the end is asked."""
+        eos = framing.end_of_target
+
+        def pair(one: Example, source: list[int], target: list[int] | None) -> list[Item]:
+            assert target is not None
+            (source,) = fit(one, [source], 1, "source")
+            (target,) = fit(one, [target], 1, "target")
+            read = framing.source(source)
+            return [
+                {
+                    "tokens": [framing.decoder_start, *target],
+                    "targets": [*target, eos],
+                    "pos": [*range(len(target) + 1)],
+                },
+                {"source": read, "source_pos": [*range(len(read))]},
+            ]
+
+        def one_text(one: Example, source: list[int], target: list[int] | None) -> list[Item]:
+            assert target is not None
+            source, target = fit(one, [source, target], len(framing.question([])), "source and target")
+            asked = framing.question(source)
+            targets = [-1] * (len(asked) - 1) + [*target, eos]
+            return [{"tokens": asked + target, "targets": targets, "pos": [*range(len(targets))]}]
+
+        return pair if isinstance(framing.model, EncoderDecoder) else one_text
+
+    def loss(self, model: Any, batch: Batch, smoothing: float = 0.0) -> Loss:
+        """The cross-entropy of the targets; the head sees only those."""
+        from ..loss import chosen_loss
+
+        return chosen_loss(model, batch, smoothing)

@@ -1,0 +1,105 @@
+"""The label of each word of a sentence, at its first token.
+
+tokens   [CLS] ann ##a lives [SEP]
+targets    -    3   -    1     -
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ...config import Decoder, Encoder, EncoderDecoder, Model, TokenHead, bodies
+from ...config.objective import Objective
+from ...config.serial import frozen
+from ...errors import need
+from .common import ENCODER_SPECIALS, without_head
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ...data.examples import Example, Row
+    from ...tokenizer.framing import Framing
+    from ..data import Batch
+    from ..encoded import Fit, Item, Layout
+    from ..loss import Loss
+
+
+@frozen
+class Tag(Objective):
+    """The label of each word, read at its first token; its other tokens are not counted (Devlin et al. 2019, 5.3)."""
+
+    shapes = (Encoder, Decoder)
+    parts = ("tokens", "labels")
+    specials = ENCODER_SPECIALS
+    labelled = True
+
+    def with_heads(self, model: Model, labels: int) -> tuple[Model, list[str]]:
+        """A head over labels at every token."""
+        made, notes = without_head(self, model)
+        assert not isinstance(made, EncoderDecoder)
+        made, own = replace(made, pool=None), made.token_head
+        if own is not None:
+            return replace(made, token_head=replace(own, labels=labels, span=False)), notes
+        dropout = max(getattr(body, "dropout", 0.0) for body in bodies(made).values())
+        notes.append("The model has no head over labels; one is added.")
+        return replace(made, token_head=TokenHead(labels, dropout=dropout)), notes
+
+    def example(self, row: Row) -> Example:
+        """A sentence of words with a label each."""
+        from ...data.examples import Example
+
+        sentence = "Words that are tagged have no text before them; leave data.before (--before) out."
+        need(not row.before, sentence)
+        words, labels = row.words("tokens"), row.list("labels")
+        counts = f"{row.where} has {len(words)} words and {len(labels)} labels; give one for each word."
+        need(len(words) == len(labels), counts)
+        tags = tuple(row.labels.number(row.line, label) for label in labels)
+        return Example(" ".join(words), line=row.line, words=words, tags=tags)
+
+    def layout(self, framing: Framing, fit: Fit) -> Layout:
+        """Words' ids between what opens and closes a text, and a target at the first of each."""
+        opened = framing.texts([[-1]])["tokens"]
+        start, around = opened.index(-1), len(opened) - 1
+
+        def lay(one: Example, words: list[list[int]], second: list[int] | None) -> list[Item]:
+            ids = [id for word in words for id in word]
+            tags = [t for tag, word in zip(one.tags, words, strict=True) for t in (tag, *[-1] * (len(word) - 1))]
+            (ids,), (tags,) = (fit(one, [part], around, "sentence") for part in (ids, tags))
+            return [{**framing.texts([ids]), "targets": [-1] * start + tags + [-1] * (around - start)}]
+
+        return lay
+
+    def loss(self, model: Any, batch: Batch, smoothing: float = 0.0) -> Loss:
+        """Summed over words, of ``Output.tagged`` (B, T, L) against ``batch.targets``."""
+        import torch
+        from torch.nn.functional import cross_entropy
+
+        from ..loss import Loss, aux_loss, forward, tokens_in
+
+        output = forward(model, batch)
+        assert output.tagged is not None
+        asked = batch.targets >= 0
+        answer, labels = output.tagged[asked].float(), batch.targets[asked]
+        total = cross_entropy(answer, labels, reduction="sum", label_smoothing=smoothing)
+        chosen, count = answer.argmax(-1), len(labels)
+        metrics = {**output.metrics, "accuracy": (chosen == labels).float().sum() / max(1, count)}
+        opens = torch.zeros_like(asked) if batch.pos is None else batch.pos == 0
+        opens[:, 0] = True
+        sentence = opens.flatten().cumsum(0).view_as(asked)[asked]
+        first = sentence.diff(prepend=sentence.new_zeros(1)).clamp(max=1)
+        labels = torch.stack((labels, first), 1)
+        return Loss(total, count, aux_loss(output), tokens_in(batch), metrics, chosen, labels)
+
+    def metrics(self, predictions: Tensor, labels: Tensor, names: tuple[str, ...] = ()) -> dict[str, float]:
+        """How many entities were found, if labels tell of any; labels (N, 2), and 1 where a sentence begins."""
+        import torch
+
+        from ...data.entities import agreement, are_bio
+
+        if not are_bio(names):
+            return {}
+        begins = labels[:, 1].nonzero()[1:, 0].cpu()
+        sides = (torch.tensor_split(side.cpu(), begins) for side in (predictions, labels[:, 0]))
+        predicted, true = ([[names[label] for label in one.tolist()] for one in side] for side in sides)
+        return agreement(predicted, true)

@@ -476,7 +476,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "phi3/mini-4k",
         {"rope_scaling": {"type": "su", "short_factor": [1.0, 1.0], "long_factor": [1.0, 2.0]}},
-        "LongRopeScaling has 2 factors for 48 waves",
+        "LongRopeScaling has 2 factors for 48 frequencies",
     ),
     ("qwen2/7b", {"rope_scaling": {"type": "longrope"}}, 'rope_scaling is "longrope".*length of the whole text'),
     ("phi3/mini-4k", {"rope_scaling": {"type": "yarn"}}, 'rope_scaling is "yarn"'),

@@ -1,4 +1,4 @@
-"""Models for longer texts or shorter ones than their makers said. No torch here."""
+"""A model for longer or shorter texts than it was made for. No torch here."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from .scaling import LongRopeScaling
 
 
 def long_scalings(model: Model) -> dict[str, LongRopeScaling]:
-    """The stretches that differ for short texts and for long ones, by the name of their stack."""
+    """The scalings that differ for short texts and for long ones, by the name of their stack."""
     found = {name: getattr(stack.position, "scaling", None) for name, stack in stacks(model).items()}
     return {name: scaling for name, scaling in found.items() if isinstance(scaling, LongRopeScaling)}
 
 
 def for_context(model: Model, context: int) -> Model:
-    """The same model for texts of ``context`` tokens; a LongStretch takes the waves that such texts ask for.
+    """The same model for texts of ``context`` tokens; a LongRopeScaling takes the factors for such texts.
 
-    Raises UserError for what is not a number of tokens, and for more than a LongStretch or a table of positions holds.
+    Raises UserError for what is not a number of tokens, and for more than its LongRopeScaling or its table holds.
     """
     need(type(context) is int and context > 0, f"context is {context!r}; give an integer, 1 or more.")
     changes: dict[str, Any] = {"context": context}
@@ -34,7 +34,7 @@ def for_context(model: Model, context: int) -> Model:
     return replace(model, **changes)
 
 
-def way_out(model: Model) -> str:
+def longer_hint(model: Model) -> str:
     """A sentence to add where a text is too long for a model that could be one for longer texts; else nothing."""
     if any(not scaling.far and scaling.factor > 1 for scaling in long_scalings(model).values()):
         return " For longer texts: glassformer convert MODEL FOLDER --context N --layout glassformer."

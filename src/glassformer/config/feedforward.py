@@ -1,4 +1,4 @@
-"""The vocabulary of what each token thinks by itself: one network, or a mixture of them. No torch here."""
+"""Feed-forward layers: one network, or a mixture of experts. No torch here."""
 
 from __future__ import annotations
 

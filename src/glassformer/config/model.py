@@ -68,7 +68,7 @@ class Attention:
 
 @frozen
 class Block:
-    """Attend, (look at the encoder,) think (not at all where ``feedforward`` is None).
+    """Attention, (cross-attention,) feed-forward (none where ``feedforward`` is None).
 
     ``place`` says where the norms stand: ``pre`` x + f(norm(x)); ``post`` norm(x + f(x)); ``sandwich``
     x + norm(f(norm(x))); ``parallel`` x + attend(norm(x)) + think(norm(x)), one norm for both. ``norm`` None is none.

@@ -20,15 +20,15 @@ class NoPosition:
 
 @frozen
 class Sinusoidal:
-    """Fixed waves added to the embeddings (Vaswani et al. 2017, section 3.5).
+    """Fixed sines and cosines added to the embeddings (Vaswani et al. 2017, section 3.5).
 
-    The paper takes turns, sine and cosine; ``halves`` puts all sines first. Its slowest of dim / 2 waves stops short of
-    ``theta``; with ``endpoint`` they are spread over dim / 2 - 1 steps, up to ``theta``. ``first`` is the number of the
+    The paper takes turns, sine and cosine; ``halves`` puts all sines first. The lowest of its dim / 2 frequencies stops
+    short of 1 / ``theta``; with ``endpoint`` they are spread over dim / 2 - 1 steps, down to it. ``first`` numbers the
     first position. tensor2tensor and Marian: halves and endpoint, from 0; OpenNMT-tf: the same from 1; OpenNMT-py: the
     paper's, or tensor2tensor's; transformers' Marian: halves alone, unlike Marian itself.
     """
 
-    theta: float = 10_000.0  # the slowest wave's length over 2 pi
+    theta: float = 10_000.0  # the longest wavelength over 2 pi
     halves: bool = False
     endpoint: bool = False
     first: int = 0
@@ -40,9 +40,9 @@ class Sinusoidal:
     shapes = none
 
     def check(self, name: str, pattern: Sequence[Any], dim: int, width: int, context: int) -> None:
-        """Refuse a width that its waves cannot fill."""
+        """Refuse an odd width where pairs are needed."""
         even = width % 2 == 0 or not self.endpoint
-        need(even, f"{name}.position.endpoint is for pairs of waves and dim {width} is odd; make it even.")
+        need(even, f"{name}.position.endpoint is for pairs of sine and cosine and dim {width} is odd; make it even.")
 
 
 @frozen
@@ -77,9 +77,9 @@ class Rotary:
     ``interleaved`` pairs neighbours (the paper, GPT-J, Llama's own files).
     """
 
-    theta: float = 10_000.0  # the slowest wave's length over 2 pi
+    theta: float = 10_000.0  # the longest wavelength over 2 pi
     fraction: float = 1.0
-    scaling: RopeScaling | None = None  # how the waves are slowed for longer texts
+    scaling: RopeScaling | None = None  # of frequencies, for longer texts
     interleaved: bool = False
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The vocabulary of what came before: texts read word by word, what was read carried on in a state. No torch here.
+"""Recurrent models: GRU and LSTM with a summary of the source or attention to it. No torch here.
 
 Recurrent(depth, cell, cross)    stands in the slot of a Stack
 +- cell    GRU | LSTM            how a state takes in a word

@@ -1,4 +1,4 @@
-"""How rotary waves are slowed, so that texts may be longer than those a model learnt from. No torch here."""
+"""Scalings of rotary frequencies, for texts longer than those a model was trained on. No torch here."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class LinearScaling:
 
 @frozen
 class Llama3Scaling:
-    """Llama 3.1's frequency-dependent stretch: slow waves by ``factor``, fast ones not at all."""
+    """Llama 3.1's frequency-dependent scaling: low frequencies divided by ``factor``, high ones kept."""
 
     factor: float = 8.0
-    low: float = 1.0  # waves that turn less often in length positions are slow
-    high: float = 4.0  # waves that turn more often are fast
+    low: float = 1.0  # frequencies with fewer turns in length positions are low
+    high: float = 4.0  # frequencies with more turns are high
     length: int = 8192  # positions learnt first
 
     def __post_init__(self) -> None:
@@ -34,7 +34,7 @@ class Llama3Scaling:
 
 @frozen
 class YarnScaling:
-    """Waves that turn less than ``slow`` times in ``length`` positions slowed by ``factor``, more than ``fast`` kept.
+    """Frequencies of less than ``slow`` turns in ``length`` positions divided by ``factor``, above ``fast`` kept.
 
     ``size`` multiplies what is turned (None: 0.1 ln(factor) + 1). Peng et al. 2023, YaRN, sections 3.2 to 3.4.
     """
@@ -51,7 +51,7 @@ class YarnScaling:
 
 @frozen
 class LongRopeScaling:
-    """Each wave slowed by a factor of its own: one of ``short``, in a ``far`` model one of ``long``.
+    """Each frequency divided by a factor of its own: one of ``short``, in a ``far`` model one of ``long``.
 
     ``length`` positions were learnt first and ``factor`` times as many later; ``size`` multiplies what is turned (None:
     sqrt(1 + ln(factor) / ln(length))). Published code goes from short to long once a text grows past ``length``, which
@@ -69,7 +69,7 @@ class LongRopeScaling:
         above_zero(self, "factor", "size")
         need(self.length > 1, f"LongRopeScaling.length is {self.length}; give 2 or more.")
         even = len(self.short) == len(self.long) > 0 and min(*self.short, *self.long) > 0
-        need(even, "LongRopeScaling.short and long are as many factors as waves each, all above 0.")
+        need(even, "LongRopeScaling.short and long are as many factors as frequencies each, all above 0.")
 
     @property
     def limit(self) -> int | None:
@@ -81,7 +81,7 @@ class LongRopeScaling:
         factors = len(self.short)
         need(
             factors == frequencies,
-            f"{where}: LongRopeScaling has {factors} factors for {frequencies} waves; give each one.",
+            f"{where}: LongRopeScaling has {factors} factors for {frequencies} frequencies; give each one.",
         )
 
 

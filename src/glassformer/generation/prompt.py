@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .. import config
-from ..config.context import way_out
+from ..config.context import longer_hint
 from ..errors import UserError, need
 from ..tokenizer.framing import document_start, target_start, text_start
 
@@ -78,7 +78,8 @@ def encode(
             raise UserError(
                 f"The prompt has {len(ids)} tokens and the model's context is {cfg.context}; shorten it, "
                 f"for example to its last {max(cfg.context // 2, 1)} tokens"
-                f"{'' if source else ', or let the context slide (--slide), which reads those alone'}.{way_out(cfg)}"
+                f"{'' if source else ', or let the context slide (--slide), which reads those alone'}."
+                f"{longer_hint(cfg)}"
             )
     return rows
 

@@ -42,7 +42,7 @@ class Attention(TracedModule):
         self.k_norm = build(cfg.qk_norm, self.head_dim) if cfg.qk_norm else None
 
     def forward(self, x: Tensor, flow: Flow, position: Position, kv: KV | CrossKV | None = None) -> Tensor:
-        """x (B, T, C) -> what this layer writes to the stream (B, T, C)."""
+        """x (B, T, C) -> what is added to the residual stream (B, T, C)."""
         x = flow.look(self, "in", x)
         if self.cross:
             k, v, mask, bias = *self.from_memory(flow, kv), self.cross_mask(flow), None

@@ -39,7 +39,7 @@ class Block(TracedModule):
         self.drop = Dropout(dropout)
 
     def forward(self, x: Tensor, flow: Flow, position: Position, kept: tuple[KV, CrossKV] | None) -> Tensor:
-        """The stream x (B, T, C), one block further."""
+        """The residual stream x (B, T, C) -> the same with what the sublayers add to it."""
         kv, cross_kv = kept or (None, None)
         if self.place == "parallel":
             seen = self.attn_norm(x)
@@ -53,7 +53,7 @@ class Block(TracedModule):
         return flow.look(self, "resid", x)
 
     def residual(self, x: Tensor, name: str, *args: object) -> Tensor:
-        """x plus what the sublayer ``name`` writes, normed before, within or after."""
+        """x (B, T, C) plus the output of the sublayer ``name``; ``place`` says what is normed."""
         sublayer, norm = getattr(self, name), getattr(self, f"{name}_norm")
         if self.place == "post":
             return norm(x + self.drop(sublayer(x, *args)))  # type: ignore[no-any-return]

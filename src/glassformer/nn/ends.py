@@ -19,7 +19,7 @@ from .norm import norm
 
 @builds(config.Embed)
 class Embed(TracedModule):
-    """One vector per token, scaled, plus one per segment (BERT) and one for each of the tokens before it (lags)."""
+    """One vector per token, scaled, plus one per segment (BERT) and one for each of some tokens before it."""
 
     def __init__(self, cfg: config.Embed, dim: int) -> None:
         super().__init__()
@@ -32,15 +32,15 @@ class Embed(TracedModule):
 
     def forward(self, tokens: Tensor, flow: Flow, segments: Tensor | None = None) -> Tensor:
         """tokens (B, T) -> (B, T, C); ``segments`` (B, T) are 0 where not given."""
-        x = flow.look(flow.ends, "token", self.token(tokens))
+        x = flow.look(flow.embed_path, "token", self.token(tokens))
         for back, table in enumerate(self.lag, start=1):
             earlier = table(before(tokens, flow, back, nothing=self.token.num_embeddings))
-            x = x + flow.look(flow.ends, f"lag.{back - 1}", earlier)
+            x = x + flow.look(flow.embed_path, f"lag.{back - 1}", earlier)
         if self.scale != 1.0:
             x = x * torch.tensor(self.scale, dtype=x.dtype)  # rounded to x's precision, as published models do
         if self.segment is not None:
             own = self.segment(torch.zeros_like(tokens) if segments is None else segments)
-            x = x + flow.look(flow.ends, "segment", own)
+            x = x + flow.look(flow.embed_path, "segment", own)
         return x
 
 
@@ -92,7 +92,7 @@ class Head(TracedModule):
         return logits
 
     def prepare(self, hidden: Tensor) -> Tensor:
-        """What the table is applied to, (..., C)."""
+        """Hidden states as the table is multiplied with them, (..., C)."""
         if self.transform is not None and self.act is not None:
             hidden = self.act(self.transform(hidden))
         hidden = self.norm(hidden)

@@ -1,4 +1,4 @@
-"""Mixture of experts: a router chooses for each token, the chosen think, their answers are summed by its weights.
+"""Mixture of experts: a router chooses experts for each token, whose outputs are summed by the router's weights.
 
     x (B, T, C) --router--> logits (+ noise) --softmax, top k--> weight, chosen (B, T, K)
       |                                                            |

@@ -1,4 +1,4 @@
-"""What each token thinks by itself: MLP and gated MLP (mixtures of them are in experts.py)."""
+"""Feed-forward layers, applied to each token by itself: MLP and gated MLP (mixtures of them: experts.py)."""
 
 from __future__ import annotations
 

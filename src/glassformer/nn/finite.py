@@ -1,4 +1,4 @@
-"""Answers are numbers: where one is NaN or infinite, the weight at fault is named."""
+"""Outputs must be finite: where one is NaN or infinite, the weight at fault is named."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Flow:
         history: tuple[Tensor, Tensor] | None = None,  # tokens and positions (B, N) that a cache remembers
         tape: Tape | None = None,
         engine: str = "sdpa",
-        ends: str = "embed",  # where the tape names what is embedded; "source_embed" in an encoder-decoder's encoder
+        embed_path: str = "embed",  # the path of its values on a tape; "source_embed" for a source
     ) -> None:
         self.pos, self.contiguous, self.document_ids, self.prefix, self.history = (
             pos,
@@ -62,7 +62,7 @@ class Flow:
             prefix,
             history,
         )
-        self.tape, self.engine, self.ends = tape, engine, ends
+        self.tape, self.engine, self.embed_path = tape, engine, embed_path
         self.memory: Memory | None = None
         self.aux: dict[str, Tensor] = {}
         self.metrics: dict[str, Tensor] = {}  # about this pass, for whoever logs: no gradient

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import config as vocabulary
-from ..config.context import way_out
+from ..config.context import longer_hint
 from ..errors import UserError
 from .build import build, builds
 from .cache import Cache
@@ -40,7 +40,7 @@ class Output:
 
 
 class Model(TracedModule):
-    """What the three shapes share: ends, the way into a flow, the way out to logits."""
+    """What the three shapes share: embedding, the flow of a forward pass, head and pool."""
 
     config: vocabulary.Model
 
@@ -75,7 +75,7 @@ class Model(TracedModule):
             raise UserError(f"tokens are {tuple(tokens.shape)} {tokens.dtype}; give integers (batch, length).")
         reached = tokens.shape[1] + (cache.length if cache is not None else 0)
         if pos is None and reached > self.limit:
-            hint = way_out(self.config)
+            hint = longer_hint(self.config)
             raise UserError(f"{reached} tokens are past the {self.limit} positions this model has; give fewer.{hint}")
         contiguous, history = pos is None and document_ids is None, None
         if cache is not None:
@@ -90,7 +90,7 @@ class Model(TracedModule):
 
     @property
     def limit(self) -> int | float:
-        """The number of positions beyond which the position scheme has nothing to say, or something else."""
+        """The most positions that every position scheme of the model is defined or scaled for."""
         schemes = [stack.position for stack in vocabulary.stacks(self.config).values()]
         limits = [getattr(scheme, "limit", None) for scheme in schemes]
         return min((limit for limit in limits if limit is not None), default=float("inf"))
@@ -106,7 +106,7 @@ class Model(TracedModule):
 
 
 def body(cfg: vocabulary.Model, name: str) -> Any:
-    """What lies between the ends; a stack is told how wide its embeddings are."""
+    """The encoder or decoder of a model; a stack is told the width of its embeddings."""
     part = vocabulary.bodies(cfg)[name]
     return build(part, cfg.dim, *([vocabulary.embed_dim(cfg, name)] if isinstance(part, vocabulary.Stack) else []))
 
@@ -184,7 +184,7 @@ class EncoderDecoder(Model):
     ) -> Memory:
         """source (B, S) -> what the decoder looks at."""
         flow = self.flow(source, pos, document_ids, tape=tape)
-        flow.ends = "source_embed"
+        flow.embed_path = "source_embed"
         embed = self.embed if self.source_embed is None else self.source_embed
         hidden = self.encoder(embed(source, flow), flow)
         return Memory(hidden, flow.pos, pos is None and document_ids is None, document_ids, flow.aux, flow.metrics)

@@ -1,4 +1,4 @@
-"""Normalisation of each vector on the stream."""
+"""Normalisation of each vector (.., C)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LayerNorm(nn.Module):
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
     def reset(self, std: float, generator: torch.Generator | None) -> None:
-        """Start as plain standardisation."""
+        """Gain 1, shift 0."""
         nn.init.ones_(self.weight)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
@@ -57,7 +57,7 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, self.shape, None if gain is None else gain.to(x.dtype), self.eps)
 
     def reset(self, std: float, generator: torch.Generator | None) -> None:
-        """Start with a gain of one."""
+        """A gain of 1, offset included."""
         if self.weight is not None:
             nn.init.constant_(self.weight, 1.0 - self.offset)
 

@@ -1,4 +1,4 @@
-"""A sequence in one vector, and what a classifier says of it, or of each token.
+"""A vector for a whole sequence, and labels for it or for each token.
 
 B batch, T tokens, D documents (one a row, or several packed in one), C model dim, L labels.
 """

@@ -30,17 +30,17 @@ RopeScaling: TypeAlias = Callable[
 
 @builds(config.NoPosition)
 class Position(TracedModule):
-    """Says nothing, anywhere: what every scheme does at the places that are not its own."""
+    """No position; the base of every scheme, which overrides ``embed``, ``rotate`` or ``bias``."""
 
     def __init__(self, cfg: config.Position, dim: int, heads: int, causal: bool) -> None:
         super().__init__()
 
     def embed(self, x: Tensor, flow: Flow) -> Tensor:
-        """Embeddings (B, T, C) that know the flow's positions."""
+        """Embeddings (B, T, C), positions added."""
         return x
 
     def rotate(self, x: Tensor, flow: Flow) -> Tensor:
-        """Queries or keys (B, H, T, D), turned by their positions."""
+        """Queries or keys (B, H, T, D), rotated by their positions."""
         return x
 
     def bias(self, mask: Mask) -> Tensor | None:
@@ -65,7 +65,7 @@ class Sinusoidal(Position):
         angle = (flow.pos[..., None] + self.cfg.first).float() * self.cfg.theta ** (-even / last)  # (B, T, C/2)
         both = (angle.sin(), angle.cos())
         wave = torch.cat(both, dim=-1) if self.cfg.halves else torch.stack(both, dim=-1).flatten(-2)
-        return x + flow.look(flow.ends, "position", wave[..., : self.dim].to(x.dtype))
+        return x + flow.look(flow.embed_path, "position", wave[..., : self.dim].to(x.dtype))
 
 
 @builds(config.Learned)
@@ -77,7 +77,7 @@ class Learned(Position):
         self.weight = nn.Parameter(torch.empty(cfg.length, dim))
 
     def embed(self, x: Tensor, flow: Flow) -> Tensor:
-        return x + flow.look(flow.ends, "position", nn.functional.embedding(flow.pos.clamp(min=0), self.weight))
+        return x + flow.look(flow.embed_path, "position", nn.functional.embedding(flow.pos.clamp(min=0), self.weight))
 
     def reset(self, std: float, generator: torch.Generator | None) -> None:
         nn.init.normal_(self.weight, std=std, generator=generator)
@@ -113,10 +113,10 @@ class Rotary(Position):
     def table(self, pos: Tensor, turned: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cosines and sines (B or 1, 1, T, turned), the sines of each pair's first negated."""
         exponent = torch.arange(0, turned, 2, device=pos.device, dtype=torch.int64).float() / turned
-        speed, size = 1.0 / (self.theta**exponent), 1.0  # radians per position, (turned / 2)
+        frequencies, size = 1.0 / (self.theta**exponent), 1.0  # radians per position, (turned / 2)
         if self.scaling is not None:
-            speed, size = self.scaling(speed, self.theta)
-        angle = pos[:, None, :, None].float() * speed
+            frequencies, size = self.scaling(frequencies, self.theta)
+        angle = pos[:, None, :, None].float() * frequencies
         cos, sin = angle.cos(), angle.sin()
         if size != 1.0:
             cos, sin = cos * size, sin * size
@@ -126,51 +126,51 @@ class Rotary(Position):
 
 
 @builds(config.LinearScaling)
-def linear_stretch(cfg: config.LinearScaling) -> RopeScaling:
-    """Every wave slower by the factor (Chen et al. 2023)."""
-    return lambda speed, theta: (speed / cfg.factor, 1.0)
+def linear_scaling(cfg: config.LinearScaling) -> RopeScaling:
+    """Every frequency divided by the factor (Chen et al. 2023)."""
+    return lambda frequencies, theta: (frequencies / cfg.factor, 1.0)
 
 
 @builds(config.Llama3Scaling)
-def llama3_stretch(cfg: config.Llama3Scaling) -> RopeScaling:
-    """Waves longer than length/low slowed by the factor, shorter than length/high kept, between: blended."""
+def llama3_scaling(cfg: config.Llama3Scaling) -> RopeScaling:
+    """Wavelengths above length/low stretched by the factor, below length/high kept, blended between."""
 
-    def scaling(speed: Tensor, theta: float) -> tuple[Tensor, float]:
-        turns = cfg.length * speed / (2 * math.pi)  # full turns within the original length
+    def scaling(frequencies: Tensor, theta: float) -> tuple[Tensor, float]:
+        turns = cfg.length * frequencies / (2 * math.pi)  # full turns within the original length
         keep = ((turns - cfg.low) / (cfg.high - cfg.low)).clamp(0, 1)
-        return keep * speed + (1 - keep) * speed / cfg.factor, 1.0
+        return keep * frequencies + (1 - keep) * frequencies / cfg.factor, 1.0
 
     return scaling
 
 
 @builds(config.YarnScaling)
-def yarn_stretch(cfg: config.YarnScaling) -> RopeScaling:
-    """Waves kept up to the one that turns ``fast`` times, slowed from the one that turns ``slow`` times, else blended.
+def yarn_scaling(cfg: config.YarnScaling) -> RopeScaling:
+    """Frequencies kept above ``fast`` turns in the original length, divided below ``slow`` turns, blended between.
 
-    As published code has it, the blend is linear in the wave's number, and its two ends are integers.
+    As published code has it, the blend is linear in the frequency's index, and its two ends are integers.
     """
 
-    def scaling(speed: Tensor, theta: float) -> tuple[Tensor, float]:
-        frequencies = len(speed)
+    def scaling(frequencies: Tensor, theta: float) -> tuple[Tensor, float]:
+        count = len(frequencies)
 
-        def number(turns: float) -> float:  # of the wave that turns so often within the original length
-            return frequencies * math.log(cfg.length / (turns * 2 * math.pi)) / math.log(theta)
+        def index(turns: float) -> float:  # of the frequency with so many turns in the original length
+            return count * math.log(cfg.length / (turns * 2 * math.pi)) / math.log(theta)
 
-        first, last = max(math.floor(number(cfg.fast)), 0), min(math.ceil(number(cfg.slow)), 2 * frequencies - 1)
-        slowed = ((torch.arange(frequencies, device=speed.device) - first) / max(last - first, 1e-3)).clamp(0, 1)
+        first, last = max(math.floor(index(cfg.fast)), 0), min(math.ceil(index(cfg.slow)), 2 * count - 1)
+        slowed = ((torch.arange(count, device=frequencies.device) - first) / max(last - first, 1e-3)).clamp(0, 1)
         size = 0.1 * math.log(max(cfg.factor, 1.0)) + 1 if cfg.size is None else cfg.size
-        return slowed * speed / cfg.factor + (1 - slowed) * speed, size
+        return slowed * frequencies / cfg.factor + (1 - slowed) * frequencies, size
 
     return scaling
 
 
 @builds(config.LongRopeScaling)
-def long_stretch(cfg: config.LongRopeScaling) -> RopeScaling:
-    """Every wave slower by its own factor (Ding et al. 2024)."""
+def long_rope_scaling(cfg: config.LongRopeScaling) -> RopeScaling:
+    """Every frequency divided by its own factor (Ding et al. 2024)."""
 
-    def scaling(speed: Tensor, theta: float) -> tuple[Tensor, float]:
-        factors = torch.tensor(cfg.long if cfg.far else cfg.short, device=speed.device)
-        exponent = torch.arange(0, 2 * len(speed), 2, device=speed.device).float() / (2 * len(speed))
+    def scaling(frequencies: Tensor, theta: float) -> tuple[Tensor, float]:
+        factors = torch.tensor(cfg.long if cfg.far else cfg.short, device=frequencies.device)
+        exponent = torch.arange(0, 2 * len(frequencies), 2, device=frequencies.device).float() / (2 * len(frequencies))
         grown = math.sqrt(1 + math.log(max(cfg.factor, 1.0)) / math.log(cfg.length))
         return 1.0 / (factors * theta**exponent), grown if cfg.size is None else cfg.size  # rounded as published
 
@@ -212,15 +212,15 @@ class Alibi(Position):
 
     def __init__(self, cfg: config.Alibi, dim: int, heads: int, causal: bool) -> None:
         super().__init__(cfg, dim, heads, causal)
-        self.grads = alibi_slopes(heads)
+        self.slopes = alibi_slopes(heads)
 
     def bias(self, mask: Mask) -> Tensor:
         away = (mask.q_pos[:, None, :, None] - mask.k_pos[:, None, None, :]).abs()  # (B, 1, T, S)
-        return -away * torch.tensor(self.grads, device=away.device)[:, None, None]
+        return -away * torch.tensor(self.slopes, device=away.device)[:, None, None]
 
 
 def alibi_slopes(heads: int) -> list[float]:
     """2^(-8 i / heads) for a power of two; otherwise the next lower power's, filled from the next higher's."""
     power = 2 ** math.floor(math.log2(heads))
-    grads = [2 ** (-8 * (i + 1) / power) for i in range(power)]
-    return grads + [2 ** (-4 * (2 * i + 1) / power) for i in range(heads - power)]
+    slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
+    return slopes + [2 ** (-4 * (2 * i + 1) / power) for i in range(heads - power)]

@@ -1,4 +1,4 @@
-"""What came before: a text read word by word, what was read carried on in a state.
+"""Recurrent models: GRU and LSTM, one way or both ways, with attention to a source or its summary.
 
     x_t --+--> cell 0 --> cell 1 --> ... --> merge (the state, c_t and x_t) --> out_t
     c_t --+     | ^ state, from word to word
@@ -36,8 +36,8 @@ State: TypeAlias = tuple[Tensor, ...]  # (n, C) each; the first is what is seen 
 
 
 @dataclass
-class Order:
-    """The tokens that are there, step by step, each step's in the order of documents, the longest first."""
+class DocumentOrder:
+    """Tokens sorted by step, within a step by document, the longest first: what PackedSequence holds."""
 
     index: Tensor  # (N,) their places among the B * T
     sizes: list[int]  # documents alive at each step
@@ -45,10 +45,10 @@ class Order:
     document_ids: Tensor | None  # (D,) its number in the row, where there are numbers
     fresh: Tensor  # (D,) whether it begins here, rather than go on from a cache
     last: Tensor  # (D,) whether it is the last of its row
-    still: bool  # every row is one document, in its place
+    aligned: bool  # every row is one document, in its place
 
     @classmethod
-    def of(cls, flow: Flow, B: int, T: int) -> Order:
+    def of(cls, flow: Flow, B: int, T: int) -> DocumentOrder:
         """The order of a pass over B rows of T tokens."""
         pos, document_ids = flow.pos.expand(B, T), flow.document_ids
         if flow.contiguous:
@@ -64,15 +64,13 @@ class Order:
         starts = first.nonzero()[:, 0]
         ends = torch.cat((starts[1:], starts.new_tensor([len(places)])))
         lengths, longest = (ends - starts).sort(descending=True, stable=True)
-        rank = torch.empty_like(longest).scatter_(0, longest, torch.arange(len(longest), device=pos.device))
-        step = torch.arange(len(places), device=pos.device) - starts.repeat_interleave(ends - starts)
-        by_step = (step * len(starts) + rank.repeat_interleave(ends - starts)).argsort()
-        alive = lengths[None] > torch.arange(int(lengths[:1].sum()), device=pos.device)[:, None]
-        chosen = starts[longest]
+        chosen, steps = starts[longest], torch.arange(int(lengths[:1].sum()), device=pos.device)[:, None]
+        running = lengths > steps  # (steps, D)
+        by_step = (chosen + steps)[running]  # as pack_sequence does it, without a tensor a document
         final = torch.cat((row[starts][1:] != row[starts][:-1], first[:1]))
         fresh = pos.flatten()[places][chosen] == 0
         numbers = None if number is None else number[chosen]
-        return cls(places[by_step], alive.sum(1).tolist(), row[chosen], numbers, fresh, final[longest], False)
+        return cls(places[by_step], running.sum(1).tolist(), row[chosen], numbers, fresh, final[longest], False)
 
     @cached_property
     def ranks(self) -> Tensor:
@@ -89,12 +87,12 @@ class Order:
         lengths = torch.bincount(self.ranks, minlength=len(self.rows))
         return begins[lengths[self.ranks] - 1 - step] + self.ranks
 
-    def take(self, x: Tensor) -> Tensor:
+    def gather(self, x: Tensor) -> Tensor:
         """x (B, T, C) -> (N, C)."""
         return x.flatten(0, 1)[self.index]
 
-    def spread(self, x: Tensor, like: Tensor) -> Tensor:
-        """x (N, ...) -> (B, T, ...) of ``like``'s first two, zero where nothing is."""
+    def scatter(self, x: Tensor, like: Tensor) -> Tensor:
+        """x (N, ...) -> (B, T, ...) of ``like``'s first two, 0 at padding."""
         B, T = like.shape[:2]
         return x.new_zeros(B * T, *x.shape[1:]).index_copy(0, self.index, x).view(B, T, *x.shape[1:])
 
@@ -103,7 +101,7 @@ class Order:
 
 
 class Cell(TracedModule):
-    """A state that takes in one word after another; ``step`` is written out, ``kernel`` is torch's own and equal."""
+    """A recurrent cell over all documents; ``step`` is written out, ``kernel`` is PyTorch's own and equal."""
 
     gates = 0
 
@@ -113,51 +111,51 @@ class Cell(TracedModule):
         self.input = linear(inputs, self.gates * width, bias=True)
         self.state = linear(width, self.gates * width, bias=True)
 
-    def begin(self, hidden: Tensor) -> State:
+    def initial(self, hidden: Tensor) -> State:
         """The state (D, C) in which documents begin."""
         return (hidden,)
 
     def step(self, given: Tensor, state: State) -> State:
-        """One word further: ``given`` (n, G * C) is what ``input`` made of it."""
+        """The next states (n, C); ``given`` (n, G * C) is the product of the input with its weights."""
         raise NotImplementedError
 
     def kernel(self, x: Tensor, sizes: Tensor, state: State, weights: list[Tensor]) -> tuple[Tensor, State]:
-        """All words at once."""
+        """All steps at once, by PyTorch's kernel for packed sequences of these batch ``sizes``."""
         raise NotImplementedError
 
-    def read(self, x: Tensor, order: Order, state: State, engine: str) -> tuple[Tensor, State]:
+    def run(self, x: Tensor, order: DocumentOrder, state: State, engine: str) -> tuple[Tensor, State]:
         """x (N, inputs) from ``state`` (D, C) on -> what is seen of each state (N, C), and the last ones (D, C)."""
         if engine != "eager" and len(order.sizes) > 1:
             weights = [self.input.weight, self.state.weight, self.input.bias, self.state.bias]
             return self.kernel(x, torch.tensor(order.sizes), state, weights)
-        walk = Walk(state)
+        walk = StateLoop(state)
         for given in torch.split(self.input(x), order.sizes):
-            walk.on(self.step(given, walk.alive(len(given))))
+            walk.append(self.step(given, walk.running(len(given))))
         return walk.end()
 
 
-class Walk:
-    """States from step to step; documents that end are put aside."""
+class StateLoop:
+    """States (n, C) of the documents that run on, step by step; those of documents that end are put aside."""
 
     def __init__(self, state: State) -> None:
-        self.state, self.ended, self.seen = state, list[State](), list[Tensor]()
+        self.state, self.ended, self.outputs = state, list[State](), list[Tensor]()
 
-    def alive(self, size: int) -> State:
+    def running(self, size: int) -> State:
         """The states of the first ``size`` documents; the others have ended."""
         if size < len(self.state[0]):
             self.ended.append(tuple(part[size:] for part in self.state))
             self.state = tuple(part[:size] for part in self.state)
         return self.state
 
-    def on(self, state: State) -> None:
+    def append(self, state: State) -> None:
         """One step further."""
         self.state = state
-        self.seen.append(state[0])
+        self.outputs.append(state[0])
 
     def end(self) -> tuple[Tensor, State]:
         """What was seen (N, C), and each document's last state (D, C)."""
         parts = zip(self.state, *reversed(self.ended), strict=True)
-        return torch.cat(self.seen), tuple(torch.cat(part) for part in parts)
+        return torch.cat(self.outputs), tuple(torch.cat(part) for part in parts)
 
 
 @builds(config.GRU)
@@ -175,8 +173,8 @@ class GRU(Cell):
         return (candidate + stay * (h - candidate),)
 
     def kernel(self, x: Tensor, sizes: Tensor, state: State, weights: list[Tensor]) -> tuple[Tensor, State]:
-        seen, last = torch.gru(x, sizes, state[0][None], weights, True, 1, 0.0, self.training, False)
-        return seen, (last[0],)
+        outputs, last = torch.gru(x, sizes, state[0][None], weights, True, 1, 0.0, self.training, False)
+        return outputs, (last[0],)
 
 
 @builds(config.LSTM)
@@ -185,7 +183,7 @@ class LSTM(Cell):
 
     gates = 4
 
-    def begin(self, hidden: Tensor) -> State:
+    def initial(self, hidden: Tensor) -> State:
         return hidden, torch.zeros_like(hidden)
 
     def step(self, given: Tensor, state: State) -> State:
@@ -196,8 +194,8 @@ class LSTM(Cell):
 
     def kernel(self, x: Tensor, sizes: Tensor, state: State, weights: list[Tensor]) -> tuple[Tensor, State]:
         start = [part[None] for part in state]
-        seen, h, cell = torch.lstm(x, sizes, start, weights, True, 1, 0.0, self.training, False)
-        return seen, (h[0], cell[0])
+        outputs, h, cell = torch.lstm(x, sizes, start, weights, True, 1, 0.0, self.training, False)
+        return outputs, (h[0], cell[0])
 
 
 # -------------------------------------------------------------------------------------- source
@@ -205,39 +203,39 @@ class LSTM(Cell):
 
 @dataclass
 class Source:
-    """What each document (D) may look at: the encoder's states (D, S, C), and which of them are there."""
+    """The encoder's states that each document attends to (D, S, C), and which of them are not padding."""
 
     values: Tensor
-    there: Tensor | None  # (D, S); None: all
+    valid: Tensor | None  # (D, S); None: all
     columns: Tensor | None  # (D, S) the column of each in the memory; None: its own
     keys: Tensor  # (D, S, A)
 
     @classmethod
-    def of(cls, memory: Memory, order: Order) -> Source:
+    def of(cls, memory: Memory, order: DocumentOrder) -> Source:
         """The memory by documents; packed pairs have the same number on both sides."""
         hidden, (B, S) = memory.hidden, memory.hidden.shape[:2]
-        if order.still and memory.document_ids is None:
+        if order.aligned and memory.document_ids is None:
             return cls(hidden, None if memory.contiguous else memory.pos.expand(B, S) >= 0, None, hidden)
-        there = memory.pos.expand(B, S)[order.rows] >= 0
+        valid = memory.pos.expand(B, S)[order.rows] >= 0
         if memory.document_ids is not None and order.document_ids is not None:
-            there = there & (memory.document_ids[order.rows] == order.document_ids[:, None])
-        columns = there.int().argsort(dim=1, descending=True, stable=True)[:, : int(there.sum(1).max())]
+            valid = valid & (memory.document_ids[order.rows] == order.document_ids[:, None])
+        columns = valid.int().argsort(dim=1, descending=True, stable=True)[:, : int(valid.sum(1).max())]
         values = hidden.flatten(0, 1)[order.rows[:, None] * S + columns]
-        return cls(values, there.gather(1, columns), columns, values)
+        return cls(values, valid.gather(1, columns), columns, values)
 
     def ends(self) -> Tensor:
         """The first and the last state of each source, side by side (D, 2C)."""
-        if self.there is None:
+        if self.valid is None:
             return torch.cat((self.values[:, 0], self.values[:, -1]), -1)
-        first = self.there.int().argmax(1)
-        last = self.there.shape[1] - 1 - self.there.flip(1).int().argmax(1)
+        first = self.valid.int().argmax(1)
+        last = self.valid.shape[1] - 1 - self.valid.flip(1).int().argmax(1)
         row = torch.arange(len(self.values), device=self.values.device)
         return torch.cat((self.values[row, first], self.values[row, last]), -1)
 
 
 @builds(config.Summary)
 class Summary(TracedModule):
-    """The source in one vector, in which the decoder's states begin and which they see at every word."""
+    """The source in one vector: the decoder's first state, and an input of every step."""
 
     attends = False
 
@@ -245,7 +243,7 @@ class Summary(TracedModule):
         super().__init__()
         self.whole = linear(2 * dim, dim, bias=True)
 
-    def begin(self, source: Source) -> Tensor:
+    def initial(self, source: Source) -> Tensor:
         """(D, C)."""
         return torch.tanh(self.whole(source.ends()))
 
@@ -266,8 +264,8 @@ class Additive(Summary):
         """h (n, C) -> the weight of each state of the source (n, S)."""
         n = len(h)
         scores: Tensor = self.score(torch.tanh(self.q(h)[:, None] + source.keys[:n]))[:, :, 0]
-        if source.there is not None:
-            scores = scores.masked_fill(~source.there[:n], torch.finfo(scores.dtype).min)
+        if source.valid is not None:
+            scores = scores.masked_fill(~source.valid[:n], torch.finfo(scores.dtype).min)
         return scores.softmax(-1)
 
 
@@ -295,38 +293,38 @@ class Recurrent(TracedModule):
         if flow.prefix is not None:
             raise UserError("A recurrent model reads from left to right and sees no prefix as a whole; take a Stack.")
         x = flow.look(self, "embed", self.drop(x))
-        order = Order.of(flow, *x.shape[:2])
+        order = DocumentOrder.of(flow, *x.shape[:2])
         if not order.sizes:  # nothing but padding
             return flow.look(self, "out", torch.zeros_like(x))
         carried = None if cache is None else cache.carried
-        hidden = given = order.take(x)  # (N, C)
-        source, begin = self.source(flow, order, carried)
+        hidden = given = order.gather(x)  # (N, C)
+        source, initial = self.source(flow, order, carried)
         context = given
         for number, cell in enumerate(self.cells):
-            state = self.start(cell, order, begin, carried, number)
+            state = self.start(cell, order, initial, carried, number)
             if number == 0 and source is not None:
                 if self.cross.attends:
                     hidden, context, state = self.attend(hidden, order, state, source, flow, x)
                 else:
-                    context = begin[order.ranks]
-                    hidden, state = cell.read(torch.cat((hidden, context), -1), order, state, flow.engine)
+                    context = initial[order.ranks]
+                    hidden, state = cell.run(torch.cat((hidden, context), -1), order, state, flow.engine)
                 context = self.look(flow, self.cross, "write", context, order, x)
             else:
-                seen, state = cell.read(hidden, order, state, flow.engine)
+                outputs, state = cell.run(hidden, order, state, flow.engine)
                 if len(self.back):
                     other = self.back[number]
-                    start = self.start(other, order, begin, None, number)
-                    again, _ = other.read(hidden[order.mirror], order, start, flow.engine)
-                    seen = torch.cat((seen, again[order.mirror]), -1)
-                hidden = seen
+                    start = self.start(other, order, initial, None, number)
+                    again, _ = other.run(hidden[order.mirror], order, start, flow.engine)
+                    outputs = torch.cat((outputs, again[order.mirror]), -1)
+                hidden = outputs
             if carried is not None:
-                carried.keep(number, order.rows, order.last, state, x.shape[0], order.still)
+                carried.keep(number, order.rows, order.last, state, x.shape[0], order.aligned)
             hidden = self.drop(self.look(flow, cell, "state", hidden, order, x))
         if self.cross is not None:
             hidden = torch.tanh(self.merge(torch.cat((hidden, context, given), -1)))
-        return flow.look(self, "out", order.spread(hidden, x))
+        return flow.look(self, "out", order.scatter(hidden, x))
 
-    def source(self, flow: Flow, order: Order, carried: Carried | None) -> tuple[Source | None, Any]:
+    def source(self, flow: Flow, order: DocumentOrder, carried: Carried | None) -> tuple[Source | None, Any]:
         """What the documents look at, and the vector in which they begin (D, C); the keys are made once."""
         if self.cross is None:
             return None, None
@@ -339,12 +337,12 @@ class Recurrent(TracedModule):
                 states = flow.memory.hidden
                 made, _ = carried.cross.cached(lambda: (self.cross.k(states), states))
                 source.keys = made if source.columns is None else made[order.rows[:, None], source.columns]
-        return source, self.cross.begin(source)
+        return source, self.cross.initial(source)
 
-    def start(self, cell: Cell, order: Order, begin: Any, carried: Carried | None, number: int) -> State:
+    def start(self, cell: Cell, order: DocumentOrder, initial: Any, carried: Carried | None, number: int) -> State:
         """The state in which each document goes on, (D, C)."""
         D, like = len(order.rows), cell.state.weight
-        fresh = cell.begin(like.new_zeros(D, cell.width) if begin is None else begin)
+        fresh = cell.initial(like.new_zeros(D, cell.width) if initial is None else initial)
         before = None if carried is None else carried.of(number)
         if before is None:
             return fresh
@@ -352,37 +350,37 @@ class Recurrent(TracedModule):
         return tuple(torch.where(order.fresh[:, None], a, b) for a, b in zip(fresh, old, strict=True))
 
     def attend(
-        self, x: Tensor, order: Order, state: State, source: Source, flow: Flow, like: Tensor
+        self, x: Tensor, order: DocumentOrder, state: State, source: Source, flow: Flow, like: Tensor
     ) -> tuple[Tensor, Tensor, State]:
         """The first layer, which looks at the source at each word: states, contexts (N, C), last states (D, C)."""
         cell, cross = self.cells[0], self.cross
-        C, walk = x.shape[-1], Walk(state)
+        C, walk = x.shape[-1], StateLoop(state)
         of_x, of_context = cell.input.weight[:, :C], cell.input.weight[:, C:]
         contexts, patterns = [], []
         path = f"{cross.path}.pattern"
         tape, edited = flow.tape, flow.changes(cross, "pattern")
         for given in torch.split(F.linear(x, of_x, cell.input.bias), order.sizes):
-            state = walk.alive(len(given))
+            state = walk.running(len(given))
             pattern = cross.pattern(state[0], source)  # (n, S)
             if edited and tape is not None:  # step by step, (n, 1, 1, S)
                 pattern = tape.edit(path, pattern[:, None, None])[:, 0, 0]
             context = (pattern[:, None] @ source.values[: len(given)])[:, 0]
-            walk.on(cell.step(given + F.linear(context, of_context), state))
+            walk.append(cell.step(given + F.linear(context, of_context), state))
             contexts.append(context)
             patterns.append(pattern)
         if tape is not None and flow.watches(cross, "pattern"):
-            tape.record(path, self.drawn(torch.cat(patterns), order, source, flow, like))
-        seen, last = walk.end()
-        return seen, torch.cat(contexts), last
+            tape.record(path, self.batch_pattern(torch.cat(patterns), order, source, flow, like))
+        outputs, last = walk.end()
+        return outputs, torch.cat(contexts), last
 
-    def drawn(self, pattern: Tensor, order: Order, source: Source, flow: Flow, like: Tensor) -> Tensor:
+    def batch_pattern(self, pattern: Tensor, order: DocumentOrder, source: Source, flow: Flow, like: Tensor) -> Tensor:
         """Weights (N, S) of each document's own words -> (B, 1, T, S) in the columns of the batch."""
         assert flow.memory is not None
         if source.columns is not None:
             wide = pattern.new_zeros(len(pattern), flow.memory.hidden.shape[1])
             pattern = wide.scatter(1, source.columns[order.ranks], pattern)
-        return order.spread(pattern, like)[:, None]
+        return order.scatter(pattern, like)[:, None]
 
-    def look(self, flow: Flow, part: TracedModule, name: str, x: Tensor, order: Order, like: Tensor) -> Tensor:
+    def look(self, flow: Flow, part: TracedModule, name: str, x: Tensor, order: DocumentOrder, like: Tensor) -> Tensor:
         """x (N, C), seen by a tape as (B, T, C)."""
-        return order.take(flow.look(part, name, order.spread(x, like))) if flow.watches(part, name) else x
+        return order.gather(flow.look(part, name, order.scatter(x, like))) if flow.watches(part, name) else x

@@ -1,4 +1,4 @@
-"""The tape: which named values to keep, and which to change, while a model runs."""
+"""The tape: which named values of a forward pass to record, and which to edit."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from ..checkpoints import Checkpoint, places, store
 from ..checkpoints.checkpoint import open_tokenizer as checkpoint_tokenizer
 from ..config import objective as objectives
 from ..config import serial
-from ..config.context import way_out
+from ..config.context import longer_hint
 from ..config.run import Data, Examples, Run, Train, model_changes
 from ..data import Shards, tokenise
 from ..data import find as find_corpus
@@ -80,7 +80,7 @@ def fitted(settings: Run, start: config.Model, vocab: int | None = None) -> conf
             raise UserError(sentence + "raise it or give data.tokenizer the model's own.")
     if (how.context or 1) > made.context:
         raise UserError(
-            f"train.context {how.context} is more than the model's context {made.context}; lower it.{way_out(made)}"
+            f"train.context {how.context} is more than the model's context {made.context}; lower it.{longer_hint(made)}"
         )
     return made
 

@@ -167,6 +167,28 @@ def test_options_of_generate(refused, options, said):
     refused(said, "generate", "model", "1 and", *options)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["generate", "a", f"--{name}", "-1"] for name in ("max-new", "temperature", "top-k", "top-p", "samples")),
+        *(["translate", "a", f"--{name}", "0"] for name in ("beams", "best", "max-new", "batch")),
+        ["fill", "a ___", "--top", "0"],
+        ["embed", "a", "--batch", "0"],
+        ["classify", "a", "--batch", "0"],
+    ],
+    ids=" ".join,
+)
+def test_numbers_are_checked_before_a_model_is_loaded(refused, words):
+    refused("; give ", words[0], "no/such-model-anywhere", *words[1:])
+    assert "no/such" not in refused("; give ", words[0], "no/such-model-anywhere", *words[1:])
+
+
+def test_a_decoder_that_never_learned_pairs_is_not_asked_to_translate(home, refused):
+    refused("was trained with the objective Causal, not on pairs", "translate", "model", "1 and")
+    step = next((home / "model").glob("step-*"))
+    refused("use `glassformer generate`", "translate", f"model/{step.name}", "1 and")
+
+
 # ------------------------------------------------------------------------------ commands, names
 
 

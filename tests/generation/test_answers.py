@@ -85,7 +85,8 @@ def test_each_blank_by_itself(tokenizer: Tokenizer) -> None:
         assert [way.probability for way in ways] == pytest.approx(best.values.tolist(), rel=1e-4)
     wide = build_model(replace(model.config, embed=c.Embed(len(WORDS) + 40, segments=2)), seed=1).eval()
     logits = wide(torch.tensor([ids]), segments=torch.tensor([segments])).logits[0, blanks[0]]
-    best = logits[: len(WORDS)].softmax(-1).max().item()  # of what the tokenizer can write
+    best = logits.softmax(-1)[: len(WORDS)].max().item()  # among all rows, as `generate` says it
+    assert logits.softmax(-1)[len(WORDS) :].sum() > 0.1  # of what no tokenizer can write
     assert fill(wide, tokenizer, sentence, top=1)[0][0].probability == pytest.approx(best, rel=1e-4)
     words = [WORDS[ways[0].tokens[0]] for ways in told]
     assert told[0][0].text == f"the {words[0]} sat on the ___ ."

@@ -33,6 +33,7 @@ def run(given: argparse.Namespace) -> None:
     second = given.second
     unequal = f"There are {len(first)} texts and {len(second or ())} second ones; give as many."
     need(second is None or len(second) == len(first), unequal)
+    need(given.batch >= 1, f"batch is {given.batch}; give 1 or more.")
     model, tokenizer = reader(given)
     if generation.tags(model.config):
         need(second is None, "This model gives each word its label and reads one text; leave --second out.")

@@ -32,8 +32,10 @@ def options(one: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> None:
     """The command; its exit code, None for 0."""
     from .. import files, generation
+    from ..errors import need
 
     read = texts(given, given.text)
+    need(given.batch >= 1, f"batch is {given.batch}; give 1 or more.")
     model, tokenizer = reader(given)
     vectors = generation.embed(model, tokenizer, read, batch=given.batch, progress=counting("texts"))
     if given.out:

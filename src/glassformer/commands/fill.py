@@ -34,6 +34,7 @@ def run(given: argparse.Namespace) -> None:
 
     read = texts(given, given.text)
     need(bool(read), "There is no text; give at least one.")
+    need(given.top >= 1, f"top is {given.top}; give 1 or more.")
     model, tokenizer = reader(given)
     for number, text in enumerate(read):
         told = generation.fill(model, tokenizer, text, top=given.top, order=given.order)

@@ -50,6 +50,9 @@ def run(given: argparse.Namespace) -> None:
     need(given.batch > 0, f"--batch is {given.batch}; give 1 or more.")
     need(given.logprobs >= 0, f"--logprobs is {given.logprobs}; give 0 or more.")
     need(given.next is None or given.next > 0, f"--next is {given.next}; give 1 or more.")
+    how = generation.Sampling(given.temperature, given.top_k, given.top_p, given.min_p, given.repetition_penalty)
+    samples = given.samples if given.next is None else 1
+    generation.check_settings(how, given.max_new, samples, given.stop)
     prompts: list[str | None] = [*texts(given, given.prompt)] or [None]
     model, tokenizer = reader(given)
     groups = [prompts[begin : begin + given.batch] for begin in range(0, len(prompts), given.batch)]
@@ -60,14 +63,10 @@ def run(given: argparse.Namespace) -> None:
             tokenizer,
             group,
             max_new=given.max_new if given.next is None else 1,
-            temperature=given.temperature,
-            top_k=given.top_k,
-            top_p=given.top_p,
-            min_p=given.min_p,
-            repetition_penalty=given.repetition_penalty,
+            **vars(how),
             source_tokenizer=Checkpoint.open(given.model).source_tokenizer(),
             stop=given.stop,
-            samples=given.samples if given.next is None else 1,
+            samples=samples,
             seed=seed,
             slide=given.slide,
             likely=given.next or given.logprobs,

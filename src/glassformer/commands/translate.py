@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..config.run import begun
 from ..errors import UserError, need
 from .common import MODEL, TEXTS, computing, counting, emit, note, pieces, prompting, reader, texts
 
@@ -43,10 +45,18 @@ def run(given: argparse.Namespace) -> None:
     sources = texts(given, given.text)
     need(all(text.strip() for text in sources), "A text is empty; give one on each line.")
     need(bool(sources), "There is no text; give at least one.")
+    generation.check_beams(given.beams, given.best, given.length_penalty, given.max_new)
+    need(given.batch >= 1, f"batch is {given.batch}; give 1 or more.")
     model, tokenizer = reader(given)
     if isinstance(model.config, config.Encoder):
         raise UserError(
             f"{given.model} is an encoder and writes no text; use `glassformer fill`, `embed` or `classify`."
+        )
+    objective = objective_of(Path(given.model))
+    if isinstance(model.config, config.Decoder) and objective not in ("Seq2Seq", None):
+        raise UserError(
+            f"{given.model} was trained with the objective {objective}, not on pairs of texts; use `glassformer "
+            "generate`, or train it with the objective Seq2Seq."
         )
     told = generation.search(
         model,
@@ -76,6 +86,13 @@ def run(given: argparse.Namespace) -> None:
     unended = sum(found[0].finish == "length" for found in told)
     if unended:
         note(f"{unended} of {len(sources)} did not come to an end within --max-new {given.max_new} tokens.")
+
+
+def objective_of(name: Path) -> str | None:
+    """The objective of the run that a folder, or one of its checkpoints, comes from; None where that is not known."""
+    told = begun(name) or begun(name.parent)
+    own = told["train"].get("objective") if told else None
+    return own.get("type") if isinstance(own, dict) else None
 
 
 def tokens_of(words: str, tokenizer: Tokenizer) -> list[int]:

@@ -247,14 +247,17 @@ def _one_after_the_other(
 
 
 def _at(model: Model, rows: list[list[int]], segments: list[int], known: int) -> Tensor:
-    """Log-probabilities (B, T, V) at every place of rows of one length."""
+    """Log-probabilities (B, T, known) of the first ids at every place of rows of one length, as ``generate`` says them.
+
+    They are the model's own, over all rows of its vocabulary: a table rounded up has ids that no tokenizer can write.
+    """
     device = next(model.parameters()).device
     tokens = torch.tensor(rows, device=device)
     told = {"segments": torch.tensor([segments] * len(rows), device=device)} if model.config.embed.segments else {}
     with at_rest(model):
         logits: Tensor = model(tokens, **told).logits
     must_be_finite(model, logits)
-    return logits[..., :known].float().log_softmax(-1)
+    return logits.float().log_softmax(-1)[..., :known]
 
 
 def _filled(tokenizer: Tokenizer, text: str, chosen: dict[int, int], logprob: float) -> Filled:

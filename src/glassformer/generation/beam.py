@@ -125,7 +125,7 @@ def beam(
     favours short texts), 1 by their mean; above 1 favours long ones. The other arguments are those of ``generate``.
     Raises UserError for settings that mean nothing and prompts that cannot be read.
     """
-    check(beams, best, length_penalty, max_new)
+    check_beams(beams, best, length_penalty, max_new)
     starts, sources = starts_and_sources(prompt, tokenizer, source_tokenizer, model.config, bos, start)
     ends = end_tokens(eos, tokenizer)
     room = min(max_new, model.config.context - max(map(len, starts)) + 1)
@@ -135,7 +135,7 @@ def beam(
     return [[_with_text(hypothesis, tokenizer, ends) for hypothesis in some] for some in ranked]
 
 
-def check(beams: int, best: int, length_penalty: float, max_new: int) -> None:
+def check_beams(beams: int, best: int, length_penalty: float, max_new: int) -> None:
     """UserError for settings of ``beam`` that mean nothing, whatever the model."""
     need(beams >= 1, f"beams is {beams}; give 1 or more.")
     need(1 <= best <= beams, f"best is {best}; give 1 to the number of beams ({beams}).")

@@ -207,7 +207,7 @@ def generate(
     """
     how = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
-    check(how, max_new, samples, stops)
+    check_settings(how, max_new, samples, stops)
     need(not stops or tokenizer is not None, "Stop strings need a tokenizer; give one.")
     if slide and (max_new is None or isinstance(model, EncoderDecoder)):
         missing = "a decoder" if isinstance(model, EncoderDecoder) else "max_new, for it never ends by itself"
@@ -230,7 +230,7 @@ def generate(
     return Generation(rows, _steps(model, rows, samples, how, seed, limits, known, likely), seed)
 
 
-def check(how: Sampling, max_new: int | None, samples: int, stops: Sequence[str]) -> None:
+def check_settings(how: Sampling, max_new: int | None, samples: int, stops: Sequence[str]) -> None:
     """UserError for settings of ``generate`` that mean nothing, whatever the model."""
     need(max_new is None or max_new >= 1, f"max_new is {max_new}; give 1 or more.")
     need(samples >= 1, f"samples is {samples}; give 1 or more.")

@@ -113,7 +113,7 @@ def test_published_layouts_refuse_blocks_without_a_part(layout: str, part: str) 
     slot = "decoder" if hasattr(model, "decoder") else "encoder"
     missing = serial.change(model, {f"{slot}.pattern.place": "pre", f"{slot}.pattern.{part}": None})
     with pytest.raises(UserError, match="layout"):
-        recipes.write(missing)
+        recipes.write_config(missing)
 
 
 def test_the_default_layout_is_the_published_one_where_there_is_one(tmp_path: Path, llama: Model, tiny: Model) -> None:

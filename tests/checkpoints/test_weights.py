@@ -66,7 +66,7 @@ def test_one_of_theirs_splits_into_several_of_ours_of_unequal_width(tmp_path: Pa
     assert torch.equal(theirs["h.0.qkv"], torch.cat([*ours.values()]))
 
 
-def test_flip(tmp_path: Path) -> None:
+def test_transpose(tmp_path: Path) -> None:
     """GPT-2's Conv1D: (in, out), its three parts side by side."""
     ours = {"blocks.0.q": numbers(4, 5), "blocks.0.k": numbers(4, 5) + 1, "blocks.0.v": numbers(4, 5) + 2}
     theirs = there_and_back(Table((Rule("h.{i}.c", (f"{B}.q", f"{B}.k", f"{B}.v"), transpose=True),)), ours, tmp_path)
@@ -161,7 +161,7 @@ def test_rotary_pairs_of_neighbours_become_halves(tmp_path: Path) -> None:
     torch.testing.assert_close(ours.view(H, 2, D // 2).transpose(1, 2).flatten(1), turned, rtol=1e-5, atol=1e-5)
 
 
-def test_flip_and_fold_and_split_at_once(tmp_path: Path) -> None:
+def test_transpose_and_fold_and_split_at_once(tmp_path: Path) -> None:
     """Queries, keys and values of each head side by side, transposed (GPT-NeoX, as Conv1D)."""
     ours = {f"blocks.0.{name}": numbers(H * D, C) + at for at, name in enumerate("qkv")}
     rule = Rule("h.{i}.W", (f"{B}.q", f"{B}.k", f"{B}.v"), transpose=True, axes="(h 3 d) c -> (3 h d) c", heads=H)

@@ -15,6 +15,7 @@ import glassformer
 from glassformer import UserError, cli, recipes
 from glassformer.checkpoints import store
 from glassformer.nn import build_model
+from glassformer.recipes import Recipe, Rule, llama
 
 PAGE = '''
 """Llama with capped logits, its weights as Llama's first files hold them: rotary pairs are neighbours."""
@@ -29,12 +30,12 @@ PARTS |= {"ffn.gate": "feed_forward.w1", "ffn.down": "feed_forward.w2", "ffn.up"
 
 
 def read(raw):
-    model = llama.read(raw)
+    model = llama.read_config(raw)
     return replace(model, head=replace(model.head, softcap=raw.number("cap", None)))
 
 
 def write(model):
-    return {**llama.write(model), "cap": model.head.softcap}
+    return {**llama.write_config(model), "cap": model.head.softcap}
 
 
 def weights(model):
@@ -55,7 +56,7 @@ def weights(model):
 
 recipes.add(replace(
     llama.LLAMA, name="first-llama", paper="mine", sizes={"7b": llama.LLAMA.sizes["2-7b"]},
-    architectures=("FirstLlama",), model_type="first-llama", weights=weights, read=read, write=write,
+    architectures=("FirstLlama",), model_type="first-llama", weights=weights, read_config=read, write_config=write,
 ))
 '''
 
@@ -105,3 +106,13 @@ def test_names_that_are_taken(page: Path) -> None:
         with pytest.raises(UserError, match=said):
             recipes.add(replace(mine, **changed))
     assert list(recipes.RECIPES)[-1] == "first-llama"
+
+
+def test_old_names_are_read_with_a_warning() -> None:
+    with pytest.warns(FutureWarning, match=r"Recipe\.read is Recipe\.read_config now"):
+        old = Recipe(name="old", paper="", sizes={}, read=llama.read_config)  # type: ignore[call-arg]
+    assert old.read_config is llama.read_config
+    with pytest.warns(FutureWarning, match=r"Rule\.flip is Rule\.transpose now"):
+        assert Rule("a", "b", flip=True) == Rule("a", "b", transpose=True)  # type: ignore[call-arg]
+    with pytest.warns(FutureWarning, match=r"recipes\.BOOK is glassformer\.recipes\.RECIPES now"):
+        assert recipes.BOOK is recipes.RECIPES

@@ -229,7 +229,7 @@ def test_vocabulary_of_the_layouts() -> None:
     assert scaling == Llama3Scaling(8.0, 1.0, 4.0, 8192)
     assert isinstance(gpt2(32, 2, 4).decoder.last_norm, LayerNorm)
     raw = recipes.ConfigReader({"rope_scaling": {"type": "linear", "factor": 4}, "rope_theta": 1e4})
-    assert recipes.llama.read_rotary(raw) == Rotary(1e4, scaling=LinearScaling(4.0))
+    assert recipes.decoders.read_rotary(raw) == Rotary(1e4, scaling=LinearScaling(4.0))
 
 
 def test_a_real_llama_tells_its_story(shared_data: Path) -> None:

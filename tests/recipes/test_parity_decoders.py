@@ -200,9 +200,7 @@ def test_the_settings_matter(family: str, tmp_path: Path) -> None:
 
 # ------------------------------------------------------------------------------------- the recipes
 
-NAMES = [
-    name for recipe in recipes.DECODERS[2:] if recipe.read for name in (f"{recipe.name}/{s}" for s in recipe.sizes)
-]
+NAMES = [f"{recipe.name}/{size}" for recipe in recipes.DECODERS[2:] if recipe.read_config for size in recipe.sizes]
 COUNTS = {  # the models' own counts, as the hub shows them
     "mixtral/8x7b": 46_702_792_704,
     "mixtral/8x22b": 140_620_634_112,
@@ -248,9 +246,9 @@ def test_every_size_has_the_published_count() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_transformers_reads_our_config_as_we_meant_it(name: str) -> None:
-    raw = recipes.write(recipes.find(name))[1]
+    raw = recipes.write_config(recipes.find(name))[1]
     theirs = transformers.AutoConfig.for_model(raw["model_type"], **{k: v for k, v in raw.items() if k != "model_type"})
-    again = recipes.read(json.loads(json.dumps(theirs.to_dict())))[1]
+    again = recipes.read_config(json.loads(json.dumps(theirs.to_dict())))[1]
     assert recipes.plain(again) == recipes.plain(recipes.find(name))
 
 
@@ -261,8 +259,8 @@ def test_defaults_are_those_of_transformers(family: str) -> None:
     sizes = {k: SIZES[k] for k in ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")}
     sizes |= {"hidden_size": 128, "num_attention_heads": 32}  # what the defaults for key-value heads divide
     full = json.loads(json.dumps(settings(**sizes).to_dict()))
-    bare = recipes.read({**sizes, "model_type": settings.model_type})[1]
-    assert recipes.plain(bare) == recipes.plain(recipes.read({**full, "model_type": settings.model_type})[1])
+    bare = recipes.read_config({**sizes, "model_type": settings.model_type})[1]
+    assert recipes.plain(bare) == recipes.plain(recipes.read_config({**full, "model_type": settings.model_type})[1])
 
 
 AS_PUBLISHED: dict[str, dict[str, Any]] = {  # in the words of the files on the hub, which transformers 4 wrote
@@ -311,7 +309,7 @@ AS_PUBLISHED: dict[str, dict[str, Any]] = {  # in the words of the files on the 
 
 @pytest.mark.parametrize("name", AS_PUBLISHED)
 def test_files_of_transformers_4(name: str) -> None:
-    assert recipes.plain(recipes.read(AS_PUBLISHED[name])[1]) == recipes.plain(recipes.find(name))
+    assert recipes.plain(recipes.read_config(AS_PUBLISHED[name])[1]) == recipes.plain(recipes.find(name))
 
 
 def shrunk(name: str) -> config.Decoder:
@@ -364,7 +362,7 @@ def test_recipes_shrunk(name: str, tmp_path: Path) -> None:
     back, _ = store.load(tmp_path)
     assert recipes.plain(back.config) == recipes.plain(model.config)
     assert same(back.state_dict(), model.state_dict())
-    if recipes.RECIPES[name.partition("/")[0]].read is not None:
+    if recipes.RECIPES[name.partition("/")[0]].read_config is not None:
         theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
         assert difference(model, theirs, tokens()) <= TOLERANCE
 
@@ -444,7 +442,7 @@ def test_the_page_shown_to_contributors_is_the_page() -> None:
 
 
 def written(name: str) -> dict[str, Any]:
-    return recipes.write(recipes.find(name))[1]
+    return recipes.write_config(recipes.find(name))[1]
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
@@ -492,7 +490,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 @pytest.mark.parametrize(("name", "changes", "told"), REFUSED, ids=[f"{n} {next(iter(c))}" for n, c, _ in REFUSED])
 def test_what_cannot_be_read_is_one_sentence(name: str, changes: dict[str, Any], told: str) -> None:
     with pytest.raises(UserError, match=told) as caught:
-        recipes.read({**written(name), **changes}, "folder/config.json")
+        recipes.read_config({**written(name), **changes}, "folder/config.json")
     assert str(caught.value).startswith("folder/config.json") and "\n" not in str(caught.value)
 
 
@@ -516,5 +514,5 @@ def test_what_cannot_be_read_is_one_sentence(name: str, changes: dict[str, Any],
 )
 def test_what_no_layout_can_say_is_named(name: str, change: str, value: Any, told: str) -> None:
     with pytest.raises(UserError) as caught:
-        recipes.write(serial.change(recipes.find(name), {change: value}))
+        recipes.write_config(serial.change(recipes.find(name), {change: value}))
     assert told in str(caught.value) and 'layout "glassformer"' in str(caught.value)

@@ -13,21 +13,21 @@ from glassformer import UserError, config, recipes
 from glassformer.config import serial
 
 STORIES = recipes.find("llama/stories260k")
-LLAMA = recipes.write(STORIES)[1]
-GPT2 = recipes.write(recipes.find("gpt2/124m"))[1]
+LLAMA = recipes.write_config(STORIES)[1]
+GPT2 = recipes.write_config(recipes.find("gpt2/124m"))[1]
 
 
 @pytest.mark.parametrize("name", recipes.names())
 def test_every_size_survives_json_and_its_own_layout(name: str) -> None:
     model = recipes.find(name)
     assert serial.loads(config.Model, serial.dumps(model)) == model
-    if recipes.RECIPES[name.partition("/")[0]].read is None:
+    if recipes.RECIPES[name.partition("/")[0]].read_config is None:
         return
     if name.startswith("vaswani/"):  # the paper's sines and cosines take turns, the layout's do not
         model = serial.change(model, {f"{side}.position.halves": True for side in ("encoder", "decoder")})
-    recipe, raw = recipes.write(model)
+    recipe, raw = recipes.write_config(model)
     assert recipe.name == name.partition("/")[0]
-    again, back = recipes.read(json.loads(json.dumps(raw)))
+    again, back = recipes.read_config(json.loads(json.dumps(raw)))
     assert again is recipe and recipes.plain(back) == recipes.plain(model)
 
 
@@ -45,9 +45,9 @@ def test_every_size_survives_json_and_its_own_layout(name: str) -> None:
 )
 def test_transformers_reads_our_config_as_we_meant_it(name: str) -> None:
     transformers = pytest.importorskip("transformers")
-    raw = recipes.write(recipes.find(name))[1]
+    raw = recipes.write_config(recipes.find(name))[1]
     theirs = transformers.AutoConfig.for_model(raw["model_type"], **{k: v for k, v in raw.items() if k != "model_type"})
-    again = recipes.read(json.loads(json.dumps(theirs.to_dict())))[1]
+    again = recipes.read_config(json.loads(json.dumps(theirs.to_dict())))[1]
     assert recipes.plain(again) == recipes.plain(recipes.find(name))
 
 
@@ -82,11 +82,14 @@ def test_defaults_are_those_of_transformers() -> None:
         "vocab_size": 9,
     }
     full = json.loads(json.dumps(transformers.LlamaConfig(**sizes).to_dict()))
-    bare = recipes.read({**sizes, "model_type": "llama"})[1]
-    assert recipes.plain(bare) == recipes.plain(recipes.read({**full, "model_type": "llama"})[1])
+    bare = recipes.read_config({**sizes, "model_type": "llama"})[1]
+    assert recipes.plain(bare) == recipes.plain(recipes.read_config({**full, "model_type": "llama"})[1])
     sizes = {"n_embd": 32, "n_layer": 1, "n_head": 4, "vocab_size": 9}
     full = json.loads(json.dumps(transformers.GPT2Config(**sizes).to_dict()))
-    assert recipes.read({**sizes, "model_type": "gpt2"})[1] == recipes.read({**full, "model_type": "gpt2"})[1]
+    assert (
+        recipes.read_config({**sizes, "model_type": "gpt2"})[1]
+        == recipes.read_config({**full, "model_type": "gpt2"})[1]
+    )
 
 
 REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
@@ -139,12 +142,12 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 @pytest.mark.parametrize(("raw", "changes", "told"), REFUSED, ids=[told[:40] for _, _, told in REFUSED])
 def test_what_cannot_be_read_is_one_sentence(raw: dict[str, Any], changes: dict[str, Any], told: str) -> None:
     with pytest.raises(UserError, match=told) as caught:
-        recipes.read({**raw, **changes}, "folder/config.json")
+        recipes.read_config({**raw, **changes}, "folder/config.json")
     assert str(caught.value).startswith("folder/config.json") and "\n" not in str(caught.value)
 
 
 def test_model_type_is_enough() -> None:
-    assert recipes.read({**LLAMA, "architectures": None})[0].name == "llama"
+    assert recipes.read_config({**LLAMA, "architectures": None})[0].name == "llama"
 
 
 # -------------------------------------------------------------------------------- config.json, ours
@@ -181,20 +184,20 @@ def test_model_type_is_enough() -> None:
 )
 def test_what_no_layout_can_say_is_named(change: str, value: Any, told: str) -> None:
     with pytest.raises(UserError) as caught:
-        recipes.write(serial.change(STORIES, {change: value}))
+        recipes.write_config(serial.change(STORIES, {change: value}))
     assert told in str(caught.value) and 'layout "glassformer"' in str(caught.value)
 
 
 def test_glass_has_no_published_layout() -> None:
     with pytest.raises(UserError, match="No published layout holds this model"):
-        recipes.write(recipes.find("glass/1m"))
+        recipes.write_config(recipes.find("glass/1m"))
 
 
 def test_a_pattern_of_equal_blocks_is_one_block() -> None:
     block = STORIES.decoder.pattern[0]  # type: ignore[union-attr]
     doubled = serial.change(STORIES, {"decoder.depth": 4})
     doubled = serial.change(doubled, {"decoder.pattern": [serial.to_dict(block)] * 2})
-    assert recipes.write(doubled)[0].name == "llama"
+    assert recipes.write_config(doubled)[0].name == "llama"
 
 
 def test_small_glass_is_small_enough() -> None:
@@ -222,8 +225,8 @@ def test_small_glass_is_small_enough() -> None:
     ids=lambda value: str(value)[:12],
 )
 def test_values_that_no_machine_could_hold(key, value):
-    raw = recipes.write(recipes.find("llama/stories260k"))[1]
+    raw = recipes.write_config(recipes.find("llama/stories260k"))[1]
     if key == "model_type":
         raw = {**raw, "architectures": None}
     with pytest.raises(UserError, match=f'"{key}"|architecture '):
-        recipes.read({**raw, key: value})
+        recipes.read_config({**raw, key: value})

@@ -125,7 +125,7 @@ def test_a_classifier_starts_from_it(folder: Path, loaded: tuple[Any, Tokenizer]
             "pools by weightedmean, but one of cls, mean, max, last",
         ),
         ("1_Pooling/config.json", {}, "pools by nothing"),
-        ("1_Pooling/config.json", [1], "not a table of settings"),
+        ("1_Pooling/config.json", [1], "not a JSON object"),
     ],
 )
 def test_what_is_not_built_is_one_sentence(folder: Path, name: str, change: Any, told: str, tmp_path: Path) -> None:

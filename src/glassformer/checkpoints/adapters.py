@@ -51,7 +51,7 @@ class Matrix:
 
 def _published(model: config.Model) -> tuple[list[weights.Link], str]:
     """The links to the published names of the whole model, and the prefix that its architecture leaves away."""
-    recipe, raw = recipes.write(model)
+    recipe, raw = recipes.write_config(model)
     table = recipe.table(model)
     bare = raw["architectures"][0] in recipe.bare
     return weights.links(table, weights.shapes(recipe.layout(model))), table.prefix if bare else ""
@@ -67,7 +67,7 @@ def _namings(model: config.Model) -> Iterator[tuple[list[weights.Link], str]]:
         links, prefix = _published(model)
         yield links, prefix
         if not prefix:
-            yield links, recipes.write(model)[0].table(model).prefix
+            yield links, recipes.write_config(model)[0].table(model).prefix
     except UserError:
         pass
     yield _own(model)
@@ -99,10 +99,10 @@ def contents(model: Model, base: str) -> Contents:
             for part, _ in matrix.parts
         }
         whole = [link for link in links if state.keys() >= set(link.ours)]
-        said = {name for link in whole for name in link.ours} | {
+        saved = {name for link in whole for name in link.ours} | {
             f"{p}.{part}" for p in layers for part in ("down", "up")
         }
-        if layers.keys() <= matrices.keys() and state.keys() <= said:
+        if layers.keys() <= matrices.keys() and state.keys() <= saved:
             break
     tensors, ranks = {}, {}
     chosen = {matrices[path].name: matrices[path] for path in layers}
@@ -187,21 +187,21 @@ def attach(model: Model, folder: Path) -> None:
         _copy({name: files.read(name) for name in files.entries}, dict(model.named_parameters()), folder)
         return
     page, files = read_json(folder / PAGE, FIX), tensorfiles.open_file(folder / TENSORS)
-    _understood(page, folder / PAGE)
+    _check_page(page, folder / PAGE)
     names = {name.removeprefix(PREFIX) for name in files.entries}
-    strange: list[str] | None = None
+    fewest_unknown: list[str] | None = None
     for links, prefix in _namings(model.config):
         matrices = {m.name: m for m in _matrices(links, prefix, weights.shapes(model.config))}
         wholes = {name.removeprefix(prefix) for link in links for name in link.theirs}
         changed = {name.removesuffix(end) for name in names for end in (DOWN, UP) if name.endswith(end)}
         rest = names - {name + part for name in changed for part in (DOWN, UP)}
-        odd = sorted((changed - matrices.keys()) | (rest - wholes))
-        if not odd:
+        unknown = sorted((changed - matrices.keys()) | (rest - wholes))
+        if not unknown:
             break
-        strange = odd if strange is None or len(odd) < len(strange) else strange
+        fewest_unknown = unknown if fewest_unknown is None or len(unknown) < len(fewest_unknown) else fewest_unknown
     else:
-        names_of = short(strange or [])
-        raise UserError(f"{folder} changes {names_of}, which its base does not have; check the base.")
+        shown = short(fewest_unknown or [])
+        raise UserError(f"{folder} changes {shown}, which its base does not have; check the base.")
     layers: dict[str, tuple[Tensor, Tensor, float]] = {}
     for name in sorted(changed):
         layers |= _parted(matrices[name], *_halves(files, name, matrices[name], page))
@@ -228,11 +228,33 @@ def _parted(matrix: Matrix, down: Tensor, up: Tensor, scale: float) -> dict[str,
     return found
 
 
-SAID = {"auto_mapping", "base_model_name_or_path", "task_type", "inference_mode", "lora_dropout", "fan_in_fan_out"}
-SAID |= {"megatron_core", "peft_version", "loftq_config", "eva_config", "corda_config", "runtime_config", "lora_alpha"}
-SAID |= {"target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern"}
-SAID |= {"modules_to_save", "use_rslora", "r", "qalora_group_size"}  # what is obeyed, or only of use in training
-ONLY: dict[str, tuple[Any, ...]] = {
+KNOWN = {
+    "auto_mapping",
+    "base_model_name_or_path",
+    "task_type",
+    "inference_mode",
+    "lora_dropout",
+    "fan_in_fan_out",
+}
+KNOWN |= {
+    "megatron_core",
+    "peft_version",
+    "loftq_config",
+    "eva_config",
+    "corda_config",
+    "runtime_config",
+    "lora_alpha",
+}
+KNOWN |= {
+    "target_modules",
+    "exclude_modules",
+    "layers_to_transform",
+    "layers_pattern",
+    "rank_pattern",
+    "alpha_pattern",
+}
+KNOWN |= {"modules_to_save", "use_rslora", "r", "qalora_group_size"}  # what is obeyed, or only of use in training
+ALLOWED: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none",),
     "revision": (None, "main"),
@@ -240,24 +262,24 @@ ONLY: dict[str, tuple[Any, ...]] = {
 }
 
 
-def _understood(page: Mapping[str, Any], path: Path) -> None:
+def _check_page(page: Mapping[str, Any], path: Path) -> None:
     """Refuse by name each setting that changes what an adapter does and is not done here (PEFT's LoraConfig)."""
-    for key, asked in page.items():
-        allowed = ONLY.get(key, (False, None, {}, []))
-        plain = any(asked == one and isinstance(asked, bool) == isinstance(one, bool) for one in allowed)
-        shown = json.dumps(asked, default=str)[:80]
-        need(plain or key in SAID, f'{path} says "{key}": {shown}; only {json.dumps(allowed[0])} is read here.')
+    for key, value in page.items():
+        allowed = ALLOWED.get(key, (False, None, {}, []))
+        plain = any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in allowed)
+        shown = json.dumps(value, default=str)[:80]
+        need(plain or key in KNOWN, f'{path} says "{key}": {shown}; only {json.dumps(allowed[0])} is read here.')
     kinds: dict[str, tuple[type, ...]] = {"r": (int,), "lora_alpha": (int, float), "use_rslora": (bool,)}
     kinds |= {"rank_pattern": (dict,), "alpha_pattern": (dict,), "layers_to_transform": (list, int)}
     kinds |= {"target_modules": (list, str), "exclude_modules": (list, str), "layers_pattern": (list, str)}
     for key, kind in kinds.items():
-        asked = page.get(key)
-        fits = isinstance(asked, kind) and isinstance(asked, bool) == (kind == (bool,))
+        value = page.get(key)
+        fits = isinstance(value, kind) and isinstance(value, bool) == (kind == (bool,))
         words = {"list": "a list", "dict": "a table", "str": "a text", "bool": "true or false"}
         named = " or ".join(dict.fromkeys(words.get(k.__name__, "a number") for k in kind))
-        listed = isinstance(asked, list) and not all(isinstance(one, str | int) for one in asked)
-        fits, shown = fits and not listed, json.dumps(asked, default=str)[:80]
-        need(asked is None or fits, f'{path} says "{key}": {shown}; it must be {named}.')
+        listed = isinstance(value, list) and not all(isinstance(one, str | int) for one in value)
+        fits, shown = fits and not listed, json.dumps(value, default=str)[:80]
+        need(value is None or fits, f'{path} says "{key}": {shown}; it must be {named}.')
     for key in ("rank_pattern", "alpha_pattern"):
         for name, value in dict(page.get(key) or {}).items():
             fits = type(value) in (int, float) and math.isfinite(value)

@@ -210,7 +210,7 @@ def _read(name: str, folder: Path, base: str | None) -> Checkpoint:
     if "glassformer" not in raw:
         published = any((folder / weights).exists() for weights in (SINGLE, INDEX))
         headers = read_headers(folder) if published else None
-        recipe, model = recipes.read({**raw, **sentences.open_beside(folder)}, str(path), headers)
+        recipe, model = recipes.read_config({**raw, **sentences.open_beside(folder)}, str(path), headers)
         return Checkpoint(name, folder, model, recipe, base, labels, headers)
     if raw["glassformer"] != FORMAT:
         version = json.dumps(raw["glassformer"])[:20]

@@ -121,7 +121,7 @@ def _published(
 ) -> Contents | None:
     """The files of the published layout; None where there is no such layout and none was asked for."""
     try:
-        recipe, raw = recipes.write(model.config)
+        recipe, raw = recipes.write_config(model.config)
     except UserError:
         if layout is None:
             return None

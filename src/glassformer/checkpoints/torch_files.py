@@ -269,22 +269,25 @@ def load(kind: str, path: Path, settings: Path | None = None) -> Model:
     held: Any = read(path) if path.suffix != ".safetensors" else _safetensors(path)
     tensors = _state(held, path)
     if isinstance(held, dict) and kind in ("nanogpt", "mingpt"):
-        _of_the_other(kind, held, tensors, path)
+        _refuse_other_kind(kind, held, tensors, path)
     page = settings or (path.with_name("config.json") if peer is None else peer.beside(path))
-    said = read_json(page, "fix it") if settings is not None or peer is None or page.is_file() else {}
+    stated = read_json(page, "fix it") if settings is not None or peer is None or page.is_file() else {}
     if peer is None:
         files = Tensors(path, tensors)
-        recipe, model = recipes.read(said, str(page), files)
+        recipe, model = recipes.read_config(stated, str(page), files)
         return load_model(model, recipe, files, files.dtype, "cpu").eval()
-    for table in (held, said):
-        said = {**said, **{k: v for key in peers.SETTINGS if _holds(table, key) for k, v in table[key].items()}}
-    raw = ConfigReader(peer.describe({name: tuple(t.shape) for name, t in tensors.items()}, said), str(page))
+    for table in (held, stated):
+        stated = {
+            **stated,
+            **{k: v for key in peers.SETTINGS if _holds(table, key) for k, v in table[key].items()},
+        }
+    raw = ConfigReader(peer.describe({name: tuple(t.shape) for name, t in tensors.items()}, stated), str(page))
     model = peer.read(raw)
     files = Tensors(path, peer.prepare(tensors, raw))
     return load_model(model, peer.weights(model), files, files.dtype, "cpu").eval()
 
 
-def _of_the_other(kind: str, held: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> None:
+def _refuse_other_kind(kind: str, held: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> None:
     """Refuse a nanoGPT for a minGPT and the other way round: their names are the same, their activations are not."""
     nano = "model_args" in held  # minGPT leaves weights alone, and only nanoGPT ties its head
     table, head = (tensors.get(name) for name in ("transformer.wte.weight", "lm_head.weight"))

@@ -1,16 +1,18 @@
-"""The recipe book: published models as data, one page each. Adding a family is one page and one line in ``BOOK``."""
+"""The recipe book: published models as data, one page each. Adding a family is one page and one line in ``RECIPES``."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from .. import config
 from ..config import context as lengths
 from ..config import serial
+from ..config.differences import differences
 from ..errors import UserError, nearest, need
 from . import sentences
 from .bert import BERT
@@ -29,9 +31,18 @@ from .t5 import T5
 from .vaswani import VASWANI
 
 DECODERS = (GPT2, LLAMA, MIXTRAL, NANOMOE, QWEN2, QWEN3, QWEN3MOE, PHI, PHI3, STARCODER2, GEMMA, GEMMA2)
-__all__ = ["BOOK", "Raw", "Recipe", "Rule", "Table", "add", "all", "find", "names", "of", "read", "write"]
+__all__ = ["RECIPES", "ConfigReader", "Recipe", "Rule", "Table", "add", "all", "find", "names", "of", "read_config"]
+__all__ += ["write_config"]
+_OLD = {"BOOK": "RECIPES", "Raw": "ConfigReader", "read": "read_config", "write": "write_config"}
 
 RECIPES = {recipe.name: recipe for recipe in (GLASS, *DECODERS, BERT, ELECTRA, T5, VASWANI)}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _OLD:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn(f"glassformer.recipes.{name} is glassformer.recipes.{_OLD[name]} now.", FutureWarning, stacklevel=2)
+    return globals()[_OLD[name]]
 
 
 def add(recipe: Recipe) -> None:
@@ -49,7 +60,7 @@ def add(recipe: Recipe) -> None:
         taken = [name for name in recipe.architectures if name in other.architectures]
         taken += [recipe.model_type] if recipe.model_type and recipe.model_type == other.model_type else []
         need(
-            not taken or recipe.read is None,
+            not taken or recipe.read_config is None,
             f'The recipe "{recipe.name}" reads "{taken[0] if taken else ""}", which {other.name} reads already; '
             "give yours another architecture and model_type.",
         )
@@ -83,7 +94,7 @@ def of(raw: Mapping[str, Any], source: str = "config.json") -> Recipe:
     fits = listed is None or isinstance(listed, list)
     need(fits, f'{source}: "architectures" is {json.dumps(listed)[:60]}; it must be a list of names.')
     listed = listed or []
-    published = [recipe for recipe in all() if recipe.read is not None]
+    published = [recipe for recipe in all() if recipe.read_config is not None]
     for recipe in published:
         if listed[0] in recipe.architectures if listed else raw.get("model_type") == recipe.model_type:
             return recipe
@@ -96,23 +107,25 @@ def of(raw: Mapping[str, Any], source: str = "config.json") -> Recipe:
     raise UserError(f'{source}: the architecture "{name}" is not in the recipe book.{listing}{hint}')
 
 
-def read(raw: Mapping[str, Any], source: str = "config.json", held: Held | None = None) -> tuple[Recipe, config.Model]:
+def read_config(
+    raw: Mapping[str, Any], source: str = "config.json", held: Held | None = None
+) -> tuple[Recipe, config.Model]:
     """The recipe and our config of a published config.json, ``held`` the weights beside it where they are known.
 
     Raises UserError for what it asks that nothing here does.
     """
     recipe = of(raw, source)
-    assert recipe.read is not None
+    assert recipe.read_config is not None
     table = ConfigReader(raw, source, held)
     table.only("quantization_config", None, "quantised weights are not read here")
     try:
-        return recipe, sentences.read(table, recipe.read(table))
+        return recipe, sentences.read_config(table, recipe.read_config(table))
     except UserError as error:
         text = str(error)
         raise UserError(text if text.startswith(source) else f"{source}: {text}") from None
 
 
-def write(model: config.Model) -> tuple[Recipe, dict[str, Any]]:
+def write_config(model: config.Model) -> tuple[Recipe, dict[str, Any]]:
     """The recipe whose published layout holds this config, and its config.json.
 
     A layout holds a config when reading what it writes gives the config back. Raises UserError that names
@@ -128,25 +141,25 @@ def write(model: config.Model) -> tuple[Recipe, dict[str, Any]]:
         )
     own = ", ".join(sorted(serial.added(model)))
     need(not own, f'No published layout holds {own}; save the model with the layout "glassformer".')
-    model, beside = sentences.write(model)
+    model, beside = sentences.write_config(model)
     for recipe in all():
         shaped = any(isinstance(model, type(size)) for size in recipe.sizes.values())
-        if recipe.read is None or recipe.write is None or not shaped:
+        if recipe.read_config is None or recipe.write_config is None or not shaped:
             continue
         try:
-            raw = recipe.write(model)
-            back = recipe.read(ConfigReader(raw))
+            raw = recipe.write_config(model)
+            back = recipe.read_config(ConfigReader(raw))
         except UserError as error:
             hindrance = hindrance if nearness else str(error).rstrip(".")
             continue
-        differs = _differences(plain(model), plain(back))
+        differs = list(differences(serial.to_dict(plain(model)), serial.to_dict(plain(back))))
         if not differs:
             named = {"architectures": [recipe.architectures[0]], "model_type": recipe.model_type}
             return recipe, {**named, **raw, **beside}
-        distance = sum(differs.values())
+        distance = sum(_values(value) for _, value, _ in differs)
         if not nearness or distance < nearness:
-            hindrance = f"the nearest, {recipe.name}, cannot say {', '.join([*differs][:3])}"
-            nearness = distance
+            shown = ", ".join(f"{path} = {_short(value)}" for path, value, _ in differs[:3])
+            hindrance, nearness = f"the nearest, {recipe.name}, cannot say {shown}", distance
     raise UserError(f'No published layout holds this model: {hindrance}; save it with the layout "glassformer".')
 
 
@@ -179,21 +192,8 @@ def _plain_attention(attention: config.Attention, dim: int) -> config.Attention:
     )
 
 
-def _differences(ours: config.Model, theirs: config.Model) -> dict[str, int]:
-    """Where two configs differ, as ``path = value`` of the first, and how many values that is."""
-    return dict(_compare(serial.to_dict(ours), serial.to_dict(theirs), ""))
-
-
-def _compare(a: Any, b: Any, path: str) -> Iterator[tuple[str, int]]:
-    if isinstance(a, dict) and isinstance(b, dict) and a["type"] == b["type"]:
-        for key in a:
-            yield from _compare(a[key], b[key], f"{path}.{key}" if path else key)
-    elif isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
-        for i, (one, other) in enumerate(zip(a, b, strict=True)):
-            yield from _compare(one, other, f"{path}.{i}")
-    elif a != b:
-        value = a["type"] if isinstance(a, dict) else f"{len(a)} blocks" if isinstance(a, list) else a
-        yield f"{path} = {value}", _values(a)
+def _short(value: Any) -> Any:
+    return value["type"] if isinstance(value, dict) else f"{len(value)} blocks" if isinstance(value, list) else value
 
 
 def _values(part: Any) -> int:

@@ -6,7 +6,7 @@ each token or where an answer lies (``token_head``).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -27,8 +27,8 @@ from ..config import (
     stacks,
 )
 from ..errors import UserError
-from .decoders import ACTIVATIONS, norm_eps, plain_mlp
-from .recipe import ConfigReader, Recipe, Rule, Table
+from .decoders import even_width, norm_eps, plain_mlp, read_mlp, write_act, write_std
+from .recipe import ConfigReader, Recipe, Rule, Table, rules
 
 CASED, UNCASED = 28_996, 30_522  # tokens
 PRETRAINING, MASKED, CLASSIFIER = "BertForPreTraining", "BertForMaskedLM", "BertForSequenceClassification"
@@ -52,13 +52,13 @@ def sentences(depth: int) -> Encoder:
     return replace(bert(384, depth, 12), context=256, head=None, pool=Pool("mean", unit=True))
 
 
-def read(raw: ConfigReader) -> Model:
+def read_config(raw: ConfigReader) -> Model:
     """A BERT config.json as our config: the architecture says which ends there are, and so do the weights beside it.
 
     ``hidden_dropout_prob`` is the stack's one dropout.
     """
     trunk, mlp, norm = read_trunk(raw)
-    kind = str((raw.value("architectures", None) or [BARE])[0])
+    kind = raw.architecture(BARE)
     head = None
     if kind in (PRETRAINING, MASKED) or (kind == BARE and raw.holds("cls.predictions.bias")):
         head = Head(raw.flag("tie_word_embeddings", True), bias=True, transform=mlp.act, norm=norm)
@@ -75,8 +75,7 @@ def read_trunk(raw: ConfigReader) -> tuple[Encoder, MLP, LayerNorm]:
     raw.only("add_cross_attention", False, "an encoder alone has nothing to look across at")
     dim, dropout = raw.whole("hidden_size"), raw.number("hidden_dropout_prob", 0.1, most=0.99)
     norm = LayerNorm(raw.number("layer_norm_eps", 1e-12, most=1.0))
-    act = raw.choice("hidden_act", ACTIVATIONS, "gelu")
-    mlp = MLP(raw.whole("intermediate_size", most=1 << 22), act, bias=True)
+    mlp = read_mlp(raw, "gelu")
     block = Block(Attention(raw.whole("num_attention_heads", most=1 << 14), bias=True), mlp, norm, "post")
     length = raw.whole("max_position_embeddings", 512, most=1 << 28)
     depth = raw.whole("num_hidden_layers", most=2000)
@@ -110,7 +109,7 @@ def read_pool(raw: ConfigReader, kind: str, dropout: float) -> Pool | None:
     return Pool("first", "tanh") if kind == BARE and there and raw.flag("add_pooling_layer", True) else None
 
 
-def write(model: Model) -> dict[str, Any]:
+def write_config(model: Model) -> dict[str, Any]:
     """Our config as a BERT config.json, as far as that can say it."""
     raw = write_trunk(model, "bert")
     assert isinstance(model, Encoder)
@@ -133,14 +132,10 @@ def write_trunk(model: Model, layout: str) -> dict[str, Any]:
         raise UserError(f"The {layout} layout holds only encoders.")
     encoder = stacks(model)["encoder"]
     block, position = encoder.pattern[0], encoder.position
-    if block.attention.head_dim not in (None, model.dim / block.attention.heads):
-        raise UserError(f"The {layout} layout holds only heads that share the width evenly.")
+    even_width(model, block, layout)
     if not model.embed.segments:
         raise UserError(f"The {layout} layout holds only models with segments.")
     mlp = plain_mlp(block.feedforward)
-    names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
-    if mlp.act not in names:
-        raise UserError(f"The {layout} layout has no activation {mlp.act}.")
     return {
         "hidden_size": model.dim,
         "num_hidden_layers": model.encoder.depth,
@@ -149,11 +144,11 @@ def write_trunk(model: Model, layout: str) -> dict[str, Any]:
         "max_position_embeddings": position.length if isinstance(position, Learned) else model.context,
         "type_vocab_size": model.embed.segments,
         "vocab_size": model.embed.vocab,
-        "hidden_act": names[mlp.act],
+        "hidden_act": write_act(mlp.act, layout),
         "layer_norm_eps": norm_eps(block),
         "hidden_dropout_prob": model.encoder.dropout,
         "attention_probs_dropout_prob": model.encoder.dropout,
-        "initializer_range": 0.02 if model.init.std is None else model.init.std,
+        "initializer_range": write_std(model),
     }
 
 
@@ -193,19 +188,12 @@ def tags(head: TokenHead) -> str:
     return "qa_outputs" if head.span else "classifier"
 
 
-def pairs(parts: Mapping[str, str]) -> Iterator[Rule]:
-    """A rule for the weight and one for the bias of each."""
-    for theirs, ours in parts.items():
-        for name, our in zip(both(theirs), both(ours), strict=True):
-            yield Rule(name, our)
-
-
 def trunk(name: str) -> Iterator[Rule]:
     """The rules of what BERT and its kin share, all below ``name``."""
     for theirs, ours in (("word", "embed.token"), ("position", "encoder.position"), ("token_type", "embed.segment")):
         yield Rule(f"{name}.embeddings.{theirs}_embeddings.weight", f"{ours}.weight")
     layers = {f"{name}.encoder.layer.{{i}}.{theirs}": f"encoder.blocks.{{i}}.{ours}" for theirs, ours in _LAYER.items()}
-    yield from pairs({f"{name}.embeddings.LayerNorm": "encoder.first_norm", **layers})
+    yield from rules({f"{name}.embeddings.LayerNorm": "encoder.first_norm", **layers})
 
 
 def table(model: Model) -> Table:
@@ -216,9 +204,9 @@ def table(model: Model) -> Table:
     bias, copy = f"{_WORDS}.bias", f"{_WORDS}.decoder.bias"
     if model.head is not None and not model.head.tied:
         bias, copy = copy, bias
-    rules = (
+    found = (
         *trunk("bert"),
-        *pairs({**_PARTS, **own}),
+        *rules({**_PARTS, **own}),
         Rule(f"{_WORDS}.decoder.weight", "head.proj.weight"),
         Rule(bias, "head.proj.bias"),
     )
@@ -235,7 +223,7 @@ def table(model: Model) -> Table:
     if model.head is None and model.pool is not None and model.pool.labels:
         older += zip(both(_NEXT), both(labels), strict=True)
     copies = ((f"{_WORDS}.decoder.weight", "bert.embeddings.word_embeddings.weight"), (copy, bias))
-    return Table(rules, tuple(unused), copies, prefix="bert.", renamed=tuple(older))
+    return Table(found, tuple(unused), copies, prefix="bert.", renamed=tuple(older))
 
 
 BERT = Recipe(
@@ -256,8 +244,8 @@ BERT = Recipe(
     architectures=(PRETRAINING, MASKED, CLASSIFIER, NEXT_SENTENCE, TOKENS, ANSWERS, BARE),
     model_type="bert",
     tokenizer="vocab.txt beside the published weights (WordPiece, cased or not)",
-    read=read,
-    write=write,
+    read_config=read_config,
+    write_config=write_config,
     weights=table,
     bare=(BARE,),
 )

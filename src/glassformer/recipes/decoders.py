@@ -36,10 +36,10 @@ from ..config import (
     stacks,
 )
 from ..errors import UserError
-from .recipe import ConfigReader, Rule, Table, tile
+from .recipe import ConfigReader, Rule, Table, rules, tile
 
 INIT = Init(0.02, 0.02, "plain")
-STRETCHES = ("default", "linear", "llama3", "yarn")
+SCALINGS = ("default", "linear", "llama3", "yarn")
 LONG = ("longrope", "su")
 BY_LENGTH = ("dynamic", *LONG)  # a token turns otherwise once the text grows long: no cache can hold that
 MANY = 1 << 14  # heads, and dimensions a head; far above any published
@@ -72,6 +72,11 @@ def read_attention(
 def read_gated(raw: ConfigReader, key: str = "hidden_act", act: str = "silu", bias: bool = False) -> GatedMLP:
     """The gated MLP, its activation called ``key``."""
     return GatedMLP(raw.whole("intermediate_size", most=WIDE), raw.choice(key, ACTIVATIONS, act), bias)
+
+
+def read_mlp(raw: ConfigReader, act: str, bias: bool = True) -> MLP:
+    """The MLP without a gate; ``act`` where the file says nothing."""
+    return MLP(raw.whole("intermediate_size", most=WIDE), raw.choice("hidden_act", ACTIVATIONS, act), bias)
 
 
 def read_window(raw: ConfigReader) -> MaskRule:
@@ -123,7 +128,7 @@ def read_decoder(
 
 
 def read_rotary(
-    raw: ConfigReader, theta: float = 10_000.0, fraction: float | None = None, kinds: Sequence[str] = STRETCHES
+    raw: ConfigReader, theta: float = 10_000.0, fraction: float | None = None, kinds: Sequence[str] = SCALINGS
 ) -> Rotary:
     """The rotary positions of ``rope_theta`` and ``rope_scaling``, or of transformers 5's ``rope_parameters``.
 
@@ -147,7 +152,7 @@ def read_rotary(
 
 
 def read_long(raw: ConfigReader, rope: ConfigReader) -> LongRopeScaling:
-    """The stretch of a longrope table, for texts no longer than those learnt first."""
+    """The scaling of a longrope table."""
     positions = raw.whole("max_position_embeddings", most=1 << 28)
     length = raw.whole("original_max_position_embeddings", positions, most=1 << 28)
     length = rope.whole("original_max_position_embeddings", length, most=1 << 28)
@@ -171,7 +176,7 @@ def read_fraction(raw: ConfigReader, unsaid: float, whole: bool) -> float:
 
 
 def read_scaling(rope: ConfigReader, kind: str) -> RopeScaling:
-    """The stretch that a ``rope_scaling`` table describes."""
+    """The scaling that a ``rope_scaling`` table describes."""
     factor = rope.number("factor", least=1.0)
     if kind == "linear":
         return LinearScaling(factor)
@@ -194,13 +199,19 @@ def read_scaling(rope: ConfigReader, kind: str) -> RopeScaling:
 # --------------------------------------------------------------------------------- config.json, out
 
 
-def write_decoder(model: Model, layout: str) -> tuple[Block, dict[str, Any]]:
-    """The first block, and the words that all of them share; UserError for what is not a decoder."""
+def write_decoder(
+    model: Model, layout: str, eps: str = "rms_norm_eps", bias: str = "", window: bool = False, dropouts: str = ""
+) -> dict[str, Any]:
+    """The settings that decoders share; UserError for what is not a decoder.
+
+    ``eps``, ``bias`` and ``dropouts`` (several) are what the family calls these, if it has them; ``window``: it has
+    ``sliding_window``.
+    """
     if not isinstance(model, Decoder) or model.head is None:
         raise UserError(f"The {layout} layout holds only decoders with a head.")
-    block = decoder(model).pattern[0]
+    block = first_block(model)
     attention, mlp = block.attention, plain_mlp(block.feedforward)
-    return block, {
+    return {
         "hidden_size": model.dim,
         "num_hidden_layers": model.decoder.depth,
         "num_attention_heads": attention.heads,
@@ -211,9 +222,18 @@ def write_decoder(model: Model, layout: str) -> tuple[Block, dict[str, Any]]:
         "vocab_size": model.embed.vocab,
         "hidden_act": write_act(mlp.act, layout),
         "tie_word_embeddings": model.head.tied,
-        "initializer_range": 0.02 if model.init.std is None else model.init.std,
-        **write_rotary(decoder(model).position),
+        "initializer_range": write_std(model),
+        **write_rotary(stack(model).position),
+        eps: norm_eps(block),
+        **({bias: attention.bias} if bias else {}),
+        **({"sliding_window": window_size(model)} if window else {}),
+        **dict.fromkeys(dropouts.split(), model.decoder.dropout),
     }
+
+
+def write_std(model: Model) -> float:
+    """The standard deviation that weights start with, transformers' own where ours differs from matrix to matrix."""
+    return 0.02 if model.init.std is None else model.init.std
 
 
 def write_act(act: Activation, layout: str) -> str:
@@ -224,23 +244,29 @@ def write_act(act: Activation, layout: str) -> str:
     raise UserError(f'The {layout} layout has no name for the activation "{act}".')
 
 
+def even_width(model: Model, block: Block, layout: str) -> None:
+    """Refuse heads that are wider or narrower than their share of the width."""
+    if block.attention.head_dim not in (None, model.dim / block.attention.heads):
+        raise UserError(f"The {layout} layout holds only heads that share the width evenly.")
+
+
 def even_heads(model: Model, layout: str) -> None:
     """Refuse heads that do not divide the width, where transformers does."""
-    heads = decoder(model).pattern[0].attention.heads
+    heads = first_block(model).attention.heads
     if model.dim % heads:
         raise UserError(f"The {layout} layout needs heads ({heads}) that divide dim ({model.dim}).")
 
 
 def window_size(model: Model) -> int | None:
     """The size of the first window among the blocks, None where all see everything."""
-    mask_rules = (block.attention.mask for block in decoder(model).pattern)
+    mask_rules = (block.attention.mask for block in stack(model).pattern)
     return next((mask_rule.size for mask_rule in mask_rules if isinstance(mask_rule, Window)), None)
 
 
 def write_windows(model: Model) -> list[str]:
     """``layer_types``: which blocks slide."""
-    stack = decoder(model)
-    slides = [isinstance(stack.block(i).attention.mask, Window) for i in range(stack.depth)]
+    blocks = stack(model)
+    slides = [isinstance(blocks.block(i).attention.mask, Window) for i in range(blocks.depth)]
     return ["sliding_attention" if slide else "full_attention" for slide in slides]
 
 
@@ -252,17 +278,22 @@ def write_rotary(position: Position) -> dict[str, Any]:
 
 def fraction(model: Model) -> float:
     """The share of each head that turns."""
-    position = decoder(model).position
+    position = stack(model).position
     return position.fraction if isinstance(position, Rotary) else 1.0
 
 
-def decoder(model: Model) -> Stack:
+def stack(model: Model) -> Stack:
     """The decoder's stack."""
     return stacks(model)["decoder"]
 
 
+def first_block(model: Model) -> Block:
+    """The first block, for what all blocks have in common."""
+    return stack(model).pattern[0]
+
+
 def write_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
-    """A stretch as the ``rope_scaling`` table."""
+    """A scaling as the ``rope_scaling`` table."""
     if scaling is None:
         return None
     if isinstance(scaling, LinearScaling):
@@ -306,14 +337,10 @@ NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 
 def table(parts: Mapping[str, str], *more: Rule, last_norm: str = "model.norm") -> Table:
     """The table of a decoder: ``parts`` of our blocks and of their layers, each a weight and perhaps a bias."""
-    pairs = [(f"{THEIRS}.{theirs}", f"{OURS}.{ours}") for ours, theirs in parts.items()]
-    pairs += [(last_norm, "decoder.last_norm"), ("lm_head", "head.proj")]
+    layers = {f"{THEIRS}.{theirs}": f"{OURS}.{ours}" for ours, theirs in parts.items()}
+    ends = {last_norm: "decoder.last_norm", "lm_head": "head.proj"}
     return Table(
-        (
-            Rule("model.embed_tokens.weight", "embed.token.weight"),
-            *(Rule(f"{theirs}.{end}", f"{ours}.{end}") for theirs, ours in pairs for end in ("weight", "bias")),
-            *more,
-        ),
+        (Rule("model.embed_tokens.weight", "embed.token.weight"), *rules({**layers, **ends}), *more),
         ignore=(f"{THEIRS}.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq"),  # follows from the config
         copies=(("lm_head.weight", "model.embed_tokens.weight"),),
         prefix="model.",

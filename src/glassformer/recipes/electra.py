@@ -7,8 +7,8 @@ from typing import Any
 
 from ..config import Encoder, Model, TokenHead, embed_dim
 from ..errors import UserError
-from .bert import bert, pairs, read_token_head, read_trunk, tags, trunk, write_labels, write_trunk
-from .recipe import ConfigReader, Recipe, Table
+from .bert import bert, read_token_head, read_trunk, tags, trunk, write_labels, write_trunk
+from .recipe import ConfigReader, Recipe, Table, rules
 
 DISCRIMINATOR, BARE = "ElectraForPreTraining", "ElectraModel"
 TOKENS, ANSWERS = "ElectraForTokenClassification", "ElectraForQuestionAnswering"
@@ -20,12 +20,12 @@ def electra(dim: int, depth: int, heads: int, embed: int | None = None) -> Encod
     return replace(model, embed=replace(model.embed, dim=embed), head=None, pool=None, token_head=TokenHead(1, "gelu"))
 
 
-def read(raw: ConfigReader) -> Model:
+def read_config(raw: ConfigReader) -> Model:
     """An ELECTRA config.json as our config; the architecture says what each token is asked."""
     model, mlp, _ = read_trunk(raw)
     width = raw.whole("embedding_size", 128)
     model = replace(model, embed=replace(model.embed, dim=None if width == model.dim else width))
-    kind = str((raw.value("architectures", None) or [BARE])[0])
+    kind = raw.architecture(BARE)
     if kind == BARE:
         return model
     if kind == DISCRIMINATOR:
@@ -33,7 +33,7 @@ def read(raw: ConfigReader) -> Model:
     return replace(model, token_head=read_token_head(raw, kind == ANSWERS, model.encoder.dropout))
 
 
-def write(model: Model) -> dict[str, Any]:
+def write_config(model: Model) -> dict[str, Any]:
     """Our config as an ELECTRA config.json, as far as that can say it."""
     raw = {**write_trunk(model, "electra"), "embedding_size": embed_dim(model)}
     assert isinstance(model, Encoder)
@@ -56,7 +56,7 @@ def table(model: Model) -> Table:
         ends["discriminator_predictions.dense_prediction"] = "token_head.proj"
     elif head is not None:
         ends[tags(head)] = "token_head.proj"
-    return Table((*trunk("electra"), *pairs(ends)), ("electra.embeddings.position_ids",), prefix="electra.")
+    return Table((*trunk("electra"), *rules(ends)), ("electra.embeddings.position_ids",), prefix="electra.")
 
 
 ELECTRA = Recipe(
@@ -70,8 +70,8 @@ ELECTRA = Recipe(
     architectures=(DISCRIMINATOR, TOKENS, ANSWERS, BARE),
     model_type="electra",
     tokenizer="vocab.txt beside the published weights (WordPiece, uncased)",
-    read=read,
-    write=write,
+    read_config=read_config,
+    write_config=write_config,
     weights=table,
     bare=(BARE,),
 )

@@ -9,25 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..config import Attention, Block, Decoder, Embed, Full, GatedMLP, Head, Model, RMSNorm, Rotary, Stack, Window
-from .decoders import (
-    ACTIVATIONS,
-    ATTENTION,
-    GATED,
-    INIT,
-    NORMS,
-    WIDE,
-    even_heads,
-    norm_eps,
-    read_attention,
-    read_decoder,
-    read_rotary,
-    read_windows,
-    table,
-    unsaid,
-    window_size,
-    write_decoder,
-    write_windows,
-)
+from . import decoders
 from .recipe import ConfigReader, Recipe
 
 NORM = RMSNorm(1e-6, offset=1.0)
@@ -37,7 +19,7 @@ def gemma(dim: int, depth: int, heads: int, kv_heads: int, hidden: int) -> Decod
     """The shape of Gemma: heads of 256, 256,000 tokens, 8,192 positions."""
     block = Block(Attention(heads, kv_heads, 256), GatedMLP(hidden, "gelu_tanh"), NORM)
     stack = Stack(depth, (block,), Rotary(), last_norm=NORM)
-    return Decoder(dim, 8192, Embed(256_000, scale=dim**0.5), stack, Head(), INIT)
+    return Decoder(dim, 8192, Embed(256_000, scale=dim**0.5), stack, Head(), decoders.INIT)
 
 
 def gemma2(dim: int, depth: int, heads: int, hidden: int, head_dim: int = 256, over: int = 256) -> Decoder:
@@ -48,35 +30,35 @@ def gemma2(dim: int, depth: int, heads: int, hidden: int, head_dim: int = 256, o
         for mask_rule in (Window(4096), Full())
     )
     stack = Stack(depth, pattern, Rotary(), last_norm=NORM)
-    return Decoder(dim, 8192, Embed(256_000, scale=dim**0.5), stack, Head(softcap=30.0), INIT)
+    return Decoder(dim, 8192, Embed(256_000, scale=dim**0.5), stack, Head(softcap=30.0), decoders.INIT)
 
 
-def read(raw: ConfigReader) -> Model:
+def read_config(raw: ConfigReader) -> Model:
     """A Gemma config.json as our config; its "gelu" has always meant the tanh approximation."""
-    act = raw.choice("hidden_act", {**ACTIVATIONS, "gelu": "gelu_tanh"}, "gelu_pytorch_tanh")
-    block = Block(_attention(raw, kv_heads=16), GatedMLP(raw.whole("intermediate_size", most=WIDE), act), _norm(raw))
-    return _scaled(read_decoder(raw, block, read_rotary(raw), context=8192, tied=True))
+    act = raw.choice("hidden_act", {**decoders.ACTIVATIONS, "gelu": "gelu_tanh"}, "gelu_pytorch_tanh")
+    mlp = GatedMLP(raw.whole("intermediate_size", most=decoders.WIDE), act)
+    block = Block(_attention(raw, kv_heads=16), mlp, _norm(raw))
+    return _scaled(decoders.read_decoder(raw, block, decoders.read_rotary(raw), context=8192, tied=True))
 
 
-def read2(raw: ConfigReader) -> Model:
+def read_config2(raw: ConfigReader) -> Model:
     """A Gemma 2 config.json as our config."""
     depth = raw.whole("num_hidden_layers", most=2000)
     over = raw.number("query_pre_attn_scalar", 256.0, least=1e-6)
-    cap = raw.number("attn_logit_softcapping", unsaid(raw, "attn_logit_softcapping", 50.0))
+    cap = raw.number("attn_logit_softcapping", decoders.unsaid(raw, "attn_logit_softcapping", 50.0))
     attention = replace(_attention(raw, kv_heads=4), scale=over**-0.5, softcap=cap)
-    act = raw.choice("hidden_activation", ACTIVATIONS, "gelu_pytorch_tanh")
-    mlp = GatedMLP(raw.whole("intermediate_size", most=WIDE), act)
-    size = raw.whole("sliding_window", unsaid(raw, "sliding_window", 4096), most=1 << 28)
-    mask_rules = read_windows(raw, size, [i % 2 == 0 for i in range(depth)])
+    mlp = decoders.read_gated(raw, "hidden_activation", "gelu_pytorch_tanh")
+    size = raw.whole("sliding_window", decoders.unsaid(raw, "sliding_window", 4096), most=1 << 28)
+    mask_rules = decoders.read_windows(raw, size, [i % 2 == 0 for i in range(depth)])
     blocks = [Block(replace(attention, mask=mask_rule), mlp, _norm(raw), place="sandwich") for mask_rule in mask_rules]
-    softcap = raw.number("final_logit_softcapping", unsaid(raw, "final_logit_softcapping", 30.0))
+    softcap = raw.number("final_logit_softcapping", decoders.unsaid(raw, "final_logit_softcapping", 30.0))
     head = Head(softcap=softcap)
-    return _scaled(read_decoder(raw, blocks, read_rotary(raw), context=8192, tied=True, head=head))
+    return _scaled(decoders.read_decoder(raw, blocks, decoders.read_rotary(raw), context=8192, tied=True, head=head))
 
 
 def _attention(raw: ConfigReader, kv_heads: int) -> Attention:
     raw.only("use_bidirectional_attention", False, "a decoder here sees what came before")
-    return read_attention(raw, kv_heads, 256, bias=raw.flag("attention_bias", False))
+    return decoders.read_attention(raw, kv_heads, 256, bias=raw.flag("attention_bias", False))
 
 
 def _norm(raw: ConfigReader) -> RMSNorm:
@@ -87,27 +69,25 @@ def _scaled(model: Decoder) -> Decoder:
     return replace(model, embed=replace(model.embed, scale=model.dim**0.5))
 
 
-def write(model: Model) -> dict[str, Any]:
+def write_config(model: Model) -> dict[str, Any]:
     """Our config as a Gemma config.json, as far as that can say it."""
-    block, raw = write_decoder(model, "gemma")
-    return {**raw, "rms_norm_eps": norm_eps(block), "attention_bias": block.attention.bias}
+    return decoders.write_decoder(model, "gemma", bias="attention_bias")
 
 
-def write2(model: Model) -> dict[str, Any]:
+def write_config2(model: Model) -> dict[str, Any]:
     """Our config as a Gemma 2 config.json, as far as that can say it."""
-    block, raw = write_decoder(model, "gemma2")
-    even_heads(model, "gemma2")
-    scale = block.attention.scale or raw["head_dim"] ** -0.5
+    raw = decoders.write_decoder(model, "gemma2", bias="attention_bias")
+    decoders.even_heads(model, "gemma2")
+    attention = decoders.first_block(model).attention
+    scale = attention.scale or raw["head_dim"] ** -0.5
     return {
         **raw,
         "hidden_activation": raw["hidden_act"],
-        "rms_norm_eps": norm_eps(block),
-        "attention_bias": block.attention.bias,
         "query_pre_attn_scalar": round(scale**-2),
-        "attn_logit_softcapping": block.attention.softcap,
+        "attn_logit_softcapping": attention.softcap,
         "final_logit_softcapping": model.head.softcap if model.head else None,
-        "sliding_window": window_size(model) or 4096,  # transformers asks for one even where no block has it
-        "layer_types": write_windows(model),
+        "sliding_window": decoders.window_size(model) or 4096,  # transformers asks for one even where no block has it
+        "layer_types": decoders.write_windows(model),
     }
 
 
@@ -118,9 +98,9 @@ GEMMA = Recipe(
     architectures=("GemmaForCausalLM", "GemmaModel"),
     model_type="gemma",
     tokenizer="google/gemma-2b",
-    read=read,
-    write=write,
-    weights=table({**ATTENTION, **GATED, **NORMS}),
+    read_config=read_config,
+    write_config=write_config,
+    weights=decoders.table({**decoders.ATTENTION, **decoders.GATED, **decoders.NORMS}),
 )
 
 GEMMA2 = Recipe(
@@ -134,12 +114,12 @@ GEMMA2 = Recipe(
     architectures=("Gemma2ForCausalLM", "Gemma2Model"),
     model_type="gemma2",
     tokenizer="google/gemma-2-2b",
-    read=read2,
-    write=write2,
-    weights=table(
+    read_config=read_config2,
+    write_config=write_config2,
+    weights=decoders.table(
         {
-            **ATTENTION,
-            **GATED,
+            **decoders.ATTENTION,
+            **decoders.GATED,
             "attn_norm": "input_layernorm",
             "attn_post_norm": "post_attention_layernorm",
             "ffn_norm": "pre_feedforward_layernorm",

@@ -22,20 +22,15 @@ from .recipe import Recipe
 def glass(dim: int, depth: int, heads: int, context: int, vocab: int, previous_token_embeddings: int = 1) -> Decoder:
     """Rotary, gated MLP, normalised queries and keys, norms without gains; blocks start as the identity, the head at 0.
 
-    The token before goes straight into the embedding too (``lags``), where the vocabulary is small enough for it.
+    The token before goes straight into the embedding too (``previous_token_embeddings``), where the vocabulary is
+    small enough for it.
     """
     norm = RMSNorm(gain=False)
     block = Block(Attention(heads, qk_norm=RMSNorm()), GatedMLP(-(-dim * 8 // 3 // 8) * 8), norm)
     stack = Stack(depth, (block,), Rotary(), first_norm=norm, last_norm=norm)
     init = Init(std=None, embed_std=1.0, head_std=0.0, residual="zero")
-    return Decoder(
-        dim,
-        context,
-        Embed(vocab, previous_token_embeddings=previous_token_embeddings),
-        stack,
-        Head(tied=False, softcap=15.0),
-        init,
-    )
+    embed = Embed(vocab, previous_token_embeddings=previous_token_embeddings)
+    return Decoder(dim, context, embed, stack, Head(tied=False, softcap=15.0), init)
 
 
 def glass_pair(

@@ -17,11 +17,10 @@ from ..config import (
     Learned,
     Model,
     Stack,
-    stacks,
 )
 from ..errors import UserError
-from .decoders import ACTIVATIONS, norm_eps, plain_mlp, write_act
-from .recipe import ConfigReader, Recipe, Rule, Table
+from .decoders import ACTIVATIONS, even_width, first_block, norm_eps, plain_mlp, write_act, write_std
+from .recipe import ConfigReader, Recipe, Rule, Table, rules
 
 
 def gpt2(
@@ -33,7 +32,7 @@ def gpt2(
     return Decoder(dim, 1024, Embed(vocab), stack)
 
 
-def read(raw: ConfigReader) -> Model:
+def read_config(raw: ConfigReader) -> Model:
     """A GPT-2 config.json as our config; nanoGPT's ``bias`` is understood too."""
     raw.only("scale_attn_weights", True, "attention here always divides by the root of the head's width")
     raw.only("scale_attn_by_inverse_layer_idx", False, "no attention here scales by its layer")
@@ -65,15 +64,14 @@ def read(raw: ConfigReader) -> Model:
     )
 
 
-def write(model: Model) -> dict[str, Any]:
+def write_config(model: Model) -> dict[str, Any]:
     """Our config as a GPT-2 config.json, as far as that can say it."""
     if not isinstance(model, Decoder) or model.head is None:
         raise UserError("The gpt2 layout holds only decoders with a head.")
-    block = stacks(model)["decoder"].pattern[0]
-    if block.attention.head_dim not in (None, model.dim / block.attention.heads):
-        raise UserError("The gpt2 layout holds only heads that share the width evenly.")
+    block = first_block(model)
+    even_width(model, block, "gpt2")
     mlp = plain_mlp(block.feedforward)
-    dropout = model.decoder.dropout
+    dropouts = ("attn_pdrop", "embd_pdrop", "resid_pdrop")
     raw = {
         "n_embd": model.dim,
         "n_layer": model.decoder.depth,
@@ -84,44 +82,33 @@ def write(model: Model) -> dict[str, Any]:
         "activation_function": write_act(mlp.act, "gpt2"),
         "layer_norm_epsilon": norm_eps(block),
         "tie_word_embeddings": model.head.tied,
-        "initializer_range": 0.02 if model.init.std is None else model.init.std,
-        "attn_pdrop": dropout,
-        "embd_pdrop": dropout,
-        "resid_pdrop": dropout,
+        "initializer_range": write_std(model),
+        **dict.fromkeys(dropouts, model.decoder.dropout),
     }
     return raw if block.attention.bias else {**raw, "bias": False}
 
 
 def layout(model: Model) -> Model:
     """The same model with every bias: what the published files hold."""
-    if not isinstance(model, Decoder) or stacks(model)["decoder"].pattern[0].attention.bias:
+    if not isinstance(model, Decoder) or first_block(model).attention.bias:
         return model
-    raw = {key: value for key, value in write(model).items() if key != "bias"}
-    return read(ConfigReader(raw))
+    raw = {key: value for key, value in write_config(model).items() if key != "bias"}
+    return read_config(ConfigReader(raw))
 
 
 _OURS, _THEIRS = "decoder.blocks.{i}", "transformer.h.{i}"
+_MATRICES = {"attn.c_proj": "attn.out", "mlp.c_fc": "ffn.up", "mlp.c_proj": "ffn.down"}  # (in, out) in their files
 
 RULES = (
     Rule("transformer.wte.weight", "embed.token.weight"),
     Rule("transformer.wpe.weight", "decoder.position.weight"),
     *(
-        rule
-        for part in ("weight", "bias")
-        for rule in (
-            Rule(f"{_THEIRS}.ln_1.{part}", f"{_OURS}.attn_norm.{part}"),
-            Rule(
-                f"{_THEIRS}.attn.c_attn.{part}",
-                (f"{_OURS}.attn.q.{part}", f"{_OURS}.attn.k.{part}", f"{_OURS}.attn.v.{part}"),
-                transpose=part == "weight",
-            ),
-            Rule(f"{_THEIRS}.attn.c_proj.{part}", f"{_OURS}.attn.out.{part}", transpose=part == "weight"),
-            Rule(f"{_THEIRS}.ln_2.{part}", f"{_OURS}.ffn_norm.{part}"),
-            Rule(f"{_THEIRS}.mlp.c_fc.{part}", f"{_OURS}.ffn.up.{part}", transpose=part == "weight"),
-            Rule(f"{_THEIRS}.mlp.c_proj.{part}", f"{_OURS}.ffn.down.{part}", transpose=part == "weight"),
-            Rule(f"transformer.ln_f.{part}", f"decoder.last_norm.{part}"),
-        )
+        Rule(f"{_THEIRS}.attn.c_attn.{end}", tuple(f"{_OURS}.attn.{x}.{end}" for x in "qkv"), transpose=end == "weight")
+        for end in ("weight", "bias")
     ),
+    *rules({f"{_THEIRS}.{theirs}": f"{_OURS}.{ours}" for theirs, ours in _MATRICES.items()}, transpose=True),
+    *rules({f"{_THEIRS}.ln_1": f"{_OURS}.attn_norm", f"{_THEIRS}.ln_2": f"{_OURS}.ffn_norm"}),
+    *rules({"transformer.ln_f": "decoder.last_norm"}),
     Rule("lm_head.weight", "head.proj.weight"),
 )
 
@@ -138,8 +125,8 @@ GPT2 = Recipe(
     architectures=("GPT2LMHeadModel", "GPT2Model"),
     model_type="gpt2",
     tokenizer="openai-community/gpt2",
-    read=read,
-    write=write,
+    read_config=read_config,
+    write_config=write_config,
     weights=Table(
         RULES,
         ignore=(f"{_THEIRS}.attn.bias", f"{_THEIRS}.attn.masked_bias"),  # the causal mask, kept as if it were a weight

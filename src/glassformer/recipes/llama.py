@@ -18,21 +18,7 @@ from ..config import (
     Rotary,
     Stack,
 )
-from .decoders import (
-    ATTENTION,
-    GATED,
-    INIT,
-    NORMS,
-    even_heads,
-    norm_eps,
-    plain_mlp,
-    read_attention,
-    read_decoder,
-    read_gated,
-    read_rotary,
-    table,
-    write_decoder,
-)
+from . import decoders
 from .recipe import ConfigReader, Recipe
 
 
@@ -40,38 +26,37 @@ def llama2(dim: int, depth: int, heads: int, kv_heads: int, hidden: int) -> Deco
     """The shape of Llama 2: 32,000 tokens, 4,096 positions."""
     block = Block(Attention(heads, kv_heads), GatedMLP(hidden), RMSNorm())
     stack = Stack(depth, (block,), Rotary(), last_norm=RMSNorm())
-    return Decoder(dim, 4096, Embed(32_000), stack, Head(tied=False), INIT)
+    return Decoder(dim, 4096, Embed(32_000), stack, Head(tied=False), decoders.INIT)
 
 
 def llama3(
     dim: int, depth: int, heads: int, hidden: int, scaling: RopeScaling | None = None, tied: bool = False
 ) -> Decoder:
-    """The shape of Llama 3: 8 key-value heads, 128,256 tokens, 8,192 positions or, stretched, 131,072."""
+    """The shape of Llama 3: 8 key-value heads, 128,256 tokens, 8,192 positions or, with a scaling, 131,072."""
     block = Block(Attention(heads, 8), GatedMLP(hidden), RMSNorm())
     stack = Stack(depth, (block,), Rotary(500_000.0, scaling=scaling), last_norm=RMSNorm())
-    return Decoder(dim, 131_072 if scaling else 8192, Embed(128_256), stack, Head(tied=tied), INIT)
+    return Decoder(dim, 131_072 if scaling else 8192, Embed(128_256), stack, Head(tied=tied), decoders.INIT)
 
 
 def stories(dim: int, depth: int, heads: int, kv_heads: int, hidden: int) -> Decoder:
     """The shape of the TinyStories models of llama2.c: 512 tokens, 512 positions."""
     block = Block(Attention(heads, kv_heads), GatedMLP(hidden), RMSNorm())
-    return Decoder(dim, 512, Embed(512), Stack(depth, (block,), Rotary(), last_norm=RMSNorm()), Head(), INIT)
+    return Decoder(dim, 512, Embed(512), Stack(depth, (block,), Rotary(), last_norm=RMSNorm()), Head(), decoders.INIT)
 
 
-def read(raw: ConfigReader) -> Model:
+def read_config(raw: ConfigReader) -> Model:
     """A Llama config.json as our config."""
     norm = RMSNorm(raw.number("rms_norm_eps", 1e-6, most=1.0))
-    attention = read_attention(raw, bias=raw.flag("attention_bias", False))
-    block = Block(attention, read_gated(raw, bias=raw.flag("mlp_bias", False)), norm)
-    return read_decoder(raw, block, read_rotary(raw), context=2048)
+    attention = decoders.read_attention(raw, bias=raw.flag("attention_bias", False))
+    block = Block(attention, decoders.read_gated(raw, bias=raw.flag("mlp_bias", False)), norm)
+    return decoders.read_decoder(raw, block, decoders.read_rotary(raw), context=2048)
 
 
-def write(model: Model) -> dict[str, Any]:
+def write_config(model: Model) -> dict[str, Any]:
     """Our config as a Llama config.json, as far as that can say it."""
-    block, raw = write_decoder(model, "llama")
-    even_heads(model, "llama")
-    biases = {"attention_bias": block.attention.bias, "mlp_bias": plain_mlp(block.feedforward).bias}
-    return {**raw, "rms_norm_eps": norm_eps(block), **biases}
+    raw = decoders.write_decoder(model, "llama", bias="attention_bias")
+    decoders.even_heads(model, "llama")
+    return {**raw, "mlp_bias": decoders.plain_mlp(decoders.first_block(model).feedforward).bias}
 
 
 _31, _32 = Llama3Scaling(8.0), Llama3Scaling(32.0)
@@ -96,7 +81,7 @@ LLAMA = Recipe(
     architectures=("LlamaForCausalLM", "LlamaModel"),
     model_type="llama",
     tokenizer="the tokenizer.model beside the published weights",
-    read=read,
-    write=write,
-    weights=table({**ATTENTION, **GATED, **NORMS}),
+    read_config=read_config,
+    write_config=write_config,
+    weights=decoders.table({**decoders.ATTENTION, **decoders.GATED, **decoders.NORMS}),
 )

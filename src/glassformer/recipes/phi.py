@@ -22,30 +22,10 @@ from ..config import (
     Window,
 )
 from ..config.context import long_scalings
-from .decoders import (
-    ACTIVATIONS,
-    ATTENTION,
-    INIT,
-    LONG,
-    NORMS,
-    OURS,
-    THEIRS,
-    WIDE,
-    decoder,
-    fraction,
-    norm_eps,
-    read_attention,
-    read_decoder,
-    read_gated,
-    read_rotary,
-    read_window,
-    table,
-    window_size,
-    write_decoder,
-)
+from . import decoders
 from .recipe import ConfigReader, Recipe, Rule
 
-DROPOUTS = ("resid_pdrop", "embd_pdrop", "attention_dropout")  # the residual's is the stack's
+DROPOUTS = "resid_pdrop embd_pdrop attention_dropout"  # the residual's is the stack's
 
 
 def phi(dim: int, depth: int, share: float, dropout: float = 0.0) -> Decoder:
@@ -53,32 +33,26 @@ def phi(dim: int, depth: int, share: float, dropout: float = 0.0) -> Decoder:
     norm = LayerNorm()
     block = Block(Attention(32, bias=True), MLP(4 * dim, bias=True), norm, place="parallel")
     stack = Stack(depth, (block,), Rotary(fraction=share), last_norm=norm, dropout=dropout)
-    return Decoder(dim, 2048, Embed(51_200), stack, Head(tied=False, bias=True), INIT)
+    return Decoder(dim, 2048, Embed(51_200), stack, Head(tied=False, bias=True), decoders.INIT)
 
 
-def read(raw: ConfigReader) -> Model:
+def read_config(raw: ConfigReader) -> Model:
     """A Phi config.json as our config."""
     norm = LayerNorm(raw.number("layer_norm_eps", 1e-5, most=1.0))
-    attention = read_attention(raw, bias=True)
+    attention = decoders.read_attention(raw, bias=True)
     if raw.flag("qk_layernorm", False):
         attention = replace(attention, qk_norm=norm)
-    act = raw.choice("hidden_act", ACTIVATIONS, "gelu_new")
-    block = Block(attention, MLP(raw.whole("intermediate_size", most=WIDE), act, bias=True), norm, place="parallel")
+    block = Block(attention, decoders.read_mlp(raw, "gelu_new"), norm, place="parallel")
     dropout = raw.number("resid_pdrop", 0.0, most=0.99)
-    rotary = read_rotary(raw, fraction=0.5)
-    return read_decoder(raw, block, rotary, context=2048, dropout=dropout, head=Head(bias=True))
+    rotary = decoders.read_rotary(raw, fraction=0.5)
+    return decoders.read_decoder(raw, block, rotary, context=2048, dropout=dropout, head=Head(bias=True))
 
 
-def write(model: Model) -> dict[str, Any]:
+def write_config(model: Model) -> dict[str, Any]:
     """Our config as a Phi config.json, as far as that can say it."""
-    block, raw = write_decoder(model, "phi")
-    return {
-        **raw,
-        "layer_norm_eps": norm_eps(block),
-        "qk_layernorm": block.attention.qk_norm is not None,
-        "partial_rotary_factor": fraction(model),
-        **dict.fromkeys(DROPOUTS, decoder(model).dropout),
-    }
+    raw = decoders.write_decoder(model, "phi", "layer_norm_eps", dropouts=DROPOUTS)
+    normed = decoders.first_block(model).attention.qk_norm is not None
+    return {**raw, "qk_layernorm": normed, "partial_rotary_factor": decoders.fraction(model)}
 
 
 PHI = Recipe(
@@ -88,11 +62,11 @@ PHI = Recipe(
     architectures=("PhiForCausalLM", "PhiModel"),
     model_type="phi",
     tokenizer="microsoft/phi-2",
-    read=read,
-    write=write,
-    weights=table(
+    read_config=read_config,
+    write_config=write_config,
+    weights=decoders.table(
         {
-            **ATTENTION,
+            **decoders.ATTENTION,
             "attn.out": "self_attn.dense",
             "attn.q_norm": "self_attn.q_layernorm",
             "attn.k_norm": "self_attn.k_layernorm",
@@ -109,38 +83,32 @@ def phi3(dim: int, depth: int, heads: int, kv_heads: int, hidden: int) -> Decode
     """The shape of Phi-3: windows of 2,047, 32,064 tokens, 4,096 positions."""
     block = Block(Attention(heads, kv_heads, mask=Window(2047)), GatedMLP(hidden), RMSNorm())
     stack = Stack(depth, (block,), Rotary(), last_norm=RMSNorm())
-    return Decoder(dim, 4096, Embed(32_064), stack, Head(tied=False), INIT)
+    return Decoder(dim, 4096, Embed(32_064), stack, Head(tied=False), decoders.INIT)
 
 
-def read3(raw: ConfigReader) -> Model:
+def read_config3(raw: ConfigReader) -> Model:
     """A Phi-3 config.json as our config."""
-    attention = replace(read_attention(raw), mask=read_window(raw))
-    block = Block(attention, read_gated(raw), RMSNorm(raw.number("rms_norm_eps", 1e-5, most=1.0)))
+    attention = replace(decoders.read_attention(raw), mask=decoders.read_window(raw))
+    block = Block(attention, decoders.read_gated(raw), RMSNorm(raw.number("rms_norm_eps", 1e-5, most=1.0)))
     dropout = raw.number("resid_pdrop", 0.0, most=0.99)
-    rotary = read_rotary(raw, fraction=1.0, kinds=("default", *LONG))
-    model = read_decoder(raw, block, rotary, context=4096, dropout=dropout)
+    rotary = decoders.read_rotary(raw, fraction=1.0, kinds=("default", *decoders.LONG))
+    model = decoders.read_decoder(raw, block, rotary, context=4096, dropout=dropout)
     if isinstance(rotary.scaling, LongRopeScaling):  # for longer texts: glassformer.load(.., context=N)
         model = replace(model, context=min(model.context, rotary.scaling.length))
     return model
 
 
-def write3(model: Model) -> dict[str, Any]:
+def write_config3(model: Model) -> dict[str, Any]:
     """Our config as a Phi-3 config.json, as far as that can say it; without a window a Llama's can, and comes first."""
-    block, raw = write_decoder(model, "phi3")
+    raw = decoders.write_decoder(model, "phi3", window=True, dropouts=DROPOUTS)
     length = raw["max_position_embeddings"]
     for scaling in long_scalings(model).values():
         raw["max_position_embeddings"] = round(scaling.length * scaling.factor)
-    return {
-        **raw,
-        "rms_norm_eps": norm_eps(block),
-        "sliding_window": window_size(model),
-        "partial_rotary_factor": fraction(model),
-        "original_max_position_embeddings": length,
-        **dict.fromkeys(DROPOUTS, decoder(model).dropout),
-    }
+    share = decoders.fraction(model)
+    return {**raw, "partial_rotary_factor": share, "original_max_position_embeddings": length}
 
 
-_ATTN, _FFN = f"{OURS}.attn", f"{OURS}.ffn"
+_LAYER, _ATTN, _FFN = decoders.THEIRS, f"{decoders.OURS}.attn", f"{decoders.OURS}.ffn"
 
 PHI3 = Recipe(
     name="phi3",
@@ -149,11 +117,11 @@ PHI3 = Recipe(
     architectures=("Phi3ForCausalLM", "Phi3Model"),
     model_type="phi3",
     tokenizer="microsoft/Phi-3-mini-4k-instruct",
-    read=read3,
-    write=write3,
-    weights=table(
-        {"attn.out": "self_attn.o_proj", "ffn.down": "mlp.down_proj", **NORMS},
-        Rule(f"{THEIRS}.self_attn.qkv_proj.weight", (f"{_ATTN}.q.weight", f"{_ATTN}.k.weight", f"{_ATTN}.v.weight")),
-        Rule(f"{THEIRS}.mlp.gate_up_proj.weight", (f"{_FFN}.gate.weight", f"{_FFN}.up.weight")),
+    read_config=read_config3,
+    write_config=write_config3,
+    weights=decoders.table(
+        {"attn.out": "self_attn.o_proj", "ffn.down": "mlp.down_proj", **decoders.NORMS},
+        Rule(f"{_LAYER}.self_attn.qkv_proj.weight", (f"{_ATTN}.q.weight", f"{_ATTN}.k.weight", f"{_ATTN}.v.weight")),
+        Rule(f"{_LAYER}.mlp.gate_up_proj.weight", (f"{_FFN}.gate.weight", f"{_FFN}.up.weight")),
     ),
 )

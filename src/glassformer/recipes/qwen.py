@@ -11,29 +11,7 @@ from typing import Any
 
 from ..config import Attention, Block, Decoder, Embed, FeedForward, GatedMLP, Head, Model, MoE, RMSNorm, Rotary, Stack
 from ..errors import UserError
-from .decoders import (
-    ATTENTION,
-    GATED,
-    INIT,
-    MANY,
-    NORMS,
-    OURS,
-    THEIRS,
-    WIDE,
-    decoder,
-    norm_eps,
-    plain_mlp,
-    read_attention,
-    read_decoder,
-    read_gated,
-    read_rotary,
-    read_windows,
-    table,
-    unsaid,
-    window_size,
-    write_decoder,
-    write_windows,
-)
+from . import decoders
 from .recipe import ConfigReader, Recipe, Rule
 
 NORM = RMSNorm(1e-6)
@@ -46,7 +24,7 @@ def qwen2(
     small, norm = dim <= 2048, RMSNorm(eps)
     block = Block(Attention(heads, kv_heads, bias=True, out_bias=False), GatedMLP(hidden), norm)
     stack = Stack(depth, (block,), Rotary(1e6), last_norm=norm)
-    return Decoder(dim, context, Embed(151_936 if small else 152_064), stack, Head(tied=small), INIT)
+    return Decoder(dim, context, Embed(151_936 if small else 152_064), stack, Head(tied=small), decoders.INIT)
 
 
 def qwen3(dim: int, depth: int, heads: int, think: int | MoE, kv_heads: int = 8) -> Decoder:
@@ -55,31 +33,31 @@ def qwen3(dim: int, depth: int, heads: int, think: int | MoE, kv_heads: int = 8)
     block = Block(Attention(heads, kv_heads, 128, qk_norm=NORM), feedforward, NORM)
     stack = Stack(depth, (block,), Rotary(1e6), last_norm=NORM)
     tied = isinstance(feedforward, GatedMLP) and dim <= 2560
-    return Decoder(dim, 40_960, Embed(151_936), stack, Head(tied=tied), INIT)
+    return Decoder(dim, 40_960, Embed(151_936), stack, Head(tied=tied), decoders.INIT)
 
 
 # ---------------------------------------------------------------------------------- config.json, in
 
 
-def read2(raw: ConfigReader) -> Model:
+def read_config2(raw: ConfigReader) -> Model:
     """A Qwen 2 or 2.5 config.json as our config."""
     raw.only("use_mrope", False, "positions here have one dimension")
-    attention = replace(read_attention(raw, kv_heads=32, bias=True), out_bias=False)
-    return _read(raw, attention, [read_gated(raw)] * _depth(raw))
+    attention = replace(decoders.read_attention(raw, kv_heads=32, bias=True), out_bias=False)
+    return _read(raw, attention, [decoders.read_gated(raw)] * _depth(raw))
 
 
-def read3(raw: ConfigReader) -> Model:
+def read_config3(raw: ConfigReader) -> Model:
     """A Qwen 3 config.json as our config."""
-    return _read(raw, _attention3(raw, kv_heads=32), [read_gated(raw)] * _depth(raw))
+    return _read(raw, _attention3(raw, kv_heads=32), [decoders.read_gated(raw)] * _depth(raw))
 
 
-def read3moe(raw: ConfigReader) -> Model:
+def read_config3moe(raw: ConfigReader) -> Model:
     """A config.json of Qwen 3 with mixtures; ``router_aux_loss_coef`` weighs our own load-balancing loss."""
-    mlp = read_gated(raw)
+    mlp = decoders.read_gated(raw)
     mixture = MoE(
-        raw.whole("num_experts", raw.whole("num_local_experts", 128, most=MANY), most=MANY),
-        raw.whole("num_experts_per_tok", 8, most=MANY),
-        replace(mlp, hidden=raw.whole("moe_intermediate_size", 768, most=WIDE)),
+        raw.whole("num_experts", raw.whole("num_local_experts", 128, most=decoders.MANY), most=decoders.MANY),
+        raw.whole("num_experts_per_tok", 8, most=decoders.MANY),
+        replace(mlp, hidden=raw.whole("moe_intermediate_size", 768, most=decoders.WIDE)),
         normalize=raw.flag("norm_topk_prob", False),
         balance=raw.number("router_aux_loss_coef", 0.001),
     )
@@ -88,8 +66,8 @@ def read3moe(raw: ConfigReader) -> Model:
     mixes = [i not in dense and (i + 1) % step == 0 for i in range(_depth(raw))]
     raw.only("layer_types", None, "the mixtures' blocks all see the same")
     slides = raw.flag("use_sliding_window", False)
-    table = {**raw.table, "max_window_layers": 0 if slides else len(mixes)}
-    return _read(ConfigReader(table, raw.source), _attention3(raw, kv_heads=4), [mixture if m else mlp for m in mixes])
+    words = {**raw.table, "max_window_layers": 0 if slides else len(mixes)}
+    return _read(ConfigReader(words, raw.source), _attention3(raw, kv_heads=4), [mixture if m else mlp for m in mixes])
 
 
 def _depth(raw: ConfigReader) -> int:
@@ -99,38 +77,38 @@ def _depth(raw: ConfigReader) -> int:
 
 def _attention3(raw: ConfigReader, kv_heads: int) -> Attention:
     norm = RMSNorm(raw.number("rms_norm_eps", 1e-6, most=1.0))
-    return replace(read_attention(raw, kv_heads, 128, raw.flag("attention_bias", False)), qk_norm=norm)
+    return replace(decoders.read_attention(raw, kv_heads, 128, raw.flag("attention_bias", False)), qk_norm=norm)
 
 
 def _read(raw: ConfigReader, attention: Attention, thinks: Sequence[FeedForward]) -> Model:
     slides = raw.flag("use_sliding_window", False)
-    size = raw.whole("sliding_window", unsaid(raw, "sliding_window", 4096), most=1 << 28) if slides else None
+    size = raw.whole("sliding_window", decoders.unsaid(raw, "sliding_window", 4096), most=1 << 28) if slides else None
     first = raw.number("max_window_layers", 28.0)
-    mask_rules = read_windows(raw, size, [size is not None and i >= first for i in range(len(thinks))])
+    mask_rules = decoders.read_windows(raw, size, [size is not None and i >= first for i in range(len(thinks))])
     norm = RMSNorm(raw.number("rms_norm_eps", 1e-6, most=1.0))
     blocks = [
         Block(replace(attention, mask=mask_rule), think, norm)
         for mask_rule, think in zip(mask_rules, thinks, strict=True)
     ]
-    return read_decoder(raw, blocks, read_rotary(raw), context=32_768)
+    return decoders.read_decoder(raw, blocks, decoders.read_rotary(raw), context=32_768)
 
 
 # --------------------------------------------------------------------------------- config.json, out
 
 
-def write2(model: Model) -> dict[str, Any]:
+def write_config2(model: Model) -> dict[str, Any]:
     """Our config as a Qwen 2 config.json, as far as that can say it."""
     return _write(model, "qwen2")
 
 
-def write3(model: Model) -> dict[str, Any]:
+def write_config3(model: Model) -> dict[str, Any]:
     """Our config as a Qwen 3 config.json, as far as that can say it."""
-    return {**_write(model, "qwen3"), "attention_bias": decoder(model).pattern[0].attention.bias}
+    return {**_write(model, "qwen3"), "attention_bias": decoders.first_block(model).attention.bias}
 
 
-def write3moe(model: Model) -> dict[str, Any]:
+def write_config3moe(model: Model) -> dict[str, Any]:
     """Our config as the config.json of a Qwen 3 with mixtures, as far as that can say it."""
-    raw, stack = write3(model), decoder(model)
+    raw, stack = write_config3(model), decoders.stack(model)
     thinks = [stack.block(i).feedforward for i in range(stack.depth)]
     mixture = next((think for think in thinks if isinstance(think, MoE)), None)
     dense = [i for i, think in enumerate(thinks) if not isinstance(think, MoE)]
@@ -139,7 +117,7 @@ def write3moe(model: Model) -> dict[str, Any]:
     del raw["layer_types"]
     return {
         **raw,
-        "intermediate_size": plain_mlp(thinks[dense[0] if dense else 0]).hidden,
+        "intermediate_size": decoders.plain_mlp(thinks[dense[0] if dense else 0]).hidden,
         "moe_intermediate_size": mixture.expert.hidden,
         "num_experts": mixture.experts,
         "num_experts_per_tok": mixture.top_k,
@@ -151,16 +129,16 @@ def write3moe(model: Model) -> dict[str, Any]:
 
 
 def _write(model: Model, layout: str) -> dict[str, Any]:
-    block, raw = write_decoder(model, layout)
-    kinds, size = write_windows(model), window_size(model)
+    raw = decoders.write_decoder(model, layout)
+    kinds, size = decoders.write_windows(model), decoders.window_size(model)
     windows = {"use_sliding_window": size is not None, "sliding_window": size, "layer_types": kinds}
     full = [*kinds, "sliding_attention"].index("sliding_attention")  # the blocks before the first window
-    return {**raw, "rms_norm_eps": norm_eps(block), **windows, "max_window_layers": full}
+    return {**raw, **windows, "max_window_layers": full}
 
 
 # ---------------------------------------------------------------------------------------- the pages
 
-_PARTS = {**ATTENTION, **GATED, **NORMS}
+_PARTS = {**decoders.ATTENTION, **decoders.GATED, **decoders.NORMS}
 _NORMED = {**_PARTS, "attn.q_norm": "self_attn.q_norm", "attn.k_norm": "self_attn.k_norm"}
 
 QWEN2 = Recipe(
@@ -182,9 +160,9 @@ QWEN2 = Recipe(
     architectures=("Qwen2ForCausalLM", "Qwen2Model"),
     model_type="qwen2",
     tokenizer="Qwen/Qwen2.5-0.5B",
-    read=read2,
-    write=write2,
-    weights=table(_PARTS),
+    read_config=read_config2,
+    write_config=write_config2,
+    weights=decoders.table(_PARTS),
 )
 
 QWEN3 = Recipe(
@@ -201,9 +179,9 @@ QWEN3 = Recipe(
     architectures=("Qwen3ForCausalLM", "Qwen3Model"),
     model_type="qwen3",
     tokenizer="Qwen/Qwen3-0.6B",
-    read=read3,
-    write=write3,
-    weights=table(_NORMED),
+    read_config=read_config3,
+    write_config=write_config3,
+    weights=decoders.table(_NORMED),
 )
 
 QWEN3MOE = Recipe(
@@ -216,13 +194,13 @@ QWEN3MOE = Recipe(
     architectures=("Qwen3MoeForCausalLM", "Qwen3MoeModel"),
     model_type="qwen3_moe",
     tokenizer="Qwen/Qwen3-30B-A3B",
-    read=read3moe,
-    write=write3moe,
-    weights=table(
+    read_config=read_config3moe,
+    write_config=write_config3moe,
+    weights=decoders.table(
         _NORMED,
-        Rule(f"{THEIRS}.mlp.gate.weight", f"{OURS}.ffn.router.weight"),
+        Rule(f"{decoders.THEIRS}.mlp.gate.weight", f"{decoders.OURS}.ffn.router.weight"),
         *(
-            Rule(f"{THEIRS}.mlp.experts.{{e}}.{part}_proj.weight", f"{OURS}.ffn.{part}")
+            Rule(f"{decoders.THEIRS}.mlp.experts.{{e}}.{part}_proj.weight", f"{decoders.OURS}.ffn.{part}")
             for part in ("gate", "up", "down")
         ),
     ),

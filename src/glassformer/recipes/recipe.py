@@ -8,21 +8,23 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from .. import config
+from ..config.serial import renamed
 from ..errors import UserError, nearest
 
 T = TypeVar("T")
 MISSING: Any = object()
 
 
+@renamed(flip="transpose", lift="unsqueeze")
 @dataclass(frozen=True)
 class Rule:
     """Their name or names for our name or names.
 
     A {letter} on both sides repeats the rule; a {letter} on one side only stacks along a new first axis;
     several names on one side are the whole tensor's parts along ``axis`` (ours: as wide as the model's
-    parameters, theirs: equal, or as wide as ``parts`` to each other). ``flip`` transposes each of their tensors;
-    ``lift``: theirs has one more axis, of 1, in front. ``axes`` says how else the axes of theirs become ours, as einops
-    writes it, h being ``heads``:
+    parameters, theirs: equal, or as wide as ``parts`` to each other). ``transpose`` turns each of their matrices;
+    ``unsqueeze``: theirs has one more axis, of 1, in front. ``axes`` says how else the axes of theirs become
+    ours, as einops writes it, h being ``heads``:
 
         "h c d -> (h d) c"            a heads axis folded (TransformerLens' W_Q)
         "(h d 2) c -> (h 2 d) c"      rotary pairs of neighbours to halves (original Llama files)
@@ -54,6 +56,13 @@ class Table:
     renamed: tuple[tuple[str, str], ...] = ()
 
 
+def rules(parts: Mapping[str, str], transpose: bool = False) -> tuple[Rule, ...]:
+    """A rule for the weight and one for the bias of each of their layers and ours; ``transpose`` turns the weights."""
+    ends = {"weight": transpose, "bias": False}
+    pairs = [(f"{theirs}.{end}", f"{ours}.{end}", turn) for theirs, ours in parts.items() for end, turn in ends.items()]
+    return tuple(Rule(theirs, ours, transpose=turn) for theirs, ours, turn in pairs)
+
+
 def tile(blocks: Sequence[config.Block]) -> tuple[config.Block, ...]:
     """The shortest pattern that repeats to these blocks."""
     depth = len(blocks)
@@ -66,13 +75,15 @@ def _as_it_is(model: config.Model) -> config.Model:
     return model
 
 
+@renamed(read="read_config", write="write_config")
 @dataclass(frozen=True)
 class Recipe:
     """A published family as data: sizes, its config.json in and out, its weights' names, where it comes from.
 
     ``layout`` gives the config whose parameters the published files hold, where that is not the model's
     own (a GPT-2 without biases is published with biases of zero). ``bare`` are the architectures whose files leave
-    the table's prefix away. A recipe without ``read`` and ``write`` has no published layout.
+    the table's prefix away. A recipe without ``read_config`` and ``write_config`` has no published
+    layout.
     """
 
     name: str
@@ -81,8 +92,8 @@ class Recipe:
     architectures: tuple[str, ...] = ()
     model_type: str = ""
     tokenizer: str = ""
-    read: Callable[[ConfigReader], config.Model] | None = None
-    write: Callable[[config.Model], dict[str, Any]] | None = None
+    read_config: Callable[[ConfigReader], config.Model] | None = None
+    write_config: Callable[[config.Model], dict[str, Any]] | None = None
     weights: Table | Callable[[config.Model], Table] = Table(())
     layout: Callable[[config.Model], config.Model] = _as_it_is
     bare: tuple[str, ...] = ()
@@ -149,6 +160,10 @@ class ConfigReader:
         hint = nearest(found, options) if isinstance(found, str) else ""
         self.must(isinstance(found, str) and found in options, key, f"one of {', '.join(options)}", hint)
         return options[found]
+
+    def architecture(self, default: str) -> str:
+        """The first of the architectures, which says what ends a model has."""
+        return str((self.value("architectures", None) or [default])[0])
 
     def inside(self, key: str) -> ConfigReader | None:
         """The table under ``key``, or None."""

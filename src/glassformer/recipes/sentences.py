@@ -24,6 +24,7 @@ MODULES = "modules.json"
 POOLING = "1_Pooling/config.json"
 LENGTH = "sentence_bert_config.json"
 TOKENIZER = "tokenizer_config.json"
+FIX = "download it again"
 LONGEST = 1 << 20  # what is more means that there is no limit
 MODES: dict[str, Literal["first", "last", "mean", "max"]] = {
     "cls": "first",
@@ -43,8 +44,7 @@ def open_beside(folder: Path) -> dict[str, Any]:
     """What a folder's modules.json and the files it names say, under our key; empty where there is none."""
     if not (folder / MODULES).is_file():
         return {}
-    listed = _json(folder / MODULES)
-    listed = [step for step in listed if isinstance(step, dict)] if isinstance(listed, list) else []
+    listed = _modules(folder / MODULES)
     steps = [str(step.get("type")).rpartition(".")[2] for step in listed]
     if steps not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise UserError(
@@ -58,7 +58,7 @@ def open_beside(folder: Path) -> dict[str, Any]:
             f"{folder / MODULES} names {json.dumps(named)[:80]}, outside this folder; use weights from a source "
             "you trust."
         )
-    pooling = _table(page)
+    pooling = files.read_json(page, FIX)
     modes = [str(pooling.get("pooling_mode"))] if "pooling_mode" in pooling else []
     modes += [FLAGS.get(key, key) for key, said in pooling.items() if key.startswith("pooling_mode_") and said is True]
     if len(modes) != 1 or modes[0] not in MODES:
@@ -66,32 +66,24 @@ def open_beside(folder: Path) -> dict[str, Any]:
             f"{folder / MODULES} pools by {', '.join(modes)[:160] or 'nothing'}, but one of {', '.join(MODES)} is "
             f"built here; use a model that does."
         )
-    length = _said(folder / LENGTH).get("max_seq_length") or _said(folder / TOKENIZER).get("model_max_length")
+    pages = [files.read_json(path, FIX) if path.is_file() else {} for path in (folder / LENGTH, folder / TOKENIZER)]
+    length = pages[0].get("max_seq_length") or pages[1].get("model_max_length")
     known = type(length) is int and length <= LONGEST
     return {KEY: {"pooling": modes[0], "normalize": len(steps) == 3, "max_seq_length": length if known else None}}
 
 
-def _said(path: Path) -> dict[str, Any]:
-    return _table(path) if path.is_file() else {}
-
-
-def _json(path: Path) -> Any:
+def _modules(path: Path) -> list[dict[str, Any]]:
+    """The steps that modules.json lists."""
     try:
-        return json.loads(path.read_bytes())
+        listed = json.loads(path.read_bytes())
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); download it again.") from None
+        raise UserError(f"{path} cannot be read ({error.strerror}); {FIX}.") from None
     except (ValueError, RecursionError):
-        raise UserError(f"{path} is not valid JSON; download it again.") from None
+        raise UserError(f"{path} is not valid JSON; {FIX}.") from None
+    return [step for step in listed if isinstance(step, dict)] if isinstance(listed, list) else []
 
 
-def _table(path: Path) -> dict[str, Any]:
-    found = _json(path)
-    if not isinstance(found, dict):
-        raise UserError(f"{path} is not a table of settings; download it again.")
-    return found
-
-
-def read(raw: ConfigReader, model: config.Model) -> config.Model:
+def read_config(raw: ConfigReader, model: config.Model) -> config.Model:
     """The model as a sentence encoder, where the files beside its config.json make it one."""
     said = raw.inside(KEY)
     if said is None:
@@ -103,7 +95,7 @@ def read(raw: ConfigReader, model: config.Model) -> config.Model:
     return replace(model, head=None, pool=pool, context=min(length, model.context))
 
 
-def write(model: config.Model) -> tuple[config.Model, dict[str, Any]]:
+def write_config(model: config.Model) -> tuple[config.Model, dict[str, Any]]:
     """The encoder alone, and what the files beside its config.json must say; any other model as it is."""
     pool = model.pool
     plain = pool is not None and not pool.labels and pool.transform is None

@@ -6,21 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..config import MLP, Attention, Block, Decoder, Embed, Head, Init, LayerNorm, Model, Rotary, Stack, Window
-from .decoders import (
-    ACTIVATIONS,
-    ATTENTION,
-    NORMS,
-    WIDE,
-    decoder,
-    norm_eps,
-    read_attention,
-    read_decoder,
-    read_rotary,
-    read_window,
-    table,
-    window_size,
-    write_decoder,
-)
+from . import decoders
 from .recipe import ConfigReader, Recipe
 
 
@@ -32,30 +18,22 @@ def starcoder2(dim: int, depth: int, kv_heads: int, theta: float, std: float, ti
     return Decoder(dim, 16_384, Embed(49_152), stack, Head(tied=tied), Init(std, std, "plain"))
 
 
-def read(raw: ConfigReader) -> Model:
+def read_config(raw: ConfigReader) -> Model:
     """A StarCoder2 config.json as our config; of its three dropouts, the residual's is the stack's."""
     raw.only("norm_type", "layer_norm", "only LayerNorm is published")
     raw.only("mlp_type", "default", "only the plain feed-forward is published")
     bias = raw.flag("use_bias", True)
-    attention = replace(read_attention(raw, kv_heads=2, bias=bias), mask=read_window(raw))
-    act = raw.choice("hidden_act", ACTIVATIONS, "gelu_pytorch_tanh")
-    mlp = MLP(raw.whole("intermediate_size", most=WIDE), act, bias)
+    attention = replace(decoders.read_attention(raw, kv_heads=2, bias=bias), mask=decoders.read_window(raw))
+    mlp = decoders.read_mlp(raw, "gelu_pytorch_tanh", bias)
     block = Block(attention, mlp, LayerNorm(raw.number("norm_epsilon", 1e-5, most=1.0)))
     dropout = raw.number("residual_dropout", 0.0, most=0.99)
-    return read_decoder(raw, block, read_rotary(raw), context=4096, tied=True, dropout=dropout)
+    return decoders.read_decoder(raw, block, decoders.read_rotary(raw), context=4096, tied=True, dropout=dropout)
 
 
-def write(model: Model) -> dict[str, Any]:
+def write_config(model: Model) -> dict[str, Any]:
     """Our config as a StarCoder2 config.json, as far as that can say it."""
-    block, raw = write_decoder(model, "starcoder2")
-    dropouts = ("residual_dropout", "embedding_dropout", "attention_dropout")
-    return {
-        **raw,
-        "norm_epsilon": norm_eps(block),
-        "use_bias": block.attention.bias,
-        "sliding_window": window_size(model),
-        **dict.fromkeys(dropouts, decoder(model).dropout),
-    }
+    dropouts = "residual_dropout embedding_dropout attention_dropout"
+    return decoders.write_decoder(model, "starcoder2", "norm_epsilon", "use_bias", window=True, dropouts=dropouts)
 
 
 STARCODER2 = Recipe(
@@ -69,7 +47,7 @@ STARCODER2 = Recipe(
     architectures=("Starcoder2ForCausalLM", "Starcoder2Model"),
     model_type="starcoder2",
     tokenizer="bigcode/starcoder2-3b",
-    read=read,
-    write=write,
-    weights=table({**ATTENTION, **NORMS, "ffn.up": "mlp.c_fc", "ffn.down": "mlp.c_proj"}),
+    read_config=read_config,
+    write_config=write_config,
+    weights=decoders.table({**decoders.ATTENTION, **decoders.NORMS, "ffn.up": "mlp.c_fc", "ffn.down": "mlp.c_proj"}),
 )

@@ -42,13 +42,14 @@ PROJECTIONS: dict[str, tuple[bool, Activation]] = {
 
 def t5(dim: int, depth: int, heads: int, head_dim: int, hidden: int) -> EncoderDecoder:
     """The shape of the first T5: ReLU, a tied head; trained on 512 tokens."""
-    return build(dim, (depth, depth), Attention(heads, head_dim=head_dim, scale=1.0), MLP(hidden, "relu"), tied(dim))
+    head = Head(scale=dim**-0.5)  # the embedding's table, of what was scaled down
+    return build(dim, depth, Attention(heads, head_dim=head_dim, scale=1.0), MLP(hidden, "relu"), head)
 
 
 def t5_v1_1(dim: int, depth: int, heads: int, hidden: int) -> EncoderDecoder:
     """The shape of T5 1.1 and Flan-T5: gated GELU, heads of 64, the head a table of its own."""
     attention = Attention(heads, head_dim=64, scale=1.0)
-    return build(dim, (depth, depth), attention, GatedMLP(hidden, "gelu_tanh"), Head(tied=False))
+    return build(dim, depth, attention, GatedMLP(hidden, "gelu_tanh"), Head(tied=False))
 
 
 def alone(model: EncoderDecoder) -> Encoder:
@@ -56,20 +57,13 @@ def alone(model: EncoderDecoder) -> Encoder:
     return Encoder(model.dim, model.context, model.embed, model.encoder, None, model.init)
 
 
-def tied(dim: int) -> Head:
-    """The first version's head: the embedding's table, of what was scaled down."""
-    return Head(scale=dim**-0.5)
+def build(dim: int, depth: int, attention: Attention, mlp: MLP | GatedMLP, head: Head) -> EncoderDecoder:
+    """An encoder and a decoder of this depth with T5's usual biases, norms and dropout."""
+    encoder, decoder = both_stacks((depth, depth), attention, mlp, RMSNorm(), RelativeBias(), 0.1)
+    return EncoderDecoder(dim, 512, Embed(32_128), encoder, decoder, head, INIT)
 
 
-def build(
-    dim: int, depths: tuple[int, int], attention: Attention, mlp: MLP | GatedMLP, head: Head, embed: Embed | None = None
-) -> EncoderDecoder:
-    """An encoder and a decoder of these depths with T5's usual biases, norms and dropout."""
-    encoder, decoder = ends(depths, attention, mlp, RMSNorm(), RelativeBias(), 0.1)
-    return EncoderDecoder(dim, 512, embed or Embed(32_128), encoder, decoder, head, INIT)
-
-
-def ends(
+def both_stacks(
     depths: tuple[int, int],
     attention: Attention,
     mlp: MLP | GatedMLP,
@@ -83,7 +77,7 @@ def ends(
     return encoder, Stack(depths[1], (crossed,), position, last_norm=norm, dropout=dropout)
 
 
-def read(raw: ConfigReader) -> Model:
+def read_config(raw: ConfigReader) -> Model:
     """A T5 config.json as our config; ``dropout_rate`` is the stacks' one dropout.
 
     Whether the head is tied is read from the weights where they are known: transformers 5 writes
@@ -97,7 +91,7 @@ def read(raw: ConfigReader) -> Model:
     mlp = (GatedMLP if gated else MLP)(raw.whole("d_ff", most=1 << 22), act)
     depth = raw.whole("num_layers", most=2000)
     buckets = raw.whole("relative_attention_num_buckets", 32)
-    encoder, decoder = ends(
+    encoder, decoder = both_stacks(
         (depth, raw.whole("num_decoder_layers", depth, most=2000)),
         Attention(heads, head_dim=raw.whole("d_kv", 64, most=1 << 14), scale=1.0),
         mlp,
@@ -106,17 +100,16 @@ def read(raw: ConfigReader) -> Model:
         raw.number("dropout_rate", 0.1, most=0.99),
     )
     context, embed = raw.whole("n_positions", 512, most=1 << 28), Embed(raw.whole("vocab_size", most=1 << 24))
-    told = raw.flag("tie_word_embeddings", True)
-    own = not told
+    stated = tied = raw.flag("tie_word_embeddings", True)
     if raw.held is not None:
-        there = raw.holds("lm_head.weight")
-        own = there and not (told and raw.holds("shared.weight") and raw.held.same("lm_head.weight", "shared.weight"))
-    scale = dim**-0.5 if raw.flag("scale_decoder_outputs", told) else 1.0
-    model = EncoderDecoder(dim, context, embed, encoder, decoder, Head(tied=not own, scale=scale), INIT)
-    return alone(model) if (raw.value("architectures", None) or [WHOLE])[0] == ENCODER else model
+        shared = stated and raw.holds("shared.weight")
+        tied = not raw.holds("lm_head.weight") or (shared and raw.held.same("lm_head.weight", "shared.weight"))
+    scale = dim**-0.5 if raw.flag("scale_decoder_outputs", stated) else 1.0
+    model = EncoderDecoder(dim, context, embed, encoder, decoder, Head(tied=tied, scale=scale), INIT)
+    return alone(model) if raw.architecture(WHOLE) == ENCODER else model
 
 
-def write(model: Model) -> dict[str, Any]:
+def write_config(model: Model) -> dict[str, Any]:
     """Our config as a T5 config.json, as far as that can say it."""
     encoder = stacks(model).get("encoder")
     if isinstance(model, Decoder) or encoder is None or not isinstance(encoder.position, RelativeBias):
@@ -204,7 +197,7 @@ T5 = Recipe(
     architectures=(WHOLE, ENCODER, "T5WithLMHeadModel", "T5Model"),
     model_type="t5",
     tokenizer="spiece.model beside the published weights (Unigram, 100 sentinels)",
-    read=read,
-    write=write,
+    read_config=read_config,
+    write_config=write_config,
     weights=table,
 )

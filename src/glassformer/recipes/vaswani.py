@@ -28,8 +28,8 @@ from ..config import (
     stacks,
 )
 from ..errors import UserError
-from .decoders import ACTIVATIONS, plain_mlp
-from .recipe import ConfigReader, Recipe, Rule, Table
+from .decoders import ACTIVATIONS, even_width, plain_mlp, write_act, write_std
+from .recipe import ConfigReader, Recipe, Rule, Table, rules
 
 
 def vaswani(dim: int, depth: int, heads: int, hidden: int, vocab: int, dropout: float) -> EncoderDecoder:
@@ -42,7 +42,7 @@ def vaswani(dim: int, depth: int, heads: int, hidden: int, vocab: int, dropout: 
     return EncoderDecoder(dim, 1024, Embed(vocab, scale=dim**0.5), encoder, decoder, Head(), init)
 
 
-def read(raw: ConfigReader) -> Model:
+def read_config(raw: ConfigReader) -> Model:
     """A Marian config.json as our config; ``dropout`` is the stacks' one dropout, ``head_bias`` a word of our own."""
     raw.only("share_encoder_decoder_embeddings", True, "both sides share one table here")
     raw.only("tie_word_embeddings", True, "the head shares that table too")
@@ -80,7 +80,7 @@ def read(raw: ConfigReader) -> Model:
     )
 
 
-def write(model: Model) -> dict[str, Any]:
+def write_config(model: Model) -> dict[str, Any]:
     """Our config as a Marian config.json, as far as that can say it."""
     if not isinstance(model, EncoderDecoder) or not isinstance(stacks(model)["encoder"].position, Sinusoidal):
         raise UserError("The vaswani layout holds only an encoder with a decoder that have sinusoidal positions.")
@@ -93,16 +93,14 @@ def write(model: Model) -> dict[str, Any]:
         "attention_dropout": model.encoder.dropout,
         "tie_word_embeddings": True,
         "share_encoder_decoder_embeddings": True,
-        "init_std": 0.02 if model.init.std is None else model.init.std,
+        "init_std": write_std(model),
     }
-    names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
     for side, stack in stacks(model).items():
         block = stack.pattern[0]
         mlp, heads = plain_mlp(block.feedforward), block.attention.heads
-        if mlp.act not in names or block.attention.head_dim not in (None, model.dim / heads):
-            raise UserError("The vaswani layout holds only usual activations and heads that share the width evenly.")
+        even_width(model, block, "vaswani")
         raw |= {f"{side}_layers": stack.depth, f"{side}_attention_heads": heads, f"{side}_ffn_dim": mlp.hidden}
-        raw["activation_function"] = names[mlp.act]
+        raw["activation_function"] = write_act(mlp.act, "vaswani")
     return raw if model.head.bias else {**raw, "head_bias": False}
 
 
@@ -112,17 +110,13 @@ def layout(model: Model) -> Model:
     return replace(model, head=replace(model.head, bias=True))
 
 
-def _rules(stack: str) -> list[Rule]:
+def _rules(stack: str) -> tuple[Rule, ...]:
     attention = {f"{name}_proj": name for name in ("q", "k", "v", "out")}
     parts = {"fc1": "ffn.up", "fc2": "ffn.down", "final_layer_norm": "ffn_norm"}
     for theirs, ours in (("self_attn", "attn"), ("encoder_attn", "cross")):
         parts |= {f"{theirs}.{a}": f"{ours}.{b}" for a, b in attention.items()}
         parts[f"{theirs}_layer_norm"] = f"{ours}_norm"
-    return [
-        Rule(f"model.{stack}.layers.{{i}}.{theirs}.{part}", f"{stack}.blocks.{{i}}.{ours}.{part}")
-        for theirs, ours in parts.items()
-        for part in ("weight", "bias")
-    ]
+    return rules({f"model.{stack}.layers.{{i}}.{a}": f"{stack}.blocks.{{i}}.{b}" for a, b in parts.items()})
 
 
 _SHARED = "model.shared.weight"
@@ -139,8 +133,8 @@ VASWANI = Recipe(
     architectures=("MarianMTModel",),
     model_type="marian",
     tokenizer="train your own, one for both languages",
-    read=read,
-    write=write,
+    read_config=read_config,
+    write_config=write_config,
     weights=Table(
         (
             Rule(_SHARED, "embed.token.weight"),

@@ -26,6 +26,7 @@ from ..checkpoints import Checkpoint, store
 from ..checkpoints import tensors as tensorfiles
 from ..checkpoints.headers import SINGLE
 from ..config import serial
+from ..config.differences import differences
 from ..errors import UserError, need
 from ..nn import lora
 from .loop import State
@@ -173,18 +174,8 @@ def average(folder: Path, last: int) -> tuple[Any, Any, tuple[str, ...]]:
 
 def difference(there: Any, here: Any, where: str = "") -> str | None:
     """The first place where two nested values differ, in words; None when they are equal."""
-    if isinstance(there, dict) and isinstance(here, dict) and there.get("type") == here.get("type"):
-        for key in [*there, *(k for k in here if k not in there)]:
-            found = difference(there.get(key), here.get(key), f"{where}.{key}" if where else str(key))
-            if found:
-                return found
-        return None
-    if isinstance(there, list) and isinstance(here, list) and len(there) == len(here):
-        return next(
-            filter(None, (difference(t, h, f"{where}.{i}") for i, (t, h) in enumerate(zip(there, here, strict=True)))),
-            None,
-        )
-    return None if there == here else f"{where or 'it'} is {_short(there)} there and {_short(here)} here"
+    found = next(differences(there, here, where), None)
+    return found and f"{found[0] or 'it'} is {_short(found[1])} there and {_short(found[2])} here"
 
 
 def _short(value: Any) -> str:

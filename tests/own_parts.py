@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
 from glassformer import config
+from glassformer.config.objective import Objective
 from glassformer.nn import Flow, TracedModule, builds
 from glassformer.nn.block import Block
 from glassformer.nn.linear import linear
 from glassformer.nn.mask import Mask
 from glassformer.nn.position import Position
+from glassformer.training.data import Batch
+from glassformer.training.loss import Loss, forward, token_loss
 
 
 @config.member(config.Norm)
@@ -133,3 +138,18 @@ class EndsModule(TracedModule):
 
     def forward(self, hidden: Tensor, flow: Flow) -> Tensor:
         return flow.look(self, "write", self.proj(hidden[:, 0] + hidden[:, -1]))
+
+
+@config.member(Objective)
+class LastTokens(Objective):
+    """The next token of running text, asked of the last ``count`` tokens of each row alone."""
+
+    count: int = 8
+
+    def prepare(self, batch: Batch, random: object, tokenizer: object) -> Batch:
+        targets = batch.targets.clone()
+        targets[:, : -self.count] = -1
+        return replace(batch, targets=targets)
+
+    def loss(self, model: nn.Module, batch: Batch, smoothing: float = 0.0) -> Loss:
+        return token_loss(model, forward(model, batch), batch.targets, smoothing)

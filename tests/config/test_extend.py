@@ -23,6 +23,7 @@ from glassformer.inspection import masks
 from glassformer.nn import Cache, Mask, Tape, build, build_model, builds, lora
 from glassformer.nn.build import _MAKERS
 from glassformer.training import launch
+from glassformer.training.data import Batch
 from tiny import CONTEXT, DIM, VOCAB, WIDE, block, decoder, tokens
 
 OWN = Path(__file__).parents[1] / "own_parts.py"
@@ -48,6 +49,7 @@ dtype = "float32"
 sample_every = 0
 tensorboard = false
 save_every = 2
+objective = { type = "LastTokens", count = 3 }
 optimizer = { type = "AdamW", rate = 1e-3 }
 schedule = "Constant"
 """
@@ -66,7 +68,7 @@ def own(forgotten):
     """The parts of own_parts.py, known while the test runs."""
     glassformer.use(OWN)
     slots = config.Norm | config.FeedForward | config.Position | config.MaskRule | config.RopeScaling | config.Pool
-    return serial.members(slots) | serial.members(config.Block)
+    return serial.members(slots) | serial.members(config.Block) | serial.members(objectives.Objective)
 
 
 def strange(own) -> config.Decoder:
@@ -159,6 +161,18 @@ def test_the_laws_hold_for_it(own) -> None:
         tape = Tape("*.ffn.hidden")
         model(given, tape=tape)
     assert tape["decoder.blocks.0.ffn.hidden"].shape == (3, 20, 24)
+
+
+def test_an_objective_asks_what_it_says(own) -> None:
+    given = tokens()
+    batch = Batch(given[:, :-1], given[:, 1:])
+    model = build_model(strange(own), seed=1)
+    part = own["LastTokens"](3)
+    loss = part.loss(model, part.prepare(batch, None, None))
+    logits = model(batch.tokens).logits[:, -3:]
+    wanted = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.targets[:, -3:].flatten(), reduction="sum")
+    torch.testing.assert_close(loss.sum, wanted, rtol=1e-5, atol=1e-4)
+    assert loss.count == 3 * len(given) and part.prepares
 
 
 def test_each_module_says_how_it_starts(own) -> None:

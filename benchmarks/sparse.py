@@ -24,8 +24,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from glassformer import config
-from glassformer.config.mask import read_rule
-from glassformer.config.visible import visited
+from glassformer.config.mask import parse_rule
+from glassformer.config.visible import count_pairs
 from glassformer.nn import Mask, attend
 
 RULES = ("window(256)", "strided(128)", "fixed(128, 8)")
@@ -72,7 +72,7 @@ def measure_peak(options: argparse.Namespace) -> None:
     inputs = given(options, options.length[0])
     before = status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
-    dense(inputs) if not options.peak else ours(inputs, read_rule(options.peak))
+    dense(inputs) if not options.peak else ours(inputs, parse_rule(options.peak))
     print((status("VmHWM") - before) / 1024)
 
 
@@ -109,12 +109,12 @@ def main() -> None:
         inputs = given(options, length)
         dense_memory = peak(options, length, "")
         for rule in options.rule or RULES:
-            mask_rule = read_rule(rule)
+            mask_rule = parse_rule(rule)
             ours(inputs, mask_rule)
             both = partial(dense, inputs), partial(ours, inputs, mask_rule)
             turns = [[seconds(work, clock) for work in both] for _ in range(options.rounds)]
             theirs, own = (statistics.median(side) for side in zip(*turns, strict=True))
-            pairs = visited(mask_rule, length, causal=True)
+            pairs = count_pairs(mask_rule, length, causal=True)
             share = pairs / (length * (length + 1) / 2)
             print(f"{length:>7} {rule:24} {pairs:>12,} {share:>9.1%} {theirs:>8.3f} {own:>8.3f}", end="")
             print(f" {theirs / own:>6.1f}x {dense_memory:>9.0f} {peak(options, length, rule):>8.0f}", flush=True)

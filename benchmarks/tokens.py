@@ -30,7 +30,7 @@ from tiktoken_ext.openai_public import r50k_pat_str
 from glassformer.data import Source, tokenise
 from glassformer.data import find as find_corpus
 from glassformer.tokenizer import open as open_tokenizer
-from glassformer.tokenizer.tiktoken_backend import Twin
+from glassformer.tokenizer.tiktoken_backend import TiktokenBackend
 
 SHAKESPEARE = "tinyshakespeare/input.txt"
 ALL = ("tinystories/*.txt", "multi30k/train.*", "wikitext-2-raw/*.raw", "tinyshakespeare/*.txt")
@@ -76,13 +76,13 @@ def one_text(data: Path, repeats: int, threads: int) -> None:
         ("tiktoken, batch", lambda: theirs.encode_ordinary_batch(pieces, num_threads=threads)),
         ("ours, one string", lambda: ours.encode(whole)),
         ("ours, batch", lambda: ours.encode_batch(pieces)),
-        ("ours, arrays", lambda: ours.encode_arrays(pieces)),
+        ("ours, arrays", lambda: ours.encoder(len(whole))(pieces)),
     ]
     size = len(whole.encode()) / 1e6
     print(f"| {size:.2f} MB of Shakespeare, GPT-2 | MB/s |\n|---|---|")
     for name, work in rows:
         print(f"| {name} | {size / seconds(work, repeats):.1f} |")
-    made = seconds(lambda: Twin.of(ours._spec, library), repeats), seconds(lambda: peer(data), repeats)
+    made = seconds(lambda: TiktokenBackend.of(ours._spec, library), repeats), seconds(lambda: peer(data), repeats)
     print(f"\nOurs is made and proven in {1e3 * made[0]:.0f} ms, tiktoken's tables in {1e3 * made[1]:.0f}.")
 
 
@@ -99,7 +99,7 @@ def corpora(data: Path, repeats: int, threads: int, profile: bool) -> bool:
         for _ in range(repeats):
             tokenizer, theirs = open_tokenizer(data / "tok-gpt2"), peer(data)
             tokenizer.fingerprint  # noqa: B018 - known to who has the tokenizer, once
-            tokenizer._twin  # noqa: B018 - as tiktoken's tables are made before
+            tokenizer.backend  # noqa: B018 - as tiktoken's tables are made before
             peers.append(seconds(partial(theirs.encode_ordinary_batch, pieces, num_threads=threads), 1))
             with tempfile.TemporaryDirectory() as folder:
                 watch = cProfile.Profile()

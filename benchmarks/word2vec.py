@@ -92,7 +92,7 @@ def trainer(corpus: Path) -> None:
     words = vocabulary.read(read(corpus), 5)
     model = word2vec.Word2Vec(words, word2vec.Settings())
     ids, pos, reach = (part[: model.batch] for part in model._rows(0, min(len(words), 1 << 16)))
-    part = model._part(ids, pos, reach)
+    batch = model._prepare(ids, pos, reach)
     tables = [torch.nn.Parameter(table.clone()) for table in (model.inputs, model.outputs)]
     optimizer = torch.optim.AdamW(tables, fused=True)
 
@@ -102,7 +102,7 @@ def trainer(corpus: Path) -> None:
         optimizer.step()
         optimizer.zero_grad()
 
-    for name, step in (("ours", lambda: model._learn(part, 0.0, False)), ("trainer", dense)):
+    for name, step in (("ours", lambda: model._learn(batch, 0.0, False)), ("trainer", dense)):
         times = []
         for _ in range(20):
             begun = time.perf_counter()

@@ -29,6 +29,33 @@ def shared_data() -> Path:
     return folder
 
 
+@pytest.fixture
+def chosen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the attention engines that ran, in order."""
+    from glassformer.nn import engines
+
+    names: list[str] = []
+    choose = engines.choose
+
+    def recorded(*given: object) -> engines.Engine:
+        engine = choose(*given)  # type: ignore[arg-type]
+        names.append(engine.name)
+        return engine
+
+    monkeypatch.setattr(engines, "choose", recorded)
+    return names
+
+
+@pytest.fixture
+def flex_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FlexAttention's plain version has a gradient on a CPU, though PyTorch refuses to give it."""
+    from torch.nn.attention import flex_attention
+
+    if not hasattr(flex_attention, "_validate_device"):
+        pytest.skip("this PyTorch refuses FlexAttention's gradient on a CPU in another place")
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *given: None)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Tests never read or fill the user's own cache."""

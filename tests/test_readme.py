@@ -56,6 +56,27 @@ def test_python_blocks_run(
     assert shown.count("\n") == 2 if "steps=" in block else shown, shown
 
 
+@pytest.mark.parametrize("name", ["data-formats", "objectives", "tape"])
+def test_the_blocks_of_a_page_run(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = "The cat sat on a house of glass and looked through its walls.\n" * 200
+    (tmp_path / "own.txt").write_text(text)
+    tokenizer = train_tokenizer("bpe", [text], 300)
+    shape = change(find("glass/200k"), {"embed.vocab": tokenizer.size, "context": 64})
+    glassformer.save(build_model(shape, seed=0), "out/mine", tokenizer)
+    page = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    for kind, block in blocks:
+        if kind == "python":
+            exec(compile(block, f"{name}.md", "exec"), {})
+            shown = capsys.readouterr().out
+            assert shown and "False" not in shown, shown
+        for line in block.splitlines() if not kind else ():
+            assert cli.parser(VERBS).understand(shlex.split(line.partition(" #")[0])[1:]).run
+
+
 def test_links_lead_somewhere() -> None:
     for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
         for link in re.findall(r"\]\(([^)#\s]+)\)", page.read_text(encoding="utf-8")):

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import config
-from .config.mask import lookback
 from .config.model import countable, shapes
 from .config.shapes import Shape, Unmultiplied, of
 
@@ -112,10 +111,10 @@ class Cost:
         if not isinstance(mask_rule, config.Full | config.Window):  # counted, in long rows by a thousand of its queries
             import numpy as np
 
-            from .config.visible import visited
+            from .config.visible import count_pairs
 
             rows = np.linspace(0, T - 1, min(T, 1024)).astype(int)
-            return visited(mask_rule, T, causal, rows) / len(rows)
+            return count_pairs(mask_rule, T, causal, rows) / len(rows)
         lookback = min(mask_rule.size, T) if isinstance(mask_rule, config.Window) else T
         if causal:
             return (lookback * (lookback + 1) / 2 + (T - lookback) * lookback) / T
@@ -155,7 +154,7 @@ class Cost:
         """Bytes of keys and values of the whole batch at the full context; a window holds no more than its size."""
         held = 0
         for _, attention, _ in _attentions(self.model, cached=True):
-            kept = min(lookback(attention.mask) or self.context, self.context)
+            kept = min(attention.mask.lookback or self.context, self.context)
             held += kept * self._kv_width(attention)
         return int(self.batch * held * BYTES[dtype])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import errno
 import hashlib
 import json
@@ -44,6 +45,15 @@ def standing(path: Path) -> Literal["file", "folder", "other"] | None:
         shown = shown if len(shown) <= 200 else f"{shown[:200]}..."
         raise UserError(f"{shown} is not a path ({getattr(error, 'strerror', None) or error}); give another.") from None
     return "file" if stat.S_ISREG(mode) else "folder" if stat.S_ISDIR(mode) else "other"
+
+
+def nearest_path(path: Path) -> str:
+    """A closing hint for a path where nothing is: the name in its folder that is most like it; "" without any."""
+    try:
+        close = difflib.get_close_matches(path.name, [entry.name for entry in path.parent.iterdir()], n=1)
+    except (OSError, ValueError):
+        return ""
+    return f' Did you mean "{path.parent / close[0]}"?' if close else ""
 
 
 def read_json(path: Path, fix: str = "restore the file") -> dict[str, Any]:

@@ -22,7 +22,7 @@ from glassformer import UserError, cli
 from glassformer.checkpoints import store
 from glassformer.checkpoints import torch_files as torchfiles
 from glassformer.nn import build_model
-from glassformer.tokenizer import pretrained as shelf
+from glassformer.tokenizer import pretrained
 
 V, C, H, L, N = 11, 12, 3, 2, 8  # vocabulary, model dim, heads, layers, context
 D = C // H
@@ -263,7 +263,7 @@ def test_gpt2s_tokenizer_goes_with_its_vocabulary(
     home = request.getfixturevalue("shared_data") if found else tmp_path / "nothing"
     monkeypatch.setenv("GLASSFORMER_DATA", str(home))
     if not found:
-        monkeypatch.setattr(shelf, "_hub", lambda name, online=True: pytest.fail("no network") if online else None)
+        monkeypatch.setattr(pretrained, "_hub", lambda name, online=True: pytest.fail("no network") if online else None)
     words, _ = written("nanogpt", tmp_path)
     held = torch.load(words[2], weights_only=True)
     table = torch.zeros(50304, C)

@@ -104,7 +104,7 @@ def test_one_batch_moves_the_tables_as_the_papers_formulas_say(kind: Any, monkey
                         inputs[ids[r, u]] += slope * y
                     loss -= weight * math.log(chance if label else 1 - chance)
                 pairs += 1
-    found = model._learn(model._part(ids, pos, reach), rate, True)
+    found = model._learn(model._prepare(ids, pos, reach), rate, True)
     assert pairs > 50
     assert found == pytest.approx(loss / pairs, rel=1e-5)
     assert torch.allclose(model.inputs.double(), inputs, atol=1e-5)
@@ -138,7 +138,7 @@ def test_small_numbers_and_large_ones_see_the_same(kind: Any, window: int, monke
     for far in (word2vec.FAR, 0):
         monkeypatch.setattr(word2vec, "FAR", far)
         model = Word2Vec(words, Settings(kind, dim=4, window=window, sample=10.0, rate=1e-3, seed=3))
-        seen.append(model._part(*model._rows(0, len(words))))
+        seen.append(model._prepare(*model._rows(0, len(words))))
     assert all(torch.equal(one, other) for one, other in zip(*seen, strict=True)) and seen[0].near.sum() > 20
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from glassformer import config as c
 from glassformer.cli import main, parser
-from glassformer.commands import VERBS, completion
+from glassformer.commands import VERBS, common, completion
 from glassformer.commands.parsing import Parser
 from glassformer.config import settings
 
@@ -138,16 +138,16 @@ def test_the_next_tokens_and_their_probabilities(model: str, capsys: pytest.Capt
         logprobs = one(torch.tensor([ids])).logits[0].float().log_softmax(-1)[:, : tokenizer.size]
     best = logprobs.topk(3)
     looked = json.loads(answer(["look", model, "Once", "--next", "3", "--json"], capsys))
-    foretold = json.loads(answer(["look", model, "--logprobs", "3", "Once", "--json"], capsys))
+    predicted = json.loads(answer(["look", model, "--logprobs", "3", "Once", "--json"], capsys))
     next = json.loads(answer(["generate", model, "Once", "--next", "3", "--json"], capsys))["rows"][0]["next"]
     drawn = ["generate", model, "Once", "--logprobs", "3", "--max-new", "2", "--seed", "1"]
     row = json.loads(answer([*drawn, "--json"], capsys))["rows"][0]
-    for told in (looked, foretold[-1]["next"], next, row["likely"][0]):
+    for told in (looked, predicted[-1]["next"], next, row["likely"][0]):
         assert [one["token"] for one in told] == best.indices[-1].tolist()
         assert [one["logprob"] for one in told] == pytest.approx(best.values[-1].tolist(), abs=1e-5)
         assert [one["piece"] for one in told] == [tokenizer.token(one["token"]) for one in told]
-    assert [one["token"] for one in foretold] == ids
-    assert [one["logprob"] for one in foretold[1:]] == pytest.approx(
+    assert [one["token"] for one in predicted] == ids
+    assert [one["logprob"] for one in predicted[1:]] == pytest.approx(
         [logprobs[at, id].item() for at, id in enumerate(ids[1:])], abs=1e-5
     )
     assert row["pieces"] == [tokenizer.token(id) for id in row["tokens"]] and len(row["likely"]) == len(row["tokens"])
@@ -315,8 +315,22 @@ def test_all_that_run_files_use_is_listed(capsys: pytest.CaptureFixture[str]) ->
 
 def test_perplexity_is_explained(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["eval", model, "--data", __file__, "--context", "16"]
-    assert "in windows that move on by 8 (--stride)" in answer(words, capsys)
+    assert main(words) == 0
+    figures, notes = capsys.readouterr()
+    assert figures.startswith("loss") and "in windows that move on by 8 (--stride)" in notes
     assert json.loads(answer([*words, "--json"], capsys)).items() >= {"context": 16, "stride": 8}.items()
+
+
+def test_long_work_is_heard_of_outside_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(common.time, "monotonic", lambda: clock[0])
+    report = common.counting("texts")
+    for done, now in ((1, 10.0), (2, 29.9), (3000, 30.0), (3001, 59.0), (4000, 61.0)):
+        clock[0] = now
+        report(done)
+    assert capsys.readouterr().err == "3,000 texts so far\n4,000 texts so far\n"
 
 
 def test_a_dash_is_standard_input_and_output(model: str, tmp_path: Path, capfdbinary: Any) -> None:

@@ -17,8 +17,8 @@ from glassformer.checkpoints import store
 from glassformer.cli import main
 from glassformer.config import extend, serial
 from glassformer.config import objective as objectives
-from glassformer.config.mask import read_rule
-from glassformer.config.visible import visited
+from glassformer.config.mask import parse_rule
+from glassformer.config.visible import count_pairs
 from glassformer.inspection import masks
 from glassformer.nn import Cache, Mask, Tape, build, build_model, builds, lora
 from glassformer.nn.build import _MAKERS
@@ -218,14 +218,14 @@ def test_a_rule_of_its_own_is_drawn_and_combined_though_it_knows_tensors_alone(f
             wanted.encoder,
             wanted.decoder,
         )
-        assert drawn.encoder == visited(read_rule(words), 40, causal=False)
+        assert drawn.encoder == count_pairs(parse_rule(words), 40, causal=False)
         pos = torch.arange(40)[None]
-        assert torch.equal(*(Mask(pos, pos, True, read_rule(text)).dense() for text in (words, ours)))
+        assert torch.equal(*(Mask(pos, pos, True, parse_rule(text)).dense() for text in (words, ours)))
 
 
 def test_a_rule_a_stretch_and_a_pool_of_its_own(own) -> None:
-    assert read_rule("parity(3) & window(9)") == own["Parity"](3) & config.Window(9)
-    assert str(read_rule("parity(3, 2)")) == "parity(3, 2)"
+    assert parse_rule("parity(3) & window(9)") == own["Parity"](3) & config.Window(9)
+    assert str(parse_rule("parity(3, 2)")) == "parity(3, 2)"
     slow = decoder(block(), position=config.Rotary(scaling=own["Halved"]()))
     half = decoder(block(), position=config.Rotary(scaling=config.LinearScaling(2.0)))
     given = tokens()

@@ -33,6 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "alone": ["--recipe", "glass/1m", *pairs],
         "labels": ["--recipe", "glass/encoder-1m", *label],
         "masked": ["--recipe", "glass/encoder-1m", *plain, "--objective", "Masked"],
+        "plain": ["--recipe", "glass/200k", *plain],
     }
     for name, words in runs.items():
         assert main(["train", "--out", str(home / name), "--steps", "2", *words, *SIZE]) == 0
@@ -99,6 +100,7 @@ def test_blanks_and_vectors(folder: Path, capsys: pytest.CaptureFixture[str]) ->
         (["translate", "pair", "a cat", "--start", "<2de>"], 'no token "<2de>"'),
         (["translate", "pair", "a cat", "--start", "999999"], "999999 is out of range"),
         (["translate", "pair", "a cat", "--start", ""], "at least one"),
+        (["eval", "plain", "--data", "source", "--target", "target"], "was trained to continue text (Causal)"),
         (["eval", "pair", "--data", "source", "--target", "labels.short"], "lines"),
         (["eval", "labels", "--data", "other.tsv"], "not one of the set"),
         (["eval", "pair", "--data", "source", "--target", "target", "--figures", "blue"], 'no figure "blue"'),

@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import tracemalloc
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from pathlib import Path
 
@@ -25,6 +26,8 @@ from glassformer.tokenizer.tokenizer import Tokenizer
 class Bytes:
     """A tokenizer whose ids are the bytes of the text; ``record`` notes who used it."""
 
+    adds_prefix = False
+
     def __init__(self, eos: int | None = 256, bos: int | None = None, size: int = 258, record: Path | None = None):
         self.eos, self.bos, self.size, self.record = eos, bos, size, record
         self.fingerprint = f"bytes {size}"
@@ -34,6 +37,12 @@ class Bytes:
             with self.record.open("a") as file:
                 file.write(f"{os.getpid()}\n")
         return [list(text.encode()) for text in texts]
+
+    def encoder(self, characters: int) -> Callable[[list[str]], list[list[int]]]:
+        return self.encode_batch
+
+    def encode_continuation(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        return list(text.encode()), self.offsets(text)
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
         return [(at, at + 1) for at, letter in enumerate(text) for _ in letter.encode()]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from glassformer import UserError, files
-from glassformer.data import corpora as named
 from glassformer.data import published
+from glassformer.data import registry as named
 
 NAME = "scan/tasks_test_simple.txt"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from glassformer.data import corpora as named
+from glassformer.data import registry as named
 from glassformer.data.registry import Corpus, Download, corpora, find
 from glassformer.errors import UserError
 

@@ -14,9 +14,8 @@ import pytest
 from glassformer import UserError
 from glassformer.cli import main
 from glassformer.inspection.tokens import compare
-from glassformer.tokenizer import Tokenizer
+from glassformer.tokenizer import Tokenizer, pretrained
 from glassformer.tokenizer import open as open_tokenizer
-from glassformer.tokenizer import pretrained as shelf
 from glassformer.tokenizer import train as train_tokenizer
 
 NASTY = '<script>alert("x")</script> & \t\t\n  🎵 鸟 \x1b[31m'
@@ -61,18 +60,18 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_sizes_come_out(data: Path, name: str) -> None:
     base, special, entries = PUBLISHED[name]
-    held = compare.count(shelf.find(name))
+    held = compare.count(pretrained.find(name))
     assert (held.base, held.special, held.added, held.entries) == (base, special, 0, entries)
-    assert entries == shelf.KNOWN[name].size == held.ids
+    assert entries == pretrained.KNOWN[name].size == held.ids
 
 
 def test_rank_files_count_their_ranks(data: Path) -> None:
     """GPT-4 and Llama 3 publish ranks; how many special tokens are added is the package's choice."""
-    gpt4, llama3 = shelf.find("cl100k"), shelf.find("llama3")
+    gpt4, llama3 = pretrained.find("cl100k"), pretrained.find("llama3")
     held = compare.count(gpt4)
     assert (held.base, held.special, held.entries, held.ids) == (100_256, 5, 100_261, 100_277)
-    assert held.entries + len({"<|im_start|>", "<|im_end|>"}) == shelf.KNOWN["cl100k"].size == 100_263
-    assert compare.count(llama3).entries == shelf.KNOWN["llama3"].size == 128_256
+    assert held.entries + len({"<|im_start|>", "<|im_end|>"}) == pretrained.KNOWN["cl100k"].size == 100_263
+    assert compare.count(llama3).entries == pretrained.KNOWN["llama3"].size == 128_256
     found = compare.tokens(llama3, "This raw text will be tokenized")
     assert [token.id for token in found] == [2028, 7257, 1495, 690, 387, 4037, 1534]
     assert [token.shown for token in found] == ["This", " raw", " text", " will", " be", " token", "ized"]
@@ -82,12 +81,12 @@ def test_rank_files_count_their_ranks(data: Path) -> None:
 
 def test_qwen_counts_its_ranks(data: Path) -> None:
     ranks = (data / "tok-qwen" / "qwen.lf.tiktoken").read_bytes().count(b"\n")
-    assert ranks == 151_643 and ranks + 14 == shelf.KNOWN["qwen"].size == 151_657
+    assert ranks == 151_643 and ranks + 14 == pretrained.KNOWN["qwen"].size == 151_657
 
 
 @pytest.mark.slow
 def test_qwen_is_opened_by_its_name(data: Path) -> None:
-    qwen = shelf.find("qwen")
+    qwen = pretrained.find("qwen")
     held = compare.count(qwen)
     assert (held.base, held.special) == (151_643, 3) and dict(_habits(qwen))["digits"].startswith("one by one")
 
@@ -98,7 +97,7 @@ def _habits(tokenizer: Tokenizer) -> list[tuple[str, str]]:
 
 def test_what_each_does_with_each_kind_of_text(data: Path) -> None:
     names = ("gpt2", "bert-cased", "bert-uncased", "t5", "phi3", "starcoder")
-    does = {name: dict(_habits(shelf.find(name))) for name in names}
+    does = {name: dict(_habits(pretrained.find(name))) for name in names}
     topics = ["capitals", "spaces", "tabs", "newlines", "digits", "emoji", "other scripts", "code", "unknown"]
     assert all(list(one) == topics for one in does.values())
     assert does["bert-uncased"]["capitals"] == "become small letters"
@@ -111,9 +110,11 @@ def test_what_each_does_with_each_kind_of_text(data: Path) -> None:
 
 
 def test_tokens_are_shown_with_what_they_are(data: Path) -> None:
-    sheets = {name: compare.sheet(name, shelf.find(name), compare.SAMPLE) for name in ("gpt2", "bert-cased", "phi3")}
+    sheets = {
+        name: compare.sheet(name, pretrained.find(name), compare.SAMPLE) for name in ("gpt2", "bert-cased", "phi3")
+    }
     for sheet in sheets.values():
-        assert [token.id for token in sheet.tokens] == shelf.find(sheet.name).encode(compare.SAMPLE)
+        assert [token.id for token in sheet.tokens] == pretrained.find(sheet.name).encode(compare.SAMPLE)
         assert sheet.characters_per_token == len(compare.SAMPLE) / len(sheet.tokens)
     kinds = {name: {token.kind for token in sheet.tokens} for name, sheet in sheets.items()}
     assert kinds == {"gpt2": {"piece", "bytes"}, "bert-cased": {"piece", "unknown"}, "phi3": {"piece", "bytes"}}
@@ -219,7 +220,7 @@ def test_a_named_tokenizer_that_is_not_here_says_what_to_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("GLASSFORMER_DATA", str(tmp_path))
-    monkeypatch.setattr(shelf, "_hub", lambda name: None)
+    monkeypatch.setattr(pretrained, "_hub", lambda name: None)
     assert "set GLASSFORMER_DATA to a folder that has tok-gpt2 in it" in refused(capsys, "x", "--with", "gpt2")
     assert "not in the hub's cache" in refused(capsys, "x", "--with", "nobody/nothing")
 
@@ -234,7 +235,9 @@ def test_a_hub_folder_in_the_cache_is_found(own: str, monkeypatch: pytest.Monkey
         return own
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", cached)
-    assert shelf.find("some/model").fingerprint == open_tokenizer(own).fingerprint and asked == [("some/model", True)]
+    assert pretrained.find("some/model").fingerprint == open_tokenizer(own).fingerprint and asked == [
+        ("some/model", True)
+    ]
 
 
 def test_a_broken_gguf_vocabulary_is_refused(data: Path, tmp_path: Path) -> None:

@@ -11,7 +11,9 @@ import torch
 from torch.nn import functional as F
 
 from glassformer import save
-from glassformer.nn import Cache, Mask, attend, build_model
+from glassformer.nn import Cache, Mask, build_model
+from glassformer.nn.engines import attend, choose
+from glassformer.nn.engines.inputs import AttentionInputs
 from tiny import DECODERS, VOCAB
 
 PLAIN = ("gpt2", "llama", "qwen3")
@@ -96,7 +98,9 @@ def test_a_prompt_in_bf16_is_nearly_as_near_the_truth_as_the_fused_kernel(
     true = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), **told)
     fused = F.scaled_dot_product_attention(q, k, v, **told)
     monkeypatch.setattr(F, "scaled_dot_product_attention", None)  # ours does without
-    ours = attend.sdpa(q, k, v, mask, None, 0.3)
+    inputs = AttentionInputs(q, k, v, mask, None, 0.3)
+    assert choose(inputs).name == "prefill"
+    ours = attend(inputs)
     assert ours.dtype == torch.bfloat16
     errors = [(x.double() - true).abs().mean() for x in (ours, fused)]
     assert errors[0] < 1.3 * errors[1]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from glassformer.nn.attend import blocks, eager
 from glassformer.nn.dropout import Dropout, dropout
+from glassformer.nn.engines import ENGINES
+from glassformer.nn.engines.inputs import AttentionInputs
 from glassformer.nn.mask import Mask
 
 
@@ -55,12 +56,12 @@ def test_attention_in_blocks_drops_as_the_readable_one_does(dtype: torch.dtype) 
     pos[1] = torch.arange(16)
     mask = Mask(pos, pos, True, document_ids=(document_ids, document_ids))
     found = []
-    for engine in (eager, blocks):
+    for engine in ("eager", "blocks"):
         torch.manual_seed(1)
         q, k, v = (torch.randn(shape, generator=torch.Generator().manual_seed(n)).to(dtype) for n in range(3))
         q, k, v = (x.requires_grad_() for x in (q, k, v))
         torch.manual_seed(5)
-        z = engine(q, k, v, mask, None, 8**-0.5, dropout=0.4)
+        z = ENGINES[engine].run(AttentionInputs(q, k, v, mask, None, 8**-0.5, dropout=0.4))
         (z.float() * torch.arange(z.numel()).view(z.shape) / z.numel()).sum().backward()
         found.append((z, q.grad, k.grad, v.grad))
     for one, other in zip(*found, strict=True):

@@ -9,33 +9,19 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from glassformer import config as c
-from glassformer.nn import Mask, attend
+from glassformer.nn import Mask
+from glassformer.nn.engines import attend, choose
+from glassformer.nn.engines.inputs import AttentionInputs
 
 HEADS, D, SCALE = 4, 16, 0.4  # not D**-0.5
-SHORT, LONG = 160, 576  # more than a block of ``blocks`` and of ``wide``; long enough for ``sparse``
+SHORT, LONG = 160, 576  # more than a block of ``blocks`` and of ``prefill``; long enough for ``sparse``
 UNIT = {torch.float32: 2**-24, torch.bfloat16: 2**-8}
 """The most that one rounding changes a number by, relative to it."""
 
 
-@pytest.fixture
-def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The inner engines that ``attend.sdpa`` called, in order."""
-    names: list[str] = []
-
-    def watch(home: object, name: str, said: str) -> None:
-        real = getattr(home, name)
-        monkeypatch.setattr(home, name, lambda *given, **named: names.append(said) or real(*given, **named))
-
-    for name in ("eager", "blocks", "wide", "visit"):
-        watch(attend, name, name)
-    watch(F, "scaled_dot_product_attention", "fused")
-    return names
-
-
-# ------------------------------------------------------------------------------------- who looks at whom
+# ------------------------------------------------------------------------------------- masks
 
 
 def row(length: int, start: int = 0) -> Tensor:
@@ -67,12 +53,12 @@ def seen_early(length: int, mask_rule: c.MaskRule) -> Mask:
     return own(row(length), mask_rule, prefix=row(length) < torch.tensor([[200], [90]]))
 
 
-FUSED = dict.fromkeys(("float32", "float32 learning", "bfloat16", "bfloat16 learning"), "fused")
+FUSED = dict.fromkeys(("float32", "float32 learning", "bfloat16", "bfloat16 learning"), "sdpa")
 BLOCKS = {**FUSED, "bfloat16 learning": "blocks"}
-SPARSE = dict.fromkeys(FUSED, "visit")
+SPARSE = dict.fromkeys(FUSED, "sparse")
 TRAINED = {**SPARSE, "bfloat16 learning": "blocks"}
 SITUATIONS: dict[str, tuple[Callable[[], Mask], dict[str, str]]] = {
-    "prompt": (lambda: own(row(SHORT), contiguous=True), {**BLOCKS, "bfloat16": "wide"}),
+    "prompt": (lambda: own(row(SHORT), contiguous=True), {**BLOCKS, "bfloat16": "prefill"}),
     "token": (lambda: own(row(200), queries=1, contiguous=True), BLOCKS),
     "ragged token": (lambda: own(padded(200), queries=1), BLOCKS),
     "ragged tokens": (lambda: own(padded(200), queries=5), BLOCKS),
@@ -133,11 +119,11 @@ class Case:
         likely = scores.masked_fill(~self.mask.dense(), -torch.inf).softmax(-1)
         return self.learnt((likely if keep is None else likely * keep) @ v, leaves)
 
-    def found(self, engine: attend.Engine, learning: bool, dropout: float = 0.0) -> list[Tensor]:
-        """The same by an engine."""
+    def found(self, learning: bool, dropout: float = 0.0, engine: str = "auto") -> list[Tensor]:
+        """The same by an engine, or by the one that is chosen."""
         leaves = [x.detach().clone().requires_grad_(learning) for x in (self.q, self.k, self.v)]
         with torch.set_grad_enabled(learning):
-            z = engine(*leaves, self.mask, self.bias, SCALE, self.softcap, dropout)
+            z = attend(AttentionInputs(*leaves, self.mask, self.bias, SCALE, self.softcap, dropout), engine)
         assert z.dtype == self.q.dtype
         return self.learnt(z, leaves) if learning else [(z * self.real()).double()]
 
@@ -151,20 +137,18 @@ class Case:
 @pytest.mark.parametrize("dtype", UNIT, ids=lambda x: str(x)[6:])
 @pytest.mark.parametrize("name", SITUATIONS)
 def test_as_near_the_truth_as_the_readable_engine(
-    name: str, dtype: torch.dtype, kv_heads: int, softcap: float | None, ran: list[str]
+    name: str, dtype: torch.dtype, kv_heads: int, softcap: float | None, chosen: list[str]
 ) -> None:
     """An engine may err three times as much as ``eager`` does in the same format: it adds up in another order."""
     make, engines = SITUATIONS[name]
     case = Case.of(make(), dtype, kv_heads, softcap)
     true = case.true()
     for learning in (False, True):
-        law = case.found(attend.ENGINES["eager"], learning)
-        ran.clear()
-        ours = case.found(attend.sdpa, learning)
+        law, ours = case.found(learning, engine="eager"), case.found(learning)
         wanted = engines[str(dtype)[6:] + (" learning" if learning else "")]
         if softcap is not None:
-            wanted = "visit" if engines is SPARSE or engines is TRAINED else "eager"
-        assert ran == [wanted]
+            wanted = "sparse" if engines is SPARSE or engines is TRAINED else "eager"
+        assert chosen[-2:] == ["eager", wanted]
         for exact, one, other in zip(true, law, ours, strict=False):
             # rounded once at the end, and sums of S terms in fp32, each in its own order
             floor = (UNIT[dtype] + 2**-24 * case.k.shape[2] ** 0.5) * float(exact.abs().max())
@@ -180,7 +164,7 @@ def test_nothing_is_systematically_too_large_in_bf16(name: str, kv_heads: int) -
     true, step = case.true()[0], 1e-4
     along = ((case.true(SCALE * (1 + step))[0] - true) / step, true)  # by how much of the scale, of the result
     for learning in (False, True):
-        error = case.found(attend.sdpa, learning)[0] - true
+        error = case.found(learning)[0] - true
         for direction in along:
             spread = float(error.square().mean().sqrt() / direction.norm()) * D**0.5  # a pattern errs for all of a head
             assert abs(float((error * direction).sum() / direction.square().sum())) <= 5 * spread
@@ -189,30 +173,42 @@ def test_nothing_is_systematically_too_large_in_bf16(name: str, kv_heads: int) -
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 @pytest.mark.parametrize("name", ["prompt", "ragged token", "ragged tokens", "ragged prompt", "window"])
-def test_a_bias_is_added_after_the_cap(name: str, kv_heads: int, softcap: float | None, ran: list[str]) -> None:
+def test_a_bias_is_added_after_the_cap(name: str, kv_heads: int, softcap: float | None, chosen: list[str]) -> None:
     case = Case.of(SITUATIONS[name][0](), torch.float32, kv_heads, softcap, bias=True)
-    for found, true in zip(case.found(attend.sdpa, learning=True), case.true(), strict=True):
+    for found, true in zip(case.found(learning=True), case.true(), strict=True):
         torch.testing.assert_close(found, true, rtol=1e-5, atol=1e-5)
-    assert ran == ["fused" if softcap is None else "eager"]
+    assert chosen == ["sdpa" if softcap is None else "eager"]
 
 
-DROPPED = [(engine, name) for engine in attend.ENGINES for name in ("prompt", "ragged token", "window", "both ways")]
+DROPPED = [
+    (engine, name)
+    for engine in ("eager", "sdpa", "blocks", "sparse")
+    for name in ("prompt", "ragged token", "window", "both ways")
+]
+AUTO = {  # the engines that train and that do not, without and with a cap
+    ("prompt", None): ["blocks", "sdpa"],
+    ("prompt", 2.0): ["eager", "eager"],
+    ("long padded window", None): ["blocks", "sparse"],
+    ("long padded window", 2.0): ["sparse", "sparse"],
+}
 
 
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("dtype", UNIT, ids=lambda x: str(x)[6:])
-@pytest.mark.parametrize(("engine", "name"), [*DROPPED, ("sdpa", "long padded window")])
+@pytest.mark.parametrize(("engine", "name"), [*DROPPED, ("auto", "prompt"), ("auto", "long padded window")])
 def test_dropout_drops_its_share_and_learns_from_what_is_left(
-    engine: str, name: str, dtype: torch.dtype, softcap: float | None
+    engine: str, name: str, dtype: torch.dtype, softcap: float | None, chosen: list[str]
 ) -> None:
     """The values are the identity, so what comes out is the pattern itself, and tells what was dropped."""
+    if softcap is not None and engine in ("sdpa", "blocks"):
+        pytest.skip(f"{engine} cannot cap scores: another engine would run")
     mask, rate = SITUATIONS[name][0](), 0.25
     S = mask.k_pos.shape[1]
     case = Case.of(mask, dtype, 2, softcap, width=S)
     case.q *= 4 / S**0.5  # a score's spread stays what it is
     case.v = torch.eye(S, dtype=dtype).expand(2, 2, S, S)
     torch.manual_seed(0)
-    found = case.found(attend.ENGINES[engine], True, rate)
+    found = case.found(True, rate, engine)
     seen = case.mask.dense().expand_as(found[0]) & case.real()
     alive, draws = (found[0] > 0) & seen, int(seen.sum())
     luck = 5 * (rate * (1 - rate) / draws) ** 0.5
@@ -221,5 +217,33 @@ def test_dropout_drops_its_share_and_learns_from_what_is_left(
         # what is summed up in bf16 is summed up in fp32 and rounded a few times; in fp32 each term of a row counts
         few = 64 if dtype == torch.float32 else 8
         assert float((ours - exact).abs().max()) <= few * UNIT[dtype] * max(1.0, float(exact.abs().max()))
-    still = case.found(attend.ENGINES[engine], False, rate)[0]
+    still = case.found(False, rate, engine)[0]
     assert abs(1 - float((still > 0)[seen].double().mean()) - rate) <= luck
+    assert chosen == (AUTO[name, softcap] if engine == "auto" else [engine, engine])
+
+
+def test_what_an_engine_cannot_compute_is_left_to_another() -> None:
+    """By name: no bias in ``sparse``, ``flex``, ``blocks``; no cap in ``blocks``, ``sdpa``; no dropout in ``flex``."""
+    q = torch.randn(1, 1, SHORT, D)
+    plain = AttentionInputs(q, q, q, own(row(SHORT), contiguous=True), None, SCALE)
+    biased, capped = plain._replace(bias=torch.zeros(1, 1, SHORT, SHORT)), plain._replace(softcap=2.0)
+    learning = plain._replace(q=q.clone().requires_grad_())
+    asked = {
+        "eager": (plain, biased, capped, plain._replace(dropout=0.1), learning),
+        "sdpa": (plain, biased, plain._replace(dropout=0.1), learning),
+        "blocks": (plain, plain._replace(dropout=0.1), learning),
+        "sparse": (plain, capped, plain._replace(dropout=0.1), learning),
+        "flex": (plain, capped),
+    }
+    left = {
+        "sdpa": {"eager": (capped,)},
+        "blocks": {"eager": (capped,), "sdpa": (biased,)},
+        "sparse": {"sdpa": (biased,)},
+        "flex": {"sdpa": (biased, learning), "blocks": (learning._replace(dropout=0.1),)},
+        "prefill": {"sdpa": (plain, biased, learning), "eager": (capped,)},
+    }
+    for name, computed in asked.items():
+        assert [choose(inputs, name).name for inputs in computed] == [name] * len(computed)
+    for name, others in left.items():
+        for other, cannot in others.items():
+            assert [choose(inputs, name).name for inputs in cannot] == [other] * len(cannot), name

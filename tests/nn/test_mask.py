@@ -17,11 +17,14 @@ from glassformer import config as c
 from glassformer import cost
 from glassformer.cli import main
 from glassformer.config import serial
-from glassformer.config.mask import ahead, lookback, read_rule, rules
-from glassformer.config.visible import visited
+from glassformer.config.mask import parse_rule, rules
+from glassformer.config.visible import count_pairs
 from glassformer.errors import UserError
 from glassformer.inspection import masks
-from glassformer.nn import Cache, Mask, attend, flex, plan
+from glassformer.nn import Cache, Mask
+from glassformer.nn.engines import ENGINES, attend, block_mask, choose, cpu_blocks
+from glassformer.nn.engines.flex import compiled, flex_mask
+from glassformer.nn.engines.inputs import AttentionInputs
 from tiny import tokens
 
 RULES_DRAWN = {  # by hand from their definitions: query i, key j
@@ -51,7 +54,7 @@ def test_a_rule_allows_what_its_definition_says(mask_rule: c.MaskRule) -> None:
     wanted = torch.tensor([[bool(RULES_DRAWN[mask_rule](i, j)) for j in range(25)] for i in range(25)])
     assert torch.equal(dense(mask_rule), wanted)
     before = torch.arange(25) <= torch.arange(25)[:, None]
-    assert torch.equal(dense(mask_rule, causal=True), wanted & (before | (torch.arange(25) < ahead(mask_rule))))
+    assert torch.equal(dense(mask_rule, causal=True), wanted & (before | (torch.arange(25) < mask_rule.prefix_length)))
     assert dense(mask_rule).diagonal().all(), "a token sees itself, so that no row of the softmax is empty"
 
 
@@ -78,8 +81,8 @@ def test_and_and_or_are_those_of_sets(mask_rule: c.MaskRule) -> None:
 def test_rules_survive_json_toml_and_their_own_words(mask_rule: c.MaskRule) -> None:
     attention = c.Attention(4, mask=mask_rule)
     assert serial.loads(c.Attention, serial.dumps(attention)) == attention
-    assert read_rule(str(mask_rule)) == mask_rule
-    assert torch.equal(dense(read_rule(f" ({mask_rule})\n")), dense(mask_rule))
+    assert parse_rule(str(mask_rule)) == mask_rule
+    assert torch.equal(dense(parse_rule(f" ({mask_rule})\n")), dense(mask_rule))
 
 
 def test_rules_are_written_in_toml() -> None:
@@ -98,10 +101,12 @@ def test_prefixes_of_the_rule_and_of_the_data_add_up() -> None:
 
 
 def test_how_far_back_a_rule_looks() -> None:
-    assert lookback(c.Window(7)) == lookback(c.Window(7) & c.Strided(3)) == lookback(c.Full() & c.Window(7)) == 7
-    assert lookback(c.Window(7) | c.Window(9)) == lookback((c.Window(20) & c.Window(9)) | c.Window(3)) == 9
+    for mask_rule in (c.Window(7), c.Window(7) & c.Strided(3), c.Full() & c.Window(7)):
+        assert mask_rule.lookback == 7
+    for mask_rule in (c.Window(7) | c.Window(9), (c.Window(20) & c.Window(9)) | c.Window(3)):
+        assert mask_rule.lookback == 9
     for mask_rule in (c.Full(), c.Strided(4), c.Fixed(4), c.Window(7) | c.Full(), c.Causal(), c.Prefix(3)):
-        assert lookback(mask_rule) is None
+        assert mask_rule.lookback is None
 
 
 def test_a_cache_keeps_no_more_than_the_rule_can_reach() -> None:
@@ -142,52 +147,65 @@ def situation(name: str, mask_rule: c.MaskRule, causal: bool, length: int = 45) 
     return Mask(q_pos, k_pos, causal, mask_rule, document_ids, name in ("plain", "rest"), prefix)
 
 
-def computed(engine: attend.Engine, mask: Mask, kv_heads: int, softcap: float | None) -> list[torch.Tensor]:
+def computed(engine: str, mask: Mask, kv_heads: int, softcap: float | None) -> list[torch.Tensor]:
     shapes = (4, mask.q_pos.shape[1]), (kv_heads, mask.k_pos.shape[1]), (kv_heads, mask.k_pos.shape[1])
     draw = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, *shape, 8, generator=draw).requires_grad_() for shape in shapes)
     real = (mask.q_pos >= 0)[:, None, :, None]
-    z = engine(q, k, v, mask, None, 0.5, softcap) * real  # what comes of nothing is used by nobody
+    z = (
+        ENGINES[engine].run(AttentionInputs(q, k, v, mask, None, 0.5, softcap)) * real
+    )  # what comes of nothing is used by nobody
     (z * torch.randn(z.shape, generator=draw)).sum().backward()
     return [z.detach(), q.grad, k.grad, v.grad]
 
 
 @every_rule
 @pytest.mark.parametrize("name", SITUATIONS)
-@pytest.mark.parametrize("engine", [name for name in attend.ENGINES if name != "eager"])
+@pytest.mark.parametrize("engine", ["sparse", "blocks", "sdpa"])
 def test_every_engine_equals_eager(
     engine: str, name: str, mask_rule: c.MaskRule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan, "SIDE", 8)  # several blocks
-    monkeypatch.setattr(plan, "ROOM", 256)  # several steps
-    monkeypatch.setattr(attend, "SIDE", 16)
-    for causal, kv_heads, softcap in ((True, 2, None), (False, 4, 3.0)):
+    monkeypatch.setattr(block_mask, "BLOCK", 8)  # several blocks
+    monkeypatch.setattr(block_mask, "TILE_SCORES", 256)  # several tiles
+    monkeypatch.setattr(cpu_blocks, "BLOCK", 16)
+    for causal, kv_heads, softcap in ((True, 2, None), (False, 4, 3.0 if engine == "sparse" else None)):
         mask = situation(name, mask_rule, causal)
-        found = computed(attend.ENGINES[engine], mask, kv_heads, softcap)
-        for left, right in zip(found, computed(attend.eager, mask, kv_heads, softcap), strict=True):
+        found = computed(engine, mask, kv_heads, softcap)
+        for left, right in zip(found, computed("eager", mask, kv_heads, softcap), strict=True):
             torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-5)
 
 
 @every_rule
 @pytest.mark.parametrize("name", SITUATIONS)
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_flex_attention_equals_eager_forward(name: str, mask_rule: c.MaskRule) -> None:
+def test_flex_attention_equals_eager(name: str, mask_rule: c.MaskRule, flex_gradient: None) -> None:
+    """By PyTorch's plain version of it, gradients too; the compiled one of a GPU has the same masks."""
     mask = situation(name, mask_rule, causal=True, length=300)  # three of its blocks
-    q, k, v = (torch.randn(2, heads, 300, 16) for heads in (4, 2, 2))
-    q, (k, v) = q[:, :, -mask.q_pos.shape[1] :], (x[:, :, : mask.k_pos.shape[1]] for x in (k, v))
-    real = (mask.q_pos >= 0)[:, None, :, None]
-    with torch.no_grad():
-        found = attend.flex(q, k, v, mask, None, 0.5, 2.0) * real
-        torch.testing.assert_close(found, attend.eager(q, k, v, mask, None, 0.5, 2.0) * real, rtol=1e-5, atol=1e-5)
+    for left, right in zip(computed("flex", mask, 2, 2.0), computed("eager", mask, 2, 2.0), strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="FlexAttention's own kernels need a GPU")
+@pytest.mark.parametrize("mask_rule", [c.Full(), c.Window(40), c.Strided(16)], ids=str)
+def test_flex_attention_equals_eager_on_a_gpu(mask_rule: c.MaskRule) -> None:
+    pos, results = torch.arange(300, device="cuda")[None], []
+    mask = Mask(pos, pos, True, mask_rule)
+    for engine in ("eager", "flex"):
+        draw = torch.Generator("cuda").manual_seed(0)
+        q, k, v = (torch.randn(2, h, 300, 32, generator=draw, device="cuda").requires_grad_() for h in (4, 2, 2))
+        out = ENGINES[engine].run(AttentionInputs(q, k, v, mask, None, 0.2))
+        results.append([out, *torch.autograd.grad((out * out.detach().cos()).sum(), (q, k, v))])
+    for left, right in zip(*results, strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.slow
 def test_flex_attention_compiled_on_a_cpu() -> None:
     mask = situation("documents", c.Strided(16), causal=True, length=300)
     q = torch.randn(2, 4, 300, 32)
-    wanted = attend.eager(q, q, q, mask, None, 0.2)
+    wanted = attend(AttentionInputs(q, q, q, mask, None, 0.2), "eager")
     with torch.no_grad():
-        found = flex._compiled()(q, q, q, block_mask=flex._blocks(mask), scale=0.2)
+        found = compiled()(q, q, q, block_mask=flex_mask(mask), scale=0.2)
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
@@ -203,8 +221,10 @@ def test_the_compiler_traces_a_mask_in_one_piece(mask_rule: c.MaskRule) -> None:
 
 @pytest.mark.parametrize("family", ["starcoder2", "strided", "fixed", "prefix", "mixed", "gemma2"])
 @pytest.mark.parametrize("chunks", [[40], [3, 37], [17, 1, 1, 21]], ids=str)
-def test_sparse_reads_a_cache_in_chunks(family: str, chunks: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "SIDE", 8)
+def test_sparse_reads_a_cache_in_chunks(
+    family: str, chunks: list[int], monkeypatch: pytest.MonkeyPatch, chosen: list[str]
+) -> None:
+    monkeypatch.setattr(block_mask, "BLOCK", 8)
     model = tiny.model(tiny.DECODERS[family])
     given = tokens(2, 40)
     wanted = model(given).logits
@@ -219,14 +239,14 @@ def test_the_gradient_is_that_of_small_differences(
     mask_rule: c.MaskRule, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With dropout, whose draw is the same each time, and capped scores, in float64."""
-    monkeypatch.setattr(plan, "SIDE", 8)
+    monkeypatch.setattr(block_mask, "BLOCK", 8)
     mask = situation(name, mask_rule, causal=True, length=20)
     rows = len(mask.q_pos)
     inputs = [torch.randn(rows, heads, 20, 3, dtype=torch.float64, requires_grad=True) for heads in (2, 1, 1)]
 
     def run(*inputs: torch.Tensor) -> torch.Tensor:
         torch.manual_seed(5)
-        return attend.sparse(*inputs, mask, None, 0.7, softcap=2.0, dropout=0.3)
+        return ENGINES["sparse"].run(AttentionInputs(*inputs, mask, None, 0.7, softcap=2.0, dropout=0.3))
 
     assert torch.autograd.gradcheck(run, inputs, fast_mode=True)
 
@@ -236,8 +256,9 @@ def test_dropout_drops_its_share_and_keeps_the_mean() -> None:
     mask = Mask(pos, pos, True, c.Window(16), contiguous=True)
     q = torch.randn(1, 1, 64, 64)
     ones = torch.eye(64)[None, None]  # what comes out is the pattern itself
-    whole = attend.sparse(q, q, ones, mask, None, 0.1)
-    dropped = torch.stack([attend.sparse(q, q, ones, mask, None, 0.1, dropout=0.25) for _ in range(400)])
+    sparse, inputs = ENGINES["sparse"].run, AttentionInputs(q, q, ones, mask, None, 0.1)
+    whole = sparse(inputs)
+    dropped = torch.stack([sparse(inputs._replace(dropout=0.25)) for _ in range(400)])
     seen = whole > 0
     assert (dropped[:, seen] == 0).float().mean() == pytest.approx(0.25, abs=0.01)
     torch.testing.assert_close(dropped.mean(0), whole, rtol=0, atol=0.12)
@@ -262,7 +283,7 @@ class Largest(TorchDispatchMode):
 
 @pytest.mark.parametrize("mask_rule", [c.Window(32), c.Strided(64), c.Fixed(64, 2), c.Window(64) & c.Every(2)], ids=str)
 @pytest.mark.parametrize("kind", ["plain", "padded"])
-def test_long_rows_hold_nothing_of_all_pairs(mask_rule: c.MaskRule, kind: str) -> None:
+def test_long_rows_hold_nothing_of_all_pairs(mask_rule: c.MaskRule, kind: str, chosen: list[str]) -> None:
     T = 2048
     pos = torch.arange(T)[None]
     if kind == "padded":
@@ -270,26 +291,26 @@ def test_long_rows_hold_nothing_of_all_pairs(mask_rule: c.MaskRule, kind: str) -
     mask = Mask(pos, pos, True, mask_rule, contiguous=kind == "plain")
     q, k, v = (torch.randn(len(pos), 2, T, 8, requires_grad=True) for _ in range(3))
     with Largest() as most:
-        attend.sdpa(q, k, v, mask, None, 0.3).sum().backward()
-    assert mask._dense is None, "sdpa did not choose the sparse engine by itself"
+        attend(AttentionInputs(q, k, v, mask, None, 0.3)).sum().backward()
+    assert chosen == ["sparse"] and mask._dense is None
     assert most.numbers <= T * T // 8
 
 
 def test_sparse_is_chosen_where_it_pays_and_only_there() -> None:
     pos = torch.arange(1024)[None]
 
-    def chosen(mask_rule: c.MaskRule, length: int = 1024, **rest: object) -> bool:
+    def sparse(mask_rule: c.MaskRule, length: int = 1024, **rest: object) -> bool:
         mask = Mask(pos[:, :length], pos[:, :length], True, mask_rule, **rest)  # type: ignore[arg-type]
         q = torch.zeros(1, 1, length, 8)
-        return attend._sparse_pays(q, mask, 0.3)
+        return choose(AttentionInputs(q, q, q, mask, None, 0.3)).name == "sparse"
 
     document_ids = pos // 128
-    assert chosen(c.Window(64), contiguous=True)
-    assert chosen(c.Full(), document_ids=(document_ids, document_ids))
-    assert not chosen(c.Full(), contiguous=True)  # a fused kernel knows it
-    assert not chosen(c.Full())  # half of all pairs
-    assert not chosen(c.Window(700), contiguous=True)
-    assert not chosen(c.Window(16), length=256, contiguous=True)
+    assert sparse(c.Window(64), contiguous=True)
+    assert sparse(c.Full(), document_ids=(document_ids, document_ids))
+    assert not sparse(c.Full(), contiguous=True)  # a fused kernel knows it
+    assert not sparse(c.Full())  # half of all pairs
+    assert not sparse(c.Window(700), contiguous=True)
+    assert not sparse(c.Window(16), length=256, contiguous=True)
 
 
 # --------------------------------------------------------------------- counts and pictures
@@ -298,8 +319,8 @@ def test_sparse_is_chosen_where_it_pays_and_only_there() -> None:
 @every_rule
 @pytest.mark.parametrize("causal", [True, False])
 def test_counts(mask_rule: c.MaskRule, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("glassformer.config.visible.CHUNK", 100)  # several parts
-    assert visited(mask_rule, 37, causal) == dense(mask_rule, 37, causal).sum()
+    monkeypatch.setattr("glassformer.config.visible.PAIRS_AT_ONCE", 100)  # several parts
+    assert count_pairs(mask_rule, 37, causal) == dense(mask_rule, 37, causal).sum()
     pattern = (tiny.block(c.Attention(4, mask=mask_rule)),)
     if causal:
         model: c.Model = tiny.decoder(*pattern, position=c.NoPosition(), depth=1)
@@ -307,7 +328,7 @@ def test_counts(mask_rule: c.MaskRule, causal: bool, monkeypatch: pytest.MonkeyP
         body = c.Stack(1, pattern, causal=False)
         model = c.Encoder(tiny.DIM, tiny.CONTEXT, c.Embed(tiny.VOCAB), body)
     flops = cost.cost(model, context=37).attention_flops
-    assert flops == pytest.approx(4 * tiny.DIM * visited(mask_rule, 37, causal) / 37)
+    assert flops == pytest.approx(4 * tiny.DIM * count_pairs(mask_rule, 37, causal) / 37)
 
 
 def test_a_picture_in_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -337,7 +358,7 @@ def test_every_name_has_a_picture_and_a_count(name: str, capsys: pytest.CaptureF
 @pytest.mark.parametrize("name", [*masks.EXAMPLES, *masks.SCENES, "window(9) & every(2) | prefix(3)"])
 def test_a_picture_is_the_mask_that_a_model_has(name: str) -> None:
     pos = torch.arange(24)[None]
-    mask_rule = c.Full() if name in masks.SCENES else read_rule(masks.EXAMPLES.get(name, name))
+    mask_rule = c.Full() if name in masks.SCENES else parse_rule(masks.EXAMPLES.get(name, name))
     document_ids = (pos // 8, pos // 8) if name == "documents" else None
     keys = pos.where(pos < 16, -1) if name in ("padding", "cross") else pos
     both, before = (

@@ -10,7 +10,7 @@ import regex
 
 from glassformer.data import corpus, tokenise
 from glassformer.data import find as find_corpus
-from glassformer.tokenizer import byte_bpe as ranks
+from glassformer.tokenizer import byte_bpe
 from glassformer.tokenizer import open as open_tokenizer
 
 
@@ -45,13 +45,30 @@ def test_pieces_have_the_ids_of_the_whole(shared_data: Path, name: str, tmp_path
             assert abs(len(decoded.encode()) - early.bytes) <= 3
 
 
+@pytest.mark.parametrize("name", ["tok-llama2/tokenizer.model", "tok-gpt2"])
+def test_bytes_before_any_token_are_those_of_the_whole(
+    shared_data: Path, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in a piece that continues a document: nothing is put in front of it, as it would be of a whole text."""
+    monkeypatch.setattr(corpus, "PIECE", 150)
+    text = article(3_000)
+    (tmp_path / "long.txt").write_text(text, encoding="utf-8")
+    tokenizer = open_tokenizer(shared_data / name)
+    source = find_corpus(tmp_path / "long.txt")
+    assert len(list(source.pieces())) > 8
+    made = tokenise(source, tokenizer, cache=tmp_path / "cache")
+    opening = int(tokenizer.bos not in (None, tokenizer.eos))
+    for count, (_, end) in enumerate(tokenizer.offsets(text), 1):
+        assert made.whole.bytes_before(opening + count) == len(text[:end].encode())
+
+
 def test_no_published_split_reaches_over_a_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(corpus, "PIECE", 200)
     whole = article(20_000) + "\nend */\n/ x*/\n/\n y"
     pieces = [piece for piece, _ in corpus._cut(iter([whole[at : at + 150] for at in range(0, len(whole), 150)]))]
     assert "".join(pieces) == whole and len(pieces) > 40
     gpt2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-    for name, kind in ranks.KINDS.items():
+    for name, kind in byte_bpe.KINDS.items():
         pattern = kind.pattern or gpt2
         assert [word for piece in pieces for word in regex.findall(pattern, piece)] == regex.findall(pattern, whole), (
             name

@@ -18,9 +18,8 @@ import pytest
 
 from glassformer import UserError
 from glassformer.data import find as find_corpus
-from glassformer.tokenizer import Tokenizer, formats, safety, watch
+from glassformer.tokenizer import Tokenizer, budget, formats, pretrained, validation
 from glassformer.tokenizer import open as open_tokenizer
-from glassformer.tokenizer import pretrained as shelf
 from glassformer.tokenizer import train as train_tokenizer
 from tokenizer.test_bad import MODEL, field, piece, spec
 from tokenizer.test_tokenizer import NASTY
@@ -50,19 +49,19 @@ def replacing(*steps: tuple[str, str, str]) -> dict[str, Any]:
 
 
 def test_work_without_end_is_ended_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "SECONDS", 0.2)
-    tokenizer, spaces = hostile(), " " * (watch.LARGE + 1) + "a"
+    monkeypatch.setattr(budget, "SECONDS", 0.2)
+    tokenizer, spaces = hostile(), " " * (budget.LARGE + 1) + "a"
     for act in (tokenizer.encode, tokenizer.offsets):
         with pytest.raises(UserError, match="needs over 1 seconds for 16,386 characters"):
             act(spaces)
     assert tokenizer.encode("  a") == [32, 32, 97]
 
 
-def test_errors_and_results_come_through_a_watched_thread() -> None:
+def test_errors_and_results_come_through_a_thread_with_a_budget() -> None:
     tokenizer = train_tokenizer("char", ["ab"], specials=())
-    assert tokenizer.encode("ab" * watch.LARGE) == [0, 1] * watch.LARGE
-    with pytest.raises(UserError, match=f"number {2 * watch.LARGE} of the text"):
-        tokenizer.encode("ab" * watch.LARGE + "c")
+    assert tokenizer.encode("ab" * budget.LARGE) == [0, 1] * budget.LARGE
+    with pytest.raises(UserError, match=f"number {2 * budget.LARGE} of the text"):
+        tokenizer.encode("ab" * budget.LARGE + "c")
 
 
 @pytest.mark.parametrize("way", ["encode", "tokenise"])
@@ -75,6 +74,7 @@ def test_ctrl_c_is_heard_while_a_text_is_encoded(way: str, tmp_path: Path) -> No
     }[way]
     code = (
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # in case a shell ignores it
+        "from glassformer.data import tokenise, find as find_corpus\n"
         f"import pathlib, sys; from glassformer import tokenizer as t; folder = pathlib.Path({str(tmp_path)!r})\n"
         f"tokenizer = t.open(folder / 'tokenizer.json'); tokenizer.encode('a'); print('ready', flush=True)\n{act}"
     )
@@ -104,7 +104,7 @@ def test_a_damaged_table_of_characters_is_refused_before_the_library_panics(
 ) -> None:
     """Damaged tables: of each a sentence, or a tokenizer that encodes everything; the library says nothing."""
     whole, chance = charsmap(shared_data), np.random.default_rng(0)
-    assert safety.charsmap(whole) == 18  # U+FDFA
+    assert validation.charsmap(whole) == 18  # U+FDFA
     refused = 0
     for turn in range(turns):
         table = np.frombuffer(whole, np.uint8).copy()
@@ -186,7 +186,7 @@ def test_ids_that_are_none() -> None:
     assert tokenizer.decode(np.array([97, 98])) == "ab"
 
 
-@pytest.mark.parametrize("act", [open_tokenizer, shelf.find, find_corpus], ids=["open", "find", "corpus"])
+@pytest.mark.parametrize("act", [open_tokenizer, pretrained.find, find_corpus], ids=["open", "find", "corpus"])
 def test_names_that_are_no_paths(act: Callable[[str], Any]) -> None:
     for name in ("x" * 5000, "a\0b", "x" * 5000 + "/y", "a/\0"):
         with pytest.raises(UserError) as caught:
@@ -196,7 +196,7 @@ def test_names_that_are_no_paths(act: Callable[[str], Any]) -> None:
 
 def test_a_link_a_device_and_a_locked_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "lost").symlink_to(tmp_path / "nowhere")
-    for act in (open_tokenizer, shelf.find, find_corpus):
+    for act in (open_tokenizer, pretrained.find, find_corpus):
         with pytest.raises(UserError, match="link to something that is not there"):
             act(tmp_path / "lost")
     for path in ("/dev/null", "/dev/zero"):
@@ -204,13 +204,13 @@ def test_a_link_a_device_and_a_locked_folder(tmp_path: Path, monkeypatch: pytest
             open_tokenizer(path)
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UserError, match="not a file that holds a tokenizer"):
-        shelf.find(tmp_path / "pipe")
+        pretrained.find(tmp_path / "pipe")
 
     def locked(path: Path, **_: Any) -> Any:
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "stat", locked)
-    for act in (open_tokenizer, shelf.find, find_corpus):
+    for act in (open_tokenizer, pretrained.find, find_corpus):
         with pytest.raises(UserError, match="locked"):
             act(tmp_path / "inside")
 

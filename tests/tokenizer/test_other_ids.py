@@ -170,7 +170,7 @@ def test_batches_of_any_kind() -> None:
     expected = [[97, 98], [], [99]]
     assert tokenizer.encode_batch(sample for sample in samples) == tokenizer.encode_batch(tuple(samples)) == expected
     assert tokenizer.encode_batch(map(str.upper, ["x"] * (1 << 20)))[-1] == [88]
-    assert [list(ids) for ids in tokenizer.encode_arrays(iter(samples))] == expected
+    assert [list(ids) for ids in tokenizer.encoder(1 << 30)(samples)] == expected
 
 
 @pytest.mark.parametrize("kind", ["BPE", "WordLevel", "WordPiece"])

@@ -1,4 +1,4 @@
-"""The faster engine gives the library's ids: on nasty, random and real texts, and for every character."""
+"""tiktoken gives the library's ids: on nasty, random and real texts, and for every character."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 
 from glassformer.tokenizer import Tokenizer
 from glassformer.tokenizer import open as open_tokenizer
-from glassformer.tokenizer import tiktoken_backend as twin
-from glassformer.tokenizer import tokenizer as faces
+from glassformer.tokenizer import tiktoken_backend as backend
+from glassformer.tokenizer import tokenizer as face
 from glassformer.tokenizer import train as train_tokenizer
 from tokenizer.test_tokenizer import NASTY, SPECIAL
 
@@ -22,8 +22,8 @@ WIDE = [chr(i) for i in range(128)] + list("éßñ你ſK\u00a0\u2028\u0301½²٣
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even one character goes to the faster engine."""
-    monkeypatch.setattr(faces, "LARGE", 0)
+    """Even one character goes to tiktoken."""
+    monkeypatch.setattr(face, "LARGE", 0)
 
 
 def randoms(count: int) -> list[str]:
@@ -36,12 +36,12 @@ def randoms(count: int) -> list[str]:
 
 
 def same(tokenizer: Tokenizer, samples: list[str]) -> int:
-    """How many of the texts the faster engine could read; each to the library's ids."""
-    other = tokenizer._twin
+    """How many of the texts tiktoken could read; each to the library's ids."""
+    other = tokenizer._tiktoken
     assert other is not None
     read = 0
     for sample in samples:
-        ids = other.ids(sample)
+        ids = other.encode(sample)
         if ids is not None:
             read += 1
             assert ids.tolist() == tokenizer._plain.encode(sample, add_special_tokens=False).ids, repr(sample)
@@ -70,7 +70,24 @@ def test_gpt2_is_the_library(shared_data: Path) -> None:
     tokenizer = open_tokenizer(shared_data / "tok-gpt2")
     samples = [*NASTY, *SPECIAL, *randoms(2_000), *real(shared_data), *words(tokenizer, 3_000)]
     assert same(tokenizer, samples) > 0.7 * len(samples)
-    assert all(tokenizer._twin is not None and tokenizer._twin.ids(one) is not None for one in real(shared_data))
+    assert all(
+        tokenizer._tiktoken is not None and tokenizer._tiktoken.encode(one) is not None for one in real(shared_data)
+    )
+
+
+def test_a_file_of_ranks_is_encoded_without_a_copy_in_the_library(shared_data: Path) -> None:
+    """Opening costs what tiktoken costs; the merges are listed, and the library's copy made, where they are needed."""
+    tokenizer = open_tokenizer(shared_data / "tok-gpt2" / "gpt2.tiktoken")
+    samples = [*NASTY, *SPECIAL, *randoms(200), *real(shared_data)]
+    ready = [text for text in samples if "ſ" not in text]
+    found = tokenizer.encode_batch(ready)
+    assert tokenizer.decode(found[-1]) == ready[-1] and tokenizer.backend == "tiktoken"
+    assert {"_plain", "_spec", "_special"}.isdisjoint(vars(tokenizer))
+    listed = Tokenizer.from_json(tokenizer.to_json())
+    assert found == [listed._plain.encode(text, add_special_tokens=False).ids for text in ready]
+    assert tokenizer.encode("ſ") == listed.encode("ſ") and "_plain" in vars(tokenizer)
+    assert tokenizer.fingerprint == listed.fingerprint
+    assert tokenizer.encode("<|endoftext|>", special=True) == [tokenizer.eos] != tokenizer.encode("<|endoftext|>")
 
 
 @pytest.mark.slow
@@ -93,7 +110,7 @@ def test_gpt4s_split_on_a_small_vocabulary() -> None:
     raw = json.loads(small().to_json())
     level = {**raw["pre_tokenizer"], "use_regex": False}
     for digits in ("{1,3}", ""):
-        pattern = {"Regex": twin.WORDS.format(digits=digits)}
+        pattern = {"Regex": backend.WORDS.format(digits=digits)}
         split = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
         raw["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, level]}
         tokenizer = Tokenizer.from_json(json.dumps(raw))
@@ -103,52 +120,52 @@ def test_gpt4s_split_on_a_small_vocabulary() -> None:
 
 def test_each_character_is_the_same_to_both_or_is_left_to_the_library() -> None:
     tokenizer = train_tokenizer("bpe", ["a b"], 257)
-    other = tokenizer._twin
+    other = tokenizer._tiktoken
     assert other is not None
     letters = [chr(i) for i in range(0x12000) if not 0xD800 <= i < 0xE000 and chr(i) != "ſ"]
     other._prove(letters)
-    assert other.ids("ſ") is None and other.ids("\ud800") is None
-    plain = [letter for letter in letters if other.known[ord(letter)] == twin.PROVEN]
+    assert other.encode("ſ") is None and other.encode("\ud800") is None
+    plain = [letter for letter in letters if other.known[ord(letter)] == backend.PROVEN]
     assert len(plain) > 0.99 * len(letters)
     chance = random.Random(1)
     for _ in range(1000):
         sample = "".join(chance.choices(plain, k=20))
-        assert other.ids(sample) is not None
+        assert other.encode(sample) is not None
         assert same(tokenizer, [sample]) == 1
 
 
 def test_a_character_that_splits_otherwise_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The proof can fail: engines that took é for different things would be told apart."""
     tokenizer = train_tokenizer("bpe", ["a b"], 257)
-    other = tokenizer._twin
-    assert other is not None and other.ids("né") is not None
+    other = tokenizer._tiktoken
+    assert other is not None and other.encode("né") is not None
     split = other.split
     monkeypatch.setattr(other, "split", lambda probe: [*split(probe), ("", (0, 0))] if "é" in probe else split(probe))
     other.known[ord("é")] = 0
-    assert other.ids("né") is None and other.ids("ne") is not None
+    assert other.encode("né") is None and other.encode("ne") is not None
 
 
-def test_what_is_not_proven_has_no_twin(shared_data: Path) -> None:
+def test_what_is_not_proven_has_no_tiktoken(shared_data: Path) -> None:
     for name in ("tok-bert-cased", "tok-t5", "tok-llama2/tokenizer.model", "tok-starcoder"):
-        assert open_tokenizer(shared_data / name)._twin is None
-    assert train_tokenizer("char", ["ab"])._twin is None and train_tokenizer("byte")._twin is None
+        assert open_tokenizer(shared_data / name)._tiktoken is None
+    assert train_tokenizer("char", ["ab"])._tiktoken is None and train_tokenizer("byte")._tiktoken is None
 
 
-def test_merges_that_tiktoken_would_do_otherwise_have_no_twin() -> None:
+def test_merges_that_tiktoken_would_do_otherwise_have_no_tiktoken() -> None:
     model = json.loads(small().to_json())["model"]
     pairs, vocabulary = model["merges"], model["vocab"]
-    assert small()._twin is not None
-    assert small(merges=[pairs[1], pairs[0], *pairs[2:]])._twin is None  # another order than the ids
-    assert small(merges=pairs[:-1])._twin is None  # an entry that nothing makes
-    assert small(merges=pairs[:-1], vocab={k: v for k, v in vocabulary.items() if k != "".join(pairs[-1])})._twin
+    assert small()._tiktoken is not None
+    assert small(merges=[pairs[1], pairs[0], *pairs[2:]])._tiktoken is None  # another order than the ids
+    assert small(merges=pairs[:-1])._tiktoken is None  # an entry that nothing makes
+    assert small(merges=pairs[:-1], vocab={k: v for k, v in vocabulary.items() if k != "".join(pairs[-1])})._tiktoken
     # an entry that has its pair, but whose own letters join otherwise before: "abc" is a + bc, and comes out as ab + c
-    made = {letter: at for at, letter in enumerate(twin.byte_alphabet().values())}
+    made = {letter: at for at, letter in enumerate(backend.byte_alphabet().values())}
     made |= {"ab": 256, "bc": 257, "abc": 258}
     one_way = {"vocab": made, "merges": [["a", "b"], ["b", "c"], ["ab", "c"]]}
-    assert small(**one_way)._twin is not None
-    assert small(**one_way, ignore_merges=True)._twin is None  # whole words first, and a list that is not every cut
+    assert small(**one_way)._tiktoken is not None
+    assert small(**one_way, ignore_merges=True)._tiktoken is None  # whole words first, and a list that is not every cut
     odd = small(vocab=made, merges=[["a", "b"], ["b", "c"], ["a", "bc"]])
-    assert odd._twin is None
+    assert odd._tiktoken is None
     assert [odd.token(id) for id in odd.encode("abc")] == ["ab", "c"]
 
 
@@ -156,21 +173,21 @@ def test_the_face_of_the_tokenizer_is_the_same(short: None, monkeypatch: pytest.
     tokenizer = train_tokenizer("bpe", ["a glass house of glass"] * 9, 270)
     samples = ["a glass house", "", "<|endoftext|>x", "é glass", "ſ"]
     lists = tokenizer.encode_batch(samples, eos=True)
-    assert [list(ids) for ids in tokenizer.encode_arrays(samples)] == [ids[:-1] for ids in lists]
+    assert [list(ids) for ids in tokenizer.encoder(face.LARGE)(samples)] == [ids[:-1] for ids in lists]
     assert all(type(ids) is list and type(ids[0]) is int for ids in lists)
     assert tokenizer.eos in tokenizer.encode("<|endoftext|>x", special=True)
-    monkeypatch.setattr(faces, "LARGE", 1 << 30)
+    monkeypatch.setattr(face, "LARGE", 1 << 30)
     assert tokenizer.encode_batch(samples, eos=True) == lists
     for wrong in ("half \ud800", 3):
-        with pytest.raises(faces.UserError, match=r"surrogate|this is a int"):
+        with pytest.raises(face.UserError, match=r"surrogate|this is a int"):
             tokenizer.encode_batch(["a", wrong])  # type: ignore[list-item]
-        with pytest.raises(faces.UserError, match=r"surrogate|this is a int"):
-            tokenizer.encode_arrays(["a", wrong])  # type: ignore[list-item]
+        with pytest.raises(face.UserError, match=r"surrogate|this is a int"):
+            tokenizer.encoder(face.LARGE)(["a", wrong])  # type: ignore[list-item]
 
 
-def test_a_panic_of_the_engine_is_left_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_panic_of_the_encoding_is_left_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = train_tokenizer("bpe", ["a b"], 257)
-    other = tokenizer._twin
+    other = tokenizer._tiktoken
     assert other is not None
 
     class Panic(BaseException):
@@ -180,17 +197,17 @@ def test_a_panic_of_the_engine_is_left_to_the_library(monkeypatch: pytest.Monkey
         def encode_to_numpy(self, *_: object, **__: object) -> None:
             raise Panic
 
-    monkeypatch.setattr(other, "engine", Broken())
-    assert other.ids("a b") is None
-    assert [list(ids) for ids in tokenizer.encode_arrays(["a b"])] == [tokenizer.encode("a b")]
+    monkeypatch.setattr(other, "encoding", Broken())
+    assert other.encode("a b") is None
+    assert [list(ids) for ids in tokenizer.encoder(face.LARGE)(["a b"])] == [tokenizer.encode("a b")]
 
 
-def test_a_new_script_costs_a_few_engines_not_one_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer, made = small(), twin._engine
+def test_a_new_script_costs_a_few_encodings_not_one_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, made = small(), backend._encoding
     built: list[int] = []
-    monkeypatch.setattr(twin, "_engine", lambda *parts: built.append(1) or made(*parts))
+    monkeypatch.setattr(backend, "_encoding", lambda *parts: built.append(1) or made(*parts))
     texts = [chr(0x4E00 + 7 * number) * 3 for number in range(400)]
-    found = tokenizer.encode_arrays(texts)
+    found = tokenizer.encoder(face.LARGE)(texts)
     assert [list(ids) for ids in found] == [tokenizer.encode(one) for one in texts]
-    blocks = {ord(one[0]) // twin.BLOCK for one in texts}
+    blocks = {ord(one[0]) // backend.BLOCK for one in texts}
     assert len(built) == len(blocks) + 2, "one for the entries, one for ASCII, one a block"

@@ -9,7 +9,7 @@ import pytest
 
 from glassformer import UserError
 from glassformer.cli import main
-from glassformer.inspection.tokens.sizes import sizes
+from glassformer.inspection.tokens.vocabulary_size import sizes
 from glassformer.tokenizer import open as open_tokenizer
 from glassformer.tokenizer import train as train_tokenizer
 from glassformer.tokenizer.trainers import TRAINED

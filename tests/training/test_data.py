@@ -13,7 +13,7 @@ import torch
 
 from glassformer.config import MLP, Attention, Block, Decoder, Embed, Head, RMSNorm, Rotary, Stack
 from glassformer.data.corpus import Source
-from glassformer.data.shards import Shards, Tokens, _Whole
+from glassformer.data.shards import CorpusTokenizer, Shards, _Whole
 from glassformer.errors import UserError
 from glassformer.nn import build_model
 from glassformer.training.data import Batch, Batches, Shuffle, every_token_once
@@ -29,7 +29,7 @@ def corpus(
     tokens = np.arange(first, first + starts[-1]).astype(np.uint32)
     if eos is not None:
         tokens[starts[1:] - 1] = eos
-    tokenizer = cast(Tokens, SimpleNamespace(eos=eos, bos=bos, size=1 << 30))
+    tokenizer = cast(CorpusTokenizer, SimpleNamespace(eos=eos, bos=bos, size=1 << 30))
     marks = np.stack([starts, starts], axis=1)
     source = Source(name, Path(name), ())
     return Shards(tokens, starts, 0, _Whole(source, tokenizer, name, marks, starts))

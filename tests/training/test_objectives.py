@@ -13,12 +13,12 @@ import tiny
 from glassformer import config, training
 from glassformer.checkpoints import Checkpoint, store
 from glassformer.config import run, serial
+from glassformer.data.correlation import matthews, pearson, ranks
 from glassformer.errors import UserError
 from glassformer.nn import Tape, build_model
 from glassformer.training import Batch, hooks, launch, loss, objectives
 from glassformer.training.loop import train
 from glassformer.training.loss import forward, gradients
-from glassformer.training.measures import matthews, pearson, ranks
 from glassformer.training.objectives.classify import ascent
 from glassformer.training.precision import Bf16Replica
 from glassformer.training.probe import Plan

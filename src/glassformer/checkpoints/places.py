@@ -58,6 +58,7 @@ def resolve(name: str | Path) -> Path | config.Model:
     ):
         raise UserError(
             f"There is no folder {text[:200]}; give a model's folder, a hub name such as org/name or a recipe."
+            f"{files.nearest_path(path)}"
         )
     if is_recipe(text):
         return recipes.find(text)
@@ -101,7 +102,7 @@ def _download(name: str) -> Path:
     from huggingface_hub import errors as hub
 
     known = nearest(name, recipes.names())
-    hint = known if "mean" in known and name not in HUB else ""
+    hint = (known if "mean" in known else files.nearest_path(Path(name))) if name not in HUB else ""
     full = HUB.get(name, name)
     said = name if full == name else f"{name} means {full} on the hub, which"
     if full != name:

@@ -17,6 +17,7 @@ from torch import Tensor
 from .. import config
 from ..errors import UserError, need
 from ..nn import Model, Tape
+from ..nn.inference import inference
 from ..tokenizer.tokenizer import Tokenizer
 from .vectors import Vectors
 from .vocabulary import Array
@@ -48,7 +49,6 @@ def place(text: str, word: str) -> Place:
     return text, found.start(), found.end()
 
 
-@torch.no_grad()
 def layers(model: Model, tokenizer: Tokenizer, places: Sequence[Place], batch: int = 64) -> Tensor:
     """A word's vector after the embedding and after each block (N, 1 + L, C): the mean of its tokens.
 
@@ -56,7 +56,6 @@ def layers(model: Model, tokenizer: Tokenizer, places: Sequence[Place], batch: i
     """
     cfg = model.config
     need(isinstance(cfg, config.Encoder), "Only an encoder reads both sides of a word; give one, such as a BERT.")
-    model.eval()
     order = sorted(range(len(places)), key=lambda i: len(places[i][0]))  # texts of one length together
     found: dict[int, Tensor] = {}
     for low in range(0, len(order), batch):
@@ -67,7 +66,8 @@ def layers(model: Model, tokenizer: Tokenizer, places: Sequence[Place], batch: i
         for row, (ids, _) in enumerate(rows):
             tokens[row, : len(ids)], pos[row, : len(ids)] = torch.tensor(ids), torch.arange(len(ids))
         tape = Tape("encoder.embed", "encoder.blocks.*.resid")
-        model(tokens, pos=pos, tape=tape, logits="none")
+        with inference(model):
+            model(tokens, pos=pos, tape=tape, logits="none")
         seen = torch.stack(list(tape.records.values()), 2)  # (N, T, 1 + L, C)
         found |= {i: seen[row, mine].mean(0) for row, (i, (_, mine)) in enumerate(zip(some, rows, strict=True))}
     return torch.stack([found[i] for i in range(len(places))])

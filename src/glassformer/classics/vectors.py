@@ -170,7 +170,8 @@ def read(path: Path) -> Vectors:
 
     Raises UserError for a file that is none or is cut short, and for a vector of another width, with where it stands.
     """
-    need(path.is_file(), f"{path} is not a file; give a file of vectors (make one with glassformer words train).")
+    hint = "" if path.is_file() else files.nearest_path(path)
+    need(path.is_file(), f"{path} is not a file; give a file of vectors (make one with glassformer words train).{hint}")
     try:
         with path.open("rb") as file:
             need(path.stat().st_size > 0, f"{path} is empty; give a file of vectors.")

@@ -29,9 +29,9 @@ from .vocabulary import Words
 
 ROW = 24  # T at most
 FAR = 1 << 14  # no two words of a row are so far apart, unless the window is wide
-BATCH = 21  # B at most: some 500 words move the tables at once; 2,048 pushed frequent words too far
-PUSH = 0.1  # rate times how often one word stands in a batch, about, at most
-STRETCH = 1 << 22  # words of the text that are put in rows at once
+ROWS = 21  # B at most: some 500 words move the tables at once; 2,048 pushed frequent words too far
+MOST_MOVED = 0.1  # rate times how often one word stands in a batch, about, at most
+CHUNK = 1 << 22  # words of the text that are put in rows at once
 AHEAD = 1 << 13  # words whose windows and noise are made at once, by another thread while those before are learnt
 REPORT = 1 << 17  # words between two reports
 LOWEST = 1e-4  # of the first rate: where it ends
@@ -67,8 +67,8 @@ class Step:
     rate: float
 
 
-class Part(NamedTuple):
-    """Some rows and what is asked of them, made before the tables are looked at."""
+class Batch(NamedTuple):
+    """Some rows, with the pairs that are scored in them; made before the tables are read."""
 
     ids: Tensor  # (B, O)
     inner: Tensor  # (B, T)
@@ -91,26 +91,26 @@ class Word2Vec:
         share = counts / counts.sum() / settings.sample
         self.keep = (share.rsqrt() + 1 / share).float()  # as the authors' program has it; above 1 is always
         most = (counts * self.keep.clamp(max=1)).max() / (counts * self.keep.clamp(max=1)).sum()
-        at_once = max(1, int(PUSH / (settings.rate * most)))  # few, where there are few different words
-        self.row, self.batch = min(ROW, at_once), max(1, min(BATCH, at_once // ROW))
+        at_once = max(1, int(MOST_MOVED / (settings.rate * most)))  # few, where there are few different words
+        self.row, self.batch = min(ROW, at_once), max(1, min(ROWS, at_once // ROW))
         noise = counts.pow(0.75)
         self.noise = (noise / noise.sum()).cumsum(0).float()
 
     def train(self) -> Iterator[Step]:
-        """Go through the text ``epochs`` times; a Step now and then, and at the end."""
+        """Go through the text ``epochs`` times; a Step every 131,072 words (REPORT), and at the end."""
         how, words, done, reported = self.settings, len(self.text), 0, 0
         for epoch in range(how.epochs):
-            for low in range(0, words, STRETCH):
-                rows = self._rows(low, min(low + STRETCH, words))
-                each = (min(low + STRETCH, words) - low) / len(rows[0])  # words of the text a row stands for
+            for low in range(0, words, CHUNK):
+                rows = self._rows(low, min(low + CHUNK, words))
+                each = (min(low + CHUNK, words) - low) / len(rows[0])  # words of the text a row stands for
                 order = torch.randperm(len(rows[0]), generator=self.random)
                 begun = epoch * words + low
-                for first, part in self._parts(rows, order):
+                for first, batch in self._batches(rows, order):
                     rate = how.rate * max(LOWEST, 1 - done / (how.epochs * words))
-                    done = begun + round(each * (first + len(part.ids)))
+                    done = begun + round(each * (first + len(batch.ids)))
                     last = done == how.epochs * words
                     report = last or done - reported >= REPORT
-                    loss = self._learn(part, rate, report)
+                    loss = self._learn(batch, rate, report)
                     if report:
                         reported = done
                         if not math.isfinite(loss):
@@ -138,79 +138,81 @@ class Word2Vec:
         ids, pos, reach = (F.pad(part, ends, value=x).unfold(0, self.row + 2 * window, self.row) for part, x in parts)
         return ids, pos, reach
 
-    def _parts(self, rows: tuple[Tensor, ...], order: Tensor) -> Iterator[tuple[int, Part]]:
+    def _batches(self, rows: tuple[Tensor, ...], order: Tensor) -> Iterator[tuple[int, Batch]]:
         """The rows in this order, a batch at a time, each with the number of its first; the same for any threads."""
         many = max(1, AHEAD // (self.row * self.batch)) * self.batch
         starts = range(0, len(order), many)
 
-        def made(start: int) -> Part:
+        def made(start: int) -> Batch:
             chosen = order[start : start + many]
-            return self._part(*(part[chosen] for part in rows))
+            return self._prepare(*(part[chosen] for part in rows))
 
-        with _second_hand() as other:
+        with _helper_thread() as other:
             ahead = other.submit(made, 0) if other else None
             for start in starts:
                 block = ahead.result() if ahead else made(start)
                 if other and start + many in starts:
                     ahead = other.submit(made, start + many)
                 for first in range(0, len(block.ids), self.batch):
-                    yield start + first, Part(*(tensor[first : first + self.batch] for tensor in block))
+                    yield start + first, Batch(*(tensor[first : first + self.batch] for tensor in block))
 
-    def _part(self, ids: Tensor, pos: Tensor, reach: Tensor) -> Part:
+    def _prepare(self, ids: Tensor, pos: Tensor, reach: Tensor) -> Batch:
         """All that is known of some rows before the tables are looked at."""
         how = self.settings
         window, inner = how.window, ids[:, how.window : -how.window].contiguous()
         noise = torch.searchsorted(self.noise, torch.rand(len(ids), how.negative, generator=self.random))
         noise.clamp_(max=len(self.noise) - 1)
-        if (self.row + 2 * window) * (window + 1) < FAR:  # small numbers are fast, and FAR is out of reach
+        if (self.row + 2 * window) * (window + 1) < FAR:  # small numbers are fast, and FAR is never reached
             pos, reach = (pos - pos[:, window, None]).clamp_(-FAR, FAR).short(), reach.short()
         far = (pos[:, window:-window, None] - pos[:, None]).abs_()
         if how.kind == "skip-gram":  # the words of the row are asked by each word that looks so far
             near = _off_diagonal(far <= reach[:, None], window).float()  # (B, T, O)
             against = near @ (ids[..., None] != noise[:, None]).float()
-            return Part(ids, inner, torch.cat((ids, noise), 1), torch.cat((near, against), 2), near, near)
+            return Batch(ids, inner, torch.cat((ids, noise), 1), torch.cat((near, against), 2), near, near)
         # the mean of the words around each word of the row is asked
         near = _off_diagonal(far <= reach[:, window:-window, None], window).float()
         count = near.sum(2, keepdim=True)
         there = (count > 0).float()
         against = (inner[..., None] != noise[:, None]).float().mul_(there)
-        return Part(ids, inner, noise, torch.cat((there, against), 2), near, near / count.clamp_(min=1))
+        return Batch(ids, inner, noise, torch.cat((there, against), 2), near, near / count.clamp_(min=1))
 
-    def _learn(self, part: Part, rate: float, report: bool) -> float:
+    def _learn(self, batch: Batch, rate: float, report: bool) -> float:
         """Move both tables along the gradient of these rows; the mean loss, where it is reported."""
         if self.settings.kind == "skip-gram":
-            return self._guess_around(part, rate, report)
-        return self._guess_the_word(part, rate, report)
+            return self._skip_gram(batch, rate, report)
+        return self._cbow(batch, rate, report)
 
-    def _guess_around(self, part: Part, rate: float, report: bool) -> float:
-        asked, outputs = _take(self.inputs, part.inner), _take(self.outputs, part.others)
-        score, window = asked @ outputs.mT, part.near.shape[2]
-        loss = _loss(score, part.weight, window) if report else math.nan
-        slope = score.sigmoid_().mul_(part.weight).neg_()
-        slope[..., :window] += part.near
-        slope *= rate
-        back = slope @ outputs
-        _add(self.outputs, part.others, slope.mT @ asked)
-        _add(self.inputs, part.inner, back)
+    def _skip_gram(self, batch: Batch, rate: float, report: bool) -> float:
+        asked, outputs = _take(self.inputs, batch.inner), _take(self.outputs, batch.others)
+        score, window = asked @ outputs.mT, batch.near.shape[2]
+        loss = _loss(score, batch.weight, window) if report else math.nan
+        grad = score.sigmoid_().mul_(batch.weight).neg_()
+        grad[..., :window] += batch.near
+        grad *= rate
+        input_grad = grad @ outputs
+        _add(self.outputs, batch.others, grad.mT @ asked)
+        _add(self.inputs, batch.inner, input_grad)
         return loss
 
-    def _guess_the_word(self, part: Part, rate: float, report: bool) -> float:
-        given, own = _take(self.inputs, part.ids), _take(self.outputs, part.inner)
-        noise = _take(self.outputs, part.others)
-        asked = part.mean @ given
+    def _cbow(self, batch: Batch, rate: float, report: bool) -> float:
+        given, own = _take(self.inputs, batch.ids), _take(self.outputs, batch.inner)
+        noise = _take(self.outputs, batch.others)
+        asked = batch.mean @ given
         right, wrong = (asked * own).sum(2, keepdim=True), asked @ noise.mT
-        loss = _loss(torch.cat((right, wrong), 2), part.weight, 1) if report else math.nan
-        right = right.neg_().sigmoid_().mul_(part.weight[..., :1]).mul_(rate)
-        wrong = wrong.sigmoid_().mul_(part.weight[..., 1:]).mul_(-rate)
-        back = torch.baddbmm(right * own, wrong, noise)
-        _add(self.outputs, part.inner, right * asked)
-        _add(self.outputs, part.others, wrong.mT @ asked)
-        _add(self.inputs, part.ids, part.near.mT @ back)  # each word gets all of it, undivided, as in their program
+        loss = _loss(torch.cat((right, wrong), 2), batch.weight, 1) if report else math.nan
+        right = right.neg_().sigmoid_().mul_(batch.weight[..., :1]).mul_(rate)
+        wrong = wrong.sigmoid_().mul_(batch.weight[..., 1:]).mul_(-rate)
+        input_grad = torch.baddbmm(right * own, wrong, noise)
+        _add(self.outputs, batch.inner, right * asked)
+        _add(self.outputs, batch.others, wrong.mT @ asked)
+        _add(
+            self.inputs, batch.ids, batch.near.mT @ input_grad
+        )  # each word gets all of it, undivided, as in their program
         return loss
 
 
 @contextlib.contextmanager
-def _second_hand() -> Iterator[ThreadPoolExecutor | None]:
+def _helper_thread() -> Iterator[ThreadPoolExecutor | None]:
     """A thread beside this one, where more than one may work; each then works alone, on products too small to share."""
     threads = torch.get_num_threads()
     if threads == 1:

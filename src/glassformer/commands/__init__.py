@@ -7,7 +7,7 @@ VERBS = {
     "fill": "Fill the blanks of a text, written ___ or as the tokenizer's mask token.",
     "embed": "One vector for each text, and how alike the texts are.",
     "classify": "The label of each text or pair of texts, or of each word.",
-    "eval": "How well a model foretells a text; how good its translations are; how often its labels are right.",
+    "eval": "How well a model predicts a text; how good its translations are; how often its labels are right.",
     "look": "Any named value inside the model while it reads a text.",
     "masks": "Who may look at whom: a rule's picture and the pairs it visits.",
     "recipes": "The families and their sizes.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from .common import MODEL, TEXTS, computing, counting, emit, prompting, reader, texts
+from .common import computing, counting, emit, reader, reading, texts
 
 EXAMPLES = (
     'glassformer classify out/labels "a film to see twice"',
@@ -15,11 +15,8 @@ EXAMPLES = (
 
 def options(one: argparse.ArgumentParser) -> None:
     """Its arguments."""
-    one.add_argument("model", metavar="MODEL", help=MODEL)
-    one.add_argument("text", nargs="*", metavar="TEXT", help=TEXTS)
-    prompting(one)
+    reading(one)
     one.add_argument("--second", action="append", metavar="TEXT", help="the other text, where the model reads two")
-    one.add_argument("--batch", type=int, default=32, metavar="N", help="texts at once (32)")
     computing(one)
     one.add_argument("--json", action="store_true", help="every label's probability as JSON, a text a line")
 

@@ -10,15 +10,16 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from .. import files
 from ..errors import UserError, need
 
 MODEL = "a folder, a hub name or a recipe such as glass/1m"
-
-
+SILENCE = 30.0  # seconds without a word on standard error, where it is not a terminal
 TEXTS = "one or several; - is standard input, one text"
 
 
@@ -95,6 +96,15 @@ def prompting(one: argparse.ArgumentParser) -> None:
     one.add_argument("--prompts", metavar="FILE", help=said)
 
 
+def reading(one: argparse.ArgumentParser, shown: str = TEXTS, batch: bool = True) -> None:
+    """The arguments of every command that has a model read texts: the model, the texts, how many at once."""
+    one.add_argument("model", metavar="MODEL", help=MODEL)
+    one.add_argument("text", nargs="*", metavar="TEXT", help=shown)
+    prompting(one)
+    if batch:
+        one.add_argument("--batch", type=int, default=32, metavar="N", help="texts at once (32)")
+
+
 def texts(given: argparse.Namespace, said: Sequence[str]) -> list[str]:
     """The texts on the command line, where ``-`` is all of standard input, and after them those of ``--prompts``."""
     found = [_one_text() if text == "-" else text for text in said]
@@ -124,7 +134,8 @@ def _content(name: str) -> str:
     try:
         return Path(name).read_text(encoding="utf-8")
     except OSError as error:
-        raise UserError(f"{name} cannot be read ({error.strerror}); check the path.") from None
+        hint = files.nearest_path(Path(name))
+        raise UserError(f"{name} cannot be read ({error.strerror}); check the path.{hint}") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{name} is not UTF-8 text (byte {error.start}); convert it.") from None
 
@@ -166,8 +177,6 @@ def file_or_input(name: str) -> str:
 
 def picture(out: str | Path, content: str | bytes) -> None:
     """Put a picture in the file ``out``, and say where; ``-`` is standard output."""
-    from .. import files
-
     data = content.encode() if isinstance(content, str) else content
     if str(out) == "-":
         sys.stdout.buffer.write(data)
@@ -186,17 +195,47 @@ def emit(value: Any) -> None:
     print(json.dumps(value, ensure_ascii=False, allow_nan=False))
 
 
+def table(rows: Iterable[Sequence[str]], heading: Sequence[str] = (), left: Collection[int] = (0,)) -> None:
+    """Print rows as columns; those numbered in ``left`` begin at the left, the others end at the right."""
+    from ..inspection import tables
+
+    print("\n".join(tables.lines(rows, heading, left)))
+
+
 def rows(*pairs: tuple[str, str]) -> None:
-    """Names and values, one pair a line."""
-    for name, value in pairs:
-        print(f"{name:14} {value}")
+    """Print names and values, one pair a line."""
+    table(pairs, left=(0, 1))
 
 
-def counting(what: str = "tokens") -> Callable[[int], None] | None:
-    """A count that runs in the terminal; None where standard error is not a terminal that can."""
-    if not moving():
-        return None
-    return lambda done: print(f"\r{done:,} {what}", end="\r", file=sys.stderr, flush=True)
+def counting(what: str = "tokens") -> Callable[[int], None]:
+    """A count that runs in the terminal; where standard error is none, a line of it every 30 seconds."""
+    if moving():
+        return lambda done: print(f"\r{done:,} {what}", end="\r", file=sys.stderr, flush=True)
+    last = time.monotonic()
+
+    def report(done: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= SILENCE:
+            last = time.monotonic()
+            note(f"{done:,} {what} so far")
+
+    return report
+
+
+def result(as_json: bool, value: Any, rows: Iterable[Sequence[str]], **layout: Any) -> None:
+    """Print a result: ``value`` as JSON, else ``rows`` as a table (``layout`` as ``table`` takes it)."""
+    if as_json:
+        emit(value)
+    else:
+        table(rows, **layout)
+
+
+def columns(text: str | None) -> dict[str, str]:
+    """What --columns says, ``text=0,label=1``, as a table."""
+    pairs = [part.partition("=") for part in (text or "").split(",") if text]
+    if not all(equals and part and column for part, equals, column in pairs):
+        raise UserError(f'--columns is "{text}"; give PART=COLUMN, such as text=0,label=1.')
+    return {part.strip(): column.strip() for part, _, column in pairs}
 
 
 def unescaped(text: str) -> str:

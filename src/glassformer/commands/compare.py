@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import need
+from ..inspection import tables
 from . import eval as evaluate
 from .common import computing, emit, note
 from .parsing import Parser
@@ -173,10 +174,7 @@ def table(results: Sequence[Mapping[str, Any]]) -> list[str]:
     kinds = ("run", "valid", "test", "bleu")
     found = dict.fromkeys(name for row in rows for name in row)
     names = sorted(found, key=lambda name: kinds.index(name.split()[0]) if name.split()[0] in kinds else len(kinds))
-    lines = [names, *([row.get(name, "-") for name in names] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    padded = (zip(line, widths, strict=True) for line in lines)
-    return ["  ".join([name.ljust(width), *(cell.rjust(w) for cell, w in rest)]) for (name, width), *rest in padded]
+    return tables.lines(([row.get(name, "-") for name in names] for row in rows), names)
 
 
 def cell(

@@ -63,9 +63,9 @@ def run(given: argparse.Namespace) -> None:
 
 def _named(name: str | None) -> Any:
     """The tokenizer asked for, opened before a large model is; None where none is."""
-    from ..tokenizer import pretrained as shelf
+    from ..tokenizer import pretrained
 
-    return None if name is None else shelf.find(name)
+    return None if name is None else pretrained.find(name)
 
 
 def _fitting(tokenizer: Any, name: str, model: Any) -> Any:
@@ -80,12 +80,12 @@ def _fitting(tokenizer: Any, name: str, model: Any) -> Any:
 def _found(kind: str, path: Path, model: Any, out: str) -> Any:
     """The tokenizer beside a published file, or GPT-2's for its size; what was found or is missing is said."""
     from ..checkpoints.checkpoint import open_tokenizer
-    from ..tokenizer import pretrained as shelf
+    from ..tokenizer import pretrained
 
     rows = model.config.embed.vocab
     tokenizer = open_tokenizer(path.parent) if kind == "hf" else None
     if tokenizer is None and rows in GPT2.get(kind, ()):
-        tokenizer = shelf.at_hand("gpt2")
+        tokenizer = pretrained.at_hand("gpt2")
         if tokenizer is not None:
             note(f"The vocabulary of {rows:,} is GPT-2's, so its tokenizer is saved too; --tokenizer names another.")
     if tokenizer is None:

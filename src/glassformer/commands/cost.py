@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ..errors import UserError
-from .common import emit, using
+from .common import emit, table, using
 
 EXAMPLES = (
     "glassformer cost glass/1m --batch 16",
@@ -45,5 +45,4 @@ def run(given: argparse.Namespace) -> None:
     if given.json:
         emit(price.to_dict())
     else:
-        width = max(len(name) for name, _ in price.table())
-        print("\n".join(f"{name:{width}}  {value:>20}" for name, value in price.table()))
+        table(price.table())

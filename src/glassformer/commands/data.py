@@ -70,9 +70,13 @@ def run(given: argparse.Namespace) -> None:
             texts = [{"name": c.name, "what": c.what, "origin": c.origin, "licence": c.licence} for c in corpora]
             emit([*texts, *examples()])
         else:
-            rows(*((c.name, f"{c.what} ({c.licence}, {c.origin})") for c in corpora))
-            for one in examples():
-                rows((f"{one['name']}/", f"{', '.join(one['files'])} ({one['licence']}, {one['origin']})"))
+            rows(
+                *((c.name, f"{c.what} ({c.licence}, {c.origin})") for c in corpora),
+                *(
+                    (f"{one['name']}/", f"{', '.join(one['files'])} ({one['licence']}, {one['origin']})")
+                    for one in examples()
+                ),
+            )
         return
     source = find_corpus(file_or_input(given.name), given.field, given.separator)
     for line in source.notes:
@@ -83,5 +87,5 @@ def run(given: argparse.Namespace) -> None:
     else:
         pieces = f"{counted(found.documents, 'document')}, {counted(found.files, 'file')}"
         counts = f"{found.bytes:,} bytes of text in {pieces}"
-        rows(("corpus", found.name), ("holds", counts), ("lies at", str(found.path)), ("from", found.origin))
-        rows(("licence", found.licence))
+        where = (("lies at", str(found.path)), ("from", found.origin), ("licence", found.licence))
+        rows(("corpus", found.name), ("holds", counts), *where)

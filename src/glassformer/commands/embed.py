@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from .common import MODEL, TEXTS, computing, counted, counting, emit, prompting, reader, texts
+from .common import computing, counted, counting, emit, reader, reading, texts
 
 EXAMPLES = (
     'glassformer embed out/encoder "a cat" "a dog" "a train"',
@@ -16,15 +16,12 @@ EXAMPLES = (
 
 def options(one: argparse.ArgumentParser) -> None:
     """Its arguments."""
-    one.add_argument("model", metavar="MODEL", help=MODEL)
-    one.add_argument("text", nargs="*", metavar="TEXT", help=TEXTS)
-    prompting(one)
+    reading(one)
     one.add_argument(
         "--out",
         metavar="FILE",
         help='save the vectors as "vectors" (texts, width) in a .safetensors file; - is standard output',
     )
-    one.add_argument("--batch", type=int, default=32, metavar="N", help="texts at once (32)")
     computing(one)
     one.add_argument("--json", action="store_true", help="the vectors as JSON, a text a line")
 

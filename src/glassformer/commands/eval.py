@@ -5,13 +5,26 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UserError, need
+from ..errors import need
 from .classify import labels_of
-from .common import MODEL, computing, counted, counting, emit, file_or_input, new_file, note, reader, rows, unescaped
+from .common import (
+    MODEL,
+    columns,
+    computing,
+    counted,
+    counting,
+    emit,
+    file_or_input,
+    new_file,
+    note,
+    reader,
+    rows,
+    unescaped,
+)
 
 if TYPE_CHECKING:
     from ..data.examples import Example
@@ -70,22 +83,14 @@ def options(one: argparse.ArgumentParser) -> None:
     )
 
 
-def columns(text: str) -> dict[str, str]:
-    """``text=0,label=1``."""
-    pairs = [part.partition("=") for part in text.split(",")]
-    if not all(equals and part and column for part, equals, column in pairs):
-        raise UserError(f'--columns is "{text}"; give PART=COLUMN, such as text=0,label=1.')
-    return {part.strip(): column.strip() for part, _, column in pairs}
-
-
-def names(text: str) -> list[str]:
+def names(text: str | None) -> list[str]:
     """``bleu,chrf``."""
-    return [name.strip() for name in text.split(",")]
+    return [name.strip() for name in text.split(",")] if text else []
 
 
-def numbers(text: str) -> list[int]:
+def numbers(text: str | None) -> list[int]:
     """``10,20,30``."""
-    found = [int(word) if word.strip().isdecimal() else 0 for word in text.split(",")]
+    found = [int(word) if word.strip().isdecimal() else 0 for word in text.split(",")] if text else []
     rising = all(low < high for low, high in zip([0, *found], found, strict=False))
     need(rising, f'--lengths is "{text}"; give integers that rise, such as 10,20,30.')
     return found
@@ -95,38 +100,52 @@ def run(given: argparse.Namespace) -> None:
     """The command; its exit code, None for 0."""
     need((given.data is None) != (given.tasks is None), "Give --data FILE, or --tasks NAME,... to answer tasks.")
     if given.tasks is not None:
-        answers(given)
+        tasks(given)
         return
     if given.out is not None:
         new_file(given.out, given.data, given.target)
     given.data = file_or_input(given.data)
-    figures = measure(given)
-    if figures:
-        show(given, figures)
+    show(given, measure(given))
 
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
-    """The figures that follow from the model's shape; of a text's loss, which is printed here, none."""
+    """The figures that follow from the model's shape."""
     from .. import config, generation
 
-    given.columns = columns(given.columns) if given.columns else {}
-    given.figures = names(given.figures) if given.figures else []
-    given.lengths = numbers(given.lengths) if given.lengths else []
+    given.columns, given.figures, given.lengths = columns(given.columns), names(given.figures), numbers(given.lengths)
     model, tokenizer = reader(given)
     paired = given.target is not None or "source" in given.columns
-    if isinstance(model.config, config.EncoderDecoder) or (paired and isinstance(model.config, config.Decoder)):
-        return writes(given, model, tokenizer)
+    if isinstance(model.config, config.EncoderDecoder):
+        return targets(given, model, tokenizer)
+    if paired and isinstance(model.config, config.Decoder):
+        must_have_learned_pairs(given.model)
+        return targets(given, model, tokenizer)
     if model.config.pool is not None and model.config.pool.labels:
-        return chooses(given, model, tokenizer)
+        return labels(given, model, tokenizer)
     if generation.tags(model.config):
-        return marks(given, model, tokenizer)
+        return tags(given, model, tokenizer)
     sentence = "This model has no labels and writes no targets, so --columns means nothing; leave it out."
     need(not given.columns, sentence)
-    predicts(given, model, tokenizer)
-    return {}
+    return text(given, model, tokenizer)
 
 
-def answers(given: argparse.Namespace) -> None:
+def must_have_learned_pairs(name: str) -> None:
+    """Refuse a decoder of a run here that learned plain text, not to write a target after a source."""
+    from ..config import run as runs
+
+    for folder in (Path(name).expanduser(), Path(name).expanduser().parent):
+        if told := runs.begun(folder):
+            objective = told["train"].get("objective", {})
+            kind = objective.get("type") if isinstance(objective, dict) else objective
+            need(
+                kind == "Seq2Seq",
+                f"{name} was trained to continue text ({kind or 'Causal'}) and writes no targets; train with "
+                "--objective Seq2Seq, or leave --target and --columns out to measure its loss.",
+            )
+            return
+
+
+def tasks(given: argparse.Namespace) -> None:
     """Tasks of lm-evaluation-harness."""
     from .harness import evaluate_tasks
 
@@ -148,7 +167,7 @@ def answers(given: argparse.Namespace) -> None:
     show(given, figures)
 
 
-def predicts(given: argparse.Namespace, model: Any, tokenizer: Any) -> None:
+def text(given: argparse.Namespace, model: Any, tokenizer: Any) -> dict[str, Any]:
     """The loss of a text."""
     from .. import evaluation
     from ..data import find as find_corpus
@@ -156,42 +175,33 @@ def predicts(given: argparse.Namespace, model: Any, tokenizer: Any) -> None:
     source = find_corpus(given.data, given.field, given.separator)
     for line in source.notes:
         note(line)
-    batch = 8 if given.batch is None else given.batch
-    score = evaluation.score(
-        model, tokenizer, source, context=given.context, stride=given.stride, batch=batch, progress=counting()
-    )
     context = model.config.context if given.context is None else given.context
     stride = max(context // 2, 1) if given.stride is None else given.stride
+    batch = 8 if given.batch is None else given.batch
+    score = evaluation.score(model, tokenizer, source, context=context, stride=stride, batch=batch, progress=counting())
     if given.json:
-        emit({**score.to_dict(), "context": context, "stride": stride})
-    else:
-        rows(
-            ("loss", f"{score.loss:.4f} nats per token"),
-            ("perplexity", f"{score.perplexity:.4f}"),
-            ("bits per byte", f"{score.bits_per_byte:.4f}"),
-            ("tokens", f"{score.tokens:,}"),
-            ("bytes", f"{score.bytes:,}"),
-        )
-        print(
-            f"Perplexity is exp(loss) of a token, one of this tokenizer's {tokenizer.size:,}, after up to {context:,} "
-            f"(--context) in windows that move on by {stride:,} (--stride). Across tokenizers compare bits per byte."
-        )
+        return {**score.to_dict(), "context": context, "stride": stride}
+    note(
+        f"Perplexity is exp(loss) of a token, one of this tokenizer's {tokenizer.size:,}, after up to {context:,} "
+        f"(--context) in windows that move on by {stride:,} (--stride). Across tokenizers compare bits per byte."
+    )
+    figures = {"loss": f"{score.loss:.4f} nats per token", "perplexity": f"{score.perplexity:.4f}"}
+    return {**figures, "bits per byte": f"{score.bits_per_byte:.4f}", "tokens": score.tokens, "bytes": score.bytes}
 
 
-def writes(given: argparse.Namespace, model: Any, tokenizer: Any) -> dict[str, Any]:
-    """What the model makes of each source, against the targets."""
+def targets(given: argparse.Namespace, model: Any, tokenizer: Any) -> dict[str, Any]:
+    """What the model writes for each source, against the targets."""
     from .. import evaluation, files, generation
     from ..checkpoints import Checkpoint
     from ..training.objectives import Seq2Seq
 
     examples = read(given, Seq2Seq())
-    batch = 32 if given.batch is None else given.batch
     note(f"{counted(len(examples), 'text')}, {given.beams} beams each, up to {given.max_new} tokens long.")
-    told = generation.search(
+    hypotheses = generation.search(
         model,
         tokenizer,
         [example.first for example in examples],
-        batch=batch,
+        batch=32 if given.batch is None else given.batch,
         progress=counting("texts"),
         beams=given.beams,
         length_penalty=given.length_penalty,
@@ -200,35 +210,33 @@ def writes(given: argparse.Namespace, model: Any, tokenizer: Any) -> dict[str, A
         source_tokenizer=Checkpoint.open(given.model).source_tokenizer(),
     )
     whole = evaluation.whole_words if given.whole_words else str
-    written = [whole(found[0].text) for found in told]
-    right = [[whole(text) for text in example.references or (example.second or "",)] for example in examples]
+    written = [whole(found[0].text) for found in hypotheses]
+    references = [[whole(text) for text in example.references or (example.second or "",)] for example in examples]
     if given.out:
         lines = "".join(text.replace("\n", " ") + "\n" for text in written)
         print(lines, end="") if str(given.out) == "-" else files.write(given.out, lines)
-    how = {"lower": given.lower, "tokenised": given.tokenised}
-    figures = given.figures or ["bleu", "chrf"]
-    table: dict[str, Any] = {"texts": len(written), **evaluation.of_texts(written, right, figures, **how)}
+
+    def measured(some: Sequence[int]) -> dict[str, Any]:
+        texts, right = [written[n] for n in some], [references[n] for n in some]
+        names = given.figures or ["bleu", "chrf"]
+        figures = evaluation.of_texts(texts, right, names, lower=given.lower, tokenised=given.tokenised)
+        return {"texts": len(some), **figures}
+
+    figures = measured(range(len(written)))
     if given.lengths:
         groups = evaluation.by_length([whole(example.first) for example in examples], given.lengths)
-        table["by length"] = {
-            name: {
-                "texts": len(places),
-                **evaluation.of_texts([written[p] for p in places], [right[p] for p in places], figures, **how),
-            }
-            for name, places in groups.items()
-            if places
-        }
-    return table
+        figures["by length"] = {name: measured(some) for name, some in groups.items() if some}
+    return figures
 
 
-def chooses(given: argparse.Namespace, model: Any, tokenizer: Any) -> dict[str, Any]:
+def labels(given: argparse.Namespace, model: Any, tokenizer: Any) -> dict[str, Any]:
     """The labels that the model gives, against the right ones."""
     from .. import evaluation, generation
     from ..training.objectives import Classify
 
     count = model.config.pool.labels
-    labels = None if count == 1 else labels_of(given.model, count)
-    examples = read(given, Classify(regression=count == 1), labels)
+    names = None if count == 1 else labels_of(given.model, count)
+    examples = read(given, Classify(regression=count == 1), names)
     texts = [example.first if example.second is None else (example.first, example.second) for example in examples]
     batch = 32 if given.batch is None else given.batch
     found = generation.classify(model, tokenizer, texts, batch=batch, progress=counting("texts"))
@@ -240,18 +248,18 @@ def chooses(given: argparse.Namespace, model: Any, tokenizer: Any) -> dict[str, 
     return {"texts": len(texts), **figures}
 
 
-def marks(given: argparse.Namespace, model: Any, tokenizer: Any) -> dict[str, Any]:
+def tags(given: argparse.Namespace, model: Any, tokenizer: Any) -> dict[str, Any]:
     """The labels that the model gives to words, against the right ones."""
     from .. import evaluation, generation
     from ..training.objectives import Tag
 
-    labels = labels_of(given.model, model.config.token_head.labels)
-    examples = read(given, Tag(), labels)
+    names = labels_of(given.model, model.config.token_head.labels)
+    examples = read(given, Tag(), names)
     batch = 32 if given.batch is None else given.batch
     sentences = [example.words for example in examples]
     found = generation.tag(model, tokenizer, sentences, batch=batch, progress=counting("sentences"))
-    chosen = [[labels[best] for best in one.argmax(1).tolist()] for one in found]
-    right = [[labels[tag] for tag in example.tags] for example in examples]
+    chosen = [[names[best] for best in one.argmax(1).tolist()] for one in found]
+    right = [[names[tag] for tag in example.tags] for example in examples]
     return {"sentences": len(right), "words": sum(map(len, right)), **evaluation.of_tags(chosen, right)}
 
 
@@ -266,23 +274,25 @@ def read(given: argparse.Namespace, objective: Any, labels: Sequence[str] | None
     return table.examples
 
 
-def show(given: argparse.Namespace, table: dict[str, Any]) -> None:
-    """Figures, and those of groups."""
-    if str(given.out) == "-":  # standard output has what the model wrote
-        given.out = None
-        with contextlib.redirect_stdout(sys.stderr):
-            return show(given, table)
-    if given.json:
-        emit(table)
-        return
-    for name, value in table.items():
-        if isinstance(value, dict):
-            for group, figures in value.items():
-                rows((group, "  ".join(f"{what} {number(figure)}" for what, figure in figures.items())))
+def show(given: argparse.Namespace, figures: dict[str, Any]) -> None:
+    """Figures, and those of groups: on standard error where standard output has what the model wrote."""
+    with contextlib.redirect_stdout(sys.stderr if str(given.out) == "-" else sys.stdout):
+        emit(figures) if given.json else rows(*_lines(figures))
+
+
+def _lines(figures: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """A name and its figure, or all the figures of a task or a group."""
+    for name, value in figures.items():
+        if not isinstance(value, dict):
+            yield name, number(value)
+        elif any(isinstance(inner, dict) for inner in value.values()):
+            yield from _lines(value)
         else:
-            rows((name, number(value)))
+            yield name, "  ".join(f"{what} {number(figure)}" for what, figure in value.items())
 
 
-def number(value: float) -> str:
+def number(value: float | str) -> str:
     """A count whole, a figure with what it is usually given with."""
+    if isinstance(value, str):
+        return value
     return f"{value:,}" if isinstance(value, int) else f"{value:.4f}" if abs(value) <= 1 else f"{value:.2f}"

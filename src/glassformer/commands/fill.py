@@ -5,18 +5,14 @@ from __future__ import annotations
 import argparse
 
 from ..errors import need
-from .common import MODEL, computing, emit, prompting, reader, texts
+from .common import computing, emit, reader, reading, texts
 
 EXAMPLES = ('glassformer fill out/encoder "The capital of France is ___."',)
 
 
 def options(one: argparse.ArgumentParser) -> None:
     """Its arguments."""
-    one.add_argument("model", metavar="MODEL", help=MODEL)
-    one.add_argument(
-        "text", nargs="*", metavar="TEXT", help='such as "The capital of France is ___."; - is standard input'
-    )
-    prompting(one)
+    reading(one, 'such as "The capital of France is ___."; - is standard input', batch=False)
     one.add_argument("--top", type=int, default=5, metavar="N", help="the N likeliest (5)")
     one.add_argument(
         "--order",

@@ -43,7 +43,7 @@ def run(given: argparse.Namespace) -> None:
     if given.draw:
         draw(given)
     elif given.next is not None or given.logprobs is not None:
-        foretold(given)
+        predictions(given)
     elif not given.pattern:
         print("\n".join(inspection.paths(loaded(given)[0])))
         untrained(given.model)
@@ -51,17 +51,20 @@ def run(given: argparse.Namespace) -> None:
         model, tokenizer = reader(given)
         seen = inspection.look(model, tokenizer, given.text, *given.pattern, source=given.source)
         if given.json:
-            emit(inspection.to_dict(seen) | {"tokens": inspection.tokens(model, tokenizer, given.text, given.source)})
+            emit(
+                inspection.to_dict(seen)
+                | {"tokens": inspection.read_tokens(model, tokenizer, given.text, given.source)}
+            )
         else:
             print("\n".join(inspection.describe(seen)))
 
 
-def foretold(given: argparse.Namespace) -> None:
+def predictions(given: argparse.Namespace) -> None:
     """What the model takes for likely after the text, or after each token of it."""
     from .. import inspection
 
     count = given.next if given.logprobs is None else given.logprobs
-    told = inspection.foretold(*reader(given), given.text, count, source=given.source)
+    told = inspection.predictions(*reader(given), given.text, count, source=given.source)
     if given.json:
         emit(told if given.logprobs is not None else told[-1]["next"])
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from .common import emit, using
+from .common import emit, table, using
 
 EXAMPLES = ("glassformer recipes --json",)
 
@@ -32,6 +32,12 @@ def run(given: argparse.Namespace) -> None:
         return
     for page, sizes in pages:
         print(f"{page.name}: {page.paper}")
-        for size, price in sizes.items():
-            name, wide, long = f"{page.name}/{size}", price.model.dim, price.model.context
-            print(f"  {name:18} {price.total:>16,} parameters {wide:>7,} wide {long:>8,} tokens of context")
+        table(
+            (
+                f"  {page.name}/{size}",
+                f"{price.total:,} parameters",
+                f"{price.model.dim:,} wide",
+                f"{price.model.context:,} tokens of context",
+            )
+            for size, price in sizes.items()
+        )

@@ -111,29 +111,29 @@ def _decoded(data: bytes, source: str) -> str:
 def _checkpoint(name: str) -> str | Path:
     """A run folder's checkpoint, where its tokenizer lies; any other name as it is."""
     from ..checkpoints import places
-    from ..tokenizer import pretrained as shelf
+    from ..tokenizer import pretrained
 
-    return places.checkpoint(Path(name)) if name not in shelf.KNOWN and Path(name).is_dir() else name
+    return places.checkpoint(Path(name)) if name not in pretrained.KNOWN and Path(name).is_dir() else name
 
 
 def _look(given: argparse.Namespace, text: str) -> None:
     from .. import files
-    from ..inspection.tokens import compare, page
-    from ..inspection.tokens.trace import Trace, trace
-    from ..tokenizer import pretrained as shelf
+    from ..inspection.tokens import compare, html
+    from ..inspection.tokens.segmentation import Trace, trace
+    from ..tokenizer import pretrained
 
     compare.check(text)
     if given.html is not None and given.html.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"--html {given.html} is no .html; give a name that ends in it.")
-    names = given.names or [name for name in DEFAULT if name in shelf.here()] or list(DEFAULT[:1])
-    opened = [(name, shelf.find(_checkpoint(name))) for name in dict.fromkeys(names)]
+    names = given.names or [name for name in DEFAULT if name in pretrained.here()] or list(DEFAULT[:1])
+    opened = [(name, pretrained.find(_checkpoint(name))) for name in dict.fromkeys(names)]
     sheets = [compare.sheet(name, tokenizer, text) for name, tokenizer in opened]
     traces: list[list[Trace]] = []
     if given.trace is not None:
         words = given.trace or text
         traces = [_distinct(trace(tokenizer, words)) for _, tokenizer in opened]
     if given.html is not None:
-        files.write(given.html, page.page(text, sheets, traces, given.ids))
+        files.write(given.html, html.page(text, sheets, traces, given.ids))
     if given.json:
         made = [sheet.to_dict() for sheet in sheets]
         for one, told in zip(made, traces, strict=False):
@@ -158,7 +158,7 @@ def _distinct(traces: list[Any]) -> list[Any]:
 def _draw(sheets: list[Sheet], traces: list[list[Any]], ids: bool) -> None:
     from rich.console import Console
 
-    from ..inspection.tokens.wording import steps
+    from ..inspection.tokens.display import steps
 
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
     plain = console.color_system is None or console.no_color
@@ -205,7 +205,7 @@ def _row(console: Console, tokens: tuple[Token, ...], plain: bool) -> None:
     """The tokens as a text, on grounds that alternate, or between bars where there is no colour."""
     from rich.text import Text
 
-    from ..inspection.tokens.wording import blanks
+    from ..inspection.tokens.display import blanks
 
     line = Text("|" if plain else "")
     for at, token in enumerate(tokens):
@@ -223,7 +223,7 @@ def _cells(console: Console, tokens: tuple[Token, ...], plain: bool) -> None:
     from rich.cells import cell_len
     from rich.text import Text
 
-    from ..inspection.tokens.wording import blanks
+    from ..inspection.tokens.display import blanks
 
     above, below, used = Text(), Text(), 0
     for at, token in enumerate(tokens):

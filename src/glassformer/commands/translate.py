@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..config.run import begun
 from ..errors import UserError, need
-from .common import MODEL, TEXTS, computing, counting, emit, note, pieces, prompting, reader, texts
+from .common import computing, counting, emit, note, pieces, reader, reading, texts
 
 if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer
@@ -21,9 +21,7 @@ EXAMPLES = (
 
 def options(one: argparse.ArgumentParser) -> None:
     """Its arguments."""
-    one.add_argument("model", metavar="MODEL", help=MODEL)
-    one.add_argument("text", nargs="*", metavar="TEXT", help=TEXTS)
-    prompting(one)
+    reading(one)
     one.add_argument("--beams", type=int, default=5, metavar="K", help="continuations followed at once; 1: greedy (5)")
     one.add_argument("--best", type=int, default=1, metavar="N", help="show the N best of each (1)")
     one.add_argument(
@@ -32,7 +30,6 @@ def options(one: argparse.ArgumentParser) -> None:
     one.add_argument("--start", metavar="TOKENS", help='what a target begins with, ids or pieces: "</s> de_DE"')
     one.add_argument("--max-new", type=int, default=200, metavar="N", help="at most N tokens (200)")
     one.add_argument("--cut", default="no", metavar="SIDE", help="what a source too long loses: end, start (refused)")
-    one.add_argument("--batch", type=int, default=32, metavar="N", help="texts at once (32)")
     computing(one)
     one.add_argument("--json", action="store_true", help="tokens, log-probabilities and scores as JSON, a text a line")
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UserError, nearest
-from .common import counted, emit, new_folder, note
+from .common import counted, emit, new_folder, note, table
 
 if TYPE_CHECKING:
-    from ..inspection.tokens.sizes import Size
+    from ..inspection.tokens.vocabulary_size import Size
 
 WIDTH = 40  # of a bar
 
@@ -58,7 +58,7 @@ def train(given: argparse.Namespace, names: Sequence[str]) -> None:
 def sizes(given: argparse.Namespace, names: Sequence[str]) -> None:
     """Vocabulary size against tokens for each word and parameters of the embedding."""
     from .. import files
-    from ..inspection.tokens import sizes
+    from ..inspection.tokens import vocabulary_size
     from ..tokenizer import trainers
 
     kind = _kind(given.kind, trainers.SIZED)
@@ -66,7 +66,9 @@ def sizes(given: argparse.Namespace, names: Sequence[str]) -> None:
     if ending not in (None, ".png", ".svg"):
         raise UserError(f"--out {given.out} is neither .png nor .svg; give a name that ends in one of them.")
     dim = 512 if given.dim is None else given.dim
-    found = sizes.sizes(kind, _texts(names, "sizes", given.separator), given.sizes or sizes.USUAL, dim)
+    found = vocabulary_size.sizes(
+        kind, _texts(names, "sizes", given.separator), given.sizes or vocabulary_size.USUAL, dim
+    )
     if given.out is not None:
         files.write(given.out, lambda beside: _picture(found, kind, dim, beside, ending[1:] if ending else "png"))
     if given.json:
@@ -99,13 +101,18 @@ def _texts(names: Sequence[str], verb: str, separator: str | None) -> Iterator[s
 
 def _table(found: Sequence[Size], dim: int) -> None:
     most = max(size.tokens_per_word for size in found)
-    print(f"{'entries':>8}  {'tokens/word':>11}  {'chars/token':>11}  {'unknown':>8}  {f'entries x {dim}':>15}")
-    for size in found:
-        bar = "█" * max(1, round(WIDTH * size.tokens_per_word / most))
-        print(
-            f"{size.entries:>8,}  {size.tokens_per_word:>11.3f}  {size.characters_per_token:>11.2f}"
-            f"  {size.unknown:>8.2%}  {size.parameters:>15,}  {bar}"
+    rows = [
+        (
+            f"{size.entries:,}",
+            f"{size.tokens_per_word:.3f}",
+            f"{size.characters_per_token:.2f}",
+            f"{size.unknown:.2%}",
+            f"{size.parameters:,}",
+            "█" * max(1, round(WIDTH * size.tokens_per_word / most)),
         )
+        for size in found
+    ]
+    table(rows, ("entries", "tokens/word", "chars/token", "unknown", f"entries x {dim}", ""), left=(5,))
     print("Trained on the first nine tenths of the text, counted on the last.")
 
 

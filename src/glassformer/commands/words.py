@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UserError, need
 from .common import (
     MODEL,
+    columns,
     computing,
     counted,
     emit,
@@ -20,6 +22,7 @@ from .common import (
     note,
     reader,
     rows,
+    table,
     unescaped,
 )
 from .parsing import Parser
@@ -129,26 +132,26 @@ def _train(given: argparse.Namespace) -> None:
     from ..classics import vectors, vocabulary, word2vec
     from ..data import find as find_corpus
 
-    names = ("kind", "dim", "window", "negative", "sample", "epochs", "rate", "seed")
+    names = [field.name for field in dataclasses.fields(word2vec.Settings)]
     try:
-        how = word2vec.Settings(**{name: getattr(given, name) for name in names})
+        settings = word2vec.Settings(**{name: getattr(given, name) for name in names})
     except UserError as error:
         raise UserError(str(error).replace("Settings.", "--")) from None
     out = new_file(given.out, given.corpus)
     source = find_corpus(file_or_input(given.corpus), given.field, given.separator)
     words = vocabulary.read(vocabulary.sentences(source.texts()), given.least, source.name)
     note(f"{len(words):,} words of {source.name}, {len(words.words):,} different ones.")
-    model, begun = word2vec.Word2Vec(words, how), time.perf_counter()
+    model, begun = word2vec.Word2Vec(words, settings), time.perf_counter()
     for step in model.train():
-        speed = step.done * how.epochs * len(words) / (time.perf_counter() - begun)
-        line = f"epoch {step.epoch}/{how.epochs}  {step.done:4.0%}  loss {step.loss:.3f}  words/s {speed:,.0f}"
+        speed = step.done * settings.epochs * len(words) / (time.perf_counter() - begun)
+        line = f"epoch {step.epoch}/{settings.epochs}  {step.done:4.0%}  loss {step.loss:.3f}  words/s {speed:,.0f}"
         if moving() or step.done == 1:
             print(line, end="\n" if step.done == 1 else "\r", file=sys.stderr, flush=True)
     vectors.save(model.vectors(), out)
     if given.json:
-        emit({"words": len(words.words), "width": how.dim, "loss": step.loss, "file": given.out})
+        emit({"words": len(words.words), "width": settings.dim, "loss": step.loss, "file": given.out})
     else:
-        print(f"{counted(len(words.words), 'vector')} of {how.dim} numbers in {given.out}")
+        print(f"{counted(len(words.words), 'vector')} of {settings.dim} numbers in {given.out}")
 
 
 def _read(name: str) -> Vectors:
@@ -158,18 +161,13 @@ def _read(name: str) -> Vectors:
 
 
 def _near(given: argparse.Namespace) -> None:
-    found = _read(given.vectors)
-    if given.task == "near":
-        _ranked(found.near(given.word, given.top), given.json)
-    else:
-        _ranked(found.analogy(given.a, given.b, given.c, given.top), given.json)
-
-
-def _ranked(found: list[tuple[str, float]], as_json: bool) -> None:
-    if as_json:
+    vectors = _read(given.vectors)
+    near = given.task == "near"
+    found = vectors.near(given.word, given.top) if near else vectors.analogy(given.a, given.b, given.c, given.top)
+    if given.json:
         emit([{"word": word, "cosine": cosine} for word, cosine in found])
     else:
-        print("\n".join(f"{cosine:.4f}  {word}" for word, cosine in found))
+        table([f"{cosine:.4f}", word] for word, cosine in found)
 
 
 def _score(given: argparse.Namespace) -> None:
@@ -178,29 +176,31 @@ def _score(given: argparse.Namespace) -> None:
 
     need(given.similarity or given.analogies, "There is nothing to score; give --similarity or --analogies files.")
     found = _read(given.vectors)
-    said: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     for name in given.similarity:
         pairs = vectors.read_pairs(Path(name))
         need(bool(pairs), f"{name} is empty; give lines of two words and a number.")
         asked = [pair for pair in pairs if found.find(pair[0]) is not None and found.find(pair[1]) is not None]
         need(len(asked) > 1, f"The vectors know too few of the words in {name} to be scored; train on more text.")
         figures = metrics.of_numbers([found.cosine(a, b) for a, b, _ in asked], [right for *_, right in asked])
-        said.append({"file": Path(name).name, "spearman": figures["spearman"], "asked": len(asked), "of": len(pairs)})
+        results.append(
+            {"file": Path(name).name, "spearman": figures["spearman"], "asked": len(asked), "of": len(pairs)}
+        )
     for name in given.analogies:
         questions = vectors.read_analogies(Path(name))
         right, known = vectors.right_analogies(found, questions)
         share = 100 * right / known if known else None
-        said.append({"file": Path(name).name, "accuracy": share, "asked": known, "of": len(questions)})
+        results.append({"file": Path(name).name, "accuracy": share, "asked": known, "of": len(questions)})
     if given.json:
-        emit(said)
+        emit(results)
         return
-    for one in said:
-        figure = f"Spearman {one['spearman']:.4f}" if "spearman" in one else _percent(one["accuracy"])
-        print(f"{one['file']:28} {figure:18} {one['asked']:,} of {one['of']:,} known")
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:.1f} % right"
+    lines = []
+    for one in results:
+        share = one.get("accuracy")
+        percent = "-" if share is None else f"{share:.1f} % right"
+        figure = f"Spearman {one['spearman']:.4f}" if "spearman" in one else percent
+        lines.append((one["file"], figure, f"{one['asked']:,} of {one['of']:,} known"))
+    table(lines, left=(0, 1, 2))
 
 
 def _bag(given: argparse.Namespace) -> None:
@@ -223,14 +223,14 @@ def _bag(given: argparse.Namespace) -> None:
     if not given.text:
         groups = [("Order is lost: other meaning, the same bag.", bag.ORDER_LOST)]
         groups.append(("Meaning is lost: the same meaning, no word in common.", bag.MEANING_LOST))
-    tables = [bag.Bag(texts, given.weigh).cosines().tolist() for _, texts in groups]
+    cosines = [bag.Bag(texts, given.weigh).cosines().tolist() for _, texts in groups]
     if given.json:
-        emit([{"texts": list(texts), "cosines": table} for (_, texts), table in zip(groups, tables, strict=True)])
+        emit([{"texts": list(texts), "cosines": square} for (_, texts), square in zip(groups, cosines, strict=True)])
         return
-    for (heading, texts), table in zip(groups, tables, strict=True):
+    for (heading, texts), square in zip(groups, cosines, strict=True):
         if heading:
             print(heading)
-        for line, row in zip(texts, table, strict=True):
+        for line, row in zip(texts, square, strict=True):
             print(f"  {' '.join(f'{cosine:.4f}' for cosine in row)}  {line}")
 
 
@@ -260,17 +260,17 @@ def learn_labels(
 
 
 def _classify(given: argparse.Namespace) -> None:
-    from .eval import columns
-
-    parts = columns(given.columns) if given.columns else {}
-    strongest, figures = learn_labels(given.train, given.valid, parts, given.weigh)
+    strongest, figures = learn_labels(given.train, given.valid, columns(given.columns), given.weigh)
     if given.json:
         emit(figures)
         return
-    rows(("accuracy", f"{figures['accuracy']:.2f} %"), ("Matthews", f"{figures['matthews']:.4f}"))
-    rows(("examples", f"{figures['examples']:,}"), ("weights", f"{figures['words']:,} words"))
-    for label, words in strongest.items():
-        rows((f"says {label}", ", ".join(words)))
+    rows(
+        ("accuracy", f"{figures['accuracy']:.2f} %"),
+        ("Matthews", f"{figures['matthews']:.4f}"),
+        ("examples", f"{figures['examples']:,}"),
+        ("weights", f"{figures['words']:,} words"),
+        *((f"says {label}", ", ".join(words)) for label, words in strongest.items()),
+    )
 
 
 def _average(given: argparse.Namespace) -> None:
@@ -294,22 +294,27 @@ def _contexts(given: argparse.Namespace) -> None:
     need(given.word is None or len(given.text) == 2, "A word needs two sentences that have it; give both.")
     asked = contexts.EXAMPLES if given.word is None else ((given.word, *given.text),)
     places = [[contexts.place(text, word) for text in (first, second)] for word, first, second in asked]
-    table = _read(given.vectors) if given.vectors else None
+    vectors = _read(given.vectors) if given.vectors else None
     model, tokenizer = reader(given)
-    told = []
+    results = []
     for (word, first, second), (one, other) in zip(asked, places, strict=True):
         found = {"word": word, "texts": [first, second], "layers": contexts.moving_apart(model, tokenizer, one, other)}
-        told.append(found if table is None else {**found, "word2vec": table.cosine(word, word)})
+        results.append(found if vectors is None else {**found, "word2vec": vectors.cosine(word, word)})
     if given.json:
-        emit(told)
+        emit(results)
         return
-    for entry in told:
+    for entry in results:
         print(f"{entry['word']}: {entry['texts'][0]} | {entry['texts'][1]}")
+        lines = [
+            (_layer(n), f"{cosine:.4f}", "#" * round(40 * max(0.0, cosine))) for n, cosine in enumerate(entry["layers"])
+        ]
         if "word2vec" in entry:
-            print(f"  word2vec   {entry['word2vec']:.4f}  one vector, whatever the sentence")
-        for number, cosine in enumerate(entry["layers"]):
-            name = "embedding" if number == 0 else f"layer {number}"
-            print(f"  {name:10} {cosine:.4f}  {'#' * round(40 * max(0.0, cosine))}")
+            lines.insert(0, ("  word2vec", f"{entry['word2vec']:.4f}", "one vector, whatever the sentence"))
+        table(lines, left=(0, 2))
+
+
+def _layer(number: int) -> str:
+    return f"  layer {number}" if number else "  embedding"
 
 
 def _wic(given: argparse.Namespace) -> None:
@@ -320,15 +325,15 @@ def _wic(given: argparse.Namespace) -> None:
     need(given.model or given.vectors, "There is nothing to measure; give --model, --vectors or both.")
     parts = {name: contexts.read_wic(Path(given.folder), name)[: given.first] for name in ("train", "dev", "test")}
     same = {name: np.array([pair.same for pair in pairs]) for name, pairs in parts.items()}
-    told: list[tuple[str, dict[str, Any]]] = []
+    measured: list[tuple[str, dict[str, Any]]] = []
     if given.vectors:
-        table = _read(given.vectors)
-        told.append(("word2vec", {name: contexts.static_cosines(table, pairs) for name, pairs in parts.items()}))
+        vectors = _read(given.vectors)
+        measured.append(("word2vec", {name: contexts.static_cosines(vectors, pairs) for name, pairs in parts.items()}))
     if given.model:
         read = reader(given)
-        told.append(("layer", {name: contexts.contextual_cosines(*read, pairs) for name, pairs in parts.items()}))
+        measured.append(("layer", {name: contexts.contextual_cosines(*read, pairs) for name, pairs in parts.items()}))
     found: list[dict[str, Any]] = []
-    for kind, cosines in told:
+    for kind, cosines in measured:
         for layer in range(cosines["train"].shape[1]):
             border = contexts.threshold(cosines["train"][:, layer], same["train"])
             right = {name: contexts.accuracy(cosines[name][:, layer], same[name], border) for name in parts}
@@ -336,10 +341,12 @@ def _wic(given: argparse.Namespace) -> None:
     if given.json:
         emit([{**one, "from": one["from"] if np.isfinite(one["from"]) else None} for one in found])
         return
-    print(f"{'vectors':10}  same from   train     dev    test   (% right; the border is chosen on train)")
+    lines = []
     for one in found:
         name = "embedding" if one["vectors"] == "layer 0" else one["vectors"]
-        print(f"{name:10}  {one['from']:9.4f}  {one['train']:6.2f}  {one['dev']:6.2f}  {one['test']:6.2f}")
+        lines.append((name, f"{one['from']:.4f}", *(f"{one[part]:.2f}" for part in parts)))
+    table(lines, ("vectors", "same from", *parts))
+    print("% right; the border is chosen on train")
 
 
 TASKS = {

@@ -54,7 +54,7 @@ Norm: TypeAlias = LayerNorm | RMSNorm
 class Embed:
     """Tokens to vectors; ``scale`` multiplies them (2017 and Gemma: sqrt(dim)); BERT adds ``segments``.
 
-    ``lags`` tokens before it add a vector each, from tables of their own (after Huang et al. 2025, n-gram inputs).
+    ``previous_token_embeddings`` tokens before each add a vector, from tables of their own (Huang et al. 2025).
     Where ``dim`` is not the model's, embeddings with their positions and norm are that wide, then projected (Electra).
     """
 

@@ -4,45 +4,64 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from functools import reduce
+from inspect import signature
 from operator import and_, or_
 from typing import Any, TypeAlias
 
 from ..errors import UserError, above_zero, nearest, need
 from .serial import frozen, members
 
-Allows: TypeAlias = Callable[[Any, Any], Any]  # positions of queries, of keys, arrays of any kind -> may look
+MaskFunction: TypeAlias = Callable[[Any, Any], Any]
+"""Positions of queries and of keys, arrays of any kind whose shapes broadcast -> whether the query may attend."""
 
 
 class Rule:
-    """What all rules share: ``a & b`` sees what both see, ``a | b`` what either sees.
+    """What all rules share: ``a & b`` allows what both allow, ``a | b`` what either allows.
 
-    ``allows(causal)`` is what a rule asks of each pair, None where it asks nothing; ``causal``: whether the stack's
-    direction is told already. Its numbers are numpy's or torch's, of shapes that broadcast.
+    ``allows(causal)`` gives the function that is asked of each pair, None where every pair is allowed; ``causal``:
+    whether the stack's direction is applied already. Its numbers are numpy's or torch's.
     """
 
+    @property
+    def lookback(self) -> int | None:
+        """How many positions back a query attends at most, itself counted; None where there is no bound."""
+        return None
+
+    @property
+    def prefix_length(self) -> int:
+        """How many of the first tokens even those before them may attend to."""
+        return 0
+
     def __and__(self, other: MaskRule) -> Both:
-        return Both((*_inside(self, Both), *_inside(other, Both)))
+        return Both((*_operands(self, Both), *_operands(other, Both)))
 
     def __or__(self, other: MaskRule) -> Either:
-        return Either((*_inside(self, Either), *_inside(other, Either)))
+        return Either((*_operands(self, Either), *_operands(other, Either)))
 
     def __str__(self) -> str:
-        """The rule as ``read_rule`` reads it: ``window(4) | every(8)``."""
+        """The rule as ``parse_rule`` reads it: ``window(4) | every(8)``."""
         numbers = ", ".join(str(value) for value in vars(self).values())
         return f"{type(self).__name__.lower()}({numbers})" if numbers else type(self).__name__.lower()
 
 
-def _inside(rule: Any, kind: type[Both] | type[Either]) -> tuple[MaskRule, ...]:
+def _operands(rule: Any, kind: type[Both] | type[Either]) -> tuple[MaskRule, ...]:
     return rule.rules if isinstance(rule, kind) else (rule,)
+
+
+class _Numbers(Rule):
+    """A rule with numbers, all above 0."""
+
+    def __post_init__(self) -> None:
+        above_zero(self, *vars(self))
 
 
 @frozen
 class Full(Rule):
     """Every token within reach of the stack's direction."""
 
-    def allows(self, causal: bool) -> Allows | None:
+    def allows(self, causal: bool) -> MaskFunction | None:
         return None
 
 
@@ -50,12 +69,12 @@ class Full(Rule):
 class Causal(Rule):
     """Keys no later than the query. A causal stack says so for all its blocks; in an encoder a block may say it."""
 
-    def allows(self, causal: bool) -> Allows | None:
+    def allows(self, causal: bool) -> MaskFunction | None:
         return None if causal else lambda q, k: k <= q
 
 
 @frozen
-class Prefix(Rule):
+class Prefix(_Numbers):
     """The first ``length`` tokens see each other both ways, the others what came before (T5's prefix language model).
 
     In a causal stack it is the one rule that adds keys instead of taking them away; what the data names as its own
@@ -64,94 +83,87 @@ class Prefix(Rule):
 
     length: int
 
-    def __post_init__(self) -> None:
-        above_zero(self, "length")
+    @property
+    def prefix_length(self) -> int:
+        return self.length
 
-    def allows(self, causal: bool) -> Allows | None:
-        return None if causal else lambda q, k: (k <= q) | (k < self.length)  # else added where the direction is told
+    def allows(self, causal: bool) -> MaskFunction | None:
+        return None if causal else lambda q, k: (k <= q) | (k < self.length)  # else added where the direction is
 
 
 @frozen
-class Window(Rule):
+class Window(_Numbers):
     """Only keys less than ``size`` positions away (Longformer, Mistral); a token sees itself."""
 
     size: int
 
-    def __post_init__(self) -> None:
-        above_zero(self, "size")
+    @property
+    def lookback(self) -> int:
+        return self.size
 
-    def allows(self, causal: bool) -> Allows:
+    def allows(self, causal: bool) -> MaskFunction:
         return lambda q, k: abs(q - k) < self.size
 
 
 @frozen
-class Every(Rule):
+class Every(_Numbers):
     """Only keys a multiple of ``step`` positions away: the second half of ``Strided``, for a block of its own."""
 
     step: int
 
-    def __post_init__(self) -> None:
-        above_zero(self, "step")
-
-    def allows(self, causal: bool) -> Allows:
+    def allows(self, causal: bool) -> MaskFunction:
         return lambda q, k: (q - k) % self.step == 0
 
 
 @frozen
-class Chunk(Rule):
+class Chunk(_Numbers):
     """Only keys in the query's own chunk of ``size`` positions (Llama 4): the first half of ``Fixed``."""
 
     size: int
 
-    def __post_init__(self) -> None:
-        above_zero(self, "size")
-
-    def allows(self, causal: bool) -> Allows:
+    def allows(self, causal: bool) -> MaskFunction:
         return lambda q, k: q // self.size == k // self.size
 
 
 @frozen
-class Tail(Rule):
+class Tail(_Numbers):
     """Only keys among the ``last`` of their chunk of ``size`` positions, and itself: the second half of ``Fixed``."""
 
     size: int
     last: int = 1
 
     def __post_init__(self) -> None:
-        above_zero(self, "size", "last")
+        super().__post_init__()
         need(self.last <= self.size, f"Tail.last is {self.last}; give 1 to size ({self.size}).")
 
-    def allows(self, causal: bool) -> Allows:
+    def allows(self, causal: bool) -> MaskFunction:
         return lambda q, k: (k % self.size >= self.size - self.last) | (k == q)
 
 
 @frozen
-class Strided(Rule):
+class Strided(_Numbers):
     """The nearest ``stride`` keys, and each key whole strides away (Sparse Transformers, Child et al. 2019)."""
 
     stride: int
-
-    def __post_init__(self) -> None:
-        above_zero(self, "stride")
 
     @property
     def parts(self) -> Either:
         """The same rule, of simpler ones."""
         return Window(self.stride) | Every(self.stride)
 
-    def allows(self, causal: bool) -> Allows | None:
+    def allows(self, causal: bool) -> MaskFunction | None:
         return self.parts.allows(causal)
 
 
 @frozen
-class Fixed(Rule):
+class Fixed(_Numbers):
     """The query's own ``block``, and the last ``summary`` keys of every block (Child et al. 2019)."""
 
     block: int
     summary: int = 1
 
     def __post_init__(self) -> None:
-        above_zero(self, "block", "summary")
+        super().__post_init__()
         need(self.summary <= self.block, f"Fixed.summary is {self.summary}; give 1 to block ({self.block}).")
 
     @property
@@ -159,40 +171,60 @@ class Fixed(Rule):
         """The same rule, of simpler ones."""
         return Chunk(self.block) | Tail(self.block, self.summary)
 
-    def allows(self, causal: bool) -> Allows | None:
+    def allows(self, causal: bool) -> MaskFunction | None:
         return self.parts.allows(causal)
 
 
-@frozen
-class Both(Rule):
-    """Keys that every one of ``rules`` lets the query see: ``a & b``."""
+class _Combined(Rule):
+    """A rule made of ``rules``."""
 
     rules: tuple[MaskRule, ...]
 
     def __post_init__(self) -> None:
-        need(len(self.rules) > 0, "Both.rules is empty; give at least one rule.")
+        need(len(self.rules) > 0, f"{type(self).__name__}.rules is empty; give at least one rule.")
+
+    @property
+    def prefix_length(self) -> int:
+        return max(rule.prefix_length for rule in self.rules)
+
+    def _lookbacks(self) -> list[int]:
+        """Those of the rules that have one."""
+        return [bound for bound in (rule.lookback for rule in self.rules) if bound is not None]
+
+
+@frozen
+class Both(_Combined):
+    """Keys that every one of ``rules`` lets the query see: ``a & b``."""
+
+    rules: tuple[MaskRule, ...]
+
+    @property
+    def lookback(self) -> int | None:
+        return min(self._lookbacks(), default=None)
 
     def __str__(self) -> str:
         return " & ".join(f"({rule})" if isinstance(rule, Either) else str(rule) for rule in self.rules)
 
-    def allows(self, causal: bool) -> Allows | None:
+    def allows(self, causal: bool) -> MaskFunction | None:
         asked = [one for one in [rule.allows(causal) for rule in self.rules] if one is not None]
         return (lambda q, k: reduce(and_, (one(q, k) for one in asked))) if asked else None
 
 
 @frozen
-class Either(Rule):
+class Either(_Combined):
     """Keys that at least one of ``rules`` lets the query see: ``a | b``."""
 
     rules: tuple[MaskRule, ...]
 
-    def __post_init__(self) -> None:
-        need(len(self.rules) > 0, "Either.rules is empty; give at least one rule.")
+    @property
+    def lookback(self) -> int | None:
+        bounds = self._lookbacks()
+        return max(bounds) if len(bounds) == len(self.rules) else None
 
     def __str__(self) -> str:
         return " | ".join(map(str, self.rules))
 
-    def allows(self, causal: bool) -> Allows | None:
+    def allows(self, causal: bool) -> MaskFunction | None:
         asked = [rule.allows(causal) for rule in self.rules]
         return None if None in asked else lambda q, k: reduce(or_, (one(q, k) for one in asked if one is not None))
 
@@ -207,27 +239,7 @@ def rules() -> dict[str, type]:
     return {name.lower(): kind for name, kind in members(MaskRule).items() if kind not in (Both, Either)}
 
 
-def lookback(mask_rule: MaskRule) -> int | None:
-    """How many positions back a query looks at most, itself counted; None where there is no bound."""
-    if isinstance(mask_rule, Window):
-        return mask_rule.size
-    if isinstance(mask_rule, Both | Either):
-        bounds = [lookback(rule) for rule in mask_rule.rules]
-        known = [bound for bound in bounds if bound is not None]
-        if isinstance(mask_rule, Both):
-            return min(known, default=None)
-        return max(known) if len(known) == len(bounds) else None
-    return None
-
-
-def ahead(mask_rule: MaskRule) -> int:
-    """How many of the first tokens are seen by those before them: the longest Prefix within the rule."""
-    if isinstance(mask_rule, Both | Either):
-        return max(map(ahead, mask_rule.rules))
-    return mask_rule.length if isinstance(mask_rule, Prefix) else 0
-
-
-def read_rule(text: str) -> MaskRule:
+def parse_rule(text: str) -> MaskRule:
     """The rule that an expression such as ``window(4) | every(8)`` means; UserError where it means none."""
     try:
         tree = ast.parse(text.strip(), mode="eval")
@@ -244,20 +256,24 @@ def _rule(node: ast.expr) -> MaskRule:
     call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
     if not isinstance(call.func, ast.Name):
         raise UserError(f'"{ast.unparse(node)}" is not a rule; combine rules such as window(4) with & and | only.')
-    name = call.func.id.lower()
-    known = rules()
+    name, known = call.func.id.lower(), rules()
     if name not in known:
         raise UserError(f'There is no rule "{call.func.id}".{nearest(name, known)}')
-    kind, names = known[name], [field.name for field in fields(known[name])]
-    form = f"{name}({', '.join(names)})" if names else name
-    given = dict(zip(names, call.args, strict=False)) | {word.arg or "": word.value for word in call.keywords}
-    numbers = {key: value.value for key, value in given.items() if isinstance(value, ast.Constant)}
-    whole = all(type(value) is int for value in numbers.values()) and len(numbers) == len(given)
-    fits = given.keys() <= set(names) and len(given) == len(call.args) + len(call.keywords)
-    needed = {field.name for field in fields(kind) if field.default is MISSING}
-    need(
-        whole and fits and needed <= given.keys(),
-        f'"{ast.unparse(node)}" does not fit; write {form}, integers of 1 or more.',
-    )
-    rule: MaskRule = kind(**numbers)
+    try:
+        numbers = signature(known[name]).bind(
+            *map(_integer, call.args), **{word.arg or "": _integer(word.value) for word in call.keywords}
+        )
+    except (TypeError, ValueError):
+        names = ", ".join(field.name for field in fields(known[name]))
+        form = f"{name}({names})" if names else name
+        raise UserError(f'"{ast.unparse(node)}" does not fit; write {form}, integers of 1 or more.') from None
+    rule: MaskRule = known[name](*numbers.args, **numbers.kwargs)
     return rule
+
+
+def _integer(node: ast.expr) -> int:
+    """The integer that is written there; TypeError or ValueError for anything else."""
+    value = ast.literal_eval(node)
+    if type(value) is not int:
+        raise TypeError
+    return value

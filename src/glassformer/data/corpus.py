@@ -3,7 +3,7 @@
     file, folder, .jsonl, .gz  ->  Part (one file, how its documents are told apart)  ->  Piece, Piece, ...
 
 A long document is cut where a line ends and the next begins with a letter or digit: there every published tokenizer
-gives the same ids as for the whole text, if it puts nothing in front of what goes on (``Tokenizer.encode_onward``).
+gives the same ids as for the whole text, if it puts nothing in front of the rest (``Tokenizer.encode_continuation``).
 """
 
 from __future__ import annotations

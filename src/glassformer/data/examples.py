@@ -251,7 +251,9 @@ def _whole(word: str) -> bool:
 
 def words_apart(tokenizer: Tokenizer, sentences: Iterable[Sequence[str]]) -> Iterator[list[list[int]]]:
     """The ids of each word of each sentence, encoded one by one, behind the space that a text has before it."""
-    sentences = [[w if tokenizer.opens or not at else f" {w}" for at, w in enumerate(words)] for words in sentences]
+    sentences = [
+        [w if tokenizer.adds_prefix or not at else f" {w}" for at, w in enumerate(words)] for words in sentences
+    ]
     apart = list(dict.fromkeys(word for words in sentences for word in words))
     known = dict(zip(apart, tokenizer.encode_batch(apart), strict=True))
     for words in sentences:

@@ -25,14 +25,12 @@ import numpy as np
 
 from .. import files
 from ..errors import UserError
+from ..tokenizer.budget import pool
 from ..tokenizer.framing import document_start
-from ..tokenizer.tokenizer import LARGE
-from ..tokenizer.watch import pool
 from .corpus import Piece, Source, in_turn
 
 Array = np.ndarray[Any, Any]
 _Encode = Callable[[list[str]], Sequence[Sequence[int]]]
-_Onward = Callable[[str], tuple[list[int], list[tuple[int, int]]]]
 Progress = Callable[[int, int], None]  # bytes of the files read, bytes there are
 
 _FORMAT = 2
@@ -40,8 +38,8 @@ _BATCH = 1 << 17  # characters tokenised at a time by one thread
 _MAPPED = ("tokens.bin", "starts.bin", "marks.bin")
 
 
-class Tokens(Protocol):
-    """What is needed of a tokenizer here."""
+class CorpusTokenizer(Protocol):
+    """What is needed of a tokenizer here: what ``Tokenizer`` has."""
 
     @property
     def size(self) -> int: ...
@@ -51,7 +49,10 @@ class Tokens(Protocol):
     def eos(self) -> int | None: ...
     @property
     def fingerprint(self) -> str: ...
-    def encode_batch(self, texts: list[str], /) -> Sequence[Sequence[int]]: ...
+    @property
+    def adds_prefix(self) -> bool: ...
+    def encoder(self, characters: int, /) -> _Encode: ...
+    def encode_continuation(self, text: str, /) -> tuple[list[int], list[tuple[int, int]]]: ...
     def offsets(self, text: str, /) -> list[tuple[int, int]]: ...
 
 
@@ -60,7 +61,7 @@ class _Whole:
     """What a corpus and its splits share."""
 
     source: Source
-    tokenizer: Tokens
+    tokenizer: CorpusTokenizer
     key: str
     marks: Array  # (pieces + 1, 2): tokens before, bytes before
     starts: Array
@@ -79,8 +80,8 @@ class _Whole:
         opens = self.starts[np.searchsorted(self.starts, first)] == first
         inside -= int(opens and document_start(self.tokenizer) is not None)
         *earlier, (text, _, _) = itertools.islice(self.source.pieces(), max(piece - 1, 0), piece + 1)
-        onward = getattr(self.tokenizer, "encode_onward", None) if earlier and not earlier[0].last else None
-        spans = onward(text)[1] if onward and getattr(self.tokenizer, "opens", False) else self.tokenizer.offsets(text)
+        continues = self.tokenizer.adds_prefix and bool(earlier) and not earlier[0].last
+        spans = self.tokenizer.encode_continuation(text)[1] if continues else self.tokenizer.offsets(text)
         ends = spans[:inside]
         return before + (len(text[: ends[-1][1]].encode()) if ends else 0)
 
@@ -169,7 +170,7 @@ class Shards:
 
 def tokenise(
     source: Source,
-    tokenizer: Tokens,
+    tokenizer: CorpusTokenizer,
     *,
     cache: Path | None = None,
     workers: int | None = None,
@@ -210,7 +211,7 @@ def _sound(folder: Path) -> bool:
         return False
 
 
-def _write(folder: Path, source: Source, tokenizer: Tokens, workers: int, progress: Progress | None) -> None:
+def _write(folder: Path, source: Source, tokenizer: CorpusTokenizer, workers: int, progress: Progress | None) -> None:
     dtype = "uint16" if tokenizer.size <= 1 << 16 else "uint32"
     bos, eos = document_start(tokenizer), tokenizer.eos
     written = size = 0  # tokens, text bytes
@@ -220,11 +221,7 @@ def _write(folder: Path, source: Source, tokenizer: Tokens, workers: int, progre
         (folder / "starts.bin").open("wb") as starts,
         (folder / "marks.bin").open("wb") as marks,
     ):
-        large = source.size >= LARGE
-        encode = getattr(tokenizer, "encode_arrays", None) if large else None
-        plain = encode or tokenizer.encode_batch
-        onward = getattr(tokenizer, "encode_onward", None) if getattr(tokenizer, "opens", False) else None
-        for pieces, encoded in _encoded(source.pieces(), plain, onward, workers):
+        for pieces, encoded in _encoded(source, tokenizer, workers):
             stream: list[Array] = []
             length = 0  # of the stream
             borders: list[int] = []
@@ -256,24 +253,25 @@ def _write(folder: Path, source: Source, tokenizer: Tokens, workers: int, progre
 
 
 def _encoded(
-    pieces: Iterable[Piece], encode: _Encode, onward: _Onward | None, workers: int
+    source: Source, tokenizer: CorpusTokenizer, workers: int
 ) -> Iterator[tuple[list[Piece], Sequence[Sequence[int]]]]:
-    """Pieces by the batch with their ids, in order; a few batches are held at a time, not more.
-
-    ``onward`` encodes what goes on a document, where that is another thing than a text of its own.
-    """
+    """Pieces by the batch with their ids, in order; a few batches are held at a time, not more."""
+    encode = tokenizer.encoder(source.size)
 
     def ids(batch: list[Piece], opening: bool) -> Sequence[Sequence[int]]:
         opens = [opening, *(piece.last for piece in batch[:-1])]
-        if onward is None or all(opens):
+        if not tokenizer.adds_prefix or all(opens):
             return encode([piece.text for piece in batch])
         first = iter(encode([piece.text for piece, opened in zip(batch, opens, strict=True) if opened]))
-        return [next(first) if opened else onward(piece.text)[0] for piece, opened in zip(batch, opens, strict=True)]
+        return [
+            next(first) if opened else tokenizer.encode_continuation(piece.text)[0]
+            for piece, opened in zip(batch, opens, strict=True)
+        ]
 
     opening = True
     with pool(workers) as threads:
         ahead: collections.deque[tuple[list[Piece], Future[Sequence[Sequence[int]]]]] = collections.deque()
-        for batch in _batched(pieces):
+        for batch in _batched(source.pieces()):
             ahead.append((batch, threads.submit(ids, batch, opening)))
             opening = batch[-1].last
             if len(ahead) > workers:

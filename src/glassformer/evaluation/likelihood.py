@@ -14,6 +14,7 @@ import torch
 from .. import config
 from ..errors import UserError, need
 from ..nn import Model
+from ..nn.inference import inference
 from .score import head_rows
 
 Ids = Sequence[int]
@@ -44,18 +45,15 @@ def likelihoods(
     need(batch > 0, f"batch is {batch}; give 1 row or more.")
     for context, continuation in pairs:
         _check(context, continuation, cfg)
-    device, training = next(model.parameters()).device, model.training
+    device = next(model.parameters()).device
     order = sorted(range(len(pairs)), key=lambda place: -sum(map(len, pairs[place])))  # rows of like length together
     found: list[Likelihood] = [Likelihood(0.0, True)] * len(pairs)
-    model.eval()
-    try:
+    with inference(model):
         for begin in range(0, len(order), batch):
             places = order[begin : begin + batch]
             _answer(model, [pairs[place] for place in places], places, found, device)
             if progress:
                 progress(min(begin + batch, len(order)))
-    finally:
-        model.train(training)
     return found
 
 
@@ -70,7 +68,6 @@ def _check(context: Ids, continuation: Ids, cfg: config.Model) -> None:
         raise UserError(f"Token id {wrong} is not one of the model's; use the tokenizer it was trained with.")
 
 
-@torch.no_grad()
 def _answer(
     model: Model, pairs: Sequence[tuple[Ids, Ids]], places: Ids, found: list[Likelihood], device: torch.device
 ) -> None:

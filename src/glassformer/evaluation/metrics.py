@@ -7,6 +7,7 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..data.correlation import correlations
 from ..data.entities import agreement, are_bio
 from ..errors import need
 
@@ -14,8 +15,6 @@ TEXTS = ("bleu", "chrf", "rouge1", "rouge2", "rougeL", "exact")
 """Figures of written texts, in per cent."""
 LABELS = ("accuracy", "matthews", "f1")
 """Figures of chosen labels; ``matthews`` runs from -1 to 1, the others are in per cent."""
-NUMBERS = ("pearson", "spearman")
-"""Figures of guessed numbers, from -1 to 1."""
 
 
 def of_texts(
@@ -84,10 +83,9 @@ def of_tags(chosen: Sequence[Sequence[str]], right: Sequence[Sequence[str]]) -> 
 
 
 def of_numbers(guessed: Sequence[float], right: Sequence[float]) -> dict[str, float]:
-    """Pearson's and Spearman's correlations, by scipy."""
+    """Pearson's and Spearman's correlations; 0 where all answers, or all right ones, are the same."""
     need(len(guessed) == len(right) > 1, f"There are {len(guessed)} answers to {len(right)} numbers; give two or more.")
-    library = _library("scipy.stats")
-    return {name: float(getattr(library, f"{name}r")(guessed, right).statistic) for name in NUMBERS}
+    return correlations(guessed, right)
 
 
 def whole_words(text: str) -> str:
@@ -110,7 +108,7 @@ def installed(library: str) -> None:
     name = library.split(".")[0]
     package = {"sklearn": "scikit-learn", "rouge_score": "rouge-score"}.get(name, name)
     found = importlib.util.find_spec(name) is not None
-    need(found, f"Figures by {package} need it: pip install rouge-score sacrebleu scikit-learn scipy.")
+    need(found, f"Figures by {package} need it: pip install rouge-score sacrebleu scikit-learn.")
 
 
 def _library(name: str) -> Any:

@@ -1,7 +1,7 @@
-"""How well a model foretells a text: loss, perplexity, bits per byte.
+"""How well a model predicts a text: loss, perplexity, bits per byte.
 
     document   [opening] t1 t2 t3 t4 t5 t6 t7 t8 t9 ...   each is a target once
-    windows     ---------- t1 .. t6                       the first counts all it foretells,
+    windows     ---------- t1 .. t6                       the first counts all it predicts,
                       ---------- t7 t8 t9                 the others what is new: `stride` tokens
 
 B rows, T tokens, C model dim.
@@ -27,6 +27,7 @@ from ..data.shards import Shards, tokenise
 from ..errors import UserError
 from ..nn import Model
 from ..nn.finite import must_be_finite
+from ..nn.inference import inference
 from ..tokenizer.framing import document_start, text_start
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ _HEAD_ROWS = 2048  # logits made at a time: the whole batch's would be larger th
 class Score:
     """``loss`` in nats a token, ``perplexity`` its exponential, ``bits_per_byte`` of the UTF-8 text.
 
-    ``tokens`` were foretold, ``bytes`` is the size of the text they stand for, ``seconds`` the time it took.
+    ``tokens`` were predicted, ``bytes`` is the size of the text they stand for, ``seconds`` the time it took.
     """
 
     loss: float
@@ -61,7 +62,7 @@ class Score:
 class Document:
     """Tokens that see each other: ``tokens`` after the token that opens them, where that is not their own first.
 
-    Every one but the very first is foretold; ``lost`` is the size of that one's text, where it is text.
+    Every one but the very first is predicted; ``lost`` is the size of that one's text, where it is text.
     """
 
     tokens: Array
@@ -81,7 +82,7 @@ class Document:
 
 @dataclass(frozen=True)
 class Window:
-    """A stretch of a document: all but its last token go in, all from place ``new`` on are foretold."""
+    """A stretch of a document: all but its last token go in, all from place ``new`` on are predicted."""
 
     tokens: Array
     new: int
@@ -112,7 +113,7 @@ def score(
     """
     cfg = model.config
     if not isinstance(cfg, config.Decoder):
-        raise UserError("Only a decoder foretells a text from left to right; give a decoder.")
+        raise UserError("Only a decoder predicts a text from left to right; give a decoder.")
     context = cfg.context if context is None else context
     if not 1 <= context <= cfg.context:
         raise UserError(f"context is {context}; give 1 to {cfg.context}, the model's own.")
@@ -236,21 +237,16 @@ def _collate(rows: list[list[Window]]) -> tuple[Tensor, Tensor, Tensor | None, T
 
 def _loss(model: Model, tokens: Tensor, targets: Tensor, pos: Tensor | None, document_ids: Tensor | None) -> float:
     """The sum of the losses of all targets, in nats."""
-    device, training = next(model.parameters()).device, model.training
+    device = next(model.parameters()).device
     tokens, targets = tokens.to(device), targets.to(device)
     pos, document_ids = (None if x is None else x.to(device) for x in (pos, document_ids))
-    total = 0.0
-    model.eval()
-    try:
-        with torch.no_grad():
-            hidden = model(tokens, pos=pos, document_ids=document_ids, logits="none").hidden
-            counted = targets >= 0
-            for logits, theirs in head_rows(model, hidden[counted], targets[counted]):
-                total += F.cross_entropy(logits, theirs, reduction="none").double().sum().item()
-                if math.isnan(total):
-                    must_be_finite(model, logits)
-    finally:
-        model.train(training)
+    total, counted = 0.0, targets >= 0
+    with inference(model):
+        hidden = model(tokens, pos=pos, document_ids=document_ids, logits="none").hidden
+        for logits, theirs in head_rows(model, hidden[counted], targets[counted]):
+            total += F.cross_entropy(logits, theirs, reduction="none").double().sum().item()
+            if math.isnan(total):
+                must_be_finite(model, logits)
     return total
 
 

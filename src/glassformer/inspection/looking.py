@@ -16,7 +16,9 @@ from .. import config
 from ..errors import UserError, need
 from ..nn import Model, Tape
 from ..nn.finite import must_be_finite
+from ..nn.inference import inference
 from ..tokenizer.framing import document_start, target_start
+from . import tables
 
 if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer
@@ -52,7 +54,7 @@ def look(
     return tape.records
 
 
-def foretold(
+def predictions(
     model: Model, tokenizer: Tokenizer, text: Text, count: int, source: Text | None = None
 ) -> list[dict[str, Any]]:
     """For each token that a decoder reads its id, piece and log-probability (None for the first), and what is next.
@@ -61,10 +63,8 @@ def foretold(
     UserError for an encoder, which reads everything at once.
     """
     if isinstance(model.config, config.Encoder):
-        raise UserError(
-            "An encoder does not foretell the next token; `glassformer fill` shows what it puts in a blank."
-        )
-    need(model.config.head is not None, "This model has no head over tokens and foretells none; give one that has.")
+        raise UserError("An encoder does not predict the next token; `glassformer fill` shows what it puts in a blank.")
+    need(model.config.head is not None, "This model has no head over tokens and predicts none; give one that has.")
     need(count > 0, f"There is nothing to show in {count} tokens; give 1 or more.")
     logits = look(model, tokenizer, text, "logits", source=source)["logits"][0]
     logprobs = logits.float().log_softmax(-1)
@@ -79,11 +79,11 @@ def foretold(
     return [{**named(id, p), "next": list(map(named, some, theirs))} for id, p, some, theirs in told]
 
 
-def tokens(model: Model, tokenizer: Tokenizer, text: Text, source: Text | None = None) -> dict[str, Any]:
+def read_tokens(model: Model, tokenizer: Tokenizer, text: Text, source: Text | None = None) -> dict[str, Any]:
     """The ids that the model reads, with the piece that each stands for; of a source too."""
     ids = token_ids(model, tokenizer, text, second=source is not None)[0].tolist()
     told: dict[str, Any] = {"ids": ids, "pieces": [tokenizer.token(number) for number in ids]}
-    return told if source is None else {**told, "source": tokens(model, tokenizer, source)}
+    return told if source is None else {**told, "source": read_tokens(model, tokenizer, source)}
 
 
 def paths(model: Model) -> list[str]:
@@ -107,14 +107,9 @@ def listing(known: Sequence[str]) -> list[str]:
 
 def _run(model: Model, tokens: Sequence[Tensor], tape: Tape) -> None:
     """One pass without gradients or dropout."""
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            output = model(*tokens, tape=tape)
+    with inference(model):
+        output = model(*tokens, tape=tape)
         must_be_finite(model, output.logits, output.hidden)
-    finally:
-        model.train(training)
 
 
 def summarise(values: Mapping[str, Tensor], first: int = 4) -> list[dict[str, Any]]:
@@ -128,22 +123,13 @@ def summarise(values: Mapping[str, Tensor], first: int = 4) -> list[dict[str, An
 def describe(values: Mapping[str, Tensor], first: int = 4) -> list[str]:
     """``summarise`` as a table to print, its heading first."""
     names = ("mean", "std", "min", "max")
-    table = [("path", "shape", *names, "first values")]
+    rows = []
     for entry in summarise(values, first):
         shape = "x".join(map(str, entry["shape"])) or "-"
-        table.append(
-            (entry["path"], shape, *(_short(entry[name]) for name in names), " ".join(map(_short, entry["first"])))
-        )
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    left = {0, len(widths) - 1}
-    rows = (
-        (
-            cell.ljust(width) if at in left else cell.rjust(width)
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in table
-    )
-    return ["  ".join(row).rstrip() for row in rows]
+        numbers = (_short(entry[name]) for name in names)
+        rows.append((entry["path"], shape, *numbers, " ".join(map(_short, entry["first"]))))
+    heading = ("path", "shape", *names, "first values")
+    return tables.lines(rows, heading, left=(0, len(heading) - 1))
 
 
 def to_dict(values: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from .. import config
-from ..config.mask import MaskRule, read_rule, rules
-from ..config.visible import CHUNK, Side, pairs
+from ..config.mask import MaskRule, parse_rule, rules
+from ..config.visible import PAIRS_AT_ONCE, TokenInfo, dense_mask
 from ..errors import need
 
 EXAMPLES = {
@@ -118,13 +118,16 @@ def picture(name: str, length: int = 24, most: int = 64) -> Picture:
     need(length > 0, f"--length is {length}; give 1 or more.")
     need(length <= LONGEST, f"--length is {length}; give at most {LONGEST:,}: every pair is counted.")
     scene = name.strip().lower()
-    mask_rule: MaskRule = config.Full() if scene in SCENES else read_rule(EXAMPLES.get(scene, name))
+    mask_rule: MaskRule = config.Full() if scene in SCENES else parse_rule(EXAMPLES.get(scene, name))
     q, k = _scene(scene, np.arange(length))
     scale, rows, counts = -(-length // most), [], np.zeros(2, int)
-    several = scale * max(1, CHUNK // (scale * length))  # whole rows of cells at a time
+    several = scale * max(1, PAIRS_AT_ONCE // (scale * length))  # whole rows of cells at a time
     for start in range(0, length, several):
-        part = Side(*(None if x is None else x[start : start + several] for x in q))
-        both, before = pairs(mask_rule, part, k, causal=False), pairs(mask_rule, part, k, causal=scene != "cross")
+        part = TokenInfo(*(None if x is None else x[start : start + several] for x in q))
+        both, before = (
+            dense_mask(mask_rule, part, k, causal=False),
+            dense_mask(mask_rule, part, k, causal=scene != "cross"),
+        )
         counts += both.sum(), before.sum()
         rows.append(_shrink(np.where(before, SEEN, np.where(both, LATER, NEVER)), scale))
     encoder, decoder = counts.tolist()
@@ -137,12 +140,12 @@ def _shrink(cells: np.ndarray[Any, Any], scale: int) -> np.ndarray[Any, Any]:
     return np.asarray(np.maximum.reduceat(np.maximum.reduceat(cells, T, 0), S, 1))
 
 
-def _scene(name: str, pos: np.ndarray[Any, Any]) -> tuple[Side, Side]:
+def _scene(name: str, pos: np.ndarray[Any, Any]) -> tuple[TokenInfo, TokenInfo]:
     """What is known of a row's queries and keys: of a rule no more than their positions."""
     length = len(pos)
     if name == "documents":
-        return Side(pos, pos * 3 // length), Side(pos, pos * 3 // length)
-    return Side(pos), Side(pos if name not in SCENES else np.where(pos < length - length // 3, pos, -1))
+        return TokenInfo(pos, pos * 3 // length), TokenInfo(pos, pos * 3 // length)
+    return TokenInfo(pos), TokenInfo(pos if name not in SCENES else np.where(pos < length - length // 3, pos, -1))
 
 
 def names() -> list[tuple[str, str]]:

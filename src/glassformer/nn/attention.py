@@ -5,14 +5,18 @@ B batch, T queries, S keys, H heads, K key-value heads, D head dim, C model dim.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import config
-from .attend import ENGINES, eager
 from .build import build, builds
 from .cache import KV, CrossKV
+from .engines import attend
+from .engines.eager import eager_attention
+from .engines.inputs import AttentionInputs
 from .flow import Flow, TracedModule
 from .linear import linear, together
 from .mask import Mask
@@ -63,17 +67,14 @@ class Attention(TracedModule):
         return flow.look(self, "write", self.out(z.transpose(1, 2).flatten(2)))
 
     def attend(self, flow: Flow, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None) -> Tensor:
-        """By the flow's engine; who looks at the pattern sees ``eager``'s, who edits it gets ``eager``'s result."""
-
-        def look(name: str, value: Tensor) -> Tensor:
-            return flow.look(self, name, value)
-
-        dropout = self.dropout if self.training else 0.0
+        """By the flow's engine; a tape that keeps the pattern gets ``eager``'s, one that edits it, its result too."""
+        inputs = AttentionInputs(q, k, v, mask, bias, self.scale, self.softcap, self.dropout if self.training else 0.0)
         if flow.watches(self, "scores", "pattern"):
+            watched = inputs._replace(look=partial(flow.look, self))
             if flow.changes(self, "scores", "pattern"):
-                return eager(q, k, v, mask, bias, self.scale, self.softcap, dropout, look)
-            eager(q, k, v, mask, bias, self.scale, self.softcap, look=look)
-        return ENGINES[flow.engine](q, k, v, mask, bias, self.scale, self.softcap, dropout)
+                return eager_attention(watched)
+            eager_attention(watched._replace(dropout=0.0))
+        return attend(inputs, flow.engine)
 
     def split(self, x: Tensor, heads: int, norm: nn.Module | None = None) -> Tensor:
         """(B, T, heads * D) -> (B, heads, T, D), each head's vectors normed."""
@@ -100,7 +101,7 @@ class Attention(TracedModule):
         return flow.look(self, "k", made[0]), flow.look(self, "v", made[1])
 
     def self_mask(self, flow: Flow, kv: KV | CrossKV | None) -> Mask:
-        """Who may look at whom within the stack."""
+        """Which tokens of the stack may attend to which."""
         k_pos = kv.slots.k_pos if isinstance(kv, KV) else flow.pos
         document_ids = None if flow.document_ids is None else (flow.document_ids, flow.document_ids)
         prefix = flow.prefix
@@ -112,7 +113,7 @@ class Attention(TracedModule):
         )
 
     def cross_mask(self, flow: Flow) -> Mask:
-        """Everyone may look at all there is of the encoder's output."""
+        """Every token may attend to all of the encoder's output but padding."""
         memory = flow.memory
         assert memory is not None
         document_ids = (

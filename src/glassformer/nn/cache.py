@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .. import config
-from ..config import mask as rules
 from ..errors import UserError
 
 SPARE = 64  # tokens that a trim may take back from a model that embeds previous tokens
@@ -184,14 +183,14 @@ class Cache:
         body: config.Body = cfg.decoder  # type: ignore[union-attr]
         masks = [body.block(i).attention.mask for i in range(body.depth)] if isinstance(body, config.Stack) else []
         self.carried = Carried() if isinstance(body, config.Recurrent) else None
-        lookback = [rules.lookback(mask) for mask in masks]
+        lookback = [mask.lookback for mask in masks]
         self.slots = {ring: Slots(ring) for ring in lookback}
         self.layers = [(KV(self.slots[ring]), CrossKV()) for ring in lookback]
         self.length = 0
         self.contiguous = True
         self.history: tuple[Tensor, Tensor] | None = None  # the latest tokens and their positions, (B, N) each
         self._previous = cfg.embed.previous_token_embeddings
-        self.ahead = max(map(rules.ahead, masks), default=0)  # tokens to be read in one go
+        self.ahead = max((mask.prefix_length for mask in masks), default=0)  # tokens to be read in one go
         self._last: Tensor | None = None  # highest position of each row, (B, 1), once rows differ
 
     def advance(self, tokens: Tensor, pos: Tensor | None) -> Tensor:

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import config
-from .attend import Look, unwatched
 from .build import build, builds
+from .engines.inputs import Look, unwatched
 from .feedforward import ACTIVATIONS
 from .flow import Flow, TracedModule
 from .linear import linear

@@ -47,7 +47,7 @@ class Model(TracedModule):
     def __init__(self, cfg: vocabulary.Model) -> None:
         super().__init__()
         self.config = cfg
-        self.engine = "sdpa"  # or "eager": one of nn.attend.ENGINES
+        self.engine = "auto"  # or one of nn.engines.ENGINES by name
         self.embed = build(cfg.embed, vocabulary.embed_dim(cfg))
         self.head = build(cfg.head, cfg.dim, cfg.embed.vocab) if cfg.head is not None else None
         if cfg.pool is not None:

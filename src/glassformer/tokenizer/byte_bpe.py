@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import binascii
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from ..errors import UserError, nearest
-from .specification import Spec, added_token
 from .stream import byte_alphabet
+from .tokenizer_json import ByRank, Spec, added_token
 
-Text = TypeVar("Text", bytes, str)
 LONGEST = 1024  # bytes of one token; the longest published ones have a few hundred
 
 # tiktoken's cl100k, Llama 3 and Qwen differ only in how many digits go together.
@@ -80,25 +78,6 @@ def kind_of(name: str) -> Kind:
     return KINDS[name]
 
 
-def merges(ranks: Mapping[Text, int]) -> list[tuple[Text, Text]]:
-    """The merges, first things first, of a BPE known only by its tokens' ranks.
-
-    tiktoken and SentencePiece join two neighbours whenever the joined token exists, the lowest rank first.
-    That is ordinary BPE with every cut of every token into two tokens as a merge: linear in the letters.
-    """
-    found: list[tuple[Text, Text]] = []
-    for token, _ in sorted(ranks.items(), key=lambda item: item[1]):
-        cuts = []
-        for cut in range(1, len(token)):
-            left = ranks.get(token[:cut])
-            if left is not None and (right := ranks.get(token[cut:])) is not None:
-                cuts.append((left, right, cut))
-        if len(cuts) > 1:
-            cuts.sort()
-        found += [(token[:cut], token[cut:]) for _, _, cut in cuts]
-    return found
-
-
 def read_ranks(data: bytes, name: str | None, source: str) -> Spec:
     """The tokenizer of a tiktoken file (a line per token: base64 and rank), by the kind named or by its hash."""
     data = data.replace(b"\r", b"")
@@ -117,8 +96,7 @@ def read_ranks(data: bytes, name: str | None, source: str) -> Spec:
             f'{source} has {len(ranks)} ranks, which is not what "{name}" has; restore it or choose a kind.'
         )
     vocabulary = {token.decode("latin-1").translate(byte_alphabet()): rank for token, rank in ranks.items()}
-    pairs = [list(pair) for pair in merges(vocabulary)]
-    return byte_level(vocabulary, pairs, kind, whole_words=True)
+    return byte_level(vocabulary, ByRank(vocabulary), kind, whole_words=True)
 
 
 def _parse(data: bytes, source: str) -> dict[bytes, int]:
@@ -142,7 +120,7 @@ def _parse(data: bytes, source: str) -> dict[bytes, int]:
     return dict(sorted(ranks.items(), key=lambda item: item[1]))
 
 
-def byte_level(vocabulary: dict[str, int], pairs: list[Any], kind: Kind, whole_words: bool = False) -> Spec:
+def byte_level(vocabulary: dict[str, int], pairs: Any, kind: Kind, whole_words: bool = False) -> Spec:
     """A byte-level BPE as a tokenizer.json holds it; ``whole_words``: a word that is a token needs no merges."""
     plain = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": kind.pattern is None}
     split = {"type": "Split", "pattern": {"Regex": kind.pattern}, "behavior": "Isolated", "invert": False}

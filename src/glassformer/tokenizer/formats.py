@@ -14,17 +14,16 @@ from typing import Any
 
 from .. import files
 from ..errors import UserError, nearest
-from . import byte_bpe as ranks
-from . import gguf, sentencepiece, vocab_merges, wordpiece
-from .specification import USUAL, Roles, Spec, added_token, ids_of, yes_or_no
+from . import byte_bpe, gguf, sentencepiece, vocab_merges, wordpiece
 from .tokenizer import Tokenizer
+from .tokenizer_json import USUAL, Roles, Spec, added_token, flag, ids_of
 
 LARGEST = 1 << 30  # bytes of a tokenizer file; the largest published ones have some tens of millions
 SENTENCEPIECE_T5 = "d60acb128cf7b7f2536e8f38a5b18a05535c9e14c7a355904270e15b0945ea86"
 SENTINELS_T5 = 100
 MERGES_OF = vocab_merges.FILES
 CASES = ("bert-cased", "bert-uncased")
-PAIRED = (*ranks.KINDS, vocab_merges.CLIP)
+PAIRED = (*byte_bpe.KINDS, vocab_merges.CLIP)
 PIECES = ("t5", sentencepiece.FAIRSEQ)
 KINDS = (*PAIRED, *CASES, *PIECES)
 CLASSES: dict[str, str | None] = {
@@ -120,7 +119,7 @@ def _read(path: Path, kind: str | None, config: dict[str, Any]) -> tuple[Spec, R
             return _vocab_and_merges(path, path.with_name(MERGES_OF[path.name]), kind, config)
         raise UserError(f'{source} is JSON with no "model" and so is not a tokenizer.json; choose another file.')
     if re.match(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n", start):
-        return ranks.read_ranks(data, _kind(kind, ranks.KINDS, config, path), source), {}
+        return byte_bpe.read_ranks(data, _kind(kind, byte_bpe.KINDS, config, path), source), {}
     if path.suffix == ".model" or start[:1] == b"\n":
         known = _kind(kind, PIECES, config, path)
         if known is None and hashlib.sha256(data).hexdigest() == SENTENCEPIECE_T5:
@@ -233,9 +232,7 @@ def _listed(folder: Path, config: dict[str, Any]) -> dict[int, dict[str, Any]]:
     table = config.get("added_tokens_decoder", {})
     for key, token in table.items() if isinstance(table, dict) else ():
         if re.fullmatch("[0-9]{1,18}", key) and isinstance(token, dict) and isinstance(token.get("content"), str):
-            rules = {
-                rule: yes_or_no(token, rule, False) for rule in added_token(0, "") if rule not in ("id", "content")
-            }
+            rules = {rule: flag(token, rule, False) for rule in added_token(0, "") if rule not in ("id", "content")}
             listed[int(key)] = {"id": int(key), "content": token["content"], **rules}
     return listed
 

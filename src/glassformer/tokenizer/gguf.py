@@ -12,7 +12,7 @@ from ..errors import UserError
 from . import sentencepiece
 from .byte_bpe import CASED_WORDS, LONGEST, WORDS, Kind, byte_level
 from .sentencepiece import BPE, CONTROL, MARK, UNIGRAM, UNKNOWN, UNUSED, USER, Piece
-from .specification import USUAL, Roles, Spec, added_token
+from .tokenizer_json import USUAL, Roles, Spec, added_token
 from .wordpiece import wordpiece
 
 MAGIC = b"GGUF"
@@ -208,7 +208,7 @@ def _pieces(found: dict[str, Any], entries: list[Piece], source: str) -> Spec:
         suffix=False,
         parts={},
     )
-    return sentencepiece.specification(model)
+    return sentencepiece.to_tokenizer_json(model)
 
 
 def _words(found: dict[str, Any], entries: list[Piece], source: str) -> Spec:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import UserError
-from .byte_bpe import LONGEST, merges
-from .specification import Roles, Spec, added_token, framed_by
+from .byte_bpe import LONGEST
+from .tokenizer_json import Roles, Spec, added_token, framed_by, merges_by_rank
 
 MARK = "▁"  # how SentencePiece writes a space
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -165,7 +165,7 @@ def read(data: bytes, source: str, sentinels: int = 0, fairseq: bool = False) ->
     if fairseq:
         return _fairseq(model, source)
     pieces = model.pieces
-    spec = specification(model)
+    spec = to_tokenizer_json(model)
     spec["added_tokens"] += [added_token(len(pieces) + i, f"<extra_id_{sentinels - 1 - i}>") for i in range(sentinels)]
     roles: Roles = {}
     for part, id in model.parts.items():
@@ -184,7 +184,7 @@ def _fairseq(model: Model, source: str) -> tuple[Spec, Roles]:
         raise UserError(
             f"{source} has <pad> or <mask> among its pieces, as XLM-R's do not; choose another file or kind."
         )
-    spec = specification(replace(model, pieces=pieces))
+    spec = to_tokenizer_json(replace(model, pieces=pieces))
     spec["added_tokens"][-1]["lstrip"] = True  # the space before a mask is the mask's
     a, b = (None, 0, 0), (None, 2, 0)
     spec["post_processor"] = framed_by([a, (0, 0, 0), b], [a, (0, 0, 0), b, b, (1, 0, 0), b], [p.text for p in pieces])
@@ -192,7 +192,7 @@ def _fairseq(model: Model, source: str) -> tuple[Spec, Roles]:
     return spec, dict(parts)
 
 
-def specification(model: Model) -> Spec:
+def to_tokenizer_json(model: Model) -> Spec:
     """The model as a tokenizer.json holds it."""
     special = [id for id, piece in enumerate(model.pieces) if piece.kind in (UNKNOWN, CONTROL)]
     return {
@@ -222,7 +222,7 @@ def _bpe(model: Model) -> dict[str, Any]:
         "byte_fallback": _falls_back(model),
         "ignore_merges": any(piece.kind == USER for piece in model.pieces),  # these are whole words, with no merges
         "vocab": ids,
-        "merges": [list(pair) for pair in merges({piece.text: rank for rank, piece in enumerate(mergeable)})],
+        "merges": [list(pair) for pair in merges_by_rank({piece.text: rank for rank, piece in enumerate(mergeable)})],
     }
 
 

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
-from .specification import steps
+from .tokenizer_json import steps
 
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer
 
-Reader = Callable[[str, bool], bytes]  # (a token's name, is it the first of the text?) -> the bytes it stands for
+ByteDecoder = Callable[[str, bool], bytes]  # (a token's name, is it the first of the text?) -> the bytes it stands for
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 CLEANUP = [(f" {mark}", mark) for mark in (".", "?", "!", ",")] + [(" ' ", "'")]
@@ -29,7 +29,7 @@ def byte_alphabet() -> dict[int, str]:
     return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
 
 
-def reader(decoder: dict[str, Any] | None) -> Reader:
+def byte_decoder(decoder: dict[str, Any] | None) -> ByteDecoder:
     """The rule by which token names become bytes, from the "decoder" of a tokenizer.json.
 
     Every rule looks at one token and at whether it comes first, so a stream and a whole text agree.
@@ -45,13 +45,13 @@ def reader(decoder: dict[str, Any] | None) -> Reader:
     if unknown:
         raise UserError(f'The tokenizer decodes by "{unknown.pop()}", which is not supported; use another tokenizer.')
 
-    def read(name: str, first: bool) -> bytes:
+    def decode(name: str, first: bool) -> bytes:
         text: str | bytes = name
         for step in chain:
             text = _step(step, text, first)
         return text if isinstance(text, bytes) else text.encode()
 
-    return read
+    return decode
 
 
 def _compiled(step: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import UserError
 from . import sentencepiece
-from .specification import Spec
+from .tokenizer_json import Spec
 from .wordpiece import wordpiece as written
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def _unigram(pieces: list[list[Any]], specials: list[str]) -> Spec:
         kind = sentencepiece.UNKNOWN if name == "<unk>" else sentencepiece.CONTROL
         listed.append(sentencepiece.Piece(name, UNKNOWN_SCORE, kind))
     model = sentencepiece.Model(listed, sentencepiece.UNIGRAM, b"", True, False, True, False, {})
-    return sentencepiece.specification(model)
+    return sentencepiece.to_tokenizer_json(model)
 
 
 def _library(spec: Spec) -> tokenizers.Tokenizer:

@@ -1,4 +1,4 @@
-"""A second engine for byte-level BPE: tiktoken, where its ids are proven to be the `tokenizers` library's.
+"""Byte-level BPE by tiktoken, several times as fast, where its ids are proven to be the `tokenizers` library's.
 
 What is proven, once for a tokenizer and once for each character that turns up in its texts:
 
@@ -9,7 +9,7 @@ What is proven, once for a tokenizer and once for each character that turns up i
   entry, the lowest id first. Where the list has one pair for each entry, in the order of ids, and every entry comes
   out whole when it is asked for alone, no other pair can ever make it: inside a word its letters go the same way as
   alone, until something joins across its ends. And a list of every cut of every entry, where whole words come
-  first, is tiktoken's own rule written out.
+  first, is tiktoken's own rule written out; a tokenizer read from a file of ranks has nothing else.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .byte_bpe import WORDS
-from .specification import Spec
 from .stream import byte_alphabet
+from .tokenizer_json import Spec, load
 
 if TYPE_CHECKING:
     import tiktoken
@@ -40,47 +40,54 @@ PROVEN, STRANGE = 1, 2
 BLOCK = 1024  # characters proven together
 
 
-class Twin:
+class TiktokenBackend:
     """tiktoken with one tokenizer's entries; ``of`` makes one where its ids are provably the same."""
 
-    def __init__(self, ranks: dict[bytes, int], pattern: str, library: tokenizers.Tokenizer) -> None:
+    def __init__(self, ranks: dict[bytes, int], pattern: str, spec: Spec) -> None:
         self.pattern = f"(?:{pattern.removesuffix(SPACES)}){SPACES}"
-        self.engine = _engine(ranks, self.pattern)
-        self.split, self.plain = library.pre_tokenizer.pre_tokenize_str, library.normalizer is None
+        self.encoding = _encoding(ranks, self.pattern)
+        empty = {"type": "BPE", "vocab": {}, "merges": []}
+        library = load({"version": "1.0", "pre_tokenizer": spec["pre_tokenizer"], "model": empty}, "The tokenizer")
+        self.split, self.composes = library.pre_tokenizer.pre_tokenize_str, spec.get("normalizer") is not None
         self.known = np.zeros(0x110000, np.uint8)  # of each character
         self.known[[FOLDED, *range(0xD800, 0xE000)]] = STRANGE
         self._prove([chr(code) for code in range(128)])
         self.ascii = bool((self.known[:128] == PROVEN).all())
 
     @classmethod
-    def of(cls, spec: Spec, library: tokenizers.Tokenizer) -> Twin | None:
-        """The twin of a tokenizer, None where nothing is proven; ``library`` must find no special token in a text."""
-        pattern, steady = _pattern(spec), (spec.get("normalizer") or {"type": "NFC"})["type"] == "NFC"
-        ordinary = all(token["special"] for token in spec["added_tokens"])
-        ranks = _ranks(spec, library) if pattern in KNOWN and steady and ordinary else None
-        return None if ranks is None or pattern is None else cls(ranks, pattern, library)
+    def of(cls, spec: Spec, library: tokenizers.Tokenizer | None) -> TiktokenBackend | None:
+        """The backend of a tokenizer, None where nothing is proven.
 
-    def ids(self, text: str) -> np.ndarray[Any, Any] | None:
-        """The text's ids (uint32); None for a text that is the library's to read."""
+        ``library`` is the tokenizer that finds no special token in a text; None where the merges go by rank.
+        """
+        pattern, normalizer = _pattern(spec), spec.get("normalizer") or {"type": "NFC"}
+        ordinary = all(token["special"] for token in spec["added_tokens"])
+        if pattern not in KNOWN or normalizer["type"] != "NFC" or not ordinary:
+            return None
+        ranks = _ranks(spec, library)
+        return None if ranks is None else cls(ranks, pattern, spec)
+
+    def encode(self, text: str) -> np.ndarray[Any, Any] | None:
+        """The text's ids (uint32); None for a text that is left to the library."""
         if not self._readable(text):
             return None
         try:
-            return self.engine.encode_to_numpy(text, disallowed_special=())
+            return self.encoding.encode_to_numpy(text, disallowed_special=())
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException:  # the engine's own panics are not Exceptions
+        except BaseException:  # its panics are not Exceptions
             return None
 
     def _readable(self, text: str) -> bool:
         """Whether every character is proven to be the same to both engines."""
         if text.isascii() and self.ascii:
             return True
-        if not (self.plain or text.isascii()):  # NFC changes no ASCII, and may change the rest
+        if self.composes and not text.isascii():  # NFC changes no ASCII, and may change the rest
             return False
         codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
         known = self.known[codes]
         if not known.all():
-            # whole blocks: making the engine that tries them takes longer than trying, and a script comes in blocks
+            # whole blocks: making the encoding that tries them takes longer than trying, and a script comes in blocks
             for block in np.unique(codes[known == 0] // BLOCK):
                 new = np.flatnonzero(self.known[block * BLOCK : (block + 1) * BLOCK] == 0) + block * BLOCK
                 self._prove([chr(code) for code in new])
@@ -90,7 +97,7 @@ class Twin:
     def _prove(self, letters: Sequence[str]) -> None:
         """Try characters in both engines: which of their likes they stay together with."""
         probes = {probe.encode() for letter in letters for probe in _probes(letter).values()}
-        tiny = _engine({**_SINGLE, **{probe: 256 + at for at, probe in enumerate(sorted(probes))}}, self.pattern)
+        tiny = _encoding({**_SINGLE, **{probe: 256 + at for at, probe in enumerate(sorted(probes))}}, self.pattern)
         for letter in letters:
             here = _kind(letter, lambda probe: len(self.split(probe)) == 1)
             there = _kind(letter, lambda probe: len(tiny.encode_ordinary(probe)) == 1)
@@ -110,11 +117,11 @@ def _kind(letter: str, whole: Callable[[str], bool]) -> str:
     return next((kind for kind, probe in _probes(letter).items() if whole(probe)), "number")
 
 
-def _engine(ranks: dict[bytes, int], pattern: str) -> tiktoken.Encoding:
+def _encoding(ranks: dict[bytes, int], pattern: str) -> tiktoken.Encoding:
     import tiktoken
 
     unused = {"\0\uffff\0": max(ranks.values()) + 1}  # without any special token its search for them is slow
-    return tiktoken.Encoding("twin", pat_str=pattern, mergeable_ranks=ranks, special_tokens=unused)
+    return tiktoken.Encoding("glassformer", pat_str=pattern, mergeable_ranks=ranks, special_tokens=unused)
 
 
 def _pattern(spec: Spec) -> str | None:
@@ -132,7 +139,7 @@ def _pattern(spec: Spec) -> str | None:
     return found if plain else None
 
 
-def _ranks(spec: Spec, library: tokenizers.Tokenizer) -> dict[bytes, int] | None:
+def _ranks(spec: Spec, library: tokenizers.Tokenizer | None) -> dict[bytes, int] | None:
     """The bytes of each entry and its id, where tiktoken's merges are the library's; else None."""
     model, special = spec["model"], {token["content"] for token in spec["added_tokens"]}
     if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix") or model["type"] != "BPE":
@@ -141,6 +148,8 @@ def _ranks(spec: Spec, library: tokenizers.Tokenizer) -> dict[bytes, int] | None
     bytes_of = {letter: byte for byte, letter in byte_alphabet().items()}
     try:
         ranks = {bytes(map(bytes_of.__getitem__, name)): id for name, id in entries.items()}
+        if library is None:
+            return ranks
         made = [entries[left + right] for left, right in model["merges"]]
     except KeyError:
         return None

@@ -1,4 +1,8 @@
-"""One face for every tokenizer: text <-> ids, spans, vocabulary, special tokens, streaming."""
+"""One face for every tokenizer: text <-> ids, spans, vocabulary, special tokens, streaming.
+
+Ids are those of the `tokenizers` library. Long texts, and all texts of a tokenizer read from tiktoken's ranks, are
+encoded by tiktoken, where its ids are proven to be the same (``tiktoken_backend``).
+"""
 
 from __future__ import annotations
 
@@ -8,17 +12,18 @@ import json
 import operator
 import os
 import re
-import threading
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import files
 from ..errors import UserError
-from .safety import check, marking_lost, refusal
-from .specification import (
+from .budget import pool, within_budget
+from .stream import Stream, byte_decoder
+from .tiktoken_backend import TiktokenBackend
+from .tokenizer_json import (
     MOST_IDS,
+    ByRank,
     Roles,
     Spec,
     canonical,
@@ -30,22 +35,19 @@ from .specification import (
     reason,
     roles_of,
     steps,
+    with_merges,
     without_specials,
 )
-from .stream import Stream, reader
-from .tiktoken_backend import Twin
-from .watch import pool, watched
+from .validation import LOST, check, marking_lost, refusal
 
 if TYPE_CHECKING:
     import tokenizers
 
-EXTRA = "glassformer"  # the one key that to_json may add to a tokenizer.json: parts played by unusual names
-ENDS = ("bos", "eos", "pad", "unk")  # the parts that decide how documents are written
+EXTRA = "glassformer"  # the one key that to_json may add to a tokenizer.json: roles played by unusual names
+ENDS = ("bos", "eos", "pad", "unk")  # the roles that decide how documents are written
 LARGE = 1 << 20
-"""Characters: from here on the time to prove a faster engine is won back at once."""
+"""Characters: from here on the time to build tiktoken's tables is won back at once."""
 SENTINEL = re.compile(r"<extra_id_(\d+)>")  # T5's marks of what was taken out
-
-_TURNS = threading.Lock()  # of threads that want the faster engine
 
 
 class Tokenizer:
@@ -57,31 +59,24 @@ class Tokenizer:
     """
 
     def __init__(self, spec: Spec, roles: Roles | None = None, source: str = "The tokenizer") -> None:
+        self._source = source
         try:
             check(spec)
             self.roles = roles_of(spec, roles or {})
-            self._spec = canonical(spec, self.roles)
-            self._read = reader(self._spec.get("decoder"))
-            added = [token["content"] for token in self._spec["added_tokens"] if token["content"]]
-            special = [
-                token["content"] for token in self._spec["added_tokens"] if token["content"] and token["special"]
-            ]
-            hidden = without_specials(self._spec, special)
-            whole, self._lost = marking_lost(self._spec)
-            plain = whole if hidden is None else marking_lost(hidden)[0]
+            self._tables = canonical(spec, self.roles)
+            self._by_rank = isinstance(self._tables["model"].get("merges"), ByRank)
+            self._decode_token = byte_decoder(self._tables.get("decoder"))
+            added = [token for token in self._tables["added_tokens"] if token["content"]]
+            special = [token["content"] for token in added if token["special"]]
+            if not self._by_rank:  # a file of ranks is checked already
+                self._plain  # noqa: B018 - says what is wrong with the file
         except UserError:
             raise
         except (LookupError, TypeError, AttributeError, ValueError, OverflowError, RecursionError) as error:
             raise UserError(
                 f"{source} lacks what a tokenizer.json must hold ({reason(error)}); restore the file."
             ) from None
-        self._source = source
-        self._plain = load(plain, source)
-        self._plain.encode_special_tokens = True
-        self._whole = whole
-        self._ids: dict[str, int] = ids_of(
-            {**self._spec, "added_tokens": [t for t in self._spec["added_tokens"] if t["content"]]}
-        )
+        self._ids: dict[str, int] = ids_of({**self._tables, "added_tokens": added})
         self.size: int = max(self._ids.values(), default=-1) + 1
         if not self.size:
             raise UserError(f"{source} has no vocabulary; restore the file.")
@@ -92,13 +87,13 @@ class Tokenizer:
         self._names: list[str] = [""] * self.size
         for name, id in self._ids.items():
             self._names[id] = name
-        self._later: list[bytes | None] = [None] * self.size  # what each id stands for after the first place
-        spaced = {step.get("type") for step in steps(self._spec.get("decoder"))} <= {"WordPiece"}
-        self._literal = set() if spaced else {self._ids[name] for name in added}  # these stand for their own name
+        self._later: list[bytes | None] = [None] * self.size  # the bytes of each id after the first place
+        spaced = {step.get("type") for step in steps(self._tables.get("decoder"))} <= {"WordPiece"}
+        self._literal = set() if spaced else {self._ids[token["content"]] for token in added}  # decoded as their name
         self.specials = {name: self._ids[name] for name in special}
         self._hidden = frozenset(self.specials.values())
-        self.bos, self.eos, self.pad, self.unk = map(self._player, ENDS)
-        self.cls, self.sep, self.mask = map(self._player, ("cls", "sep", "mask"))
+        self.bos, self.eos, self.pad, self.unk = map(self._id_of_role, ENDS)
+        self.cls, self.sep, self.mask = map(self._id_of_role, ("cls", "sep", "mask"))
         marks = {int(found[1]): self._ids[name] for name in special if (found := SENTINEL.fullmatch(name))}
         self.sentinels: list[int] = [marks[number] for number in sorted(marks)]
 
@@ -123,51 +118,69 @@ class Tokenizer:
     ) -> list[list[int]]:
         """``encode`` of each text, in parallel."""
         texts = list(texts)
-        before = [self._part("bos")] if bos else []
-        after = [self._part("eos")] if eos else []
-        if not special and sum(map(len, filter(_is_text, texts))) >= LARGE and self._twin is not None:
+        before = [self._id_of_end("bos")] if bos else []
+        after = [self._id_of_end("eos")] if eos else []
+        characters = sum(map(len, filter(_is_text, texts)))
+        encode = functools.partial(self._by_library, special=True) if special else self.encoder(characters)
+        if encode == self._by_tiktoken and characters >= LARGE:
             workers = os.cpu_count() or 1
             size = -(-len(texts) // (4 * workers))
             with pool(workers) as threads:
-                groups = threads.map(self.encode_arrays, (texts[at : at + size] for at in range(0, len(texts), size)))
-                found = [ids if isinstance(ids, list) else ids.tolist() for group in groups for ids in group]
+                groups = threads.map(encode, (texts[at : at + size] for at in range(0, len(texts), size)))
+                found = [ids for group in groups for ids in group]
         else:
-            found = self._encoded(texts, special)
-        return [[*before, *ids, *after] for ids in found] if before or after else found
+            found = encode(texts)
+        lists = [ids if isinstance(ids, list) else ids.tolist() for ids in found]
+        return [[*before, *ids, *after] for ids in lists] if before or after else lists
 
-    def encode_arrays(self, texts: Iterable[str]) -> list[Any]:
-        """``encode`` of each text, for a large corpus: NumPy arrays by the faster engine where its ids are the same."""
-        texts, twin = list(texts), self._twin
-        found = [twin.ids(text) if twin is not None and _is_text(text) else None for text in texts]
-        rest = iter(self._encoded([text for text, ids in zip(texts, found, strict=True) if ids is None], special=False))
+    def encoder(self, characters: int) -> Callable[[Sequence[str]], list[Any]]:
+        """What encodes each of some texts, of so many characters in all, the fastest: to lists or NumPy arrays of ids.
+
+        The tables that it needs are built here, so that threads may then call it.
+        """
+        fast = (self._by_rank or characters >= LARGE) and self._tiktoken is not None
+        return self._by_tiktoken if fast else self._by_library
+
+    @property
+    def backend(self) -> str:
+        """Which library encodes large texts: "tiktoken", where its ids are proven to be the same, or "tokenizers"."""
+        return "tokenizers" if self._tiktoken is None else "tiktoken"
+
+    @functools.cached_property
+    def _tiktoken(self) -> TiktokenBackend | None:
+        return TiktokenBackend.of(self._tables, None if self._by_rank else self._plain)
+
+    def _by_tiktoken(self, texts: Sequence[str]) -> list[Any]:
+        """The ids of each text by tiktoken, and by the library where tiktoken's are not proven to be the same."""
+        found = [self._tiktoken.encode(text) if self._tiktoken and _is_text(text) else None for text in texts]
+        left = [text for text, ids in zip(texts, found, strict=True) if ids is None]
+        rest = iter(self._by_library(left) if left else ())
         return [next(rest) if ids is None else ids for ids in found]
 
-    def _encoded(self, texts: list[str], special: bool) -> list[list[int]]:
+    def _by_library(self, texts: Sequence[str], special: bool = False) -> list[list[int]]:
         """The ids of each text by the library."""
         library = self._special if special else self._plain
-        if not texts:
-            return []
-        found: list[list[int]] = self._asked(
-            library, texts, lambda: [one.ids for one in library.encode_batch_fast(texts, add_special_tokens=False)]
-        )
-        if self._lost is not None and any(self._lost in ids for ids in found):
-            raise refusal(texts, library, self._lost, LookupError("it has no token for what it does not know"))
-        return found
+        found = self._encodings(library, texts, "encode_batch_fast")
+        ids: list[list[int]] = [encoding.ids for encoding in found]
+        lost = library.token_to_id(LOST)
+        if lost is not None and any(lost in one for one in ids):
+            raise refusal(texts, library, LookupError("it has no token for what it does not know"))
+        return ids
 
-    def _asked(self, library: tokenizers.Tokenizer, texts: Sequence[str], work: Callable[[], Any]) -> Any:
-        """What the library answers, within a budget; UserError where it panics or finds no id."""
+    def _encodings(
+        self, library: tokenizers.Tokenizer, texts: Sequence[str], method: str = "encode_batch"
+    ) -> list[tokenizers.Encoding]:
+        """The library's answers, within a budget; UserError where it panics or finds no id.
+
+        By a batch even for one text: else the library keeps Python's lock.
+        """
+        work = functools.partial(getattr(library, method), texts, add_special_tokens=False)
         try:
-            return watched(work, sum(map(len, filter(_is_text, texts))))
+            return within_budget(work, sum(map(len, filter(_is_text, texts)))) if texts else []
         except (KeyboardInterrupt, SystemExit, UserError):
             raise
         except BaseException as error:  # the library's own panics are not Exceptions
-            raise refusal(texts, library, self._lost, error) from None
-
-    def _alone(self, text: str) -> tokenizers.Encoding:
-        """The library's whole answer for one text; by a batch, since for a single text it keeps Python's lock."""
-        work = partial(self._plain.encode_batch, [text], add_special_tokens=False)
-        found: list[tokenizers.Encoding] = self._asked(self._plain, [text], work)
-        return found[0]
+            raise refusal(texts, library, error) from None
 
     def encode_pair(
         self, first: str, second: str | None = None, *, most: int | None = None, special: bool = False
@@ -210,7 +223,7 @@ class Tokenizer:
     @functools.cached_property
     def _frames(self) -> tuple[list[tuple[int | None, int, int]], list[tuple[int | None, int, int]]]:
         """What stands around a text and around two: as the file says, else cls or bos before, sep or eos after."""
-        one, two = (frame(self._spec, self._source, pair) for pair in (False, True))
+        one, two = (frame(self._tables, self._source, pair) for pair in (False, True))
         if any(text is None for text, _, _ in two):
             return one, two
         bos = None if self.bos == self.eos else self.bos
@@ -225,13 +238,13 @@ class Tokenizer:
 
         Tokens that share a character, such as the bytes of an emoji, each have that character's span.
         """
-        spans: list[tuple[int, int]] = self._alone(text).offsets
+        spans: list[tuple[int, int]] = self._encodings(self._plain, [text])[0].offsets
         return spans
 
     @functools.cached_property
-    def opens(self) -> bool:
+    def adds_prefix(self) -> bool:
         """Whether something is put in front of each text, as SentencePiece puts a space."""
-        before = [*steps(self._spec.get("normalizer")), *steps(self._spec.get("pre_tokenizer"))]
+        before = [*steps(self._tables.get("normalizer")), *steps(self._tables.get("pre_tokenizer"))]
         return any(
             step["type"] == "Prepend"
             or (step["type"] == "Metaspace" and step.get("prepend_scheme", "always") != "never")
@@ -239,38 +252,41 @@ class Tokenizer:
             for step in before
         )
 
-    def encode_onward(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """The ids and spans of what goes on behind a line's end: nothing is put in front of it."""
-        encoding = self._alone(f"\n{text}")
+    def encode_continuation(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """The ids and spans of a text that continues another behind a line's end: nothing is put in front of it."""
+        encoding = self._encodings(self._plain, [f"\n{text}"])[0]
         first = next((at for at, (_, end) in enumerate(encoding.offsets) if end > 1), len(encoding.ids))
         spans = [(max(start - 1, 0), end - 1) for start, end in encoding.offsets[first:]]
         return encoding.ids[first:], spans
 
-    @property
-    def _twin(self) -> Twin | None:
-        """The faster engine, where its ids are proven to be the library's; made when it is first asked for."""
-        with _TURNS:
-            return self._made
+    @functools.cached_property
+    def _spec(self) -> Spec:
+        """The tokenizer.json, whole."""
+        return with_merges(self._tables)
 
     @functools.cached_property
-    def _made(self) -> Twin | None:
-        return Twin.of(self._spec, self._plain)
+    def _plain(self) -> tokenizers.Tokenizer:
+        """The library's tokenizer that leaves special tokens in a text as plain text."""
+        names = [token["content"] for token in self._spec["added_tokens"] if token["content"] and token["special"]]
+        library = load(marking_lost(without_specials(self._spec, names) or self._spec), self._source)
+        library.encode_special_tokens = True
+        return library
 
     @functools.cached_property
     def _special(self) -> tokenizers.Tokenizer:
         """The library's tokenizer that reads special tokens out of the text."""
-        return load(self._whole, self._source)
+        return load(marking_lost(self._spec), self._source)
 
-    def _player(self, part: str) -> int | None:
-        name = self.roles[part]
+    def _id_of_role(self, role: str) -> int | None:
+        name = self.roles[role]
         return None if name is None else self._ids[name]
 
-    def _part(self, part: str) -> int:
-        name = self.roles[part]
-        if name is None:
-            long = {"bos": "beginning", "eos": "end"}[part]
-            raise UserError(f"This tokenizer has no {long}-of-text token; encode without {part}=True.")
-        return self._ids[name]
+    def _id_of_end(self, role: str) -> int:
+        id = self._id_of_role(role)
+        if id is None:
+            long = {"bos": "beginning", "eos": "end"}[role]
+            raise UserError(f"This tokenizer has no {long}-of-text token; encode without {role}=True.")
+        return id
 
     # ------------------------------------------------------------------------------ ids -> text
 
@@ -282,7 +298,7 @@ class Tokenizer:
         try:
             shown = [id for id in ids if special or not self.hides(id)]
         except TypeError:
-            raise UserError(f"Ids are integers in a list, and this is a {type(ids).__name__}; give such.") from None
+            raise UserError(f"Ids are integers in a list, and this is a {type(ids).__name__}; give a list.") from None
         pieces = [self.bytes_of(id, at == 0) for at, id in enumerate(shown)]
         return b"".join(pieces).decode("utf-8", "replace")
 
@@ -294,11 +310,11 @@ class Tokenizer:
         """The UTF-8 bytes, perhaps a part of a character, that an id stands for; ``first`` in the text or later."""
         if first:
             name = self.token(id)
-            return name.encode() if id in self._literal else self._read(name, True)
+            return name.encode() if id in self._literal else self._decode_token(name, True)
         piece = self._later[id] if isinstance(id, int) and 0 <= id < self.size else None
         if piece is None:
             name = self.token(id)
-            piece = self._later[id] = name.encode() if id in self._literal else self._read(name, False)
+            piece = self._later[id] = name.encode() if id in self._literal else self._decode_token(name, False)
         return piece
 
     def hides(self, id: int) -> bool:
@@ -312,7 +328,7 @@ class Tokenizer:
         try:
             id = operator.index(id)
         except TypeError:
-            raise UserError(f"Ids are integers, and {ascii(id)[:50]} is not one; give such.") from None
+            raise UserError(f"Ids are integers, and {ascii(id)[:50]} is not one; give integers.") from None
         if not 0 <= id < self.size:
             raise UserError(f"Token {id} is out of range; this tokenizer has tokens 0 to {self.size - 1}.")
         return self._names[id]
@@ -342,13 +358,10 @@ class Tokenizer:
     @classmethod
     def from_json(cls, text: str, roles: Roles | None = None, source: str = "The tokenizer") -> Tokenizer:
         """The tokenizer in a tokenizer.json's text; ``roles`` says who plays bos, eos, mask and so on, where known."""
-        try:
-            spec = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{source} is not valid JSON ({error}); restore or fix it.") from None
-        if not isinstance(spec, dict) or not isinstance(spec.get("model"), dict):
+        spec = files.json_object(text, source, "restore it or choose another file")
+        if not isinstance(spec.get("model"), dict):
             raise UserError(
-                f'{source} has no "model" and so is not a tokenizer.json; restore it or choose another file.'
+                f'{source} has no "model", so it is not a tokenizer.json; restore it or choose another file.'
             )
         stored = spec.pop(EXTRA, None)
         return cls(spec, roles or (stored if isinstance(stored, dict) else None), source)

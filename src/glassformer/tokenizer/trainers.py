@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ..errors import UserError, nearest
 from .byte_bpe import KINDS, Kind, byte_level
-from .specification import Spec, added_token
 from .stream import byte_alphabet
 from .tokenizer import Tokenizer
+from .tokenizer_json import Spec, added_token
 
 END = "<|endoftext|>"
 TRAINED = ("char", "byte", "bpe", "wordpiece", "unigram", "words")

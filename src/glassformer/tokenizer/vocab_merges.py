@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from . import byte_bpe as ranks
-from .specification import MOST_IDS, Roles, Spec, added_token, framed_by, yes_or_no
+from . import byte_bpe
 from .stream import byte_alphabet
+from .tokenizer_json import MOST_IDS, Roles, Spec, added_token, flag, framed_by
 
 FILES = {"vocab.json": "merges.txt", "encoder.json": "vocab.bpe"}
 CLIP = "clip"
@@ -53,12 +53,12 @@ def read(
     plain = {name: id for name, id in ids.items() if name in known}
     if kind == CLIP:
         return _clip(ids, pairs, specials)
-    chosen = ranks.kind_of(kind or "gpt2")
+    chosen = byte_bpe.kind_of(kind or "gpt2")
     if kind is not None:
         specials = chosen.specials | specials
-    spec = ranks.byte_level(plain, pairs, ranks.Kind(chosen.pattern, specials, compose=chosen.compose))
+    spec = byte_bpe.byte_level(plain, pairs, byte_bpe.Kind(chosen.pattern, specials, compose=chosen.compose))
     if chosen.pattern is None:
-        spec["pre_tokenizer"]["add_prefix_space"] = yes_or_no(config, "add_prefix_space", False)
+        spec["pre_tokenizer"]["add_prefix_space"] = flag(config, "add_prefix_space", False)
     return spec, {}
 
 
@@ -67,7 +67,7 @@ def _clip(ids: dict[str, int], pairs: list[list[str]], specials: dict[str, int])
     first, last = "<|startoftext|>", "<|endoftext|>"
     if not {first, last} <= specials.keys():
         raise UserError(f"This vocabulary lacks {first} or {last} and so is not CLIP's; restore it.")
-    spec = ranks.byte_level(ids, pairs, ranks.Kind(None, {}))
+    spec = byte_bpe.byte_level(ids, pairs, byte_bpe.Kind(None, {}))
     words = {"type": "Split", "pattern": {"Regex": WORDS_OF_CLIP}, "behavior": "Removed", "invert": True}
     replaced = {"type": "Replace", "pattern": {"Regex": r"\s+"}, "content": " "}
     spec["added_tokens"] = [added_token(id, name) for name, id in specials.items()]

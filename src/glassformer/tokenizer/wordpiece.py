@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import UserError
-from .specification import Spec, added_token, yes_or_no
+from .tokenizer_json import Spec, added_token, flag
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -25,10 +25,10 @@ def read(text: str, lower: bool | None, config: dict[str, Any], source: str) -> 
         twice = next(number for number, name in enumerate(names, 1) if ids[name] != number - 1)
         raise UserError(f"Line {twice} of {source} is repeated further down; restore the file.")
     if lower is None:
-        lower = yes_or_no(config, "do_lower_case", None)
+        lower = flag(config, "do_lower_case", None)
     spec = wordpiece(names, [name for name in SPECIAL if name in ids], lower)
-    spec["normalizer"]["handle_chinese_chars"] = yes_or_no(config, "tokenize_chinese_chars", True)
-    spec["normalizer"]["strip_accents"] = yes_or_no(config, "strip_accents", None)
+    spec["normalizer"]["handle_chinese_chars"] = flag(config, "tokenize_chinese_chars", True)
+    spec["normalizer"]["strip_accents"] = flag(config, "strip_accents", None)
     return spec
 
 

@@ -22,9 +22,8 @@ from ..data import Shards, tokenise
 from ..data import find as find_corpus
 from ..errors import UserError, nearest, need
 from ..nn import build_model, lora
-from ..tokenizer import Tokenizer
+from ..tokenizer import Tokenizer, pretrained
 from ..tokenizer import open as open_tokenizer
-from ..tokenizer import pretrained as shelf
 from ..tokenizer import train as train_tokenizer
 from ..tokenizer.trainers import DEFAULT_SIZE, END
 from .data import Batch, Batches, every_token_once, transformed, transformed_once
@@ -163,10 +162,10 @@ def tokenizer_of(settings: Run, examples: Tables | None) -> Tokenizer:
     kinds = ("char", "byte", "bpe", "words") if examples else ("char", "byte", "bpe")
     if kind not in kinds:
         path = Path(kind).expanduser()
-        if not path.exists() and kind in shelf.KNOWN:
-            return shelf.find(kind)
+        if not path.exists() and kind in pretrained.KNOWN:
+            return pretrained.find(kind)
         if not path.exists():
-            known = nearest(kind, [*kinds, *shelf.KNOWN])
+            known = nearest(kind, [*kinds, *pretrained.KNOWN])
             raise UserError(f'data.tokenizer: "{kind}" is not a file, folder, kind or name of a tokenizer.{known}')
         return open_tokenizer(places.checkpoint(path) if path.is_dir() else path)
     return train_tokenizer(kind, _announced(kind, _texts(data, examples)), data.vocab, _specials(settings))

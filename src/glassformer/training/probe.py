@@ -55,7 +55,7 @@ TABLE = (
     Reason("GPU with bf16", 0, "bfloat16", "its matrix units take bf16, as everybody trains; not measured here"),
     Reason("machine", 0, "float32", "no product in bf16 is known to be faster here"),
 )
-"""The first row that fits decides. Sources: docs/performance.md, "The plan"."""
+"""The first row that fits decides. Sources: docs/log.md, "The plan"."""
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ...errors import UserError
-from ...tokenizer.specification import model_type
 from ...tokenizer.stream import BYTE_TOKEN
 from ...tokenizer.tokenizer import Tokenizer
+from ...tokenizer.tokenizer_json import model_type
 
 SAMPLE = (
     "Glass and GLASS\n🎵 鸟\ndef look(x): return None if x >= 10 elif False\n"

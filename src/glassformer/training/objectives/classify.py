@@ -111,7 +111,7 @@ class Classify(Objective):
 
     def metrics(self, predictions: Tensor, labels: Tensor, names: tuple[str, ...] = ()) -> dict[str, float]:
         """Correlations of numbers, Matthews' of two labels."""
-        from ..measures import correlations, matthews
+        from ...data.correlation import correlations, matthews
 
         if self.regression:
             return correlations(predictions, labels)

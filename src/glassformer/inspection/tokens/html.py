@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from .compare import BYTES, UNKNOWN, Sheet, Token, counted
-from .trace import Trace
-from .wording import blanks, steps
+from .display import blanks, steps
+from .segmentation import Trace
 
 GROUNDS = ("#cfe6f7", "#ffe3b0")
 """Blue and orange, one after the other: told apart by every kind of sight, and by their borders without colour."""

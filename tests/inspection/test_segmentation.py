@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from glassformer import UserError
-from glassformer.inspection.tokens.trace import Match, Merge, Tracer, trace
-from glassformer.inspection.tokens.trace import Path as Way
-from glassformer.inspection.tokens.wording import steps
-from glassformer.tokenizer import Tokenizer
+from glassformer.inspection.tokens.display import steps
+from glassformer.inspection.tokens.segmentation import Match, Merge, Tracer, trace
+from glassformer.inspection.tokens.segmentation import Path as Way
+from glassformer.tokenizer import Tokenizer, pretrained
 from glassformer.tokenizer import open as open_tokenizer
-from glassformer.tokenizer import pretrained as shelf
 from glassformer.tokenizer import train as train_tokenizer
 
 TEXTS = ("tinyshakespeare/input.txt", "multi30k/train.de", "multi30k/train.en")
@@ -37,14 +36,14 @@ def proven(tokenizer: Tokenizer, words: list[str]) -> None:
 @pytest.mark.parametrize("name", ["gpt2", "bert-cased", "bert-uncased", "t5", "llama2", "phi3", "starcoder"])
 def test_traces_come_to_the_librarys_ids(shared_data: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("GLASSFORMER_DATA", str(shared_data))
-    proven(shelf.find(name), words_of(shared_data, 6))
+    proven(pretrained.find(name), words_of(shared_data, 6))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", list(shelf.KNOWN))
+@pytest.mark.parametrize("name", list(pretrained.KNOWN))
 def test_traces_of_every_distinct_word(shared_data: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("GLASSFORMER_DATA", str(shared_data))
-    proven(shelf.find(name), words_of(shared_data, 1))
+    proven(pretrained.find(name), words_of(shared_data, 1))
 
 
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram", "char", "byte", "words"])

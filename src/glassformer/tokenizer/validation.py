@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import UserError
-from .specification import Spec, reason, steps
 from .stream import byte_alphabet
+from .tokenizer_json import Spec, reason, steps
 
 if TYPE_CHECKING:
     import tokenizers
@@ -76,27 +76,27 @@ def charsmap(table: bytes) -> int:
     return max(1, longest)
 
 
-def marking_lost(spec: Spec) -> tuple[Spec, int | None]:
-    """The specification with a token, and its id, that stands for each character the model would leave out.
+def marking_lost(spec: Spec) -> Spec:
+    """The specification with a token, ``LOST``, that stands for each character the model would leave out.
 
     Only a BPE with no unknown token leaves any out, where not every byte is an entry; others come back as they are.
     """
     model = spec["model"]
     if model["type"] != "BPE" or model.get("unk_token") is not None:
-        return spec, None
+        return spec
     vocabulary: dict[str, int] = model["vocab"]
     if model.get("byte_fallback") and all(f"<0x{byte:02X}>" in vocabulary for byte in range(256)):
-        return spec, None
+        return spec
     whole = not (model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"))
     kinds = {step.get("type") for part in ("normalizer", "pre_tokenizer") for step in steps(spec.get(part))}
     if whole and "ByteLevel" in kinds and vocabulary.keys() >= {*byte_alphabet().values()}:
-        return spec, None
+        return spec
     ids = {**vocabulary, **{token["content"]: token["id"] for token in spec["added_tokens"] if token["content"]}}
-    id = max(ids.values(), default=-1) + 1
-    return {**spec, "model": {**model, "vocab": {**ids, LOST: id}, "unk_token": LOST, "fuse_unk": False}}, id
+    vocabulary = {**ids, LOST: max(ids.values(), default=-1) + 1}
+    return {**spec, "model": {**model, "vocab": vocabulary, "unk_token": LOST, "fuse_unk": False}}
 
 
-def refusal(texts: Sequence[Any], library: tokenizers.Tokenizer, lost: int | None, error: BaseException) -> UserError:
+def refusal(texts: Sequence[Any], library: tokenizers.Tokenizer, error: BaseException) -> UserError:
     """Why the library could not encode these texts: the first thing that is not a text or that it does not know."""
     for text in texts:
         if not isinstance(text, str):
@@ -105,7 +105,7 @@ def refusal(texts: Sequence[Any], library: tokenizers.Tokenizer, lost: int | Non
             at = text.index(letter)
             if 0xD800 <= ord(letter) < 0xE000:
                 return UserError(f"Character {at} of the text is half of a surrogate pair; remove it.")
-            if not _knows(letter, library, lost):
+            if not _knows(letter, library):
                 return UserError(
                     f"The tokenizer does not know the character {json.dumps(letter, ensure_ascii=False)} (number {at} "
                     f"of the text); remove it or train a tokenizer on text that has it."
@@ -113,9 +113,9 @@ def refusal(texts: Sequence[Any], library: tokenizers.Tokenizer, lost: int | Non
     return UserError(f"The tokenizer cannot encode this text ({reason(error)}); use another tokenizer.")
 
 
-def _knows(letter: str, library: tokenizers.Tokenizer, lost: int | None) -> bool:
+def _knows(letter: str, library: tokenizers.Tokenizer) -> bool:
     try:
-        return lost not in library.encode(letter, add_special_tokens=False).ids
+        return library.token_to_id(LOST) not in library.encode(letter, add_special_tokens=False).ids
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ..errors import UserError
 
 if TYPE_CHECKING:
     import tokenizers
 
+Text = TypeVar("Text", bytes, str)
 Spec = dict[str, Any]  # what a tokenizer.json holds
 Roles = dict[str, str | None]  # "bos", "eos", ... (the keys of USUAL) -> the special token that plays the part
 
@@ -28,13 +29,17 @@ MOST_IDS = 1 << 22  # lists are as long as the highest id says
 NEEDED = ("bos", "eos")  # a part that is named, but by a token that is missing, is an error for these alone
 
 
+class ByRank(dict[str, int]):
+    """In place of a list of merges: tiktoken's entries and ranks, whose rule says the merges (``with_merges``)."""
+
+
 def added_token(id: int, content: str, special: bool = True) -> dict[str, Any]:
     """An entry of a tokenizer.json's "added_tokens"."""
     rules = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     return {"id": id, "content": content, **rules, "special": special}
 
 
-def yes_or_no(settings: dict[str, Any], key: str, usual: Any) -> Any:
+def flag(settings: dict[str, Any], key: str, usual: Any) -> Any:
     """A setting that is true or false, or else the usual one; UserError for what is neither ("false" is a text)."""
     value = settings.get(key)
     if value is not None and not isinstance(value, bool):
@@ -89,10 +94,11 @@ def canonical(spec: Spec, roles: Roles) -> Spec:
     model = {"type": model_type(spec["model"]), **spec["model"]}
     if model["type"] == "BPE":
         model["dropout"] = None  # a text has one way to be written
-        model["merges"] = [merge if type(merge) is list else _pair(merge, model["vocab"]) for merge in model["merges"]]
+        if not isinstance(pairs := model["merges"], ByRank):
+            model["merges"] = [pair if type(pair) is list else _pair(pair, model["vocab"]) for pair in pairs]
         if '{"String": " "}' in json.dumps(spec.get("normalizer")):
-            _mend_spaces(model)
-    _place(spec, model)
+            _restore_no_break_spaces(model)
+    _fix_added_ids(spec, model)
     ids = ids_of({**spec, "model": model})
     added = {token["content"]: dict(token) for token in spec.get("added_tokens") or []}
     for name in added.keys() & {name for names in USUAL.values() for name in names}:
@@ -113,7 +119,35 @@ def canonical(spec: Spec, roles: Roles) -> Spec:
     return {**spec, "truncation": None, "padding": None, "added_tokens": tokens, "model": model}
 
 
-def _place(spec: Spec, model: dict[str, Any]) -> None:
+def with_merges(spec: Spec) -> Spec:
+    """The specification with its merges as a list."""
+    model = spec["model"]
+    ranks = model.get("merges")
+    if not isinstance(ranks, ByRank):
+        return spec
+    return {**spec, "model": {**model, "merges": [list(pair) for pair in merges_by_rank(ranks)]}}
+
+
+def merges_by_rank(ranks: Mapping[Text, int]) -> list[tuple[Text, Text]]:
+    """The merges, first things first, of a BPE known only by its tokens' ranks.
+
+    tiktoken and SentencePiece join two neighbours whenever the joined token exists, the lowest rank first.
+    That is ordinary BPE with every cut of every token into two tokens as a merge: linear in the letters.
+    """
+    found: list[tuple[Text, Text]] = []
+    for token, _ in sorted(ranks.items(), key=lambda item: item[1]):
+        cuts = []
+        for cut in range(1, len(token)):
+            left = ranks.get(token[:cut])
+            if left is not None and (right := ranks.get(token[cut:])) is not None:
+                cuts.append((left, right, cut))
+        if len(cuts) > 1:
+            cuts.sort()
+        found += [(token[:cut], token[cut:]) for _, _, cut in cuts]
+    return found
+
+
+def _fix_added_ids(spec: Spec, model: dict[str, Any]) -> None:
     """Give added tokens the ids that the file gives them: the library would count on from the model's entries.
 
     UserError where it cannot be done: among scored pieces, or for a token that the model knows by another id.
@@ -146,7 +180,7 @@ def _pair(merge: Any, vocabulary: dict[str, int]) -> list[str]:
     return halves
 
 
-def _mend_spaces(model: dict[str, Any]) -> None:
+def _restore_no_break_spaces(model: dict[str, Any]) -> None:
     """Give no-break spaces back to a copy of a vocabulary in which a tool made them plain spaces.
 
     The normalizer replaces every plain space, so an entry that holds one can mean nothing else.

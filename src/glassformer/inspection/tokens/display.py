@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...tokenizer.stream import byte_alphabet
-from .trace import Match, Merge, Path, Trace
+from .segmentation import Match, Merge, Path, Trace
 
 SIGNS = {" ": "·", "\t": "→", "\n": "↵", "\r": "␍"}
 

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ...errors import UserError
-from ...tokenizer.specification import Spec, without_specials
 from ...tokenizer.tokenizer import Tokenizer
+from ...tokenizer.tokenizer_json import Spec, without_specials
 
 UNKNOWN_PENALTY = 10.0  # below the worst score: what Unigram gives a character that is in no piece
 

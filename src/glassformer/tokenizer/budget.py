@@ -23,7 +23,7 @@ TICK = 0.1  # seconds between two looks at the clock
 _mine = threading.local()  # .left: whether the pool that this thread belongs to was left
 
 
-def watched(work: Callable[[], T], characters: int) -> T:
+def within_budget(work: Callable[[], T], characters: int) -> T:
     """What ``work`` on a text of so many characters returns or raises; UserError when its budget is spent.
 
     The budget is of processor time, so that a busy machine ends nothing. The work itself cannot be ended: it goes on

@@ -1,0 +1,131 @@
+"""softmax(q k^T) v by several engines, one of which is chosen for each call. ``eager`` is the definition.
+
+inputs        what an engine is given: AttentionInputs
+eager         written out; what a tape watches
+sdpa          PyTorch's fused kernels
+cpu_blocks    training and bf16 prompts on a CPU
+block_sparse  FlashAttention's algorithm over the blocks that block_mask names
+flex          PyTorch's FlexAttention, for GPUs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import cpu_blocks
+from .block_mask import density
+from .block_sparse import block_sparse_attention
+from .cpu_blocks import blocks_attention, prefill_attention
+from .eager import eager_attention
+from .flex import flex_attention
+from .inputs import AttentionInputs
+from .sdpa import sdpa_attention
+
+
+class Engine(NamedTuple):
+    """One way to compute ``AttentionInputs`` -> (B, H, T, D)."""
+
+    name: str
+    run: Callable[[AttentionInputs], Tensor]
+    supports: Callable[[AttentionInputs], bool]  # whether it can compute them
+    pays: Callable[[AttentionInputs], bool]  # whether it was measured to be the fastest of those that can
+    measured: str
+
+
+def _few_blocks(inputs: AttentionInputs) -> bool:
+    """Long rows on a CPU whose blocks of pairs are few; fewer beside ``blocks``, which is fast as well."""
+    if inputs.q.shape[2] < 512 or not inputs.on_cpu or inputs.mask.fast_path is not None:
+        return False
+    return density(inputs.mask) <= (0.15 if _supports_blocks(inputs) and _trains_slowly(inputs) else 0.3)
+
+
+def _trains_slowly(inputs: AttentionInputs) -> bool:
+    """Training on a CPU in bf16 or with dropout, up to 1,024 keys."""
+    if not (inputs.needs_grad and inputs.on_cpu) or inputs.k.shape[2] > 1024 or inputs.q.dtype != inputs.k.dtype:
+        return False
+    return inputs.q.dtype == torch.bfloat16 or inputs.dropout > 0
+
+
+def _supports_blocks(inputs: AttentionInputs) -> bool:
+    return inputs.bias is None and inputs.softcap is None
+
+
+def _bf16_prompt(inputs: AttentionInputs) -> bool:
+    """A causal prompt in bf16 on a CPU; no gradient."""
+    fits = inputs.bias is None and inputs.softcap is None and inputs.dropout == 0 and not inputs.needs_grad
+    return fits and inputs.on_cpu and inputs.q.dtype == torch.bfloat16 and inputs.mask.fast_path == "causal"
+
+
+def _supports_flex(inputs: AttentionInputs) -> bool:
+    """No bias, no dropout; on a CPU PyTorch refuses its gradient."""
+    untrained = not (inputs.needs_grad and inputs.q.device.type == "cpu")
+    return inputs.bias is None and inputs.dropout == 0 and untrained
+
+
+ENGINES = {
+    engine.name: engine
+    for engine in (
+        Engine(
+            "sparse",
+            block_sparse_attention,
+            supports=lambda inputs: inputs.bias is None,
+            pays=_few_blocks,
+            measured="window(256) of 8,192 tokens, forward and backward: 10 times as fast as sdpa (docs/masks.md)",
+        ),
+        Engine(
+            "blocks",
+            blocks_attention,
+            supports=_supports_blocks,
+            pays=_trains_slowly,
+            measured="PyTorch's bf16 backward takes 2 to 3 times as long on a CPU; with dropout it has no fused kernel",
+        ),
+        Engine(
+            "prefill",
+            prefill_attention,
+            supports=_bf16_prompt,
+            pays=lambda inputs: inputs.q.shape[2] >= cpu_blocks.BLOCK // 2,
+            measured="PyTorch's fused kernel takes 1.2 to 1.8 times as long (benchmarks/limits.py)",
+        ),
+        Engine(
+            "flex",
+            flex_attention,
+            supports=_supports_flex,
+            pays=lambda inputs: False,
+            measured="not measured on a GPU yet: only by name",
+        ),
+        Engine(
+            "sdpa",
+            sdpa_attention,
+            supports=lambda inputs: inputs.softcap is None,
+            pays=lambda inputs: True,
+            measured="the fastest wherever no row above says otherwise",
+        ),
+        Engine(
+            "eager",
+            eager_attention,
+            supports=lambda inputs: True,
+            pays=lambda inputs: True,
+            measured="scores that are capped: no fused kernel does that",
+        ),
+    )
+}
+"""The table that chooses: the first engine that supports a call and pays. ``model.engine`` may name one instead."""
+
+
+def choose(inputs: AttentionInputs, name: str = "auto") -> Engine:
+    """The engine of that name where it supports the call; otherwise, and for "auto", the table's first."""
+    if name != "auto" and ENGINES[name].supports(inputs):
+        return ENGINES[name]
+    for engine in ENGINES.values():
+        if engine.supports(inputs) and engine.pays(inputs):
+            return engine
+    raise AssertionError("eager supports every call")
+
+
+def attend(inputs: AttentionInputs, engine: str = "auto") -> Tensor:
+    """Attention (B, H, T, D) by the engine that ``choose`` gives."""
+    return choose(inputs, engine).run(inputs)

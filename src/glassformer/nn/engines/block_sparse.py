@@ -1,0 +1,167 @@
+"""Block-sparse attention: FlashAttention's two passes (Dao et al. 2022, algorithms 1 and 4) over the tiles of a mask.
+
+    forward     S = q k^T * scale      P = softmax(S)      lse = log sum exp S      out = dropout(P) v
+    backward    P again from q and k   delta = rowsum(dout * out)      dv = dropout(P)^T dout
+                dP = dropout(dout v^T)      dS = P * (dP - delta)      dq = dS k * scale      dk = dS^T q * scale
+
+P is not kept, so memory does not grow with the pairs. Where a rule is split in sub-rules, each has a softmax over its
+own keys; its share of the softmax over all keys is told by the log-sum-exps, as in split-KV decoding.
+
+B batch, T queries, S keys, H heads, K key-value heads, D head dim; the other letters as in block_mask.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..dropout import keep_mask
+from .block_mask import MASKED, BlockMask, block_masks
+from .inputs import AttentionInputs
+
+
+def block_sparse_attention(inputs: AttentionInputs) -> Tensor:
+    """Time and memory by the blocks that the mask leaves -> (B, H, T, D), zero where a query is padding; no bias."""
+    call = _Call(block_masks(inputs.mask), inputs.scale, inputs.softcap, inputs.dropout)
+    out: Tensor = _BlockSparse.apply(inputs.q, inputs.k, inputs.v, call)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _BlockSparse(torch.autograd.Function):
+    """Keeps q, k, v, out and, of several sub-rules, the share of each in the softmax."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, call: _Call) -> Tensor:
+        shape, kv_shape, rows = q.shape, k.shape, len(call.block_masks[0].blocks)
+        q, k, v = (x.reshape(rows, -1, *x.shape[2:]) for x in (q, k, v))  # (R, M, T or S, D)
+        parts = [call.forward(block_mask, q, k, v) for block_mask in call.block_masks]
+        out, shares = parts[0][0], list[Tensor]()
+        if len(parts) > 1:
+            shares = list(torch.stack([lse for _, lse in parts]).softmax(0))  # (R, M, T, 1) each
+            out = reduce(Tensor.add_, (part.mul_(share) for (part, _), share in zip(parts, shares, strict=True)))
+        out = out.to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, *shares)
+        ctx.call, ctx.shape, ctx.kv_shape = call, shape, kv_shape
+        return out.view(shape)
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> Any:
+        (q, k, v, out, *shares), call = ctx.saved_tensors, ctx.call
+        dout = dout.reshape(out.shape)
+        delta = _wide(dout * out).sum(-1, keepdim=True)
+        keep = iter(call.keep)
+        parts = [
+            call.backward(block_mask, (q, k, v), dout, delta, share, keep)
+            for block_mask, share in zip(call.block_masks, shares or [None], strict=True)
+        ]
+        dq, dk, dv = (reduce(Tensor.add_, some) for some in zip(*parts, strict=True))
+        grads = dq.mul_(call.scale).view(ctx.shape), dk.mul_(call.scale).view(ctx.kv_shape), dv.view(ctx.kv_shape)
+        return *(x.to(q.dtype) for x in grads), None
+
+
+@dataclass
+class _Call:
+    """One call's settings, and the dropout masks it drew: one for each tile and head, in the order of computation."""
+
+    block_masks: list[BlockMask]
+    scale: float
+    softcap: float | None
+    dropout: float
+    keep: list[Tensor] = field(default_factory=list)
+
+    def scores(self, q: Tensor, k: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Scores (G, E, n * E) of q (G, E, D) and k (G, n * E, D) and, where they are capped, the cap's derivative."""
+        if self.softcap is None and bias is not None:  # scale and mask go into the product itself
+            return _wide(torch.baddbmm(bias, q, k.mT, alpha=self.scale)), None
+        scores, derivative = _wide(torch.bmm(q, k.mT)).mul_(self.scale), None
+        if self.softcap is not None:
+            tanh = scores.div_(self.softcap).tanh_()
+            derivative, scores = 1 - tanh * tanh, tanh * self.softcap
+        return scores if bias is None else scores.add_(bias), derivative
+
+    def dropped(self, x: Tensor, keep: Tensor) -> Tensor:
+        """``x`` with 0 where ``keep`` is false, the rest divided by 1 - dropout."""
+        return x.mul(keep).mul_(1 / (1 - self.dropout))
+
+    def forward(self, block_mask: BlockMask, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """One sub-rule's out (R, M, T, D) and, where there are several, its lse (R, M, T, 1)."""
+        group, several = q.shape[1] // k.shape[1], len(self.block_masks) > 1
+        queries, keys = block_mask.queries, block_mask.keys
+        q, k, v = queries.to_blocks(q), keys.to_blocks(k), keys.to_blocks(v)
+        out = _empty_out(block_mask, q)
+        lse = out.new_full((*q.shape[:-1], 1) if several else (0,), MASKED)
+        for tile in block_mask.tiles:
+            bias = tile.bias(q.dtype)
+            for head in range(len(q)):
+                k_tile, v_tile = (_gather(x[head // group], tile.k_blocks) for x in (k, v))
+                scores, _ = self.scores(_gather(q[head], tile.q_blocks), k_tile, bias)
+                pattern = scores.softmax(-1)
+                if several:  # of the likeliest key: log p = score - lse
+                    row_lse = scores.amax(-1, keepdim=True) - pattern.amax(-1, keepdim=True).log()
+                    lse[head].index_copy_(0, tile.q_blocks, row_lse)
+                if self.dropout:
+                    self.keep.append(keep_mask(pattern, self.dropout))
+                    pattern = self.dropped(pattern, self.keep[-1])
+                out[head].index_copy_(0, tile.q_blocks, _wide(torch.bmm(pattern.to(v.dtype), v_tile)))
+        return queries.from_blocks(out), queries.from_blocks(lse) if several else lse
+
+    def backward(
+        self,
+        block_mask: BlockMask,
+        qkv: tuple[Tensor, Tensor, Tensor],
+        dout: Tensor,
+        delta: Tensor,
+        share: Tensor | None,
+        keep: Iterator[Tensor],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """One sub-rule's part of dq, dk (both still to be scaled) and dv."""
+        group, queries, keys = qkv[0].shape[1] // qkv[1].shape[1], block_mask.queries, block_mask.keys
+        q, dout, delta = (queries.to_blocks(x) for x in (qkv[0], dout, delta))
+        k, v = keys.to_blocks(qkv[1]), keys.to_blocks(qkv[2])
+        share = None if share is None else queries.to_blocks(share)
+        dq, dk, dv = _empty_out(block_mask, q), *(torch.zeros_like(x, dtype=delta.dtype) for x in (k, v))
+        for tile in block_mask.tiles:
+            bias = tile.bias(q.dtype)
+            for head in range(len(q)):
+                q_tile, dout_tile, delta_tile = (_gather(x[head], tile.q_blocks) for x in (q, dout, delta))
+                k_tile, v_tile = (_gather(x[head // group], tile.k_blocks) for x in (k, v))
+                scores, derivative = self.scores(q_tile, k_tile, bias)
+                pattern = scores.softmax(-1)
+                if share is not None:
+                    pattern.mul_(_gather(share[head], tile.q_blocks))
+                dpattern, kept = _wide(torch.bmm(dout_tile, v_tile.mT)), pattern
+                if self.dropout:
+                    alive = next(keep)
+                    dpattern, kept = self.dropped(dpattern, alive), self.dropped(pattern, alive)
+                _add(dv[head // group], tile.k_blocks, torch.bmm(kept.to(v.dtype).mT, dout_tile))
+                dscores = dpattern.sub_(delta_tile).mul_(pattern)
+                dscores = (dscores if derivative is None else dscores.mul_(derivative)).to(q.dtype)
+                dq[head].index_copy_(0, tile.q_blocks, _wide(torch.bmm(dscores, k_tile)))
+                _add(dk[head // group], tile.k_blocks, torch.bmm(dscores.mT, q_tile))
+        return queries.from_blocks(dq), keys.from_blocks(dk), keys.from_blocks(dv)
+
+
+def _wide(x: Tensor) -> Tensor:
+    """In fp32 at least: where sums are made."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _empty_out(block_mask: BlockMask, q: Tensor) -> Tensor:
+    """Memory for a result in the shape of ``q``, in fp32 at least; zeros where a query block attends to nothing."""
+    make = torch.empty_like if block_mask.covers_queries else torch.zeros_like
+    return make(q, dtype=torch.promote_types(q.dtype, torch.float32))
+
+
+def _gather(x: Tensor, blocks: Tensor) -> Tensor:
+    """Some blocks of one head's x (R * N / E, E, D): (G,) -> (G, E, D), (G, n) -> (G, n * E, D)."""
+    return x.index_select(0, blocks.flatten()).view(len(blocks), -1, x.shape[-1])
+
+
+def _add(x: Tensor, blocks: Tensor, value: Tensor) -> None:
+    """Add value (G, n * E, D) to some blocks (G, n) of one head's x; a block may come several times."""
+    x.index_add_(0, blocks.flatten(), _wide(value).view(-1, *x.shape[1:]))

@@ -1,0 +1,38 @@
+"""PyTorch's fused kernels, given a mask only where they do not know its shape themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .inputs import AttentionInputs, fold_groups
+
+FOLD_UP_TO = 8
+"""Queries a head up to which a dense mask is repeated for each head of a group: beyond, that costs more than folding
+saves."""
+
+
+def sdpa_attention(inputs: AttentionInputs) -> Tensor:
+    """``F.scaled_dot_product_attention`` -> (B, H, T, D); it cannot cap scores."""
+    q, k, v, mask, bias, scale, _, dropout, _ = inputs
+    group, queries = inputs.group_size, q.shape[2]
+    fast = mask.fast_path if bias is None else None
+    dense = None
+    if fast is None:
+        dense = mask.dense() if bias is None else bias.to(q.dtype).masked_fill(~mask.dense(), float("-inf"))
+    if group > 1 and (fast == "none" or (fast is None and queries <= FOLD_UP_TO)):
+        if dense is not None:
+            heads = max(group, dense.shape[1])  # where all heads have one mask: one for each of a group
+            dense = fold_groups(dense.expand(-1, heads, -1, -1), heads // group)
+        options: dict[str, Any] = {"attn_mask": dense, "dropout_p": dropout, "scale": scale}
+        return F.scaled_dot_product_attention(fold_groups(q, k.shape[1]), k, v, **options).reshape(*q.shape[:3], -1)
+    if fast == "none" and queries == 1 and dropout == 0 and q.dtype == torch.bfloat16 and q.device.type == "cpu":
+        # a second row takes the kernel from its slow products of one row: half the time
+        twice = q.expand(-1, -1, 2, -1)
+        return F.scaled_dot_product_attention(twice, k, v, scale=scale)[:, :, :1]
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=dense, dropout_p=dropout, is_causal=fast == "causal", scale=scale, enable_gqa=group > 1
+    )

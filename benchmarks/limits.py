@@ -18,7 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from glassformer.nn import attend
+from glassformer.nn import Mask
+from glassformer.nn.engines import ENGINES
+from glassformer.nn.engines.inputs import AttentionInputs
 
 SMALL = [(2304, 768), (768, 768), (3072, 768), (768, 3072)] * 12 + [(50257, 768)]
 LARGE = [(2560, 2048), (2048, 2048), (11264, 2048), (2048, 5632)] * 22
@@ -54,7 +56,9 @@ def attention(heads: int, shared: int, length: int, repeats: int) -> None:
     q, k, v = (torch.randn(1, h, length, 64).bfloat16() for h in (heads, shared, shared))
     how = {"is_causal": True, "scale": 0.125, "enable_gqa": heads != shared}
     fused = milliseconds(lambda: F.scaled_dot_product_attention(q, k, v, **how), repeats)
-    ours = milliseconds(lambda: attend.wide(q, k, v, 0.125), repeats)
+    pos = torch.arange(length)[None]
+    inputs = AttentionInputs(q, k, v, Mask(pos, pos, causal=True, contiguous=True), None, 0.125)
+    ours = milliseconds(lambda: ENGINES["prefill"].run(inputs), repeats)
     name = f"attention {heads}/{shared} x 64, {length} tokens"
     print(f"{name:36} {fused:8.2f} ms fused       {ours:8.2f} ms ours", flush=True)
 

@@ -3,7 +3,7 @@
     python benchmarks/sparse.py --length 8192 --rule "window(256)" --rule "strided(128)"
 
 Dense is `scaled_dot_product_attention(is_causal=True)`, the fastest dense causal kernel of PyTorch, which knows that
-half of the pairs are not needed. Ours is what `sdpa` of nn/attend.py chooses by itself, its plan made anew each time.
+half of the pairs are not needed. Ours is what the table of nn/engines chooses, its block masks made anew each time.
 Memory is the most that the process held above what it held before, in a process of its own for each.
 """
 
@@ -26,7 +26,9 @@ from torch.nn import functional as F
 from glassformer import config
 from glassformer.config.mask import parse_rule
 from glassformer.config.visible import count_pairs
-from glassformer.nn import Mask, attend
+from glassformer.nn import Mask
+from glassformer.nn.engines import attend
+from glassformer.nn.engines.inputs import AttentionInputs
 
 RULES = ("window(256)", "strided(128)", "fixed(128, 8)")
 
@@ -46,7 +48,7 @@ def ours(inputs: list[Tensor], mask_rule: config.MaskRule) -> None:
     """What the library does for a causal layer with this rule, forward and backward, its mask made anew."""
     pos = torch.arange(inputs[0].shape[2])[None]
     mask = Mask(pos, pos, causal=True, rule=mask_rule, contiguous=True)
-    attend.sdpa(*inputs, mask, None, inputs[0].shape[-1] ** -0.5).sum().backward()
+    attend(AttentionInputs(*inputs, mask, None, inputs[0].shape[-1] ** -0.5)).sum().backward()
     assert mask._dense is None, "a dense mask was built"
 
 

@@ -38,7 +38,7 @@ class Engine(NamedTuple):
 
 def _few_blocks(inputs: AttentionInputs) -> bool:
     """Long rows on a CPU whose blocks of pairs are few; fewer beside ``blocks``, which is fast as well."""
-    if inputs.q.shape[2] < 512 or not inputs.on_cpu or inputs.mask.fast_path is not None:
+    if inputs.q.shape[2] < 512 or inputs.bias is not None or inputs.mask.fast_path is not None or not inputs.on_cpu:
         return False
     return density(inputs.mask) <= (0.15 if _supports_blocks(inputs) and _trains_slowly(inputs) else 0.3)
 
@@ -121,7 +121,7 @@ def choose(inputs: AttentionInputs, name: str = "auto") -> Engine:
     if name != "auto" and ENGINES[name].supports(inputs):
         return ENGINES[name]
     for engine in ENGINES.values():
-        if engine.supports(inputs) and engine.pays(inputs):
+        if engine.pays(inputs) and engine.supports(inputs):  # what pays is seldom: the sooner told
             return engine
     raise AssertionError("eager supports every call")
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from torch.nn import functional as F
 
+import glassformer
 import tiny
 from glassformer import config, training
 from glassformer.checkpoints import Checkpoint, store
-from glassformer.config import run, serial
+from glassformer.cli import main
+from glassformer.config import extend, run, serial
 from glassformer.data.correlation import matthews, pearson, ranks
 from glassformer.errors import UserError
 from glassformer.nn import Tape, build_model
@@ -426,3 +429,35 @@ def test_sizes_below_nothing_are_refused():
         objectives.Classify(adversarial=-1)
     with pytest.raises(UserError, match=r'Classify.rdrop: "nan" is not a finite number'):
         objectives.Classify(rdrop=math.nan)
+
+
+# ------------------------------------------------------------------------------------ one's own
+
+OWN = Path(__file__).parents[1] / "own_objective.py"
+
+
+def test_an_objective_of_ones_own_is_one_class(tmp_path, monkeypatch, capsys):
+    """Named in a run file, it reads its own parts, trains, is validated, resumes and refuses what it does not fit."""
+    monkeypatch.setattr(serial, "_MEMBERS", dict(serial._MEMBERS))
+    monkeypatch.setattr(extend, "_USED", set())
+    pairs = "".join(f"{i} and {i} is {2 * i}\t{i} and {i} is {2 * i + 1}\n" for i in range(60))
+    (tmp_path / "pairs.tsv").write_text("better\tworse\n" + pairs)
+    lines = [f'train = "{tmp_path}/pairs.tsv"', 'tokenizer = "char"', "[train]", 'objective = { type = "Prefer" }']
+    sizes = ["batch = 4", "context = 64", "evaluate_every = 4", 'optimizer = { type = "AdamW", rate = 5e-3 }']
+    shape = ["[model]", 'recipe = "glass/encoder-1m"', "dim = 32", "encoder.depth = 1", "[data]", 'type = "Examples"']
+    (tmp_path / "run.toml").write_text("\n".join([*shape, *lines, *sizes]))
+    asked = ["train", str(tmp_path / "run.toml"), "--out", str(tmp_path / "run"), "--dtype", "float32"]
+    assert main([*asked, "--steps", "8"]) == 2
+    assert '"type" is "Prefer"' in (said := capsys.readouterr().err) and "--use FILE" in said
+    used = [*asked, "--use", str(OWN)]
+    assert main([*used, "--steps", "8", "--train.objective.margin", "0.5"]) == 0
+    assert main([*used, "--steps", "12", "--train.objective.margin", "0.5", "--resume"]) == 0
+    valid = [step["valid_preferred"] for step in hooks.read_log(tmp_path / "run" / "log.jsonl") if "valid" in step]
+    assert len(valid) == 3 and all(0 <= share <= 1 for share in valid)
+    model, _ = glassformer.load(tmp_path / "run")
+    assert model.config.pool.labels == 1 and model.config.head is None
+    capsys.readouterr()
+    assert main([*used[:2], "--out", str(tmp_path / "no"), "--use", str(OWN), "--data.columns", "{best = 'x'}"]) == 2
+    assert 'There is no part "best"' in capsys.readouterr().err
+    with pytest.raises(UserError, match="has a Masked already"):
+        config.member(launch.Objective)(type("Masked", (launch.Objective,), {}))

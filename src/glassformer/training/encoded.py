@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -29,6 +29,13 @@ class Side:
 
     columns: dict[str, Array]
     starts: Array
+
+    @classmethod
+    def of(cls, pos: str, **columns: Sequence[Array]) -> Side:
+        """From each example's ids, and a column ``pos`` of their positions."""
+        starts = np.cumsum([0, *map(len, next(iter(columns.values())))])
+        places = np.arange(starts[-1]) - np.repeat(starts[:-1], np.diff(starts))
+        return cls({**{name: np.concatenate(ids) for name, ids in columns.items()}, pos: places}, starts)
 
     @property
     def sizes(self) -> Array:

@@ -85,8 +85,11 @@ def in_order(sizes: Array, room: int) -> Iterator[Array]:
     yield np.arange(first, len(sizes))
 
 
-def batch_of(encoded: Encoded, rows: Sequence[Array], context: int) -> Batch:
-    """A batch (B, T) of rows of examples; a side that no row fills is narrower, in steps of ``context`` / 16."""
+def batch_of(encoded: Encoded, rows: Sequence[Array], context: int, full: str = "") -> Batch:
+    """A batch (B, T) of rows of examples; a side that no row fills is narrower, in steps of ``context`` / 16.
+
+    The side with the column ``full`` is ``context`` wide: fewer shapes to compile for.
+    """
     items = np.concatenate(rows)
     row = np.repeat(np.arange(len(rows)), [len(one) for one in rows])
     filled: dict[str, Array] = {}
@@ -96,7 +99,7 @@ def batch_of(encoded: Encoded, rows: Sequence[Array], context: int) -> Batch:
         before = np.cumsum(size) - size  # tokens of the batch before each example
         at = before - before[np.searchsorted(row, row)]  # the column in which it begins
         inside = np.arange(size.sum()) - np.repeat(before, size)
-        width = min(context, -(-int((at + size).max()) // step) * step)
+        width = context if full in side.columns else min(context, -(-int((at + size).max()) // step) * step)
         there, here = (np.repeat(begin, size) + inside for begin in (side.starts[items], row * width + at))
         for name, column in side.columns.items():
             filled[name] = np.full(len(rows) * width, EMPTY[name], np.int64)

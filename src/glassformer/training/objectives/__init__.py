@@ -4,6 +4,7 @@ A page is an ``Objective`` (config/objective.py says what one may define) and is
 of your own by ``config.member(Objective)``. Reading a page does not import torch: what computes imports it.
 """
 
+from ...config.objective import Objective as Objective
 from .causal import Causal as Causal
 from .classify import Classify as Classify
 from .contrast import Contrast as Contrast

@@ -54,25 +54,31 @@ class Span(Objective):
         UserError when the tokenizer lacks sentinels or an end, or when no document is long enough.
         """
         from ...tokenizer.framing import decoder_start, end_of_target
-        from ..rows import side_by_side
+        from ..encoded import Encoded, Side
+        from ..examples import batch_of
 
         sentinels = np.array(_sentinels_of(tokenizer))
         assert tokenizer is not None
         eos, start = end_of_target(tokenizer), decoder_start(tokenizer)
         rows, context = batch.tokens.shape
-        sources: list[list[Array]] = [[] for _ in range(rows)]
-        targets: list[list[Array]] = [[] for _ in range(rows)]
+        sources: list[Array] = []
+        targets: list[Array] = []
+        row: list[int] = []  # in which each stands
         flat, found = batch.tokens.flatten().numpy(), documents(batch)
         for first, length in zip(found.starts, found.lengths, strict=True):
             ids = flat[first : first + length]
             ids = ids[int(ids[0] == tokenizer.bos) : length - int(ids[-1] == eos)]
             if len(ids) >= SHORTEST:
                 source, target = cut_out(ids, random, self.rate, self.length, sentinels)
-                sources[first // context].append(np.append(source, eos))
-                targets[first // context].append(np.append(target, eos))
-        if not any(sources):
+                sources.append(np.append(source, eos))
+                targets.append(np.append(target, eos))
+                row.append(first // context)
+        if not sources:
             raise UserError(f"No document of a batch has the {SHORTEST} tokens that Span needs; give longer documents.")
-        return side_by_side(sources, targets, start, context)
+        written = [np.append(start, target[:-1]) for target in targets]
+        sides = (Side.of("pos", tokens=written, targets=targets), Side.of("source_pos", source=sources))
+        places = [np.flatnonzero(np.array(row) == number) for number in range(rows)]
+        return batch_of(Encoded("spans", sides), places, context, full="source")
 
     def loss(self, model: Any, batch: Batch, smoothing: float = 0.0) -> Loss:
         """The cross-entropy of the targets."""

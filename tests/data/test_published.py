@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import io
 from pathlib import Path
@@ -9,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from glassformer import UserError, files
-from glassformer.data import published
-from glassformer.data import registry as named
+from glassformer.data import registry
 
 NAME = "scan/tasks_test_simple.txt"
 
@@ -23,49 +23,48 @@ def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_the_data_folder_holds_what_is_published(shared_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLASSFORMER_DATA", str(shared_data))
-    for place in published.places():
-        assert published.locate(place) == shared_data / place
+    for place in registry.example_files():
+        assert registry.locate(place) == shared_data / place
 
 
 def test_a_path_goes_before_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     files.write(Path(NAME), "IN: jump OUT: I_JUMP\n")
-    assert published.locate(NAME) == Path(NAME)
-    assert published.locate("some/where.tsv") == Path("some/where.tsv")
+    assert registry.locate(NAME) == Path(NAME)
+    assert registry.locate("some/where.tsv") == Path("some/where.tsv")
 
 
 def test_another_file_of_that_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLASSFORMER_DATA", str(tmp_path))
     files.write(tmp_path / NAME, "IN: jump OUT: I_JUMP\n")
     with pytest.raises(UserError, match="SHA-256"):
-        published.locate(NAME)
+        registry.locate(NAME)
 
 
 def test_fetched_once_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     content, asked = b"IN: jump OUT: I_JUMP\n", []
-    origin = published.SETS["scan"]
-    path, _ = origin.files["tasks_test_simple.txt"]
-    good = {**origin.files, "tasks_test_simple.txt": (path, hashlib.sha256(content).hexdigest())}
-    monkeypatch.setitem(
-        published.SETS, "scan", published.Origin(origin.repository, origin.commit, origin.licence, good)
-    )
+    scan = registry.PUBLISHED["scan"]
+    (was,) = (file for file in scan.files if file.place == NAME)
+    file = dataclasses.replace(was, sha256=hashlib.sha256(content).hexdigest())
+    monkeypatch.setitem(registry.PUBLISHED, "scan", dataclasses.replace(scan, files=(file,)))
 
     def answer(url: str, timeout: float) -> io.BytesIO:
         asked.append(url)
         return io.BytesIO(content)
 
-    monkeypatch.setattr(named.urllib.request, "urlopen", answer)
+    monkeypatch.setattr(registry.urllib.request, "urlopen", answer)
     for _ in range(2):
-        assert published.locate(NAME).read_bytes() == content
-    assert len(asked) == 1 and asked[0].endswith(path) and origin.commit in asked[0]
+        assert registry.locate(NAME).read_bytes() == content
+    assert len(asked) == 1 and asked[0] == was.url
+    assert asked[0].startswith("https://raw.githubusercontent.com/brendenlake/SCAN/c4b756c")
 
 
 def test_no_network_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(url: str, timeout: float) -> io.BytesIO:
         raise OSError("no network")
 
-    monkeypatch.setattr(named.urllib.request, "urlopen", refuse)
+    monkeypatch.setattr(registry.urllib.request, "urlopen", refuse)
     with pytest.raises(UserError, match="GLASSFORMER_DATA"):
-        published.locate(NAME)
+        registry.locate(NAME)
     with pytest.raises(UserError, match="mean"):
-        published.locate("scan/tasks_test_simpel.txt")
+        registry.locate("scan/tasks_test_simpel.txt")

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from glassformer.data import registry as named
-from glassformer.data.registry import Corpus, Download, corpora, find
+from glassformer.data import registry
+from glassformer.data.registry import Download, Published, corpora, find
 from glassformer.errors import UserError
 
 CONTENT = b"anna\nbob\ncarla\ndora\n"
@@ -34,8 +34,8 @@ def unreachable(*args: object, **settings: object) -> BytesIO:
 
 def small(monkeypatch: pytest.MonkeyPatch, **settings: object) -> None:
     file = Download("small/small.txt", "https://example.org/small.txt", hashlib.sha256(CONTENT).hexdigest())
-    corpus = Corpus("small", "four names", "nowhere", "CC0", ((file,),), **settings)  # type: ignore[arg-type]
-    monkeypatch.setitem(named.CORPORA, "small", corpus)
+    corpus = Published("small", "nowhere", "CC0", (file,), **settings)  # type: ignore[arg-type]
+    monkeypatch.setitem(registry.PUBLISHED, "small", corpus)
 
 
 def test_python_docs_needs_nothing_and_is_always_the_same(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,7 +84,7 @@ def run(given: argparse.Namespace) -> int | None:
 
 def check(given: argparse.Namespace, settings: Any) -> None:
     """Refuse, before anything is trained, a test set or a bag of words that does not fit the runs or cannot be read."""
-    from ..data import examples, published
+    from ..data import examples, registry
     from ..evaluation import metrics
     from ..training.objectives import Classify
 
@@ -101,7 +101,7 @@ def check(given: argparse.Namespace, settings: Any) -> None:
     if given.test is not None and objective.labelled:
         examples.read(given.test, objective, columns=data.columns)
     for name in (given.test, given.target):
-        need(name is None or published.locate(name).is_file(), f"{name} is not a file; give a file of examples.")
+        need(name is None or registry.locate(name).is_file(), f"{name} is not a file; give a file of examples.")
 
 
 def test(given: argparse.Namespace, settings: Any, ended: Any) -> None:

@@ -33,19 +33,19 @@ def examples() -> list[dict[str, Any]]:
     """The sets of published files that are known by name, and what run files want that a person has to bring."""
     from ..config import run as runs
     from ..config import serial
-    from ..data import published
-    from ..data import registry as named
+    from ..data import registry
 
     found = [
         {
-            "name": name,
-            "files": list(origin.files),
-            "origin": f"github.com/{origin.repository}",
-            "licence": origin.licence,
+            "name": one.name,
+            "files": [file.place.partition("/")[2] for file in one.files],
+            "origin": one.origin,
+            "licence": one.licence,
         }
-        for name, origin in published.SETS.items()
+        for one in registry.example_sets()
     ]
-    known, wanted = {*published.places(), *(corpus.name for corpus in named.corpora())}, dict[str, list[str]]()
+    known = {*registry.example_files(), *(corpus.name for corpus in registry.corpora())}
+    wanted: dict[str, list[str]] = {}
     for path in runs.run_files().values():
         table = serial.read_toml(path).get("data", {})
         for value in (table.get("train"), table.get("valid")):
@@ -62,10 +62,10 @@ def examples() -> list[dict[str, Any]]:
 def run(given: argparse.Namespace) -> None:
     """The command; its exit code, None for 0."""
     from ..data import find as find_corpus
-    from ..data import registry as named
+    from ..data import registry
 
     if given.name is None:
-        corpora = named.corpora()
+        corpora = registry.corpora()
         if given.json:
             texts = [{"name": c.name, "what": c.what, "origin": c.origin, "licence": c.licence} for c in corpora]
             emit([*texts, *examples()])

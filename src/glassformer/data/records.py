@@ -23,7 +23,7 @@ from typing import Any
 from ..config.objective import Objective
 from ..config.serial import members
 from ..errors import UserError, nearest
-from .published import locate
+from .registry import locate
 
 Record = dict[str, Any]  # part -> what stands there
 Records = Iterator[tuple[int, Record]]  # each with its line, from 1

@@ -16,7 +16,8 @@ EXAMPLES = (
     "glassformer convert --from nanogpt out/ckpt.pt --out out/nanogpt --tokenizer gpt2",
 )
 GPT2 = {"nanogpt": (50_257, 50_304), "mingpt": (50_257,), "transformerlens": (50_257,)}  # GPT-2's sizes, one rounded up
-LETTERS = "from glassformer import text; text.train('char', [open('input.txt').read()], specials=[]).save('letters')"
+LETTERS = "from glassformer.tokenizer import train; "
+LETTERS += "train('char', [open('input.txt').read()], specials=[]).save('letters')"
 SMALL = 512  # entries: a smaller vocabulary is of characters
 
 
@@ -36,8 +37,7 @@ def options(one: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> None:
     """The command; its exit code, None for 0."""
-    from ..checkpoints import Checkpoint, store
-    from ..checkpoints import torch_files as torchfiles
+    from ..checkpoints import Checkpoint, store, torch_files
 
     out = given.out or given.folder
     need(out is not None, "Say where the model goes: --out FOLDER.")
@@ -45,30 +45,31 @@ def run(given: argparse.Namespace) -> None:
     if given.kind is not None:
         need(given.context is None, "--context is for a model that is a folder; convert the file first.")
         config = Path(given.config) if given.config else None
-        named = _named(given.tokenizer)
-        model = torchfiles.load(given.kind, Path(given.model), config)
-        tokenizer = _fitting(named, given.tokenizer, model) or _found(given.kind, Path(given.model), model, out)
+        asked = _asked_for(given.tokenizer)
+        path = Path(given.model)
+        model = torch_files.load(given.kind, path, config)
+        tokenizer = _checked(asked, given.tokenizer, model) or _tokenizer_beside(given.kind, path, model, out)
         store.save(model, folder, tokenizer, layout=given.layout)
         print(out)
         return
     need(given.config is None, "--config goes with --from.")
-    named = _named(given.tokenizer)
+    asked = _asked_for(given.tokenizer)
     opened = Checkpoint.open(given.model, given.context)
     model = opened.model()
-    tokenizer = _fitting(named, given.tokenizer, model) or opened.tokenizer()
+    tokenizer = _checked(asked, given.tokenizer, model) or opened.tokenizer()
     untrained(given.model)
     store.save(model, folder, tokenizer, layout=given.layout or "hf", labels=opened.labels)
     print(out)
 
 
-def _named(name: str | None) -> Any:
+def _asked_for(name: str | None) -> Any:
     """The tokenizer asked for, opened before a large model is; None where none is."""
     from ..tokenizer import pretrained
 
     return None if name is None else pretrained.find(name)
 
 
-def _fitting(tokenizer: Any, name: str, model: Any) -> Any:
+def _checked(tokenizer: Any, name: str, model: Any) -> Any:
     """The tokenizer; UserError where the model has no rows for all its tokens."""
     rows = model.config.embed.vocab
     if tokenizer is not None and tokenizer.size > rows:
@@ -77,7 +78,7 @@ def _fitting(tokenizer: Any, name: str, model: Any) -> Any:
     return tokenizer
 
 
-def _found(kind: str, path: Path, model: Any, out: str) -> Any:
+def _tokenizer_beside(kind: str, path: Path, model: Any, out: str) -> Any:
     """The tokenizer beside a published file, or GPT-2's for its size; what was found or is missing is said."""
     from ..checkpoints.checkpoint import open_tokenizer
     from ..tokenizer import pretrained

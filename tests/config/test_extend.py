@@ -15,15 +15,17 @@ import glassformer
 from glassformer import UserError, config, cost, nn
 from glassformer.checkpoints import store
 from glassformer.cli import main
-from glassformer.config import extend, serial
+from glassformer.config import extend, run, serial
 from glassformer.config import objective as objectives
 from glassformer.config.mask import parse_rule
 from glassformer.config.visible import count_pairs
+from glassformer.errors import need
 from glassformer.inspection import masks
 from glassformer.nn import Cache, Mask, Tape, build, build_model, builds, lora
 from glassformer.nn.build import _MAKERS
 from glassformer.training import launch
 from glassformer.training.data import Batch
+from glassformer.training.optimizer import Optimizer
 from tiny import CONTEXT, DIM, VOCAB, WIDE, block, decoder, tokens
 
 OWN = Path(__file__).parents[1] / "own_parts.py"
@@ -185,6 +187,60 @@ def test_each_module_says_how_it_starts(own) -> None:
     assert isinstance(one, nn.block.Block) and one.alpha == 1.5
     writes = build_model(zero, seed=1).decoder.blocks[0].ffn
     assert (writes.w3.weight == 0).all() and (writes.w1.weight != 0).all()
+
+
+def test_what_a_part_says_of_itself_is_heard(forgotten) -> None:
+    """The table of docs/extending.md: biases, tables, kept, idle, networks, limit and check."""
+
+    @config.member(config.FeedForward)
+    class Grouped:
+        groups: int = 2
+        networks = 40_000
+
+        def kept(self, dim: int) -> int:
+            return 10_000_000
+
+        def idle(self, name: str, size: int) -> int:
+            return size // self.groups if name == "maps" else 0
+
+    @builds(Grouped)
+    class GroupedModule(nn.TracedModule):
+        biases, tables, writes = ("shift",), ("table",), ("maps",)
+
+        def __init__(self, cfg, dim) -> None:
+            super().__init__()
+            self.maps = torch.nn.Parameter(torch.empty(cfg.groups, dim, dim))
+            self.shift = torch.nn.Parameter(torch.empty(cfg.groups, dim))
+            self.table = torch.nn.Parameter(torch.empty(7, dim))
+
+        def forward(self, x, flow):
+            return (x @ self.maps[0].T) + self.shift[0] + self.table[0]
+
+    @config.member(config.Position)
+    class Short:
+        limit = 5
+
+        def check(self, name: str, pattern: object, dim: int, width: int, context: int) -> None:
+            need(dim != 48, f"{name}: 48 does not fit; give another dim.")
+
+    builds(Short)(nn.position.Position)
+    cfg = decoder(block(feedforward=Grouped()), position=Short())
+    model = build_model(cfg, seed=1)
+    with pytest.raises(UserError, match="past the 5 positions"):
+        model(tokens())
+    with pytest.raises(UserError, match="48 does not fit"):
+        serial.change(cfg, {"dim": 48})
+    ffn, depth = model.decoder.blocks[0].ffn, cfg.decoder.depth
+    assert (ffn.shift == 0).all() and (ffn.table != 0).any() and (ffn.maps != 0).any()
+    spent, without = cost.cost(cfg), cost.cost(decoder(block(feedforward=config.MLP(1)), position=Short()))
+    assert spent.total == sum(weight.numel() for weight in model.parameters())
+    assert spent.idle() == depth * DIM * DIM == spent.multiplied - without.multiplied + 2 * depth * DIM
+    assert spent.activations() > 10_000_000
+    groups = {path: group for group in Optimizer(model, run.AdamW(decay=0.1)).groups() for path in group["paths"]}
+    decays = [groups[f"decoder.blocks.0.ffn.{name}"]["weight_decay"] for name in ("maps", "shift", "table")]
+    assert decays == [0.1, 0.0, 0.1]
+    with pytest.raises(UserError, match="160,000 blocks and experts"):
+        cost.cost(serial.change(cfg, {"decoder.depth": 4})).total  # noqa: B018
 
 
 def test_a_vector_that_nobody_fills_is_refused(own, monkeypatch) -> None:

@@ -55,13 +55,8 @@ class Flow:
         engine: str = "auto",
         embed_path: str = "embed",  # the path of its values on a tape; "source_embed" for a source
     ) -> None:
-        self.pos, self.contiguous, self.document_ids, self.prefix, self.history = (
-            pos,
-            contiguous,
-            document_ids,
-            prefix,
-            history,
-        )
+        self.pos, self.contiguous, self.document_ids = pos, contiguous, document_ids
+        self.prefix, self.history = prefix, history
         self.tape, self.engine, self.embed_path = tape, engine, embed_path
         self.memory: Memory | None = None
         self.aux: dict[str, Tensor] = {}

@@ -76,18 +76,18 @@ class Attention(TracedModule):
             eager_attention(watched._replace(dropout=0.0))
         return attend(inputs, flow.engine)
 
-    def split(self, x: Tensor, heads: int, norm: nn.Module | None = None) -> Tensor:
-        """(B, T, heads * D) -> (B, heads, T, D), each head's vectors normed."""
-        x = x.view(*x.shape[:2], heads, self.head_dim)
+    def split(self, x: Tensor, norm: nn.Module | None = None) -> Tensor:
+        """(B, T, heads * D) -> (B, heads, T, D), each head's vectors normed; as many heads as x has (a shard: some)."""
+        x = x.view(*x.shape[:2], x.shape[2] // self.head_dim, self.head_dim)
         return (x if norm is None else norm(x)).transpose(1, 2)
 
     def queries(self, q: Tensor) -> Tensor:
         """Projected (B, T, H * D), as queries (B, H, T, D) before rotation."""
-        return self.split(q, self.heads, self.q_norm)
+        return self.split(q, self.q_norm)
 
     def keys_values(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Projected (B, S, K * D), as keys before rotation and values (B, K, S, D)."""
-        return self.split(k, self.kv_heads, self.k_norm), self.split(v, self.kv_heads)
+        return self.split(k, self.k_norm), self.split(v)
 
     def from_memory(self, flow: Flow, kv: KV | CrossKV | None) -> tuple[Tensor, Tensor]:
         """The encoder's keys and values, from the cache when it has them."""

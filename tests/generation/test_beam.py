@@ -40,6 +40,8 @@ def test_wide_beams_find_the_best_of_all_continuations() -> None:
     for hypothesis in found:
         assert hypothesis.score == pytest.approx(everything[tuple(hypothesis.tokens)], abs=1e-4)
         assert hypothesis.finish == "length"
+    pairs = beam(made, None, prompt, beams=36, best=36, max_new=2)[0]
+    assert {tuple(h.tokens) for h in pairs} == set(itertools.product(range(6), repeat=2))  # none twice
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "t5", "vaswani", "glass"])

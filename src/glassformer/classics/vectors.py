@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import mmap
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,12 +74,6 @@ class Vectors:
         score[list(without)] = -np.inf
         best = np.argsort(-score, kind="stable")[: max(0, min(most, len(score) - len(set(without))))]
         return [(self.words[row], float(score[row])) for row in best]
-
-    def mean(self, words: Iterable[str]) -> Array:
-        """The mean vector of the words that are known (D); zeros without any."""
-        rows = [row for word in words if (row := self.find(word)) is not None]
-        found: Array = self.table[rows].mean(0) if rows else np.zeros(self.table.shape[1], np.float32)
-        return found
 
 
 def right_analogies(

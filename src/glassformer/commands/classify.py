@@ -34,7 +34,7 @@ def run(given: argparse.Namespace) -> None:
     model, tokenizer = reader(given)
     if generation.tags(model.config):
         need(second is None, "This model gives each word its label and reads one text; leave --second out.")
-        marks(given, model, tokenizer, [text.split() for text in first])
+        tags(given, model, tokenizer, [text.split() for text in first])
         return
     pairs = first if second is None else list(zip(first, second, strict=True))
     found = generation.classify(model, tokenizer, pairs, batch=given.batch, progress=counting("texts"))
@@ -49,7 +49,7 @@ def run(given: argparse.Namespace) -> None:
             print(f"{names[best]:12} {row[best]:.4f}  {text}")
 
 
-def marks(given: argparse.Namespace, model: Any, tokenizer: Any, sentences: list[list[str]]) -> None:
+def tags(given: argparse.Namespace, model: Any, tokenizer: Any, sentences: list[list[str]]) -> None:
     """The label of each word, a word a line as CoNLL has it, or a sentence a line as JSON."""
     from .. import generation
 

@@ -42,16 +42,13 @@ def reader(given: argparse.Namespace) -> tuple[Any, Any]:
     if tokenizer is None:
         from ..checkpoints import places
 
-        recipe = places.is_recipe(given.model)
-        shape = ": it is an untrained shape" if recipe else ""
-        adding = (
-            ""
-            if recipe
-            else f", or add it: glassformer convert {shlex.quote(given.model)} --tokenizer NAME --out NEW_FOLDER"
-        )
-        raise UserError(
-            f"{given.model} has no tokenizer{shape}, so text cannot be read; load a folder that has one{adding}."
-        )
+        shape = adding = ""
+        if places.is_recipe(given.model):
+            shape = ": it is an untrained shape"
+        else:
+            adding = f", or add it: glassformer convert {shlex.quote(given.model)} --tokenizer NAME --out NEW_FOLDER"
+        sentence = f"{given.model} has no tokenizer{shape}, so text cannot be read; load a folder that has one{adding}."
+        raise UserError(sentence)
     return model, tokenizer
 
 
@@ -76,13 +73,6 @@ def untrained(name: str) -> None:
 
     if places.is_recipe(name):
         note(f"{name} is an untrained shape: its weights are random.")
-
-
-def passed(given: argparse.Namespace) -> list[str]:
-    """The same files to use, device and dtype, as a command in a process of its own takes them."""
-    words = [("use", file) for file in getattr(given, "use", ())]
-    words += [(name, value) for name in ("device", "dtype") if (value := getattr(given, name, None))]
-    return [word for name, value in words for word in (f"--{name}", value)]
 
 
 def pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
@@ -110,15 +100,12 @@ def texts(given: argparse.Namespace, said: Sequence[str]) -> list[str]:
     found = [_one_text() if text == "-" else text for text in said]
     if given.prompts is None:
         return found
-    content, name = (
-        (standard_input(), "Standard input") if given.prompts == "-" else (_content(given.prompts), given.prompts)
-    )
+    piped = given.prompts == "-"
+    name, content = ("Standard input", standard_input()) if piped else (given.prompts, _content(given.prompts))
     lines = [line.removesuffix("\r") for line in content.removesuffix("\n").split("\n")]
     need(lines != [""], f"{name} is empty; give a text a line.")
     if given.prompts.endswith((".jsonl", ".ndjson")) or lines[0].startswith('{"'):
-        return found + [
-            _of_json(line, f"{name}, line {number}") for number, line in enumerate(lines, 1) if line.strip()
-        ]
+        lines = [_of_json(line, f"{name}, line {n}") for n, line in enumerate(lines, 1) if line.strip()]
     return found + lines
 
 

@@ -88,6 +88,8 @@ def check(given: argparse.Namespace, settings: Any) -> None:
     from ..evaluation import metrics
     from ..training.objectives import Classify
 
+    for name in (given.test, given.target):
+        need(name is None or registry.locate(name).is_file(), f"{name} is not a file; give a file of examples.")
     objective, data = settings.train.objective, settings.data
     bags = isinstance(objective, Classify) and not objective.regression and isinstance(data.train, str)
     fits = bags and isinstance(data.valid, str)
@@ -100,8 +102,6 @@ def check(given: argparse.Namespace, settings: Any) -> None:
         metrics.installed("sklearn" if objective.labelled else "sacrebleu")
     if given.test is not None and objective.labelled:
         examples.read(given.test, objective, columns=data.columns)
-    for name in (given.test, given.target):
-        need(name is None or registry.locate(name).is_file(), f"{name} is not a file; give a file of examples.")
 
 
 def test(given: argparse.Namespace, settings: Any, ended: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ..errors import UserError
-from .common import emit, table, using
+from .common import result, using
 
 EXAMPLES = (
     "glassformer cost glass/1m --batch 16",
@@ -42,7 +42,4 @@ def run(given: argparse.Namespace) -> None:
     else:
         config = Checkpoint.open(given.name).config
     price = costs.cost(config, batch, context)
-    if given.json:
-        emit(price.to_dict())
-    else:
-        table(price.table())
+    result(given.json, price.to_dict(), price.table())

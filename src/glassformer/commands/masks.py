@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from ..errors import UserError
-from .common import ascii_only, colours, emit, picture, rows, using
+from .common import ascii_only, colours, emit, picture, result, using
 
 EXAMPLES = (
     'glassformer masks "window(4) | every(8)" --length 32',
@@ -33,7 +33,7 @@ def run(given: argparse.Namespace) -> None:
 
     if given.name is None:
         known = masks.names()
-        emit([{"name": name, "what": what} for name, what in known]) if given.json else rows(*known)
+        result(given.json, [{"name": name, "what": what} for name, what in known], known, left=(0, 1))
         return
     kind = given.out.suffix.lower() if given.out is not None else None
     kind = ".svg" if str(given.out) == "-" else kind

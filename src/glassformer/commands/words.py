@@ -21,6 +21,7 @@ from .common import (
     new_folder,
     note,
     reader,
+    result,
     rows,
     table,
     unescaped,
@@ -164,10 +165,8 @@ def _near(given: argparse.Namespace) -> None:
     vectors = _read(given.vectors)
     near = given.task == "near"
     found = vectors.near(given.word, given.top) if near else vectors.analogy(given.a, given.b, given.c, given.top)
-    if given.json:
-        emit([{"word": word, "cosine": cosine} for word, cosine in found])
-    else:
-        table([f"{cosine:.4f}", word] for word, cosine in found)
+    rows = [(f"{cosine:.4f}", word) for word, cosine in found]
+    result(given.json, [{"word": word, "cosine": cosine} for word, cosine in found], rows)
 
 
 def _score(given: argparse.Namespace) -> None:
@@ -191,16 +190,13 @@ def _score(given: argparse.Namespace) -> None:
         right, known = vectors.right_analogies(found, questions)
         share = 100 * right / known if known else None
         results.append({"file": Path(name).name, "accuracy": share, "asked": known, "of": len(questions)})
-    if given.json:
-        emit(results)
-        return
     lines = []
     for one in results:
         share = one.get("accuracy")
         percent = "-" if share is None else f"{share:.1f} % right"
         figure = f"Spearman {one['spearman']:.4f}" if "spearman" in one else percent
         lines.append((one["file"], figure, f"{one['asked']:,} of {one['of']:,} known"))
-    table(lines, left=(0, 1, 2))
+    result(given.json, results, lines, left=(0, 1, 2))
 
 
 def _bag(given: argparse.Namespace) -> None:
@@ -338,15 +334,13 @@ def _wic(given: argparse.Namespace) -> None:
             border = contexts.threshold(cosines["train"][:, layer], same["train"])
             right = {name: contexts.accuracy(cosines[name][:, layer], same[name], border) for name in parts}
             found.append({"vectors": kind if kind == "word2vec" else f"layer {layer}", "from": border, **right})
-    if given.json:
-        emit([{**one, "from": one["from"] if np.isfinite(one["from"]) else None} for one in found])
-        return
     lines = []
     for one in found:
         name = "embedding" if one["vectors"] == "layer 0" else one["vectors"]
         lines.append((name, f"{one['from']:.4f}", *(f"{one[part]:.2f}" for part in parts)))
-    table(lines, ("vectors", "same from", *parts))
-    print("% right; the border is chosen on train")
+    note("In % right; the border is chosen on train.")
+    value = [{**one, "from": one["from"] if np.isfinite(one["from"]) else None} for one in found]
+    result(given.json, value, lines, heading=("vectors", "same from", *parts))
 
 
 TASKS = {

@@ -9,13 +9,14 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from .. import config
 from ..errors import UserError, need
 from ..nn import Model
 from ..nn.inference import inference
-from .score import head_rows
+from .score import Window, collate, predicted
 
 Ids = Sequence[int]
 
@@ -45,13 +46,12 @@ def likelihoods(
     need(batch > 0, f"batch is {batch}; give 1 row or more.")
     for context, continuation in pairs:
         _check(context, continuation, cfg)
-    device = next(model.parameters()).device
     order = sorted(range(len(pairs)), key=lambda place: -sum(map(len, pairs[place])))  # rows of like length together
     found: list[Likelihood] = [Likelihood(0.0, True)] * len(pairs)
     with inference(model):
         for begin in range(0, len(order), batch):
             places = order[begin : begin + batch]
-            _answer(model, [pairs[place] for place in places], places, found, device)
+            _answer(model, [pairs[place] for place in places], places, found)
             if progress:
                 progress(min(begin + batch, len(order)))
     return found
@@ -68,27 +68,19 @@ def _check(context: Ids, continuation: Ids, cfg: config.Model) -> None:
         raise UserError(f"Token id {wrong} is not one of the model's; use the tokenizer it was trained with.")
 
 
-def _answer(
-    model: Model, pairs: Sequence[tuple[Ids, Ids]], places: Ids, found: list[Likelihood], device: torch.device
-) -> None:
+def _answer(model: Model, pairs: Sequence[tuple[Ids, Ids]], places: Ids, found: list[Likelihood]) -> None:
     """Put the answers for one batch under their ``places``."""
-    rows = [(*context, *continuation)[-model.config.context - 1 :] for context, continuation in pairs]
-    shape = (len(rows), max(map(len, rows)) - 1)
-    tokens, pos = torch.zeros(shape, dtype=torch.long), torch.full(shape, -1)
-    targets = torch.full(shape, -1)
-    for at, (row, (_, continuation)) in enumerate(zip(rows, pairs, strict=True)):
-        size = len(row) - 1
-        tokens[at, :size], pos[at, :size] = torch.tensor(row[:-1]), torch.arange(size)
-        targets[at, size - len(continuation) : size] = torch.tensor(tuple(continuation))
-    asked = targets >= 0
-    hidden = model(tokens.to(device), pos=pos.to(device), logits="none").hidden
-    wanted = targets[asked].to(device)
+    rows = []
+    for context, continuation in pairs:
+        ids = np.array((*context, *continuation)[-model.config.context - 1 :])
+        rows.append([Window(ids, len(ids) - len(continuation))])
+    tokens, targets, pos, document_ids = collate(rows)
     logprobs: list[torch.Tensor] = []
     likeliest: list[torch.Tensor] = []
-    for logits, some in head_rows(model, hidden[asked.to(device)], wanted):  # (N, V), (N,)
+    for logits, some in predicted(model, tokens, targets, pos, document_ids):  # (N, V), (N,)
         logprobs.append(logits.log_softmax(-1).gather(1, some[:, None])[:, 0])
         likeliest.append(logits.argmax(-1) == some)
-    counts: list[int] = asked.sum(1).tolist()
+    counts: list[int] = (targets >= 0).sum(1).tolist()
     mine, greedy = torch.cat(logprobs).cpu().double(), torch.cat(likeliest).cpu()
     for place, its, theirs in zip(places, torch.split(mine, counts), torch.split(greedy, counts), strict=True):
         total = its.sum().item()

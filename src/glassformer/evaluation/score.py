@@ -132,17 +132,20 @@ def score(
             lost += document.lost
             yield from _windows(document, context, stride)
 
-    for rows in _batches(_rows(windows(), context), batch):
-        tokens, targets, pos, document_ids = _collate(rows)
-        if int(tokens.max()) >= cfg.embed.vocab or int(targets.max()) >= cfg.embed.vocab:
+    with inference(model):
+        for rows in _batches(_rows(windows(), context), batch):
+            tokens, targets, pos, document_ids = collate(rows)
             last = cfg.embed.vocab - 1
-            raise UserError(
-                f"The text has token ids above {last}, the model's last; use the tokenizer it was trained with."
-            )
-        total += _loss(model, tokens, targets, pos, document_ids)
-        count += int((targets >= 0).sum())
-        if progress:
-            progress(count)
+            if max(int(tokens.max()), int(targets.max())) > last:
+                sentence = f"The text has token ids above {last}, the model's last"
+                raise UserError(f"{sentence}; use the tokenizer it was trained with.")
+            for logits, theirs in predicted(model, tokens, targets, pos, document_ids):
+                total += F.cross_entropy(logits, theirs, reduction="none").double().sum().item()
+                if math.isnan(total):
+                    must_be_finite(model, logits)
+            count += int((targets >= 0).sum())
+            if progress:
+                progress(count)
     if count == 0:
         raise UserError("There is too little text to score; give more than one token.")
     loss, size = total / count, size - lost
@@ -215,8 +218,11 @@ def _batches(rows: Iterator[list[Window]], size: int) -> Iterator[list[list[Wind
         yield batch
 
 
-def _collate(rows: list[list[Window]]) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """tokens, targets (-1: not counted), positions and documents, each (B, T); the last two None for plain rows."""
+def collate(rows: list[list[Window]]) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """tokens, targets (-1: not counted), positions and documents, each (B, T).
+
+    Positions are None where all rows are of one length, documents where each row is one window.
+    """
     sizes = [sum(map(len, row)) for row in rows]
     shape = (len(rows), max(sizes))
     tokens, targets = np.zeros(shape, np.int64), np.full(shape, -1)
@@ -228,31 +234,25 @@ def _collate(rows: list[list[Window]]) -> tuple[Tensor, Tensor, Tensor | None, T
             tokens[i, place], pos[i, place], document_ids[i, place] = window.tokens[:-1], np.arange(len(window)), number
             targets[i, at + window.new - 1 : at + len(window)] = window.tokens[window.new :]
             at += len(window)
-    plain = all(len(row) == 1 for row in rows) and min(sizes) == max(sizes)
-    made = (tokens, targets, None, None) if plain else (tokens, targets, pos, document_ids)
-    a, b, c, d = (None if x is None else torch.from_numpy(x) for x in made)
-    assert a is not None and b is not None
-    return a, b, c, d
+    alone = all(len(row) == 1 for row in rows)
+    places = None if alone and min(sizes) == max(sizes) else torch.from_numpy(pos)
+    owners = None if alone else torch.from_numpy(document_ids)
+    return torch.from_numpy(tokens), torch.from_numpy(targets), places, owners
 
 
-def _loss(model: Model, tokens: Tensor, targets: Tensor, pos: Tensor | None, document_ids: Tensor | None) -> float:
-    """The sum of the losses of all targets, in nats."""
-    device = next(model.parameters()).device
-    tokens, targets = tokens.to(device), targets.to(device)
-    pos, document_ids = (None if x is None else x.to(device) for x in (pos, document_ids))
-    total, counted = 0.0, targets >= 0
-    with inference(model):
-        hidden = model(tokens, pos=pos, document_ids=document_ids, logits="none").hidden
-        for logits, theirs in head_rows(model, hidden[counted], targets[counted]):
-            total += F.cross_entropy(logits, theirs, reduction="none").double().sum().item()
-            if math.isnan(total):
-                must_be_finite(model, logits)
-    return total
+def predicted(
+    model: Model, tokens: Tensor, targets: Tensor, pos: Tensor | None, document_ids: Tensor | None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """What ``collate`` made, read by the model: fp32 logits (up to 2,048 rows, V) and targets of the places that count.
 
-
-def head_rows(model: Model, hidden: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """fp32 logits (up to 2,048 rows, V) of hidden states (N, C), a piece at a time, with their targets."""
+    They come row by row, a piece at a time. Raises UserError for a model without a head over tokens.
+    """
     if model.head is None:
         raise UserError("This model has no head over tokens and predicts no text; give one that has.")
-    for some, theirs in zip(torch.split(hidden, _HEAD_ROWS), torch.split(targets, _HEAD_ROWS), strict=True):
+    device = next(model.parameters()).device
+    pos, document_ids = (None if x is None else x.to(device) for x in (pos, document_ids))
+    targets = targets.to(device)
+    counted = targets >= 0
+    hidden = model(tokens.to(device), pos=pos, document_ids=document_ids, logits="none").hidden[counted]
+    for some, theirs in zip(torch.split(hidden, _HEAD_ROWS), torch.split(targets[counted], _HEAD_ROWS), strict=True):
         yield model.head(some, model.embed).float(), theirs

@@ -6,7 +6,6 @@ A folder's tokenizer_config.json says who plays bos, eos, mask and so on, and wh
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Collection
 from pathlib import Path
@@ -18,6 +17,7 @@ from . import byte_bpe, gguf, sentencepiece, vocab_merges, wordpiece
 from .tokenizer import Tokenizer
 from .tokenizer_json import USUAL, Roles, Spec, added_token, flag, ids_of
 
+FIX = "restore or fix the file"  # what to do about broken JSON
 LARGEST = 1 << 30  # bytes of a tokenizer file; the largest published ones have some tens of millions
 SENTENCEPIECE_T5 = "d60acb128cf7b7f2536e8f38a5b18a05535c9e14c7a355904270e15b0945ea86"
 SENTINELS_T5 = 100
@@ -111,7 +111,7 @@ def _read(path: Path, kind: str | None, config: dict[str, Any]) -> tuple[Spec, R
         return _vocab_and_merges(path.with_name(beside[path.name]), path, kind, config)
     start = data[:4096]
     if start.lstrip()[:1] == b"{":
-        raw = _json(data, source)
+        raw = files.json_object(data, source, FIX)
         if isinstance(raw.get("model"), dict):
             stored = raw.pop("glassformer", None)
             return raw, dict(stored) if isinstance(stored, dict) else {}
@@ -177,16 +177,6 @@ def _content(path: Path, first: int | None = None) -> bytes:
     return data
 
 
-def _json(data: bytes, source: str) -> dict[str, Any]:
-    try:
-        raw = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{source} is not valid JSON ({error}); restore or fix it.") from None
-    if not isinstance(raw, dict):
-        raise UserError(f"{source} holds no table; restore or fix it.")
-    return raw
-
-
 def _text(data: bytes, source: str) -> str:
     try:
         return data.decode("utf-8")
@@ -195,7 +185,7 @@ def _text(data: bytes, source: str) -> str:
 
 
 def _vocab_and_merges(vocab: Path, merges: Path, kind: str | None, config: dict[str, Any]) -> tuple[Spec, Roles]:
-    ids = _json(_content(vocab), str(vocab))
+    ids = files.json_object(_content(vocab), str(vocab), FIX)
     text = _text(_content(merges), str(merges))
     named = {token["content"] for token in _listed(vocab.parent, config).values()} | {*_roles(config).values()}
     named |= {*_roles(_settings(vocab.with_name("special_tokens_map.json"))).values()}
@@ -207,7 +197,7 @@ def _vocab_and_merges(vocab: Path, merges: Path, kind: str | None, config: dict[
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    return _json(_content(path), str(path)) if files.standing(path) == "file" else {}
+    return files.json_object(_content(path), str(path), FIX) if files.standing(path) == "file" else {}
 
 
 def _roles(config: dict[str, Any]) -> Roles:

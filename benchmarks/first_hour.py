@@ -7,7 +7,7 @@ For each text the first KB of it (10**3 bytes) are a file that `glassformer trai
 steps of 16 x 256) or those of nanoGPT's README for CPUs (nanogpt: 4 layers, 4 heads, 128 wide, 2,000 steps of
 12 x 64, AdamW, on bytes). Then the model that the folder stands for reads the last 40 KB of the text, which none of
 them saw: bits per byte are comparable between tokenizers. Seconds are of the processor, on one thread, training
-alone. --set NAME=VALUE changes a setting of the chosen way: so the table of `training/choose.py` was found.
+alone. --set NAME=VALUE changes a setting of the chosen way: so the table of `training/defaults.py` was found.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from glassformer.config import run
-from glassformer.training import make_plan, prepare, train
+from glassformer.training import RunPlan, make_plan, plan_run, prepare, train
 from glassformer.training.encoded import Encoded
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -54,23 +54,21 @@ CHANGES_2017 = {**CHANGES, "recipe": "vaswani/tiny", "context": 64, "optimizer":
 Steps = Iterator[tuple[int, float]]  # targets learned from, and their mean loss, step by step
 
 
-def run_data(changes: dict[str, Any]) -> tuple[run.Run, Any, Any, prepare.RunData]:
-    """The run file with changes, the model's config, the objective, and the data."""
+def run_data(changes: dict[str, Any]) -> tuple[RunPlan, prepare.RunData]:
+    """The plan of the run file with changes, and the data."""
     settings = run.read(ROOT / "runs" / "multi30k.toml", changes)
-    origin, _ = prepare.origin(settings, None)
-    examples = prepare.tables(settings)
-    tokenizer = prepare.tokenizer_of(settings, examples)
-    assert (tokenizer.size, tokenizer.pad) == (VOCAB, PAD)
-    made = prepare.fitted(settings, origin, tokenizer.size)
-    return settings, made, settings.train.objective, prepare.run_data(settings, tokenizer, examples, made)
+    resolved = plan_run(settings).with_tokenizer()
+    assert resolved.tokenizer is not None and (resolved.tokenizer.size, resolved.tokenizer.pad) == (VOCAB, PAD)
+    return resolved, prepare.run_data(resolved)
 
 
 def ours(changes: dict[str, Any], dtype: str) -> tuple[str, Steps]:
     """Our trainer; ``dtype`` "auto" leaves the choice to it."""
-    settings, made, objective, data = run_data({**changes, "dtype": dtype, "steps": 10**9, "compile": "no"})
-    model, _ = prepare.build(settings, made, "cpu", fresh=True)
-    plan = make_plan(model, next(data.batches), objective, settings.train)
-    steps = train(model, data.batches, objective, settings.train, plan=plan)
+    resolved, data = run_data({**changes, "dtype": dtype, "steps": 10**9, "compile": "no"})
+    model, _ = prepare.build(resolved, torch.device("cpu"), fresh=True)
+    how = resolved.settings.train
+    plan = make_plan(model, next(data.batches), how.objective, how)
+    steps = train(model, data.batches, how.objective, how, plan=plan)
     said = f"{size(model)}, {data.batches.fill:.0%} full; {plan.why}"
     return said, ((step.tokens, step.loss) for step in steps)
 
@@ -111,7 +109,7 @@ def padded(encoded: Encoded, tokens: int) -> Iterator[tuple[Tensor, ...]]:
 
 def loop(model: nn.Module, logits: Callable[[Tensor, Tensor], Tensor], kind: str, tokens: int) -> tuple[str, Steps]:
     """The plain loop around a peer's model: what ``logits`` makes of source and input, to the targets."""
-    batches = padded(run_data(CHANGES)[3].batches.encoded, tokens)
+    batches = padded(run_data(CHANGES)[1].batches.encoded, tokens)
     for weight in model.parameters():
         if weight.ndim > 1:
             nn.init.xavier_uniform_(weight)

@@ -111,6 +111,26 @@ def test_importing_the_package_and_asking_for_help_load_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.parametrize("kind", ["recipe", "run file", "examples", "folder"])
+def test_what_a_model_costs_is_said_without_torch(kind: str, tmp_path: Path) -> None:
+    name = {"recipe": "glass/1m", "run file": "runs/demo.toml"}.get(kind, str(tmp_path))
+    if kind == "examples":
+        (tmp_path / "a.tsv").write_text("text\tlabel\n" + "one\t0\ntwo\t1\n" * 20)
+        name = str(tmp_path / "run.toml")
+        data = f'[data]\ntype = "Examples"\ntrain = "{tmp_path}/a.tsv"\ntokenizer = "char"\n'
+        Path(name).write_text(f'[model]\nrecipe = "glass/encoder-1m"\n{data}[train]\nobjective = "Classify"\n')
+    elif kind == "folder":
+        from glassformer.checkpoints import store
+        from glassformer.nn import build_model
+        from glassformer.recipes import find
+
+        store.save(build_model(find("glass/200k")), tmp_path)
+    code = f"import sys; from glassformer.cli import main; assert not main(['cost', {name!r}]), 'torch' in sys.modules"
+    code += "; assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert not done.returncode and "parameters" in done.stdout, done.stderr
+
+
 def test_help_answers_at_once() -> None:
     """In seconds of the processor: what a busy machine adds is not ours."""
     times = []

@@ -20,7 +20,7 @@ from glassformer.cli import main
 from glassformer.commands import compare
 from glassformer.config import run, serial
 from glassformer.files import lock
-from glassformer.training import Ended
+from glassformer.training import Ended, plan_run
 from glassformer.training import compare as training
 from glassformer.training.hooks import read_log
 from glassformer.training.memory import keep_freed_memory, peak_memory, reset_peak_memory
@@ -292,18 +292,14 @@ def test_mistakes_are_one_sentence(
     (Path(out) / "comparison.json").write_text('{"budget": {"tokens": 5}, "runs": {}}')
     assert "--tokens 5" in said(capsys, one, "--tokens", "6", "--out", out)
     (Path(out) / "comparison.json").write_text("{")
-    assert "damaged" in said(capsys, one, "--out", out)
+    assert "is not valid JSON" in said(capsys, one, "--out", out)
 
 
 @pytest.mark.parametrize(
     "path", sorted((Path(__file__).parents[2] / "runs" / "compare").glob("*.toml")), ids=lambda p: p.stem
 )
 def test_the_run_files_that_are_shipped_describe_models(path: Path, shared_data: Path) -> None:
-    from glassformer.training import launch, prepare
-
-    plan = training.read_arms([str(path)])[0].settings
-    model = prepare.fitted(plan, prepare.origin(plan, None)[0])
-    launch.fits(plan, model)
+    model = plan_run(training.read_arms([str(path)])[0].settings).shape
     assert model.embed.vocab > 0
     assert bool(config.recurrent(model)) == ("rnn" in path.stem or "lstm" in path.stem)
 

@@ -10,7 +10,7 @@ from glassformer import config
 from glassformer.config import run, serial
 from glassformer.errors import UserError
 from glassformer.tokenizer import train as train_tokenizer
-from glassformer.training import prepare
+from glassformer.training import plan_run
 
 
 def write(tmp_path, text):
@@ -157,7 +157,7 @@ def test_a_run_folder_lends_its_tokenizer(tmp_path: Path) -> None:
     mine.save(tmp_path / "run" / "step-000007")
     for folder in (tmp_path / "run", tmp_path / "run" / "step-000007"):
         settings = run.Run(data=run.Data(tokenizer=str(folder)))
-        assert prepare.tokenizer_of(settings, None).fingerprint == mine.fingerprint
+        assert plan_run(settings).with_tokenizer().tokenizer.fingerprint == mine.fingerprint
 
 
 def test_one_rate_scales_every_group():

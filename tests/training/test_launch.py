@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import glassformer
 from glassformer import training
 from glassformer.checkpoints import Checkpoint, places, store
 from glassformer.config import run, serial
@@ -252,6 +253,41 @@ def test_a_run_that_is_not_finished_is_finished_first(corpus, tmp_path):
     )
 
 
+def test_a_run_that_ended_early_goes_on_with_more_steps(corpus, tmp_path, capfd, monkeypatch):
+    """The evaluations without a better one are counted anew, and the schedule begins anew."""
+    monkeypatch.setattr(hooks.Evaluate, "measure", lambda self, model: (1.0, {}))
+    how = {"early_stop": "2", "evaluate_every": "2", "save_every": "2", "schedule": "Cosine"}
+    assert training.run(settings(corpus, steps="40", **how), tmp_path / "run").step == 6
+    assert "--resume --early-stop 0 goes on" in (said := capfd.readouterr().err) and "N above 40" in said
+    assert training.run(settings(corpus, steps="40", **how), tmp_path / "run", resume=True).step == 6
+    refuse("train.steps is 40 there and 30 here", settings(corpus, steps="30", **how), tmp_path / "run", True)
+    assert training.run(settings(corpus, steps="50", **how), tmp_path / "run", resume=True).step == 10
+    assert "ended at step 6 and goes on to 50: Cosine begins anew for the 44 added steps" in capfd.readouterr().err
+    assert logged(tmp_path / "run") == list(range(1, 11))
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["ended"] == [6]
+
+
+def test_a_run_file_in_python_is_the_command(corpus, tmp_path, whole):
+    file = tmp_path / "run.toml"
+    file.write_text(f'[data]\ntrain = "{corpus}"\n')
+    overrides = {**SETTINGS, "steps": "4"}
+    ended = glassformer.train(file, out=tmp_path / "run", overrides=overrides)
+    assert (ended.step, ended.folder) == (4, tmp_path / "run")
+    again = glassformer.train(run.read(file, {**SETTINGS, "steps": "6"}), out=str(tmp_path / "run"), resume=True)
+    assert again.step == 6 and logged(tmp_path / "run") == [1, 2, 3, 4, 5, 6]
+    with pytest.raises(UserError, match=r'There is no run file "dmo".*demo'):
+        glassformer.train("dmo", out=tmp_path / "other")
+    with pytest.raises(UserError, match="leave overrides out"):
+        glassformer.train(run.Run(), out=tmp_path / "other", overrides={"steps": "3"})
+
+
+def test_a_long_validation_says_how_far_it_is(corpus, tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(hooks, "PROGRESS", 0.0)
+    training.run(settings(corpus, steps="2", evaluate_every="1"), tmp_path / "run")
+    said = capfd.readouterr().err
+    assert "validated on 1 batches\n" in said and "validated on 2 batches of 2\n" in said
+
+
 def test_the_log_has_each_groups_rate(corpus, tmp_path):
     group = '[{paths = "embed.*", rate = 0.5}]'
     how = settings(corpus, steps="2", rate="4e-3", schedule="Constant", **{"optimizer.rest.groups": group})
@@ -457,11 +493,13 @@ def test_tensorboard_that_is_missing_is_refused_where_it_was_asked_for(corpus, t
 
 def test_the_planned_model_is_the_one_that_is_trained_and_no_tokenizer_is(corpus, whole, monkeypatch):
     trained = Checkpoint.open(whole / "step-000040").config
-    monkeypatch.setattr("glassformer.tokenizer.train", None)
-    assert training.planned(settings(corpus)) == trained
+    monkeypatch.setattr("glassformer.training.plan.train_tokenizer", None)
+    assert training.plan_run(settings(corpus)).model == trained
     for kind, vocab in (("bpe", 4096), ("byte", 257)):
-        assert training.planned(settings(corpus, **{"data.tokenizer": kind})).embed.vocab == vocab
-    assert training.planned(settings(corpus, **{"data.tokenizer": "bpe", "data.vocab": "300"})).embed.vocab == 300
+        assert training.plan_run(settings(corpus, **{"data.tokenizer": kind})).model.embed.vocab == vocab
+    assert (
+        training.plan_run(settings(corpus, **{"data.tokenizer": "bpe", "data.vocab": "300"})).model.embed.vocab == 300
+    )
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\xff\xfe\x00" * 9], ids=["missing", "empty", "no text"])

@@ -205,6 +205,11 @@ def test_an_average_is_of_as_many_as_are_asked_for(tmp_path):
         assert torch.allclose(model.decoder.last_norm.weight, torch.tensor(mean))
     with pytest.raises(UserError, match=r"keeps 3 checkpoints"):
         checkpoint.average(tmp_path, 4)
+    weights = tmp_path / "step-000001" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\7")
+    checkpoint.average(tmp_path, 2)
+    with pytest.raises(UserError, match=r"step-000001.*is damaged: its sha256"):
+        checkpoint.average(tmp_path, 3)
     shutil.rmtree(tmp_path / "step-000001"), shutil.rmtree(tmp_path / "step-000002")
     with pytest.raises(UserError, match=r"keeps 1 checkpoint;"):
         checkpoint.average(tmp_path, 2)

@@ -19,7 +19,7 @@ from glassformer.config import extend, run, serial
 from glassformer.data.correlation import matthews, pearson, ranks
 from glassformer.errors import UserError
 from glassformer.nn import Tape, build_model
-from glassformer.training import Batch, hooks, launch, loss, objectives
+from glassformer.training import Batch, hooks, loss, objectives, plan
 from glassformer.training.loop import train
 from glassformer.training.loss import forward, gradients
 from glassformer.training.objectives.classify import ascent
@@ -420,8 +420,8 @@ def test_a_frozen_trunk_is_pushed_too():
 def test_nothing_can_agree_without_dropout():
     chosen = run.Run(data=run.Examples("a.tsv"), train=run.Train(objective=objectives.Classify(rdrop=1.0)))
     with pytest.raises(UserError, match=r"this model has none; set encoder.dropout, or rdrop = 0"):
-        launch.fits(chosen, CLASSIFIER)
-    launch.fits(chosen, dropping(CLASSIFIER).config)
+        plan.RunPlan(chosen, CLASSIFIER).check(CLASSIFIER)
+    plan.RunPlan(chosen, CLASSIFIER).check(dropping(CLASSIFIER).config)
 
 
 def test_sizes_below_nothing_are_refused():

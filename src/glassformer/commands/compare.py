@@ -86,7 +86,7 @@ def check(given: argparse.Namespace, settings: Any) -> None:
     """Refuse, before anything is trained, a test set or a bag of words that does not fit the runs or cannot be read."""
     from ..data import examples, registry
     from ..evaluation import metrics
-    from ..training.objectives import Classify
+    from ..training.objectives import Classify, Tag
 
     for name in (given.test, given.target):
         need(name is None or registry.locate(name).is_file(), f"{name} is not a file; give a file of examples.")
@@ -98,8 +98,8 @@ def check(given: argparse.Namespace, settings: Any) -> None:
         objective.labelled or "target" in objective.parts or given.test is None,
         "--test is for translations and labels; leave it out.",
     )
-    if (given.test is not None or given.bag) and "tokens" not in objective.parts:
-        metrics.installed("sklearn" if objective.labelled else "sacrebleu")
+    if (given.test is not None or given.bag) and not isinstance(objective, Tag):
+        metrics.installed("sklearn" if isinstance(objective, Classify) else "sacrebleu")
     if given.test is not None and objective.labelled:
         examples.read(given.test, objective, columns=data.columns)
 

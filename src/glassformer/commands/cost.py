@@ -24,22 +24,20 @@ def options(one: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> None:
     """The command; its exit code, None for 0."""
-    from .. import cost as costs
     from ..checkpoints import Checkpoint
     from ..config import run as runs
+    from ..cost import cost
 
     for name in ("batch", "context"):
         value = getattr(given, name)
         if value is not None and value < 1:
             raise UserError(f"--{name} is {value}; give 1 or more.")
-    batch, context = given.batch or 1, given.context
     if given.name.endswith(".toml"):
-        from ..training import planned
+        from ..training.plan import plan_run
 
-        plan = runs.read(given.name)
-        config = planned(plan)
-        batch, context = given.batch or plan.train.batch, context or plan.train.context
+        plan = plan_run(runs.read(given.name))
+        model, batch, context = plan.model, given.batch or plan.settings.train.batch, given.context or plan.context
     else:
-        config = Checkpoint.open(given.name).config
-    price = costs.cost(config, batch, context)
-    result(given.json, price.to_dict(), price.table())
+        model, batch, context = Checkpoint.open(given.name).config, given.batch or 1, given.context
+    found = cost(model, batch, context)
+    result(given.json, found.to_dict(), found.table())

@@ -158,7 +158,16 @@ class Train:
         need(0 <= self.label_smoothing < 1, smooth)
 
 
-UNCHECKED = ("device", "plan", "early_stop", "evaluate_every", "save_every", "keep", "sample_every", "tensorboard")
+MAY_CHANGE_ON_RESUME = (
+    "device",
+    "plan",
+    "early_stop",
+    "evaluate_every",
+    "save_every",
+    "keep",
+    "sample_every",
+    "tensorboard",
+)
 """Fields of Train that change where it runs and what is seen and kept: a resumed run may change them."""
 
 
@@ -197,51 +206,62 @@ def read(path: Path | str | Mapping[str, Any] | None = None, overrides: Mapping[
     not fit.
     """
     table = dict(path) if isinstance(path, Mapping) else _table(run_file(path)) if path is not None else {}
-    named = table.get("model")
-    for where, found in (("outside of any table", table), ("in [model]", named if isinstance(named, dict) else {})):
-        for key in found:
-            stray = key in _names(Train) and key not in _MODEL
-            need(not stray, f'"{key}" stands {where}; put it below [train].')
-            there = found is table or key.partition(".")[0] in (*_MODEL, "type")
-            need(there, f'model: there is no setting "{key}".{nearest(key, (*_MODEL, *_paths()))}')
-    if isinstance(named, dict) and not {"recipe", "from", "type"} & set(named):
-        table = {**table, "model": {"recipe": "glass/1m", **named}}
+    _check_places(table)
+    if isinstance(table.get("model"), dict) and not {"recipe", "from", "type"} & set(table["model"]):
+        table["model"] = {"recipe": "glass/1m", **table["model"]}
     if isinstance(table.get("data"), dict):
-        table = {**table, "data": {"type": "Data", **table["data"]}}
-    how, opened = table.get("train"), {}
-    if isinstance(how, dict):  # optimizer.rate = 1e-3 changes the usual optimizer
-        opened = {k: v for k, v in how.items() if k in ("optimizer", "schedule") and _no_type(v)}
-        table = {**table, "train": {k: v for k, v in how.items() if k not in opened}}
+        table["data"] = {"type": "Data", **table["data"]}
+    changes = _by_table(overrides or {})
+    has_optimizer = False
+    if isinstance(table.get("train"), dict):  # optimizer.rate = 1e-3 changes the usual optimizer
+        inside = {k: v for k, v in table["train"].items() if k in ("optimizer", "schedule") and _no_type(v)}
+        table["train"] = {k: v for k, v in table["train"].items() if k not in inside}
+        changes["train"] = {**inside, **changes["train"]}
+        has_optimizer = "optimizer" in table["train"]
     run: Run = serial.from_dict(Run, table)
-    train, data, model = run.train, run.data, dict(run.model)
-    changes: dict[str, dict[str, Any]] = {"train": opened, "data": {}}
-    rate: float | None = None
-    for name, value in (overrides or {}).items():
-        first, _, inside = name.partition(".")
-        if first in changes and inside:
-            changes[first][inside] = value
-        elif first in _names(Train):
-            changes["train"][name] = value
-        elif name == "rate":
-            rate = serial.from_dict(float, value, "rate")
-        elif first == "model" and inside:
-            _change_model(model, inside, value)
-        elif first in _MODEL:
-            _change_model(model, name, value)
-        else:
-            known = {"out", "resume", "use", "rate", *_paths()}
-            raise UserError(f'There is no setting "{name}".{nearest(name, known)}')
-    if "optimizer" not in table.get("train", {}):
-        train = dataclasses.replace(train, optimizer=_usual(model))
-    data, train = _of_kind(data, changes["data"]), serial.change(train, changes["train"], "train")
-    if rate is not None:
+    data, train, model = run.data, run.train, dict(run.model)
+    for name, value in changes["model"].items():
+        _change_model(model, name, value)
+    if not has_optimizer:
+        train = dataclasses.replace(train, optimizer=default_optimizer(model))
+    data, train = _of_type(data, changes["data"]), serial.change(train, changes["train"], "train")
+    if "rate" in changes:
+        rate: float = serial.from_dict(float, changes["rate"]["rate"], "rate")
         try:
             train = dataclasses.replace(train, optimizer=_at_rate(train.optimizer, rate))
         except UserError:
-            raise UserError(
-                f"--rate is {rate:g}; give a learning rate above 0 and well below 1000, such as 1e-3."
-            ) from None
+            sentence = "give a learning rate above 0 and well below 1000, such as 1e-3."
+            raise UserError(f"--rate is {rate:g}; {sentence}") from None
     return Run(model, serial.change(data, changes["data"], "data"), train)
+
+
+def _check_places(table: Mapping[str, Any]) -> None:
+    """UserError for a setting of [train] that stands elsewhere, and for one of [model] that there is not."""
+    model = table.get("model")
+    for where, found in (("outside of any table", table), ("in [model]", model if isinstance(model, dict) else {})):
+        for key in found:
+            need(key not in _names(Train) or key in _MODEL, f'"{key}" stands {where}; put it below [train].')
+            known = found is table or key.partition(".")[0] in (*_MODEL, "type")
+            need(known, f'model: there is no setting "{key}".{nearest(key, (*_MODEL, *_paths()))}')
+
+
+def _by_table(overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Overrides by the table of the run file they belong to; a ``rate`` of all groups has one of its own."""
+    found: dict[str, dict[str, Any]] = {"train": {}, "data": {}, "model": {}}
+    for name, value in overrides.items():
+        first, _, inside = name.partition(".")
+        if first in found and inside:
+            found[first][inside] = value
+        elif first in _names(Train):
+            found["train"][name] = value
+        elif first in _MODEL:
+            found["model"][name] = value
+        elif name == "rate":
+            found["rate"] = {name: value}
+        else:
+            known = {"out", "resume", "use", "rate", *_paths()}
+            raise UserError(f'There is no setting "{name}".{nearest(name, known)}')
+    return found
 
 
 def _table(file: Path) -> dict[str, Any]:
@@ -297,7 +317,7 @@ def _paths() -> list[str]:
     return [setting.path for setting in settings.every()]
 
 
-def _of_kind(data: Data | Examples, changes: dict[str, Any]) -> Data | Examples:
+def _of_type(data: Data | Examples, changes: dict[str, Any]) -> Data | Examples:
     """``data``, or a new one where the changes ask for the other kind."""
     kind = changes.pop("type", type(data).__name__)
     if kind == type(data).__name__:
@@ -309,7 +329,8 @@ def _of_kind(data: Data | Examples, changes: dict[str, Any]) -> Data | Examples:
     return Examples(train="-")
 
 
-def _usual(model: Mapping[str, Any]) -> Optimizer:
+def default_optimizer(model: Mapping[str, Any]) -> Optimizer:
+    """What trains a model where no optimizer is named, by the [model] table."""
     if "from" in model:
         return FINETUNE
     return FROM_SCRATCH if str(model.get("recipe")).startswith("glass/") else Train().optimizer

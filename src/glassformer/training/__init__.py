@@ -1,34 +1,60 @@
-"""Training: a generator of steps, and the hooks that consume them. Modules are imported on first use: torch is slow."""
+"""Training: a generator of steps, and the hooks that consume them; a run file is planned, then launched.
+
+    plan defaults                                  a run file resolved; the settings that nobody gave. No torch
+    launch resume prepare report                   a run in its folder
+    loop optimizer schedule precision loss         one step
+    objectives                                     what is learned, a page each
+    hooks live routing checkpoint                  what consumes steps
+    data rows examples encoded                     batches
+    probe memory                                   number format, time and memory
+    compare                                        several runs under one budget
+
+Names are imported on first use: torch is slow.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
 
 if TYPE_CHECKING:
     from ..config.objective import Objective
+    from ..config.run import Run, Train
+    from ..nn import Model
     from .checkpoint import average
-    from .choose import choose
     from .data import Batch, Batches, every_token_once
-    from .launch import Ended, planned, run
-    from .loop import State, Step, train
+    from .defaults import choose
+    from .launch import Ended, run
+    from .loop import State, Step
     from .loss import Loss
     from .objectives import Causal
     from .optimizer import Optimizer
+    from .plan import RunPlan, plan_run
     from .probe import Plan, make_plan
     from .schedule import factor
 
 _HOME = {
-    "average": "checkpoint",
-    "choose": "choose",
-    **dict.fromkeys(("Batch", "Batches", "every_token_once"), "data"),
-    **dict.fromkeys(("Ended", "planned", "run"), "launch"),
-    **dict.fromkeys(("State", "Step", "train"), "loop"),
-    **dict.fromkeys(("Causal", "Objective"), "objectives"),
+    "Batch": "data",
+    "Batches": "data",
+    "Causal": "objectives",
+    "Ended": "launch",
     "Loss": "loss",
+    "Objective": "objectives",
     "Optimizer": "optimizer",
-    **dict.fromkeys(("Plan", "make_plan"), "probe"),
+    "Plan": "probe",
+    "RunPlan": "plan",
+    "State": "loop",
+    "Step": "loop",
+    "average": "checkpoint",
+    "choose": "defaults",
+    "every_token_once": "data",
     "factor": "schedule",
+    "make_plan": "probe",
+    "plan_run": "plan",
+    "run": "launch",
 }
 __all__ = [
     "Batch",
@@ -39,6 +65,7 @@ __all__ = [
     "Objective",
     "Optimizer",
     "Plan",
+    "RunPlan",
     "State",
     "Step",
     "average",
@@ -46,15 +73,68 @@ __all__ = [
     "every_token_once",
     "factor",
     "make_plan",
-    "planned",
+    "plan_run",
     "run",
     "train",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
-    globals()[name] = value
-    return value
+    if name in _HOME:
+        value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+        globals()[name] = value
+        return value
+    if not name.startswith("_"):
+        with contextlib.suppress(ModuleNotFoundError):
+            return importlib.import_module(f".{name}", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+@overload
+def train(
+    model: Model,
+    batches: Iterator[Batch],
+    objective: Objective | None = None,
+    settings: Train | None = None,
+    *,
+    state: State | None = None,
+    plan: Plan | None = None,
+) -> Iterator[Step]: ...
+
+
+@overload
+def train(
+    model: str | Path | Run,
+    *,
+    out: str | Path,
+    resume: bool = False,
+    overrides: Mapping[str, Any] | None = None,
+) -> Ended: ...
+
+
+def train(model: Any, *args: Any, **named: Any) -> Any:
+    """Train a ``model`` on batches, as a generator of steps (``loop.train``); or run a run file in the folder ``out``.
+
+    ``train("runs/demo.toml", out="out/demo")`` is ``glassformer train runs/demo.toml --out out/demo``: the first
+    argument is a run file's path or name, or a ``Run``; ``overrides`` are as on the command line, ``{"steps": 500}``.
+    It prints to standard error as the command does, and returns how the run ended.
+    """
+    from ..config.run import Run, read
+    from ..errors import need
+
+    if not isinstance(model, str | Path | Run):
+        from .loop import train as steps
+
+        return steps(model, *args, **named)
+
+    def run_file(out: str | Path, resume: bool = False, overrides: Mapping[str, Any] | None = None) -> Ended:
+        from .launch import run
+
+        need(
+            not (overrides and isinstance(model, Run)),
+            "A Run is changed with dataclasses.replace; leave overrides out.",
+        )
+        settings = model if isinstance(model, Run) else read(model, overrides)
+        return run(settings, Path(out), resume)
+
+    return run_file(*args, **named)

@@ -33,6 +33,7 @@ from .loop import State
 
 STEP = re.compile(r"step-(\d{6,})")
 SUMS = "SHA256SUMS"
+ANOTHER = "use another checkpoint"
 LEFT = re.compile(rf"\.({STEP.pattern}|last|best|(run|log|curves)\.\w+)\.(.+\.)?(part|old)")
 
 
@@ -53,7 +54,7 @@ def save(folder: Path, state: State, tokenizer: Any = None) -> Path:
             if lora.adapted(state.model):  # an adapter's own file names its tensors as others do
                 kept |= {f"weight:{name}": weight.detach() for name, weight in lora.trained(state.model)}
             _write(beside / "state.safetensors", kept)
-            (beside / "state.json").write_text(json.dumps(_facts(state), default=_plain) + "\n")
+            (beside / "state.json").write_text(json.dumps(_numbers(state), default=_json_value) + "\n")
             sums = [f"{files.sha256(file)}  {file.name}\n" for file in sorted(beside.iterdir())]
             (beside / SUMS).write_text("".join(sums))
     point(folder, state)
@@ -74,17 +75,15 @@ def point(folder: Path, state: State) -> None:
 
 
 def restore(path: Path, state: State) -> dict[str, Any]:
-    """Put a checkpoint's weights, optimizer, cursor and random states in place; its facts.
+    """Put a checkpoint's weights, optimizer, cursor and random states in place; the numbers in its state.json.
 
     Raises UserError when it is broken or another model's; ``state`` may then be half filled: build it anew.
     """
-    facts = read_json(path / "state.json")
-    if "best_step" in facts:  # what older versions wrote has no sums
-        _check_sums(path)
+    saved_state = verified(path)
     differs = difference(serial.to_dict(Checkpoint.open(path).config), serial.to_dict(state.model.config))
     if differs:
         raise UserError(f"{path} is a checkpoint of another model: {differs}; give the same config or another folder.")
-    if facts.get("content") != state.content:
+    if saved_state.get("content") != state.content:
         raise UserError(f"{state.base} has other weights than when {path} was made; put back those it began with.")
     saved = path / "state.safetensors"
     kept = tensorfiles.open_file(saved)
@@ -104,14 +103,14 @@ def restore(path: Path, state: State) -> dict[str, Any]:
             tensor.copy_(weights[name])
     state.optimizer.restore(tensors)
     try:
-        state.step, state.tokens, state.bad = facts["step"], facts["tokens"], facts["bad"]
-        state.best = math.inf if facts["best"] is None else facts["best"]
-        state.best_step = facts.get("best_step")
-        state.batches.restore(facts["batches"])
-        _restore_random(facts["random"], randoms)
+        state.step, state.tokens, state.bad = saved_state["step"], saved_state["tokens"], saved_state["bad"]
+        state.best = math.inf if saved_state["best"] is None else saved_state["best"]
+        state.best_step = saved_state.get("best_step")
+        state.batches.restore(saved_state["batches"])
+        _restore_random(saved_state["random"], randoms)
     except (KeyError, TypeError) as error:
         raise UserError(f"{path / 'state.json'} lacks {error}; it is damaged, use another checkpoint.") from None
-    return facts
+    return saved_state
 
 
 def newest(folder: Path) -> Path | None:
@@ -152,7 +151,7 @@ def tidy(folder: Path) -> None:
 def average(folder: Path, last: int) -> tuple[Any, Any, tuple[str, ...]]:
     """A model of the mean weights of a run's ``last`` checkpoints, in fp32; the tokenizer and labels of the newest.
 
-    Raises UserError where fewer are kept. (Vaswani et al. 2017, section 6.1)
+    Raises UserError where fewer are kept or one is damaged. (Vaswani et al. 2017, section 6.1)
     """
     need(last > 0, f"--last is {last}; give a number of checkpoints above 0.")
     found = steps(folder)
@@ -160,6 +159,8 @@ def average(folder: Path, last: int) -> tuple[Any, Any, tuple[str, ...]]:
     held = "1 checkpoint" if len(found) == 1 else f"{len(found)} checkpoints"
     few = f"{folder} keeps {held}; give --last {len(found)}, or train with --keep {last}."
     need(last <= len(found), few)
+    for path in found[-last:]:
+        verified(path)
     model, tokenizer = store.load(found[-1], dtype=torch.float32, mapped=False)
     mean = dict(model.named_parameters())
     with torch.no_grad():
@@ -179,10 +180,10 @@ def difference(there: Any, here: Any, where: str = "") -> str | None:
 
 
 def _short(value: Any) -> str:
-    return value["type"] if isinstance(value, dict) and "type" in value else json.dumps(value, default=_plain)[:60]
+    return value["type"] if isinstance(value, dict) and "type" in value else json.dumps(value, default=_json_value)[:60]
 
 
-def _facts(state: State) -> dict[str, Any]:
+def _numbers(state: State) -> dict[str, Any]:
     best = state.best if math.isfinite(state.best) else None
     numbers: dict[str, Any] = {"step": state.step, "tokens": state.tokens, "bad": state.bad}
     numbers |= {"best": best, "best_step": state.best_step}
@@ -199,17 +200,17 @@ def _random_tensors() -> dict[str, Tensor]:
     return states
 
 
-def _restore_random(plain: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    version, inner, gauss = plain["python"]
+def _restore_random(states: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    version, inner, gauss = states["python"]
     random.setstate((version, tuple(inner), gauss))
-    np.random.set_state(tuple(plain["numpy"]))
+    np.random.set_state(tuple(states["numpy"]))
     torch.set_rng_state(tensors["random:torch"])
     for name, tensor in tensors.items():
         if name.startswith("random:cuda:"):
             torch.cuda.set_rng_state(tensor, int(name.rpartition(":")[2]))
 
 
-def _plain(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     """numpy's numbers and arrays as JSON holds them."""
     if isinstance(value, np.generic | np.ndarray | Tensor):
         return value.tolist()
@@ -226,30 +227,23 @@ def _name(step: int) -> str:
     return f"step-{step:06d}"
 
 
-def _check_sums(path: Path) -> None:
-    """UserError unless every file of a checkpoint is what was written."""
+def verified(path: Path) -> dict[str, Any]:
+    """The numbers in a checkpoint's state.json; UserError unless each of its files is what was written."""
+    numbers = read_json(path / "state.json")
+    if "best_step" not in numbers:  # what older versions wrote has no sums
+        return numbers
     try:
         lines = [line.partition("  ") for line in (path / SUMS).read_text(encoding="utf-8").splitlines()]
         wrong = [name for kept, _, name in lines if files.sha256(path / Path(name).name) != kept]
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"{path / SUMS} is damaged or names a missing file ({error}); use another checkpoint."
-        ) from None
+        raise UserError(f"{path / SUMS} is damaged or names a missing file ({error}); {ANOTHER}.") from None
     there = {file.name for file in path.iterdir() if file.suffix in (".json", ".safetensors")}
-    need(
-        there <= {name for _, _, name in lines},
-        f"{path / SUMS} is damaged (a file is missing); use another checkpoint.",
-    )
-    if wrong:
-        raise UserError(f"{path / wrong[0]} is damaged: its sha256 is not that in {SUMS}; use another checkpoint.")
+    listed = there <= {name for _, _, name in lines}
+    need(listed, f"{path / SUMS} is damaged (a file is missing); {ANOTHER}.")
+    need(not wrong, f"{path / ''.join(wrong[:1])} is damaged: its sha256 is not that in {SUMS}; {ANOTHER}.")
+    return numbers
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The table in a JSON file of a run folder; UserError when it is damaged."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} is damaged or missing ({error}); use another checkpoint of the folder.") from None
-    if not isinstance(found, dict):
-        raise UserError(f"{path} is damaged (no table); use another checkpoint of the folder.")
-    return found
+    """The object in a JSON file of a run folder; UserError when it is damaged."""
+    return files.read_json(path, "use another checkpoint of the folder")

@@ -16,15 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from .. import config, files
-from ..config import run as runs
+from ..config import run as run_file
 from ..config import serial
 from ..cost import cost
-from ..errors import UserError, need
+from ..errors import need
 from ..nn import device as devices
-from . import prepare, probe
-from .hooks import note, read_log
+from . import probe
+from .hooks import read_log
 from .launch import Sampler, run
 from .memory import peak_memory, reset_peak_memory
+from .plan import plan_run
+from .report import note
 
 TRIAL_STEPS = 12  # steps that tell how many fit into a number of minutes
 TIMED_STEPS = 3  # the last of them, which count: the first ones warm up
@@ -35,7 +37,7 @@ class Arm:
     """One of what is compared: a run file with some settings changed; ``settings`` are what both say together."""
 
     name: str
-    settings: runs.Run
+    settings: run_file.Run
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ def read_arms(paths: Sequence[str], vary: Sequence[str] = (), common: Mapping[st
             name = ".".join((Path(path).stem, *(f"{key.rpartition('.')[2]}={value}" for key, value in changes)))
             need(name not in found, f"Two runs are called {name}; give each run file a name of its own.")
             need("/" not in name, f"{name} cannot be the name of a folder; put such a value into a run file.")
-            arm = found[name] = Arm(name, runs.read(path, {**dict(changes), **(common or {})}))
+            arm = found[name] = Arm(name, run_file.read(path, {**dict(changes), **(common or {})}))
             need(arm.settings.train.evaluate_every > 0, f"{path} is never validated; set train.evaluate_every above 0.")
     first, *others = found.values()
     for arm in others:
@@ -86,11 +88,11 @@ def choices(text: str) -> list[tuple[str, str]]:
     return [(path, value) for value in given]
 
 
-def must_agree(settings: runs.Run) -> tuple[dict[str, Any], dict[str, Any]]:
+def must_agree(settings: run_file.Run) -> tuple[dict[str, Any], dict[str, Any]]:
     """What of a run must not differ between arms: the data, and the objective.
 
-    A loss is one of tokens, so the tokenizer counts; labels are the same in any, and R-Drop and adversarial passes
-    belong to how they are learned, as the optimizer does.
+    A loss is one of tokens, so the tokenizer counts; labels are the same in any. What only regularizes belongs to how
+    a model is trained, as the optimizer does.
     """
     data, objective = serial.to_dict(settings.data), settings.train.objective
     if objective.labelled:
@@ -139,7 +141,7 @@ def compare(
                 return
 
 
-def _train(settings: runs.Run, folder: Path, record: dict[str, Any], sample: Sampler | None) -> int | None:
+def _train(settings: run_file.Run, folder: Path, record: dict[str, Any], sample: Sampler | None) -> int | None:
     """Train in ``folder``, or go on there; the signal that stopped it."""
     if record.get("finished"):
         note(f"{folder.name} is finished; it is not trained again.")
@@ -153,11 +155,11 @@ def _train(settings: runs.Run, folder: Path, record: dict[str, Any], sample: Sam
     return ended.signal
 
 
-def steps_for(settings: runs.Run, folder: Path, minutes: float | None, tokens: int | None) -> int | None:
+def steps_for(settings: run_file.Run, folder: Path, minutes: float | None, tokens: int | None) -> int | None:
     """How many steps the budget pays for; None: those of the run file. Minutes are told by a short trial."""
     how = settings.train
     if tokens is not None:
-        context = how.context or prepare.fitted(settings, prepare.origin(settings, None)[0]).context
+        context = plan_run(settings).context
         return int(max(1, round(tokens / (how.batch * context))))
     if minutes is None:
         return None
@@ -180,13 +182,13 @@ def steps_for(settings: runs.Run, folder: Path, minutes: float | None, tokens: i
 
 def shared_plan(arms: Sequence[Arm]) -> dict[str, str]:
     """The number format for all: bf16 where the table of measured reasons has it for each of them, else fp32."""
-    models = [prepare.fitted(arm.settings, prepare.origin(arm.settings, None)[0]) for arm in arms]
-    rows = [probe.chosen(model, probe.machine(devices.find())) for model in models]
+    machine = probe.machine(devices.find())
+    rows = [probe.chosen(plan_run(arm.settings).shape, machine) for arm in arms]
     row = next((row for row in rows if row.dtype == "float32"), rows[0])
     return {"dtype": row.dtype, "why": row.why}
 
 
-def with_plan(settings: runs.Run, dtype: str) -> runs.Run:
+def with_plan(settings: run_file.Run, dtype: str) -> run_file.Run:
     """The settings, with what they leave open of number format and compiling decided: the same for all arms."""
     how = settings.train
     left: dict[str, Any] = {
@@ -203,13 +205,10 @@ def _read_record(out: Path, budget: dict[str, float]) -> dict[str, Any]:
     path = out / "comparison.json"
     if not path.exists():
         return {"budget": budget, "runs": {}}
-    try:
-        kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        before, _ = kept["budget"], kept["runs"].items()
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
-        raise UserError(
-            f"{path} is damaged; remove it to train what is not finished, or choose another --out."
-        ) from None
+    fix = "remove it to train what is not finished, or choose another --out"
+    kept = files.read_json(path, fix)
+    before: Any = kept.get("budget")
+    need(isinstance(before, dict) and isinstance(kept.get("runs"), dict), f"{path} is damaged; {fix}.")
     words = " ".join(f"--{key} {value:g}" for key, value in before.items()) or "the run files' own steps"
     need(
         before == budget, f"{out} holds a comparison with another budget ({words}); give that, or choose another --out."

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import random
-import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,33 +22,25 @@ from . import checkpoint
 from .data import Batch
 from .loop import Step
 from .loss import Loss, mean_metrics
+from .report import note
 from .routing import counted
 
 Hook = Callable[[Step], None]
-
-
-def note(text: str) -> None:
-    """A line for the reader, on standard error; where that is closed, full or gone, the work goes on without."""
-    if sys.stderr is not None:  # None where it was closed before we began
-        try:
-            print(text, file=sys.stderr, flush=True)
-        except (OSError, ValueError, RuntimeError):  # RuntimeError: a signal came in the middle of another line
-            with contextlib.suppress(OSError):
-                sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
+PROGRESS = 10.0  # seconds after which a validation says how far it is
 
 
 @contextlib.contextmanager
-def aside(model: Any) -> Iterator[None]:
+def evaluating(model: Any) -> Iterator[None]:
     """Use the model without training it: no dropout, no gradients, every random state as it was afterwards."""
-    training, plain, drawn = model.training, random.getstate(), np.random.get_state()
+    training, python_state, numpy_state = model.training, random.getstate(), np.random.get_state()
     model.eval()
     try:
         with torch.random.fork_rng(), torch.no_grad():
             yield
     finally:
         model.train(training)
-        random.setstate(plain)
-        np.random.set_state(drawn)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
 
 
 class Evaluate:
@@ -62,6 +54,7 @@ class Evaluate:
         self, batches: Callable[[], Iterable[Batch]], objective: Objective, every: int, labels: tuple[str, ...] = ()
     ) -> None:
         self.batches, self.objective, self.every, self.labels = batches, objective, every, labels
+        self.count = 0  # batches of the last evaluation
 
     def __call__(self, step: Step) -> None:
         if step.due(self.every):
@@ -74,9 +67,14 @@ class Evaluate:
         """The validation loss of ``model``, in its own number format, and what else there is to say."""
         device = next(model.parameters()).device
         losses: list[Loss] = []
-        with aside(model):
+        noted = time.monotonic()
+        with evaluating(model):
             for batch in self.batches():
                 losses.append(self.objective.loss(model, batch.to(device)))
+                if time.monotonic() - noted > PROGRESS:
+                    noted = time.monotonic()
+                    note(f"  validated on {len(losses):,} batches{f' of {self.count:,}' if self.count else ''}")
+            self.count = len(losses)
             metrics = mean_metrics(losses)
             answered = [(loss.predictions, loss.labels) for loss in losses if loss.predictions is not None]
             if answered:

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from .hooks import aside, note
+from .hooks import evaluating
 from .loop import Step
+from .report import duration, note
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDE = 56  # columns of the bar and of the row of losses: they fit a terminal of 60
@@ -75,7 +76,7 @@ class Live:
             self.valid = step.valid
             self.metrics = {n: f for n, f in step.metrics.items() if n.startswith("valid_") and isinstance(f, float)}
         if self.sample is not None and step.due(self.sample_every):
-            with aside(step.state.model):
+            with evaluating(step.state.model):
                 self.text = self.sample(step.state.model)
             if self.screen is None:
                 note(f"  sample: {self.text!r}")
@@ -143,10 +144,3 @@ def sparkline(values: list[float], width: int) -> str:
     means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(cuts)]
     low, high = min(means), max(means)
     return "".join(BARS[round((mean - low) / ((high - low) or 1.0) * (len(BARS) - 1))] for mean in means)
-
-
-def duration(seconds: float) -> str:
-    """A time span in the unit a person would say."""
-    if seconds < 99.5:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 99.5 * 60 else f"{seconds / 3600:.1f} h"

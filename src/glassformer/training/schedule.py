@@ -27,9 +27,9 @@ def factor(schedule: Schedule, step: int, steps: int) -> float:
             return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
         case WarmupStableDecay(decay=decay, floor=floor):
             decaying = _steps(decay, steps)
-            left = (
-                min(1.0, (max(0, steps - step) + 1) / (decaying + 1)) if decaying else 1.0
-            )  # no step is without effect
+            left = 1.0
+            if decaying:  # + 1: no step is without effect
+                left = min(1.0, (max(0, steps - step) + 1) / (decaying + 1))
             return floor + (1 - floor) * left
     raise TypeError(schedule)
 
@@ -46,7 +46,7 @@ def along(schedule: Schedule, step: int, steps: int, ended: Sequence[int] = ()) 
     return factor(schedule, step - begin, min(end for end in (*ended, steps) if end >= step) - begin)
 
 
-def said(schedule: Schedule, added: int) -> str:
+def describe(schedule: Schedule, added: int) -> str:
     """What ``along`` does for the added steps, in words."""
     name = type(schedule).__name__
     if isinstance(schedule, Constant | InverseSqrt):

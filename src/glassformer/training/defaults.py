@@ -15,15 +15,15 @@ from ..config import run
 from ..data import find as find_corpus
 from ..errors import UserError
 from ..tokenizer.trainers import written_specials
-from . import prepare
+from .plan import base_model
 
-LEAST = 500  # bytes of text from which anything can be learnt and some of it held out
-READ = 1 << 23  # characters that are looked at; the rest of a text is taken to be like them
-WORD = 40  # bytes between white space, on average, from which a text has no words (genes, base64), unless
-SIGNS = 1000  # it has so many different characters: Chinese and Japanese, whose words nothing parts
+MIN_BYTES = 500  # bytes of text from which anything can be learnt and some of it held out
+MAX_READ = 1 << 23  # characters that are looked at; the rest of a text is taken to be like them
+MAX_WORD = 40  # bytes between white space, on average, from which a text has no words (genes, base64), unless
+MANY_CHARACTERS = 1000  # it has so many different characters: Chinese and Japanese, whose words nothing parts
 EVALUATIONS = 20
-SELDOM = 10  # steps between them at least: on a short run they would take longer than the steps
-SMALL = 512  # a BPE where bytes would be chosen
+MIN_INTERVAL = 10  # steps between them at least: on a short run they would take longer than the steps
+SMALL_VOCAB = 512  # a BPE where bytes would be chosen
 PATIENCE = 5  # of these without a better one end the run: validation rises, or the rate has nothing left to give
 
 
@@ -54,21 +54,21 @@ TABLE = (
 
 
 @dataclass(frozen=True)
-class Sight:
+class TextStatistics:
     """What was seen of a text: bytes of UTF-8, characters, different ones, stretches between white space; a sample."""
 
     name: str
     bytes: int
     characters: int
-    letters: int
+    distinct: int
     words: int
     sample: str
     mark: str = ""  # what looks like a special token between documents, with how often it is there
 
 
-def sight(data: run.Data) -> Sight:
-    """A look at the text of a run: all of it up to READ characters, else counts in proportion."""
-    letters: set[str] = set()
+def text_statistics(data: run.Data) -> TextStatistics:
+    """A look at the text of a run: all of it up to MAX_READ characters, else counts in proportion."""
+    distinct: set[str] = set()
     total = characters = words = 0.0
     sample = ""
     marks: Counter[str] = Counter()
@@ -77,18 +77,18 @@ def sight(data: run.Data) -> Sight:
         size = spaces = seen = read = 0
         for piece in source.pieces():
             sample = sample or piece.text
-            letters.update(piece.text)
+            distinct.update(piece.text)
             marks.update(written_specials(piece.text))
             size += len(piece.text.encode())
             spaces += len(piece.text.split())
             seen, read = seen + len(piece.text), piece.read
-            if seen > READ:
+            if seen > MAX_READ:
                 break
-        share = source.size / read if seen > READ else 1.0
+        share = source.size / read if seen > MAX_READ else 1.0
         total, characters, words = total + size * share, characters + seen * share, words + spaces * share
-    counts = (round(total), round(characters), len(letters), max(1, round(words)))
+    counts = (round(total), round(characters), len(distinct), max(1, round(words)))
     mark = "".join(f'"{name}" {count:,} times' for name, count in marks.most_common(1) if count > 1)
-    return Sight(", ".join(data.sources()), *counts, sample, mark)
+    return TextStatistics(", ".join(data.sources()), *counts, sample, mark)
 
 
 def choose(changes: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
@@ -102,29 +102,29 @@ def choose(changes: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
         return {}, ""
     given = {name.removeprefix("train.") for name in changes}
     fresh = not {"recipe", "from", "type"} & given
-    seen = sight(settings.data)
-    if seen.bytes < LEAST and fresh:
+    seen = text_statistics(settings.data)
+    if seen.bytes < MIN_BYTES and fresh:
         raise UserError(
-            f"{seen.name} holds {seen.bytes} bytes of text and at least {LEAST} are needed to learn from and to check "
-            f"on; give more (20 KB begin to look like the text, 1 MB like its sentences)."
+            f"{seen.name} holds {seen.bytes} bytes of text and at least {MIN_BYTES} are needed to learn from and to "
+            f"check on; give more (20 KB begin to look like the text, 1 MB like its sentences)."
         )
     row = next(row for row in TABLE if seen.bytes <= row.size)
     data, how, found = settings.data, settings.train, dict[str, Any]()
     if isinstance(data.valid, float):
         found["data.split"] = "spread"
-    wordy = seen.bytes / seen.words < WORD or seen.letters > SIGNS
+    wordy = seen.bytes / seen.words < MAX_WORD or seen.distinct > MANY_CHARACTERS
     kind = data.tokenizer or ("bpe" if data.vocab or (row.vocab and wordy) else "byte")
-    vocab = data.vocab or row.vocab or SMALL
+    vocab = data.vocab or row.vocab or SMALL_VOCAB
     if "from" not in given:
         found["data.tokenizer"] = kind
         if kind == "bpe":
             found["data.vocab"] = vocab
     lengths = {"byte": 1.0, "char": seen.bytes / seen.characters, "bpe": math.log2(vocab) / 4}
     tokens = seen.bytes / lengths.get(kind, 4.0)  # roughly: for others a published vocabulary's English
-    origin, own = prepare.origin(settings, None)
+    base, own = base_model(settings)
     if own is not None:
         tokens = seen.bytes * len(own.encode(seen.sample)) / len(seen.sample.encode())
-    context = how.context or origin.context
+    context = how.context or base.context
     if fresh:
         found |= {"recipe": row.recipe, "decoder.dropout": row.dropout, "batch": row.batch}
         context = min(how.context or row.context, 2 ** int(math.log2(max(16.0, tokens / 32))))
@@ -135,17 +135,17 @@ def choose(changes: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     steps = how.steps
     if "steps" not in given:
         steps = found["steps"] = max(20, min(row.steps, round(row.epochs * tokens / (batch * context))))
-    every = max(SELDOM, steps // EVALUATIONS)  # and at the end
+    every = max(MIN_INTERVAL, steps // EVALUATIONS)  # and at the end
     found |= {"early_stop": PATIENCE, "evaluate_every": every, "sample_every": 4 * every, "save_every": 5 * every}
     found = {name: value for name, value in found.items() if name not in given and name not in changes}
     named = {"data.tokenizer": "tokenizer", "data.vocab": "vocabulary", "decoder.dropout": "dropout"}
     shown = ("data.tokenizer", "data.vocab", "recipe", "context", "decoder.dropout", "steps")
     words = [f"{named.get(name, name)} {found[name]}" for name in shown if name in found]
     why = f"{seen.name} holds {_size(seen.bytes)} of text"
-    said = [f"{why}, so: {', '.join(words)}. Any of them can be set."] if words else []
+    notes = [f"{why}, so: {', '.join(words)}. Any of them can be set."] if words else []
     if seen.mark and data.separator is None:
-        said.append(f"It holds {seen.mark}; if that parts its documents, give it as --data.separator.")
-    return found, " ".join(said)
+        notes.append(f"It holds {seen.mark}; if that parts its documents, give it as --data.separator.")
+    return found, " ".join(notes)
 
 
 def _size(size: int) -> str:

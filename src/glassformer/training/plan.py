@@ -1,0 +1,214 @@
+"""A run file resolved: the model's config, its tokenizer, the examples, the cost. No torch here.
+
+``train`` carries the plan out, ``cost`` prints it, ``compare`` holds several beside each other.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .. import config, recipes
+from ..checkpoints import Checkpoint, checkpoint, places
+from ..config import serial
+from ..config.context import longer_hint
+from ..config.objective import Full
+from ..config.run import Data, Examples, Run, model_changes
+from ..cost import Cost, cost
+from ..data import find as find_corpus
+from ..errors import UserError, nearest, need
+from ..tokenizer import Tokenizer, pretrained
+from ..tokenizer import open as open_tokenizer
+from ..tokenizer import train as train_tokenizer
+from ..tokenizer.trainers import DEFAULT_SIZE, END
+from .report import note
+
+if TYPE_CHECKING:
+    from ..data.examples import Table
+
+Tables = tuple["Table", "Table"]
+
+
+def plan_run(settings: Run, start: Path | None = None) -> RunPlan:
+    """Resolve a run file, without reading its data; ``start`` is the checkpoint that a resumed run goes on from.
+
+    Raises UserError where the parts do not fit together.
+    """
+    base, tokenizer = base_model(settings, start)
+    plan = RunPlan(settings, base, tokenizer)
+    plan.check(plan.shape)  # before data is read and a tokenizer is trained
+    return plan
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What ``settings`` come to. ``base``: the config of the recipe or checkpoint, or the run file's whole one.
+
+    ``tokenizer`` is None where one has yet to be trained or opened: ``with_tokenizer`` does it. What needs the data is
+    a property, read when it is first asked for.
+    """
+
+    settings: Run
+    base: config.Model
+    tokenizer: Tokenizer | None = None
+
+    @cached_property
+    def shape(self) -> config.Model:
+        """The config with the run's changes, its vocabulary and heads still those of ``base``."""
+        return with_overrides(self.settings, self.base)
+
+    @cached_property
+    def examples(self) -> Tables | None:
+        """The examples to train and to validate on; None where the run learns from running text."""
+        if not isinstance(self.settings.data, Examples):
+            return None
+        from ..data.examples import training_and_validation
+
+        return training_and_validation(self.settings.data, self.settings.train.objective)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of the labels that a text or a word is given one of; a regression has none."""
+        return () if self.examples is None else self.examples[0].labels or ()
+
+    @property
+    def vocab(self) -> int:
+        """The tokenizer's size; of one that has yet to be trained the size at most, as the settings tell it."""
+        if self.tokenizer is None:
+            match self.settings.data.tokenizer or "bpe":
+                case "bpe":
+                    return self.settings.data.vocab or DEFAULT_SIZE
+                case "byte":
+                    return 256 + len(self.specials)
+                case "char":
+                    return len(set().union(*self.texts())) + len(self.specials)
+        return self.find_tokenizer().size
+
+    @cached_property
+    def _with_heads(self) -> tuple[config.Model, list[str]]:
+        model = with_overrides(self.settings, self.base, self.vocab)
+        return self.settings.train.objective.with_heads(model, len(self.labels))
+
+    @property
+    def model(self) -> config.Model:
+        """The config of the model that is trained."""
+        return self._with_heads[0]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What had to be added to the model or left out for its objective, in sentences."""
+        return tuple(self._with_heads[1])
+
+    @property
+    def context(self) -> int:
+        """Tokens of a row."""
+        return self.settings.train.context or self.shape.context
+
+    @cached_property
+    def cost(self) -> Cost:
+        """The cost of a step's pieces."""
+        how = self.settings.train
+        return cost(self.model, -(-how.batch // how.accumulate), self.context)
+
+    def memory(self, dtype: str, frozen: int | None = None) -> int:
+        """Bytes to train in ``dtype``; a weight that does not train has no gradient and no moments."""
+        if frozen is None:
+            frozen = 0 if isinstance(self.settings.train.tune, Full) else self.cost.total
+        return self.cost.train("bf16" if dtype == "bfloat16" else "fp32") - 12 * frozen
+
+    def check(self, model: config.Model) -> None:
+        """UserError for an objective that does not fit the model, the kind of data or the tokenizer."""
+        how, examples = self.settings.train, isinstance(self.settings.data, Examples)
+        how.objective.check(model, self.tokenizer, examples=examples, tune=how.tune)
+
+    def with_tokenizer(self) -> RunPlan:
+        """The plan with its tokenizer, opened, or trained on the data."""
+        if self.tokenizer is not None:
+            plan = self
+        else:
+            plan = replace(self, tokenizer=self.find_tokenizer())
+            vars(plan)["examples"] = self.examples  # they are not read twice
+        plan.check(plan.shape)
+        return plan
+
+    def find_tokenizer(self) -> Tokenizer:
+        """The tokenizer of the checkpoint, the one that data.tokenizer names, or one trained on the data."""
+        if self.tokenizer is not None:
+            return self.tokenizer
+        data = self.settings.data
+        kind = data.tokenizer or "bpe"
+        kinds = ("char", "byte", "bpe", "words") if isinstance(data, Examples) else ("char", "byte", "bpe")
+        if kind in kinds:
+            return train_tokenizer(kind, _announced(kind, self.texts()), data.vocab, self.specials)
+        path = Path(kind).expanduser()
+        if path.exists():
+            return open_tokenizer(places.checkpoint(path) if path.is_dir() else path)
+        if kind in pretrained.KNOWN:
+            return pretrained.find(kind)
+        known = nearest(kind, [*kinds, *pretrained.KNOWN])
+        raise UserError(f'data.tokenizer: "{kind}" is not a file, folder, kind or name of a tokenizer.{known}')
+
+    @property
+    def specials(self) -> tuple[str, ...]:
+        """What a tokenizer that is trained has besides text."""
+        return self.settings.train.objective.specials or (END,)
+
+    def texts(self) -> Iterable[str]:
+        """What a tokenizer is trained on."""
+        data = self.settings.data
+        if isinstance(data, Data):
+            sources = [find_corpus(name, data.field, data.separator) for name in data.sources()]
+            return itertools.chain.from_iterable(source.texts() for source in sources)
+        assert self.examples is not None
+        return self.examples[0].texts()
+
+
+def _announced(kind: str, texts: Iterable[str]) -> Iterable[str]:
+    """The texts; before the first, which is there then and can be read, what is done with them is said."""
+    for number, one in enumerate(texts):
+        if number == 0:
+            note(f"Training a {kind} tokenizer.")
+        yield one
+
+
+def base_model(settings: Run, start: Path | None = None) -> tuple[config.Model, Tokenizer | None]:
+    """The config that the run's model starts from, and the tokenizer where a checkpoint has it."""
+    table = settings.model
+    tokenizer = checkpoint.open_tokenizer(start) if start is not None else None
+    if "recipe" not in table and "from" not in table:
+        whole = {key: value for key, value in table.items() if "." not in key}
+        model: config.Model = serial.from_dict(config.Model, whole, "model")
+        return model, tokenizer
+    if "recipe" in table:
+        return recipes.find(str(table["recipe"])), tokenizer
+    found = Checkpoint.open(str(table["from"]))
+    if found.folder is not None and settings.data.tokenizer is None and tokenizer is None:
+        tokenizer = found.tokenizer()
+        sentence = f"{table['from']} has no tokenizer; name the one that it was trained with: data.tokenizer"
+        need(tokenizer is not None, f"{sentence} = a file, a folder or a name such as gpt2.")
+    return found.config, tokenizer
+
+
+def with_overrides(settings: Run, base: config.Model, vocab: int | None = None) -> config.Model:
+    """The config with the run's changes, the tokenizer's ``vocab`` if known and the run's context in it."""
+    table, how = settings.model, settings.train
+    whole = "recipe" not in table and "from" not in table
+    changes = {k: v for k, v in model_changes(table).items() if not whole or "." in k}
+    if "recipe" in table:
+        named = "embed.vocab" in changes or "vocab" in dict(changes.get("embed") or {})
+        changes = changes if named or vocab is None else {"embed.vocab": vocab, **changes}
+        if how.context is not None:
+            changes = {"context": how.context, **changes}
+    model: config.Model = serial.change(base, changes)
+    for name, embed in (("embed", model.embed), ("source_embed", config.source_embed(model))):
+        if vocab is not None and embed.vocab < vocab:
+            sentence = f"The tokenizer has {vocab} tokens, the model's {name}.vocab only {embed.vocab}; "
+            raise UserError(sentence + "raise it or give data.tokenizer the model's own.")
+    if (how.context or 1) > model.context:
+        sentence = f"train.context {how.context} is more than the model's context {model.context}; lower it."
+        raise UserError(sentence + longer_hint(model))
+    return model

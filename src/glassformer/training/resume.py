@@ -1,0 +1,93 @@
+"""The same run again? What run.json must share with a run that is resumed, and how a run that ended gets more steps."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+from ..config import serial
+from ..config.run import MAY_CHANGE_ON_RESUME, Run, Train
+from ..errors import UserError, need
+from . import checkpoint
+from .loop import State
+from .report import note
+from .schedule import describe
+
+
+def previous_run(settings: Run, out: Path, resume: bool) -> dict[str, Any]:
+    """What run.json says of the run that is being resumed; empty for a new one.
+
+    Raises UserError where there is a run and none was to be resumed, or none, or one with other settings.
+    """
+    if not (out / "run.json").exists() and not checkpoint.steps(out):
+        need(not resume, f"{out} holds no run to go on with; leave out --resume to begin one there.")
+        return {}
+    need(resume, f"{out} holds a run already; add --resume to go on with it, or choose another folder.")
+    before = checkpoint.read_json(out / "run.json")
+    recipe, given = (dict(table or {}).get("recipe") for table in (before.get("asked"), settings.model))
+    if recipe and given:  # said before what follows from it
+        must_be_same(recipe, given, out, "recipe")
+    _extend(before, settings.train, out)
+    for name, mine in (("data", settings.data), ("train", settings.train)):
+        saved = dict(before.get(name) or {})
+        with contextlib.suppress(UserError):  # a setting that is younger than the run has its default
+            saved = serial.to_dict(serial.from_dict(type(mine), saved))
+        kept, given = (
+            {key: value for key, value in table.items() if key not in MAY_CHANGE_ON_RESUME}
+            for table in (saved, serial.to_dict(mine))
+        )
+        must_be_same(kept, given, out, name)
+    return before
+
+
+def must_be_same(saved: Any, given: Any, out: Path, name: str) -> None:
+    """UserError that names the first setting in which a run differs from the one in ``out``."""
+    differs = checkpoint.difference(saved, json.loads(json.dumps(given)), name)
+    sentence = f"{out} cannot be resumed with another config: {differs}; set it back or choose another --out."
+    need(differs is None, sentence)
+
+
+def _extend(before: dict[str, Any], how: Train, out: Path) -> None:
+    """Let a run that ended, after its steps or early, go on with more: they are added to ``before``."""
+    train, newest = dict(before.get("train") or {}), checkpoint.newest(out)
+    steps = train.get("steps")
+    if not isinstance(steps, int) or how.steps <= steps:
+        return
+    step = checkpoint.number(newest) if newest else 0
+    early = False
+    if newest and step < steps:
+        best = checkpoint.read_json(newest / "state.json").get("best_step")
+        early = is_stale(
+            step, best, before.get("ended", ()), train.get("early_stop", 0), train.get("evaluate_every", 0)
+        )
+    finish = f"{out} stands at step {step} of {steps}; give --steps {steps} to finish that first, then --steps"
+    need(early or step == steps, f"{finish} {how.steps}.")
+    before["train"] = {**train, "steps": how.steps}
+    before["ended"] = [*before.get("ended", []), step]
+    note(
+        f"The run had ended at step {step:,} and goes on to {how.steps:,}: {describe(how.schedule, how.steps - step)}."
+    )
+
+
+def is_stale(step: int, best: int | None, ended: Any, early_stop: int, evaluate_every: int) -> bool:
+    """Whether a run ends early: ``early_stop`` evaluations in a row brought no lower validation loss than the ``best``.
+
+    They are counted anew where a run that had ``ended`` was given more steps.
+    """
+    if not early_stop or not evaluate_every or best is None:
+        return False
+    return bool(step - max(best, *ended, 0) >= early_stop * evaluate_every)
+
+
+def restore_newest(out: Path, start: Path, state: State) -> None:
+    """Take up the newest checkpoint; where it is damaged, say how to go on from the one before."""
+    try:
+        checkpoint.restore(start, state)
+        checkpoint.point(out, state)
+    except UserError as error:
+        older = [path for path in checkpoint.steps(out) if path != start]
+        if not older:
+            raise
+        raise UserError(f"{error} To go on from {older[-1].name} instead, remove {start}.") from None

@@ -460,4 +460,4 @@ def test_an_objective_of_ones_own_is_one_class(tmp_path, monkeypatch, capsys):
     assert main([*used[:2], "--out", str(tmp_path / "no"), "--use", str(OWN), "--data.columns", "{best = 'x'}"]) == 2
     assert 'There is no part "best"' in capsys.readouterr().err
     with pytest.raises(UserError, match="has a Masked already"):
-        config.member(launch.Objective)(type("Masked", (launch.Objective,), {}))
+        config.member(training.Objective)(type("Masked", (training.Objective,), {}))

@@ -23,6 +23,9 @@ FLOORS = [
     {"engine", "serve"},
     {"cli", "commands", "learn", "_moved", "__main__", "__init__"},
 ]
+TESTS = Path(__file__).parent
+TOPICS: set[str] = set()
+"""What a test of several modules is called, by its room."""
 ROOMS_APART = {4}  # floors whose rooms may not import each other
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 
@@ -69,6 +72,53 @@ def test_imports_only_go_down() -> None:
             if FLOOR[there] > FLOOR[here] or apart:
                 wrong.append(f"{path.relative_to(SRC)}:{line} {here} -> {there}")
     assert not wrong, wrong
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the package by its dotted name; a package's own page by the package's name."""
+    named = {}
+    for path in FILES:
+        parts = path.relative_to(SRC).with_suffix("").parts
+        named[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return named
+
+
+def test_no_module_comes_back_to_itself() -> None:
+    """No circle of imports, not even of those inside functions or for type checking."""
+    named = modules()
+    below: dict[str, set[str]] = {}
+    for module, path in named.items():
+        found = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                package = path.relative_to(SRC).parts[:-1]
+                base = [*package[: len(package) - node.level + 1], *(node.module or "").split(".")]
+                home = ".".join(part for part in base if part)
+                inside = (f"{home}.{alias.name}".lstrip(".") for alias in node.names)
+                found |= {one if one in named else home for one in inside}
+        below[module] = found - {module, ""}
+    while True:  # take away what imports nothing that is left, and what nothing that is left imports
+        imported = set[str]().union(*below.values())
+        left = {m: others & below.keys() for m, others in below.items() if others & below.keys() and m in imported}
+        if left == below:
+            break
+        below = left
+    assert not below, below
+
+
+def test_few_modules_stand_outside_the_rooms() -> None:
+    loose = [path.stem for path in SRC.glob("*.py") if path.stem != "__init__"]
+    assert len(loose) <= 6, loose
+
+
+def test_a_test_is_found_by_the_name_of_what_it_tests() -> None:
+    """``tests/ROOM/test_NAME.py`` tests ``ROOM/NAME.py``, or a folder of it; TOPICS are of several modules."""
+    named, strange = modules(), []
+    for path in sorted(TESTS.glob("*/test_*.py")):
+        name = ".".join((*path.parent.relative_to(TESTS).parts, path.stem.removeprefix("test_")))
+        if name not in named and name not in TOPICS:
+            strange.append(name)
+    assert not strange, strange
 
 
 def test_words_do_not_import_torch() -> None:

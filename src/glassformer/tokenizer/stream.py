@@ -6,13 +6,10 @@ import codecs
 import functools
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ..errors import UserError
 from .tokenizer_json import steps
-
-if TYPE_CHECKING:
-    from .tokenizer import Tokenizer
 
 ByteDecoder = Callable[[str, bool], bytes]  # (a token's name, is it the first of the text?) -> the bytes it stands for
 
@@ -123,10 +120,18 @@ def _step(step: dict[str, Any], text: str | bytes, first: bool) -> str | bytes:
     return text
 
 
+class Decodes(Protocol):
+    """What a stream asks of a tokenizer."""
+
+    def hides(self, id: int) -> bool: ...
+
+    def bytes_of(self, id: int, first: bool = False) -> bytes: ...
+
+
 class Stream:
     """Text from ids, one at a time: what ``push`` and then ``flush`` return joins to what ``decode`` gives."""
 
-    def __init__(self, tokenizer: Tokenizer, special: bool = False) -> None:
+    def __init__(self, tokenizer: Decodes, special: bool = False) -> None:
         self.tokenizer, self.special = tokenizer, special
         self.first = True
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")

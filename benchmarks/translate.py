@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from glassformer.config import run
+from glassformer.config import run_file
 from glassformer.training import RunPlan, make_plan, plan_run, prepare, train
 from glassformer.training.encoded import Encoded
 
@@ -56,7 +56,7 @@ Steps = Iterator[tuple[int, float]]  # targets learned from, and their mean loss
 
 def run_data(changes: dict[str, Any]) -> tuple[RunPlan, prepare.RunData]:
     """The plan of the run file with changes, and the data."""
-    settings = run.read(ROOT / "runs" / "multi30k.toml", changes)
+    settings = run_file.read(ROOT / "runs" / "multi30k.toml", changes)
     resolved = plan_run(settings).with_tokenizer()
     assert resolved.tokenizer is not None and (resolved.tokenizer.size, resolved.tokenizer.pad) == (VOCAB, PAD)
     return resolved, prepare.run_data(resolved)

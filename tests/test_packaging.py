@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from glassformer.config import run
+from glassformer.config import run, run_file
 from glassformer.errors import UserError
 
 ROOT = Path(__file__).parents[1]
@@ -19,19 +19,19 @@ ROOT = Path(__file__).parents[1]
 
 def test_run_files_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert "demo" in run.run_files() and "compare/sst2-rnn" in run.run_files()
-    assert run.read("demo") == run.read("runs/demo.toml") == run.read(ROOT / "runs" / "demo.toml")
+    assert "demo" in run_file.run_files() and "compare/sst2-rnn" in run_file.run_files()
+    assert run_file.read("demo") == run_file.read("runs/demo.toml") == run_file.read(ROOT / "runs" / "demo.toml")
     Path("demo").write_text("[train]\nsteps = 7\n")
-    assert run.read("demo").train.steps == 7, "a file of the user's own goes first"
+    assert run_file.read("demo").train.steps == 7, "a file of the user's own goes first"
     with pytest.raises(UserError, match=r'no run file "multi3k".* "multi30k"'):
-        run.read("multi3k")
+        run_file.read("multi3k")
     with pytest.raises(UserError, match="no run file"):
-        run.read("nothing/like/it")
+        run_file.read("nothing/like/it")
 
 
 def test_every_run_file_can_be_read() -> None:
-    for name in run.run_files():
-        assert isinstance(run.read(name), run.Run)
+    for name in run_file.run_files():
+        assert isinstance(run_file.read(name), run.Run)
 
 
 LACKING = """

@@ -14,7 +14,9 @@ MOVED = {
     "store": "checkpoints.store",
     "text": "tokenizer",
 }
-"""The old module and the new one; ``text`` was tokenizers and data in one, see ``find``."""
+"""The old module and the new one."""
+ALSO = {"run": ("config.run_file",), "text": ("data",)}
+"""What else the old module held."""
 
 
 class Finder:
@@ -35,7 +37,7 @@ class Finder:
         """A module that looks its names up in the new one, and says where that is."""
         old = spec.name.partition(".")[2]
         module = ModuleType(spec.name)
-        homes = [MOVED[old], *(["data"] if old == "text" else [])]
+        homes = [MOVED[old], *ALSO.get(old, ())]
         told = " and ".join(f"glassformer.{home}" for home in homes)
         warnings.warn(f"glassformer.{old} is {told} now.", FutureWarning, stacklevel=4)
 

@@ -18,7 +18,7 @@ import torch
 from glassformer import config
 from glassformer.cli import main
 from glassformer.commands import compare
-from glassformer.config import run, serial
+from glassformer.config import run, run_file, serial
 from glassformer.files import lock
 from glassformer.training import Ended, plan_run
 from glassformer.training import compare as training
@@ -309,10 +309,10 @@ def test_all_arms_have_one_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     from glassformer.training import probe
 
     monkeypatch.setattr(probe, "machine", lambda device: "AMD CPU with AVX512-BF16")
-    plans = [run.read(None, {"dim": dim}) for dim in ("64", "256")]
+    plans = [run_file.read(None, {"dim": dim}) for dim in ("64", "256")]
     arms = [training.Arm(name, plan) for name, plan in zip("ab", plans, strict=True)]
     assert training.shared_plan(arms[1:])["dtype"] == "bfloat16"
     assert training.shared_plan(arms)["dtype"] == training.shared_plan(arms[:1])["dtype"] == "float32"
     assert training.with_plan(plans[0], "float32").train == replace(plans[0].train, dtype="float32", compile="no")
-    asked = run.read(None, {"dtype": "bfloat16"})
+    asked = run_file.read(None, {"dtype": "bfloat16"})
     assert training.with_plan(asked, "float32").train == replace(asked.train, compile="no")

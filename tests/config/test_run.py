@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from glassformer import config
-from glassformer.config import run, serial
+from glassformer.config import run, run_file, serial
 from glassformer.errors import UserError
 from glassformer.tokenizer import train as train_tokenizer
 from glassformer.training import plan_run
@@ -25,7 +25,7 @@ def small():
 
 
 def test_two_lines_are_a_run(tmp_path):
-    found = run.read(write(tmp_path, '[model]\nrecipe = "glass/1m"\n[data]\ntrain = "python-docs"\n'))
+    found = run_file.read(write(tmp_path, '[model]\nrecipe = "glass/1m"\n[data]\ntrain = "python-docs"\n'))
     assert found == run.Run(train=run.Train(optimizer=run.FROM_SCRATCH)) and found.train.steps == 1000
 
 
@@ -43,11 +43,11 @@ def test_tables_of_every_kind(tmp_path):
     optimizer = { type = "Muon", rate = 0.01, rest = { rate = 1e-3 } }
     schedule = "WarmupStableDecay"
     """
-    found = run.read(write(tmp_path, text))
+    found = run_file.read(write(tmp_path, text))
     assert found.data.sources() == {"a.txt": 2.0, "b.txt": 1.0} and found.data.valid == "c.txt"
     assert found.train.optimizer == run.Muon(rate=0.01, rest=run.AdamW(rate=1e-3))
     assert found.train.schedule == run.WarmupStableDecay()
-    assert run.model_changes(found.model) == {"dim": 64, "decoder": {"depth": 2}}
+    assert run_file.model_changes(found.model) == {"dim": 64, "decoder": {"depth": 2}}
 
 
 def test_the_command_line_reaches_train_data_and_model(tmp_path):
@@ -59,7 +59,7 @@ def test_the_command_line_reaches_train_data_and_model(tmp_path):
         "train.clip": "none",
         "schedule": "Constant",
     }
-    found = run.read(write(tmp_path, "[train]\nsteps = 7\n"), wanted)
+    found = run_file.read(write(tmp_path, "[train]\nsteps = 7\n"), wanted)
     assert (
         found.train.steps == 500
         and found.train.optimizer == replace(run.FROM_SCRATCH, rate=0.02)
@@ -70,13 +70,13 @@ def test_the_command_line_reaches_train_data_and_model(tmp_path):
 
 
 def test_a_type_by_name_and_its_settings_together():
-    found = run.read(None, {"optimizer": "Muon", "optimizer.rate": "0.01", "optimizer.rest.rate": "1e-3"})
+    found = run_file.read(None, {"optimizer": "Muon", "optimizer.rate": "0.01", "optimizer.rest.rate": "1e-3"})
     assert found.train.optimizer == run.Muon(rate=0.01, rest=run.AdamW(rate=1e-3))
 
 
 def test_a_recipe_on_the_command_line_replaces_the_files(tmp_path):
     path = write(tmp_path, '[model]\nfrom = "folder"\ndecoder.depth = 2\n')
-    assert run.read(path, {"recipe": "gpt2/124m"}).model == {"decoder": {"depth": 2}, "recipe": "gpt2/124m"}
+    assert run_file.read(path, {"recipe": "gpt2/124m"}).model == {"decoder": {"depth": 2}, "recipe": "gpt2/124m"}
 
 
 def test_a_run_survives_json():
@@ -112,7 +112,7 @@ def test_changes_are_checked_when_all_are_in():
 )
 def test_a_mistake_is_one_sentence(overrides, said):
     with pytest.raises(UserError, match=said) as caught:
-        run.read(None, overrides)
+        run_file.read(None, overrides)
     assert "\n" not in str(caught.value)
 
 
@@ -136,18 +136,18 @@ def test_a_model_that_cannot_be_is_one_sentence(changes, said):
 
 def test_a_file_that_is_missing_or_broken(tmp_path):
     with pytest.raises(UserError, match="cannot be read"):
-        run.read(tmp_path / "none.toml")
+        run_file.read(tmp_path / "none.toml")
     with pytest.raises(UserError, match="not valid TOML"):
-        run.read(write(tmp_path, "[train\n"))
+        run_file.read(write(tmp_path, "[train\n"))
     with pytest.raises(UserError, match=r'"trian".*"train"'):
-        run.read(write(tmp_path, "[trian]\nsteps = 1\n"))
+        run_file.read(write(tmp_path, "[trian]\nsteps = 1\n"))
 
 
 def test_going_on_from_a_checkpoint_is_gentle_unless_told_otherwise() -> None:
-    assert run.read(None, {}).train.optimizer == run.FROM_SCRATCH
-    assert run.read(None, {"recipe": "gpt2/124m"}).train.optimizer == run.Muon()
-    assert run.read(None, {"from": "somewhere"}).train.optimizer == run.FINETUNE
-    assert run.read(None, {"from": "somewhere", "optimizer.rate": "0.5"}).train.optimizer == run.AdamW(rate=0.5)
+    assert run_file.read(None, {}).train.optimizer == run.FROM_SCRATCH
+    assert run_file.read(None, {"recipe": "gpt2/124m"}).train.optimizer == run.Muon()
+    assert run_file.read(None, {"from": "somewhere"}).train.optimizer == run.FINETUNE
+    assert run_file.read(None, {"from": "somewhere", "optimizer.rate": "0.5"}).train.optimizer == run.AdamW(rate=0.5)
 
 
 def test_a_run_folder_lends_its_tokenizer(tmp_path: Path) -> None:
@@ -161,19 +161,19 @@ def test_a_run_folder_lends_its_tokenizer(tmp_path: Path) -> None:
 
 
 def test_one_rate_scales_every_group():
-    base = run.read(None, {}).train.optimizer
-    scaled = run.read(None, {"rate": "1e-3"}).train.optimizer
+    base = run_file.read(None, {}).train.optimizer
+    scaled = run_file.read(None, {"rate": "1e-3"}).train.optimizer
     assert scaled.rate == 1e-3 and scaled.rest.rate == pytest.approx(base.rest.rate * 1e-3 / base.rate)
-    assert run.read(None, {"optimizer": "AdamW", "rate": ".001"}).train.optimizer.rate == 1e-3
+    assert run_file.read(None, {"optimizer": "AdamW", "rate": ".001"}).train.optimizer.rate == 1e-3
     with pytest.raises(UserError, match=r'"lr".*"rate"'):
-        run.read(None, {"lr": "1e-3"})
+        run_file.read(None, {"lr": "1e-3"})
 
 
 def test_a_rate_in_a_run_file(tmp_path):
     """optimizer.rate = 1e-3 changes the usual optimizer of the recipe; so does schedule.warmup."""
     file = tmp_path / "run.toml"
     file.write_text("[train]\noptimizer.rate = 1e-3\nschedule.warmup = 1e-1\nsteps = 1e2\n")
-    found = run.read(file).train
+    found = run_file.read(file).train
     assert found.optimizer == dataclasses.replace(run.FROM_SCRATCH, rate=1e-3) and found.steps == 100
     assert found.schedule == run.WarmupStableDecay(warmup=0.1)
-    assert run.read(file, {"optimizer.rate": "2e-3"}).train.optimizer.rate == 2e-3
+    assert run_file.read(file, {"optimizer.rate": "2e-3"}).train.optimizer.rate == 2e-3

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import tiny
 from glassformer import config as c
 from glassformer.inspection import paths
-from glassformer.nn import Cache, Model, Tape, packed
+from glassformer.nn import Cache, Model, Tape, prepacked
 from glassformer.nn.block import Block
 from glassformer.nn.feedforward import ACTIVATIONS
 
@@ -174,11 +174,11 @@ def test_edits_reach_what_fused_products_and_caches_hold() -> None:
         edits = {f"decoder.blocks.1.{path}": lambda path, value: value * 0.5}
         wanted = model(given, tape=Tape(edits=edits)).logits
         cache = Cache(model.config)
-        copies = packed.pack(model, None)
-        with packed.packed(copies):
-            parts = [
-                model(part, cache=cache, tape=Tape(edits=edits)).logits for part in given.split([5, 1, 1, 1, 1], 1)
-            ]
+        view = prepacked.prepack(model)
+        assert view.packed and view.complete
+        parts = [
+            view.model(part, cache=cache, tape=Tape(edits=edits)).logits for part in given.split([5, 1, 1, 1, 1], 1)
+        ]
         torch.testing.assert_close(torch.cat(parts, 1), wanted, rtol=0, atol=1e-5)
         assert not torch.allclose(wanted, model(given).logits, atol=1e-3)
 

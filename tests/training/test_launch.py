@@ -20,7 +20,7 @@ import torch
 import glassformer
 from glassformer import training
 from glassformer.checkpoints import Checkpoint, places, store
-from glassformer.config import run, serial
+from glassformer.config import run, run_file, serial
 from glassformer.errors import UserError
 from glassformer.training import hooks, live
 
@@ -50,7 +50,7 @@ def corpus(tmp_path_factory):
 
 
 def settings(corpus, **changes):
-    return run.read(None, {**SETTINGS, "data.train": str(corpus), **changes})
+    return run_file.read(None, {**SETTINGS, "data.train": str(corpus), **changes})
 
 
 def weights(out):
@@ -273,7 +273,7 @@ def test_a_run_file_in_python_is_the_command(corpus, tmp_path, whole):
     overrides = {**SETTINGS, "steps": "4"}
     ended = glassformer.train(file, out=tmp_path / "run", overrides=overrides)
     assert (ended.step, ended.folder) == (4, tmp_path / "run")
-    again = glassformer.train(run.read(file, {**SETTINGS, "steps": "6"}), out=str(tmp_path / "run"), resume=True)
+    again = glassformer.train(run_file.read(file, {**SETTINGS, "steps": "6"}), out=str(tmp_path / "run"), resume=True)
     assert again.step == 6 and logged(tmp_path / "run") == [1, 2, 3, 4, 5, 6]
     with pytest.raises(UserError, match=r'There is no run file "dmo".*demo'):
         glassformer.train("dmo", out=tmp_path / "other")
@@ -529,15 +529,15 @@ def test_a_separator_makes_documents_of_a_file(tmp_path):
     """The separator itself is not a text: a character tokenizer has never met it."""
     (tmp_path / "two.txt").write_text("aab " * 100 + "%" + "bba " * 100)
     wanted = {**SETTINGS, "steps": "1", "data.train": str(tmp_path / "two.txt"), "data.separator": "%"}
-    training.run(run.read(None, wanted), tmp_path / "out")
+    training.run(run_file.read(None, wanted), tmp_path / "out")
     _, tokenizer = store.load(tmp_path / "out")
     assert set(tokenizer.vocabulary()) - set(tokenizer.specials) == {"a", "b", " "}
 
 
 def test_a_damaged_checkpoint_names_the_one_before(tmp_path, corpus):
     wanted = {**SETTINGS, "steps": "6", "data.train": str(corpus)}
-    training.run(run.read(None, wanted), tmp_path)
+    training.run(run_file.read(None, wanted), tmp_path)
     damaged = tmp_path / "step-000006" / "state.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:100])
     with pytest.raises(UserError, match=r"step-000003 instead, remove .*step-000006"):
-        training.run(run.read(None, wanted), tmp_path, resume=True)
+        training.run(run_file.read(None, wanted), tmp_path, resume=True)

@@ -25,7 +25,7 @@ def options(one: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> None:
     """The command; its exit code, None for 0."""
     from ..checkpoints import Checkpoint
-    from ..config import run as runs
+    from ..config import run_file
     from ..cost import cost
 
     for name in ("batch", "context"):
@@ -35,7 +35,7 @@ def run(given: argparse.Namespace) -> None:
     if given.name.endswith(".toml"):
         from ..training.plan import plan_run
 
-        plan = plan_run(runs.read(given.name))
+        plan = plan_run(run_file.read(given.name))
         model, batch, context = plan.model, given.batch or plan.settings.train.batch, given.context or plan.context
     else:
         model, batch, context = Checkpoint.open(given.name).config, given.batch or 1, given.context

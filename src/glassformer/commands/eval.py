@@ -131,10 +131,10 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
 
 def must_have_learned_pairs(name: str) -> None:
     """Refuse a decoder of a run here that learned plain text, not to write a target after a source."""
-    from ..config import run as runs
+    from ..config import run_file
 
     for folder in (Path(name).expanduser(), Path(name).expanduser().parent):
-        if told := runs.begun(folder):
+        if told := run_file.begun(folder):
             objective = told["train"].get("objective", {})
             kind = objective.get("type") if isinstance(objective, dict) else objective
             need(

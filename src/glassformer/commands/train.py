@@ -36,7 +36,7 @@ def options(one: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int | None:
     """The command; its exit code, None for 0."""
-    from ..config import run as runs
+    from ..config import run_file
 
     if given.settings:
         table()
@@ -45,12 +45,12 @@ def run(given: argparse.Namespace) -> int | None:
         raise UserError("Say where the run goes: --out DIR." if given.out is None else "--out is empty; name a folder.")
     named, changes = settings(given.rest)
     out = Path(given.out)
-    kept = runs.begun(out) if given.resume and named is None else None  # what is not given now stays
-    plan = runs.read(kept or named, changes)  # a slip is told before torch is imported
+    kept = run_file.begun(out) if given.resume and named is None else None  # what is not given now stays
+    plan = run_file.read(kept or named, changes)  # a slip is told before torch is imported
     from ..training import choose, run
 
     found, chosen = choose(changes) if kept is None and named is None else ({}, "")  # a run file says all that it means
-    plan = runs.read(kept or named, {**found, **changes})
+    plan = run_file.read(kept or named, {**found, **changes})
     used = [word for file in given.use for word in ("--use", file)]
     words = [*called(), "train", *given.rest, *used, "--out", given.out, "--resume"]
     again = shlex.join(words)

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..config.run import begun
+from ..config.run_file import begun
 from ..errors import UserError, need
 from .common import computing, counting, emit, note, pieces, reader, reading, texts
 

@@ -6,7 +6,7 @@ The type is the switch, numbers do the rest: mechanisms that exclude each other 
     model ends feedforward position mask scaling rnn         what a model is made of
     context                                                   a model for longer or shorter texts than it was made for
     shapes visible                                            its parameters' shapes and its masks, without torch
-    run objective optimizer settings                          what a run file says
+    run run_file objective optimizer settings                 what a run file says, and how it is read
     serial                                                    config <-> dict, JSON and TOML; dotted overrides
     extend                                                    a Python file of the user's own
 """

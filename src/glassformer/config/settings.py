@@ -40,6 +40,11 @@ def every(once: bool = False) -> Iterator[Setting]:
         yield from _inside(model, "", (), seen if once else None)
 
 
+def paths() -> list[str]:
+    """Every setting by its path, for hints."""
+    return [setting.path for setting in every()]
+
+
 def _inside(kind: type, prefix: str, above: tuple[type, ...], seen: set[type] | None) -> Iterator[Setting]:
     hints, meanings = typing.get_type_hints(kind), meaning(kind)
     for field in dataclasses.fields(kind):

@@ -119,7 +119,8 @@ def train(model: Any, *args: Any, **named: Any) -> Any:
     argument is a run file's path or name, or a ``Run``; ``overrides`` are as on the command line, ``{"steps": 500}``.
     It prints to standard error as the command does, and returns how the run ended.
     """
-    from ..config.run import Run, read
+    from ..config.run import Run
+    from ..config.run_file import read
     from ..errors import need
 
     if not isinstance(model, str | Path | Run):

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..config import run
+from ..config import run, run_file
 from ..data import find as find_corpus
 from ..errors import UserError
 from ..tokenizer.trainers import written_specials
@@ -97,7 +97,7 @@ def choose(changes: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     What ``changes`` name stays: a recipe's shape, a checkpoint's everything but how often a text is read. Nothing is
     chosen for objectives that do not continue texts. Raises UserError for a text too short to learn from.
     """
-    settings = run.read(None, changes)
+    settings = run_file.read(None, changes)
     if not isinstance(settings.data, run.Data) or not settings.train.objective.every_token:
         return {}, ""
     given = {name.removeprefix("train.") for name in changes}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import math
 import signal
 import threading
 from collections.abc import Callable, Iterable
@@ -32,9 +33,10 @@ from .optimizer import Optimizer
 from .plan import RunPlan, plan_run
 from .prepare import RunData, base_of, build, digest, run_data
 from .probe import Plan, make_plan
-from .report import announce, held_out_loss, note
+from .report import duration, note
 from .resume import is_stale, must_be_same, previous_run, restore_newest
 
+MANY_EPOCHS = 20  # times over the text, from which on validation soon rises again
 Sampler = Callable[[Any, Any, str | None], str]  # (model, tokenizer, source or None) -> some text it wrote
 
 
@@ -262,3 +264,31 @@ class Signals:
     ) -> None:
         for number, handler in self.old.items():
             signal.signal(number, handler)
+
+
+def announce(plan: RunPlan, data: RunData, machine: Plan, frozen: int) -> None:
+    """What is about to be done, with what, and how long it will take; ``frozen`` weights do not train."""
+    how, cost = plan.settings.train, plan.cost
+    note(
+        f"{cost.total:,} parameters, {cost.training_flops / 1e6:,.1f} MFLOP a {cost.each}, "
+        f"about {gibibytes(plan.memory(machine.dtype, frozen))} of memory."
+    )
+    epochs = how.steps * how.batch / data.rows
+    evaluations = math.ceil(how.steps / how.evaluate_every) if how.evaluate_every else 0
+    batches = sum(1 for _ in data.validation()) if evaluations else 0  # each a third of a step: there is no backward
+    note(
+        f"{how.steps:,} steps of {how.batch * plan.context:,} tokens on {data.name}, {epochs:.1f} times over: "
+        f"about {duration(machine.seconds * (how.steps + evaluations * batches / 3))}."
+    )
+    if epochs > MANY_EPOCHS and how.objective.every_token:
+        note("The text is read so often that the model will learn it by heart; take more text or fewer --steps.")
+    note(f"{machine.why}.")
+
+
+def held_out_loss(loss: float, data: RunData) -> str:
+    """A validation loss in words; of running text also in bits per byte, comparable between tokenizers."""
+    words = f"validation loss {loss:.4f}"
+    if not data.held_out:
+        return words
+    tokens, size = sum(map(len, data.held_out)), sum(part.bytes for part in data.held_out)
+    return f"{words}, {loss / math.log(2) * tokens / size:.2f} bits per byte"

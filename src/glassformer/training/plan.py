@@ -17,7 +17,8 @@ from ..checkpoints import Checkpoint, checkpoint, places
 from ..config import serial
 from ..config.context import longer_hint
 from ..config.objective import Full
-from ..config.run import Data, Examples, Run, model_changes
+from ..config.run import Data, Examples, Run
+from ..config.run_file import model_changes
 from ..cost import Cost, cost
 from ..data import find as find_corpus
 from ..errors import UserError, nearest, need

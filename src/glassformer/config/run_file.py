@@ -1,0 +1,174 @@
+"""Run files read: from TOML or a table, with overrides, to a checked ``Run``. No torch here."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .. import config
+from ..errors import UserError, nearest, need
+from . import serial, settings
+from .run import FINETUNE, FROM_SCRATCH, AdamW, Data, Examples, Optimizer, Run, Train
+
+
+def begun(folder: Path) -> dict[str, Any] | None:
+    """What the run in a folder was told, as ``read`` takes it; None where there is none that can be read."""
+    try:
+        told = json.loads((folder / "run.json").read_bytes())
+        return {"model": told.get("asked") or told["model"], "data": told["data"], "train": told["train"]}
+    except (OSError, ValueError, LookupError, AttributeError):
+        return None
+
+
+def read(path: Path | str | Mapping[str, Any] | None = None, overrides: Mapping[str, Any] | None = None) -> Run:
+    """The run in a TOML file (``run_file`` finds it) or a table, changed by dotted ``overrides``.
+
+    Overrides are as the command line gives them: ``steps`` is a field of [train], ``data.tokenizer`` of [data];
+    anything else (``decoder.depth``, ``dim``) is a path into the model. Raises UserError for what is unknown or does
+    not fit.
+    """
+    table = dict(path) if isinstance(path, Mapping) else _table(run_file(path)) if path is not None else {}
+    _check_places(table)
+    if isinstance(table.get("model"), dict) and not {"recipe", "from", "type"} & set(table["model"]):
+        table["model"] = {"recipe": "glass/1m", **table["model"]}
+    if isinstance(table.get("data"), dict):
+        table["data"] = {"type": "Data", **table["data"]}
+    changes = _by_table(overrides or {})
+    has_optimizer = False
+    if isinstance(table.get("train"), dict):  # optimizer.rate = 1e-3 changes the usual optimizer
+        inside = {k: v for k, v in table["train"].items() if k in ("optimizer", "schedule") and _no_type(v)}
+        table["train"] = {k: v for k, v in table["train"].items() if k not in inside}
+        changes["train"] = {**inside, **changes["train"]}
+        has_optimizer = "optimizer" in table["train"]
+    run: Run = serial.from_dict(Run, table)
+    data, train, model = run.data, run.train, dict(run.model)
+    for name, value in changes["model"].items():
+        _change_model(model, name, value)
+    if not has_optimizer:
+        train = dataclasses.replace(train, optimizer=default_optimizer(model))
+    data, train = _of_type(data, changes["data"]), serial.change(train, changes["train"], "train")
+    if "rate" in changes:
+        rate: float = serial.from_dict(float, changes["rate"]["rate"], "rate")
+        try:
+            train = dataclasses.replace(train, optimizer=_at_rate(train.optimizer, rate))
+        except UserError:
+            sentence = "give a learning rate above 0 and well below 1000, such as 1e-3."
+            raise UserError(f"--rate is {rate:g}; {sentence}") from None
+    return Run(model, serial.change(data, changes["data"], "data"), train)
+
+
+def _check_places(table: Mapping[str, Any]) -> None:
+    """UserError for a setting of [train] that stands elsewhere, and for one of [model] that there is not."""
+    model = table.get("model")
+    for where, found in (("outside of any table", table), ("in [model]", model if isinstance(model, dict) else {})):
+        for key in found:
+            need(key not in _names(Train) or key in _MODEL, f'"{key}" stands {where}; put it below [train].')
+            known = found is table or key.partition(".")[0] in (*_MODEL, "type")
+            need(known, f'model: there is no setting "{key}".{nearest(key, (*_MODEL, *settings.paths()))}')
+
+
+def _by_table(overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Overrides by the table of the run file they belong to; a ``rate`` of all groups has one of its own."""
+    found: dict[str, dict[str, Any]] = {"train": {}, "data": {}, "model": {}}
+    for name, value in overrides.items():
+        first, _, inside = name.partition(".")
+        if first in found and inside:
+            found[first][inside] = value
+        elif first in _names(Train):
+            found["train"][name] = value
+        elif first in _MODEL:
+            found["model"][name] = value
+        elif name == "rate":
+            found["rate"] = {name: value}
+        else:
+            known = {"out", "resume", "use", "rate", *settings.paths()}
+            raise UserError(f'There is no setting "{name}".{nearest(name, known)}')
+    return found
+
+
+def _table(file: Path) -> dict[str, Any]:
+    """The table of a run file; UserError where it is none."""
+    try:
+        return serial.read_toml(file)
+    except UserError:
+        if file.suffix == ".toml" or not file.is_file():
+            raise
+        raise UserError(
+            f"{file} is not a run file (TOML); a text to train on is given as --data.train {file}."
+        ) from None
+
+
+def _no_type(value: Any) -> bool:
+    return isinstance(value, dict) and "type" not in value
+
+
+def _at_rate(optimizer: Optimizer, rate: float) -> Optimizer:
+    """The optimizer at another rate; every other group's rate stays in the same ratio to it."""
+    if isinstance(optimizer, AdamW):
+        return dataclasses.replace(optimizer, rate=rate)
+    rest = dataclasses.replace(optimizer.rest, rate=optimizer.rest.rate * (rate / optimizer.rate))
+    return dataclasses.replace(optimizer, rate=rate, rest=rest)
+
+
+def run_files() -> dict[str, Path]:
+    """The run files that come with the package, by name: ``demo``, ``compare/sst2-rnn``."""
+    home = Path(__file__).parents[1] / "runs"  # in a wheel
+    home = home if home.is_dir() else Path(__file__).parents[3] / "runs"  # in a checkout
+    return {str(path.relative_to(home).with_suffix("")): path for path in sorted(home.rglob("*.toml"))}
+
+
+def run_file(name: Path | str) -> Path:
+    """The run file at a path, else the one of that name that comes with the package: ``demo`` or ``runs/demo.toml``.
+
+    Raises UserError, with the nearest name, where there is neither.
+    """
+    path, ours = Path(name), run_files()
+    short = str(name).removeprefix("runs/").removesuffix(".toml")
+    if short in ours and not path.exists():
+        return ours[short]
+    if path.exists() or path.suffix:
+        return path
+    known = nearest(short, ours) or f" Known: {', '.join(ours)}."
+    raise UserError(f'There is no run file "{name}".{known}')
+
+
+def _of_type(data: Data | Examples, changes: dict[str, Any]) -> Data | Examples:
+    """``data``, or a new one where the changes ask for the other kind."""
+    kind = changes.pop("type", type(data).__name__)
+    if kind == type(data).__name__:
+        return data
+    need(kind in ("Data", "Examples"), f'data.type is "{kind}"; give Data (running text) or Examples.')
+    if kind == "Data":
+        return Data()
+    need("train" in changes, 'data.type "Examples" needs data.train; name a file, or a file for each part.')
+    return Examples(train="-")
+
+
+def default_optimizer(model: Mapping[str, Any]) -> Optimizer:
+    """What trains a model where no optimizer is named, by the [model] table."""
+    if "from" in model:
+        return FINETUNE
+    return FROM_SCRATCH if str(model.get("recipe")).startswith("glass/") else Train().optimizer
+
+
+def _names(kind: type) -> list[str]:
+    return [f.name for f in dataclasses.fields(kind)]
+
+
+_MODEL = ("recipe", "from", *dict.fromkeys(name for kind in config.Model.__args__ for name in _names(kind)))
+
+
+def _change_model(model: dict[str, Any], path: str, value: Any) -> None:
+    if path in ("recipe", "from"):
+        for other in ("recipe", "from", "type"):
+            model.pop(other, None)
+    model.pop(path, None)  # so that what is said last is done last
+    model[path] = value
+
+
+def model_changes(model: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``Run.model`` changes in the config it starts from."""
+    return {key: value for key, value in model.items() if key not in ("recipe", "from")}

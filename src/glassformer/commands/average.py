@@ -20,10 +20,11 @@ def options(one: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> None:
     """The command; its exit code, None for 0."""
-    from ..checkpoints import store
+    from ..checkpoints import Checkpoint, store
     from ..training import average
 
     out = new_folder(given.out)
     model, tokenizer, labels = average(Path(given.folder), given.last)
-    store.save(model, out, tokenizer, labels=labels)
+    reads = Checkpoint.open(given.folder).source_tokenizer()
+    store.save(model, out, tokenizer, labels=labels, source_tokenizer=reads)
     print(given.out)

@@ -58,7 +58,8 @@ def run(given: argparse.Namespace) -> None:
     model = opened.model()
     tokenizer = _checked(asked, given.tokenizer, model) or opened.tokenizer()
     untrained(given.model)
-    store.save(model, folder, tokenizer, layout=given.layout or "hf", labels=opened.labels)
+    reads = opened.source_tokenizer()
+    store.save(model, folder, tokenizer, layout=given.layout or "hf", labels=opened.labels, source_tokenizer=reads)
     print(out)
 
 

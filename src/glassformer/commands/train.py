@@ -84,13 +84,13 @@ def called() -> list[str]:
     return ["glassformer" if found and Path(found).samefile(path) else os.path.relpath(path)]
 
 
-def write_a_little(model: Any, tokenizer: Any, source: str | None) -> str:
+def write_a_little(model: Any, tokenizer: Any, source: str | None, source_tokenizer: Any = None) -> str:
     """What a model under training says when it is asked to begin, or what it makes of a source text."""
     from .. import config, generation
     from ..tokenizer.framing import question, text_start
 
     if isinstance(model.config, config.EncoderDecoder):
-        told = generation.beam(model, tokenizer, source or "", beams=1, max_new=80)
+        told = generation.beam(model, tokenizer, source or "", beams=1, max_new=80, source_tokenizer=source_tokenizer)
         return f"{source} -> {told[0][0].text}"
     if source is None:
         start = [text_start(tokenizer) or 0]

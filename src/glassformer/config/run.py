@@ -32,10 +32,10 @@ LARGEST_VOCAB = 1 << 20
 """More entries than any published tokenizer has; a trainer would take their memory before it reads a text."""
 
 
-def _check_vocab(vocab: int | None) -> None:
+def _check_vocab(vocab: int | None, name: str = "vocab") -> None:
     need(
         vocab is None or 0 < vocab <= LARGEST_VOCAB,
-        f"data.vocab is {vocab}; give a number from 1 to {LARGEST_VOCAB:,}.",
+        f"data.{name} is {vocab}; give a number from 1 to {LARGEST_VOCAB:,}.",
     )
 
 
@@ -84,7 +84,9 @@ class Examples:
     "label"}``. ``labels`` fixes the set and its order (None: those of ``train``). ``before`` stands before each source
     or text ("summarize: "). ``cut`` is where a part too long for the context loses its rest, "end" or "start", or "no"
     to refuse it.
-    ``tokenizer`` is as for Data, or "words": what white space parts.
+    ``tokenizer`` is as for Data, or "words": what white space parts. With a ``source_tokenizer`` an encoder-decoder has
+    two vocabularies: a tokenizer that is trained learns from the texts of its own side, and the source's has
+    ``source_vocab`` entries (None: as many as ``vocab``). None is a pair's own, else ``tokenizer`` for both sides.
     """
 
     train: str | dict[str, str]  # a file, or {source = FILE, target = FILE} for parallel ones
@@ -95,12 +97,17 @@ class Examples:
     cut: Literal["end", "start", "no"] = "no"
     tokenizer: str | None = None
     vocab: int | None = None  # as for Data
+    source_tokenizer: str | None = None  # of the source alone; none: both sides have one tokenizer
+    source_vocab: int | None = None  # entries of a source tokenizer that is trained; none: as vocab
 
     def __post_init__(self) -> None:
         need(bool(self.train), "data.train is empty; name a file, or a file for each part.")
         share = not isinstance(self.valid, float) or 0 < self.valid < 1
         need(share, f"data.valid is {self.valid}; give a share between 0 and 1, or the path of a file.")
         _check_vocab(self.vocab)
+        _check_vocab(self.source_vocab, "source_vocab")
+        alone = self.source_vocab is not None and self.source_tokenizer is None
+        need(not alone, "data.source_vocab is for a tokenizer of the source; give data.source_tokenizer too.")
 
 
 @frozen

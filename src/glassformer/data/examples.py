@@ -56,11 +56,12 @@ class Table:
     def __iter__(self) -> Iterator[Example]:
         return iter(self.examples)
 
-    def texts(self) -> Iterator[str]:
-        """Every text: what a tokenizer is trained on."""
+    def texts(self, first: bool = True, second: bool = True) -> Iterator[str]:
+        """Every text, or those of one side: what a tokenizer is trained on."""
         for example in self.examples:
-            yield example.first
-            if example.second is not None:
+            if first:
+                yield example.first
+            if second and example.second is not None:
                 yield example.second
 
     @property

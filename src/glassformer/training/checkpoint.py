@@ -37,7 +37,7 @@ ANOTHER = "use another checkpoint"
 LEFT = re.compile(rf"\.({STEP.pattern}|last|best|(run|log|curves)\.\w+)\.(.+\.)?(part|old)")
 
 
-def save(folder: Path, state: State, tokenizer: Any = None) -> Path:
+def save(folder: Path, state: State, tokenizer: Any = None, source_tokenizer: Any = None) -> Path:
     """Write ``folder/step-NNNNNN`` and point ``folder/last`` at it, ``folder/best`` at the best.
 
     A checkpoint of this step that is there already stays. Raises UserError when a weight is not finite or the disk
@@ -49,7 +49,15 @@ def save(folder: Path, state: State, tokenizer: Any = None) -> Path:
             if not bool(torch.isfinite(tensor).all()):
                 raise UserError(f'The weights of "{name}" are not finite; nothing was saved, use the last checkpoint.')
         with files.write_folder(path) as beside:
-            store.save(state.model, beside, tokenizer, layout="glassformer", labels=state.labels, base=state.base)
+            store.save(
+                state.model,
+                beside,
+                tokenizer,
+                layout="glassformer",
+                labels=state.labels,
+                base=state.base,
+                source_tokenizer=source_tokenizer,
+            )
             kept = {**state.optimizer.state(), **_random_tensors()}
             if lora.adapted(state.model):  # an adapter's own file names its tensors as others do
                 kept |= {f"weight:{name}": weight.detach() for name, weight in lora.trained(state.model)}

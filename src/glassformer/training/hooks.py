@@ -91,8 +91,11 @@ class Save:
     they were: after one they are saved only where no checkpoint has them yet, or where the run ends.
     """
 
-    def __init__(self, folder: Path, every: int, keep: int, tokenizer: Any = None) -> None:
-        self.folder, self.every, self.keep, self.tokenizer = folder, every, keep, tokenizer
+    def __init__(
+        self, folder: Path, every: int, keep: int, tokenizer: Any = None, source_tokenizer: Any = None
+    ) -> None:
+        self.folder, self.every, self.keep = folder, every, keep
+        self.tokenizer, self.source_tokenizer = tokenizer, source_tokenizer
 
     def __call__(self, step: Step) -> None:
         state = step.state
@@ -109,7 +112,7 @@ class Save:
             step.index - step.state.bad,
         )  # the step that last moved the weights
         if step.last or not step.state.bad or moved > (checkpoint.number(kept) if kept else 0):
-            checkpoint.save(self.folder, step.state, self.tokenizer)
+            checkpoint.save(self.folder, step.state, self.tokenizer, self.source_tokenizer)
             checkpoint.rotate(self.folder, self.keep)
 
 
@@ -149,16 +152,17 @@ class Log:
 class Routing(Log):
     """Which tokens each expert gets, a line for each mixture at each validation; ``Routes.own`` says what is told."""
 
-    def __init__(self, path: Path, tokenizer: Any, start: int = 0) -> None:
+    def __init__(self, path: Path, tokenizer: Any, start: int = 0, source_tokenizer: Any = None) -> None:
         super().__init__(path, start)
-        self.tokenizer = tokenizer
+        self.tokenizer, self.source_tokenizer = tokenizer, source_tokenizer or tokenizer
 
     def __call__(self, step: Step) -> None:
         for path, routes in step.routes.items():
+            reads = self.source_tokenizer if path.startswith("encoder.") else self.tokenizer
             experts = [
                 {
                     "share": _short(expert["share"]),
-                    "tokens": [(self.tokenizer.token(id), n, _short(share)) for id, n, share in expert["tokens"]],
+                    "tokens": [(reads.token(id), n, _short(share)) for id, n, share in expert["tokens"]],
                 }
                 for expert in routes.own()
             ]

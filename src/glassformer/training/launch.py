@@ -37,7 +37,8 @@ from .report import duration, note
 from .resume import is_stale, must_be_same, previous_run, restore_newest
 
 MANY_EPOCHS = 20  # times over the text, from which on validation soon rises again
-Sampler = Callable[[Any, Any, str | None], str]  # (model, tokenizer, source or None) -> some text it wrote
+Sampler = Callable[..., str]
+"""(model, tokenizer, source or None) -> some text it wrote; with ``source_tokenizer=`` where the source has its own."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,8 @@ def _train(
         "ended": state.ended,
     }
     about |= {"glassformer": 1, "tokenizer": plan.tokenizer.fingerprint if plan.tokenizer else None}
+    if plan.source_tokenizer is not None:
+        about |= {"source_tokenizer": plan.source_tokenizer.fingerprint}
     about |= {"asked": settings.model, "chosen": chosen or before.get("chosen", "")}
     files.write(out / "run.json", serial.dumps(about))
 
@@ -144,13 +147,13 @@ def _hooks(
     live = opened.enter_context(Live(flops, machine.peak, _sampling(sample, plan, data), how.sample_every))
     logs: list[Any] = []
     if has_experts(state.model):
-        logs.append(Routing(out / "routing.jsonl", plan.tokenizer, state.step))
+        logs.append(Routing(out / "routing.jsonl", plan.tokenizer, state.step, plan.source_tokenizer))
     if how.tensorboard is not False:
         logs += filter(None, [TensorBoard.open(out / "tensorboard", state.step)])
     logs.append(Log(out / "log.jsonl", state.step))
     for log in logs:
         opened.enter_context(contextlib.closing(log))
-    save = Save(out, how.save_every, how.keep, plan.tokenizer)
+    save = Save(out, how.save_every, how.keep, plan.tokenizer, plan.source_tokenizer)
     return [Evaluate(data.validation, how.objective, how.evaluate_every, plan.labels), *logs, live, save], save
 
 
@@ -223,10 +226,11 @@ def _sampling(sample: Sampler | None, plan: RunPlan, data: RunData) -> Callable[
     """What writes a sample: the model's own text, or its answer to a source that is held out."""
     if sample is None or not plan.settings.train.objective.generates:
         return None
+    own = {} if plan.source_tokenizer is None else {"source_tokenizer": plan.source_tokenizer}
 
     def written(model: Any) -> str:
         try:
-            return sample(model, plan.tokenizer, data.prompt)
+            return sample(model, plan.tokenizer, data.prompt, **own)
         except UserError as error:  # what is only looked at ends no training
             return f"(none: {error})"
 

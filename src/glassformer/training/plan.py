@@ -40,7 +40,7 @@ def plan_run(settings: Run, start: Path | None = None) -> RunPlan:
     Raises UserError where the parts do not fit together.
     """
     base, tokenizer = base_model(settings, start)
-    plan = RunPlan(settings, base, tokenizer)
+    plan = RunPlan(settings, base, tokenizer, _own_source_tokenizer(settings, base, start))
     plan.check(plan.shape)  # before data is read and a tokenizer is trained
     return plan
 
@@ -49,13 +49,15 @@ def plan_run(settings: Run, start: Path | None = None) -> RunPlan:
 class RunPlan:
     """What ``settings`` come to. ``base``: the config of the recipe or checkpoint, or the run file's whole one.
 
-    ``tokenizer`` is None where one has yet to be trained or opened: ``with_tokenizer`` does it. What needs the data is
-    a property, read when it is first asked for.
+    ``tokenizer`` is None where one has yet to be trained or opened: ``with_tokenizer`` does it. ``source_tokenizer`` is
+    the encoder's own, None where both sides have one. What needs the data is a property, read when it is first asked
+    for.
     """
 
     settings: Run
     base: config.Model
     tokenizer: Tokenizer | None = None
+    source_tokenizer: Tokenizer | None = None
 
     @cached_property
     def shape(self) -> config.Model:
@@ -79,19 +81,43 @@ class RunPlan:
     @property
     def vocab(self) -> int:
         """The tokenizer's size; of one that has yet to be trained the size at most, as the settings tell it."""
-        if self.tokenizer is None:
-            match self.settings.data.tokenizer or "bpe":
+        return self._vocab()
+
+    @property
+    def source_vocab(self) -> int:
+        """The same of the tokenizer that reads the source."""
+        return self._vocab(source=True) if self.two_tokenizers else self.vocab
+
+    def _vocab(self, source: bool = False) -> int:
+        if (self.source_tokenizer if source else self.tokenizer) is None:
+            kind, vocab = self._wanted(source)
+            match kind:
                 case "bpe":
-                    return self.settings.data.vocab or DEFAULT_SIZE
+                    return vocab or DEFAULT_SIZE
                 case "byte":
                     return 256 + len(self.specials)
                 case "char":
-                    return len(set().union(*self.texts())) + len(self.specials)
-        return self.find_tokenizer().size
+                    return len(set().union(*self.texts(source))) + len(self.specials)
+        return self.find_tokenizer(source).size
+
+    @property
+    def two_tokenizers(self) -> bool:
+        """Whether the source has a tokenizer of its own."""
+        return self.source_tokenizer is not None or two_tokenizers(self.settings)
+
+    def _wanted(self, source: bool) -> tuple[str, int | None]:
+        """The tokenizer to find, and how many entries to train one of."""
+        data = self.settings.data
+        if not source:
+            return data.tokenizer or "bpe", data.vocab
+        assert isinstance(data, Examples) and data.source_tokenizer is not None
+        kind = data.source_tokenizer
+        same = data.vocab if kind in ("bpe", "words") else None
+        return kind, data.source_vocab or same
 
     @cached_property
     def _with_heads(self) -> tuple[config.Model, list[str]]:
-        model = with_overrides(self.settings, self.base, self.vocab)
+        model = with_overrides(self.settings, self.base, self.vocab, self.source_vocab)
         return self.settings.train.objective.with_heads(model, len(self.labels))
 
     @property
@@ -122,57 +148,97 @@ class RunPlan:
         return self.cost.train("bf16" if dtype == "bfloat16" else "fp32") - 12 * frozen
 
     def check(self, model: config.Model) -> None:
-        """UserError for an objective that does not fit the model, the kind of data or the tokenizer."""
+        """UserError for an objective that does not fit the model, the kind of data or the tokenizers."""
         how, examples = self.settings.train, isinstance(self.settings.data, Examples)
+        if self.two_tokenizers:
+            self._check_two_tokenizers(model)
         how.objective.check(model, self.tokenizer, examples=examples, tune=how.tune)
 
+    def _check_two_tokenizers(self, model: config.Model) -> None:
+        asked = two_tokenizers(self.settings)
+        leave = "leave out data.source_tokenizer" if asked else "begin from another model"
+        whose = "data.source_tokenizer" if asked else "The model's source tokenizer"
+        name, shape = type(self.settings.train.objective).__name__, type(model).__name__
+        need(
+            {"source", "target"} <= {*self.settings.train.objective.parts},
+            f"{whose} is for a source beside a target, and the objective {name} has none; "
+            f'{leave}, or set train.objective = "Seq2Seq".',
+        )
+        need(
+            isinstance(model, config.EncoderDecoder),
+            f"{whose} is for an encoder that reads the source, and a {shape} reads both sides as one text; "
+            f"{leave}, or choose the recipe of an encoder-decoder.",
+        )
+
     def with_tokenizer(self) -> RunPlan:
-        """The plan with its tokenizer, opened, or trained on the data."""
-        if self.tokenizer is not None:
-            plan = self
-        else:
-            plan = replace(self, tokenizer=self.find_tokenizer())
-            vars(plan)["examples"] = self.examples  # they are not read twice
+        """The plan with its tokenizer or both of them, opened, or trained on the data."""
+        plan = replace(
+            self,
+            tokenizer=self.find_tokenizer(),
+            source_tokenizer=self.find_tokenizer(source=True) if self.two_tokenizers else None,
+        )
+        vars(plan).update({name: made for name, made in vars(self).items() if name == "examples"})  # not read twice
         plan.check(plan.shape)
         return plan
 
-    def find_tokenizer(self) -> Tokenizer:
-        """The tokenizer of the checkpoint, the one that data.tokenizer names, or one trained on the data."""
-        if self.tokenizer is not None:
-            return self.tokenizer
+    def find_tokenizer(self, source: bool = False) -> Tokenizer:
+        """The tokenizer of the checkpoint, the one that data.tokenizer names, or one trained on the data; for the
+        ``source`` its own one.
+        """
+        known = self.source_tokenizer if source else self.tokenizer
+        if known is not None:
+            return known
         data = self.settings.data
-        kind = data.tokenizer or "bpe"
+        kind, vocab = self._wanted(source)
         kinds = ("char", "byte", "bpe", "words") if isinstance(data, Examples) else ("char", "byte", "bpe")
         if kind in kinds:
-            return train_tokenizer(kind, _announced(kind, self.texts()), data.vocab, self.specials)
+            side = "" if not self.two_tokenizers else " of the source" if source else " of the target"
+            texts = _announced(f"{kind} tokenizer{side}", self.texts(source))
+            return train_tokenizer(kind, texts, vocab, self.specials)
         path = Path(kind).expanduser()
         if path.exists():
-            return open_tokenizer(places.checkpoint(path) if path.is_dir() else path)
+            folder = places.checkpoint(path) if path.is_dir() else path
+            own = folder / checkpoint.SOURCE
+            return open_tokenizer(own if source and own.is_file() else folder)
         if kind in pretrained.KNOWN:
             return pretrained.find(kind)
-        known = nearest(kind, [*kinds, *pretrained.KNOWN])
-        raise UserError(f'data.tokenizer: "{kind}" is not a file, folder, kind or name of a tokenizer.{known}')
+        near, field = nearest(kind, [*kinds, *pretrained.KNOWN]), "source_tokenizer" if source else "tokenizer"
+        raise UserError(f'data.{field}: "{kind}" is not a file, folder, kind or name of a tokenizer.{near}')
 
     @property
     def specials(self) -> tuple[str, ...]:
         """What a tokenizer that is trained has besides text."""
         return self.settings.train.objective.specials or (END,)
 
-    def texts(self) -> Iterable[str]:
-        """What a tokenizer is trained on."""
+    def texts(self, source: bool = False) -> Iterable[str]:
+        """What a tokenizer is trained on: all texts, or with two tokenizers those of its side."""
         data = self.settings.data
         if isinstance(data, Data):
             sources = [find_corpus(name, data.field, data.separator) for name in data.sources()]
             return itertools.chain.from_iterable(source.texts() for source in sources)
         assert self.examples is not None
-        return self.examples[0].texts()
+        return self.examples[0].texts(first=source or not self.two_tokenizers, second=not source)
 
 
-def _announced(kind: str, texts: Iterable[str]) -> Iterable[str]:
+def two_tokenizers(settings: Run) -> bool:
+    """Whether the settings name a tokenizer of the source's own."""
+    return isinstance(settings.data, Examples) and settings.data.source_tokenizer is not None
+
+
+def _own_source_tokenizer(settings: Run, base: config.Model, start: Path | None) -> Tokenizer | None:
+    """The source's own tokenizer where the checkpoint that is gone on from, or begun with, has one."""
+    if start is not None:
+        return Checkpoint.open(start).source_tokenizer()
+    named = "from" in settings.model and not two_tokenizers(settings)
+    kept = named and getattr(base, "source_embed", None) is not None
+    return Checkpoint.open(str(settings.model["from"])).source_tokenizer() if kept else None
+
+
+def _announced(what: str, texts: Iterable[str]) -> Iterable[str]:
     """The texts; before the first, which is there then and can be read, what is done with them is said."""
     for number, one in enumerate(texts):
         if number == 0:
-            note(f"Training a {kind} tokenizer.")
+            note(f"Training a {what}.")
         yield one
 
 
@@ -194,8 +260,10 @@ def base_model(settings: Run, start: Path | None = None) -> tuple[config.Model, 
     return found.config, tokenizer
 
 
-def with_overrides(settings: Run, base: config.Model, vocab: int | None = None) -> config.Model:
-    """The config with the run's changes, the tokenizer's ``vocab`` if known and the run's context in it."""
+def with_overrides(
+    settings: Run, base: config.Model, vocab: int | None = None, source_vocab: int | None = None
+) -> config.Model:
+    """The config with the run's changes, the tokenizers' vocabularies if known and the run's context in it."""
     table, how = settings.model, settings.train
     whole = "recipe" not in table and "from" not in table
     changes = {k: v for k, v in model_changes(table).items() if not whole or "." in k}
@@ -204,11 +272,21 @@ def with_overrides(settings: Run, base: config.Model, vocab: int | None = None) 
         changes = changes if named or vocab is None else {"embed.vocab": vocab, **changes}
         if how.context is not None:
             changes = {"context": how.context, **changes}
+    if two_tokenizers(settings) and isinstance(base, config.EncoderDecoder) and base.source_embed is None:
+        sentence = f"{table.get('from')} has one vocabulary for both sides; leave out data.source_tokenizer, or begin"
+        need("from" not in table, f"{sentence} from a recipe.")
+        base = serial.change(base, {k: v for k, v in changes.items() if k.partition(".")[0] != "source_embed"})
+        base = replace(base, source_embed=base.embed)
+        changes = {k: v for k, v in changes.items() if k.partition(".")[0] == "source_embed"}
+    if "recipe" in table and source_vocab is not None and getattr(base, "source_embed", None) is not None:
+        named = "source_embed.vocab" in changes or "vocab" in dict(changes.get("source_embed") or {})
+        changes = changes if named else {"source_embed.vocab": source_vocab, **changes}
     model: config.Model = serial.change(base, changes)
-    for name, embed in (("embed", model.embed), ("source_embed", config.source_embed(model))):
-        if vocab is not None and embed.vocab < vocab:
-            sentence = f"The tokenizer has {vocab} tokens, the model's {name}.vocab only {embed.vocab}; "
-            raise UserError(sentence + "raise it or give data.tokenizer the model's own.")
+    for side, embed, size in (("", model.embed, vocab), ("source_", config.source_embed(model), source_vocab)):
+        if size is not None and embed.vocab < size:
+            field = f"{side if two_tokenizers(settings) else ''}tokenizer"
+            sentence = f"The {field.replace('_', ' ')} has {size} tokens, the model's {side}embed.vocab only "
+            raise UserError(f"{sentence}{embed.vocab}; raise it or give data.{field} the model's own.")
     if (how.context or 1) > model.context:
         sentence = f"train.context {how.context} is more than the model's context {model.context}; lower it."
         raise UserError(sentence + longer_hint(model))

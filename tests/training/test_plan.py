@@ -1,4 +1,4 @@
-"""A run whose source has a tokenizer of its own: trained, resumed, averaged, gone on from, translated with; misfits."""
+"""The plan of a run whose source has a tokenizer of its own: trained, resumed, averaged, translated with; misfits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from glassformer import generation, training
 from glassformer.checkpoints import Checkpoint, store
 from glassformer.cli import main
-from glassformer.config import run
+from glassformer.config import run, run_file
 from glassformer.errors import UserError
 from glassformer.training import prepare
 
@@ -59,7 +59,7 @@ def settings(lines: Path, **changes: Any) -> run.Run:
         "train": {"objective": "Seq2Seq"},
     }
     dotted = {**SMALL, **{name.replace("__", "."): value for name, value in changes.items()}}
-    return run.read(table, {name: value for name, value in dotted.items() if value is not ...})
+    return run_file.read(table, {name: value for name, value in dotted.items() if value is not ...})
 
 
 def test_each_side_has_the_tokenizer_of_its_own_texts(lines: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_run_is_resumed_translates_and_is_gone_on_from(
     assert mean is not None and mean.fingerprint == reads.fingerprint
 
     changes = {k: v for k, v in SMALL.items() if k not in ("dim", "context", "encoder.depth", "decoder.depth")}
-    again = run.read(
+    again = run_file.read(
         {
             "model": {"from": str(tmp_path / "whole")},
             "data": {"type": "Examples", "train": {"source": str(lines / "s"), "target": str(lines / "t")}},
@@ -196,4 +196,4 @@ def test_other_objectives_and_one_sided_models_are_refused(lines: Path, tmp_path
     with pytest.raises(UserError, match=r"shared has one vocabulary for both sides; leave out data\.source_tokenizer"):
         training.plan_run(dataclasses.replace(asked, model={"from": str(tmp_path / "shared")}))
     with pytest.raises(UserError, match="source_tokenizer"):
-        run.read({"data": {"type": "Data", "source_tokenizer": "bpe"}})
+        run_file.read({"data": {"type": "Data", "source_tokenizer": "bpe"}})

@@ -13,9 +13,10 @@ MOVED = {
     "serial": "config.serial",
     "store": "checkpoints.store",
     "text": "tokenizer",
+    "training.objective": "training.loss",
 }
-"""The old module and the new one."""
-ALSO = {"run": ("config.run_file",), "text": ("data",)}
+"""The old module and the new one, below ``glassformer``."""
+ALSO = {"run": ("config.run_file",), "text": ("data",), "training.objective": ("training.objectives",)}
 """What else the old module held."""
 
 

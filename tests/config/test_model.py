@@ -204,6 +204,8 @@ def test_modules_are_found_where_they_were() -> None:
         "try:\n from glassformer.serial import change\nexcept FutureWarning as w: assert 'config.serial' in str(w)\n"
         "warnings.simplefilter('ignore')\n"
         "from glassformer import run, text, store; from glassformer.serial import change\n"
-        "run.Run, text.open, text.find, text.Tokenizer, store.load"
+        "run.Run, text.open, text.find, text.Tokenizer, store.load\n"
+        "from glassformer.training.objective import Causal, Loss; import glassformer.training as t\n"
+        "assert (Causal, Loss) == (t.Causal, t.Loss) and t.objective.Loss is t.Loss"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -5,8 +5,11 @@ B batch, T tokens, S source tokens, C model dim, V vocabulary.
 
 from __future__ import annotations
 
+import functools
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +24,8 @@ from .prepacked import unpack
 from .tape import Tape
 
 Want = Literal["all", "last", "none"]
+Method = TypeVar("Method", bound=Callable[..., Any])
+RENAMED = {"docs": "document_ids", "source_docs": "source_document_ids"}
 
 
 @dataclass
@@ -37,6 +42,20 @@ class Output:
     metrics: dict[str, Tensor] = field(default_factory=dict)
     pooled: Tensor | None = None
     tagged: Tensor | None = None
+
+
+def old_names(method: Method) -> Method:
+    """A method that takes the RENAMED arguments by their old names too, with a warning."""
+
+    @functools.wraps(method)
+    def call(self: Any, *given: Any, **named: Any) -> Any:
+        for old, new in RENAMED.items():
+            if old in named:
+                warnings.warn(f"{method.__name__}({old}=...) is {new} now.", FutureWarning, stacklevel=2)
+                named[new] = named.pop(old)
+        return method(self, *given, **named)
+
+    return call  # type: ignore[return-value]
 
 
 class Model(TracedModule):
@@ -121,6 +140,7 @@ class Decoder(Model):
         super().__init__(cfg)
         self.decoder = body(cfg, "decoder")
 
+    @old_names
     def forward(
         self,
         tokens: Tensor,
@@ -151,6 +171,7 @@ class Encoder(Model):
         super().__init__(cfg)
         self.encoder = body(cfg, "encoder")
 
+    @old_names
     def forward(
         self,
         tokens: Tensor,
@@ -179,6 +200,7 @@ class EncoderDecoder(Model):
         self.encoder = body(cfg, "encoder")
         self.decoder = body(cfg, "decoder")
 
+    @old_names
     def encode(
         self, source: Tensor, *, pos: Tensor | None = None, document_ids: Tensor | None = None, tape: Tape | None = None
     ) -> Memory:
@@ -189,6 +211,7 @@ class EncoderDecoder(Model):
         hidden = self.encoder(embed(source, flow), flow)
         return Memory(hidden, flow.pos, pos is None and document_ids is None, document_ids, flow.aux, flow.metrics)
 
+    @old_names
     def forward(
         self,
         tokens: Tensor,

@@ -21,6 +21,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 
 from ..config.objective import Objective
+from ..config.serial import renamed
 from ..data.shards import Shards
 from ..errors import UserError
 
@@ -30,15 +31,16 @@ ORDER = 2
 """How rows are put in order; kept in checkpoints, since a run must go on as it began."""
 
 
+@renamed(docs="document_ids", source_docs="source_document_ids")
 @dataclass(frozen=True)
 class Batch:
     """Rows to learn from: ``tokens`` and ``targets`` (B, T) long, a target of -1 is not counted.
 
-    ``pos`` and ``docs`` (B, T) say where in which of the row's documents a token is; both are None when
+    ``pos`` and ``document_ids`` (B, T) say where in which of the row's documents a token is; both are None when
     no row holds more than one, and positions are then 0..T-1. Padding has position -1. ``source``, ``source_pos`` and
-    ``source_docs`` (B, S) are what an encoder reads; a pair has the same document number on both sides. ``segments``
-    (B, T) tells two texts of one document apart, ``prefix`` (B, T) is true where all of the document may look.
-    ``labels`` (D,), long or float, are the documents', in the order of rows, then of columns.
+    ``source_document_ids`` (B, S) are what an encoder reads; a pair has the same document number on both sides.
+    ``segments`` (B, T) tells two texts of one document apart, ``prefix`` (B, T) is true where all of the document may
+    look. ``labels`` (D,), long or float, are the documents', in the order of rows, then of columns.
     """
 
     tokens: Tensor

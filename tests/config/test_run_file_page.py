@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
-from dataclasses import fields as fields_of
 from pathlib import Path
-from typing import get_type_hints
 
-from glassformer.config import run, settings
+from glassformer.config import run_file, settings
 
 PAGE = Path(__file__).parents[2] / "docs" / "run-file.md"
 INTRODUCTION = """# The run file
@@ -39,35 +38,30 @@ schedule = "Cosine"
   `--decoder.depth 8`), those of [data] behind `data.` (`--data.vocab 4096`). They come after the file's.
 - `none` is written `"none"` in TOML. A list's first block is `decoder.pattern.0`; a path without the number, such as
   `decoder.pattern.attention.heads`, changes every block.
-- Each type is described once, under its own name, where it is first used.
+- Each type is described once, under its own name, with the path where it is first used; where two types have one name,
+  the slot stands before it (`mask Prefix`, `objective Prefix`).
+- An optimizer that is named by its type has the defaults below; where none is named, [model] decides which it is and at
+  what rate (`optimizer`).
 """
 TABLES = {
-    run.Train: ("[train]", "How to train"),
-    run.Data: ("[data]", "What to train on"),
-    run.Run: ("[model]", "What to train: any field of the config by its path"),
+    "Train": ("[train]", "How to train"),
+    "Data": ("[data]", "What to train on"),
+    "Run": ("[model]", "What to train: any field of the config by its path"),
 }
 
 
 def page() -> str:
     """The page as it should be."""
     parts = [INTRODUCTION]
-    owners: dict[type, list[settings.Setting]] = {}
-    for setting in settings.every(once=True):
-        owners.setdefault(setting.owner, []).append(setting)
-    for owner, fields in owners.items():
-        if owner in TABLES:
-            parts.append("\n## {}\n\n{}.\n".format(*TABLES[owner]))
-        parts.append(f"\n### {owner.__name__}\n\n{_plain(inspect.getdoc(owner) or '')}\n")
-        parts.append("\n| setting | type | default | meaning |\n|---|---|---|---|\n")
-        for one in fields:
-            cells = (f"`{one.path}`", one.kind, one.default and f"`{one.default}`", one.meaning)
+    for name, one in settings.types().items():
+        if name in TABLES:
+            parts.append("\n## {}\n\n{}.\n".format(*TABLES[name]))
+        parts.append(f"\n### {name}\n\n{_plain(inspect.getdoc(one.kind) or '')}\n")
+        if one.settings:
+            parts.append("\n| setting | type | default | meaning |\n|---|---|---|---|\n")
+        for setting in one.settings:
+            cells = (f"`{setting.path}`", setting.kind, setting.default and f"`{setting.default}`", setting.meaning)
             parts.append(f"| {' | '.join(_cell(cell) for cell in cells)} |\n")
-        bare = [
-            kind for hint in get_type_hints(owner).values() for kind in settings._classes(hint) if not fields_of(kind)
-        ]
-        if bare:
-            parts.append("\nWithout settings of their own:\n\n")
-            parts += [f"- `{kind.__name__}`: {_plain(inspect.getdoc(kind) or '')}\n" for kind in dict.fromkeys(bare)]
     return "".join(parts)
 
 
@@ -83,6 +77,36 @@ def _cell(text: str) -> str:
 def test_the_page_is_what_the_dataclasses_say() -> None:
     renew = f"docs/run-file.md is stale: run `python {Path(__file__).relative_to(PAGE.parents[1])}`"
     assert PAGE.read_text(encoding="utf-8") == page(), renew
+
+
+def test_each_setting_means_something_of_its_own() -> None:
+    for name, one in settings.types().items():
+        said = [setting.meaning for setting in one.settings]
+        assert all(said), f"{name}: a field has no comment behind it"
+        assert len({*said}) == len(said), f"{name}: two fields mean the same"
+
+
+def test_each_type_is_told_once_and_by_a_name_of_its_own() -> None:
+    kinds = [one.kind for one in settings.types().values()]
+    assert len({*kinds}) == len(kinds)
+    same = {name for name in settings.types() if name.split()[-1] in ("Prefix", "Causal", "Full")}
+    wanted = {"mask Prefix", "objective Prefix", "mask Causal", "objective Causal", "mask Full", "tune Full"}
+    assert same == wanted
+    every = {setting.path for setting in settings.every()}
+    assert {setting.path for one in settings.types().values() for setting in one.settings} <= every
+
+
+def test_the_default_optimizer_is_the_one_that_a_run_gets() -> None:
+    told = next(setting.meaning for setting in settings.types()["Train"].settings if setting.path == "optimizer")
+    assert not re.search(r"\d", settings.meaning(settings.types()["Train"].kind)["optimizer"])  # read, never typed
+    for model, name in (
+        ({"recipe": "glass/1m"}, "a glass recipe"),
+        ({"from": "gpt2"}, "from a checkpoint"),
+        ({"recipe": "gpt2"}, "anything else"),
+    ):
+        used = run_file.default_optimizer(model)
+        rest = f", rest at {used.rest.rate:g}" if hasattr(used, "rest") else ""
+        assert f"{name}: {type(used).__name__} at {used.rate:g}{rest}" in told
 
 
 if __name__ == "__main__":

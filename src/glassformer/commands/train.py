@@ -65,14 +65,11 @@ def table() -> None:
     """Every setting: its name on the command line and in a run file, its type, its default, what it means."""
     from ..config import settings
 
-    owner, head = None, ""
-    for setting in settings.every(once=True):
-        if setting.owner is not owner:
-            owner, head = setting.owner, (setting.owner.__doc__ or "").splitlines()[0].replace("``", "")
-            print(f"\n{owner.__name__}: {head}")
-        default = f" = {setting.default}" if setting.default else ""
-        told = f": {setting.meaning}" if setting.meaning.rstrip(".") not in head else ""
-        print(f"  --{setting.path} ({setting.kind}{default}){told}")
+    for name, one in settings.types().items():
+        print(f"\n{name}: {(one.kind.__doc__ or '').splitlines()[0].replace('``', '')}")
+        for setting in one.settings:
+            default = f" = {setting.default}" if setting.default else ""
+            print(f"  --{setting.path} ({setting.kind}{default}): {setting.meaning}")
 
 
 def called() -> list[str]:

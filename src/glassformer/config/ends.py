@@ -59,10 +59,10 @@ class Embed:
     """
 
     vocab: int  # tokens that the model knows
-    scale: float = 1.0
-    segments: int = 0
-    previous_token_embeddings: int = 0
-    dim: int | None = None
+    scale: float = 1.0  # the vectors are multiplied by it (2017 and Gemma: sqrt(dim))
+    segments: int = 0  # entries of the table of segments (BERT: 2); 0: none
+    previous_token_embeddings: int = 0  # earlier tokens that add a vector of their own tables; 0: none
+    dim: int | None = None  # width of the embeddings, projected to the model's; none: the model's (Electra)
 
     def __post_init__(self) -> None:
         above_zero(self, "vocab", "scale", "dim")
@@ -81,19 +81,14 @@ class Embed:
 
 @frozen
 class Head:
-    """Vectors to logits: (transform, activate, norm), scale, project, cap.
+    """Vectors to logits: (transform, activate, norm), scale, project, cap."""
 
-    ``tied`` shares the embedding's table. ``transform`` is BERT's extra dense layer with that
-    activation and ``norm`` after it. ``scale`` multiplies the hidden state (T5: dim ** -0.5);
-    ``softcap`` c gives c * tanh(logits / c) (Gemma 2).
-    """
-
-    tied: bool = True
-    bias: bool = False  # one number a token of the vocabulary
-    transform: Activation | None = None
-    norm: Norm | None = None
-    scale: float = 1.0
-    softcap: float | None = None
+    tied: bool = True  # use the embedding's table as the projection
+    bias: bool = False  # add one number a token of the vocabulary
+    transform: Activation | None = None  # activation of a dense layer before the projection (BERT); none: no layer
+    norm: Norm | None = None  # after that extra layer; none: no norm
+    scale: float = 1.0  # the hidden state is multiplied by it (T5: dim ** -0.5)
+    softcap: float | None = None  # c bounds logits: c * tanh(logits / c) (Gemma 2); none: no bound
 
     def __post_init__(self) -> None:
         above_zero(self, "scale", "softcap")
@@ -115,8 +110,8 @@ class Pool:
     of: Literal["first", "last", "mean", "max"] = "first"  # which vectors become one
     transform: Activation | None = None  # activation of a dense layer over it (BERT's pooler)
     labels: int = 0  # logits to end in; 0 ends in the vector
-    dropout: float = 0.0  # before the labels
-    unit: bool = False
+    dropout: float = 0.0  # share of the vector dropped before the labels
+    unit: bool = False  # scale the vector to length 1 (sentence encoders)
 
     def __post_init__(self) -> None:
         need(self.labels >= 0, f"Pool.labels is {self.labels}; give 0 or more.")
@@ -130,15 +125,12 @@ class Pool:
 
 @frozen
 class TokenHead:
-    """``labels`` logits for each token (token classification): (``transform`` with that activation), dropout, project.
-
-    ``span`` says what two labels mean: where an answer starts and where it ends, rather than what a token is.
-    """
+    """``labels`` logits for each token: (``transform`` with that activation), dropout, project."""
 
     labels: int  # logits for each token
     transform: Activation | None = None  # activation of a dense layer before them (Electra's discriminator)
-    dropout: float = 0.0  # before the labels
-    span: bool = False
+    dropout: float = 0.0  # share of each vector dropped before the labels
+    span: bool = False  # two labels are an answer's start and end, not what a token is
 
     def __post_init__(self) -> None:
         above_zero(self, "labels")
@@ -158,10 +150,10 @@ class Init:
     divided by sqrt(writes) (GPT-2), ``zero`` (each block starts as the identity).
     """
 
-    std: float | None = 0.02
-    embed_std: float = 0.02  # of the embeddings
-    residual: Literal["plain", "depth", "zero"] = "depth"
-    head_std: float | None = None  # of an untied head; none: as std
+    std: float | None = 0.02  # standard deviation of matrices; none: 1/sqrt(fan_in)
+    embed_std: float = 0.02  # standard deviation of the embeddings
+    residual: Literal["plain", "depth", "zero"] = "depth"  # what writes to the stream; depth: std / sqrt(writes)
+    head_std: float | None = None  # standard deviation of an untied head; none: as std
 
     def __post_init__(self) -> None:
         for name in ("std", "embed_std", "head_std"):

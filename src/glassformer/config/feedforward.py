@@ -54,23 +54,17 @@ class GatedMLP:
 
 @frozen
 class MoE:
-    """Mixture of experts: each token goes to its ``top_k`` of ``experts`` (Shazeer et al. 2017, Mixtral).
+    """Mixture of experts: each token goes to its ``top_k`` of ``experts`` (Shazeer et al. 2017, Mixtral)."""
 
-    ``normalize`` makes the chosen weights sum to 1; ``balance`` and ``z`` weigh the load-balancing
-    loss (Fedus et al. 2021) and the router z-loss (Zoph et al. 2022). ``capacity`` bounds what an expert takes
-    while training, as a multiple of an even share (None: dropless); ``noise`` is added to the router's logits while
-    training (Shazeer et al. 2017); every token also goes to ``shared`` (DeepSeekMoE, Dai et al. 2024).
-    """
-
-    experts: int
-    top_k: int
+    experts: int  # number of experts
+    top_k: int  # experts that a token goes to
     expert: MLP | GatedMLP  # what each expert is
-    normalize: bool = True
-    balance: float = 0.0
-    z: float = 0.0
-    capacity: float | None = None
-    noise: bool = False
-    shared: MLP | GatedMLP | None = None
+    normalize: bool = True  # make the chosen experts' weights sum to 1
+    balance: float = 0.0  # weight of the load-balancing loss (Fedus et al. 2021)
+    z: float = 0.0  # weight of the router's z-loss (Zoph et al. 2022)
+    capacity: float | None = None  # tokens an expert takes in training, in even shares; none: all (dropless)
+    noise: bool = False  # add learned noise to the router's logits in training (Shazeer et al. 2017)
+    shared: MLP | GatedMLP | None = None  # an expert that every token goes to as well (Dai et al. 2024); none: no such
 
     def __post_init__(self) -> None:
         above_zero(self, "experts", "top_k", "capacity")

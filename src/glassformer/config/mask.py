@@ -81,7 +81,7 @@ class Prefix(_Numbers):
     prefix is added to it. A cache must read these tokens in one go.
     """
 
-    length: int
+    length: int  # tokens of the prefix
 
     @property
     def prefix_length(self) -> int:
@@ -95,7 +95,7 @@ class Prefix(_Numbers):
 class Window(_Numbers):
     """Only keys less than ``size`` positions away (Longformer, Mistral); a token sees itself."""
 
-    size: int
+    size: int  # distance in positions that is too far; 1: itself alone
 
     @property
     def lookback(self) -> int:
@@ -109,7 +109,7 @@ class Window(_Numbers):
 class Every(_Numbers):
     """Only keys a multiple of ``step`` positions away: the second half of ``Strided``, for a block of its own."""
 
-    step: int
+    step: int  # positions between the keys
 
     def allows(self, causal: bool) -> MaskFunction:
         return lambda q, k: (q - k) % self.step == 0
@@ -119,7 +119,7 @@ class Every(_Numbers):
 class Chunk(_Numbers):
     """Only keys in the query's own chunk of ``size`` positions (Llama 4): the first half of ``Fixed``."""
 
-    size: int
+    size: int  # positions of a chunk
 
     def allows(self, causal: bool) -> MaskFunction:
         return lambda q, k: q // self.size == k // self.size
@@ -129,8 +129,8 @@ class Chunk(_Numbers):
 class Tail(_Numbers):
     """Only keys among the ``last`` of their chunk of ``size`` positions, and itself: the second half of ``Fixed``."""
 
-    size: int
-    last: int = 1
+    size: int  # positions of a chunk
+    last: int = 1  # positions at a chunk's end that are seen
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -144,7 +144,7 @@ class Tail(_Numbers):
 class Strided(_Numbers):
     """The nearest ``stride`` keys, and each key whole strides away (Sparse Transformers, Child et al. 2019)."""
 
-    stride: int
+    stride: int  # nearest positions, and the step between those farther away
 
     @property
     def parts(self) -> Either:
@@ -159,8 +159,8 @@ class Strided(_Numbers):
 class Fixed(_Numbers):
     """The query's own ``block``, and the last ``summary`` keys of every block (Child et al. 2019)."""
 
-    block: int
-    summary: int = 1
+    block: int  # positions of a block
+    summary: int = 1  # positions at a block's end that all later ones see
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -196,7 +196,7 @@ class _Combined(Rule):
 class Both(_Combined):
     """Keys that every one of ``rules`` lets the query see: ``a & b``."""
 
-    rules: tuple[MaskRule, ...]
+    rules: tuple[MaskRule, ...]  # rules that all have to allow a key
 
     @property
     def lookback(self) -> int | None:
@@ -214,7 +214,7 @@ class Both(_Combined):
 class Either(_Combined):
     """Keys that at least one of ``rules`` lets the query see: ``a | b``."""
 
-    rules: tuple[MaskRule, ...]
+    rules: tuple[MaskRule, ...]  # rules of which one has to allow a key
 
     @property
     def lookback(self) -> int | None:

@@ -29,20 +29,16 @@ Place: TypeAlias = Literal["pre", "post", "sandwich", "parallel"]
 @renamed(see="mask")
 @frozen
 class Attention:
-    """Multi-head attention. ``kv_heads`` equal to ``heads`` (None) is MHA, fewer is GQA, 1 is MQA.
-
-    ``scale`` multiplies the scores (None: 1/sqrt(head_dim)); ``softcap`` bounds them (Gemma 2);
-    ``qk_norm`` normalises each head's queries and keys (Qwen 3); ``out_bias`` None follows ``bias``.
-    """
+    """Multi-head attention. ``kv_heads`` equal to ``heads`` (None) is MHA, fewer is GQA, 1 is MQA."""
 
     heads: int  # query heads
     kv_heads: int | None = None  # none: as many as heads
     head_dim: int | None = None  # width of a head; none: dim / heads
     bias: bool = False  # of queries, keys and values
-    out_bias: bool | None = None
-    qk_norm: Norm | None = None
-    scale: float | None = None
-    softcap: float | None = None
+    out_bias: bool | None = None  # of the output; none: as bias
+    qk_norm: Norm | None = None  # norm of each head's queries and keys (Qwen 3)
+    scale: float | None = None  # scores are multiplied by it; none: 1/sqrt(head_dim)
+    softcap: float | None = None  # c bounds scores: c * tanh(scores / c) (Gemma 2); none: no bound
     mask: MaskRule = Full()  # which keys a query may attend to
 
     def __post_init__(self) -> None:
@@ -75,9 +71,9 @@ class Block:
     """
 
     attention: Attention  # over the stack's own tokens
-    feedforward: FeedForward | None  # what each token thinks by itself
-    norm: Norm | None = RMSNorm()  # the kind of all its norms
-    place: Place = "pre"
+    feedforward: FeedForward | None  # the layer that works on each token alone; none: no such layer
+    norm: Norm | None = RMSNorm()  # the type of all its norms; none: no norms
+    place: Place = "pre"  # where norms stand: before, after or around sublayers; parallel: one before both
     cross: Attention | None = None  # attention to an encoder's output
 
     def __post_init__(self) -> None:
@@ -108,19 +104,15 @@ class Block:
 
 @frozen
 class Stack:
-    """``depth`` blocks on one residual stream; ``pattern`` repeats over the depth.
+    """``depth`` blocks on one residual stream; ``pattern`` repeats over the depth."""
 
-    ``causal``: a token sees what came before (decoder) or everything (encoder). ``dropout`` acts on
-    the stack's input, each attention pattern and each write to the stream.
-    """
-
-    depth: int  # blocks on one residual stream
-    pattern: tuple[Block, ...]
+    depth: int  # number of blocks
+    pattern: tuple[Block, ...]  # one block or several, repeated over the depth
     position: Position = NoPosition()  # how the order of tokens is told
-    causal: bool = True
+    causal: bool = True  # a token sees what came before; false: everything
     first_norm: Norm | None = None  # over the embeddings
     last_norm: Norm | None = None  # over the last block's output
-    dropout: float = 0.0
+    dropout: float = 0.0  # share dropped of the input, the attention weights and each write to the stream
 
     def __post_init__(self) -> None:
         need(self.depth >= 0, f"Stack.depth is {self.depth}; give a number of blocks, or 0 for none.")

@@ -134,21 +134,18 @@ class Full:
 class Frozen:
     """Only the weights whose path matches ``train`` (fnmatch); by default the heads, on a trunk that stays."""
 
-    train: tuple[str, ...] = ("head.*", "pool.*", "token_head.*")
+    train: tuple[str, ...] = ("head.*", "pool.*", "token_head.*")  # fnmatch patterns of the parameters that train
 
 
 @frozen
 class LoRA:
-    """Low-rank changes beside frozen matrices (Hu et al. 2021): W + alpha / rank * up @ down.
-
-    ``paths`` (fnmatch) names the linear layers; what matches ``train`` is trained whole.
-    """
+    """Low-rank changes beside frozen matrices (Hu et al. 2021): W + alpha / rank * up @ down."""
 
     rank: int = 8  # rows of each low-rank pair
     alpha: float = 16.0  # the change counts alpha / rank times
     dropout: float = 0.0  # on what the changes read
-    paths: tuple[str, ...] = ("*.attn.q", "*.attn.v")
-    train: tuple[str, ...] = ("pool.*", "token_head.*")
+    paths: tuple[str, ...] = ("*.attn.q", "*.attn.v")  # fnmatch patterns of the linear layers that are adapted
+    train: tuple[str, ...] = ("pool.*", "token_head.*")  # fnmatch patterns of parameters that are trained whole
 
     def __post_init__(self) -> None:
         above_zero(self, "rank", "alpha")

@@ -18,14 +18,11 @@ def _check_rate(name: str, rate: float, decay: float) -> None:
 
 @frozen
 class Group:
-    """The parameters whose path matches ``paths`` (fnmatch): their rate is ``rate`` times the optimizer's.
+    """The parameters whose path matches ``paths`` (fnmatch): their rate is ``rate`` times the optimizer's."""
 
-    ``decay`` None keeps the optimizer's own rule.
-    """
-
-    paths: str
-    rate: float = 1.0
-    decay: float | None = None
+    paths: str  # fnmatch pattern of parameters' paths
+    rate: float = 1.0  # their learning rate, in multiples of the optimizer's
+    decay: float | None = None  # their weight decay; none: the optimizer's own rule
 
     def __post_init__(self) -> None:
         need(0 <= self.rate <= 1000, f"Group.rate is {self.rate}; give a factor from 0 to 1000.")
@@ -36,17 +33,14 @@ class Group:
 
 @frozen
 class AdamW:
-    """Adam with decoupled weight decay (Loshchilov & Hutter 2019).
-
-    Vectors and what matches ``undecayed`` are not decayed; the first of ``groups`` that matches a path wins.
-    """
+    """Adam with decoupled weight decay (Loshchilov & Hutter 2019); vectors are not decayed."""
 
     rate: float = 2e-3  # the learning rate
     betas: tuple[float, float] = (0.9, 0.95)  # decay of the means of gradients and of their squares
     eps: float = 1e-8  # added to the root of the second mean
     decay: float = 0.1  # weight decay, times the rate at each step
-    undecayed: tuple[str, ...] = ("embed.*", "*norm*", "*.bias", "*.position.*")
-    groups: tuple[Group, ...] = ()
+    undecayed: tuple[str, ...] = ("embed.*", "*norm*", "*.bias", "*.position.*")  # paths (fnmatch) without decay
+    groups: tuple[Group, ...] = ()  # parameters with a rate or decay of their own; the first that matches wins
 
     def __post_init__(self) -> None:
         _check_rate("AdamW", self.rate, self.decay)
@@ -60,15 +54,14 @@ class Muon:
     """Momentum made orthogonal, for the matrices inside blocks (Jordan et al. 2024); ``rest`` has everything else.
 
     Updates are scaled to AdamW's usual size (Liu et al. 2025), so one ``rate`` suits both.
-    ``paths`` (fnmatch) names the matrices and stacks of them (experts'); what is neither stays with ``rest``.
     """
 
     rate: float = 3e-3  # the learning rate of the matrices
     momentum: float = 0.9  # share of the last update that stays
     decay: float = 0.1  # weight decay, times the rate at each step
-    paths: tuple[str, ...] = ("*.blocks.*",)
+    paths: tuple[str, ...] = ("*.blocks.*",)  # fnmatch patterns of the paths whose matrices it has, experts' stacks too
     groups: tuple[Group, ...] = ()  # as AdamW's, for the matrices
-    rest: AdamW = AdamW(rate=3e-3)
+    rest: AdamW = AdamW(rate=3e-3)  # the optimizer of all other parameters
 
     def __post_init__(self) -> None:
         _check_rate("Muon", self.rate, self.decay)
@@ -97,7 +90,7 @@ def _check_schedule(schedule: Schedule) -> None:
 class Constant:
     """The full rate after a linear ``warmup``: steps, or below 1 a share of the run."""
 
-    warmup: float = 0.0
+    warmup: float = 0.0  # steps of linear rise; below 1 a share of the run
 
     def __post_init__(self) -> None:
         _check_schedule(self)
@@ -107,8 +100,8 @@ class Constant:
 class Cosine:
     """Linear ``warmup`` (steps, or below 1 a share of the run), then half a cosine down to ``floor`` times the rate."""
 
-    warmup: float = 0.05
-    floor: float = 0.1
+    warmup: float = 0.05  # steps of linear rise; below 1 a share of the run
+    floor: float = 0.1  # the last rate, as a share of the full rate
 
     def __post_init__(self) -> None:
         _check_schedule(self)
@@ -118,9 +111,9 @@ class Cosine:
 class WarmupStableDecay:
     """Linear ``warmup``, the full rate, then linear ``decay`` towards ``floor``: steps, or below 1 shares."""
 
-    warmup: float = 0.02
-    decay: float = 0.6
-    floor: float = 0.0
+    warmup: float = 0.02  # steps of linear rise; below 1 a share of the run
+    decay: float = 0.6  # steps of linear fall at the end; below 1 a share of the run
+    floor: float = 0.0  # the rate that the fall ends at, as a share of the full rate
 
     def __post_init__(self) -> None:
         _check_schedule(self)
@@ -138,8 +131,8 @@ class InverseSqrt:
     ``dim`` None: the rate is the peak. ``dim`` given, with rate 1: Vaswani et al. 2017, section 5.3, to the letter.
     """
 
-    warmup: float = 4000
-    dim: int | None = None
+    warmup: float = 4000  # steps of linear rise; below 1 a share of the run
+    dim: int | None = None  # the model's width, with which rate 1 is that of 2017; none: the rate is the peak
 
     def __post_init__(self) -> None:
         _check_schedule(self)

@@ -29,9 +29,9 @@ class Sinusoidal:
     """
 
     theta: float = 10_000.0  # the longest wavelength over 2 pi
-    halves: bool = False
-    endpoint: bool = False
-    first: int = 0
+    halves: bool = False  # all sines before all cosines; false: they alternate (the paper)
+    endpoint: bool = False  # the lowest frequency is 1 / theta; false: it stops short of that
+    first: int = 0  # number of the first position
 
     def __post_init__(self) -> None:
         above_zero(self, "theta")
@@ -49,7 +49,7 @@ class Sinusoidal:
 class Learned:
     """A trained table of ``length`` vectors added to the embeddings (GPT-2, BERT)."""
 
-    length: int
+    length: int  # positions in the table
 
     def __post_init__(self) -> None:
         above_zero(self, "length")
@@ -78,9 +78,9 @@ class Rotary:
     """
 
     theta: float = 10_000.0  # the longest wavelength over 2 pi
-    fraction: float = 1.0
+    fraction: float = 1.0  # share of each head's dimensions that turn (GPT-NeoX, Phi)
     scaling: RopeScaling | None = None  # of frequencies, for longer texts
-    interleaved: bool = False
+    interleaved: bool = False  # pair neighbours (GPT-J, Llama's own files); false: first half with second
 
     def __post_init__(self) -> None:
         above_zero(self, "theta")

@@ -58,7 +58,7 @@ class Summary:
 class Additive:
     """For each word a sum of the source's states, weighed by a layer of ``width`` (Bahdanau et al. 2015)."""
 
-    width: int
+    width: int  # of the layer that scores the source's states
 
     def __post_init__(self) -> None:
         above_zero(self, "width")
@@ -79,17 +79,13 @@ class Additive:
 
 @frozen
 class Recurrent:
-    """``depth`` layers of cells as wide as the model, each reading what the one below carries.
+    """``depth`` layers of cells as wide as the model, each reading what the one below carries."""
 
-    ``causal``: from left to right; else both ways, half of the width each. ``dropout`` acts on what each layer
-    reads and on what comes out.
-    """
-
-    depth: int = 1
+    depth: int = 1  # number of layers
     cell: GRU | LSTM = GRU()  # what each layer is
     cross: Summary | Additive | None = None  # how a decoder meets its source
-    causal: bool = True
-    dropout: float = 0.0
+    causal: bool = True  # read from left to right; false: both ways, half of the width each
+    dropout: float = 0.0  # share dropped of what each layer reads and of the output
 
     def __post_init__(self) -> None:
         above_zero(self, "depth")

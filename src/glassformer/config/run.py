@@ -43,22 +43,17 @@ def _check_vocab(vocab: int | None, name: str = "vocab") -> None:
 class Data:
     """Where the text comes from: a named corpus, a file, a folder, several of them, or ``{name = weight}``.
 
-    ``valid`` is another corpus, or the share of ``train`` to hold out: its end, or with ``split`` "spread" the end of
-    each tenth of it, so that what is held out is like the rest. ``tokenizer`` is "char", "byte" or "bpe"
-    to train one (BPE: of ``vocab`` entries), or a name (gpt2), file or folder that has one, a run's too; None is
-    the model's own, else "bpe". ``field`` is JSONL's text field; a plain file is one document, or several
-    between ``separator``s.
+    ``split`` "spread" holds out the end of each tenth of ``train``, so that what is held out is like the rest.
+    ``tokenizer`` is "char", "byte" or "bpe" to train one, or a name (gpt2), file or folder that has one, a run's too.
     """
 
-    train: str | tuple[str, ...] | dict[str, float] = (
-        "python-docs"  # a corpus, file, folder, or several {name = weight}
-    )
-    valid: float | str = 0.1
-    split: Literal["end", "spread"] = "end"  # where what is held out lies
-    tokenizer: str | None = None
-    vocab: int | None = None  # entries of a BPE that is trained
-    field: str = "text"
-    separator: str | None = None
+    train: str | tuple[str, ...] | dict[str, float] = "python-docs"  # a corpus, file or folder; several {name = weight}
+    valid: float | str = 0.1  # share of train to hold out, between 0 and 1, or another corpus
+    split: Literal["end", "spread"] = "end"  # what is held out: the end of train, or of each tenth of it
+    tokenizer: str | None = None  # trained (char, byte, bpe), or a name, file, folder; none: the model's, else bpe
+    vocab: int | None = None  # entries of a BPE that is trained; none: the trainer's default
+    field: str = "text"  # the field of JSONL that holds the text
+    separator: str | None = None  # what parts a plain file into documents; none: it is one document
 
     def __post_init__(self) -> None:
         need(bool(self.train), "data.train is empty; name a corpus, a file or a folder.")
@@ -90,13 +85,13 @@ class Examples:
     """
 
     train: str | dict[str, str]  # a file, or {source = FILE, target = FILE} for parallel ones
-    valid: float | str | dict[str, str] = 0.1
-    columns: dict[str, str] = field(default_factory=dict)
-    labels: tuple[str, ...] | None = None
-    before: str = ""
-    cut: Literal["end", "start", "no"] = "no"
-    tokenizer: str | None = None
-    vocab: int | None = None  # as for Data
+    valid: float | str | dict[str, str] = 0.1  # share of train to hold out, or files as for train
+    columns: dict[str, str] = field(default_factory=dict)  # {part = column's name, or its number from 0}
+    labels: tuple[str, ...] | None = None  # the labels in their order; none: those of train
+    before: str = ""  # put before each source or text, such as "summarize: "
+    cut: Literal["end", "start", "no"] = "no"  # where a part longer than the context loses its rest; "no" refuses it
+    tokenizer: str | None = None  # as for Data, or "words": split at white space
+    vocab: int | None = None  # entries of a tokenizer that is trained; none: the trainer's default
     source_tokenizer: str | None = None  # of the source alone; none: both sides have one tokenizer
     source_vocab: int | None = None  # entries of a source tokenizer that is trained; none: as vocab
 
@@ -112,13 +107,7 @@ class Examples:
 
 @frozen
 class Train:
-    """How to train. ``batch`` rows of ``context`` tokens make a step, worked through in ``accumulate`` pieces.
-
-    ``context`` None is the model's. ``clip`` bounds the gradient's norm (None: no bound). ``dtype`` and
-    ``compile`` "auto" are decided by ``plan`` and said. ``patience`` is how many steps with a NaN or
-    infinite loss or gradient in a row are skipped before training stops. ``early_stop`` ends the run after so many
-    evaluations without a lower validation loss (0: never). ``keep`` checkpoints stay, and the best.
-    """
+    """How to train. ``batch`` rows of ``context`` tokens make a step, worked through in ``accumulate`` pieces."""
 
     objective: Objective = field(default_factory=objectives.default)  # what is learned
     tune: Tune = Full()  # how much of the model trains
@@ -126,21 +115,21 @@ class Train:
     batch: int = 16  # rows a step
     accumulate: int = 1  # pieces that a step's rows are worked through in
     context: int | None = None  # tokens a row; none: the model's context
-    optimizer: Optimizer = Muon()  # where none is named, Muon for glass recipes, a low rate after from
+    optimizer: Optimizer = Muon()  # how gradients become updates
     schedule: Schedule = WarmupStableDecay()  # how the rate rises and falls
-    clip: float | None = 1.0
+    clip: float | None = 1.0  # the most that the gradient's norm may be; none: no bound
     label_smoothing: float = 0.0  # share of the target's probability spread over all tokens
     device: str | None = None  # cpu, cuda, cuda:1 or mps; none: the GPU where there is one
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    compile: Literal["auto", "yes", "no"] = "auto"
-    plan: Literal["table", "measure"] = "table"  # what decides where dtype and compile are auto
-    seed: int = 0  # of weights, order and dropout
-    patience: int = 5
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of activations and matrix products; auto: decided by plan
+    compile: Literal["auto", "yes", "no"] = "auto"  # whether torch.compile is used; auto: decided by plan
+    plan: Literal["table", "measure"] = "table"  # what decides auto: a table by machine, or trying
+    seed: int = 0  # of random weights, order and dropout
+    patience: int = 5  # skipped steps in a row (loss or gradient not finite) that stop the run
     early_stop: int = 0  # evaluations without a better one that end the run, 0: never
     evaluate_every: int = 100  # steps between validations, 0: never
-    evaluate_batches: int = 20  # rows of a validation, in batches, where the text is long
+    evaluate_batches: int = 20  # the most batches of a validation on running text
     save_every: int = 500  # steps between checkpoints, 0: only at the end
-    keep: int = 2
+    keep: int = 2  # newest checkpoints that are kept, beside the best
     sample_every: int = 200  # steps between samples, 0: never
     tensorboard: bool | None = None  # write TensorBoard's files; none: where it is installed
 

@@ -12,7 +12,7 @@ from .serial import frozen
 class LinearScaling:
     """Positions divided by ``factor`` (Chen et al. 2023, position interpolation)."""
 
-    factor: float
+    factor: float  # positions are divided by it
 
     def __post_init__(self) -> None:
         above_zero(self, "factor")
@@ -22,7 +22,7 @@ class LinearScaling:
 class Llama3Scaling:
     """Llama 3.1's frequency-dependent scaling: low frequencies divided by ``factor``, high ones kept."""
 
-    factor: float = 8.0
+    factor: float = 8.0  # low frequencies are divided by it
     low: float = 1.0  # frequencies with fewer turns in length positions are low
     high: float = 4.0  # frequencies with more turns are high
     length: int = 8192  # positions learnt first
@@ -41,9 +41,9 @@ class YarnScaling:
 
     factor: float  # how many times longer the texts become
     length: int  # positions learnt first
-    fast: float = 32.0
-    slow: float = 1.0
-    size: float | None = None
+    fast: float = 32.0  # frequencies with more turns in length positions are kept
+    slow: float = 1.0  # frequencies with fewer turns are divided by factor
+    size: float | None = None  # queries and keys are multiplied by it; none: 0.1 ln(factor) + 1
 
     def __post_init__(self) -> None:
         above_zero(self, "factor", "length", "fast", "slow", "size")
@@ -58,12 +58,12 @@ class LongRopeScaling:
     a cached token cannot: a model here is one or the other. Ding et al. 2024, LongRoPE (arXiv 2402.13753); Phi-3.
     """
 
-    short: tuple[float, ...]
-    long: tuple[float, ...]
-    length: int
-    factor: float = 1.0
-    size: float | None = None
-    far: bool = False
+    short: tuple[float, ...]  # what each frequency is divided by, for texts up to length
+    long: tuple[float, ...]  # what each frequency is divided by, in a far model
+    length: int  # positions learnt first
+    factor: float = 1.0  # how many times more positions were learnt later
+    size: float | None = None  # queries and keys are multiplied by it; none: sqrt(1 + ln(factor) / ln(length))
+    far: bool = False  # take the long factors
 
     def __post_init__(self) -> None:
         above_zero(self, "factor", "size")

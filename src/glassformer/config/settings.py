@@ -1,10 +1,11 @@
 """Every setting of a run: its dotted path, type, default and meaning, read off the dataclasses. No torch here.
 
-What a field means is the comment behind it, or else the sentence of its class's docstring that names it.
+What a field means is the comment behind it.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import inspect
@@ -20,24 +21,62 @@ from . import run, serial
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """One field by its path; ``owner`` is the class it belongs to, ``default`` "" where a value has to be given."""
+    """One field by its path; ``default`` is "" where a value has to be given."""
 
     path: str
     kind: str
     default: str
     meaning: str
-    owner: type
 
 
-def every(once: bool = False) -> Iterator[Setting]:
-    """The settings of a run file in its order, as the command line writes them; ``once``: a class where it is first."""
-    seen: set[type] = set()
+@dataclasses.dataclass(frozen=True)
+class Type:
+    """A class that a run file can name, and the slot where it first stands; ``settings`` are its fields."""
+
+    kind: type
+    slot: str
+    settings: list[Setting]
+
+
+MODEL = [
+    Setting("recipe", "text", "glass/1m", "the shape to begin with: glassformer recipes"),
+    Setting("from", "text", "", "or the trained model to begin with: a folder or a hub name"),
+]
+
+
+def every() -> Iterator[Setting]:
+    """The settings of a run file in its order, as the command line writes them; a class at each of its places."""
     for kind, prefix in ((run.Train, ""), (run.Data, "data."), (run.Examples, "data.")):
-        yield from _inside(kind, prefix, (), seen if once else None)
-    yield Setting("recipe", "text", "glass/1m", "the shape to begin with: glassformer recipes", run.Run)
-    yield Setting("from", "text", "", "or the trained model to begin with: a folder or a hub name", run.Run)
+        yield from _inside(kind, prefix, ())
+    yield from MODEL
     for model in typing.get_args(config.Model):
-        yield from _inside(model, "", (), seen if once else None)
+        yield from _inside(model, "", ())
+
+
+def types() -> dict[str, Type]:
+    """Each class of a run file once, by its name: [train] and what is inside of it, then [data], then [model].
+
+    Where two have one name, the slot comes before it: "mask Prefix", "objective Prefix".
+    """
+    found: dict[type, Type] = {}
+    sections: tuple[tuple[str, tuple[type, ...]], ...] = (
+        ("", (run.Train,)),
+        ("data.", (run.Data, run.Examples)),
+        ("", typing.get_args(config.Model)),
+    )
+    for prefix, kinds in sections:
+        waiting = [(kind, prefix, "") for kind in kinds]
+        for kind, path, slot in waiting:  # grows: what a class holds comes after the classes beside it
+            if kind not in found:
+                found[kind] = Type(kind, slot, list(_own(kind, path)))
+                hints = typing.get_type_hints(kind)
+                names = [field.name for field in dataclasses.fields(kind)]
+                waiting += [(inner, f"{path}{name}.", name) for name in names for inner in _classes(hints[name])]
+        if kinds == (run.Data, run.Examples):
+            found[run.Run] = Type(run.Run, "", MODEL)
+    count = collections.Counter(kind.__name__ for kind in found)
+    named = ((kind.__name__, one) for kind, one in found.items())
+    return {f"{one.slot} {name}" if count[name] > 1 else name: one for name, one in named}
 
 
 def paths() -> list[str]:
@@ -45,27 +84,51 @@ def paths() -> list[str]:
     return [setting.path for setting in every()]
 
 
-def _inside(kind: type, prefix: str, above: tuple[type, ...], seen: set[type] | None) -> Iterator[Setting]:
+def default_optimizers() -> str:
+    """Which optimizer trains where none is named, in a sentence."""
+    kinds = (
+        ("a glass recipe", run.FROM_SCRATCH),
+        ("from a checkpoint", run.FINETUNE),
+        ("anything else", run.Train().optimizer),
+    )
+    return "; ".join(f"{name}: {_optimizer(one)}" for name, one in kinds)
+
+
+def _optimizer(one: run.Optimizer) -> str:
+    rest = f", rest at {one.rest.rate:g}" if isinstance(one, run.Muon) else ""
+    return f"{type(one).__name__} at {one.rate:g}{rest}"
+
+
+def _own(kind: type, prefix: str) -> Iterator[Setting]:
+    """The fields of a class."""
     hints, meanings = typing.get_type_hints(kind), meaning(kind)
     for field in dataclasses.fields(kind):
-        hint, path = hints[field.name], prefix + field.name
-        yield Setting(path, _name(hint), _default(field), meanings.get(field.name, ""), kind)
-        for inner in _classes(hint):
-            if inner not in above and inner not in (seen or ()):
-                if seen is not None:
-                    seen.add(inner)
-                yield from _inside(inner, f"{path}.", (*above, kind, inner), seen)
+        default, told = _default(field), meanings.get(field.name, "")
+        if (kind, field.name) == (run.Train, "optimizer"):
+            default, told = "", f"{told}; if none is named: {default_optimizers()}"
+        yield Setting(prefix + field.name, _name(hints[field.name]), default, told)
+
+
+def _inside(kind: type, prefix: str, above: tuple[type, ...]) -> Iterator[Setting]:
+    """The fields of a class, each with those of the classes that it may hold."""
+    hints = typing.get_type_hints(kind)
+    for field, setting in zip(dataclasses.fields(kind), _own(kind, prefix), strict=True):
+        yield setting
+        for inner in _classes(hints[field.name]):
+            if inner not in above:
+                yield from _inside(inner, f"{setting.path}.", (*above, kind, inner))
 
 
 @functools.cache
 def meaning(kind: type) -> dict[str, str]:
-    """What each field of a dataclass means, without the marks."""
-    sentences = re.split(r"(?<=;) |(?<=\.) (?=[A-Z`])", " ".join((kind.__doc__ or "").split()))
-    told = {}
-    for field in dataclasses.fields(kind):
-        said = next((one for one in sentences if f"``{field.name}``" in one), "")
-        told[field.name] = said.replace("``", "").rstrip(".;")
-    return told | dict(re.findall(r"^    (\w+): .*?  # (.+)$", inspect.getsource(kind), re.MULTILINE))
+    """What each field of a dataclass means: the comment behind it, or behind the one that it was inherited from."""
+    found: dict[str, str] = {}
+    for one in filter(dataclasses.is_dataclass, reversed(kind.__mro__)):
+        try:
+            found |= re.findall(r"^    (\w+): .*?  # (.+)$", inspect.getsource(one), re.MULTILINE)
+        except OSError:  # a class of a notebook's or of a prompt
+            continue
+    return found
 
 
 def _classes(hint: Any) -> list[type]:

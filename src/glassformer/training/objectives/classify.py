@@ -36,9 +36,9 @@ class Classify(Objective):
     loss grows fastest, all together by that many times the length of one (Miyato et al. 2017). 0 is neither.
     """
 
-    regression: bool = False
-    rdrop: float = 0.0
-    adversarial: float = 0.0
+    regression: bool = False  # learn a number instead of a label
+    rdrop: float = 0.0  # weight of how far two readings with other dropout are apart (R-Drop); 0: one reading
+    adversarial: float = 0.0  # length of the adversarial step, in lengths of the embedded text; 0: none
 
     shapes = (Encoder, Decoder)
     parts = ("text", "second", "label")

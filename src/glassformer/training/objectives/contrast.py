@@ -33,7 +33,7 @@ class Contrast(Objective):
     Cosines are divided by ``temperature`` before the softmax; both directions count.
     """
 
-    temperature: float = 0.05
+    temperature: float = 0.05  # cosines are divided by it before the softmax
 
     shapes = (Encoder, Decoder)
     parts = ("text", "second")

@@ -33,8 +33,8 @@ class Masked(Objective):
     10 % another token, 10 % stay. ``whole_words`` chooses all pieces of a word together.
     """
 
-    rate: float = 0.15
-    whole_words: bool = False
+    rate: float = 0.15  # share of tokens that are chosen
+    whole_words: bool = False  # choose all pieces of a word together
 
     shapes = (Encoder,)
     specials = ENCODER_SPECIALS

@@ -27,8 +27,8 @@ class Prefix(Objective):
     Where it is cut is drawn anew each time, between the shares ``least`` and ``most`` of the document.
     """
 
-    least: float = 0.1
-    most: float = 0.9
+    least: float = 0.1  # smallest share of a document that its prefix is
+    most: float = 0.9  # largest share of a document that its prefix is
 
     def __post_init__(self) -> None:
         need(0 < self.least <= self.most < 1, "Prefix.least and most are shares between 0 and 1, least first.")

@@ -31,7 +31,7 @@ class Span(Objective):
     Each is a sentinel in the source; the target is every sentinel and what it stands for.
     """
 
-    rate: float = 0.15
+    rate: float = 0.15  # share of tokens that are cut out
     length: float = 3.0  # tokens of a span, on average
 
     shapes = (EncoderDecoder,)

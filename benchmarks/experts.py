@@ -28,7 +28,7 @@ from glassformer import config
 from glassformer.config import run
 from glassformer.cost import cost
 from glassformer.nn import build_model
-from glassformer.training import Batch, Causal, make_plan, train
+from glassformer.training import Batch, Causal, make_execution_plan, train
 
 SHAPES = {  # layers, heads, width, expert's width, dense blocks among the mixtures, batch, context, steps a turn
     "makemoe": (8, 8, 128, 512, 0, 32, 64, 3),
@@ -67,7 +67,7 @@ def ours(name: str, mixture: bool, dtype: str) -> Iterator[float]:
     feed = (Batch(*pair) for pair in batches(name))
     adamw = run.AdamW(RATE, BETAS, decay=DECAY)
     settings = run.Train(10**9, 1, optimizer=adamw, schedule=run.Constant(), clip=CLIP, dtype=dtype, compile="no")
-    plan = make_plan(model, next(feed), Causal(), settings)
+    plan = make_execution_plan(model, next(feed), Causal(), settings)
     return (step.loss for step in train(model, feed, settings=settings, plan=plan))
 
 

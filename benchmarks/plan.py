@@ -1,4 +1,4 @@
-"""Which number format and whether to compile: the measurements behind the table in ``training/probe.py``.
+"""Which number format and whether to compile: the measurements behind the table in ``training/execution.py``.
 
     python benchmarks/plan.py                       a step of each shape in fp32 and bf16, in turns, one thread
     python benchmarks/plan.py --compile             also compiled, with what compiling costs
@@ -19,7 +19,7 @@ from glassformer.config import run
 from glassformer.config.serial import change
 from glassformer.nn import build_model
 from glassformer.recipes import find
-from glassformer.training import Batch, Optimizer, Plan, State, train
+from glassformer.training import Batch, ExecutionPlan, Optimizer, State, train
 
 CONTEXT = 128
 
@@ -56,7 +56,7 @@ class Endless:
         return {}
 
 
-def stepper(made: config.Model, rows: int, plan: Plan, device: str) -> Callable[[], object]:
+def stepper(made: config.Model, rows: int, plan: ExecutionPlan, device: str) -> Callable[[], object]:
     """Something that makes one training step whenever it is called."""
     model = build_model(made, device=device, seed=0)
     batches = Endless(rows, made.embed.vocab)
@@ -88,9 +88,9 @@ def main() -> None:
     given = reader.parse_args()
     if given.device == "cpu":
         torch.set_num_threads(1)
-    plans = {"fp32": Plan("float32"), "bf16": Plan("bfloat16")}
+    plans = {"fp32": ExecutionPlan("float32"), "bf16": ExecutionPlan("bfloat16")}
     if given.compile:
-        plans |= {f"{name} compiled": Plan(plan.dtype, compile=True) for name, plan in list(plans.items())}
+        plans |= {f"{name} compiled": ExecutionPlan(plan.dtype, compile=True) for name, plan in list(plans.items())}
     for name, (made, rows) in shapes().items():
         if given.only not in name:
             continue

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from glassformer import config
 from glassformer.config.mask import parse_rule
-from glassformer.config.visible import count_pairs
+from glassformer.config.mask_arrays import count_pairs
 from glassformer.nn import Mask
 from glassformer.nn.engines import attend
 from glassformer.nn.engines.inputs import AttentionInputs

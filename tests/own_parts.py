@@ -14,7 +14,7 @@ from glassformer.nn.block import Block
 from glassformer.nn.linear import linear
 from glassformer.nn.mask import Mask
 from glassformer.nn.position import Position
-from glassformer.training.data import Batch
+from glassformer.training.batches import Batch
 from glassformer.training.loss import Loss, forward, token_loss
 
 

@@ -8,11 +8,12 @@ from types import ModuleType
 from typing import Any
 
 MOVED = {
-    "lengths": "config.context",
+    "lengths": "config.context_length",
     "run": "config.run",
     "serial": "config.serial",
     "store": "checkpoints.store",
     "text": "tokenizer",
+    "training.data": "training.batches",
     "training.objective": "training.loss",
 }
 """The old module and the new one, below ``glassformer``."""

@@ -111,7 +111,7 @@ class Cost:
         if not isinstance(mask_rule, config.Full | config.Window):  # counted, in long rows by a thousand of its queries
             import numpy as np
 
-            from .config.visible import count_pairs
+            from .config.mask_arrays import count_pairs
 
             rows = np.linspace(0, T - 1, min(T, 1024)).astype(int)
             return count_pairs(mask_rule, T, causal, rows) / len(rows)

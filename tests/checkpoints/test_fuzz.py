@@ -218,7 +218,7 @@ def use(folder: Path) -> str:
     else:
         with torch.no_grad():
             hidden = model(torch.tensor([ids])).hidden
-        generation.answers.must_be_finite(model, hidden)
+        generation.predictions.must_be_finite(model, hidden)
     if tokenizer is not None:
         tokenizer.decode(tokenizer.encode("the cat"))
     return "answered"

@@ -306,9 +306,9 @@ def test_the_run_files_that_are_shipped_describe_models(path: Path, shared_data:
 
 def test_all_arms_have_one_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a narrow and a wide arm, each of which would have its own on a Zen 5, both are trained in fp32."""
-    from glassformer.training import probe
+    from glassformer.training import execution
 
-    monkeypatch.setattr(probe, "machine", lambda device: "AMD CPU with AVX512-BF16")
+    monkeypatch.setattr(execution, "machine", lambda device: "AMD CPU with AVX512-BF16")
     plans = [run_file.read(None, {"dim": dim}) for dim in ("64", "256")]
     arms = [training.Arm(name, plan) for name, plan in zip("ab", plans, strict=True)]
     assert training.shared_plan(arms[1:])["dtype"] == "bfloat16"

@@ -18,13 +18,13 @@ from glassformer.cli import main
 from glassformer.config import extend, run, serial
 from glassformer.config import objective as objectives
 from glassformer.config.mask import parse_rule
-from glassformer.config.visible import count_pairs
+from glassformer.config.mask_arrays import count_pairs
 from glassformer.errors import need
 from glassformer.inspection import masks
 from glassformer.nn import Cache, Mask, Tape, build, build_model, builds, lora
 from glassformer.nn.build import _MAKERS
 from glassformer.training import launch
-from glassformer.training.data import Batch
+from glassformer.training.batches import Batch
 from glassformer.training.optimizer import Optimizer
 from tiny import CONTEXT, DIM, VOCAB, WIDE, block, decoder, tokens
 

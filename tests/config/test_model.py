@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from glassformer import UserError, nn
+from glassformer import UserError, nn, training
 from glassformer import config as c
 from glassformer.config import objective, run, serial
 from glassformer.config import rnn as recurrence
@@ -196,6 +196,10 @@ def test_what_older_versions_called_it_is_read_and_python_is_warned() -> None:
         assert c.See is c.MaskRule  # type: ignore[attr-defined]
     with pytest.warns(FutureWarning, match=r"nn.Part is glassformer.nn.TracedModule now"):
         assert nn.Part is nn.TracedModule  # type: ignore[attr-defined]
+    with pytest.warns(FutureWarning, match=r"training.Plan is glassformer.training.ExecutionPlan now"):
+        assert training.Plan is training.ExecutionPlan
+    with pytest.warns(FutureWarning, match=r"training.make_plan is glassformer.training.make_execution_plan now"):
+        assert training.make_plan is training.make_execution_plan
 
 
 def test_modules_are_found_where_they_were() -> None:
@@ -205,6 +209,7 @@ def test_modules_are_found_where_they_were() -> None:
         "warnings.simplefilter('ignore')\n"
         "from glassformer import run, text, store; from glassformer.serial import change\n"
         "run.Run, text.open, text.find, text.Tokenizer, store.load\n"
+        "from glassformer.training.data import Batch; from glassformer import lengths; lengths.for_context\n"
         "from glassformer.training.objective import Causal, Loss; import glassformer.training as t\n"
         "assert (Causal, Loss) == (t.Causal, t.Loss) and t.objective.Loss is t.Loss"
     )

@@ -21,11 +21,11 @@ from glassformer.data.examples import Example, Table, read, training_and_validat
 from glassformer.nn import build_model
 from glassformer.tokenizer import open as open_tokenizer
 from glassformer.tokenizer import train as train_tokenizer
-from glassformer.training.data import Batch
+from glassformer.training.batches import Batch
 from glassformer.training.encoded import encode
-from glassformer.training.examples import each_once
 from glassformer.training.hooks import Evaluate, read_log
 from glassformer.training.objectives import Classify, Tag
+from glassformer.training.packing import each_once
 
 LABELS = ("B-PER", "B-PLACE", "I-PER", "I-PLACE", "O")
 PIECES = [

@@ -21,11 +21,11 @@ from glassformer.tokenizer import Tokenizer
 from glassformer.tokenizer import open as open_tokenizer
 from glassformer.tokenizer import train as train_tokenizer
 from glassformer.tokenizer.framing import question
-from glassformer.training.data import Batch
+from glassformer.training.batches import Batch
 from glassformer.training.encoded import Encoded, encode
-from glassformer.training.examples import ExampleBatches, each_once, in_order, pack
 from glassformer.training.loss import gradients
 from glassformer.training.objectives import Causal, Classify, Contrast, Seq2Seq
+from glassformer.training.packing import ExampleBatches, each_once, in_order, pack
 
 WORDS = [f"w{number}" for number in range(30)]
 FRAME = ("[PAD]", "<unk>", "[CLS]", "[SEP]", "[MASK]")

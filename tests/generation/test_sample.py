@@ -12,7 +12,7 @@ from transformers.generation import logits_process as theirs
 
 from glassformer.errors import UserError
 from glassformer.generation.sample import Sampling, choose, cut, draw, log_probability, min_p, penalise, top_k, top_p
-from glassformer.generation.writer import Writer
+from glassformer.generation.stop_strings import Writer
 
 
 def logits_of(rows: int = 6, vocab: int = 97, spread: float = 3.0) -> torch.Tensor:

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 import tiny
 from glassformer import cli, config, training
-from glassformer.checkpoints import Checkpoint, adapters, places, store
+from glassformer.checkpoints import Checkpoint, adapters, resolve, store
 from glassformer.config import objective as objectives
 from glassformer.config import run
 from glassformer.errors import UserError
@@ -374,7 +374,7 @@ def test_a_tuned_run_is_resumed_bit_for_bit_and_small(name, home, tmp_path, monk
     ]
     assert files[0] == files[1]
     held = {p.name: p.stat().st_size for p in (tmp_path / "whole" / "step-000008").iterdir()}
-    base = places.resolve(home / "base")
+    base = resolve.resolve(home / "base")
     assert ("adapter_model.safetensors" in held) == ("lora" in name)
     size = held.get("adapter_model.safetensors", 0) + held.get("model.safetensors", 0)
     assert size < 0.5 * (base / "model.safetensors").stat().st_size

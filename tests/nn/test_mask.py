@@ -18,7 +18,7 @@ from glassformer import cost
 from glassformer.cli import main
 from glassformer.config import serial
 from glassformer.config.mask import parse_rule, rules
-from glassformer.config.visible import count_pairs
+from glassformer.config.mask_arrays import count_pairs
 from glassformer.errors import UserError
 from glassformer.inspection import masks
 from glassformer.nn import Cache, Mask
@@ -319,7 +319,7 @@ def test_sparse_is_chosen_where_it_pays_and_only_there() -> None:
 @every_rule
 @pytest.mark.parametrize("causal", [True, False])
 def test_counts(mask_rule: c.MaskRule, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("glassformer.config.visible.PAIRS_AT_ONCE", 100)  # several parts
+    monkeypatch.setattr("glassformer.config.mask_arrays.PAIRS_AT_ONCE", 100)  # several parts
     assert count_pairs(mask_rule, 37, causal) == dense(mask_rule, 37, causal).sum()
     pattern = (tiny.block(c.Attention(4, mask=mask_rule)),)
     if causal:

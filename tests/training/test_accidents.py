@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from glassformer import training
-from glassformer.checkpoints import places
+from glassformer.checkpoints import resolve
 from glassformer.config import run
 from glassformer.data import find as find_corpus
 from glassformer.data import tokenise
 from glassformer.errors import UserError
 from glassformer.tokenizer import train as train_tokenizer
-from glassformer.training import Plan, checkpoint, hooks, launch, train
+from glassformer.training import ExecutionPlan, checkpoint, hooks, launch, train
 from glassformer.training.hooks import Save
 from glassformer.training.loop import Stuck
 from training.test_checkpoint import begin
@@ -34,7 +34,7 @@ def poisoned(tmp_path, bad, steps, every, valid=None, keep=2):
     save, step = Save(tmp_path, every, keep), None
     how = run.Train(steps=steps, batch=4)
     try:
-        for step in train(state.model, state.batches, settings=how, state=state, plan=Plan()):
+        for step in train(state.model, state.batches, settings=how, state=state, plan=ExecutionPlan()):
             step.valid = (valid or {}).get(step.index)
             save(step)
     except Stuck:
@@ -114,7 +114,7 @@ def test_pointers_never_lead_outside_the_folder(tmp_path, pointer, lead):
     (out / "best").unlink()
     (out / pointer).write_text(lead + "\n")
     with pytest.raises(UserError, match=rf'names "{lead}", which is not a folder in'):
-        places.resolve(str(out))
+        resolve.resolve(str(out))
 
 
 # ------------------------------------------------------------- terminals, folders, caches, samples

@@ -22,7 +22,7 @@ from glassformer.checkpoints import store
 from glassformer.config import run
 from glassformer.errors import UserError
 from glassformer.nn import build_model
-from glassformer.training import Optimizer, Plan, State, checkpoint, train
+from glassformer.training import ExecutionPlan, Optimizer, State, checkpoint, train
 from glassformer.training.hooks import Save
 from training.test_loop import Poisoned, Random, tiny
 
@@ -33,7 +33,7 @@ def begin(cfg=None, chosen=None, **batches):
 
 
 def go(state, settings, stop=None, hook=lambda step: None):
-    for step in train(state.model, state.batches, settings=settings, state=state, plan=Plan()):
+    for step in train(state.model, state.batches, settings=settings, state=state, plan=ExecutionPlan()):
         hook(step)
         if step.index == stop:
             break

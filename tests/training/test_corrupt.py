@@ -14,7 +14,7 @@ from glassformer import UserError
 from glassformer.tokenizer import Tokenizer
 from glassformer.tokenizer import open as open_tokenizer
 from glassformer.tokenizer import train as train_tokenizer
-from glassformer.training.data import Batch
+from glassformer.training.batches import Batch
 from glassformer.training.objectives import Masked, Prefix, Span
 from glassformer.training.objectives.span import cut_out
 

@@ -12,7 +12,7 @@ import pytest
 
 import glassformer
 from glassformer import cli, recipes, training
-from glassformer.checkpoints import places
+from glassformer.checkpoints import resolve
 from glassformer.config import run, run_file, serial
 from glassformer.errors import UserError
 from glassformer.nn import build_model
@@ -183,7 +183,7 @@ def test_a_run_whose_validation_rises_ends_and_its_best_checkpoint_is_the_one_th
     assert "--resume --early-stop 0 goes on." in said
     assert f"The best checkpoint is that of step {best}" in said and "bits per byte" in said
     assert checkpoint.newest(tmp_path / "out").name == f"step-{last:06d}"
-    assert places.resolve(tmp_path / "out").name == f"step-{best:06d}"
+    assert resolve.resolve(tmp_path / "out").name == f"step-{best:06d}"
     about = json.loads((tmp_path / "out" / "run.json").read_text())
     assert about["chosen"] in said and "train.txt holds 4,000 bytes of text" in about["chosen"]
     before = sorted(path.name for path in (tmp_path / "out").iterdir())

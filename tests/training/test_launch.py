@@ -19,10 +19,10 @@ import torch
 
 import glassformer
 from glassformer import training
-from glassformer.checkpoints import Checkpoint, places, store
+from glassformer.checkpoints import Checkpoint, resolve, store
 from glassformer.config import run, run_file, serial
 from glassformer.errors import UserError
-from glassformer.training import hooks, live
+from glassformer.training import hooks, progress
 
 SETTINGS = {
     "dim": "16",
@@ -416,7 +416,7 @@ def test_models_that_do_not_fit(corpus, tmp_path):
 
 
 def test_the_panel_and_the_plain_line():
-    view = live.Live(flops=1e6, peak=1e11, terminal=False)
+    view = progress.Live(flops=1e6, peak=1e11, terminal=False)
     view.losses, view.valid, view.speed, view.first = [3.0, 2.0, 1.0], 1.5, 20_000.0, 0
     step = training.Step(3, 10, 1.0, 1e-3, 0.5, 64, 0.01, 0, state=None)
     numbers = view.numbers(step)
@@ -433,7 +433,7 @@ def test_the_panel_and_the_plain_line():
 
 @pytest.mark.parametrize("width", [60, 80, 160])
 def test_every_number_of_the_panel_stands_under_its_whole_name(width):
-    view = live.Live(flops=1e6, peak=1e11, terminal=False)
+    view = progress.Live(flops=1e6, peak=1e11, terminal=False)
     view.losses, view.valid, view.speed, view.first = [3.0, 2.0, 1.0] * 100, 1.5, 20_000.0, 0
     view.metrics, view.text = {"valid_accuracy": 0.25}, "a line of a verse\n" * 50
     step = training.Step(300, 1000, 1.0, 1e-3, 0.5, 64, 0.01, 0, state=None)
@@ -455,13 +455,15 @@ def test_every_number_of_the_panel_stands_under_its_whole_name(width):
 def test_a_terminal_that_cannot_be_drawn_on_gets_plain_lines(monkeypatch, kind, screen):
     monkeypatch.setattr("sys.stderr", SimpleNamespace(isatty=lambda: True))
     monkeypatch.setenv("TERM", kind)
-    assert live.Live().terminal is screen
+    assert progress.Live().terminal is screen
 
 
 def test_lines_of_bars_and_spans_of_time():
-    assert live.sparkline([4.0, 3.0, 2.0, 1.0], 4) == "█▆▃▁" and live.sparkline([], 9) == ""
-    assert len(live.sparkline([float(i) for i in range(1000)], 60)) == 60 and live.sparkline([1.0, 1.0], 9) == "▁▁"
-    assert [live.duration(s) for s in (5, 90, 600, 10_000)] == ["5 s", "90 s", "10 min", "2.8 h"]
+    assert progress.sparkline([4.0, 3.0, 2.0, 1.0], 4) == "█▆▃▁" and progress.sparkline([], 9) == ""
+    assert (
+        len(progress.sparkline([float(i) for i in range(1000)], 60)) == 60 and progress.sparkline([1.0, 1.0], 9) == "▁▁"
+    )
+    assert [progress.duration(s) for s in (5, 90, 600, 10_000)] == ["5 s", "90 s", "10 min", "2.8 h"]
 
 
 def test_a_log_cut_short_by_a_crash_is_still_read(tmp_path):
@@ -520,7 +522,7 @@ def test_a_run_folder_means_its_best_checkpoint_and_says_so(whole, capsys):
         return capsys.readouterr().err
 
     best = (whole / "best").read_text().strip()
-    assert places.checkpoint(whole) == whole / best
+    assert resolve.checkpoint(whole) == whole / best
     assert f"Checkpoint {best} of {whole}, the best by validation loss." in asked(whole)
     assert "Checkpoint" not in asked(whole / best)
 

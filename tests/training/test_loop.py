@@ -16,12 +16,23 @@ from glassformer import config
 from glassformer.config import run
 from glassformer.errors import UserError
 from glassformer.nn import build_model
-from glassformer.training import Batch, Causal, Optimizer, Plan, State, factor, loss, make_plan, probe, train
+from glassformer.training import (
+    Batch,
+    Causal,
+    ExecutionPlan,
+    Optimizer,
+    State,
+    execution,
+    factor,
+    loss,
+    make_execution_plan,
+    train,
+)
 from glassformer.training import optimizer as muon
 from glassformer.training.loss import cross_entropy, gradients, split
 from glassformer.training.precision import Bf16Replica
 
-PLAIN = Plan()
+PLAIN = ExecutionPlan()
 
 
 def tiny(tied=True, dropout=0.0, vocab=50):
@@ -385,12 +396,14 @@ def test_a_batch_without_targets_is_skipped():
 def test_the_plan_leaves_everything_as_it_was(how):
     model = build_model(tiny(dropout=0.5), seed=1).eval()
     weights, drawn = [p.detach().clone() for p in model.parameters()], torch.get_rng_state()
-    plan = make_plan(model, next(Random()), Causal(), run.Train(steps=10, batch=4, plan=how))
+    plan = make_execution_plan(model, next(Random()), Causal(), run.Train(steps=10, batch=4, plan=how))
     assert plan.seconds > 0 and plan.peak > 1e8 and not plan.compile and "no torch.compile" in plan.why
     assert torch.equal(torch.get_rng_state(), drawn) and not model.training
     assert all(torch.equal(a, b) for a, b in zip(weights, model.parameters(), strict=True))
     assert all(p.grad is None for p in model.parameters())
-    asked = make_plan(model, next(Random()), Causal(), run.Train(dtype="bfloat16", batch=4, compile="yes", plan=how))
+    asked = make_execution_plan(
+        model, next(Random()), Causal(), run.Train(dtype="bfloat16", batch=4, compile="yes", plan=how)
+    )
     assert asked.dtype == "bfloat16" and asked.compile
 
 
@@ -404,11 +417,11 @@ CPUS = {
 
 @pytest.mark.parametrize("kind", CPUS)
 def test_the_kind_of_a_machine_is_read_off_its_flags(tmp_path, monkeypatch, kind):
-    monkeypatch.setattr(probe, "CPUINFO", tmp_path / "cpuinfo")
-    assert probe.machine(torch.device("cpu")) == "machine"  # no Linux
+    monkeypatch.setattr(execution, "CPUINFO", tmp_path / "cpuinfo")
+    assert execution.machine(torch.device("cpu")) == "machine"  # no Linux
     (tmp_path / "cpuinfo").write_text(CPUS[kind])
-    assert probe.machine(torch.device("cpu")) == kind
-    assert probe.machine(torch.device("meta")) == "machine"
+    assert execution.machine(torch.device("cpu")) == kind
+    assert execution.machine(torch.device("meta")) == "machine"
 
 
 @pytest.mark.parametrize(
@@ -424,7 +437,7 @@ def test_the_kind_of_a_machine_is_read_off_its_flags(tmp_path, monkeypatch, kind
     ],
 )
 def test_the_table_decides(kind, width, dtype):
-    assert probe.chosen(dataclasses.replace(tiny(), dim=width), kind).dtype == dtype
+    assert execution.chosen(dataclasses.replace(tiny(), dim=width), kind).dtype == dtype
 
 
 def test_the_same_command_on_the_same_kind_of_machine_gives_the_same_bits(monkeypatch):
@@ -433,9 +446,9 @@ def test_the_same_command_on_the_same_kind_of_machine_gives_the_same_bits(monkey
     for how in ("table", "measure"):
         for ratio in (1e-3, 1e3):
             seconds = {"float32": 1.0, "bfloat16": ratio}
-            monkeypatch.setattr(probe, "_step_seconds", lambda m, b, o, s, dtype, seconds=seconds: seconds[dtype])
+            monkeypatch.setattr(execution, "_step_seconds", lambda m, b, o, s, dtype, seconds=seconds: seconds[dtype])
             peaks = {torch.float32: 1e9, torch.bfloat16: 1e9 / ratio}
-            monkeypatch.setattr(probe, "matmul_peak", lambda dtype, device, peaks=peaks: peaks[dtype])
+            monkeypatch.setattr(execution, "matmul_peak", lambda dtype, device, peaks=peaks: peaks[dtype])
             model = build_model(tiny(dropout=0.1), seed=3)
             list(train(model, Random(), settings=run.Train(steps=4, batch=4, plan=how)))
             found[how, ratio] = [p.detach() for p in model.parameters()]
@@ -444,30 +457,32 @@ def test_the_same_command_on_the_same_kind_of_machine_gives_the_same_bits(monkey
 
 
 def test_a_plan_for_a_big_step_tries_a_part_of_it_in_bf16_only(monkeypatch):
-    monkeypatch.setattr(probe, "matmul_peak", lambda dtype, device: 4e11 if dtype is torch.bfloat16 else 1e11)
-    monkeypatch.setattr(probe, "COMPILE_AFTER", 0)
+    monkeypatch.setattr(execution, "matmul_peak", lambda dtype, device: 4e11 if dtype is torch.bfloat16 else 1e11)
+    monkeypatch.setattr(execution, "COMPILE_AFTER", 0)
     tried = []
-    run_it = probe.gradients
+    run_it = execution.gradients
     monkeypatch.setattr(
-        probe, "gradients", lambda m, part, *rest: tried.append(len(part.tokens)) or run_it(m, part, *rest)
+        execution, "gradients", lambda m, part, *rest: tried.append(len(part.tokens)) or run_it(m, part, *rest)
     )
     model = build_model(tiny(), seed=1)
-    plan = make_plan(model, next(Random()), Causal(), run.Train(steps=10, batch=4, plan="measure"))
+    plan = make_execution_plan(model, next(Random()), Causal(), run.Train(steps=10, batch=4, plan="measure"))
     assert set(tried) == {4} and "float32" in plan.why and "bfloat16" in plan.why and not plan.compile
     tried.clear()
-    monkeypatch.setattr(probe, "TRIAL", 1.0)
-    plan = make_plan(model, next(Random()), Causal(), run.Train(steps=10, batch=4, plan="measure"))
+    monkeypatch.setattr(execution, "TRIAL", 1.0)
+    plan = make_execution_plan(model, next(Random()), Causal(), run.Train(steps=10, batch=4, plan="measure"))
     assert set(tried) == {1} and plan.dtype == "bfloat16" and "float32" not in plan.why
 
 
 def test_bf16_trains_too():
     model = build_model(tiny(), seed=1)
     settings = run.Train(steps=60, batch=4, optimizer=run.AdamW(rate=0.02))
-    losses = [s.loss for s in train(model, Random(repeat=True), settings=settings, plan=Plan(dtype="bfloat16"))]
+    losses = [
+        s.loss for s in train(model, Random(repeat=True), settings=settings, plan=ExecutionPlan(dtype="bfloat16"))
+    ]
     assert losses[-1] < 0.5 * losses[0] and all(p.dtype is torch.float32 for p in model.parameters())
 
 
-@pytest.mark.parametrize("plan", [PLAIN, Plan(dtype="bfloat16")], ids=lambda plan: plan.dtype)
+@pytest.mark.parametrize("plan", [PLAIN, ExecutionPlan(dtype="bfloat16")], ids=lambda plan: plan.dtype)
 def test_a_state_goes_on_where_it_was(plan):
     settings = run.Train(steps=6, batch=4)
     whole = build_model(tiny(), seed=1)
@@ -484,7 +499,7 @@ def test_a_state_goes_on_where_it_was(plan):
 @pytest.mark.slow
 def test_compiled_training_equals_eager():
     losses = []
-    for plan in (PLAIN, Plan(compile=True)):
+    for plan in (PLAIN, ExecutionPlan(compile=True)):
         model = build_model(tiny(), seed=1)
         losses.append([s.loss for s in train(model, Random(), settings=run.Train(steps=5, batch=4), plan=plan)])
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)

@@ -20,7 +20,7 @@ from glassformer.data import tokenise
 from glassformer.errors import UserError
 from glassformer.nn import build_model
 from glassformer.tokenizer import train as train_tokenizer
-from glassformer.training import Batches, Optimizer, Plan, checkpoint, loop, train
+from glassformer.training import Batches, ExecutionPlan, Optimizer, checkpoint, loop, train
 from glassformer.training.loss import cross_entropy, forward
 from glassformer.training.schedule import along, factor
 from training.test_checkpoint import begin, go
@@ -40,7 +40,14 @@ def test_a_gradient_below_the_clip_is_only_averaged():
 def test_a_seed_starts_every_generator():
     drawn = []
     for _ in range(2):
-        list(train(build_model(tiny(), seed=1), Random(), settings=run.Train(steps=1, batch=4, seed=7), plan=Plan()))
+        list(
+            train(
+                build_model(tiny(), seed=1),
+                Random(),
+                settings=run.Train(steps=1, batch=4, seed=7),
+                plan=ExecutionPlan(),
+            )
+        )
         drawn.append((random.random(), float(np.random.rand()), float(torch.rand(1))))
         random.random(), np.random.rand(), torch.rand(1)
     assert drawn[0] == drawn[1]
@@ -51,7 +58,7 @@ def test_each_group_moves_at_its_own_rate():
     chosen = run.Muon(rate=0.01, groups=groups, rest=run.AdamW(rate=0.04, eps=1e-5, groups=groups))
     model = build_model(tiny(), seed=1)
     (step,) = train(
-        model, Random(), settings=run.Train(steps=1, optimizer=chosen, schedule=run.Constant()), plan=Plan()
+        model, Random(), settings=run.Train(steps=1, optimizer=chosen, schedule=run.Constant()), plan=ExecutionPlan()
     )
     rates = {path: group["lr"] for group in step.state.optimizer.groups() for path in group["paths"]}
     assert rates["embed.token.weight"] == pytest.approx(0.02)

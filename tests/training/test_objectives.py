@@ -20,11 +20,11 @@ from glassformer.data.correlation import matthews, pearson, ranks
 from glassformer.errors import UserError
 from glassformer.nn import Tape, build_model
 from glassformer.training import Batch, hooks, loss, objectives, plan
+from glassformer.training.execution import ExecutionPlan
 from glassformer.training.loop import train
 from glassformer.training.loss import forward, gradients
 from glassformer.training.objectives.classify import ascent
 from glassformer.training.precision import Bf16Replica
-from glassformer.training.probe import Plan
 
 BERT = tiny.bert()
 CLASSIFIER = dataclasses.replace(BERT, head=None, pool=config.Pool("first", "tanh", labels=3))
@@ -114,7 +114,7 @@ def test_one_batch_is_learned_by_heart(name):
     chosen, shape, batch = CASES[name]
     model = build_model(shape, seed=1)
     settings = run.Train(steps=120, batch=4, optimizer=run.AdamW(rate=5e-3), schedule=run.Constant(0.05))
-    steps = list(train(model, Same(batch), chosen, settings, plan=Plan()))
+    steps = list(train(model, Same(batch), chosen, settings, plan=ExecutionPlan()))
     assert steps[0].loss > 10 * steps[-1].loss and steps[-1].loss < 0.1
     assert steps[0].tokens == int((batch.pos >= 0).sum())
     if "accuracy" in steps[-1].metrics:
@@ -182,7 +182,7 @@ def test_the_head_sees_only_the_hidden_tokens(monkeypatch):
 def test_a_batch_that_asks_nothing_is_skipped():
     chosen, shape, batch = CASES["masked"]
     batch = dataclasses.replace(batch, targets=torch.full_like(batch.targets, -1))
-    step = next(train(build_model(shape, seed=1), Same(batch), chosen, run.Train(batch=4), plan=Plan()))
+    step = next(train(build_model(shape, seed=1), Same(batch), chosen, run.Train(batch=4), plan=ExecutionPlan()))
     assert step.skipped == "the batch has no targets"
 
 

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 from .. import files, recipes
 from ..config import Model as ModelConfig
 from ..config import serial
-from ..config.context import for_context
+from ..config.context_length import for_context
 from ..errors import UserError, need
 from ..recipes import sentences
 from ..recipes.recipe import Recipe
 from .headers import INDEX, SINGLE, Headers, read_headers
-from .places import resolve
+from .resolve import resolve
 
 if TYPE_CHECKING:
     import torch

@@ -21,7 +21,7 @@ from .. import recipes
 from ..errors import UserError, need
 from ..files import read_json
 from ..nn import Model
-from ..recipes import peers
+from ..recipes import other_libraries
 from ..recipes.recipe import ConfigReader
 from .headers import Entry, Headers
 from .loading import load_model
@@ -260,11 +260,11 @@ class Tensors(Files):
 def load(kind: str, path: Path, settings: Path | None = None) -> Model:
     """The model in another library's file, its weights in the dtype that most of them have.
 
-    ``kind`` is one of ``peers.PEERS``, or "hf" for a pytorch_model.bin. ``settings`` is a JSON file with what the
-    weights do not say (None: as that library lays it beside them). Raises UserError for what is missing and for parts
-    that no module here has.
+    ``kind`` is one of ``other_libraries.PEERS``, or "hf" for a pytorch_model.bin. ``settings`` is a JSON file with what
+    the weights do not say (None: as that library lays it beside them). Raises UserError for what is missing and for
+    parts that no module here has.
     """
-    peer = peers.PEERS.get(kind)
+    peer = other_libraries.PEERS.get(kind)
     need(path.is_file(), f"{path} is not a file; give the one that {kind} saved.")
     held: Any = read(path) if path.suffix != ".safetensors" else _safetensors(path)
     tensors = _state(held, path)
@@ -279,7 +279,7 @@ def load(kind: str, path: Path, settings: Path | None = None) -> Model:
     for table in (held, stated):
         stated = {
             **stated,
-            **{k: v for key in peers.SETTINGS if _holds(table, key) for k, v in table[key].items()},
+            **{k: v for key in other_libraries.SETTINGS if _holds(table, key) for k, v in table[key].items()},
         }
     raw = ConfigReader(peer.describe({name: tuple(t.shape) for name, t in tensors.items()}, stated), str(page))
     model = peer.read(raw)
@@ -302,7 +302,7 @@ def _holds(table: Any, key: str) -> bool:
 
 def _state(held: Any, path: Path) -> dict[str, Tensor]:
     """The tensors by name, wherever the file keeps them."""
-    inside: Any = next((held[key] for key in peers.STATES if _holds(held, key)), held)
+    inside: Any = next((held[key] for key in other_libraries.STATES if _holds(held, key)), held)
     pairs = inside.items() if isinstance(inside, dict) else ()
     tensors = {name: value for name, value in pairs if isinstance(value, Tensor)}
     need(len(tensors) > 0, f"{path} holds no tensors by name; give a file with a model's state_dict.")

@@ -40,10 +40,10 @@ def reader(given: argparse.Namespace) -> tuple[Any, Any]:
     """The model and the tokenizer it needs to read text; UserError where it has none."""
     model, tokenizer = loaded(given)
     if tokenizer is None:
-        from ..checkpoints import places
+        from ..checkpoints import resolve
 
         shape = adding = ""
-        if places.is_recipe(given.model):
+        if resolve.is_recipe(given.model):
             shape = ": it is an untrained shape"
         else:
             adding = f", or add it: glassformer convert {shlex.quote(given.model)} --tokenizer NAME --out NEW_FOLDER"
@@ -54,10 +54,10 @@ def reader(given: argparse.Namespace) -> tuple[Any, Any]:
 
 def loaded(given: argparse.Namespace, **how: Any) -> tuple[Any, Any]:
     """The model that is asked for, on the device and in the dtype that are, with its tokenizer."""
-    from ..checkpoints import places, store
+    from ..checkpoints import resolve, store
     from ..nn import device as devices
 
-    if said := places.of_run(given.model):
+    if said := resolve.of_run(given.model):
         note(said)
     device = devices.find(given.device)
     model, tokenizer = store.load(given.model, dtype=given.dtype, device=device, **how)
@@ -69,9 +69,9 @@ def loaded(given: argparse.Namespace, **how: Any) -> tuple[Any, Any]:
 
 def untrained(name: str) -> None:
     """Say of a recipe that its weights are drawn, not learned."""
-    from ..checkpoints import places
+    from ..checkpoints import resolve
 
-    if places.is_recipe(name):
+    if resolve.is_recipe(name):
         note(f"{name} is an untrained shape: its weights are random.")
 
 

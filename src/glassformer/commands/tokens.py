@@ -110,10 +110,10 @@ def _decoded(data: bytes, source: str) -> str:
 
 def _checkpoint(name: str) -> str | Path:
     """A run folder's checkpoint, where its tokenizer lies; any other name as it is."""
-    from ..checkpoints import places
+    from ..checkpoints import resolve
     from ..tokenizer import pretrained
 
-    return places.checkpoint(Path(name)) if name not in pretrained.KNOWN and Path(name).is_dir() else name
+    return resolve.checkpoint(Path(name)) if name not in pretrained.KNOWN and Path(name).is_dir() else name
 
 
 def _look(given: argparse.Namespace, text: str) -> None:

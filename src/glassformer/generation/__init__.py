@@ -1,8 +1,8 @@
 """Generation: what a model says: texts, token by token or by beams; vectors, labels and words for blanks."""
 
-from .answers import Filled, classify, embed, fill, tag, tags
 from .beam import Hypothesis, beam, check_beams, search
 from .loop import Finish, Generation, Row, Step, check_settings, generate
+from .predictions import Filled, classify, embed, fill, tag, tags
 from .prompt import Prompt
 from .sample import Sampling
 

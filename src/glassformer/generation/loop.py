@@ -21,7 +21,7 @@ from ..nn.finite import must_be_finite
 from .prompt import Prompt, Start, end_tokens, starts_and_sources
 from .sample import Sampling, choose, likeliest, log_probability
 from .session import MANY, Session
-from .writer import Writer
+from .stop_strings import Writer
 
 if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer

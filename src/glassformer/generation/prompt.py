@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .. import config
-from ..config.context import longer_hint
+from ..config.context_length import longer_hint
 from ..errors import UserError, need
 from ..tokenizer.framing import document_start, target_start, text_start
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from .. import config
 from ..config.mask import MaskRule, parse_rule, rules
-from ..config.visible import PAIRS_AT_ONCE, TokenInfo, dense_mask
+from ..config.mask_arrays import PAIRS_AT_ONCE, TokenInfo, dense_mask
 from ..errors import need
 
 EXAMPLES = {

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from torch import Tensor
 
 from .. import config
-from ..config.visible import TokenInfo, allowed
+from ..config.mask_arrays import TokenInfo, allowed
 from .build import build, builds
 
 for kind in get_args(config.MaskRule):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import config as vocabulary
-from ..config.context import longer_hint
+from ..config.context_length import longer_hint
 from ..errors import UserError
 from .build import build, builds
 from .cache import Cache

@@ -21,7 +21,7 @@ from ..config import (
     Stack,
     Window,
 )
-from ..config.context import long_scalings
+from ..config.context_length import long_scalings
 from . import decoders
 from .recipe import ConfigReader, Recipe, Rule
 

@@ -4,9 +4,9 @@
     launch resume prepare report                   a run in its folder
     loop optimizer schedule precision loss         one step
     objectives                                     what is learned, a page each
-    hooks live routing checkpoint                  what consumes steps
-    data rows examples encoded                     batches
-    probe memory                                   number format, time and memory
+    hooks progress routing checkpoint              what consumes steps
+    batches packing encoded                        batches
+    execution memory                               number format, compiling, time and memory
     compare                                        several runs under one budget
 
 Names are imported on first use: torch is slow.
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -24,47 +25,48 @@ if TYPE_CHECKING:
     from ..config.objective import Objective
     from ..config.run import Run, Train
     from ..nn import Model
+    from .batches import Batch, Batches, every_token_once
     from .checkpoint import average
-    from .data import Batch, Batches, every_token_once
     from .defaults import choose
+    from .execution import ExecutionPlan, make_execution_plan
     from .launch import Ended, run
     from .loop import State, Step
     from .loss import Loss
     from .objectives import Causal
     from .optimizer import Optimizer
     from .plan import RunPlan, plan_run
-    from .probe import Plan, make_plan
     from .schedule import factor
 
 _HOME = {
-    "Batch": "data",
-    "Batches": "data",
+    "Batch": "batches",
+    "Batches": "batches",
     "Causal": "objectives",
     "Ended": "launch",
+    "ExecutionPlan": "execution",
     "Loss": "loss",
     "Objective": "objectives",
     "Optimizer": "optimizer",
-    "Plan": "probe",
     "RunPlan": "plan",
     "State": "loop",
     "Step": "loop",
     "average": "checkpoint",
     "choose": "defaults",
-    "every_token_once": "data",
+    "every_token_once": "batches",
     "factor": "schedule",
-    "make_plan": "probe",
+    "make_execution_plan": "execution",
     "plan_run": "plan",
     "run": "launch",
 }
+_RENAMED = {"Plan": "ExecutionPlan", "make_plan": "make_execution_plan"}
 __all__ = [
     "Batch",
     "Batches",
     "Causal",
     "Ended",
+    "ExecutionPlan",
     "Loss",
     "Objective",
     "Optimizer",
-    "Plan",
     "RunPlan",
     "State",
     "Step",
@@ -72,7 +74,7 @@ __all__ = [
     "choose",
     "every_token_once",
     "factor",
-    "make_plan",
+    "make_execution_plan",
     "plan_run",
     "run",
     "train",
@@ -80,6 +82,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _RENAMED:
+        warnings.warn(f"{__name__}.{name} is {__name__}.{_RENAMED[name]} now.", FutureWarning, stacklevel=2)
+        name = _RENAMED[name]
     if name in _HOME:
         value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
         globals()[name] = value
@@ -98,7 +103,7 @@ def train(
     settings: Train | None = None,
     *,
     state: State | None = None,
-    plan: Plan | None = None,
+    plan: ExecutionPlan | None = None,
 ) -> Iterator[Step]: ...
 
 

@@ -21,7 +21,7 @@ from ..config import serial
 from ..cost import cost
 from ..errors import need
 from ..nn import device as devices
-from . import probe
+from . import execution
 from .hooks import read_log
 from .launch import Sampler, run
 from .memory import peak_memory, reset_peak_memory
@@ -182,8 +182,8 @@ def steps_for(settings: run_file.Run, folder: Path, minutes: float | None, token
 
 def shared_plan(arms: Sequence[Arm]) -> dict[str, str]:
     """The number format for all: bf16 where the table of measured reasons has it for each of them, else fp32."""
-    machine = probe.machine(devices.find())
-    rows = [probe.chosen(plan_run(arm.settings).shape, machine) for arm in arms]
+    machine = execution.machine(devices.find())
+    rows = [execution.chosen(plan_run(arm.settings).shape, machine) for arm in arms]
     row = next((row for row in rows if row.dtype == "float32"), rows[0])
     return {"dtype": row.dtype, "why": row.why}
 

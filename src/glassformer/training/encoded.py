@@ -16,7 +16,7 @@ from ..data.examples import Cut, Example, Table, words_apart
 from ..errors import UserError, need
 from ..tokenizer.framing import Framing
 from ..tokenizer.tokenizer import Tokenizer
-from .data import Array
+from .batches import Array
 
 Item: TypeAlias = dict[str, list[int]]  # column -> what stands in it
 Layout: TypeAlias = Callable[[Example, Any, list[int] | None], list[Item]]

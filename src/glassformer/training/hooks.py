@@ -19,7 +19,7 @@ from .. import files
 from ..config.objective import Objective
 from ..errors import UserError
 from . import checkpoint
-from .data import Batch
+from .batches import Batch
 from .loop import Step
 from .loss import Loss, mean_metrics
 from .report import note

@@ -26,13 +26,13 @@ from ..errors import UserError, need
 from ..nn import device as devices
 from ..nn.experts import MoE
 from . import checkpoint
+from .execution import ExecutionPlan, make_execution_plan
 from .hooks import Evaluate, Hook, Log, Routing, Save, TensorBoard, draw
-from .live import Live
 from .loop import State, Step, Stuck, train
 from .optimizer import Optimizer
 from .plan import RunPlan, plan_run
 from .prepare import RunData, base_of, build, digest, run_data
-from .probe import Plan, make_plan
+from .progress import Live
 from .report import duration, note
 from .resume import is_stale, must_be_same, previous_run, restore_newest
 
@@ -136,7 +136,7 @@ def _hooks(
     plan: RunPlan,
     data: RunData,
     state: State,
-    machine: Plan,
+    machine: ExecutionPlan,
     out: Path,
     sample: Sampler | None,
 ) -> tuple[list[Hook], Save]:
@@ -202,15 +202,15 @@ def has_experts(model: Any) -> bool:
     return any(isinstance(module, MoE) for module in model.modules())
 
 
-def _machine_plan(before: dict[str, Any], state: State, how: Train) -> Plan:
+def _machine_plan(before: dict[str, Any], state: State, how: Train) -> ExecutionPlan:
     """Number format and compiling: as decided for the run that is resumed, or decided now."""
     if before.get("plan"):
-        plan: Plan = serial.from_dict(Plan, before["plan"])
+        plan: ExecutionPlan = serial.from_dict(ExecutionPlan, before["plan"])
         return plan
     cursor = state.batches.state()
     batch = next(state.batches)
     state.batches.restore(cursor)
-    return make_plan(state.model, batch, how.objective, how)
+    return make_execution_plan(state.model, batch, how.objective, how)
 
 
 def _refuse_what_cannot_fit(plan: RunPlan, device: torch.device) -> None:
@@ -270,7 +270,7 @@ class Signals:
             signal.signal(number, handler)
 
 
-def announce(plan: RunPlan, data: RunData, machine: Plan, frozen: int) -> None:
+def announce(plan: RunPlan, data: RunData, machine: ExecutionPlan, frozen: int) -> None:
     """What is about to be done, with what, and how long it will take; ``frozen`` weights do not train."""
     how, cost = plan.settings.train, plan.cost
     note(

@@ -21,16 +21,16 @@ from ..config.objective import Objective
 from ..errors import UserError
 from ..nn import Model
 from ..nn.build import compiled
+from .execution import ExecutionPlan, make_execution_plan
 from .loss import gradients
 from .memory import keep_freed_memory
 from .objectives import Causal
 from .optimizer import Optimizer
 from .precision import Bf16Replica
-from .probe import Plan, make_plan
 from .schedule import along
 
 if TYPE_CHECKING:
-    from .data import Batch
+    from .batches import Batch
     from .routing import Routes
 
 
@@ -112,7 +112,7 @@ def train(
     settings: run.Train | None = None,
     *,
     state: State | None = None,
-    plan: Plan | None = None,
+    plan: ExecutionPlan | None = None,
 ) -> Iterator[Step]:
     """Train ``model`` in place, one yielded Step at a time; ``state`` goes on where a checkpoint stopped.
 
@@ -127,7 +127,7 @@ def train(
     first = None
     if plan is None:
         first = next(batches)
-        plan = make_plan(model, first, objective, settings)
+        plan = make_execution_plan(model, first, objective, settings)
     if state.step == 0:
         seed(settings.seed)
     half = state.half = Bf16Replica(model) if plan.dtype == "bfloat16" else None

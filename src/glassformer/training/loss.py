@@ -19,7 +19,7 @@ from ..nn import Output, Tape
 
 if TYPE_CHECKING:
     from ..config.objective import Objective
-    from .data import Batch
+    from .batches import Batch
 
 
 ONE_SHOT = 1 << 26

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import config, recipes
-from ..checkpoints import Checkpoint, checkpoint, places
+from ..checkpoints import Checkpoint, checkpoint, resolve
 from ..config import serial
-from ..config.context import longer_hint
+from ..config.context_length import longer_hint
 from ..config.objective import Full
 from ..config.run import Data, Examples, Run
 from ..config.run_file import model_changes
@@ -197,7 +197,7 @@ class RunPlan:
             return train_tokenizer(kind, texts, vocab, self.specials)
         path = Path(kind).expanduser()
         if path.exists():
-            folder = places.checkpoint(path) if path.is_dir() else path
+            folder = resolve.checkpoint(path) if path.is_dir() else path
             own = folder / checkpoint.SOURCE
             return open_tokenizer(own if source and own.is_file() else folder)
         if kind in pretrained.KNOWN:

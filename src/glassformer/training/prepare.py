@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 
-from ..checkpoints import Checkpoint, places
+from ..checkpoints import Checkpoint, resolve
 from ..config.objective import Full
 from ..config.run import Data, Run, Train
 from ..data import Shards, tokenise
 from ..data import find as find_corpus
 from ..errors import UserError, need
 from ..nn import build_model, lora
-from .data import Batch, Batches, every_token_once, transformed, transformed_once
+from .batches import Batch, Batches, every_token_once, transformed, transformed_once
 from .encoded import encode
-from .examples import ExampleBatches, each_once
+from .packing import ExampleBatches, each_once
 from .plan import RunPlan
 
 MAX_PIECES = 10  # of a text whose validation is spread, each at least PIECE_ROWS contexts long
@@ -59,7 +59,7 @@ def base_of(settings: Run) -> str | None:
     if isinstance(settings.train.tune, Full):
         return None
     name = str(settings.model["from"])
-    found = places.resolve(name)
+    found = resolve.resolve(name)
     return str(found.resolve()) if isinstance(found, Path) and Path(name).expanduser().is_dir() else name
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ... import config
 from ...config.mask import MaskFunction
-from ...config.visible import TokenInfo, allowed
+from ...config.mask_arrays import TokenInfo, allowed
 from ..build import build
 from ..mask import Mask
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...config.visible import TokenInfo, allowed
+from ...config.mask_arrays import TokenInfo, allowed
 from ..build import build
 from ..mask import Mask
 from .block_mask import SubRule, visible_blocks

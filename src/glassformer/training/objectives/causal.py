@@ -9,7 +9,7 @@ from ...config.serial import frozen
 from ...errors import need
 
 if TYPE_CHECKING:
-    from ..data import Batch
+    from ..batches import Batch
     from ..loss import Loss
 
 

@@ -12,7 +12,7 @@ from ...config.objective import Objective
 from ...errors import need
 
 if TYPE_CHECKING:
-    from ..data import Array, Batch
+    from ..batches import Array, Batch
 
 ENCODER_SPECIALS = ("[PAD]", "<unk>", "[CLS]", "[SEP]", "[MASK]")
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ...data.examples import Example, Row
     from ...tokenizer.framing import Framing
-    from ..data import Batch
+    from ..batches import Batch
     from ..encoded import Fit, Item, Layout
     from ..loss import Loss
 

@@ -23,7 +23,7 @@ from .common import ENCODER_SPECIALS, documents, share
 
 if TYPE_CHECKING:
     from ...tokenizer.tokenizer import Tokenizer
-    from ..data import Array, Batch
+    from ..batches import Array, Batch
     from ..loss import Loss
 
 

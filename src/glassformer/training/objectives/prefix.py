@@ -16,7 +16,7 @@ from ...errors import need
 from .common import documents
 
 if TYPE_CHECKING:
-    from ..data import Batch
+    from ..batches import Batch
     from ..loss import Loss
 
 

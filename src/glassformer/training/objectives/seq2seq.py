@@ -15,7 +15,7 @@ from ...config.serial import frozen
 if TYPE_CHECKING:
     from ...data.examples import Example, Row
     from ...tokenizer.framing import Framing
-    from ..data import Batch
+    from ..batches import Batch
     from ..encoded import Fit, Item, Layout
     from ..loss import Loss
 

@@ -18,7 +18,7 @@ from .common import documents, share
 
 if TYPE_CHECKING:
     from ...tokenizer.tokenizer import Tokenizer
-    from ..data import Array, Batch
+    from ..batches import Array, Batch
     from ..loss import Loss
 
 SHORTEST = 4  # tokens of a document out of which a span is cut: with a sentinel and an end on both sides it fits
@@ -55,7 +55,7 @@ class Span(Objective):
         """
         from ...tokenizer.framing import decoder_start, end_of_target
         from ..encoded import Encoded, Side
-        from ..examples import batch_of
+        from ..packing import batch_of
 
         sentinels = np.array(_sentinels_of(tokenizer))
         assert tokenizer is not None

@@ -16,7 +16,7 @@ from glassformer.data.corpus import Source
 from glassformer.data.shards import CorpusTokenizer, Shards, _Whole
 from glassformer.errors import UserError
 from glassformer.nn import build_model
-from glassformer.training.data import Batch, Batches, every_token_once
+from glassformer.training.batches import Batch, Batches, every_token_once
 
 EOS = 0
 

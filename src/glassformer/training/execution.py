@@ -26,7 +26,7 @@ from .memory import keep_freed_memory
 from .precision import Bf16Replica
 
 if TYPE_CHECKING:
-    from .data import Batch
+    from .batches import Batch
 
 COMPILE_AFTER = 20 * 60
 """Where it is measured, seconds of training from which compiling pays: it costs up to a minute, and saves a tenth."""
@@ -59,7 +59,7 @@ TABLE = (
 
 
 @dataclass(frozen=True)
-class Plan:
+class ExecutionPlan:
     """What was decided for a run: it is kept with the checkpoints, so that a resumed run does the same.
 
     ``machine`` is the kind it was decided for. ``seconds`` is a step's measured time (0: not measured) and ``peak`` the
@@ -95,7 +95,7 @@ def chosen(made: config.Model, kind: str) -> Reason:
     return next(row for row in TABLE if row.machine in (kind, "machine") and made.dim >= row.width)
 
 
-def make_plan(model: Model, batch: Batch, objective: Objective, settings: run.Train) -> Plan:
+def make_execution_plan(model: Model, batch: Batch, objective: Objective, settings: run.Train) -> ExecutionPlan:
     """Decide number format and compiling for a run, and time a step of ``batch``; the model is left as it was."""
     device = next(model.parameters()).device
     kind = machine(device)
@@ -113,10 +113,10 @@ def make_plan(model: Model, batch: Batch, objective: Objective, settings: run.Tr
     )
     seconds = _step_seconds(model, batch, objective, settings, dtype)
     peak = matmul_peak(getattr(torch, dtype), device)
-    return Plan(dtype, compiled, seconds, peak, f"{dtype}: {why}; {reason}", kind)
+    return ExecutionPlan(dtype, compiled, seconds, peak, f"{dtype}: {why}; {reason}", kind)
 
 
-def _measured(model: Model, batch: Batch, objective: Objective, settings: run.Train, kind: str) -> Plan:
+def _measured(model: Model, batch: Batch, objective: Objective, settings: run.Train, kind: str) -> ExecutionPlan:
     """A plan by the stopwatch: another time it may say something else."""
     device = next(model.parameters()).device
     peaks = {name: matmul_peak(getattr(torch, name), device) for name in ("float32", "bfloat16")}
@@ -134,7 +134,7 @@ def _measured(model: Model, batch: Batch, objective: Objective, settings: run.Tr
     expected = seconds[dtype] * settings.steps
     compiled, reason = _compiles(settings.compile, expected, device)
     why = f"{dtype}, measured ({', '.join(facts)}); {reason}"
-    return Plan(dtype, compiled, seconds[dtype], peaks[dtype], why, kind)
+    return ExecutionPlan(dtype, compiled, seconds[dtype], peaks[dtype], why, kind)
 
 
 def _work(model: nn.Module, batch: Batch) -> float:

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from glassformer.config.objective import Contrast
 from glassformer.data import corpus, records, shards
 from glassformer.data.corpus import PIECE, Source
 from glassformer.data.registry import find
@@ -426,7 +427,7 @@ def test_a_damaged_gzip_file_and_a_number_without_end(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="cannot be read"):
             list(find(tmp_path / f"{number}.jsonl.gz").documents())
         with pytest.raises(UserError, match="cannot be read"):
-            list(records.records(str(tmp_path / f"{number}.jsonl.gz"), ("text",), {})[1])
+            list(records.records(str(tmp_path / f"{number}.jsonl.gz"), Contrast(), {})[1])
     (tmp_path / "n.jsonl").write_text('{"text": "a", "n": ' + "9" * 5000 + "}\n")
     with pytest.raises(UserError, match="line 1 is not valid JSON"):
         list(find(tmp_path / "n.jsonl").documents())

@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
 PYTHON = [block for kind, block in BLOCKS if kind == "python"]
+(TOML,) = (block for kind, block in BLOCKS if kind == "toml")
 SHELL = [
     line.partition(" #")[0].removeprefix(".venv/bin/").strip()
     for _, block in BLOCKS
@@ -51,6 +52,7 @@ def test_python_blocks_run(
     model = build_model(change(find("glass/200k"), {"embed.vocab": tokenizer.size, "context": 64}), seed=0)
     glassformer.save(model, "out/mine", tokenizer)
     shorter = block.replace('"python-docs"', '"own.txt"').replace("2048", "300").replace("steps=100", "steps=2")
+    (tmp_path / "mine.toml").write_text(TOML.replace('"python-docs"', '"own.txt"').replace("= 500", "= 2"))
     exec(compile(shorter, "README.md", "exec"), {})
     shown = capsys.readouterr().out
     assert shown.count("\n") == 2 if "steps=" in block else shown, shown

@@ -18,11 +18,30 @@ from glassformer.training.batches import Batch
 from glassformer.training.loss import Loss, forward, token_loss
 
 
+@config.member(config.FeedForward)
+class ReluSquared:
+    """Up, the square of what is above 0, down (So et al. 2021)."""
+
+    width: int  # of the hidden layer
+
+
+@builds(ReluSquared)
+class ReluSquaredModule(TracedModule):
+    writes = ("down.weight",)  # it adds to the residual stream: how it starts is told by Init.residual
+
+    def __init__(self, cfg: ReluSquared, dim: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(dim, cfg.width), nn.Linear(cfg.width, dim)
+
+    def forward(self, x: Tensor, flow: Flow) -> Tensor:
+        return self.down(self.up(x).relu().square())  # type: ignore[no-any-return]
+
+
 @config.member(config.Norm)
 class ScaleNorm:
     """One gain for a whole vector (Nguyen & Salazar 2019)."""
 
-    eps: float = 1e-5
+    eps: float = 1e-5  # added to the length
 
 
 @builds(ScaleNorm)
@@ -43,7 +62,7 @@ class ScaleNormModule(nn.Module):
 class Bilinear:
     """A product of two linear maps, and back (Shazeer 2020)."""
 
-    width: int
+    width: int  # of both maps
 
 
 @builds(Bilinear)
@@ -57,6 +76,7 @@ class BilinearModule(TracedModule):
         self.inner = nn.LayerNorm(cfg.width)
 
     def forward(self, x: Tensor, flow: Flow) -> Tensor:
+        x = flow.look(self, "in", x)
         hidden = flow.look(self, "hidden", self.inner(self.w1(x) * self.w2(x)))
         return flow.look(self, "write", self.w3(hidden))
 
@@ -68,8 +88,8 @@ class Decay:
 
 @builds(Decay)
 class DecayModule(Position):
-    def __init__(self, cfg: config.Position, dim: int, heads: int, causal: bool) -> None:
-        super().__init__(cfg, dim, heads, causal)
+    def __init__(self, cfg: config.Position, width: int, heads: int, causal: bool) -> None:
+        super().__init__(cfg, width, heads, causal)
         self.slope = nn.Parameter(torch.empty(heads))
 
     def bias(self, mask: Mask) -> Tensor:
@@ -84,8 +104,8 @@ class DecayModule(Position):
 class Parity(config.Rule):
     """Only keys whose distance is a multiple of ``step``, and the first ``sinks`` tokens."""
 
-    step: int = 2
-    sinks: int = 1
+    step: int = 2  # positions between the keys
+    sinks: int = 1  # first tokens that all see
 
 
 @builds(Parity)
@@ -107,8 +127,8 @@ def halved(cfg: Halved) -> object:
 class DeepNorm(config.Block):
     """Norms after the sum, in which the residual stream weighs ``alpha`` times as much (Wang et al. 2022, DeepNet)."""
 
-    place: config.Place = "post"
-    alpha: float = 1.5
+    place: config.Place = "post"  # norms stand after the sum
+    alpha: float = 1.5  # weight of the stream in each sum
 
 
 @builds(DeepNorm)
@@ -126,8 +146,8 @@ class DeepNormBlock(Block):
 class Ends:
     """The sum of a row's first and last vectors, projected to ``labels``."""
 
-    labels: int = 0
-    dropout: float = 0.0
+    labels: int = 0  # logits to end in
+    dropout: float = 0.0  # not used
 
 
 @builds(Ends)
@@ -144,7 +164,7 @@ class EndsModule(TracedModule):
 class LastTokens(Objective):
     """The next token of running text, asked of the last ``count`` tokens of each row alone."""
 
-    count: int = 8
+    count: int = 8  # tokens of a row that are asked
 
     def prepare(self, batch: Batch, random: object, tokenizer: object) -> Batch:
         targets = batch.targets.clone()

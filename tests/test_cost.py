@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from glassformer import config, recipes
+from glassformer.cli import main
 from glassformer.config import serial
 from glassformer.config.model import shapes
 from glassformer.cost import available_memory, cost, gibibytes
@@ -75,6 +78,30 @@ def test_shapes_without_torch_are_those_of_the_modules(name: str) -> None:
 def test_costs_recipes_and_masks_import_no_torch(words: list[str]) -> None:
     code = f"import sys; from glassformer.cli import main; assert main({words}) == 0; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_cost_takes_the_settings_of_train(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text('[model]\nrecipe = "glass/1m"\n[data]\ntokenizer = "byte"\n')
+    deeper = cost(serial.change(recipes.find("glass/1m"), {"decoder.depth": 8}), 4, 32)
+    for words in (
+        ["glass/1m", "--decoder.depth", "8", "--batch", "4", "--context", "32"],
+        ["--model.decoder.depth=8", "--batch", "4", "glass/1m", "--context", "32"],
+    ):
+        assert main(["cost", "--json", *words]) == 0
+        assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(deeper.to_dict()))
+    found = []
+    for depth in ("4", "8"):
+        assert main(["cost", str(tmp_path / "run.toml"), "--json", "--decoder.depth", depth, "--train.batch", "2"]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[1]["parts"]["attention"] == 2 * found[0]["parts"]["attention"]
+    for words, said in (
+        (["glass/1m", "--bach", "4"], '--bach is not understood. Did you mean "batch"?'),
+        (["glass/1m", "--decoder.depht", "4"], 'Stack has no setting "depht". Did you mean "depth"?'),
+        (["glass/1m", "--decoder.depth"], "--decoder.depth needs a value"),
+        ([], "Give a recipe, a folder or a run file"),
+    ):
+        assert main(["cost", *words]) == 2
+        assert said in capsys.readouterr().err
 
 
 MODELS: dict[str, config.Model] = {

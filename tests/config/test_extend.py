@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 import torch
 
 import glassformer
-from glassformer import UserError, config, cost, nn
+from glassformer import UserError, config, cost, nn, recipes
 from glassformer.checkpoints import store
 from glassformer.cli import main
 from glassformer.config import extend, run, serial
@@ -105,6 +107,31 @@ def test_a_file_is_run_once_and_one_that_fails_is_told_in_a_sentence(forgotten, 
 def test_the_page_tells_the_file() -> None:
     told = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert "\n\n".join(told) == OWN.read_text()
+
+
+def test_the_first_example_runs_as_the_page_says(forgotten, tmp_path, monkeypatch, capsys) -> None:
+    page = PAGE.read_text()
+    [toml] = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    lines = [shlex.split(line) for line in re.findall(r"^    glassformer (.*)$", page, re.MULTILINE)]
+    assert [words[0] for words in lines] == ["train", "generate", "cost", "look"]
+    monkeypatch.chdir(tmp_path)
+    Path("notes.txt").write_text("".join(f"{i} and {i + 1} make {2 * i + 1}.\n" for i in range(300)))
+    Path("run.toml").write_text(toml)
+    shutil.copy(OWN, "own_parts.py")
+    small = ["--steps", "2", "--batch", "2", "--context", "16", "--data.vocab", "300"]
+    for words, said in zip(lines, ("", "\n", "parameters", "decoder.blocks.3.resid"), strict=True):
+        assert main([*words, *(small if words[0] == "train" else [])]) == 0
+        assert said in capsys.readouterr().out
+    trained = glassformer.load("out/mine")[0].config
+    told = {f"decoder.pattern.feedforward.{name}": value for name, value in (("type", "ReluSquared"), ("width", "256"))}
+    assert all(f"--{path} {value}" in " ".join(page.split()) for path, value in told.items())
+    changed = serial.change(recipes.find("glass/1m"), {"decoder.depth": 4, **told})
+    assert changed.decoder.pattern == trained.decoder.pattern
+    squared = serial.members(config.FeedForward)["ReluSquared"](24)
+    own, ours = (
+        build_model(decoder(block(feedforward=one)), seed=1) for one in (squared, config.MLP(24, "relu2", True))
+    )
+    assert torch.equal(own(tokens()).logits, ours(tokens()).logits)
 
 
 def test_it_trains_resumes_saves_and_loads(own, tmp_path, monkeypatch, capsys) -> None:

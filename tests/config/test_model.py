@@ -178,6 +178,24 @@ def test_ends_that_do_not_fit() -> None:
         c.Decoder(16, 8, c.Embed(9, dim=8), c.Recurrent(1), c.Head(tied=False))
 
 
+def test_another_type_drops_the_settings_of_the_one_before() -> None:
+    block = c.Block(c.Attention(4), c.MLP(64, bias=True), c.RMSNorm())
+    gated = {"feedforward.type": "GatedMLP", "feedforward.hidden": "32"}
+    for changes in (gated, dict(reversed(gated.items()))):  # a field that stands before its type is the new type's too
+        assert serial.change(block, changes).feedforward == c.GatedMLP(32)
+    assert serial.change(block, {"feedforward.type": "MLP", "feedforward.hidden": "32"}).feedforward == c.MLP(
+        32, bias=True
+    )
+    stack = serial.change(c.Stack(2, (block, block)), {"pattern.norm.type": "LayerNorm"})
+    assert [one.norm for one in stack.pattern] == [c.LayerNorm(), c.LayerNorm()]
+    with pytest.raises(UserError, match='GatedMLP needs "hidden"'):
+        serial.change(block, {"feedforward.type": "GatedMLP"})
+    with pytest.raises(UserError, match='GatedMLP has no setting "act_bias"'):
+        serial.change(block, {"feedforward.act_bias": "1", **gated})
+    turned = c.Stack(2, (block,), c.Rotary(scaling=c.YarnScaling(2.0, 64, fast=16.0)))
+    assert serial.change(turned, {"position.scaling.type": "YarnStretch"}) == turned
+
+
 def test_what_older_versions_called_it_is_read_and_python_is_warned() -> None:
     """Names of fields and types as they were: in files and overrides silently, in Python with a warning."""
     old = {"heads": 4, "see": {"type": "Window", "size": 3}}

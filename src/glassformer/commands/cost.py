@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
-from ..errors import UserError
+from ..errors import UserError, nearest
 from .common import result, using
+from .parsing import settings
+
+if TYPE_CHECKING:
+    from ..config import Model
 
 EXAMPLES = (
     "glassformer cost glass/1m --batch 16",
+    "glassformer cost glass/1m --decoder.depth 8",
     "glassformer cost runs/demo.toml --json",
+)
+OPEN = True  # settings are those of train
+USAGE = "glassformer cost NAME|RUN.toml [--batch N] [--context N] [--json] [--use FILE] [--NAME VALUE ...]"
+EPILOG = (
+    "NAME is a recipe or a folder. Settings of the model, and of a run file, as train takes them: --decoder.depth 8."
 )
 
 
 def options(one: argparse.ArgumentParser) -> None:
     """Its arguments."""
-    one.add_argument("name", metavar="NAME|RUN.toml", help="a recipe, a folder or a run file")
     one.add_argument("--batch", type=int, metavar="N", help="rows in a batch")
     one.add_argument("--context", type=int, metavar="N", help="tokens in a row (the model's context)")
     one.add_argument("--json", action="store_true", help="as JSON")
@@ -24,7 +34,6 @@ def options(one: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> None:
     """The command; its exit code, None for 0."""
-    from ..checkpoints import Checkpoint
     from ..config import run_file
     from ..cost import cost
 
@@ -32,12 +41,31 @@ def run(given: argparse.Namespace) -> None:
         value = getattr(given, name)
         if value is not None and value < 1:
             raise UserError(f"--{name} is {value}; give 1 or more.")
-    if given.name.endswith(".toml"):
+    named, changes = settings(given.rest)
+    if named is None:
+        raise UserError("Give a recipe, a folder or a run file; see glassformer cost --help.")
+    if named.endswith(".toml"):
         from ..training.plan import plan_run
 
-        plan = plan_run(run_file.read(given.name))
+        plan = plan_run(run_file.read(named, changes))
         model, batch, context = plan.model, given.batch or plan.settings.train.batch, given.context or plan.context
     else:
-        model, batch, context = Checkpoint.open(given.name).config, given.batch or 1, given.context
+        model, batch, context = _changed(named, changes), given.batch or 1, given.context
     found = cost(model, batch, context)
     result(given.json, found.to_dict(), found.table())
+
+
+def _changed(name: str, changes: dict[str, str]) -> Model:
+    """The config of a recipe or folder with these changes; UserError for a setting that its model does not have."""
+    from ..checkpoints import Checkpoint
+    from ..config import serial
+    from ..config import settings as known
+
+    model = Checkpoint.open(name).config
+    paths = {path.removeprefix("model."): value for path, value in changes.items()}
+    for path in paths:
+        if not hasattr(model, path.partition(".")[0]):
+            raise UserError(
+                f"--{path} is not understood.{nearest(path, ['batch', 'context', 'json', 'use', *known.paths()])}"
+            )
+    return serial.change(model, paths)

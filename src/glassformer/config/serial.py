@@ -1,8 +1,7 @@
 """Config <-> plain dictionaries, JSON and TOML; dotted overrides (``decoder.depth=12``).
 
-Works for any frozen dataclass whose fields are typed with plain values, tuples, other dataclasses
-and unions of these: the vocabulary and the run file alike. A union's member is told by ``"type"``. ``frozen`` holds
-what is made in Python to the same rules.
+Works for any frozen dataclass of plain values, tuples, dataclasses and unions: the vocabulary and the run file alike.
+A union's member is told by ``"type"``. ``frozen`` holds what is made in Python to the same rules.
 """
 
 from __future__ import annotations
@@ -256,8 +255,7 @@ def _from_table(kind: type, raw: Any, where: str) -> Any:
             raise UserError(f"{_at(where)}{kind.__name__} has no setting {_show(key)}.{nearest(str(key), hints)}")
     needed = [f.name for f in dataclasses.fields(kind) if f.default is f.default_factory is dataclasses.MISSING]
     for name in needed:
-        if name not in table:
-            raise UserError(f'{_at(where)}{kind.__name__} needs "{name}"; add it.')
+        need(name in table, f'{_at(where)}{kind.__name__} needs "{name}"; add it.')
     inside = {key: from_dict(hints[key], value, f"{where}.{key}" if where else key) for key, value in table.items()}
     return kind(**inside)
 
@@ -281,8 +279,7 @@ def _plain(kind: Any, raw: Any, where: str) -> Any:
     fits = isinstance(raw, kind) and not (kind is int and isinstance(raw, bool))
     names = {int: "an integer", float: "a number", bool: "true or false", str: "a text"}
     _must(fits, raw, names.get(kind, f"a {kind.__name__}"), where)
-    finite = not isinstance(raw, float) or math.isfinite(raw)
-    _must(finite, str(raw), "a finite number", where)
+    _must(not isinstance(raw, float) or math.isfinite(raw), str(raw), "a finite number", where)
     return raw
 
 
@@ -324,16 +321,26 @@ def _parse(text: str) -> Any:
 def change(config: T, changes: Mapping[str, Any], where: str = "") -> T:
     """A copy of a config with many places changed at once, checked when all are in.
 
-    Keys are dotted paths or the names of nested tables. A table with another ``type`` replaces what stood there; a
-    path through a tuple without a number means every entry. Raises UserError for an unknown path.
+    Keys are dotted paths or the names of nested tables. A table or ``PATH.type`` of another type replaces what
+    stood there; a path through a tuple without a number means every entry. Raises UserError for an unknown path.
     """
     if not changes:
         return config
     tree = to_dict(config)
-    for path, value in changes.items():
+    for path, value in _types_first(changes).items():
         tree = _put(tree, path.split("."), _parse(value) if isinstance(value, str) else value, path)
     changed: T = from_dict(type(config), tree, where)
     return changed
+
+
+def _types_first(changes: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The changes with each ``PATH.type`` before the fields below PATH, which are the new type's."""
+    order = list(changes)
+    for path in [path for path in order if path.endswith(".type")]:
+        order.remove(path)
+        below = (at for at, other in enumerate(order) if other.startswith(path.removesuffix("type")))
+        order.insert(next(below, len(order)), path)
+    return {path: changes[path] for path in order}
 
 
 def _current(kind: Any, key: str) -> str:
@@ -351,11 +358,12 @@ def _put(node: Any, keys: list[str], value: Any, path: str) -> Any:
         need(at < len(node), f"{path}: there are {len(node)} entries, counted from 0; {at} is past the end.")
         return [_put(item, keys[1:], value, path) if i == at else item for i, item in enumerate(node)]
     if keys:
-        if (
-            isinstance(node, str) and node.isidentifier()
-        ):  # a type by name alone: --optimizer Muon --optimizer.rate 0.01
+        if isinstance(node, str) and node.isidentifier():  # a type by name alone: --optimizer Muon
             node = {"type": node}
         need(isinstance(node, dict), f"{path}: there is nothing to set below {json.dumps(node)}.")
+        if keys == ["type"] and isinstance(value, str):
+            value = TYPES_RENAMED.get(value, value)
+            return node if node.get("type") == value else {"type": value}
         key = _current(node.get("type"), keys[0])
         return {**node, key: _put(node.get(key, {}), keys[1:], value, path)}  # an unknown key is found at the end
     if table and isinstance(node, dict) and value.get("type", node.get("type")) == node.get("type"):

@@ -32,10 +32,10 @@ TOPICS = {
     "config": {"run_file_page"},
     "data": {"published"},
     "generation": {"slide"},
-    "nn": {"decode", "names", "parts", "rotary"},
+    "nn": {"decode", "names", "parts"},
     "recipes": {"outside", "parity", "parity_decoders", "parity_encoders", "recipes"},
     "tokenizer": {"bad", "cuts", "fuzz", "hostile", "other_ids", "pairs"},
-    "training": {"accidents", "corrupt", "mutants"},
+    "training": {"accidents", "mutants"},
 }
 """What the tests of several modules are called, by their room."""
 ROOMS_APART = {4}  # floors whose rooms may not import each other
@@ -126,7 +126,7 @@ def test_few_modules_stand_outside_the_rooms() -> None:
 def test_a_test_is_found_by_the_name_of_what_it_tests() -> None:
     """``tests/ROOM/test_NAME.py`` tests ``ROOM/NAME.py``, or a folder of it; TOPICS are of several modules."""
     named, strange = modules(), []
-    for path in sorted(TESTS.glob("*/test_*.py")):
+    for path in sorted(TESTS.glob("*/**/test_*.py")):
         name = ".".join((*path.parent.relative_to(TESTS).parts, path.stem.removeprefix("test_")))
         if name not in named and path.stem.removeprefix("test_") not in TOPICS.get(path.parent.name, ()):
             strange.append(name)
@@ -168,6 +168,38 @@ def test_nothing_is_unpickled() -> None:
                     assert "allow_pickle=True" not in ast.unparse(node), (path, node.lineno)
         names = {name.split(".")[0] for name, _ in imports(path)}
         assert not names & {"pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}, path
+
+
+WORDS_OF_DOCSTRINGS = {"Run": {"recipe", "from", "type"}}
+"""What docstrings of dataclasses put in backticks that is neither a member nor a choice: keys of a file."""
+
+
+def test_docstrings_of_dataclasses_name_what_is_there() -> None:
+    """Each ``word`` of one is a field, a method, a parameter, or a choice that a Literal of its module lists."""
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in FILES]
+    classes = {node.name: node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+
+    def members(node: ast.ClassDef) -> set[str]:
+        inside = list(ast.walk(node))
+        found = {one.id for one in inside if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
+        found |= {one.attr for one in inside if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store)}
+        found |= {one.name for one in inside if isinstance(one, ast.FunctionDef)}
+        found |= {one.arg for one in inside if isinstance(one, ast.arg)}
+        bases = {ast.unparse(base).split("[")[0].split(".")[-1] for base in node.bases} - {node.name}
+        return found.union(*(members(classes[base]) for base in bases if base in classes))
+
+    wrong = []
+    for tree in trees:
+        literals = [one for one in ast.walk(tree) if isinstance(one, ast.Subscript) and "Literal" in ast.unparse(one)]
+        choices = {one.value for part in literals for one in ast.walk(part) if isinstance(one, ast.Constant)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and any(
+                re.search("dataclass|frozen", ast.unparse(how)) for how in node.decorator_list
+            ):
+                words = set(re.findall(r"``([a-z_][a-z_0-9]*)``", ast.get_docstring(node) or ""))
+                words -= members(node) | choices | WORDS_OF_DOCSTRINGS.get(node.name, set())
+                wrong += [f"{node.name}: {word}" for word in words]
+    assert not wrong, wrong
 
 
 def test_every_config_type_has_a_module() -> None:

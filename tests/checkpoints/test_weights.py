@@ -575,7 +575,7 @@ def test_no_weights_at_all(tmp_path: Path) -> None:
         tensorfiles.open_files(tmp_path)
 
 
-def test_a_file_of_the_hubs_cache_is_what_the_hub_says(tmp_path: Path) -> None:
+def test_a_file_of_the_hubs_cache_has_the_sha256_that_the_hub_says(tmp_path: Path) -> None:
     """models--org--name/snapshots/REVISION/model.safetensors -> ../../blobs/SHA256; a flipped bit is seen."""
     snapshot, blobs = tmp_path / "snapshots" / "abc", tmp_path / "blobs"
     snapshot.mkdir(parents=True)

@@ -307,7 +307,7 @@ def test_cache_follows_content_and_tokenizer(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["tokens.bin", "starts.bin", "marks.bin", "shards.json"])
 @pytest.mark.parametrize("damage", ["cut", "flip", "gone"])
-def test_a_damaged_entry_is_made_again(tmp_path: Path, name: str, damage: str) -> None:
+def test_an_entry_of_another_sha256_is_made_again(tmp_path: Path, name: str, damage: str) -> None:
     source = find(jsonl(tmp_path / "a.jsonl", ["hello", "world"]))
     whole = shards_of(source, tmp_path).tokens.tolist()
     (file,) = (tmp_path / "cache").glob(f"*/{name}")

@@ -1,5 +1,5 @@
 """Parts of a model, each held to its definition or to transformers where the tiny families of one format would not
-show a slip: positions far out and in bf16, norms, how weights start, ends, dropout, losses of several mixtures."""
+show a slip: norms, how weights start, ends, dropout, losses of several mixtures."""
 
 from __future__ import annotations
 
@@ -14,69 +14,11 @@ from torch import Tensor
 import tiny
 from glassformer import config as c
 from glassformer.config import objective as objectives
-from glassformer.nn import EncoderDecoder, Flow, Mask, Tape, build, build_model, lora
+from glassformer.nn import EncoderDecoder, Flow, Tape, build, build_model, lora
 from glassformer.nn.linear import Linear
 from tiny import DECODERS, tokens
 
 HALF = 2**-8  # the most that one rounding to bf16 changes a number by, relative to it
-
-
-def speeds(cfg: c.Rotary, head_dim: int) -> tuple[Tensor, float]:
-    """Radians a position of each wave (head_dim / 2), and what sines and cosines are multiplied by."""
-    rotary = build(cfg, 64, 4, True)
-    speed = 1.0 / cfg.theta ** (torch.arange(0, head_dim, 2).float() / head_dim)
-    return rotary.scaling(speed, cfg.theta) if rotary.scaling is not None else (speed, 1.0)
-
-
-# ------------------------------------------------------------------------------------- positions
-
-
-@pytest.mark.parametrize("scaling", [None, c.YarnScaling(4.0, 256), c.LinearScaling(3.0)], ids=str)
-def test_rotary_angles_are_made_in_fp32_whatever_is_turned(scaling: Any) -> None:
-    cfg = c.Rotary(1e4, scaling=scaling)
-    speed, size = speeds(cfg, 16)
-    pos = torch.tensor([[3, 257, 4099, 99_991]])
-    angle = pos[0, :, None].float().double() * speed.double()
-    flow, rotary = Flow(pos), build(cfg, 64, 4, True)
-    for dtype, rounding in ((torch.bfloat16, HALF), (torch.float32, 2**-24)):
-        ones = torch.ones(1, 1, 4, 16, dtype=dtype)
-        first, second = rotary.rotate(ones, flow).double()[0, 0].chunk(2, -1)
-        slack = 8 * rounding + float(angle.max()) * 2**-22  # speeds and angles themselves are rounded in fp32
-        torch.testing.assert_close(first, size * (angle.cos() - angle.sin()), rtol=0, atol=slack)
-        torch.testing.assert_close(second, size * (angle.cos() + angle.sin()), rtol=0, atol=slack)
-
-
-@pytest.mark.parametrize("fast", [32.0, 8.0, 1.0, 1000.0])
-@pytest.mark.parametrize("slow", [1.0, 0.25, 1e-6])
-@pytest.mark.parametrize(("theta", "length", "head_dim"), [(1e4, 2048, 64), (1e6, 16, 8), (1e4, 40, 16), (1e4, 4, 4)])
-def test_yarn_is_transformers(theta: float, length: int, head_dim: int, slow: float, fast: float) -> None:
-    """The first and the last wave of the blend, where they are cut off, and where they are one and the same."""
-    transformers = pytest.importorskip("transformers")
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    told = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": length, "rope_theta": theta}
-    config = transformers.LlamaConfig(
-        hidden_size=4 * head_dim,
-        num_attention_heads=4,
-        head_dim=head_dim,
-        max_position_embeddings=4 * length,
-        rope_parameters={**told, "beta_fast": fast, "beta_slow": slow},
-    )
-    wanted, size = ROPE_INIT_FUNCTIONS["yarn"](config, torch.device("cpu"))
-    found, ours = speeds(c.Rotary(theta, scaling=c.YarnScaling(4.0, length, fast, slow)), head_dim)
-    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=0)
-    assert ours == pytest.approx(size)
-
-
-@pytest.mark.parametrize("heads", range(1, 18))
-def test_alibis_slopes_are_blooms(heads: int) -> None:
-    pytest.importorskip("transformers")
-    from transformers.models.bloom.modeling_bloom import build_alibi_tensor
-
-    wanted = build_alibi_tensor(torch.ones(1, 2), heads, torch.float32)[:, 0, 1]  # one token away
-    pos = torch.arange(2)[None]
-    found = build(c.Alibi(), 64, heads, True).bias(Mask(pos, pos, True))[0, :, 1, 0]
-    torch.testing.assert_close(-found, wanted, rtol=1e-6, atol=0)
 
 
 # ----------------------------------------------------------------------------------------- norms

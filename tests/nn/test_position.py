@@ -1,21 +1,25 @@
-"""Positional waves as the paper and each of its early programs draw them, against formulas written here."""
+"""Positions: sinusoids as the paper and its early programs draw them, rotary, its scalings, ALiBi's slopes."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import transformers.models.marian.modeling_marian as marian
+from torch import Tensor
 
 import tiny
 from glassformer import UserError
 from glassformer import config as c
 from glassformer.config import serial
-from glassformer.nn import build_model
+from glassformer.nn import Flow, Mask, build, build_model
 
 DIM, LENGTH = 16, 40
+HALF = 2**-8  # the most that one rounding to bf16 changes a number by, relative to it
 
 
 def frequencies(position: c.Sinusoidal, dim: int = DIM) -> np.ndarray:
@@ -92,3 +96,106 @@ def test_what_the_waves_cannot_be() -> None:
     with pytest.raises(UserError, match=r"Sinusoidal\.first is -1; give 0 or more"):
         c.Sinusoidal(first=-1)
     assert np.isfinite(frequencies(c.Sinusoidal(endpoint=True), 2)).all()
+
+
+# ----------------------------------------------------------------------- rotary, RoPE scaling, ALiBi
+
+
+def speeds(cfg: c.Rotary, head_dim: int) -> tuple[Tensor, float]:
+    """Radians a position of each wave (head_dim / 2), and what sines and cosines are multiplied by."""
+    rotary = build(cfg, 64, 4, True)
+    speed = 1.0 / cfg.theta ** (torch.arange(0, head_dim, 2).float() / head_dim)
+    return rotary.scaling(speed, cfg.theta) if rotary.scaling is not None else (speed, 1.0)
+
+
+@pytest.mark.parametrize("scaling", [None, c.YarnScaling(4.0, 256), c.LinearScaling(3.0)], ids=str)
+def test_rotary_angles_are_made_in_fp32_whatever_is_turned(scaling: Any) -> None:
+    cfg = c.Rotary(1e4, scaling=scaling)
+    speed, size = speeds(cfg, 16)
+    pos = torch.tensor([[3, 257, 4099, 99_991]])
+    angle = pos[0, :, None].float().double() * speed.double()
+    flow, rotary = Flow(pos), build(cfg, 64, 4, True)
+    for dtype, rounding in ((torch.bfloat16, HALF), (torch.float32, 2**-24)):
+        ones = torch.ones(1, 1, 4, 16, dtype=dtype)
+        first, second = rotary.rotate(ones, flow).double()[0, 0].chunk(2, -1)
+        slack = 8 * rounding + float(angle.max()) * 2**-22  # speeds and angles themselves are rounded in fp32
+        torch.testing.assert_close(first, size * (angle.cos() - angle.sin()), rtol=0, atol=slack)
+        torch.testing.assert_close(second, size * (angle.cos() + angle.sin()), rtol=0, atol=slack)
+
+
+@pytest.mark.parametrize("fast", [32.0, 8.0, 1.0, 1000.0])
+@pytest.mark.parametrize("slow", [1.0, 0.25, 1e-6])
+@pytest.mark.parametrize(("theta", "length", "head_dim"), [(1e4, 2048, 64), (1e6, 16, 8), (1e4, 40, 16), (1e4, 4, 4)])
+def test_yarn_is_transformers(theta: float, length: int, head_dim: int, slow: float, fast: float) -> None:
+    """The first and the last wave of the blend, where they are cut off, and where they are one and the same."""
+    transformers = pytest.importorskip("transformers")
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    told = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": length, "rope_theta": theta}
+    config = transformers.LlamaConfig(
+        hidden_size=4 * head_dim,
+        num_attention_heads=4,
+        head_dim=head_dim,
+        max_position_embeddings=4 * length,
+        rope_parameters={**told, "beta_fast": fast, "beta_slow": slow},
+    )
+    wanted, size = ROPE_INIT_FUNCTIONS["yarn"](config, torch.device("cpu"))
+    found, ours = speeds(c.Rotary(theta, scaling=c.YarnScaling(4.0, length, fast, slow)), head_dim)
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=0)
+    assert ours == pytest.approx(size)
+
+
+def test_neighbours_turn_as_complex_numbers() -> None:
+    """Llama's own code: each pair of neighbours is one complex number times e^(i pos theta^(-2 j / D))."""
+    x, pos = torch.randn(2, 3, 11, 8), torch.randint(0, 500, (2, 11))
+    turned = build(c.Rotary(500.0, interleaved=True), 8, 1, True).rotate(x, Flow(pos))
+    angle = pos[:, None, :, None].double() * 500.0 ** -(torch.arange(4).double() / 4)
+    spun = torch.view_as_complex(x.double().unflatten(-1, (4, 2))) * torch.polar(torch.ones_like(angle), angle)
+    torch.testing.assert_close(turned, torch.view_as_real(spun).flatten(-2).float(), rtol=0, atol=1e-4)
+
+
+def test_neighbours_are_halves_in_another_order() -> None:
+    """With each head's rows of the matrices put in order the two models are one: what a published layout does."""
+    cfg = tiny.DECODERS["llama"]
+    scaling = cfg.decoder.position
+    other = replace(cfg, decoder=replace(cfg.decoder, position=replace(scaling, interleaved=True)))
+    halves, neighbours = tiny.model(cfg), tiny.model(other)
+    order = torch.arange(8).view(2, 4).T.flatten()  # 0 4 1 5 2 6 3 7
+    for block in neighbours.decoder.blocks:
+        for layer in (block.attn.q, block.attn.k):
+            layer.weight.data = layer.weight.view(-1, 8, tiny.DIM)[:, order].flatten(0, 1)
+    torch.testing.assert_close(neighbours(tiny.tokens()).logits, halves(tiny.tokens()).logits, rtol=0, atol=1e-5)
+
+
+def test_a_gptj_is_transformers_gptj() -> None:
+    transformers = pytest.importorskip("transformers")
+    raw = transformers.GPTJConfig(
+        vocab_size=61, n_positions=32, n_embd=32, n_layer=2, n_head=2, rotary_dim=8, initializer_range=0.3
+    )
+    theirs = transformers.GPTJForCausalLM(raw).eval()
+    block = c.Block(c.Attention(2), c.MLP(128, bias=True), c.LayerNorm(), "parallel")
+    stack = c.Stack(2, (block,), c.Rotary(fraction=0.5, interleaved=True), last_norm=c.LayerNorm())
+    model = build_model(c.Decoder(32, 32, c.Embed(61), stack, c.Head(tied=False, bias=True)), seed=1).eval()
+    words = {"transformer.wte": "embed.token", "transformer.ln_f": "decoder.last_norm", "lm_head": "head.proj"}
+    words |= {"transformer.h": "decoder.blocks", "ln_1": "attn_norm", "mlp.fc_in": "ffn.up", "mlp.fc_out": "ffn.down"}
+    words |= {"attn.q_proj": "attn.q", "attn.k_proj": "attn.k", "attn.v_proj": "attn.v", "attn.out_proj": "attn.out"}
+    state = {}
+    for name, weight in theirs.state_dict().items():
+        for old, new in words.items():
+            name = name.replace(old, new)
+        state[name] = weight
+    model.load_state_dict({name: weight for name, weight in state.items() if name in model.state_dict()})
+    given = torch.randint(0, 61, (2, 17))
+    with torch.no_grad():
+        torch.testing.assert_close(model(given).logits, theirs(given).logits, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("heads", range(1, 18))
+def test_alibis_slopes_are_blooms(heads: int) -> None:
+    pytest.importorskip("transformers")
+    from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+
+    wanted = build_alibi_tensor(torch.ones(1, 2), heads, torch.float32)[:, 0, 1]  # one token away
+    pos = torch.arange(2)[None]
+    found = build(c.Alibi(), 64, heads, True).bias(Mask(pos, pos, True))[0, :, 1, 0]
+    torch.testing.assert_close(-found, wanted, rtol=1e-6, atol=0)

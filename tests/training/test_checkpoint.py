@@ -226,7 +226,7 @@ def test_an_optimizer_of_another_kind_is_named(tmp_path):
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "state.json", "state.safetensors", "SHA256SUMS"])
 @pytest.mark.parametrize("harm", ["cut", "gone", "garbage", "empty", "a bit"])
-def test_damage_is_one_sentence(tmp_path, name, harm):
+def test_damage_is_found_by_its_sha256(tmp_path, name, harm):
     path = checkpoint.save(tmp_path, go(begin(), run.Train(steps=1, batch=4)))
     victim = path / name
     if harm == "cut":

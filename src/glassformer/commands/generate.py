@@ -55,6 +55,8 @@ def run(given: argparse.Namespace) -> None:
     generation.check_settings(how, given.max_new, samples, given.stop)
     prompts: list[str | None] = [*texts(given, given.prompt)] or [None]
     model, tokenizer = reader(given)
+    two_sides = isinstance(model.config, config.EncoderDecoder)
+    source_tokenizer = Checkpoint.open(given.model).source_tokenizer() if two_sides else None
     groups = [prompts[begin : begin + given.batch] for begin in range(0, len(prompts), given.batch)]
     seed, rows = given.seed, []
     for group in groups:
@@ -64,7 +66,7 @@ def run(given: argparse.Namespace) -> None:
             group,
             max_new=given.max_new if given.next is None else 1,
             **vars(how),
-            source_tokenizer=Checkpoint.open(given.model).source_tokenizer(),
+            source_tokenizer=source_tokenizer,
             stop=given.stop,
             samples=samples,
             seed=seed,

@@ -19,8 +19,8 @@ from ..data.examples import words_apart
 from ..errors import UserError, need
 from ..nn import Encoder, Model
 from ..nn.finite import must_be_finite
+from ..nn.inference import inference
 from ..nn.pool import Pool
-from .session import at_rest
 
 if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer
@@ -147,7 +147,7 @@ def _hidden(
         tokens, segments, pos = (x.to(device) for x in (tokens, segments, pos))
         wrong = tokens.max() >= model.config.embed.vocab
         need(not wrong, "The tokenizer has tokens that the model does not know; use the one it was trained with.")
-        with at_rest(model):
+        with inference(model):
             told = {"segments": segments} if isinstance(model, Encoder) and model.config.embed.segments else {}
             hidden = model(tokens, pos=pos, logits="none", **told).hidden
             yield hidden, model.flow(tokens, pos)
@@ -254,7 +254,7 @@ def _at(model: Model, rows: list[list[int]], segments: list[int], known: int) ->
     device = next(model.parameters()).device
     tokens = torch.tensor(rows, device=device)
     told = {"segments": torch.tensor([segments] * len(rows), device=device)} if model.config.embed.segments else {}
-    with at_rest(model):
+    with inference(model):
         logits: Tensor = model(tokens, **told).logits
     must_be_finite(model, logits)
     return logits.float().log_softmax(-1)[..., :known]

@@ -5,33 +5,19 @@ B rows, T tokens, S source tokens, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from ..cost import available_memory
 from ..nn import Cache, EncoderDecoder, Memory, Model
+from ..nn.inference import inference
 from ..nn.prepacked import View, prepack
 from .prompt import pad_left
 
 MANY = 32  # tokens that repay another look at the weights
 LONG = 256  # and tokens of a prompt that do in bf16, where prepacked weights gain less for many rows at once
-
-
-@contextmanager
-def at_rest(model: Model) -> Iterator[None]:
-    """No gradients and no dropout meanwhile, even in the middle of a training."""
-    training = model.training
-    if training:
-        model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        if training:
-            model.train()
 
 
 class Session:
@@ -58,7 +44,7 @@ class Session:
         if sources is not None:
             assert isinstance(self.model, EncoderDecoder)
             source, source_pos = pad_left(sources, weight.device)
-            with at_rest(self.model):
+            with inference(self.model):
                 self.memory = self.model.encode(source, pos=source_pos)
         logits = self._last_logits(tokens, pos)
         self.pos = None if pos is None else pos[:, -1:] + 1
@@ -106,7 +92,7 @@ class Session:
     def _last_logits(self, tokens: Tensor, pos: Tensor | None) -> Tensor:
         """tokens (B, T) -> fp32 logits (B, V) after the last column."""
         encoded = {} if self.memory is None else {"memory": self.memory}
-        with at_rest(self.model):
+        with inference(self.model):
             logits = self._reader()(tokens, pos=pos, cache=self.cache, logits="last", **encoded).logits
         last: Tensor = logits[:, -1].float()
         return last

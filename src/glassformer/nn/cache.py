@@ -229,7 +229,7 @@ class Cache:
         return self.carried is not None or any(slots.ring is not None for slots in self.slots.values())
 
     def trim(self, count: int) -> None:
-        """Forget the last ``count`` columns; ValueError where what would come back is gone: see ``lets_go``."""
+        """Forget the last ``count`` columns; ValueError where what would come back is gone: see ``evicts``."""
         if self.evicts:
             raise ValueError("a cache with windows or a recurrent state cannot be trimmed: it let go of older tokens")
         left = self.length - count

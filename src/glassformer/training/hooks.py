@@ -18,6 +18,7 @@ import torch
 from .. import files
 from ..config.objective import Objective
 from ..errors import UserError
+from ..nn.inference import inference
 from . import checkpoint
 from .batches import Batch
 from .loop import Step
@@ -32,13 +33,11 @@ PROGRESS = 10.0  # seconds after which a validation says how far it is
 @contextlib.contextmanager
 def evaluating(model: Any) -> Iterator[None]:
     """Use the model without training it: no dropout, no gradients, every random state as it was afterwards."""
-    training, python_state, numpy_state = model.training, random.getstate(), np.random.get_state()
-    model.eval()
+    python_state, numpy_state = random.getstate(), np.random.get_state()
     try:
-        with torch.random.fork_rng(), torch.no_grad():
+        with torch.random.fork_rng(), inference(model):
             yield
     finally:
-        model.train(training)
         random.setstate(python_state)
         np.random.set_state(numpy_state)
 
@@ -46,7 +45,7 @@ def evaluating(model: Any) -> Iterator[None]:
 class Evaluate:
     """Fills in ``step.valid``: the mean loss over the same validation batches each time, which ``batches()`` gives.
 
-    What else the objective can tell (accuracy, correlations) goes to ``step.facts``, as ``valid_accuracy``, and where
+    What else the objective can tell (accuracy, correlations) goes to ``step.metrics``, as ``valid_accuracy``, and where
     mixtures of experts sent which tokens to ``step.routes``.
     """
 

@@ -1,7 +1,7 @@
 """Examples as batches: several packed to a row, in an order that is a function of the seed alone.
 
     rows    | s s s </s> s s </s> s s s s </s> - |     pos starts again in each document; -1 is padding
-            | t t </s> t t t t </s> t t </s> - - |     a pair has the same number in source_docs and docs
+            | t t </s> t t t t </s> t t </s> - - |     a pair has the same document number on both sides
 
 Shapes: B rows of a batch, T context on both sides, N examples.
 """

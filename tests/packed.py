@@ -1,0 +1,56 @@
+"""Rows of packed documents for the objectives that change text, and the law that packing changes no loss."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+import tiny
+from glassformer.config.objective import Objective
+from glassformer.tokenizer import Tokenizer
+from glassformer.training.batches import Batch
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz "
+FRAME = ("[PAD]", "[CLS]", "[SEP]", "[MASK]")
+MARKS = ("<pad>", "</s>", *(f"<extra_id_{i}>" for i in range(10)))
+
+
+def random(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def packed(tokens: torch.Tensor, lengths: list[int]) -> Batch:
+    """Rows of documents of these lengths and padding behind them; targets are the next token of a document."""
+    pos, document_ids = torch.full_like(tokens, -1), torch.full_like(tokens, -1)
+    targets, at = torch.full_like(tokens, -1), 0
+    for number, length in enumerate(lengths):
+        pos[:, at : at + length], document_ids[:, at : at + length] = torch.arange(length), number
+        targets[:, at : at + length - 1] = tokens[:, at + 1 : at + length]
+        at += length
+    return Batch(tokens, targets, pos, document_ids)
+
+
+def alone(batch: Batch) -> list[Batch]:
+    """Each packed document as a batch of its own."""
+    made = []
+    for row in range(len(batch.tokens)):
+        for number in range(int(batch.document_ids[row].max()) + 1):
+            parts = {}
+            for name, part in vars(batch).items():
+                if part is not None and name not in ("document_ids", "source_document_ids"):
+                    document_ids = batch.source_document_ids if name.startswith("source") else batch.document_ids
+                    parts[name] = part[row][document_ids[row] == number][None]
+            made.append(Batch(**parts))
+    return made
+
+
+@torch.no_grad()
+def check_packed_equals_apart(family: str, objective: Objective, tokenizer: Tokenizer) -> None:
+    """The loss of packed documents is the sum of each by itself."""
+    given = packed(tiny.tokens(3, 60) % len(LETTERS), [25, 7, 20])
+    model = tiny.model(tiny.ALL[family])
+    batch = objective.prepare(given, random(), tokenizer)
+    whole = objective.loss(model, batch, 0.1)
+    parts = [objective.loss(model, part, 0.1) for part in alone(batch)]
+    assert len(parts) == 9 and whole.count == sum(part.count for part in parts) > 9
+    torch.testing.assert_close(whole.sum, sum(part.sum for part in parts), rtol=1e-5, atol=1e-4)

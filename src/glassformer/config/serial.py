@@ -106,7 +106,7 @@ _MEMBERS: dict[frozenset[type], dict[str, type]] = {}  # of a slot's types: the 
 
 @typing.dataclass_transform(frozen_default=True)
 def member(slot: Any) -> Callable[[type[T]], type[T]]:
-    """Class decorator: a frozen dataclass that is one more type of a slot, such as ``config.Norm`` or ``config.MaskRule``.
+    """Class decorator: a frozen dataclass that is one more type of a slot, as ``config.Norm`` or ``config.MaskRule``.
 
     Configs, run files and checkpoints know it from then on, by its name; ``nn.builds`` tells its module. In a file of
     your own it is there once ``glassformer.use`` (``--use FILE``) has read the file.

@@ -75,9 +75,9 @@ class Step:
     """One step done. ``loss`` is a mean over its targets, ``norm`` the gradient's before clipping,
     ``rate`` the largest of the groups' ``rates``.
 
-    ``tokens`` were read for it. ``skipped`` says why the weights were left alone, if they were; ``metrics`` are what else
-    is known (accuracy, the experts' load); a hook may fill in ``valid``, the loss on what is held out, and ``routes``,
-    which tokens each mixture sent where there.
+    ``tokens`` were read for it. ``skipped`` says why the weights were left alone, if they were; ``metrics`` are what
+    else is known (accuracy, the experts' load); a hook may fill in ``valid``, the loss on what is held out, and
+    ``routes``, which tokens each mixture sent where there.
     """
 
     index: int

@@ -186,6 +186,8 @@ def test_another_type_drops_the_settings_of_the_one_before() -> None:
     assert serial.change(block, {"feedforward.type": "MLP", "feedforward.hidden": "32"}).feedforward == c.MLP(
         32, bias=True
     )
+    last = {"feedforward.type": "GatedMLP", "feedforward": {"type": "MLP", "hidden": 8}}
+    assert serial.change(block, last).feedforward == c.MLP(8)  # what is said last is done last
     stack = serial.change(c.Stack(2, (block, block)), {"pattern.norm.type": "LayerNorm"})
     assert [one.norm for one in stack.pattern] == [c.LayerNorm(), c.LayerNorm()]
     with pytest.raises(UserError, match='GatedMLP needs "hidden"'):

@@ -337,9 +337,8 @@ def _types_first(changes: Mapping[str, Any]) -> Mapping[str, Any]:
     """The changes with each ``PATH.type`` before the fields below PATH, which are the new type's."""
     order = list(changes)
     for path in [path for path in order if path.endswith(".type")]:
-        order.remove(path)
         below = (at for at, other in enumerate(order) if other.startswith(path.removesuffix("type")))
-        order.insert(next(below, len(order)), path)
+        order.insert(next(below), order.pop(order.index(path)))
     return {path: changes[path] for path in order}
 
 

@@ -86,10 +86,10 @@ def test_links_lead_somewhere() -> None:
 
 
 def test_the_file_of_ones_own_runs_as_pasted(tmp_path: Path) -> None:
-    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("### In a file of your own")[2]
-    found = re.search(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
-    assert found is not None
-    (tmp_path / "my_parts.py").write_text(found[1])
+    page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    found = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    assert len(found) > 5
+    (tmp_path / "my_parts.py").write_text("\n".join(found))
     program = (
         "import glassformer, torch; from glassformer.nn import build_model; from glassformer.recipes import find; "
         "from glassformer.config.serial import change; glassformer.use('my_parts.py'); "

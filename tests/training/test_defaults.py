@@ -264,7 +264,7 @@ def test_a_short_run_is_validated_seldom(book):
 def test_the_announced_time_counts_validation(book, tmp_path, monkeypatch):
     """Six steps and six validations of what is held out, a third of a step for each of its batches."""
     told: list[float] = []
-    monkeypatch.setattr(training.report, "duration", lambda seconds: told.append(seconds) or "")
+    monkeypatch.setattr(training.launch, "duration", lambda seconds: told.append(seconds) or "")
     monkeypatch.setattr(training.launch.Live, "__call__", lambda self, step: None)
     for every in ("0", "1"):
         made = settings(

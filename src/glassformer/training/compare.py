@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import config, files
-from ..config import run as run_file
-from ..config import serial
+from ..config import run_file, serial
+from ..config.run import Run
 from ..cost import cost
 from ..errors import need
 from ..nn import device as devices
@@ -37,7 +37,7 @@ class Arm:
     """One of what is compared: a run file with some settings changed; ``settings`` are what both say together."""
 
     name: str
-    settings: run_file.Run
+    settings: Run
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def choices(text: str) -> list[tuple[str, str]]:
     return [(path, value) for value in given]
 
 
-def must_agree(settings: run_file.Run) -> tuple[dict[str, Any], dict[str, Any]]:
+def must_agree(settings: Run) -> tuple[dict[str, Any], dict[str, Any]]:
     """What of a run must not differ between arms: the data, and the objective.
 
     A loss is one of tokens, so the tokenizer counts; labels are the same in any. What only regularizes belongs to how
@@ -141,7 +141,7 @@ def compare(
                 return
 
 
-def _train(settings: run_file.Run, folder: Path, record: dict[str, Any], sample: Sampler | None) -> int | None:
+def _train(settings: Run, folder: Path, record: dict[str, Any], sample: Sampler | None) -> int | None:
     """Train in ``folder``, or go on there; the signal that stopped it."""
     if record.get("finished"):
         note(f"{folder.name} is finished; it is not trained again.")
@@ -155,7 +155,7 @@ def _train(settings: run_file.Run, folder: Path, record: dict[str, Any], sample:
     return ended.signal
 
 
-def steps_for(settings: run_file.Run, folder: Path, minutes: float | None, tokens: int | None) -> int | None:
+def steps_for(settings: Run, folder: Path, minutes: float | None, tokens: int | None) -> int | None:
     """How many steps the budget pays for; None: those of the run file. Minutes are told by a short trial."""
     how = settings.train
     if tokens is not None:
@@ -188,7 +188,7 @@ def shared_plan(arms: Sequence[Arm]) -> dict[str, str]:
     return {"dtype": row.dtype, "why": row.why}
 
 
-def with_plan(settings: run_file.Run, dtype: str) -> run_file.Run:
+def with_plan(settings: Run, dtype: str) -> Run:
     """The settings, with what they leave open of number format and compiling decided: the same for all arms."""
     how = settings.train
     left: dict[str, Any] = {

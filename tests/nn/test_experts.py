@@ -108,7 +108,7 @@ def test_capacity_turns_away_the_last_of_the_second_choices() -> None:
         for token in range(60):
             expert = int(chosen[token, slot])
             if taken[expert] < room:
-                expected[token] += weight[token, slot] * made.answer(expert, x.flatten(0, 1)[token])
+                expected[token] += weight[token, slot] * made.expert_output(expert, x.flatten(0, 1)[token])
             dropped += taken[expert] >= room
             taken[expert] += 1
     assert dropped > 10

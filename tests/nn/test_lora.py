@@ -55,7 +55,7 @@ def test_a_change_starts_as_none_merges_and_goes_back_bit_for_bit(name):
     assert torch.equal(logits(model), beside)
     mine = dict(plain.named_parameters())
     assert all(torch.equal(weight, mine[n]) for n, weight in model.named_parameters() if n in mine)
-    lora.settle(model)
+    lora.merge_and_unload(model)
     assert not lora.adapted(model) and [n for n, _ in model.named_parameters()] == list(mine)
     torch.testing.assert_close(logits(model), beside, rtol=1e-5, atol=1e-5)
 
@@ -69,7 +69,7 @@ def test_a_generation_before_does_not_hide_the_change():
     lora.tune(model, LORA)
     model.load_state_dict(changed.state_dict())
     told = generation.generate(model, None, [[1, 2, 3]], max_new=12, temperature=0.0).run().rows[0].tokens
-    lora.settle(changed)
+    lora.merge_and_unload(changed)
     assert told == generation.generate(changed, None, [[1, 2, 3]], max_new=12, temperature=0.0).run().rows[0].tokens
 
 

@@ -100,7 +100,7 @@ def test_a_classifier_drops_what_its_labels_read() -> None:
 def test_lora_drops_what_its_change_reads_and_nothing_of_the_matrix() -> None:
     of = Linear(32, 32, bias=False)
     of.weight.zero_()
-    layer, x = lora.Adapted(of, 32, 0.5, dropout=0.3), torch.randn(200, 32)
+    layer, x = lora.LoRALinear(of, 32, 0.5, dropout=0.3), torch.randn(200, 32)
     layer.down.copy_(torch.eye(32))
     layer.up.copy_(torch.eye(32))
     torch.testing.assert_close(layer.eval()(x), x / 2)
@@ -123,7 +123,7 @@ def test_a_change_is_merged_with_one_rounding() -> None:
     torch.manual_seed(0)
     of = Linear(96, 64, bias=False).bfloat16()
     of.weight.normal_()
-    layer = lora.Adapted(of, 24, 0.7)
+    layer = lora.LoRALinear(of, 24, 0.7)
     layer.down.normal_()
     layer.up.normal_()
     exact = layer.weight.double() + 0.7 * layer.up.double() @ layer.down.double()

@@ -121,7 +121,7 @@ def contents(model: Model, base: str) -> Contents:
     return {TENSORS: content, PAGE: json.dumps(page, indent=2) + "\n"}
 
 
-def _joined(matrix: Matrix, layers: Mapping[str, lora.Adapted]) -> tuple[Tensor, Tensor, float]:
+def _joined(matrix: Matrix, layers: Mapping[str, lora.LoRALinear]) -> tuple[Tensor, Tensor, float]:
     """down (R, I), up (O, R) and the scale of all changes within one matrix: side by side, zero elsewhere."""
     inside = [layers[path] for path, _ in matrix.parts if path in layers]
     up = torch.zeros(sum(size for _, size in matrix.parts), sum(len(layer.down) for layer in inside))

@@ -104,7 +104,7 @@ class Checkpoint:
             sentence = f"{self.folder} holds only what was changed in {self.base}, and that cannot be loaded: {error}"
             raise UserError(sentence) from None
         adapters.attach(model, self.folder)
-        lora.settle(model)
+        lora.merge_and_unload(model)
         return model.requires_grad_(True).eval()
 
     def model_as(

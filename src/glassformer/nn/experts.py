@@ -3,7 +3,7 @@
     x (B, T, C) --router--> logits (+ noise) --softmax, top k--> weight, chosen (B, T, K)
       |                                                            |
       +--- a row for each choice, sorted by expert (P, C) <--------+
-      |       +--- all rows by all tables in one product --> answers (P, C) --weighed, summed--> + --> write
+      |       +--- all rows by all weights in one product --> answers (P, C) --weighed, summed--> + --> write
       +--- the shared expert: every token ---------------------------------------------------> --+
 
 N tokens (B * T), C model dim, H hidden, E experts, K chosen by each token, P choices that reach their expert.
@@ -31,12 +31,13 @@ HALFWAY = ("pre", "gate", "up", "hidden")  # what the tape may see between up an
 
 @builds(config.MoE)
 class MoE(TracedModule):
-    """Each token goes to its ``top_k`` experts and to the ``shared`` one; only ``capacity`` turns any away.
+    """Each token goes to its ``top_k`` experts and to the ``shared`` one; only ``capacity`` drops any.
 
-    The experts' tables are stacked: up and gate (E, H, C), down (E, C, H), biases (E, H) and (E, C). ``flow.aux`` gets
+    The experts' weights are stacked: up and gate (E, H, C), down (E, C, H), biases (E, H) and (E, C). ``flow.aux`` gets
     "balance" and "z" where they are weighed. While training, ``flow.metrics`` gets of every mixture "load" (E), the
     share of the choices that fell on each expert, "entropy" of the router's shares (nats, a token's mean) and
-    "dropped", the share of the choices that found no room. Padding goes nowhere, takes no room and counts nowhere.
+    "dropped", the share of the choices that were over capacity. Padding goes nowhere, takes no capacity and
+    counts nowhere.
     """
 
     writes = ("down",)
@@ -64,13 +65,13 @@ class MoE(TracedModule):
             weight = weight / weight.sum(-1, keepdim=True)
         weight, chosen = flow.look(self, "weight", weight), flow.look(self, "chosen", chosen)
         if chosen.shape[:2] == (1, 1) and flow.contiguous and not (self.training or torch.is_grad_enabled()):
-            write = self.one_token(x, weight, chosen, flow)
+            write = self.decode(x, weight, chosen, flow)
         else:
-            choices = self.send(weight, chosen, flow)
+            choices = self.dispatch(weight, chosen, flow)
             if self.training or self.cfg.balance or self.cfg.z:
-                self.report(logits.flatten(0, 1), choices, flow)
+                self.add_aux_losses(logits.flatten(0, 1), choices, flow)
             slow = flow.engine == "eager" and not flow.watches(self, *HALFWAY)  # seen in sorted rows alone
-            write = self.one_by_one(x, choices) if slow else self.side_by_side(x, choices, flow)
+            write = self.reference(x, choices) if slow else self.grouped_forward(x, choices, flow)
         if self.shared is not None:
             write = write + self.shared(x, flow)
         return flow.look(self, "write", write)
@@ -85,33 +86,35 @@ class MoE(TracedModule):
                 logits = logits + torch.randn_like(logits) * size
         return logits
 
-    def send(self, weight: Tensor, chosen: Tensor, flow: Flow) -> Choices:
-        """Where each choice goes: padding nowhere, and while training no more to an expert than it has room for."""
-        heading, here, experts = chosen.flatten(0, 1).mT, None, self.cfg.experts
+    def dispatch(self, weight: Tensor, chosen: Tensor, flow: Flow) -> Dispatch:
+        """Where each choice goes: padding nowhere, and while training no more to an expert than its capacity."""
+        expert_index, is_token, experts = chosen.flatten(0, 1).mT, None, self.cfg.experts
         if not flow.contiguous:
-            here = (flow.pos >= 0).expand(chosen.shape[:2]).flatten()
-            heading = heading.where(here, experts)
-        counts, room = _count(heading.flatten(), experts + 1)[:experts], None
+            is_token = (flow.pos >= 0).expand(chosen.shape[:2]).flatten()
+            expert_index = expert_index.where(is_token, experts)
+        counts, capacity = _count(expert_index.flatten(), experts + 1)[:experts], None
         if self.training and self.cfg.capacity is not None:  # made even and at least 4, as nanoMoE does
-            tokens = heading.shape[1] if here is None else int(here.sum())
-            room = math.floor(self.cfg.top_k * self.cfg.capacity * tokens / experts)
-            room = max(4, room + room % 2)
-        return Choices(heading, weight.flatten(0, 1).mT, counts, here, room)
+            tokens = expert_index.shape[1] if is_token is None else int(is_token.sum())
+            capacity = math.floor(self.cfg.top_k * self.cfg.capacity * tokens / experts)
+            capacity = max(4, capacity + capacity % 2)
+        return Dispatch(expert_index, weight.flatten(0, 1).mT, counts, is_token, capacity)
 
     # ------------------------------------------------------------------------------------- three ways, one result
 
-    def one_by_one(self, x: Tensor, choices: Choices) -> Tensor:
-        """The law: one expert after another, each with its tokens; x and what comes back are (B, T, C)."""
+    def reference(self, x: Tensor, choices: Dispatch) -> Tensor:
+        """Reference: one expert after another, each with its tokens; x and what comes back are (B, T, C)."""
         tokens = x.flatten(0, 1)
         write = torch.zeros_like(tokens, dtype=choices.weight.dtype)
         for expert in range(self.cfg.experts):
-            slot, token = (choices.heading == expert).nonzero(as_tuple=True)  # all first choices, then all second ones
-            slot, token = slot[: choices.room], token[: choices.room]
-            answer = self.answer(expert, tokens[token]) * choices.weight[slot, token, None]
-            write = write.index_add(0, token, answer)
+            slot, token = (choices.expert_index == expert).nonzero(
+                as_tuple=True
+            )  # all first choices, then all second ones
+            slot, token = slot[: choices.capacity], token[: choices.capacity]
+            expert_output = self.expert_output(expert, tokens[token]) * choices.weight[slot, token, None]
+            write = write.index_add(0, token, expert_output)
         return write.to(x.dtype).view_as(x)
 
-    def one_token(self, x: Tensor, weight: Tensor, chosen: Tensor, flow: Flow) -> Tensor:
+    def decode(self, x: Tensor, weight: Tensor, chosen: Tensor, flow: Flow) -> Tensor:
         """A single token x (1, 1, C) meets its own experts alone, their tables read where they lie."""
         experts = chosen.flatten().tolist()
 
@@ -119,22 +122,22 @@ class MoE(TracedModule):
             return torch.stack([self.product(expert, x, table, bias) for expert in experts], dim=2)
 
         gate = None if self.gate is None else side(self.gate, self.gate_bias)
-        hidden = self.halfway(side(self.up, self.up_bias), gate, partial(flow.look, self))
+        hidden = self.activation(side(self.up, self.up_bias), gate, partial(flow.look, self))
         write = torch.zeros_like(x, dtype=weight.dtype)
         for expert, slot in sorted(zip(experts, range(len(experts)), strict=True)):
             write += self.product(expert, hidden[:, :, slot], self.down, self.down_bias) * weight[..., slot]
         return write.to(x.dtype)
 
-    def answer(self, expert: int, x: Tensor) -> Tensor:
+    def expert_output(self, expert: int, x: Tensor) -> Tensor:
         """What one expert makes of x (..., C)."""
         return self.product(expert, self.hidden(expert, x), self.down, self.down_bias)
 
     def hidden(self, expert: int, x: Tensor) -> Tensor:
         """What one expert makes of x (..., C) half way: (..., H)."""
         gate = None if self.gate is None else self.product(expert, x, self.gate, self.gate_bias)
-        return self.halfway(self.product(expert, x, self.up, self.up_bias), gate, unwatched)
+        return self.activation(self.product(expert, x, self.up, self.up_bias), gate, unwatched)
 
-    def halfway(self, up: Tensor, gate: Tensor | None, look: Look) -> Tensor:
+    def activation(self, up: Tensor, gate: Tensor | None, look: Look) -> Tensor:
         """What the products with ``up`` and ``gate`` make together (..., H), each step shown by its name."""
         if gate is None:
             return look("hidden", self.act(look("pre", up)))
@@ -145,7 +148,7 @@ class MoE(TracedModule):
         y = F.linear(x, table[expert])
         return y if bias is None else y + bias[expert]
 
-    def side_by_side(self, x: Tensor, choices: Choices, flow: Flow) -> Tensor:
+    def grouped_forward(self, x: Tensor, choices: Dispatch, flow: Flow) -> Tensor:
         """All choices in the order of their experts, so that each table meets its rows in one product."""
         tokens = x.flatten(0, 1)
         order, real, counts = choices.rows(_step(x, self.cfg))
@@ -158,7 +161,7 @@ class MoE(TracedModule):
         def look(name: str, value: Tensor) -> Tensor:
             return self.look_at(name, value, order, real, x, flow) if flow.watches(self, name) else value
 
-        hidden = self.halfway(grouped(rows, self.up, self.up_bias, counts), gate, look)
+        hidden = self.activation(grouped(rows, self.up, self.up_bias, counts), gate, look)
         answers = grouped(hidden, self.down, self.down_bias, counts) * weight[:, None]
         return answers.new_zeros(tokens.shape).index_add(0, token, answers).to(x.dtype).view_as(x)
 
@@ -170,54 +173,54 @@ class MoE(TracedModule):
         shown = flow.look(self, name, shown.view(K, B, T, -1).permute(1, 2, 0, 3))
         return shown.permute(2, 0, 1, 3).flatten(0, 2).index_select(0, order)
 
-    def report(self, logits: Tensor, choices: Choices, flow: Flow) -> None:
+    def add_aux_losses(self, logits: Tensor, choices: Dispatch, flow: Flow) -> None:
         """Losses and metrics: load balancing (Fedus et al. 2021, 4, all chosen), router z (Zoph et al. 2022, 5)."""
-        here = choices.here
+        is_token = choices.is_token
         normal = logits.logsumexp(-1)  # (N,)
-        share = (logits - normal[:, None]).exp()
+        router_probs = (logits - normal[:, None]).exp()
         load = choices.counts / choices.counts.sum().clamp(min=1)
         if self.cfg.balance:
-            flow.add_loss("balance", self.cfg.balance * self.cfg.experts * (load * _mean(share, here)).sum())
+            flow.add_loss("balance", self.cfg.balance * self.cfg.experts * (load * _mean(router_probs, is_token)).sum())
         if self.cfg.z:
-            flow.add_loss("z", self.cfg.z * _mean(normal.square(), here))
+            flow.add_loss("z", self.cfg.z * _mean(normal.square(), is_token))
         if self.training:
-            kept = choices.taken.sum()
+            kept = choices.kept.sum()
             flow.add_metric("load", load)
-            flow.add_metric("entropy", _mean(normal - (share * logits).sum(-1), here))
+            flow.add_metric("entropy", _mean(normal - (router_probs * logits).sum(-1), is_token))
             flow.add_metric("dropped", 1 - kept / choices.counts.sum().clamp(min=1))
 
 
 @dataclass
-class Choices:
-    """Where each choice goes, slot by slot: ``heading`` (K, N) is an expert, or E for nowhere.
+class Dispatch:
+    """Where each choice goes, slot by slot: ``expert_index`` (K, N) is an expert, or E for nowhere.
 
     ``weight`` (K, N) is the router's; ``counts`` (E,) are the choices an expert was given, of which it takes the first
-    ``room``; ``here`` (N,) is false where a token is padding (None: there is none).
+    ``capacity``; ``is_token`` (N,) is false where a token is padding (None: there is none).
     """
 
-    heading: Tensor
+    expert_index: Tensor
     weight: Tensor
     counts: Tensor
-    here: Tensor | None
-    room: int | None
+    is_token: Tensor | None
+    capacity: int | None
 
     @property
-    def taken(self) -> Tensor:
-        """How many choices each expert has room for (E,)."""
-        return self.counts if self.room is None else self.counts.clamp(max=self.room)
+    def kept(self) -> Tensor:
+        """How many choices each expert takes (E,)."""
+        return self.counts if self.capacity is None else self.counts.clamp(max=self.capacity)
 
     def rows(self, step: int) -> tuple[Tensor, Tensor | None, Tensor]:
         """Indices (P,) into the flat choices, one expert after another; which are real (P,); rows of each expert (E,).
 
         An expert's rows are made up to a multiple of ``step`` by its last one again, which is not real (None: all are).
         """
-        order = self.heading.flatten().argsort(stable=True)
-        if step == 1 and self.here is None and self.room is None:
+        order = self.expert_index.flatten().argsort(stable=True)
+        if step == 1 and self.is_token is None and self.capacity is None:
             return order, None, self.counts
-        filled = (self.taken + step - 1) // step * step
+        filled = (self.kept + step - 1) // step * step
         expert = torch.repeat_interleave(filled)  # (P,)
         rank = torch.arange(len(expert), device=order.device) - (filled.cumsum(0) - filled)[expert]
-        last = self.taken[expert] - 1
+        last = self.kept[expert] - 1
         first = (self.counts.cumsum(0) - self.counts)[expert]
         return order[first + rank.minimum(last)], rank <= last, filled
 
@@ -256,12 +259,12 @@ def _count(numbers: Tensor, kinds: int) -> Tensor:
     return numbers.new_zeros(kinds).scatter_add_(0, numbers, torch.ones_like(numbers))
 
 
-def _mean(values: Tensor, here: Tensor | None) -> Tensor:
+def _mean(values: Tensor, is_token: Tensor | None) -> Tensor:
     """The mean of values (N, ..) over the tokens that are not padding."""
-    if here is None:
+    if is_token is None:
         return values.mean(0)
-    kept = here.view(-1, *[1] * (values.ndim - 1))
-    return values.masked_fill(~kept, 0.0).sum(0) / here.sum().clamp(min=1)
+    kept = is_token.view(-1, *[1] * (values.ndim - 1))
+    return values.masked_fill(~kept, 0.0).sum(0) / is_token.sum().clamp(min=1)
 
 
 def _table(wanted: bool, *shape: int) -> nn.Parameter | None:

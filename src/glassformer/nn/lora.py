@@ -19,8 +19,11 @@ from .linear import Linear
 from .prepacked import unpack
 
 
-class Adapted(Linear):
-    """W x + scale * up (down (drop (x))), W frozen (Hu et al. 2021); ``up`` starts at zero, so that nothing changes."""
+class LoRALinear(Linear):
+    """W x + scale * up (down (drop (x))), W frozen (Hu et al. 2021); ``up`` starts at zero, so that nothing changes.
+
+    ``down`` and ``up`` are PEFT's ``lora_A`` and ``lora_B``.
+    """
 
     def __init__(self, of: nn.Linear, rank: int, scale: float, dropout: float = 0.0) -> None:
         nn.Module.__init__(self)
@@ -40,20 +43,20 @@ class Adapted(Linear):
         y = super().forward(x)
         return y + self.scale * F.linear(F.linear(self.drop(x), self.down), self.up) if self.original is None else y
 
-    def whole(self) -> Tensor:
+    def merged_weight(self) -> Tensor:
         """W with the change in it (O, I)."""
         if self.original is not None:
             return self.weight.detach()
-        change = self.scale * (self.up.detach().float() @ self.down.detach().float())
-        return (self.weight.detach().float() + change).to(self.weight.dtype)
+        update = self.scale * (self.up.detach().float() @ self.down.detach().float())
+        return (self.weight.detach().float() + update).to(self.weight.dtype)
 
     @torch.no_grad()
     def merge(self) -> None:
         """Put the change into W; W as it was is kept."""
         if self.original is None:
-            whole = self.whole()
+            merged_weight = self.merged_weight()
             self.original = self.weight.detach().clone()
-            self.weight.copy_(whole)
+            self.weight.copy_(merged_weight)
 
     @torch.no_grad()
     def unmerge(self) -> None:
@@ -63,9 +66,9 @@ class Adapted(Linear):
             self.original = None
 
 
-def adapted(model: nn.Module) -> dict[str, Adapted]:
+def adapted(model: nn.Module) -> dict[str, LoRALinear]:
     """The layers of a model that have a change beside them or in them, by path."""
-    return {path: module for path, module in model.named_modules() if isinstance(module, Adapted)}
+    return {path: module for path, module in model.named_modules() if isinstance(module, LoRALinear)}
 
 
 def adapt(model: nn.Module, ranks: Mapping[str, tuple[int, float]], dropout: float = 0.0) -> None:
@@ -73,10 +76,10 @@ def adapt(model: nn.Module, ranks: Mapping[str, tuple[int, float]], dropout: flo
     unpack(model)
     for path, (rank, scale) in ranks.items():
         above, _, name = path.rpartition(".")
-        setattr(model.get_submodule(above), name, Adapted(model.get_submodule(path), rank, scale, dropout))  # type: ignore[arg-type]
+        setattr(model.get_submodule(above), name, LoRALinear(model.get_submodule(path), rank, scale, dropout))  # type: ignore[arg-type]
 
 
-def settle(model: nn.Module) -> None:
+def merge_and_unload(model: nn.Module) -> None:
     """Make an adapted model a plain one: each change becomes part of its matrix for good."""
     for path, layer in adapted(model).items():
         layer.merge()
@@ -91,7 +94,7 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
     layers = adapted(model)
     found = {name: weight.detach() for name, weight in model.named_parameters()}
     for path, layer in layers.items():
-        found[f"{path}.weight"] = layer.whole()
+        found[f"{path}.weight"] = layer.merged_weight()
         del found[f"{path}.down"], found[f"{path}.up"]
     return found
 

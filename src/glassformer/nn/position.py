@@ -23,9 +23,8 @@ from .build import build, builds
 from .flow import Flow, TracedModule
 from .mask import Mask
 
-RopeScaling: TypeAlias = Callable[
-    [Tensor, float], tuple[Tensor, float]
-]  # speeds, theta -> speeds, size of what is turned
+RopeScaling: TypeAlias = Callable[[Tensor, float], tuple[Tensor, float]]
+"""(frequencies, theta) -> (frequencies, attention factor): inverse frequencies in radians a position."""
 
 
 @builds(config.NoPosition)

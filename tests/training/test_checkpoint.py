@@ -244,6 +244,9 @@ def test_damage_is_found_by_its_sha256(tmp_path, name, harm):
     with pytest.raises(UserError) as caught:
         checkpoint.restore(path, begin())
     assert "\n" not in str(caught.value) and str(path) in str(caught.value)
+    if name == "model.safetensors":  # whoever only uses the model is told as well
+        with pytest.raises(UserError, match=r"is damaged|has no model.safetensors"):
+            store.load(path)
 
 
 def test_a_state_that_lacks_something_is_one_sentence(tmp_path):

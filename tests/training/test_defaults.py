@@ -235,6 +235,10 @@ def test_a_resumed_run_keeps_what_is_not_given_again(book, tmp_path, monkeypatch
     assert json.loads((out / "run.json").read_text()) == before and before["chosen"]
     assert not cli.main(["train", "--out", str(out), "--resume", "--steps", "8"])
     assert "goes on to 8" in capsys.readouterr().err
+    assert cli.main(["train", "--out", str(out), "--resume", "--steps", "3"]) == 2
+    assert "is a run of 8 steps, and --steps is 3; steps can only be raised." in capsys.readouterr().err
+    assert cli.main(["train", "--out", str(out), "--resume", "--steps", "9", "--dim", "32"]) == 2
+    assert "goes on" not in capsys.readouterr().err
 
 
 def test_a_run_stopped_at_once_says_how_it_goes_on(book, tmp_path, monkeypatch, capsys):

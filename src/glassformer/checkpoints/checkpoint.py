@@ -80,6 +80,20 @@ class Checkpoint:
         assert self.folder is not None
         return self.headers or read_headers(self.folder)
 
+    def _verify(self) -> None:
+        """Refuse weights of a training checkpoint that are not those that were written (1.1 GB/s)."""
+        sums = (self.folder or Path()) / "SHA256SUMS"
+        if self.folder is None or not sums.is_file():
+            return
+        again = "use another checkpoint of the run"
+        try:
+            wrong = files.altered(sums, "model", "adapter")
+        except (OSError, ValueError) as error:
+            raise UserError(f"{sums} is damaged or names a missing file ({error}); {again}.") from None
+        need(
+            not wrong, f"{self.folder / ''.join(wrong[:1])} is damaged: its sha256 is not that in {sums.name}; {again}."
+        )
+
     def model(self, *, dtype: Dtype = None, device: Device = None, mapped: bool = True) -> Model:
         """The model with its weights, in evaluation mode; a recipe's is newly initialised.
 
@@ -97,12 +111,14 @@ class Checkpoint:
             return loading.new_model(self.config, kind or loading.DTYPES["float32"], device)
         if self.base is None:
             files = Files(self.weights(), mapped)
+            self._verify()  # a header that lies was named by now
             return loading.load_model(self.config, self.recipe, files, kind or files.dtype, device).eval()
         try:
             model = Checkpoint.open(self.base).model_as(self.config, dtype=kind, device=device).model
         except UserError as error:
             sentence = f"{self.folder} holds only what was changed in {self.base}, and that cannot be loaded: {error}"
             raise UserError(sentence) from None
+        self._verify()
         adapters.attach(model, self.folder)
         lora.merge_and_unload(model)
         return model.requires_grad_(True).eval()
@@ -129,6 +145,7 @@ class Checkpoint:
             loading.copy_weights(model, given, shared)
         else:
             files = Files(self.weights())
+            self._verify()
             model = loading.new_model(cfg, kind or files.dtype, device, seed)
             links, shapes = loading.linked(self.config, self.recipe, files)
             wanted = {path: weight for path, weight in model.named_parameters() if path in shared}

@@ -241,13 +241,12 @@ def verified(path: Path) -> dict[str, Any]:
     if "best_step" not in numbers:  # what older versions wrote has no sums
         return numbers
     try:
-        lines = [line.partition("  ") for line in (path / SUMS).read_text(encoding="utf-8").splitlines()]
-        wrong = [name for kept, _, name in lines if files.sha256(path / Path(name).name) != kept]
+        wrong = files.altered(path / SUMS)
+        listed = {line.partition("  ")[2] for line in (path / SUMS).read_text(encoding="utf-8").splitlines()}
     except (OSError, ValueError) as error:
         raise UserError(f"{path / SUMS} is damaged or names a missing file ({error}); {ANOTHER}.") from None
     there = {file.name for file in path.iterdir() if file.suffix in (".json", ".safetensors")}
-    listed = there <= {name for _, _, name in lines}
-    need(listed, f"{path / SUMS} is damaged (a file is missing); {ANOTHER}.")
+    need(there <= listed, f"{path / SUMS} is damaged (a file is missing); {ANOTHER}.")
     need(not wrong, f"{path / ''.join(wrong[:1])} is damaged: its sha256 is not that in {SUMS}; {ANOTHER}.")
     return numbers
 

@@ -87,6 +87,8 @@ def _train(
     plan = plan_run(settings, start).with_tokenizer()
     if before:
         must_be_same(before.get("model"), serial.to_dict(plan.model), out, "model")
+    if "extended" in before:
+        note(before["extended"])
     data = run_data(plan)
     _refuse_what_cannot_fit(plan, device)
     model, notes = build(plan, device, fresh=start is None)

@@ -12,7 +12,6 @@ from ..config.run import MAY_CHANGE_ON_RESUME, Run, Train
 from ..errors import UserError, need
 from . import checkpoint
 from .loop import State
-from .report import note
 from .schedule import describe
 
 
@@ -50,11 +49,12 @@ def must_be_same(saved: Any, given: Any, out: Path, name: str) -> None:
 
 
 def _extend(before: dict[str, Any], how: Train, out: Path) -> None:
-    """Let a run that ended, after its steps or early, go on with more: they are added to ``before``."""
+    """Let a run that ended, after its steps or early, go on with more: ``before`` then has them, and a sentence."""
     train, newest = dict(before.get("train") or {}), checkpoint.newest(out)
     steps = train.get("steps")
-    if not isinstance(steps, int) or how.steps <= steps:
+    if not isinstance(steps, int) or how.steps == steps:
         return
+    need(how.steps > steps, f"{out} is a run of {steps} steps, and --steps is {how.steps}; steps can only be raised.")
     step = checkpoint.number(newest) if newest else 0
     early = False
     if newest and step < steps:
@@ -66,9 +66,8 @@ def _extend(before: dict[str, Any], how: Train, out: Path) -> None:
     need(early or step == steps, f"{finish} {how.steps}.")
     before["train"] = {**train, "steps": how.steps}
     before["ended"] = [*before.get("ended", []), step]
-    note(
-        f"The run had ended at step {step:,} and goes on to {how.steps:,}: {describe(how.schedule, how.steps - step)}."
-    )
+    goes_on = describe(how.schedule, how.steps - step)
+    before["extended"] = f"The run had ended at step {step:,} and goes on to {how.steps:,}: {goes_on}."
 
 
 def is_stale(step: int, best: int | None, ended: Any, early_stop: int, evaluate_every: int) -> bool:

@@ -236,7 +236,7 @@ def test_a_resumed_run_keeps_what_is_not_given_again(book, tmp_path, monkeypatch
     assert not cli.main(["train", "--out", str(out), "--resume", "--steps", "8"])
     assert "goes on to 8" in capsys.readouterr().err
     assert cli.main(["train", "--out", str(out), "--resume", "--steps", "3"]) == 2
-    assert "is a run of 8 steps, and --steps is 3; steps can only be raised." in capsys.readouterr().err
+    assert "train.steps is 8 there and 3 here, and steps can only be raised; set it back" in capsys.readouterr().err
     assert cli.main(["train", "--out", str(out), "--resume", "--steps", "9", "--dim", "32"]) == 2
     assert "goes on" not in capsys.readouterr().err
 

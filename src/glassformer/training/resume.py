@@ -54,7 +54,9 @@ def _extend(before: dict[str, Any], how: Train, out: Path) -> None:
     steps = train.get("steps")
     if not isinstance(steps, int) or how.steps == steps:
         return
-    need(how.steps > steps, f"{out} is a run of {steps} steps, and --steps is {how.steps}; steps can only be raised.")
+    differs = f"train.steps is {steps} there and {how.steps} here, and steps can only be raised"
+    sentence = f"{out} cannot be resumed with another config: {differs}; set it back or choose another --out."
+    need(how.steps > steps, sentence)
     step = checkpoint.number(newest) if newest else 0
     early = False
     if newest and step < steps:

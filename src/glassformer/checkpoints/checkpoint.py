@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     Device = torch.device | str | None
 
 FORMAT = 1  # of the glassformer layout
+SUMS, ANOTHER = "SHA256SUMS", "use another checkpoint"  # of a checkpoint of a training
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "encoder.json", "vocab.txt")
 SOURCE = "source_tokenizer.json"  # beside the tokenizer of what is written, where the source has another
@@ -80,20 +81,6 @@ class Checkpoint:
         assert self.folder is not None
         return self.headers or read_headers(self.folder)
 
-    def _verify(self) -> None:
-        """Refuse weights of a training checkpoint that are not those that were written (1.1 GB/s)."""
-        sums = (self.folder or Path()) / "SHA256SUMS"
-        if self.folder is None or not sums.is_file():
-            return
-        again = "use another checkpoint of the run"
-        try:
-            wrong = files.altered(sums, "model", "adapter")
-        except (OSError, ValueError) as error:
-            raise UserError(f"{sums} is damaged or names a missing file ({error}); {again}.") from None
-        need(
-            not wrong, f"{self.folder / ''.join(wrong[:1])} is damaged: its sha256 is not that in {sums.name}; {again}."
-        )
-
     def model(self, *, dtype: Dtype = None, device: Device = None, mapped: bool = True) -> Model:
         """The model with its weights, in evaluation mode; a recipe's is newly initialised.
 
@@ -111,14 +98,14 @@ class Checkpoint:
             return loading.new_model(self.config, kind or loading.DTYPES["float32"], device)
         if self.base is None:
             files = Files(self.weights(), mapped)
-            self._verify()  # a header that lies was named by now
+            verify(self.folder, "model", "adapter")  # a header that lies was named by now
             return loading.load_model(self.config, self.recipe, files, kind or files.dtype, device).eval()
         try:
             model = Checkpoint.open(self.base).model_as(self.config, dtype=kind, device=device).model
         except UserError as error:
             sentence = f"{self.folder} holds only what was changed in {self.base}, and that cannot be loaded: {error}"
             raise UserError(sentence) from None
-        self._verify()
+        verify(self.folder, "model", "adapter")
         adapters.attach(model, self.folder)
         lora.merge_and_unload(model)
         return model.requires_grad_(True).eval()
@@ -145,7 +132,7 @@ class Checkpoint:
             loading.copy_weights(model, given, shared)
         else:
             files = Files(self.weights())
-            self._verify()
+            verify(self.folder, "model", "adapter")
             model = loading.new_model(cfg, kind or files.dtype, device, seed)
             links, shapes = loading.linked(self.config, self.recipe, files)
             wanted = {path: weight for path, weight in model.named_parameters() if path in shared}
@@ -244,3 +231,18 @@ def _labels(raw: dict[str, Any]) -> tuple[str, ...]:
         given = tuple(str(named[str(number)]) for number in range(len(named)))
         return () if all(re.fullmatch(r"LABEL_\d+", label) for label in given) else given
     return ()
+
+
+def verify(folder: Path, *prefixes: str) -> None:
+    """Refuse a training checkpoint whose files, those whose names begin so (none: all), are not what was written.
+
+    Raises UserError; a folder without sums is taken as it is. Reads 1.1 GB/s.
+    """
+    sums = folder / SUMS
+    if not sums.is_file():
+        return
+    try:
+        wrong = files.altered(sums, *prefixes)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{sums} is damaged or names a missing file ({error}); {ANOTHER}.") from None
+    need(not wrong, f"{folder / ''.join(wrong[:1])} is damaged: its sha256 is not that in {SUMS}; {ANOTHER}.")

@@ -66,7 +66,9 @@ def ours(name: str, mixture: bool, dtype: str) -> Iterator[float]:
     model = build_model(shape_of(name, mixture), seed=0)
     feed = (Batch(*pair) for pair in batches(name))
     adamw = run.AdamW(RATE, BETAS, decay=DECAY)
-    settings = run.Train(10**9, 1, optimizer=adamw, schedule=run.Constant(), clip=CLIP, dtype=dtype, compile="no")
+    settings = run.Train(
+        steps=10**9, batch=1, optimizer=adamw, schedule=run.Constant(), clip=CLIP, dtype=dtype, compile="no"
+    )
     plan = make_execution_plan(model, next(feed), Causal(), settings)
     return (step.loss for step in train(model, feed, settings=settings, plan=plan))
 

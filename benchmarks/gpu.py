@@ -115,7 +115,7 @@ def our_step(
     stack = config.Stack(depth, (block,), config.Learned(context), last_norm=config.LayerNorm(bias=False))
     model = build_model(config.Decoder(dim, context, config.Embed(vocab), stack), device=where, seed=0)
     compiled = "yes" if given.who.endswith("compiled") else "no"
-    settings = run.Train(10**9, batch, optimizer=run.AdamW(6e-4), dtype="bfloat16", compile=compiled)
+    settings = run.Train(steps=10**9, batch=batch, optimizer=run.AdamW(6e-4), dtype="bfloat16", compile=compiled)
     draw = torch.Generator().manual_seed(0)
     some = [torch.randint(vocab, (batch, context + 1), generator=draw) for _ in range(8)]
     feed = (Batch(part[:, :-1], part[:, 1:]) for part in itertools.cycle(some))

@@ -62,7 +62,9 @@ def ours(shape: str, batches: Iterator[Any], dtype: str) -> Iterator[float]:
     stack = config.Stack(depth, (block,), config.Learned(context), last_norm=norm)
     model = build_model(config.Decoder(dim, context, config.Embed(vocab), stack), seed=0)
     adamw = run.AdamW(RATE, BETAS, decay=DECAY)
-    settings = run.Train(10**9, batch, optimizer=adamw, schedule=run.Constant(), clip=CLIP, dtype=dtype, compile="no")
+    settings = run.Train(
+        steps=10**9, batch=batch, optimizer=adamw, schedule=run.Constant(), clip=CLIP, dtype=dtype, compile="no"
+    )
     feed = (Batch(*pair) for pair in batches)
     plan = make_execution_plan(model, next(feed), Causal(), settings)
     print(json.dumps({"said": plan.why}), flush=True)

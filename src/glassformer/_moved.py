@@ -9,6 +9,8 @@ from typing import Any
 
 MOVED = {
     "lengths": "config.context_length",
+    "nn.stack": "nn.block",
+    "nn.tape": "nn.flow",
     "run": "config.run",
     "serial": "config.serial",
     "store": "checkpoints.store",

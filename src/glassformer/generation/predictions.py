@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from .. import config
 from ..data.examples import words_apart
 from ..errors import UserError, need
-from ..nn import Encoder, Model
+from ..nn import Encoder, Flow, Model
 from ..nn.finite import must_be_finite
 from ..nn.inference import inference
 from ..nn.pool import Pool
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 Text: TypeAlias = str | tuple[str, str]
 Progress = Callable[[int], None]  # texts done so far
 BLANK = "___"  # stands for the mask token, whatever that is called
-
-
-# ------------------------------------------------------------------------------ vectors and labels
 
 
 def embed(
@@ -50,13 +47,9 @@ def embed(
     own = model.config.pool
     if isinstance(model.config, config.EncoderDecoder):
         raise UserError("An encoder-decoder has no vector for a text; use an encoder or a decoder.")
-    pool = model.pool if own is not None and not own.labels else _mean(model)
-    found = []
-    for output, flow in _read(model, tokenizer, texts, batch, progress):
-        vectors = pool(output, flow).float()
-        must_be_finite(model, vectors)
-        found.append(torch.nn.functional.normalize(vectors, dim=-1) if unit else vectors)
-    return _back(texts, found, batch)
+    pool = model.pool if own is not None and not own.labels else Pool(config.Pool("mean"), model.config.dim)
+    vectors = torch.stack(_each(model, _rows(model, tokenizer, texts), pool, batch, progress))
+    return torch.nn.functional.normalize(vectors, dim=-1) if unit else vectors
 
 
 def classify(
@@ -69,12 +62,8 @@ def classify(
     own = model.config.pool
     if own is None or not own.labels:
         raise UserError("This model has no labels to choose from; train it with the objective Classify first.")
-    found = []
-    for output, flow in _read(model, tokenizer, texts, batch, progress):
-        logits = model.pool(output, flow).float()
-        must_be_finite(model, logits)
-        found.append(logits if own.labels == 1 else logits.softmax(-1))
-    return _back(texts, found, batch)
+    logits = torch.stack(_each(model, _rows(model, tokenizer, texts), model.pool, batch, progress))
+    return logits if own.labels == 1 else logits.softmax(-1)
 
 
 def tag(
@@ -94,20 +83,13 @@ def tag(
     need(bool(sentences) and all(sentences), "A sentence is empty; give at least one, and words in each.")
     words = list(words_apart(tokenizer, sentences))
     rows = [tokenizer.framed([[id for word in one for id in word]]) for one in words]
-    order = sorted(range(len(rows)), key=lambda place: len(rows[place][0]))
-    most, longest = int(min(model.config.context, model.limit)), len(rows[order[-1]][0])
-    sentence = f"Sentence {order[-1] + 1} has {longest} tokens and the model reads {most}; cut it in two."
-    need(longest <= most, sentence)
+    longest = max(range(len(rows)), key=lambda place: len(rows[place][0]))
+    most, length = int(min(model.config.context, model.limit)), len(rows[longest][0])
+    need(length <= most, f"Sentence {longest + 1} has {length} tokens and the model reads {most}; cut it in two.")
     opened = tokenizer.framed([[-1]])[0].index(-1)
-    found: dict[int, Tensor] = {}
-    for hidden, flow in _hidden(model, [rows[place] for place in order], batch, progress):
-        logits = model.token_head(hidden, flow).float()
-        must_be_finite(model, logits)
-        for row in logits.softmax(-1).cpu():
-            place = order[len(found)]
-            firsts = list(itertools.accumulate(map(len, words[place]), initial=opened))[:-1]
-            found[place] = row[firsts]
-    return [found[place] for place in range(len(rows))]
+    firsts = [list(itertools.accumulate(map(len, one), initial=opened))[:-1] for one in words]
+    found = _each(model, rows, model.token_head, batch, progress)
+    return [logits[own].softmax(-1) for logits, own in zip(found, firsts, strict=True)]
 
 
 def tags(cfg: config.Model) -> bool:
@@ -116,32 +98,30 @@ def tags(cfg: config.Model) -> bool:
     return own is not None and not own.span
 
 
-def _mean(model: Model) -> Any:
-    return Pool(config.Pool("mean"), model.config.dim)
-
-
-def _read(
-    model: Model, tokenizer: Tokenizer, texts: Sequence[Text], batch: int, progress: Progress | None
-) -> Iterator[tuple[Tensor, Any]]:
-    """The hidden states (B, T, C) and the flow of each batch, short texts first: little is padded."""
+def _rows(model: Model, tokenizer: Tokenizer, texts: Sequence[Text]) -> list[tuple[list[int], list[int]]]:
+    """The ids of each text or pair and their segments, cut to what the model reads; UserError where there are none."""
+    need(bool(texts), "There is no text; give at least one.")
     if any(not text for group in texts for text in ((group,) if isinstance(group, str) else group)):
         raise UserError("A text is empty; give some text.")
-    most = int(min(model.config.context, model.limit))
-    rows = tokenizer.encode_pairs(texts, most=most)
-    yield from _hidden(model, [rows[place] for place in _order(texts)], batch, progress)
+    return tokenizer.encode_pairs(texts, most=int(min(model.config.context, model.limit)))
 
 
-def _hidden(
-    model: Model, rows: Sequence[tuple[list[int], list[int]]], batch: int, progress: Progress | None
-) -> Iterator[tuple[Tensor, Any]]:
-    """The same of ids with their segments."""
+def _each(
+    model: Model,
+    rows: Sequence[tuple[list[int], list[int]]],
+    answer: Callable[[Tensor, Flow], Tensor],
+    batch: int,
+    progress: Progress | None,
+) -> list[Tensor]:
+    """What ``answer`` makes of each row's hidden states, in fp32 on the host; short rows first: little is padded."""
     need(batch >= 1, f"batch is {batch}; give 1 or more.")
-    device = next(model.parameters()).device
+    device, found = next(model.parameters()).device, dict[int, Tensor]()
+    order = sorted(range(len(rows)), key=lambda place: len(rows[place][0]))
     for begin in range(0, len(rows), batch):
-        some = rows[begin : begin + batch]
-        longest = max(len(ids) for ids, _ in some)
-        tokens, segments, pos = (torch.full((len(some), longest), fill) for fill in (0, 0, -1))
-        for row, (ids, kinds) in enumerate(some):
+        places = order[begin : begin + batch]
+        tokens, segments, pos = (torch.full((len(places), len(rows[places[-1]][0])), fill) for fill in (0, 0, -1))
+        for row, place in enumerate(places):
+            ids, kinds = rows[place]
             tokens[row, : len(ids)], segments[row, : len(ids)] = torch.tensor(ids), torch.tensor(kinds)
             pos[row, : len(ids)] = torch.arange(len(ids))
         tokens, segments, pos = (x.to(device) for x in (tokens, segments, pos))
@@ -149,27 +129,12 @@ def _hidden(
         need(not wrong, "The tokenizer has tokens that the model does not know; use the one it was trained with.")
         with inference(model):
             told = {"segments": segments} if isinstance(model, Encoder) and model.config.embed.segments else {}
-            hidden = model(tokens, pos=pos, logits="none", **told).hidden
-            yield hidden, model.flow(tokens, pos)
+            answers = answer(model(tokens, pos=pos, logits="none", **told).hidden, model.flow(tokens, pos)).float()
+        must_be_finite(model, answers)
+        found.update(zip(places, answers.cpu(), strict=True))
         if progress is not None:
-            progress(begin + len(some))
-
-
-def _order(texts: Sequence[Text]) -> list[int]:
-    lengths = [len(text) if isinstance(text, str) else len(text[0]) + len(text[1]) for text in texts]
-    return sorted(range(len(texts)), key=lambda place: lengths[place])
-
-
-def _back(texts: Sequence[Text], found: list[Tensor], batch: int) -> Tensor:
-    """The rows in the order in which the texts were given."""
-    if not found:
-        raise UserError("There is no text; give at least one.")
-    order = torch.tensor(_order(texts))
-    joined = torch.cat(found).cpu()
-    return torch.empty_like(joined).index_copy_(0, order, joined)
-
-
-# ------------------------------------------------------------------------------------------ blanks
+            progress(len(found))
+    return [found[place] for place in range(len(rows))]
 
 
 @dataclass(frozen=True)

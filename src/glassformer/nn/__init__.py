@@ -7,10 +7,9 @@ from typing import Any
 
 from .build import build, builds, built
 from .cache import KV, Cache, CrossKV
-from .flow import Flow, Memory, TracedModule
+from .flow import Flow, Memory, Tape, TracedModule
 from .mask import Mask
 from .model import Decoder, Encoder, EncoderDecoder, Model, Output, build_model
-from .tape import Tape
 
 __all__ = [
     "KV",

@@ -50,15 +50,15 @@ class Attention(TracedModule):
         x = flow.look(self, "in", x)
         if self.cross:
             k, v, mask, bias = *self.from_memory(flow, kv), self.cross_mask(flow), None
-            q = flow.look(self, "q", self.queries(self.q(x)))
+            q = flow.look(self, "q", self.split(self.q(x), self.q_norm))
         else:
             q, k, v = together(x, self.q, self.k, self.v)
             if flow.watches(self, "qkv"):
                 joined = flow.look(self, "qkv", torch.cat((q, k, v), -1))  # before heads are normed and turned
                 q, k, v = torch.split(joined, [q.shape[-1], k.shape[-1], v.shape[-1]], -1)
-            q = flow.look(self, "q", position.rotate(self.queries(q), flow))
-            k, v = self.keys_values(k, v)
-            k, v = flow.look(self, "k", position.rotate(k, flow)), flow.look(self, "v", v)
+            q = flow.look(self, "q", position.rotate(self.split(q, self.q_norm), flow))
+            k = flow.look(self, "k", position.rotate(self.split(k, self.k_norm), flow))
+            v = flow.look(self, "v", self.split(v))
             if isinstance(kv, KV):
                 k, v = kv.extend(k, v)
             mask = self.self_mask(flow, kv)
@@ -81,24 +81,16 @@ class Attention(TracedModule):
         x = x.view(*x.shape[:2], x.shape[2] // self.head_dim, self.head_dim)
         return (x if norm is None else norm(x)).transpose(1, 2)
 
-    def queries(self, q: Tensor) -> Tensor:
-        """Projected (B, T, H * D), as queries (B, H, T, D) before rotation."""
-        return self.split(q, self.q_norm)
-
-    def keys_values(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Projected (B, S, K * D), as keys before rotation and values (B, K, S, D)."""
-        return self.split(k, self.k_norm), self.split(v)
-
     def from_memory(self, flow: Flow, kv: KV | CrossKV | None) -> tuple[Tensor, Tensor]:
         """The encoder's keys and values, from the cache when it has them."""
         assert flow.memory is not None
         hidden = flow.memory.hidden
 
         def make() -> tuple[Tensor, Tensor]:
-            return self.keys_values(self.k(hidden), self.v(hidden))
+            return self.split(self.k(hidden), self.k_norm), self.split(self.v(hidden))
 
-        made = kv.cached(make) if isinstance(kv, CrossKV) else make()
-        return flow.look(self, "k", made[0]), flow.look(self, "v", made[1])
+        k, v = kv.cached(make) if isinstance(kv, CrossKV) else make()
+        return flow.look(self, "k", k), flow.look(self, "v", v)
 
     def self_mask(self, flow: Flow, kv: KV | CrossKV | None) -> Mask:
         """Which tokens of the stack may attend to which."""
@@ -107,19 +99,14 @@ class Attention(TracedModule):
         prefix = flow.prefix
         if prefix is not None and k_pos.shape[1] > prefix.shape[1]:  # what a cache holds lies before all of it
             prefix = F.pad(prefix, (k_pos.shape[1] - prefix.shape[1], 0))
-        key = ("self_mask", self.causal, self.mask)
-        return flow.cached(
-            key, lambda: Mask(flow.pos, k_pos, self.causal, self.mask, document_ids, flow.contiguous, prefix)
-        )
+        made = partial(Mask, flow.pos, k_pos, self.causal, self.mask, document_ids, flow.contiguous, prefix)
+        return flow.cached(("self_mask", self.causal, self.mask), made)
 
     def cross_mask(self, flow: Flow) -> Mask:
         """Every token may attend to all of the encoder's output but padding."""
-        memory = flow.memory
+        memory, document_ids = flow.memory, None
         assert memory is not None
-        document_ids = (
-            None
-            if flow.document_ids is None or memory.document_ids is None
-            else (flow.document_ids, memory.document_ids)
-        )
+        if flow.document_ids is not None and memory.document_ids is not None:
+            document_ids = (flow.document_ids, memory.document_ids)
         contiguous = memory.contiguous and document_ids is None
         return flow.cached("cross_mask", lambda: Mask(flow.pos, memory.pos, False, ALL, document_ids, contiguous))

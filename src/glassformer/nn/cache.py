@@ -154,10 +154,6 @@ class Carried:
         self.states: dict[int, tuple[Tensor, ...]] = {}
         self.cross = CrossKV()
 
-    def of(self, layer: int) -> tuple[Tensor, ...] | None:
-        """The state of every row, None before the first pass."""
-        return self.states.get(layer)
-
     def keep(self, layer: int, rows: Tensor, last: Tensor, state: tuple[Tensor, ...], batch: int, still: bool) -> None:
         """Keep, of documents (D, C) in ``rows`` (D,), each row's ``last``; a row without one stays as it was."""
         if not still:

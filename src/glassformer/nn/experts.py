@@ -99,19 +99,15 @@ class MoE(TracedModule):
             capacity = max(4, capacity + capacity % 2)
         return Dispatch(expert_index, weight.flatten(0, 1).mT, counts, is_token, capacity)
 
-    # ------------------------------------------------------------------------------------- three ways, one result
-
     def reference(self, x: Tensor, choices: Dispatch) -> Tensor:
         """Reference: one expert after another, each with its tokens; x and what comes back are (B, T, C)."""
         tokens = x.flatten(0, 1)
         write = torch.zeros_like(tokens, dtype=choices.weight.dtype)
         for expert in range(self.cfg.experts):
-            slot, token = (choices.expert_index == expert).nonzero(
-                as_tuple=True
-            )  # all first choices, then all second ones
-            slot, token = slot[: choices.capacity], token[: choices.capacity]
-            expert_output = self.expert_output(expert, tokens[token]) * choices.weight[slot, token, None]
-            write = write.index_add(0, token, expert_output)
+            found = (choices.expert_index == expert).nonzero()[: choices.capacity]  # first choices, then second ones
+            slot, token = found.unbind(1)
+            output = self.expert_output(expert, tokens[token]) * choices.weight[slot, token, None]
+            write = write.index_add(0, token, output)
         return write.to(x.dtype).view_as(x)
 
     def decode(self, x: Tensor, weight: Tensor, chosen: Tensor, flow: Flow) -> Tensor:
@@ -130,12 +126,9 @@ class MoE(TracedModule):
 
     def expert_output(self, expert: int, x: Tensor) -> Tensor:
         """What one expert makes of x (..., C)."""
-        return self.product(expert, self.hidden(expert, x), self.down, self.down_bias)
-
-    def hidden(self, expert: int, x: Tensor) -> Tensor:
-        """What one expert makes of x (..., C) half way: (..., H)."""
         gate = None if self.gate is None else self.product(expert, x, self.gate, self.gate_bias)
-        return self.activation(self.product(expert, x, self.up, self.up_bias), gate, unwatched)
+        hidden = self.activation(self.product(expert, x, self.up, self.up_bias), gate, unwatched)
+        return self.product(expert, hidden, self.down, self.down_bias)
 
     def activation(self, up: Tensor, gate: Tensor | None, look: Look) -> Tensor:
         """What the products with ``up`` and ``gate`` make together (..., H), each step shown by its name."""
@@ -184,10 +177,9 @@ class MoE(TracedModule):
         if self.cfg.z:
             flow.add_loss("z", self.cfg.z * _mean(normal.square(), is_token))
         if self.training:
-            kept = choices.kept.sum()
             flow.add_metric("load", load)
             flow.add_metric("entropy", _mean(normal - (router_probs * logits).sum(-1), is_token))
-            flow.add_metric("dropped", 1 - kept / choices.counts.sum().clamp(min=1))
+            flow.add_metric("dropped", 1 - choices.kept.sum() / choices.counts.sum().clamp(min=1))
 
 
 @dataclass

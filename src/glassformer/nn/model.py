@@ -19,9 +19,8 @@ from ..config.context_length import longer_hint
 from ..errors import UserError
 from .build import build, builds
 from .cache import Cache
-from .flow import Flow, Memory, TracedModule
+from .flow import Flow, Memory, Tape, TracedModule
 from .prepacked import unpack
-from .tape import Tape
 
 Want = Literal["all", "last", "none"]
 Method = TypeVar("Method", bound=Callable[..., Any])

@@ -48,6 +48,8 @@ class Position(TracedModule):
 
     def reset(self, std: float, generator: torch.Generator | None) -> None:
         """Draw what is trained."""
+        for weight in self.parameters(recurse=False):
+            nn.init.normal_(weight, std=std, generator=generator)
 
 
 @builds(config.Sinusoidal)
@@ -77,9 +79,6 @@ class Learned(Position):
 
     def embed(self, x: Tensor, flow: Flow) -> Tensor:
         return x + flow.look(flow.embed_path, "position", nn.functional.embedding(flow.pos.clamp(min=0), self.weight))
-
-    def reset(self, std: float, generator: torch.Generator | None) -> None:
-        nn.init.normal_(self.weight, std=std, generator=generator)
 
 
 @builds(config.Rotary)
@@ -200,9 +199,6 @@ class RelativeBias(Position):
         ratio = (behind.float() / exact).clamp(min=1).log() / math.log(self.distance / exact)
         far = exact + (ratio * (buckets - exact)).long().clamp(max=buckets - exact - 1)
         return first + torch.where(behind < exact, behind, far)
-
-    def reset(self, std: float, generator: torch.Generator | None) -> None:
-        nn.init.normal_(self.weight, std=std, generator=generator)
 
 
 @builds(config.Alibi)

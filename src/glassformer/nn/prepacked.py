@@ -166,9 +166,12 @@ def prepack(model: M, room: int | None = None) -> View[M]:
         if room is None or sum(groups[paths].nbytes for paths in missing) <= room:
             kept.update({paths: PackedWeight.of(groups[paths]) for paths in missing})
         copies = dict(kept)
-    swaps = {model.get_submodule(path): packed for paths, packed in copies.items() for path in paths}
-    view = replaced(model, {layer: _module(layer, packed) for layer, packed in swaps.items()})
-    return View(view, list(copies.values()), len(copies) == len(groups))
+    swaps: dict[nn.Module, nn.Module] = {}
+    for paths, packed in copies.items():
+        for layer in map(model.get_submodule, paths):
+            kind = PrepackedProjection if isinstance(layer, Projection) else PrepackedLinear
+            swaps[layer] = kind(layer, packed)
+    return View(replaced(model, swaps), list(copies.values()), len(copies) == len(groups))
 
 
 def unpack(model: nn.Module) -> None:
@@ -178,11 +181,10 @@ def unpack(model: nn.Module) -> None:
 
 def replaced(module: M, swaps: Mapping[nn.Module, nn.Module]) -> M:
     """``module`` with those inside it exchanged as ``swaps`` says; what lies above these is a shallow copy."""
-    done: dict[nn.Module, Any] = dict(swaps)
-    return _replaced(module, done)  # type: ignore[no-any-return]
+    return _replaced(module, dict(swaps))  # type: ignore[no-any-return]
 
 
-def _replaced(module: nn.Module, done: dict[nn.Module, Any]) -> Any:
+def _replaced(module: nn.Module, done: dict[nn.Module, nn.Module]) -> Any:  # no closure: it would hold the copies
     if module not in done:
         inside = {name: child if child is None else _replaced(child, done) for name, child in module._modules.items()}
         done[module] = module
@@ -190,10 +192,6 @@ def _replaced(module: nn.Module, done: dict[nn.Module, Any]) -> Any:
             done[module] = object.__new__(type(module))
             done[module].__dict__.update(module.__dict__, _modules=inside)
     return done[module]
-
-
-def _module(module: nn.Module, packed: PackedWeight) -> nn.Module:
-    return (PrepackedProjection if isinstance(module, Projection) else PrepackedLinear)(module, packed)
 
 
 def packable(model: nn.Module) -> Iterator[tuple[Paths, Group]]:

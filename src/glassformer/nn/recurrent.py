@@ -32,8 +32,6 @@ from .linear import linear
 
 State: TypeAlias = tuple[Tensor, ...]  # (n, C) each; the first is what is seen from outside
 
-# --------------------------------------------------------------------------------------- order
-
 
 @dataclass
 class DocumentOrder:
@@ -95,9 +93,6 @@ class DocumentOrder:
         """x (N, ...) -> (B, T, ...) of ``like``'s first two, 0 at padding."""
         B, T = like.shape[:2]
         return x.new_zeros(B * T, *x.shape[1:]).index_copy(0, self.index, x).view(B, T, *x.shape[1:])
-
-
-# --------------------------------------------------------------------------------------- cells
 
 
 class Cell(TracedModule):
@@ -198,9 +193,6 @@ class LSTM(Cell):
         return outputs, (h[0], cell[0])
 
 
-# -------------------------------------------------------------------------------------- source
-
-
 @dataclass
 class Source:
     """The encoder's states that each document attends to (D, S, C), and which of them are not padding."""
@@ -267,9 +259,6 @@ class Additive(Summary):
         if source.valid is not None:
             scores = scores.masked_fill(~source.valid[:n], torch.finfo(scores.dtype).min)
         return scores.softmax(-1)
-
-
-# ----------------------------------------------------------------------------------- the whole
 
 
 @builds(config.Recurrent)
@@ -343,7 +332,7 @@ class Recurrent(TracedModule):
         """The state in which each document goes on, (D, C)."""
         D, like = len(order.rows), cell.state.weight
         fresh = cell.initial(like.new_zeros(D, cell.width) if initial is None else initial)
-        before = None if carried is None else carried.of(number)
+        before = None if carried is None else carried.states.get(number)
         if before is None:
             return fresh
         old = (part[order.rows] for part in before)
@@ -369,17 +358,13 @@ class Recurrent(TracedModule):
             contexts.append(context)
             patterns.append(pattern)
         if tape is not None and flow.watches(cross, "pattern"):
-            tape.record(path, self.batch_pattern(torch.cat(patterns), order, source, flow, like))
+            pattern = torch.cat(patterns)  # (N, S) of each document's own words
+            if source.columns is not None and flow.memory is not None:  # in the columns of the batch
+                wide = pattern.new_zeros(len(pattern), flow.memory.hidden.shape[1])
+                pattern = wide.scatter(1, source.columns[order.ranks], pattern)
+            tape.record(path, order.scatter(pattern, like)[:, None])  # (B, 1, T, S)
         outputs, last = walk.end()
         return outputs, torch.cat(contexts), last
-
-    def batch_pattern(self, pattern: Tensor, order: DocumentOrder, source: Source, flow: Flow, like: Tensor) -> Tensor:
-        """Weights (N, S) of each document's own words -> (B, 1, T, S) in the columns of the batch."""
-        assert flow.memory is not None
-        if source.columns is not None:
-            wide = pattern.new_zeros(len(pattern), flow.memory.hidden.shape[1])
-            pattern = wide.scatter(1, source.columns[order.ranks], pattern)
-        return order.scatter(pattern, like)[:, None]
 
     def look(self, flow: Flow, part: TracedModule, name: str, x: Tensor, order: DocumentOrder, like: Tensor) -> Tensor:
         """x (N, C), seen by a tape as (B, T, C)."""

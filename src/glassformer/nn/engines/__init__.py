@@ -33,7 +33,6 @@ class Engine(NamedTuple):
     run: Callable[[AttentionInputs], Tensor]
     supports: Callable[[AttentionInputs], bool]  # whether it can compute them
     pays: Callable[[AttentionInputs], bool]  # whether it was measured to be the fastest of those that can
-    measured: str
 
 
 def _few_blocks(inputs: AttentionInputs) -> bool:
@@ -69,51 +68,21 @@ def _supports_flex(inputs: AttentionInputs) -> bool:
 ENGINES = {
     engine.name: engine
     for engine in (
-        Engine(
-            "sparse",
-            block_sparse_attention,
-            supports=lambda inputs: inputs.bias is None,
-            pays=_few_blocks,
-            measured="window(256) of 8,192 tokens, forward and backward: 10 times as fast as sdpa (docs/masks.md)",
-        ),
-        Engine(
-            "blocks",
-            blocks_attention,
-            supports=_supports_blocks,
-            pays=_trains_slowly,
-            measured="PyTorch's bf16 backward takes 2 to 3 times as long on a CPU; with dropout it has no fused kernel",
-        ),
-        Engine(
-            "prefill",
-            prefill_attention,
-            supports=_bf16_prompt,
-            pays=lambda inputs: inputs.q.shape[2] >= cpu_blocks.BLOCK // 2,
-            measured="PyTorch's fused kernel takes 1.2 to 1.8 times as long (benchmarks/limits.py)",
-        ),
-        Engine(
-            "flex",
-            flex_attention,
-            supports=_supports_flex,
-            pays=lambda inputs: False,
-            measured="not measured on a GPU yet: only by name",
-        ),
-        Engine(
-            "sdpa",
-            sdpa_attention,
-            supports=lambda inputs: inputs.softcap is None,
-            pays=lambda inputs: True,
-            measured="the fastest wherever no row above says otherwise",
-        ),
-        Engine(
-            "eager",
-            eager_attention,
-            supports=lambda inputs: True,
-            pays=lambda inputs: True,
-            measured="scores that are capped: no fused kernel does that",
-        ),
+        # window(256) of 8,192 tokens, forward and backward: 10 times as fast as sdpa (docs/masks.md)
+        Engine("sparse", block_sparse_attention, lambda inputs: inputs.bias is None, _few_blocks),
+        # PyTorch's bf16 backward takes 2 to 3 times as long on a CPU; with dropout it has no fused kernel
+        Engine("blocks", blocks_attention, _supports_blocks, _trains_slowly),
+        # PyTorch's fused kernel takes 1.2 to 1.8 times as long (benchmarks/limits.py)
+        Engine("prefill", prefill_attention, _bf16_prompt, lambda inputs: inputs.q.shape[2] >= cpu_blocks.BLOCK // 2),
+        # not measured on a GPU yet: only by name
+        Engine("flex", flex_attention, _supports_flex, lambda inputs: False),
+        # the fastest wherever no row above says otherwise
+        Engine("sdpa", sdpa_attention, lambda inputs: inputs.softcap is None, lambda inputs: True),
+        # scores that are capped: no fused kernel does that
+        Engine("eager", eager_attention, lambda inputs: True, lambda inputs: True),
     )
 }
-"""The table that chooses: the first engine that supports a call and pays. ``model.engine`` may name one instead."""
+"""The table that chooses, each row with what was measured: the first engine that supports a call and pays."""
 
 
 def choose(inputs: AttentionInputs, name: str = "auto") -> Engine:

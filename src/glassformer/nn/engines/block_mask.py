@@ -11,9 +11,9 @@ block, Q and P blocks of queries and of keys; a tile has G blocks of queries, ea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial, reduce
+from functools import cached_property, reduce
 from itertools import product
 from typing import NamedTuple
 
@@ -41,6 +41,11 @@ class SubRule(NamedTuple):
     stride: int = 1
     key_filter: config.Tail | None = None
 
+    def both(self, other: SubRule) -> SubRule:
+        """The pairs of both."""
+        stride = self.stride if self.stride > 1 else other.stride
+        return SubRule(self.rule & other.rule, stride, self.key_filter or other.key_filter)
+
 
 def split_rule(rule: config.MaskRule) -> list[SubRule]:
     """Sub-rules whose union is ``rule``; pairs may be in more than one."""
@@ -58,17 +63,9 @@ def split_rule(rule: config.MaskRule) -> list[SubRule]:
                 by_order[sub[1:]] = sub if same is None else SubRule(same.rule | sub.rule, *sub[1:])
             return list(by_order.values())
         case config.Both(rules):
-            return [reduce(_both, choice) for choice in product(*map(split_rule, rules))]
+            return [reduce(SubRule.both, choice) for choice in product(*map(split_rule, rules))]
         case _:
             return [SubRule(rule)]
-
-
-def _both(one: SubRule, other: SubRule) -> SubRule:
-    stride = one.stride if one.stride > 1 else other.stride
-    return SubRule(one.rule & other.rule, stride, one.key_filter or other.key_filter)
-
-
-# ------------------------------------------------------------------------------------- tokens in blocks
 
 
 @dataclass
@@ -122,9 +119,6 @@ def _take(x: Tensor, index: Tensor) -> Tensor:
     return taken.masked_fill_((index < 0)[:, None, :, None], 0)
 
 
-# ------------------------------------------------------------------------------------- blocks of pairs
-
-
 class Tile(NamedTuple):
     """Query blocks (G,) that attend to as many key blocks each, (G, n), counted through all rows."""
 
@@ -161,63 +155,54 @@ class BlockMask:
     @cached_property
     def tiles(self) -> list[Tile]:
         """The list of blocks to compute, made once for all layers that share the mask."""
-        q, k = (layout.info.map(lambda x: x.flatten(0, 1)) for layout in (self.queries, self.keys))  # (R * Q or P, E)
-        return [self._tile(q, k, *some) for some in self._equally_many()]
+        R, Q, P = self.blocks.shape
+        flat = self.blocks.flatten(0, 1)  # (R * Q, P)
+        counts = flat.sum(1)
+        first = torch.arange(R, device=flat.device).repeat_interleave(Q)[:, None] * P
+        made: list[Tile] = []
+        for count in sorted(set(counts.tolist()) - {0}):  # blocks of queries with equally many blocks of keys
+            q_blocks = (counts == count).nonzero()[:, 0]
+            k_blocks = flat[q_blocks].nonzero()[:, 1].view(-1, count) + first[q_blocks]
+            several = max(1, TILE_SCORES // (self.queries.block_size * self.keys.block_size * count))
+            made += map(self._tile, torch.split(q_blocks, several), torch.split(k_blocks, several))
+        return made
 
-    def _tile(self, q: TokenInfo, k: TokenInfo, q_blocks: Tensor, k_blocks: Tensor) -> Tile:
-        q, k = q.map(lambda x: x[q_blocks][:, :, None]), k.map(lambda x: x[k_blocks].flatten(1)[:, None, :])
+    def _tile(self, q_blocks: Tensor, k_blocks: Tensor) -> Tile:
+        q = self.queries.info.map(lambda x: x.flatten(0, 1)[q_blocks][:, :, None])
+        k = self.keys.info.map(lambda x: x.flatten(0, 1)[k_blocks].flatten(1)[:, None, :])
         found = self.allowed(q, k) & (q.pos >= 0)
         alike = bool((found == found[:1]).all())
         masked = None if bool(found.all()) else ~(found[:1].clone() if alike else found)
         return Tile(q_blocks, k_blocks, masked)
 
-    def _equally_many(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Query blocks (G,) with equally many key blocks (G, n); at most TILE_SCORES pairs at a time."""
-        R, Q, P = self.blocks.shape
-        flat = self.blocks.flatten(0, 1)  # (R * Q, P)
-        counts = flat.sum(1)
-        first = torch.arange(R, device=flat.device).repeat_interleave(Q)[:, None] * P
-        for count in sorted(set(counts.tolist()) - {0}):
-            q_blocks = (counts == count).nonzero()[:, 0]
-            k_blocks = flat[q_blocks].nonzero()[:, 1].view(-1, count) + first[q_blocks]
-            several = max(1, TILE_SCORES // (self.queries.block_size * self.keys.block_size * count))
-            yield from zip(torch.split(q_blocks, several), torch.split(k_blocks, several), strict=True)
-
 
 def block_masks(mask: Mask) -> list[BlockMask]:
     """A block mask for each sub-rule, made once for all layers that share the mask."""
-    if not mask.block_masks:
-        q, k = mask.token_info(expand=True)
-        earlier: tuple[MaskFunction, ...] = ()
-        for sub in split_rule(mask.rule):
-            rule: MaskFunction | None = build(sub.rule, mask.causal)
-            keep = k.pos >= 0
-            if sub.key_filter is not None:
-                keep &= k.pos % sub.key_filter.size >= sub.key_filter.size - sub.key_filter.last
-            queries, keys = BlockLayout.of(q, q.pos >= 0, sub.stride), BlockLayout.of(k, keep, sub.stride)
-            blocks = visible_blocks(mask, sub, queries.info, keys.info)
-            pairs = partial(
-                _allowed, mask.causal, mask.prefix_length, rule, earlier
-            )  # not the mask: that would be a circle
-            mask.block_masks.append(BlockMask(queries, keys, blocks, pairs))
-            if rule is None:
-                break  # this sub-rule allows all there is
-            earlier = (*earlier, rule)
+    if mask.block_masks:
+        return mask.block_masks
+    causal, prefix_length = mask.causal, mask.prefix_length  # for ``pairs``, which must not hold what holds it
+    q, k = mask.token_info(expand=True)
+    rules: list[MaskFunction] = []
+    for sub in split_rule(mask.rule):
+        rule: MaskFunction | None = build(sub.rule, causal)
+        keep = k.pos >= 0
+        if sub.key_filter is not None:
+            keep &= k.pos % sub.key_filter.size >= sub.key_filter.size - sub.key_filter.last
+        queries, keys = BlockLayout.of(q, q.pos >= 0, sub.stride), BlockLayout.of(k, keep, sub.stride)
+
+        def pairs(
+            q: TokenInfo, k: TokenInfo, rule: MaskFunction | None = rule, earlier: tuple[MaskFunction, ...] = (*rules,)
+        ) -> Tensor:
+            found: Tensor = allowed(q, k, causal, prefix_length, rule)
+            for other in earlier:  # what an earlier sub-rule allows is not counted twice
+                found = found & ~other(q.pos, k.pos)
+            return found
+
+        mask.block_masks.append(BlockMask(queries, keys, visible_blocks(mask, sub, queries.info, keys.info), pairs))
+        if rule is None:
+            break  # this sub-rule allows all there is
+        rules.append(rule)
     return mask.block_masks
-
-
-def _allowed(
-    causal: bool,
-    prefix_length: int,
-    rule: MaskFunction | None,
-    earlier: tuple[MaskFunction, ...],
-    q: TokenInfo,
-    k: TokenInfo,
-) -> Tensor:
-    found: Tensor = allowed(q, k, causal, prefix_length, rule)
-    for other in earlier:  # what an earlier sub-rule allows is not counted twice
-        found = found & ~other(q.pos, k.pos)
-    return found
 
 
 def density(mask: Mask) -> float:

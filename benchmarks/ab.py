@@ -1,0 +1,194 @@
+"""Two trees of Glassformer side by side, on what users wait for: seconds of the processor, one thread, taking turns.
+
+    git worktree add ../before COMMIT
+    python benchmarks/ab.py ../before . [--rows step strided ...] [--turns 9]
+
+Each row runs in two processes that stay up, one with each tree on its path; they take turns, the first to go changing
+each time, so that both meet the same weather. The ratio is second tree / first tree, turn by turn: median and range;
+beside it the ratio of the fastest turns, which a busy machine disturbs least. Snippets use the names of both: of today,
+and of trees from before rooms were renamed. Exit 1 where the second tree is more than --limit slower by both figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+DATA = Path(os.environ.get("GLASSFORMER_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
+START = """
+import torch
+from glassformer import config
+from glassformer.nn import Cache, build_model
+try:
+    from glassformer.config import run
+    from glassformer.training import make_execution_plan as make_plan
+except ImportError:  # as it was called
+    from glassformer import run
+    from glassformer.training import make_plan
+from glassformer.recipes import find
+from glassformer.training import Batch, Causal, train
+torch.set_num_threads(1)
+
+def training(cfg, rows, length, dtype="float32"):
+    draw = torch.Generator().manual_seed(0)
+    feed = (Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous()) for ids in
+            iter(lambda: torch.randint(cfg.embed.vocab, (rows, length + 1), generator=draw), None))
+    model = build_model(cfg, seed=0)
+    how = run.Train(steps=10**9, batch=rows, schedule=run.Constant(), dtype=dtype, compile="no")
+    return train(model, feed, settings=how, plan=make_plan(model, next(feed), Causal(), how))
+
+def decoder(depth, heads, dim, context, feedforward, mask=None, norm=None):
+    attention = config.Attention(heads) if mask is None else config.Attention(heads, **mask)
+    block = config.Block(attention, feedforward, norm or config.RMSNorm())
+    return config.Decoder(dim, context, config.Embed(65), config.Stack(depth, (block,), config.Rotary()))
+
+def mask(rule):  # the field that held the rule
+    return {"mask" if "mask" in config.Attention.__dataclass_fields__ else "see": rule}
+"""
+SMALL = START + "model = build_model(decoder(6, 6, 384, 1024, config.GatedMLP(1024)), seed=0).eval()\n"
+ROWS = {  # name: what is run once, what a turn repeats, how often
+    "step": (
+        "a training step of glass/1m, 16 x 256",
+        START + 'steps = training(find("glass/1m"), 16, 256)',
+        "next(steps)",
+        3,
+    ),
+    "strided": (
+        "a training step with strided attention, 2,048 tokens",
+        START + "steps = training(decoder(4, 4, 128, 2048, config.GatedMLP(384), mask(config.Strided(64))), 1, 2048)",
+        "next(steps)",
+        2,
+    ),
+    "experts": (
+        "a training step of 8 experts, 8 layers 128 wide, 32 x 64",
+        START
+        + 'experts = config.MoE(8, 2, config.MLP(512, "gelu"), balance=0.01, z=0.001)\n'
+        + "steps = training(decoder(8, 8, 128, 64, experts, norm=config.LayerNorm(bias=False)), 32, 64)",
+        "next(steps)",
+        3,
+    ),
+    "decode": (
+        "128 tokens by a decoder of 6 layers 384 wide",
+        SMALL + "from glassformer.generation import generate",
+        "generate(model, None, [1, 2, 3], max_new=128, temperature=0, eos=()).run()",
+        2,
+    ),
+    "prefill": (
+        "its first token after 512",
+        SMALL + "from glassformer.generation import generate",
+        "generate(model, None, [5] * 512, max_new=1, temperature=0, eos=()).run()",
+        4,
+    ),
+    "forward": (
+        "a forward pass of it over 8 x 128 tokens, no cache",
+        SMALL + "tokens = torch.randint(65, (8, 128))\nno_grad = torch.no_grad()\nno_grad.__enter__()",
+        "model(tokens)",
+        4,
+    ),
+    "tokens": (
+        "400 documents by a byte-level BPE of 4,096",
+        """
+try:
+    from glassformer.tokenizer.trainers import train
+except ImportError:
+    from glassformer.text.trainers import train
+from pathlib import Path
+texts = Path("DATA/tinystories/val.txt").read_text().split("<|endoftext|>")[:1200]
+tokenizer = train("bpe", texts[400:], 4096)
+""",
+        "tokenizer.encode_batch(texts[:400])",
+        4,
+    ),
+    "import": (
+        "a process that imports the package, a model and training",
+        "import subprocess, sys",
+        'subprocess.run([sys.executable, "-c", "import glassformer.training, glassformer.generation"], check=True)',
+        1,
+    ),
+}
+WORKER = """
+import resource, sys, time
+def clock():
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+for _ in range(2):  # warm: caches, kernels, copies of weights
+    turn()
+print("ready", flush=True)
+for _ in sys.stdin:
+    begun = clock()
+    for _ in range(TIMES):
+        turn()
+    print((clock() - begun) / TIMES, flush=True)
+"""
+
+
+class Worker:
+    """A process with one tree on its path, which repeats a row's work when told to."""
+
+    def __init__(self, tree: Path, row: str) -> None:
+        _, setup, work, times = ROWS[row]
+        code = f"{setup}\ndef turn():\n    {work}\n{WORKER}".replace("DATA", str(DATA)).replace("TIMES", str(times))
+        kept = {
+            **os.environ,
+            "PYTHONPATH": str(tree / "src"),
+            "OMP_NUM_THREADS": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self.process = subprocess.Popen([sys.executable, "-W", "ignore", "-c", code], env=kept, text=True, **pipes)
+        self.seconds: list[float] = []
+        assert self.answer() == "ready"
+
+    def answer(self) -> str:
+        """The next line it writes."""
+        line = self.process.stdout.readline().strip()
+        if not line:
+            raise SystemExit("a worker failed; its message stands above")
+        return line
+
+    def turn(self) -> None:
+        """One turn, its seconds kept."""
+        print(file=self.process.stdin, flush=True)
+        self.seconds.append(float(self.answer()))
+
+
+def compare(trees: list[Path], row: str, turns: int, limit: float) -> bool:
+    """Print a row of the table; whether the second tree is fast enough."""
+    workers = [Worker(tree, row) for tree in trees]
+    for turn in range(turns):
+        for worker in workers if turn % 2 == 0 else workers[::-1]:
+            worker.turn()
+    for worker in workers:
+        worker.process.stdin.close()
+        worker.process.wait()
+    first, second = (worker.seconds for worker in workers)
+    ratios = [b / a for a, b in zip(first, second, strict=True)]
+    middle, best = statistics.median(ratios), min(second) / min(first)
+    times = " | ".join(f"{1e3 * statistics.median(seconds):.1f}" for seconds in (first, second))
+    around = f"{min(ratios):.2f} to {max(ratios):.2f}"
+    print(f"| {row} | {ROWS[row][0]} | {times} | {middle:.3f} | {around} | {best:.3f} |", flush=True)
+    return min(middle, best) <= 1 + limit
+
+
+def main() -> int:
+    """One line for each row."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "trees", type=Path, nargs=2, metavar="TREE", help="before and after: checkouts with a src folder"
+    )
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--turns", type=int, default=9, help="turns of each (9)")
+    parser.add_argument("--limit", type=float, default=0.03, help="how much slower is too slow (0.03)")
+    given = parser.parse_args()
+    trees = [tree.resolve() for tree in given.trees]
+    print("| row | what | first, ms | second, ms | ratio | range | of the fastest |\n|---|---|---|---|---|---|---|")
+    met = [compare(trees, row, given.turns, given.limit) for row in given.rows]
+    return 0 if all(met) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -24,11 +24,23 @@ if TYPE_CHECKING:
     from .checkpoints.store import load, save
     from .config.extend import use
     from .generation import generate
-    from .inspection import look
+    from .inspection import TunedLens, fit_tuned_lens, logit_lens, look
     from .training import train
 
 __version__ = "0.1.0"
-__all__ = ["UserError", "__version__", "generate", "load", "look", "save", "train", "use"]
+__all__ = [
+    "TunedLens",
+    "UserError",
+    "__version__",
+    "fit_tuned_lens",
+    "generate",
+    "load",
+    "logit_lens",
+    "look",
+    "save",
+    "train",
+    "use",
+]
 
 _HOME = {
     "load": ".checkpoints.store",
@@ -36,6 +48,9 @@ _HOME = {
     "generate": ".generation",
     "train": ".training",
     "look": ".inspection",
+    "TunedLens": ".inspection",
+    "fit_tuned_lens": ".inspection",
+    "logit_lens": ".inspection",
     "use": ".config.extend",
 }
 _ROOMS = (

@@ -8,9 +8,40 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .alignment import alignments, svg
+    from .lens import logit_lens, logits_by_depth
     from .looking import describe, look, paths, predictions, read_tokens, summarise, to_dict
+    from .tuned_lens import TunedLens, fit_tuned_lens
 
-__all__ = ["alignments", "describe", "look", "paths", "predictions", "read_tokens", "summarise", "svg", "to_dict"]
+_HOME = {
+    "alignments": ".alignment",
+    "describe": ".looking",
+    "fit_tuned_lens": ".tuned_lens",
+    "logit_lens": ".lens",
+    "logits_by_depth": ".lens",
+    "look": ".looking",
+    "paths": ".looking",
+    "predictions": ".looking",
+    "read_tokens": ".looking",
+    "summarise": ".looking",
+    "svg": ".alignment",
+    "to_dict": ".looking",
+    "TunedLens": ".tuned_lens",
+}
+__all__ = [
+    "TunedLens",
+    "alignments",
+    "describe",
+    "fit_tuned_lens",
+    "logit_lens",
+    "logits_by_depth",
+    "look",
+    "paths",
+    "predictions",
+    "read_tokens",
+    "summarise",
+    "svg",
+    "to_dict",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -18,7 +49,6 @@ def __getattr__(name: str) -> Any:
     if name == "foretold":
         warnings.warn("glassformer.inspection.foretold is glassformer.inspection.predictions now.", FutureWarning, 2)
         name = "predictions"
-    if name not in __all__:
+    if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = ".alignment" if name in ("alignments", "svg") else ".looking"
-    return getattr(importlib.import_module(home, __name__), name)
+    return getattr(importlib.import_module(_HOME[name], __name__), name)

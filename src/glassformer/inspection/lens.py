@@ -1,0 +1,271 @@
+"""The logit lens: what the model would say if it stopped at each depth (nostalgebraist 2020).
+
+The states after a block go through the model's own last norm and head, as those of the last block do; or first through
+a translator that was fitted for that depth (tuned_lens.py).
+
+D depths, P asked positions, T tokens, C model dim, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .. import config
+from ..errors import need
+from ..nn import Model
+from ..nn.inference import inference
+from . import streams, tables
+from .looking import Text
+
+if TYPE_CHECKING:
+    from ..tokenizer.tokenizer import Tokenizer
+    from .tuned_lens import TunedLens
+
+MOST = 16  # positions where none are asked for
+NUMBERS = 1 << 22  # logits made at a time
+
+
+@dataclass(frozen=True)
+class Tracked:
+    """One token through the depths: ``probability`` and ``rank`` are (D, P); rank 1 is the likeliest."""
+
+    token: int
+    piece: str
+    probability: list[list[float]]
+    rank: list[list[int]]
+
+
+@dataclass(frozen=True)
+class Lens:
+    """What each depth says at each asked position; the last depth is the model's own answer.
+
+    ``top``, ``top_pieces`` and ``probability`` are (D, P, N): the N likeliest tokens. ``entropy`` and ``kl`` are
+    (D, P), in nats: of the depth's distribution, and from the model's own to it, KL(own || depth). ``notes`` say
+    how it was read and what was left out.
+    """
+
+    lens: str  # "logit lens" or "tuned lens"
+    depths: list[str]
+    positions: list[int]
+    tokens: list[int]
+    pieces: list[str]
+    length: int
+    top: list[list[list[int]]]
+    top_pieces: list[list[list[str]]]
+    probability: list[list[list[float]]]
+    entropy: list[list[float]]
+    kl: list[list[float]]
+    tracked: list[Tracked]
+    notes: list[str]
+    columns: list[str]  # of ``tokens``, as they read, for a table
+    words: list[list[list[str]]]  # of ``top``, the same
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        told = {name: value for name, value in vars(self).items() if name not in ("columns", "words")}
+        return {**told, "tracked": [vars(one) for one in self.tracked]}
+
+    def table(self, column: int = -1) -> list[str]:
+        """One position's depths as lines, the answer first: the likeliest tokens, entropy, KL, tracked tokens."""
+        rows = []
+        for depth in reversed(range(len(self.depths))):
+            words, chances = self.words[depth][column], self.probability[depth][column]
+            likely = "  ".join(f"{word} {chance:.3f}" for word, chance in zip(words, chances, strict=True))
+            numbers = [f"{self.entropy[depth][column]:.3f}", f"{self.kl[depth][column]:.3f}"]
+            for one in self.tracked:
+                numbers += [f"{one.probability[depth][column]:.4f}", f"{one.rank[depth][column]:,}"]
+            rows.append((self.depths[depth], *numbers, likely))
+        named = [name for one in self.tracked for name in (f"p({one.piece})", "rank")]
+        heading = ("depth", "entropy", "KL", *named, "likeliest, with their probabilities")
+        return tables.lines(rows, heading, left=(0, len(heading) - 1))
+
+    def text(self, width: int | None = None) -> str:
+        """For a terminal: the likeliest token of every depth and position, as many columns side by side as fit."""
+        width = width or shutil.get_terminal_size((100, 24)).columns
+        cells = [[f"{w[0]} {p[0]:.2f}" for w, p in zip(*row, strict=True)] for row in self._likeliest()]
+        heads = [f"{number}:{piece}" for number, piece in zip(self.positions, self.columns, strict=True)]
+        sizes = [max(map(len, column)) + 2 for column in zip(heads, *cells, strict=True)]
+        first = max(map(len, self.depths)) + 2
+        borders, used = [0], first
+        for at, size in enumerate(sizes):
+            if used + size > width and at > borders[-1]:
+                borders.append(at)
+                used = first
+            used += size
+        blocks = []
+        for low, high in pairwise([*borders, len(heads)]):
+            rows = [(name, *row[low:high]) for name, row in zip(self.depths, cells, strict=True)]
+            lines = tables.lines(reversed(rows), ("depth", *heads[low:high]), left=range(high - low + 1))
+            blocks.append("\n".join(lines))
+        return "\n\n".join(blocks)
+
+    def _likeliest(self) -> Iterator[tuple[list[list[str]], list[list[float]]]]:
+        return zip(self.words, self.probability, strict=True)
+
+
+def logit_lens(
+    model: Model,
+    tokenizer: Tokenizer | None,
+    text: Text,
+    *,
+    source: Text | None = None,
+    positions: str | Sequence[int] | None = None,
+    track: Sequence[str | int] = (),
+    top: int = 5,
+    tuned: TunedLens | None = None,
+) -> Lens:
+    """What each depth of ``model`` says at the asked positions of ``text`` (None: the last 16; "all": every one).
+
+    An encoder-decoder's decoder is read, beside its ``source``; of an encoder each token's own place. ``track`` names
+    tokens to follow, by their text, name or id; ``tuned`` puts a fitted translator in front of the head. Only the asked
+    columns are computed. Raises UserError for a model without a head, a position that is not there and a tracked
+    word of several tokens.
+    """
+    streams.needs_head(model, "`glassformer contexts` compares its vectors layer by layer.")
+    need(top >= 1, f"top is {top}; give 1 or more.")
+    tokens, source_ids = streams.read(model, tokenizer, text, source)
+    length = tokens.shape[1]
+    asked = streams.places(positions, length, MOST)
+    known = model.config.embed.vocab if tokenizer is None else min(tokenizer.size, model.config.embed.vocab)
+    followed = torch.tensor([streams.word_id(model, tokenizer, word) for word in track], dtype=torch.long)
+    seen = streams.states(model, tokens, source_ids)
+    if tuned is not None:
+        tuned.must_fit(model)
+    made = _Columns(min(top, known), known, followed)
+    vocab = model.config.embed.vocab
+    step = max(1, min(len(asked), NUMBERS // vocab))
+    with inference(model):
+        for low in range(0, len(asked), step):
+            made.add(_logits(model, seen, asked[low : low + step], tuned))
+    ids, likely = tokens[0, asked].tolist(), made.table("top")
+    notes = _notes(model, tuned)
+    if positions is None and length > MOST:
+        notes.append(f"The last {MOST} of {length} positions; --positions chooses others (all: every one).")
+    return Lens(
+        "logit lens" if tuned is None else "tuned lens",
+        list(seen.by_path),
+        asked,
+        ids,
+        streams.pieces(tokenizer, ids),
+        length,
+        likely,
+        [[streams.pieces(tokenizer, cell) for cell in row] for row in likely],
+        made.table("probability"),
+        made.table("entropy"),
+        made.table("kl"),
+        [
+            Tracked(number, streams.pieces(tokenizer, [number])[0], made.table("chance", at), made.table("rank", at))
+            for at, number in enumerate(followed.tolist())
+        ],
+        notes,
+        streams.shown(tokenizer, ids),
+        [[streams.shown(tokenizer, cell) for cell in row] for row in likely],
+    )
+
+
+def logits_by_depth(
+    model: Model,
+    tokens: Tensor,
+    source: Tensor | None = None,
+    *,
+    positions: Sequence[int] | None = None,
+    tuned: TunedLens | None = None,
+) -> dict[str, Tensor]:
+    """The lens's logits (P, V) by the path of each depth, for one text (1, T); the last are the model's own bits.
+
+    With fewer positions than the text has, the head's product has another shape, which may round otherwise.
+    """
+    streams.needs_head(model, "there is nothing to read its states with.")
+    seen = streams.states(model, tokens, source)
+    asked = list(range(tokens.shape[1])) if positions is None else streams.places(positions, tokens.shape[1])
+    with inference(model):
+        own, *others = _logits(model, seen, asked, tuned)
+    return dict(zip(seen.by_path, [*others, own], strict=True))
+
+
+def _logits(model: Model, seen: streams.States, asked: Sequence[int], tuned: TunedLens | None) -> Iterator[Tensor]:
+    """The logits (P, V) of the last depth, which are the model's own, then of each depth before it in order."""
+    head: Any = model.head
+    last_norm = getattr(model.get_submodule(seen.body), "last_norm", torch.nn.Identity())
+    yield head(seen.out[None, asked], model.embed)[0]
+    before = list(seen.by_path.values())[:-1]
+    group = max(1, NUMBERS // (len(asked) * model.config.embed.vocab))  # the head's table is read once for them all
+    for low in range(0, len(before), group):
+        some = [states[asked] for states in before[low : low + group]]
+        if tuned is not None:
+            some = [tuned.translate(low + number, states) for number, states in enumerate(some)]
+        yield from head(last_norm(torch.stack(some)), model.embed)
+
+
+class _Columns:
+    """What is kept of the logits: N likeliest tokens, entropy, KL and the tracked tokens, for each depth (D, P, ..)."""
+
+    def __init__(self, top: int, known: int, followed: Tensor) -> None:
+        self.top, self.known, self.followed = top, known, followed
+        self.kept: dict[str, list[Tensor]] = {}  # by name, a tensor (P, D, ..) for each stretch of positions
+
+    def add(self, logits: Iterator[Tensor]) -> None:
+        """One stretch of positions: the own logits first, as ``_logits`` gives them."""
+        own = _logprobs(next(logits))
+        rows = [self.row(_logprobs(one), own) for one in logits] + [self.row(own, own)]
+        for name in rows[0]:
+            self.kept.setdefault(name, []).append(torch.stack([row[name] for row in rows], 1).cpu())
+
+    def row(self, logprobs: Tensor, own: Tensor) -> dict[str, Tensor]:
+        """One depth's facts (P, ..) of its log-probabilities (P, V) beside the model's own."""
+        likely = logprobs[:, : self.known].topk(self.top)
+        theirs = logprobs[:, self.followed.to(logprobs.device)]  # (P, W)
+        rank = torch.stack([(logprobs > one[:, None]).sum(-1) + 1 for one in theirs.unbind(1)] or [theirs.long()], 1)
+        return {
+            "top": likely.indices,
+            "probability": likely.values.exp(),
+            "entropy": _mean_of(logprobs, logprobs).neg(),
+            "kl": _mean_of(own, own - logprobs),
+            "chance": theirs.exp(),
+            "rank": rank,
+        }
+
+    def table(self, name: str, at: int | None = None) -> Any:
+        """A fact of all depths and positions (D, P, ..) as lists; of one tracked token where ``at`` is its number."""
+        whole = torch.cat(self.kept[name]).transpose(0, 1)
+        return (whole if at is None else whole[..., at]).tolist()
+
+
+def _logprobs(logits: Tensor) -> Tensor:
+    return streams.wide(logits).log_softmax(-1)
+
+
+def _mean_of(logprobs: Tensor, values: Tensor) -> Tensor:
+    """The mean of values (P, V) under a distribution; what has no chance counts nothing, however far it is."""
+    chance = logprobs.exp()
+    return torch.where(chance > 0, chance * values, 0.0).sum(-1)
+
+
+def _notes(model: Model, tuned: TunedLens | None) -> list[str]:
+    """How the depths were read."""
+    body, name = getattr(model.config, streams.body_of(model)), streams.body_of(model)
+    head: Any = model.config.head
+    through = ["the head's transform, norm and table" if head.transform else "the head"]
+    notes = []
+    if isinstance(body, config.Recurrent):
+        notes.append("A recurrent model has no residual stream: only the last layer's states were made for the head.")
+    elif body.last_norm is not None:
+        through.insert(0, f"{name}.last_norm ({type(body.last_norm).__name__})")
+    elif all(block.place == "post" for block in body.pattern):
+        notes.append("Norms stand after each block here: every depth is normed already and no last norm is applied.")
+    else:
+        notes.append("This model has no last norm; none is applied.")
+    first = "a translator fitted for the depth, " if tuned is not None else ""
+    notes.insert(0, f"Each depth is read through {first}{' and '.join(through)}; entropy and KL(own || depth) in nats.")
+    if tuned is not None:
+        notes.append(f"Tuned lens: {tuned.about()}")
+    if isinstance(model.config, config.EncoderDecoder):
+        notes.append("These are the decoder's depths; the encoder has no head over tokens.")
+    return notes

@@ -1,0 +1,207 @@
+"""The stream of hidden states at every depth, and what a user names in it: a text, places in it, a word.
+
+T tokens, C model dim.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .. import config
+from ..errors import UserError, need
+from ..nn import Model, Tape
+from ..nn.finite import must_be_finite
+from ..nn.inference import inference
+from ..tokenizer.framing import document_start
+from .looking import Text, token_ids
+
+if TYPE_CHECKING:
+    from ..tokenizer.tokenizer import Tokenizer
+
+BLANK = "___"  # an encoder's mask token, as `fill` takes it
+
+
+@dataclass(frozen=True)
+class States:
+    """Hidden states (T, C) by their path, from the embedding to the last block, and ``out``: after the last norm."""
+
+    body: str  # "decoder" or "encoder"
+    by_path: dict[str, Tensor]
+    out: Tensor
+
+
+def body_of(model: Model) -> str:
+    """The stack whose states the head reads."""
+    return "encoder" if isinstance(model.config, config.Encoder) else "decoder"
+
+
+def is_recurrent(model: Model) -> bool:
+    """Whether that body is a recurrent one, which has states but no residual stream."""
+    return isinstance(getattr(model.config, body_of(model)), config.Recurrent)
+
+
+def read(
+    model: Model, tokenizer: Tokenizer | None, text: Text, source: Text | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """The text as ids (1, T), and an encoder-decoder's source; in an encoder's text ``___`` is its mask token.
+
+    Raises UserError for what the model cannot read, for several texts at once, and for a source that is missing or
+    that nobody reads.
+    """
+    both = isinstance(model.config, config.EncoderDecoder)
+    need(not both or source is not None, "An encoder-decoder reads two texts; give the encoder's as source (--source).")
+    need(both or source is None, "Only an encoder-decoder has a source; leave it out.")
+    if isinstance(model.config, config.Encoder) and isinstance(text, str) and tokenizer and tokenizer.mask is not None:
+        mark = tokenizer.token(tokenizer.mask)
+        text = text.replace(BLANK, mark)
+        if mark in text:
+            text = tokenizer.encode_pair(text, special=True)[0]
+    tokens = token_ids(model, tokenizer, text, second=both)
+    need(len(tokens) == 1, f"There are {len(tokens)} texts; give one at a time.")
+    if source is None:
+        return tokens, None
+    given = token_ids(model, tokenizer, source)
+    need(len(given) == 1, f"There are {len(given)} sources; give one at a time.")
+    return tokens, given
+
+
+def given(tokens: Tensor, source: Tensor | None) -> tuple[Tensor, ...]:
+    """What a model's forward pass takes."""
+    return (tokens,) if source is None else (tokens, source)
+
+
+def states(model: Model, tokens: Tensor, source: Tensor | None = None) -> States:
+    """Every depth's states of one text (1, T), in one pass without logits."""
+    body = body_of(model)
+    crossed = is_recurrent(model) and getattr(model.config, body).cross is not None  # its answer is no layer's state
+    last = [f"{body}.out"] if crossed else []
+    tape = Tape(f"{body}.embed", f"{body}.blocks.*.resid", f"{body}.cells.*.state", *last)
+    with inference(model):
+        output = model(*given(tokens, source), tape=tape, logits="none")
+        must_be_finite(model, output.hidden)
+    return States(body, {path: value[0] for path, value in tape.records.items()}, output.hidden[0])
+
+
+def windows(model: Model, tokenizer: Tokenizer, texts: Iterable[str], length: int | None = None) -> Iterator[Tensor]:
+    """Texts as rows of ids (1, T), in pieces where they are longer than ``length`` tokens (None: the model's context).
+
+    Each begins, and for an encoder ends, as the model reads a text. Raises UserError for a length without room.
+    """
+    limit = int(min(model.config.context, model.limit))
+    encoder = isinstance(model.config, config.Encoder)
+    ends = (tokenizer.bos, tokenizer.eos) if encoder else (document_start(tokenizer), None)
+    before, after = ([] if end is None else [end] for end in ends)
+    inside = min(limit, length or limit) - len(before) - len(after)
+    need(inside > 0, f"The context is {length or limit} tokens, and there is no room for a text in it; give more.")
+    device = next(model.parameters()).device
+    for text in texts:
+        ids = tokenizer.encode(text)
+        for low in range(0, len(ids), inside):
+            yield torch.tensor([[*before, *ids[low : low + inside], *after]], device=device)
+
+
+def pieces(tokenizer: Tokenizer | None, ids: Sequence[int]) -> list[str]:
+    """Tokens by the names that the vocabulary gives them; by their numbers without one, and where it has none."""
+    size = 0 if tokenizer is None else tokenizer.size
+    return [tokenizer.token(number) if tokenizer and number < size else f"#{number}" for number in ids]
+
+
+def shown(tokenizer: Tokenizer | None, ids: Sequence[int]) -> list[str]:
+    """Tokens for a table: as they read, a space in front as a dot and a line's end as an arrow."""
+    if tokenizer is None:
+        return pieces(None, ids)
+    told = []
+    for number in ids:
+        text = "" if number >= tokenizer.size else tokenizer.bytes_of(number).decode("utf-8", "replace")
+        text = text.replace("\n", "↵").replace("\t", "⇥").replace(" ", "·")
+        plain = text and text.isprintable() and not tokenizer.hides(number)
+        told.append(text if plain else pieces(tokenizer, [number])[0])
+    return told
+
+
+def places(asked: str | Sequence[int] | None, length: int, most: int | None = None) -> list[int]:
+    """Positions in a text of so many tokens: a list, or as ``"0,3-5,-1"`` or ``"all"``; None is the last ``most``.
+
+    Negative ones count from the end. Raises UserError for one that the text does not have.
+    """
+    if asked is None:
+        return list(range(length if most is None else max(0, length - most), length))
+    if isinstance(asked, str):
+        if asked.strip() == "all":
+            return list(range(length))
+        asked = [number for part in asked.split(",") for number in _span(part.strip(), length)]
+    found = []
+    for number in asked:
+        need(-length <= number < length, f"Position {number} is not in the text; it has tokens 0 to {length - 1}.")
+        found.append(number % length)
+    need(bool(found), "No position is named; give some, such as 0,3-5,-1, or all.")
+    return list(dict.fromkeys(found))
+
+
+def _span(part: str, length: int) -> list[int]:
+    form = re.fullmatch(r"(-?\d+)(?:-(-?\d+))?", part)
+    if form is None or max(map(len, form.groups(""))) > 12:
+        raise UserError(f'"{part}" is no position; give numbers and spans, such as 0,3-5,-1, or all.')
+    first = int(form[1])
+    if form[2] is None:
+        return [first]
+    ends = [number + length if number < 0 else number for number in (first, int(form[2]))]
+    need(ends[0] <= ends[1], f'"{part}" ends before it begins; give the smaller position first.')
+    need(ends[0] >= 0 and ends[1] < length, f"Positions {part} are not all in the text; it has 0 to {length - 1}.")
+    return list(range(ends[0], ends[1] + 1))
+
+
+def place(asked: int | None, tokens: Tensor, tokenizer: Tokenizer | None) -> int:
+    """One position of a text (1, T); None is its only mask token where it has one, else its last."""
+    if asked is not None:
+        return places([asked], tokens.shape[1])[0]
+    mask = None if tokenizer is None else tokenizer.mask
+    masks = [at for at, token in enumerate(tokens[0].tolist()) if token == mask]
+    return masks[0] if len(masks) == 1 else tokens.shape[1] - 1
+
+
+def word_id(model: Model, tokenizer: Tokenizer | None, word: str | int) -> int:
+    """The one token that a word is: an id, a name of the vocabulary (``Ġtired``), or a text of one token (" tired").
+
+    Raises UserError for an id that the model lacks and for a text of several tokens, which are named.
+    """
+    vocab = model.config.embed.vocab
+    if isinstance(word, int):
+        need(0 <= word < vocab, f"Token id {word} is out of range: this model knows 0 to {vocab - 1}.")
+        return word
+    if tokenizer is None:
+        raise UserError(f'"{word}" needs a tokenizer; give one, or give the token\'s id.')
+    found = tokenizer.id(word)
+    if found is None:
+        ids = tokenizer.encode(word)
+        named = " ".join(pieces(tokenizer, ids))
+        hint = f"; give one of them, or a word of one token{'' if word.startswith(' ') else ', perhaps with a space'}"
+        need(len(ids) == 1, f'"{word}" is {len(ids)} tokens for this tokenizer ({named}){hint if ids else ""}.')
+        found = ids[0]
+    need(found < vocab, f'"{word}" is token {found} and this model knows 0 to {vocab - 1}; use its own tokenizer.')
+    return found
+
+
+def needs_head(model: Model, instead: str) -> Any:
+    """The model's head over tokens; UserError, which ends with ``instead``, where it has none."""
+    need(model.head is not None, f"This model has no head over tokens and predicts none; {instead}")
+    return model.head
+
+
+def needs_stream(model: Model, what: str, instead: str) -> None:
+    """Refuse a recurrent body, which has no residual stream that parts write to."""
+    if is_recurrent(model):
+        raise UserError(
+            f"{what} follows what parts add to a residual stream, and a recurrent model has none; {instead}"
+        )
+
+
+def wide(x: Tensor) -> Tensor:
+    """In fp32 at least: what sums are made in."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -1,0 +1,228 @@
+"""The tuned lens: an affine translator for each depth, fitted so that it says what the model will (Belrose et al.).
+
+arXiv 2303.08112:
+
+    states of depth d (C) --> h + W_d h + b_d --> the model's own last norm and head --> logits
+
+W and b start at zero, which is the logit lens; they are moved by KL(own || depth), nothing in the model is.
+
+D depths, T tokens, C model dim, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .. import files
+from ..config import serial
+from ..errors import UserError, need
+from ..nn import Model, lora
+from ..nn.inference import inference
+from . import streams
+
+FORMAT = "glassformer tuned lens 1"
+NUMBERS = 1 << 23  # logits made at a time
+HELD_OUT = 10  # every tenth text is kept to measure with,
+MOST_HELD = 1 << 13  # until these are so many tokens
+SAMPLE = 1 << 12  # numbers of each weight that tell one model from another
+
+Batch = tuple[Tensor, Tensor | None]  # a text (1, T), and an encoder-decoder's source
+Progress = Callable[[int, float], None]  # steps done, the mean KL of the last
+
+
+@dataclass(frozen=True)
+class TunedLens:
+    """Translators ``weight`` (D, C, C) and ``bias`` (D, C) of every depth but the last, which is the model itself.
+
+    ``before`` and ``after`` are the mean KL of each depth in nats, on texts that were not fitted to; ``model`` is
+    the fingerprint of the model, ``data`` what it was fitted on, ``tokens`` how many of them, in so many ``steps``.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    depths: list[str]
+    model: str
+    data: str
+    steps: int
+    tokens: int
+    before: list[float]
+    after: list[float]
+
+    def translate(self, depth: int, x: Tensor) -> Tensor:
+        """States (.., C) of a depth, as the last norm and the head are to read them."""
+        weight, bias = (part[depth].to(x.device) for part in (self.weight, self.bias))
+        return (x + F.linear(streams.wide(x), weight.to(streams.wide(x).dtype), bias)).to(x.dtype)
+
+    def must_fit(self, model: Model) -> None:
+        """Raise UserError for a model that it was not fitted to."""
+        same = self.weight.shape[-1] == model.config.dim and self.model == fingerprint(model)
+        need(same, "This tuned lens was fitted to another model; fit one to this model: glassformer lens --fit DATA.")
+
+    def about(self) -> str:
+        """Where it comes from, in a sentence."""
+        first, last = (sum(kl) / len(kl) for kl in (self.before, self.after))
+        fitted = f"fitted on {self.data} in {self.steps:,} steps of {self.tokens // max(self.steps, 1):,} tokens"
+        return f"{fitted}; mean KL of the depths on texts held out {first:.4f} -> {last:.4f} nats."
+
+    def to_dict(self) -> dict[str, Any]:
+        """All but the translators, as JSON holds it."""
+        return {name: value for name, value in vars(self).items() if name not in ("weight", "bias")}
+
+    def save(self, path: str | Path) -> None:
+        """Write it as safetensors, what it is in the metadata."""
+        from safetensors.torch import save
+
+        told = {"format": FORMAT, **{name: json.dumps(value) for name, value in self.to_dict().items()}}
+        tensors = {"weight": self.weight.contiguous(), "bias": self.bias.contiguous()}
+        files.write(Path(path), save(tensors, metadata=told))
+
+    @classmethod
+    def load(cls, path: str | Path) -> TunedLens:
+        """The one in a file; UserError where it holds none."""
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(str(path), "pt") as file:
+                told = file.metadata() or {}
+                need(told.pop("format", None) == FORMAT, f"{path} is no tuned lens; make one: glassformer lens --fit.")
+                tensors = {name: file.get_tensor(name) for name in ("weight", "bias")}
+            lens = cls(**tensors, **{name: json.loads(value) for name, value in told.items()})
+        except OSError as error:
+            raise UserError(f"{path} cannot be read ({error.strerror or error}); check the path.") from None
+        except (SafetensorError, ValueError, TypeError) as error:
+            if isinstance(error, UserError):
+                raise
+            raise UserError(f"{path} is damaged ({error}); fit the tuned lens again.") from None
+        D, C = lens.bias.shape if lens.bias.ndim == 2 else (-1, -1)
+        need(lens.weight.shape == (D, C, C), f"{path} is damaged: its tensors do not fit together; fit it again.")
+        return lens
+
+
+def fit_tuned_lens(
+    model: Model,
+    texts: Iterable[Batch],
+    *,
+    data: str = "texts",
+    steps: int = 200,
+    tokens: int = 1024,
+    rate: float = 1e-3,
+    progress: Progress | None = None,
+) -> TunedLens:
+    """Fit translators to ``model`` by Adam, its rate falling to zero: ``steps`` steps of about ``tokens`` tokens each.
+
+    ``texts`` are read until there are enough for all steps, and again from the start where they end before; every
+    tenth is held out and measured before and after. Raises UserError for a model without a head or without a depth
+    before its last, and for too few texts.
+    """
+    streams.needs_head(model, "there is nothing to tune for.")
+    need(steps > 0 and tokens > 0, f"steps is {steps} and tokens is {tokens}; give 1 or more of each.")
+    need(rate > 0, f"rate is {rate}; give a number above 0.")
+    train, held = _shared_out(texts, steps * tokens)
+    seen = streams.states(model, *held[0])
+    depths, dim = list(seen.by_path)[:-1], seen.out.shape[-1]
+    need(bool(depths), "This model has one depth alone, which is its answer; there is nothing to tune.")
+    like = streams.wide(seen.out)
+    weight, bias = (like.new_zeros(len(depths), *shape).requires_grad_() for shape in ((dim, dim), (dim,)))
+    own = fingerprint(model)
+    lens = TunedLens(weight, bias, depths, own, data, steps, 0, [], [])
+    before = _measure(model, lens, held)
+    optimizer = torch.optim.Adam([weight, bias], lr=rate)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
+    read, source = 0, _again(train)
+    for step in range(steps):
+        count, total = 0, 0.0
+        while count < tokens:
+            batch = next(source)
+            total += sum(_kl(model, lens, batch, learn=True)) / len(depths)
+            count += batch[0].shape[1]
+        for part in (weight, bias):
+            assert part.grad is not None
+            part.grad /= count
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+        read += count
+        if progress:
+            progress(step + 1, total / count)
+    with torch.no_grad():
+        after = _measure(model, lens, held)
+    return TunedLens(weight.detach().cpu(), bias.detach().cpu(), depths, own, data, steps, read, before, after)
+
+
+def _shared_out(texts: Iterable[Batch], tokens: int) -> tuple[list[Batch], list[Batch]]:
+    """Texts to fit to, enough for so many tokens where there are, and every tenth held out."""
+    train: list[Batch] = []
+    held: list[Batch] = []
+    count = kept = 0
+    for number, batch in enumerate(texts):
+        if number % HELD_OUT == 0 and kept < MOST_HELD:
+            held.append(batch)
+            kept += batch[0].shape[1]
+        else:
+            train.append(batch)
+            count += batch[0].shape[1]
+        if count >= tokens:
+            break
+    need(bool(train), "There are too few texts to fit a lens to and hold one out; give two or more.")
+    return train, held
+
+
+def _again(batches: Sequence[Batch]) -> Iterator[Batch]:
+    while True:
+        yield from batches
+
+
+def _measure(model: Model, lens: TunedLens, held: Sequence[Batch]) -> list[float]:
+    """The mean KL of each depth over texts."""
+    sums = [0.0] * len(lens.depths)
+    for batch in held:
+        sums = [one + more for one, more in zip(sums, _kl(model, lens, batch, learn=False), strict=True)]
+    count = sum(tokens.shape[1] for tokens, _ in held)
+    return [one / count for one in sums]
+
+
+def _kl(model: Model, lens: TunedLens, batch: Batch, learn: bool) -> list[float]:
+    """KL(own || depth) of each depth, summed over a text's tokens; ``learn`` adds its gradients."""
+    seen = streams.states(model, *batch)
+    head: Any = model.head
+    last_norm = getattr(model.get_submodule(seen.body), "last_norm", torch.nn.Identity())
+    sums = [0.0] * len(lens.depths)
+    step = max(1, NUMBERS // model.config.embed.vocab)
+    frozen = [weight for weight in model.parameters() if weight.requires_grad]
+    for weight in frozen:
+        weight.requires_grad_(False)
+    try:
+        for low in range(0, len(seen.out), step):
+            with inference(model):
+                own = streams.wide(head(seen.out[None, low : low + step], model.embed)[0]).log_softmax(-1)
+            for depth, path in enumerate(lens.depths):
+                with torch.set_grad_enabled(learn):
+                    x = lens.translate(depth, seen.by_path[path][low : low + step])
+                    theirs = streams.wide(head(last_norm(x), model.embed)).log_softmax(-1)
+                    kl = F.kl_div(theirs, own, reduction="sum", log_target=True)
+                    if learn:
+                        kl.backward()  # type: ignore[no-untyped-call]
+                sums[depth] += float(kl.detach())
+    finally:
+        for weight in frozen:
+            weight.requires_grad_(True)
+    return sums
+
+
+def fingerprint(model: Model) -> str:
+    """What tells a model from another: its config, and some of each weight rounded to bf16, as other dtypes have it."""
+    told = hashlib.sha256(serial.dumps(model.config).encode())
+    for name, weight in sorted(lora.weights(model).items()):
+        flat = weight.detach().flatten()
+        some = flat[:: max(1, len(flat) // SAMPLE)].to(torch.bfloat16).cpu()
+        told.update(f"{name} {tuple(weight.shape)}".encode() + some.view(torch.int16).numpy().tobytes())
+    return told.hexdigest()

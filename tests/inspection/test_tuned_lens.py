@@ -1,0 +1,153 @@
+"""A tuned lens starts as the logit lens, comes nearer to the model on texts it has not seen, and says what it is."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import tiny
+from glassformer import config as c
+from glassformer.checkpoints import store
+from glassformer.cli import main
+from glassformer.errors import UserError
+from glassformer.inspection import TunedLens, fit_tuned_lens, logit_lens, logits_by_depth
+from glassformer.inspection.tuned_lens import fingerprint
+from glassformer.nn import Model, build_model, lora
+from glassformer.tokenizer import train as train_tokenizer
+
+Pair = tuple[Tensor, Tensor | None]
+
+
+def texts(model: Model, count: int = 20) -> list[Pair]:
+    both = isinstance(model.config, c.EncoderDecoder)
+    return [(tiny.tokens(1, 16, seed), tiny.tokens(1, 9, -seed - 1) if both else None) for seed in range(count)]
+
+
+def divergence(model: Model, some: list[Pair], tuned: TunedLens | None) -> list[float]:
+    """The mean KL(own || depth) of each depth but the last, by PyTorch's own function."""
+    found = []
+    for tokens, source in some:
+        *others, own = logits_by_depth(model, tokens, source, tuned=tuned).values()
+        target = own.double().softmax(-1)
+        found.append([F.kl_div(one.double().log_softmax(-1), target, reduction="batchmean").item() for one in others])
+    return torch.tensor(found).mean(0).tolist()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma2", "bert", "t5", "mixtral", "gru"])
+def test_it_comes_nearer_on_texts_that_it_was_not_fitted_to(name: str, tmp_path: Path) -> None:
+    model = tiny.model(tiny.ALL[name])
+    weights = {path: weight.clone() for path, weight in model.state_dict().items()}
+    steps: list[int] = []
+    lens = fit_tuned_lens(
+        model, texts(model), steps=25, tokens=64, rate=3e-3, progress=lambda step, kl: steps.append(step)
+    )
+    fresh = [(tiny.tokens(1, 16, 1000 + n), source) for n, (_, source) in enumerate(texts(model, 4))]
+    before, after = divergence(model, fresh, None), divergence(model, fresh, lens)
+    assert all(less < more for less, more in zip(after, before, strict=True)), (before, after)
+    assert all(less < more for less, more in zip(lens.after, lens.before, strict=True))
+    assert steps == list(range(1, 26)) and lens.tokens == 25 * 64
+    assert all(torch.equal(weights[path], weight) for path, weight in model.state_dict().items())
+    assert all(weight.requires_grad and weight.grad is None for weight in model.parameters())
+
+    path = tmp_path / "lens.safetensors"
+    lens.save(path)
+    again = TunedLens.load(path)
+    assert torch.equal(again.weight, lens.weight) and again.to_dict() == lens.to_dict()
+    tokens, source = fresh[0]
+    seen = logit_lens(model, None, tokens, source=source, tuned=again)
+    assert seen.lens == "tuned lens" and "Tuned lens: fitted on texts in 25 steps" in " ".join(seen.notes)
+    plain = logit_lens(model, None, tokens, source=source)
+    assert plain.lens == "logit lens" and plain.probability[-1] == seen.probability[-1]
+    assert plain.probability[0] != seen.probability[0]
+
+
+def test_untrained_it_is_the_logit_lens() -> None:
+    model = tiny.model(tiny.DECODERS["llama"])
+    zeros = TunedLens(
+        torch.zeros(2, 32, 32), torch.zeros(2, 32), ["a", "b"], fingerprint(model), "", 1, 1, [0.0], [0.0]
+    )
+    tokens = tiny.tokens(1, 8)
+    for one, other in zip(
+        logits_by_depth(model, tokens).values(), logits_by_depth(model, tokens, tuned=zeros).values(), strict=True
+    ):
+        assert torch.equal(one, other)
+
+
+def test_a_translator_is_affine() -> None:
+    """h + W h + b before the norm, by hand."""
+    model = tiny.model(tiny.DECODERS["llama"]).double()
+    draw = torch.Generator().manual_seed(0)
+    weight, bias = (torch.randn(shape, generator=draw).double() * 0.1 for shape in ((2, 32, 32), (2, 32)))
+    lens = TunedLens(weight, bias, ["a", "b"], fingerprint(model), "", 1, 1, [0.0], [0.0])
+    tokens = tiny.tokens(1, 8)
+    from glassformer.inspection import look
+
+    h = look(model, None, tokens, "*.blocks.0.resid")["decoder.blocks.0.resid"][0, 3]
+    with torch.no_grad():
+        right = model.head(model.decoder.last_norm(h + weight[1] @ h + bias[1]), model.embed)
+    found = logits_by_depth(model, tokens, tuned=lens)["decoder.blocks.0.resid"][3]
+    torch.testing.assert_close(found, right, rtol=1e-10, atol=1e-10)
+
+
+def test_the_fingerprint_is_the_models_in_another_dtype_and_with_its_change_merged() -> None:
+    model, other = tiny.model(tiny.DECODERS["llama"]), tiny.model(tiny.DECODERS["llama"], seed=2)
+    own = fingerprint(model)
+    assert fingerprint(other) != own
+    lora.adapt(model, {"decoder.blocks.0.attn.q": (2, 1.0)})
+    assert fingerprint(model) == own  # no change yet
+    with torch.no_grad():
+        model.decoder.blocks[0].attn.q.down.normal_()
+        model.decoder.blocks[0].attn.q.up.normal_()
+    changed = fingerprint(model)
+    assert changed != own
+    lora.merge_and_unload(model)
+    assert fingerprint(model) == changed and fingerprint(model.bfloat16()) == changed
+
+
+def test_one_clear_sentence(tmp_path: Path) -> None:
+    model = tiny.model(tiny.DECODERS["llama"])
+    lens = fit_tuned_lens(model, texts(model), steps=1, tokens=16)
+    other = tiny.model(tiny.DECODERS["llama"], seed=2)
+    with pytest.raises(UserError, match="fitted to another model"):
+        logit_lens(other, None, [1, 2], tuned=lens)
+    with pytest.raises(UserError, match="too few texts"):
+        fit_tuned_lens(model, texts(model)[:1])
+    with pytest.raises(UserError, match="give 1 or more"):
+        fit_tuned_lens(model, texts(model), steps=0)
+    (tmp_path / "text").write_text("no tensors")
+    store.save(model, tmp_path / "model", layout="glassformer")
+    for name, words in (("none", "cannot be read"), ("text", "damaged"), ("model/model.safetensors", "no tuned lens")):
+        with pytest.raises(UserError, match=words):
+            TunedLens.load(tmp_path / name)
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = build_model(dataclasses.replace(tiny.DECODERS["llama"], embed=c.Embed(300)), seed=1)
+    store.save(model, tmp_path / "model", train_tokenizer("byte", []), layout="glassformer")
+    (tmp_path / "text.txt").write_text("The cat sat on the mat. " * 40)
+    name, data, out = (str(tmp_path / part) for part in ("model", "text.txt", "lens.safetensors"))
+    small = ["--steps", "4", "--tokens", "64", "--context", "32", "--rate", "0.003"]
+    assert main(["lens", name, "--fit", data, "--out", out, *small, "--json"]) == 0
+    said, notes = capsys.readouterr()
+    told = json.loads(said)
+    assert told["steps"] == 4 and all(a < b for a, b in zip(told["after"], told["before"], strict=True))
+    assert "step 4 of 4" in notes and "holds the tuned lens" in notes
+    assert main(["lens", name, "The cat", "--tuned", out, "--json"]) == 0
+    seen = json.loads(capsys.readouterr().out)
+    assert seen["lens"] == "tuned lens" and "fitted on text.txt in 4 steps" in " ".join(seen["notes"])
+    assert main(["lens", name, "The cat", "--tuned", out]) == 0
+    assert capsys.readouterr().out.startswith("tuned lens")
+    for words, sentence in (
+        (["--fit", data], "--fit writes a file"),
+        (["a", "b"], "There are 2 texts; give one"),
+        (["a", "--out", out], "--out goes with --fit"),
+        (["a", "--fit", data, "--out", out], "--fit takes DATA alone"),
+    ):
+        assert main(["lens", name, *words]) == 2
+        assert sentence in capsys.readouterr().err

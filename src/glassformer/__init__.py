@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .checkpoints.store import load, save
     from .config.extend import use
     from .generation import generate
-    from .inspection import TunedLens, fit_tuned_lens, logit_lens, look
+    from .inspection import TunedLens, attribute, fit_tuned_lens, logit_lens, look
     from .training import train
 
 __version__ = "0.1.0"
@@ -32,6 +32,7 @@ __all__ = [
     "TunedLens",
     "UserError",
     "__version__",
+    "attribute",
     "fit_tuned_lens",
     "generate",
     "load",
@@ -49,6 +50,7 @@ _HOME = {
     "train": ".training",
     "look": ".inspection",
     "TunedLens": ".inspection",
+    "attribute": ".inspection",
     "fit_tuned_lens": ".inspection",
     "logit_lens": ".inspection",
     "use": ".config.extend",

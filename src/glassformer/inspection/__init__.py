@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .alignment import alignments, svg
+    from .attribution import Attribution, attribute
     from .lens import logit_lens, logits_by_depth
     from .looking import describe, look, paths, predictions, read_tokens, summarise, to_dict
     from .tuned_lens import TunedLens, fit_tuned_lens
 
 _HOME = {
     "alignments": ".alignment",
+    "Attribution": ".attribution",
+    "attribute": ".attribution",
     "describe": ".looking",
     "fit_tuned_lens": ".tuned_lens",
     "logit_lens": ".lens",
@@ -28,8 +31,10 @@ _HOME = {
     "TunedLens": ".tuned_lens",
 }
 __all__ = [
+    "Attribution",
     "TunedLens",
     "alignments",
+    "attribute",
     "describe",
     "fit_tuned_lens",
     "logit_lens",

@@ -1,0 +1,50 @@
+"""``glassformer attribution``: what each part of a model added to a logit."""
+
+from __future__ import annotations
+
+import argparse
+
+from ..errors import need
+from .common import MODEL, computing, emit, note, reader, table, texts
+
+EXAMPLES = (
+    'glassformer attribution out/mine "The cat sat on the"',
+    'glassformer attribution out/mine "The cat sat on the" --token " mat" --against " hat"',
+)
+
+
+def options(one: argparse.ArgumentParser) -> None:
+    """Its arguments."""
+    one.add_argument("model", metavar="MODEL", help=MODEL)
+    one.add_argument("text", metavar="TEXT", help="what the model reads; - is standard input")
+    one.add_argument("--source", metavar="TEXT", help="what an encoder-decoder's encoder reads")
+    one.add_argument("--token", metavar="WORD", help="whose logit: one token (the likeliest)")
+    one.add_argument("--against", metavar="WORD", help="less the logit of this one")
+    one.add_argument("--position", type=int, metavar="N", help="where it is read (a blank ___, else the last)")
+    one.add_argument("--top", type=int, default=20, metavar="N", help="the N parts that added or took most (20)")
+    computing(one)
+    one.add_argument("--json", action="store_true", help="every part as JSON")
+
+
+def run(given: argparse.Namespace) -> None:
+    """The command; its exit code, None for 0."""
+    from .. import inspection
+
+    need(given.top >= 1, f"top is {given.top}; give 1 or more.")
+    given.prompts = None
+    (text,) = texts(given, [given.text])
+    asked = {name: getattr(given, name) for name in ("source", "token", "against", "position")}
+    found = inspection.attribute(*reader(given), text, **asked)
+    if given.json:
+        emit(found.to_dict())
+        return
+    for line in found.notes:
+        note(line)
+    against = "" if found.against is None else f" less that of {found.against_piece}"
+    capped = "" if found.capped is None else f" ({found.capped:.4f} after the cap)"
+    print(f"The logit of {found.piece}{against} at position {found.position}: {found.logit:.4f}{capped}\n")
+    print("\n".join(found.table(given.top)) + "\n")
+    blocks = found.by_block()
+    kinds = list(dict.fromkeys(kind for _, sums in blocks for kind in sums))
+    shown = [(name, *(f"{sums[kind]:+.4f}" if kind in sums else "" for kind in kinds)) for name, sums in blocks]
+    table(shown, ("", *kinds))

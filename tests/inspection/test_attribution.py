@@ -1,0 +1,246 @@
+"""What the parts added sums to the logit, and each is the gradient along what it wrote when norms and readers hold."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tiny
+from glassformer import config as c
+from glassformer.cli import main
+from glassformer.errors import UserError
+from glassformer.inspection import Attribution, attribute, logits_by_depth
+from glassformer.inspection.streams import body_of
+from glassformer.nn import Model, Tape, build_model, lora
+from glassformer.nn.norm import LayerNorm, RMSNorm
+from glassformer.tokenizer import train as train_tokenizer
+
+STORIES = Path(os.environ.get("GLASSFORMER_DATA", "/work/shared/data")) / "stories260K"
+STACKED = {name: cfg for name, cfg in tiny.ALL.items() if not c.recurrent(cfg).get("decoder")}
+STACKED.pop("reader")
+MODELS = {
+    **STACKED,
+    "narrow": dataclasses.replace(
+        tiny.bert(), embed=c.Embed(tiny.VOCAB, segments=2, dim=24), head=c.Head(tied=False, transform="tanh")
+    ),
+    "scaled": dataclasses.replace(
+        tiny.DECODERS["glass"],
+        embed=c.Embed(tiny.VOCAB, scale=3.0, previous_token_embeddings=2),
+        head=c.Head(scale=0.5, bias=True),
+    ),
+}
+
+
+def model_of(name: str) -> Model:
+    """In fp64, no bias zero and no gain one."""
+    model = tiny.model(MODELS[name]).double()
+    draw = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim == 1:
+                weight += 0.2 * torch.randn(weight.shape, generator=draw)
+    return model
+
+
+def asked(model: Model, length: int = 9) -> dict[str, Tensor]:
+    tokens = {"text": tiny.tokens(1, length)}
+    return {**tokens, "source": tiny.tokens(1, 7, seed=1)} if isinstance(model.config, c.EncoderDecoder) else tokens
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("against", [None, 11])
+def test_the_parts_sum_to_the_logit(name: str, against: int | None) -> None:
+    model = model_of(name)
+    given = asked(model)
+    found = attribute(model, None, **given, token=7, against=against, position=4)
+    with torch.no_grad():
+        logits = model(*given.values()).logits[0, 4]
+    own = logits[7] - (0.0 if against is None else logits[against])
+    if (cap := model.config.head.softcap) is not None:
+        assert found.capped == pytest.approx(own.item(), abs=1e-12)
+        raw = cap * torch.atanh(logits / cap)
+        own = raw[7] - (0.0 if against is None else raw[against])
+    else:
+        assert found.capped is None
+    assert found.logit == pytest.approx(own.item(), abs=1e-11)
+    assert found.sum == math.fsum(part.value for part in found.parts)
+    assert abs(found.sum - own.item()) < 1e-9 and found.difference < 1e-9
+    assert sum(value for _, kinds in found.by_block() for value in kinds.values()) == pytest.approx(found.sum)
+    assert len({(part.kind, part.address) for part in found.parts}) == len(found.parts)
+
+
+class Held(nn.Module):
+    """A norm at the scale of its first input; a gradient does not pass through the scale."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        right = self.norm(x)
+        gain = 1.0 if self.norm.weight is None else self.norm.weight + getattr(self.norm, "offset", 0.0)
+        shift = getattr(self.norm, "bias", None)
+        y = x - x.mean(-1, keepdim=True) if isinstance(self.norm, LayerNorm) else x
+        scale = (y.square().mean(-1, keepdim=True) + self.norm.eps).rsqrt().detach()
+        y = y * scale * gain + (0.0 if shift is None else shift)
+        torch.testing.assert_close(y, right)
+        return y
+
+
+def linear_in_the_stream(model: Model) -> Model:
+    """A copy whose norms on the stream hold, and whose sublayers read without being asked for a gradient."""
+    held = copy.deepcopy(model)
+    body = getattr(held, body_of(held))
+    for path, module in list(body.named_modules()):
+        if isinstance(module, LayerNorm | RMSNorm) and not path.endswith(("q_norm", "k_norm")):
+            above, _, leaf = path.rpartition(".")
+            setattr(body.get_submodule(above), leaf, Held(module))
+        if path.endswith((".attn", ".ffn", ".cross")):
+            module.register_forward_pre_hook(lambda _, args: (args[0].detach(), *args[1:]))
+    return held
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if getattr(MODELS[name].head, "transform", None) is None])
+def test_each_sublayer_added_its_gradient_times_its_write(name: str) -> None:
+    """Independent of the sweep: PyTorch's own gradient of the logit, through norms that hold."""
+    model = model_of(name)
+    given = asked(model)
+    found = attribute(model, None, **given, token=7, against=11, position=4)
+    held = linear_in_the_stream(model)
+    body = body_of(model)
+    tape = Tape(f"{body}.*.write", "embed.*", graph=True)
+    logits = held(*given.values(), tape=tape).logits[0, 4]
+    if (cap := model.config.head.softcap) is not None:
+        logits = cap * torch.atanh(logits / cap)
+    paths = [path for path in tape.records if path.count(".") != 5]  # not a mixture's shared expert
+    values = [tape[path] for path in paths]
+    wanted = [value for value in values if value.requires_grad]
+    grads = dict(zip(map(id, wanted), torch.autograd.grad(logits[7] - logits[11], wanted), strict=True))
+    for path, value in zip(paths, values, strict=True):
+        if id(value) in grads:
+            along = (grads[id(value)][0, 4] * value[0, 4]).sum().item()
+            sublayer = path.removesuffix("write")
+            mine = [p for p in found.parts if p.address.startswith((sublayer, f"{path}["))]
+            assert mine, path
+            assert math.fsum(part.value for part in mine) == pytest.approx(along, abs=1e-9), path
+    assert len(grads) >= len(model.get_submodule(body).blocks) + 1
+
+
+def test_heads_by_hand() -> None:
+    """One head of a GPT-2: its slice of the output matrix, centred, scaled, times the token's row."""
+    model = model_of("gpt2")
+    tokens = tiny.tokens(1, 9)
+    tape = Tape("decoder.blocks.0.attn.z", "decoder.blocks.1.resid")
+    with torch.no_grad():
+        model(tokens, tape=tape)
+        block, last = model.decoder.blocks[0], model.decoder.last_norm
+        wrote = block.attn.out.weight[:, 16:24] @ tape["decoder.blocks.0.attn.z"][0, 2, 4]
+        x = tape["decoder.blocks.1.resid"][0, 4]
+        scale = 1 / (((x - x.mean()) ** 2).mean() + last.eps).sqrt()
+        right = ((wrote - wrote.mean()) * scale * last.weight) @ model.embed.token.weight[7]
+    found = attribute(model, None, tokens, token=7, position=4)
+    (part,) = [p for p in found.parts if p.address == "decoder.blocks.0.attn.z[2,4]"]
+    assert (part.kind, part.block, part.index) == ("head", 0, 2)
+    assert part.value == pytest.approx(right.item(), abs=1e-12)
+
+
+def kinds(found: Attribution) -> dict[str, int]:
+    return {kind: sum(part.kind == kind for part in found.parts) for kind in sorted({p.kind for p in found.parts})}
+
+
+@pytest.mark.parametrize(
+    ("name", "right"),
+    [
+        ("gpt2", {"bias": 5, "head": 8, "mlp": 2, "position": 1, "token": 1}),
+        ("llama", {"head": 8, "mlp": 2, "token": 1}),
+        ("deepseek", {"expert": 6, "head": 8, "shared expert": 2, "token": 1}),
+        ("noisy", {"bias": 4, "expert": 4, "head": 8, "token": 1}),
+        ("glass", {"head": 8, "lag": 3, "mlp": 2, "token": 1}),
+        ("attention-only", {"head": 16, "token": 1}),
+        ("t5", {"cross head": 8, "head": 8, "mlp": 2, "token": 1}),
+        ("bert", {"bias": 12, "head": 8, "mlp": 2, "position": 1, "segment": 1, "token": 1}),
+        ("gemma2", {"head": 16, "mlp": 4, "token": 1}),
+    ],
+)
+def test_every_part_is_there(name: str, right: dict[str, int]) -> None:
+    model = model_of(name)
+    assert kinds(attribute(model, None, **asked(model))) == right
+
+
+def test_low_rank_changes_are_in_it() -> None:
+    model = model_of("llama")
+    layers = ["decoder.blocks.0.attn.out", "decoder.blocks.1.ffn.down", "decoder.blocks.1.attn.q"]
+    before = attribute(model, None, tiny.tokens(1, 9), token=7)
+    lora.adapt(model, dict.fromkeys(layers, (2, 1.5)))
+    with torch.no_grad():
+        for layer in lora.adapted(model).values():
+            layer.down.normal_()
+            layer.up.normal_(std=0.1)
+    apart = attribute(model, None, tiny.tokens(1, 9), token=7)
+    assert apart.difference < 1e-9 and abs(apart.logit - before.logit) > 1e-3
+    lora.merge_and_unload(model)
+    merged = attribute(model, None, tiny.tokens(1, 9), token=7)
+    for one, other in zip(apart.parts, merged.parts, strict=True):
+        assert one.value == pytest.approx(other.value, abs=1e-5)  # a change is merged in fp32
+
+
+def test_in_fp32_and_bf16_the_sum_is_the_logit_within_rounding() -> None:
+    model = tiny.model(tiny.DECODERS["mixtral"])
+    assert attribute(model, None, tiny.tokens(1, 9)).difference < 1e-5
+    assert attribute(model.bfloat16(), None, tiny.tokens(1, 9)).difference < 0.5
+
+
+def test_the_likeliest_at_the_end_and_a_blank_in_an_encoder() -> None:
+    model = model_of("llama")
+    tokens = tiny.tokens(1, 9)
+    (*_, own) = logits_by_depth(model, tokens).values()
+    found = attribute(model, None, tokens)
+    assert (found.position, found.token) == (8, own[-1].argmax().item())
+    tokenizer = train_tokenizer("byte", specials=("[CLS]", "[SEP]", "[MASK]"))
+    encoder = build_model(dataclasses.replace(tiny.OTHERS["bert"], embed=c.Embed(260, segments=2)), seed=1)
+    assert attribute(encoder, tokenizer, "ab___c").position == 3
+    assert "held at the gate" in attribute(encoder, tokenizer, "ab___c").notes[0]
+
+
+@pytest.mark.parametrize("name", ["gru", "bahdanau", "reader"])
+def test_a_recurrent_model_has_no_stream(name: str) -> None:
+    model = tiny.model(tiny.ALL[name])
+    with pytest.raises(UserError, match="a recurrent model has none; `glassformer saliency`"):
+        attribute(model, None, **asked(model))
+
+
+def test_one_clear_sentence() -> None:
+    model = tiny.model(tiny.DECODERS["llama"])
+    with pytest.raises(UserError, match="same one"):
+        attribute(model, None, [1, 2], token=3, against=3)
+    with pytest.raises(UserError, match="no head over tokens"):
+        attribute(build_model(dataclasses.replace(tiny.DECODERS["llama"], head=None), seed=1), None, [1, 2])
+    with pytest.raises(UserError, match="Position 5 is not in the text"):
+        attribute(model, None, [1, 2], position=5)
+
+    class Own(RMSNorm):
+        pass
+
+    model.decoder.last_norm.__class__ = Own
+    with pytest.raises(UserError, match="Own is a part of your own"):
+        attribute(model, None, [1, 2])
+
+
+@pytest.mark.skipif(not STORIES.is_dir(), reason=f"{STORIES} is not there")
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["attribution", str(STORIES), "Once upon a time, there was a little girl named Lily. She loved to"]
+    assert main([*words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["piece"] == "▁play" and told["difference"] < 1e-4
+    assert told["sum"] == pytest.approx(sum(part["value"] for part in told["parts"]))
+    assert main([*words, "--against", "s", "--top", "3"]) == 0
+    said = capsys.readouterr().out
+    assert "The logit of ▁play less that of s at position 19" in said and "43 more" in said

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .checkpoints.store import load, save
     from .config.extend import use
     from .generation import generate
-    from .inspection import TunedLens, attribute, fit_tuned_lens, logit_lens, look
+    from .inspection import TunedLens, attribute, fit_tuned_lens, logit_lens, look, word_in_contexts
     from .training import train
 
 __version__ = "0.1.0"
@@ -41,6 +41,7 @@ __all__ = [
     "save",
     "train",
     "use",
+    "word_in_contexts",
 ]
 
 _HOME = {
@@ -53,6 +54,7 @@ _HOME = {
     "attribute": ".inspection",
     "fit_tuned_lens": ".inspection",
     "logit_lens": ".inspection",
+    "word_in_contexts": ".inspection",
     "use": ".config.extend",
 }
 _ROOMS = (

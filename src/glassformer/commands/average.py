@@ -11,15 +11,14 @@ EXAMPLES = ("glassformer average out/mine --last 5 --out out/averaged",)
 
 
 def options(one: argparse.ArgumentParser) -> None:
-    """Its arguments."""
-    one.add_argument("folder", metavar="DIR", help="the folder of a run, as given to train --out")
-    one.add_argument("--last", type=int, default=5, metavar="N", help="the last N checkpoints it keeps (5)")
-    one.add_argument("--out", required=True, metavar="FOLDER", help="where to save the model")
+    add = one.add_argument
+    add("folder", metavar="DIR", help="the folder of a run, as given to train --out")
+    add("--last", type=int, default=5, metavar="N", help="the last N checkpoints it keeps (5)")
+    add("--out", required=True, metavar="FOLDER", help="where to save the model")
     using(one)
 
 
 def run(given: argparse.Namespace) -> None:
-    """The command; its exit code, None for 0."""
     from ..checkpoints import Checkpoint, store
     from ..training import average
 

@@ -14,7 +14,6 @@ EXAMPLES = (
 
 
 def options(one: argparse.ArgumentParser) -> None:
-    """Its arguments."""
     reading(one)
     one.add_argument("--second", action="append", metavar="TEXT", help="the other text, where the model reads two")
     computing(one)
@@ -22,7 +21,6 @@ def options(one: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> None:
-    """The command; its exit code, None for 0."""
     from .. import generation
     from ..errors import need
 

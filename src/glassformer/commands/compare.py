@@ -25,31 +25,24 @@ BAG = "bag-of-words"
 
 
 def options(one: argparse.ArgumentParser) -> None:
-    """Its arguments."""
-    one.add_argument("runs", nargs="+", metavar="RUN.toml", help="run files with the same data and objective")
-    one.add_argument("--minutes", type=float, metavar="M", help="train each for about so long, validation not counted")
-    one.add_argument("--tokens", type=int, metavar="N", help="train each on so many tokens, rows counted as full")
-    one.add_argument(
-        "--vary", action="append", default=[], metavar="NAME=V,...", help="each run with each value; may be repeated"
-    )
-    one.add_argument(
-        "--seeds", type=int, default=1, metavar="N", help="each N times, seeds counting on: mean and spread"
-    )
-    one.add_argument("--bag", action="store_true", help="beside them, for labels: a bag of words (TF-IDF)")
-    one.add_argument("--out", default="out/compare", metavar="DIR", help="where the runs go (out/compare)")
-    one.add_argument("--json", action="store_true", help="the figures as JSON")
+    add = one.add_argument
+    add("runs", nargs="+", metavar="RUN.toml", help="run files with the same data and objective")
+    add("--minutes", type=float, metavar="M", help="train each for about so long, validation not counted")
+    add("--tokens", type=int, metavar="N", help="train each on so many tokens, rows counted as full")
+    add("--vary", action="append", default=[], metavar="NAME=V,...", help="each run with each value; may be repeated")
+    add("--seeds", type=int, default=1, metavar="N", help="each N times, seeds counting on: mean and spread")
+    add("--bag", action="store_true", help="beside them, for labels: a bag of words (TF-IDF)")
+    add("--out", default="out/compare", metavar="DIR", help="where the runs go (out/compare)")
+    add("--json", action="store_true", help="the figures as JSON")
     computing(one)
-    test = one.add_argument_group("a test set, read by the best checkpoint of each run: BLEU, or accuracy")
-    test.add_argument("--test", metavar="FILE", help="examples, or their sources")
-    test.add_argument("--target", metavar="FILE", help="the file with the right targets, line by line")
-    test.add_argument("--beams", type=int, default=5, metavar="K", help="width of the beam search (5)")
-    test.add_argument(
-        "--lengths", type=evaluate.numbers, default=[10, 15, 20], metavar="N,...", help="BLEU by length (10,15,20)"
-    )
+    test = one.add_argument_group("a test set, read by the best checkpoint of each run: BLEU, or accuracy").add_argument
+    test("--test", metavar="FILE", help="examples, or their sources")
+    test("--target", metavar="FILE", help="the file with the right targets, line by line")
+    test("--beams", type=int, default=5, metavar="K", help="width of the beam search (5)")
+    test("--lengths", type=evaluate.numbers, default=[10, 15, 20], metavar="N,...", help="BLEU by length (10,15,20)")
 
 
 def run(given: argparse.Namespace) -> int | None:
-    """The command; its exit code, None for 0."""
     need(given.minutes is None or given.tokens is None, "Give --minutes or --tokens, not both: one budget for all.")
     need(given.minutes is None or 0 < given.minutes < math.inf, f"--minutes is {given.minutes}; give more than 0.")
     need(given.tokens is None or given.tokens > 0, f"--tokens is {given.tokens}; give more than 0.")

@@ -27,13 +27,11 @@ compdef _glassformer glassformer""",
 
 
 def options(one: argparse.ArgumentParser) -> None:
-    """Its arguments."""
     one.add_argument("shell", choices=[*SHELLS, "words"], help="words: what may stand where the last WORD does")
     one.add_argument("words", nargs="*", metavar="WORD", help="with words: the command line as far as it goes")
 
 
 def run(given: argparse.Namespace) -> None:
-    """The command; its exit code, None for 0."""
     print(SHELLS[given.shell] if given.shell in SHELLS else "\n".join(candidates(given.words)))
 
 

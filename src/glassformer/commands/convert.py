@@ -22,21 +22,20 @@ SMALL = 512  # entries: a smaller vocabulary is of characters
 
 
 def options(one: argparse.ArgumentParser) -> None:
-    """Its arguments."""
-    one.add_argument("model", metavar="MODEL", help=MODEL)
-    one.add_argument("folder", nargs="?", help=argparse.SUPPRESS)
-    one.add_argument("--out", metavar="FOLDER", help="where to save it")
-    one.add_argument("--layout", choices=["hf", "glassformer"], help="hf opens in transformers (hf where it can)")
-    one.add_argument("--from", dest="kind", choices=KINDS, help="MODEL is a file that this library saved")
-    one.add_argument("--config", metavar="FILE", help="with --from: JSON that says what its weights do not")
+    add = one.add_argument
+    add("model", metavar="MODEL", help=MODEL)
+    add("folder", nargs="?", help=argparse.SUPPRESS)
+    add("--out", metavar="FOLDER", help="where to save it")
+    add("--layout", choices=["hf", "glassformer"], help="hf opens in transformers (hf where it can)")
+    add("--from", dest="kind", choices=KINDS, help="MODEL is a file that this library saved")
+    add("--config", metavar="FILE", help="with --from: JSON that says what its weights do not")
     said = "the tokenizer to save with it: a name such as gpt2, a file or a folder"
-    one.add_argument("--tokenizer", metavar="NAME", help=said)
-    one.add_argument("--context", type=int, metavar="N", help="tokens it is to read, in place of its own number")
+    add("--tokenizer", metavar="NAME", help=said)
+    add("--context", type=int, metavar="N", help="tokens it is to read, in place of its own number")
     using(one)
 
 
 def run(given: argparse.Namespace) -> None:
-    """The command; its exit code, None for 0."""
     from ..checkpoints import Checkpoint, store, torch_files
 
     out = given.out or given.folder

@@ -25,15 +25,14 @@ EPILOG = (
 
 
 def options(one: argparse.ArgumentParser) -> None:
-    """Its arguments."""
-    one.add_argument("--batch", type=int, metavar="N", help="rows in a batch")
-    one.add_argument("--context", type=int, metavar="N", help="tokens in a row (the model's context)")
-    one.add_argument("--json", action="store_true", help="as JSON")
+    add = one.add_argument
+    add("--batch", type=int, metavar="N", help="rows in a batch")
+    add("--context", type=int, metavar="N", help="tokens in a row (the model's context)")
+    add("--json", action="store_true", help="as JSON")
     using(one)
 
 
 def run(given: argparse.Namespace) -> None:
-    """The command; its exit code, None for 0."""
     from ..config import run_file
     from ..cost import cost
 

@@ -8,25 +8,20 @@ from typing import Any
 
 from .common import counted, emit, file_or_input, note, rows, unescaped
 
-EXAMPLES = (
-    "glassformer data",
-    "glassformer data python-docs",
-)
+EXAMPLES = ("glassformer data", "glassformer data python-docs")
 
 
 def options(one: argparse.ArgumentParser) -> None:
-    """Its arguments."""
-    one.add_argument(
+    add = one.add_argument
+    add(
         "name",
         nargs="?",
         metavar="NAME",
         help="a named corpus, a file, a folder, or - for standard input; none lists the names",
     )
-    one.add_argument("--field", default="text", metavar="NAME", help="the text field of JSONL (text)")
-    one.add_argument(
-        "--separator", type=unescaped, metavar="TEXT", help="what parts a plain file's documents (nothing)"
-    )
-    one.add_argument("--json", action="store_true", help="as JSON")
+    add("--field", default="text", metavar="NAME", help="the text field of JSONL (text)")
+    add("--separator", type=unescaped, metavar="TEXT", help="what parts a plain file's documents (nothing)")
+    add("--json", action="store_true", help="as JSON")
 
 
 def examples() -> list[dict[str, Any]]:
@@ -59,7 +54,6 @@ def examples() -> list[dict[str, Any]]:
 
 
 def run(given: argparse.Namespace) -> None:
-    """The command; its exit code, None for 0."""
     from ..data import find as find_corpus
     from ..data import registry
 

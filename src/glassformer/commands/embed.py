@@ -15,7 +15,6 @@ EXAMPLES = (
 
 
 def options(one: argparse.ArgumentParser) -> None:
-    """Its arguments."""
     reading(one)
     one.add_argument(
         "--out",
@@ -27,7 +26,6 @@ def options(one: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> None:
-    """The command; its exit code, None for 0."""
     from .. import files, generation
     from ..errors import need
 

@@ -39,43 +39,41 @@ EPILOG = (
 
 
 def options(one: argparse.ArgumentParser) -> None:
-    """Its arguments."""
-    one.add_argument("model", metavar="MODEL", help=MODEL)
-    one.add_argument("--data", metavar="FILE", help="a file, a folder or a named corpus; examples")
-    one.add_argument("--json", action="store_true", help="the figures as JSON")
-    one.add_argument("--batch", type=int, metavar="N", help="windows or texts at once (8, texts 32)")
+    add = one.add_argument
+    add("model", metavar="MODEL", help=MODEL)
+    add("--data", metavar="FILE", help="a file, a folder or a named corpus; examples")
+    add("--json", action="store_true", help="the figures as JSON")
+    add("--batch", type=int, metavar="N", help="windows or texts at once (8, texts 32)")
     computing(one)
 
-    text = one.add_argument_group("the loss of a text; every token is counted once")
-    text.add_argument("--field", default="text", metavar="NAME", help="the text field of JSONL (text)")
-    text.add_argument(
-        "--separator", type=unescaped, metavar="TEXT", help="what parts a plain file's documents (nothing)"
-    )
-    text.add_argument("--context", type=int, metavar="N", help="tokens a window holds (the model's context)")
-    text.add_argument("--stride", type=int, metavar="N", help="how far windows move on (half of the context)")
+    text = one.add_argument_group("the loss of a text; every token is counted once").add_argument
+    text("--field", default="text", metavar="NAME", help="the text field of JSONL (text)")
+    text("--separator", type=unescaped, metavar="TEXT", help="what parts a plain file's documents (nothing)")
+    text("--context", type=int, metavar="N", help="tokens a window holds (the model's context)")
+    text("--stride", type=int, metavar="N", help="how far windows move on (half of the context)")
 
     tasks = one.add_argument_group(
         "tasks of lm-evaluation-harness, instead of --data: multiple choice, zero-shot or few-shot"
-    )
-    tasks.add_argument("--tasks", metavar="T,...", help="such as hellaswag,arc_easy,piqa")
-    tasks.add_argument("--shots", type=int, metavar="N", help="examples in front of each question (the task's own)")
-    tasks.add_argument("--limit", type=int, metavar="N", help="only the first N questions of each task")
-    tasks.add_argument("--task-files", type=Path, metavar="DIR", help="a folder with tasks of your own, as YAML")
+    ).add_argument
+    tasks("--tasks", metavar="T,...", help="such as hellaswag,arc_easy,piqa")
+    tasks("--shots", type=int, metavar="N", help="examples in front of each question (the task's own)")
+    tasks("--limit", type=int, metavar="N", help="only the first N questions of each task")
+    tasks("--task-files", type=Path, metavar="DIR", help="a folder with tasks of your own, as YAML")
 
-    pairs = one.add_argument_group("examples: from source to target, or from text to label")
-    pairs.add_argument("--target", metavar="FILE", help="the file with the right targets, line by line")
-    pairs.add_argument("--columns", metavar="P=C,...", help="what a table calls its parts: text=0,label=1")
-    pairs.add_argument("--before", default="", metavar="TEXT", help='what stands before each source ("summarize: ")')
-    pairs.add_argument("--figures", metavar="F,...", help="bleu, chrf, rouge1, rouge2, rougeL, exact")
-    pairs.add_argument("--beams", type=int, default=5, metavar="K", help="width of the beam search; 1: greedy (5)")
-    pairs.add_argument("--length-penalty", type=float, default=1.0, metavar="A", help="as in translate (1)")
-    pairs.add_argument("--max-new", type=int, default=200, metavar="N", help="tokens a target may have (200)")
-    pairs.add_argument("--cut", default="no", metavar="SIDE", help="what a source too long loses: end, start (refused)")
-    pairs.add_argument("--lower", action="store_true", help="ignore capitals")
-    pairs.add_argument("--tokenised", action="store_true", help="texts are parted at white space, as older papers do")
-    pairs.add_argument("--whole-words", action="store_true", help="put words cut in @@ pieces together first")
-    pairs.add_argument("--lengths", metavar="N,...", help="figures by source length, borders in words")
-    pairs.add_argument(
+    pairs = one.add_argument_group("examples: from source to target, or from text to label").add_argument
+    pairs("--target", metavar="FILE", help="the file with the right targets, line by line")
+    pairs("--columns", metavar="P=C,...", help="what a table calls its parts: text=0,label=1")
+    pairs("--before", default="", metavar="TEXT", help='what stands before each source ("summarize: ")')
+    pairs("--figures", metavar="F,...", help="bleu, chrf, rouge1, rouge2, rougeL, exact")
+    pairs("--beams", type=int, default=5, metavar="K", help="width of the beam search; 1: greedy (5)")
+    pairs("--length-penalty", type=float, default=1.0, metavar="A", help="as in translate (1)")
+    pairs("--max-new", type=int, default=200, metavar="N", help="tokens a target may have (200)")
+    pairs("--cut", default="no", metavar="SIDE", help="what a source too long loses: end, start (refused)")
+    pairs("--lower", action="store_true", help="ignore capitals")
+    pairs("--tokenised", action="store_true", help="texts are parted at white space, as older papers do")
+    pairs("--whole-words", action="store_true", help="put words cut in @@ pieces together first")
+    pairs("--lengths", metavar="N,...", help="figures by source length, borders in words")
+    pairs(
         "--out",
         type=Path,
         metavar="FILE",
@@ -97,7 +95,6 @@ def numbers(text: str | None) -> list[int]:
 
 
 def run(given: argparse.Namespace) -> None:
-    """The command; its exit code, None for 0."""
     need((given.data is None) != (given.tasks is None), "Give --data FILE, or --tasks NAME,... to answer tasks.")
     if given.tasks is not None:
         tasks(given)

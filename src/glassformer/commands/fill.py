@@ -11,21 +11,20 @@ EXAMPLES = ('glassformer fill out/encoder "The capital of France is ___."',)
 
 
 def options(one: argparse.ArgumentParser) -> None:
-    """Its arguments."""
+    add = one.add_argument
     reading(one, 'such as "The capital of France is ___."; - is standard input', batch=False)
-    one.add_argument("--top", type=int, default=5, metavar="N", help="the N likeliest (5)")
-    one.add_argument(
+    add("--top", type=int, default=5, metavar="N", help="the N likeliest (5)")
+    add(
         "--order",
         choices=["apart", "left", "sure"],
         default="apart",
         help="several blanks: each by itself, or together, from the left or the surest first (apart)",
     )
     computing(one)
-    one.add_argument("--json", action="store_true", help="tokens and probabilities as JSON")
+    add("--json", action="store_true", help="tokens and probabilities as JSON")
 
 
 def run(given: argparse.Namespace) -> None:
-    """The command; its exit code, None for 0."""
     from .. import generation
 
     read = texts(given, given.text)

@@ -17,33 +17,28 @@ EXAMPLES = (
 
 
 def options(one: argparse.ArgumentParser) -> None:
-    """Its arguments."""
-    one.add_argument("model", metavar="MODEL", help=MODEL)
-    one.add_argument("prompt", nargs="*", metavar="PROMPT", help="one or several; - is standard input; none: begin")
+    add = one.add_argument
+    add("model", metavar="MODEL", help=MODEL)
+    add("prompt", nargs="*", metavar="PROMPT", help="one or several; - is standard input; none: begin")
     prompting(one)
-    one.add_argument("--batch", type=int, default=32, metavar="N", help="prompts at once (32)")
-    one.add_argument("--max-new", type=int, default=256, metavar="N", help="at most N tokens (256)")
-    one.add_argument("--temperature", type=float, default=1.0, metavar="T", help="0 takes the likeliest token (1)")
-    one.add_argument("--top-k", type=int, metavar="K", help="draw from the K likeliest tokens")
-    one.add_argument("--top-p", type=float, metavar="P", help="draw from the likeliest tokens with mass P")
-    one.add_argument("--min-p", type=float, metavar="P", help="draw from tokens P times as likely as the likeliest")
-    one.add_argument("--repetition-penalty", type=float, default=1.0, metavar="R", help="above 1: repeat less (1)")
-    one.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated"
-    )
-    one.add_argument("--slide", action="store_true", help="go on past the context, reading its last half again")
-    one.add_argument("--samples", type=int, default=1, metavar="N", help="N continuations of each prompt (1)")
-    one.add_argument("--seed", type=int, metavar="S", help="the same seed gives the same text")
-    one.add_argument("--next", type=int, metavar="N", help="only show the N likeliest next tokens of each prompt")
-    one.add_argument(
-        "--logprobs", type=int, default=0, metavar="N", help="with each token the N likeliest in its place"
-    )
+    add("--batch", type=int, default=32, metavar="N", help="prompts at once (32)")
+    add("--max-new", type=int, default=256, metavar="N", help="at most N tokens (256)")
+    add("--temperature", type=float, default=1.0, metavar="T", help="0 takes the likeliest token (1)")
+    add("--top-k", type=int, metavar="K", help="draw from the K likeliest tokens")
+    add("--top-p", type=float, metavar="P", help="draw from the likeliest tokens with mass P")
+    add("--min-p", type=float, metavar="P", help="draw from tokens P times as likely as the likeliest")
+    add("--repetition-penalty", type=float, default=1.0, metavar="R", help="above 1: repeat less (1)")
+    add("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated")
+    add("--slide", action="store_true", help="go on past the context, reading its last half again")
+    add("--samples", type=int, default=1, metavar="N", help="N continuations of each prompt (1)")
+    add("--seed", type=int, metavar="S", help="the same seed gives the same text")
+    add("--next", type=int, metavar="N", help="only show the N likeliest next tokens of each prompt")
+    add("--logprobs", type=int, default=0, metavar="N", help="with each token the N likeliest in its place")
     computing(one)
-    one.add_argument("--json", action="store_true", help="tokens, log-probabilities and texts as JSON")
+    add("--json", action="store_true", help="tokens, log-probabilities and texts as JSON")
 
 
 def run(given: argparse.Namespace) -> None:
-    """The command; its exit code, None for 0."""
     from .. import config, generation
     from ..checkpoints import Checkpoint
 

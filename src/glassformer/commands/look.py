@@ -16,24 +16,21 @@ EXAMPLES = (
 
 
 def options(one: argparse.ArgumentParser) -> None:
-    """Its arguments."""
-    one.add_argument("model", metavar="MODEL", help=MODEL)
-    one.add_argument("text", metavar="TEXT", help="what the model reads; - is standard input")
-    one.add_argument("pattern", nargs="*", metavar="PATTERN", help='names, as "*.pattern"; none lists every name')
-    one.add_argument("--source", metavar="TEXT", help="what an encoder-decoder's encoder reads")
-    one.add_argument("--next", type=int, metavar="N", help="the N likeliest tokens after the text")
-    one.add_argument("--logprobs", type=int, metavar="N", help="after each token of the text the N likeliest")
-    one.add_argument("--draw", action="store_true", help="attention as a picture, the mean of its heads")
-    one.add_argument("--head", type=int, metavar="N", help="with --draw: one head alone, counted from 0")
-    one.add_argument(
-        "--out", type=Path, metavar="FILE.svg", help="with --draw: write the pictures; - is standard output"
-    )
+    add = one.add_argument
+    add("model", metavar="MODEL", help=MODEL)
+    add("text", metavar="TEXT", help="what the model reads; - is standard input")
+    add("pattern", nargs="*", metavar="PATTERN", help='names, as "*.pattern"; none lists every name')
+    add("--source", metavar="TEXT", help="what an encoder-decoder's encoder reads")
+    add("--next", type=int, metavar="N", help="the N likeliest tokens after the text")
+    add("--logprobs", type=int, metavar="N", help="after each token of the text the N likeliest")
+    add("--draw", action="store_true", help="attention as a picture, the mean of its heads")
+    add("--head", type=int, metavar="N", help="with --draw: one head alone, counted from 0")
+    add("--out", type=Path, metavar="FILE.svg", help="with --draw: write the pictures; - is standard output")
     computing(one)
-    one.add_argument("--json", action="store_true", help="every number as JSON")
+    add("--json", action="store_true", help="every number as JSON")
 
 
 def run(given: argparse.Namespace) -> None:
-    """The command; its exit code, None for 0."""
     from .. import inspection
 
     need(given.draw or given.out is None, "--out is for a picture; give --draw as well.")

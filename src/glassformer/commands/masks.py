@@ -9,26 +9,20 @@ from pathlib import Path
 from ..errors import UserError
 from .common import ascii_only, colours, emit, picture, result, using
 
-EXAMPLES = (
-    'glassformer masks "window(4) | every(8)" --length 32',
-    "glassformer masks strided --out strided.svg",
-)
+EXAMPLES = ('glassformer masks "window(4) | every(8)" --length 32', "glassformer masks strided --out strided.svg")
 EPILOG = 'Rules combine: glassformer masks "window(4) | every(8)" --length 32'
 
 
 def options(one: argparse.ArgumentParser) -> None:
-    """Its arguments."""
-    one.add_argument("name", nargs="?", metavar="NAME", help="a rule, or rules with & and |; none lists the names")
-    one.add_argument("--length", type=int, default=24, metavar="N", help="tokens in the row (24)")
-    one.add_argument(
-        "--out", type=Path, metavar="FILE", help="write the picture to a .svg or .png file; - is standard output (svg)"
-    )
-    one.add_argument("--json", action="store_true", help="the counts as JSON")
+    add = one.add_argument
+    add("name", nargs="?", metavar="NAME", help="a rule, or rules with & and |; none lists the names")
+    add("--length", type=int, default=24, metavar="N", help="tokens in the row (24)")
+    add("--out", type=Path, metavar="FILE", help="write the picture to a .svg or .png file; - is standard output (svg)")
+    add("--json", action="store_true", help="the counts as JSON")
     using(one)
 
 
 def run(given: argparse.Namespace) -> None:
-    """The command; its exit code, None for 0."""
     from ..inspection import masks
 
     if given.name is None:

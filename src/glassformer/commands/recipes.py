@@ -10,13 +10,11 @@ EXAMPLES = ("glassformer recipes --json",)
 
 
 def options(one: argparse.ArgumentParser) -> None:
-    """Its arguments."""
     one.add_argument("--json", action="store_true", help="as JSON")
     using(one)
 
 
 def run(given: argparse.Namespace) -> None:
-    """The command; its exit code, None for 0."""
     from .. import cost as costs
     from .. import recipes as book
 

@@ -31,38 +31,32 @@ MOST_SPECIALS = 6
 
 
 def options(one: argparse.ArgumentParser) -> None:
-    """Its arguments."""
     one.add_argument("words", nargs="*", metavar="TEXT", help="the text; a sample of everything where there is none")
-    show = one.add_argument_group("to look")
-    show.add_argument("--text", metavar="TEXT", help="the text, whatever it is")
-    show.add_argument("--file", type=Path, metavar="FILE", help="the text in a file")
-    show.add_argument("--with", nargs="+", dest="names", metavar="NAME", help="tokenizers: names, files, folders")
-    show.add_argument("--ids", action="store_true", help="ids under the tokens")
-    show.add_argument(
-        "--trace", nargs="?", const="", metavar="WORD", help="how a word, or each one, came to its pieces"
-    )
-    show.add_argument("--html", type=Path, metavar="FILE", help="write a page that needs no network")
-    show.add_argument("--json", action="store_true", help="everything as JSON")
-    make = one.add_argument_group("to train, and to find a size")
-    make.add_argument("--kind", metavar="KIND", help="bpe, wordpiece, unigram, char, byte or words (bpe)")
-    make.add_argument("--size", type=int, metavar="N", help="train: entries in all")
-    make.add_argument(
+    show = one.add_argument_group("to look").add_argument
+    show("--text", metavar="TEXT", help="the text, whatever it is")
+    show("--file", type=Path, metavar="FILE", help="the text in a file")
+    show("--with", nargs="+", dest="names", metavar="NAME", help="tokenizers: names, files, folders")
+    show("--ids", action="store_true", help="ids under the tokens")
+    show("--trace", nargs="?", const="", metavar="WORD", help="how a word, or each one, came to its pieces")
+    show("--html", type=Path, metavar="FILE", help="write a page that needs no network")
+    show("--json", action="store_true", help="everything as JSON")
+    make = one.add_argument_group("to train, and to find a size").add_argument
+    make("--kind", metavar="KIND", help="bpe, wordpiece, unigram, char, byte or words (bpe)")
+    make("--size", type=int, metavar="N", help="train: entries in all")
+    make(
         "--special",
         action="append",
         default=[],
         metavar="NAME",
         help="train: a special token besides the usual ones; nothing is learnt across it; may be repeated",
     )
-    make.add_argument(
-        "--separator", type=unescaped, metavar="TEXT", help="what parts a plain file's documents (nothing)"
-    )
-    make.add_argument("--sizes", type=int, nargs="+", metavar="N", help="sizes: entries in all, several")
-    make.add_argument("--dim", type=int, metavar="N", help="sizes: width of the embedding (512)")
-    make.add_argument("--out", type=Path, metavar="PATH", help="train: a folder; sizes: a .png or .svg file")
+    make("--separator", type=unescaped, metavar="TEXT", help="what parts a plain file's documents (nothing)")
+    make("--sizes", type=int, nargs="+", metavar="N", help="sizes: entries in all, several")
+    make("--dim", type=int, metavar="N", help="sizes: width of the embedding (512)")
+    make("--out", type=Path, metavar="PATH", help="train: a folder; sizes: a .png or .svg file")
 
 
 def run(given: argparse.Namespace) -> None:
-    """The command; its exit code, None for 0."""
     verb = given.words[0] if given.words and given.text is None else None
     if verb in VERBS:
         from . import vocabularies

@@ -27,15 +27,14 @@ USAGE = "glassformer train [RUN.toml] --out DIR [--resume] [--NAME VALUE ...]"
 
 
 def options(one: argparse.ArgumentParser) -> None:
-    """Its arguments."""
-    one.add_argument("--out", metavar="DIR", help="where checkpoints, log and curves go")
-    one.add_argument("--resume", action="store_true", help="go on from the last checkpoint in DIR")
-    one.add_argument("--settings", action="store_true", help="list every setting with its type, default and meaning")
+    add = one.add_argument
+    add("--out", metavar="DIR", help="where checkpoints, log and curves go")
+    add("--resume", action="store_true", help="go on from the last checkpoint in DIR")
+    add("--settings", action="store_true", help="list every setting with its type, default and meaning")
     using(one)
 
 
 def run(given: argparse.Namespace) -> int | None:
-    """The command; its exit code, None for 0."""
     from ..config import run_file
 
     if given.settings:

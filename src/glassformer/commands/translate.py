@@ -20,22 +20,19 @@ EXAMPLES = (
 
 
 def options(one: argparse.ArgumentParser) -> None:
-    """Its arguments."""
+    add = one.add_argument
     reading(one)
-    one.add_argument("--beams", type=int, default=5, metavar="K", help="continuations followed at once; 1: greedy (5)")
-    one.add_argument("--best", type=int, default=1, metavar="N", help="show the N best of each (1)")
-    one.add_argument(
-        "--length-penalty", type=float, default=1.0, metavar="A", help="0 favours short texts, 2 long ones (1)"
-    )
-    one.add_argument("--start", metavar="TOKENS", help='what a target begins with, ids or pieces: "</s> de_DE"')
-    one.add_argument("--max-new", type=int, default=200, metavar="N", help="at most N tokens (200)")
-    one.add_argument("--cut", default="no", metavar="SIDE", help="what a source too long loses: end, start (refused)")
+    add("--beams", type=int, default=5, metavar="K", help="continuations followed at once; 1: greedy (5)")
+    add("--best", type=int, default=1, metavar="N", help="show the N best of each (1)")
+    add("--length-penalty", type=float, default=1.0, metavar="A", help="0 favours short texts, 2 long ones (1)")
+    add("--start", metavar="TOKENS", help='what a target begins with, ids or pieces: "</s> de_DE"')
+    add("--max-new", type=int, default=200, metavar="N", help="at most N tokens (200)")
+    add("--cut", default="no", metavar="SIDE", help="what a source too long loses: end, start (refused)")
     computing(one)
-    one.add_argument("--json", action="store_true", help="tokens, log-probabilities and scores as JSON, a text a line")
+    add("--json", action="store_true", help="tokens, log-probabilities and scores as JSON, a text a line")
 
 
 def run(given: argparse.Namespace) -> None:
-    """The command; its exit code, None for 0."""
     from .. import config, generation
     from ..checkpoints import Checkpoint
 
@@ -96,8 +93,5 @@ def tokens_of(words: str, tokenizer: Tokenizer) -> list[int]:
     """The ids that words name: numbers are ids, all else pieces of the vocabulary; UserError for what is neither."""
     found = [int(word) if word.isdecimal() else tokenizer.id(word) for word in words.split()]
     for word, one in zip(words.split(), found, strict=True):
-        need(
-            one is not None,
-            f'--start: there is no token "{word}"; give an id, or a piece of the vocabulary.',
-        )
+        need(one is not None, f'--start: there is no token "{word}"; give an id, or a piece of the vocabulary.')
     return [one for one in found if one is not None]

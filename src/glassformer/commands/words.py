@@ -46,7 +46,6 @@ VECTORS = "a file in word2vec's text or binary format"
 
 
 def options(one: Parser) -> None:
-    """Its tasks and their arguments."""
     tasks = one.add_subparsers(metavar="TASK", parser_class=type(one))
 
     def task(name: str, what: str) -> Parser:
@@ -123,7 +122,6 @@ def options(one: Parser) -> None:
 
 
 def run(given: argparse.Namespace) -> None:
-    """The command; its exit code, None for 0."""
     TASKS[given.task](given)
 
 

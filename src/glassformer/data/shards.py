@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -27,10 +27,10 @@ from .. import files
 from ..errors import UserError
 from ..tokenizer.budget import pool
 from ..tokenizer.framing import document_start
+from ..tokenizer.tokenizer import Tokenizer
 from .corpus import Piece, Source, in_turn
 
 Array = np.ndarray[Any, Any]
-_Encode = Callable[[list[str]], Sequence[Sequence[int]]]
 Progress = Callable[[int, int], None]  # bytes of the files read, bytes there are
 
 _FORMAT = 2
@@ -38,30 +38,12 @@ _BATCH = 1 << 17  # characters tokenised at a time by one thread
 _MAPPED = ("tokens.bin", "starts.bin", "marks.bin")
 
 
-class CorpusTokenizer(Protocol):
-    """What is needed of a tokenizer here: what ``Tokenizer`` has."""
-
-    @property
-    def size(self) -> int: ...
-    @property
-    def bos(self) -> int | None: ...
-    @property
-    def eos(self) -> int | None: ...
-    @property
-    def fingerprint(self) -> str: ...
-    @property
-    def adds_prefix(self) -> bool: ...
-    def encoder(self, characters: int, /) -> _Encode: ...
-    def encode_continuation(self, text: str, /) -> tuple[list[int], list[tuple[int, int]]]: ...
-    def offsets(self, text: str, /) -> list[tuple[int, int]]: ...
-
-
 @dataclass(frozen=True)
 class _Whole:
     """What a corpus and its splits share."""
 
     source: Source
-    tokenizer: CorpusTokenizer
+    tokenizer: Tokenizer
     key: str
     marks: Array  # (pieces + 1, 2): tokens before, bytes before
     starts: Array
@@ -170,7 +152,7 @@ class Shards:
 
 def tokenise(
     source: Source,
-    tokenizer: CorpusTokenizer,
+    tokenizer: Tokenizer,
     *,
     cache: Path | None = None,
     workers: int | None = None,
@@ -211,7 +193,7 @@ def _sound(folder: Path) -> bool:
         return False
 
 
-def _write(folder: Path, source: Source, tokenizer: CorpusTokenizer, workers: int, progress: Progress | None) -> None:
+def _write(folder: Path, source: Source, tokenizer: Tokenizer, workers: int, progress: Progress | None) -> None:
     dtype = "uint16" if tokenizer.size <= 1 << 16 else "uint32"
     bos, eos = document_start(tokenizer), tokenizer.eos
     written = size = 0  # tokens, text bytes
@@ -253,7 +235,7 @@ def _write(folder: Path, source: Source, tokenizer: CorpusTokenizer, workers: in
 
 
 def _encoded(
-    source: Source, tokenizer: CorpusTokenizer, workers: int
+    source: Source, tokenizer: Tokenizer, workers: int
 ) -> Iterator[tuple[list[Piece], Sequence[Sequence[int]]]]:
     """Pieces by the batch with their ids, in order; a few batches are held at a time, not more."""
     encode = tokenizer.encoder(source.size)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ..files import lazily
 
 if TYPE_CHECKING:
     from .formats import open
@@ -11,22 +12,6 @@ if TYPE_CHECKING:
     from .tokenizer import Tokenizer
     from .trainers import train
 
-_HOME = {
-    "Stream": ".stream",
-    "Tokenizer": ".tokenizer",
-    "open": ".formats",
-    "train": ".trainers",
-}
+_HOME = {"Stream": ".stream", "Tokenizer": ".tokenizer", "open": ".formats", "train": ".trainers"}
 __all__ = ["Stream", "Tokenizer", "open", "train"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME[name], __name__), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazily(__name__, _HOME)

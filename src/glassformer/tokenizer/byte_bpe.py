@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import UserError, nearest
 from .stream import byte_alphabet
-from .tokenizer_json import ByRank, Spec, added_token
+from .tokenizer_json import ByRank, Spec, added_token, bpe, letters_as_bytes, split, whole
 
 LONGEST = 1024  # bytes of one token; the longest published ones have a few hundred
 
@@ -122,8 +122,6 @@ def _parse(data: bytes, source: str) -> dict[bytes, int]:
 
 def byte_level(vocabulary: dict[str, int], pairs: Any, kind: Kind, whole_words: bool = False) -> Spec:
     """A byte-level BPE as a tokenizer.json holds it; ``whole_words``: a word that is a token needs no merges."""
-    plain = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": kind.pattern is None}
-    split = {"type": "Split", "pattern": {"Regex": kind.pattern}, "behavior": "Isolated", "invert": False}
     clash = next((name for name, id in kind.specials.items() if vocabulary.get(name, id) != id), None)
     gaps = sorted(kind.specials.values()) != list(range(len(vocabulary), len(vocabulary) + len(kind.specials)))
     taken = set(vocabulary.values()) & {id for name, id in kind.specials.items() if name not in vocabulary}
@@ -131,25 +129,14 @@ def byte_level(vocabulary: dict[str, int], pairs: Any, kind: Kind, whole_words: 
         raise UserError(f"The special token {clash!a} is a piece of the vocabulary already; give it another name.")
     if taken:
         raise UserError("This vocabulary uses ids that its kind keeps for special tokens; choose another kind=.")
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [added_token(id, name) for name, id in kind.specials.items()],
-        "normalizer": {"type": "NFC"} if kind.compose else None,
-        "pre_tokenizer": plain if kind.pattern is None else {"type": "Sequence", "pretokenizers": [split, plain]},
-        "post_processor": None,
-        "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": whole_words,
-            "vocab": {**vocabulary, **kind.specials} if gaps else vocabulary,  # added tokens cannot have gaps
-            "merges": pairs,
-        },
-    }
+    ids = {**vocabulary, **kind.specials} if gaps else vocabulary  # added tokens cannot have gaps
+    steps = letters_as_bytes(kind.pattern is None)
+    if kind.pattern is not None:
+        steps = {"type": "Sequence", "pretokenizers": [split(kind.pattern), steps]}
+    return whole(
+        bpe(ids, pairs, ignore_merges=whole_words),
+        added_tokens=[added_token(id, name) for name, id in kind.specials.items()],
+        normalizer={"type": "NFC"} if kind.compose else None,
+        pre_tokenizer=steps,
+        decoder=letters_as_bytes(),
+    )

@@ -33,32 +33,12 @@ CLASSES: dict[str, str | None] = {
     "XLMRobertaTokenizer": sentencepiece.FAIRSEQ,
 }
 """The classes of `transformers` whose files mean something else than what they say alone, and what that is."""
-PLAIN = [
-    "PreTrainedTokenizer",
-    "PythonBackend",
-    "TokenizersBackend",
-    "SentencePieceBackend",
-    "GPT2Tokenizer",
-    "RobertaTokenizer",
-    "BartTokenizer",
-    "LEDTokenizer",
-    "LongformerTokenizer",
-    "CodeGenTokenizer",
-    "BertTokenizer",
-    "DistilBertTokenizer",
-    "ElectraTokenizer",
-    "MobileBertTokenizer",
-    "ConvBertTokenizer",
-    "SqueezeBertTokenizer",
-    "RetriBertTokenizer",
-    "LayoutLMTokenizer",
-    "LxmertTokenizer",
-    "DPRQuestionEncoderTokenizer",
-    "DPRContextEncoderTokenizer",
-    "DPRReaderTokenizer",
-    "LlamaTokenizer",
-    "GemmaTokenizer",
-]
+PLAIN = """
+PreTrainedTokenizer PythonBackend TokenizersBackend SentencePieceBackend GPT2Tokenizer RobertaTokenizer BartTokenizer
+LEDTokenizer LongformerTokenizer CodeGenTokenizer BertTokenizer DistilBertTokenizer ElectraTokenizer
+MobileBertTokenizer ConvBertTokenizer SqueezeBertTokenizer RetriBertTokenizer LayoutLMTokenizer LxmertTokenizer
+DPRQuestionEncoderTokenizer DPRContextEncoderTokenizer DPRReaderTokenizer LlamaTokenizer GemmaTokenizer
+"""
 """The classes whose files say everything, or say it together with tokenizer_config.json."""
 
 
@@ -147,7 +127,7 @@ def _kind(kind: str | None, possible: Collection[str], config: dict[str, Any], p
     name = str(said).removesuffix("Fast")
     if said is None and path.name.startswith("sentencepiece.bpe"):
         name = "of fairseq, by its name,"
-    elif said is None or name in PLAIN:
+    elif said is None or name in PLAIN.split():
         return None
     if CLASSES.get(name) in possible:
         return CLASSES[name]

@@ -10,28 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from ..config import Model
 from ..errors import UserError
 from .tokenizer import Tokenizer
 
 
-class Ends(Protocol):
-    """A tokenizer's own first and last tokens."""
-
-    @property
-    def bos(self) -> int | None: ...
-    @property
-    def eos(self) -> int | None: ...
-
-
-def document_start(tokenizer: Ends) -> int | None:
+def document_start(tokenizer: Tokenizer) -> int | None:
     """The token that opens each document: ``bos``, unless ``eos`` is the same and closes the one before."""
     return None if tokenizer.bos == tokenizer.eos else tokenizer.bos
 
 
-def text_start(tokenizer: Ends) -> int | None:
+def text_start(tokenizer: Tokenizer) -> int | None:
     """The token before the first of a text: ``bos``, or ``eos``, which in training closes the document before."""
     return tokenizer.eos if tokenizer.bos is None else tokenizer.bos
 
@@ -49,14 +39,14 @@ def decoder_start(tokenizer: Tokenizer) -> int:
     return start
 
 
-def end_of_target(tokenizer: Ends) -> int:
+def end_of_target(tokenizer: Tokenizer) -> int:
     """The token that closes a target; UserError where there is none."""
     if tokenizer.eos is None:
         raise UserError("This tokenizer has no end-of-text token to end a target with; use one that has.")
     return tokenizer.eos
 
 
-def source(tokenizer: Ends, ids: Sequence[int]) -> list[int]:
+def source(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
     """What an encoder beside a decoder reads; nothing stays nothing, to be refused."""
     return [*ids] if tokenizer.eos is None or not ids else [*ids, tokenizer.eos]
 

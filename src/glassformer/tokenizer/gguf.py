@@ -10,9 +10,10 @@ from typing import Any, BinaryIO
 
 from ..errors import UserError
 from . import sentencepiece
-from .byte_bpe import CASED_WORDS, LONGEST, WORDS, Kind, byte_level
+from .byte_bpe import CASED_WORDS, LONGEST, LOWER, UPPER, WORDS, Kind, byte_level
 from .sentencepiece import BPE, CONTROL, MARK, UNIGRAM, UNKNOWN, UNUSED, USER, Piece
-from .tokenizer_json import USUAL, Roles, Spec, added_token
+from .tokenizer_json import USUAL, Roles, Spec, added_token, letters_as_bytes
+from .tokenizer_json import split as cut
 from .wordpiece import wordpiece
 
 MAGIC = b"GGUF"
@@ -25,20 +26,12 @@ PARTS["mask"] = "mask"  # the format's own spelling of all these
 # ------------------------------------------------------------------- how a text is split into words
 
 
-def _cut(pattern: str) -> Spec:
-    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-
-
-def _letters_as_bytes(words: bool) -> Spec:
-    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": words}
-
-
 DIGITS: Spec = {"type": "Digits", "individual_digits": True}
-GPT2, BYTES = _letters_as_bytes(True), _letters_as_bytes(False)
+GPT2, BYTES = letters_as_bytes(words=True), letters_as_bytes()
 NUMBERS: Spec = {"type": "Digits", "individual_digits": False}
-LINES = _cut(r"[\r\n]")
-IDEOGRAPHS = _cut("[一-龥ࠀ-一가-퟿]+")
-MARKS = _cut(r"\s?[!-/:-~！-／：-～‘-‟　-。]+")
+LINES = cut(r"[\r\n]")
+IDEOGRAPHS = cut("[一-龥ࠀ-一가-퟿]+")
+MARKS = cut(r"\s?[!-/:-~！-／：-～‘-‟　-。]+")
 CASED_LETTERS = (  # escaped: what Unicode composes to another character
     "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-"
     "\u1f7dᾀ-ᾴᾶ-ᾼ\u1fbeῂ-ῄῆ-ῌῐ-\u1fd3ῖ-\u1fdbῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤ\u2126ℨ\u212a-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-"
@@ -49,26 +42,25 @@ WORDS_OF_DEEPSEEK_3 = (
     rf"{ASCII_MARKS}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+"
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 BEFORE = r"[^\r\n\p{L}\p{N}]?"
 WORDS_OF_TEKKEN = (
     rf"{BEFORE}{UPPER}*{LOWER}+|{BEFORE}{UPPER}+{LOWER}*|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-WORDS_OF_BLOOM = _cut(r" ?[^(\s|.,!?…。，、।۔،)]+")
+WORDS_OF_BLOOM = cut(r" ?[^(\s|.,!?…。，、।۔،)]+")
 SPLITS: dict[str, list[Spec]] = {
     name: steps
     for names, steps in (
         ("gpt-2 phi-2 roberta-bpe mpt olmo", [GPT2]),
         ("starcoder refact command-r smollm", [DIGITS, GPT2]),
-        ("llama-bpe llama3 llama-v3 dbrx smaug-bpe chatglm-bpe glm4", [_cut(WORDS.format(digits="{1,3}")), BYTES]),
-        ("qwen2 deepseek-r1-qwen megrez stablelm2", [_cut(WORDS.format(digits="")), BYTES]),
-        ("gpt-4o", [_cut(CASED_WORDS), BYTES]),
-        ("tekken", [_cut(WORDS_OF_TEKKEN), BYTES]),
-        ("falcon", [{"type": "Punctuation", "behavior": "Contiguous"}, GPT2, NUMBERS, _cut("[0-9][0-9][0-9]")]),
-        ("deepseek-llm", [LINES, _cut(rf"\s?[{CASED_LETTERS}]+"), MARKS, _cut(r"\s+$"), IDEOGRAPHS, DIGITS, BYTES]),
-        ("deepseek-coder", [LINES, _cut(r"\s?\p{L}+"), _cut(r"\s?\p{P}+"), IDEOGRAPHS, DIGITS, BYTES]),
-        ("deepseek-v3", [_cut(r"\p{N}{1,3}"), _cut("[一-龥぀-ゟ゠-ヿ]+"), _cut(WORDS_OF_DEEPSEEK_3), BYTES]),
+        ("llama-bpe llama3 llama-v3 dbrx smaug-bpe chatglm-bpe glm4", [cut(WORDS.format(digits="{1,3}")), BYTES]),
+        ("qwen2 deepseek-r1-qwen megrez stablelm2", [cut(WORDS.format(digits="")), BYTES]),
+        ("gpt-4o", [cut(CASED_WORDS), BYTES]),
+        ("tekken", [cut(WORDS_OF_TEKKEN), BYTES]),
+        ("falcon", [{"type": "Punctuation", "behavior": "Contiguous"}, GPT2, NUMBERS, cut("[0-9][0-9][0-9]")]),
+        ("deepseek-llm", [LINES, cut(rf"\s?[{CASED_LETTERS}]+"), MARKS, cut(r"\s+$"), IDEOGRAPHS, DIGITS, BYTES]),
+        ("deepseek-coder", [LINES, cut(r"\s?\p{L}+"), cut(r"\s?\p{P}+"), IDEOGRAPHS, DIGITS, BYTES]),
+        ("deepseek-v3", [cut(r"\p{N}{1,3}"), cut("[一-龥぀-ゟ゠-ヿ]+"), cut(WORDS_OF_DEEPSEEK_3), BYTES]),
         ("bloom gpt3-finnish poro-chat", [WORDS_OF_BLOOM, BYTES]),
         ("viking", [WORDS_OF_BLOOM, DIGITS, BYTES]),
     )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from .. import files
 from ..errors import UserError, nearest
@@ -14,52 +14,25 @@ from .tokenizer import Tokenizer
 WANTED = ("tokenizer*", "*.model", "vocab.*", "merges.txt", "added_tokens.json", "*.tiktoken")  # from the hub
 
 
-@dataclass(frozen=True)
-class Known:
-    """A published tokenizer: its folder under ``GLASSFORMER_DATA``, its name on the hub, what is said of its size."""
+class Known(NamedTuple):
+    """A published tokenizer: its name on the hub, its own, how many ids it has."""
 
-    folder: str
     hub: str
     what: str
     size: int
-    counted: str
 
 
 KNOWN = {
-    "gpt2": Known("tok-gpt2", "openai-community/gpt2", "GPT-2", 50_257, "256 bytes, 50,000 merges, 1 special"),
-    "cl100k": Known(
-        "tok-cl100k",
-        "Xenova/gpt-4",
-        "GPT-4 (cl100k_base)",
-        100_263,
-        "100,256 ranks and 7 special tokens; tiktoken's own 5 make 100,261",
-    ),
-    "llama3": Known(
-        "tok-llama3", "meta-llama/Meta-Llama-3-8B", "Llama 3", 128_256, "128,000 ranks and 256 special tokens"
-    ),
-    "llama2": Known("tok-llama2", "meta-llama/Llama-2-7b-hf", "Llama 2", 32_000, "3 special tokens among them"),
-    "bert-cased": Known(
-        "tok-bert-cased", "google-bert/bert-base-cased", "BERT cased", 28_996, "5 special tokens among them"
-    ),
-    "bert-uncased": Known(
-        "tok-bert-uncased", "google-bert/bert-base-uncased", "BERT uncased", 30_522, "5 special tokens among them"
-    ),
-    "t5": Known(
-        "tok-t5", "google/flan-t5-base", "T5 and Flan-T5", 32_100, "32,000 pieces and 100 sentinels, all special"
-    ),
-    "phi3": Known(
-        "tok-phi3", "microsoft/Phi-3-mini-4k-instruct", "Phi-3", 32_011, "Llama 2's 32,000 entries and 11 added"
-    ),
-    "starcoder": Known(
-        "tok-starcoder", "bigcode/starcoder2-3b", "StarCoder", 49_152, "38 special tokens among them (StarCoder 2's)"
-    ),
-    "qwen": Known(
-        "tok-qwen",
-        "Qwen/Qwen2-1.5B",
-        "Qwen2",
-        151_657,
-        "151,643 ranks and the 14 special tokens of Qwen2-VL; Qwen2's own 3 make 151,646",
-    ),
+    "gpt2": Known("openai-community/gpt2", "GPT-2", 50_257),  # 256 bytes, 50,000 merges, 1 special
+    "cl100k": Known("Xenova/gpt-4", "GPT-4 (cl100k_base)", 100_263),  # 100,256 ranks, 7 special (tiktoken's own: 5)
+    "llama3": Known("meta-llama/Meta-Llama-3-8B", "Llama 3", 128_256),  # 128,000 ranks and 256 special tokens
+    "llama2": Known("meta-llama/Llama-2-7b-hf", "Llama 2", 32_000),  # 3 special tokens among them
+    "bert-cased": Known("google-bert/bert-base-cased", "BERT cased", 28_996),  # 5 special tokens among them
+    "bert-uncased": Known("google-bert/bert-base-uncased", "BERT uncased", 30_522),  # 5 special tokens among them
+    "t5": Known("google/flan-t5-base", "T5 and Flan-T5", 32_100),  # 32,000 pieces and 100 sentinels, all special
+    "phi3": Known("microsoft/Phi-3-mini-4k-instruct", "Phi-3", 32_011),  # Llama 2's 32,000 entries and 11 added
+    "starcoder": Known("bigcode/starcoder2-3b", "StarCoder", 49_152),  # 38 special tokens among them (StarCoder 2's)
+    "qwen": Known("Qwen/Qwen2-1.5B", "Qwen2", 151_657),  # 151,643 ranks, 14 special of Qwen2-VL (Qwen2's own: 3)
 }
 
 
@@ -71,7 +44,12 @@ def find(name: str | Path) -> Tokenizer:
     """
     text = str(name)
     if text in KNOWN and not isinstance(name, Path):
-        return _known(text, KNOWN[text])
+        if (found := at_hand(text, online=True)) is None:
+            raise UserError(
+                f"{text} ({KNOWN[text].what}) is not here and cannot be downloaded; set GLASSFORMER_DATA to a folder "
+                f"that has tok-{text} in it, or give the path of a tokenizer."
+            )
+        return found
     path = Path(name).expanduser()
     if files.standing(path) is not None:
         return open(path)
@@ -89,30 +67,19 @@ def find(name: str | Path) -> Tokenizer:
 
 def here() -> list[str]:
     """The names that lie in the user's data folder."""
-    home = files.data_home()
-    return [] if home is None else [name for name, known in KNOWN.items() if (home / known.folder).is_dir()]
+    return [name for name in KNOWN if _placed(name)]
 
 
-def at_hand(name: str) -> Tokenizer | None:
-    """The published tokenizer of that name where no network is needed for it, else None."""
-    known = KNOWN[name]
-    folder = _placed(known) or _hub(known.hub, online=False)
+def at_hand(name: str, online: bool = False) -> Tokenizer | None:
+    """The published tokenizer of that name, None where it is neither here nor, if ``online``, on the hub."""
+    folder = _placed(name) or _hub(KNOWN[name].hub, online)
     return None if folder is None else open(folder)
 
 
-def _known(name: str, known: Known) -> Tokenizer:
-    folder = _placed(known) or _hub(known.hub)
-    if folder is None:
-        raise UserError(
-            f"{name} ({known.what}) is not here and cannot be downloaded; set GLASSFORMER_DATA to a folder "
-            f"that has {known.folder} in it, or give the path of a tokenizer."
-        )
-    return open(folder)
-
-
-def _placed(known: Known) -> Path | None:
+def _placed(name: str) -> Path | None:
+    """The folder in the user's data, if it is there."""
     home = files.data_home()
-    return home / known.folder if home is not None and (home / known.folder).is_dir() else None
+    return home / f"tok-{name}" if home is not None and (home / f"tok-{name}").is_dir() else None
 
 
 def _hub(name: str, online: bool = True) -> Path | None:

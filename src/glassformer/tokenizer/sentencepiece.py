@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import UserError
 from .byte_bpe import LONGEST
-from .tokenizer_json import Roles, Spec, added_token, framed_by, merges_by_rank
+from .tokenizer_json import Roles, Spec, added_token, between, bpe, framed_by, merges_by_rank, whole
 
 MARK = "▁"  # how SentencePiece writes a space
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -20,6 +20,7 @@ UNIGRAM, BPE = 1, 2
 CERTAIN = 1000.0  # a score that no other way to write a user-defined piece reaches
 FAIRSEQ = "xlm-roberta"  # whose ids are fairseq's: four special tokens, then the pieces behind the first three
 VARINT, EIGHT_BYTES, COUNTED, FOUR_BYTES = 0, 1, 2, 5
+TRAINER, NORMALIZER = 2, 3
 
 
 class Broken(ValueError):
@@ -115,19 +116,17 @@ def _piece(raw: dict[int, int | bytes]) -> Piece:
 def parse(data: bytes) -> Model:
     """The model in the bytes of a SentencePiece file; raises Broken or UnicodeDecodeError when they hold none."""
     pieces: list[Piece] = []
-    trainer: dict[int, int | bytes] | None = None
-    normalizer: dict[int, int | bytes] | None = None
+    settings: dict[int, dict[int, int | bytes]] = {}
     for number, value in fields(data):
         if number == 1:
             pieces.append(_piece(_message(value)))
-        elif number == 2:
-            trainer = _message(value)
-        elif number == 3:
-            normalizer = _message(value)
+        elif number in (TRAINER, NORMALIZER):
+            settings[number] = _message(value)
     if not pieces:
         raise Broken("it has no vocabulary")
-    if trainer is None or normalizer is None:  # which stand behind the pieces
+    if len(settings) < 2:  # which stand behind the pieces
         raise Broken("it ends before it says how it splits a text")
+    trainer, normalizer = settings[TRAINER], settings[NORMALIZER]
     if len({piece.text for piece in pieces}) != len(pieces):
         raise Broken("two entries have the same text")
     if any(not piece.text or len(piece.text) > LONGEST or not math.isfinite(piece.score) for piece in pieces):
@@ -186,44 +185,38 @@ def _fairseq(model: Model, source: str) -> tuple[Spec, Roles]:
         )
     spec = to_tokenizer_json(replace(model, pieces=pieces))
     spec["added_tokens"][-1]["lstrip"] = True  # the space before a mask is the mask's
-    a, b = (None, 0, 0), (None, 2, 0)
-    spec["post_processor"] = framed_by([a, (0, 0, 0), b], [a, (0, 0, 0), b, b, (1, 0, 0), b], [p.text for p in pieces])
+    spec["post_processor"] = framed_by(*between(0, 2, doubled=True), [piece.text for piece in pieces])
     parts = {"bos": "<s>", "eos": "</s>", "cls": "<s>", "sep": "</s>", "pad": "<pad>", "unk": "<unk>", "mask": "<mask>"}
     return spec, dict(parts)
 
 
 def to_tokenizer_json(model: Model) -> Spec:
     """The model as a tokenizer.json holds it."""
-    special = [id for id, piece in enumerate(model.pieces) if piece.kind in (UNKNOWN, CONTROL)]
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [added_token(id, model.pieces[id].text) for id in special],
-        "normalizer": _normalizer(model),
-        "pre_tokenizer": _split(model),
-        "post_processor": None,
-        "decoder": _decoder(model),
-        "model": _unigram(model) if model.algorithm == UNIGRAM else _bpe(model),
-    }
+    special = [(id, piece.text) for id, piece in enumerate(model.pieces) if piece.kind in (UNKNOWN, CONTROL)]
+    trimmed = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if model.dummy_prefix else []
+    spaced = {"type": "Replace", "pattern": {"String": MARK}, "content": " "}
+    return whole(
+        _unigram(model) if model.algorithm == UNIGRAM else _bpe(model),
+        added_tokens=[added_token(id, text) for id, text in special],
+        normalizer=_normalizer(model),
+        pre_tokenizer=_split(model),
+        decoder={"type": "Sequence", "decoders": [spaced, {"type": "ByteFallback"}, {"type": "Fuse"}, *trimmed]},
+    )
 
 
 def _bpe(model: Model) -> dict[str, Any]:
     ids = {piece.text: id for id, piece in enumerate(model.pieces)}
     mergeable = [piece for piece in model.pieces if piece.kind == NORMAL]
     mergeable.sort(key=lambda piece: (-piece.score, ids[piece.text]))
-    return {
-        "type": "BPE",
-        "dropout": None,
-        "unk_token": next(piece.text for piece in model.pieces if piece.kind == UNKNOWN),
-        "continuing_subword_prefix": None,
-        "end_of_word_suffix": None,
-        "fuse_unk": True,
-        "byte_fallback": _falls_back(model),
-        "ignore_merges": any(piece.kind == USER for piece in model.pieces),  # these are whole words, with no merges
-        "vocab": ids,
-        "merges": [list(pair) for pair in merges_by_rank({piece.text: rank for rank, piece in enumerate(mergeable)})],
-    }
+    merges = merges_by_rank({piece.text: rank for rank, piece in enumerate(mergeable)})
+    return bpe(
+        ids,
+        [list(pair) for pair in merges],
+        unk_token=next(piece.text for piece in model.pieces if piece.kind == UNKNOWN),
+        fuse_unk=True,
+        byte_fallback=_falls_back(model),
+        ignore_merges=any(piece.kind == USER for piece in model.pieces),  # these are whole words, with no merges
+    )
 
 
 def _unigram(model: Model) -> dict[str, Any]:
@@ -240,8 +233,7 @@ def _normalizer(model: Model) -> dict[str, Any]:
     """Replacements, then spaces, then the mark before the text and in place of spaces."""
     steps: list[dict[str, Any]] = []
     if model.charsmap:
-        table = base64.b64encode(model.charsmap).decode()
-        steps.append({"type": "Precompiled", "precompiled_charsmap": table})
+        steps.append({"type": "Precompiled", "precompiled_charsmap": base64.b64encode(model.charsmap).decode()})
     if model.fewer_spaces:
         steps.append({"type": "Replace", "pattern": {"Regex": r"\A +| +\z| +(?= )"}, "content": ""})
     if model.dummy_prefix:
@@ -265,14 +257,3 @@ def _split(model: Model) -> dict[str, Any] | None:
         found.append(({"String": MARK}, "MergedWithNext"))
     steps = [{"type": "Split", "pattern": text, "behavior": how, "invert": False} for text, how in found]
     return {"type": "Sequence", "pretokenizers": steps} if steps else None
-
-
-def _decoder(model: Model) -> dict[str, Any]:
-    steps: list[dict[str, Any]] = [
-        {"type": "Replace", "pattern": {"String": MARK}, "content": " "},
-        {"type": "ByteFallback"},
-        {"type": "Fuse"},
-    ]
-    if model.dummy_prefix:
-        steps.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
-    return {"type": "Sequence", "decoders": steps}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import codecs
 import functools
+import itertools
 import re
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from ..errors import UserError
-from .tokenizer_json import steps
+from .tokenizer_json import library_errors, steps
 
 ByteDecoder = Callable[[str, bool], bytes]  # (a token's name, is it the first of the text?) -> the bytes it stands for
 
@@ -20,10 +21,16 @@ CLEANUP += [(f" {ending}", ending) for ending in ("n't", "'m", "'s", "'ve", "'re
 
 @functools.cache
 def byte_alphabet() -> dict[int, str]:
-    """Byte -> the printable character that stands for it in a byte-level vocabulary (GPT-2's table)."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
+    """Byte -> the printable character that stands for it in a byte-level vocabulary (GPT-2's table), from 0 to 255."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = itertools.count(256)
+    return {byte: chr(byte if byte in printable else next(others)) for byte in range(256)}
+
+
+@functools.cache
+def bytes_by_letter() -> dict[str, int]:
+    """The byte of each character of the byte alphabet."""
+    return {letter: byte for byte, letter in byte_alphabet().items()}
 
 
 def byte_decoder(decoder: dict[str, Any] | None) -> ByteDecoder:
@@ -65,26 +72,17 @@ def _compiled(step: dict[str, Any]) -> dict[str, Any]:
 
 
 def _replaced(step: dict[str, Any], text: str) -> str:
-    try:
-        found: str = step["engine"].decode([text])
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # the library's own panics are not Exceptions
-        raise UserError(f"The tokenizer cannot decode {ascii(text)[:50]} ({error}); use another tokenizer.") from None
-    return found
+    cannot = f"The tokenizer cannot decode {ascii(text)[:50]}"
+    with library_errors(lambda error: UserError(f"{cannot} ({error}); use another tokenizer.")):
+        return str(step["engine"].decode([text]))
 
 
 def _byte_level(name: str, first: bool) -> bytes:
-    table = _byte_of()
+    table = bytes_by_letter()
     try:
         return bytes([table[letter] for letter in name])
     except KeyError:  # not written in the byte alphabet: it stands for itself
         return name.encode()
-
-
-@functools.cache
-def _byte_of() -> dict[str, int]:
-    return {letter: byte for byte, letter in byte_alphabet().items()}
 
 
 def _step(step: dict[str, Any], text: str | bytes, first: bool) -> str | bytes:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import UserError
 from . import sentencepiece
-from .tokenizer_json import Spec
+from .tokenizer_json import Spec, library_errors, load
 from .wordpiece import wordpiece as written
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def wordpiece(texts: Iterator[str], size: int, specials: list[str]) -> Spec:
 
     if not {"[UNK]", "[CLS]", "[SEP]"} <= set(specials):
         raise UserError("A WordPiece tokenizer needs [UNK], [CLS] and [SEP] among its special tokens; add them.")
-    library = _library(written(["a", *specials], specials))
+    library = load(written(["a", *specials], specials), "The tokenizer")
     held = list(texts)
     letters, inner_letters = _word_letters(library, held)
     if not letters:
@@ -78,6 +78,7 @@ def unigram(texts: Iterator[str], size: int, specials: list[str]) -> Spec:
             for line in text.split("\n"):
                 yield from (line[at : at + LONGEST_LINE] for at in range(0, len(line), LONGEST_LINE))
 
+    failed = None
     try:
         library.SentencePieceTrainer.train(
             sentence_iterator=lines(),
@@ -98,12 +99,10 @@ def unigram(texts: Iterator[str], size: int, specials: list[str]) -> Spec:
             minloglevel=3,
         )
     except (RuntimeError, OSError) as error:
-        _fits(len(letters - {" "} | {sentencepiece.MARK}) + len(specials), size, "Unigram")
-        reason = str(error).strip().splitlines()[-1][:200]
-        raise UserError(
-            f"No vocabulary can be made of this text ({reason}); give more text, or another size."
-        ) from None
+        failed = error
     _fits(len(letters - {" "} | {sentencepiece.MARK}) + len(specials), size, "Unigram")
+    if failed is not None:
+        raise _no_vocabulary(failed)
     made = library.SentencePieceProcessor(model_proto=model.getvalue())
     pieces = [[made.id_to_piece(id), made.get_score(id)] for id in range(made.get_piece_size())]
     kept = [[piece, score] for piece, score in pieces if piece not in specials and (piece != "\n" or "\n" in letters)]
@@ -120,21 +119,15 @@ def _unigram(pieces: list[list[Any]], specials: list[str]) -> Spec:
     return sentencepiece.to_tokenizer_json(model)
 
 
-def _library(spec: Spec) -> tokenizers.Tokenizer:
-    """The library's tokenizer, which normalises and splits texts as ``spec`` says."""
-    import tokenizers
-
-    return tokenizers.Tokenizer.from_str(json.dumps({**spec, "post_processor": None}))
+def _no_vocabulary(error: BaseException) -> UserError:
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[-1][:200]
+    return UserError(f"No vocabulary can be made of this text ({reason}); give more text, or another size.")
 
 
 def _trained(library: tokenizers.Tokenizer, trainer: Any, texts: Iterator[str]) -> dict[str, Any]:
     """The model that the library's trainer makes of texts."""
-    try:
+    with library_errors(_no_vocabulary):
         library.train_from_iterator(texts, trainer)
-    except (UserError, KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # the library's own panics are not Exceptions
-        raise UserError(f"No vocabulary can be made of this text ({error}); give more text, or another size.") from None
     model: dict[str, Any] = json.loads(library.to_str())["model"]
     return model
 

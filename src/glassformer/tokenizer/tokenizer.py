@@ -18,26 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from .. import files
 from ..errors import UserError
+from . import tokenizer_json
 from .budget import pool, within_budget
 from .stream import Stream, byte_decoder
 from .tiktoken_backend import TiktokenBackend
-from .tokenizer_json import (
-    MOST_IDS,
-    ByRank,
-    Roles,
-    Spec,
-    canonical,
-    frame,
-    framed_by,
-    ids_of,
-    load,
-    opened_by,
-    reason,
-    roles_of,
-    steps,
-    with_merges,
-    without_specials,
-)
+from .tokenizer_json import ByRank, Place, Roles, Spec, steps
 from .validation import LOST, check, marking_lost, refusal
 
 if TYPE_CHECKING:
@@ -62,8 +47,8 @@ class Tokenizer:
         self._source = source
         try:
             check(spec)
-            self.roles = roles_of(spec, roles or {})
-            self._tables = canonical(spec, self.roles)
+            self.roles = tokenizer_json.roles_of(spec, roles or {})
+            self._tables = tokenizer_json.canonical(spec, self.roles)
             self._by_rank = isinstance(self._tables["model"].get("merges"), ByRank)
             self._decode_token = byte_decoder(self._tables.get("decoder"))
             added = [token for token in self._tables["added_tokens"] if token["content"]]
@@ -74,13 +59,13 @@ class Tokenizer:
             raise
         except (LookupError, TypeError, AttributeError, ValueError, OverflowError, RecursionError) as error:
             raise UserError(
-                f"{source} lacks what a tokenizer.json must hold ({reason(error)}); restore the file."
+                f"{source} lacks what a tokenizer.json must hold ({tokenizer_json.reason(error)}); restore the file."
             ) from None
-        self._ids: dict[str, int] = ids_of({**self._tables, "added_tokens": added})
+        self._ids: dict[str, int] = tokenizer_json.ids_of({**self._tables, "added_tokens": added})
         self.size: int = max(self._ids.values(), default=-1) + 1
         if not self.size:
             raise UserError(f"{source} has no vocabulary; restore the file.")
-        if self.size > MOST_IDS:
+        if self.size > tokenizer_json.MOST_IDS:
             raise UserError(
                 f"{source} has ids up to {self.size - 1}, more than any vocabulary needs; restore the file."
             )
@@ -120,7 +105,7 @@ class Tokenizer:
         texts = list(texts)
         before = [self._id_of_end("bos")] if bos else []
         after = [self._id_of_end("eos")] if eos else []
-        characters = sum(map(len, filter(_is_text, texts)))
+        characters = _length(texts)
         encode = functools.partial(self._by_library, special=True) if special else self.encoder(characters)
         if encode == self._by_tiktoken and characters >= LARGE:
             workers = os.cpu_count() or 1
@@ -152,7 +137,7 @@ class Tokenizer:
 
     def _by_tiktoken(self, texts: Sequence[str]) -> list[Any]:
         """The ids of each text by tiktoken, and by the library where tiktoken's are not proven to be the same."""
-        found = [self._tiktoken.encode(text) if self._tiktoken and _is_text(text) else None for text in texts]
+        found = [self._tiktoken.encode(text) if self._tiktoken and isinstance(text, str) else None for text in texts]
         left = [text for text, ids in zip(texts, found, strict=True) if ids is None]
         rest = iter(self._by_library(left) if left else ())
         return [next(rest) if ids is None else ids for ids in found]
@@ -175,12 +160,8 @@ class Tokenizer:
         By a batch even for one text: else the library keeps Python's lock.
         """
         work = functools.partial(getattr(library, method), texts, add_special_tokens=False)
-        try:
-            return within_budget(work, sum(map(len, filter(_is_text, texts)))) if texts else []
-        except (KeyboardInterrupt, SystemExit, UserError):
-            raise
-        except BaseException as error:  # the library's own panics are not Exceptions
-            raise refusal(texts, library, error) from None
+        with tokenizer_json.library_errors(functools.partial(refusal, texts, library)):
+            return within_budget(work, _length(texts)) if texts else []
 
     def encode_pair(
         self, first: str, second: str | None = None, *, most: int | None = None, special: bool = False
@@ -221,9 +202,9 @@ class Tokenizer:
         return ids, segments
 
     @functools.cached_property
-    def _frames(self) -> tuple[list[tuple[int | None, int, int]], list[tuple[int | None, int, int]]]:
+    def _frames(self) -> tuple[list[Place], list[Place]]:
         """What stands around a text and around two: as the file says, else cls or bos before, sep or eos after."""
-        one, two = (frame(self._tables, self._source, pair) for pair in (False, True))
+        one, two = (tokenizer_json.frame(self._tables, self._source, pair) for pair in (False, True))
         if any(text is None for text, _, _ in two):
             return one, two
         bos = None if self.bos == self.eos else self.bos
@@ -262,20 +243,21 @@ class Tokenizer:
     @functools.cached_property
     def _spec(self) -> Spec:
         """The tokenizer.json, whole."""
-        return with_merges(self._tables)
+        return tokenizer_json.with_merges(self._tables)
 
     @functools.cached_property
     def _plain(self) -> tokenizers.Tokenizer:
         """The library's tokenizer that leaves special tokens in a text as plain text."""
         names = [token["content"] for token in self._spec["added_tokens"] if token["content"] and token["special"]]
-        library = load(marking_lost(without_specials(self._spec, names) or self._spec), self._source)
+        hidden = tokenizer_json.without_specials(self._spec, names) or self._spec
+        library = tokenizer_json.load(marking_lost(hidden), self._source)
         library.encode_special_tokens = True
         return library
 
     @functools.cached_property
     def _special(self) -> tokenizers.Tokenizer:
         """The library's tokenizer that reads special tokens out of the text."""
-        return load(marking_lost(self._spec), self._source)
+        return tokenizer_json.load(marking_lost(self._spec), self._source)
 
     def _id_of_role(self, role: str) -> int | None:
         name = self.roles[role]
@@ -352,7 +334,7 @@ class Tokenizer:
 
     def to_json(self) -> str:
         """The text of a tokenizer.json, with one more key where parts are played by unusual names."""
-        usual = roles_of(self._spec, {}) == self.roles
+        usual = tokenizer_json.roles_of(self._spec, {}) == self.roles
         return json.dumps(self._spec if usual else {**self._spec, EXTRA: self.roles}, ensure_ascii=False)
 
     @classmethod
@@ -374,14 +356,18 @@ class Tokenizer:
         folder = Path(folder)
         parts = {f"{part}_token": name for part, name in self.roles.items()}
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **parts}
-        spec = self._spec
-        if not spec.get("post_processor") and self.cls is not None and self.sep is not None:
-            spec = {**spec, "post_processor": framed_by(*self._frames, self._names)}
-        elif not spec.get("post_processor") and self.bos != self.eos and self.bos is not None:
-            spec = {**spec, "post_processor": opened_by(str(self.roles["bos"]), self.bos)}
+        spec, frames = self._spec, None
+        if self.cls is not None and self.sep is not None:
+            frames = self._frames
+        elif self.bos != self.eos and self.bos is not None:
+            opened: list[Place] = [(None, self.bos, 0), (0, 0, 0)]
+            frames = opened, [*opened, (None, self.bos, 0), (1, 0, 1)]
+        if frames and not spec.get("post_processor"):
+            spec = {**spec, "post_processor": tokenizer_json.framed_by(*frames, self._names)}
         files.write(folder / "tokenizer.json", json.dumps(spec, ensure_ascii=False))
         files.write(folder / "tokenizer_config.json", json.dumps(settings, indent=1, ensure_ascii=False) + "\n")
 
 
-def _is_text(text: object) -> bool:
-    return isinstance(text, str)
+def _length(texts: Iterable[Any]) -> int:
+    """Characters of all texts; what is not a text is refused later."""
+    return sum(len(text) for text in texts if isinstance(text, str))

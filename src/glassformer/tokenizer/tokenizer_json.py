@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ..errors import UserError
@@ -37,6 +38,46 @@ def added_token(id: int, content: str, special: bool = True) -> dict[str, Any]:
     """An entry of a tokenizer.json's "added_tokens"."""
     rules = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     return {"id": id, "content": content, **rules, "special": special}
+
+
+def whole(model: Spec, **parts: Any) -> Spec:
+    """What a tokenizer.json holds of this model and these parts; it has no others."""
+    empty: Spec = {
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": None,
+        "post_processor": None,
+        "decoder": None,
+    }
+    return {"version": "1.0", "truncation": None, "padding": None, **empty, **parts, "model": model}
+
+
+def bpe(vocabulary: dict[str, int], merges: Any, **settings: Any) -> Spec:
+    """A BPE model, with the settings that are not the usual ones."""
+    none = dict.fromkeys(("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix"))
+    usual = {**none, **dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), False)}
+    return {"type": "BPE", **usual, **settings, "vocab": vocabulary, "merges": merges}
+
+
+def split(pattern: str, behavior: str = "Isolated", invert: bool = False) -> Spec:
+    """The step of a pre-tokenizer that cuts a text by a regular expression."""
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": behavior, "invert": invert}
+
+
+def letters_as_bytes(words: bool = False) -> Spec:
+    """The step that writes bytes as GPT-2's letters; ``words``: and splits into words as GPT-2."""
+    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": words}
+
+
+@contextlib.contextmanager
+def library_errors(refusal: Callable[[BaseException], UserError]) -> Iterator[None]:
+    """What the library raises, even its panics, which are not Exceptions, as this UserError."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, UserError):
+        raise
+    except BaseException as error:
+        raise refusal(error) from None
 
 
 def flag(settings: dict[str, Any], key: str, usual: Any) -> Any:
@@ -225,16 +266,16 @@ def without_specials(spec: Spec, special: Iterable[str]) -> Spec | None:
     return {**spec, "added_tokens": added, "model": model, "post_processor": None}
 
 
-def opened_by(name: str, id: int) -> Spec:
-    """A post-processor that puts one token before a text, and before each of a pair."""
-    token = {"SpecialToken": {"id": name, "type_id": 0}}
-    first, second = ({"Sequence": {"id": text, "type_id": kind}} for kind, text in enumerate("AB"))
-    known = {name: {"id": name, "ids": [id], "tokens": [name]}}
-    pair = [token, first, token, second]
-    return {"type": "TemplateProcessing", "single": [token, first], "pair": pair, "special_tokens": known}
-
-
 Place: TypeAlias = tuple[int | None, int, int]  # which text, or None for a token of its own, its id, its segment
+
+
+def between(opens: int, closes: int, doubled: bool = False) -> tuple[list[Place], list[Place]]:
+    """What stands around a text and around two: BERT's; or RoBERTa's, ``doubled`` between two and all of segment 0."""
+    one: list[Place] = [(None, opens, 0), (0, 0, 0), (None, closes, 0)]
+    second: list[Place] = (
+        [(None, closes, 0), (1, 0, 0), (None, closes, 0)] if doubled else [(1, 0, 1), (None, closes, 1)]
+    )
+    return one, [*one, *second]
 
 
 def framed_by(one: Sequence[Place], two: Sequence[Place], names: Sequence[str] | dict[int, str]) -> Spec:
@@ -249,18 +290,15 @@ def framed_by(one: Sequence[Place], two: Sequence[Place], names: Sequence[str] |
     return {"type": "TemplateProcessing", **templates, "special_tokens": known}
 
 
-def frame(spec: Spec, source: str, pair: bool) -> list[tuple[int | None, int, int]]:
+def frame(spec: Spec, source: str, pair: bool) -> list[Place]:
     """What the post-processor makes of a text or a pair: (which text, or None for a token of its own, id, segment)."""
     import tokenizers
 
     words = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
-    tiny: Spec = {"version": "1.0", "added_tokens": [], "model": words, "post_processor": spec.get("post_processor")}
-    try:
-        encoding = tokenizers.Tokenizer.from_str(json.dumps(tiny)).encode("a", "a" if pair else None)
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # the library's own panics are not Exceptions
-        raise UserError(f"{source} says badly what stands around a text ({reason(error)}); restore it.") from None
+    tiny = json.dumps(whole(words, post_processor=spec.get("post_processor")))
+    badly = f"{source} says badly what stands around a text"
+    with library_errors(lambda error: UserError(f"{badly} ({reason(error)}); restore it.")):
+        encoding = tokenizers.Tokenizer.from_str(tiny).encode("a", "a" if pair else None)
     return list(zip(encoding.sequence_ids, encoding.ids, encoding.type_ids, strict=True))
 
 
@@ -268,13 +306,9 @@ def load(spec: Spec, source: str) -> tokenizers.Tokenizer:
     """The library's tokenizer; it adds nothing around a text and trims no spans."""
     import tokenizers
 
-    try:
-        library = tokenizers.Tokenizer.from_str(json.dumps({**spec, "post_processor": None}, ensure_ascii=False))
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # the library's own panics are not Exceptions
-        raise UserError(f"{source} holds no tokenizer that can be used ({reason(error)}); restore it.") from None
-    return library
+    none = f"{source} holds no tokenizer that can be used"
+    with library_errors(lambda error: UserError(f"{none} ({reason(error)}); restore it.")):
+        return tokenizers.Tokenizer.from_str(json.dumps({**spec, "post_processor": None}, ensure_ascii=False))
 
 
 def reason(error: BaseException) -> str:

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from ..errors import UserError, nearest
-from .byte_bpe import KINDS, Kind, byte_level
+from .byte_bpe import Kind, byte_level
 from .stream import byte_alphabet
 from .tokenizer import Tokenizer
-from .tokenizer_json import Spec, added_token
+from .tokenizer_json import Spec, added_token, split, whole
 
 END = "<|endoftext|>"
 TRAINED = ("char", "byte", "bpe", "wordpiece", "unigram", "words")
@@ -101,8 +101,7 @@ def _char(texts: Iterator[str], size: int | None, specials: list[str]) -> Spec:
     if size not in (None, len(names)):
         raise UserError(f"These texts make a character tokenizer of {len(names)} entries; leave out the size.")
     # with no "<unk>" in the vocabulary the library refuses an unknown character
-    split = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
-    return _whole(names, specials, split, {"type": "Fuse"})
+    return _whole(names, specials, split(r"[\s\S]"), {"type": "Fuse"})
 
 
 def _words(texts: Iterator[str], size: int | None, specials: list[str]) -> Spec:
@@ -116,25 +115,17 @@ def _words(texts: Iterator[str], size: int | None, specials: list[str]) -> Spec:
     return _whole([*names, *specials], specials, {"type": "WhitespaceSplit"}, None)
 
 
-def _whole(names: list[str], specials: list[str], split: Spec, decoder: Spec | None) -> Spec:
-    """A vocabulary of whole pieces, as ``split`` parts a text; no decoder puts a space between them."""
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [added_token(names.index(name), name) for name in specials],
-        "normalizer": None,
-        "pre_tokenizer": split,
-        "post_processor": None,
-        "decoder": decoder,
-        "model": {"type": "WordLevel", "vocab": {name: id for id, name in enumerate(names)}, "unk_token": "<unk>"},
-    }
+def _whole(names: list[str], specials: list[str], parted: Spec, decoder: Spec | None) -> Spec:
+    """A vocabulary of whole pieces, as ``parted`` cuts a text; no decoder puts a space between them."""
+    ids = {name: id for id, name in enumerate(names)}
+    added = [added_token(ids[name], name) for name in specials]
+    model = {"type": "WordLevel", "vocab": ids, "unk_token": "<unk>"}
+    return whole(model, added_tokens=added, pre_tokenizer=parted, decoder=decoder)
 
 
 def _bytes(specials: list[str]) -> Spec:
-    alphabet = byte_alphabet()
-    kind = Kind(None, {name: 256 + i for i, name in enumerate(specials)})
-    spec = byte_level({alphabet[byte]: byte for byte in range(256)}, [], kind)
+    letters = {letter: byte for byte, letter in byte_alphabet().items()}
+    spec = byte_level(letters, [], Kind(None, {name: 256 + i for i, name in enumerate(specials)}))
     spec["pre_tokenizer"]["use_regex"] = False  # words do not matter
     return spec
 
@@ -153,14 +144,8 @@ def _bpe(texts: Iterator[str], size: int, specials: list[str]) -> Spec:
     )
     library.train_from_iterator(texts, trainer)
     model = json.loads(library.to_str())["model"]
-    ordered = sorted(model["vocab"].items(), key=lambda item: int(item[1]))
-    made = [name for name, _ in ordered if name not in set(alphabet)]
-    vocabulary = {name: id for id, name in enumerate([*alphabet_in_order(), *made])}
-    kind = Kind(KINDS["gpt2"].pattern, {name: len(vocabulary) + i for i, name in enumerate(specials)})
+    ordered = sorted(model["vocab"], key=lambda name: int(model["vocab"][name]))
+    names = dict.fromkeys([*alphabet, *ordered])  # a byte's id is its value
+    vocabulary = {name: id for id, name in enumerate(names)}
+    kind = Kind(None, {name: len(vocabulary) + i for i, name in enumerate(specials)})
     return byte_level(vocabulary, model["merges"], kind)
-
-
-def alphabet_in_order() -> list[str]:
-    """The byte alphabet from byte 0 to byte 255, so that a byte's id is its value."""
-    alphabet = byte_alphabet()
-    return [alphabet[byte] for byte in range(256)]

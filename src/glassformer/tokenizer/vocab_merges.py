@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import UserError
 from . import byte_bpe
 from .stream import byte_alphabet
-from .tokenizer_json import MOST_IDS, Roles, Spec, added_token, flag, framed_by
+from .tokenizer_json import MOST_IDS, Roles, Spec, added_token, between, flag, framed_by, split
 
 FILES = {"vocab.json": "merges.txt", "encoder.json": "vocab.bpe"}
 CLIP = "clip"
@@ -68,7 +68,7 @@ def _clip(ids: dict[str, int], pairs: list[list[str]], specials: dict[str, int])
     if not {first, last} <= specials.keys():
         raise UserError(f"This vocabulary lacks {first} or {last} and so is not CLIP's; restore it.")
     spec = byte_bpe.byte_level(ids, pairs, byte_bpe.Kind(None, {}))
-    words = {"type": "Split", "pattern": {"Regex": WORDS_OF_CLIP}, "behavior": "Removed", "invert": True}
+    words = split(WORDS_OF_CLIP, "Removed", invert=True)
     replaced = {"type": "Replace", "pattern": {"Regex": r"\s+"}, "content": " "}
     spec["added_tokens"] = [added_token(id, name) for name, id in specials.items()]
     spec["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "NFC"}, replaced, {"type": "Lowercase"}]}
@@ -77,7 +77,5 @@ def _clip(ids: dict[str, int], pairs: list[list[str]], specials: dict[str, int])
     ended = {"type": "Replace", "pattern": {"String": END}, "content": " "}
     spec["decoder"] = {"type": "Sequence", "decoders": [spec["decoder"], ended]}
     names = {id: name for name, id in ids.items()}
-    a, b = (None, ids[first], 0), (None, ids[last], 0)
-    one, two = [a, (0, 0, 0), b], [a, (0, 0, 0), b, b, (1, 0, 0), b]
-    spec["post_processor"] = framed_by(one, two, names)
+    spec["post_processor"] = framed_by(*between(ids[first], ids[last], doubled=True), names)
     return spec, {"bos": first, "eos": last, "unk": last, "pad": last}

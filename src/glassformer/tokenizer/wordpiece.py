@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import UserError
-from .tokenizer_json import Spec, added_token, flag
+from .tokenizer_json import Spec, added_token, between, flag, framed_by, whole
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -37,35 +37,13 @@ def wordpiece(names: Sequence[str], special: Sequence[str], lower: bool | None =
     if lower is None:
         lower = all(name == name.lower() for name in names if not name.startswith("["))
     ids = {name: id for id, name in enumerate(names)}
-    cls, sep = ({"SpecialToken": {"id": name, "type_id": 0}} for name in ("[CLS]", "[SEP]"))
-    first, second = ({"Sequence": {"id": name, "type_id": i}} for i, name in enumerate("AB"))
-    last = {"SpecialToken": {"id": "[SEP]", "type_id": 1}}
-    around = {name: {"id": name, "ids": [ids[name]], "tokens": [name]} for name in ("[CLS]", "[SEP]")}
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [added_token(ids[name], name) for name in special],
-        "normalizer": {
-            "type": "BertNormalizer",
-            "clean_text": True,
-            "handle_chinese_chars": True,
-            "strip_accents": None,
-            "lowercase": lower,
-        },
-        "pre_tokenizer": {"type": "BertPreTokenizer"},
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": [cls, first, sep],
-            "pair": [cls, first, sep, second, last],
-            "special_tokens": around,
-        },
-        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
-        "model": {
-            "type": "WordPiece",
-            "unk_token": "[UNK]",
-            "continuing_subword_prefix": "##",
-            "max_input_chars_per_word": 100,
-            "vocab": ids,
-        },
-    }
+    model = {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##"}
+    cleaned = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None}
+    return whole(
+        {**model, "max_input_chars_per_word": 100, "vocab": ids},
+        added_tokens=[added_token(ids[name], name) for name in special],
+        normalizer={**cleaned, "lowercase": lower},
+        pre_tokenizer={"type": "BertPreTokenizer"},
+        post_processor=framed_by(*between(ids["[CLS]"], ids["[SEP]"]), names),
+        decoder={"type": "WordPiece", "prefix": "##", "cleanup": True},
+    )

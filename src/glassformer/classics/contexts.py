@@ -92,9 +92,6 @@ def moving_apart(model: Model, tokenizer: Tokenizer, first: Place, second: Place
     return [float(cosine) for cosine in torch.cosine_similarity(one, other, dim=-1)]
 
 
-# ------------------------------------------------------------------------------- words in context
-
-
 @dataclass(frozen=True)
 class Pair:
     """A word in two texts, and whether it means the same in both."""

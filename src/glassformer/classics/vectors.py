@@ -96,9 +96,6 @@ def right_analogies(
     return right, len(asked)
 
 
-# -------------------------------------------------------------------------------------- questions
-
-
 def read_pairs(path: Path) -> list[tuple[str, str, float]]:
     """Two words and how alike people find them, of each line. Raises UserError with the line for another form."""
     found = []
@@ -131,9 +128,6 @@ def _written(path: Path) -> list[tuple[int, str]]:
     except OSError as error:
         raise files.explain(error, path) from None
     return [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
-
-
-# ------------------------------------------------------------------------------------------ files
 
 
 def save(vectors: Vectors, path: Path, binary: bool | None = None) -> None:

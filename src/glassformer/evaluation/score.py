@@ -154,9 +154,6 @@ def score(
     return Score(loss, perplexity, bits, count, size, time.perf_counter() - begun)
 
 
-# ------------------------------------------------------------------------------------- documents
-
-
 def _open(tokenizer: Tokenizer, text: str | Source | Shards, closing: bool) -> tuple[Iterable[Document], int]:
     """The documents, and the size of their text."""
     if isinstance(text, str):
@@ -194,9 +191,6 @@ def _windows(document: Document, context: int, stride: int) -> Iterator[Window]:
         begin = max(end - context, 0)
         yield Window(document.cut(begin, end + 1), new - begin)
         new = end + 1
-
-
-# --------------------------------------------------------------------------------------- batches
 
 
 def _rows(windows: Iterable[Window], context: int) -> Iterator[list[Window]]:

@@ -13,7 +13,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +26,6 @@ from ..data.shards import Shards
 from ..errors import UserError
 
 Array = np.ndarray[Any, Any]
-Transform: TypeAlias = Callable[["Batch", np.random.Generator], "Batch"]
 ORDER = 2
 """How rows are put in order; kept in checkpoints, since a run must go on as it began."""
 
@@ -70,9 +69,6 @@ class Batch:
     def _each(self, change: Callable[[str, Tensor], Tensor]) -> Batch:
         parts = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return dataclasses.replace(self, **{n: change(n, part) for n, part in parts.items() if part is not None})
-
-
-# ----------------------------------------------------------------------------------- the rows
 
 
 class Rows:
@@ -145,9 +141,6 @@ def every_token_once(shards: Shards, batch: int, context: int, stride: int | Non
         yield filling.batch()
 
 
-# -------------------------------------------------------------------------------- the batches
-
-
 class _Cursor:
     """How far one corpus has been gone through: row ``index`` of ``epoch``, ``drawn`` rows in all."""
 
@@ -160,9 +153,8 @@ class _Cursor:
         self.epoch, self.index = epoch, index
         order, offset = np.random.SeedSequence([*self.seed, epoch]).spawn(2)
         T, last = self.rows.context, self.rows.last
-        self.offset = (
-            1 + int(offset.generate_state(1, np.uint64)[0]) % T
-        )  # the first stretch is this short, so that borders differ between epochs
+        # the first stretch is this short, so that borders differ between epochs
+        self.offset = 1 + int(offset.generate_state(1, np.uint64)[0]) % T
         self.size = 1 + -(-(last - self.offset) // T)
         # RandomState's stream is the same in all versions of NumPy; 8 bytes a row: 0.8 GB for 10^8 rows
         self.order = np.random.RandomState(np.random.PCG64(order)).permutation(self.size)
@@ -179,7 +171,7 @@ class _Cursor:
                 self.go(self.epoch + 1, 0)
 
 
-class Batches:
+class Batches(Iterator[Batch]):
     """An endless iterator of training batches over one corpus, or several mixed by weight.
 
     Each epoch every token is a target exactly once, in a new order with new row borders; a mixture's
@@ -205,12 +197,8 @@ class Batches:
         total = sum(weight for _, weight in mixture)
         self.weights = [weight / total for _, weight in mixture]
         self.keys = [part.key for part, _ in mixture]
-        self._cursors = [
-            _Cursor(Rows(part, context), (seed % 2**64, number)) for number, (part, _) in enumerate(mixture)
-        ]
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self
+        rows = [Rows(part, context) for part, _ in mixture]
+        self._cursors = [_Cursor(some, (seed % 2**64, number)) for number, some in enumerate(rows)]
 
     def __next__(self) -> Batch:
         out, at = _Filling(self.batch, self.context), 0
@@ -256,19 +244,16 @@ class Batches:
         return {"seed": self.seed, "context": self.context, "weights": self.weights, "content": self.keys}
 
 
-class Transformed:
-    """Batches as an objective wants them: what is drawn for one is a function of the seed and its number alone."""
+class Prepared(Iterator[Batch]):
+    """Batches hidden or cut as an objective asks: what is drawn for one is a function of the seed and its number."""
 
-    def __init__(self, batches: Any, transform: Transform, seed: int) -> None:
-        self.batches, self.transform, self.seed, self.number = batches, transform, seed, 0
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self
+    def __init__(self, batches: Any, objective: Objective, tokenizer: Any, seed: int) -> None:
+        self.batches, self.objective, self.tokenizer, self.seed, self.number = batches, objective, tokenizer, seed, 0
 
     def __next__(self) -> Batch:
-        batch = next(self.batches)
         self.number += 1
-        return self.transform(batch, np.random.default_rng((self.seed % 2**64, 0, self.number)))
+        random = np.random.default_rng((self.seed % 2**64, 0, self.number))
+        return self.objective.prepare(next(self.batches), random, self.tokenizer)
 
     @property
     def epoch(self) -> float:
@@ -285,14 +270,7 @@ class Transformed:
         self.number = state["number"]
 
 
-def transformed(batches: Any, objective: Objective, tokenizer: Any, seed: int) -> Any:
-    """The batches to train on, hidden or cut as the objective asks."""
-    if not objective.prepares:
-        return batches
-    return Transformed(batches, lambda batch, random: objective.prepare(batch, random, tokenizer), seed)
-
-
-def transformed_once(batches: Iterable[Batch], objective: Objective, tokenizer: Any, seed: int) -> Iterator[Batch]:
+def prepared_alike(batches: Iterable[Batch], objective: Objective, tokenizer: Any, seed: int) -> Iterator[Batch]:
     """The batches to validate on, hidden or cut in the same way each time."""
     for number, batch in enumerate(batches):
         yield objective.prepare(batch, np.random.default_rng((seed % 2**64, 1, number)), tokenizer)
@@ -302,10 +280,8 @@ def check_same(state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
     """UserError unless a state has all that ``identity`` has."""
     for name, ours in identity.items():
         if state.get(name) != ours:
-            sentence = (
-                f"The checkpoint was made with another {name} of the training data ({state.get(name)}, now {ours}"
-            )
-            raise UserError(f"{sentence}); continue with the same data and settings.")
+            sentence = f"The checkpoint was made with another {name} of the training data"
+            raise UserError(f"{sentence} ({state.get(name)}, now {ours}); continue with the same data and settings.")
 
 
 def check_sizes(batch: int, context: int) -> None:

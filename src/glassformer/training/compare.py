@@ -197,9 +197,6 @@ def with_plan(settings: Run, dtype: str) -> Run:
     return replace(settings, train=replace(how, **left))
 
 
-# ------------------------------------------------------------------------------ comparison.json
-
-
 def _read_record(out: Path, budget: dict[str, float]) -> dict[str, Any]:
     """What an earlier call kept in this folder; UserError where its budget was another."""
     path = out / "comparison.json"
@@ -218,9 +215,6 @@ def _read_record(out: Path, budget: dict[str, float]) -> dict[str, Any]:
 
 def _write_record(out: Path, kept: Mapping[str, Any]) -> None:
     files.write(out / "comparison.json", json.dumps(kept, indent=1) + "\n")
-
-
-# ------------------------------------------------------------------------------------- figures
 
 
 def figures(folder: Path) -> dict[str, Any]:

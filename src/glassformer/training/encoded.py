@@ -71,9 +71,6 @@ class Encoded:
         return digest.hexdigest()
 
 
-# ---------------------------------------------------------------------------------- text to ids
-
-
 def encode(
     table: Table,
     tokenizer: Tokenizer,
@@ -89,9 +86,9 @@ def encode(
     not hold is ``cut``, or refused. Raises UserError for that, for tokens that the tokenizer lacks, for a shape that
     does not fit.
     """
-    shape, fitting = type(model), " or ".join(kind.__name__ for kind in objective.shapes)
-    sentence = f"{type(objective).__name__} does not fit {shape.__name__}; give"
-    need(shape in objective.shapes, f"{sentence} a model of the shape {fitting}.")
+    fitting = " or ".join(kind.__name__ for kind in objective.shapes)
+    sentence = f"{type(objective).__name__} does not fit {type(model).__name__}; give a model of the shape {fitting}."
+    need(type(model) in objective.shapes, sentence)
     layout = objective.layout(Framing(tokenizer, model, source_tokenizer), Fit(table.name, context, cut))
     reads = source_tokenizer or tokenizer
     firsts: Iterable[Any]
@@ -117,14 +114,10 @@ def encode(
         Side({name: np.frombuffer(column, np.int32) for name, column in whole.items()}, np.frombuffer(ends, np.int64))
         for whole, ends in zip(columns, starts, strict=True)
     ]
-    return Encoded(table.name, tuple(laid), _labels(table) if objective.labelled else None)
-
-
-def _labels(table: Table) -> Array | None:
-    """Each example's label, or its number where no set of labels is chosen from."""
-    if table.examples[0].label is None:
-        return None
-    return np.array([one.label for one in table], np.float32 if table.labels is None else np.int64)
+    labels = None
+    if objective.labelled and table.examples[0].label is not None:  # a number where no set of labels is chosen from
+        labels = np.array([one.label for one in table], np.float32 if table.labels is None else np.int64)
+    return Encoded(table.name, tuple(laid), labels)
 
 
 @dataclass(frozen=True)
@@ -147,7 +140,5 @@ class Fit:
             )
         short = min(*map(len, texts), room // 2) if len(texts) == 2 else 0
         first = room - short if len(texts) == 1 or len(texts[0]) > len(texts[1]) else short
-        keeps = (first, room - first)
-        return [
-            ids[:keep] if self.cut == "end" else ids[len(ids) - keep :] for ids, keep in zip(texts, keeps, strict=False)
-        ]
+        keeps = zip(texts, (first, room - first), strict=False)
+        return [ids[:keep] if self.cut == "end" else ids[len(ids) - keep :] for ids, keep in keeps]

@@ -103,9 +103,6 @@ def aux_loss(output: Output) -> Tensor | None:
     return sum(output.aux.values()) if output.aux else None  # type: ignore[return-value]
 
 
-# ------------------------------------------------------------------------------------ gradients
-
-
 @dataclass
 class Sums:
     """What a batch gave: ``total`` with aux and ``loss`` as sums over ``count`` targets; tokens read; mean facts."""

@@ -8,6 +8,7 @@ Shapes: B rows of a batch, T context on both sides, N examples.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,9 +20,6 @@ from .encoded import Encoded
 
 EMPTY = {"tokens": 0, "targets": -1, "pos": -1, "segments": 0, "source": 0, "source_pos": -1}
 POOL = 8192  # examples among which the last gaps of a row are closed: many to choose from, quick to look through
-
-
-# --------------------------------------------------------------------------------- the packing
 
 
 def pack(sizes: Array, room: int, order: Array) -> list[Array]:
@@ -114,10 +112,7 @@ def batch_of(encoded: Encoded, rows: Sequence[Array], context: int, full: str = 
     return Batch(**{name: torch.from_numpy(values) for name, values in filled.items()})
 
 
-# --------------------------------------------------------------------------------- the batches
-
-
-class ExampleBatches:
+class ExampleBatches(Iterator[Batch]):
     """An endless iterator of training batches: B rows of up to ``context`` tokens, each example once an epoch.
 
     Which examples share a row and the order of the rows are a function of (seed, epoch) alone, so ``state()`` is a few
@@ -136,9 +131,6 @@ class ExampleBatches:
         draw = np.random.default_rng([self.seed % 2**64, epoch])
         rows = pack(self._sizes, self.context, draw.permutation(len(self.encoded)))
         self._rows = [rows[place] for place in draw.permutation(len(rows))]
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self
 
     def __next__(self) -> Batch:
         rows: list[Array] = []
@@ -176,11 +168,6 @@ class ExampleBatches:
 def each_once(encoded: Encoded, batch: int, context: int) -> Iterator[Batch]:
     """The examples in their own order, each once; the last batch may have fewer rows."""
     check_sizes(batch, context)
-    held: list[Array] = []
-    for row in in_order(np.stack([side.sizes for side in encoded.sides], 1), context):
-        held.append(row)
-        if len(held) == batch:
-            yield batch_of(encoded, held, context)
-            held = []
-    if held:
+    rows = in_order(np.stack([side.sizes for side in encoded.sides], 1), context)
+    while held := list(itertools.islice(rows, batch)):
         yield batch_of(encoded, held, context)

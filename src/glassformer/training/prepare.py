@@ -18,7 +18,7 @@ from ..data import Shards, tokenise
 from ..data import find as find_corpus
 from ..errors import UserError, need
 from ..nn import build_model, lora
-from .batches import Batch, Batches, every_token_once, transformed, transformed_once
+from .batches import Batch, Batches, Prepared, every_token_once, prepared_alike
 from .encoded import encode
 from .packing import ExampleBatches, each_once
 from .plan import RunPlan
@@ -26,8 +26,6 @@ from .plan import RunPlan
 MAX_PIECES = 10  # of a text whose validation is spread, each at least PIECE_ROWS contexts long
 PIECE_ROWS = 16
 PROMPT_LENGTH = 60  # characters of the source whose answer is shown while training, about
-
-# --------------------------------------------------------------------------------------- the model
 
 
 def build(plan: RunPlan, device: torch.device, fresh: bool) -> tuple[Any, list[str]]:
@@ -37,10 +35,8 @@ def build(plan: RunPlan, device: torch.device, fresh: bool) -> tuple[Any, list[s
     settings = plan.settings
     seed, tune = settings.train.seed, settings.train.tune
     whole = isinstance(tune, Full)
-    need(
-        whole or "from" in settings.model,
-        f'{type(tune).__name__} changes a model that was trained; name it, [model] from = "FOLDER".',
-    )
+    sentence = f'{type(tune).__name__} changes a model that was trained; name it, [model] from = "FOLDER".'
+    need(whole or "from" in settings.model, sentence)
     if "from" not in settings.model or (whole and not fresh):
         return build_model(plan.model, device=device, seed=seed), []
     name = str(settings.model["from"])
@@ -70,9 +66,6 @@ def digest(model: Any) -> str:
     return hashlib.sha256(repr(sums).encode()).hexdigest()
 
 
-# ---------------------------------------------------------------------------------------- the data
-
-
 @dataclass(frozen=True)
 class RunData:
     """What a run learns from: endless ``batches``, and those it is validated on.
@@ -94,12 +87,9 @@ def run_data(plan: RunPlan) -> RunData:
     """The run's batches and those it is validated on; the plan has its tokenizer."""
     how = plan.settings.train
     found = _running_text(plan) if plan.examples is None else _examples(plan)
-    validation = found.validation
-    return replace(
-        found,
-        batches=transformed(found.batches, how.objective, plan.tokenizer, how.seed),
-        validation=lambda: transformed_once(validation(), how.objective, plan.tokenizer, how.seed),
-    )
+    asked = how.objective, plan.tokenizer, how.seed
+    batches = Prepared(found.batches, *asked) if how.objective.prepares else found.batches
+    return replace(found, batches=batches, validation=lambda: prepared_alike(found.validation(), *asked))
 
 
 def _running_text(plan: RunPlan) -> RunData:
@@ -113,7 +103,9 @@ def _running_text(plan: RunPlan) -> RunData:
         notes += getattr(source, "notes", ())
         shards = tokenise(source, tokenizer)
         if isinstance(data.valid, float):
-            pieces = _split(shards, data, context)
+            # in pieces long enough for some rows each
+            count = max(1, min(MAX_PIECES, len(shards) // (PIECE_ROWS * context)))
+            pieces = [shards.split(data.valid)] if data.split == "end" else shards.spread(data.valid, count)
             held_out += [rest for _, rest in pieces]
             size = sum(len(part) for part, _ in pieces)
             training += [(part, weight * (len(part) / size)) for part, _ in pieces]
@@ -135,14 +127,6 @@ def _running_text(plan: RunPlan) -> RunData:
         tuple(notes),
         held_out=tuple(held_out) if how.objective.every_token else (),
     )
-
-
-def _split(shards: Shards, data: Data, context: int) -> list[tuple[Shards, Shards]]:
-    """What is trained on and what is held out, in pieces long enough for some rows each."""
-    assert isinstance(data.valid, float)
-    if data.split == "end":
-        return [shards.split(data.valid)]
-    return shards.spread(data.valid, max(1, min(MAX_PIECES, len(shards) // (PIECE_ROWS * context))))
 
 
 def _validation(held_out: list[Shards], how: Train, context: int) -> Callable[[], Iterable[Batch]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,8 +13,19 @@ from ...errors import need
 
 if TYPE_CHECKING:
     from ..batches import Array, Batch
+    from ..loss import Loss
 
 ENCODER_SPECIALS = ("[PAD]", "<unk>", "[CLS]", "[SEP]", "[MASK]")
+
+
+class SomeTokens(Objective):
+    """An objective that asks about some of the tokens; the others' targets are -1."""
+
+    def loss(self, model: Any, batch: Batch, smoothing: float = 0.0) -> Loss:
+        """The cross-entropy where ``batch.targets`` asks; the head sees only those places."""
+        from ..loss import chosen_loss
+
+        return chosen_loss(model, batch, smoothing)
 
 
 def share(part: object, name: str) -> None:
@@ -64,10 +75,7 @@ def with_pool(objective: Objective, model: Model, labels: int) -> tuple[Model, l
         notes.append("The head over labels of tokens is left out.")
     if made.pool is not None:
         return replace(made, pool=replace(made.pool, labels=labels, unit=made.pool.unit and not labels)), notes
-    last = isinstance(made, Decoder)
-    if not labels:
-        pool = Pool("mean", unit=True)
-    else:
-        pool = Pool("last" if last else "first", None if last else "tanh", labels)
+    labelled = Pool("last", None, labels) if isinstance(made, Decoder) else Pool("first", "tanh", labels)
+    pool = labelled if labels else Pool("mean", unit=True)
     notes.append(f'The model has no pool; one of the kind "{pool.of}" is added.')
     return replace(made, pool=pool), notes

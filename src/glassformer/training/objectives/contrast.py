@@ -6,6 +6,7 @@ N pairs, C model dim.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,6 @@ from ...errors import above_zero
 from .common import ENCODER_SPECIALS, with_pool
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from ...data.examples import Example, Row
@@ -84,9 +84,8 @@ class Contrast(Objective):
         first, second = vectors[0::2], vectors[1::2]
         scores = first @ second.mT / self.temperature  # (N, N)
         right = torch.arange(len(scores), device=scores.device)
-        forth, back = (
-            cross_entropy(logits, right, reduction="sum", label_smoothing=smoothing) for logits in (scores, scores.mT)
-        )
+        error = functools.partial(cross_entropy, target=right, reduction="sum", label_smoothing=smoothing)
+        forth, back = error(scores), error(scores.mT)
         accuracy = (scores.argmax(-1) == right).float().mean()
         return Loss((forth + back) / 2, len(scores), metrics={"accuracy": accuracy})
 
@@ -100,11 +99,12 @@ class Contrast(Objective):
         from ..loss import aux_loss, forward, tokens_in
 
         device = next(model.parameters()).device
+        dropout = torch.cuda.default_generators[device.index] if device.type == "cuda" else torch.default_generator
         drawn, vectors = [], []
         for piece in pieces:
-            drawn.append(_random_state(device))
+            drawn.append(dropout.get_state())
             vectors.append(forward(model, piece).pooled.detach())  # type: ignore[union-attr]
-        end = _random_state(device)
+        end = dropout.get_state()
         leaf = torch.cat(vectors).requires_grad_()
         loss = self.of_vectors(leaf, smoothing)
         loss.sum.backward()  # type: ignore[no-untyped-call]
@@ -112,7 +112,7 @@ class Contrast(Objective):
         aux, metrics = torch.zeros((), device=device), dict[str, Any]()
         grads = torch.split(leaf.grad, [len(some) for some in vectors])
         for piece, state, grad in zip(pieces, drawn, grads, strict=True):
-            _restore_random(device, state)  # the same dropout again
+            dropout.set_state(state)  # the same zeros again
             output = forward(model, piece)
             added, share = aux_loss(output), len(grad) / len(leaf)
             total = (output.pooled * grad).sum()  # type: ignore[operator]
@@ -120,21 +120,7 @@ class Contrast(Objective):
                 total, aux = total + added * share * loss.count, aux + added.detach() * share
             total.backward()  # type: ignore[no-untyped-call]
             metrics = {n: metrics.get(n, 0) + metric.detach() * share for n, metric in output.metrics.items()}
-        _restore_random(device, end)
+        dropout.set_state(end)
         tokens = sum(map(tokens_in, pieces))
         metrics |= loss.metrics
         return dataclasses.replace(loss, sum=loss.sum.detach(), aux=aux, tokens=tokens, metrics=metrics)
-
-
-def _random_state(device: torch.device) -> Tensor:
-    """Where the generator that dropout draws from stands."""
-    import torch
-
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-
-
-def _restore_random(device: torch.device, state: Tensor) -> None:
-    """Put that generator back there."""
-    import torch
-
-    torch.cuda.set_rng_state(state, device) if device.type == "cuda" else torch.set_rng_state(state)

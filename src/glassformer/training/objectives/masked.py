@@ -16,19 +16,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...config import Encoder, Model
-from ...config.objective import Objective, Tune
+from ...config.objective import Tune
 from ...config.serial import frozen
-from ...errors import need
-from .common import ENCODER_SPECIALS, documents, share
+from ...errors import UserError
+from .common import ENCODER_SPECIALS, SomeTokens, documents, share
 
 if TYPE_CHECKING:
     from ...tokenizer.tokenizer import Tokenizer
     from ..batches import Array, Batch
-    from ..loss import Loss
 
 
 @frozen
-class Masked(Objective):
+class Masked(SomeTokens):
     """The tokens that were hidden (Devlin et al. 2019): ``rate`` of them are chosen, 80 % become the mask,
     10 % another token, 10 % stay. ``whole_words`` chooses all pieces of a word together.
     """
@@ -75,21 +74,12 @@ class Masked(Objective):
         targets = np.where(chosen, tokens, -1)
         return dataclasses.replace(batch, tokens=torch.from_numpy(shown), targets=torch.from_numpy(targets))
 
-    def loss(self, model: Any, batch: Batch, smoothing: float = 0.0) -> Loss:
-        """The cross-entropy at the chosen places; the head sees only those."""
-        from ..loss import chosen_loss
-
-        return chosen_loss(model, batch, smoothing)
-
 
 def _mask_of(tokenizer: Tokenizer | None) -> int:
-    mask = None if tokenizer is None else tokenizer.mask
-    need(
-        mask is not None,
-        'This tokenizer has no mask token to hide tokens with; use one that has, or train one with "[MASK]".',
-    )
-    assert mask is not None
-    return mask
+    if tokenizer is None or tokenizer.mask is None:
+        sentence = "This tokenizer has no mask token to hide tokens with; use one that has, or train one with"
+        raise UserError(f'{sentence} "[MASK]".')
+    return tokenizer.mask
 
 
 @functools.lru_cache(maxsize=4)

@@ -10,18 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...config.objective import Objective
 from ...config.serial import frozen
 from ...errors import need
-from .common import documents
+from .common import SomeTokens, documents
 
 if TYPE_CHECKING:
     from ..batches import Batch
-    from ..loss import Loss
 
 
 @frozen
-class Prefix(Objective):
+class Prefix(SomeTokens):
     """The second part of each document, after a first part that is seen both ways (Raffel et al. 2020, 3.2.1).
 
     Where it is cut is drawn anew each time, between the shares ``least`` and ``most`` of the document.
@@ -44,9 +42,3 @@ class Prefix(Objective):
         prefix = torch.from_numpy(inside & (place < cut[found.of]))
         asked = torch.from_numpy(inside & (place >= cut[found.of] - 1))
         return dataclasses.replace(batch, prefix=prefix, targets=torch.where(asked, batch.targets, -1))
-
-    def loss(self, model: Any, batch: Batch, smoothing: float = 0.0) -> Loss:
-        """The cross-entropy of the second parts; the head sees only those."""
-        from ..loss import chosen_loss
-
-        return chosen_loss(model, batch, smoothing)

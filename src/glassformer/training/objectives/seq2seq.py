@@ -6,22 +6,20 @@ decoder           tokens  s s s <s> t t t    targets  - - - t t t </s>
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...config import Decoder, EncoderDecoder
-from ...config.objective import Objective
 from ...config.serial import frozen
+from .common import SomeTokens
 
 if TYPE_CHECKING:
     from ...data.examples import Example, Row
     from ...tokenizer.framing import Framing
-    from ..batches import Batch
     from ..encoded import Fit, Item, Layout
-    from ..loss import Loss
 
 
 @frozen
-class Seq2Seq(Objective):
+class Seq2Seq(SomeTokens):
     """The target text after the source text: translation, summarization. A decoder alone reads both as one."""
 
     shapes = (EncoderDecoder, Decoder)
@@ -45,14 +43,9 @@ class Seq2Seq(Objective):
             (source,) = fit(one, [source], 1, "source")
             (target,) = fit(one, [target], 1, "target")
             read = framing.source(source)
-            return [
-                {
-                    "tokens": [framing.decoder_start, *target],
-                    "targets": [*target, eos],
-                    "pos": [*range(len(target) + 1)],
-                },
-                {"source": read, "source_pos": [*range(len(read))]},
-            ]
+            tokens, pos = [framing.decoder_start, *target], [*range(len(target) + 1)]
+            written = {"tokens": tokens, "targets": [*target, eos], "pos": pos}
+            return [written, {"source": read, "source_pos": [*range(len(read))]}]
 
         def one_text(one: Example, source: list[int], target: list[int] | None) -> list[Item]:
             assert target is not None
@@ -62,9 +55,3 @@ class Seq2Seq(Objective):
             return [{"tokens": asked + target, "targets": targets, "pos": [*range(len(targets))]}]
 
         return pair if isinstance(framing.model, EncoderDecoder) else one_text
-
-    def loss(self, model: Any, batch: Batch, smoothing: float = 0.0) -> Loss:
-        """The cross-entropy of the targets; the head sees only those."""
-        from ..loss import chosen_loss
-
-        return chosen_loss(model, batch, smoothing)

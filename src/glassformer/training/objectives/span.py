@@ -11,21 +11,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...config import EncoderDecoder, Model
-from ...config.objective import Objective, Tune
+from ...config.objective import Tune
 from ...config.serial import frozen
 from ...errors import UserError, above_zero, need
-from .common import documents, share
+from .common import SomeTokens, documents, share
 
 if TYPE_CHECKING:
     from ...tokenizer.tokenizer import Tokenizer
     from ..batches import Array, Batch
-    from ..loss import Loss
 
 SHORTEST = 4  # tokens of a document out of which a span is cut: with a sentinel and an end on both sides it fits
 
 
 @frozen
-class Span(Objective):
+class Span(SomeTokens):
     """The spans that were cut out (Raffel et al. 2020, 3.1.4): ``rate`` of the tokens, ``length`` on average.
 
     Each is a sentinel in the source; the target is every sentinel and what it stands for.
@@ -79,12 +78,6 @@ class Span(Objective):
         sides = (Side.of("pos", tokens=written, targets=targets), Side.of("source_pos", source=sources))
         places = [np.flatnonzero(np.array(row) == number) for number in range(rows)]
         return batch_of(Encoded("spans", sides), places, context, full="source")
-
-    def loss(self, model: Any, batch: Batch, smoothing: float = 0.0) -> Loss:
-        """The cross-entropy of the targets."""
-        from ..loss import chosen_loss
-
-        return chosen_loss(model, batch, smoothing)
 
 
 def _sentinels_of(tokenizer: Tokenizer | None) -> list[int]:

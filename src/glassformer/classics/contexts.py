@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from .. import config
 from ..errors import UserError, need
@@ -46,7 +47,7 @@ def place(text: str, word: str) -> Place:
     found = re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE)
     if found is None or not word.strip():
         raise UserError(f'The word "{word}" does not stand in "{text}"; give sentences that have it.')
-    return text, found.start(), found.end()
+    return text, *found.span()
 
 
 def layers(model: Model, tokenizer: Tokenizer, places: Sequence[Place], batch: int = 64) -> Tensor:
@@ -61,10 +62,8 @@ def layers(model: Model, tokenizer: Tokenizer, places: Sequence[Place], batch: i
     for low in range(0, len(order), batch):
         some = order[low : low + batch]
         rows = [_tokens(tokenizer, places[i], cfg.context) for i in some]
-        width = max(len(ids) for ids, _ in rows)
-        tokens, pos = torch.zeros(len(rows), width, dtype=torch.long), torch.full((len(rows), width), -1)
-        for row, (ids, _) in enumerate(rows):
-            tokens[row, : len(ids)], pos[row, : len(ids)] = torch.tensor(ids), torch.arange(len(ids))
+        tokens = pad_sequence([torch.tensor(ids) for ids, _ in rows], batch_first=True)
+        pos = pad_sequence([torch.arange(len(ids)) for ids, _ in rows], batch_first=True, padding_value=-1)
         tape = Tape("encoder.embed", "encoder.blocks.*.resid")
         with inference(model):
             model(tokens, pos=pos, tape=tape, logits="none")
@@ -108,16 +107,16 @@ def read_wic(folder: Path, part: str) -> list[Pair]:
     """
     pairs = []
     data, gold = (_lines(folder / f"{part}.{kind}.txt") for kind in ("data", "gold"))
-    need(
-        len(data) == len(gold), f"{folder} has {len(data)} pairs in {part} and {len(gold)} answers; restore the files."
-    )
+    counts = f"{folder} has {len(data)} pairs in {part} and {len(gold)} answers; restore the files."
+    need(len(data) == len(gold), counts)
     for number, (line, answer) in enumerate(zip(data, gold, strict=True), 1):
         try:
             _, _, numbers, first, second = line.split("\t")
-            one, other = (_nth(text, int(n)) for text, n in zip((first, second), numbers.split("-"), strict=True))
+            sides = zip((first, second), numbers.split("-"), strict=True)
+            places = [(text, *list(re.finditer(r"\S+", text))[int(n)].span()) for text, n in sides]
         except (ValueError, IndexError):
             raise UserError(f"{folder / part}.data.txt line {number} is not of WiC's form; restore the file.") from None
-        pairs.append(Pair(one, other, answer.strip() == "T"))
+        pairs.append(Pair(places[0], places[1], answer.strip() == "T"))
     return pairs
 
 
@@ -127,12 +126,6 @@ def _lines(path: Path) -> list[str]:
         return path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text (byte {error.start}); convert or restore it.") from None
-
-
-def _nth(text: str, number: int) -> Place:
-    """A word of a text that is parted at spaces."""
-    found = list(re.finditer(r"\S+", text))[number]
-    return text, found.start(), found.end()
 
 
 def static_cosines(vectors: Vectors, pairs: Sequence[Pair]) -> Array:

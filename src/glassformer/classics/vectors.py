@@ -145,10 +145,8 @@ def save(vectors: Vectors, path: Path, binary: bool | None = None) -> None:
         with beside.open("wb") as file:
             file.write(f"{len(table)} {table.shape[1]}\n".encode())
             for word, vector in zip(vectors.words, table, strict=True):
-                if binary:
-                    file.write(word.encode() + b" " + vector.tobytes() + b"\n")
-                else:
-                    file.write(f"{word} {' '.join(map(str, vector))}\n".encode())
+                numbers = vector.tobytes() if binary else " ".join(map(str, vector)).encode()
+                file.write(word.encode() + b" " + numbers + b"\n")
 
     files.write(path, put)
 
@@ -175,9 +173,8 @@ def _read(content: mmap.mmap, path: Path) -> Vectors:
     if heading is None:
         raise UserError(f'{path} does not begin with "WORDS WIDTH"; give a file of vectors in word2vec\'s format.')
     count, width = (int(number) for number in heading.groups())
-    need(
-        count > 0 and 0 < width <= WIDEST, f"{path} says that it holds {count} vectors of {width} numbers; restore it."
-    )
+    possible = count > 0 and 0 < width <= WIDEST
+    need(possible, f"{path} says that it holds {count} vectors of {width} numbers; restore it.")
     promised = f"{path} promises {count:,} vectors of {width} numbers and is too short for them; restore it."
     need(2 * count * width <= len(content), promised)  # before room is made for them
     text = _is_text(content, begin)
@@ -198,11 +195,9 @@ def _read(content: mmap.mmap, path: Path) -> Vectors:
 
 def _is_text(content: mmap.mmap, begin: int) -> bool:
     """Whether the first vector is written as numbers; a binary one hardly ever reads as such."""
-    end = content.find(b"\n", begin)
-    line = content[begin : end if end >= 0 else len(content)]
+    content.seek(begin)
     try:
-        numbers = line.decode().split()[1:]
-        return bool([float(number) for number in numbers])
+        return bool([float(number) for number in content.readline().decode().split()[1:]])
     except ValueError:
         return False
 
@@ -223,10 +218,8 @@ def _lines(content: mmap.mmap, begin: int, count: int, width: int, path: Path) -
             yield word, np.array(numbers, np.float32)
         except ValueError:
             raise UserError(f"{path} line {number + 2} holds what is not a number; fix or restore the file.") from None
-    if rest := content.read().strip():
-        raise UserError(
-            f"{path} goes on after its {count:,} vectors ({rest[:20]!r}); fix its first line or restore it."
-        )
+    rest = content.read().strip()
+    need(not rest, f"{path} goes on after its {count:,} vectors ({rest[:20]!r}); fix its first line or restore it.")
 
 
 def _records(content: mmap.mmap, begin: int, count: int, width: int, path: Path) -> Iterator[tuple[bytes, Array]]:

@@ -178,11 +178,8 @@ class Word2Vec:
 
     def _learn(self, batch: Batch, rate: float, report: bool) -> float:
         """Move both tables along the gradient of these rows; the mean loss, where it is reported."""
-        if self.settings.kind == "skip-gram":
-            return self._skip_gram(batch, rate, report)
-        return self._cbow(batch, rate, report)
-
-    def _skip_gram(self, batch: Batch, rate: float, report: bool) -> float:
+        if self.settings.kind == "cbow":
+            return self._cbow(batch, rate, report)
         asked, outputs = _take(self.inputs, batch.inner), _take(self.outputs, batch.others)
         score, window = asked @ outputs.mT, batch.near.shape[2]
         loss = _loss(score, batch.weight, window) if report else math.nan
@@ -205,9 +202,8 @@ class Word2Vec:
         input_grad = torch.baddbmm(right * own, wrong, noise)
         _add(self.outputs, batch.inner, right * asked)
         _add(self.outputs, batch.others, wrong.mT @ asked)
-        _add(
-            self.inputs, batch.ids, batch.near.mT @ input_grad
-        )  # each word gets all of it, undivided, as in their program
+        # each word gets all of it, undivided, as in their program
+        _add(self.inputs, batch.ids, batch.near.mT @ input_grad)
         return loss
 
 

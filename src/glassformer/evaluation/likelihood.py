@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from .. import config
-from ..errors import UserError, need
+from ..errors import need
 from ..nn import Model
 from ..nn.inference import inference
 from .score import Window, collate, predicted
@@ -29,11 +29,7 @@ class Likelihood(NamedTuple):
 
 
 def likelihoods(
-    model: Model,
-    pairs: Sequence[tuple[Ids, Ids]],
-    *,
-    batch: int = 16,
-    progress: Callable[[int], None] | None = None,
+    model: Model, pairs: Sequence[tuple[Ids, Ids]], *, batch: int = 16, progress: Callable[[int], None] | None = None
 ) -> list[Likelihood]:
     """log p(continuation | context) for each (context ids, continuation ids), in their order.
 
@@ -45,7 +41,11 @@ def likelihoods(
     need(isinstance(cfg, config.Decoder) and model.head is not None, "Only a decoder with a head predicts a text.")
     need(batch > 0, f"batch is {batch}; give 1 row or more.")
     for context, continuation in pairs:
-        _check(context, continuation, cfg)
+        need(len(context) > 0 and len(continuation) > 0, "A context or a continuation is empty; give each a token.")
+        size = f"A continuation has {len(continuation)} tokens and the model's context is {cfg.context}"
+        need(len(continuation) <= cfg.context, f"{size}; shorten it.")
+        wrong = next((token for token in (*context, *continuation) if not 0 <= token < cfg.embed.vocab), None)
+        need(wrong is None, f"Token id {wrong} is not one of the model's; use the tokenizer it was trained with.")
     order = sorted(range(len(pairs)), key=lambda place: -sum(map(len, pairs[place])))  # rows of like length together
     found: list[Likelihood] = [Likelihood(0.0, True)] * len(pairs)
     with inference(model):
@@ -55,17 +55,6 @@ def likelihoods(
             if progress:
                 progress(min(begin + batch, len(order)))
     return found
-
-
-def _check(context: Ids, continuation: Ids, cfg: config.Model) -> None:
-    need(len(context) > 0 and len(continuation) > 0, "A context or a continuation is empty; give each a token.")
-    need(
-        len(continuation) <= cfg.context,
-        f"A continuation has {len(continuation)} tokens and the model's context is {cfg.context}; shorten it.",
-    )
-    wrong = next((token for token in (*context, *continuation) if not 0 <= token < cfg.embed.vocab), None)
-    if wrong is not None:
-        raise UserError(f"Token id {wrong} is not one of the model's; use the tokenizer it was trained with.")
 
 
 def _answer(model: Model, pairs: Sequence[tuple[Ids, Ids]], places: Ids, found: list[Likelihood]) -> None:

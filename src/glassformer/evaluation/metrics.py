@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from ..data.correlation import correlations
@@ -37,8 +38,8 @@ def of_texts(
     found: dict[str, float] = {}
     for name in names:
         if name == "exact":
-            same = sum(text.strip() in (r.strip() for r in right) for text, right in zip(written, several, strict=True))
-            found[name] = 100 * same / len(written)
+            pairs = zip(written, several, strict=True)
+            found[name] = 100 * fmean(text.strip() in (r.strip() for r in right) for text, right in pairs)
         elif name in ("bleu", "chrf"):
             library = _library("sacrebleu")
             turned = [[right[min(n, len(right) - 1)] for right in several] for n in range(max(map(len, several)))]
@@ -56,9 +57,7 @@ def of_texts(
 def _rouge(written: Sequence[str], references: Sequence[Sequence[str]], name: str) -> float:
     scorer = _library("rouge_score.rouge_scorer").RougeScorer([name], use_stemmer=True)
     pairs = zip(written, references, strict=True)
-    return (
-        100 * sum(float(scorer.score_multi(list(right), text)[name].fmeasure) for text, right in pairs) / len(written)
-    )
+    return 100 * fmean(float(scorer.score_multi(list(right), text)[name].fmeasure) for text, right in pairs)
 
 
 def of_labels(chosen: Sequence[int], right: Sequence[int]) -> dict[str, float]:

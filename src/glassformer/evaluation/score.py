@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from .. import config
 from ..data.corpus import Source
 from ..data.shards import Shards, tokenise
-from ..errors import UserError
+from ..errors import UserError, need
 from ..nn import Model
 from ..nn.finite import must_be_finite
 from ..nn.inference import inference
@@ -112,16 +112,13 @@ def score(
     as it is, unclosed. Raises UserError when there is nothing to score.
     """
     cfg = model.config
-    if not isinstance(cfg, config.Decoder):
-        raise UserError("Only a decoder predicts a text from left to right; give a decoder.")
+    need(isinstance(cfg, config.Decoder), "Only a decoder predicts a text from left to right; give a decoder.")
     context = cfg.context if context is None else context
-    if not 1 <= context <= cfg.context:
-        raise UserError(f"context is {context}; give 1 to {cfg.context}, the model's own.")
+    need(1 <= context <= cfg.context, f"context is {context}; give 1 to {cfg.context}, the model's own.")
     stride = max(context // 2, 1) if stride is None else stride
-    if not 1 <= stride <= context:
-        raise UserError(f"stride is {stride}; give 1 to the context ({context}), so that no token is left out.")
-    if batch < 1:
-        raise UserError(f"batch is {batch}; give 1 row or more.")
+    whole = f"stride is {stride}; give 1 to the context ({context}), so that no token is left out."
+    need(1 <= stride <= context, whole)
+    need(batch >= 1, f"batch is {batch}; give 1 row or more.")
     begun = time.perf_counter()
     documents, size = _open(tokenizer, text, closing)
     total, count, lost = 0.0, 0, 0
@@ -132,13 +129,13 @@ def score(
             lost += document.lost
             yield from _windows(document, context, stride)
 
+    rows = _rows(windows(), context)
     with inference(model):
-        for rows in _batches(_rows(windows(), context), batch):
-            tokens, targets, pos, document_ids = collate(rows)
-            last = cfg.embed.vocab - 1
-            if max(int(tokens.max()), int(targets.max())) > last:
-                sentence = f"The text has token ids above {last}, the model's last"
-                raise UserError(f"{sentence}; use the tokenizer it was trained with.")
+        while some := list(islice(rows, batch)):
+            tokens, targets, pos, document_ids = collate(some)
+            highest, last = max(int(tokens.max()), int(targets.max())), cfg.embed.vocab - 1
+            sentence = f"The text has token ids above {last}, the model's last"
+            need(highest <= last, f"{sentence}; use the tokenizer it was trained with.")
             for logits, theirs in predicted(model, tokens, targets, pos, document_ids):
                 total += F.cross_entropy(logits, theirs, reduction="none").double().sum().item()
                 if math.isnan(total):
@@ -146,8 +143,7 @@ def score(
             count += int((targets >= 0).sum())
             if progress:
                 progress(count)
-    if count == 0:
-        raise UserError("There is too little text to score; give more than one token.")
+    need(count > 0, "There is too little text to score; give more than one token.")
     loss, size = total / count, size - lost
     perplexity = math.exp(loss) if loss < 700 else math.inf
     bits = total / math.log(2) / size if size else math.inf
@@ -157,8 +153,7 @@ def score(
 def _open(tokenizer: Tokenizer, text: str | Source | Shards, closing: bool) -> tuple[Iterable[Document], int]:
     """The documents, and the size of their text."""
     if isinstance(text, str):
-        if not text:
-            raise UserError("The text is empty; give some text to score.")
+        need(bool(text), "The text is empty; give some text to score.")
         opening = text_start(tokenizer)
         tokens = np.asarray(tokenizer.encode(text), dtype=np.int64)
         lost = len(text[: tokenizer.offsets(text)[0][1]].encode()) if opening is None and len(tokens) else 0
@@ -205,11 +200,6 @@ def _rows(windows: Iterable[Window], context: int) -> Iterator[list[Window]]:
         used += len(window)
     if row:
         yield row
-
-
-def _batches(rows: Iterator[list[Window]], size: int) -> Iterator[list[list[Window]]]:
-    while batch := list(islice(rows, size)):
-        yield batch
 
 
 def collate(rows: list[list[Window]]) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:

@@ -12,6 +12,8 @@
 Names are imported on first use: torch is slow.
 """
 
+# ruff: noqa: F401
+# mypy: implicit-reexport
 from __future__ import annotations
 
 import contextlib
@@ -38,57 +40,29 @@ if TYPE_CHECKING:
     from .schedule import factor
 
 _HOME = {
-    "Batch": "batches",
-    "Batches": "batches",
-    "Causal": "objectives",
-    "Ended": "launch",
-    "ExecutionPlan": "execution",
-    "Loss": "loss",
-    "Objective": "objectives",
-    "Optimizer": "optimizer",
-    "RunPlan": "plan",
-    "State": "loop",
-    "Step": "loop",
-    "average": "checkpoint",
-    "choose": "defaults",
-    "every_token_once": "batches",
-    "factor": "schedule",
-    "make_execution_plan": "execution",
-    "plan_run": "plan",
-    "run": "launch",
+    "batches": "Batch Batches every_token_once",
+    "checkpoint": "average",
+    "defaults": "choose",
+    "execution": "ExecutionPlan make_execution_plan",
+    "launch": "Ended run",
+    "loop": "State Step",
+    "loss": "Loss",
+    "objectives": "Causal Objective",
+    "optimizer": "Optimizer",
+    "plan": "RunPlan plan_run",
+    "schedule": "factor",
 }
 _RENAMED = {"Plan": "ExecutionPlan", "make_plan": "make_execution_plan"}
-__all__ = [
-    "Batch",
-    "Batches",
-    "Causal",
-    "Ended",
-    "ExecutionPlan",
-    "Loss",
-    "Objective",
-    "Optimizer",
-    "RunPlan",
-    "State",
-    "Step",
-    "average",
-    "choose",
-    "every_token_once",
-    "factor",
-    "make_execution_plan",
-    "plan_run",
-    "run",
-    "train",
-]
+__all__ = ["train", *" ".join(_HOME.values()).split()]
 
 
 def __getattr__(name: str) -> Any:
     if name in _RENAMED:
         warnings.warn(f"{__name__}.{name} is {__name__}.{_RENAMED[name]} now.", FutureWarning, stacklevel=2)
         name = _RENAMED[name]
-    if name in _HOME:
-        value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
-        globals()[name] = value
-        return value
+    for home, names in _HOME.items():
+        if name in names.split():
+            return globals().setdefault(name, getattr(importlib.import_module(f".{home}", __name__), name))
     if not name.startswith("_"):
         with contextlib.suppress(ModuleNotFoundError):
             return importlib.import_module(f".{name}", __name__)
@@ -109,11 +83,7 @@ def train(
 
 @overload
 def train(
-    model: str | Path | Run,
-    *,
-    out: str | Path,
-    resume: bool = False,
-    overrides: Mapping[str, Any] | None = None,
+    model: str | Path | Run, *, out: str | Path, resume: bool = False, overrides: Mapping[str, Any] | None = None
 ) -> Ended: ...
 
 
@@ -136,11 +106,9 @@ def train(model: Any, *args: Any, **named: Any) -> Any:
     def run_file(out: str | Path, resume: bool = False, overrides: Mapping[str, Any] | None = None) -> Ended:
         from .launch import run
 
-        need(
-            not (overrides and isinstance(model, Run)),
-            "A Run is changed with dataclasses.replace; leave overrides out.",
-        )
         settings = model if isinstance(model, Run) else read(model, overrides)
+        kept = settings is not model or not overrides
+        need(kept, "A Run is changed with dataclasses.replace; leave overrides out.")
         return run(settings, Path(out), resume)
 
     return run_file(*args, **named)

@@ -9,10 +9,9 @@ Shapes: B rows of a batch, T context, N tokens of a corpus.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -67,8 +66,7 @@ class Batch:
         return self._each(lambda name, part: part[first:last] if name == "labels" else part[low:high])
 
     def _each(self, change: Callable[[str, Tensor], Tensor]) -> Batch:
-        parts = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return dataclasses.replace(self, **{n: change(n, part) for n, part in parts.items() if part is not None})
+        return replace(self, **{name: change(name, part) for name, part in vars(self).items() if part is not None})
 
 
 class Rows:
@@ -253,7 +251,8 @@ class Prepared(Iterator[Batch]):
     def __next__(self) -> Batch:
         self.number += 1
         random = np.random.default_rng((self.seed % 2**64, 0, self.number))
-        return self.objective.prepare(next(self.batches), random, self.tokenizer)
+        batch: Batch = self.objective.prepare(next(self.batches), random, self.tokenizer)
+        return batch
 
     @property
     def epoch(self) -> float:

@@ -48,19 +48,13 @@ def save(folder: Path, state: State, tokenizer: Any = None, source_tokenizer: An
             if not bool(torch.isfinite(tensor).all()):
                 raise UserError(f'The weights of "{name}" are not finite; nothing was saved, use the last checkpoint.')
         with files.write_folder(path) as beside:
-            store.save(
-                state.model,
-                beside,
-                tokenizer,
-                layout="glassformer",
-                labels=state.labels,
-                base=state.base,
-                source_tokenizer=source_tokenizer,
-            )
+            named: dict[str, Any] = {"labels": state.labels, "base": state.base, "source_tokenizer": source_tokenizer}
+            store.save(state.model, beside, tokenizer, layout="glassformer", **named)
             kept = {**state.optimizer.state(), **_random_tensors()}
             if lora.adapted(state.model):  # an adapter's own file names its tensors as others do
                 kept |= {f"weight:{name}": weight.detach() for name, weight in lora.trained(state.model)}
-            _write(beside / "state.safetensors", kept)
+            write: Any = tensorfiles.contents(tensorfiles.plain(kept), limit=1 << 62)[SINGLE]
+            write(beside / "state.safetensors")
             (beside / "state.json").write_text(json.dumps(_numbers(state), default=_json_value) + "\n")
             sums = [f"{files.sha256(file)}  {file.name}\n" for file in sorted(beside.iterdir())]
             (beside / SUMS).write_text("".join(sums))
@@ -88,10 +82,9 @@ def restore(path: Path, state: State) -> dict[str, Any]:
     """
     saved_state = verified(path)
     differs = difference(serial.to_dict(Checkpoint.open(path).config), serial.to_dict(state.model.config))
-    if differs:
-        raise UserError(f"{path} is a checkpoint of another model: {differs}; give the same config or another folder.")
-    if saved_state.get("content") != state.content:
-        raise UserError(f"{state.base} has other weights than when {path} was made; put back those it began with.")
+    need(not differs, f"{path} is a checkpoint of another model: {differs}; give the same config or another folder.")
+    same = saved_state.get("content") == state.content
+    need(same, f"{state.base} has other weights than when {path} was made; put back those it began with.")
     saved = path / "state.safetensors"
     kept = tensorfiles.open_file(saved)
     tensors = {name: kept.read(name) for name in kept.entries}
@@ -103,8 +96,7 @@ def restore(path: Path, state: State) -> dict[str, Any]:
     mine = dict(state.model.named_parameters() if state.base is None else lora.trained(state.model))
     here, there = ({name: list(tensor.shape) for name, tensor in side.items()} for side in (mine, weights))
     differs = difference(there, here)
-    if differs:
-        raise UserError(f"{path} holds another model's weights: the shape of {differs}; use another checkpoint.")
+    need(not differs, f"{path} holds another model's weights: the shape of {differs}; use another checkpoint.")
     with torch.no_grad():
         for name, tensor in mine.items():
             tensor.copy_(weights[name])
@@ -122,16 +114,13 @@ def restore(path: Path, state: State) -> dict[str, Any]:
 
 def newest(folder: Path) -> Path | None:
     """The checkpoint of the highest step; None where nothing was saved."""
-    found = steps(folder)
-    return found[-1] if found else None
+    return next(reversed(steps(folder)), None)
 
 
 def steps(folder: Path) -> list[Path]:
     """The checkpoints of a run folder, oldest first."""
-    if not folder.is_dir():
-        return []
-    found = (path for path in folder.iterdir() if STEP.fullmatch(path.name) and path.is_dir())
-    return sorted(found, key=number)
+    found = folder.iterdir() if folder.is_dir() else ()
+    return sorted((path for path in found if STEP.fullmatch(path.name) and path.is_dir()), key=number)
 
 
 def number(path: Path) -> int:
@@ -189,13 +178,10 @@ def _short(value: Any) -> str:
 
 
 def _numbers(state: State) -> dict[str, Any]:
+    numbers = {name: getattr(state, name) for name in ("step", "tokens", "bad", "best_step", "content")}
     best = state.best if math.isfinite(state.best) else None
-    numbers: dict[str, Any] = {"step": state.step, "tokens": state.tokens, "bad": state.bad}
-    numbers |= {"best": best, "best_step": state.best_step}
-    version, keys, at, gauss, cached = np.random.get_state()
-    numpy_state = [version, np.asarray(keys).tolist(), at, gauss, cached]
-    randoms = {"python": random.getstate(), "numpy": numpy_state}
-    return {**numbers, "batches": state.batches.state(), "random": randoms, "content": state.content}
+    randoms = {"python": random.getstate(), "numpy": np.random.get_state()}
+    return {**numbers, "best": best, "batches": state.batches.state(), "random": randoms}
 
 
 def _random_tensors() -> dict[str, Tensor]:
@@ -220,12 +206,6 @@ def _json_value(value: Any) -> Any:
     if isinstance(value, np.generic | np.ndarray | Tensor):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} cannot be kept in state.json")
-
-
-def _write(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    content = tensorfiles.contents(tensorfiles.plain(tensors), limit=1 << 62)[SINGLE]
-    assert callable(content)
-    content(path)
 
 
 def _name(step: int) -> str:

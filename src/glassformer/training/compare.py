@@ -70,12 +70,11 @@ def read_arms(paths: Sequence[str], vary: Sequence[str] = (), common: Mapping[st
             need(arm.settings.train.evaluate_every > 0, f"{path} is never validated; set train.evaluate_every above 0.")
     first, *others = found.values()
     for arm in others:
-        for table, mine, theirs in zip(
-            ("data", "objective"), must_agree(arm.settings), must_agree(first.settings), strict=True
-        ):
-            differing = [key for key in {**theirs, **mine} if mine.get(key) != theirs.get(key)]
+        sides = must_agree(arm.settings), must_agree(first.settings)
+        for table, mine, theirs in zip(("data", "objective"), *sides, strict=True):
+            differing = next((key for key in {**theirs, **mine} if mine.get(key) != theirs.get(key)), None)
             sentence = "a comparison needs the same in all run files."
-            need(not differing, f"{arm.name} and {first.name} differ in {table}.{''.join(differing[:1])}; {sentence}")
+            need(differing is None, f"{arm.name} and {first.name} differ in {table}.{differing}; {sentence}")
     return list(found.values())
 
 
@@ -118,6 +117,10 @@ def compare(
     """
     budget = {name: value for name, value in (("minutes", minutes), ("tokens", tokens)) if value is not None}
     kept = _read_record(out, budget)
+
+    def write() -> None:
+        files.write(out / "comparison.json", json.dumps(kept, indent=1) + "\n")
+
     shared = kept.setdefault("plan", None if kept["runs"] else shared_plan(arms))
     if shared is not None:  # a comparison begun by an older version has none
         note(f"Where nothing else is said, all are trained in {shared['dtype']}: {shared['why']}.")
@@ -131,12 +134,12 @@ def compare(
                 record.clear()
                 record["steps"] = steps or steps_for(settings, out / name, minutes, tokens)
             steps = record.get("steps")
-            _write_record(out, kept)
+            write()
             how = replace(settings.train, seed=seed, steps=steps or settings.train.steps)
             stopped = _train(replace(settings, train=how), out / name, record, sample)
-            _write_record(out, kept)
+            write()
             yield ArmRun(arm, name, out / name, record, stopped)
-            _write_record(out, kept)
+            write()
             if stopped:
                 return
 
@@ -190,11 +193,9 @@ def shared_plan(arms: Sequence[Arm]) -> dict[str, str]:
 
 def with_plan(settings: Run, dtype: str) -> Run:
     """The settings, with what they leave open of number format and compiling decided: the same for all arms."""
-    how = settings.train
-    left: dict[str, Any] = {
-        name: value for name, value in (("dtype", dtype), ("compile", "no")) if getattr(how, name) == "auto"
-    }
-    return replace(settings, train=replace(how, **left))
+    decided: dict[str, Any] = {"dtype": dtype, "compile": "no"}
+    left = {name: value for name, value in decided.items() if getattr(settings.train, name) == "auto"}
+    return replace(settings, train=replace(settings.train, **left))
 
 
 def _read_record(out: Path, budget: dict[str, float]) -> dict[str, Any]:
@@ -207,14 +208,9 @@ def _read_record(out: Path, budget: dict[str, float]) -> dict[str, Any]:
     before: Any = kept.get("budget")
     need(isinstance(before, dict) and isinstance(kept.get("runs"), dict), f"{path} is damaged; {fix}.")
     words = " ".join(f"--{key} {value:g}" for key, value in before.items()) or "the run files' own steps"
-    need(
-        before == budget, f"{out} holds a comparison with another budget ({words}); give that, or choose another --out."
-    )
+    sentence = f"{out} holds a comparison with another budget ({words}); give that, or choose another --out."
+    need(before == budget, sentence)
     return kept
-
-
-def _write_record(out: Path, kept: Mapping[str, Any]) -> None:
-    files.write(out / "comparison.json", json.dumps(kept, indent=1) + "\n")
 
 
 def figures(folder: Path) -> dict[str, Any]:

@@ -104,10 +104,8 @@ def choose(changes: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     fresh = not {"recipe", "from", "type"} & given
     seen = text_statistics(settings.data)
     if seen.bytes < MIN_BYTES and fresh:
-        raise UserError(
-            f"{seen.name} holds {seen.bytes} bytes of text and at least {MIN_BYTES} are needed to learn from and to "
-            f"check on; give more (20 KB begin to look like the text, 1 MB like its sentences)."
-        )
+        few = f"{seen.name} holds {seen.bytes} bytes of text and at least {MIN_BYTES} are needed to learn from and"
+        raise UserError(f"{few} to check on; give more (20 KB begin to look like the text, 1 MB like its sentences).")
     row = next(row for row in TABLE if seen.bytes <= row.size)
     data, how, found = settings.data, settings.train, dict[str, Any]()
     if isinstance(data.valid, float):
@@ -121,14 +119,13 @@ def choose(changes: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
             found["data.vocab"] = vocab
     lengths = {"byte": 1.0, "char": seen.bytes / seen.characters, "bpe": math.log2(vocab) / 4}
     tokens = seen.bytes / lengths.get(kind, 4.0)  # roughly: for others a published vocabulary's English
-    base, own = base_model(settings)
+    base, own, _ = base_model(settings)
     if own is not None:
         tokens = seen.bytes * len(own.encode(seen.sample)) / len(seen.sample.encode())
     context = how.context or base.context
     if fresh:
         found |= {"recipe": row.recipe, "decoder.dropout": row.dropout, "batch": row.batch}
-        context = min(how.context or row.context, 2 ** int(math.log2(max(16.0, tokens / 32))))
-        found["context"] = context
+        found["context"] = context = min(how.context or row.context, 2 ** int(math.log2(max(16.0, tokens / 32))))
         if not any(name.startswith("optimizer") for name in given):
             found["optimizer.decay"] = row.decay
     batch = how.batch if "batch" in given or not fresh else row.batch

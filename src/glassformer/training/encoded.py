@@ -133,11 +133,9 @@ class Fit:
         room, length = self.context - around, sum(map(len, texts))
         if length <= room:
             return texts
-        if self.cut == "no" or room < len(texts):
-            raise UserError(
-                f"{self.name} line {one.line} has a {part} of {length + around} tokens, and a row holds "
-                f'{self.context}; raise train.context, or cut what is too long with data.cut = "end".'
-            )
+        holds = f"{self.name} line {one.line} has a {part} of {length + around} tokens, and a row holds {self.context}"
+        fix = 'raise train.context, or cut what is too long with data.cut = "end".'
+        need(self.cut != "no" and room >= len(texts), f"{holds}; {fix}")
         short = min(*map(len, texts), room // 2) if len(texts) == 2 else 0
         first = room - short if len(texts) == 1 or len(texts[0]) > len(texts[1]) else short
         keeps = zip(texts, (first, room - first), strict=False)

@@ -106,14 +106,12 @@ def make_execution_plan(model: Model, batch: Batch, objective: Objective, settin
     row = chosen(model.config, kind)
     dtype = row.dtype if settings.dtype == "auto" else settings.dtype
     why = row.why if settings.dtype == "auto" else "as asked"
-    compiled = settings.compile == "yes"
     usual = "on a CPU it does not pay" if device.type == "cpu" else "it pays in long runs: --compile yes"
-    reason = (
-        f"torch.compile as asked: {settings.compile}" if settings.compile != "auto" else f"no torch.compile: {usual}"
-    )
+    asked = settings.compile
+    reason = f"no torch.compile: {usual}" if asked == "auto" else f"torch.compile as asked: {asked}"
     seconds = _step_seconds(model, batch, objective, settings, dtype)
     peak = matmul_peak(getattr(torch, dtype), device)
-    return ExecutionPlan(dtype, compiled, seconds, peak, f"{dtype}: {why}; {reason}", kind)
+    return ExecutionPlan(dtype, asked == "yes", seconds, peak, f"{dtype}: {why}; {reason}", kind)
 
 
 def _measured(model: Model, batch: Batch, objective: Objective, settings: run.Train, kind: str) -> ExecutionPlan:
@@ -130,10 +128,11 @@ def _measured(model: Model, batch: Batch, objective: Objective, settings: run.Tr
     seconds = {name: _step_seconds(model, batch, objective, settings, name) for name in tried}
     # Small models spend their steps on calls, not on arithmetic: there bf16 may gain nothing.
     dtype = "bfloat16" if seconds.get("bfloat16", 1e9) < 0.9 * seconds.get("float32", 1e9) else tried[0]
-    facts = [f"{name} {_say(seconds[name])} a step" for name in tried]
+    said = {name: f"{took * 1000:.0f} ms" if took < 10 else f"{took:.1f} s" for name, took in seconds.items()}
+    facts = ", ".join(f"{name} {said[name]} a step" for name in tried)
     expected = seconds[dtype] * settings.steps
     compiled, reason = _compiles(settings.compile, expected, device)
-    why = f"{dtype}, measured ({', '.join(facts)}); {reason}"
+    why = f"{dtype}, measured ({facts}); {reason}"
     return ExecutionPlan(dtype, compiled, seconds[dtype], peaks[dtype], why, kind)
 
 
@@ -150,10 +149,6 @@ def _compiles(asked: str, expected: float, device: torch.device) -> tuple[bool, 
     if device.type == "cpu":
         return False, "no torch.compile: on a CPU the gradients written by hand are as fast"
     return True, "torch.compile: the run is long enough to pay for it"
-
-
-def _say(seconds: float) -> str:
-    return f"{seconds * 1000:.0f} ms" if seconds < 10 else f"{seconds:.1f} s"
 
 
 def _step_seconds(model: nn.Module, batch: Batch, objective: Objective, settings: run.Train, dtype: str) -> float:

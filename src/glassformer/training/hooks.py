@@ -97,19 +97,16 @@ class Save:
         self.tokenizer, self.source_tokenizer = tokenizer, source_tokenizer
 
     def __call__(self, step: Step) -> None:
-        state = step.state
-        better = step.valid is not None and step.valid < state.best and (step.last or not state.bad)
-        if better and step.valid is not None:
-            state.best, state.best_step = step.valid, step.index
+        state, better = step.state, False
+        if step.valid is not None and step.valid < state.best and (step.last or not state.bad):
+            state.best, state.best_step, better = step.valid, step.index, True
         if better or step.last or (step.due(self.every) and not state.bad):
             self.save(step)
 
     def save(self, step: Step) -> None:
         """Save now what is not saved yet; what no longer counts among the last is removed after that."""
-        kept, moved = (
-            checkpoint.newest(self.folder),
-            step.index - step.state.bad,
-        )  # the step that last moved the weights
+        kept = checkpoint.newest(self.folder)
+        moved = step.index - step.state.bad  # the step that last moved the weights
         if step.last or not step.state.bad or moved > (checkpoint.number(kept) if kept else 0):
             checkpoint.save(self.folder, step.state, self.tokenizer, self.source_tokenizer)
             checkpoint.rotate(self.folder, self.keep)
@@ -158,13 +155,10 @@ class Routing(Log):
     def __call__(self, step: Step) -> None:
         for path, routes in step.routes.items():
             reads = self.source_tokenizer if path.startswith("encoder.") else self.tokenizer
-            experts = [
-                {
-                    "share": _short(expert["share"]),
-                    "tokens": [(reads.token(id), n, _short(share)) for id, n, share in expert["tokens"]],
-                }
-                for expert in routes.own()
-            ]
+            experts = []
+            for expert in routes.own():
+                tokens = [(reads.token(id), n, _short(share)) for id, n, share in expert["tokens"]]
+                experts.append({"share": _short(expert["share"]), "tokens": tokens})
             choices = int(routes.times.sum())
             self.write({"step": step.index, "mixture": path, "choices": choices, "experts": experts})
 
@@ -176,14 +170,6 @@ class TensorBoard:
         from torch.utils.tensorboard import SummaryWriter  # type: ignore[attr-defined, unused-ignore]
 
         self.writer: Any = SummaryWriter(str(folder), purge_step=start + 1 if start else None)
-
-    @classmethod
-    def open(cls, folder: Path, start: int = 0) -> TensorBoard | None:
-        """The hook, or nothing where TensorBoard is not installed."""
-        try:
-            return cls(folder, start)
-        except ImportError:
-            return None
 
     def __call__(self, step: Step) -> None:
         for name, value in metrics(step).items():

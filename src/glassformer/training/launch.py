@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 import torch
@@ -103,25 +103,18 @@ def _train(
         note(f"Going on from {start}, step {state.step} of {how.steps}.")
     machine = _machine_plan(before, state, how)
     announce(plan, data, machine, sum(p.numel() for p in model.parameters() if not p.requires_grad))
-    about: dict[str, Any] = {
-        "data": settings.data,
-        "train": how,
-        "model": plan.model,
-        "plan": machine,
-        "ended": state.ended,
-    }
-    about |= {"glassformer": 1, "tokenizer": plan.tokenizer.fingerprint if plan.tokenizer else None}
+    about: dict[str, Any] = {"data": settings.data, "train": how, "model": plan.model, "plan": machine}
+    about |= {"ended": state.ended, "glassformer": 1, "tokenizer": plan.tokenizer and plan.tokenizer.fingerprint}
     if plan.source_tokenizer is not None:
-        about |= {"source_tokenizer": plan.source_tokenizer.fingerprint}
+        about["source_tokenizer"] = plan.source_tokenizer.fingerprint
     about |= {"asked": settings.model, "chosen": chosen or before.get("chosen", "")}
     files.write(out / "run.json", serial.dumps(about))
 
     with Signals() as signals:
         with contextlib.ExitStack() as opened:
             hooks, save = _hooks(opened, plan, data, state, machine, out, sample)
-            steps = (
-                () if _stale(state, how) else train(model, data.batches, how.objective, how, state=state, plan=machine)
-            )
+            ended = _stale(state, how)
+            steps = () if ended else train(model, data.batches, how.objective, how, state=state, plan=machine)
             step, valid = _consume(steps, hooks, save, lambda: signals.number or _stale(state, how))
         if signals.number and step and not step.last:
             kept = checkpoint.newest(out)
@@ -151,7 +144,8 @@ def _hooks(
     if has_experts(state.model):
         logs.append(Routing(out / "routing.jsonl", plan.tokenizer, state.step, plan.source_tokenizer))
     if how.tensorboard is not False:
-        logs += filter(None, [TensorBoard.open(out / "tensorboard", state.step)])
+        with contextlib.suppress(ImportError):  # by default it is used where it is installed
+            logs.append(TensorBoard(out / "tensorboard", state.step))
     logs.append(Log(out / "log.jsonl", state.step))
     for log in logs:
         opened.enter_context(contextlib.closing(log))
@@ -218,10 +212,8 @@ def _machine_plan(before: dict[str, Any], state: State, how: Train) -> Execution
 def _refuse_what_cannot_fit(plan: RunPlan, device: torch.device) -> None:
     needed, free = plan.memory(plan.settings.train.dtype), available_memory(device)
     if free is not None and needed > free:
-        raise UserError(
-            f"Training needs about {gibibytes(needed)} and {gibibytes(free)} are free; lower train.batch or "
-            f"train.context, raise train.accumulate, or take a smaller model."
-        )
+        sentence = f"Training needs about {gibibytes(needed)} and {gibibytes(free)} are free; lower train.batch or"
+        raise UserError(f"{sentence} train.context, raise train.accumulate, or take a smaller model.")
 
 
 def _sampling(sample: Sampler | None, plan: RunPlan, data: RunData) -> Callable[[Any], str] | None:
@@ -265,9 +257,7 @@ class Signals:
         self.number = number
         note("Finishing this step, then saving; once more to stop at once.")
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self.old.items():
             signal.signal(number, handler)
 
@@ -275,17 +265,14 @@ class Signals:
 def announce(plan: RunPlan, data: RunData, machine: ExecutionPlan, frozen: int) -> None:
     """What is about to be done, with what, and how long it will take; ``frozen`` weights do not train."""
     how, cost = plan.settings.train, plan.cost
-    note(
-        f"{cost.total:,} parameters, {cost.training_flops / 1e6:,.1f} MFLOP a {cost.each}, "
-        f"about {gibibytes(plan.memory(machine.dtype, frozen))} of memory."
-    )
+    memory = gibibytes(plan.memory(machine.dtype, frozen))
+    flops = f"{cost.training_flops / 1e6:,.1f} MFLOP a {cost.each}"
+    note(f"{cost.total:,} parameters, {flops}, about {memory} of memory.")
     epochs = how.steps * how.batch / data.rows
     evaluations = math.ceil(how.steps / how.evaluate_every) if how.evaluate_every else 0
     batches = sum(1 for _ in data.validation()) if evaluations else 0  # each a third of a step: there is no backward
-    note(
-        f"{how.steps:,} steps of {how.batch * plan.context:,} tokens on {data.name}, {epochs:.1f} times over: "
-        f"about {duration(machine.seconds * (how.steps + evaluations * batches / 3))}."
-    )
+    steps = f"{how.steps:,} steps of {how.batch * plan.context:,} tokens on {data.name}, {epochs:.1f} times over"
+    note(f"{steps}: about {duration(machine.seconds * (how.steps + evaluations * batches / 3))}.")
     if epochs > MANY_EPOCHS and how.objective.every_token:
         note("The text is read so often that the model will learn it by heart; take more text or fewer --steps.")
     note(f"{machine.why}.")

@@ -126,8 +126,7 @@ def train(
         keep_freed_memory()
     first = None
     if plan is None:
-        first = next(batches)
-        plan = make_execution_plan(model, first, objective, settings)
+        plan = make_execution_plan(model, first := next(batches), objective, settings)
     if state.step == 0:
         seed(settings.seed)
     half = state.half = Bf16Replica(model) if plan.dtype == "bfloat16" else None
@@ -143,12 +142,18 @@ def train(
             half.follow()
         batch, first = first or next(batches), None
         sums = gradients(runner, batch, objective, settings.accumulate, settings.label_smoothing)
-        count = sums.count
+        count = max(1, sums.count)
         grads = [p.grad for p in state.optimizer.parameters.values() if p.grad is not None]
-        norm = float(torch.nn.utils.get_total_norm(grads)) / max(1, count)
+        norm = float(torch.nn.utils.get_total_norm(grads)) / count
         rate = along(settings.schedule, state.step + 1, settings.steps, state.ended)
-        skipped = _reason(sums.total, norm, count)
-        if skipped is None:
+        skipped = None
+        if sums.count == 0:
+            skipped = "the batch has no targets"
+        elif not math.isfinite(sums.total):
+            skipped = f"the loss is {sums.total}"
+        elif not math.isfinite(norm):
+            skipped = f"the gradient is {norm}"
+        else:
             _scale(grads, norm, count, settings.clip)
             state.optimizer.step(rate)
         state.optimizer.clear()
@@ -159,7 +164,7 @@ def train(
         yield Step(
             index=state.step,
             steps=settings.steps,
-            loss=sums.loss / max(1, count),
+            loss=sums.loss / count,
             rate=base * rate,
             rates={group["name"]: group["base"] * rate for group in state.optimizer.groups()},
             norm=norm,
@@ -171,10 +176,9 @@ def train(
             metrics=sums.metrics,
         )
         if state.bad >= settings.patience:
-            raise Stuck(
-                f"Training stopped at step {state.step}: {state.bad} steps in a row were skipped ({skipped}); lower "
-                f"train.optimizer.rate or check the data, the weights are as they were before them."
-            )
+            stopped = f"Training stopped at step {state.step}: {state.bad} steps in a row were skipped ({skipped})"
+            fix = "lower train.optimizer.rate or check the data, the weights are as they were before them."
+            raise Stuck(f"{stopped}; {fix}")
 
 
 def seed(number: int) -> None:
@@ -182,15 +186,6 @@ def seed(number: int) -> None:
     torch.manual_seed(number)
     np.random.seed(number % 2**32)
     random.seed(number)
-
-
-def _reason(total: float, norm: float, count: int) -> str | None:
-    """Why the weights must not move this time, if so."""
-    if count == 0:
-        return "the batch has no targets"
-    if not math.isfinite(total):
-        return f"the loss is {total}"
-    return None if math.isfinite(norm) else f"the gradient is {norm}"
 
 
 def _scale(grads: list[Tensor], norm: float, count: int, clip: float | None) -> None:

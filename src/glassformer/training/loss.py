@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from ..config.objective import Objective
     from .batches import Batch
 
-
 ONE_SHOT = 1 << 26
 """Logits up to this many (128 MiB in bf16) are held at once; beyond, in pieces of this size.
 
@@ -65,13 +64,8 @@ def forward(model: Any, batch: Batch, tape: Tape | None = None) -> Output:
     given: dict[str, Any] = {"pos": batch.pos, "document_ids": batch.document_ids, "logits": "none"}
     if tape is not None:  # each is another: it would be compiled anew each time
         model, given["tape"] = getattr(model, "_orig_mod", model), tape
-    if batch.source is not None:
-        given |= {"source": batch.source, "source_pos": batch.source_pos}
-        given["source_document_ids"] = batch.source_document_ids
-    if batch.segments is not None:
-        given["segments"] = batch.segments
-    if batch.prefix is not None:
-        given["prefix"] = batch.prefix
+    extras = ("source", "source_pos", "source_document_ids", "segments", "prefix")
+    given |= {name: part for name in extras if (part := getattr(batch, name)) is not None}
     output: Output = model(batch.tokens, **given)
     return output
 
@@ -79,9 +73,9 @@ def forward(model: Any, batch: Batch, tape: Tape | None = None) -> Output:
 def token_loss(model: Any, output: Output, targets: Tensor, smoothing: float, few: bool = False) -> Loss:
     """The cross-entropy of the tokens at each place (B, T); only where a target is, where they are ``few``."""
     head, hidden, aims = model.head, output.hidden.flatten(0, 1), targets.flatten()
-    count = int((aims >= 0).sum())
+    counted = aims >= 0
+    count = int(counted.sum())
     if few:
-        counted = aims >= 0
         hidden, aims = hidden[counted], aims[counted]
     total = cross_entropy(head.prepare(hidden), aims, head.table(model.embed), head.proj.bias, head.softcap, smoothing)
     return Loss(total, count, aux_loss(output), count, output.metrics)
@@ -140,13 +134,8 @@ def mean_metrics(losses: Sequence[Loss]) -> dict[str, Any]:
     """Each fact's mean over the targets of several losses, as plain numbers."""
     count = sum(loss.count for loss in losses)
     names = dict.fromkeys(name for loss in losses for name in loss.metrics)
-    return {
-        name: (
-            sum(loss.metrics[name].detach() * loss.count for loss in losses if name in loss.metrics) / count
-        ).tolist()  # type: ignore[union-attr]
-        for name in names
-        if count
-    }
+    sums = {n: sum(loss.metrics[n].detach() * loss.count for loss in losses if n in loss.metrics) for n in names}
+    return {name: (total / count).tolist() for name, total in sums.items() if count}  # type: ignore[union-attr]
 
 
 def split(batch: Batch, pieces: int) -> list[Batch]:

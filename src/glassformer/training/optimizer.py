@@ -23,12 +23,8 @@ class Optimizer:
         left, flat = dict(self.parameters), vectors(model)
         self.parts: list[torch.optim.Optimizer] = []
         if isinstance(settings, run.Muon):
-            chosen = {
-                name: left.pop(name)
-                for name, p in self.parameters.items()
-                if p.ndim in (2, 3) and name not in flat and _any(name, settings.paths)
-            }
-            if chosen:
+            matrices = {name for name, p in left.items() if p.ndim in (2, 3)} - flat
+            if chosen := {name: left.pop(name) for name in [*left] if name in matrices and _any(name, settings.paths)}:
                 groups = _groups("Muon", chosen, settings.groups, settings.rate, settings.decay, set())
                 self.parts.append(Muon(groups, settings.momentum))
             settings = settings.rest
@@ -58,12 +54,12 @@ class Optimizer:
 
     def state(self) -> dict[str, Tensor]:
         """The moments and counts, each named ``parameter path:what``."""
-        kept: dict[str, Tensor] = {}
-        for part in self.parts:
-            for name, parameter in self.parameters.items():
-                for what, value in part.state.get(parameter, {}).items():
-                    kept[f"{name}:{what}"] = torch.as_tensor(value)
-        return kept
+        return {
+            f"{name}:{what}": torch.as_tensor(value)
+            for part in self.parts
+            for name, parameter in self.parameters.items()
+            for what, value in part.state.get(parameter, {}).items()
+        }
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Take up a ``state()`` again; UserError when it is another model's or another optimizer's."""
@@ -98,7 +94,10 @@ class Muon(torch.optim.Optimizer):
         for group in self.param_groups:
             moved = [p for p in group["params"] if p.grad is not None]
             grads = [p.grad for p in moved]
-            buffers = [_momentum(self.state[p], p) for p in moved]
+            for p in moved:
+                if "momentum_buffer" not in self.state[p]:
+                    self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+            buffers = [self.state[p]["momentum_buffer"] for p in moved]
             torch._foreach_lerp_(buffers, grads, 1 - group["momentum"])
             wanted = _matrices(torch._foreach_lerp(grads, buffers, group["momentum"]))
             torch._foreach_mul_(moved, 1 - group["lr"] * group["weight_decay"])
@@ -143,12 +142,6 @@ def _lying(matrix: Tensor) -> Tensor:
     return matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix
 
 
-def _momentum(state: dict[str, Tensor], parameter: Tensor) -> Tensor:
-    if "momentum_buffer" not in state:
-        state["momentum_buffer"] = torch.zeros_like(parameter)
-    return state["momentum_buffer"]
-
-
 KEPT = {torch.optim.AdamW: ("step", "exp_avg", "exp_avg_sq"), Muon: ("momentum_buffer",)}
 
 
@@ -174,10 +167,8 @@ def _groups(
         title = kind if rule.rate == 1 else f"{kind} {rule.paths}"
         base = rate * rule.rate
         weight_decay = rule.decay if rule.decay is not None else 0.0 if name in undecayed else decay
-        group = groups.setdefault(
-            (title, base, weight_decay),
-            {"params": [], "paths": [], "name": title, "base": base, "lr": base, "weight_decay": weight_decay},
-        )
+        new = {"params": [], "paths": [], "name": title, "base": base, "lr": base, "weight_decay": weight_decay}
+        group = groups.setdefault((title, base, weight_decay), new)
         group["params"].append(parameter)
         group["paths"].append(name)
     return list(groups.values())

@@ -39,8 +39,7 @@ def plan_run(settings: Run, start: Path | None = None) -> RunPlan:
 
     Raises UserError where the parts do not fit together.
     """
-    base, tokenizer = base_model(settings, start)
-    plan = RunPlan(settings, base, tokenizer, _own_source_tokenizer(settings, base, start))
+    plan = RunPlan(settings, *base_model(settings, start))
     plan.check(plan.shape)  # before data is read and a tokenizer is trained
     return plan
 
@@ -158,25 +157,18 @@ class RunPlan:
         asked = two_tokenizers(self.settings)
         leave = "leave out data.source_tokenizer" if asked else "begin from another model"
         whose = "data.source_tokenizer" if asked else "The model's source tokenizer"
-        name, shape = type(self.settings.train.objective).__name__, type(model).__name__
-        need(
-            {"source", "target"} <= {*self.settings.train.objective.parts},
-            f"{whose} is for a source beside a target, and the objective {name} has none; "
-            f'{leave}, or set train.objective = "Seq2Seq".',
-        )
-        need(
-            isinstance(model, config.EncoderDecoder),
-            f"{whose} is for an encoder that reads the source, and a {shape} reads both sides as one text; "
-            f"{leave}, or choose the recipe of an encoder-decoder.",
-        )
+        objective, shape = self.settings.train.objective, type(model).__name__
+        none = f"{whose} is for a source beside a target, and the objective {type(objective).__name__} has none"
+        need({"source", "target"} <= {*objective.parts}, f'{none}; {leave}, or set train.objective = "Seq2Seq".')
+        one = f"{whose} is for an encoder that reads the source, and a {shape} reads both sides as one text"
+        fits = isinstance(model, config.EncoderDecoder)
+        need(fits, f"{one}; {leave}, or choose the recipe of an encoder-decoder.")
 
     def with_tokenizer(self) -> RunPlan:
         """The plan with its tokenizer or both of them, opened, or trained on the data."""
-        plan = replace(
-            self,
-            tokenizer=self.find_tokenizer(),
-            source_tokenizer=self.find_tokenizer(source=True) if self.two_tokenizers else None,
-        )
+        tokenizer = self.find_tokenizer()
+        own = self.find_tokenizer(source=True) if self.two_tokenizers else None
+        plan = replace(self, tokenizer=tokenizer, source_tokenizer=own)
         vars(plan).update({name: made for name, made in vars(self).items() if name == "examples"})  # not read twice
         plan.check(plan.shape)
         return plan
@@ -225,15 +217,6 @@ def two_tokenizers(settings: Run) -> bool:
     return isinstance(settings.data, Examples) and settings.data.source_tokenizer is not None
 
 
-def _own_source_tokenizer(settings: Run, base: config.Model, start: Path | None) -> Tokenizer | None:
-    """The source's own tokenizer where the checkpoint that is gone on from, or begun with, has one."""
-    if start is not None:
-        return Checkpoint.open(start).source_tokenizer()
-    named = "from" in settings.model and not two_tokenizers(settings)
-    kept = named and getattr(base, "source_embed", None) is not None
-    return Checkpoint.open(str(settings.model["from"])).source_tokenizer() if kept else None
-
-
 def _announced(what: str, texts: Iterable[str]) -> Iterable[str]:
     """The texts; before the first, which is there then and can be read, what is done with them is said."""
     for number, one in enumerate(texts):
@@ -242,22 +225,26 @@ def _announced(what: str, texts: Iterable[str]) -> Iterable[str]:
         yield one
 
 
-def base_model(settings: Run, start: Path | None = None) -> tuple[config.Model, Tokenizer | None]:
-    """The config that the run's model starts from, and the tokenizer where a checkpoint has it."""
-    table = settings.model
-    tokenizer = checkpoint.open_tokenizer(start) if start is not None else None
+def base_model(settings: Run, start: Path | None = None) -> tuple[config.Model, Tokenizer | None, Tokenizer | None]:
+    """The config that the run's model starts from, the tokenizer and the source's own one where a checkpoint has them:
+    the one that is gone on from, or else begun with.
+    """
+    table, tokenizer, source = settings.model, None, None
+    if start is not None:
+        tokenizer, source = checkpoint.open_tokenizer(start), Checkpoint.open(start).source_tokenizer()
     if "recipe" not in table and "from" not in table:
         whole = {key: value for key, value in table.items() if "." not in key}
-        model: config.Model = serial.from_dict(config.Model, whole, "model")
-        return model, tokenizer
+        return serial.from_dict(config.Model, whole, "model"), tokenizer, source
     if "recipe" in table:
-        return recipes.find(str(table["recipe"])), tokenizer
+        return recipes.find(str(table["recipe"])), tokenizer, source
     found = Checkpoint.open(str(table["from"]))
     if found.folder is not None and settings.data.tokenizer is None and tokenizer is None:
         tokenizer = found.tokenizer()
         sentence = f"{table['from']} has no tokenizer; name the one that it was trained with: data.tokenizer"
         need(tokenizer is not None, f"{sentence} = a file, a folder or a name such as gpt2.")
-    return found.config, tokenizer
+    if start is None and getattr(found.config, "source_embed", None) is not None and not two_tokenizers(settings):
+        source = found.source_tokenizer()
+    return found.config, tokenizer, source
 
 
 def with_overrides(

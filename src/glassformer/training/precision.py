@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ class Bf16Replica:
         self.halves: list[Tensor] = [half for _, half in moving]
         for master, half in pairs.values():
             if half.requires_grad:
-                half.register_post_accumulate_grad_hook(_deliver_to(master))  # type: ignore[no-untyped-call]
+                half.register_post_accumulate_grad_hook(functools.partial(_deliver, master))  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
     def follow(self) -> None:
@@ -36,13 +37,7 @@ class Bf16Replica:
             self.model.train(self.of.training)
 
 
-def _deliver_to(master: Tensor) -> Any:
-    def deliver(half: Tensor) -> None:
-        grad, half.grad = half.grad, None
-        assert grad is not None
-        if master.grad is None:
-            master.grad = grad.to(master.dtype)
-        else:
-            master.grad.add_(grad)
-
-    return deliver
+def _deliver(master: Tensor, half: Tensor) -> None:
+    grad, half.grad = half.grad, None
+    assert grad is not None
+    master.grad = grad.to(master.dtype) if master.grad is None else master.grad.add_(grad)

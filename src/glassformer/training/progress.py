@@ -9,7 +9,6 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 from .hooks import evaluating
@@ -58,9 +57,7 @@ class Live:
             self.screen.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.screen is not None:
             with contextlib.suppress(OSError):  # the terminal may be gone
                 self.screen.stop()
@@ -121,14 +118,10 @@ class Live:
 
         bar = Table.grid()  # the bar alone ends no line: what follows would be drawn over it
         bar.add_row(ProgressBar(total=step.steps, completed=step.index, width=WIDE))
-        numbers = [
-            Text.assemble((name, "dim"), "\n", (value, "bold")) for name, value in self.numbers(step).items()
-        ]  # each under its name, in as many rows as the terminal is narrow
-        shown: list[Any] = [
-            bar,
-            Columns(numbers, padding=(0, 2)),
-            Text(sparkline(self.losses, WIDE), style="cyan", no_wrap=True),
-        ]
+        # each number under its name, in as many rows as the terminal is narrow
+        numbers = [Text.assemble((name, "dim"), "\n", (value, "bold")) for name, value in self.numbers(step).items()]
+        losses = Text(sparkline(self.losses, WIDE), style="cyan", no_wrap=True)
+        shown: list[Any] = [bar, Columns(numbers, padding=(0, 2)), losses]
         if self.text:
             shown.append(Text("\n".join(self.text.splitlines()[:LINES]), style="italic", overflow="fold"))
         framed = Panel(Group(*shown), title=f"step {step.index:,} of {step.steps:,}", expand=False)

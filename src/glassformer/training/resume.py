@@ -33,11 +33,8 @@ def previous_run(settings: Run, out: Path, resume: bool) -> dict[str, Any]:
         saved = dict(before.get(name) or {})
         with contextlib.suppress(UserError):  # a setting that is younger than the run has its default
             saved = serial.to_dict(serial.from_dict(type(mine), saved))
-        kept, given = (
-            {key: value for key, value in table.items() if key not in MAY_CHANGE_ON_RESUME}
-            for table in (saved, serial.to_dict(mine))
-        )
-        must_be_same(kept, given, out, name)
+        free = dict.fromkeys(MAY_CHANGE_ON_RESUME)
+        must_be_same({**saved, **free}, {**serial.to_dict(mine), **free}, out, name)
     return before
 
 
@@ -58,16 +55,13 @@ def _extend(before: dict[str, Any], how: Train, out: Path) -> None:
     sentence = f"{out} cannot be resumed with another config: {differs}; set it back or choose another --out."
     need(how.steps > steps, sentence)
     step = checkpoint.number(newest) if newest else 0
-    early = False
+    ended, early = before.get("ended", []), False
     if newest and step < steps:
         best = checkpoint.read_json(newest / "state.json").get("best_step")
-        early = is_stale(
-            step, best, before.get("ended", ()), train.get("early_stop", 0), train.get("evaluate_every", 0)
-        )
+        early = is_stale(step, best, ended, train.get("early_stop", 0), train.get("evaluate_every", 0))
     finish = f"{out} stands at step {step} of {steps}; give --steps {steps} to finish that first, then --steps"
     need(early or step == steps, f"{finish} {how.steps}.")
-    before["train"] = {**train, "steps": how.steps}
-    before["ended"] = [*before.get("ended", []), step]
+    before |= {"train": {**train, "steps": how.steps}, "ended": [*ended, step]}
     goes_on = describe(how.schedule, how.steps - step)
     before["extended"] = f"The run had ended at step {step:,} and goes on to {how.steps:,}: {goes_on}."
 

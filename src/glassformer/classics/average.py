@@ -7,9 +7,9 @@ It is a config of the house, so `glassformer train`, `compare` and `classify` kn
 
 from __future__ import annotations
 
-import json
-
+import tokenizers
 import torch
+from tokenizers import models, normalizers, pre_tokenizers
 
 from .. import config
 from ..nn import Model, build_model
@@ -44,16 +44,8 @@ def encoder(vectors: Vectors, labels: int = 2, context: int = 128, seed: int = 0
 def _tokenizer(vectors: Vectors) -> Tokenizer:
     """Words as ``vocabulary.split`` finds them."""
     names = {word: row for row, word in enumerate((*vectors.words, *SPECIAL))}
-    usual = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    spec = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [{"id": names[name], "content": name, **usual} for name in SPECIAL],
-        "normalizer": {"type": "Lowercase"},
-        "pre_tokenizer": {"type": "Split", "pattern": {"Regex": WORD.pattern}, "behavior": "Removed", "invert": True},
-        "post_processor": None,
-        "decoder": None,
-        "model": {"type": "WordLevel", "vocab": names, "unk_token": "<unk>"},
-    }
-    return Tokenizer.from_json(json.dumps(spec), {"pad": "<pad>", "unk": "<unk>"}, "The vocabulary of the vectors")
+    made = tokenizers.Tokenizer(models.WordLevel(names, unk_token="<unk>"))
+    made.normalizer = normalizers.Lowercase()
+    made.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(WORD.pattern), "removed", invert=True)
+    made.add_special_tokens(list(SPECIAL))
+    return Tokenizer.from_json(made.to_str(), {"pad": "<pad>", "unk": "<unk>"}, "The vocabulary of the vectors")

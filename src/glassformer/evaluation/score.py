@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 from .. import config
 from ..data.corpus import Source
@@ -207,21 +208,18 @@ def collate(rows: list[list[Window]]) -> tuple[Tensor, Tensor, Tensor | None, Te
 
     Positions are None where all rows are of one length, documents where each row is one window.
     """
-    sizes = [sum(map(len, row)) for row in rows]
-    shape = (len(rows), max(sizes))
-    tokens, targets = np.zeros(shape, np.int64), np.full(shape, -1)
-    pos, document_ids = np.full(shape, -1), np.full(shape, -1)
-    for i, row in enumerate(rows):
-        at = 0
-        for number, window in enumerate(row):
-            place = slice(at, at + len(window))
-            tokens[i, place], pos[i, place], document_ids[i, place] = window.tokens[:-1], np.arange(len(window)), number
-            targets[i, at + window.new - 1 : at + len(window)] = window.tokens[window.new :]
-            at += len(window)
+
+    def padded(column: Callable[[int, Window], Array], empty: int = -1) -> Tensor:
+        parts = (np.concatenate([column(number, window) for number, window in enumerate(row)]) for row in rows)
+        return pad_sequence([torch.from_numpy(part) for part in parts], batch_first=True, padding_value=empty)
+
+    tokens = padded(lambda number, window: window.tokens[:-1], 0)
+    targets = padded(lambda number, window: np.where(np.arange(len(window)) < window.new - 1, -1, window.tokens[1:]))
     alone = all(len(row) == 1 for row in rows)
-    places = None if alone and min(sizes) == max(sizes) else torch.from_numpy(pos)
-    owners = None if alone else torch.from_numpy(document_ids)
-    return torch.from_numpy(tokens), torch.from_numpy(targets), places, owners
+    even = len({sum(map(len, row)) for row in rows}) == 1
+    pos = None if alone and even else padded(lambda number, window: np.arange(len(window)))
+    document_ids = None if alone else padded(lambda number, window: np.full(len(window), number))
+    return tokens, targets, pos, document_ids
 
 
 def predicted(

@@ -80,14 +80,16 @@ class Rows:
         self.shared = shards.shared_border
         self.borders = shards.starts[1:-1] - 1 if self.shared else shards.starts[1:-1]
 
-    def fill(self, low: Array, high: Array, out: _Filling, at: int) -> None:
-        """Write the rows that predict the successors of tokens low..high-1 (each R long) from row ``at`` on."""
+    def read(self, low: Array, high: Array) -> tuple[Array, Array, Array]:
+        """The rows that predict the successors of tokens low..high-1 (each R long).
+
+        Tokens, targets and whether a token opens a document inside its row, each (R, T).
+        """
         self.check()
         T, rows = self.context, len(low)
         begin = np.maximum(high - T, 0)
-        out.tokens[at : at + rows] = self.windows[begin]
-        targets = out.targets[at : at + rows]
-        targets[:] = self.windows[begin + 1]
+        tokens, targets = (self.windows[first].astype(np.int64) for first in (begin, begin + 1))
+        opens = np.zeros((rows, T), np.bool_)
         if (high - low < T).any():
             place = begin[:, None] + np.arange(T)
             targets[(place < low[:, None]) | (place >= high[:, None])] = -1
@@ -100,25 +102,19 @@ class Rows:
             if not self.shared:
                 targets[row, column - 1] = -1  # the next document cannot be told from this one
             inside = column < T
-            out.opens[at + row[inside], column[inside]] = True
+            opens[row[inside], column[inside]] = True
+        return tokens, targets, opens
 
 
-class _Filling:
-    """A batch being filled; ``opens`` marks the tokens inside a row that open a document."""
-
-    def __init__(self, batch: int, context: int) -> None:
-        self.tokens = np.empty((batch, context), np.int64)
-        self.targets = np.empty((batch, context), np.int64)
-        self.opens = np.zeros((batch, context), np.bool_)
-
-    def batch(self) -> Batch:
-        tokens, targets = torch.from_numpy(self.tokens), torch.from_numpy(self.targets)
-        if not self.opens.any():
-            return Batch(tokens, targets)
-        column = np.arange(self.opens.shape[1])
-        pos = column - np.maximum.accumulate(np.where(self.opens, column, 0), axis=1)
-        document_ids = np.cumsum(self.opens, axis=1, dtype=np.int64)
-        return Batch(tokens, targets, torch.from_numpy(pos), torch.from_numpy(document_ids))
+def _batch(parts: Iterable[tuple[Array, Array, Array]]) -> Batch:
+    """A batch of what ``Rows.read`` gave."""
+    tokens, targets, opens = (np.concatenate(part) for part in zip(*parts, strict=True))
+    columns = [tokens, targets]
+    if opens.any():
+        place = np.arange(opens.shape[1])
+        pos = place - np.maximum.accumulate(np.where(opens, place, 0), axis=1)
+        columns += [pos, np.cumsum(opens, axis=1, dtype=np.int64)]
+    return Batch(*map(torch.from_numpy, columns))
 
 
 def every_token_once(shards: Shards, batch: int, context: int, stride: int | None = None) -> Iterator[Batch]:
@@ -134,9 +130,7 @@ def every_token_once(shards: Shards, batch: int, context: int, stride: int | Non
     step = min(stride or rows.context, rows.context)
     for begin in range(0, rows.last, batch * step):
         low = np.arange(begin, min(begin + batch * step, rows.last), step)
-        filling = _Filling(len(low), rows.context)
-        rows.fill(low, np.minimum(low + step, rows.last), filling, 0)
-        yield filling.batch()
+        yield _batch([rows.read(low, np.minimum(low + step, rows.last))])
 
 
 class _Cursor:
@@ -157,14 +151,14 @@ class _Cursor:
         # RandomState's stream is the same in all versions of NumPy; 8 bytes a row: 0.8 GB for 10^8 rows
         self.order = np.random.RandomState(np.random.PCG64(order)).permutation(self.size)
 
-    def draw(self, count: int, out: _Filling, at: int) -> None:
+    def draw(self, count: int) -> Iterator[tuple[Array, Array, Array]]:
         """The next ``count`` rows, from this epoch and the ones after it."""
         self.drawn += count
         while count:
             some = min(count, self.size - self.index)
             high = self.order[self.index : self.index + some] * self.rows.context + self.offset
-            self.rows.fill(np.maximum(high - self.rows.context, 0), np.minimum(high, self.rows.last), out, at)
-            count, at, self.index = count - some, at + some, self.index + some
+            yield self.rows.read(np.maximum(high - self.rows.context, 0), np.minimum(high, self.rows.last))
+            count, self.index = count - some, self.index + some
             if self.index == self.size:
                 self.go(self.epoch + 1, 0)
 
@@ -199,11 +193,8 @@ class Batches(Iterator[Batch]):
         self._cursors = [_Cursor(some, (seed % 2**64, number)) for number, some in enumerate(rows)]
 
     def __next__(self) -> Batch:
-        out, at = _Filling(self.batch, self.context), 0
-        for cursor, count in zip(self._cursors, self._shares(), strict=True):
-            cursor.draw(count, out, at)
-            at += count
-        return out.batch()
+        shares = zip(self._cursors, self._shares(), strict=True)
+        return _batch(part for cursor, count in shares for part in cursor.draw(count))
 
     def _shares(self) -> list[int]:
         """Rows of the next batch from each corpus: one by one to whichever lags its weight most."""

@@ -50,7 +50,9 @@ def save(folder: Path, state: State, tokenizer: Any = None, source_tokenizer: An
         with files.write_folder(path) as beside:
             named: dict[str, Any] = {"labels": state.labels, "base": state.base, "source_tokenizer": source_tokenizer}
             store.save(state.model, beside, tokenizer, layout="glassformer", **named)
-            kept = {**state.optimizer.state(), **_random_tensors()}
+            kept = {**state.optimizer.state(), "random:torch": torch.get_rng_state()}
+            if torch.cuda.is_available():
+                kept |= {f"random:cuda:{i}": one for i, one in enumerate(torch.cuda.get_rng_state_all())}
             if lora.adapted(state.model):  # an adapter's own file names its tensors as others do
                 kept |= {f"weight:{name}": weight.detach() for name, weight in lora.trained(state.model)}
             write: Any = tensorfiles.contents(tensorfiles.plain(kept), limit=1 << 62)[SINGLE]
@@ -182,13 +184,6 @@ def _numbers(state: State) -> dict[str, Any]:
     best = state.best if math.isfinite(state.best) else None
     randoms = {"python": random.getstate(), "numpy": np.random.get_state()}
     return {**numbers, "best": best, "batches": state.batches.state(), "random": randoms}
-
-
-def _random_tensors() -> dict[str, Tensor]:
-    states = {"random:torch": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        states |= {f"random:cuda:{i}": kept for i, kept in enumerate(torch.cuda.get_rng_state_all())}
-    return states
 
 
 def _restore_random(states: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:

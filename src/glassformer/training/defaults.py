@@ -138,12 +138,9 @@ def choose(changes: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     named = {"data.tokenizer": "tokenizer", "data.vocab": "vocabulary", "decoder.dropout": "dropout"}
     shown = ("data.tokenizer", "data.vocab", "recipe", "context", "decoder.dropout", "steps")
     words = [f"{named.get(name, name)} {found[name]}" for name in shown if name in found]
-    why = f"{seen.name} holds {_size(seen.bytes)} of text"
-    notes = [f"{why}, so: {', '.join(words)}. Any of them can be set."] if words else []
+    size = seen.bytes
+    amount = f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.0f} KB" if size >= 1e4 else f"{size:,} bytes"
+    notes = [f"{seen.name} holds {amount} of text, so: {', '.join(words)}. Any of them can be set."] if words else []
     if seen.mark and data.separator is None:
         notes.append(f"It holds {seen.mark}; if that parts its documents, give it as --data.separator.")
     return found, " ".join(notes)
-
-
-def _size(size: int) -> str:
-    return f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.0f} KB" if size >= 1e4 else f"{size:,} bytes"

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,12 +21,10 @@ from .. import config
 from ..config import run
 from ..config.objective import Objective
 from ..nn import Model
+from .batches import Batch
 from .loss import gradients, split
 from .memory import keep_freed_memory
 from .precision import Bf16Replica
-
-if TYPE_CHECKING:
-    from .batches import Batch
 
 COMPILE_AFTER = 20 * 60
 """Where it is measured, seconds of training from which compiling pays: it costs up to a minute, and saves a tenth."""

@@ -183,19 +183,12 @@ class TensorBoard:
 
 def metrics(step: Step) -> dict[str, Any]:
     """A step's numbers as JSON holds them: those that are not finite are left out, and ``skipped`` says why."""
-    numbers = {
-        "step": step.index,
-        "loss": step.loss,
-        "valid": step.valid,
-        "rate": step.rate,
-        "rates": step.rates if len(set(step.rates.values())) > 1 else None,
-        "norm": step.norm,
-        "tokens": step.tokens,
-        "seconds": round(step.seconds, 6),
-        "epoch": step.epoch,
-        "skipped": step.skipped,
-        **{name: _short(fact) for name, fact in step.metrics.items()},
-    }
+    names = ("loss", "valid", "rate", "rates", "norm", "tokens", "seconds", "epoch", "skipped")
+    numbers = {"step": step.index, **{name: getattr(step, name) for name in names}}
+    numbers["seconds"] = round(step.seconds, 6)
+    if len(set(step.rates.values())) <= 1:
+        numbers["rates"] = None
+    numbers |= {name: _short(fact) for name, fact in step.metrics.items()}
     return {k: v for k, v in numbers.items() if v is not None and not (isinstance(v, float) and not math.isfinite(v))}
 
 

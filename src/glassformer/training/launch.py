@@ -16,8 +16,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import torch
-
 from .. import config, files
 from ..config import serial
 from ..config.run import Run, Train
@@ -90,7 +88,10 @@ def _train(
     if "extended" in before:
         note(before["extended"])
     data = run_data(plan)
-    _refuse_what_cannot_fit(plan, device)
+    needed, free = plan.memory(how.dtype), available_memory(device)
+    if free is not None and needed > free:
+        sentence = f"Training needs about {gibibytes(needed)} and {gibibytes(free)} are free; lower train.batch or"
+        raise UserError(f"{sentence} train.context, raise train.accumulate, or take a smaller model.")
     model, notes = build(plan, device, fresh=start is None)
     for line in (*plan.notes, *notes, *data.notes):
         if "--data.separator" not in line or "--data.separator" not in chosen:  # said already
@@ -112,7 +113,10 @@ def _train(
 
     with Signals() as signals:
         with contextlib.ExitStack() as opened:
-            hooks, save = _hooks(opened, plan, data, state, machine, out, sample)
+            two_sided = isinstance(plan.model, config.EncoderDecoder)  # sides are seldom equally long
+            flops = 0.0 if two_sided else plan.cost.training_flops
+            live = opened.enter_context(Live(flops, machine.peak, _sampling(sample, plan, data), how.sample_every))
+            hooks, save = _hooks(opened, plan, data, state, live, out)
             ended = _stale(state, how)
             steps = () if ended else train(model, data.batches, how.objective, how, state=state, plan=machine)
             step, valid = _consume(steps, hooks, save, lambda: signals.number or _stale(state, how))
@@ -127,21 +131,11 @@ def _train(
 
 
 def _hooks(
-    opened: contextlib.ExitStack,
-    plan: RunPlan,
-    data: RunData,
-    state: State,
-    machine: ExecutionPlan,
-    out: Path,
-    sample: Sampler | None,
+    opened: contextlib.ExitStack, plan: RunPlan, data: RunData, state: State, live: Live, out: Path
 ) -> tuple[list[Hook], Save]:
     """What every step goes through, closed with ``opened``; what is logged comes before what is saved."""
-    how = plan.settings.train
-    two_sided = isinstance(plan.model, config.EncoderDecoder)  # sides are seldom equally long
-    flops = 0.0 if two_sided else plan.cost.training_flops
-    live = opened.enter_context(Live(flops, machine.peak, _sampling(sample, plan, data), how.sample_every))
-    logs: list[Any] = []
-    if has_experts(state.model):
+    how, logs = plan.settings.train, list[Any]()
+    if any(isinstance(module, MoE) for module in state.model.modules()):
         logs.append(Routing(out / "routing.jsonl", plan.tokenizer, state.step, plan.source_tokenizer))
     if how.tensorboard is not False:
         with contextlib.suppress(ImportError):  # by default it is used where it is installed
@@ -183,9 +177,13 @@ def _conclude(state: State, how: Train, data: RunData, out: Path) -> None:
         more = f"to go further than that, --resume --steps N with N above {how.steps}"
         note(f"{since} of {how.steps}; --resume --early-stop 0 goes on. Or, {more}.")
     if state.best_step is not None:
-        note(f"The best checkpoint is that of step {state.best_step}: {held_out_loss(state.best, data)}. It is used.")
+        best = f"validation loss {state.best:.4f}"
+        if data.held_out:  # of running text also in bits per byte, comparable between tokenizers
+            tokens, size = sum(map(len, data.held_out)), sum(part.bytes for part in data.held_out)
+            best += f", {state.best / math.log(2) * tokens / size:.2f} bits per byte"
+        note(f"The best checkpoint is that of step {state.best_step}: {best}. It is used.")
     note(f"Trained {state.step} steps; the model is in {out}. {draw(out / 'log.jsonl', out / 'curves.png')}")
-    if has_experts(state.model):
+    if (out / "routing.jsonl").exists():
         note(f"Which tokens go to which expert is in {out / 'routing.jsonl'}.")
 
 
@@ -193,27 +191,14 @@ def _stale(state: State, how: Train) -> bool:
     return is_stale(state.step, state.best_step, state.ended, how.early_stop, how.evaluate_every)
 
 
-def has_experts(model: Any) -> bool:
-    """Whether a model has mixtures of experts."""
-    return any(isinstance(module, MoE) for module in model.modules())
-
-
 def _machine_plan(before: dict[str, Any], state: State, how: Train) -> ExecutionPlan:
     """Number format and compiling: as decided for the run that is resumed, or decided now."""
     if before.get("plan"):
-        plan: ExecutionPlan = serial.from_dict(ExecutionPlan, before["plan"])
-        return plan
+        return serial.from_dict(ExecutionPlan, before["plan"])  # type: ignore[no-any-return]
     cursor = state.batches.state()
     batch = next(state.batches)
     state.batches.restore(cursor)
     return make_execution_plan(state.model, batch, how.objective, how)
-
-
-def _refuse_what_cannot_fit(plan: RunPlan, device: torch.device) -> None:
-    needed, free = plan.memory(plan.settings.train.dtype), available_memory(device)
-    if free is not None and needed > free:
-        sentence = f"Training needs about {gibibytes(needed)} and {gibibytes(free)} are free; lower train.batch or"
-        raise UserError(f"{sentence} train.context, raise train.accumulate, or take a smaller model.")
 
 
 def _sampling(sample: Sampler | None, plan: RunPlan, data: RunData) -> Callable[[Any], str] | None:
@@ -276,12 +261,3 @@ def announce(plan: RunPlan, data: RunData, machine: ExecutionPlan, frozen: int) 
     if epochs > MANY_EPOCHS and how.objective.every_token:
         note("The text is read so often that the model will learn it by heart; take more text or fewer --steps.")
     note(f"{machine.why}.")
-
-
-def held_out_loss(loss: float, data: RunData) -> str:
-    """A validation loss in words; of running text also in bits per byte, comparable between tokenizers."""
-    words = f"validation loss {loss:.4f}"
-    if not data.held_out:
-        return words
-    tokens, size = sum(map(len, data.held_out)), sum(part.bytes for part in data.held_out)
-    return f"{words}, {loss / math.log(2) * tokens / size:.2f} bits per byte"

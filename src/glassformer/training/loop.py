@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,17 +21,15 @@ from ..config.objective import Objective
 from ..errors import UserError
 from ..nn import Model
 from ..nn.build import compiled
+from .batches import Batch
 from .execution import ExecutionPlan, make_execution_plan
 from .loss import gradients
 from .memory import keep_freed_memory
 from .objectives import Causal
 from .optimizer import Optimizer
 from .precision import Bf16Replica
+from .routing import Routes
 from .schedule import along
-
-if TYPE_CHECKING:
-    from .batches import Batch
-    from .routing import Routes
 
 
 @dataclass

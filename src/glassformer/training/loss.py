@@ -9,17 +9,15 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..config.objective import Objective
 from ..nn import Output, Tape
-
-if TYPE_CHECKING:
-    from ..config.objective import Objective
-    from .batches import Batch
+from .batches import Batch
 
 ONE_SHOT = 1 << 26
 """Logits up to this many (128 MiB in bf16) are held at once; beyond, in pieces of this size.

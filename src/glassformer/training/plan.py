@@ -150,19 +150,17 @@ class RunPlan:
         """UserError for an objective that does not fit the model, the kind of data or the tokenizers."""
         how, examples = self.settings.train, isinstance(self.settings.data, Examples)
         if self.two_tokenizers:
-            self._check_two_tokenizers(model)
+            asked, objective, shape = two_tokenizers(self.settings), type(how.objective).__name__, type(model).__name__
+            leave = "leave out data.source_tokenizer" if asked else "begin from another model"
+            whose = "data.source_tokenizer" if asked else "The model's source tokenizer"
+            none = f"{whose} is for a source beside a target, and the objective {objective} has none; {leave}"
+            need({"source", "target"} <= {*how.objective.parts}, f'{none}, or set train.objective = "Seq2Seq".')
+            one = (
+                f"{whose} is for an encoder that reads the source, and a {shape} reads both sides as one text; {leave}"
+            )
+            fits = isinstance(model, config.EncoderDecoder)
+            need(fits, f"{one}, or choose the recipe of an encoder-decoder.")
         how.objective.check(model, self.tokenizer, examples=examples, tune=how.tune)
-
-    def _check_two_tokenizers(self, model: config.Model) -> None:
-        asked = two_tokenizers(self.settings)
-        leave = "leave out data.source_tokenizer" if asked else "begin from another model"
-        whose = "data.source_tokenizer" if asked else "The model's source tokenizer"
-        objective, shape = self.settings.train.objective, type(model).__name__
-        none = f"{whose} is for a source beside a target, and the objective {type(objective).__name__} has none"
-        need({"source", "target"} <= {*objective.parts}, f'{none}; {leave}, or set train.objective = "Seq2Seq".')
-        one = f"{whose} is for an encoder that reads the source, and a {shape} reads both sides as one text"
-        fits = isinstance(model, config.EncoderDecoder)
-        need(fits, f"{one}; {leave}, or choose the recipe of an encoder-decoder.")
 
     def with_tokenizer(self) -> RunPlan:
         """The plan with its tokenizer or both of them, opened, or trained on the data."""

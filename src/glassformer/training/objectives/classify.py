@@ -92,7 +92,9 @@ class Classify(Objective):
         labels = batch.labels
         assert labels is not None
         adversarial = self.adversarial > 0 and model.training
-        tape = Tape("*.embed", edits={"*.embed": _leaf}, graph=True) if adversarial else None
+        # a gradient is asked for there, also where the weights before it are frozen
+        leaf = {"*.embed": lambda path, x: x if x.requires_grad else x.detach().requires_grad_()}
+        tape = Tape("*.embed", edits=leaf, graph=True) if adversarial else None
         output = forward(model, batch, tape)
         answer, metrics = self._answer(output), dict(output.metrics)
         total = self._error(answer, labels, smoothing)
@@ -150,8 +152,3 @@ def ascent(grad: Tensor, embedded: Tensor, pos: Tensor | None) -> Tensor:
     square, length, tokens = lengths.new_zeros(3, int(which[-1]) + 1).index_add_(1, which, parts)  # of each document
     scale: Tensor = length / tokens / square.sqrt().clamp(min=1e-30)
     return grad * scale[which].view(*lengths.shape, 1).to(grad.dtype)
-
-
-def _leaf(path: str, x: Tensor) -> Tensor:
-    """What a gradient is asked for, also where the weights before it are frozen."""
-    return x if x.requires_grad else x.detach().requires_grad_()

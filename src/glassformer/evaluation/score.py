@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,9 +30,7 @@ from ..nn import Model
 from ..nn.finite import must_be_finite
 from ..nn.inference import inference
 from ..tokenizer.framing import document_start, text_start
-
-if TYPE_CHECKING:
-    from ..tokenizer.tokenizer import Tokenizer
+from ..tokenizer.tokenizer import Tokenizer
 
 Array = np.ndarray[Any, Any]
 Progress = Callable[[int], None]  # tokens scored so far

@@ -13,7 +13,6 @@ import math
 import random
 import re
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +56,11 @@ def save(folder: Path, state: State, tokenizer: Any = None, source_tokenizer: An
                 kept |= {f"weight:{name}": weight.detach() for name, weight in lora.trained(state.model)}
             write: Any = tensorfiles.contents(tensorfiles.plain(kept), limit=1 << 62)[SINGLE]
             write(beside / "state.safetensors")
-            (beside / "state.json").write_text(json.dumps(_numbers(state), default=_json_value) + "\n")
+            numbers = {name: getattr(state, name) for name in ("step", "tokens", "bad", "best_step", "content")}
+            numbers["best"] = state.best if math.isfinite(state.best) else None
+            numbers["batches"] = state.batches.state()
+            numbers["random"] = {"python": random.getstate(), "numpy": np.random.get_state()}
+            (beside / "state.json").write_text(json.dumps(numbers, default=_json_value) + "\n")
             sums = [f"{files.sha256(file)}  {file.name}\n" for file in sorted(beside.iterdir())]
             (beside / SUMS).write_text("".join(sums))
     point(folder, state)
@@ -108,7 +111,12 @@ def restore(path: Path, state: State) -> dict[str, Any]:
         state.best = math.inf if saved_state["best"] is None else saved_state["best"]
         state.best_step = saved_state.get("best_step")
         state.batches.restore(saved_state["batches"])
-        _restore_random(saved_state["random"], randoms)
+        version, inner, gauss = saved_state["random"]["python"]
+        random.setstate((version, tuple(inner), gauss))
+        np.random.set_state(tuple(saved_state["random"]["numpy"]))
+        torch.set_rng_state(randoms.pop("random:torch"))
+        for name, stood in randoms.items():
+            torch.cuda.set_rng_state(stood, int(name.rpartition(":")[2]))
     except (KeyError, TypeError) as error:
         raise UserError(f"{path / 'state.json'} lacks {error}; it is damaged, use another checkpoint.") from None
     return saved_state
@@ -177,23 +185,6 @@ def difference(there: Any, here: Any, where: str = "") -> str | None:
 
 def _short(value: Any) -> str:
     return value["type"] if isinstance(value, dict) and "type" in value else json.dumps(value, default=_json_value)[:60]
-
-
-def _numbers(state: State) -> dict[str, Any]:
-    numbers = {name: getattr(state, name) for name in ("step", "tokens", "bad", "best_step", "content")}
-    best = state.best if math.isfinite(state.best) else None
-    randoms = {"python": random.getstate(), "numpy": np.random.get_state()}
-    return {**numbers, "best": best, "batches": state.batches.state(), "random": randoms}
-
-
-def _restore_random(states: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    version, inner, gauss = states["python"]
-    random.setstate((version, tuple(inner), gauss))
-    np.random.set_state(tuple(states["numpy"]))
-    torch.set_rng_state(tensors["random:torch"])
-    for name, tensor in tensors.items():
-        if name.startswith("random:cuda:"):
-            torch.cuda.set_rng_state(tensor, int(name.rpartition(":")[2]))
 
 
 def _json_value(value: Any) -> Any:

@@ -102,7 +102,13 @@ def _train(
     if start is not None:
         restore_newest(out, start, state)
         note(f"Going on from {start}, step {state.step} of {how.steps}.")
-    machine = _machine_plan(before, state, how)
+    if before.get("plan"):  # as decided for the run that is resumed
+        machine: ExecutionPlan = serial.from_dict(ExecutionPlan, before["plan"])
+    else:
+        cursor = data.batches.state()
+        batch = next(data.batches)
+        data.batches.restore(cursor)
+        machine = make_execution_plan(model, batch, how.objective, how)
     announce(plan, data, machine, sum(p.numel() for p in model.parameters() if not p.requires_grad))
     about: dict[str, Any] = {"data": settings.data, "train": how, "model": plan.model, "plan": machine}
     about |= {"ended": state.ended, "glassformer": 1, "tokenizer": plan.tokenizer and plan.tokenizer.fingerprint}
@@ -189,16 +195,6 @@ def _conclude(state: State, how: Train, data: RunData, out: Path) -> None:
 
 def _stale(state: State, how: Train) -> bool:
     return is_stale(state.step, state.best_step, state.ended, how.early_stop, how.evaluate_every)
-
-
-def _machine_plan(before: dict[str, Any], state: State, how: Train) -> ExecutionPlan:
-    """Number format and compiling: as decided for the run that is resumed, or decided now."""
-    if before.get("plan"):
-        return serial.from_dict(ExecutionPlan, before["plan"])  # type: ignore[no-any-return]
-    cursor = state.batches.state()
-    batch = next(state.batches)
-    state.batches.restore(cursor)
-    return make_execution_plan(state.model, batch, how.objective, how)
 
 
 def _sampling(sample: Sampler | None, plan: RunPlan, data: RunData) -> Callable[[Any], str] | None:

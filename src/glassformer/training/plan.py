@@ -155,11 +155,9 @@ class RunPlan:
             whose = "data.source_tokenizer" if asked else "The model's source tokenizer"
             none = f"{whose} is for a source beside a target, and the objective {objective} has none; {leave}"
             need({"source", "target"} <= {*how.objective.parts}, f'{none}, or set train.objective = "Seq2Seq".')
-            one = (
-                f"{whose} is for an encoder that reads the source, and a {shape} reads both sides as one text; {leave}"
-            )
+            one = f"{whose} is for an encoder that reads the source, and a {shape} reads both sides as one text"
             fits = isinstance(model, config.EncoderDecoder)
-            need(fits, f"{one}, or choose the recipe of an encoder-decoder.")
+            need(fits, f"{one}; {leave}, or choose the recipe of an encoder-decoder.")
         how.objective.check(model, self.tokenizer, examples=examples, tune=how.tune)
 
     def with_tokenizer(self) -> RunPlan:

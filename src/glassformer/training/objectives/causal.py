@@ -9,8 +9,7 @@ from ...config.serial import frozen
 from ...errors import need
 
 if TYPE_CHECKING:
-    from ..batches import Batch
-    from ..loss import Loss
+    from .common import Batch, Loss
 
 
 @frozen

@@ -1,5 +1,7 @@
 """What several objectives share: special tokens, documents of a packed batch, pools."""
 
+# ruff: noqa: F401
+# mypy: implicit-reexport
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -11,8 +13,14 @@ from ...config import Decoder, Encoder, Model, Pool, serial
 from ...config.objective import Objective
 from ...errors import need
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # what the pages' signatures name; reading a page imports none of it
+    from torch import Tensor
+
+    from ...data.examples import Example, Row
+    from ...tokenizer.framing import Framing
+    from ...tokenizer.tokenizer import Tokenizer
     from ..batches import Array, Batch
+    from ..encoded import Fit, Item, Layout
     from ..loss import Loss
 
 ENCODER_SPECIALS = ("[PAD]", "<unk>", "[CLS]", "[SEP]", "[MASK]")

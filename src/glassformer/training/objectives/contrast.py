@@ -17,13 +17,7 @@ from ...errors import above_zero
 from .common import ENCODER_SPECIALS, with_pool
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ...data.examples import Example, Row
-    from ...tokenizer.framing import Framing
-    from ..batches import Batch
-    from ..encoded import Fit, Item, Layout
-    from ..loss import Loss
+    from .common import Batch, Example, Fit, Framing, Item, Layout, Loss, Row, Tensor
 
 
 @frozen

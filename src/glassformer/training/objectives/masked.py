@@ -22,8 +22,7 @@ from ...errors import UserError
 from .common import ENCODER_SPECIALS, SomeTokens, documents, share
 
 if TYPE_CHECKING:
-    from ...tokenizer.tokenizer import Tokenizer
-    from ..batches import Array, Batch
+    from .common import Array, Batch, Tokenizer
 
 
 @frozen

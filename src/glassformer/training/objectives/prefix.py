@@ -15,7 +15,7 @@ from ...errors import need
 from .common import SomeTokens, documents
 
 if TYPE_CHECKING:
-    from ..batches import Batch
+    from .common import Batch
 
 
 @frozen

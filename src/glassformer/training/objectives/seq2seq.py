@@ -13,9 +13,7 @@ from ...config.serial import frozen
 from .common import SomeTokens
 
 if TYPE_CHECKING:
-    from ...data.examples import Example, Row
-    from ...tokenizer.framing import Framing
-    from ..encoded import Fit, Item, Layout
+    from .common import Example, Fit, Framing, Item, Layout, Row
 
 
 @frozen

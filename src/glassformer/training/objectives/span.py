@@ -17,8 +17,7 @@ from ...errors import UserError, above_zero, need
 from .common import SomeTokens, documents, share
 
 if TYPE_CHECKING:
-    from ...tokenizer.tokenizer import Tokenizer
-    from ..batches import Array, Batch
+    from .common import Array, Batch, Tokenizer
 
 SHORTEST = 4  # tokens of a document out of which a span is cut: with a sentinel and an end on both sides it fits
 

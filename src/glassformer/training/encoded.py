@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -13,7 +12,7 @@ import numpy as np
 from .. import config
 from ..config.objective import Objective
 from ..data.examples import Cut, Example, Table, words_apart
-from ..errors import UserError, need
+from ..errors import need
 from ..tokenizer.framing import Framing
 from ..tokenizer.tokenizer import Tokenizer
 from .batches import Array
@@ -31,11 +30,10 @@ class Side:
     starts: Array
 
     @classmethod
-    def of(cls, pos: str, **columns: Sequence[Array]) -> Side:
-        """From each example's ids, and a column ``pos`` of their positions."""
+    def of(cls, **columns: Sequence[Array]) -> Side:
+        """From what each example has in each column."""
         starts = np.cumsum([0, *map(len, next(iter(columns.values())))])
-        places = np.arange(starts[-1]) - np.repeat(starts[:-1], np.diff(starts))
-        return cls({**{name: np.concatenate(ids) for name, ids in columns.items()}, pos: places}, starts)
+        return cls({name: np.concatenate(parts) for name, parts in columns.items()}, starts)
 
     @property
     def sizes(self) -> Array:
@@ -97,27 +95,19 @@ def encode(
     else:
         firsts = reads.encode_batch([one.first for one in table])
     seconds = iter(tokenizer.encode_batch([one.second for one in table if one.second is not None]))
-    columns: list[dict[str, array[int]]] = []
-    starts: list[array[int]] = []
+    columns: list[dict[str, list[Array]]] = []
     for one, first in zip(table, firsts, strict=True):
         sides = layout(one, first, None if one.second is None else next(seconds))
-        if not columns:
-            columns = [{name: array("i") for name in side} for side in sides]
-            starts = [array("q", [0]) for _ in sides]
-        for side, whole, ends in zip(sides, columns, starts, strict=True):
+        columns = columns or [{name: [] for name in side} for side in sides]
+        for side, whole in zip(sides, columns, strict=True):
+            filled = all(side.values())
+            need(filled, f"{table.name} line {one.line} has a text without a token; fix or remove that line.")
             for name, values in side.items():
-                whole[name].extend(values)
-            ends.append(ends[-1] + len(next(iter(side.values()))))
-            if ends[-1] == ends[-2]:
-                raise UserError(f"{table.name} line {one.line} has a text without a token; fix or remove that line.")
-    laid = [
-        Side({name: np.frombuffer(column, np.int32) for name, column in whole.items()}, np.frombuffer(ends, np.int64))
-        for whole, ends in zip(columns, starts, strict=True)
-    ]
+                whole[name].append(np.array(values, np.int32))
     labels = None
     if objective.labelled and table.examples[0].label is not None:  # a number where no set of labels is chosen from
         labels = np.array([one.label for one in table], np.float32 if table.labels is None else np.int64)
-    return Encoded(table.name, tuple(laid), labels)
+    return Encoded(table.name, tuple(Side.of(**whole) for whole in columns), labels)
 
 
 @dataclass(frozen=True)

@@ -128,8 +128,7 @@ def _measured(model: Model, batch: Batch, objective: Objective, settings: run.Tr
     dtype = "bfloat16" if seconds.get("bfloat16", 1e9) < 0.9 * seconds.get("float32", 1e9) else tried[0]
     said = {name: f"{took * 1000:.0f} ms" if took < 10 else f"{took:.1f} s" for name, took in seconds.items()}
     facts = ", ".join(f"{name} {said[name]} a step" for name in tried)
-    expected = seconds[dtype] * settings.steps
-    compiled, reason = _compiles(settings.compile, expected, device)
+    compiled, reason = _compiles(settings.compile, seconds[dtype] * settings.steps, device)
     why = f"{dtype}, measured ({facts}); {reason}"
     return ExecutionPlan(dtype, compiled, seconds[dtype], peaks[dtype], why, kind)
 

@@ -70,12 +70,8 @@ def counted(model: Model) -> Iterator[dict[str, Routes]]:
             seen[path].append((pairs if pos is None else pairs[(pos >= 0).expand(tokens.shape).flatten()]).flatten())
 
     first = model.register_forward_pre_hook(before, with_kwargs=True)
-    last = model.register_forward_hook(after, with_kwargs=True)
-    try:
+    with first, model.register_forward_hook(after, with_kwargs=True):
         yield routes
-    finally:
-        first.remove()
-        last.remove()
     for path, cfg in mixtures.items():
         if seen[path]:
             pair, times = torch.cat(seen[path]).cpu().unique(return_counts=True)  # type: ignore[no-untyped-call]

@@ -74,7 +74,8 @@ class Span(SomeTokens):
         if not sources:
             raise UserError(f"No document of a batch has the {SHORTEST} tokens that Span needs; give longer documents.")
         written = [np.append(start, target[:-1]) for target in targets]
-        sides = (Side.of("pos", tokens=written, targets=targets), Side.of("source_pos", source=sources))
+        pos, source_pos = ([np.arange(len(ids)) for ids in side] for side in (written, sources))
+        sides = Side.of(tokens=written, targets=targets, pos=pos), Side.of(source=sources, source_pos=source_pos)
         places = [np.flatnonzero(np.array(row) == number) for number in range(rows)]
         return batch_of(Encoded("spans", sides), places, context, full="source")
 

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from .. import config, recipes
 from ..checkpoints import Checkpoint, checkpoint, resolve
@@ -21,17 +20,13 @@ from ..config.run import Data, Examples, Run
 from ..config.run_file import model_changes
 from ..cost import Cost, cost
 from ..data import find as find_corpus
+from ..data.examples import Table, training_and_validation
 from ..errors import UserError, nearest, need
 from ..tokenizer import Tokenizer, pretrained
 from ..tokenizer import open as open_tokenizer
 from ..tokenizer import train as train_tokenizer
 from ..tokenizer.trainers import DEFAULT_SIZE, END
 from .report import note
-
-if TYPE_CHECKING:
-    from ..data.examples import Table
-
-Tables = tuple["Table", "Table"]
 
 
 def plan_run(settings: Run, start: Path | None = None) -> RunPlan:
@@ -64,13 +59,10 @@ class RunPlan:
         return with_overrides(self.settings, self.base)
 
     @cached_property
-    def examples(self) -> Tables | None:
+    def examples(self) -> tuple[Table, Table] | None:
         """The examples to train and to validate on; None where the run learns from running text."""
-        if not isinstance(self.settings.data, Examples):
-            return None
-        from ..data.examples import training_and_validation
-
-        return training_and_validation(self.settings.data, self.settings.train.objective)
+        data = self.settings.data
+        return training_and_validation(data, self.settings.train.objective) if isinstance(data, Examples) else None
 
     @property
     def labels(self) -> tuple[str, ...]:

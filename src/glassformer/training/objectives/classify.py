@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 from ...config import Decoder, Encoder, Model, bodies
 from ...config.objective import Objective, Tune
 from ...config.serial import frozen, renamed
+from ...data.correlation import correlations, matthews
+from ...data.examples import Example, Row
 from ...errors import need
 from .common import ENCODER_SPECIALS, with_pool
 
 if TYPE_CHECKING:
-    from .common import Batch, Example, Fit, Framing, Item, Layout, Loss, Row, Tensor
+    from .common import Batch, Fit, Framing, Item, Layout, Loss, Tensor
 
 
 @renamed(agree="rdrop", push="adversarial")
@@ -60,8 +62,6 @@ class Classify(Objective):
 
     def example(self, row: Row) -> Example:
         """A text, perhaps a second one, and a label or a number."""
-        from ...data.examples import Example
-
         text, second = row.opened("text"), row.text("second") if "second" in row else None
         label = row.number("label") if self.regression else row.label("label")
         return Example(text, second, label, row.line)
@@ -107,8 +107,6 @@ class Classify(Objective):
 
     def metrics(self, predictions: Tensor, labels: Tensor, names: tuple[str, ...] = ()) -> dict[str, float]:
         """Correlations of numbers, Matthews' of two labels."""
-        from ...data.correlation import correlations, matthews
-
         if self.regression:
             return correlations(predictions, labels)
         return {"matthews": matthews(predictions.argmax(-1), labels)} if predictions.shape[1] == 2 else {}

@@ -16,7 +16,6 @@ from ...errors import need
 if TYPE_CHECKING:  # what the pages' signatures name; reading a page imports none of it
     from torch import Tensor
 
-    from ...data.examples import Example, Row
     from ...tokenizer.framing import Framing
     from ...tokenizer.tokenizer import Tokenizer
     from ..batches import Array, Batch

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 from ...config import Decoder, Encoder, Model
 from ...config.objective import Objective
 from ...config.serial import frozen
+from ...data.examples import Example, Row
 from ...errors import above_zero
 from .common import ENCODER_SPECIALS, with_pool
 
 if TYPE_CHECKING:
-    from .common import Batch, Example, Fit, Framing, Item, Layout, Loss, Row, Tensor
+    from .common import Batch, Fit, Framing, Item, Layout, Loss, Tensor
 
 
 @frozen
@@ -42,8 +43,6 @@ class Contrast(Objective):
 
     def example(self, row: Row) -> Example:
         """Two texts that belong together."""
-        from ...data.examples import Example
-
         return Example(row.opened("text"), row.text("second"), line=row.line)
 
     def layout(self, framing: Framing, fit: Fit) -> Layout:

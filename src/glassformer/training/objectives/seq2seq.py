@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from ...config import Decoder, EncoderDecoder
 from ...config.serial import frozen
+from ...data.examples import Example, Row
 from .common import SomeTokens
 
 if TYPE_CHECKING:
-    from .common import Example, Fit, Framing, Item, Layout, Row
+    from .common import Fit, Framing, Item, Layout
 
 
 @frozen
@@ -27,8 +28,6 @@ class Seq2Seq(SomeTokens):
 
     def example(self, row: Row) -> Example:
         """A source and its targets; the first is learned from, all are references."""
-        from ...data.examples import Example
-
         source, targets = row.opened("source"), row.texts("target")
         return Example(source, targets[0], line=row.line, references=targets)
 

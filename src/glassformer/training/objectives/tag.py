@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 from ...config import Decoder, Encoder, EncoderDecoder, Model, TokenHead, bodies
 from ...config.objective import Objective
 from ...config.serial import frozen
+from ...data.examples import Example, Row
 from ...errors import need
 from .common import ENCODER_SPECIALS, without_head
 
 if TYPE_CHECKING:
-    from .common import Batch, Example, Fit, Framing, Item, Layout, Loss, Row, Tensor
+    from .common import Batch, Fit, Framing, Item, Layout, Loss, Tensor
 
 
 @frozen
@@ -41,8 +42,6 @@ class Tag(Objective):
 
     def example(self, row: Row) -> Example:
         """A sentence of words with a label each."""
-        from ...data.examples import Example
-
         sentence = "Words that are tagged have no text before them; leave data.before (--before) out."
         need(not row.before, sentence)
         words, labels = row.words("tokens"), row.list("labels")

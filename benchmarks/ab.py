@@ -49,28 +49,30 @@ def decoder(depth, heads, dim, context, feedforward, mask=None, norm=None):
 def mask(rule):  # the field that held the rule
     return {"mask" if "mask" in config.Attention.__dataclass_fields__ else "see": rule}
 """
+STRIDED = "steps = training(decoder(4, 4, 128, 2048, config.GatedMLP(384), mask(config.Strided(64))), 1, 2048, {!r})"
+EXPERTS = """
+experts = config.MoE(8, 2, config.MLP(512, "gelu"), balance=0.01, z=0.001)
+steps = training(decoder(8, 8, 128, 64, experts, norm=config.LayerNorm(bias=False)), 32, 64, {!r})
+"""
+COPIED = """
+cfg = config.EncoderDecoder(128, 64, config.Embed(65), config.Recurrent(1, causal=False),
+    config.Recurrent(1, cross=config.Additive(128)), config.Head())
+draw = torch.Generator().manual_seed(0)
+model, pos = build_model(cfg, seed=0), torch.arange(40).repeat(32, 1)
+pos[pos >= torch.randint(8, 41, (32, 1), generator=draw)] = -1
+given = torch.randint(65, (32, 40), generator=draw)
+
+def learn():
+    model(given, given, pos=pos, source_pos=pos).logits.sum().backward()
+"""
 SMALL = START + "model = build_model(decoder(6, 6, 384, 1024, config.GatedMLP(1024)), seed=0).eval()\n"
-ROWS = {  # name: what is run once, what a turn repeats, how often
-    "step": (
-        "a training step of glass/1m, 16 x 256",
-        START + 'steps = training(find("glass/1m"), 16, 256)',
-        "next(steps)",
-        3,
-    ),
-    "strided": (
-        "a training step with strided attention, 2,048 tokens",
-        START + "steps = training(decoder(4, 4, 128, 2048, config.GatedMLP(384), mask(config.Strided(64))), 1, 2048)",
-        "next(steps)",
-        2,
-    ),
-    "experts": (
-        "a training step of 8 experts, 8 layers 128 wide, 32 x 64",
-        START
-        + 'experts = config.MoE(8, 2, config.MLP(512, "gelu"), balance=0.01, z=0.001)\n'
-        + "steps = training(decoder(8, 8, 128, 64, experts, norm=config.LayerNorm(bias=False)), 32, 64)",
-        "next(steps)",
-        3,
-    ),
+ROWS = {  # name: what it is, what is run once, what a turn repeats, how often
+    "step": ("a step of glass/1m, 16 x 256", START + 'steps = training(find("glass/1m"), 16, 256)', "next(steps)", 3),
+    "strided": ("a step of strided attention, 1 x 2,048", START + STRIDED.format("float32"), "next(steps)", 2),
+    "strided-bf16": ("the same in bf16", START + STRIDED.format("bfloat16"), "next(steps)", 2),
+    "experts": ("a step of 8 experts, 8 layers 128 wide, 32 x 64", START + EXPERTS.format("float32"), "next(steps)", 2),
+    "experts-bf16": ("the same in bf16", START + EXPERTS.format("bfloat16"), "next(steps)", 3),
+    "recurrent": ("gradients of a GRU that attends, 32 x 8 to 40 words", START + COPIED, "learn()", 3),
     "decode": (
         "128 tokens by a decoder of 6 layers 384 wide",
         SMALL + "from glassformer.generation import generate",

@@ -132,7 +132,10 @@ def beam(
     states = [BeamState([Beam(0.0), *[Beam()] * (beams - 1)], ends, length_penalty) for _ in starts]
     _search(Session(model), states, starts, sources, room, None if tokenizer is None else tokenizer.size)
     ranked = [sorted(state.found, key=lambda hypothesis: -hypothesis.score)[:best] for state in states]
-    return [[_with_text(hypothesis, tokenizer, ends) for hypothesis in some] for some in ranked]
+    if tokenizer is None:
+        return ranked
+    texts = (tokenizer.decode([id for id in one.tokens if id not in ends]) for some in ranked for one in some)
+    return [[replace(one, text=next(texts)) for one in some] for some in ranked]
 
 
 def check_beams(beams: int, best: int, length_penalty: float, max_new: int) -> None:
@@ -231,10 +234,3 @@ def _best(logits: Tensor, totals: Tensor, count: int) -> list[list[Candidate]]:
     own = logprobs.flatten(1).gather(1, places)
     columns = (x.tolist() for x in (best, places // vocab, places % vocab, own))
     return [[Candidate(*one) for one in zip(*row, strict=True)] for row in zip(*columns, strict=True)]
-
-
-def _with_text(hypothesis: Hypothesis, tokenizer: Tokenizer | None, ends: frozenset[int]) -> Hypothesis:
-    """The same with its text, the eos left out."""
-    if tokenizer is None:
-        return hypothesis
-    return replace(hypothesis, text=tokenizer.decode([token for token in hypothesis.tokens if token not in ends]))

@@ -200,7 +200,7 @@ def generate(
     piece alone, and what lies before it is forgotten; each such reading costs as much as a prompt of that length.
     ``temperature`` 0 is greedy; Sampling describes the others. With each token come the ``likely`` likeliest ones in
     its place. The same ``seed`` gives the same tokens, and a prompt gets the same ones alone as in a batch (equal
-    prompts count as samples of one); None draws a seed from torch's generator. ``bos`` as in ``prompt.read``. An
+    prompts count as samples of one); None draws a seed from torch's generator. ``bos`` as in ``prompt.encode``. An
     encoder-decoder's encoder reads the prompt, by ``source_tokenizer`` where it has its own, and its decoder begins
     with ``start`` (an id or several; None: the tokenizer's bos, or its pad). Raises UserError for
     what cannot be continued and for settings that mean nothing.
@@ -216,16 +216,11 @@ def generate(
     limits = Limits(end_tokens(eos, tokenizer), max_new, model.config.context, slide)
     if seed is None:
         seed = int(torch.randint(2**31, ()))
-    rows = [
-        Row(
-            place * samples + sample,
-            prompt,
-            start,
-            Writer(tokenizer.stream(), start[-16:], stops) if tokenizer else None,
-        )
-        for place, (prompt, start) in enumerate(zip(sources or starts, starts, strict=True))
-        for sample in range(samples)
-    ]
+    rows = list[Row]()
+    for given, begin in zip(sources or starts, starts, strict=True):
+        for _ in range(samples):
+            writer = Writer(tokenizer.stream(), begin[-16:], stops) if tokenizer else None
+            rows.append(Row(len(rows), given, begin, writer))
     known = None if tokenizer is None else tokenizer.size
     return Generation(rows, _steps(model, rows, samples, how, seed, limits, known, likely), seed)
 

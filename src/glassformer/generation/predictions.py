@@ -185,10 +185,10 @@ def fill(
         for number, blank in enumerate(blanks):
             best = logprobs[blank].topk(min(top, logprobs.shape[-1]))
             pairs = zip(best.values.tolist(), best.indices.tolist(), strict=True)
-            told.append([_filled(tokenizer, text, {number: token}, value) for value, token in pairs])
+            told.append([_filled(tokenizer, text, mark, {number: token}, value) for value, token in pairs])
         return told
     ways = _one_after_the_other(model, tokenizer.size, ids, segments, blanks, top, order)
-    return [[_filled(tokenizer, text, dict(enumerate(tokens)), total) for total, tokens in ways]]
+    return [[_filled(tokenizer, text, mark, dict(enumerate(tokens)), total) for total, tokens in ways]]
 
 
 def _one_after_the_other(
@@ -225,11 +225,9 @@ def _at(model: Model, rows: list[list[int]], segments: list[int], known: int) ->
     return logits.float().log_softmax(-1)[..., :known]
 
 
-def _filled(tokenizer: Tokenizer, text: str, chosen: dict[int, int], logprob: float) -> Filled:
-    """``text`` with the tokens chosen, by the blank's number, in it."""
+def _filled(tokenizer: Tokenizer, text: str, mark: str, chosen: dict[int, int], logprob: float) -> Filled:
+    """``text`` with the tokens chosen, by the blank's number, in the place of ``mark``."""
     words = {number: tokenizer.decode([token], special=True).strip() for number, token in chosen.items()}
-    assert tokenizer.mask is not None
-    mark = tokenizer.token(tokenizer.mask)
-    parts = text.split(mark)
-    shown = parts[0] + "".join(words.get(number, BLANK) + part for number, part in enumerate(parts[1:]))
+    first, *rest = text.split(mark)
+    shown = first + "".join(words.get(number, BLANK) + part for number, part in enumerate(rest))
     return Filled(list(chosen.values()), list(words.values()), math.exp(logprob), shown)

@@ -67,19 +67,17 @@ def encode(
     """
     if isinstance(prompt, Tensor | np.ndarray):
         prompt = prompt.tolist()
-    several = isinstance(prompt, Sequence) and not isinstance(prompt, str | bytes) and not _are_ids(prompt)
+    one = not isinstance(prompt, Sequence) or isinstance(prompt, str | bytes) or _are_ids(prompt)
+    prompts: Sequence[object] = [prompt] if one else prompt  # type: ignore[assignment]
     source = isinstance(cfg, config.EncoderDecoder)
-    rows = [
-        _encode_one(one, tokenizer, bos, source) for one in (prompt if several and prompt is not None else [prompt])
-    ]
+    rows = [_encode_one(each, tokenizer, bos, source) for each in prompts]
     for ids in rows:
         check(ids, config.source_embed(cfg).vocab)
         if len(ids) > cfg.context and not slide:
+            slides = "" if source else ", or let the context slide (--slide), which reads those alone"
             raise UserError(
-                f"The prompt has {len(ids)} tokens and the model's context is {cfg.context}; shorten it, "
-                f"for example to its last {max(cfg.context // 2, 1)} tokens"
-                f"{'' if source else ', or let the context slide (--slide), which reads those alone'}."
-                f"{longer_hint(cfg)}"
+                f"The prompt has {len(ids)} tokens and the model's context is {cfg.context}; shorten it, for example "
+                f"to its last {max(cfg.context // 2, 1)} tokens{slides}.{longer_hint(cfg)}"
             )
     return rows
 
@@ -117,12 +115,10 @@ def _encode_one(prompt: object, tokenizer: Tokenizer | None, bos: bool | None, s
         if tokenizer is None:
             raise UserError("A text prompt needs a tokenizer; give one, or give the prompt as token ids.")
         first = not source and document_start(tokenizer) is not None if bos is None else bos
-        ids = tokenizer.encode(prompt, bos=first, eos=source and tokenizer.eos is not None) if prompt else []
-    elif isinstance(prompt, Sequence) and _are_ids(prompt):
-        ids = list(map(int, prompt))
-    else:
-        raise UserError("The prompt is neither a text nor token ids; give a text, a list of ids, or a list of either.")
-    return ids
+        return tokenizer.encode(prompt, bos=first, eos=source and tokenizer.eos is not None) if prompt else []
+    if isinstance(prompt, Sequence) and _are_ids(prompt):
+        return list(map(int, prompt))
+    raise UserError("The prompt is neither a text nor token ids; give a text, a list of ids, or a list of either.")
 
 
 def _are_ids(prompt: Sequence[object]) -> bool:

@@ -85,14 +85,10 @@ class Session:
             room = available_memory() if new else 0
             self.view = prepack(self.model, None if room is None else room // 2)
 
-    def _reader(self) -> Model:
-        """The model, or its view with prepacked weights while it is current."""
-        return self.view.model if self.view is not None and self.view.current() else self.model
-
     def _last_logits(self, tokens: Tensor, pos: Tensor | None) -> Tensor:
         """tokens (B, T) -> fp32 logits (B, V) after the last column."""
         encoded = {} if self.memory is None else {"memory": self.memory}
+        reader = self.view.model if self.view is not None and self.view.current() else self.model
         with inference(self.model):
-            logits = self._reader()(tokens, pos=pos, cache=self.cache, logits="last", **encoded).logits
-        last: Tensor = logits[:, -1].float()
-        return last
+            logits: Tensor = reader(tokens, pos=pos, cache=self.cache, logits="last", **encoded).logits
+        return logits[:, -1].float()

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-
-class Stream(Protocol):
-    """What turns ids into text one at a time (``Tokenizer.stream()``)."""
-
-    def push(self, token: int, /) -> str: ...
-
-    def flush(self) -> str: ...
+if TYPE_CHECKING:
+    from ..tokenizer.stream import Stream
 
 
 class Writer:

@@ -25,10 +25,8 @@ def find(name: str | None = None) -> torch.device:
     if said is None or said[1] not in there:
         raise UserError(f'There is no device "{name}"; give cpu, cuda, cuda:1 or mps.')
     known = [kind if count == 1 else f"{kind}:0 to {kind}:{count - 1}" for kind, count in there.items() if count]
-    fits = int(said[2] or 0) < there[said[1]]
-    need(
-        fits, f"This machine has no device {name} that torch {torch.__version__} can use; there is {', '.join(known)}."
-    )
+    sentence = f"This machine has no device {name} that torch {torch.__version__} can use; there is"
+    need(int(said[2] or 0) < there[said[1]], f"{sentence} {', '.join(known)}.")
     return torch.device(name)
 
 

@@ -51,12 +51,12 @@ def table(rows: int, dim: int) -> nn.Embedding:
 
 def before(tokens: Tensor, flow: Flow, back: int, nothing: int) -> Tensor:
     """The token ``back`` positions before each one in its own document (B, T); ``nothing`` where there is none."""
-    old_tokens, old_pos = flow.history if flow.history is not None else (tokens[:, :0], tokens[:, :0])
-    pos = flow.pos.expand_as(tokens)
-    start = old_tokens.shape[1] - back  # of the same column, so many positions earlier, in old and new side by side
-    shift = torch.nn.functional.pad
-    earlier = shift(torch.cat((old_tokens, tokens), 1), (max(0, -start), 0))[:, max(0, start) :][:, : tokens.shape[1]]
-    place = shift(torch.cat((old_pos, pos), 1), (max(0, -start), 0), value=-1)[:, max(0, start) :][:, : tokens.shape[1]]
+    pos, start = flow.pos.expand_as(tokens), 0
+    seen = (tokens, pos)
+    if flow.history is not None:  # older ones before them
+        start = flow.history[0].shape[1]
+        seen = (torch.cat((flow.history[0], tokens), 1), torch.cat((flow.history[1], pos), 1))
+    earlier, place = (F.pad(x, (back, 0), value=-1)[:, start : start + tokens.shape[1]] for x in seen)
     return torch.where((place == pos - back) & (place >= 0), earlier, nothing)
 
 

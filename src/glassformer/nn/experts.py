@@ -92,7 +92,8 @@ class MoE(TracedModule):
         if not flow.contiguous:
             is_token = (flow.pos >= 0).expand(chosen.shape[:2]).flatten()
             expert_index = expert_index.where(is_token, experts)
-        counts, capacity = _count(expert_index.flatten(), experts + 1)[:experts], None
+        flat, capacity = expert_index.flatten(), None
+        counts = flat.new_zeros(experts + 1).scatter_add_(0, flat, torch.ones_like(flat))[:experts]  # asks no GPU
         if self.training and self.cfg.capacity is not None:  # made even and at least 4, as nanoMoE does
             tokens = expert_index.shape[1] if is_token is None else int(is_token.sum())
             capacity = math.floor(self.cfg.top_k * self.cfg.capacity * tokens / experts)
@@ -242,13 +243,6 @@ def _kernel(rows: Tensor, table: Tensor) -> bool:
     kinds = (torch.bfloat16,) if rows.is_cuda else (torch.bfloat16, torch.float32)
     aligned = all(size * rows.element_size() % 16 == 0 for size in table.shape[1:])
     return rows.dtype in kinds and rows.device.type in ("cpu", "cuda") and aligned and len(rows) > 0
-
-
-def _count(numbers: Tensor, kinds: int) -> Tensor:
-    """How often each of 0 .. kinds - 1 occurs; on a GPU without asking it."""
-    if numbers.device.type == "cpu":
-        return numbers.bincount(minlength=kinds)
-    return numbers.new_zeros(kinds).scatter_add_(0, numbers, torch.ones_like(numbers))
 
 
 def _mean(values: Tensor, is_token: Tensor | None) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from ..errors import UserError
+from ..errors import UserError, need
 from .block import Block
 
 
@@ -20,8 +20,7 @@ def must_be_finite(model: nn.Module, *answers: Tensor) -> None:
     """Raise UserError that names the first weight that is not finite, where one of ``answers`` is not."""
     if all(map(is_finite, answers)):
         return
-    for name, weight in model.named_parameters():
-        _must_be(name, weight)
+    _check(model.named_parameters())
     kind = str(next(model.parameters()).dtype).removeprefix("torch.")
     raise UserError(
         f"The model's answer is NaN or infinite though its weights are not: they are too large for {kind}; "
@@ -44,8 +43,7 @@ def check_when_used(model: nn.Module, names: Iterable[str]) -> None:
 def _once(module: nn.Module, weights: dict[str, Tensor]) -> None:
     def look(*_: object) -> None:
         if not torch.compiler.is_compiling():
-            for name, weight in weights.items():
-                _must_be(name, weight)
+            _check(weights.items())
             weights.clear()
             handle.remove()
 
@@ -53,9 +51,7 @@ def _once(module: nn.Module, weights: dict[str, Tensor]) -> None:
         handle = module.register_forward_pre_hook(look)
 
 
-def _must_be(name: str, weight: Tensor) -> None:
-    if not is_finite(weight):
-        raise UserError(
-            f"{name} holds NaN or infinite numbers, so this model has no answer; "
-            "download it again or load another checkpoint."
-        )
+def _check(weights: Iterable[tuple[str, Tensor]]) -> None:
+    for name, weight in weights:
+        sentence = f"{name} holds NaN or infinite numbers, so this model has no answer;"
+        need(is_finite(weight), f"{sentence} download it again or load another checkpoint.")

@@ -6,7 +6,7 @@ R rank, I inputs, O outputs.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..config import objective as objectives
-from ..errors import UserError
+from ..errors import need
 from .linear import Linear
 from .prepacked import unpack
 
@@ -75,8 +75,7 @@ def adapt(model: nn.Module, ranks: Mapping[str, tuple[int, float]], dropout: flo
     """Give the linear layers at these paths a change of (rank, scale) that changes nothing yet."""
     unpack(model)
     for path, (rank, scale) in ranks.items():
-        above, _, name = path.rpartition(".")
-        setattr(model.get_submodule(above), name, LoRALinear(model.get_submodule(path), rank, scale, dropout))  # type: ignore[arg-type]
+        model.set_submodule(path, LoRALinear(model.get_submodule(path), rank, scale, dropout))  # type: ignore[arg-type]
 
 
 def merge_and_unload(model: nn.Module) -> None:
@@ -85,8 +84,7 @@ def merge_and_unload(model: nn.Module) -> None:
         layer.merge()
         plain = Linear(layer.in_features, layer.out_features, bias=False, device="meta")
         plain.weight, plain.bias = layer.weight, layer.bias
-        above, _, name = path.rpartition(".")
-        setattr(model.get_submodule(above), name, plain)
+        model.set_submodule(path, plain)
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
@@ -99,9 +97,6 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
     return found
 
 
-# ------------------------------------------------------------------------------------- what trains
-
-
 def tune(model: nn.Module, how: objectives.Tune, new: Iterable[str] = (), seed: int = 0) -> None:
     """Leave only those weights to train that ``how`` names, and ``new`` ones, which nothing has trained yet.
 
@@ -112,32 +107,26 @@ def tune(model: nn.Module, how: objectives.Tune, new: Iterable[str] = (), seed: 
     if isinstance(how, objectives.LoRA):
         layers = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
         chosen = [path for path in layers if _any(path, how.paths)]
-        if not chosen:
-            raise UserError(
-                f"LoRA.paths {', '.join(how.paths)} names no linear layer of this model; give some, such as "
-                f"{layers[0]}."
-            )
+        _must_name(chosen, f"LoRA.paths {', '.join(how.paths)}", "linear layer", layers)
         adapt(model, dict.fromkeys(chosen, (how.rank, how.alpha / how.rank)), how.dropout)
         draw = torch.Generator().manual_seed(seed)
         for layer in adapted(model).values():
             bound = 1 / math.sqrt(layer.in_features)
-            drawn = torch.empty(layer.down.shape).uniform_(-bound, bound, generator=draw)
-            layer.down.data.copy_(drawn)
-    changes = {f"{path}.{part}" for path in adapted(model) for part in ("down", "up")}
-    free = changes | set(new)
+            layer.down.data.copy_(torch.empty(layer.down.shape).uniform_(-bound, bound, generator=draw))
+    free = {f"{path}.{part}" for path in adapted(model) for part in ("down", "up")} | set(new)
     for name, weight in model.named_parameters():
         weight.requires_grad_(name in free or _any(name, how.train))
-    if not any(weight.requires_grad for weight in model.parameters()):
-        example = next(name for name, _ in model.named_parameters())
-        raise UserError(
-            f"{type(how).__name__}.train {', '.join(how.train)} names no weight of this model; give some, such as "
-            f"{example}."
-        )
+    names = [name for name, _ in model.named_parameters()]
+    _must_name(list(trained(model)), f"{type(how).__name__}.train {', '.join(how.train)}", "weight", names)
 
 
 def trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """The weights that training moves, by path."""
     return ((name, weight) for name, weight in model.named_parameters() if weight.requires_grad)
+
+
+def _must_name(found: Sequence[object], said: str, kind: str, there: Sequence[str]) -> None:
+    need(bool(found), f"{said} names no {kind} of this model; give some, such as {there[0]}.")
 
 
 def _any(path: str, patterns: Iterable[str]) -> bool:

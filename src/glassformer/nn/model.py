@@ -109,18 +109,17 @@ class Model(TracedModule):
     @property
     def limit(self) -> int | float:
         """The most positions that every position scheme of the model is defined or scaled for."""
-        schemes = [stack.position for stack in vocabulary.stacks(self.config).values()]
-        limits = [getattr(scheme, "limit", None) for scheme in schemes]
+        limits = (getattr(stack.position, "limit", None) for stack in vocabulary.stacks(self.config).values())
         return min((limit for limit in limits if limit is not None), default=float("inf"))
 
     def finish(self, hidden: Tensor, flow: Flow, want: Want, cached: bool = False) -> Output:
         """Hidden states to the output that was asked for; nothing is pooled of a text read in parts (``cached``)."""
         pooled = self.pool(hidden, flow) if hasattr(self, "pool") and not cached else None
         tagged = None if self.token_head is None else self.token_head(hidden, flow)
-        if want == "none" or self.head is None:
-            return Output(hidden[:, :0], hidden, flow.aux, flow.metrics, pooled, tagged)
-        logits = self.head(hidden[:, -1:] if want == "last" else hidden, self.embed)
-        return Output(flow.look(self, "logits", logits), hidden, flow.aux, flow.metrics, pooled, tagged)
+        logits = hidden[:, :0]
+        if want != "none" and self.head is not None:
+            logits = flow.look(self, "logits", self.head(hidden[:, -1:] if want == "last" else hidden, self.embed))
+        return Output(logits, hidden, flow.aux, flow.metrics, pooled, tagged)
 
 
 def body(cfg: vocabulary.Model, name: str) -> Any:

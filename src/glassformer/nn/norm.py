@@ -19,23 +19,11 @@ def norm(cfg: config.Norm | None, dim: int) -> nn.Module:
 
 
 @builds(config.LayerNorm)
-class LayerNorm(nn.Module):
+class LayerNorm(nn.LayerNorm):
     """Subtract the mean, divide by the deviation, scale and shift (Ba et al. 2016)."""
 
     def __init__(self, cfg: config.LayerNorm, dim: int) -> None:
-        super().__init__()
-        self.eps = cfg.eps
-        self.weight = nn.Parameter(torch.ones(dim))
-        self.bias = nn.Parameter(torch.zeros(dim)) if cfg.bias else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
-
-    def reset(self, std: float, generator: torch.Generator | None) -> None:
-        """Gain 1, shift 0."""
-        nn.init.ones_(self.weight)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
+        super().__init__(dim, cfg.eps, bias=cfg.bias)
 
 
 @builds(config.RMSNorm)

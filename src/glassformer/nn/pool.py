@@ -16,29 +16,39 @@ from .flow import Flow, TracedModule
 from .linear import linear
 
 
-@builds(config.Pool)
-class Pool(TracedModule):
-    """Hidden states to a vector a document, or its labels' logits: (pick, mean, max), (transform), (drop, project)."""
+class Labels(TracedModule):
+    """What a Pool and a TokenHead share: (transform), and for labels dropout and a projection."""
 
-    def __init__(self, cfg: config.Pool, dim: int) -> None:
+    def __init__(self, cfg: config.Pool | config.TokenHead, dim: int) -> None:
         super().__init__()
-        self.of, self.unit = cfg.of, cfg.unit
         self.transform = linear(dim, dim, bias=True) if cfg.transform else None
         self.act = ACTIVATIONS[cfg.transform] if cfg.transform else None
         self.drop = Dropout(cfg.dropout)
         self.proj = linear(dim, cfg.labels, bias=True) if cfg.labels else None
 
+    def transformed(self, x: Tensor) -> Tensor:
+        """x (..., C) through the dense layer and its activation, where there is one."""
+        return x if self.transform is None or self.act is None else self.act(self.transform(x))
+
+    def labels(self, x: Tensor) -> Tensor:
+        """x (..., C) -> (..., L); x itself without labels."""
+        return x if self.proj is None else self.proj(self.drop(x))
+
+
+@builds(config.Pool)
+class Pool(Labels):
+    """Hidden states to a vector a document, or its labels' logits: (pick, mean, max), (transform), (drop, project)."""
+
+    def __init__(self, cfg: config.Pool, dim: int) -> None:
+        super().__init__(cfg, dim)
+        self.of, self.unit = cfg.of, cfg.unit
+
     @uncompiled  # how many documents there are is not known before
     def forward(self, hidden: Tensor, flow: Flow) -> Tensor:
         """hidden (B, T, C) -> (D, C), or (D, L) with labels; documents in the order of rows, then of columns."""
         x = flow.look(self, "vector", self.gather(hidden, flow.pos.expand(hidden.shape[:2])))
-        if self.transform is not None and self.act is not None:
-            x = self.act(self.transform(x))
-        if self.unit:
-            x = nn.functional.normalize(x, dim=-1)
-        if self.proj is not None:
-            x = self.proj(self.drop(x))
-        return flow.look(self, "write", x)
+        x = self.transformed(x)
+        return flow.look(self, "write", self.labels(nn.functional.normalize(x, dim=-1) if self.unit else x))
 
     def gather(self, hidden: Tensor, pos: Tensor) -> Tensor:
         """The vector of each document (D, C); a document begins where the position is 0, -1 belongs to none."""
@@ -59,18 +69,9 @@ class Pool(TracedModule):
 
 
 @builds(config.TokenHead)
-class TokenHead(TracedModule):
+class TokenHead(Labels):
     """Hidden states to labels' logits for each token: (transform), drop, project."""
-
-    def __init__(self, cfg: config.TokenHead, dim: int) -> None:
-        super().__init__()
-        self.transform = linear(dim, dim, bias=True) if cfg.transform else None
-        self.act = ACTIVATIONS[cfg.transform] if cfg.transform else None
-        self.drop = Dropout(cfg.dropout)
-        self.proj = linear(dim, cfg.labels, bias=True)
 
     def forward(self, hidden: Tensor, flow: Flow) -> Tensor:
         """hidden (B, T, C) -> (B, T, L)."""
-        if self.transform is not None and self.act is not None:
-            hidden = self.act(self.transform(hidden))
-        return flow.look(self, "write", self.proj(self.drop(hidden)))
+        return flow.look(self, "write", self.labels(self.transformed(hidden)))

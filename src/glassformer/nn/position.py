@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,8 @@ class Position(TracedModule):
 
     def __init__(self, cfg: config.Position, dim: int, heads: int, causal: bool) -> None:
         super().__init__()
+        self.cfg: Any = cfg
+        self.dim = dim
 
     def embed(self, x: Tensor, flow: Flow) -> Tensor:
         """Embeddings (B, T, C), positions added."""
@@ -55,10 +57,6 @@ class Position(TracedModule):
 @builds(config.Sinusoidal)
 class Sinusoidal(Position):
     """Sines in the even dimensions, cosines in the odd ones (Vaswani et al. 2017, section 3.5), or in the halves."""
-
-    def __init__(self, cfg: config.Sinusoidal, dim: int, heads: int, causal: bool) -> None:
-        super().__init__(cfg, dim, heads, causal)
-        self.cfg, self.dim = cfg, dim
 
     def embed(self, x: Tensor, flow: Flow) -> Tensor:
         even = torch.arange(0, self.dim, 2, device=x.device, dtype=torch.float32)

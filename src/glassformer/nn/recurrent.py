@@ -14,6 +14,7 @@ A width of the scores.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -98,7 +99,8 @@ class DocumentOrder:
 class Cell(TracedModule):
     """A recurrent cell over all documents; ``step`` is written out, ``kernel`` is PyTorch's own and equal."""
 
-    gates = 0
+    gates: int
+    kernel: Any  # all steps at once, over packed sequences
 
     def __init__(self, cfg: config.Cell, inputs: int, width: int) -> None:
         super().__init__()
@@ -114,50 +116,37 @@ class Cell(TracedModule):
         """The next states (n, C); ``given`` (n, G * C) is the product of the input with its weights."""
         raise NotImplementedError
 
-    def kernel(self, x: Tensor, sizes: Tensor, state: State, weights: list[Tensor]) -> tuple[Tensor, State]:
-        """All steps at once, by PyTorch's kernel for packed sequences of these batch ``sizes``."""
-        raise NotImplementedError
-
     def run(self, x: Tensor, order: DocumentOrder, state: State, engine: str) -> tuple[Tensor, State]:
         """x (N, inputs) from ``state`` (D, C) on -> what is seen of each state (N, C), and the last ones (D, C)."""
         if engine != "eager" and len(order.sizes) > 1:
             weights = [self.input.weight, self.state.weight, self.input.bias, self.state.bias]
-            return self.kernel(x, torch.tensor(order.sizes), state, weights)
-        walk = StateLoop(state)
-        for given in torch.split(self.input(x), order.sizes):
-            walk.append(self.step(given, walk.running(len(given))))
-        return walk.end()
+            start = [part[None] for part in state]  # of one layer
+            first, how = start if len(start) > 1 else start[0], (True, 1, 0.0, self.training, False)
+            outputs, *last = self.kernel(x, torch.tensor(order.sizes), first, weights, *how)
+            return outputs, tuple(part[0] for part in last)
+        return walk(torch.split(self.input(x), order.sizes), state, self.step)
 
 
-class StateLoop:
-    """States (n, C) of the documents that run on, step by step; those of documents that end are put aside."""
+def walk(inputs: Iterable[Tensor], state: State, step: Callable[[Tensor, State], State]) -> tuple[Tensor, State]:
+    """``step`` by step over the inputs (n, ..) of the documents still alive, from ``state`` (D, C) on.
 
-    def __init__(self, state: State) -> None:
-        self.state, self.ended, self.outputs = state, list[State](), list[Tensor]()
-
-    def running(self, size: int) -> State:
-        """The states of the first ``size`` documents; the others have ended."""
-        if size < len(self.state[0]):
-            self.ended.append(tuple(part[size:] for part in self.state))
-            self.state = tuple(part[:size] for part in self.state)
-        return self.state
-
-    def append(self, state: State) -> None:
-        """One step further."""
-        self.state = state
-        self.outputs.append(state[0])
-
-    def end(self) -> tuple[Tensor, State]:
-        """What was seen (N, C), and each document's last state (D, C)."""
-        parts = zip(self.state, *reversed(self.ended), strict=True)
-        return torch.cat(self.outputs), tuple(torch.cat(part) for part in parts)
+    Returns what is seen of each state (N, C), and each document's last one (D, C).
+    """
+    outputs, ended = list[Tensor](), list[State]()
+    for given in inputs:
+        if len(given) < len(state[0]):  # the last documents, the shortest, have ended
+            ended.append(tuple(part[len(given) :] for part in state))
+            state = tuple(part[: len(given)] for part in state)
+        state = step(given, state)
+        outputs.append(state[0])
+    return torch.cat(outputs), tuple(torch.cat(part) for part in zip(state, *reversed(ended), strict=True))
 
 
 @builds(config.GRU)
 class GRU(Cell):
     """One gate chooses what of the state a candidate is made of, one how much of the state stays."""
 
-    gates = 3
+    gates, kernel = 3, staticmethod(torch.gru)
 
     def step(self, given: Tensor, state: State) -> State:
         (h,) = state
@@ -167,16 +156,12 @@ class GRU(Cell):
         candidate = torch.tanh(new + torch.sigmoid(reset + h_reset) * h_new)
         return (candidate + stay * (h - candidate),)
 
-    def kernel(self, x: Tensor, sizes: Tensor, state: State, weights: list[Tensor]) -> tuple[Tensor, State]:
-        outputs, last = torch.gru(x, sizes, state[0][None], weights, True, 1, 0.0, self.training, False)
-        return outputs, (last[0],)
-
 
 @builds(config.LSTM)
 class LSTM(Cell):
     """Three gates: what enters the cell, what stays in it, what of it is seen."""
 
-    gates = 4
+    gates, kernel = 4, staticmethod(torch.lstm)
 
     def initial(self, hidden: Tensor) -> State:
         return hidden, torch.zeros_like(hidden)
@@ -186,11 +171,6 @@ class LSTM(Cell):
         enter, stay, new, show = (given + self.state(h)).chunk(4, -1)
         cell = torch.sigmoid(stay) * cell + torch.sigmoid(enter) * torch.tanh(new)
         return torch.sigmoid(show) * torch.tanh(cell), cell
-
-    def kernel(self, x: Tensor, sizes: Tensor, state: State, weights: list[Tensor]) -> tuple[Tensor, State]:
-        start = [part[None] for part in state]
-        outputs, h, cell = torch.lstm(x, sizes, start, weights, True, 1, 0.0, self.training, False)
-        return outputs, (h[0], cell[0])
 
 
 @dataclass
@@ -342,28 +322,28 @@ class Recurrent(TracedModule):
         self, x: Tensor, order: DocumentOrder, state: State, source: Source, flow: Flow, like: Tensor
     ) -> tuple[Tensor, Tensor, State]:
         """The first layer, which looks at the source at each word: states, contexts (N, C), last states (D, C)."""
-        cell, cross = self.cells[0], self.cross
-        C, walk = x.shape[-1], StateLoop(state)
-        of_x, of_context = cell.input.weight[:, :C], cell.input.weight[:, C:]
-        contexts, patterns = [], []
+        cell: Cell = self.cells[0]
+        cross, (of_x, of_context) = self.cross, torch.split(cell.input.weight, x.shape[-1], dim=1)
+        contexts, patterns = list[Tensor](), list[Tensor]()
         path = f"{cross.path}.pattern"
         tape, edited = flow.tape, flow.changes(cross, "pattern")
-        for given in torch.split(F.linear(x, of_x, cell.input.bias), order.sizes):
-            state = walk.running(len(given))
+
+        def step(given: Tensor, state: State) -> State:
             pattern = cross.pattern(state[0], source)  # (n, S)
             if edited and tape is not None:  # step by step, (n, 1, 1, S)
                 pattern = tape.edit(path, pattern[:, None, None])[:, 0, 0]
             context = (pattern[:, None] @ source.values[: len(given)])[:, 0]
-            walk.append(cell.step(given + F.linear(context, of_context), state))
             contexts.append(context)
             patterns.append(pattern)
+            return cell.step(given + F.linear(context, of_context), state)
+
+        outputs, last = walk(torch.split(F.linear(x, of_x, cell.input.bias), order.sizes), state, step)
         if tape is not None and flow.watches(cross, "pattern"):
             pattern = torch.cat(patterns)  # (N, S) of each document's own words
             if source.columns is not None and flow.memory is not None:  # in the columns of the batch
                 wide = pattern.new_zeros(len(pattern), flow.memory.hidden.shape[1])
                 pattern = wide.scatter(1, source.columns[order.ranks], pattern)
             tape.record(path, order.scatter(pattern, like)[:, None])  # (B, 1, T, S)
-        outputs, last = walk.end()
         return outputs, torch.cat(contexts), last
 
     def look(self, flow: Flow, part: TracedModule, name: str, x: Tensor, order: DocumentOrder, like: Tensor) -> Tensor:

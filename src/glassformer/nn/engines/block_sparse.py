@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,6 +23,8 @@ from torch import Tensor
 from ..dropout import keep_mask
 from .block_mask import MASKED, BlockMask, block_masks
 from .inputs import AttentionInputs
+
+QKV: TypeAlias = tuple[Tensor, Tensor, Tensor]
 
 
 def block_sparse_attention(inputs: AttentionInputs) -> Tensor:
@@ -113,12 +115,12 @@ class _Call:
     def backward(
         self,
         block_mask: BlockMask,
-        qkv: tuple[Tensor, Tensor, Tensor],
+        qkv: QKV,
         dout: Tensor,
         delta: Tensor,
         share: Tensor | None,
         keep: Iterator[Tensor],
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> QKV:
         """One sub-rule's part of dq, dk (both still to be scaled) and dv."""
         group, queries, keys = qkv[0].shape[1] // qkv[1].shape[1], block_mask.queries, block_mask.keys
         q, dout, delta = (queries.to_blocks(x) for x in (qkv[0], dout, delta))

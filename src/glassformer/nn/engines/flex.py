@@ -6,7 +6,6 @@ B batch, T queries, S keys; R rows of positions (B or 1).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,7 +27,7 @@ def flex_attention(inputs: AttentionInputs) -> Tensor:
 
     On a GPU compiled, in time and memory by the blocks; elsewhere PyTorch's plain version, forward only.
     """
-    from torch.nn.attention import flex_attention as torch_flex
+    from torch.nn.attention.flex_attention import flex_attention as plain
 
     q, k, v, mask, _, scale, softcap, *_ = inputs
 
@@ -38,27 +37,17 @@ def flex_attention(inputs: AttentionInputs) -> Tensor:
 
     if mask.flex_mask is None:
         mask.flex_mask = flex_mask(mask)
-    plain: Any = torch_flex.flex_attention
-    run = compiled() if q.device.type == "cuda" else plain
-    score_mod = None if softcap is None else cap
-    options = {
-        "score_mod": score_mod,
-        "block_mask": mask.flex_mask,
-        "scale": scale,
-        "enable_gqa": inputs.group_size > 1,
-    }
-    out: Tensor = run(q, k, v, **options)
-    return out
+    run: Any = compiled() if q.device.type == "cuda" else plain
+    how = {"score_mod": None if softcap is None else cap, "block_mask": mask.flex_mask, "scale": scale}
+    return run(q, k, v, enable_gqa=inputs.group_size > 1, **how)  # type: ignore[no-any-return]
 
 
 @functools.cache
-def compiled() -> Callable[..., Any]:
+def compiled() -> Any:
     """PyTorch's function, compiled for each set of shapes."""
-    from torch.nn.attention import flex_attention as torch_flex
+    from torch.nn.attention.flex_attention import flex_attention as plain
 
-    plain: Any = torch_flex.flex_attention
-    made: Callable[..., Any] = torch.compile(plain, dynamic=False)
-    return made
+    return torch.compile(plain, dynamic=False)
 
 
 def flex_mask(mask: Mask) -> Any:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .checkpoints.store import load, save
     from .config.extend import use
     from .generation import generate
-    from .inspection import TunedLens, attribute, fit_tuned_lens, logit_lens, look, word_in_contexts
+    from .inspection import TunedLens, attribute, fit_tuned_lens, logit_lens, look, saliency, word_in_contexts
     from .training import train
 
 __version__ = "0.1.0"
@@ -38,6 +38,7 @@ __all__ = [
     "load",
     "logit_lens",
     "look",
+    "saliency",
     "save",
     "train",
     "use",
@@ -54,6 +55,7 @@ _HOME = {
     "attribute": ".inspection",
     "fit_tuned_lens": ".inspection",
     "logit_lens": ".inspection",
+    "saliency": ".inspection",
     "word_in_contexts": ".inspection",
     "use": ".config.extend",
 }

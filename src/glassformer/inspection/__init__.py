@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from .alignment import alignments, svg
     from .attribution import Attribution, attribute
     from .contexts import Contexts, word_in_contexts
+    from .gradients import Saliency, saliency
     from .lens import logit_lens, logits_by_depth
     from .looking import describe, look, paths, predictions, read_tokens, summarise, to_dict
     from .tuned_lens import TunedLens, fit_tuned_lens
@@ -27,6 +28,8 @@ _HOME = {
     "paths": ".looking",
     "predictions": ".looking",
     "read_tokens": ".looking",
+    "saliency": ".gradients",
+    "Saliency": ".gradients",
     "summarise": ".looking",
     "svg": ".alignment",
     "to_dict": ".looking",
@@ -36,6 +39,7 @@ _HOME = {
 __all__ = [
     "Attribution",
     "Contexts",
+    "Saliency",
     "TunedLens",
     "alignments",
     "attribute",
@@ -47,6 +51,7 @@ __all__ = [
     "paths",
     "predictions",
     "read_tokens",
+    "saliency",
     "summarise",
     "svg",
     "to_dict",

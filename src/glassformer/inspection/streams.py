@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -86,6 +87,19 @@ def states(model: Model, tokens: Tensor, source: Tensor | None = None) -> States
         output = model(*given(tokens, source), tape=tape, logits="none")
         must_be_finite(model, output.hidden)
     return States(body, {path: value[0] for path, value in tape.records.items()}, output.hidden[0])
+
+
+@contextmanager
+def frozen(model: Model) -> Iterator[None]:
+    """Meanwhile no weight asks for a gradient, so that a backward pass keeps and makes only what others ask for."""
+    asking = [weight for weight in model.parameters() if weight.requires_grad]
+    for weight in asking:
+        weight.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for weight in asking:
+            weight.requires_grad_(True)
 
 
 def windows(model: Model, tokenizer: Tokenizer, texts: Iterable[str], length: int | None = None) -> Iterator[Tensor]:

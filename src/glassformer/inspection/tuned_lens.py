@@ -197,10 +197,7 @@ def _kl(model: Model, lens: TunedLens, batch: Batch, learn: bool) -> list[float]
     last_norm = getattr(model.get_submodule(seen.body), "last_norm", torch.nn.Identity())
     sums = [0.0] * len(lens.depths)
     step = max(1, NUMBERS // model.config.embed.vocab)
-    frozen = [weight for weight in model.parameters() if weight.requires_grad]
-    for weight in frozen:
-        weight.requires_grad_(False)
-    try:
+    with streams.frozen(model):
         for low in range(0, len(seen.out), step):
             with inference(model):
                 own = streams.wide(head(seen.out[None, low : low + step], model.embed)[0]).log_softmax(-1)
@@ -212,9 +209,6 @@ def _kl(model: Model, lens: TunedLens, batch: Batch, learn: bool) -> list[float]
                     if learn:
                         kl.backward()  # type: ignore[no-untyped-call]
                 sums[depth] += float(kl.detach())
-    finally:
-        for weight in frozen:
-            weight.requires_grad_(True)
     return sums
 
 

@@ -1,0 +1,268 @@
+"""What an answer owes to each token of the input: its gradient, gradient times input, and integrated gradients.
+
+The input is a token's vector as its table gives it. Integrated gradients (Sundararajan et al. 2017) walk from a
+baseline to it and sum to what the answer changes by on the way, up to a gap that is told: the quadrature's error. It is
+great from zeros, where a norm turns everything about within a step.
+
+B points of the walk at once, T tokens, C model dim.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import UserError, need
+from ..nn import Model, Tape
+from ..nn.finite import must_be_finite
+from ..nn.inference import inference
+from . import streams, tables
+from .looking import Text
+
+if TYPE_CHECKING:
+    from ..tokenizer.tokenizer import Tokenizer
+
+Baseline = Literal["mean", "zero", "pad"]
+Of = Literal["logit", "logprob", "label"]
+TOKENS = 1 << 11  # that are walked with at a time
+
+
+@dataclass(frozen=True)
+class Share:
+    """One token of the input: ``norm`` of its gradient, ``product`` with the input, ``integrated`` gradients."""
+
+    position: int
+    token: int
+    piece: str
+    norm: float
+    product: float
+    integrated: float
+
+
+@dataclass(frozen=True)
+class Saliency:
+    """What the answer ``value`` owes to each token: ``of`` a logit, a log-probability or a label's logit.
+
+    ``at_baseline`` is the answer where every token has the vector of the ``baseline``, in ``steps`` points from which
+    the walk goes; ``sum`` is that of the integrated gradients and ``gap`` what it lacks to value - at_baseline.
+    ``tokens`` are the text's, ``source`` those that an encoder-decoder's encoder reads.
+    """
+
+    of: str
+    token: int
+    piece: str
+    position: int | None
+    value: float
+    baseline: str
+    at_baseline: float
+    steps: int
+    sum: float
+    gap: float
+    tokens: list[Share]
+    source: list[Share]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        return {**vars(self), **{name: [vars(one) for one in getattr(self, name)] for name in ("tokens", "source")}}
+
+    def table(self) -> list[str]:
+        """A line for each token, rounded to four places, with a bar of its integrated gradients."""
+        most = max((abs(share.integrated) for share in (*self.source, *self.tokens)), default=0.0) or 1.0
+        rows = []
+        for name, shares in (("source", self.source), ("", self.tokens)):
+            for share in shares:
+                numbers = (f"{share.norm:.4f}", f"{share.product:+.4f}", f"{share.integrated:+.4f}")
+                bar = ("+" if share.integrated > 0 else "-") * round(20 * abs(share.integrated) / most)
+                rows.append((f"{name} {share.position}".strip(), share.piece, *numbers, bar))
+        heading = ("at", "token", "gradient norm", "gradient x input", "integrated", "")
+        return tables.lines(rows, heading, left=(0, 1, 5))
+
+
+def saliency(
+    model: Model,
+    tokenizer: Tokenizer | None,
+    text: Text,
+    *,
+    source: Text | None = None,
+    token: str | int | None = None,
+    position: int | None = None,
+    of: Of | None = None,
+    label: int | None = None,
+    baseline: Baseline = "mean",
+    steps: int = 50,
+    progress: Callable[[int], None] | None = None,
+) -> Saliency:
+    """What the logit of ``token`` (None: the likeliest) at ``position`` owes to each token of the text.
+
+    ``of`` may be "logprob", or "label": the logit of ``label`` (None: the likeliest) that a classifier gives the text;
+    None is "label" for a model with labels and no head, else "logit". ``position`` None is an encoder's only mask
+    token, else the last. The walk begins at the ``baseline``: the "mean" of the table, "zero", or the "pad" token's
+    vector (an encoder's mask token where there is one), in ``steps`` points of Gauss and Legendre; ``progress`` is told
+    how many are done. Raises UserError for an answer that the model does not give.
+    """
+    need(steps >= 1, f"steps is {steps}; give 1 or more.")
+    need(baseline in ("mean", "zero", "pad"), f'There is no baseline "{baseline}"; give mean, zero or pad.')
+    asked = _Asked(model, tokenizer, streams.read(model, tokenizer, text, source), _kind(model, of), position)
+    asked.choose(label if asked.of == "label" else token)
+    where, start = asked.baseline(baseline)
+    (value,), at_input = asked.gradients(start, torch.ones(1))
+    (empty,), _ = asked.gradients(start, torch.zeros(1))
+    walked = {path: torch.zeros_like(grad[0], dtype=torch.float64) for path, grad in at_input.items()}
+    points, weights = (torch.from_numpy(part) / 2 for part in np.polynomial.legendre.leggauss(steps))
+    each = max(1, TOKENS // sum(ids.shape[1] for ids in asked.given))
+    for low in range(0, steps, each):
+        _, grads = asked.gradients(start, points[low : low + each] + 0.5)
+        for path, grad in grads.items():
+            walked[path] += torch.tensordot(weights[low : low + each].to(grad.device), grad.double(), 1)
+        if progress:
+            progress(min(low + each, steps))
+    numbers = {}
+    for path, x in asked.vectors.items():
+        grad, vector, away = at_input[path][0].double(), x[0].double(), (x - start[path])[0].double()
+        numbers[path] = torch.stack((grad.square().sum(-1), (grad * vector).sum(-1), (walked[path] * away).sum(-1)))
+    total = math.fsum(one[2].sum().item() for one in numbers.values())
+    return Saliency(
+        asked.of,
+        asked.chosen,
+        asked.name,
+        None if asked.of == "label" else asked.position,
+        value.item(),
+        where,
+        empty.item(),
+        steps,
+        total,
+        (value - empty).item() - total,
+        asked.shares("embed", numbers),
+        asked.shares("source_embed", numbers),
+    )
+
+
+class _Asked:
+    """One answer of a model, and its input's vectors (1, T, C) by their path: ``embed.token``, ``embed.lag.0``, .."""
+
+    def __init__(
+        self,
+        model: Model,
+        tokenizer: Tokenizer | None,
+        read: tuple[Tensor, Tensor | None],
+        of: Of,
+        position: int | None,
+    ) -> None:
+        self.model, self.tokenizer, self.of = model, tokenizer, of
+        self.given = streams.given(*read)
+        self.position = streams.place(position, read[0], tokenizer)
+        self.chosen, self.name = 0, ""
+        tape = Tape("embed.token", "embed.lag.*", "source_embed.token", "source_embed.lag.*")
+        with inference(model):
+            self.answers = self.run(tape, 1)[0]  # (V), or labels
+            must_be_finite(model, self.answers)
+        self.vectors = dict(tape.records)
+
+    def run(self, tape: Tape, rows: int) -> Tensor:
+        """The logits of all tokens at the asked place, or of all labels: (B, V)."""
+        output = self.model(*(ids.expand(rows, -1) for ids in self.given), tape=tape, logits="none")
+        if self.of == "label":
+            return streams.wide(output.pooled)
+        head: Any = self.model.head
+        return streams.wide(head(output.hidden[:, self.position : self.position + 1], self.model.embed)[:, 0])
+
+    def choose(self, wanted: str | int | None) -> None:
+        """Which token or label is asked for; None is the likeliest that the tokenizer knows."""
+        many = len(self.answers)
+        if self.of == "label":
+            need(
+                wanted is None or wanted in range(many), f"Label {wanted} is not there; this model has 0 to {many - 1}."
+            )
+            self.chosen = int(self.answers.argmax()) if wanted is None else int(wanted)
+            self.name = f"label {self.chosen}"
+            return
+        known = many if self.tokenizer is None else min(many, self.tokenizer.size)
+        likeliest = int(self.answers[:known].argmax())
+        self.chosen = likeliest if wanted is None else streams.word_id(self.model, self.tokenizer, wanted)
+        (self.name,) = streams.pieces(self.tokenizer, [self.chosen])
+
+    def baseline(self, kind: Baseline) -> tuple[str, dict[str, Tensor]]:
+        """In words and as vectors (C): where the walk begins."""
+        said = {"mean": "the mean embedding", "zero": "zeros"}.get(kind, "")
+        start = {}
+        for path, x in self.vectors.items():
+            side, name, *index = path.split(".")
+            embed: Any = getattr(self.model, side, None) or self.model.embed
+            table = embed.token if name == "token" else embed.lag[int(index[0])]
+            if kind == "pad" and name == "token":
+                start[path], said = table.weight[(pad := self.pad())], f"{streams.pieces(self.tokenizer, [pad])[0]}"
+            else:  # the last row of an earlier token's table is for none
+                row = {"mean": table.weight.double().mean(0).to(x.dtype), "pad": table.weight[-1]}
+                start[path] = row.get(kind, torch.zeros_like(x[0, 0]))
+        return said, start
+
+    def pad(self) -> int:
+        """The token that stands for nothing: an encoder's mask token, else the padding."""
+        encoder = streams.body_of(self.model) == "encoder"
+        mask, pad = (None, None) if self.tokenizer is None else (self.tokenizer.mask, self.tokenizer.pad)
+        found = mask if encoder and mask is not None else pad
+        if found is None:
+            raise UserError("This tokenizer has no pad or mask token to begin from; take the baseline mean or zero.")
+        return found
+
+    def gradients(self, start: dict[str, Tensor], share: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The answer (B) at so great a ``share`` (B) of the way to the input, and its gradients (B, T, C)."""
+        leaves = {}
+        for path, x in self.vectors.items():
+            way = share.to(x.device, x.dtype)[:, None, None]
+            whole = torch.where(way == 1, x, start[path] + way * (x - start[path]))  # the very bits at the end
+            leaves[path] = whole.detach().requires_grad_()
+        tape = Tape(edits={path: _instead(leaf) for path, leaf in leaves.items()})
+        training = self.model.training
+        self.model.eval()
+        try:
+            with torch.enable_grad(), streams.frozen(self.model):
+                answers = self.run(tape, len(share))
+                answers = answers.log_softmax(-1) if self.of == "logprob" else answers
+                value = answers[:, self.chosen]
+                found = torch.autograd.grad(value.sum(), list(leaves.values()))
+        finally:
+            self.model.train(training)
+        return value.detach(), dict(zip(leaves, found, strict=True))
+
+    def shares(self, side: str, numbers: dict[str, Tensor]) -> list[Share]:
+        """Each token's numbers on one side; a vector for the token before counts for that token."""
+        ids = (self.given[0] if side == "embed" else self.given[-1])[0].tolist()
+        if f"{side}.token" not in numbers:
+            return []
+        total = numbers[f"{side}.token"].clone()  # (3, T)
+        for path, more in numbers.items():
+            if path.startswith(f"{side}.lag."):
+                back = int(path.rpartition(".")[2]) + 1
+                total[:, : max(0, len(ids) - back)] += more[:, back:]
+        pieces = streams.pieces(self.tokenizer, ids)
+        rows = total.T.tolist()
+        return [
+            Share(at, id, piece, math.sqrt(square), product, walked)
+            for at, (id, piece, (square, product, walked)) in enumerate(zip(ids, pieces, rows, strict=True))
+        ]
+
+
+def _instead(leaf: Tensor) -> Callable[[str, Tensor], Tensor]:
+    return lambda path, x: leaf
+
+
+def _kind(model: Model, of: Of | None) -> Of:
+    """What is asked for; UserError where the model gives no such answer."""
+    pool = model.config.pool
+    labels = pool is not None and pool.labels > 0
+    if of is None:
+        of = "label" if labels and model.head is None else "logit"
+    need(of in ("logit", "logprob", "label"), f'There is no answer "{of}"; give logit, logprob or label.')
+    if of == "label":
+        need(labels, "This model has no labels for a text; ask for a logit or logprob.")
+    else:
+        also = ", or for a label (--of label)" if labels else ""
+        streams.needs_head(model, f"ask a model that has one{also}.")
+    return of

@@ -7,14 +7,16 @@ import importlib
 import io
 import os
 import sys
+import warnings
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 from . import __version__
 from .commands import VERBS
 from .commands.parsing import Parser, check_text
 from .config.extend import use
-from .errors import UserError
+from .errors import OldNameWarning, UserError
 from .files import explain
 
 # Nothing else is imported up here: `glassformer --help` answers without torch.
@@ -28,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows another
+    warnings.formatwarning = _warning
     try:
         check_text(words)
         if words[:1] == ["help"]:
@@ -68,6 +71,16 @@ def _say(line: str) -> None:
     """A line on standard error, unless that is full or gone."""
     with contextlib.suppress(OSError):
         print(line, file=sys.stderr, flush=True)
+
+
+def _warning(message: Warning | str, category: type[Warning], *place: Any) -> str:
+    """A warning as Python writes it; of an old name the sentence alone, since no line of code said it."""
+    if issubclass(category, OldNameWarning):
+        return f"glassformer: {message}\n"
+    return _PYTHONS(message, category, *place)
+
+
+_PYTHONS = warnings.formatwarning
 
 
 def parser(full: Collection[str]) -> Parser:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import warnings
 from collections.abc import Iterable
 
 LONGEST = 1500  # characters of a message
@@ -34,6 +35,15 @@ def need(fact: bool, sentence: str) -> None:
         raise UserError(sentence)
 
 
+class OldNameWarning(FutureWarning):
+    """Something was called by a name that it had once; it is understood."""
+
+
+def old_name(old: str, new: str, hint: str = "", depth: int = 1) -> None:
+    """Warn that ``old`` is ``new`` now; ``depth``: how many calls above the caller's own it was said."""
+    warnings.warn(f"{old} is {new} now{hint}.", OldNameWarning, stacklevel=depth + 2)
+
+
 WORDS = {
     "accumulate": "accumulation_steps grad_accum gradient_accumulation gradient_accumulation_steps",
     "act": "activation activation_function hidden_act",
@@ -50,6 +60,7 @@ WORDS = {
     "dim": "d_model embed_dim embedding_size hidden_size n_embd width",
     "dropout": "attention_dropout drop dropout_p hidden_dropout resid_pdrop",
     "dtype": "amp bf16 fp16 half mixed_precision precision torch_dtype",
+    "early_stop": "early_stopping early_stopping_patience",
     "eps": "layer_norm_eps layer_norm_epsilon norm_eps rms_norm_eps",
     "epochs": "epoch num_epochs",
     "evaluate_batches": "eval_batches eval_iters",
@@ -65,7 +76,6 @@ WORDS = {
     "optimizer.betas": "beta1 beta2 adam_beta1 adam_beta2 betas",
     "optimizer.decay": "decay wd weight_decay",
     "out": "html o output output_dir output_file out_dir save save_dir",
-    "patience": "early_stopping",
     "prompts": "file input_file prompt_file",
     "rate": "learning_rate lr max_lr",
     "resume": "resume_from_checkpoint continue",
@@ -101,7 +111,8 @@ def nearest(word: str, words: Iterable[str]) -> str:
     if f"{asked}s" in plain:  # one setting above all the deep ones of its kind: steps before see.step
         return f' Did you mean "{plain[f"{asked}s"]}"?'
     for name in (asked, *(ours for ours, theirs in WORDS.items() if asked in theirs.split())):
-        if found := [other for other in plain if other == name or other.endswith(f".{name}")]:
+        last = name.rpartition(".")[2]  # inside of its table a setting stands without its path
+        if found := [other for other in plain if other in (name, last) or other.endswith(f".{name}")]:
             depths = {other: re.sub(r"^(de|en)coder\.pattern\.", "", other).count(".") for other in found}  # in a block
             meant = [f'"{plain[other]}"' for other in found if depths[other] == min(depths.values())]
             return f" Did you mean {' or '.join(meant[:2])}?"

@@ -278,7 +278,7 @@ def test_run_files(home, refused, content, said):
         (["run.toml", "--decoder.n_layer", "3"], 'Stack has no setting "n_layer". Did you mean "depth"?'),
         (["run.toml", "--step", "3"], 'There is no setting "step". Did you mean "steps"?'),
         (["run.toml", "--norm", "RMSNorm"], 'Did you mean "decoder.pattern.norm" or "encoder.pattern.norm"?'),
-        (["run.toml", "--rate", "900"], "--rate is 900; give a learning rate"),
+        (["run.toml", "--rate", "900"], "learning rate optimizer.rate is 900; give one"),
         (["corpus.txt"], "not a run file (TOML); a text to train on is given as --data.train corpus.txt."),
         (["run.toml", "--depth", "3"], 'Did you mean "decoder.depth" or "encoder.depth"?'),
         (["run.toml", "--heads", "4"], 'Did you mean "decoder.pattern.attention.heads" or '),
@@ -295,7 +295,7 @@ def test_run_files(home, refused, content, said):
         (["run.toml", "--dim", "100000000"], "are free; lower train.batch"),
         (["run.toml", "--decoder.depth", "1000000"], "The config describes 1,000,000 blocks"),
         (["run.toml", "--context", "99"], "train.context 99 is more than the model's context 16"),
-        (["run.toml", "--optimizer.rate", "-1"], "rate is -1.0; give a learning rate above 0"),
+        (["run.toml", "--optimizer.rate", "-1"], "rate is -1; give one above 0"),
         (
             ["run.toml", "--data.tokenizer", "bpee"],
             'not a file, folder, kind or name of a tokenizer. Did you mean "bpe"?',

@@ -1,14 +1,12 @@
 """The run file: reading, overrides, and what it says to a mistake."""
 
-import dataclasses
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from glassformer import config
 from glassformer.config import run, run_file, serial
-from glassformer.errors import UserError
+from glassformer.errors import OldNameWarning, UserError
 from glassformer.tokenizer import train as train_tokenizer
 from glassformer.training import plan_run
 
@@ -62,7 +60,7 @@ def test_the_command_line_reaches_train_data_and_model(tmp_path):
     found = run_file.read(write(tmp_path, "[train]\nsteps = 7\n"), wanted)
     assert (
         found.train.steps == 500
-        and found.train.optimizer == replace(run.FROM_SCRATCH, rate=0.02)
+        and found.train.optimizer == run.Muon(rate=0.02, rest=run.AdamW(rate=0.04))
         and found.train.clip is None
     )
     assert found.train.schedule == run.Constant() and found.data.tokenizer == "char"
@@ -169,11 +167,59 @@ def test_one_rate_scales_every_group():
         run_file.read(None, {"lr": "1e-3"})
 
 
+@pytest.mark.parametrize(
+    ("changes", "rest"),
+    [
+        ({"rate": "1e-3"}, 2e-3),
+        ({"optimizer.rate": "1e-3"}, 2e-3),
+        ({"optimizer": {"rate": 1e-3}}, 2e-3),
+        ({"optimizer": {"rate": 1e-3, "rest": {"eps": 1e-7}}}, 2e-3),
+        ({"optimizer.rate": "1e-3", "rate": "2e-3"}, 4e-3),
+        ({"optimizer": "Muon", "rate": "1e-3"}, 1e-3),
+        ({"optimizer.rate": "1e-3", "optimizer.rest.rate": "5e-3"}, 5e-3),
+        ({"rate": "1e-3", "optimizer.rest": {"rate": 5e-3}}, 5e-3),
+        ({"optimizer": {"rate": 1e-3, "rest": {"type": "AdamW", "rate": 5e-3}}}, 5e-3),
+        ({"optimizer.rest.rate": "5e-3"}, 5e-3),
+    ],
+)
+def test_the_rate_of_the_rest_follows_unless_it_is_given(changes, rest):
+    """Three ways to say one thing: a rate ten times lower is so for embeddings and head as well."""
+    assert run_file.read(None, changes).train.optimizer.rest.rate == pytest.approx(rest)
+
+
+def test_patience_was_the_name_of_skipped_steps(tmp_path):
+    for told in ({"patience": "3"}, {"train.patience": "3"}, write(tmp_path, "[train]\npatience = 3\n")):
+        given = (None, told) if isinstance(told, dict) else (told,)
+        with pytest.warns(OldNameWarning, match=r"patience is max_skipped_steps now; early_stop counts evaluations"):
+            assert run_file.read(*given).train.max_skipped_steps == 3
+    with pytest.warns(OldNameWarning):
+        assert run.Train(patience=3).patience == 3  # type: ignore[attr-defined, call-arg]
+    with pytest.raises(UserError, match='"early_stop"'):
+        run_file.read(None, {"early_stopping": "5"})
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("optimizer.weight_decay", "decay"),
+        ("optimizer.lr", "rate"),
+        ("optimizer.rest.beta1", "betas"),
+        ("schedule.min_lr", "floor"),
+        ("schedule.warmup_steps", "warmup"),
+        ("weight_decay", "optimizer.decay"),
+        ("beta2", "optimizer.betas"),
+    ],
+)
+def test_the_fields_words_are_found_inside_a_table(path, said):
+    with pytest.raises(UserError, match=f'Did you mean "{said}"'):
+        run_file.read(None, {path: "0.1"})
+
+
 def test_a_rate_in_a_run_file(tmp_path):
     """optimizer.rate = 1e-3 changes the usual optimizer of the recipe; so does schedule.warmup."""
     file = tmp_path / "run.toml"
     file.write_text("[train]\noptimizer.rate = 1e-3\nschedule.warmup = 1e-1\nsteps = 1e2\n")
     found = run_file.read(file).train
-    assert found.optimizer == dataclasses.replace(run.FROM_SCRATCH, rate=1e-3) and found.steps == 100
+    assert found.optimizer == run.Muon(rate=1e-3, rest=run.AdamW(rate=2e-3)) and found.steps == 100
     assert found.schedule == run.WarmupStableDecay(warmup=0.1)
     assert run_file.read(file, {"optimizer.rate": "2e-3"}).train.optimizer.rate == 2e-3

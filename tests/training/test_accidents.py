@@ -234,7 +234,7 @@ def test_memory_that_is_not_there_is_one_sentence(monkeypatch, capsys):
         ({"schedule": "InverseSqrt", "schedule.dim": "0"}, r"InverseSqrt.dim is 0"),
         ({"seed": str(2**70)}, r"seed"),
         ({"seed": "-1"}, r"train.seed is -1"),
-        ({"optimizer.rate": "1e300"}, r"Muon.rate is 1e\+300"),
+        ({"optimizer.rate": "1e300"}, r"optimizer.rate is 1e\+300"),
         ({"optimizer.rest.eps": "-1"}, r"AdamW.eps is -1"),
         ({"optimizer.groups": '[{paths="*", rate=1e300}]'}, r"Group.rate is 1e\+300"),
         ({"init.std": "-1"}, r"Init.std is -1"),

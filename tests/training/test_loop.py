@@ -380,7 +380,9 @@ def test_several_in_a_row_stop_the_training_with_one_sentence():
     model = build_model(tiny(), seed=1)
     seen = []
     with pytest.raises(UserError, match=r"3 steps in a row.*loss is nan.*rate") as caught:
-        for step in train(model, Poisoned(model, range(4, 99)), settings=run.Train(steps=99, patience=3), plan=PLAIN):
+        for step in train(
+            model, Poisoned(model, range(4, 99)), settings=run.Train(steps=99, max_skipped_steps=3), plan=PLAIN
+        ):
             seen.append(step.skipped is not None)
     assert seen == [False] * 4 + [True] * 3 and "\n" not in str(caught.value)
 

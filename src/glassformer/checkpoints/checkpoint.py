@@ -220,7 +220,8 @@ def _read(name: str, folder: Path, base: str | None) -> Checkpoint:
         version = json.dumps(raw["glassformer"])[:20]
         raise UserError(f"{path} is in format {version} and this version reads {FORMAT}; upgrade glassformer.")
     try:
-        return Checkpoint(name, folder, serial.from_dict(ModelConfig, raw.get("model")), None, base, labels)
+        model = serial.from_dict(ModelConfig, serial.with_current_names(raw.get("model")))
+        return Checkpoint(name, folder, model, None, base, labels)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 

@@ -56,9 +56,9 @@ class Muon:
     Updates are scaled to AdamW's usual size (Liu et al. 2025), so one ``rate`` suits both.
     """
 
-    rate: float = 3e-3  # the learning rate of the matrices
+    rate: float = 3e-3  # the learning rate of the matrices; what changes it alone changes rest.rate in proportion
     momentum: float = 0.9  # share of the last update that stays
-    decay: float = 0.1  # weight decay, times the rate at each step
+    decay: float = 0.1  # weight decay of the matrices, times the rate at each step; rest.decay is the others'
     paths: tuple[str, ...] = ("*.blocks.*",)  # fnmatch patterns of the paths whose matrices it has, experts' stacks too
     groups: tuple[Group, ...] = ()  # as AdamW's, for the matrices
     rest: AdamW = AdamW(rate=3e-3)  # the optimizer of all other parameters

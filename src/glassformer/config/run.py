@@ -23,7 +23,7 @@ from .optimizer import Muon as Muon
 from .optimizer import Optimizer as Optimizer
 from .optimizer import Schedule as Schedule
 from .optimizer import WarmupStableDecay as WarmupStableDecay
-from .serial import frozen
+from .serial import frozen, renamed
 
 # -------------------------------------------------------------------------------------- the run
 
@@ -105,6 +105,7 @@ class Examples:
         need(not alone, "data.source_vocab is for a tokenizer of the source; give data.source_tokenizer too.")
 
 
+@renamed(patience="max_skipped_steps")
 @frozen
 class Train:
     """How to train. ``batch`` rows of ``context`` tokens make a step, worked through in ``accumulate`` pieces."""
@@ -124,7 +125,7 @@ class Train:
     compile: Literal["auto", "yes", "no"] = "auto"  # whether torch.compile is used; auto: decided by plan
     plan: Literal["table", "measure"] = "table"  # what decides auto: a table by machine, or trying
     seed: int = 0  # of random weights, order and dropout
-    patience: int = 5  # skipped steps in a row (loss or gradient not finite) that stop the run
+    max_skipped_steps: int = 5  # steps in a row without a finite loss and gradient that stop the run
     early_stop: int = 0  # evaluations without a better one that end the run, 0: never
     evaluate_every: int = 100  # steps between validations, 0: never
     evaluate_batches: int = 20  # the most batches of a validation on running text
@@ -134,7 +135,7 @@ class Train:
     tensorboard: bool | None = None  # write TensorBoard's files; none: where it is installed
 
     def __post_init__(self) -> None:
-        counts = ("steps", "batch", "accumulate", "patience", "evaluate_batches", "keep")
+        counts = ("steps", "batch", "accumulate", "max_skipped_steps", "evaluate_batches", "keep")
         for name in counts:
             need(getattr(self, name) > 0, f"train.{name} is {getattr(self, name)}; give a number above 0.")
         for name in ("early_stop", "evaluate_every", "save_every", "sample_every"):

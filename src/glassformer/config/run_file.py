@@ -17,7 +17,7 @@ from .run import FINETUNE, FROM_SCRATCH, AdamW, Data, Examples, Optimizer, Run, 
 def begun(folder: Path) -> dict[str, Any] | None:
     """What the run in a folder was told, as ``read`` takes it; None where there is none that can be read."""
     try:
-        told = json.loads((folder / "run.json").read_bytes())
+        told = serial.with_current_names(json.loads((folder / "run.json").read_bytes()))
         return {"model": told.get("asked") or told["model"], "data": told["data"], "train": told["train"]}
     except (OSError, ValueError, LookupError, AttributeError):
         return None
@@ -49,14 +49,10 @@ def read(path: Path | str | Mapping[str, Any] | None = None, overrides: Mapping[
         _change_model(model, name, value)
     if not has_optimizer:
         train = dataclasses.replace(train, optimizer=default_optimizer(model))
-    data, train = _of_type(data, changes["data"]), serial.change(train, changes["train"], "train")
-    if "rate" in changes:
-        rate: float = serial.from_dict(float, changes["rate"]["rate"], "rate")
-        try:
-            train = dataclasses.replace(train, optimizer=_at_rate(train.optimizer, rate))
-        except UserError:
-            sentence = "give a learning rate above 0 and well below 1000, such as 1e-3."
-            raise UserError(f"--rate is {rate:g}; {sentence}") from None
+    others, rate = _rate_apart(changes["train"])
+    data, train = _of_type(data, changes["data"]), serial.change(train, others, "train")
+    if rate is not None:
+        train = dataclasses.replace(train, optimizer=_at_rate(train.optimizer, rate))
     return Run(model, serial.change(data, changes["data"], "data"), train)
 
 
@@ -71,7 +67,7 @@ def _check_places(table: Mapping[str, Any]) -> None:
 
 
 def _by_table(overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Overrides by the table of the run file they belong to; a ``rate`` of all groups has one of its own."""
+    """Overrides by the table of the run file they belong to; ``rate`` is short for ``optimizer.rate``."""
     found: dict[str, dict[str, Any]] = {"train": {}, "data": {}, "model": {}}
     for name, value in overrides.items():
         first, _, inside = name.partition(".")
@@ -82,7 +78,8 @@ def _by_table(overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         elif first in _MODEL:
             found["model"][name] = value
         elif name == "rate":
-            found["rate"] = {name: value}
+            found["train"].pop("optimizer.rate", None)  # so that what is said last counts
+            found["train"]["optimizer.rate"] = value
         else:
             known = {"out", "resume", "use", "rate", *settings.paths()}
             raise UserError(f'There is no setting "{name}".{nearest(name, known)}')
@@ -105,12 +102,32 @@ def _no_type(value: Any) -> bool:
     return isinstance(value, dict) and "type" not in value
 
 
+def _rate_apart(changes: Mapping[str, Any]) -> tuple[dict[str, Any], float | None]:
+    """Changes to [train] without ``optimizer.rate``, and that; None where nobody gives it, or the rest's as well."""
+    flat: dict[str, Any] = {}
+    for name, value in changes.items():
+        flat |= (
+            {f"{name}.{key}": v for key, v in value.items()}
+            if name == "optimizer" and _no_type(value)
+            else {name: value}
+        )
+    rest = flat.get("optimizer.rest", {})
+    alone = "optimizer.rest.rate" not in flat and _no_type(rest) and "rate" not in rest
+    if not alone or "optimizer.rate" not in flat:
+        return flat, None
+    return flat, serial.from_dict(float, flat.pop("optimizer.rate"), "train.optimizer.rate")
+
+
 def _at_rate(optimizer: Optimizer, rate: float) -> Optimizer:
-    """The optimizer at another rate; every other group's rate stays in the same ratio to it."""
-    if isinstance(optimizer, AdamW):
-        return dataclasses.replace(optimizer, rate=rate)
-    rest = dataclasses.replace(optimizer.rest, rate=optimizer.rest.rate * (rate / optimizer.rate))
-    return dataclasses.replace(optimizer, rate=rate, rest=rest)
+    """The optimizer at another learning rate; that of its ``rest`` stays in the same ratio to it."""
+    try:
+        if isinstance(optimizer, AdamW):
+            return dataclasses.replace(optimizer, rate=rate)
+        rest = dataclasses.replace(optimizer.rest, rate=optimizer.rest.rate * (rate / optimizer.rate))
+        return dataclasses.replace(optimizer, rate=rate, rest=rest)
+    except UserError:
+        sentence = "give one above 0 and well below 1000, such as 1e-3"
+        raise UserError(f"The learning rate optimizer.rate is {rate:g}; {sentence}.") from None
 
 
 def run_files() -> dict[str, Path]:
@@ -155,7 +172,8 @@ def default_optimizer(model: Mapping[str, Any]) -> Optimizer:
 
 
 def _names(kind: type) -> list[str]:
-    return [f.name for f in dataclasses.fields(kind)]
+    """The fields of a type, and what they were called once."""
+    return [*(f.name for f in dataclasses.fields(kind)), *serial.old_names(kind)]
 
 
 _MODEL = ("recipe", "from", *dict.fromkeys(name for kind in config.Model.__args__ for name in _names(kind)))

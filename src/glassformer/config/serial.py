@@ -17,12 +17,11 @@ import operator
 import tomllib
 import types
 import typing
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..errors import UserError, nearest, need
+from ..errors import UserError, nearest, need, old_name
 
 T = TypeVar("T")
 
@@ -59,13 +58,15 @@ TYPES_RENAMED = {
     "YarnStretch": "YarnScaling",
 }
 """Types' old names -> new: what older files say is read; ``config`` has the old names too, with a warning."""
+HINTS = {"patience": "; early_stop counts evaluations without a better one"}
+"""What is added where an old name of a field may have been meant for another field."""
 
 
 def renamed(**names: str) -> Callable[[type[T]], type[T]]:
-    """Class decorator: fields' old names, ``old="new"``. Files and overrides may say them; Python is warned."""
+    """Class decorator: fields' old names, ``old="new"``, that files, overrides and Python may say, with a warning."""
 
     def told(kind: type, old: str) -> str:
-        warnings.warn(f"{kind.__name__}.{old} is {kind.__name__}.{names[old]} now.", FutureWarning, stacklevel=3)
+        old_name(f"{kind.__name__}.{old}", f"{kind.__name__}.{names[old]}", depth=2)
         return names[old]
 
     def register(kind: type[T]) -> type[T]:
@@ -205,6 +206,7 @@ def _from_union(kind: Any, raw: Any, where: str) -> Any:
         only = next(iter(classes)) if sum(map(dataclasses.is_dataclass, options)) == 1 else None
         name = type(raw).__name__ if made else raw.get("type", only)
         if not made and isinstance(name, str) and name in TYPES_RENAMED:
+            old_name(f"{_at(where)}{name}", TYPES_RENAMED[name])
             name, raw = TYPES_RENAMED[name], {key: value for key, value in raw.items() if key != "type"}
         if made or not isinstance(name, str) or name not in classes:
             said = '"type" is missing' if name is None else f'"type" is {_show(name)}'
@@ -246,6 +248,7 @@ def _from_table(kind: type, raw: Any, where: str) -> Any:
     for old, new in _RENAMED.get(kind, {}).items():
         if old in table:
             need(new not in table, f'{_at(where)}"{old}" is "{new}" now; give one of the two.')
+            old_name(f"{kind.__name__}.{old}", new, HINTS.get(old, ""))
             table[new] = table.pop(old)
     if "type" in raw and "type" not in hints and raw["type"] != kind.__name__:
         known = _known(raw["type"], {kind.__name__: kind})
@@ -342,9 +345,21 @@ def _types_first(changes: Mapping[str, Any]) -> Mapping[str, Any]:
     return {path: changes[path] for path in order}
 
 
-def _current(kind: Any, key: str) -> str:
-    """The name that the field ``key`` of the type called ``kind`` has now."""
-    return next((names[key] for one, names in _RENAMED.items() if one.__name__ == kind and key in names), key)
+def old_names(kind: Any) -> dict[str, str]:
+    """Old names of fields -> new, of the type ``kind`` or of those that are called so."""
+    found = (names for one, names in _RENAMED.items() if kind in (one, one.__name__))
+    return functools.reduce(operator.or_, found, {})
+
+
+def with_current_names(raw: Any) -> Any:
+    """What an older version wrote, with the names of types and fields of today; nobody can be asked to edit it."""
+    if isinstance(raw, Mapping):
+        kind = raw.get("type")
+        kind = TYPES_RENAMED.get(kind, kind) if isinstance(kind, str) else kind
+        names = old_names(kind)
+        table = {names.get(key, key): with_current_names(value) for key, value in raw.items()}
+        return {**table, "type": kind} if "type" in raw else table
+    return [with_current_names(item) for item in raw] if isinstance(raw, list) else raw
 
 
 def _put(node: Any, keys: list[str], value: Any, path: str) -> Any:
@@ -361,9 +376,13 @@ def _put(node: Any, keys: list[str], value: Any, path: str) -> Any:
             node = {"type": node}
         need(isinstance(node, dict), f"{path}: there is nothing to set below {json.dumps(node)}.")
         if keys == ["type"] and isinstance(value, str):
+            if value in TYPES_RENAMED:
+                old_name(f"{path} {value}", TYPES_RENAMED[value])
             value = TYPES_RENAMED.get(value, value)
             return node if node.get("type") == value else {"type": value}
-        key = _current(node.get("type"), keys[0])
+        key = old_names(node.get("type")).get(keys[0], keys[0])
+        if key != keys[0]:
+            old_name(path, key, HINTS.get(keys[0], ""))
         return {**node, key: _put(node.get(key, {}), keys[1:], value, path)}  # an unknown key is found at the end
     if table and isinstance(node, dict) and value.get("type", node.get("type")) == node.get("type"):
         for key, item in value.items():

@@ -114,8 +114,8 @@ def train(
 ) -> Iterator[Step]:
     """Train ``model`` in place, one yielded Step at a time; ``state`` goes on where a checkpoint stopped.
 
-    Raises Stuck, a UserError, when ``settings.patience`` steps in a row have no finite loss and gradient; such steps
-    never reach the weights.
+    Raises Stuck, a UserError, when ``settings.max_skipped_steps`` steps in a row have no finite loss and gradient;
+    such steps never reach the weights.
     """
     settings = settings or run.Train()
     objective = objective or Causal()
@@ -173,7 +173,7 @@ def train(
             skipped=skipped,
             metrics=sums.metrics,
         )
-        if state.bad >= settings.patience:
+        if state.bad >= settings.max_skipped_steps:
             stopped = f"Training stopped at step {state.step}: {state.bad} steps in a row were skipped ({skipped})"
             fix = "lower train.optimizer.rate or check the data, the weights are as they were before them."
             raise Stuck(f"{stopped}; {fix}")

@@ -126,7 +126,7 @@ def test_every_config_type_is_used_by_a_family() -> None:
     assert {kind.__name__ for kind in built()} - seen == {"LinearScaling"}, "add a family that uses it to tiny.py"
 
 
-CANNOT = {"sparse": {"bias"}, "flex": {"bias"}, "blocks": {"bias", "softcap"}, "sdpa": {"softcap"}}
+CANNOT = {"block_sparse": {"bias"}, "flex": {"bias"}, "cpu_blocks": {"bias", "softcap"}, "sdpa": {"softcap"}}
 
 
 def needs(cfg: c.Model) -> list[set[str]]:
@@ -411,7 +411,7 @@ def test_engines_agree_on_gradients(
 def test_training_in_bf16_on_a_cpu_takes_the_blocks() -> None:
     pos = torch.arange(8)[None]
     mask = Mask(pos, pos, causal=True, contiguous=True)
-    for dtype, wanted in ((torch.float32, "sdpa"), (torch.bfloat16, "blocks")):
+    for dtype, wanted in ((torch.float32, "sdpa"), (torch.bfloat16, "cpu_blocks")):
         q = torch.randn(1, 2, 8, 16, dtype=dtype, requires_grad=True)
         inputs = AttentionInputs(q, q, q, mask, None, 0.25)
         assert engines.choose(inputs).name == "sdpa"

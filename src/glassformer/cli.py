@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows another
-    warnings.formatwarning = _warning
+    warnings.formatwarning = _warning  # type: ignore[assignment]
     try:
         check_text(words)
         if words[:1] == ["help"]:

@@ -223,3 +223,34 @@ def test_a_rate_in_a_run_file(tmp_path):
     assert found.optimizer == run.Muon(rate=1e-3, rest=run.AdamW(rate=2e-3)) and found.steps == 100
     assert found.schedule == run.WarmupStableDecay(warmup=0.1)
     assert run_file.read(file, {"optimizer.rate": "2e-3"}).train.optimizer.rate == 2e-3
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("window(16) | every(8)", config.Window(16) | config.Every(8)),
+        ("strided(4) & prefix(2)", config.Strided(4) & config.Prefix(2)),
+        ("causal", config.Causal()),
+        ("Full", config.Full()),
+    ],
+)
+def test_a_mask_is_written_in_a_run_file_as_the_command_masks_takes_it(tmp_path, text, rule):
+    path = write(tmp_path, f'[model]\nrecipe = "glass/200k"\ndecoder.pattern.attention.mask = "{text}"\n')
+    for read in (run_file.read(path), run_file.read(None, {"decoder.pattern.attention.mask": text})):
+        block = plan_run(read).model.decoder.pattern[0]
+        assert block.attention.mask == rule
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("window(0)", "mask: Window.size is 0"),
+        ("windw(3)", 'mask: There is no rule "windw". Did you mean "window"'),
+        ("window", "mask: .*write window.size"),
+        ("Windo", 'mask: there is no "Windo"; give one of Full, .*Window'),
+        ("window(", "mask: .*is not a rule"),
+    ],
+)
+def test_a_mask_that_is_none_is_one_sentence(text, said):
+    with pytest.raises(UserError, match=said):
+        plan_run(run_file.read(None, {"decoder.pattern.attention.mask": text}))

@@ -56,7 +56,7 @@ def test_attention_in_blocks_drops_as_the_readable_one_does(dtype: torch.dtype) 
     pos[1] = torch.arange(16)
     mask = Mask(pos, pos, True, document_ids=(document_ids, document_ids))
     found = []
-    for engine in ("eager", "blocks"):
+    for engine in ("eager", "cpu_blocks"):
         torch.manual_seed(1)
         q, k, v = (torch.randn(shape, generator=torch.Generator().manual_seed(n)).to(dtype) for n in range(3))
         q, k, v = (x.requires_grad_() for x in (q, k, v))

@@ -5,18 +5,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
 from glassformer import config as c
-from glassformer.nn import Mask
+from glassformer.errors import OldNameWarning, UserError
+from glassformer.nn import Mask, build_model, engines
 from glassformer.nn.engines import attend, choose
 from glassformer.nn.engines.inputs import AttentionInputs
+from glassformer.recipes import find
 
 HEADS, D, SCALE = 4, 16, 0.4  # not D**-0.5
-SHORT, LONG = 160, 576  # more than a block of ``blocks`` and of ``prefill``; long enough for ``sparse``
+SHORT, LONG = 160, 576  # more than a block of ``cpu_blocks`` and of ``prefill``; long enough for ``block_sparse``
 UNIT = {torch.float32: 2**-24, torch.bfloat16: 2**-8}
 """The most that one rounding changes a number by, relative to it."""
 
@@ -54,9 +57,9 @@ def seen_early(length: int, mask_rule: c.MaskRule) -> Mask:
 
 
 FUSED = dict.fromkeys(("float32", "float32 learning", "bfloat16", "bfloat16 learning"), "sdpa")
-BLOCKS = {**FUSED, "bfloat16 learning": "blocks"}
-SPARSE = dict.fromkeys(FUSED, "sparse")
-TRAINED = {**SPARSE, "bfloat16 learning": "blocks"}
+BLOCKS = {**FUSED, "bfloat16 learning": "cpu_blocks"}
+SPARSE = dict.fromkeys(FUSED, "block_sparse")
+TRAINED = {**SPARSE, "bfloat16 learning": "cpu_blocks"}
 SITUATIONS: dict[str, tuple[Callable[[], Mask], dict[str, str]]] = {
     "prompt": (lambda: own(row(SHORT), contiguous=True), {**BLOCKS, "bfloat16": "prefill"}),
     "token": (lambda: own(row(200), queries=1, contiguous=True), BLOCKS),
@@ -147,7 +150,7 @@ def test_as_near_the_truth_as_the_readable_engine(
         law, ours = case.found(learning, engine="eager"), case.found(learning)
         wanted = engines[str(dtype)[6:] + (" learning" if learning else "")]
         if softcap is not None:
-            wanted = "sparse" if engines is SPARSE or engines is TRAINED else "eager"
+            wanted = "block_sparse" if engines is SPARSE or engines is TRAINED else "eager"
         assert chosen[-2:] == ["eager", wanted]
         for exact, one, other in zip(true, law, ours, strict=False):
             # rounded once at the end, and sums of S terms in fp32, each in its own order
@@ -182,14 +185,14 @@ def test_a_bias_is_added_after_the_cap(name: str, kv_heads: int, softcap: float 
 
 DROPPED = [
     (engine, name)
-    for engine in ("eager", "sdpa", "blocks", "sparse")
+    for engine in ("eager", "sdpa", "cpu_blocks", "block_sparse")
     for name in ("prompt", "ragged token", "window", "both ways")
 ]
 AUTO = {  # the engines that train and that do not, without and with a cap
-    ("prompt", None): ["blocks", "sdpa"],
+    ("prompt", None): ["cpu_blocks", "sdpa"],
     ("prompt", 2.0): ["eager", "eager"],
-    ("long padded window", None): ["blocks", "sparse"],
-    ("long padded window", 2.0): ["sparse", "sparse"],
+    ("long padded window", None): ["cpu_blocks", "block_sparse"],
+    ("long padded window", 2.0): ["block_sparse", "block_sparse"],
 }
 
 
@@ -200,7 +203,7 @@ def test_dropout_drops_its_share_and_learns_from_what_is_left(
     engine: str, name: str, dtype: torch.dtype, softcap: float | None, chosen: list[str]
 ) -> None:
     """The values are the identity, so what comes out is the pattern itself, and tells what was dropped."""
-    if softcap is not None and engine in ("sdpa", "blocks"):
+    if softcap is not None and engine in ("sdpa", "cpu_blocks"):
         pytest.skip(f"{engine} cannot cap scores: another engine would run")
     mask, rate = SITUATIONS[name][0](), 0.25
     S = mask.k_pos.shape[1]
@@ -222,8 +225,24 @@ def test_dropout_drops_its_share_and_learns_from_what_is_left(
     assert chosen == (AUTO[name, softcap] if engine == "auto" else [engine, engine])
 
 
+def test_an_engine_is_named_as_its_file_is() -> None:
+    """What is no engine is refused where it is set, not in the forward pass; old names are understood."""
+    model = build_model(find("glass/200k"), device="meta")
+    with pytest.raises(
+        UserError, match=r'no engine of attention "flash"; give auto, block_sparse, cpu_blocks, prefill'
+    ):
+        model.engine = "flash"
+    with pytest.warns(OldNameWarning, match='"sparse" is "block_sparse" now'):
+        model.engine = "sparse"
+    assert model.engine == "block_sparse"
+    home = Path(engines.__file__).parent
+    assert {name for name in engines.ENGINES if not (home / f"{name}.py").is_file()} == {"prefill"}  # in cpu_blocks.py
+
+
 def test_what_an_engine_cannot_compute_is_left_to_another() -> None:
-    """By name: no bias in ``sparse``, ``flex``, ``blocks``; no cap in ``blocks``, ``sdpa``; no dropout in ``flex``."""
+    """By name: no bias in ``block_sparse``, ``flex``, ``cpu_blocks``; no cap in ``cpu_blocks``, ``sdpa``; no dropout in
+    ``flex``.
+    """
     q = torch.randn(1, 1, SHORT, D)
     plain = AttentionInputs(q, q, q, own(row(SHORT), contiguous=True), None, SCALE)
     biased, capped = plain._replace(bias=torch.zeros(1, 1, SHORT, SHORT)), plain._replace(softcap=2.0)
@@ -231,15 +250,15 @@ def test_what_an_engine_cannot_compute_is_left_to_another() -> None:
     asked = {
         "eager": (plain, biased, capped, plain._replace(dropout=0.1), learning),
         "sdpa": (plain, biased, plain._replace(dropout=0.1), learning),
-        "blocks": (plain, plain._replace(dropout=0.1), learning),
-        "sparse": (plain, capped, plain._replace(dropout=0.1), learning),
+        "cpu_blocks": (plain, plain._replace(dropout=0.1), learning),
+        "block_sparse": (plain, capped, plain._replace(dropout=0.1), learning),
         "flex": (plain, capped),
     }
     left = {
         "sdpa": {"eager": (capped,)},
-        "blocks": {"eager": (capped,), "sdpa": (biased,)},
-        "sparse": {"sdpa": (biased,)},
-        "flex": {"sdpa": (biased, learning), "blocks": (learning._replace(dropout=0.1),)},
+        "cpu_blocks": {"eager": (capped,), "sdpa": (biased,)},
+        "block_sparse": {"sdpa": (biased,)},
+        "flex": {"sdpa": (biased, learning), "cpu_blocks": (learning._replace(dropout=0.1),)},
         "prefill": {"sdpa": (plain, biased, learning), "eager": (capped,)},
     }
     for name, computed in asked.items():

@@ -161,14 +161,14 @@ def computed(engine: str, mask: Mask, kv_heads: int, softcap: float | None) -> l
 
 @every_rule
 @pytest.mark.parametrize("name", SITUATIONS)
-@pytest.mark.parametrize("engine", ["sparse", "blocks", "sdpa"])
+@pytest.mark.parametrize("engine", ["block_sparse", "cpu_blocks", "sdpa"])
 def test_every_engine_equals_eager(
     engine: str, name: str, mask_rule: c.MaskRule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(block_mask, "BLOCK", 8)  # several blocks
     monkeypatch.setattr(block_mask, "TILE_SCORES", 256)  # several tiles
     monkeypatch.setattr(cpu_blocks, "BLOCK", 16)
-    for causal, kv_heads, softcap in ((True, 2, None), (False, 4, 3.0 if engine == "sparse" else None)):
+    for causal, kv_heads, softcap in ((True, 2, None), (False, 4, 3.0 if engine == "block_sparse" else None)):
         mask = situation(name, mask_rule, causal)
         found = computed(engine, mask, kv_heads, softcap)
         for left, right in zip(found, computed("eager", mask, kv_heads, softcap), strict=True):
@@ -228,7 +228,7 @@ def test_sparse_reads_a_cache_in_chunks(
     model = tiny.model(tiny.DECODERS[family])
     given = tokens(2, 40)
     wanted = model(given).logits
-    model.engine, cache = "sparse", Cache(model.config)
+    model.engine, cache = "block_sparse", Cache(model.config)
     found = torch.cat([model(part, cache=cache).logits for part in given.split(chunks, dim=1)], dim=1)
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
 
@@ -246,7 +246,7 @@ def test_the_gradient_is_that_of_small_differences(
 
     def run(*inputs: torch.Tensor) -> torch.Tensor:
         torch.manual_seed(5)
-        return ENGINES["sparse"].run(AttentionInputs(*inputs, mask, None, 0.7, softcap=2.0, dropout=0.3))
+        return ENGINES["block_sparse"].run(AttentionInputs(*inputs, mask, None, 0.7, softcap=2.0, dropout=0.3))
 
     assert torch.autograd.gradcheck(run, inputs, fast_mode=True)
 
@@ -256,7 +256,7 @@ def test_dropout_drops_its_share_and_keeps_the_mean() -> None:
     mask = Mask(pos, pos, True, c.Window(16), contiguous=True)
     q = torch.randn(1, 1, 64, 64)
     ones = torch.eye(64)[None, None]  # what comes out is the pattern itself
-    sparse, inputs = ENGINES["sparse"].run, AttentionInputs(q, q, ones, mask, None, 0.1)
+    sparse, inputs = ENGINES["block_sparse"].run, AttentionInputs(q, q, ones, mask, None, 0.1)
     whole = sparse(inputs)
     dropped = torch.stack([sparse(inputs._replace(dropout=0.25)) for _ in range(400)])
     seen = whole > 0
@@ -292,7 +292,7 @@ def test_long_rows_hold_nothing_of_all_pairs(mask_rule: c.MaskRule, kind: str, c
     q, k, v = (torch.randn(len(pos), 2, T, 8, requires_grad=True) for _ in range(3))
     with Largest() as most:
         attend(AttentionInputs(q, k, v, mask, None, 0.3)).sum().backward()
-    assert chosen == ["sparse"] and mask._dense is None
+    assert chosen == ["block_sparse"] and mask._dense is None
     assert most.numbers <= T * T // 8
 
 
@@ -302,7 +302,7 @@ def test_sparse_is_chosen_where_it_pays_and_only_there() -> None:
     def sparse(mask_rule: c.MaskRule, length: int = 1024, **rest: object) -> bool:
         mask = Mask(pos[:, :length], pos[:, :length], True, mask_rule, **rest)  # type: ignore[arg-type]
         q = torch.zeros(1, 1, length, 8)
-        return choose(AttentionInputs(q, q, q, mask, None, 0.3)).name == "sparse"
+        return choose(AttentionInputs(q, q, q, mask, None, 0.3)).name == "block_sparse"
 
     document_ids = pos // 128
     assert sparse(c.Window(64), contiguous=True)

@@ -4,10 +4,11 @@ The type is the switch, numbers do the rest: mechanisms that exclude each other 
 (``norm=RMSNorm()`` or ``norm=LayerNorm()``), never flags side by side.
 
     model ends feedforward position mask scaling rnn         what a model is made of
-    context                                                   a model for longer or shorter texts than it was made for
-    shapes visible                                            its parameters' shapes and its masks, without torch
+    context_length                                            a model for longer or shorter texts than it was made for
+    shapes mask_arrays                                        its parameters' shapes and its masks, without torch
     run run_file objective optimizer settings                 what a run file says, and how it is read
     serial                                                    config <-> dict, JSON and TOML; dotted overrides
+    differences                                               in which settings two configs differ
     extend                                                    a Python file of the user's own
 """
 

@@ -8,10 +8,10 @@ from dataclasses import fields
 from functools import reduce
 from inspect import signature
 from operator import and_, or_
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 from ..errors import UserError, above_zero, nearest, need
-from .serial import frozen, members
+from .serial import EXPRESSIONS, frozen, members
 
 MaskFunction: TypeAlias = Callable[[Any, Any], Any]
 """Positions of queries and of keys, arrays of any kind whose shapes broadcast -> whether the query may attend."""
@@ -232,6 +232,15 @@ class Either(_Combined):
 MaskRule: TypeAlias = (
     Full | Causal | Prefix | Window | Every | Chunk | Tail | Strided | Fixed | Both | Either  # one name each in config
 )
+
+
+def _written(text: str) -> MaskRule | None:
+    """What ``window(4) | every(8)`` means in a file; None for what is no expression but a slip of a name or table."""
+    expression = any(sign in text for sign in "(|&") and not text.startswith("{")
+    return parse_rule(text) if expression or text.lower() in rules() else None
+
+
+EXPRESSIONS[frozenset(get_args(MaskRule))] = _written
 
 
 def rules() -> dict[str, type]:

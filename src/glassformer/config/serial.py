@@ -124,6 +124,10 @@ def member(slot: Any) -> Callable[[type[T]], type[T]]:
     return register
 
 
+EXPRESSIONS: dict[frozenset[type], Callable[[str], Any]] = {}
+"""Of a slot's types: what reads a member written as one text; None where the text is none."""
+
+
 def members(slot: Any) -> dict[str, type]:
     """The types of a slot by name, those that ``member`` added last."""
     options = set(typing.get_args(slot) or (slot,))
@@ -214,6 +218,13 @@ def _from_union(kind: Any, raw: Any, where: str) -> Any:
         return _from_table(classes[name], raw, where)
     if classes and isinstance(raw, str) and raw in classes:  # a type with nothing to set, by name alone
         return _from_table(classes[raw], {}, where)
+    written = EXPRESSIONS.get(frozenset(options) - {type(None)}) if isinstance(raw, str) else None
+    if written is not None:
+        try:
+            if (value := written(raw)) is not None:
+                return value
+        except UserError as error:
+            raise UserError(f"{_at(where)}{error}") from None
     plain = [o for o in options if o is not type(None) and not dataclasses.is_dataclass(o) and not _named_package(o)]
     if not plain:
         known = _known(raw, classes)

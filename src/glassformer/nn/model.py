@@ -19,6 +19,7 @@ from ..config.context_length import longer_hint
 from ..errors import UserError
 from .build import build, builds
 from .cache import Cache
+from .engines import engine_name
 from .flow import Flow, Memory, Tape, TracedModule
 from .prepacked import unpack
 
@@ -65,13 +66,22 @@ class Model(TracedModule):
     def __init__(self, cfg: vocabulary.Model) -> None:
         super().__init__()
         self.config = cfg
-        self.engine = "auto"  # or one of nn.engines.ENGINES by name
+        self._engine = "auto"
         self.embed = build(cfg.embed, vocabulary.embed_dim(cfg))
         self.head = build(cfg.head, cfg.dim, cfg.embed.vocab) if cfg.head is not None else None
         if cfg.pool is not None:
             self.pool = build(cfg.pool, cfg.dim)
         own = getattr(cfg, "token_head", None)
         self.token_head = build(own, cfg.dim) if own is not None else None
+
+    @property
+    def engine(self) -> str:
+        """What computes attention: "auto", or one of ``nn.engines.ENGINES`` by name; UserError for another name."""
+        return self._engine
+
+    @engine.setter
+    def engine(self, name: str) -> None:
+        self._engine = engine_name(name)
 
     def train(self, mode: bool = True) -> Self:
         """As in PyTorch; a training needs the memory that prepacked weights take."""

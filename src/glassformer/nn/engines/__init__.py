@@ -3,7 +3,7 @@
 inputs        what an engine is given: AttentionInputs
 eager         written out; what a tape watches
 sdpa          PyTorch's fused kernels
-cpu_blocks    training and bf16 prompts on a CPU
+cpu_blocks    training on a CPU; and ``prefill``: prompts in bf16 there
 block_sparse  FlashAttention's algorithm over the blocks that block_mask names
 flex          PyTorch's FlexAttention, for GPUs
 """
@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ...errors import UserError, old_name
 from . import cpu_blocks
 from .block_mask import density
 from .block_sparse import block_sparse_attention
@@ -32,17 +33,17 @@ class Engine(NamedTuple):
     name: str
     run: Callable[[AttentionInputs], Tensor]
     supports: Callable[[AttentionInputs], bool]  # whether it can compute them
-    pays: Callable[[AttentionInputs], bool]  # whether it was measured to be the fastest of those that can
+    preferred: Callable[[AttentionInputs], bool]  # whether it was measured to be the fastest of those that can
 
 
 def _few_blocks(inputs: AttentionInputs) -> bool:
-    """Long rows on a CPU whose blocks of pairs are few; fewer beside ``blocks``, which is fast as well."""
+    """Long rows on a CPU whose blocks of pairs are few; fewer beside ``cpu_blocks``, which is fast as well."""
     if inputs.q.shape[2] < 512 or inputs.bias is not None or inputs.mask.fast_path is not None or not inputs.on_cpu:
         return False
-    return density(inputs.mask) <= (0.15 if _supports_blocks(inputs) and _trains_slowly(inputs) else 0.3)
+    return density(inputs.mask) <= (0.15 if _supports_blocks(inputs) and _slow_training(inputs) else 0.3)
 
 
-def _trains_slowly(inputs: AttentionInputs) -> bool:
+def _slow_training(inputs: AttentionInputs) -> bool:
     """Training on a CPU in bf16 or with dropout, up to 1,024 keys."""
     if not (inputs.needs_grad and inputs.on_cpu) or inputs.k.shape[2] > 1024 or inputs.q.dtype != inputs.k.dtype:
         return False
@@ -69,9 +70,9 @@ ENGINES = {
     engine.name: engine
     for engine in (
         # window(256) of 8,192 tokens, forward and backward: 10 times as fast as sdpa (docs/masks.md)
-        Engine("sparse", block_sparse_attention, lambda inputs: inputs.bias is None, _few_blocks),
+        Engine("block_sparse", block_sparse_attention, lambda inputs: inputs.bias is None, _few_blocks),
         # PyTorch's bf16 backward takes 2 to 3 times as long on a CPU; with dropout it has no fused kernel
-        Engine("blocks", blocks_attention, _supports_blocks, _trains_slowly),
+        Engine("cpu_blocks", blocks_attention, _supports_blocks, _slow_training),
         # PyTorch's fused kernel takes 1.2 to 1.8 times as long (benchmarks/limits.py)
         Engine("prefill", prefill_attention, _bf16_prompt, lambda inputs: inputs.q.shape[2] >= cpu_blocks.BLOCK // 2),
         # not measured on a GPU yet: only by name
@@ -82,7 +83,20 @@ ENGINES = {
         Engine("eager", eager_attention, lambda inputs: True, lambda inputs: True),
     )
 }
-"""The table that chooses, each row with what was measured: the first engine that supports a call and pays."""
+"""The table that chooses, each row with what was measured: the first engine that is preferred and supports a call."""
+
+
+_OLD = {"sparse": "block_sparse", "blocks": "cpu_blocks"}
+
+
+def engine_name(name: str) -> str:
+    """Which engine a name means today: one of ENGINES, or "auto"; UserError where it means none."""
+    if name in _OLD:
+        old_name(f'The engine "{name}"', f'"{_OLD[name]}"')
+    name = _OLD.get(name, name)
+    if name != "auto" and name not in ENGINES:
+        raise UserError(f'There is no engine of attention "{name}"; give auto, {", ".join(ENGINES)}.')
+    return name
 
 
 def choose(inputs: AttentionInputs, name: str = "auto") -> Engine:
@@ -90,7 +104,7 @@ def choose(inputs: AttentionInputs, name: str = "auto") -> Engine:
     if name != "auto" and ENGINES[name].supports(inputs):
         return ENGINES[name]
     for engine in ENGINES.values():
-        if engine.pays(inputs) and engine.supports(inputs):  # what pays is seldom: the sooner told
+        if engine.preferred(inputs) and engine.supports(inputs):  # in this order: the first says no more often
             return engine
     raise AssertionError("eager supports every call")
 

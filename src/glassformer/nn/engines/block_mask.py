@@ -206,7 +206,7 @@ def block_masks(mask: Mask) -> list[BlockMask]:
 
 
 def density(mask: Mask) -> float:
-    """The share of all pairs that lie in the blocks to be computed: what ``sparse`` costs beside a dense engine."""
+    """The share of all pairs that lie in the blocks to be computed: ``block_sparse``'s cost beside a dense engine."""
     made = block_masks(mask)
     return sum(one.pairs for one in made) / (len(made[0].blocks) * mask.q_pos.shape[1] * mask.k_pos.shape[1])
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import files, recipes
 from ..config import Model as ModelConfig
-from ..config import serial
+from ..config import old_names, serial
 from ..config.context_length import for_context
 from ..errors import UserError, need
 from ..recipes import sentences
@@ -220,7 +220,7 @@ def _read(name: str, folder: Path, base: str | None) -> Checkpoint:
         version = json.dumps(raw["glassformer"])[:20]
         raise UserError(f"{path} is in format {version} and this version reads {FORMAT}; upgrade glassformer.")
     try:
-        model = serial.from_dict(ModelConfig, serial.with_current_names(raw.get("model")))
+        model = serial.from_dict(ModelConfig, old_names.with_current_names(raw.get("model")))
         return Checkpoint(name, folder, model, None, base, labels)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None

@@ -8,6 +8,7 @@ The type is the switch, numbers do the rest: mechanisms that exclude each other 
     shapes mask_arrays                                        its parameters' shapes and its masks, without torch
     run run_file objective optimizer settings                 what a run file says, and how it is read
     serial                                                    config <-> dict, JSON and TOML; dotted overrides
+    old_names                                                 what types and fields were called once
     differences                                               in which settings two configs differ
     extend                                                    a Python file of the user's own
 """
@@ -40,10 +41,11 @@ from .model import (
     source_embed,
     stacks,
 )
+from .old_names import TYPES_RENAMED
 from .position import Alibi, Learned, NoPosition, Position, RelativeBias, Rotary, Sinusoidal
 from .rnn import GRU, LSTM, Additive, Cell, Recurrent, Summary
 from .scaling import LinearScaling, Llama3Scaling, LongRopeScaling, RopeScaling, YarnScaling
-from .serial import TYPES_RENAMED, frozen, member
+from .serial import frozen, member
 
 _OLD = {"See": "MaskRule", "Stretch": "RopeScaling", **TYPES_RENAMED}
 

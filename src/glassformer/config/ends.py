@@ -6,7 +6,8 @@ from typing import Literal, TypeAlias
 
 from ..errors import above_zero, need
 from .feedforward import Activation
-from .serial import frozen, renamed
+from .old_names import renamed
+from .serial import frozen
 from .shapes import Shapes, each, join, linear, of, table
 
 MOST_LAGS = 1 << 10  # far beyond what anybody trains; more would only hang

@@ -16,9 +16,10 @@ from ..errors import UserError, above_zero, need
 from .ends import Embed, Head, Init, Norm, Pool, RMSNorm, TokenHead
 from .feedforward import FeedForward
 from .mask import Full, MaskRule
+from .old_names import renamed
 from .position import NoPosition, Position
 from .rnn import Recurrent
-from .serial import frozen, renamed
+from .serial import frozen
 from .shapes import Shapes, each, join, linear, of
 
 MOST_HEADS = 1 << 14  # far beyond what anybody trains; more would only hang

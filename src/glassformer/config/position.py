@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from ..errors import above_zero, need
+from .old_names import renamed
 from .scaling import LongRopeScaling, RopeScaling, YarnScaling
-from .serial import frozen, renamed
+from .serial import frozen
 from .shapes import Shapes, Unmultiplied, join, none, table
 
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from ..errors import need
 from . import objective as objectives
 from .objective import Full, Objective, Tune
+from .old_names import renamed
 from .optimizer import AdamW as AdamW
 from .optimizer import Constant as Constant
 from .optimizer import Cosine as Cosine
@@ -23,7 +24,7 @@ from .optimizer import Muon as Muon
 from .optimizer import Optimizer as Optimizer
 from .optimizer import Schedule as Schedule
 from .optimizer import WarmupStableDecay as WarmupStableDecay
-from .serial import frozen, renamed
+from .serial import frozen
 
 # -------------------------------------------------------------------------------------- the run
 

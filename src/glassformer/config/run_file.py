@@ -10,14 +10,14 @@ from typing import Any
 
 from .. import config
 from ..errors import UserError, nearest, need
-from . import serial, settings
+from . import old_names, serial, settings
 from .run import FINETUNE, FROM_SCRATCH, AdamW, Data, Examples, Optimizer, Run, Train
 
 
 def begun(folder: Path) -> dict[str, Any] | None:
     """What the run in a folder was told, as ``read`` takes it; None where there is none that can be read."""
     try:
-        told = serial.with_current_names(json.loads((folder / "run.json").read_bytes()))
+        told = old_names.with_current_names(json.loads((folder / "run.json").read_bytes()))
         return {"model": told.get("asked") or told["model"], "data": told["data"], "train": told["train"]}
     except (OSError, ValueError, LookupError, AttributeError):
         return None
@@ -173,7 +173,7 @@ def default_optimizer(model: Mapping[str, Any]) -> Optimizer:
 
 def _names(kind: type) -> list[str]:
     """The fields of a type, and what they were called once."""
-    return [*(f.name for f in dataclasses.fields(kind)), *serial.old_names(kind)]
+    return [*(f.name for f in dataclasses.fields(kind)), *old_names.old_names(kind)]
 
 
 _MODEL = ("recipe", "from", *dict.fromkeys(name for kind in config.Model.__args__ for name in _names(kind)))

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import UserError, nearest, need, old_name
+from .old_names import HINTS, TYPES_RENAMED, old_names
 
 T = TypeVar("T")
 
@@ -48,44 +49,6 @@ def frozen(kind: type[T]) -> type[T]:
 
     kind.__post_init__ = check  # type: ignore[attr-defined]
     return dataclasses.dataclass(frozen=True)(kind)
-
-
-_RENAMED: dict[type, dict[str, str]] = {}  # fields' old names -> new
-TYPES_RENAMED = {
-    "LinearStretch": "LinearScaling",
-    "Llama3Stretch": "Llama3Scaling",
-    "LongStretch": "LongRopeScaling",
-    "YarnStretch": "YarnScaling",
-}
-"""Types' old names -> new: what older files say is read; ``config`` has the old names too, with a warning."""
-HINTS = {"patience": "; early_stop counts evaluations without a better one"}
-"""What is added where an old name of a field may have been meant for another field."""
-
-
-def renamed(**names: str) -> Callable[[type[T]], type[T]]:
-    """Class decorator: fields' old names, ``old="new"``, that files, overrides and Python may say, with a warning."""
-
-    def told(kind: type, old: str) -> str:
-        old_name(f"{kind.__name__}.{old}", f"{kind.__name__}.{names[old]}", depth=2)
-        return names[old]
-
-    def register(kind: type[T]) -> type[T]:
-        make: Any = kind.__init__
-
-        @functools.wraps(make)
-        def init(self: Any, *given: Any, **fields: Any) -> None:
-            make(self, *given, **{told(kind, name) if name in names else name: x for name, x in fields.items()})
-
-        def read(old: str, self: Any) -> Any:
-            return getattr(self, told(kind, old))
-
-        kind.__init__ = init  # type: ignore[method-assign]
-        for old in names:
-            setattr(kind, old, property(functools.partial(read, old)))
-        _RENAMED[kind] = names
-        return kind
-
-    return register
 
 
 SIZE = 1 << 63  # integers stay below it
@@ -256,7 +219,7 @@ def _from_table(kind: type, raw: Any, where: str) -> Any:
     _must(isinstance(raw, Mapping), raw, f"a table of {kind.__name__}'s settings", where)
     hints = _hints(kind)
     table = {key: value for key, value in raw.items() if key != "type" or "type" in hints}
-    for old, new in _RENAMED.get(kind, {}).items():
+    for old, new in old_names(kind).items():
         if old in table:
             need(new not in table, f'{_at(where)}"{old}" is "{new}" now; give one of the two.')
             old_name(f"{kind.__name__}.{old}", new, HINTS.get(old, ""))
@@ -354,23 +317,6 @@ def _types_first(changes: Mapping[str, Any]) -> Mapping[str, Any]:
         below = (at for at, other in enumerate(order) if other.startswith(path.removesuffix("type")))
         order.insert(next(below), order.pop(order.index(path)))
     return {path: changes[path] for path in order}
-
-
-def old_names(kind: Any) -> dict[str, str]:
-    """Old names of fields -> new, of the type ``kind`` or of those that are called so."""
-    found = (names for one, names in _RENAMED.items() if kind in (one, one.__name__))
-    return functools.reduce(operator.or_, found, {})
-
-
-def with_current_names(raw: Any) -> Any:
-    """What an older version wrote, with the names of types and fields of today; nobody can be asked to edit it."""
-    if isinstance(raw, Mapping):
-        kind = raw.get("type")
-        kind = TYPES_RENAMED.get(kind, kind) if isinstance(kind, str) else kind
-        names = old_names(kind)
-        table = {names.get(key, key): with_current_names(value) for key, value in raw.items()}
-        return {**table, "type": kind} if "type" in raw else table
-    return [with_current_names(item) for item in raw] if isinstance(raw, list) else raw
 
 
 def _put(node: Any, keys: list[str], value: Any, path: str) -> Any:

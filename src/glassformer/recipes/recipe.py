@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from .. import config
-from ..config.serial import renamed
+from ..config.old_names import renamed
 from ..errors import UserError, nearest
 
 T = TypeVar("T")

@@ -20,7 +20,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 
 from ..config.objective import Objective
-from ..config.serial import renamed
+from ..config.old_names import renamed
 from ..data.shards import Shards
 from ..errors import UserError
 

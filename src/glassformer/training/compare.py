@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import config, files
-from ..config import run_file, serial
+from ..config import old_names, run_file, serial
 from ..config.run import Run
 from ..cost import cost
 from ..errors import need
@@ -233,7 +233,7 @@ def figures(folder: Path) -> dict[str, Any]:
     about = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     return {
         "valid": {"loss": best["valid"], **valid},
-        "parameters": cost(serial.from_dict(config.Model, serial.with_current_names(about["model"]))).total,
+        "parameters": cost(serial.from_dict(config.Model, old_names.with_current_names(about["model"]))).total,
         "tokens": tokens,
         "seconds": seconds,
         "plan": about["plan"]["dtype"] + (", compiled" if about["plan"]["compile"] else ""),

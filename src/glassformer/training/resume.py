@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..config import serial
+from ..config import old_names, serial
 from ..config.run import MAY_CHANGE_ON_RESUME, Run, Train
 from ..errors import UserError, need
 from . import checkpoint
@@ -24,7 +24,7 @@ def previous_run(settings: Run, out: Path, resume: bool) -> dict[str, Any]:
         need(not resume, f"{out} holds no run to go on with; leave out --resume to begin one there.")
         return {}
     need(resume, f"{out} holds a run already; add --resume to go on with it, or choose another folder.")
-    before: dict[str, Any] = serial.with_current_names(checkpoint.read_json(out / "run.json"))
+    before: dict[str, Any] = old_names.with_current_names(checkpoint.read_json(out / "run.json"))
     recipe, given = (dict(table or {}).get("recipe") for table in (before.get("asked"), settings.model))
     if recipe and given:  # said before what follows from it
         must_be_same(recipe, given, out, "recipe")

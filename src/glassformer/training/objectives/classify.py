@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...config import Decoder, Encoder, Model, bodies
 from ...config.objective import Objective, Tune
-from ...config.serial import frozen, renamed
+from ...config.old_names import renamed
+from ...config.serial import frozen
 from ...data.correlation import correlations, matthews
 from ...data.examples import Example, Row
 from ...errors import need

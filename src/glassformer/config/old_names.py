@@ -1,0 +1,68 @@
+"""What types and fields were called once: read in files and overrides, and in Python, with a warning. No torch here."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from ..errors import old_name
+
+T = TypeVar("T")
+
+_RENAMED: dict[type, dict[str, str]] = {}  # fields' old names -> new
+TYPES_RENAMED = {
+    "LinearStretch": "LinearScaling",
+    "Llama3Stretch": "Llama3Scaling",
+    "LongStretch": "LongRopeScaling",
+    "YarnStretch": "YarnScaling",
+}
+"""Types' old names -> new: what older files say is read; ``config`` has the old names too, with a warning."""
+HINTS = {"patience": "; early_stop counts evaluations without a better one"}
+"""What is added where an old name of a field may have been meant for another field."""
+
+
+def renamed(**names: str) -> Callable[[type[T]], type[T]]:
+    """Class decorator: fields' old names, ``old="new"``, that files, overrides and Python may say, with a warning."""
+
+    def told(kind: type, old: str) -> str:
+        old_name(f"{kind.__name__}.{old}", f"{kind.__name__}.{names[old]}", depth=2)
+        return names[old]
+
+    def register(kind: type[T]) -> type[T]:
+        make: Any = kind.__init__
+
+        @functools.wraps(make)
+        def init(self: Any, *given: Any, **fields: Any) -> None:
+            make(self, *given, **{told(kind, name) if name in names else name: x for name, x in fields.items()})
+
+        def read(old: str, self: Any) -> Any:
+            return getattr(self, told(kind, old))
+
+        kind.__init__ = init  # type: ignore[method-assign]
+        for old in names:
+            setattr(kind, old, property(functools.partial(read, old)))
+        _RENAMED[kind] = names
+        return kind
+
+    return register
+
+
+def old_names(kind: Any) -> dict[str, str]:
+    """Old names of fields -> new, of the type ``kind`` (its bases' too) or of those that are called so."""
+    known = _RENAMED.items()
+    if isinstance(kind, type):
+        return functools.reduce(operator.or_, (names for one, names in known if issubclass(kind, one)), {})
+    return functools.reduce(operator.or_, (names for one, names in known if kind == one.__name__), {})
+
+
+def with_current_names(raw: Any) -> Any:
+    """What an older version wrote, with the names of types and fields of today; nobody can be asked to edit it."""
+    if isinstance(raw, Mapping):
+        kind = raw.get("type")
+        kind = TYPES_RENAMED.get(kind, kind) if isinstance(kind, str) else kind
+        names = old_names(kind)
+        table = {names.get(key, key): with_current_names(value) for key, value in raw.items()}
+        return {**table, "type": kind} if "type" in raw else table
+    return [with_current_names(item) for item in raw] if isinstance(raw, list) else raw

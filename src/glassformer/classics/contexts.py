@@ -21,7 +21,7 @@ from ..nn import Model, Tape
 from ..nn.inference import inference
 from ..tokenizer.tokenizer import Tokenizer
 from .vectors import Vectors
-from .vocabulary import Array
+from .vocabulary import Array, read_lines
 
 Place = tuple[str, int, int]  # a text, and from which to before which character of it a word stands
 
@@ -106,7 +106,8 @@ def read_wic(folder: Path, part: str) -> list[Pair]:
     Raises UserError, with the line, for files that are not of its form.
     """
     pairs = []
-    data, gold = (_lines(folder / f"{part}.{kind}.txt") for kind in ("data", "gold"))
+    names = (f"{part}.{kind}.txt" for kind in ("data", "gold"))
+    data, gold = (read_lines(folder / name, "give the folder of WiC's files") for name in names)
     counts = f"{folder} has {len(data)} pairs in {part} and {len(gold)} answers; restore the files."
     need(len(data) == len(gold), counts)
     for number, (line, answer) in enumerate(zip(data, gold, strict=True), 1):
@@ -118,14 +119,6 @@ def read_wic(folder: Path, part: str) -> list[Pair]:
             raise UserError(f"{folder / part}.data.txt line {number} is not of WiC's form; restore the file.") from None
         pairs.append(Pair(places[0], places[1], answer.strip() == "T"))
     return pairs
-
-
-def _lines(path: Path) -> list[str]:
-    need(path.is_file(), f"{path} does not exist; give the folder of WiC's files.")
-    try:
-        return path.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text (byte {error.start}); convert or restore it.") from None
 
 
 def static_cosines(vectors: Vectors, pairs: Sequence[Pair]) -> Array:

@@ -11,14 +11,13 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from .. import files
 from ..errors import UserError, nearest, need
+from .vocabulary import Array, read_lines
 
-Array = np.ndarray[Any, Any]
 WIDEST = 1 << 16  # numbers of a vector; a file that says more is not a file of vectors
 FIRST = 1 << 16  # bytes in which a file's first line and first vector must lie
 
@@ -99,7 +98,7 @@ def right_analogies(
 def read_pairs(path: Path) -> list[tuple[str, str, float]]:
     """Two words and how alike people find them, of each line. Raises UserError with the line for another form."""
     found = []
-    for number, line in _written(path):
+    for number, line in _questions(path):
         try:
             first, second, right = line.split()
             found.append((first, second, float(right)))
@@ -111,7 +110,7 @@ def read_pairs(path: Path) -> list[tuple[str, str, float]]:
 def read_analogies(path: Path) -> list[tuple[str, str, str, str]]:
     """Four words of each line: a is to b as c is to d; lines that begin with a colon are headings."""
     found = []
-    for number, line in _written(path):
+    for number, line in _questions(path):
         if not line.startswith(":"):
             words = line.split()
             need(len(words) == 4, f"{path} line {number} is not four words; fix or remove that line.")
@@ -119,15 +118,9 @@ def read_analogies(path: Path) -> list[tuple[str, str, str, str]]:
     return found
 
 
-def _written(path: Path) -> list[tuple[int, str]]:
-    need(path.is_file(), f"{path} does not exist; give a file of questions.")
-    try:
-        text = path.read_bytes().decode()
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text (byte {error.start}); convert it.") from None
-    except OSError as error:
-        raise files.explain(error, path) from None
-    return [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+def _questions(path: Path) -> list[tuple[int, str]]:
+    lines = enumerate(read_lines(path, "give a file of questions"), 1)
+    return [(number, line) for number, line in lines if line.strip()]
 
 
 def save(vectors: Vectors, path: Path, binary: bool | None = None) -> None:

@@ -9,15 +9,28 @@ import re
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..errors import UserError
+from .. import files
+from ..errors import UserError, need
 
 Array = np.ndarray[Any, Any]
 WORD = re.compile(r"\w+(?:['’]\w+)*")  # don't is one word, and so is state's
 FEWEST = 2  # distinct words without which nothing can be told apart
+
+
+def read_lines(path: Path, fix: str) -> list[str]:
+    """The lines of a file of UTF-8 text; UserError, which ends with ``fix``, where there is none."""
+    need(path.is_file(), f"{path} does not exist; {fix}.")
+    try:
+        return path.read_bytes().decode().splitlines()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text (byte {error.start}); convert or restore it.") from None
+    except OSError as error:
+        raise files.explain(error, path) from None
 
 
 def split(text: str) -> list[str]:

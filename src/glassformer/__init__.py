@@ -24,7 +24,16 @@ if TYPE_CHECKING:
     from .checkpoints.store import load, save
     from .config.extend import use
     from .generation import generate
-    from .inspection import TunedLens, attribute, fit_tuned_lens, logit_lens, look, saliency, word_in_contexts
+    from .inspection import (
+        TunedLens,
+        attribute,
+        fit_tuned_lens,
+        logit_lens,
+        look,
+        saliency,
+        top_activations,
+        word_in_contexts,
+    )
     from .training import train
 
 __version__ = "0.1.0"
@@ -40,6 +49,7 @@ __all__ = [
     "look",
     "saliency",
     "save",
+    "top_activations",
     "train",
     "use",
     "word_in_contexts",
@@ -56,6 +66,7 @@ _HOME = {
     "fit_tuned_lens": ".inspection",
     "logit_lens": ".inspection",
     "saliency": ".inspection",
+    "top_activations": ".inspection",
     "word_in_contexts": ".inspection",
     "use": ".config.extend",
 }

@@ -65,7 +65,7 @@ def test_states_are_the_streams(name: str) -> None:
 
 def test_windows_begin_as_the_model_reads_a_text() -> None:
     tokenizer = train_tokenizer("byte", specials=("<s>", "</s>"))
-    for name in ("llama", "onward"):
+    for name in ("llama", "onward"):  # an encoder-decoder reads a corpus as its source
         model = build_model(dataclasses.replace(tiny.ALL[name], embed=c.Embed(300)), seed=1)
         (short,) = streams.windows(model, tokenizer, ["abc"])
         assert torch.equal(short, streams.read(model, tokenizer, "abc")[0])

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .gradients import Saliency, saliency
     from .lens import logit_lens, logits_by_depth
     from .looking import describe, look, paths, predictions, read_tokens, summarise, to_dict
+    from .neurons import Neuron, top_activations
     from .tuned_lens import TunedLens, fit_tuned_lens
 
 _HOME = {
@@ -25,6 +26,7 @@ _HOME = {
     "logit_lens": ".lens",
     "logits_by_depth": ".lens",
     "look": ".looking",
+    "Neuron": ".neurons",
     "paths": ".looking",
     "predictions": ".looking",
     "read_tokens": ".looking",
@@ -33,12 +35,14 @@ _HOME = {
     "summarise": ".looking",
     "svg": ".alignment",
     "to_dict": ".looking",
+    "top_activations": ".neurons",
     "TunedLens": ".tuned_lens",
     "word_in_contexts": ".contexts",
 }
 __all__ = [
     "Attribution",
     "Contexts",
+    "Neuron",
     "Saliency",
     "TunedLens",
     "alignments",
@@ -55,6 +59,7 @@ __all__ = [
     "summarise",
     "svg",
     "to_dict",
+    "top_activations",
     "word_in_contexts",
 ]
 

@@ -105,11 +105,13 @@ def frozen(model: Model) -> Iterator[None]:
 def windows(model: Model, tokenizer: Tokenizer, texts: Iterable[str], length: int | None = None) -> Iterator[Tensor]:
     """Texts as rows of ids (1, T), in pieces where they are longer than ``length`` tokens (None: the model's context).
 
-    Each begins, and for an encoder ends, as the model reads a text. Raises UserError for a length without room.
+    Each begins and ends as the model reads a text, an encoder-decoder's encoder its source. Raises UserError for a
+    length without room.
     """
     limit = int(min(model.config.context, model.limit))
-    encoder = isinstance(model.config, config.Encoder)
-    ends = (tokenizer.bos, tokenizer.eos) if encoder else (document_start(tokenizer), None)
+    kind = type(model.config)
+    opening = {config.Decoder: document_start(tokenizer), config.Encoder: tokenizer.bos}.get(kind)
+    ends = (opening, None if kind is config.Decoder else tokenizer.eos)
     before, after = ([] if end is None else [end] for end in ends)
     inside = min(limit, length or limit) - len(before) - len(after)
     need(inside > 0, f"The context is {length or limit} tokens, and there is no room for a text in it; give more.")

@@ -1,0 +1,152 @@
+"""Time and peak memory of the logit lens on a model of GPT-2's 124M shape with random weights, on a CPU.
+
+    python benchmarks/sight_lens.py [--lengths 12 128 512] [--repeats 5] [--all] [--threads 1] [--beside]
+
+Each length in a process of its own: the lens of the last 16 positions (--all: of every one), one token tracked, at
+all 13 depths; one call to warm up, then the median and range of the repeats, beside the model's own pass with the last
+logits, and how far the process's memory rose above what the model and the warm pass had taken. --beside does the same
+with TransformerLens where it is installed: the accumulated_resid of its cache, at the same columns, through its last
+norm and unembedding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def main() -> None:
+    """Each length by itself."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--lengths", type=int, nargs="+", default=[12, 128, 512])
+    options.add_argument("--repeats", type=int, default=5)
+    options.add_argument("--all", action="store_true")
+    options.add_argument("--threads", type=int, default=1)
+    options.add_argument("--beside", action="store_true")
+    options.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    given = options.parse_args()
+    if given.one is not None:
+        measure(given)
+        return
+    print(
+        "tokens  columns  lens, s: median (range)        pass, s: median     lens / pass   memory above the model, MiB"
+    )
+    for length in given.lengths:
+        words = [sys.executable, __file__, "--one", str(length), "--repeats", str(given.repeats)]
+        words += ["--threads", str(given.threads), *(["--all"] if given.all else [])]
+        words += ["--beside"] if given.beside else []
+        environment = {**os.environ, "OMP_NUM_THREADS": str(given.threads), "MKL_NUM_THREADS": str(given.threads)}
+        subprocess.run(words, check=True, env=environment)
+
+
+def measure(given: argparse.Namespace) -> None:
+    """One length: a line."""
+    import torch
+
+    torch.set_num_threads(given.threads)
+    length = given.one
+    tokens = torch.randint(0, 50257, (1, length), generator=torch.Generator().manual_seed(0))
+    lens, own, columns = (theirs if given.beside else ours)(tokens, given.all)
+    own()
+    held = resident()
+    with Peak() as peak:
+        lens()
+    seconds = [timed(lens) for _ in range(given.repeats)]
+    alone = statistics.median(timed(own) for _ in range(given.repeats))
+    middle = statistics.median(seconds)
+    spread = f"{middle:.3f} ({min(seconds):.3f} to {max(seconds):.3f})"
+    more = (peak.most - held) / 2**20
+    print(f"{length:6}  {columns:7}  {spread:29}  {alone:17.3f}  {middle / alone:13.2f}  {more:12.0f}", flush=True)
+
+
+def ours(tokens: Any, every: bool) -> tuple[Callable[[], object], Callable[[], object], int]:
+    """The lens and the pass of Glassformer."""
+    import torch
+
+    from glassformer.inspection import logit_lens
+    from glassformer.nn import build_model
+    from glassformer.recipes import find
+
+    model = build_model(find("gpt2/124m"), seed=0).eval()
+    positions = "all" if every else None
+
+    def lens() -> object:
+        return logit_lens(model, None, tokens, positions=positions, track=[262])
+
+    def own() -> object:
+        with torch.no_grad():
+            return model(tokens, logits="last")
+
+    return lens, own, tokens.shape[1] if every else min(16, tokens.shape[1])
+
+
+def theirs(tokens: Any, every: bool) -> tuple[Callable[[], object], Callable[[], object], int]:
+    """The same of TransformerLens: top 5, probability, entropy and KL of all columns from the cached stream."""
+    import torch
+    import transformer_lens as library
+
+    cfg = library.HookedTransformerConfig(
+        n_layers=12, d_model=768, n_ctx=1024, d_head=64, n_heads=12, d_vocab=50257, act_fn="gelu_new", seed=0
+    )
+    model = library.HookedTransformer(cfg).eval()
+    columns = tokens.shape[1] if every else min(16, tokens.shape[1])
+
+    def lens() -> object:
+        with torch.no_grad():
+            _, cache = model.run_with_cache(tokens, return_type=None)
+            stream = cache.accumulated_resid(layer=-1, incl_mid=False, apply_ln=True)[:, 0, -columns:]
+            logprobs = model.unembed(stream).log_softmax(-1)
+            own = logprobs[-1]
+            rank = (logprobs > logprobs[..., 262:263]).sum(-1)
+            entropy = -(logprobs.exp() * logprobs).sum(-1)
+            return logprobs.topk(5), rank, entropy, (own.exp() * (own - logprobs)).sum(-1)
+
+    def own() -> object:
+        with torch.no_grad():
+            return model(tokens, return_type=None)
+
+    return lens, own, columns
+
+
+def timed(call: Callable[[], object]) -> float:
+    """Seconds of a call."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def resident() -> int:
+    """Bytes of the process in memory now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+class Peak:
+    """The most bytes in memory meanwhile, looked at every millisecond."""
+
+    def __enter__(self) -> Peak:
+        self.most, self.done = resident(), threading.Event()
+        self.thread = threading.Thread(target=self.watch)
+        self.thread.start()
+        return self
+
+    def watch(self) -> None:
+        """Look until it is over."""
+        while not self.done.wait(0.001):
+            self.most = max(self.most, resident())
+
+    def __exit__(self, *_: object) -> None:
+        self.done.set()
+        self.thread.join()
+
+
+if __name__ == "__main__":
+    main()

@@ -23,6 +23,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+from ..files import lazily
+
 if TYPE_CHECKING:
     from ..config.objective import Objective
     from ..config.run import Run, Train
@@ -54,15 +56,15 @@ _HOME = {
 }
 _RENAMED = {"Plan": "ExecutionPlan", "make_plan": "make_execution_plan"}
 __all__ = ["train", *" ".join(_HOME.values()).split()]
+_load, _ = lazily(__name__, {name: f".{home}" for home, names in _HOME.items() for name in names.split()})
 
 
 def __getattr__(name: str) -> Any:
     if name in _RENAMED:
         warnings.warn(f"{__name__}.{name} is {__name__}.{_RENAMED[name]} now.", FutureWarning, stacklevel=2)
         name = _RENAMED[name]
-    for home, names in _HOME.items():
-        if name in names.split():
-            return globals().setdefault(name, getattr(importlib.import_module(f".{home}", __name__), name))
+    if name in __all__:
+        return _load(name)
     if not name.startswith("_"):
         with contextlib.suppress(ModuleNotFoundError):
             return importlib.import_module(f".{name}", __name__)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import config
-from .config.model import countable, shapes
+from .config.model import shapes
 from .config.shapes import Shape, Unmultiplied, of
 
 if TYPE_CHECKING:
@@ -52,7 +52,6 @@ class Cost:
     @cached_property
     def sizes(self) -> dict[str, tuple[bool, int]]:
         """Every parameter of the model: whether tokens are multiplied with it, and how many numbers it has."""
-        countable(self.model)
         return {name: (_is_matrix(name, shape), math.prod(shape)) for name, shape in shapes(self.model).items()}
 
     @cached_property
@@ -163,12 +162,10 @@ class Cost:
 
     def activations(self, dtype: str = "fp32") -> int:
         """An estimate of what the forward pass keeps for the backward pass, logits aside, in bytes."""
-        numbers = sum(self._kept(stack, stack.block(i)) for stack in self._stacks() for i in range(stack.depth))
+        stacks = config.stacks(self.model).values()
+        numbers = sum(self._kept(stack, stack.block(i)) for stack in stacks for i in range(stack.depth))
         numbers += sum(part.kept(self.model.dim, self.context) for part in config.recurrent(self.model).values())
         return int(self.batch * self.context * (numbers + 2 * self.model.dim) * BYTES[dtype])
-
-    def _stacks(self) -> list[config.Stack]:
-        return list(config.stacks(self.model).values())
 
     def _kept(self, stack: config.Stack, block: config.Block) -> int:
         """Numbers a token that one block keeps: what each of its operations needs to go back."""

@@ -60,22 +60,25 @@ def nearest_path(path: Path) -> str:
 
 def read_json(path: Path, fix: str = "restore the file") -> dict[str, Any]:
     """The JSON object in a file; UserError, which ends with ``fix``, where it cannot be read or holds none."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); {fix}.") from None
-    return json_object(content, str(path), fix)
+    return json_object(path, str(path), fix)
 
 
-def json_object(text: bytes | str, source: str, fix: str = "restore the file") -> dict[str, Any]:
+def json_object(text: Path | bytes | str, source: str, fix: str = "restore the file") -> dict[str, Any]:
     """The JSON object in a text, UTF-8 where it is bytes; UserError as ``read_json`` says, about ``source``."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:  # ValueError also of bytes that are not UTF-8
-        raise UserError(f"{source} is not valid JSON ({error}); {fix}.") from None
+    found = json_value(text, source, fix)
     if not isinstance(found, dict):
         raise UserError(f"{source} is not a JSON object; {fix}.")
     return found
+
+
+def json_value(text: Path | bytes | str, source: str, fix: str) -> Any:
+    """Whatever JSON a file or text holds; UserError as ``read_json`` says."""
+    try:
+        return json.loads(text.read_bytes() if isinstance(text, Path) else text)
+    except OSError as error:
+        raise UserError(f"{source} cannot be read ({error.strerror}); {fix}.") from None
+    except (ValueError, RecursionError) as error:  # ValueError also of bytes that are not UTF-8
+        raise UserError(f"{source} is not valid JSON ({error}); {fix}.") from None
 
 
 def sha256(path: Path) -> str:
@@ -130,12 +133,19 @@ def explain(error: OSError, path: Path) -> UserError:
     return UserError(f"{path} cannot be written or read ({error.strerror}); check the path.")
 
 
-def make_folder(path: Path) -> Path:
-    """The folder, made with its parents where missing; UserError where it cannot be."""
+@contextlib.contextmanager
+def explaining(path: Path) -> Iterator[None]:
+    """Errors of the operating system inside are the user's, about ``path``."""
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        yield
     except OSError as error:
         raise explain(error, path) from None
+
+
+def make_folder(path: Path) -> Path:
+    """The folder, made with its parents where missing; UserError where it cannot be."""
+    with explaining(path):
+        path.mkdir(parents=True, exist_ok=True)
     return path
 
 
@@ -146,13 +156,12 @@ def write(path: Path, content: bytes | str | Callable[[Path], None]) -> None:
     disk is full or the folder cannot be written; the old file then still stands.
     """
     make_folder(path.parent)
-    try:
+    with explaining(path.parent):
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
         os.close(handle)
-    except OSError as error:
-        raise explain(error, path.parent) from None
     beside = Path(name)
-    try:
+    with contextlib.ExitStack() as after, explaining(path):
+        after.callback(beside.unlink, missing_ok=True)
         if callable(content):
             content(beside)
         else:
@@ -161,10 +170,17 @@ def write(path: Path, content: bytes | str | Callable[[Path], None]) -> None:
         sync(beside)
         beside.replace(path)
         sync(path.parent)
-    except OSError as error:
-        raise explain(error, path) from None
+
+
+@contextlib.contextmanager
+def temporary(parent: Path, prefix: str) -> Iterator[Path]:
+    """A new folder in ``parent``, gone afterwards unless it was renamed; UserError where it cannot be made."""
+    with explaining(parent):
+        beside = Path(tempfile.mkdtemp(prefix=prefix, suffix=".part", dir=parent))
+    try:
+        yield beside
     finally:
-        beside.unlink(missing_ok=True)
+        shutil.rmtree(beside, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -175,11 +191,7 @@ def write_folder(path: Path, lasting: bool = True) -> Iterator[Path]:
     hashes need not. Raises UserError as ``write`` does.
     """
     make_folder(path.parent)
-    try:
-        beside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
-    except OSError as error:
-        raise explain(error, path.parent) from None
-    try:
+    with temporary(path.parent, f".{path.name}.") as beside, explaining(path):
         yield beside
         beside.chmod(0o755)
         for file in [*sorted(beside.rglob("*")), beside] if lasting else ():
@@ -193,10 +205,6 @@ def write_folder(path: Path, lasting: bool = True) -> Iterator[Path]:
             beside.rename(path)
         if lasting:
             sync(path.parent)
-    except OSError as error:
-        raise explain(error, path) from None
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
 
 
 def exclusive(file: IO[str], wait: bool = True) -> None:
@@ -217,10 +225,8 @@ def lock(folder: Path, purpose: str) -> Iterator[None]:
     """
     made, path = not folder.exists(), folder / ".lock"
     make_folder(folder)
-    try:
+    with explaining(folder):
         file = path.open("a+")
-    except OSError as error:
-        raise explain(error, folder) from None
     with file:
         try:
             exclusive(file, wait=False)

@@ -9,6 +9,7 @@ R rank, I inputs, O outputs.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -49,28 +50,18 @@ class Matrix:
     transpose: bool = False
 
 
-def _published(model: config.Model) -> tuple[list[weights.Link], str]:
-    """The links to the published names of the whole model, and the prefix that its architecture leaves away."""
-    recipe, raw = recipes.write_config(model)
-    table = recipe.table(model)
-    bare = raw["architectures"][0] in recipe.bare
-    return weights.links(table, weights.shapes(recipe.layout(model))), table.prefix if bare else ""
-
-
-def _own(model: config.Model) -> tuple[list[weights.Link], str]:
-    return [weights.Link((name,), (name,), Rule(name, name)) for name in weights.shapes(model)], ""
-
-
 def _namings(model: config.Model) -> Iterator[tuple[list[weights.Link], str]]:
-    """The ways in which files may name the weights: as published, where a layout holds the model; as we do."""
-    try:
-        links, prefix = _published(model)
-        yield links, prefix
-        if not prefix:
-            yield links, recipes.write_config(model)[0].table(model).prefix
-    except UserError:
-        pass
-    yield _own(model)
+    """The ways in which files may name the weights: links, and a prefix that the names there have lost.
+
+    As published, where a layout holds the model; then as we do.
+    """
+    with contextlib.suppress(UserError):
+        recipe, raw = recipes.write_config(model)
+        table = recipe.table(model)
+        links = weights.links(table, weights.shapes(recipe.layout(model)))
+        bare = raw["architectures"][0] in recipe.bare
+        yield from ((links, prefix) for prefix in dict.fromkeys([table.prefix if bare else "", table.prefix]))
+    yield [weights.Link((name,), (name,), Rule(name, name)) for name in weights.shapes(model)], ""
 
 
 def _matrices(links: list[weights.Link], prefix: str, shapes: Mapping[str, Any]) -> Iterator[Matrix]:
@@ -93,15 +84,10 @@ def contents(model: Model, base: str) -> Contents:
     if not layers:
         return {**tensorfiles.contents(tensorfiles.plain(state), limit=1 << 62)}
     for links, prefix in _namings(model.config):
-        matrices = {
-            part: matrix
-            for matrix in _matrices(links, prefix, weights.shapes(model.config))
-            for part, _ in matrix.parts
-        }
+        made = _matrices(links, prefix, weights.shapes(model.config))
+        matrices = {part: matrix for matrix in made for part, _ in matrix.parts}
         whole = [link for link in links if state.keys() >= set(link.ours)]
-        saved = {name for link in whole for name in link.ours} | {
-            f"{p}.{part}" for p in layers for part in ("down", "up")
-        }
+        saved = {name for link in whole for name in link.ours} | {f"{p}.{x}" for p in layers for x in ("down", "up")}
         if layers.keys() <= matrices.keys() and state.keys() <= saved:
             break
     tensors, ranks = {}, {}
@@ -124,17 +110,12 @@ def contents(model: Model, base: str) -> Contents:
 def _joined(matrix: Matrix, layers: Mapping[str, lora.LoRALinear]) -> tuple[Tensor, Tensor, float]:
     """down (R, I), up (O, R) and the scale of all changes within one matrix: side by side, zero elsewhere."""
     inside = [layers[path] for path, _ in matrix.parts if path in layers]
-    up = torch.zeros(sum(size for _, size in matrix.parts), sum(len(layer.down) for layer in inside))
-    row = column = 0
-    for path, size in matrix.parts:
-        if path in layers:
-            layer = layers[path]
-            up[row : row + size, column : column + len(layer.down)] = layer.up.detach() * (
-                layer.scale / inside[0].scale
-            )
-            column += len(layer.down)
-        row += size
-    return torch.cat([layer.down.detach() for layer in inside]), up.to(inside[0].up.dtype), inside[0].scale
+    scale, none = inside[0].scale, inside[0].up.new_zeros
+    ups = [
+        layers[path].up.detach() * (layers[path].scale / scale) if path in layers else none(size, 0)
+        for path, size in matrix.parts
+    ]
+    return torch.cat([layer.down.detach() for layer in inside]), torch.block_diag(*ups), scale  # type: ignore[no-untyped-call]
 
 
 def _page(
@@ -189,19 +170,19 @@ def attach(model: Model, folder: Path) -> None:
     page, files = read_json(folder / PAGE, FIX), tensorfiles.open_file(folder / TENSORS)
     _check_page(page, folder / PAGE)
     names = {name.removeprefix(PREFIX) for name in files.entries}
-    fewest_unknown: list[str] | None = None
+    unknown: list[list[str]] = []
     for links, prefix in _namings(model.config):
         matrices = {m.name: m for m in _matrices(links, prefix, weights.shapes(model.config))}
         wholes = {name.removeprefix(prefix) for link in links for name in link.theirs}
         changed = {name.removesuffix(end) for name in names for end in (DOWN, UP) if name.endswith(end)}
         rest = names - {name + part for name in changed for part in (DOWN, UP)}
-        unknown = sorted((changed - matrices.keys()) | (rest - wholes))
-        if not unknown:
+        unknown.append(sorted((changed - matrices.keys()) | (rest - wholes)))
+        if not unknown[-1]:
             break
-        fewest_unknown = unknown if fewest_unknown is None or len(unknown) < len(fewest_unknown) else fewest_unknown
     else:
-        shown = short(fewest_unknown or [])
-        raise UserError(f"{folder} changes {shown}, which its base does not have; check the base.")
+        raise UserError(
+            f"{folder} changes {short(min(unknown, key=len))}, which its base does not have; check the base."
+        )
     layers: dict[str, tuple[Tensor, Tensor, float]] = {}
     for name in sorted(changed):
         layers |= _parted(matrices[name], *_halves(files, name, matrices[name], page))
@@ -228,31 +209,9 @@ def _parted(matrix: Matrix, down: Tensor, up: Tensor, scale: float) -> dict[str,
     return found
 
 
-KNOWN = {
-    "auto_mapping",
-    "base_model_name_or_path",
-    "task_type",
-    "inference_mode",
-    "lora_dropout",
-    "fan_in_fan_out",
-}
-KNOWN |= {
-    "megatron_core",
-    "peft_version",
-    "loftq_config",
-    "eva_config",
-    "corda_config",
-    "runtime_config",
-    "lora_alpha",
-}
-KNOWN |= {
-    "target_modules",
-    "exclude_modules",
-    "layers_to_transform",
-    "layers_pattern",
-    "rank_pattern",
-    "alpha_pattern",
-}
+KNOWN = {"auto_mapping", "base_model_name_or_path", "task_type", "inference_mode", "lora_dropout", "fan_in_fan_out"}
+KNOWN |= {"megatron_core", "peft_version", "loftq_config", "eva_config", "corda_config", "runtime_config", "lora_alpha"}
+KNOWN |= {"target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern"}
 KNOWN |= {"modules_to_save", "use_rslora", "r", "qalora_group_size"}  # what is obeyed, or only of use in training
 ALLOWED: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
@@ -269,17 +228,20 @@ def _check_page(page: Mapping[str, Any], path: Path) -> None:
         plain = any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in allowed)
         shown = json.dumps(value, default=str)[:80]
         need(plain or key in KNOWN, f'{path} says "{key}": {shown}; only {json.dumps(allowed[0])} is read here.')
-    kinds: dict[str, tuple[type, ...]] = {"r": (int,), "lora_alpha": (int, float), "use_rslora": (bool,)}
-    kinds |= {"rank_pattern": (dict,), "alpha_pattern": (dict,), "layers_to_transform": (list, int)}
-    kinds |= {"target_modules": (list, str), "exclude_modules": (list, str), "layers_pattern": (list, str)}
-    for key, kind in kinds.items():
-        value = page.get(key)
-        fits = isinstance(value, kind) and isinstance(value, bool) == (kind == (bool,))
-        words = {"list": "a list", "dict": "a table", "str": "a text", "bool": "true or false"}
-        named = " or ".join(dict.fromkeys(words.get(k.__name__, "a number") for k in kind))
-        listed = isinstance(value, list) and not all(isinstance(one, str | int) for one in value)
-        fits, shown = fits and not listed, json.dumps(value, default=str)[:80]
-        need(value is None or fits, f'{path} says "{key}": {shown}; it must be {named}.')
+    for keys, kind, named in (
+        (("r",), int, "a number"),
+        (("lora_alpha",), int | float, "a number"),
+        (("use_rslora",), bool, "true or false"),
+        (("rank_pattern", "alpha_pattern"), dict, "a table"),
+        (("layers_to_transform",), list | int, "a list or a number"),
+        (("target_modules", "exclude_modules", "layers_pattern"), list | str, "a list or a text"),
+    ):
+        for key in keys:
+            value = page.get(key)
+            fits = isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
+            listed = isinstance(value, list) and not all(isinstance(one, str | int) for one in value)
+            shown = json.dumps(value, default=str)[:80]
+            need(value is None or (fits and not listed), f'{path} says "{key}": {shown}; it must be {named}.')
     for key in ("rank_pattern", "alpha_pattern"):
         for name, value in dict(page.get(key) or {}).items():
             fits = type(value) in (int, float) and math.isfinite(value)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -162,11 +160,7 @@ def _commit(folder: Path, contents: Contents, tokenizer: Tokenizer | None) -> No
         return
     files.make_folder(folder)
     replaced = _weight_files(folder)
-    try:
-        beside = Path(tempfile.mkdtemp(prefix=".saving-", dir=folder))
-    except OSError as error:
-        raise files.explain(error, folder) from None
-    try:
+    with files.temporary(folder, ".saving-") as beside, files.explaining(folder):
         _write(beside, contents, tokenizer)
         names = [str(path.relative_to(beside)) for path in beside.rglob("*") if path.is_file()]
         for name in (*(name for name in names if name != "config.json"), "config.json"):
@@ -177,10 +171,6 @@ def _commit(folder: Path, contents: Contents, tokenizer: Tokenizer | None) -> No
             if path.name not in contents:
                 path.unlink(missing_ok=True)
         files.sync(folder)
-    except OSError as error:
-        raise files.explain(error, folder) from None
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
 
 
 def _write(folder: Path, contents: Contents, tokenizer: Tokenizer | None) -> None:

@@ -13,16 +13,14 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from .. import config
-from ..config.model import countable
-from ..errors import UserError
-from ..nn import build_model
+from ..errors import UserError, need
 from ..nn.finite import is_finite
 from ..recipes.recipe import Rule, Table
 from .headers import Entry, Shape, short
@@ -93,20 +91,11 @@ class Link:
 
 
 def shapes(model: config.Model) -> dict[str, Shape]:
-    """The name and shape of every parameter that a config describes; nothing is allocated.
-
-    Raises UserError for sizes that no machine could hold.
-    """
-    countable(model)
-    try:
-        return dict(_described(model))
-    except RuntimeError:  # torch counts bytes in 64 bits
-        raise UserError("The config describes a tensor larger than any machine could hold; fix its sizes.") from None
-
-
-@lru_cache(maxsize=4)  # loading asks three times, and describing a deep model takes a tenth of a second
-def _described(model: config.Model) -> dict[str, Shape]:
-    return {name: tuple(weight.shape) for name, weight in build_model(model, device="meta").named_parameters()}
+    """The name and shape of every parameter that a config describes; UserError for what no machine could hold."""
+    found = config.model.shapes(model)
+    most = max(map(math.prod, found.values()), default=0)  # torch counts bytes in 64 bits
+    need(most < 1 << 60, "The config describes a tensor larger than any machine could hold; fix its sizes.")
+    return found
 
 
 def links(table: Table, ours: Mapping[str, Shape]) -> list[Link]:

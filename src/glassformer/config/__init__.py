@@ -17,9 +17,6 @@ The type is the switch, numbers do the rest: mechanisms that exclude each other 
 # mypy: implicit-reexport
 from __future__ import annotations
 
-import warnings
-from typing import Any
-
 from .ends import Embed, Head, Init, LayerNorm, Norm, Pool, RMSNorm, TokenHead
 from .feedforward import MLP, Activation, FeedForward, GatedMLP, MoE
 from .mask import Both, Causal, Chunk, Either, Every, Fixed, Full, MaskRule, Prefix, Rule, Strided, Tail, Window
@@ -41,17 +38,10 @@ from .model import (
     source_embed,
     stacks,
 )
-from .old_names import TYPES_RENAMED
+from .old_names import TYPES_RENAMED, moved
 from .position import Alibi, Learned, NoPosition, Position, RelativeBias, Rotary, Sinusoidal
 from .rnn import GRU, LSTM, Additive, Cell, Recurrent, Summary
 from .scaling import LinearScaling, Llama3Scaling, LongRopeScaling, RopeScaling, YarnScaling
 from .serial import frozen, member
 
-_OLD = {"See": "MaskRule", "Stretch": "RopeScaling", **TYPES_RENAMED}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _OLD:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn(f"glassformer.config.{name} is glassformer.config.{_OLD[name]} now.", FutureWarning, stacklevel=2)
-    return globals()[_OLD[name]]
+__getattr__ = moved(__name__, {"See": "MaskRule", "Stretch": "RopeScaling", **TYPES_RENAMED})

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from ..errors import above_zero, need
+from ..errors import need
 from .feedforward import Activation
 from .old_names import renamed
-from .serial import frozen
+from .serial import NonNegativeInt, PositiveFloat, PositiveInt, Share, frozen
 from .shapes import Shapes, each, join, linear, of, table
 
 MOST_LAGS = 1 << 10  # far beyond what anybody trains; more would only hang
@@ -17,11 +17,8 @@ MOST_LAGS = 1 << 10  # far beyond what anybody trains; more would only hang
 class LayerNorm:
     """Centre and scale each vector (Ba et al. 2016)."""
 
-    eps: float = 1e-5  # added to the variance
+    eps: PositiveFloat = 1e-5  # added to the variance
     bias: bool = True  # shift as well as scale
-
-    def __post_init__(self) -> None:
-        above_zero(self, "eps")
 
     def shapes(self, dim: int) -> Shapes:
         """A gain and a shift for each dimension."""
@@ -35,12 +32,9 @@ class RMSNorm:
     The gain is ``offset + weight``: 0 for Llama, 1 for Gemma. ``gain=False`` leaves the weight out.
     """
 
-    eps: float = 1e-5  # added to the mean square
+    eps: PositiveFloat = 1e-5  # added to the mean square
     offset: float = 0.0  # what the gain is beside the weight
     gain: bool = True  # scale by a weight as well
-
-    def __post_init__(self) -> None:
-        above_zero(self, "eps")
 
     def shapes(self, dim: int) -> Shapes:
         """A gain for each dimension."""
@@ -59,15 +53,13 @@ class Embed:
     Where ``dim`` is not the model's, embeddings with their positions and norm are that wide, then projected (Electra).
     """
 
-    vocab: int  # tokens that the model knows
-    scale: float = 1.0  # the vectors are multiplied by it (2017 and Gemma: sqrt(dim))
-    segments: int = 0  # entries of the table of segments (BERT: 2); 0: none
+    vocab: PositiveInt  # tokens that the model knows
+    scale: PositiveFloat = 1.0  # the vectors are multiplied by it (2017 and Gemma: sqrt(dim))
+    segments: NonNegativeInt = 0  # entries of the table of segments (BERT: 2); 0: none
     previous_token_embeddings: int = 0  # earlier tokens that add a vector of their own tables; 0: none
-    dim: int | None = None  # width of the embeddings, projected to the model's; none: the model's (Electra)
+    dim: PositiveInt | None = None  # width of the embeddings, projected to the model's; none: the model's (Electra)
 
     def __post_init__(self) -> None:
-        above_zero(self, "vocab", "scale", "dim")
-        need(self.segments >= 0, f"Embed.segments is {self.segments}; give 0 or more.")
         need(
             0 <= self.previous_token_embeddings <= MOST_LAGS,
             f"Embed.previous_token_embeddings is {self.previous_token_embeddings}; give 0 to {MOST_LAGS:,}.",
@@ -88,11 +80,8 @@ class Head:
     bias: bool = False  # add one number a token of the vocabulary
     transform: Activation | None = None  # activation of a dense layer before the projection (BERT); none: no layer
     norm: Norm | None = None  # after that extra layer; none: no norm
-    scale: float = 1.0  # the hidden state is multiplied by it (T5: dim ** -0.5)
-    softcap: float | None = None  # c bounds logits: c * tanh(logits / c) (Gemma 2); none: no bound
-
-    def __post_init__(self) -> None:
-        above_zero(self, "scale", "softcap")
+    scale: PositiveFloat = 1.0  # the hidden state is multiplied by it (T5: dim ** -0.5)
+    softcap: PositiveFloat | None = None  # c bounds logits: c * tanh(logits / c) (Gemma 2); none: no bound
 
     def shapes(self, dim: int, vocab: int) -> Shapes:
         """The transform, its norm, and the table where it is not the embedding's."""
@@ -110,13 +99,9 @@ class Pool:
 
     of: Literal["first", "last", "mean", "max"] = "first"  # which vectors become one
     transform: Activation | None = None  # activation of a dense layer over it (BERT's pooler)
-    labels: int = 0  # logits to end in; 0 ends in the vector
-    dropout: float = 0.0  # share of the vector dropped before the labels
+    labels: NonNegativeInt = 0  # logits to end in; 0 ends in the vector
+    dropout: Share = 0.0  # share of the vector dropped before the labels
     unit: bool = False  # scale the vector to length 1 (sentence encoders)
-
-    def __post_init__(self) -> None:
-        need(self.labels >= 0, f"Pool.labels is {self.labels}; give 0 or more.")
-        need(0 <= self.dropout < 1, f"Pool.dropout is {self.dropout}; give a share from 0 to below 1.")
 
     def shapes(self, dim: int) -> Shapes:
         """The transform and the labels' layer."""
@@ -128,14 +113,12 @@ class Pool:
 class TokenHead:
     """``labels`` logits for each token: (``transform`` with that activation), dropout, project."""
 
-    labels: int  # logits for each token
+    labels: PositiveInt  # logits for each token
     transform: Activation | None = None  # activation of a dense layer before them (Electra's discriminator)
-    dropout: float = 0.0  # share of each vector dropped before the labels
+    dropout: Share = 0.0  # share of each vector dropped before the labels
     span: bool = False  # two labels are an answer's start and end, not what a token is
 
     def __post_init__(self) -> None:
-        above_zero(self, "labels")
-        need(0 <= self.dropout < 1, f"TokenHead.dropout is {self.dropout}; give a share from 0 to below 1.")
         need(not self.span or self.labels == 2, f"TokenHead.labels is {self.labels} and a span has 2 ends; give 2.")
 
     def shapes(self, dim: int) -> Shapes:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from ..errors import above_zero, need
-from .serial import frozen
+from ..errors import need
+from .serial import PositiveFloat, PositiveInt, frozen
 from .shapes import Shapes, Unmultiplied, join, linear, of
 
 Activation: TypeAlias = Literal["relu", "relu2", "gelu", "gelu_tanh", "silu", "tanh"]
@@ -15,12 +15,9 @@ Activation: TypeAlias = Literal["relu", "relu2", "gelu", "gelu_tanh", "silu", "t
 class MLP:
     """Up, activate, down (Vaswani et al. 2017, section 3.3)."""
 
-    hidden: int  # width inside
+    hidden: PositiveInt  # width inside
     act: Activation = "gelu_tanh"  # the activation
     bias: bool = False  # of both layers
-
-    def __post_init__(self) -> None:
-        above_zero(self, "hidden")
 
     def shapes(self, dim: int) -> Shapes:
         """Two layers."""
@@ -35,12 +32,9 @@ class MLP:
 class GatedMLP:
     """Up times an activated gate, then down (Shazeer 2020: SwiGLU with ``act="silu"``)."""
 
-    hidden: int  # width inside
+    hidden: PositiveInt  # width inside
     act: Activation = "silu"  # the gate's activation
     bias: bool = False  # of all three layers
-
-    def __post_init__(self) -> None:
-        above_zero(self, "hidden")
 
     def shapes(self, dim: int) -> Shapes:
         """Three layers."""
@@ -56,18 +50,17 @@ class GatedMLP:
 class MoE:
     """Mixture of experts: each token goes to its ``top_k`` of ``experts`` (Shazeer et al. 2017, Mixtral)."""
 
-    experts: int  # number of experts
-    top_k: int  # experts that a token goes to
+    experts: PositiveInt  # number of experts
+    top_k: PositiveInt  # experts that a token goes to
     expert: MLP | GatedMLP  # what each expert is
     normalize: bool = True  # make the chosen experts' weights sum to 1
     balance: float = 0.0  # weight of the load-balancing loss (Fedus et al. 2021)
     z: float = 0.0  # weight of the router's z-loss (Zoph et al. 2022)
-    capacity: float | None = None  # tokens an expert takes in training, in even shares; none: all (dropless)
+    capacity: PositiveFloat | None = None  # tokens an expert takes in training, in even shares; none: all (dropless)
     noise: bool = False  # add learned noise to the router's logits in training (Shazeer et al. 2017)
     shared: MLP | GatedMLP | None = None  # an expert that every token goes to as well (Dai et al. 2024); none: no such
 
     def __post_init__(self) -> None:
-        above_zero(self, "experts", "top_k", "capacity")
         need(self.top_k <= self.experts, f"MoE.top_k is {self.top_k}; give 1 to experts ({self.experts}).")
 
     @property
@@ -78,12 +71,16 @@ class MoE:
     def shapes(self, dim: int) -> Shapes:
         """The experts' layers stacked: (E, H, C) where one expert's is (H, C); their biases are (E, H)."""
         stacked: Shapes = {}
+        biases: Shapes = {}
         for name, shape in self.expert.shapes(dim).items():
             layer, _, kind = name.partition(".")
             whole = (self.experts, *shape)
-            stacked |= {layer: whole} if kind == "weight" else {f"{layer}_bias": Unmultiplied(whole)}
-        noise = linear(dim, self.experts, False) if self.noise else {}
-        return join(router=linear(dim, self.experts, False), noise=noise, shared=of(self.shared, dim)) | stacked
+            if kind == "weight":
+                stacked[layer] = whole
+            else:
+                biases[f"{layer}_bias"] = Unmultiplied(whole)
+        router = linear(dim, self.experts, False)
+        return stacked | biases | join(router=router, noise=router if self.noise else {}, shared=of(self.shared, dim))
 
     def idle(self, name: str, size: int) -> int:
         """How many of the ``size`` numbers of the parameter ``name`` a token does not meet."""

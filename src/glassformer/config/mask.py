@@ -10,8 +10,8 @@ from inspect import signature
 from operator import and_, or_
 from typing import Any, TypeAlias, get_args
 
-from ..errors import UserError, above_zero, nearest, need
-from .serial import EXPRESSIONS, frozen, members
+from ..errors import UserError, nearest, need
+from .serial import EXPRESSIONS, PositiveInt, frozen, members
 
 MaskFunction: TypeAlias = Callable[[Any, Any], Any]
 """Positions of queries and of keys, arrays of any kind whose shapes broadcast -> whether the query may attend."""
@@ -50,13 +50,6 @@ def _operands(rule: Any, kind: type[Both] | type[Either]) -> tuple[MaskRule, ...
     return rule.rules if isinstance(rule, kind) else (rule,)
 
 
-class _Numbers(Rule):
-    """A rule with numbers, all above 0."""
-
-    def __post_init__(self) -> None:
-        above_zero(self, *vars(self))
-
-
 @frozen
 class Full(Rule):
     """Every token within reach of the stack's direction."""
@@ -74,14 +67,14 @@ class Causal(Rule):
 
 
 @frozen
-class Prefix(_Numbers):
+class Prefix(Rule):
     """The first ``length`` tokens see each other both ways, the others what came before (T5's prefix language model).
 
     In a causal stack it is the one rule that adds keys instead of taking them away; what the data names as its own
     prefix is added to it. A cache must read these tokens in one go.
     """
 
-    length: int  # tokens of the prefix
+    length: PositiveInt  # tokens of the prefix
 
     @property
     def prefix_length(self) -> int:
@@ -92,10 +85,10 @@ class Prefix(_Numbers):
 
 
 @frozen
-class Window(_Numbers):
+class Window(Rule):
     """Only keys less than ``size`` positions away (Longformer, Mistral); a token sees itself."""
 
-    size: int  # distance in positions that is too far; 1: itself alone
+    size: PositiveInt  # distance in positions that is too far; 1: itself alone
 
     @property
     def lookback(self) -> int:
@@ -106,34 +99,33 @@ class Window(_Numbers):
 
 
 @frozen
-class Every(_Numbers):
+class Every(Rule):
     """Only keys a multiple of ``step`` positions away: the second half of ``Strided``, for a block of its own."""
 
-    step: int  # positions between the keys
+    step: PositiveInt  # positions between the keys
 
     def allows(self, causal: bool) -> MaskFunction:
         return lambda q, k: (q - k) % self.step == 0
 
 
 @frozen
-class Chunk(_Numbers):
+class Chunk(Rule):
     """Only keys in the query's own chunk of ``size`` positions (Llama 4): the first half of ``Fixed``."""
 
-    size: int  # positions of a chunk
+    size: PositiveInt  # positions of a chunk
 
     def allows(self, causal: bool) -> MaskFunction:
         return lambda q, k: q // self.size == k // self.size
 
 
 @frozen
-class Tail(_Numbers):
+class Tail(Rule):
     """Only keys among the ``last`` of their chunk of ``size`` positions, and itself: the second half of ``Fixed``."""
 
-    size: int  # positions of a chunk
-    last: int = 1  # positions at a chunk's end that are seen
+    size: PositiveInt  # positions of a chunk
+    last: PositiveInt = 1  # positions at a chunk's end that are seen
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         need(self.last <= self.size, f"Tail.last is {self.last}; give 1 to size ({self.size}).")
 
     def allows(self, causal: bool) -> MaskFunction:
@@ -141,10 +133,10 @@ class Tail(_Numbers):
 
 
 @frozen
-class Strided(_Numbers):
+class Strided(Rule):
     """The nearest ``stride`` keys, and each key whole strides away (Sparse Transformers, Child et al. 2019)."""
 
-    stride: int  # nearest positions, and the step between those farther away
+    stride: PositiveInt  # nearest positions, and the step between those farther away
 
     @property
     def parts(self) -> Either:
@@ -156,14 +148,13 @@ class Strided(_Numbers):
 
 
 @frozen
-class Fixed(_Numbers):
+class Fixed(Rule):
     """The query's own ``block``, and the last ``summary`` keys of every block (Child et al. 2019)."""
 
-    block: int  # positions of a block
-    summary: int = 1  # positions at a block's end that all later ones see
+    block: PositiveInt  # positions of a block
+    summary: PositiveInt = 1  # positions at a block's end that all later ones see
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         need(self.summary <= self.block, f"Fixed.summary is {self.summary}; give 1 to block ({self.block}).")
 
     @property

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypeAlias
 
-from ..errors import UserError, above_zero, need
+from ..errors import UserError, need
 from .ends import Embed, Head, Init, Norm, Pool, RMSNorm, TokenHead
 from .feedforward import FeedForward
 from .mask import Full, MaskRule
 from .old_names import renamed
 from .position import NoPosition, Position
 from .rnn import Recurrent
-from .serial import frozen
+from .serial import PositiveFloat, PositiveInt, Share, frozen
 from .shapes import Shapes, each, join, linear, of
 
 MOST_HEADS = 1 << 14  # far beyond what anybody trains; more would only hang
@@ -32,18 +32,17 @@ Place: TypeAlias = Literal["pre", "post", "sandwich", "parallel"]
 class Attention:
     """Multi-head attention. ``kv_heads`` equal to ``heads`` (None) is MHA, fewer is GQA, 1 is MQA."""
 
-    heads: int  # query heads
-    kv_heads: int | None = None  # none: as many as heads
-    head_dim: int | None = None  # width of a head; none: dim / heads
+    heads: PositiveInt  # query heads
+    kv_heads: PositiveInt | None = None  # none: as many as heads
+    head_dim: PositiveInt | None = None  # width of a head; none: dim / heads
     bias: bool = False  # of queries, keys and values
     out_bias: bool | None = None  # of the output; none: as bias
     qk_norm: Norm | None = None  # norm of each head's queries and keys (Qwen 3)
-    scale: float | None = None  # scores are multiplied by it; none: 1/sqrt(head_dim)
-    softcap: float | None = None  # c bounds scores: c * tanh(scores / c) (Gemma 2); none: no bound
+    scale: PositiveFloat | None = None  # scores are multiplied by it; none: 1/sqrt(head_dim)
+    softcap: PositiveFloat | None = None  # c bounds scores: c * tanh(scores / c) (Gemma 2); none: no bound
     mask: MaskRule = Full()  # which keys a query may attend to
 
     def __post_init__(self) -> None:
-        above_zero(self, "heads", "kv_heads", "head_dim", "scale", "softcap")
         need(self.heads <= MOST_HEADS, f"Attention.heads is {self.heads}; give at most {MOST_HEADS:,}.")
         kv = self.kv_heads
         if kv is not None:
@@ -96,11 +95,14 @@ class Block:
 
     def shapes(self, dim: int, causal: bool, dropout: float) -> Shapes:
         """Its sublayers and their norms."""
-        norm, parts = of(self.norm, dim), self.sublayers
         place = {"attn": (causal, dropout), "cross": (False, dropout, True), "ffn": ()}
-        before = {f"{name}_norm": norm for name in parts if name != "ffn" or self.place != "parallel"}
-        after = {f"{name}_post_norm": norm for name in parts if self.place == "sandwich"}
-        return join(**{name: of(part, dim, *place[name]) for name, part in parts.items()}, **before, **after)
+        norm = of(self.norm, dim)
+        found: Shapes = {}
+        for name, part in self.sublayers.items():
+            before = {} if name == "ffn" and self.place == "parallel" else norm
+            found |= join(**{f"{name}_norm": before, name: of(part, dim, *place[name])})
+        after = norm if self.place == "sandwich" else {}
+        return found | join(**{f"{name}_post_norm": after for name in self.sublayers})
 
 
 @frozen
@@ -113,13 +115,12 @@ class Stack:
     causal: bool = True  # a token sees what came before; false: everything
     first_norm: Norm | None = None  # over the embeddings
     last_norm: Norm | None = None  # over the last block's output
-    dropout: float = 0.0  # share dropped of the input, the attention weights and each write to the stream
+    dropout: Share = 0.0  # share dropped of the input, the attention weights and each write to the stream
 
     def __post_init__(self) -> None:
         need(self.depth >= 0, f"Stack.depth is {self.depth}; give a number of blocks, or 0 for none.")
         need(len(self.pattern) > 0, "Stack.pattern is empty; give at least one Block.")
         need(self.depth % len(self.pattern) == 0, self._misfit())
-        need(0 <= self.dropout < 1, f"Stack.dropout is {self.dropout}; give a share from 0 to below 1.")
         if hasattr(self.position, "check_causal"):
             self.position.check_causal(self.causal)
 
@@ -133,11 +134,11 @@ class Stack:
     def shapes(self, dim: int, width: int) -> Shapes:
         """Its blocks, position scheme, norms, and a layer where embeddings are of another ``width``."""
         position = of(self.position, width, self.pattern[0].attention.heads, self.causal)
-        made = [of(block, dim, self.causal, self.dropout) for block in self.pattern]
-        norms = {"first_norm": of(self.first_norm, width), "last_norm": of(self.last_norm, dim)}
         project = {} if width == dim else linear(width, dim)
+        made = [of(block, dim, self.causal, self.dropout) for block in self.pattern]
         blocks = each("blocks", [made[index % len(made)] for index in range(self.depth)])
-        return join(position=position, project=project, **norms) | blocks
+        before = join(position=position, project=project, first_norm=of(self.first_norm, width))
+        return before | blocks | join(last_norm=of(self.last_norm, dim))
 
 
 Body: TypeAlias = Stack | Recurrent
@@ -147,8 +148,8 @@ Body: TypeAlias = Stack | Recurrent
 class Decoder:
     """head(decoder(embed(tokens))): a token sees what came before (GPT-2, Llama); ``head=None`` ends in vectors."""
 
-    dim: int  # width of the residual stream
-    context: int  # the most tokens it reads
+    dim: PositiveInt  # width of the residual stream
+    context: PositiveInt  # the most tokens it reads
     embed: Embed  # tokens to vectors
     decoder: Body  # the blocks
     head: Head | None = Head()  # vectors to logits; none ends in vectors
@@ -165,8 +166,8 @@ class Decoder:
 class Encoder:
     """head(encoder(embed(tokens))): every token sees every token (BERT); ``head=None`` ends in vectors."""
 
-    dim: int  # width of the residual stream
-    context: int  # the most tokens it reads
+    dim: PositiveInt  # width of the residual stream
+    context: PositiveInt  # the most tokens it reads
     embed: Embed  # tokens to vectors
     encoder: Body  # the blocks
     head: Head | None = Head()  # vectors to logits; none ends in vectors
@@ -182,8 +183,8 @@ class Encoder:
 class EncoderDecoder:
     """head(decoder(embed(tokens), memory=encoder(embed(source)))): one embedding for both (2017, T5) or two."""
 
-    dim: int  # width of the residual stream
-    context: int  # the most tokens each side reads
+    dim: PositiveInt  # width of the residual stream
+    context: PositiveInt  # the most tokens each side reads
     embed: Embed  # tokens to vectors, both sides' or the target's
     encoder: Body  # the blocks that read the source
     decoder: Body  # the blocks that write
@@ -231,16 +232,12 @@ def recurrent(model: Model) -> dict[str, Recurrent]:
     return {name: body for name, body in bodies(model).items() if isinstance(body, Recurrent)}
 
 
-def countable(model: Model) -> None:
-    """Raise UserError for more parts than any machine could hold."""
+def shapes(model: Model) -> Shapes:
+    """The name and shape of every parameter of a model, in the module's order; UserError for too many to be counted."""
     blocks = [(stack.depth, block) for stack in stacks(model).values() for block in stack.pattern]
     parts = sum(depth * getattr(block.feedforward, "networks", 1) for depth, block in blocks)
     if parts > MOST_PARTS:
         raise UserError(f"The config describes {parts:,} blocks and experts; fix its depth or its number of experts.")
-
-
-def shapes(model: Model) -> Shapes:
-    """The name and shape of every parameter that a model has."""
     dim = model.dim
     inside = {}
     for name, body in bodies(model).items():
@@ -257,7 +254,6 @@ def shapes(model: Model) -> Shapes:
 
 def _check(model: Model) -> None:
     """What can only be judged with the width, the context and the slot in view."""
-    above_zero(model, "dim", "context")
     width = embed_dim(model)
     for name in recurrent(model):
         taken, dim = embed_dim(model, name), model.dim

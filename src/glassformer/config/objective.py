@@ -19,10 +19,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar, TypeAlias
 
-from ..errors import UserError, above_zero, need
+from ..errors import UserError, need
 from .ends import Head
 from .model import Decoder, Encoder, Model
-from .serial import frozen, members, to_dict
+from .serial import PositiveFloat, PositiveInt, Share, frozen, members, to_dict
 
 Random: TypeAlias = Any  # numpy.random.Generator
 
@@ -141,15 +141,11 @@ class Frozen:
 class LoRA:
     """Low-rank changes beside frozen matrices (Hu et al. 2021): W + alpha / rank * up @ down."""
 
-    rank: int = 8  # rows of each low-rank pair
-    alpha: float = 16.0  # the change counts alpha / rank times
-    dropout: float = 0.0  # on what the changes read
+    rank: PositiveInt = 8  # rows of each low-rank pair
+    alpha: PositiveFloat = 16.0  # the change counts alpha / rank times
+    dropout: Share = 0.0  # on what the changes read
     paths: tuple[str, ...] = ("*.attn.q", "*.attn.v")  # fnmatch patterns of the linear layers that are adapted
     train: tuple[str, ...] = ("pool.*", "token_head.*")  # fnmatch patterns of parameters that are trained whole
-
-    def __post_init__(self) -> None:
-        above_zero(self, "rank", "alpha")
-        need(0 <= self.dropout < 1, f"LoRA.dropout is {self.dropout}; give a share from 0 to below 1.")
 
 
 Tune: TypeAlias = Full | Frozen | LoRA

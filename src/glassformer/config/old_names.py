@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -47,6 +48,18 @@ def renamed(**names: str) -> Callable[[type[T]], type[T]]:
         return kind
 
     return register
+
+
+def moved(module: str, names: Mapping[str, str]) -> Callable[[str], Any]:
+    """The ``__getattr__`` of a module whose names have changed, ``{old: new}``; each is there, with a warning."""
+
+    def look_up(name: str) -> Any:
+        if name not in names:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        old_name(f"{module}.{name}", f"{module}.{names[name]}")
+        return getattr(sys.modules[module], names[name])
+
+    return look_up
 
 
 def old_names(kind: Any) -> dict[str, str]:

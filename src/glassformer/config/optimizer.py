@@ -74,41 +74,36 @@ Optimizer: TypeAlias = AdamW | Muon
 # -------------------------------------------------------------------------------------- schedules
 
 
-def _check_schedule(schedule: Schedule) -> None:
-    """UserError where a length is not a number of steps or a floor is not a share."""
-    kind = type(schedule).__name__
-    for name in ("warmup", "decay"):
-        value = getattr(schedule, name, 0.0)
-        need(
-            0 <= value < math.inf, f"{kind}.{name} is {value}; give steps, or below 1 a share of the run; not below 0."
-        )
-    floor = getattr(schedule, "floor", 0.0)
-    need(0 <= floor <= 1, f"{kind}.floor is {floor}; give a share of the rate from 0 to 1.")
+class _Schedule:
+    """What all hold to: lengths are steps or shares of the run, a floor is a share of the rate."""
+
+    def __post_init__(self) -> None:
+        kind = type(self).__name__
+        for name in ("warmup", "decay"):
+            value = getattr(self, name, 0.0)
+            fix = "give steps, or below 1 a share of the run; not below 0."
+            need(0 <= value < math.inf, f"{kind}.{name} is {value}; {fix}")
+        floor = getattr(self, "floor", 0.0)
+        need(0 <= floor <= 1, f"{kind}.floor is {floor}; give a share of the rate from 0 to 1.")
 
 
 @frozen
-class Constant:
+class Constant(_Schedule):
     """The full rate after a linear ``warmup``: steps, or below 1 a share of the run."""
 
     warmup: float = 0.0  # steps of linear rise; below 1 a share of the run
 
-    def __post_init__(self) -> None:
-        _check_schedule(self)
-
 
 @frozen
-class Cosine:
+class Cosine(_Schedule):
     """Linear ``warmup`` (steps, or below 1 a share of the run), then half a cosine down to ``floor`` times the rate."""
 
     warmup: float = 0.05  # steps of linear rise; below 1 a share of the run
     floor: float = 0.1  # the last rate, as a share of the full rate
 
-    def __post_init__(self) -> None:
-        _check_schedule(self)
-
 
 @frozen
-class WarmupStableDecay:
+class WarmupStableDecay(_Schedule):
     """Linear ``warmup``, the full rate, then linear ``decay`` towards ``floor``: steps, or below 1 shares."""
 
     warmup: float = 0.02  # steps of linear rise; below 1 a share of the run
@@ -116,7 +111,7 @@ class WarmupStableDecay:
     floor: float = 0.0  # the rate that the fall ends at, as a share of the full rate
 
     def __post_init__(self) -> None:
-        _check_schedule(self)
+        super().__post_init__()
         both = self.warmup < 1 and self.decay < 1 and self.warmup + self.decay > 1
         need(
             not both,
@@ -125,7 +120,7 @@ class WarmupStableDecay:
 
 
 @frozen
-class InverseSqrt:
+class InverseSqrt(_Schedule):
     """Linear ``warmup`` steps, then falling with the square root of the step.
 
     ``dim`` None: the rate is the peak. ``dim`` given, with rate 1: Vaswani et al. 2017, section 5.3, to the letter.
@@ -135,7 +130,7 @@ class InverseSqrt:
     dim: int | None = None  # the model's width, with which rate 1 is that of 2017; none: the rate is the peak
 
     def __post_init__(self) -> None:
-        _check_schedule(self)
+        super().__post_init__()
         need(self.dim is None or self.dim > 0, f"InverseSqrt.dim is {self.dim}; give the model's width, or none.")
 
 

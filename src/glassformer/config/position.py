@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from ..errors import above_zero, need
+from ..errors import need
 from .old_names import renamed
 from .scaling import LongRopeScaling, RopeScaling, YarnScaling
-from .serial import frozen
+from .serial import NonNegativeInt, PositiveFloat, PositiveInt, frozen
 from .shapes import Shapes, Unmultiplied, join, none, table
 
 
@@ -29,14 +29,10 @@ class Sinusoidal:
     paper's, or tensor2tensor's; transformers' Marian: halves alone, unlike Marian itself.
     """
 
-    theta: float = 10_000.0  # the longest wavelength over 2 pi
+    theta: PositiveFloat = 10_000.0  # the longest wavelength over 2 pi
     halves: bool = False  # all sines before all cosines; false: they alternate (the paper)
     endpoint: bool = False  # the lowest frequency is 1 / theta; false: it stops short of that
-    first: int = 0  # number of the first position
-
-    def __post_init__(self) -> None:
-        above_zero(self, "theta")
-        need(self.first >= 0, f"Sinusoidal.first is {self.first}; give 0 or more.")
+    first: NonNegativeInt = 0  # number of the first position
 
     shapes = none
 
@@ -50,10 +46,7 @@ class Sinusoidal:
 class Learned:
     """A trained table of ``length`` vectors added to the embeddings (GPT-2, BERT)."""
 
-    length: int  # positions in the table
-
-    def __post_init__(self) -> None:
-        above_zero(self, "length")
+    length: PositiveInt  # positions in the table
 
     def shapes(self, width: int, heads: int, causal: bool) -> Shapes:
         """One vector a position."""
@@ -78,13 +71,12 @@ class Rotary:
     ``interleaved`` pairs neighbours (the paper, GPT-J, Llama's own files).
     """
 
-    theta: float = 10_000.0  # the longest wavelength over 2 pi
+    theta: PositiveFloat = 10_000.0  # the longest wavelength over 2 pi
     fraction: float = 1.0  # share of each head's dimensions that turn (GPT-NeoX, Phi)
     scaling: RopeScaling | None = None  # of frequencies, for longer texts
     interleaved: bool = False  # pair neighbours (GPT-J, Llama's own files); false: first half with second
 
     def __post_init__(self) -> None:
-        above_zero(self, "theta")
         need(0 < self.fraction <= 1, f"Rotary.fraction is {self.fraction}; give a share above 0, at most 1.")
         blended = isinstance(self.scaling, YarnScaling)
         need(not blended or self.theta > 1, f"Rotary.theta is {self.theta}; give more than 1 with a YarnScaling.")
@@ -114,11 +106,10 @@ class RelativeBias:
     """
 
     buckets: int = 32  # of distances, half of them for either side where nothing is causal
-    distance: int = 128  # from which on all share a bucket
+    distance: PositiveInt = 128  # from which on all share a bucket
 
     def __post_init__(self) -> None:
         need(self.buckets > 1, f"RelativeBias.buckets is {self.buckets}; give 2 or more.")
-        above_zero(self, "distance")
 
     def shapes(self, width: int, heads: int, causal: bool) -> Shapes:
         """A bias for each bucket and head."""
@@ -149,10 +140,7 @@ class Alibi:
 def _same_heads(name: str, pattern: Sequence[Any]) -> None:
     heads = sorted({block.attention.heads for block in pattern})
     kinds = " or ".join(map(str, heads))
-    need(
-        len(heads) == 1,
-        f"{name}.position has a bias for each head and blocks have {kinds} heads; give all as many.",
-    )
+    need(len(heads) == 1, f"{name}.position has a bias for each head and blocks have {kinds} heads; give all as many.")
 
 
 Position: TypeAlias = NoPosition | Sinusoidal | Learned | Rotary | RelativeBias | Alibi

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-from ..errors import above_zero, need
-from .serial import frozen
+from ..errors import need
+from .serial import PositiveInt, Share, frozen
 from .shapes import Shapes, each, join, linear, of
 
 
@@ -58,10 +58,7 @@ class Summary:
 class Additive:
     """For each word a sum of the source's states, weighed by a layer of ``width`` (Bahdanau et al. 2015)."""
 
-    width: int  # of the layer that scores the source's states
-
-    def __post_init__(self) -> None:
-        above_zero(self, "width")
+    width: PositiveInt  # of the layer that scores the source's states
 
     def shapes(self, dim: int) -> Shapes:
         """The layer over both ends of the source, and those that score."""
@@ -81,16 +78,14 @@ class Additive:
 class Recurrent:
     """``depth`` layers of cells as wide as the model, each reading what the one below carries."""
 
-    depth: int = 1  # number of layers
+    depth: PositiveInt = 1  # number of layers
     cell: GRU | LSTM = GRU()  # what each layer is
     cross: Summary | Additive | None = None  # how a decoder meets its source
     causal: bool = True  # read from left to right; false: both ways, half of the width each
-    dropout: float = 0.0  # share dropped of what each layer reads and of the output
+    dropout: Share = 0.0  # share dropped of what each layer reads and of the output
 
     def __post_init__(self) -> None:
-        above_zero(self, "depth")
         need(self.depth <= 2000, f"Recurrent.depth is {self.depth}; give at most 2,000.")
-        need(0 <= self.dropout < 1, f"Recurrent.dropout is {self.dropout}; give a share from 0 to below 1.")
 
     def shapes(self, dim: int) -> Shapes:
         """Its cells, those that read backwards, what looks at the source and what merges it."""

@@ -5,25 +5,18 @@ recipe = "glass/1m"          train = "python-docs"         steps = 1000
 decoder.depth = 8            tokenizer = "bpe"             optimizer = { type = "AdamW", rate = 1e-3 }
 """
 
+# ruff: noqa: F401
+# mypy: implicit-reexport
 from __future__ import annotations
 
-import warnings
 from dataclasses import field
 from typing import Any, Literal
 
 from ..errors import need
 from . import objective as objectives
 from .objective import Full, Objective, Tune
-from .old_names import renamed
-from .optimizer import AdamW as AdamW
-from .optimizer import Constant as Constant
-from .optimizer import Cosine as Cosine
-from .optimizer import Group as Group
-from .optimizer import InverseSqrt as InverseSqrt
-from .optimizer import Muon as Muon
-from .optimizer import Optimizer as Optimizer
-from .optimizer import Schedule as Schedule
-from .optimizer import WarmupStableDecay as WarmupStableDecay
+from .old_names import moved, renamed
+from .optimizer import AdamW, Constant, Cosine, Group, InverseSqrt, Muon, Optimizer, Schedule, WarmupStableDecay
 from .serial import frozen
 
 # -------------------------------------------------------------------------------------- the run
@@ -150,16 +143,8 @@ class Train:
         need(0 <= self.label_smoothing < 1, smooth)
 
 
-MAY_CHANGE_ON_RESUME = (
-    "device",
-    "plan",
-    "early_stop",
-    "evaluate_every",
-    "save_every",
-    "keep",
-    "sample_every",
-    "tensorboard",
-)
+MAY_CHANGE_ON_RESUME: tuple[str, ...] = ("device", "plan", "early_stop", "evaluate_every", "save_every", "keep")
+MAY_CHANGE_ON_RESUME += ("sample_every", "tensorboard")
 """Fields of Train that change where it runs and what is seen and kept: a resumed run may change them."""
 
 
@@ -181,9 +166,4 @@ class Run:
     train: Train = field(default_factory=Train)
 
 
-def __getattr__(name: str) -> Any:
-    old = {"GENTLE": "FINETUNE", "LIVELY": "FROM_SCRATCH"}
-    if name not in old:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn(f"run.{name} is run.{old[name]} now.", FutureWarning, stacklevel=2)
-    return globals()[old[name]]
+__getattr__ = moved(__name__, {"GENTLE": "FINETUNE", "LIVELY": "FROM_SCRATCH"})

@@ -62,8 +62,8 @@ def _check_places(table: Mapping[str, Any]) -> None:
     for where, found in (("outside of any table", table), ("in [model]", model if isinstance(model, dict) else {})):
         for key in found:
             need(key not in _names(Train) or key in _MODEL, f'"{key}" stands {where}; put it below [train].')
-            known = found is table or key.partition(".")[0] in (*_MODEL, "type")
-            need(known, f'model: there is no setting "{key}".{nearest(key, (*_MODEL, *settings.paths()))}')
+            if found is not table and key.partition(".")[0] not in (*_MODEL, "type"):
+                raise UserError(f'model: there is no setting "{key}".{nearest(key, (*_MODEL, *settings.paths()))}')
 
 
 def _by_table(overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

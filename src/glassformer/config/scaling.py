@@ -4,31 +4,27 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from ..errors import above_zero, need
-from .serial import frozen
+from ..errors import need
+from .serial import PositiveFloat, PositiveInt, frozen
 
 
 @frozen
 class LinearScaling:
     """Positions divided by ``factor`` (Chen et al. 2023, position interpolation)."""
 
-    factor: float  # positions are divided by it
-
-    def __post_init__(self) -> None:
-        above_zero(self, "factor")
+    factor: PositiveFloat  # positions are divided by it
 
 
 @frozen
 class Llama3Scaling:
     """Llama 3.1's frequency-dependent scaling: low frequencies divided by ``factor``, high ones kept."""
 
-    factor: float = 8.0  # low frequencies are divided by it
-    low: float = 1.0  # frequencies with fewer turns in length positions are low
-    high: float = 4.0  # frequencies with more turns are high
-    length: int = 8192  # positions learnt first
+    factor: PositiveFloat = 8.0  # low frequencies are divided by it
+    low: PositiveFloat = 1.0  # frequencies with fewer turns in length positions are low
+    high: PositiveFloat = 4.0  # frequencies with more turns are high
+    length: PositiveInt = 8192  # positions learnt first
 
     def __post_init__(self) -> None:
-        above_zero(self, "factor", "low", "high", "length")
         need(self.low < self.high, f"Llama3Scaling.low is {self.low}; give less than high ({self.high}).")
 
 
@@ -39,14 +35,11 @@ class YarnScaling:
     ``size`` multiplies what is turned (None: 0.1 ln(factor) + 1). Peng et al. 2023, YaRN, sections 3.2 to 3.4.
     """
 
-    factor: float  # how many times longer the texts become
-    length: int  # positions learnt first
-    fast: float = 32.0  # frequencies with more turns in length positions are kept
-    slow: float = 1.0  # frequencies with fewer turns are divided by factor
-    size: float | None = None  # queries and keys are multiplied by it; none: 0.1 ln(factor) + 1
-
-    def __post_init__(self) -> None:
-        above_zero(self, "factor", "length", "fast", "slow", "size")
+    factor: PositiveFloat  # how many times longer the texts become
+    length: PositiveInt  # positions learnt first
+    fast: PositiveFloat = 32.0  # frequencies with more turns in length positions are kept
+    slow: PositiveFloat = 1.0  # frequencies with fewer turns are divided by factor
+    size: PositiveFloat | None = None  # queries and keys are multiplied by it; none: 0.1 ln(factor) + 1
 
 
 @frozen
@@ -61,12 +54,11 @@ class LongRopeScaling:
     short: tuple[float, ...]  # what each frequency is divided by, for texts up to length
     long: tuple[float, ...]  # what each frequency is divided by, in a far model
     length: int  # positions learnt first
-    factor: float = 1.0  # how many times more positions were learnt later
-    size: float | None = None  # queries and keys are multiplied by it; none: sqrt(1 + ln(factor) / ln(length))
+    factor: PositiveFloat = 1.0  # how many times more positions were learnt later
+    size: PositiveFloat | None = None  # queries and keys are multiplied by it; none: sqrt(1 + ln(factor) / ln(length))
     far: bool = False  # take the long factors
 
     def __post_init__(self) -> None:
-        above_zero(self, "factor", "size")
         need(self.length > 1, f"LongRopeScaling.length is {self.length}; give 2 or more.")
         even = len(self.short) == len(self.long) > 0 and min(*self.short, *self.long) > 0
         need(even, "LongRopeScaling.short and long are as many factors as frequencies each, all above 0.")

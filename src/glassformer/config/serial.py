@@ -19,9 +19,10 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 from ..errors import UserError, nearest, need, old_name
+from ..files import json_value
 from .old_names import HINTS, TYPES_RENAMED, old_names
 
 T = TypeVar("T")
@@ -29,21 +30,40 @@ T = TypeVar("T")
 # ------------------------------------------------------------------------------------ dataclasses
 
 
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """Which numbers a field takes, and how an error asks for one; it stands in the field's type."""
+
+    fits: Callable[[Any], bool]
+    told: str
+
+
+_POSITIVE = Range(lambda x: x > 0, "a number above 0")
+PositiveInt: TypeAlias = Annotated[int, _POSITIVE]
+PositiveFloat: TypeAlias = Annotated[float, _POSITIVE]
+NonNegativeInt: TypeAlias = Annotated[int, Range(lambda x: x >= 0, "0 or more")]
+Share: TypeAlias = Annotated[float, Range(lambda x: 0 <= x < 1, "a share from 0 to below 1")]
+
+
 @typing.dataclass_transform(frozen_default=True)
 def frozen(kind: type[T]) -> type[T]:
     """Class decorator: a frozen dataclass whose fields are held to their types before its own ``__post_init__``.
 
-    A field takes what a file may say for it, and becomes what the file's reader would make of it. Raises UserError.
+    A field takes what a file may say for it, and becomes what the file's reader would make of it; a number is held to
+    the ``Range`` in its type (``PositiveInt``, ``Share``). Raises UserError.
     """
     judge = getattr(kind, "__post_init__", None)
 
     def check(self: Any) -> None:
-        for name, (kinds, words, hint) in _fields(kind).items():  # type: ignore[arg-type]
+        for name, (kinds, words, hint, within) in _fields(kind).items():  # type: ignore[arg-type]
             value = getattr(self, name)
             of = type(value)
             clear = value in words if of is str else of in kinds and (of not in (int, float) or -SIZE < value < SIZE)
             if not clear:  # what most values are, told at once; the reader knows the rest
                 object.__setattr__(self, name, from_dict(hint, value, f"{kind.__name__}.{name}"))
+                value = getattr(self, name)
+            if within is not None and value is not None and not within.fits(value):
+                raise UserError(f"{kind.__name__}.{name} is {value}; give {within.told}.")
         if judge is not None:
             judge(self)
 
@@ -55,13 +75,17 @@ SIZE = 1 << 63  # integers stay below it
 
 
 @functools.cache
-def _fields(kind: type) -> dict[str, tuple[set[type], set[str], Any]]:
-    """For each field: types of which every value will do, words that will do, and the whole type."""
+def _fields(kind: type) -> dict[str, tuple[set[type], set[str], Any, Range | None]]:
+    """For each field: types of which every value will do, words that will do, the whole type, and a number's range."""
     found = {}
+    full = typing.get_type_hints(kind, include_extras=True)
     for name, hint in _hints(kind).items():
+        parts = (full[name], *typing.get_args(full[name]))
+        within = (note for part in parts for note in getattr(part, "__metadata__", ()) if isinstance(note, Range))
         options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
         choices = (set(typing.get_args(o)) for o in options if typing.get_origin(o) is typing.Literal)
-        found[name] = {o for o in options if isinstance(o, type)}, set[str]().union(*choices), hint
+        kinds = {o for o in options if isinstance(o, type)}
+        found[name] = kinds, set[str]().union(*choices), hint, next(within, None)
     return found
 
 
@@ -331,7 +355,8 @@ def _put(node: Any, keys: list[str], value: Any, path: str) -> Any:
     if keys:
         if isinstance(node, str) and node.isidentifier():  # a type by name alone: --optimizer Muon
             node = {"type": node}
-        need(isinstance(node, dict), f"{path}: there is nothing to set below {json.dumps(node)}.")
+        if not isinstance(node, dict):
+            raise UserError(f"{path}: there is nothing to set below {json.dumps(node)}.")
         if keys == ["type"] and isinstance(value, str):
             if value in TYPES_RENAMED:
                 old_name(f"{path} {value}", TYPES_RENAMED[value])
@@ -358,11 +383,7 @@ def dumps(value: Any) -> str:
 
 def loads(kind: Any, text: str, source: str = "the JSON text") -> Any:
     """The config of type ``kind`` in a JSON text; ``source`` names it in errors."""
-    try:
-        raw = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise UserError(f"{source} is not valid JSON ({error}); restore or fix it.") from None
-    return from_dict(kind, raw)
+    return from_dict(kind, json_value(text, source, "restore or fix it"))
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from .. import config
 from ..config import context_length, serial
 from ..config.differences import differences
+from ..config.old_names import moved
 from ..errors import UserError, nearest, need
 from . import sentences
 from .bert import BERT
@@ -19,12 +19,13 @@ from .electra import ELECTRA
 from .gemma import GEMMA, GEMMA2
 from .glass import GLASS
 from .gpt2 import GPT2
+from .keys import spelled_out
 from .llama import LLAMA
 from .mixtral import MIXTRAL
 from .nanomoe import NANOMOE
 from .phi import PHI, PHI3
 from .qwen import QWEN2, QWEN3, QWEN3MOE
-from .recipe import ConfigReader, Held, Recipe, Rule, Table, tile
+from .recipe import ConfigReader, Held, Recipe, Rule, Table
 from .starcoder2 import STARCODER2
 from .t5 import T5
 from .vaswani import VASWANI
@@ -32,16 +33,13 @@ from .vaswani import VASWANI
 DECODERS = (GPT2, LLAMA, MIXTRAL, NANOMOE, QWEN2, QWEN3, QWEN3MOE, PHI, PHI3, STARCODER2, GEMMA, GEMMA2)
 __all__ = ["RECIPES", "ConfigReader", "Recipe", "Rule", "Table", "add", "all", "find", "names", "of", "read_config"]
 __all__ += ["write_config"]
-_OLD = {"BOOK": "RECIPES", "Raw": "ConfigReader", "read": "read_config", "write": "write_config"}
 
 RECIPES = {recipe.name: recipe for recipe in (GLASS, *DECODERS, BERT, ELECTRA, T5, VASWANI)}
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _OLD:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn(f"glassformer.recipes.{name} is glassformer.recipes.{_OLD[name]} now.", FutureWarning, stacklevel=2)
-    return globals()[_OLD[name]]
+__getattr__ = moved(
+    __name__, {"BOOK": "RECIPES", "Raw": "ConfigReader", "read": "read_config", "write": "write_config"}
+)
 
 
 def add(recipe: Recipe) -> None:
@@ -164,31 +162,7 @@ def write_config(model: config.Model) -> tuple[Recipe, dict[str, Any]]:
 
 def plain(model: config.Model) -> config.Model:
     """The config with its defaults spelled out, so that two which mean the same are equal; init is left out."""
-    stacks: dict[str, Any] = {name: _plain_stack(stack, model.dim) for name, stack in config.stacks(model).items()}
-    return replace(model, init=config.Init(), **stacks)
-
-
-def _plain_stack(stack: config.Stack, dim: int) -> config.Stack:
-    pattern = tuple(
-        replace(
-            block,
-            attention=_plain_attention(block.attention, dim),
-            cross=_plain_attention(block.cross, dim) if block.cross else None,
-        )
-        for block in stack.pattern
-    )
-    return replace(stack, pattern=tile([pattern[i % len(pattern)] for i in range(stack.depth)]))
-
-
-def _plain_attention(attention: config.Attention, dim: int) -> config.Attention:
-    width = config.head_dim(attention, dim)
-    return replace(
-        attention,
-        kv_heads=attention.kv_heads or attention.heads,
-        head_dim=width,
-        out_bias=attention.bias if attention.out_bias is None else attention.out_bias,
-        scale=width**-0.5 if attention.scale is None else attention.scale,
-    )
+    return replace(spelled_out(model), init=config.Init())
 
 
 def _short(value: Any) -> Any:

@@ -10,30 +10,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from ..config import (
-    MLP,
-    Attention,
-    Block,
-    Embed,
-    Encoder,
-    Head,
-    Init,
-    LayerNorm,
-    Learned,
-    Model,
-    Pool,
-    Stack,
-    TokenHead,
-    stacks,
-)
-from ..errors import UserError
-from .decoders import even_width, norm_eps, plain_mlp, read_mlp, write_act, write_std
+from ..config.ends import Embed, Head, Init, LayerNorm, Pool, TokenHead
+from ..config.feedforward import MLP
+from ..config.model import Attention, Block, Encoder, Model, Stack, stacks
+from ..config.position import Learned
+from ..errors import UserError, need
+from .keys import ACTIVATIONS, DEEP, LONG, MANY, WIDE, WORDS, Key, read_keys, write_keys
 from .recipe import ConfigReader, Recipe, Rule, Table, rules
 
 CASED, UNCASED = 28_996, 30_522  # tokens
 PRETRAINING, MASKED, CLASSIFIER = "BertForPreTraining", "BertForMaskedLM", "BertForSequenceClassification"
 NEXT_SENTENCE, BARE = "BertForNextSentencePrediction", "BertModel"
 TOKENS, ANSWERS = "BertForTokenClassification", "BertForQuestionAnswering"
+BLOCK = "encoder.pattern"
 POOLED = (PRETRAINING, CLASSIFIER, NEXT_SENTENCE)
 
 
@@ -57,32 +46,39 @@ def read_config(raw: ConfigReader) -> Model:
 
     ``hidden_dropout_prob`` is the stack's one dropout.
     """
-    trunk, mlp, norm = read_trunk(raw)
+    trunk = read_trunk(raw)
     kind = raw.architecture(BARE)
     head = None
     if kind in (PRETRAINING, MASKED) or (kind == BARE and raw.holds("cls.predictions.bias")):
-        head = Head(raw.flag("tie_word_embeddings", True), bias=True, transform=mlp.act, norm=norm)
+        act, norm = ACTIVATIONS[raw.value("hidden_act", "gelu")], stacks(trunk)["encoder"].first_norm
+        head = Head(raw.flag("tie_word_embeddings", True), bias=True, transform=act, norm=norm)
     pool, labels = read_pool(raw, kind, trunk.encoder.dropout), None
     if kind in (TOKENS, ANSWERS):
         labels = read_token_head(raw, kind == ANSWERS, trunk.encoder.dropout)
     return replace(trunk, head=head, pool=pool, token_head=labels)
 
 
-def read_trunk(raw: ConfigReader) -> tuple[Encoder, MLP, LayerNorm]:
-    """What BERT and its kin share, without ends: the encoder, its feed-forward and its norm."""
-    raw.only("position_embedding_type", "absolute", "positions of a BERT here are a table")
-    raw.only("is_decoder", False, "a BERT here sees both sides of every token")
-    raw.only("add_cross_attention", False, "an encoder alone has nothing to look across at")
-    dim, dropout = raw.whole("hidden_size"), raw.number("hidden_dropout_prob", 0.1, most=0.99)
-    norm = LayerNorm(raw.number("layer_norm_eps", 1e-12, most=1.0))
-    mlp = read_mlp(raw, "gelu")
-    block = Block(Attention(raw.whole("num_attention_heads", most=1 << 14), bias=True), mlp, norm, "post")
-    length = raw.whole("max_position_embeddings", 512, most=1 << 28)
-    depth = raw.whole("num_hidden_layers", most=2000)
-    stack = Stack(depth, (block,), Learned(length), causal=False, first_norm=norm, dropout=dropout)
-    embed = Embed(raw.whole("vocab_size", most=1 << 24), segments=raw.whole("type_vocab_size", 2))
-    std = raw.number("initializer_range", 0.02, most=10.0)
-    return Encoder(dim, length, embed, stack, None, Init(std, std, "plain")), mlp, norm
+KEYS = (
+    Key.only("position_embedding_type", "absolute", "positions of a BERT here are a table"),
+    Key.only("is_decoder", False, "a BERT here sees both sides of every token"),
+    Key.only("add_cross_attention", False, "an encoder alone has nothing to look across at"),
+    Key.whole("hidden_size", "dim"),
+    Key.whole("num_hidden_layers", "encoder.depth", most=DEEP),
+    Key.whole("num_attention_heads", f"{BLOCK}.attention.heads", most=MANY),
+    Key.whole("intermediate_size", f"{BLOCK}.feedforward.hidden", most=WIDE),
+    Key.whole("max_position_embeddings", "context encoder.position.length", 512, most=LONG),
+    Key.whole("type_vocab_size", "embed.segments", 2),
+    Key.whole("vocab_size", "embed.vocab", most=WORDS),
+    Key.activation("hidden_act", f"{BLOCK}.feedforward.act", "gelu"),
+    Key.number("layer_norm_eps", f"{BLOCK}.norm.eps encoder.first_norm.eps", 1e-12, most=1.0),
+    Key.number("hidden_dropout_prob attention_probs_dropout_prob", "encoder.dropout", 0.1, most=0.99),
+    Key.std("initializer_range"),
+)
+
+
+def read_trunk(raw: ConfigReader) -> Encoder:
+    """What BERT and its kin share, without ends."""
+    return read_keys(raw, replace(bert(128, 2, 2), head=None, pool=None), KEYS)
 
 
 def read_labels(raw: ConfigReader) -> int:
@@ -128,28 +124,9 @@ def write_config(model: Model) -> dict[str, Any]:
 
 def write_trunk(model: Model, layout: str) -> dict[str, Any]:
     """What BERT and its kin share in words."""
-    if not isinstance(model, Encoder):
-        raise UserError(f"The {layout} layout holds only encoders.")
-    encoder = stacks(model)["encoder"]
-    block, position = encoder.pattern[0], encoder.position
-    even_width(model, block, layout)
-    if not model.embed.segments:
-        raise UserError(f"The {layout} layout holds only models with segments.")
-    mlp = plain_mlp(block.feedforward)
-    return {
-        "hidden_size": model.dim,
-        "num_hidden_layers": model.encoder.depth,
-        "num_attention_heads": block.attention.heads,
-        "intermediate_size": mlp.hidden,
-        "max_position_embeddings": position.length if isinstance(position, Learned) else model.context,
-        "type_vocab_size": model.embed.segments,
-        "vocab_size": model.embed.vocab,
-        "hidden_act": write_act(mlp.act, layout),
-        "layer_norm_eps": norm_eps(block),
-        "hidden_dropout_prob": model.encoder.dropout,
-        "attention_probs_dropout_prob": model.encoder.dropout,
-        "initializer_range": write_std(model),
-    }
+    need(isinstance(model, Encoder), f"The {layout} layout holds only encoders.")
+    need(model.embed.segments > 0, f"The {layout} layout holds only models with segments.")
+    return write_keys(model, KEYS)
 
 
 def write_labels(model: Encoder) -> dict[str, Any]:

@@ -5,84 +5,127 @@ A family's page says the rest: which norm, which feed-forward, which biases, who
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from ..config import (
-    MLP,
-    Activation,
-    Attention,
-    Block,
-    Decoder,
-    Embed,
-    FeedForward,
-    Full,
-    GatedMLP,
-    Head,
-    Init,
-    LinearScaling,
-    Llama3Scaling,
-    LongRopeScaling,
-    MaskRule,
-    Model,
-    MoE,
-    Position,
-    RopeScaling,
-    Rotary,
-    Stack,
-    Window,
-    YarnScaling,
-    stacks,
-)
+from ..config.ends import Init
+from ..config.feedforward import Activation
+from ..config.mask import Full, MaskRule, Window
+from ..config.model import Block, Decoder, Model, Stack, stacks
+from ..config.position import Rotary
+from ..config.scaling import LinearScaling, Llama3Scaling, LongRopeScaling, RopeScaling, YarnScaling
 from ..errors import UserError
+from .keys import ACTIVATIONS, DEEP, LONG, MANY, WIDE, WORDS, Key, read_keys, write_keys
 from .recipe import ConfigReader, Rule, Table, rules, tile
 
 INIT = Init(0.02, 0.02, "plain")
 SCALINGS = ("default", "linear", "llama3", "yarn")
-LONG = ("longrope", "su")
-BY_LENGTH = ("dynamic", *LONG)  # a token turns otherwise once the text grows long: no cache can hold that
-MANY = 1 << 14  # heads, and dimensions a head; far above any published
-WIDE = 1 << 22  # hidden
-
-# What transformers calls its activations, the one written first.
-ACTIVATIONS: dict[str, Activation] = {
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu": "gelu",
-    "relu": "relu",
-    "relu2": "relu2",
-    "silu": "silu",
-    "swish": "silu",
-}
+LONGROPE = ("longrope", "su")
+BY_LENGTH = ("dynamic", *LONGROPE)  # a token turns otherwise once the text grows long: no cache can hold that
+BLOCK = "decoder.pattern"
+ATTN, FFN = f"{BLOCK}.attention", f"{BLOCK}.feedforward"
 
 # ---------------------------------------------------------------------------------- config.json, in
 
 
-def read_attention(
-    raw: ConfigReader, kv_heads: int | None = None, head_dim: int | None = None, bias: bool = False
-) -> Attention:
-    """Heads and their widths; ``kv_heads`` and ``head_dim`` are the family's where the file says nothing."""
-    heads = raw.whole("num_attention_heads", most=MANY)
-    shared = raw.whole("num_key_value_heads", unsaid(raw, "num_key_value_heads", kv_heads) or heads)
-    return Attention(heads, shared, raw.whole("head_dim", head_dim, most=MANY), bias=bias)
+def eps(name: str, default: float, more: str = "") -> Key:
+    """The eps of all norms; ``more`` places than every model has."""
+    return Key.number(name, f"{BLOCK}.norm.eps decoder.last_norm.eps {more}", default, most=1.0)
 
 
-def read_gated(raw: ConfigReader, key: str = "hidden_act", act: str = "silu", bias: bool = False) -> GatedMLP:
-    """The gated MLP, its activation called ``key``."""
-    return GatedMLP(raw.whole("intermediate_size", most=WIDE), raw.choice(key, ACTIVATIONS, act), bias)
+def rotary(theta: float = 10_000.0) -> Key:
+    """Rotary positions that turn all of each head; ``write`` has them in words."""
+    return Key("", "decoder.position", lambda raw: read_rotary(raw, theta))
 
 
-def read_mlp(raw: ConfigReader, act: str, bias: bool = True) -> MLP:
-    """The MLP without a gate; ``act`` where the file says nothing."""
-    return MLP(raw.whole("intermediate_size", most=WIDE), raw.choice("hidden_act", ACTIVATIONS, act), bias)
+def part_rotary(fraction: float, kinds: Sequence[str] = SCALINGS) -> Key:
+    """Rotary positions that turn a share of each head, ``fraction`` where the file says nothing."""
+    read = partial(read_rotary, fraction=fraction, kinds=kinds)
+    return Key("partial_rotary_factor", "decoder.position", read, lambda position: position.get("fraction", 1.0))
 
 
-def read_window(raw: ConfigReader) -> MaskRule:
+def grouped(default: int | None) -> Key:
+    """Key-value heads; where the file says nothing ``default``, or as many as heads."""
+
+    def read(raw: ConfigReader) -> Any:
+        heads = unsaid(raw, "num_key_value_heads", default) or raw.whole("num_attention_heads", most=MANY)
+        return raw.whole("num_key_value_heads", heads)
+
+    return Key("num_key_value_heads", f"{ATTN}.kv_heads", read)
+
+
+def window() -> Key:
     """One sliding window for every block, or none."""
-    size = raw.whole("sliding_window", None, most=1 << 28)
-    return Full() if size is None else Window(size)
+
+    def read(raw: ConfigReader) -> MaskRule:
+        size = raw.whole("sliding_window", None, most=LONG)
+        return Full() if size is None else Window(size)
+
+    return Key("sliding_window", f"{ATTN}.mask", read, lambda mask: mask["size"] if mask["type"] == "Window" else None)
+
+
+def keys(
+    *more: Key,
+    context: int,
+    kv_heads: int | None = None,
+    head_dim: int | None = None,
+    tied: bool = False,
+    mlp: str = FFN,
+    act: str = "silu",
+    acts: Mapping[str, Activation] = ACTIVATIONS,
+    act_names: str = "hidden_act",
+    eps: Key = eps("rms_norm_eps", 1e-6),
+    rotary: Key = rotary(),
+    dropouts: str = "",
+) -> tuple[Key, ...]:
+    """The words that decoders share, and ``more`` of the family's; numbers are its own where a file says nothing.
+
+    ``mlp``: where the network of a feed-forward is. ``dropouts``: what the family calls them, first the one that is the
+    stack's here; none: the file must not ask for any.
+    """
+    none = Key.only("attention_dropout", 0.0, "dropout here is one number for the whole stack")
+    return (
+        Key.whole("hidden_size", "dim"),
+        Key.whole("num_hidden_layers", "decoder.depth", most=DEEP),
+        Key.whole("num_attention_heads", f"{ATTN}.heads", most=MANY),
+        grouped(kv_heads),
+        Key.whole("head_dim", f"{ATTN}.head_dim", head_dim, most=MANY),
+        Key.whole("intermediate_size", f"{mlp}.hidden", most=WIDE),
+        Key.whole("max_position_embeddings", "context", context, most=LONG),
+        Key.whole("vocab_size", "embed.vocab", most=WORDS),
+        Key.activation(act_names, f"{mlp}.act", act, acts),
+        Key.flag("tie_word_embeddings", "head.tied", tied),
+        Key.std("initializer_range"),
+        Key.number(dropouts, "decoder.dropout", 0.0, most=0.99) if dropouts else none,
+        rotary,
+        eps,
+        *more,
+    )
+
+
+def reader(model: Decoder, keys: Sequence[Key]) -> Callable[[ConfigReader], Model]:
+    """``read_config`` of a family that says no more than its keys."""
+    return lambda raw: read_keys(raw, model, keys)
+
+
+def write(model: Model, layout: str, keys: Sequence[Key]) -> dict[str, Any]:
+    """The words of ``keys``, and those of rotary positions; UserError for what is not a decoder."""
+    if not isinstance(model, Decoder) or model.head is None:
+        raise UserError(f"The {layout} layout holds only decoders with a head.")
+    position = stack(model).position
+    rotary = position if isinstance(position, Rotary) else Rotary()
+    return {
+        **write_keys(model, keys),
+        "rope_theta": rotary.theta,  # in the words of transformers 4, which version 5 reads as well
+        "rope_scaling": write_scaling(rotary.scaling),
+    }
+
+
+def writer(layout: str, keys: Sequence[Key]) -> Callable[[Model], dict[str, Any]]:
+    """``write_config`` of a family that says no more than its keys."""
+    return lambda model: write(model, layout, keys)
 
 
 def unsaid(raw: ConfigReader, key: str, default: Any) -> Any:
@@ -102,29 +145,15 @@ def read_windows(raw: ConfigReader, size: int | None, slides: Sequence[bool]) ->
     return [Window(size) if slide and size is not None else Full() for slide in slides]
 
 
-def read_decoder(
-    raw: ConfigReader,
-    blocks: Block | Sequence[Block],
-    position: Position,
-    context: int,
-    tied: bool = False,
-    dropout: float | None = None,
-    head: Head = Head(),
-) -> Decoder:
-    """The whole model around its block or blocks; ``context`` and ``tied`` where the file does not say."""
-    if dropout is None:
-        raw.only("attention_dropout", 0.0, "dropout here is one number for the whole stack")
-    pattern = (blocks,) if isinstance(blocks, Block) else tile(blocks)
-    depth = raw.whole("num_hidden_layers", most=2000)
-    std = raw.number("initializer_range", 0.02, most=10.0)
-    return Decoder(
-        raw.whole("hidden_size"),
-        raw.whole("max_position_embeddings", context, most=1 << 28),
-        Embed(raw.whole("vocab_size", most=1 << 24)),
-        Stack(depth, pattern, position, last_norm=pattern[0].norm, dropout=dropout or 0.0),
-        replace(head, tied=raw.flag("tie_word_embeddings", tied)),
-        Init(std, std, "plain"),
-    )
+def with_masks(model: Decoder, mask_rules: Sequence[MaskRule]) -> list[Block]:
+    """The model's first block once for each rule, with that rule."""
+    block = first_block(model)
+    return [replace(block, attention=replace(block.attention, mask=mask_rule)) for mask_rule in mask_rules]
+
+
+def with_blocks(model: Decoder, blocks: Sequence[Block]) -> Decoder:
+    """The model with these blocks."""
+    return replace(model, decoder=replace(stack(model), pattern=tile(blocks)))
 
 
 def read_rotary(
@@ -146,16 +175,16 @@ def read_rotary(
         raise UserError(
             f'{rope.source} is "{kind}", which is not built here{why}; this model needs one of {", ".join(kinds)}.'
         )
-    if kind in LONG:
+    if kind in LONGROPE:
         return Rotary(theta, part, read_long(raw, rope))
     return Rotary(theta, part, None if kind == "default" else read_scaling(rope, kind))
 
 
 def read_long(raw: ConfigReader, rope: ConfigReader) -> LongRopeScaling:
     """The scaling of a longrope table."""
-    positions = raw.whole("max_position_embeddings", most=1 << 28)
-    length = raw.whole("original_max_position_embeddings", positions, most=1 << 28)
-    length = rope.whole("original_max_position_embeddings", length, most=1 << 28)
+    positions = raw.whole("max_position_embeddings", most=LONG)
+    length = raw.whole("original_max_position_embeddings", positions, most=LONG)
+    length = rope.whole("original_max_position_embeddings", length, most=LONG)
     lists = [rope.value(key) for key in ("short_factor", "long_factor")]
     for key, values in zip(("short_factor", "long_factor"), lists, strict=True):
         numbers = isinstance(values, list) and all(type(value) in (int, float) for value in values)
@@ -183,7 +212,7 @@ def read_scaling(rope: ConfigReader, kind: str) -> RopeScaling:
     if kind == "llama3":
         low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
         rope.must(low < high, "low_freq_factor", f"below high_freq_factor ({high:g})")
-    length = rope.whole("original_max_position_embeddings", most=1 << 28)
+    length = rope.whole("original_max_position_embeddings", most=LONG)
     if kind == "llama3":
         return Llama3Scaling(factor, low, high, length)
     rope.only("truncate", True, "the blend here ends at an integer number of waves")
@@ -197,57 +226,6 @@ def read_scaling(rope: ConfigReader, kind: str) -> RopeScaling:
 
 
 # --------------------------------------------------------------------------------- config.json, out
-
-
-def write_decoder(
-    model: Model, layout: str, eps: str = "rms_norm_eps", bias: str = "", window: bool = False, dropouts: str = ""
-) -> dict[str, Any]:
-    """The settings that decoders share; UserError for what is not a decoder.
-
-    ``eps``, ``bias`` and ``dropouts`` (several) are what the family calls these, if it has them; ``window``: it has
-    ``sliding_window``.
-    """
-    if not isinstance(model, Decoder) or model.head is None:
-        raise UserError(f"The {layout} layout holds only decoders with a head.")
-    block = first_block(model)
-    attention, mlp = block.attention, plain_mlp(block.feedforward)
-    return {
-        "hidden_size": model.dim,
-        "num_hidden_layers": model.decoder.depth,
-        "num_attention_heads": attention.heads,
-        "num_key_value_heads": attention.kv_heads or attention.heads,
-        "head_dim": attention.head_dim or model.dim // attention.heads,
-        "intermediate_size": mlp.hidden,
-        "max_position_embeddings": model.context,
-        "vocab_size": model.embed.vocab,
-        "hidden_act": write_act(mlp.act, layout),
-        "tie_word_embeddings": model.head.tied,
-        "initializer_range": write_std(model),
-        **write_rotary(stack(model).position),
-        eps: norm_eps(block),
-        **({bias: attention.bias} if bias else {}),
-        **({"sliding_window": window_size(model)} if window else {}),
-        **dict.fromkeys(dropouts.split(), model.decoder.dropout),
-    }
-
-
-def write_std(model: Model) -> float:
-    """The standard deviation that weights start with, transformers' own where ours differs from matrix to matrix."""
-    return 0.02 if model.init.std is None else model.init.std
-
-
-def write_act(act: Activation, layout: str) -> str:
-    """What transformers calls an activation first."""
-    for theirs, ours in ACTIVATIONS.items():
-        if ours == act:
-            return theirs
-    raise UserError(f'The {layout} layout has no name for the activation "{act}".')
-
-
-def even_width(model: Model, block: Block, layout: str) -> None:
-    """Refuse heads that are wider or narrower than their share of the width."""
-    if block.attention.head_dim not in (None, model.dim / block.attention.heads):
-        raise UserError(f"The {layout} layout holds only heads that share the width evenly.")
 
 
 def even_heads(model: Model, layout: str) -> None:
@@ -268,18 +246,6 @@ def write_windows(model: Model) -> list[str]:
     blocks = stack(model)
     slides = [isinstance(blocks.block(i).attention.mask, Window) for i in range(blocks.depth)]
     return ["sliding_attention" if slide else "full_attention" for slide in slides]
-
-
-def write_rotary(position: Position) -> dict[str, Any]:
-    """Rotary positions in the words of transformers 4, which version 5 reads as well."""
-    rotary = position if isinstance(position, Rotary) else Rotary()
-    return {"rope_theta": rotary.theta, "rope_scaling": write_scaling(rotary.scaling)}
-
-
-def fraction(model: Model) -> float:
-    """The share of each head that turns."""
-    position = stack(model).position
-    return position.fraction if isinstance(position, Rotary) else 1.0
 
 
 def stack(model: Model) -> Stack:
@@ -306,20 +272,6 @@ def write_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
         factors = {"short_factor": list(scaling.short), "long_factor": list(scaling.long)}
         return {"rope_type": "longrope", **table, **factors, **size}
     return {"rope_type": "yarn", **table, "beta_fast": scaling.fast, "beta_slow": scaling.slow, **size}
-
-
-def norm_eps(block: Block) -> float:
-    """The eps of a block's norm; UserError where there is no norm."""
-    if block.norm is None:
-        raise UserError("No published layout holds blocks without a norm.")
-    return block.norm.eps
-
-
-def plain_mlp(feedforward: FeedForward | None) -> MLP | GatedMLP:
-    """The MLP whose numbers a config.json can say; a mixture's expert stands for the mixture."""
-    if feedforward is None:
-        raise UserError("No published layout holds blocks without a feed-forward.")
-    return feedforward.expert if isinstance(feedforward, MoE) else feedforward
 
 
 # ------------------------------------------------------------------------------------ weight names

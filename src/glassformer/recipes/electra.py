@@ -8,6 +8,7 @@ from typing import Any
 from ..config import Encoder, Model, TokenHead, embed_dim
 from ..errors import UserError
 from .bert import bert, read_token_head, read_trunk, tags, trunk, write_labels, write_trunk
+from .keys import ACTIVATIONS
 from .recipe import ConfigReader, Recipe, Table, rules
 
 DISCRIMINATOR, BARE = "ElectraForPreTraining", "ElectraModel"
@@ -22,14 +23,14 @@ def electra(dim: int, depth: int, heads: int, embed: int | None = None) -> Encod
 
 def read_config(raw: ConfigReader) -> Model:
     """An ELECTRA config.json as our config; the architecture says what each token is asked."""
-    model, mlp, _ = read_trunk(raw)
+    model = read_trunk(raw)
     width = raw.whole("embedding_size", 128)
     model = replace(model, embed=replace(model.embed, dim=None if width == model.dim else width))
     kind = raw.architecture(BARE)
     if kind == BARE:
         return model
     if kind == DISCRIMINATOR:
-        return replace(model, token_head=TokenHead(1, mlp.act))
+        return replace(model, token_head=TokenHead(1, ACTIVATIONS[raw.value("hidden_act", "gelu")]))
     return replace(model, token_head=read_token_head(raw, kind == ANSWERS, model.encoder.dropout))
 
 
@@ -62,11 +63,7 @@ def table(model: Model) -> Table:
 ELECTRA = Recipe(
     name="electra",
     paper="Clark et al. 2020, ELECTRA: Pre-training Text Encoders as Discriminators (arXiv 2003.10555)",
-    sizes={
-        "small": electra(256, 12, 4, embed=128),
-        "base": electra(768, 12, 12),
-        "large": electra(1024, 24, 16),
-    },
+    sizes={"small": electra(256, 12, 4, embed=128), "base": electra(768, 12, 12), "large": electra(1024, 24, 16)},
     architectures=(DISCRIMINATOR, TOKENS, ANSWERS, BARE),
     model_type="electra",
     tokenizer="vocab.txt beside the published weights (WordPiece, uncased)",

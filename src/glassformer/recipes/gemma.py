@@ -10,6 +10,8 @@ from typing import Any
 
 from ..config import Attention, Block, Decoder, Embed, Full, GatedMLP, Head, Model, RMSNorm, Rotary, Stack, Window
 from . import decoders
+from .decoders import ATTN
+from .keys import ACTIVATIONS, LONG, Key, read_keys
 from .recipe import ConfigReader, Recipe
 
 NORM = RMSNorm(1e-6, offset=1.0)
@@ -33,59 +35,61 @@ def gemma2(dim: int, depth: int, heads: int, hidden: int, head_dim: int = 256, o
     return Decoder(dim, 8192, Embed(256_000, scale=dim**0.5), stack, Head(softcap=30.0), decoders.INIT)
 
 
-def read_config(raw: ConfigReader) -> Model:
-    """A Gemma config.json as our config; its "gelu" has always meant the tanh approximation."""
-    act = raw.choice("hidden_act", {**decoders.ACTIVATIONS, "gelu": "gelu_tanh"}, "gelu_pytorch_tanh")
-    mlp = GatedMLP(raw.whole("intermediate_size", most=decoders.WIDE), act)
-    block = Block(_attention(raw, kv_heads=16), mlp, _norm(raw))
-    return _scaled(decoders.read_decoder(raw, block, decoders.read_rotary(raw), context=8192, tied=True))
+SHARED = (
+    Key.only("use_bidirectional_attention", False, "a decoder here sees what came before"),
+    Key("", "embed.scale", lambda raw: raw.whole("hidden_size") ** 0.5),
+    Key.flag("attention_bias", f"{ATTN}.bias", False),
+)
+KEYS = decoders.keys(
+    *SHARED,
+    context=8192,
+    kv_heads=16,
+    head_dim=256,
+    tied=True,
+    act="gelu_pytorch_tanh",
+    acts={**ACTIVATIONS, "gelu": "gelu_tanh"},  # has always meant the approximation
+)
+read_config = decoders.reader(gemma(2048, 18, 8, 1, 16_384), KEYS)
+write_config = decoders.writer("gemma", KEYS)
+
+
+def _cap(name: str, place: str, default: float) -> Key:
+    return Key(name, place, lambda raw: raw.number(name, decoders.unsaid(raw, name, default)))
+
+
+KEYS2 = decoders.keys(
+    *SHARED,
+    Key(
+        "query_pre_attn_scalar",
+        f"{ATTN}.scale",
+        lambda raw: raw.number("query_pre_attn_scalar", 256.0, least=1e-6) ** -0.5,
+        lambda scale: round(scale**-2),
+    ),
+    _cap("attn_logit_softcapping", f"{ATTN}.softcap", 50.0),
+    _cap("final_logit_softcapping", "head.softcap", 30.0),
+    context=8192,
+    kv_heads=4,
+    head_dim=256,
+    tied=True,
+    act="gelu_pytorch_tanh",
+    act_names="hidden_activation hidden_act",
+)
 
 
 def read_config2(raw: ConfigReader) -> Model:
     """A Gemma 2 config.json as our config."""
-    depth = raw.whole("num_hidden_layers", most=2000)
-    over = raw.number("query_pre_attn_scalar", 256.0, least=1e-6)
-    cap = raw.number("attn_logit_softcapping", decoders.unsaid(raw, "attn_logit_softcapping", 50.0))
-    attention = replace(_attention(raw, kv_heads=4), scale=over**-0.5, softcap=cap)
-    mlp = decoders.read_gated(raw, "hidden_activation", "gelu_pytorch_tanh")
-    size = raw.whole("sliding_window", decoders.unsaid(raw, "sliding_window", 4096), most=1 << 28)
-    mask_rules = decoders.read_windows(raw, size, [i % 2 == 0 for i in range(depth)])
-    blocks = [Block(replace(attention, mask=mask_rule), mlp, _norm(raw), place="sandwich") for mask_rule in mask_rules]
-    softcap = raw.number("final_logit_softcapping", decoders.unsaid(raw, "final_logit_softcapping", 30.0))
-    head = Head(softcap=softcap)
-    return _scaled(decoders.read_decoder(raw, blocks, decoders.read_rotary(raw), context=8192, tied=True, head=head))
-
-
-def _attention(raw: ConfigReader, kv_heads: int) -> Attention:
-    raw.only("use_bidirectional_attention", False, "a decoder here sees what came before")
-    return decoders.read_attention(raw, kv_heads, 256, bias=raw.flag("attention_bias", False))
-
-
-def _norm(raw: ConfigReader) -> RMSNorm:
-    return RMSNorm(raw.number("rms_norm_eps", 1e-6, most=1.0), offset=1.0)
-
-
-def _scaled(model: Decoder) -> Decoder:
-    return replace(model, embed=replace(model.embed, scale=model.dim**0.5))
-
-
-def write_config(model: Model) -> dict[str, Any]:
-    """Our config as a Gemma config.json, as far as that can say it."""
-    return decoders.write_decoder(model, "gemma", bias="attention_bias")
+    plain = gemma2(2304, 2, 8, 9216)
+    model = read_keys(raw, decoders.with_blocks(plain, decoders.with_masks(plain, [Full(), Full()])), KEYS2)
+    size = raw.whole("sliding_window", decoders.unsaid(raw, "sliding_window", 4096), most=LONG)
+    mask_rules = decoders.read_windows(raw, size, [i % 2 == 0 for i in range(model.decoder.depth)])
+    return decoders.with_blocks(model, decoders.with_masks(model, mask_rules))
 
 
 def write_config2(model: Model) -> dict[str, Any]:
     """Our config as a Gemma 2 config.json, as far as that can say it."""
-    raw = decoders.write_decoder(model, "gemma2", bias="attention_bias")
     decoders.even_heads(model, "gemma2")
-    attention = decoders.first_block(model).attention
-    scale = attention.scale or raw["head_dim"] ** -0.5
     return {
-        **raw,
-        "hidden_activation": raw["hidden_act"],
-        "query_pre_attn_scalar": round(scale**-2),
-        "attn_logit_softcapping": attention.softcap,
-        "final_logit_softcapping": model.head.softcap if model.head else None,
+        **decoders.write(model, "gemma2", KEYS2),
         "sliding_window": decoders.window_size(model) or 4096,  # transformers asks for one even where no block has it
         "layer_types": decoders.write_windows(model),
     }

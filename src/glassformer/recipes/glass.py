@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-from ..config import (
-    Attention,
-    Block,
-    Decoder,
-    Embed,
-    Encoder,
-    EncoderDecoder,
-    GatedMLP,
-    Head,
-    Init,
-    RMSNorm,
-    Rotary,
-    Stack,
-)
+from ..config.ends import Embed, Head, Init, RMSNorm
+from ..config.feedforward import GatedMLP
+from ..config.model import Attention, Block, Decoder, Encoder, EncoderDecoder, Stack
+from ..config.position import Rotary
 from .recipe import Recipe
 
 

@@ -4,22 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..config import (
-    MLP,
-    Activation,
-    Attention,
-    Block,
-    Decoder,
-    Embed,
-    Head,
-    Init,
-    LayerNorm,
-    Learned,
-    Model,
-    Stack,
-)
+from ..config import MLP, Activation, Attention, Block, Decoder, Embed, LayerNorm, Learned, Model, Stack, serial
 from ..errors import UserError
-from .decoders import ACTIVATIONS, even_width, first_block, norm_eps, plain_mlp, write_act, write_std
+from .decoders import ATTN, BLOCK, FFN
+from .keys import DEEP, MANY, WIDE, WORDS, Key, read_keys, write_keys
 from .recipe import ConfigReader, Recipe, Rule, Table, rules
 
 
@@ -32,68 +20,43 @@ def gpt2(
     return Decoder(dim, 1024, Embed(vocab), stack)
 
 
+_BIASES = f"{ATTN}.bias {FFN}.bias {BLOCK}.norm.bias decoder.last_norm.bias"
+KEYS = (
+    Key.only("scale_attn_weights", True, "attention here always divides by the root of the head's width"),
+    Key.only("scale_attn_by_inverse_layer_idx", False, "no attention here scales by its layer"),
+    Key.only("add_cross_attention", False, "a decoder alone has nothing to look across at"),
+    Key.whole("n_embd", "dim"),
+    Key.whole("n_layer", "decoder.depth", most=DEEP),
+    Key.whole("n_head", f"{ATTN}.heads", most=MANY),
+    Key("n_inner", f"{FFN}.hidden", lambda raw: raw.whole("n_inner", 4 * raw.whole("n_embd"), most=WIDE)),
+    Key(
+        "n_positions", "context decoder.position.length", lambda raw: raw.whole("n_positions", raw.whole("n_ctx", 1024))
+    ),
+    Key.whole("vocab_size", "embed.vocab", most=WORDS),
+    Key.activation("activation_function", f"{FFN}.act", "gelu_new"),
+    Key.number("layer_norm_epsilon", f"{BLOCK}.norm.eps decoder.last_norm.eps", 1e-5, most=1.0),
+    Key.flag("tie_word_embeddings", "head.tied", True),
+    Key.std("initializer_range"),
+    Key.number("resid_pdrop attn_pdrop embd_pdrop", "decoder.dropout", 0.1, most=0.99),
+    Key.flag("bias", _BIASES, True),  # nanoGPT's word
+)
+
+
 def read_config(raw: ConfigReader) -> Model:
-    """A GPT-2 config.json as our config; nanoGPT's ``bias`` is understood too."""
-    raw.only("scale_attn_weights", True, "attention here always divides by the root of the head's width")
-    raw.only("scale_attn_by_inverse_layer_idx", False, "no attention here scales by its layer")
-    raw.only("add_cross_attention", False, "a decoder alone has nothing to look across at")
-    dim, bias = raw.whole("n_embd"), raw.flag("bias", True)
-    norm = LayerNorm(raw.number("layer_norm_epsilon", 1e-5, most=1.0), bias)
-    act = raw.choice("activation_function", ACTIVATIONS, "gelu_new")
-    length = raw.whole("n_positions", raw.whole("n_ctx", 1024))
-    block = Block(
-        Attention(raw.whole("n_head", most=1 << 14), bias=bias),
-        MLP(raw.whole("n_inner", 4 * dim, most=1 << 22), act, bias),
-        norm,
-    )
-    stack = Stack(
-        raw.whole("n_layer", most=2000),
-        (block,),
-        Learned(length),
-        last_norm=norm,
-        dropout=raw.number("resid_pdrop", 0.1, most=0.99),
-    )
-    std = raw.number("initializer_range", 0.02, most=10.0)
-    return Decoder(
-        dim,
-        length,
-        Embed(raw.whole("vocab_size", most=1 << 24)),
-        stack,
-        Head(tied=raw.flag("tie_word_embeddings", True)),
-        Init(std, std),
-    )
+    """A GPT-2 config.json as our config."""
+    return read_keys(raw, gpt2(768, 12, 12), KEYS)
 
 
 def write_config(model: Model) -> dict[str, Any]:
     """Our config as a GPT-2 config.json, as far as that can say it."""
     if not isinstance(model, Decoder) or model.head is None:
         raise UserError("The gpt2 layout holds only decoders with a head.")
-    block = first_block(model)
-    even_width(model, block, "gpt2")
-    mlp = plain_mlp(block.feedforward)
-    dropouts = ("attn_pdrop", "embd_pdrop", "resid_pdrop")
-    raw = {
-        "n_embd": model.dim,
-        "n_layer": model.decoder.depth,
-        "n_head": block.attention.heads,
-        "n_inner": mlp.hidden,
-        "n_positions": model.context,
-        "vocab_size": model.embed.vocab,
-        "activation_function": write_act(mlp.act, "gpt2"),
-        "layer_norm_epsilon": norm_eps(block),
-        "tie_word_embeddings": model.head.tied,
-        "initializer_range": write_std(model),
-        **dict.fromkeys(dropouts, model.decoder.dropout),
-    }
-    return raw if block.attention.bias else {**raw, "bias": False}
+    return {name: value for name, value in write_keys(model, KEYS).items() if (name, value) != ("bias", True)}
 
 
 def layout(model: Model) -> Model:
     """The same model with every bias: what the published files hold."""
-    if not isinstance(model, Decoder) or first_block(model).attention.bias:
-        return model
-    raw = {key: value for key, value in write_config(model).items() if key != "bias"}
-    return read_config(ConfigReader(raw))
+    return serial.change(model, dict.fromkeys(_BIASES.split(), True))
 
 
 _OURS, _THEIRS = "decoder.blocks.{i}", "transformer.h.{i}"

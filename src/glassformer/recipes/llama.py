@@ -4,22 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..config import (
-    Attention,
-    Block,
-    Decoder,
-    Embed,
-    GatedMLP,
-    Head,
-    Llama3Scaling,
-    Model,
-    RMSNorm,
-    RopeScaling,
-    Rotary,
-    Stack,
-)
+from ..config.ends import Embed, Head, RMSNorm
+from ..config.feedforward import GatedMLP
+from ..config.model import Attention, Block, Decoder, Model, Stack
+from ..config.position import Rotary
+from ..config.scaling import Llama3Scaling, RopeScaling
 from . import decoders
-from .recipe import ConfigReader, Recipe
+from .decoders import ATTN, FFN
+from .keys import Key
+from .recipe import Recipe
 
 
 def llama2(dim: int, depth: int, heads: int, kv_heads: int, hidden: int) -> Decoder:
@@ -44,19 +37,16 @@ def stories(dim: int, depth: int, heads: int, kv_heads: int, hidden: int) -> Dec
     return Decoder(dim, 512, Embed(512), Stack(depth, (block,), Rotary(), last_norm=RMSNorm()), Head(), decoders.INIT)
 
 
-def read_config(raw: ConfigReader) -> Model:
-    """A Llama config.json as our config."""
-    norm = RMSNorm(raw.number("rms_norm_eps", 1e-6, most=1.0))
-    attention = decoders.read_attention(raw, bias=raw.flag("attention_bias", False))
-    block = Block(attention, decoders.read_gated(raw, bias=raw.flag("mlp_bias", False)), norm)
-    return decoders.read_decoder(raw, block, decoders.read_rotary(raw), context=2048)
+KEYS = decoders.keys(
+    Key.flag("attention_bias", f"{ATTN}.bias", False), Key.flag("mlp_bias", f"{FFN}.bias", False), context=2048
+)
+read_config = decoders.reader(stories(64, 5, 8, 4, 172), KEYS)
 
 
 def write_config(model: Model) -> dict[str, Any]:
     """Our config as a Llama config.json, as far as that can say it."""
-    raw = decoders.write_decoder(model, "llama", bias="attention_bias")
     decoders.even_heads(model, "llama")
-    return {**raw, "mlp_bias": decoders.plain_mlp(decoders.first_block(model).feedforward).bias}
+    return decoders.write(model, "llama", KEYS)
 
 
 _31, _32 = Llama3Scaling(8.0), Llama3Scaling(32.0)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
-from ..config import Attention, Block, Decoder, Embed, GatedMLP, Head, Model, MoE, RMSNorm, Rotary, Stack
-from ..errors import UserError
+from ..config import Attention, Block, Decoder, Embed, GatedMLP, Head, MoE, RMSNorm, Rotary, Stack
 from . import decoders
-from .recipe import ConfigReader, Recipe, Rule
+from .decoders import FFN
+from .keys import MANY, Key
+from .recipe import Recipe, Rule
 
 
 def mixtral(dim: int, depth: int, heads: int, hidden: int, context: int, balance: float) -> Decoder:
@@ -18,34 +16,20 @@ def mixtral(dim: int, depth: int, heads: int, hidden: int, context: int, balance
     return Decoder(dim, context, Embed(32_000), stack, Head(tied=False), decoders.INIT)
 
 
-def read_config(raw: ConfigReader) -> Model:
-    """A Mixtral config.json as our config; ``router_aux_loss_coef`` weighs our own load-balancing loss."""
-    raw.only("router_jitter_noise", 0.0, "no router here shakes what it reads")
-    attention = replace(decoders.read_attention(raw, kv_heads=8), mask=decoders.read_window(raw))
-    mixture = MoE(
-        raw.whole("num_local_experts", 8, most=decoders.MANY),
-        raw.whole("num_experts_per_tok", 2, most=decoders.MANY),
-        decoders.read_gated(raw),
-        balance=raw.number("router_aux_loss_coef", 0.001),
-    )
-    block = Block(attention, mixture, RMSNorm(raw.number("rms_norm_eps", 1e-5, most=1.0)))
-    return decoders.read_decoder(raw, block, decoders.read_rotary(raw, 1e6), context=131_072)
-
-
-def write_config(model: Model) -> dict[str, Any]:
-    """Our config as a Mixtral config.json, as far as that can say it."""
-    raw = decoders.write_decoder(model, "mixtral", window=True)
-    mixture = decoders.first_block(model).feedforward
-    if not isinstance(mixture, MoE):
-        raise UserError("The mixtral layout holds only mixtures of experts.")
-    return {
-        **raw,
-        "num_local_experts": mixture.experts,
-        "num_experts_per_tok": mixture.top_k,
-        "router_aux_loss_coef": mixture.balance,
-    }
-
-
+KEYS = decoders.keys(
+    Key.only("router_jitter_noise", 0.0, "no router here shakes what it reads"),
+    Key.whole("num_local_experts", f"{FFN}.experts", 8, most=MANY),
+    Key.whole("num_experts_per_tok", f"{FFN}.top_k", 2, most=MANY),
+    Key.number("router_aux_loss_coef", f"{FFN}.balance", 0.001),  # weighs our own load-balancing loss
+    decoders.window(),
+    context=131_072,
+    kv_heads=8,
+    mlp=f"{FFN}.expert",
+    eps=decoders.eps("rms_norm_eps", 1e-5),
+    rotary=decoders.rotary(1e6),
+)
+read_config = decoders.reader(mixtral(4096, 32, 32, 14_336, 32_768, 0.001), KEYS)
+write_config = decoders.writer("mixtral", KEYS)
 _MIXTURE = f"{decoders.THEIRS}.block_sparse_moe"
 
 MIXTRAL = Recipe(

@@ -15,24 +15,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..config import (
-    MLP,
-    Activation,
-    Attention,
-    Block,
-    Decoder,
-    Embed,
-    FeedForward,
-    Head,
-    LayerNorm,
-    Learned,
-    Model,
-    Norm,
-    RMSNorm,
-    Rotary,
-    Stack,
-    stacks,
-)
+from ..config.ends import Embed, Head, LayerNorm, Norm, RMSNorm
+from ..config.feedforward import MLP, Activation, FeedForward
+from ..config.model import Attention, Block, Decoder, Model, Stack, stacks
+from ..config.position import Learned, Rotary
 from ..errors import UserError
 from . import gpt2
 from .recipe import ConfigReader, Rule, Table

@@ -5,24 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..config import (
-    MLP,
-    Attention,
-    Block,
-    Decoder,
-    Embed,
-    GatedMLP,
-    Head,
-    LayerNorm,
-    LongRopeScaling,
-    Model,
-    RMSNorm,
-    Rotary,
-    Stack,
-    Window,
-)
 from ..config.context_length import long_scalings
+from ..config.ends import Embed, Head, LayerNorm, RMSNorm
+from ..config.feedforward import MLP, GatedMLP
+from ..config.mask import Window
+from ..config.model import Attention, Block, Decoder, Model, Stack
+from ..config.position import Rotary
 from . import decoders
+from .decoders import ATTN
+from .keys import Key, read_keys
 from .recipe import ConfigReader, Recipe, Rule
 
 DROPOUTS = "resid_pdrop embd_pdrop attention_dropout"  # the residual's is the stack's
@@ -36,24 +27,20 @@ def phi(dim: int, depth: int, share: float, dropout: float = 0.0) -> Decoder:
     return Decoder(dim, 2048, Embed(51_200), stack, Head(tied=False, bias=True), decoders.INIT)
 
 
-def read_config(raw: ConfigReader) -> Model:
-    """A Phi config.json as our config."""
-    norm = LayerNorm(raw.number("layer_norm_eps", 1e-5, most=1.0))
-    attention = decoders.read_attention(raw, bias=True)
-    if raw.flag("qk_layernorm", False):
-        attention = replace(attention, qk_norm=norm)
-    block = Block(attention, decoders.read_mlp(raw, "gelu_new"), norm, place="parallel")
-    dropout = raw.number("resid_pdrop", 0.0, most=0.99)
-    rotary = decoders.read_rotary(raw, fraction=0.5)
-    return decoders.read_decoder(raw, block, rotary, context=2048, dropout=dropout, head=Head(bias=True))
+def _qk_norm(raw: ConfigReader) -> LayerNorm | None:
+    return LayerNorm(raw.number("layer_norm_eps", 1e-5, most=1.0)) if raw.flag("qk_layernorm", False) else None
 
 
-def write_config(model: Model) -> dict[str, Any]:
-    """Our config as a Phi config.json, as far as that can say it."""
-    raw = decoders.write_decoder(model, "phi", "layer_norm_eps", dropouts=DROPOUTS)
-    normed = decoders.first_block(model).attention.qk_norm is not None
-    return {**raw, "qk_layernorm": normed, "partial_rotary_factor": decoders.fraction(model)}
-
+KEYS = decoders.keys(
+    Key("qk_layernorm", f"{ATTN}.qk_norm", _qk_norm, lambda norm: norm is not None),
+    context=2048,
+    act="gelu_new",
+    eps=decoders.eps("layer_norm_eps", 1e-5),
+    rotary=decoders.part_rotary(0.5),
+    dropouts=DROPOUTS,
+)
+read_config = decoders.reader(phi(2048, 24, 0.5), KEYS)
+write_config = decoders.writer("phi", KEYS)
 
 PHI = Recipe(
     name="phi",
@@ -86,26 +73,29 @@ def phi3(dim: int, depth: int, heads: int, kv_heads: int, hidden: int) -> Decode
     return Decoder(dim, 4096, Embed(32_064), stack, Head(tied=False), decoders.INIT)
 
 
+KEYS3 = decoders.keys(
+    decoders.window(),
+    context=4096,
+    eps=decoders.eps("rms_norm_eps", 1e-5),
+    rotary=decoders.part_rotary(1.0, ("default", *decoders.LONGROPE)),
+    dropouts=DROPOUTS,
+)
+
+
 def read_config3(raw: ConfigReader) -> Model:
     """A Phi-3 config.json as our config."""
-    attention = replace(decoders.read_attention(raw), mask=decoders.read_window(raw))
-    block = Block(attention, decoders.read_gated(raw), RMSNorm(raw.number("rms_norm_eps", 1e-5, most=1.0)))
-    dropout = raw.number("resid_pdrop", 0.0, most=0.99)
-    rotary = decoders.read_rotary(raw, fraction=1.0, kinds=("default", *decoders.LONG))
-    model = decoders.read_decoder(raw, block, rotary, context=4096, dropout=dropout)
-    if isinstance(rotary.scaling, LongRopeScaling):  # for longer texts: glassformer.load(.., context=N)
-        model = replace(model, context=min(model.context, rotary.scaling.length))
-    return model
+    model = read_keys(raw, phi3(3072, 32, 32, 32, 8192), KEYS3)
+    lengths = [scaling.length for scaling in long_scalings(model).values()]
+    return replace(model, context=min([model.context, *lengths]))  # for longer texts: glassformer.load(.., context=N)
 
 
 def write_config3(model: Model) -> dict[str, Any]:
     """Our config as a Phi-3 config.json, as far as that can say it; without a window a Llama's can, and comes first."""
-    raw = decoders.write_decoder(model, "phi3", window=True, dropouts=DROPOUTS)
+    raw = decoders.write(model, "phi3", KEYS3)
     length = raw["max_position_embeddings"]
     for scaling in long_scalings(model).values():
         raw["max_position_embeddings"] = round(scaling.length * scaling.factor)
-    share = decoders.fraction(model)
-    return {**raw, "partial_rotary_factor": share, "original_max_position_embeddings": length}
+    return {**raw, "original_max_position_embeddings": length}
 
 
 _LAYER, _ATTN, _FFN = decoders.THEIRS, f"{decoders.OURS}.attn", f"{decoders.OURS}.ffn"

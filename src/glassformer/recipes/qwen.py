@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..config import Attention, Block, Decoder, Embed, FeedForward, GatedMLP, Head, Model, MoE, RMSNorm, Rotary, Stack
+from ..config import Attention, Block, Decoder, Embed, GatedMLP, Head, Model, MoE, RMSNorm, Rotary, Stack
 from ..errors import UserError
 from . import decoders
+from .decoders import ATTN
+from .keys import LONG, MANY, WIDE, Key, read_keys
 from .recipe import ConfigReader, Recipe, Rule
 
 NORM = RMSNorm(1e-6)
@@ -39,71 +41,74 @@ def qwen3(dim: int, depth: int, heads: int, think: int | MoE, kv_heads: int = 8)
 # ---------------------------------------------------------------------------------- config.json, in
 
 
+KEYS2 = decoders.keys(Key.only("use_mrope", False, "positions here have one dimension"), context=32_768, kv_heads=32)
+_EPS3 = decoders.eps("rms_norm_eps", 1e-6, f"{ATTN}.qk_norm.eps")
+_BIAS3 = Key.flag("attention_bias", f"{ATTN}.bias", False)
+KEYS3 = decoders.keys(_BIAS3, context=32_768, kv_heads=32, head_dim=128, eps=_EPS3)
+KEYS3MOE = decoders.keys(_BIAS3, context=32_768, kv_heads=4, head_dim=128, eps=_EPS3)
+
+
 def read_config2(raw: ConfigReader) -> Model:
     """A Qwen 2 or 2.5 config.json as our config."""
-    raw.only("use_mrope", False, "positions here have one dimension")
-    attention = replace(decoders.read_attention(raw, kv_heads=32, bias=True), out_bias=False)
-    return _read(raw, attention, [decoders.read_gated(raw)] * _depth(raw))
+    return _windowed(raw, read_keys(raw, qwen2(896, 24, 14, 2, 4864), KEYS2))
 
 
 def read_config3(raw: ConfigReader) -> Model:
     """A Qwen 3 config.json as our config."""
-    return _read(raw, _attention3(raw, kv_heads=32), [decoders.read_gated(raw)] * _depth(raw))
+    return _windowed(raw, read_keys(raw, qwen3(1024, 28, 16, 3072), KEYS3))
 
 
 def read_config3moe(raw: ConfigReader) -> Model:
     """A config.json of Qwen 3 with mixtures; ``router_aux_loss_coef`` weighs our own load-balancing loss."""
-    mlp = decoders.read_gated(raw)
+    model = read_keys(raw, qwen3(1024, 28, 16, 3072), KEYS3MOE)
+    mlp = decoders.first_block(model).feedforward
+    assert isinstance(mlp, GatedMLP)
     mixture = MoE(
-        raw.whole("num_experts", raw.whole("num_local_experts", 128, most=decoders.MANY), most=decoders.MANY),
-        raw.whole("num_experts_per_tok", 8, most=decoders.MANY),
-        replace(mlp, hidden=raw.whole("moe_intermediate_size", 768, most=decoders.WIDE)),
+        raw.whole("num_experts", raw.whole("num_local_experts", 128, most=MANY), most=MANY),
+        raw.whole("num_experts_per_tok", 8, most=MANY),
+        replace(mlp, hidden=raw.whole("moe_intermediate_size", 768, most=WIDE)),
         normalize=raw.flag("norm_topk_prob", False),
         balance=raw.number("router_aux_loss_coef", 0.001),
     )
     dense, step = raw.value("mlp_only_layers", []), raw.whole("decoder_sparse_step", 1)
     raw.must(isinstance(dense, list), "mlp_only_layers", "a list of blocks' numbers")
-    mixes = [i not in dense and (i + 1) % step == 0 for i in range(_depth(raw))]
     raw.only("layer_types", None, "the mixtures' blocks all see the same")
+    mixes = [i not in dense and (i + 1) % step == 0 for i in range(model.decoder.depth)]
+    slides = 0 if raw.flag("use_sliding_window", False) else len(mixes)
+    blocks = _blocks(ConfigReader({**raw.table, "max_window_layers": slides}, raw.source), model)
+    return decoders.with_blocks(
+        model, [replace(block, feedforward=mixture) if m else block for block, m in zip(blocks, mixes, strict=True)]
+    )
+
+
+def _windowed(raw: ConfigReader, model: Decoder) -> Decoder:
+    return decoders.with_blocks(model, _blocks(raw, model))
+
+
+def _blocks(raw: ConfigReader, model: Decoder) -> list[Block]:
+    """Every block of the model, the later ones with a window where the file says so."""
     slides = raw.flag("use_sliding_window", False)
-    words = {**raw.table, "max_window_layers": 0 if slides else len(mixes)}
-    return _read(ConfigReader(words, raw.source), _attention3(raw, kv_heads=4), [mixture if m else mlp for m in mixes])
-
-
-def _depth(raw: ConfigReader) -> int:
-    depth: int = raw.whole("num_hidden_layers", most=2000)
-    return depth
-
-
-def _attention3(raw: ConfigReader, kv_heads: int) -> Attention:
-    norm = RMSNorm(raw.number("rms_norm_eps", 1e-6, most=1.0))
-    return replace(decoders.read_attention(raw, kv_heads, 128, raw.flag("attention_bias", False)), qk_norm=norm)
-
-
-def _read(raw: ConfigReader, attention: Attention, thinks: Sequence[FeedForward]) -> Model:
-    slides = raw.flag("use_sliding_window", False)
-    size = raw.whole("sliding_window", decoders.unsaid(raw, "sliding_window", 4096), most=1 << 28) if slides else None
+    size = raw.whole("sliding_window", decoders.unsaid(raw, "sliding_window", 4096), most=LONG) if slides else None
     first = raw.number("max_window_layers", 28.0)
-    mask_rules = decoders.read_windows(raw, size, [size is not None and i >= first for i in range(len(thinks))])
-    norm = RMSNorm(raw.number("rms_norm_eps", 1e-6, most=1.0))
-    blocks = [
-        Block(replace(attention, mask=mask_rule), think, norm)
-        for mask_rule, think in zip(mask_rules, thinks, strict=True)
-    ]
-    return decoders.read_decoder(raw, blocks, decoders.read_rotary(raw), context=32_768)
+    late = [size is not None and i >= first for i in range(model.decoder.depth)]
+    return decoders.with_masks(model, decoders.read_windows(raw, size, late))
 
 
 # --------------------------------------------------------------------------------- config.json, out
 
 
-def write_config2(model: Model) -> dict[str, Any]:
+def write_config2(model: Model, layout: str = "qwen2", keys: Sequence[Key] = KEYS2) -> dict[str, Any]:
     """Our config as a Qwen 2 config.json, as far as that can say it."""
-    return _write(model, "qwen2")
+    raw = decoders.write(model, layout, keys)
+    kinds, size = decoders.write_windows(model), decoders.window_size(model)
+    windows = {"use_sliding_window": size is not None, "sliding_window": size, "layer_types": kinds}
+    full = [*kinds, "sliding_attention"].index("sliding_attention")  # the blocks before the first window
+    return {**raw, **windows, "max_window_layers": full}
 
 
 def write_config3(model: Model) -> dict[str, Any]:
     """Our config as a Qwen 3 config.json, as far as that can say it."""
-    return {**_write(model, "qwen3"), "attention_bias": decoders.first_block(model).attention.bias}
+    return write_config2(model, "qwen3", KEYS3)
 
 
 def write_config3moe(model: Model) -> dict[str, Any]:
@@ -117,7 +122,7 @@ def write_config3moe(model: Model) -> dict[str, Any]:
     del raw["layer_types"]
     return {
         **raw,
-        "intermediate_size": decoders.plain_mlp(thinks[dense[0] if dense else 0]).hidden,
+        "intermediate_size": getattr(thinks[dense[0]] if dense else mixture.expert, "hidden", 0),
         "moe_intermediate_size": mixture.expert.hidden,
         "num_experts": mixture.experts,
         "num_experts_per_tok": mixture.top_k,
@@ -126,14 +131,6 @@ def write_config3moe(model: Model) -> dict[str, Any]:
         "decoder_sparse_step": 1,
         "mlp_only_layers": dense,
     }
-
-
-def _write(model: Model, layout: str) -> dict[str, Any]:
-    raw = decoders.write_decoder(model, layout)
-    kinds, size = decoders.write_windows(model), decoders.window_size(model)
-    windows = {"use_sliding_window": size is not None, "sliding_window": size, "layer_types": kinds}
-    full = [*kinds, "sliding_attention"].index("sliding_attention")  # the blocks before the first window
-    return {**raw, **windows, "max_window_layers": full}
 
 
 # ---------------------------------------------------------------------------------------- the pages

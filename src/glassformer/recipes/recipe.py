@@ -71,10 +71,6 @@ def tile(blocks: Sequence[config.Block]) -> tuple[config.Block, ...]:
     return tuple(blocks[: next(repeats, depth)])
 
 
-def _as_it_is(model: config.Model) -> config.Model:
-    return model
-
-
 @renamed(read="read_config", write="write_config")
 @dataclass(frozen=True)
 class Recipe:
@@ -95,7 +91,7 @@ class Recipe:
     read_config: Callable[[ConfigReader], config.Model] | None = None
     write_config: Callable[[config.Model], dict[str, Any]] | None = None
     weights: Table | Callable[[config.Model], Table] = Table(())
-    layout: Callable[[config.Model], config.Model] = _as_it_is
+    layout: Callable[[config.Model], config.Model] = lambda model: model
     bare: tuple[str, ...] = ()
 
     def table(self, model: config.Model) -> Table:

@@ -44,7 +44,8 @@ def open_beside(folder: Path) -> dict[str, Any]:
     """What a folder's modules.json and the files it names say, under our key; empty where there is none."""
     if not (folder / MODULES).is_file():
         return {}
-    listed = _modules(folder / MODULES)
+    found = files.json_value(folder / MODULES, str(folder / MODULES), FIX)
+    listed = [step for step in found if isinstance(step, dict)] if isinstance(found, list) else []
     steps = [str(step.get("type")).rpartition(".")[2] for step in listed]
     if steps not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise UserError(
@@ -70,17 +71,6 @@ def open_beside(folder: Path) -> dict[str, Any]:
     length = pages[0].get("max_seq_length") or pages[1].get("model_max_length")
     known = type(length) is int and length <= LONGEST
     return {KEY: {"pooling": modes[0], "normalize": len(steps) == 3, "max_seq_length": length if known else None}}
-
-
-def _modules(path: Path) -> list[dict[str, Any]]:
-    """The steps that modules.json lists."""
-    try:
-        listed = json.loads(path.read_bytes())
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); {FIX}.") from None
-    except (ValueError, RecursionError):
-        raise UserError(f"{path} is not valid JSON; {FIX}.") from None
-    return [step for step in listed if isinstance(step, dict)] if isinstance(listed, list) else []
 
 
 def read_config(raw: ConfigReader, model: config.Model) -> config.Model:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
-from ..config import MLP, Attention, Block, Decoder, Embed, Head, Init, LayerNorm, Model, Rotary, Stack, Window
+from ..config import MLP, Attention, Block, Decoder, Embed, Head, Init, LayerNorm, Rotary, Stack, Window
 from . import decoders
-from .recipe import ConfigReader, Recipe
+from .decoders import ATTN, FFN
+from .keys import Key
+from .recipe import Recipe
 
 
 def starcoder2(dim: int, depth: int, kv_heads: int, theta: float, std: float, tied: bool = True) -> Decoder:
@@ -18,23 +17,20 @@ def starcoder2(dim: int, depth: int, kv_heads: int, theta: float, std: float, ti
     return Decoder(dim, 16_384, Embed(49_152), stack, Head(tied=tied), Init(std, std, "plain"))
 
 
-def read_config(raw: ConfigReader) -> Model:
-    """A StarCoder2 config.json as our config; of its three dropouts, the residual's is the stack's."""
-    raw.only("norm_type", "layer_norm", "only LayerNorm is published")
-    raw.only("mlp_type", "default", "only the plain feed-forward is published")
-    bias = raw.flag("use_bias", True)
-    attention = replace(decoders.read_attention(raw, kv_heads=2, bias=bias), mask=decoders.read_window(raw))
-    mlp = decoders.read_mlp(raw, "gelu_pytorch_tanh", bias)
-    block = Block(attention, mlp, LayerNorm(raw.number("norm_epsilon", 1e-5, most=1.0)))
-    dropout = raw.number("residual_dropout", 0.0, most=0.99)
-    return decoders.read_decoder(raw, block, decoders.read_rotary(raw), context=4096, tied=True, dropout=dropout)
-
-
-def write_config(model: Model) -> dict[str, Any]:
-    """Our config as a StarCoder2 config.json, as far as that can say it."""
-    dropouts = "residual_dropout embedding_dropout attention_dropout"
-    return decoders.write_decoder(model, "starcoder2", "norm_epsilon", "use_bias", window=True, dropouts=dropouts)
-
+KEYS = decoders.keys(
+    Key.only("norm_type", "layer_norm", "only LayerNorm is published"),
+    Key.only("mlp_type", "default", "only the plain feed-forward is published"),
+    Key.flag("use_bias", f"{ATTN}.bias {FFN}.bias", True),
+    decoders.window(),
+    context=4096,
+    kv_heads=2,
+    tied=True,
+    act="gelu_pytorch_tanh",
+    eps=decoders.eps("norm_epsilon", 1e-5),
+    dropouts="residual_dropout embedding_dropout attention_dropout",
+)
+read_config = decoders.reader(starcoder2(3072, 30, 2, 1e5, 0.02), KEYS)
+write_config = decoders.writer("starcoder2", KEYS)
 
 STARCODER2 = Recipe(
     name="starcoder2",

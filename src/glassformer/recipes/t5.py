@@ -5,28 +5,15 @@ The first version ties its head and scales what goes into it; 1.1 gates its MLPs
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from ..config import (
-    MLP,
-    Activation,
-    Attention,
-    Block,
-    Decoder,
-    Embed,
-    Encoder,
-    EncoderDecoder,
-    GatedMLP,
-    Head,
-    Init,
-    Model,
-    RelativeBias,
-    RMSNorm,
-    Stack,
-    stacks,
-)
+from ..config.ends import Embed, Head, Init, RMSNorm
+from ..config.feedforward import MLP, Activation, GatedMLP
+from ..config.model import Attention, Block, Decoder, Encoder, EncoderDecoder, Model, Stack, stacks
+from ..config.position import RelativeBias
 from ..errors import UserError
-from .decoders import ACTIVATIONS, norm_eps, plain_mlp
+from .keys import ACTIVATIONS, DEEP, LONG, MANY, WIDE, WORDS, Key, read_keys, write_keys
 from .recipe import ConfigReader, Recipe, Rule, Table
 
 INIT = Init(0.02, 1.0, "plain")
@@ -58,23 +45,31 @@ def alone(model: EncoderDecoder) -> Encoder:
 
 
 def build(dim: int, depth: int, attention: Attention, mlp: MLP | GatedMLP, head: Head) -> EncoderDecoder:
-    """An encoder and a decoder of this depth with T5's usual biases, norms and dropout."""
-    encoder, decoder = both_stacks((depth, depth), attention, mlp, RMSNorm(), RelativeBias(), 0.1)
+    """An encoder and a decoder of this depth with T5's usual biases, norms and dropout; a table of biases for each."""
+    own, crossed = Block(attention, mlp), Block(attention, mlp, cross=attention)
+    encoder = Stack(depth, (own,), RelativeBias(), causal=False, last_norm=RMSNorm(), dropout=0.1)
+    decoder = Stack(depth, (crossed,), RelativeBias(), last_norm=RMSNorm(), dropout=0.1)
     return EncoderDecoder(dim, 512, Embed(32_128), encoder, decoder, head, INIT)
 
 
-def both_stacks(
-    depths: tuple[int, int],
-    attention: Attention,
-    mlp: MLP | GatedMLP,
-    norm: RMSNorm,
-    position: RelativeBias,
-    dropout: float,
-) -> tuple[Stack, Stack]:
-    """The two stacks; each has one table of biases for all of its blocks."""
-    own, crossed = Block(attention, mlp, norm), Block(attention, mlp, norm, cross=attention)
-    encoder = Stack(depths[0], (own,), position, causal=False, last_norm=norm, dropout=dropout)
-    return encoder, Stack(depths[1], (crossed,), position, last_norm=norm, dropout=dropout)
+def _both(*places: str) -> str:
+    return " ".join(f"{side}.{place}" for side in ("encoder", "decoder") for place in places)
+
+
+KEYS = (
+    Key.only("is_decoder", False, "a T5 decoder here stands beside its encoder"),
+    Key.whole("d_model", "dim"),
+    Key.whole("d_kv", _both("pattern.attention.head_dim") + " decoder.pattern.cross.head_dim", 64, most=MANY),
+    Key.whole("d_ff", _both("pattern.feedforward.hidden"), most=WIDE),
+    Key.whole("num_heads", _both("pattern.attention.heads") + " decoder.pattern.cross.heads", most=MANY),
+    Key.whole("num_layers", "encoder.depth", most=DEEP),
+    Key.whole("n_positions", "context", 512, most=LONG),
+    Key.whole("vocab_size", "embed.vocab", most=WORDS),
+    Key.whole("relative_attention_num_buckets", _both("position.buckets"), 32),
+    Key.whole("relative_attention_max_distance", _both("position.distance"), 128),
+    Key.number("layer_norm_epsilon", _both("pattern.norm.eps", "last_norm.eps"), 1e-6, most=1.0),
+    Key.number("dropout_rate", _both("dropout"), 0.1, most=0.99),
+)
 
 
 def read_config(raw: ConfigReader) -> Model:
@@ -83,29 +78,18 @@ def read_config(raw: ConfigReader) -> Model:
     Whether the head is tied is read from the weights where they are known: transformers 5 writes
     ``tie_word_embeddings`` true whatever the model, and keeps the scaling under a word of its own.
     """
-    raw.only("is_decoder", False, "a T5 decoder here stands beside its encoder")
     start, pad = raw.value("decoder_start_token_id", None), raw.value("pad_token_id", 0)
     raw.must(start in (None, pad, raw.value("bos_token_id", pad)), "decoder_start_token_id", "the id of pad or bos")
-    dim, heads = raw.whole("d_model"), raw.whole("num_heads", most=1 << 14)
     gated, act = raw.choice("feed_forward_proj", PROJECTIONS, "relu")
-    mlp = (GatedMLP if gated else MLP)(raw.whole("d_ff", most=1 << 22), act)
-    depth = raw.whole("num_layers", most=2000)
-    buckets = raw.whole("relative_attention_num_buckets", 32)
-    encoder, decoder = both_stacks(
-        (depth, raw.whole("num_decoder_layers", depth, most=2000)),
-        Attention(heads, head_dim=raw.whole("d_kv", 64, most=1 << 14), scale=1.0),
-        mlp,
-        RMSNorm(raw.number("layer_norm_epsilon", 1e-6, most=1.0)),
-        RelativeBias(buckets, raw.whole("relative_attention_max_distance", 128)),
-        raw.number("dropout_rate", 0.1, most=0.99),
-    )
-    context, embed = raw.whole("n_positions", 512, most=1 << 28), Embed(raw.whole("vocab_size", most=1 << 24))
+    mlp = (GatedMLP if gated else MLP)(1, act)
+    model = read_keys(raw, build(64, 1, Attention(1, head_dim=64, scale=1.0), mlp, Head()), KEYS)
+    depth = raw.whole("num_decoder_layers", model.encoder.depth, most=DEEP)
     stated = tied = raw.flag("tie_word_embeddings", True)
     if raw.held is not None:
         shared = stated and raw.holds("shared.weight")
         tied = not raw.holds("lm_head.weight") or (shared and raw.held.same("lm_head.weight", "shared.weight"))
-    scale = dim**-0.5 if raw.flag("scale_decoder_outputs", stated) else 1.0
-    model = EncoderDecoder(dim, context, embed, encoder, decoder, Head(tied=tied, scale=scale), INIT)
+    head = Head(tied=tied, scale=model.dim**-0.5 if raw.flag("scale_decoder_outputs", stated) else 1.0)
+    model = replace(model, decoder=replace(stacks(model)["decoder"], depth=depth), head=head)
     return alone(model) if raw.architecture(WHOLE) == ENCODER else model
 
 
@@ -114,28 +98,15 @@ def write_config(model: Model) -> dict[str, Any]:
     encoder = stacks(model).get("encoder")
     if isinstance(model, Decoder) or encoder is None or not isinstance(encoder.position, RelativeBias):
         raise UserError("The t5 layout holds only encoders, with or without a decoder, that have relative biases.")
-    block, position = encoder.pattern[0], encoder.position
-    depths = [stack.depth for stack in stacks(model).values()]
-    mlp, attention = plain_mlp(block.feedforward), block.attention
+    raw = {"architectures": [ENCODER if isinstance(model, Encoder) else WHOLE], **write_keys(model, KEYS)}
+    mlp: Any = encoder.pattern[0].feedforward
     names = {said: name for name, said in reversed(PROJECTIONS.items())}
     kind = (isinstance(mlp, GatedMLP), mlp.act)
     if kind not in names:
         raise UserError(f"The t5 layout has no {'gated ' if kind[0] else ''}activation {mlp.act}.")
-    raw = {
-        "architectures": [ENCODER if isinstance(model, Encoder) else WHOLE],
-        "d_model": model.dim,
-        "d_kv": attention.head_dim or model.dim // attention.heads,
-        "d_ff": mlp.hidden,
-        "num_heads": attention.heads,
-        "num_layers": depths[0],
-        "num_decoder_layers": depths[-1],
-        "n_positions": model.context,
-        "vocab_size": model.embed.vocab,
+    raw |= {
+        "num_decoder_layers": stacks(model).get("decoder", encoder).depth,
         "feed_forward_proj": names[kind],
-        "relative_attention_num_buckets": position.buckets,
-        "relative_attention_max_distance": position.distance,
-        "layer_norm_epsilon": norm_eps(block),
-        "dropout_rate": model.encoder.dropout,
         "pad_token_id": 0,
         "eos_token_id": 1,
         "decoder_start_token_id": 0,

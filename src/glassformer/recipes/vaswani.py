@@ -13,22 +13,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..config import (
-    MLP,
-    Attention,
-    Block,
-    Embed,
-    EncoderDecoder,
-    Head,
-    Init,
-    LayerNorm,
-    Model,
-    Sinusoidal,
-    Stack,
-    stacks,
-)
+from ..config import serial
+from ..config.ends import Embed, Head, Init, LayerNorm
+from ..config.feedforward import MLP
+from ..config.model import Attention, Block, EncoderDecoder, Model, Stack, stacks
+from ..config.position import Sinusoidal
 from ..errors import UserError
-from .decoders import ACTIVATIONS, even_width, plain_mlp, write_act, write_std
+from .keys import DEEP, LONG, MANY, WIDE, WORDS, Key, read_keys, write_keys
 from .recipe import ConfigReader, Recipe, Rule, Table, rules
 
 
@@ -42,66 +33,56 @@ def vaswani(dim: int, depth: int, heads: int, hidden: int, vocab: int, dropout: 
     return EncoderDecoder(dim, 1024, Embed(vocab, scale=dim**0.5), encoder, decoder, Head(), init)
 
 
+KEYS = (
+    Key.only("share_encoder_decoder_embeddings", True, "both sides share one table here"),
+    Key.only("tie_word_embeddings", True, "the head shares that table too"),
+    Key.only("normalize_before", False, "norms come after here"),
+    Key.only("normalize_embedding", False, "embeddings are not normed here"),
+    Key.only("add_final_layer_norm", False, "the stacks end without a norm here"),
+    Key.only("static_position_embeddings", True, "positions are sines here"),
+    Key.whole("d_model", "dim"),
+    Key.whole("vocab_size", "embed.vocab", most=WORDS),
+    Key.whole("max_position_embeddings", "context", 1024, most=LONG),
+    Key(
+        "scale_embedding",
+        "embed.scale",
+        lambda raw: raw.whole("d_model") ** 0.5 if raw.flag("scale_embedding", False) else 1.0,
+        lambda scale: scale != 1.0,
+    ),
+    Key.number("dropout attention_dropout", "encoder.dropout decoder.dropout", 0.1, most=0.99),
+    Key.std("init_std"),
+    Key.flag("head_bias", "head.bias", True),  # a word of our own
+    *(
+        key
+        for side, places in (("encoder", ("attention",)), ("decoder", ("attention", "cross")))
+        for key in (
+            Key.whole(f"{side}_layers", f"{side}.depth", 12, most=DEEP),
+            Key.whole(
+                f"{side}_attention_heads", " ".join(f"{side}.pattern.{place}.heads" for place in places), 16, most=MANY
+            ),
+            Key.whole(f"{side}_ffn_dim", f"{side}.pattern.feedforward.hidden", 4096, most=WIDE),
+            Key.activation("activation_function", f"{side}.pattern.feedforward.act", "gelu"),
+        )
+    ),
+)
+
+
 def read_config(raw: ConfigReader) -> Model:
-    """A Marian config.json as our config; ``dropout`` is the stacks' one dropout, ``head_bias`` a word of our own."""
-    raw.only("share_encoder_decoder_embeddings", True, "both sides share one table here")
-    raw.only("tie_word_embeddings", True, "the head shares that table too")
-    raw.only("normalize_before", False, "norms come after here")
-    raw.only("normalize_embedding", False, "embeddings are not normed here")
-    raw.only("add_final_layer_norm", False, "the stacks end without a norm here")
-    raw.only("static_position_embeddings", True, "positions are sines here")
+    """A Marian config.json as our config; ``dropout`` is the stacks' one dropout."""
     start, pad = raw.value("decoder_start_token_id", None), raw.value("pad_token_id", None)
     known = pad is None or start in (None, pad, raw.value("bos_token_id", pad))
     raw.must(known, "decoder_start_token_id", "the id of pad or bos")
-    dim, vocab = raw.whole("d_model"), raw.whole("vocab_size", most=1 << 24)
-    raw.only("decoder_vocab_size", vocab, "both sides share one vocabulary here")
-    dropout, act = raw.number("dropout", 0.1, most=0.99), raw.choice("activation_function", ACTIVATIONS, "gelu")
-
-    def block(side: str) -> Block:
-        attention = Attention(raw.whole(f"{side}_attention_heads", 16, most=1 << 14), bias=True)
-        hidden = raw.whole(f"{side}_ffn_dim", 4096, most=1 << 22)
-        return Block(attention, MLP(hidden, act, bias=True), LayerNorm(), "post")
-
-    frequencies, crossed = Sinusoidal(halves=True), block("decoder")
-    crossed = replace(crossed, cross=crossed.attention)
-    encoder = Stack(
-        raw.whole("encoder_layers", 12, most=2000), (block("encoder"),), frequencies, False, dropout=dropout
-    )
-    decoder = Stack(raw.whole("decoder_layers", 12, most=2000), (crossed,), frequencies, dropout=dropout)
-    std = raw.number("init_std", 0.02, most=10.0)
-    return EncoderDecoder(
-        dim,
-        raw.whole("max_position_embeddings", 1024, most=1 << 28),
-        Embed(vocab, scale=dim**0.5 if raw.flag("scale_embedding", False) else 1.0),
-        encoder,
-        decoder,
-        Head(bias=raw.flag("head_bias", True)),
-        Init(std, std, "plain"),
-    )
+    raw.only("decoder_vocab_size", raw.whole("vocab_size", most=WORDS), "both sides share one vocabulary here")
+    sines = {f"{side}.position.halves": True for side in ("encoder", "decoder")}
+    return read_keys(raw, serial.change(vaswani(64, 1, 1, 1, 1, 0.1), sines), KEYS)
 
 
 def write_config(model: Model) -> dict[str, Any]:
     """Our config as a Marian config.json, as far as that can say it."""
     if not isinstance(model, EncoderDecoder) or not isinstance(stacks(model)["encoder"].position, Sinusoidal):
         raise UserError("The vaswani layout holds only an encoder with a decoder that have sinusoidal positions.")
-    raw: dict[str, Any] = {
-        "d_model": model.dim,
-        "vocab_size": model.embed.vocab,
-        "max_position_embeddings": model.context,
-        "scale_embedding": model.embed.scale != 1.0,
-        "dropout": model.encoder.dropout,
-        "attention_dropout": model.encoder.dropout,
-        "tie_word_embeddings": True,
-        "share_encoder_decoder_embeddings": True,
-        "init_std": write_std(model),
-    }
-    for side, stack in stacks(model).items():
-        block = stack.pattern[0]
-        mlp, heads = plain_mlp(block.feedforward), block.attention.heads
-        even_width(model, block, "vaswani")
-        raw |= {f"{side}_layers": stack.depth, f"{side}_attention_heads": heads, f"{side}_ffn_dim": mlp.hidden}
-        raw["activation_function"] = write_act(mlp.act, "vaswani")
-    return raw if model.head.bias else {**raw, "head_bias": False}
+    raw = {**write_keys(model, KEYS), "tie_word_embeddings": True, "share_encoder_decoder_embeddings": True}
+    return {name: value for name, value in raw.items() if (name, value) != ("head_bias", True)}
 
 
 def layout(model: Model) -> Model:

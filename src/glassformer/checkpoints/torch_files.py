@@ -27,6 +27,7 @@ from .headers import Entry, Headers
 from .loading import load_model
 from .tensors import NAMES, Files, open_file
 
+NONSENSE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, MemoryError)  # of a wrong table
 PROGRAM = 100 << 20  # bytes of a data.pkl; a model's has some hundred thousand
 STORAGES = {
     "FloatStorage": torch.float32,
@@ -86,16 +87,7 @@ def read(path: Path) -> Any:
         raise UserError(f"{path} cannot be read ({error.strerror}); check the path and its rights.") from None
     except UserError:
         raise
-    except (
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        ArithmeticError,
-        MemoryError,
-        RecursionError,
-        StopIteration,
-    ):
+    except (*NONSENSE, RecursionError, StopIteration):
         raise _damaged(path, "its table makes no sense") from None
     except (RuntimeError, NotImplementedError):  # an encrypted archive, an unknown compression
         raise _damaged(path, "its parts cannot be read") from None
@@ -112,15 +104,8 @@ def _sound(fact: bool, path: Path, what: str) -> None:
 
 # ------------------------------------------------------------------------------ the stack machine
 
-PLAIN: dict[str, Any] = {
-    "NONE": None,
-    "NEWTRUE": True,
-    "NEWFALSE": False,
-    "EMPTY_DICT": dict,
-    "EMPTY_LIST": list,
-    "EMPTY_TUPLE": tuple,
-}
-PLAIN |= {"EMPTY_SET": list}
+PLAIN: dict[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+PLAIN |= {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple, "EMPTY_SET": list}
 VALUES = "BININT BININT1 BININT2 LONG1 LONG4 BINFLOAT INT LONG FLOAT BINUNICODE SHORT_BINUNICODE BINUNICODE8 UNICODE"
 VALUES += " BINBYTES SHORT_BINBYTES BINBYTES8 BINSTRING SHORT_BINSTRING STRING"
 MARK = object()

@@ -36,6 +36,19 @@ def computing(one: argparse.ArgumentParser) -> None:
     one.add_argument("--dtype", metavar="D", help="float32, bfloat16 or float16 (the checkpoint's own)")
 
 
+def editing(one: argparse.ArgumentParser) -> None:
+    """The option of every command that can change what a model computes."""
+    said = 'change the run, as in Python: head_off("decoder.blocks.3.attn", 4); may be repeated (docs/sight.md)'
+    one.add_argument("--edit", action="append", default=[], metavar="EDIT", help=said)
+
+
+def edits_of(given: argparse.Namespace) -> list[Any]:
+    """What --edit says, in its order."""
+    from ..inspection import edits
+
+    return [edits.parse(text) for text in given.edit]
+
+
 def reader(given: argparse.Namespace) -> tuple[Any, Any]:
     """The model and the tokenizer it needs to read text; UserError where it has none."""
     model, tokenizer = loaded(given)

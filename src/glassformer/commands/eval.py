@@ -17,6 +17,8 @@ from .common import (
     computing,
     counted,
     counting,
+    editing,
+    edits_of,
     emit,
     file_or_input,
     new_file,
@@ -44,6 +46,7 @@ def options(one: argparse.ArgumentParser) -> None:
     add("--data", metavar="FILE", help="a file, a folder or a named corpus; examples")
     add("--json", action="store_true", help="the figures as JSON")
     add("--batch", type=int, metavar="N", help="windows or texts at once (8, texts 32)")
+    editing(one)
     computing(one)
 
     text = one.add_argument_group("the loss of a text; every token is counted once").add_argument
@@ -95,6 +98,7 @@ def numbers(text: str | None) -> list[int]:
 
 
 def run(given: argparse.Namespace) -> None:
+    given.edit = edits_of(given)
     need((given.data is None) != (given.tasks is None), "Give --data FILE, or --tasks NAME,... to answer tasks.")
     if given.tasks is not None:
         tasks(given)
@@ -160,6 +164,7 @@ def tasks(given: argparse.Namespace) -> None:
         folder=folder,
         batch=given.batch or 16,
         progress=counting("answers"),
+        edits=given.edit,
     )
     show(given, figures)
 
@@ -175,7 +180,8 @@ def text(given: argparse.Namespace, model: Any, tokenizer: Any) -> dict[str, Any
     context = model.config.context if given.context is None else given.context
     stride = max(context // 2, 1) if given.stride is None else given.stride
     batch = 8 if given.batch is None else given.batch
-    score = evaluation.score(model, tokenizer, source, context=context, stride=stride, batch=batch, progress=counting())
+    how = {"context": context, "stride": stride, "batch": batch, "edits": given.edit}
+    score = evaluation.score(model, tokenizer, source, progress=counting(), **how)
     if given.json:
         return {**score.to_dict(), "context": context, "stride": stride}
     note(
@@ -205,6 +211,7 @@ def targets(given: argparse.Namespace, model: Any, tokenizer: Any) -> dict[str, 
         max_new=given.max_new,
         cut=given.cut,
         source_tokenizer=Checkpoint.open(given.model).source_tokenizer(),
+        edits=given.edit,
     )
     whole = evaluation.whole_words if given.whole_words else str
     written = [whole(found[0].text) for found in hypotheses]
@@ -236,7 +243,7 @@ def labels(given: argparse.Namespace, model: Any, tokenizer: Any) -> dict[str, A
     examples = read(given, Classify(regression=count == 1), names)
     texts = [example.first if example.second is None else (example.first, example.second) for example in examples]
     batch = 32 if given.batch is None else given.batch
-    found = generation.classify(model, tokenizer, texts, batch=batch, progress=counting("texts"))
+    found = generation.classify(model, tokenizer, texts, batch=batch, progress=counting("texts"), edits=given.edit)
     right = [example.label or 0.0 for example in examples]
     if count == 1:
         figures = evaluation.of_numbers(found[:, 0].tolist(), right)
@@ -254,7 +261,7 @@ def tags(given: argparse.Namespace, model: Any, tokenizer: Any) -> dict[str, Any
     examples = read(given, Tag(), names)
     batch = 32 if given.batch is None else given.batch
     sentences = [example.words for example in examples]
-    found = generation.tag(model, tokenizer, sentences, batch=batch, progress=counting("sentences"))
+    found = generation.tag(model, tokenizer, sentences, batch=batch, progress=counting("sentences"), edits=given.edit)
     chosen = [[names[best] for best in one.argmax(1).tolist()] for one in found]
     right = [[names[tag] for tag in example.tags] for example in examples]
     return {"sentences": len(right), "words": sum(map(len, right)), **evaluation.of_tags(chosen, right)}

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from ..errors import need
-from .common import MODEL, computing, emit, note, pieces, prompting, reader, texts
+from .common import MODEL, computing, editing, edits_of, emit, note, pieces, prompting, reader, texts
 
 EXAMPLES = (
     'glassformer generate out/mine "Once upon a time" --max-new 100',
@@ -34,6 +34,7 @@ def options(one: argparse.ArgumentParser) -> None:
     add("--seed", type=int, metavar="S", help="the same seed gives the same text")
     add("--next", type=int, metavar="N", help="only show the N likeliest next tokens of each prompt")
     add("--logprobs", type=int, default=0, metavar="N", help="with each token the N likeliest in its place")
+    editing(one)
     computing(one)
     add("--json", action="store_true", help="tokens, log-probabilities and texts as JSON")
 
@@ -48,6 +49,7 @@ def run(given: argparse.Namespace) -> None:
     how = generation.Sampling(given.temperature, given.top_k, given.top_p, given.min_p, given.repetition_penalty)
     samples = given.samples if given.next is None else 1
     generation.check_settings(how, given.max_new, samples, given.stop)
+    edits = edits_of(given)
     prompts: list[str | None] = [*texts(given, given.prompt)] or [None]
     model, tokenizer = reader(given)
     two_sides = isinstance(model.config, config.EncoderDecoder)
@@ -67,6 +69,7 @@ def run(given: argparse.Namespace) -> None:
             seed=seed,
             slide=given.slide,
             likely=given.next or given.logprobs,
+            edits=edits,
         )
         seed = told.seed
         if len(prompts) == given.samples == 1 and not (given.json or given.next or given.logprobs):

@@ -9,7 +9,14 @@ from typing import Any
 from ..errors import UserError
 
 
-def harness_model(model: Any, tokenizer: Any, *, batch: int = 16, progress: Callable[[int], None] | None = None) -> Any:
+def harness_model(
+    model: Any,
+    tokenizer: Any,
+    *,
+    batch: int = 16,
+    progress: Callable[[int], None] | None = None,
+    edits: Sequence[Any] = (),
+) -> Any:
     """A model as ``lm_eval.simple_evaluate(model=...)`` takes it; UserError where the library is missing.
 
     Texts are encoded as in training: with the tokenizer's bos where it has one. ``prefix_token_id``, which stands
@@ -48,7 +55,7 @@ def harness_model(model: Any, tokenizer: Any, *, batch: int = 16, progress: Call
             pairs = [(context, continuation) for _, context, continuation in requests]
             return [
                 (one.logprob, one.greedy)
-                for one in evaluation.likelihoods(model, pairs, batch=batch, progress=progress)
+                for one in evaluation.likelihoods(model, pairs, batch=batch, progress=progress, edits=edits)
             ]
 
         def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
@@ -58,7 +65,9 @@ def harness_model(model: Any, tokenizer: Any, *, batch: int = 16, progress: Call
                     self.tok_encode(request.args[0], add_special_tokens=False), prefix, self.max_length, context_len=1
                 )
                 pairs = [utils.make_disjoint_window(window) for window in windows]
-                totals.append(sum(one.logprob for one in evaluation.likelihoods(model, pairs, batch=batch)))
+                totals.append(
+                    sum(one.logprob for one in evaluation.likelihoods(model, pairs, batch=batch, edits=edits))
+                )
             return totals
 
         def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
@@ -73,6 +82,7 @@ def harness_model(model: Any, tokenizer: Any, *, batch: int = 16, progress: Call
                     max_new=settings["max_gen_toks"],
                     temperature=settings.get("temperature", 0.0),
                     stop=[stop for stop in settings["until"] if stop],
+                    edits=edits,
                 )
                 written.append(told.run().text)
                 if progress:
@@ -92,13 +102,14 @@ def evaluate_tasks(
     folder: Path | None = None,
     batch: int = 16,
     progress: Callable[[int], None] | None = None,
+    edits: Sequence[Any] = (),
 ) -> dict[str, dict[str, float]]:
     """The harness's figures by task: ``acc``, ``acc_norm``, ``exact_match`` ... each with its standard error.
 
     ``folder`` holds the user's own task files (YAML), which may read local data; the harness's own download theirs
     from the hub. Raises UserError for an unknown task and for data that cannot be had.
     """
-    ours = harness_model(model, tokenizer, batch=batch, progress=progress)
+    ours = harness_model(model, tokenizer, batch=batch, progress=progress, edits=edits)
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 

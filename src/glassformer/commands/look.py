@@ -7,11 +7,12 @@ import math
 from pathlib import Path
 
 from ..errors import UserError, need
-from .common import MODEL, ascii_only, computing, emit, loaded, picture, reader, texts, untrained
+from .common import MODEL, ascii_only, computing, editing, edits_of, emit, loaded, picture, reader, texts, untrained
 
 EXAMPLES = (
     'glassformer look out/mine "The cat sat"',
     'glassformer look out/mine "The cat sat" "*.attn.pattern" --draw --out attention.svg',
+    """glassformer look out/mine "The cat sat" --next 5 --edit 'head_off("decoder.blocks.3.attn", 4)'""",
 )
 
 
@@ -26,6 +27,7 @@ def options(one: argparse.ArgumentParser) -> None:
     add("--draw", action="store_true", help="attention as a picture, the mean of its heads")
     add("--head", type=int, metavar="N", help="with --draw: one head alone, counted from 0")
     add("--out", type=Path, metavar="FILE.svg", help="with --draw: write the pictures; - is standard output")
+    editing(one)
     computing(one)
     add("--json", action="store_true", help="every number as JSON")
 
@@ -35,22 +37,23 @@ def run(given: argparse.Namespace) -> None:
 
     need(given.draw or given.out is None, "--out is for a picture; give --draw as well.")
     need(given.draw or given.head is None, "--head is for a picture; give --draw as well.")
-    given.prompts = None
+    given.prompts, given.edit = None, edits_of(given)
     (given.text,) = texts(given, [given.text])
     if given.draw:
         draw(given)
     elif given.next is not None or given.logprobs is not None:
         predictions(given)
     elif not given.pattern:
+        need(not given.edit, "--edit changes values; say which to show, or give --next.")
         print("\n".join(inspection.paths(loaded(given)[0])))
         untrained(given.model)
     else:
         model, tokenizer = reader(given)
-        seen = inspection.look(model, tokenizer, given.text, *given.pattern, source=given.source)
+        seen = inspection.look(model, tokenizer, given.text, *given.pattern, source=given.source, edits=given.edit)
         if given.json:
             emit(
                 inspection.to_dict(seen)
-                | {"tokens": inspection.read_tokens(model, tokenizer, given.text, given.source)}
+                | {"tokens": inspection.read_tokens(model, tokenizer, given.text, given.source, given.edit)}
             )
         else:
             print("\n".join(inspection.describe(seen)))
@@ -61,7 +64,7 @@ def predictions(given: argparse.Namespace) -> None:
     from .. import inspection
 
     count = given.next if given.logprobs is None else given.logprobs
-    told = inspection.predictions(*reader(given), given.text, count, source=given.source)
+    told = inspection.predictions(*reader(given), given.text, count, source=given.source, edits=given.edit)
     if given.json:
         emit(told if given.logprobs is not None else told[-1]["next"])
         return
@@ -79,7 +82,8 @@ def draw(given: argparse.Namespace) -> None:
 
     if given.out is not None and given.out.suffix.lower() != ".svg" and str(given.out) != "-":
         raise UserError(f"--out {given.out} is no .svg; give a name that ends in it.")
-    drawn = inspection.alignments(*reader(given), given.text, *given.pattern, source=given.source, head=given.head)
+    how = {"source": given.source, "head": given.head, "edits": given.edit}
+    drawn = inspection.alignments(*reader(given), given.text, *given.pattern, **how)
     if given.out is not None:
         picture(given.out, inspection.svg(drawn))
     elif given.json:

@@ -14,7 +14,8 @@ import torch
 
 from .. import config
 from ..errors import need
-from ..nn import Model
+from ..nn import Model, Tape
+from ..nn.editing import ModelEdit, Reading, tape_of
 from ..nn.inference import inference
 from .score import Window, collate, predicted
 
@@ -29,13 +30,19 @@ class Likelihood(NamedTuple):
 
 
 def likelihoods(
-    model: Model, pairs: Sequence[tuple[Ids, Ids]], *, batch: int = 16, progress: Callable[[int], None] | None = None
+    model: Model,
+    pairs: Sequence[tuple[Ids, Ids]],
+    *,
+    batch: int = 16,
+    progress: Callable[[int], None] | None = None,
+    edits: Sequence[ModelEdit] = (),
 ) -> list[Likelihood]:
     """log p(continuation | context) for each (context ids, continuation ids), in their order.
 
     The context must hold a token; where both together are longer than the model's context, the beginning is cut off,
-    as lm-evaluation-harness does. Raises UserError for an empty side, an id out of range, a continuation that does not
-    fit, a model that is not a decoder, and logits that are not numbers.
+    as lm-evaluation-harness does. ``edits`` (inspection.edits) change what the model computes of each pair. Raises
+    UserError for an empty side, an id out of range, a continuation that does not fit, a model that is not a decoder,
+    an edit of what is not there, and logits that are not numbers.
     """
     cfg = model.config
     need(isinstance(cfg, config.Decoder) and model.head is not None, "Only a decoder with a head predicts a text.")
@@ -48,16 +55,19 @@ def likelihoods(
         need(wrong is None, f"Token id {wrong} is not one of the model's; use the tokenizer it was trained with.")
     order = sorted(range(len(pairs)), key=lambda place: -sum(map(len, pairs[place])))  # rows of like length together
     found: list[Likelihood] = [Likelihood(0.0, True)] * len(pairs)
+    tape = tape_of(edits, Reading(model, None))
     with inference(model):
         for begin in range(0, len(order), batch):
             places = order[begin : begin + batch]
-            _answer(model, [pairs[place] for place in places], places, found)
+            _answer(model, [pairs[place] for place in places], places, found, tape)
             if progress:
                 progress(min(begin + batch, len(order)))
     return found
 
 
-def _answer(model: Model, pairs: Sequence[tuple[Ids, Ids]], places: Ids, found: list[Likelihood]) -> None:
+def _answer(
+    model: Model, pairs: Sequence[tuple[Ids, Ids]], places: Ids, found: list[Likelihood], tape: Tape | None
+) -> None:
     """Put the answers for one batch under their ``places``."""
     rows = []
     for context, continuation in pairs:
@@ -66,7 +76,7 @@ def _answer(model: Model, pairs: Sequence[tuple[Ids, Ids]], places: Ids, found: 
     tokens, targets, pos, document_ids = collate(rows)
     logprobs: list[torch.Tensor] = []
     likeliest: list[torch.Tensor] = []
-    for logits, some in predicted(model, tokens, targets, pos, document_ids):  # (N, V), (N,)
+    for logits, some in predicted(model, tokens, targets, pos, document_ids, tape):  # (N, V), (N,)
         logprobs.append(logits.log_softmax(-1).gather(1, some[:, None])[:, 0])
         likeliest.append(logits.argmax(-1) == some)
     counts: list[int] = (targets >= 0).sum(1).tolist()

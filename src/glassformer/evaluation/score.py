@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import Any
@@ -26,7 +26,8 @@ from .. import config
 from ..data.corpus import Source
 from ..data.shards import Shards, tokenise
 from ..errors import UserError, need
-from ..nn import Model
+from ..nn import Model, Tape
+from ..nn.editing import ModelEdit, Reading, tape_of
 from ..nn.finite import must_be_finite
 from ..nn.inference import inference
 from ..tokenizer.framing import document_start, text_start
@@ -100,6 +101,7 @@ def score(
     batch: int = 8,
     closing: bool = True,
     progress: Progress | None = None,
+    edits: Sequence[ModelEdit] = (),
 ) -> Score:
     """The model's score on a text, a corpus or its shards; every token counts once.
 
@@ -108,7 +110,8 @@ def score(
     A document's first token follows the tokenizer's bos (or, without one, its eos, as in training) and is only
     looked at where there is neither. The eos that closes a document of a corpus counts as a token without bytes, as
     it does in training (``closing=False`` leaves it out, for a model that never learnt one); a plain text is taken
-    as it is, unclosed. Raises UserError when there is nothing to score.
+    as it is, unclosed. ``edits`` (inspection.edits) change what the model computes; their positions count each window's
+    tokens. Raises UserError when there is nothing to score and for an edit of what is not there.
     """
     cfg = model.config
     need(isinstance(cfg, config.Decoder), "Only a decoder predicts a text from left to right; give a decoder.")
@@ -128,14 +131,15 @@ def score(
             lost += document.lost
             yield from _windows(document, context, stride)
 
-    rows = _rows(windows(), context)
+    tape = tape_of(edits, Reading(model, None, tokenizer=tokenizer))
+    rows = _rows(windows(), context) if tape is None else ([window] for window in windows())
     with inference(model):
         while some := list(islice(rows, batch)):
             tokens, targets, pos, document_ids = collate(some)
             highest, last = max(int(tokens.max()), int(targets.max())), cfg.embed.vocab - 1
             sentence = f"The text has token ids above {last}, the model's last"
             need(highest <= last, f"{sentence}; use the tokenizer it was trained with.")
-            for logits, theirs in predicted(model, tokens, targets, pos, document_ids):
+            for logits, theirs in predicted(model, tokens, targets, pos, document_ids, tape):
                 total += F.cross_entropy(logits, theirs, reduction="none").double().sum().item()
                 if math.isnan(total):
                     must_be_finite(model, logits)
@@ -221,7 +225,12 @@ def collate(rows: list[list[Window]]) -> tuple[Tensor, Tensor, Tensor | None, Te
 
 
 def predicted(
-    model: Model, tokens: Tensor, targets: Tensor, pos: Tensor | None, document_ids: Tensor | None
+    model: Model,
+    tokens: Tensor,
+    targets: Tensor,
+    pos: Tensor | None,
+    document_ids: Tensor | None,
+    tape: Tape | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """What ``collate`` made, read by the model: fp32 logits (up to 2,048 rows, V) and targets of the places that count.
 
@@ -233,6 +242,10 @@ def predicted(
     pos, document_ids = (None if x is None else x.to(device) for x in (pos, document_ids))
     targets = targets.to(device)
     counted = targets >= 0
+    if tape is not None:  # which may edit the logits too
+        logits = model(tokens.to(device), pos=pos, document_ids=document_ids, tape=tape).logits
+        yield logits[counted].float(), targets[counted]
+        return
     hidden = model(tokens.to(device), pos=pos, document_ids=document_ids, logits="none").hidden[counted]
     for some, theirs in zip(torch.split(hidden, _HEAD_ROWS), torch.split(targets[counted], _HEAD_ROWS), strict=True):
         yield model.head(some, model.embed).float(), theirs

@@ -20,6 +20,7 @@ from .. import config
 from ..data.examples import Cut
 from ..errors import need
 from ..nn import Model
+from ..nn.editing import ModelEdit, Reading, tape_of
 from ..nn.finite import must_be_finite
 from ..tokenizer.framing import question, source
 from .loop import Finish
@@ -117,6 +118,7 @@ def beam(
     bos: bool | None = None,
     start: Start = None,
     source_tokenizer: Tokenizer | None = None,
+    edits: Sequence[ModelEdit] = (),
 ) -> list[list[Hypothesis]]:
     """The ``best`` continuations of each prompt that a search with ``beams`` finds, the best first.
 
@@ -130,7 +132,9 @@ def beam(
     ends = end_tokens(eos, tokenizer)
     room = min(max_new, model.config.context - max(map(len, starts)) + 1)
     states = [BeamState([Beam(0.0), *[Beam()] * (beams - 1)], ends, length_penalty) for _ in starts]
-    _search(Session(model), states, starts, sources, room, None if tokenizer is None else tokenizer.size)
+    reading = Reading.growing(model, starts, sources, tokenizer)
+    session, known = Session(model, tape_of(edits, reading)), None if tokenizer is None else tokenizer.size
+    _search(session, states, reading.rows or starts, reading.sources, room, known)
     ranked = [sorted(state.found, key=lambda hypothesis: -hypothesis.score)[:best] for state in states]
     if tokenizer is None:
         return ranked
@@ -169,6 +173,7 @@ def search(
     cut: Cut = "no",
     start: Start = None,
     source_tokenizer: Tokenizer | None = None,
+    edits: Sequence[ModelEdit] = (),
 ) -> list[list[Hypothesis]]:
     """``beam`` for many source texts, ``batch`` at once; the results in the order given. ``progress`` counts them.
 
@@ -184,7 +189,7 @@ def search(
     for first in range(0, len(order), batch):
         places = order[first : first + batch]
         ids = [_source(model.config, reads, one, cut) for one in reads.encode_batch([texts[place] for place in places])]
-        for place, hypotheses in zip(places, beam(model, tokenizer, ids, start=start, **how), strict=True):
+        for place, hypotheses in zip(places, beam(model, tokenizer, ids, start=start, edits=edits, **how), strict=True):
             found[place] = hypotheses
         if progress is not None:
             progress(first + len(places))

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..errors import UserError, need
 from ..nn import EncoderDecoder, Model
+from ..nn.editing import ModelEdit, Reading, tape_of
 from ..nn.finite import must_be_finite
 from .prompt import Prompt, Start, end_tokens, starts_and_sources
 from .sample import Sampling, choose, likeliest, log_probability
@@ -189,6 +190,7 @@ def generate(
     source_tokenizer: Tokenizer | None = None,
     slide: bool = False,
     likely: int = 0,
+    edits: Sequence[ModelEdit] = (),
 ) -> Generation:
     """What a model says after each prompt, token by token; by default drawn from its own distribution.
 
@@ -202,8 +204,9 @@ def generate(
     its place. The same ``seed`` gives the same tokens, and a prompt gets the same ones alone as in a batch (equal
     prompts count as samples of one); None draws a seed from torch's generator. ``bos`` as in ``prompt.encode``. An
     encoder-decoder's encoder reads the prompt, by ``source_tokenizer`` where it has its own, and its decoder begins
-    with ``start`` (an id or several; None: the tokenizer's bos, or its pad). Raises UserError for
-    what cannot be continued and for settings that mean nothing.
+    with ``start`` (an id or several; None: the tokenizer's bos, or its pad). ``edits`` (inspection.edits) change what
+    the model computes at every token; their positions count prompt and continuation together. Raises UserError for
+    what cannot be continued, for settings that mean nothing and for an edit of what is not there.
     """
     how = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
@@ -213,16 +216,19 @@ def generate(
         missing = "a decoder" if isinstance(model, EncoderDecoder) else "max_new, for it never ends by itself"
         raise UserError(f"A sliding context needs {missing}; give one, or leave out slide.")
     starts, sources = starts_and_sources(prompt, tokenizer, source_tokenizer, model.config, bos, start, slide)
+    need(not (slide and edits), "A sliding context forgets its positions, and edits count them; leave out one.")
+    reading = Reading.growing(model, starts, sources, tokenizer)
+    session = Session(model, tape_of(edits, reading))
     limits = Limits(end_tokens(eos, tokenizer), max_new, model.config.context, slide)
     if seed is None:
         seed = int(torch.randint(2**31, ()))
     rows = list[Row]()
-    for given, begin in zip(sources or starts, starts, strict=True):
+    for given, begin in zip(sources or starts, reading.rows or (), strict=True):
         for _ in range(samples):
             writer = Writer(tokenizer.stream(), begin[-16:], stops) if tokenizer else None
             rows.append(Row(len(rows), given, begin, writer))
     known = None if tokenizer is None else tokenizer.size
-    return Generation(rows, _steps(model, rows, samples, how, seed, limits, known, likely), seed)
+    return Generation(rows, _steps(session, reading.sources, rows, samples, how, seed, limits, known, likely), seed)
 
 
 def check_settings(how: Sampling, max_new: int | None, samples: int, stops: Sequence[str]) -> None:
@@ -235,7 +241,8 @@ def check_settings(how: Sampling, max_new: int | None, samples: int, stops: Sequ
 
 
 def _steps(
-    model: Model,
+    session: Session,
+    sources: Sequence[Sequence[int]] | None,
     rows: list[Row],
     samples: int,
     how: Sampling,
@@ -245,8 +252,7 @@ def _steps(
     likely: int,
 ) -> Iterator[Step]:
     """One prefill for all prompts, then one token per row at a time; a row that has ended leaves the batch."""
-    session, first = Session(model), rows[::samples]
-    sources = [row.prompt for row in first] if isinstance(model, EncoderDecoder) else None
+    model = session.model
     logits = session.prefill([row.window(limits) for row in rows][::samples], sources, samples)
     longest = max(limits.room(row) for row in rows)
     uniform = None if how.greedy else _uniform(rows, seed, longest).to(logits.device)

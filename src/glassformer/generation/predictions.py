@@ -18,6 +18,7 @@ from .. import config
 from ..data.examples import words_apart
 from ..errors import UserError, need
 from ..nn import Encoder, Flow, Model
+from ..nn.editing import ModelEdit, Reading, tape_of
 from ..nn.finite import must_be_finite
 from ..nn.inference import inference
 from ..nn.pool import Pool
@@ -38,22 +39,30 @@ def embed(
     unit: bool | None = None,
     batch: int = 32,
     progress: Progress | None = None,
+    edits: Sequence[ModelEdit] = (),
 ) -> Tensor:
     """One vector for each text (N, C), as the model's own Pool makes it, or the mean of its last hidden states.
 
-    ``unit`` scales them to length 1 (None: as the Pool says). Texts longer than the context lose their end. Raises
-    UserError for a model that ends in labels or reads two texts.
+    ``unit`` scales them to length 1 (None: as the Pool says). Texts longer than the context lose their end. ``edits``
+    (inspection.edits) change what the model computes, here and in ``classify`` and ``tag``. Raises UserError for a
+    model that ends in labels or reads two texts.
     """
     own = model.config.pool
     if isinstance(model.config, config.EncoderDecoder):
         raise UserError("An encoder-decoder has no vector for a text; use an encoder or a decoder.")
     pool = model.pool if own is not None and not own.labels else Pool(config.Pool("mean"), model.config.dim)
-    vectors = torch.stack(_each(model, _rows(model, tokenizer, texts), pool, batch, progress))
+    vectors = torch.stack(_each(model, _rows(model, tokenizer, texts), pool, batch, progress, edits))
     return torch.nn.functional.normalize(vectors, dim=-1) if unit else vectors
 
 
 def classify(
-    model: Model, tokenizer: Tokenizer, texts: Sequence[Text], *, batch: int = 32, progress: Progress | None = None
+    model: Model,
+    tokenizer: Tokenizer,
+    texts: Sequence[Text],
+    *,
+    batch: int = 32,
+    progress: Progress | None = None,
+    edits: Sequence[ModelEdit] = (),
 ) -> Tensor:
     """The probability of each label for each text or pair of texts, (N, L); with one label, its value (N, 1).
 
@@ -62,7 +71,7 @@ def classify(
     own = model.config.pool
     if own is None or not own.labels:
         raise UserError("This model has no labels to choose from; train it with the objective Classify first.")
-    logits = torch.stack(_each(model, _rows(model, tokenizer, texts), model.pool, batch, progress))
+    logits = torch.stack(_each(model, _rows(model, tokenizer, texts), model.pool, batch, progress, edits))
     return logits if own.labels == 1 else logits.softmax(-1)
 
 
@@ -73,6 +82,7 @@ def tag(
     *,
     batch: int = 32,
     progress: Progress | None = None,
+    edits: Sequence[ModelEdit] = (),
 ) -> list[Tensor]:
     """The probability of each label for each word (words, L) of each sentence, read at the word's first token.
 
@@ -88,7 +98,7 @@ def tag(
     need(length <= most, f"Sentence {longest + 1} has {length} tokens and the model reads {most}; cut it in two.")
     opened = tokenizer.framed([[-1]])[0].index(-1)
     firsts = [list(itertools.accumulate(map(len, one), initial=opened))[:-1] for one in words]
-    found = _each(model, rows, model.token_head, batch, progress)
+    found = _each(model, rows, model.token_head, batch, progress, edits)
     return [logits[own].softmax(-1) for logits, own in zip(found, firsts, strict=True)]
 
 
@@ -112,9 +122,11 @@ def _each(
     answer: Callable[[Tensor, Flow], Tensor],
     batch: int,
     progress: Progress | None,
+    edits: Sequence[ModelEdit],
 ) -> list[Tensor]:
     """What ``answer`` makes of each row's hidden states, in fp32 on the host; short rows first: little is padded."""
     need(batch >= 1, f"batch is {batch}; give 1 or more.")
+    tape = tape_of(edits, Reading(model, None))
     device, found = next(model.parameters()).device, dict[int, Tensor]()
     order = sorted(range(len(rows)), key=lambda place: len(rows[place][0]))
     for begin in range(0, len(rows), batch):
@@ -129,7 +141,8 @@ def _each(
         need(not wrong, "The tokenizer has tokens that the model does not know; use the one it was trained with.")
         with inference(model):
             told = {"segments": segments} if isinstance(model, Encoder) and model.config.embed.segments else {}
-            answers = answer(model(tokens, pos=pos, logits="none", **told).hidden, model.flow(tokens, pos)).float()
+            hidden = model(tokens, pos=pos, tape=tape, logits="none", **told).hidden
+            answers = answer(hidden, model.flow(tokens, pos, tape=tape)).float()
         must_be_finite(model, answers)
         found.update(zip(places, answers.cpu(), strict=True))
         if progress is not None:

@@ -6,12 +6,13 @@ B rows, T tokens, S source tokens, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..cost import available_memory
-from ..nn import Cache, EncoderDecoder, Memory, Model
+from ..nn import Cache, EncoderDecoder, Memory, Model, Tape
 from ..nn.inference import inference
 from ..nn.prepacked import View, prepack
 from .prompt import pad_left
@@ -23,11 +24,12 @@ LONG = 256  # and tokens of a prompt that do in bf16, where prepacked weights ga
 class Session:
     """A model with its cache, the encoder's memory and each row's next position.
 
-    ``pos`` (B, 1) holds each row's next position once rows differ; None while the cache's own count does.
+    ``pos`` (B, 1) holds each row's next position once rows differ; None while the cache's own count does. A ``tape``
+    edits what the model computes.
     """
 
-    def __init__(self, model: Model) -> None:
-        self.model, self.cache = model, Cache(model.config)
+    def __init__(self, model: Model, tape: Tape | None = None) -> None:
+        self.model, self.cache, self.tape = model, Cache(model.config), tape
         self.memory: Memory | None = None
         self.pos: Tensor | None = None
         self.view: View[Model] | None = None  # with prepacked weights, once they are worth it
@@ -45,7 +47,7 @@ class Session:
             assert isinstance(self.model, EncoderDecoder)
             source, source_pos = pad_left(sources, weight.device)
             with inference(self.model):
-                self.memory = self.model.encode(source, pos=source_pos)
+                self.memory = self.model.encode(source, pos=source_pos, tape=self.tape)
         logits = self._last_logits(tokens, pos)
         self.pos = None if pos is None else pos[:, -1:] + 1
         if samples > 1:
@@ -68,6 +70,8 @@ class Session:
         """
         index = torch.tensor(rows, device=next(self.model.parameters()).device)
         self.cache.select(index, cross=not same_prompts)
+        if self.tape is not None:
+            self.tape.select(index)
         if self.pos is not None:
             self.pos = self.pos[index]
         if self.memory is not None and not same_prompts:
@@ -87,8 +91,8 @@ class Session:
 
     def _last_logits(self, tokens: Tensor, pos: Tensor | None) -> Tensor:
         """tokens (B, T) -> fp32 logits (B, V) after the last column."""
-        encoded = {} if self.memory is None else {"memory": self.memory}
+        told: dict[str, Any] = {} if self.memory is None else {"memory": self.memory}
         reader = self.view.model if self.view is not None and self.view.current() else self.model
         with inference(self.model):
-            logits: Tensor = reader(tokens, pos=pos, cache=self.cache, logits="last", **encoded).logits
+            logits: Tensor = reader(tokens, pos=pos, cache=self.cache, tape=self.tape, logits="last", **told).logits
         return logits[:, -1].float()

@@ -6,7 +6,7 @@ B batch, H heads, T queries, S keys.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,8 @@ from torch import Tensor
 
 from ..errors import UserError, need
 from ..nn import Model
-from .looking import look, token_ids
+from ..nn.editing import ModelEdit
+from .looking import look, read_tokens
 
 if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer
@@ -85,16 +86,17 @@ def alignments(
     *patterns: str,
     source: str | None = None,
     head: int | None = None,
+    edits: Sequence[ModelEdit] = (),
 ) -> list[Alignment]:
     """The attentions that match ``patterns`` while the model reads ``text``; of a pair, by default, those across.
 
-    ``head`` is the one that is drawn, counted from 0; None draws the mean of all.
+    ``head`` is the one that is drawn, counted from 0; None draws the mean of all. ``edits`` change the run.
 
     A row across is named by the word that comes of it, the one after the word that is read. Raises UserError where
     nothing that matches is an attention.
     """
     wanted = patterns or ("*.cross.pattern" if source is not None else "*.pattern",)
-    found = look(model, tokenizer, text, *wanted, source=source)
+    found = look(model, tokenizer, text, *wanted, source=source, edits=edits)
     pictures = {path: value for path, value in found.items() if path.endswith(".pattern") and value.ndim == 4}
     if not pictures:
         raise UserError(
@@ -103,24 +105,16 @@ def alignments(
     least = min(value.shape[1] for value in pictures.values())
     need(head is None or 0 <= head < least, f"head is {head}; these attentions have heads 0 to {least - 1}.")
     chosen = {path: value[0].float().mean(0) if head is None else value[0, head] for path, value in pictures.items()}
-    return list(_named(chosen, model, tokenizer, text, source))
+    return list(_named(chosen, tokenizer, read_tokens(model, tokenizer, text, source, edits)))
 
 
-def _named(
-    pictures: Mapping[str, Tensor], model: Model, tokenizer: Tokenizer, text: str, source: str | None
-) -> list[Alignment]:
-    def words(ids: Tensor) -> list[str]:
-        return [_word(tokenizer, number) for number in ids[0].tolist()]
-
-    second = source is not None
-    read = words(token_ids(model, tokenizer, text, second=second))
+def _named(pictures: Mapping[str, Tensor], tokenizer: Tokenizer, told: Mapping[str, Any]) -> Iterator[Alignment]:
+    read = [_word(tokenizer, number) for number in told["ids"]]
     written = [*read[1:], "" if tokenizer.eos is None else tokenizer.token(tokenizer.eos)]
-    given = read if source is None else words(token_ids(model, tokenizer, source))
-    drawn = []
+    given = [_word(tokenizer, number) for number in told.get("source", told)["ids"]]
     for path, value in pictures.items():
         rows, columns = (written, given) if ".cross." in path else 2 * (given if path.startswith("encoder.") else read,)
-        drawn.append(Alignment(path, rows, columns, value))
-    return drawn
+        yield Alignment(path, rows, columns, value)
 
 
 def _word(tokenizer: Tokenizer, number: int) -> str:

@@ -15,7 +15,9 @@ from torch import Tensor
 from .. import config
 from ..errors import UserError, need
 from ..nn import Model, Tape
+from ..nn.editing import ModelEdit, Reading, apply, one_token
 from ..nn.finite import must_be_finite
+from ..nn.flow import Edit
 from ..nn.inference import inference
 from ..tokenizer.framing import document_start, target_start
 from . import tables
@@ -27,16 +29,21 @@ Text: TypeAlias = str | Sequence[int] | Tensor
 
 
 def look(
-    model: Model, tokenizer: Tokenizer | None, text: Text, *patterns: str, source: Text | None = None
+    model: Model,
+    tokenizer: Tokenizer | None,
+    text: Text,
+    *patterns: str,
+    source: Text | None = None,
+    edits: Sequence[ModelEdit] = (),
 ) -> dict[str, Tensor]:
     """The values whose paths match any of ``patterns``, in the order in which the model makes them, detached.
 
     ``text`` is a text, or token ids (length) or (batch, length), for which ``tokenizer`` may be None; an
     encoder-decoder's encoder reads ``source``. A text gets the bos that generation would give it, an encoder's
-    text also eos. No pattern means every value. Raises UserError for a pattern that matches nothing and for a
-    text that the model cannot read.
+    text also eos. No pattern means every value. ``edits`` (inspection.edits) change the run, and what is seen is the
+    changed one's. Raises UserError for a pattern that matches nothing, for a text that the model cannot read and for
+    an edit of what is not there.
     """
-    tape = Tape(*(patterns or ("*",)))
     tokens = [token_ids(model, tokenizer, text, second=isinstance(model.config, config.EncoderDecoder))]
     if isinstance(model.config, config.EncoderDecoder):
         if source is None:
@@ -44,6 +51,11 @@ def look(
         tokens.append(token_ids(model, tokenizer, source))
     elif source is not None:
         raise UserError("Only an encoder-decoder has a source; leave it out.")
+    changes: Mapping[str, Edit] = {}
+    if edits:
+        changed, other, changes = apply(edits, model, tokens[0], tokens[1] if tokens[1:] else None, tokenizer)
+        tokens = [changed] if other is None else [changed, other]
+    tape = Tape(*(patterns or ("*",)), edits=changes)
     _run(model, tokens, tape)
     for pattern in patterns:
         if not any(fnmatchcase(path, pattern) for path in tape.records):
@@ -55,20 +67,26 @@ def look(
 
 
 def predictions(
-    model: Model, tokenizer: Tokenizer, text: Text, count: int, source: Text | None = None
+    model: Model,
+    tokenizer: Tokenizer,
+    text: Text,
+    count: int,
+    source: Text | None = None,
+    edits: Sequence[ModelEdit] = (),
 ) -> list[dict[str, Any]]:
     """For each token that a decoder reads its id, piece and log-probability (None for the first), and what is next.
 
-    ``next`` holds the ``count`` likeliest tokens after it, each with its id, piece and log-probability. Raises
-    UserError for an encoder, which reads everything at once.
+    ``next`` holds the ``count`` likeliest tokens after it, each with its id, piece and log-probability; ``edits``
+    change the run, and the tokens told are those that it reads. Raises UserError for an encoder, which reads everything
+    at once.
     """
     if isinstance(model.config, config.Encoder):
         raise UserError("An encoder does not predict the next token; `glassformer fill` shows what it puts in a blank.")
     need(model.config.head is not None, "This model has no head over tokens and predicts none; give one that has.")
     need(count > 0, f"There is nothing to show in {count} tokens; give 1 or more.")
-    logits = look(model, tokenizer, text, "logits", source=source)["logits"][0]
+    logits = look(model, tokenizer, text, "logits", source=source, edits=edits)["logits"][0]
     logprobs = logits.float().log_softmax(-1)
-    ids = token_ids(model, tokenizer, text, second=source is not None)[0].tolist()
+    ids = read_tokens(model, tokenizer, text, source, edits)["ids"]
     own = [None, *logprobs[:-1].gather(1, torch.tensor(ids[1:], device=logprobs.device)[:, None]).flatten().tolist()]
     values, best = (x.tolist() for x in logprobs[:, : tokenizer.size].topk(min(count, tokenizer.size)))
 
@@ -79,18 +97,25 @@ def predictions(
     return [{**named(id, p), "next": list(map(named, some, theirs))} for id, p, some, theirs in told]
 
 
-def read_tokens(model: Model, tokenizer: Tokenizer, text: Text, source: Text | None = None) -> dict[str, Any]:
+def read_tokens(
+    model: Model, tokenizer: Tokenizer, text: Text, source: Text | None = None, edits: Sequence[ModelEdit] = ()
+) -> dict[str, Any]:
     """The ids that the model reads, with the piece that each stands for; of a source too."""
-    ids = token_ids(model, tokenizer, text, second=source is not None)[0].tolist()
-    told: dict[str, Any] = {"ids": ids, "pieces": [tokenizer.token(number) for number in ids]}
-    return told if source is None else {**told, "source": read_tokens(model, tokenizer, source)}
+    rows = token_ids(model, tokenizer, text, second=source is not None).tolist()
+    sources = None if source is None else token_ids(model, tokenizer, source).tolist()
+    reading = Reading(model, rows, sources, tokenizer)
+    for edit in edits:
+        edit.read(reading)
+
+    def told(ids: list[int]) -> dict[str, Any]:
+        return {"ids": ids, "pieces": [tokenizer.token(number) for number in ids]}
+
+    return told(rows[0]) if sources is None else {**told(rows[0]), "source": told(sources[0])}
 
 
 def paths(model: Model) -> list[str]:
     """The path of every value that can be looked at, in the order in which the model makes them."""
-    one, tape = torch.zeros(1, 1, dtype=torch.long, device=next(model.parameters()).device), Tape("*")
-    _run(model, [one, one] if isinstance(model.config, config.EncoderDecoder) else [one], tape)
-    return list(tape.records)
+    return list(one_token(model))
 
 
 def listing(known: Sequence[str]) -> list[str]:

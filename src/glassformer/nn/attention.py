@@ -72,6 +72,7 @@ class Attention(TracedModule):
         if flow.watches(self, "scores", "pattern"):
             watched = inputs._replace(look=partial(flow.look, self))
             if flow.changes(self, "scores", "pattern"):
+                flow.keys(mask.k_pos, mask.dense)
                 return eager_attention(watched)
             eager_attention(watched._replace(dropout=0.0))
         return attend(inputs, flow.engine)

@@ -5,14 +5,39 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 T = TypeVar("T")
-Edit = Callable[[str, Tensor], Tensor]
+
+
+@dataclass
+class Place:
+    """Where the values of a pass stand: at which positions of their texts, in which rows of the batch.
+
+    With a cache a pass sees the new tokens alone, at their positions in the whole text.
+    """
+
+    pos: Tensor  # (B or 1, T), -1 at padding
+    document_ids: Tensor | None = None  # (B, T), where several documents share a row
+    rows: Tensor | None = None  # (B,) the row that each was in the first batch; None: every row is where it was
+    source_pos: Tensor | None = None  # (B or 1, S) of the encoder's output that a decoder looks at
+    keys: Tensor | None = None  # (B or 1, S) of the keys of the attention under way
+    visible: Callable[[], Tensor] | None = None  # its dense mask (B or 1, 1, T, S)
+
+
+class PlacedEdit:
+    """An edit that is told where the values stand; a plain function is not."""
+
+    def __call__(self, path: str, x: Tensor, place: Place) -> Tensor:
+        """``x`` changed."""
+        raise NotImplementedError
+
+
+Edit: TypeAlias = Callable[[str, Tensor], Tensor] | PlacedEdit
 
 
 class Tape:
@@ -20,7 +45,8 @@ class Tape:
 
     Patterns are shell wildcards over paths such as ``decoder.blocks.3.attn.pattern``; an edit is a
     function (path, value) -> value for every path its pattern matches. ``graph=True`` keeps the
-    records attached to autograd. Recording changes no bit of what the model computes.
+    records attached to autograd. Recording changes no bit of what the model computes. ``place`` is that of
+    the pass under way, ``rows`` what it says of rows.
     """
 
     def __init__(self, *patterns: str, edits: Mapping[str, Edit] | None = None, graph: bool = False) -> None:
@@ -28,10 +54,20 @@ class Tape:
         self.edits = dict(edits or {})
         self.graph = graph
         self.records: dict[str, Tensor] = {}
+        self.place: Place | None = None
+        self.rows: Tensor | None = None
         self._watched: dict[str, bool] = {}
 
     def __getitem__(self, path: str) -> Tensor:
         return self.records[path]
+
+    def begin(self, pos: Tensor, document_ids: Tensor | None) -> None:
+        """A pass over tokens at these positions (B or 1, T) begins."""
+        self.place = Place(pos, document_ids, self.rows)
+
+    def select(self, rows: Tensor) -> None:
+        """Row i of the batch is from now on what row ``rows[i]`` was."""
+        self.rows = rows if self.rows is None else self.rows[rows]
 
     def watches(self, path: str) -> bool:
         """Whether this path is recorded or edited."""
@@ -51,10 +87,16 @@ class Tape:
         self.record(path, x)
         return x
 
-    def edit(self, path: str, x: Tensor) -> Tensor:
-        """``x`` as the edits that match ``path`` make it."""
+    def edit(self, path: str, x: Tensor, place: Place | None = None) -> Tensor:
+        """``x`` as the edits that match ``path`` make it; ``place`` where it is not the whole pass's."""
         for pattern, edit in self.edits.items():
-            if fnmatchcase(path, pattern):
+            if not fnmatchcase(path, pattern):
+                continue
+            if isinstance(edit, PlacedEdit):
+                where = place or self.place
+                assert where is not None, "a PlacedEdit needs a pass that the model began"
+                x = edit(path, x, where)
+            else:
                 x = edit(path, x)
         return x
 
@@ -126,6 +168,11 @@ class Flow:
     def changes(self, part: TracedModule, *names: str) -> bool:
         """Whether the tape edits any of these."""
         return self.tape is not None and any(self.tape.changes(f"{part.path}.{name}") for name in names)
+
+    def keys(self, pos: Tensor, visible: Callable[[], Tensor]) -> None:
+        """Tell the tape where the keys of the attention under way stand (B or 1, S), and which of them are seen."""
+        if self.tape is not None and self.tape.place is not None:
+            self.tape.place.keys, self.tape.place.visible = pos, visible
 
     def cached(self, key: Hashable, make: Callable[[], T]) -> T:
         """What ``make`` gives, made once per forward pass: masks, biases, rotary tables."""

@@ -114,6 +114,8 @@ class Model(TracedModule):
             contiguous = cache.contiguous
         elif pos is None:
             pos = torch.arange(tokens.shape[1], device=tokens.device)[None]
+        if tape is not None:
+            tape.begin(pos, document_ids)
         return Flow(pos, contiguous, document_ids, prefix, history, tape=tape, engine=self.engine)
 
     @property
@@ -246,6 +248,8 @@ class EncoderDecoder(Model):
         flow.memory = memory
         if memory is not None:
             flow.aux, flow.metrics = dict(memory.aux), dict(memory.metrics)
+            if tape is not None and tape.place is not None:
+                tape.place.source_pos = memory.pos
         return self.finish(self.decoder(self.embed(tokens, flow), flow, cache), flow, logits, cache is not None)
 
 

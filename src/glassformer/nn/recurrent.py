@@ -14,7 +14,7 @@ A width of the scores.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -28,7 +28,7 @@ from ..errors import UserError
 from .build import build, builds, uncompiled
 from .cache import Cache, Carried
 from .dropout import Dropout
-from .flow import Flow, Memory, TracedModule
+from .flow import Flow, Memory, Place, TracedModule
 from .linear import linear
 
 State: TypeAlias = tuple[Tensor, ...]  # (n, C) each; the first is what is seen from outside
@@ -327,11 +327,12 @@ class Recurrent(TracedModule):
         contexts, patterns = list[Tensor](), list[Tensor]()
         path = f"{cross.path}.pattern"
         tape, edited = flow.tape, flow.changes(cross, "pattern")
+        places = self.places(order, source, flow, like) if edited else iter(())
 
         def step(given: Tensor, state: State) -> State:
             pattern = cross.pattern(state[0], source)  # (n, S)
             if edited and tape is not None:  # step by step, (n, 1, 1, S)
-                pattern = tape.edit(path, pattern[:, None, None])[:, 0, 0]
+                pattern = tape.edit(path, pattern[:, None, None], next(places))[:, 0, 0]
             context = (pattern[:, None] @ source.values[: len(given)])[:, 0]
             contexts.append(context)
             patterns.append(pattern)
@@ -345,6 +346,16 @@ class Recurrent(TracedModule):
                 pattern = wide.scatter(1, source.columns[order.ranks], pattern)
             tape.record(path, order.scatter(pattern, like)[:, None])  # (B, 1, T, S)
         return outputs, torch.cat(contexts), last
+
+    def places(self, order: DocumentOrder, source: Source, flow: Flow, like: Tensor) -> Iterator[Place]:
+        """Where the words of each step stand (n, 1), and their keys (n, S)."""
+        assert flow.memory is not None and flow.tape is not None
+        pos, tape = flow.pos.expand(like.shape[:2]).flatten()[order.index], flow.tape
+        keys = flow.memory.pos.expand(flow.memory.hidden.shape[:2])[order.rows]
+        keys = keys if source.columns is None else keys.gather(1, source.columns)
+        rows = order.rows if tape.rows is None else tape.rows[order.rows]
+        for one in torch.split(pos, order.sizes):
+            yield Place(one[:, None], rows=rows[: len(one)], keys=keys[: len(one)])
 
     def look(self, flow: Flow, part: TracedModule, name: str, x: Tensor, order: DocumentOrder, like: Tensor) -> Tensor:
         """x (N, C), seen by a tape as (B, T, C)."""

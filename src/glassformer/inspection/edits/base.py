@@ -1,0 +1,82 @@
+"""What every edit is."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...nn.editing import Hook, Reading
+from ...nn.flow import Place
+from . import places
+from .places import Choose
+
+Change = Callable[[Choose, str, Tensor, Place], Tensor]
+
+
+class Edit:
+    """A change of a run; its ``repr`` is the line that makes it again, tensors apart."""
+
+    def __post_init__(self) -> None:
+        if hasattr(self, "positions"):
+            object.__setattr__(self, "positions", places.plain(self.positions))
+
+    def read(self, reading: Reading) -> None:
+        """Change the tokens that are read."""
+
+    def hooks(self, reading: Reading) -> Mapping[str, Hook]:
+        """What changes each path; UserError for what does not exist."""
+        return {}
+
+    def __repr__(self) -> str:
+        said = []
+        for one in dataclasses.fields(self):  # type: ignore[arg-type]
+            value, must = getattr(self, one.name), one.default is dataclasses.MISSING
+            if must or value is not one.default:
+                said.append(_shown(value) if must else f"{one.name}={_shown(value)}")
+        return f"{type(self).__name__}({', '.join(said)})"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, Tensor):
+        return f"<{'x'.join(map(str, value.shape))} values>"
+    if isinstance(value, Sequence) and len(value) <= 12:
+        inside = ", ".join(map(_shown, value))
+        return f"({inside}{',' * (len(value) == 1)})" if isinstance(value, tuple) else f"[{inside}]"
+    if isinstance(value, Mapping) and all(isinstance(key, int) for key in value):
+        return f"{{{', '.join(f'{key}: {_shown(one)}' for key, one in value.items())}}}"
+    return repr(value) if isinstance(value, int | float) or value is None else f"<{type(value).__name__}>"
+
+
+def several(index: int | Sequence[int] | None) -> tuple[int, ...] | None:
+    """An index or several as a tuple; None stays."""
+    return index if index is None else (index,) if isinstance(index, int) else tuple(index)
+
+
+def setting(value: float | Tensor) -> Change:
+    """A change to ``value``, a number or what broadcasts."""
+
+    def change(choose: Choose, path: str, x: Tensor, place: Place) -> Tensor:
+        return places.put(x, torch.as_tensor(value, device=x.device), choose(path, x, place))
+
+    return change
+
+
+def each(
+    reading: Reading,
+    paths: Sequence[str],
+    change: Change,
+    positions: Any = None,
+    head: int | None = None,
+    index: tuple[int, ...] | None = None,
+) -> dict[str, Hook]:
+    """``change`` for each path, told which cells are meant; nothing where none are."""
+    chosen = {path: places.chooser(reading, path, positions, head, index) for path in paths}
+    return {path: partial(change, choose) for path, choose in chosen.items() if choose is not None}

@@ -1,0 +1,199 @@
+"""Which values an edit means: paths by wildcards, positions of a text, heads, neurons; and whether they exist.
+
+B batch, T tokens, S keys.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from ...errors import UserError, need
+from ...nn.editing import Reading
+from ...nn.flow import Place
+from .. import looking
+
+Positions: TypeAlias = int | Sequence[int] | str | None
+Plain: TypeAlias = tuple[int, ...] | str | None  # as edits hold them
+Within: TypeAlias = Callable[[Tensor], Tensor]  # positions, -1 at padding -> booleans of the same shape
+Choose: TypeAlias = Callable[[str, Tensor, Place], Tensor | None]  # which cells, broadcast; None: all
+
+HEADED = ("q", "k", "v", "z", "scores", "pattern")
+"""Values with an axis of heads, (B, H, T, ..); all others are (B, T, ..)."""
+STRETCH = re.compile(r"(-?\d+)?:(-?\d+)?")
+
+# ------------------------------------------------------------------------------------------------ paths
+
+
+def named(path: str, known: Sequence[str], what: str) -> list[str]:
+    """Those of ``known`` that ``path`` names; UserError, with the nearest, where there are none."""
+    found = [one for one in known if fnmatchcase(one, path)]
+    if not found:
+        need(bool(known), f"This model has no {what}, so there is none to edit; look at what it has: glassformer look.")
+        near = get_close_matches(path, known, n=1, cutoff=0.3)
+        meant = f' Did you mean "{near[0]}"?' if near else ""
+        raise UserError(f'No {what} is called "{path}".{meant} There are: {", ".join(looking.listing(known))}.')
+    return found
+
+
+def parts(reading: Reading, path: str, leaf: str, what: str, beside: str = "") -> list[str]:
+    """The modules that make a value ``leaf`` (and one ``beside`` it) and that ``path`` names, with or without it."""
+    ends = f".{leaf}"
+    known = [one.removesuffix(ends) for one in reading.shapes if one.endswith(ends)]
+    known = [one for one in known if not beside or f"{one}.{beside}" in reading.shapes]
+    return named(path.removesuffix(ends), known, what)
+
+
+def values(reading: Reading, path: str) -> list[str]:
+    """The values that ``path`` names."""
+    return named(path, list(reading.shapes), "value")
+
+
+def headed(path: str, sides: int) -> bool:
+    """Whether a value of so many sides has an axis of heads."""
+    return sides == 4 and path.rpartition(".")[2] in HEADED
+
+
+def position_axis(path: str, sides: int) -> int:
+    """Which axis counts tokens; UserError for what a Pool says of a whole document."""
+    need(not path.startswith("pool."), f"{path} has no positions: it is of the whole text; leave positions out.")
+    return 2 if headed(path, sides) else 1
+
+
+def across(path: str) -> bool:
+    """Whether a value of the decoder counts the source's tokens."""
+    return path.endswith((".cross.k", ".cross.v"))
+
+
+def of_source(reading: Reading, path: str) -> bool:
+    """Whether a value counts the tokens of what an encoder beside a decoder reads."""
+    return reading.paired and (path.startswith(("encoder.", "source_embed.")) or across(path))
+
+
+def positions_of(path: str, x: Tensor, place: Place) -> Tensor:
+    """The position of each token of a value (B or 1, T), -1 at padding."""
+    pos = place.source_pos if across(path) and place.source_pos is not None else place.pos
+    return pos[:, -x.shape[position_axis(path, x.ndim)] :]  # logits may be of the last token alone
+
+
+# -------------------------------------------------------------------------------------------- positions
+
+
+def plain(positions: Positions) -> Plain:
+    """Positions as an edit holds them; UserError for what they cannot be."""
+    if positions is None or (isinstance(positions, str) and STRETCH.fullmatch(positions)):
+        return positions
+    several = (positions,) if isinstance(positions, int) else positions
+    whole = not isinstance(several, str) and all(type(one) is int for one in several)
+    need(whole, f'positions is {positions!r}; give a number, several such as (2, 3), or a stretch such as "5:".')
+    return tuple(several)  # type: ignore[arg-type]
+
+
+def lengths(reading: Reading, source: bool) -> list[int] | None:
+    """How many tokens each text has; None where nobody knows yet."""
+    rows = reading.sources if source else reading.rows
+    return None if rows is None else [len(row) for row in rows]
+
+
+def within(reading: Reading, positions: Plain, source: bool = False) -> Within | None:
+    """A function that tells these positions; None for none at all. UserError for those that a text does not have."""
+    if positions is None:
+        return lambda pos: pos >= 0
+    if isinstance(positions, str):
+        low, high = STRETCH.fullmatch(positions).groups()  # type: ignore[union-attr]
+        begin, end = (None if one is None else counted(reading, int(one), source, True) for one in (low, high))
+
+        def inside(pos: Tensor) -> Tensor:
+            found = pos >= (begin or 0)
+            return found if end is None else found & (pos < end)
+
+        return inside
+    wanted = [counted(reading, one, source) for one in positions]
+    return (lambda pos: torch.isin(pos, torch.tensor(wanted, device=pos.device))) if wanted else None
+
+
+def counted(reading: Reading, position: int, source: bool = False, border: bool = False) -> int:
+    """A position from the beginning; a ``border`` may lie behind the last one."""
+    sizes, what = lengths(reading, source), "source" if source else "text"
+    if position < 0:
+        same = sizes is not None and len(set(sizes)) == 1
+        need(same, f"Position {position} counts from the end of one text; these are several: count from 0.")
+        assert sizes is not None
+        need(position + sizes[0] >= 0, _no_position(position, sizes[0], what))
+        return position + sizes[0]
+    context = reading.model.config.context
+    size = context if sizes is None or (reading.grows and not source) else max(sizes)
+    need(border or position < size, _no_position(position, size, what))
+    return position
+
+
+def _no_position(position: int, size: int, what: str) -> str:
+    return f"There is no position {position}: the {what} has at most {size} tokens, 0 to {size - 1}."
+
+
+# -------------------------------------------------------------------------------------------- selection
+
+
+def head_of(reading: Reading, path: str, head: int | None) -> None:
+    """UserError unless this head exists."""
+    if head is None:
+        return
+    shape = reading.shapes[path]
+    need(headed(path, len(shape)), f"{path} has no heads; those that have are called {', '.join(HEADED)}.")
+    heads = shape[1]
+    need(type(head) is int and 0 <= head < heads, f"{path} has no head {head!r}; it has heads 0 to {heads - 1}.")
+
+
+def chooser(
+    reading: Reading,
+    path: str,
+    positions: Plain = None,
+    head: int | None = None,
+    index: int | tuple[int, ...] | None = None,
+) -> Choose | None:
+    """Which cells of a value are meant, of all heads and the whole last axis unless said; None where none are."""
+    shape = reading.shapes[path]
+    head_of(reading, path, head)
+    several = (index,) if isinstance(index, int) else index
+    for one in several or ():
+        known = f"its last axis has 0 to {shape[-1] - 1}"
+        grows = path.endswith((".scores", ".pattern"))
+        need(type(one) is int and one >= 0 and (grows or one < shape[-1]), f"{path} has no index {one!r}; {known}.")
+    told = None if positions is None else within(reading, positions, of_source(reading, path))
+    if several == () or (positions is not None and told is None):
+        return None
+    if positions is not None:
+        position_axis(path, len(shape))
+
+    def choose(path: str, x: Tensor, place: Place) -> Tensor | None:
+        chosen: Tensor | None = None
+        if told is not None:
+            inside = told(positions_of(path, x, place))  # (B or 1, T)
+            axis = position_axis(path, x.ndim)
+            chosen = inside.view(inside.shape[0], *([1] * (axis - 1)), inside.shape[1], *([1] * (x.ndim - axis - 1)))
+        if head is not None:
+            chosen = both(chosen, (torch.arange(x.shape[1], device=x.device) == head)[:, None, None])
+        if several is not None:
+            chosen = both(
+                chosen, torch.isin(torch.arange(x.shape[-1], device=x.device), torch.tensor(several, device=x.device))
+            )
+        return chosen
+
+    return choose
+
+
+def both(one: Tensor | None, other: Tensor) -> Tensor:
+    """Where both are true; None is true everywhere."""
+    return other if one is None else one & other
+
+
+def put(x: Tensor, new: Tensor, chosen: Tensor | None) -> Tensor:
+    """``x`` with ``new`` in the cells that are chosen."""
+    new = new.to(x.dtype)
+    return new.expand_as(x) if chosen is None else torch.where(chosen, new, x)

@@ -1,0 +1,113 @@
+"""Values by their paths: scaled, set, patched from another run, moved in a direction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from ...errors import need
+from ...nn.editing import Hook, Reading
+from ...nn.flow import Place
+from . import donors, places
+from .base import Edit, each, setting, several
+from .places import Choose, Positions, put
+
+
+@dataclass(frozen=True, repr=False)
+class scale(Edit):
+    """A value times ``factor``: all of it, or at ``positions``, of one ``head``, at ``index`` on its last axis."""
+
+    path: str
+    factor: float
+    positions: Positions = None
+    head: int | None = None
+    index: int | tuple[int, ...] | None = None
+
+    def hooks(self, reading: Reading) -> Mapping[str, Hook]:
+        def times(choose: Choose, path: str, x: Tensor, place: Place) -> Tensor:
+            return put(x, x * self.factor, choose(path, x, place))
+
+        need(isinstance(self.factor, int | float), f"factor is {self.factor!r}; give a number.")
+        found = places.values(reading, self.path)
+        return each(reading, found, times, self.positions, self.head, several(self.index))
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class set_value(Edit):
+    """A value becomes ``value``, a number or one for each place of the last axis or ``index``; where as ``scale``."""
+
+    path: str
+    value: float | Sequence[float] | Tensor
+    positions: Positions = None
+    head: int | None = None
+    index: int | tuple[int, ...] | None = None
+
+    def hooks(self, reading: Reading) -> Mapping[str, Hook]:
+        index, made = several(self.index), dict[str, Hook]()
+        for path in places.values(reading, self.path):
+            value = donors.filled(reading, path, self.value, index)
+            made |= each(reading, [path], setting(value), self.positions, self.head, index)
+        return made
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class steer(Edit):
+    """``scale`` times a direction added to a value (Turner et al. 2023), everywhere or at ``positions``.
+
+    ``vector`` has a number for each place of the last axis, or is two texts: what the value is at the last token of the
+    first, less what it is at that of the second.
+    """
+
+    path: str
+    vector: Sequence[float] | Tensor | tuple[str, str]
+    scale: float = 1.0
+    positions: Positions = None
+    head: int | None = None
+
+    def hooks(self, reading: Reading) -> Mapping[str, Hook]:
+        made: dict[str, Hook] = {}
+        for path in places.values(reading, self.path):
+            direction = donors.direction(reading, path, self.vector, self.head)
+            made |= each(reading, [path], partial(self._add, direction), self.positions, self.head)
+        return made
+
+    def _add(self, direction: Tensor, choose: Choose, path: str, x: Tensor, place: Place) -> Tensor:
+        return put(x, x + self.scale * direction.to(x), choose(path, x, place))
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class patch(Edit):
+    """A value becomes what it was in another run, at ``positions`` or at all that the other run has.
+
+    ``values`` is what ``look`` gave, a trace, a tensor of the path's own shape, or a text that the model then reads
+    (``source`` beside it; None: the source of this run). ``from_positions`` are the other run's, in the same order,
+    where they differ.
+    """
+
+    path: str
+    values: Any
+    positions: Positions = None
+    from_positions: Positions = None
+    head: int | None = None
+    source: Any = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "from_positions", places.plain(self.from_positions))
+
+    def hooks(self, reading: Reading) -> Mapping[str, Hook]:
+        made: dict[str, Hook] = {}
+        for path in places.values(reading, self.path):
+            given = donors.values_of(reading, path, self.values, self.source)
+            taken = donors.taken(reading, path, given, self.positions, self.from_positions)  # type: ignore[arg-type]
+            made |= each(reading, [path], partial(self._patch, taken), self.positions, self.head)
+        return made
+
+    def _patch(self, taken: donors.Taken, choose: Choose, path: str, x: Tensor, place: Place) -> Tensor:
+        new, there = taken(path, x, place)
+        chosen = choose(path, x, place)
+        return put(x, new, there if chosen is None else there & chosen)

@@ -1,0 +1,140 @@
+"""Edits of a run, made ready for one model and what it reads: other tokens, and a function for each path.
+
+What edits there are stands in ``inspection/edits``; whoever runs a model (generation, evaluation, a look inside) asks
+for them here and gives the model the tape that comes of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from .. import config
+from ..errors import need
+from .flow import Edit, Place, PlacedEdit, Tape
+from .inference import inference
+from .model import Model
+
+Hook: TypeAlias = Callable[[str, Tensor, Place], Tensor]
+Ids: TypeAlias = list[list[int]]  # a row for each text
+
+
+@dataclass
+class Reading:
+    """One model and what it is about to read, for edits to be held against.
+
+    ``rows`` are the ids of a decoder or an encoder alone, ``sources`` those of an encoder beside a decoder; None where
+    many texts are read that nobody knows yet. ``grows``: tokens will come after the rows (generation). ``shared`` is
+    what the edits of one run tell each other.
+    """
+
+    model: Model
+    rows: Ids | None
+    sources: Ids | None = None
+    tokenizer: Any = None
+    grows: bool = False
+    shared: dict[Any, Any] = field(default_factory=dict)
+
+    @classmethod
+    def growing(
+        cls, model: Model, rows: Sequence[Sequence[int]], sources: Sequence[Sequence[int]] | None, tokenizer: Any
+    ) -> Reading:
+        """What a generation begins with, a copy of each row."""
+        return cls(model, [*map(list, rows)], None if sources is None else [*map(list, sources)], tokenizer, True)
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every path of the model with the shape of its value for a single token."""
+        return {path: tuple(value.shape) for path, value in one_token(self.model).items()}
+
+    @property
+    def paired(self) -> bool:
+        """Whether an encoder reads beside a decoder."""
+        return isinstance(self.model.config, config.EncoderDecoder)
+
+
+class ModelEdit(Protocol):
+    """A change of a run: of the tokens that are read, of values on the way, or of both."""
+
+    def read(self, reading: Reading) -> None:
+        """Change ``reading.rows`` and ``reading.sources``."""
+
+    def hooks(self, reading: Reading) -> Mapping[str, Hook]:
+        """A function of path, value and place for each path that changes; UserError for what does not exist."""
+
+
+class Last:
+    """A function that comes after those of all other edits of its path."""
+
+    def __init__(self, hook: Hook) -> None:
+        self.hook = hook
+
+    def __call__(self, path: str, x: Tensor, place: Place) -> Tensor:
+        return self.hook(path, x, place)
+
+
+class Chain(PlacedEdit):
+    """Several functions of one path, one after the other."""
+
+    def __init__(self) -> None:
+        self.hooks: list[Hook] = []
+
+    def add(self, hook: Hook) -> None:
+        """One more, behind the others but for those that are the Last."""
+        self.hooks = sorted([*self.hooks, hook], key=lambda one: isinstance(one, Last))
+
+    def __call__(self, path: str, x: Tensor, place: Place) -> Tensor:
+        for hook in self.hooks:
+            x = hook(path, x, place)
+        return x
+
+
+def ready(edits: Sequence[ModelEdit], reading: Reading) -> dict[str, Edit]:
+    """Change what ``reading`` reads, and give what a Tape takes as ``edits``; those of one path in their order."""
+    said = "Edits are a list of edits, such as [head_off('decoder.blocks.0.attn', 1)]"
+    need(not isinstance(edits, str | Mapping), f"{said}; give that.")
+    several: list[Any] = [edits] if hasattr(edits, "hooks") else list(edits)
+    for edit in several:
+        need(hasattr(edit, "hooks") and hasattr(edit, "read"), f"{said}; {edit!r} is none.")
+        edit.read(reading)
+    chains: dict[str, Edit] = {}
+    for edit in several:
+        for path, hook in edit.hooks(reading).items():
+            chain = chains.setdefault(path, Chain())
+            assert isinstance(chain, Chain)
+            chain.add(hook)
+    return chains
+
+
+def apply(
+    edits: Sequence[ModelEdit], model: Model, tokens: Tensor, source: Tensor | None = None, tokenizer: Any = None
+) -> tuple[Tensor, Tensor | None, dict[str, Edit]]:
+    """The tokens (B, T) and the source (B, S) as ``edits`` change them, and what a Tape takes as ``edits``.
+
+    ``tokenizer`` is needed by edits that name a token or a text. Raises UserError for an edit of something that the
+    model or the text does not have.
+    """
+    reading = Reading(model, tokens.tolist(), None if source is None else source.tolist(), tokenizer)
+    hooks = ready(edits, reading)
+    changed = torch.tensor(reading.rows, dtype=tokens.dtype, device=tokens.device)
+    if source is not None:
+        source = torch.tensor(reading.sources, dtype=source.dtype, device=source.device)
+    return changed, source, hooks
+
+
+def tape_of(edits: Sequence[ModelEdit], reading: Reading) -> Tape | None:
+    """A tape that applies ``edits``; None where there are none, and the model runs as if nobody looked."""
+    return Tape(edits=ready(edits, reading)) if edits else None
+
+
+def one_token(model: Model) -> dict[str, Tensor]:
+    """Every value of a pass over a single token by its path, in the order in which the model makes them."""
+    one, tape = torch.zeros(1, 1, dtype=torch.long, device=next(model.parameters()).device), Tape("*")
+    with inference(model):
+        model(*([one, one] if isinstance(model.config, config.EncoderDecoder) else [one]), tape=tape)
+    return tape.records

@@ -1,0 +1,584 @@
+"""Edits do what their names say, held against passes written out by hand; what touches nothing changes no bit."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import tiny
+from glassformer import config as c
+from glassformer.errors import UserError
+from glassformer.evaluation import likelihoods, score
+from glassformer.generation import beam, classify, generate, tag
+from glassformer.inspection import look
+from glassformer.inspection.edits import (
+    Edit,
+    apply,
+    attn_off,
+    expert_off,
+    head_off,
+    mask_token,
+    mlp_off,
+    parse,
+    patch,
+    scale,
+    set_attention,
+    set_value,
+    steer,
+    swap_token,
+)
+from glassformer.nn import Model, Tape, build_model
+from glassformer.tokenizer import train as train_tokenizer
+
+MODELS = {name: tiny.model(cfg) for name, cfg in tiny.ALL.items()}
+ATTENTION = "decoder.blocks.0.attn"
+
+
+def given(model: Model, rows: int = 2, length: int = 10) -> tuple[Tensor, dict[str, Tensor]]:
+    """Tokens, and a source where one is read."""
+    pair = isinstance(model.config, c.EncoderDecoder)
+    return tiny.tokens(rows, length), {"source": tiny.tokens(rows, 8, seed=3)} if pair else {}
+
+
+def logits(model: Model, *edits: Edit, tokens: Tensor | None = None) -> Tensor:
+    text, source = given(model)
+    return look(model, None, text if tokens is None else tokens, "logits", edits=edits, **source)["logits"]
+
+
+# --------------------------------------------------------------------------------------- touching nothing
+
+
+@pytest.mark.parametrize("name", tiny.ALL)
+def test_edits_that_touch_nothing_change_no_bit(name: str) -> None:
+    model = MODELS[name]
+    tokens, source = given(model)
+    whole = look(model, None, tokens, **source)
+    free = [path for path in whole if not path.endswith(("scores", "pattern")) and not path.startswith("pool.")]
+    one = [
+        *(patch(path, whole) for path in free),  # what each value is anyway
+        scale("decoder.out" if "decoder.out" in whole else "encoder.out", 1.0),
+        steer("*.out", [0.0] * tiny.DIM, positions=(2,)),
+        set_value("*.out", 0.0, positions=()),
+        swap_token(3, int(tokens[0, 3])) if len(tokens) == 1 else scale("*.out", 3.0, index=()),
+    ]
+    if any(path.endswith(".z") for path in whole):
+        one += [head_off("*", 0, positions=()), attn_off("*", positions=()), set_attention("*", 0, (), [1.0])]
+    edited = look(model, None, tokens, edits=one, **source)
+    assert list(edited) == list(whole)
+    for path, value in whole.items():
+        assert torch.equal(value, edited[path]), path
+
+
+@pytest.mark.parametrize("name", tiny.ALL)
+def test_attention_patched_by_itself_is_itself(name: str) -> None:
+    model = MODELS[name]
+    tokens, source = given(model)
+    whole = look(model, None, tokens, **source)
+    paths = [path for path in whole if path.endswith(("scores", "pattern"))]
+    edited = look(model, None, tokens, "logits", edits=[patch(path, whole) for path in paths], **source)
+    torch.testing.assert_close(edited["logits"], whole["logits"], rtol=1e-4, atol=1e-4)
+
+
+# ------------------------------------------------------------------------------------------ parts, by hand
+
+
+def zeroed(model: Model, path: str, cut: object) -> Tensor:
+    tokens, source = given(model)
+
+    def zero(_: str, value: Tensor) -> Tensor:
+        value = value.clone()
+        value[cut] = 0
+        return value
+
+    with torch.no_grad():
+        return model(tokens, *source.values(), tape=Tape(edits={path: zero})).logits
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "vaswani", "t5", "bert", "phi2"])
+def test_heads_attentions_and_layers_are_off(name: str) -> None:
+    model = MODELS[name]
+    side = "decoder" if hasattr(model, "decoder") else "encoder"
+    path = f"{side}.blocks.1"
+    cut = zeroed(model, f"{path}.attn.z", (slice(None), 2))
+    assert torch.equal(logits(model, head_off(f"{path}.attn", 2)), cut)
+    assert not torch.equal(cut, logits(model))
+    cut = zeroed(model, f"{path}.attn.z", (slice(None), 1, slice(4, None)))
+    assert torch.equal(logits(model, head_off(f"{path}.attn", 1, positions="4:")), cut)
+    for edit, part in ((attn_off, "attn"), (mlp_off, "ffn")):
+        assert torch.equal(logits(model, edit(f"{path}.{part}")), zeroed(model, f"{path}.{part}.write", ...))
+        some = zeroed(model, f"{path}.{part}.write", (slice(None), [1, -1]))
+        assert torch.equal(logits(model, edit(f"{path}.{part}", positions=(1, -1))), some)
+    if hasattr(model, "encoder") and side == "decoder":
+        cut = zeroed(model, f"{path}.cross.z", (slice(None), 0))
+        assert torch.equal(logits(model, head_off(f"{path}.cross", 0)), cut)
+
+
+def test_a_heads_mean() -> None:
+    model = MODELS["llama"]
+    tokens, _ = given(model)
+
+    def mean(_: str, z: Tensor) -> Tensor:
+        z = z.clone()
+        z[:, 3] = z[:, 3].mean(1, keepdim=True)
+        return z
+
+    with torch.no_grad():
+        cut = model(tokens, tape=Tape(edits={f"{ATTENTION}.z": mean})).logits
+        torch.testing.assert_close(logits(model, head_off(ATTENTION, 3, "mean")), cut)
+        pos = torch.arange(10).expand(2, -1).clone()  # left-padded, and two documents in a row: each has its own mean
+        pos[1] -= 4
+        pos[1, :4] = -1
+        _, _, hooks = apply([head_off(ATTENTION, 3, "mean")], model, tokens)
+        padded = model(tokens, pos=pos, tape=Tape(edits=hooks)).logits[1, 4:]
+        alone = look(model, None, tokens[1:, 4:], "logits", edits=[head_off(ATTENTION, 3, "mean")])["logits"][0]
+        torch.testing.assert_close(padded, alone)
+        packed = {"pos": torch.arange(10).remainder(4)[None], "document_ids": torch.arange(10)[None] // 4}
+        both = model(tokens[:1], tape=Tape(edits=hooks), **packed).logits[0, 4:8]
+        alone = look(model, None, tokens[:1, 4:8], "logits", edits=[head_off(ATTENTION, 3, "mean")])["logits"][0]
+        torch.testing.assert_close(both, alone)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "deepseek", "nanomoe"])
+@pytest.mark.parametrize("off", [(1,), (0, 3), (0, 1, 2)])
+def test_experts_are_off(name: str, off: tuple[int, ...]) -> None:
+    model = MODELS[name]
+    part, ffn = "decoder.blocks.0.ffn", model.decoder.blocks[0].ffn
+    tokens, _ = given(model)
+    edits = [expert_off(part, one) for one in off]
+    seen = look(model, None, tokens, edits=edits)
+    plain = look(model, None, tokens)
+    p = (plain[f"{part}.in"] @ ffn.router.weight.T).softmax(-1)
+    allowed = torch.tensor([expert not in off for expert in range(p.shape[-1])])
+    own = p.topk(ffn.cfg.top_k, -1).indices
+    best, chosen = (p * allowed).topk(ffn.cfg.top_k, -1)
+    weight = best / best.sum(-1, keepdim=True) if ffn.cfg.normalize else best
+    written = torch.zeros_like(plain[f"{part}.in"])
+    for b, t, k in torch.cartesian_prod(*map(torch.arange, weight.shape)).tolist():
+        x, e = plain[f"{part}.in"][b, t], int(chosen[b, t, k])
+        up = F.linear(x, ffn.up[e])
+        hidden = ffn.act(up) if ffn.gate is None else ffn.act(F.linear(x, ffn.gate[e])) * up
+        written[b, t] += weight[b, t, k] * F.linear(hidden, ffn.down[e])
+    if ffn.shared is not None:
+        written += plain[f"{part}.shared.write"]
+    torch.testing.assert_close(seen[f"{part}.write"], written)
+    untouched = ~torch.isin(own, torch.tensor(off)).any(-1)
+    for leaf in ("weight", "chosen"):
+        assert torch.equal(seen[f"{part}.{leaf}"][untouched], plain[f"{part}.{leaf}"][untouched])
+    kept = seen[f"{part}.weight"][torch.isin(seen[f"{part}.chosen"], torch.tensor(off))]
+    assert (kept == 0).all()  # where too few are left, one that is off stands there with weight 0
+
+
+# ------------------------------------------------------------------------------------------- another text
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma2", "alibi", "strided", "glass", "bert"])
+def test_a_masked_token_reaches_nobody(name: str) -> None:
+    """What a token holds makes no difference to the others once it is masked, and its own column is unchanged."""
+    model = MODELS[name]
+    tokens, _ = given(model)
+    other = tokens.clone()
+    other[:, 4] = (other[:, 4] + 7) % tiny.VOCAB
+    elsewhere = [place for place in range(10) if place != 4]
+    one, two = logits(model, mask_token(4), tokens=tokens), logits(model, mask_token(4), tokens=other)
+    assert torch.equal(one[:, elsewhere], two[:, elsewhere])
+    assert not torch.equal(one[:, 4], two[:, 4])
+    assert not torch.allclose(one[:, 5:], logits(model, tokens=tokens)[:, 5:], atol=1e-4)
+    assert logits(model, mask_token(0), mask_token(1)).isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["vaswani", "t5", "attention-pair", "two vocabularies"])
+def test_a_masked_token_of_a_source_reaches_nobody(name: str) -> None:
+    model = MODELS[name]
+    tokens, source = given(model)
+    other = source["source"].clone()
+    other[:, 2] = (other[:, 2] + 7) % tiny.VOCAB
+    pair = [
+        look(model, None, tokens, "logits", source=one, edits=[mask_token(2, "source")])["logits"]
+        for one in (source["source"], other)
+    ]
+    assert torch.equal(*pair)
+    assert not torch.allclose(pair[0], logits(model), atol=1e-4)
+    alone = look(model, None, tokens, "logits", source=other[:, :1], edits=[mask_token(0, "source")])["logits"]
+    assert alone.isfinite().all()  # nobody is left to look at
+
+
+def test_an_encoder_reads_its_mask_token_instead() -> None:
+    tokenizer = train_tokenizer("wordpiece", ["abc de"] * 9, 60)
+    stack = c.Stack(1, (tiny.block(),), c.Learned(16), causal=False)
+    model = build_model(c.Encoder(32, 16, c.Embed(tokenizer.size), stack), seed=1)
+    masked = look(model, tokenizer, "abc de", "logits", edits=[mask_token(1)])["logits"]
+    ids = tokenizer.encode("abc de", bos=True, eos=True) if tokenizer.bos is not None else tokenizer.encode("abc de")
+    from glassformer.inspection.looking import token_ids
+
+    read = token_ids(model, tokenizer, "abc de")
+    assert len(ids) <= read.shape[1]
+    read[0, 1] = tokenizer.mask
+    assert torch.equal(masked, look(model, None, read, "logits")["logits"])
+
+
+def test_swapped_tokens() -> None:
+    model = MODELS["gpt2"]
+    tokens, _ = given(model, 1)
+    swapped = tokens.clone()
+    swapped[0, 4], swapped[0, -1] = 9, 11
+    both = logits(model, swap_token(4, 9), swap_token(-1, 11), tokens=tokens)
+    assert torch.equal(both, logits(model, tokens=swapped))
+    pair = MODELS["vaswani"]
+    tokens, source = given(pair)
+    other = source["source"].clone()
+    other[:, 2] = 9
+    a = look(pair, None, tokens, "logits", source=source["source"], edits=[swap_token(2, 9, "source")])["logits"]
+    assert torch.equal(a, look(pair, None, tokens, "logits", source=other)["logits"])
+
+
+# ------------------------------------------------------------------------------------ values and attention
+
+
+def test_values_by_position_head_and_index() -> None:
+    model = MODELS["llama"]
+    tokens, _ = given(model)
+    plain = look(model, None, tokens)
+    one = look(model, None, tokens, edits=[scale("decoder.blocks.0.ffn.hidden", 3.0, positions=(2, -1), index=(5, 7))])
+    hidden = plain["decoder.blocks.0.ffn.hidden"].clone()
+    hidden[:, [[2], [9]], [5, 7]] *= 3
+    assert torch.equal(one["decoder.blocks.0.ffn.hidden"], hidden)
+    torch.testing.assert_close(one["decoder.blocks.0.ffn.write"], model.decoder.blocks[0].ffn.down(hidden).detach())
+    two = look(model, None, tokens, edits=[set_value(f"{ATTENTION}.q", 0.25, 3, head=1)])[f"{ATTENTION}.q"]
+    q = plain[f"{ATTENTION}.q"].clone()
+    q[:, 1, 3] = 0.25
+    assert torch.equal(two, q)
+    row = torch.arange(32.0)
+    three = look(model, None, tokens, edits=[set_value("decoder.embed", row, ":2"), scale("decoder.embed", 2.0, 1)])
+    assert torch.equal(three["decoder.embed"][:, 0], row.expand(2, -1))
+    assert torch.equal(three["decoder.embed"][:, 1], 2 * row.expand(2, -1))
+    four = look(model, None, tokens, edits=[set_value("decoder.embed", [1.0, 2.0], index=(3, 1))])["decoder.embed"]
+    assert (
+        (four[..., 3] == 1).all()
+        and (four[..., 1] == 2).all()
+        and torch.equal(four[..., 0], plain["decoder.embed"][..., 0])
+    )
+    five = look(model, None, tokens, edits=[steer("decoder.blocks.0.resid", row.tolist(), -0.5, positions="8:")])
+    moved = plain["decoder.blocks.0.resid"].clone()
+    moved[:, 8:] += -0.5 * row
+    assert torch.equal(five["decoder.blocks.0.resid"], moved)
+
+
+def test_a_direction_between_two_texts() -> None:
+    tokenizer = train_tokenizer("byte")
+    model = build_model(dataclasses.replace(tiny.gpt2(), embed=c.Embed(tokenizer.size)), seed=1).eval()
+    path = "decoder.blocks.0.resid"
+    a, b = (look(model, tokenizer, text, path)[path][0, -1] for text in ("love", "hat"))
+    plain = look(model, tokenizer, "abc", path)[path]
+    moved = look(model, tokenizer, "abc", path, edits=[steer(path, ("love", "hat"), 2.0)])[path]
+    torch.testing.assert_close(moved, plain + 2 * (a - b))
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "vaswani", "bahdanau", "bert"])
+def test_values_patched_from_another_run(name: str) -> None:
+    """The whole stream of another text: from there on everything is that text's; by positions: that column alone."""
+    model = MODELS[name]
+    tokens, source = given(model)
+    other = (tokens + 11) % tiny.VOCAB
+    there = look(model, None, other, **source)
+    side = "decoder" if hasattr(model, "decoder") else "encoder"
+    path = f"{side}.embed"
+    assert torch.equal(logits(model, patch(path, there)), there["logits"])
+    row = look(model, None, other[:1], path, **{name: one[:1] for name, one in source.items()})
+    moved = look(
+        model, None, tokens, path, edits=[patch(path, row, positions=(3, 5), from_positions=(1, -1))], **source
+    )
+    want = look(model, None, tokens, path, **source)[path].clone()
+    want[:, 3], want[:, 5] = row[path][0, 1], row[path][0, -1]
+    if name != "bert":  # its positions are in the stream
+        assert torch.equal(moved[path], want)
+    else:
+        assert torch.equal(moved[path], want)
+
+
+def test_a_patch_of_one_head_and_of_attention() -> None:
+    model = MODELS["llama"]
+    tokens, _ = given(model)
+    there = look(model, None, (tokens + 11) % tiny.VOCAB)
+    plain = look(model, None, tokens)
+    z = look(model, None, tokens, edits=[patch(f"{ATTENTION}.z", there, positions=4, head=2)])[f"{ATTENTION}.z"]
+    want = plain[f"{ATTENTION}.z"].clone()
+    want[:, 2, 4] = there[f"{ATTENTION}.z"][:, 2, 4]
+    assert torch.equal(z, want)
+    seen = look(model, None, tokens, edits=[patch(f"{ATTENTION}.pattern", there, positions=6)])
+    torch.testing.assert_close(
+        seen[f"{ATTENTION}.z"][:, :, 6],
+        (there[f"{ATTENTION}.pattern"] @ plain[f"{ATTENTION}.v"].repeat_interleave(2, 1))[:, :, 6],
+    )
+
+
+@pytest.mark.parametrize("name", ["llama", "bert", "vaswani"])
+def test_attention_is_set(name: str) -> None:
+    model = MODELS[name]
+    tokens, source = given(model)
+    part = f"{'decoder' if hasattr(model, 'decoder') else 'encoder'}.blocks.1.attn"
+    plain = look(model, None, tokens, **source)
+    edits = [set_attention(part, 1, 5, [0.0, 0.75, 0.25]), set_attention(part, 2, 6, {0: 1.0}, renormalise=True)]
+    seen = look(model, None, tokens, edits=edits, **source)
+    want = plain[f"{part}.pattern"].clone()
+    want[:, 1, 5] = 0
+    want[:, 1, 5, 1], want[:, 1, 5, 2] = 0.75, 0.25
+    want[:, 2, 6, 0] = 1
+    want[:, 2, 6] /= want[:, 2, 6].sum(-1, keepdim=True)
+    torch.testing.assert_close(seen[f"{part}.pattern"], want)
+    v = plain[f"{part}.v"]
+    v = v.repeat_interleave(4 // v.shape[1], 1)
+    torch.testing.assert_close(seen[f"{part}.z"], want @ v)
+
+
+def test_attention_of_a_recurrent_decoder_is_set() -> None:
+    model = MODELS["bahdanau"]
+    tokens, source = given(model)
+    edit = set_attention("decoder.cross", None, (2, 3), {1: 1.0}), set_attention("decoder.cross", 0, 4, [0.5, 0.5])
+    seen = look(model, None, tokens, "*.pattern", edits=edit, **source)["decoder.cross.pattern"]
+    plain = look(model, None, tokens, "*.pattern", **source)["decoder.cross.pattern"]
+    assert (seen[:, 0, 2:4, 1] == 1).all() and torch.equal(seen[:, 0, :2], plain[:, 0, :2])
+    assert torch.equal(seen[:, 0, 4], torch.tensor([0.5, 0.5, *[0.0] * 6]).expand(2, -1))
+
+
+def test_several_edits_of_one_path_come_in_their_order() -> None:
+    model = MODELS["gpt2"]
+    tokens, _ = given(model)
+    path = "decoder.blocks.0.resid"
+    plain = look(model, None, tokens, path)[path]
+    ones = [1.0] * 32
+    a = look(model, None, tokens, path, edits=[steer(path, ones), scale(path, 2.0)])[path]
+    b = look(model, None, tokens, path, edits=[scale(path, 2.0), steer(path, ones)])[path]
+    assert torch.equal(a, (plain + 1) * 2) and torch.equal(b, plain * 2 + 1)
+    c_ = look(model, None, tokens, path, edits=[scale("decoder.blocks.*.resid", 2.0)])[path]
+    assert torch.equal(c_, plain * 2)
+
+
+# -------------------------------------------------------------------------------- generation and evaluation
+
+EDITS: dict[str, list[Edit]] = {
+    "llama": [head_off(ATTENTION, 1), steer("decoder.blocks.1.resid", [0.5] * 32, positions="7:"), mask_token(2)],
+    "gpt2": [head_off(ATTENTION, 3, "mean"), mlp_off("decoder.blocks.1.ffn", positions=(1, 8, 9)), swap_token(-1, 5)],
+    "gemma2": [set_attention("decoder.blocks.1.attn", 2, None, {1: 0.5}, renormalise=True), attn_off(ATTENTION, 11)],
+    "alibi": [mask_token(0), scale("decoder.blocks.0.ffn.hidden", -1.0, index=(3, 4))],
+    "glass": [mask_token(5), set_value("logits", -9.0, index=7)],
+    "starcoder2": [scale(f"{ATTENTION}.v", 2.0, positions=(3, 4, 9)), mask_token(6)],
+    "mixtral": [expert_off("decoder.blocks.*.ffn", 1), head_off("decoder.blocks.1.attn", 0, "mean")],
+    "phi2": [scale(f"{ATTENTION}.k", 0.5, positions=":4"), mlp_off("decoder.blocks.0.ffn", "9:")],
+    "gru": [scale("decoder.cells.0.state", 0.5, positions=(4, 8)), swap_token(2, 7)],
+    "vaswani": [mask_token(3, "source"), head_off("decoder.blocks.1.cross", 2, "mean"), swap_token(1, 4, "source")],
+    "t5": [
+        scale("decoder.blocks.0.cross.k", 2.0, positions=(1, 2)),
+        mask_token(0),
+        head_off("encoder.blocks.0.attn", 1),
+    ],
+    "bahdanau": [set_attention("decoder.cross", None, "2:", {0: 0.9}), scale("encoder.out", 1.5, positions=1)],
+}
+
+
+def uncached(model: Model, edits: list[Edit], start: list[int], source: list[int] | None, count: int) -> list[int]:
+    """Greedy tokens, everything read again for each."""
+    from glassformer.nn.editing import Reading, ready
+
+    reading = Reading(model, [list(start)], None if source is None else [list(source)], grows=True)
+    hooks = ready(edits, reading)
+    assert reading.rows is not None
+    ids = list(reading.rows[0])
+    for _ in range(count):
+        two = [torch.tensor([ids]), *map(torch.tensor, [reading.sources] if reading.sources else [])]
+        with torch.no_grad():
+            ids.append(int(model(*two, tape=Tape(edits=hooks)).logits[0, -1].argmax()))
+    return ids[len(start) :]
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_generation_with_edits_is_the_uncached_one(name: str) -> None:
+    """Cached, alone or in a left-padded batch, with rows that end: the tokens of passes over the whole text."""
+    model, edits = MODELS[name], EDITS[name]
+    pair = isinstance(model.config, c.EncoderDecoder)
+    if pair:
+        prompts = [tiny.tokens(1, size, seed=size)[0].tolist() for size in (8, 6)]
+        how = {"temperature": 0, "max_new": 9, "start": [3, 4], "eos": ()}
+        told = generate(model, None, prompts, edits=edits, **how).tokens
+        for prompt, mine in zip(prompts, told, strict=True):
+            assert mine == uncached(model, edits, [3, 4], prompt, 9)
+        assert told != generate(model, None, prompts, **how).tokens
+        return
+    prompts = [tiny.tokens(1, size, seed=size)[0].tolist() for size in (8, 8, 7)]
+    alone = any("-1" in repr(edit) and "swap" in repr(edit) for edit in edits)
+    prompts = prompts[:2] if alone else prompts  # positions from the end: texts of one length
+    how = {"temperature": 0, "max_new": 9, "eos": ()}
+    told = generate(model, None, prompts, edits=edits, **how).tokens
+    for prompt, mine in zip(prompts, told, strict=True):
+        assert mine == uncached(model, edits, prompt, None, 9)
+    assert told != generate(model, None, prompts, **how).tokens
+    ends = {told[0][2]}  # the first row ends and leaves; the others take its place
+    ended = generate(model, None, prompts, edits=edits, temperature=0, max_new=9, eos=ends).tokens
+    assert ended == [row[: next((n + 1 for n, token in enumerate(row) if token in ends), 9)] for row in told]
+
+
+def test_samples_and_beams_of_edited_prompts_keep_to_their_rows() -> None:
+    model = MODELS["gpt2"]
+    prompts = [tiny.tokens(1, 8, seed=size)[0].tolist() for size in (8, 9)]
+    edits = [head_off("decoder.blocks.*.attn", 1, "mean")]
+    both = generate(model, None, prompts, max_new=6, samples=3, seed=5, edits=edits).tokens
+    assert both[3:] == generate(model, None, prompts[1:], max_new=6, samples=3, seed=5, edits=edits).tokens
+    found = beam(model, None, prompts, beams=3, max_new=5, eos=(), edits=edits)
+    (alone,) = beam(model, None, prompts[1:], beams=3, max_new=5, eos=(), edits=edits)
+    assert found[1][0].tokens == alone[0].tokens
+    reading = uncached(model, edits, prompts[0], None, 5)
+    assert beam(model, None, prompts[:1], beams=1, max_new=5, eos=(), edits=edits)[0][0].tokens == reading
+
+
+def test_without_edits_generation_has_no_tape(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, seen = MODELS["gpt2"], []
+    forward = type(model).forward
+
+    def watched(self: Model, *args: object, **named: object) -> object:
+        seen.append(named.get("tape"))
+        return forward(self, *args, **named)
+
+    monkeypatch.setattr(type(model), "forward", watched)
+    generate(model, None, [1, 2, 3], max_new=3, eos=()).run()
+    assert seen == [None] * 3
+
+
+def test_scores_with_edits_are_those_of_edited_passes() -> None:
+    tokenizer = train_tokenizer("byte", specials=("<s>",))
+    model = build_model(dataclasses.replace(tiny.gpt2(), embed=c.Embed(tokenizer.size)), seed=1).eval()
+    text, edits = "It was too tired to cross.", [head_off(ATTENTION, 1), mask_token(0)]
+    assert len(text) < tiny.CONTEXT
+    logprobs = look(model, tokenizer, text, "logits", edits=edits)["logits"][0].log_softmax(-1)
+    ids = tokenizer.encode(text)
+    loss = -logprobs[:-1].gather(1, torch.tensor(ids)[:, None]).mean().item()
+    assert score(model, tokenizer, text, edits=edits).loss == pytest.approx(loss, rel=1e-5)
+    assert score(model, tokenizer, text).loss != pytest.approx(loss, rel=1e-3)
+    many = score(model, tokenizer, text, edits=edits, context=8, stride=8).loss  # several windows, each alone
+    parts = [[tokenizer.bos, *ids][begin : begin + 9] for begin in range(0, len(ids), 8)]
+    total = 0.0
+    for one in parts:
+        seen = look(model, None, one[:-1], "logits", edits=edits)["logits"][0].log_softmax(-1)
+        total -= seen.gather(1, torch.tensor(one[1:])[:, None]).sum().item()
+    assert many == pytest.approx(total / len(ids), rel=1e-5)
+    pairs = [(ids[:5], ids[5:9]), (ids[:3], ids[3:6])]
+    found = likelihoods(model, pairs, edits=edits)
+    seen = look(model, None, ids[:8], "logits", edits=edits)["logits"][0].log_softmax(-1)
+    assert found[0].logprob == pytest.approx(sum(seen[at - 1, ids[at]].item() for at in range(5, 9)), rel=1e-5)
+    off = score(model, tokenizer, text, edits=[set_value("logits", 0.0)]).loss
+    assert off == pytest.approx(torch.tensor(float(tokenizer.size)).log().item(), rel=1e-6)
+
+
+def test_labels_with_edits() -> None:
+    tokenizer = train_tokenizer("byte", specials=("<s>", "</s>"))
+    stack = c.Stack(2, (tiny.block(),), c.Learned(16), causal=False)
+    base = c.Encoder(32, 16, c.Embed(tokenizer.size), stack, c.Head(), tiny.WIDE, c.Pool("first", labels=3))
+    model = build_model(base, seed=1).eval()
+    edits = [head_off("encoder.blocks.0.attn", 2), scale("pool.write", 2.0)]
+    found = classify(model, tokenizer, ["abc", "de"], edits=edits)
+    ids = tokenizer.encode_pairs(["abc"], most=16)[0][0]
+    seen = look(model, None, ids, "pool.write", edits=edits)["pool.write"].softmax(-1)
+    torch.testing.assert_close(found[:1], seen)
+    tagger = build_model(dataclasses.replace(base, pool=None, token_head=c.TokenHead(3)), seed=1).eval()
+    one, two = (tag(tagger, tokenizer, [["ab", "c"]], edits=some)[0] for some in (edits[:1], ()))
+    assert not torch.allclose(one, two)
+
+
+# --------------------------------------------------------------------------------------- words, mistakes
+
+LINES = [
+    'head_off("decoder.blocks.0.attn", 1)',
+    'head_off("decoder.blocks.*.attn", 0, fill="mean", positions="2:")',
+    'attn_off("decoder.blocks.0.attn", positions=(3,))',
+    'mlp_off("decoder.blocks.1.ffn")',
+    'expert_off("decoder.blocks.0.ffn", 2)',
+    "mask_token(3)",
+    'mask_token(1, side="source")',
+    'swap_token(-1, " dog")',
+    'scale("decoder.blocks.0.ffn.hidden", 0.5, index=7)',
+    'set_value("decoder.blocks.0.resid", [1.0, 2.0], positions=(1, 2))',
+    'set_attention("decoder.blocks.0.attn", 1, (5,), {2: 1.0})',
+    'set_attention("decoder.blocks.0.attn", None, None, [1.0], renormalise=True)',
+    'steer("decoder.blocks.0.resid", ("Love", "Hate"), scale=4.0)',
+    'patch("decoder.blocks.0.resid", "Another text", positions=(1,), from_positions=(2,))',
+]
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_an_edit_reads_as_it_is_written(line: str) -> None:
+    assert repr(parse(line)) == line
+    assert dataclasses.is_dataclass(parse(line))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        parse(line).path = 1  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("", "is no edit"),
+        ("head_off", "is no edit"),
+        ("__import__('os').system('true')", "is no edit"),
+        ("head_of('a', 1)", 'Did you mean "head_off"'),
+        ("eval('1')", "There is no edit 'eval'"),
+        ("head_off(open('x'), 1)", "more than texts, numbers"),
+        ("head_off('a')", "missing a required argument: 'head'"),
+        ("head_off('a', 1, often=2)", "takes path, head, fill, positions"),
+        ("head_off('a', 1, positions='x')", "give a number"),
+        ("head_off(*[1])", "more than texts"),
+    ],
+)
+def test_a_line_that_is_no_edit_is_refused(line: str, said: str) -> None:
+    with pytest.raises(UserError, match=said.replace("(", r"\(")):
+        parse(line)
+
+
+@pytest.mark.parametrize(
+    ("name", "edit", "said"),
+    [
+        ("gpt2", head_off("decoder.blocks.7.attn", 1), 'Did you mean "decoder.blocks.1.attn"'),
+        ("gpt2", head_off("decoder.block.1.attn", 1), 'Did you mean "decoder.blocks.1.attn"'),
+        ("gpt2", head_off("decoder.blocks.1.attn", 4), "has heads 0 to 3"),
+        ("gpt2", mlp_off("decoder.blocks.1.attn"), 'Did you mean "decoder.blocks.1.ffn"'),
+        ("gpt2", expert_off("decoder.blocks.1.ffn", 0), "no mixture of experts"),
+        ("mixtral", expert_off("decoder.blocks.1.ffn", 4), "experts 0 to 3"),
+        ("gpt2", scale("decoder.blocks.0.residual", 2.0), 'Did you mean "decoder.blocks.0.resid"'),
+        ("gpt2", scale("decoder.blocks.0.resid", 2.0, positions=10), "position 10: the text has at most 10"),
+        ("gpt2", scale("decoder.blocks.0.resid", 2.0, positions=-11), "no position -11"),
+        ("gpt2", scale("decoder.blocks.0.resid", 2.0, index=32), "has no index 32"),
+        ("gpt2", scale("decoder.blocks.0.resid", 2.0, head=0), "has no heads"),
+        ("gpt2", set_value("decoder.blocks.0.resid", [1.0, 2.0]), "takes 32"),
+        ("gpt2", steer("decoder.blocks.0.resid", [1.0]), "takes 32"),
+        ("gpt2", steer("decoder.blocks.0.resid", ("a", "b")), "A tokenizer is needed"),
+        ("gpt2", mask_token(10), "no position 10"),
+        ("gpt2", mask_token(1, "source"), "Only an encoder-decoder has a source"),
+        ("gpt2", swap_token(3, 50), "0 to 49"),
+        ("gpt2", swap_token(12, 5), "0 to 9"),
+        ("gru", mask_token(2), "use swap_token"),
+        ("gru", head_off("decoder.cells.0", 1), "has no attention"),
+        ("bert", scale("pool.write", 1.0, positions=1), "has no positions"),
+        ("gpt2", set_attention(ATTENTION, 0, 2, {5: 1.0}), "may not look at position 5"),
+        ("gpt2", set_attention(ATTENTION, 0, 2, []), "weights are numbers"),
+        ("gpt2", patch("decoder.embed", {"decoder.out": torch.zeros(1, 10, 32)}), 'no value "decoder.embed"'),
+        ("gpt2", patch("decoder.embed", torch.zeros(1, 10, 16)), "another model"),
+        ("gpt2", patch("decoder.embed", torch.zeros(1, 9, 32)), "has 9 tokens and the text has 10"),
+        ("gpt2", patch("decoder.embed", torch.zeros(3, 10, 32)), "of 3 texts and 2 are read"),
+        ("gpt2", patch("decoder.embed", torch.zeros(1, 4, 32), positions=5), "it has 4 tokens"),
+    ],
+)
+def test_what_does_not_exist_is_a_sentence(name: str, edit: Edit, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        logits(MODELS[name], edit)
+
+
+def test_what_is_no_edit_is_a_sentence() -> None:
+    for wrong in ("head_off", {"decoder.embed": abs}, [abs]):
+        with pytest.raises(UserError, match="Edits are a list"):
+            look(MODELS["gpt2"], None, [1, 2], "logits", edits=wrong)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="mlp_off"):
+        logits(MODELS["mixtral"], *(expert_off("decoder.blocks.0.ffn", one) for one in range(4)))
+    with pytest.raises(UserError, match="sliding"):
+        generate(MODELS["gpt2"], None, [1, 2], slide=True, edits=[mask_token(0)])
+    with pytest.raises(UserError, match="count from 0"):
+        generate(MODELS["gpt2"], None, [[1, 2], [3]], edits=[mask_token(-1)])

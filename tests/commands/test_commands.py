@@ -368,3 +368,33 @@ def test_an_argument_that_is_not_utf_8() -> None:
     done = subprocess.run([*COMMAND, "generate", "M", b"caf\xe9"], capture_output=True)
     assert done.returncode == 2
     assert b"is not UTF-8 text" in done.stderr and b"surrogate" not in done.stderr
+
+
+def test_a_run_is_edited_by_the_line_that_python_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import glassformer
+    from glassformer.data import find as find_corpus
+    from glassformer.inspection.edits import head_off, swap_token
+    from glassformer.nn import build_model
+    from glassformer.tokenizer import train
+
+    tokenizer = train("byte")
+    block = c.Block(c.Attention(4), c.MLP(32))
+    stack = c.Stack(2, (block,), c.Rotary())
+    model = build_model(c.Decoder(16, 32, c.Embed(tokenizer.size), stack, init=c.Init(std=0.3)), seed=1)
+    glassformer.save(model, tmp_path / "one", tokenizer)
+    (tmp_path / "text.txt").write_text("some text to be read")
+    edits = [head_off("decoder.blocks.0.attn", 1), swap_token(0, "x")]
+    told = [word for edit in edits for word in ("--edit", str(edit))]
+    one = str(tmp_path / "one")
+    assert main(["look", one, "abc", "logits", "--json", *told]) == 0
+    seen = glassformer.look(model, tokenizer, "abc", "logits", edits=edits)["logits"]
+    shown = json.loads(capsys.readouterr().out)
+    assert np.allclose(shown["logits"]["values"], seen.numpy(), atol=1e-5) and shown["tokens"]["pieces"][0] == "x"
+    assert main(["generate", one, "abc", "--temperature", "0", "--max-new", "5", "--json", *told]) == 0
+    made = glassformer.generate(model, tokenizer, "abc", temperature=0, max_new=5, edits=edits).run()
+    assert json.loads(capsys.readouterr().out)["rows"][0]["tokens"] == made.tokens[0]
+    assert main(["eval", one, "--data", str(tmp_path / "text.txt"), "--json", *told[:2]]) == 0
+    score = glassformer.evaluation.score(model, tokenizer, find_corpus(tmp_path / "text.txt"), edits=edits[:1])
+    assert math.isclose(json.loads(capsys.readouterr().out)["loss"], score.loss, rel_tol=1e-5)
+    assert main(["look", one, "abc", "logits", "--edit", "head_off('decoder.blocks.0.atn', 1)"]) == 2
+    assert 'Did you mean "decoder.blocks.0.attn"' in capsys.readouterr().err

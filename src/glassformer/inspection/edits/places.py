@@ -194,6 +194,7 @@ def both(one: Tensor | None, other: Tensor) -> Tensor:
 
 
 def put(x: Tensor, new: Tensor, chosen: Tensor | None) -> Tensor:
-    """``x`` with ``new`` in the cells that are chosen."""
-    new = new.to(x.dtype)
-    return new.expand_as(x) if chosen is None else torch.where(chosen, new, x)
+    """``x`` with ``new`` in the cells that are chosen, laid out in memory like ``x``: products are rounded the same."""
+    overlaps = any(stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape, strict=True))
+    out = torch.empty_like(x) if overlaps else torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+    return out.copy_(new.to(x.dtype) if chosen is None else torch.where(chosen, new.to(x.dtype), x))

@@ -22,7 +22,7 @@ from .places import Choose, Positions, parts, put
 class head_off(Edit):
     """One head of an attention (``decoder.blocks.3.attn``, ``.cross``) gives zeros, or always its mean.
 
-    ``mean``: the mean of the head's ``z`` over the positions of the text, in generation of the prompt; zeros
+    ``mean``: the mean of the head's z over the positions of the text, in generation of the prompt; zeros
     may be further from what the layers above know than no information is.
     """
 
@@ -103,7 +103,7 @@ class expert_off(Edit):
     """One expert of a mixture (``decoder.blocks.3.ffn``) is never chosen: the router takes the best of the others.
 
     The probabilities of the others stay what they were, and are divided by the sum of the chosen ones' where the config
-    says ``normalize``. A token that had not chosen this expert does not change.
+    says normalize. A token that had not chosen this expert does not change.
     """
 
     path: str

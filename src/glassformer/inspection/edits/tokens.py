@@ -91,7 +91,7 @@ def _without(nothing: Tensor, position: int, path: str, x: Tensor, place: Place)
 
 @dataclass(frozen=True, repr=False)
 class swap_token(Edit):
-    """Another token, an id or a text of one token, at a position; ``side`` as in ``mask_token``."""
+    """Another token, an id or a text of one token, at a position; ``side`` as in mask_token."""
 
     position: int
     token: int | str

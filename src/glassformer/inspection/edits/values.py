@@ -38,7 +38,7 @@ class scale(Edit):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class set_value(Edit):
-    """A value becomes ``value``, a number or one for each place of the last axis or ``index``; where as ``scale``."""
+    """A value becomes ``value``, a number or one for each place of the last axis or ``index``; where as in scale."""
 
     path: str
     value: float | Sequence[float] | Tensor
@@ -83,7 +83,7 @@ class steer(Edit):
 class patch(Edit):
     """A value becomes what it was in another run, at ``positions`` or at all that the other run has.
 
-    ``values`` is what ``look`` gave, a trace, a tensor of the path's own shape, or a text that the model then reads
+    ``values`` is what look gave, a trace, a tensor of the path's own shape, or a text that the model then reads
     (``source`` beside it; None: the source of this run). ``from_positions`` are the other run's, in the same order,
     where they differ.
     """

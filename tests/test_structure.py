@@ -35,7 +35,7 @@ TOPICS = {
     "nn": {"decode", "names", "parts"},
     "recipes": {"outside", "parity", "parity_decoders", "parity_encoders", "recipes"},
     "tokenizer": {"bad", "cuts", "fuzz", "hostile", "other_ids", "pairs"},
-    "training": {"accidents", "mutants"},
+    "training": {"accidents", "mutants", "tune"},
 }
 """What the tests of several modules are called, by their room."""
 ROOMS_APART = {4}  # floors whose rooms may not import each other

@@ -1,0 +1,27 @@
+"""Models with a low-rank change beside them that says something, for tests."""
+
+from __future__ import annotations
+
+import torch
+
+import tiny
+from glassformer.config import objective as objectives
+from glassformer.nn import build_model, lora
+
+LORA = objectives.LoRA(rank=3, alpha=6.0, paths=("*.attn.q", "*.attn.v"))
+
+
+def moved(shape, how=LORA, seed=1):
+    """A model with a change beside it that says something."""
+    model = build_model(shape, seed=seed).eval()
+    lora.tune(model, how)
+    draw = torch.Generator().manual_seed(9)
+    with torch.no_grad():
+        for _, weight in lora.trained(model):
+            weight.add_(torch.randn(weight.shape, generator=draw) * 0.1)
+    return model
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(tiny.tokens()).logits

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import warnings
 from types import ModuleType
 from typing import Any
+
+from .errors import old_name
 
 MOVED = {
     "lengths": "config.context_length",
@@ -43,7 +44,7 @@ class Finder:
         module = ModuleType(spec.name)
         homes = [MOVED[old], *ALSO.get(old, ())]
         told = " and ".join(f"glassformer.{home}" for home in homes)
-        warnings.warn(f"glassformer.{old} is {told} now.", FutureWarning, stacklevel=4)
+        old_name(f"glassformer.{old}", told, depth=3)
 
         def look_up(name: str) -> Any:
             for home in homes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import io
 import os
@@ -16,7 +15,7 @@ from . import __version__
 from .commands import VERBS
 from .commands.parsing import Parser, check_text
 from .config.extend import use
-from .errors import OldNameWarning, UserError
+from .errors import OldNameWarning, UserError, note
 from .files import explain
 
 # Nothing else is imported up here: `glassformer --help` answers without torch.
@@ -45,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
         return code
     except UserError as error:
-        _say(f"glassformer: {error}")
+        note(f"glassformer: {error}")
         return 2
     except (MemoryError, RuntimeError) as error:
         if (
@@ -54,23 +53,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             and "out of memory" not in str(error)
         ):
             raise
-        _say("glassformer: There is not enough memory for this; take a smaller model, batch or context.")
+        note("glassformer: There is not enough memory for this; take a smaller model, batch or context.")
         return 2
     except OSError as error:
         if not isinstance(error, BrokenPipeError):
-            _say(f"glassformer: {explain(error, Path(error.filename or 'the output'))}")
+            note(f"glassformer: {explain(error, Path(error.filename or 'the output'))}")
             return 2
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has seen enough, as with `| head`
         return 0
     except KeyboardInterrupt as stopped:  # what it says is how to go on
-        _say(f"\nglassformer: stopped.{stopped}")
+        note(f"\nglassformer: stopped.{stopped}")
         return 130
-
-
-def _say(line: str) -> None:
-    """A line on standard error, unless that is full or gone."""
-    with contextlib.suppress(OSError):
-        print(line, file=sys.stderr, flush=True)
 
 
 def _warning(message: Warning | str, category: type[Warning], *place: Any) -> str:

@@ -1,11 +1,16 @@
-"""The one kind of error that is the user's to fix, and how it is worded."""
+"""What the user is told on standard error: the one kind of error that is theirs to fix, warnings, notes."""
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import os
 import re
+import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
 
 LONGEST = 1500  # characters of a message
 
@@ -33,6 +38,16 @@ def need(fact: bool, sentence: str) -> None:
     """Raise UserError with ``sentence`` unless the fact holds."""
     if not fact:
         raise UserError(sentence)
+
+
+def note(text: str) -> None:
+    """A line for the reader, on standard error; where that is closed, full or gone, the work goes on without."""
+    if sys.stderr is not None:  # None where it was closed before we began
+        try:
+            print(text, file=sys.stderr, flush=True)
+        except (OSError, ValueError, RuntimeError):  # RuntimeError: a signal came in the middle of another line
+            with contextlib.suppress(OSError):
+                sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
 
 
 class OldNameWarning(FutureWarning):

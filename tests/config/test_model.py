@@ -234,3 +234,10 @@ def test_modules_are_found_where_they_were() -> None:
         "assert (Causal, Loss) == (t.Causal, t.Loss) and t.objective.Loss is t.Loss"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_field_that_there_is_not_is_told_in_python_as_in_a_file() -> None:
+    with pytest.raises(UserError, match=r'Attention has no setting "n_heads". Did you mean "heads"'):
+        c.Attention(n_heads=4)  # type: ignore[call-arg]
+    with pytest.raises(UserError, match=r'AdamW has no setting "weight_decay". Did you mean "decay"'):
+        run.AdamW(weight_decay=0.1)  # type: ignore[call-arg]

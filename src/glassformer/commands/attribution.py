@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from ..errors import need
-from .common import MODEL, computing, emit, note, reader, table, texts
+from ..errors import need, note
+from .common import MODEL, computing, emit, reader, table, texts
 
 EXAMPLES = (
     'glassformer attribution out/mine "The cat sat on the"',

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import files
-from ..errors import UserError, need
+from ..errors import UserError, need, note
 
 MODEL = "a folder, a hub name or a recipe such as glass/1m"
 SILENCE = 30.0  # seconds without a word on standard error, where it is not a terminal
@@ -260,11 +260,6 @@ def new_folder(out: str | Path) -> Path:
         if path.is_dir() and any(next(path.glob(name), None) is not None for name in names):
             raise UserError(f"{path} holds a {kind} already; choose another folder.")
     return path
-
-
-def note(line: str) -> None:
-    """Something about the work, not its result."""
-    print(line, file=sys.stderr)
 
 
 def moving() -> bool:

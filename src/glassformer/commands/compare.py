@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import need
+from ..errors import need, note
 from ..inspection import tables
 from . import eval as evaluate
-from .common import computing, emit, note
+from .common import computing, emit
 from .parsing import Parser
 from .train import write_a_little
 from .words import learn_labels

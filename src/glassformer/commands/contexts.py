@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from ..errors import need
-from .common import MODEL, computing, emit, note, reader
+from ..errors import need, note
+from .common import MODEL, computing, emit, reader
 
 EXAMPLES = ('glassformer contexts out/mine bank "We sat on the river bank." "He took it to the bank."',)
 

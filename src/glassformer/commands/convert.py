@@ -7,8 +7,8 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError, need
-from .common import MODEL, new_folder, note, untrained, using
+from ..errors import UserError, need, note
+from .common import MODEL, new_folder, untrained, using
 
 KINDS = ("nanogpt", "mingpt", "nanochat", "transformerlens", "hf")
 EXAMPLES = (

@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from .common import counted, emit, file_or_input, note, rows, unescaped
+from ..errors import note
+from .common import counted, emit, file_or_input, rows, unescaped
 
 EXAMPLES = ("glassformer data", "glassformer data python-docs")
 

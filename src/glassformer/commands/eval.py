@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import need
+from ..errors import need, note
 from .classify import labels_of
 from .common import (
     MODEL,
@@ -22,7 +22,6 @@ from .common import (
     emit,
     file_or_input,
     new_file,
-    note,
     reader,
     rows,
     unescaped,

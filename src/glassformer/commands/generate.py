@@ -7,8 +7,8 @@ import math
 import sys
 from typing import Any
 
-from ..errors import need
-from .common import MODEL, computing, editing, edits_of, emit, note, pieces, prompting, reader, texts
+from ..errors import need, note
+from .common import MODEL, computing, editing, edits_of, emit, pieces, prompting, reader, texts
 
 EXAMPLES = (
     'glassformer generate out/mine "Once upon a time" --max-new 100',

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError, need
-from .common import MODEL, computing, counted, emit, moving, new_file, note, reader, result, texts, unescaped
+from ..errors import UserError, need, note
+from .common import MODEL, computing, counted, emit, moving, new_file, reader, result, texts, unescaped
 
 EXAMPLES = (
     'glassformer lens out/mine "The cat sat on the" --track " mat"',

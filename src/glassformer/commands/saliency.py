@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from .common import MODEL, computing, emit, moving, note, reader, texts
+from ..errors import note
+from .common import MODEL, computing, emit, moving, reader, texts
 
 EXAMPLES = (
     'glassformer saliency out/mine "The cat sat on the"',

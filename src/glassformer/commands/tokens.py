@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UserError
-from .common import emit, note, unescaped
+from ..errors import UserError, note
+from .common import emit, unescaped
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..config.run_file import begun
-from ..errors import UserError, need
-from .common import computing, counting, emit, note, pieces, reader, reading, texts
+from ..errors import UserError, need, note
+from .common import computing, counting, emit, pieces, reader, reading, texts
 
 if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer

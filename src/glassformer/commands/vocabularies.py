@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import UserError, nearest
-from .common import counted, emit, new_folder, note, table
+from ..errors import UserError, nearest, note
+from .common import counted, emit, new_folder, table
 
 if TYPE_CHECKING:
     from ..inspection.tokens.vocabulary_size import Size

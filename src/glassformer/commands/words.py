@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UserError, need
+from ..errors import UserError, need, note
 from .common import (
     MODEL,
     columns,
@@ -19,7 +19,6 @@ from .common import (
     moving,
     new_file,
     new_folder,
-    note,
     reader,
     result,
     rows,

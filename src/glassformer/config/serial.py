@@ -68,7 +68,19 @@ def frozen(kind: type[T]) -> type[T]:
             judge(self)
 
     kind.__post_init__ = check  # type: ignore[attr-defined]
-    return dataclasses.dataclass(frozen=True)(kind)
+    made = dataclasses.dataclass(frozen=True)(kind)
+    make: Any = made.__init__
+
+    @functools.wraps(make)
+    def init(self: Any, *given: Any, **fields: Any) -> None:
+        for name in fields:
+            if name not in made.__dataclass_fields__:  # type: ignore[attr-defined]
+                hint = nearest(name, made.__dataclass_fields__)  # type: ignore[attr-defined]
+                raise UserError(f"{kind.__name__} has no setting {_show(name)}.{hint}")
+        make(self, *given, **fields)
+
+    made.__init__ = init  # type: ignore[method-assign]
+    return made
 
 
 SIZE = 1 << 63  # integers stay below it

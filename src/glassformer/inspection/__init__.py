@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import warnings
 from typing import TYPE_CHECKING, Any
+
+from ..errors import old_name
 
 if TYPE_CHECKING:
     from .alignment import alignments, svg
@@ -67,7 +68,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """What the room has, from its file: ``masks`` beside them needs no torch."""
     if name == "foretold":
-        warnings.warn("glassformer.inspection.foretold is glassformer.inspection.predictions now.", FutureWarning, 2)
+        old_name("glassformer.inspection.foretold", "glassformer.inspection.predictions")
         name = "predictions"
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

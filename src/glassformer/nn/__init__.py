@@ -2,9 +2,8 @@
 
 import importlib
 import pkgutil
-import warnings
-from typing import Any
 
+from ..config.old_names import moved
 from .build import build, builds, built
 from .cache import KV, Cache, CrossKV
 from .flow import Flow, Memory, Tape, TracedModule
@@ -35,8 +34,4 @@ for _file in pkgutil.iter_modules(__path__):  # each file registers what it buil
     importlib.import_module(f"{__name__}.{_file.name}")
 
 
-def __getattr__(name: str) -> Any:
-    if name != "Part":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn("glassformer.nn.Part is glassformer.nn.TracedModule now.", FutureWarning, stacklevel=2)
-    return TracedModule
+__getattr__ = moved(__name__, {"Part": "TracedModule"})

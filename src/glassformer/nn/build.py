@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 from ..config.mask import MaskRule
@@ -77,6 +78,11 @@ def built() -> set[type]:
 #     biases = ("up_bias",)         parameters of two sides or more that are biases all the same (a stack of experts')
 #     tables = ("weight",)          parameters that tokens are looked up in, not multiplied with
 #     def reset(std, generator)     fills in what no rule of ``init`` draws
+
+
+def matches(path: str, patterns: Iterable[str]) -> bool:
+    """Whether a parameter's or a module's path fits one of the fnmatch patterns."""
+    return any(fnmatchcase(path, pattern) for pattern in patterns)
 
 
 def declared(model: Any, kind: str) -> set[str]:

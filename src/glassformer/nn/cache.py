@@ -12,7 +12,6 @@ B batch, T new tokens, S kept tokens, K key-value heads, D head dim.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 
 import torch
@@ -20,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .. import config
-from ..errors import UserError
+from ..errors import UserError, old_name
 
 SPARE = 64  # tokens that a trim may take back from a model that embeds previous tokens
 
@@ -174,7 +173,7 @@ class Cache:
 
     def __init__(self, cfg: config.Model) -> None:
         if hasattr(cfg, "config"):  # a model, as it was given before
-            warnings.warn("Cache(model) is Cache(model.config) now.", FutureWarning, stacklevel=2)
+            old_name("Cache(model)", "Cache(model.config)")
             cfg = cfg.config
         body: config.Body = cfg.decoder  # type: ignore[union-attr]
         masks = [body.block(i).attention.mask for i in range(body.depth)] if isinstance(body, config.Stack) else []

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +14,7 @@ from torch.nn import functional as F
 
 from ..config import objective as objectives
 from ..errors import need
+from .build import matches
 from .linear import Linear
 from .prepacked import unpack
 
@@ -106,7 +106,7 @@ def tune(model: nn.Module, how: objectives.Tune, new: Iterable[str] = (), seed: 
         return
     if isinstance(how, objectives.LoRA):
         layers = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
-        chosen = [path for path in layers if _any(path, how.paths)]
+        chosen = [path for path in layers if matches(path, how.paths)]
         _must_name(chosen, f"LoRA.paths {', '.join(how.paths)}", "linear layer", layers)
         adapt(model, dict.fromkeys(chosen, (how.rank, how.alpha / how.rank)), how.dropout)
         draw = torch.Generator().manual_seed(seed)
@@ -115,7 +115,7 @@ def tune(model: nn.Module, how: objectives.Tune, new: Iterable[str] = (), seed: 
             layer.down.data.copy_(torch.empty(layer.down.shape).uniform_(-bound, bound, generator=draw))
     free = {f"{path}.{part}" for path in adapted(model) for part in ("down", "up")} | set(new)
     for name, weight in model.named_parameters():
-        weight.requires_grad_(name in free or _any(name, how.train))
+        weight.requires_grad_(name in free or matches(name, how.train))
     names = [name for name, _ in model.named_parameters()]
     _must_name(list(trained(model)), f"{type(how).__name__}.train {', '.join(how.train)}", "weight", names)
 
@@ -127,7 +127,3 @@ def trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 def _must_name(found: Sequence[object], said: str, kind: str, there: Sequence[str]) -> None:
     need(bool(found), f"{said} names no {kind} of this model; give some, such as {there[0]}.")
-
-
-def _any(path: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatchcase(path, pattern) for pattern in patterns)

@@ -6,7 +6,6 @@ B batch, T tokens, S source tokens, C model dim, V vocabulary.
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self, TypeVar
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from .. import config as vocabulary
 from ..config.context_length import longer_hint
-from ..errors import UserError
+from ..errors import UserError, old_name
 from .build import build, builds
 from .cache import Cache
 from .engines import engine_name
@@ -51,7 +50,7 @@ def old_names(method: Method) -> Method:
     def call(self: Any, *given: Any, **named: Any) -> Any:
         for old, new in RENAMED.items():
             if old in named:
-                warnings.warn(f"{method.__name__}({old}=...) is {new} now.", FutureWarning, stacklevel=2)
+                old_name(f"{method.__name__}({old}=...)", new)
                 named[new] = named.pop(old)
         return method(self, *given, **named)
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -61,7 +60,7 @@ _load, _ = lazily(__name__, {name: f".{home}" for home, names in _HOME.items() f
 
 def __getattr__(name: str) -> Any:
     if name in _RENAMED:
-        warnings.warn(f"{__name__}.{name} is {__name__}.{_RENAMED[name]} now.", FutureWarning, stacklevel=2)
+        old_name(f"{__name__}.{name}", f"{__name__}.{_RENAMED[name]}")
         name = _RENAMED[name]
     if name in __all__:
         return _load(name)
@@ -98,7 +97,6 @@ def train(model: Any, *args: Any, **named: Any) -> Any:
     """
     from ..config.run import Run
     from ..config.run_file import read
-    from ..errors import need
 
     if not isinstance(model, str | Path | Run):
         from .loop import train as steps

@@ -19,14 +19,13 @@ from .. import config, files
 from ..config import old_names, run_file, serial
 from ..config.run import Run
 from ..cost import cost
-from ..errors import need
+from ..errors import need, note
 from ..nn import device as devices
 from . import execution
 from .hooks import read_log
 from .launch import Sampler, run
 from .memory import peak_memory, reset_peak_memory
 from .plan import plan_run
-from .report import note
 
 TRIAL_STEPS = 12  # steps that tell how many fit into a number of minutes
 TIMED_STEPS = 3  # the last of them, which count: the first ones warm up

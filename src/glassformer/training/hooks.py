@@ -17,13 +17,12 @@ import torch
 
 from .. import files
 from ..config.objective import Objective
-from ..errors import UserError
+from ..errors import UserError, note
 from ..nn.inference import inference
 from . import checkpoint
 from .batches import Batch
 from .loop import Step
 from .loss import Loss, mean_metrics
-from .report import note
 from .routing import counted
 
 Hook = Callable[[Step], None]

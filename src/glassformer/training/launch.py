@@ -20,7 +20,7 @@ from .. import config, files
 from ..config import serial
 from ..config.run import Run, Train
 from ..cost import available_memory, gibibytes
-from ..errors import UserError, need
+from ..errors import UserError, need, note
 from ..nn import device as devices
 from ..nn.experts import MoE
 from . import checkpoint
@@ -31,7 +31,7 @@ from .optimizer import Optimizer
 from .plan import RunPlan, plan_run
 from .prepare import RunData, base_of, build, digest, run_data
 from .progress import Live
-from .report import duration, note
+from .report import duration
 from .resume import is_stale, must_be_same, previous_run, restore_newest
 
 MANY_EPOCHS = 20  # times over the text, from which on validation soon rises again

@@ -181,10 +181,10 @@ class _HeadLoss(torch.autograd.Function):
         rows: int,
     ) -> Tensor:
         train = any(ctx.needs_input_grad)  # then a backward may come
-        total = hidden.new_zeros((), dtype=_wide(hidden))
+        total = hidden.new_zeros((), dtype=_sum_dtype(hidden))
         to_hidden = torch.empty_like(hidden) if train else None
         to_table: Tensor | None = None
-        to_bias = torch.zeros_like(bias, dtype=_wide(hidden)) if train and bias is not None else None
+        to_bias = torch.zeros_like(bias, dtype=_sum_dtype(hidden)) if train and bias is not None else None
         for start in range(0, len(hidden), rows):
             part = hidden[start : start + rows]
             grad = F.linear(part, table, bias)  # (rows, V): logits now, their gradient after the next line
@@ -212,7 +212,7 @@ class _HeadLoss(torch.autograd.Function):
 
 def _to_grad(logits: Tensor, targets: Tensor, softcap: float | None, smoothing: float, train: bool) -> Tensor:
     """The summed loss of logits (rows, V); they are overwritten with its gradient to them when ``train``."""
-    total = logits.new_zeros((), dtype=_wide(logits))
+    total = logits.new_zeros((), dtype=_sum_dtype(logits))
     vocab = logits.shape[1]
     near = max(1, NEAR // vocab) if logits.device.type == "cpu" else len(logits)
     for block, aims in zip(torch.split(logits, near), torch.split(targets, near), strict=True):
@@ -236,5 +236,6 @@ def _to_grad(logits: Tensor, targets: Tensor, softcap: float | None, smoothing: 
     return total
 
 
-def _wide(x: Tensor) -> torch.dtype:
+def _sum_dtype(x: Tensor) -> torch.dtype:
+    """What its numbers are added up in: fp32 at least."""
     return torch.promote_types(x.dtype, torch.float32)

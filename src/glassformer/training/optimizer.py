@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..config import run
 from ..errors import UserError
-from ..nn.build import vectors
+from ..nn.build import matches, vectors
 
 
 class Optimizer:
@@ -24,12 +24,14 @@ class Optimizer:
         self.parts: list[torch.optim.Optimizer] = []
         if isinstance(settings, run.Muon):
             matrices = {name for name, p in left.items() if p.ndim in (2, 3)} - flat
-            if chosen := {name: left.pop(name) for name in [*left] if name in matrices and _any(name, settings.paths)}:
+            if chosen := {
+                name: left.pop(name) for name in [*left] if name in matrices and matches(name, settings.paths)
+            }:
                 groups = _groups("Muon", chosen, settings.groups, settings.rate, settings.decay, set())
                 self.parts.append(Muon(groups, settings.momentum))
             settings = settings.rest
         if left:
-            undecayed = flat | {name for name in left if _any(name, settings.undecayed)}
+            undecayed = flat | {name for name in left if matches(name, settings.undecayed)}
             groups = _groups("AdamW", left, settings.groups, settings.rate, settings.decay, undecayed)
             devices = {p.device.type for p in left.values()}
             fused = devices <= {"cpu", "cuda"} and all(p.is_floating_point() for p in left.values())
@@ -143,10 +145,6 @@ def _lying(matrix: Tensor) -> Tensor:
 
 
 KEPT = {torch.optim.AdamW: ("step", "exp_avg", "exp_avg_sq"), Muon: ("momentum_buffer",)}
-
-
-def _any(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _groups(

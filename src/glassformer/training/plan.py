@@ -21,12 +21,11 @@ from ..config.run_file import model_changes
 from ..cost import Cost, cost
 from ..data import find as find_corpus
 from ..data.examples import Table, training_and_validation
-from ..errors import UserError, nearest, need
+from ..errors import UserError, nearest, need, note
 from ..tokenizer import Tokenizer, pretrained
 from ..tokenizer import open as open_tokenizer
 from ..tokenizer import train as train_tokenizer
 from ..tokenizer.trainers import DEFAULT_SIZE, END
-from .report import note
 
 
 def plan_run(settings: Run, start: Path | None = None) -> RunPlan:

@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ..errors import note
 from .hooks import evaluating
 from .loop import Step
-from .report import duration, note
+from .report import duration
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDE = 56  # columns of the bar and of the row of losses: they fit a terminal of 60

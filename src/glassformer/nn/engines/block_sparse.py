@@ -55,7 +55,7 @@ class _BlockSparse(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor) -> Any:
         (q, k, v, out, *shares), call = ctx.saved_tensors, ctx.call
         dout = dout.reshape(out.shape)
-        delta = _wide(dout * out).sum(-1, keepdim=True)
+        delta = _in_fp32(dout * out).sum(-1, keepdim=True)
         keep = iter(call.keep)
         parts = [
             call.backward(block_mask, (q, k, v), dout, delta, share, keep)
@@ -79,8 +79,8 @@ class _Call:
     def scores(self, q: Tensor, k: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Scores (G, E, n * E) of q (G, E, D) and k (G, n * E, D) and, where they are capped, the cap's derivative."""
         if self.softcap is None and bias is not None:  # scale and mask go into the product itself
-            return _wide(torch.baddbmm(bias, q, k.mT, alpha=self.scale)), None
-        scores, derivative = _wide(torch.bmm(q, k.mT)).mul_(self.scale), None
+            return _in_fp32(torch.baddbmm(bias, q, k.mT, alpha=self.scale)), None
+        scores, derivative = _in_fp32(torch.bmm(q, k.mT)).mul_(self.scale), None
         if self.softcap is not None:
             tanh = scores.div_(self.softcap).tanh_()
             derivative, scores = 1 - tanh * tanh, tanh * self.softcap
@@ -109,7 +109,7 @@ class _Call:
                 if self.dropout:
                     self.keep.append(keep_mask(pattern, self.dropout))
                     pattern = self.dropped(pattern, self.keep[-1])
-                out[head].index_copy_(0, tile.q_blocks, _wide(torch.bmm(pattern.to(v.dtype), v_tile)))
+                out[head].index_copy_(0, tile.q_blocks, _in_fp32(torch.bmm(pattern.to(v.dtype), v_tile)))
         return queries.from_blocks(out), queries.from_blocks(lse) if several else lse
 
     def backward(
@@ -136,19 +136,19 @@ class _Call:
                 pattern = scores.softmax(-1)
                 if share is not None:
                     pattern.mul_(_gather(share[head], tile.q_blocks))
-                dpattern, kept = _wide(torch.bmm(dout_tile, v_tile.mT)), pattern
+                dpattern, kept = _in_fp32(torch.bmm(dout_tile, v_tile.mT)), pattern
                 if self.dropout:
                     alive = next(keep)
                     dpattern, kept = self.dropped(dpattern, alive), self.dropped(pattern, alive)
                 _add(dv[head // group], tile.k_blocks, torch.bmm(kept.to(v.dtype).mT, dout_tile))
                 dscores = dpattern.sub_(delta_tile).mul_(pattern)
                 dscores = (dscores if derivative is None else dscores.mul_(derivative)).to(q.dtype)
-                dq[head].index_copy_(0, tile.q_blocks, _wide(torch.bmm(dscores, k_tile)))
+                dq[head].index_copy_(0, tile.q_blocks, _in_fp32(torch.bmm(dscores, k_tile)))
                 _add(dk[head // group], tile.k_blocks, torch.bmm(dscores.mT, q_tile))
         return queries.from_blocks(dq), keys.from_blocks(dk), keys.from_blocks(dv)
 
 
-def _wide(x: Tensor) -> Tensor:
+def _in_fp32(x: Tensor) -> Tensor:
     """In fp32 at least: where sums are made."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
@@ -166,4 +166,4 @@ def _gather(x: Tensor, blocks: Tensor) -> Tensor:
 
 def _add(x: Tensor, blocks: Tensor, value: Tensor) -> None:
     """Add value (G, n * E, D) to some blocks (G, n) of one head's x; a block may come several times."""
-    x.index_add_(0, blocks.flatten(), _wide(value).view(-1, *x.shape[1:]))
+    x.index_add_(0, blocks.flatten(), _in_fp32(value).view(-1, *x.shape[1:]))

@@ -22,7 +22,7 @@ from glassformer.training.loss import Loss, forward, token_loss
 class ReluSquared:
     """Up, the square of what is above 0, down (So et al. 2021)."""
 
-    width: int  # of the hidden layer
+    hidden: int  # width inside
 
 
 @builds(ReluSquared)
@@ -31,7 +31,7 @@ class ReluSquaredModule(TracedModule):
 
     def __init__(self, cfg: ReluSquared, dim: int) -> None:
         super().__init__()
-        self.up, self.down = nn.Linear(dim, cfg.width), nn.Linear(cfg.width, dim)
+        self.up, self.down = linear(dim, cfg.hidden, bias=True), linear(cfg.hidden, dim, bias=True)
 
     def forward(self, x: Tensor, flow: Flow) -> Tensor:
         return self.down(self.up(x).relu().square())  # type: ignore[no-any-return]
@@ -62,7 +62,7 @@ class ScaleNormModule(nn.Module):
 class Bilinear:
     """A product of two linear maps, and back (Shazeer 2020)."""
 
-    width: int  # of both maps
+    hidden: int  # width of both maps
 
 
 @builds(Bilinear)
@@ -71,9 +71,9 @@ class BilinearModule(TracedModule):
 
     def __init__(self, cfg: Bilinear, dim: int) -> None:
         super().__init__()
-        self.w1, self.w2 = linear(dim, cfg.width, bias=False), nn.Linear(dim, cfg.width, bias=False)
-        self.w3 = linear(cfg.width, dim, bias=True)
-        self.inner = nn.LayerNorm(cfg.width)
+        self.w1, self.w2 = linear(dim, cfg.hidden, bias=False), linear(dim, cfg.hidden, bias=False)
+        self.w3 = linear(cfg.hidden, dim, bias=True)
+        self.inner = nn.LayerNorm(cfg.hidden)
 
     def forward(self, x: Tensor, flow: Flow) -> Tensor:
         x = flow.look(self, "in", x)

@@ -43,7 +43,7 @@ position = "Decay"
 type = "DeepNorm"
 norm = "ScaleNorm"
 attention = { heads = 2, mask = { type = "Either", rules = ["Parity", { type = "Window", size = 3 }] } }
-feedforward = { type = "Bilinear", width = 24 }
+feedforward = { type = "Bilinear", hidden = 24 }
 [data]
 train = "corpus.txt"
 tokenizer = "char"
@@ -123,7 +123,9 @@ def test_the_first_example_runs_as_the_page_says(forgotten, tmp_path, monkeypatc
         assert main([*words, *(small if words[0] == "train" else [])]) == 0
         assert said in capsys.readouterr().out
     trained = glassformer.load("out/mine")[0].config
-    told = {f"decoder.pattern.feedforward.{name}": value for name, value in (("type", "ReluSquared"), ("width", "256"))}
+    told = {
+        f"decoder.pattern.feedforward.{name}": value for name, value in (("type", "ReluSquared"), ("hidden", "256"))
+    }
     assert all(f"--{path} {value}" in " ".join(page.split()) for path, value in told.items())
     changed = serial.change(recipes.find("glass/1m"), {"decoder.depth": 4, **told})
     assert changed.decoder.pattern == trained.decoder.pattern
@@ -373,5 +375,5 @@ def test_a_name_of_the_house_is_not_taken(forgotten) -> None:
 
 
 def test_a_member_is_checked_where_it_is_made(own) -> None:
-    with pytest.raises(UserError, match=r'Bilinear\.width: "wide" is not an integer'):
+    with pytest.raises(UserError, match=r'Bilinear\.hidden: "wide" is not an integer'):
         own["Bilinear"]("wide")

@@ -72,3 +72,13 @@ def test_the_optimizer_sees_only_what_trains():
 def test_patterns_that_name_nothing(how, said):
     with pytest.raises(UserError, match=said):
         lora.tune(build_model(tiny.DECODERS["llama"], seed=1), how)
+
+
+def test_a_layer_of_pytorchs_own_is_adapted_as_well():
+    model = build_model(tiny.DECODERS["llama"], seed=1).eval()
+    ours = model.decoder.blocks[0].attn.q
+    own = torch.nn.Linear(ours.in_features, ours.out_features, bias=False)
+    own.weight = ours.weight
+    model.decoder.blocks[0].attn.v = own
+    lora.tune(model, LORA)
+    assert "decoder.blocks.0.attn.v" in lora.adapted(model)

@@ -23,10 +23,8 @@ class Optimizer:
         left, flat = dict(self.parameters), vectors(model)
         self.parts: list[torch.optim.Optimizer] = []
         if isinstance(settings, run.Muon):
-            matrices = {name for name, p in left.items() if p.ndim in (2, 3)} - flat
-            if chosen := {
-                name: left.pop(name) for name in [*left] if name in matrices and matches(name, settings.paths)
-            }:
+            matrices = [name for name, p in left.items() if p.ndim in (2, 3) and name not in flat]
+            if chosen := {name: left.pop(name) for name in matrices if matches(name, settings.paths)}:
                 groups = _groups("Muon", chosen, settings.groups, settings.rate, settings.decay, set())
                 self.parts.append(Muon(groups, settings.momentum))
             settings = settings.rest

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import files
-from ..errors import UserError, need, note
+from ..errors import UserError, need
+from ..errors import note as note
 
 MODEL = "a folder, a hub name or a recipe such as glass/1m"
 SILENCE = 30.0  # seconds without a word on standard error, where it is not a terminal

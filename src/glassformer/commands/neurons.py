@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from .common import MODEL, computing, counting, emit, moving, note, reader, unescaped
+from ..errors import note
+from .common import MODEL, computing, counting, emit, moving, reader, unescaped
 
 EXAMPLES = (
     'glassformer neurons out/mine data.txt --neuron "decoder.blocks.3.ffn.hidden[42]"',

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+from ..errors import need, old_name
 from ..files import lazily
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ import shutil
 import stat
 import sys
 import tempfile
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -255,3 +256,13 @@ def lazily(package: str, home: Mapping[str, str]) -> tuple[Callable[[str], Any],
         return value
 
     return load, lambda: sorted(home)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file as a dictionary; UserError when it is missing or broken."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); check the path.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid TOML ({error}); fix that line.") from None

@@ -301,11 +301,12 @@ def test_a_name_alone_means_published_weights(capsys: pytest.CaptureFixture[str]
 
 
 def test_all_that_run_files_use_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    from glassformer.config import run_file, serial
+    from glassformer import files
+    from glassformer.config import run_file
 
     lines = answer(["data"], capsys).splitlines()
     for path in run_file.run_files().values():
-        data = serial.read_toml(path)["data"]
+        data = files.read_toml(path)["data"]
         for value in (data["train"], data.get("valid")):
             names = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
             for name in (one for one in names if isinstance(one, str) and not one.startswith("out/")):

@@ -27,7 +27,8 @@ def options(one: argparse.ArgumentParser) -> None:
 
 def examples() -> list[dict[str, Any]]:
     """The sets of published files that are known by name, and what run files want that a person has to bring."""
-    from ..config import run_file, serial
+    from .. import files
+    from ..config import run_file
     from ..data import registry
 
     found = [
@@ -42,7 +43,7 @@ def examples() -> list[dict[str, Any]]:
     known = {*registry.example_files(), *(corpus.name for corpus in registry.corpora())}
     wanted: dict[str, list[str]] = {}
     for path in run_file.run_files().values():
-        table = serial.read_toml(path).get("data", {})
+        table = files.read_toml(path).get("data", {})
         for value in (table.get("train"), table.get("valid")):
             asked = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
             for place in (one for one in asked if isinstance(one, str) and one not in known):

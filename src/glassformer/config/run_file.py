@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .. import config
+from .. import config, files
 from ..errors import UserError, nearest, need
 from . import old_names, serial, settings
 from .run import FINETUNE, FROM_SCRATCH, AdamW, Data, Examples, Optimizer, Run, Train
@@ -89,7 +89,7 @@ def _by_table(overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def _table(file: Path) -> dict[str, Any]:
     """The table of a run file; UserError where it is none."""
     try:
-        return serial.read_toml(file)
+        return files.read_toml(file)
     except UserError:
         if file.suffix == ".toml" or not file.is_file():
             raise

@@ -18,7 +18,6 @@ import tomllib
 import types
 import typing
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 from ..errors import UserError, nearest, need, old_name
@@ -396,13 +395,3 @@ def dumps(value: Any) -> str:
 def loads(kind: Any, text: str, source: str = "the JSON text") -> Any:
     """The config of type ``kind`` in a JSON text; ``source`` names it in errors."""
     return from_dict(kind, json_value(text, source, "restore or fix it"))
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """A TOML file as a dictionary; UserError when it is missing or broken."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); check the path.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not valid TOML ({error}); fix that line.") from None

@@ -26,7 +26,7 @@ from ..errors import UserError, need
 from ..files import read_json
 from ..nn import Model, lora
 from ..nn.finite import is_finite
-from ..recipes.recipe import Rule
+from ..recipes.recipe import Table
 from . import tensors as tensorfiles
 from . import weights
 from .headers import short
@@ -61,7 +61,7 @@ def _namings(model: config.Model) -> Iterator[tuple[list[weights.Link], str]]:
         links = weights.links(table, weights.shapes(recipe.layout(model)))
         bare = raw["architectures"][0] in recipe.bare
         yield from ((links, prefix) for prefix in dict.fromkeys([table.prefix if bare else "", table.prefix]))
-    yield [weights.Link((name,), (name,), Rule(name, name)) for name in weights.shapes(model)], ""
+    yield weights.links(Table(()), weights.shapes(model)), ""
 
 
 def _matrices(links: list[weights.Link], prefix: str, shapes: Mapping[str, Any]) -> Iterator[Matrix]:

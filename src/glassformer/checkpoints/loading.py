@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -14,7 +13,7 @@ from ..errors import UserError
 from ..nn import Model, build_model
 from ..nn.finite import check_when_used
 from ..nn.model import allocate
-from ..recipes.recipe import Recipe, Rule, Table
+from ..recipes.recipe import Recipe, Table
 from . import weights
 from .headers import Shape
 from .tensors import Files
@@ -54,21 +53,9 @@ def linked(cfg: config.Model, names: Names, files: Files) -> tuple[list[weights.
     """What fills which of the model's parameters, every name and shape compared; and the shapes the files hold."""
     shapes = weights.shapes(cfg)
     if not isinstance(names, Recipe):
-        return weights.check(names or _own_table(shapes), shapes, files), shapes
+        return weights.check(names or Table(()), shapes, files), shapes
     published = weights.shapes(names.layout(cfg))
     return weights.check(names.table(cfg), published, files, optional=published.keys() - shapes.keys()), published
-
-
-def _own_table(names: Iterable[str]) -> Table:
-    """The table of the glassformer layout: every name is called what it is."""
-    patterns = dict.fromkeys(_numbers_as_letters(name) for name in names)
-    return Table(tuple(Rule(pattern, pattern) for pattern in patterns))
-
-
-def _numbers_as_letters(name: str) -> str:
-    """blocks.3.ffn.experts.5.up -> blocks.{a}.ffn.experts.{b}.up"""
-    letters = iter("abcdefgh")
-    return re.sub(r"\d+", lambda _: f"{{{next(letters)}}}", name)
 
 
 def differing_ends(cfg: config.Model, other: config.Model, where: str) -> set[str]:

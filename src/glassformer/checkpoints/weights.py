@@ -103,6 +103,8 @@ def links(table: Table, ours: Mapping[str, Shape]) -> list[Link]:
 
     Raises UserError for a parameter the table does not know.
     """
+    if not table.rules:
+        return [Link((name,), (name,), Rule(name, name)) for name in ours]
     found: list[Link] = []
     linked: set[str] = set()
     for name in ours:

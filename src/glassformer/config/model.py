@@ -120,12 +120,10 @@ class Stack:
     def __post_init__(self) -> None:
         need(self.depth >= 0, f"Stack.depth is {self.depth}; give a number of blocks, or 0 for none.")
         need(len(self.pattern) > 0, "Stack.pattern is empty; give at least one Block.")
-        need(self.depth % len(self.pattern) == 0, self._misfit())
+        sizes = f"Stack.depth {self.depth} is not a multiple of its pattern of {len(self.pattern)} blocks"
+        need(self.depth % len(self.pattern) == 0, f"{sizes}; change one.")
         if hasattr(self.position, "check_causal"):
             self.position.check_causal(self.causal)
-
-    def _misfit(self) -> str:
-        return f"Stack.depth {self.depth} is not a multiple of its pattern of {len(self.pattern)} blocks; change one."
 
     def block(self, index: int) -> Block:
         """The config of block ``index``."""

@@ -98,6 +98,13 @@ class Rotary:
                 self.scaling.check(f"{name}.pattern.{index}", turned // 2)
 
 
+def _same_heads(cfg: Any, name: str, pattern: Sequence[Any], *place: int) -> None:
+    """Refuse blocks of different numbers of heads."""
+    heads = sorted({block.attention.heads for block in pattern})
+    kinds = f"a bias for each head and blocks have {' or '.join(map(str, heads))} heads"
+    need(len(heads) == 1, f"{name}.position has {kinds}; give all as many.")
+
+
 @frozen
 class RelativeBias:
     """A trained bias per head and distance bucket, added to the scores (T5, Raffel et al. 2020).
@@ -115,9 +122,7 @@ class RelativeBias:
         """A bias for each bucket and head."""
         return join(weight=Unmultiplied((self.buckets, heads)))
 
-    def check(self, name: str, pattern: Sequence[Any], dim: int, width: int, context: int) -> None:
-        """Refuse blocks of different numbers of heads."""
-        _same_heads(name, pattern)
+    check = _same_heads
 
     def check_causal(self, causal: bool) -> None:
         """Refuse too few buckets, or a distance within those that hold one each; two directions share the buckets."""
@@ -132,15 +137,7 @@ class Alibi:
 
     shapes = none
 
-    def check(self, name: str, pattern: Sequence[Any], dim: int, width: int, context: int) -> None:
-        """Refuse blocks of different numbers of heads."""
-        _same_heads(name, pattern)
-
-
-def _same_heads(name: str, pattern: Sequence[Any]) -> None:
-    heads = sorted({block.attention.heads for block in pattern})
-    kinds = " or ".join(map(str, heads))
-    need(len(heads) == 1, f"{name}.position has a bias for each head and blocks have {kinds} heads; give all as many.")
+    check = _same_heads
 
 
 Position: TypeAlias = NoPosition | Sinusoidal | Learned | Rotary | RelativeBias | Alibi

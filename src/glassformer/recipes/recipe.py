@@ -42,7 +42,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Table:
-    """All the rules of a family, and what its files may hold besides.
+    """All the rules of a family (none: every name is our own), and what its files may hold besides.
 
     ``ignore``: names of constants that older files carry. ``copies``: (name, original), where a file may
     repeat a tied weight. ``prefix``: what files saved from the bare model leave away. ``renamed``: (end of a name

@@ -100,6 +100,7 @@ def write_config(model: Model) -> dict[str, Any]:
         raise UserError("The t5 layout holds only encoders, with or without a decoder, that have relative biases.")
     raw = {"architectures": [ENCODER if isinstance(model, Encoder) else WHOLE], **write_keys(model, KEYS)}
     mlp: Any = encoder.pattern[0].feedforward
+    mlp = getattr(mlp, "expert", mlp)
     names = {said: name for name, said in reversed(PROJECTIONS.items())}
     kind = (isinstance(mlp, GatedMLP), mlp.act)
     if kind not in names:

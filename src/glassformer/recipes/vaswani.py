@@ -52,18 +52,13 @@ KEYS = (
     Key.number("dropout attention_dropout", "encoder.dropout decoder.dropout", 0.1, most=0.99),
     Key.std("init_std"),
     Key.flag("head_bias", "head.bias", True),  # a word of our own
-    *(
-        key
-        for side, places in (("encoder", ("attention",)), ("decoder", ("attention", "cross")))
-        for key in (
-            Key.whole(f"{side}_layers", f"{side}.depth", 12, most=DEEP),
-            Key.whole(
-                f"{side}_attention_heads", " ".join(f"{side}.pattern.{place}.heads" for place in places), 16, most=MANY
-            ),
-            Key.whole(f"{side}_ffn_dim", f"{side}.pattern.feedforward.hidden", 4096, most=WIDE),
-            Key.activation("activation_function", f"{side}.pattern.feedforward.act", "gelu"),
-        )
-    ),
+    Key.whole("encoder_layers", "encoder.depth", 12, most=DEEP),
+    Key.whole("decoder_layers", "decoder.depth", 12, most=DEEP),
+    Key.whole("encoder_attention_heads", "encoder.pattern.attention.heads", 16, most=MANY),
+    Key.whole("decoder_attention_heads", "decoder.pattern.attention.heads decoder.pattern.cross.heads", 16, most=MANY),
+    Key.whole("encoder_ffn_dim", "encoder.pattern.feedforward.hidden", 4096, most=WIDE),
+    Key.whole("decoder_ffn_dim", "decoder.pattern.feedforward.hidden", 4096, most=WIDE),
+    Key.activation("activation_function", "encoder.pattern.feedforward.act decoder.pattern.feedforward.act", "gelu"),
 )
 
 

@@ -6,7 +6,8 @@
 Each row runs in two processes that stay up, one with each tree on its path; they take turns, the first to go changing
 each time, so that both meet the same weather. The ratio is second tree / first tree, turn by turn: median and range;
 beside it the ratio of the fastest turns, which a busy machine disturbs least. Snippets use the names of both: of today,
-and of trees from before rooms were renamed. Exit 1 where the second tree is more than --limit slower by both figures.
+and of trees from before rooms were renamed. Exit 1 where the second tree is more than --limit slower by both figures;
+two processes of one tree may differ by a tenth through where their memory lies, so run such a row again.
 """
 
 from __future__ import annotations

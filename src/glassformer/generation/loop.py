@@ -61,11 +61,8 @@ class Limits:
 
     def room(self, row: Row) -> int:
         """The most tokens that fit; the last one is never read back, so it may lie just outside the context."""
-        if self.slide:
-            assert self.max_new is not None
-            return self.max_new
-        fit = self.context - len(row.start) + 1
-        return fit if self.max_new is None else min(fit, self.max_new)
+        fit = math.inf if self.slide else self.context - len(row.start) + 1
+        return int(min(fit, math.inf if self.max_new is None else self.max_new))
 
 
 @dataclass

@@ -14,8 +14,8 @@ import pytest
 from glassformer import UserError
 from glassformer.cli import main
 from glassformer.inspection.tokens import compare
-from glassformer.tokenizer import Tokenizer, pretrained
 from glassformer.tokenizer import open as open_tokenizer
+from glassformer.tokenizer import pretrained
 from glassformer.tokenizer import train as train_tokenizer
 
 NASTY = '<script>alert("x")</script> & \t\t\n  🎵 鸟 \x1b[31m'
@@ -75,8 +75,8 @@ def test_rank_files_count_their_ranks(data: Path) -> None:
     found = compare.tokens(llama3, "This raw text will be tokenized")
     assert [token.id for token in found] == [2028, 7257, 1495, 690, 387, 4037, 1534]
     assert [token.shown for token in found] == ["This", " raw", " text", " will", " be", " token", "ized"]
-    assert dict(_habits(gpt4))["digits"] == "by threes from the left: 123|456|7"
-    assert dict(_habits(gpt4))["tabs"] == "1 in 1 token, 2 in 2 tokens, 3 in 2 tokens"
+    assert compare.habits(gpt4)["digits"] == "by threes from the left: 123|456|7"
+    assert compare.habits(gpt4)["tabs"] == "1 in 1 token, 2 in 2 tokens, 3 in 2 tokens"
 
 
 def test_qwen_counts_its_ranks(data: Path) -> None:
@@ -88,16 +88,12 @@ def test_qwen_counts_its_ranks(data: Path) -> None:
 def test_qwen_is_opened_by_its_name(data: Path) -> None:
     qwen = pretrained.find("qwen")
     held = compare.count(qwen)
-    assert (held.base, held.special) == (151_643, 3) and dict(_habits(qwen))["digits"].startswith("one by one")
-
-
-def _habits(tokenizer: Tokenizer) -> list[tuple[str, str]]:
-    return [(habit.topic, habit.does) for habit in compare.habits(tokenizer)]
+    assert (held.base, held.special) == (151_643, 3) and compare.habits(qwen)["digits"].startswith("one by one")
 
 
 def test_what_each_does_with_each_kind_of_text(data: Path) -> None:
     names = ("gpt2", "bert-cased", "bert-uncased", "t5", "phi3", "starcoder")
-    does = {name: dict(_habits(pretrained.find(name))) for name in names}
+    does = {name: compare.habits(pretrained.find(name)) for name in names}
     topics = ["capitals", "spaces", "tabs", "newlines", "digits", "emoji", "other scripts", "code", "unknown"]
     assert all(list(one) == topics for one in does.values())
     assert does["bert-uncased"]["capitals"] == "become small letters"
@@ -220,7 +216,7 @@ def test_a_named_tokenizer_that_is_not_here_says_what_to_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("GLASSFORMER_DATA", str(tmp_path))
-    monkeypatch.setattr(pretrained, "_hub", lambda name: None)
+    monkeypatch.setattr(pretrained, "_hub", lambda name, online=True: None)
     assert "set GLASSFORMER_DATA to a folder that has tok-gpt2 in it" in refused(capsys, "x", "--with", "gpt2")
     assert "not in the hub's cache" in refused(capsys, "x", "--with", "nobody/nothing")
 

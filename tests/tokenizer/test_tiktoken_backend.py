@@ -14,6 +14,7 @@ from glassformer.tokenizer import open as open_tokenizer
 from glassformer.tokenizer import tiktoken_backend as backend
 from glassformer.tokenizer import tokenizer as face
 from glassformer.tokenizer import train as train_tokenizer
+from glassformer.tokenizer.stream import byte_alphabet
 from tokenizer.test_tokenizer import NASTY, SPECIAL
 
 TIGHT = " \n\t\r'sStTaA1!\xa0é²ſ你"
@@ -159,7 +160,7 @@ def test_merges_that_tiktoken_would_do_otherwise_have_no_tiktoken() -> None:
     assert small(merges=pairs[:-1])._tiktoken is None  # an entry that nothing makes
     assert small(merges=pairs[:-1], vocab={k: v for k, v in vocabulary.items() if k != "".join(pairs[-1])})._tiktoken
     # an entry that has its pair, but whose own letters join otherwise before: "abc" is a + bc, and comes out as ab + c
-    made = {letter: at for at, letter in enumerate(backend.byte_alphabet().values())}
+    made = {letter: at for at, letter in enumerate(byte_alphabet().values())}
     made |= {"ab": 256, "bc": 257, "abc": 258}
     one_way = {"vocab": made, "merges": [["a", "b"], ["b", "c"], ["ab", "c"]]}
     assert small(**one_way)._tiktoken is not None

@@ -56,13 +56,10 @@ def reader(given: argparse.Namespace) -> tuple[Any, Any]:
     if tokenizer is None:
         from ..checkpoints import resolve
 
-        shape = adding = ""
-        if resolve.is_recipe(given.model):
-            shape = ": it is an untrained shape"
-        else:
-            adding = f", or add it: glassformer convert {shlex.quote(given.model)} --tokenizer NAME --out NEW_FOLDER"
-        sentence = f"{given.model} has no tokenizer{shape}, so text cannot be read; load a folder that has one{adding}."
-        raise UserError(sentence)
+        adding = f", or add it: glassformer convert {shlex.quote(given.model)} --tokenizer NAME --out NEW_FOLDER"
+        shape, adding = (": it is an untrained shape", "") if resolve.is_recipe(given.model) else ("", adding)
+        none = f"{given.model} has no tokenizer{shape}"
+        raise UserError(f"{none}, so text cannot be read; load a folder that has one{adding}.")
     return model, tokenizer
 
 
@@ -79,6 +76,16 @@ def loaded(given: argparse.Namespace, **how: Any) -> tuple[Any, Any]:
         kind = str(next(model.parameters()).dtype).removeprefix("torch.")
         note(f"{given.model} computes on {devices.title(device)} in {kind}.")
     return model, tokenizer
+
+
+def objective_of(model: str) -> str | None:
+    """The objective of the run that a folder, or one of its checkpoints, comes from; None where that is not known."""
+    from ..config.run_file import begun
+
+    path = Path(model).expanduser()
+    told = begun(path) or begun(path.parent)
+    own = told["train"].get("objective", "Causal") if told else None
+    return own.get("type", "Causal") if isinstance(own, dict) else own
 
 
 def untrained(name: str) -> None:
@@ -247,8 +254,7 @@ def unescaped(text: str) -> str:
 def new_file(out: str | Path, *read: str | Path | None) -> Path:
     """Where a file may be written: no folder, and none of those that are read for it."""
     path = Path(out)
-    if path.is_dir():
-        raise UserError(f"--out {path} is a folder; give the name of a file in it.")
+    need(not path.is_dir(), f"--out {path} is a folder; give the name of a file in it.")
     if path.exists() and any(name is not None and Path(name).exists() and path.samefile(name) for name in read):
         raise UserError(f"{path} is what is read here, and would be written over; give another name.")
     return path

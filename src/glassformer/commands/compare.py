@@ -101,9 +101,8 @@ def test(given: argparse.Namespace, settings: Any, ended: Any) -> None:
     """Put the figures of the test set into the run's record, as ``glassformer eval`` finds them, unless there."""
     data = settings.data
     words = ["--data", given.test, "--json", *(["--before", data.before] if data.before else [])]
-    words += (
-        ["--columns", ",".join(f"{part}={column}" for part, column in data.columns.items())] if data.columns else []
-    )
+    columns = ",".join(f"{part}={column}" for part, column in data.columns.items())
+    words += ["--columns", columns] if columns else []
     if "target" in settings.train.objective.parts:
         words += ["--target", given.target] if given.target else []
         words += ["--beams", str(given.beams), "--figures", "bleu", "--lengths", ",".join(map(str, given.lengths))]

@@ -43,22 +43,19 @@ def run(given: argparse.Namespace) -> None:
     folder = new_folder(out)
     if given.kind is not None:
         need(given.context is None, "--context is for a model that is a folder; convert the file first.")
-        config = Path(given.config) if given.config else None
-        asked = _asked_for(given.tokenizer)
-        path = Path(given.model)
-        model = torch_files.load(given.kind, path, config)
+        asked, path = _asked_for(given.tokenizer), Path(given.model)
+        model = torch_files.load(given.kind, path, Path(given.config) if given.config else None)
         tokenizer = _checked(asked, given.tokenizer, model) or _tokenizer_beside(given.kind, path, model, out)
         store.save(model, folder, tokenizer, layout=given.layout)
-        print(out)
-        return
-    need(given.config is None, "--config goes with --from.")
-    asked = _asked_for(given.tokenizer)
-    opened = Checkpoint.open(given.model, given.context)
-    model = opened.model()
-    tokenizer = _checked(asked, given.tokenizer, model) or opened.tokenizer()
-    untrained(given.model)
-    reads = opened.source_tokenizer()
-    store.save(model, folder, tokenizer, layout=given.layout or "hf", labels=opened.labels, source_tokenizer=reads)
+    else:
+        need(given.config is None, "--config goes with --from.")
+        asked = _asked_for(given.tokenizer)
+        opened = Checkpoint.open(given.model, given.context)
+        model = opened.model()
+        tokenizer = _checked(asked, given.tokenizer, model) or opened.tokenizer()
+        untrained(given.model)
+        reads = opened.source_tokenizer()
+        store.save(model, folder, tokenizer, layout=given.layout or "hf", labels=opened.labels, source_tokenizer=reads)
     print(out)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from ..errors import UserError, nearest
+from ..errors import UserError, nearest, need
 from .common import result, using
 from .parsing import settings
 
@@ -38,8 +38,7 @@ def run(given: argparse.Namespace) -> None:
 
     for name in ("batch", "context"):
         value = getattr(given, name)
-        if value is not None and value < 1:
-            raise UserError(f"--{name} is {value}; give 1 or more.")
+        need(value is None or value >= 1, f"--{name} is {value}; give 1 or more.")
     named, changes = settings(given.rest)
     if named is None:
         raise UserError("Give a recipe, a folder or a run file; see glassformer cost --help.")
@@ -64,7 +63,6 @@ def _changed(name: str, changes: dict[str, str]) -> Model:
     paths = {path.removeprefix("model."): value for path, value in changes.items()}
     for path in paths:
         if not hasattr(model, path.partition(".")[0]):
-            raise UserError(
-                f"--{path} is not understood.{nearest(path, ['batch', 'context', 'json', 'use', *known.paths()])}"
-            )
+            meant = nearest(path, ["batch", "context", "json", "use", *known.paths()])
+            raise UserError(f"--{path} is not understood.{meant}")
     return serial.change(model, paths)

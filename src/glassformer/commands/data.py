@@ -31,15 +31,10 @@ def examples() -> list[dict[str, Any]]:
     from ..config import run_file
     from ..data import registry
 
-    found = [
-        {
-            "name": one.name,
-            "files": [file.place.partition("/")[2] for file in one.files],
-            "origin": one.origin,
-            "licence": one.licence,
-        }
-        for one in registry.example_sets()
-    ]
+    found: list[dict[str, Any]] = []
+    for one in registry.example_sets():
+        names = [file.place.partition("/")[2] for file in one.files]
+        found.append({"name": one.name, "files": names, "origin": one.origin, "licence": one.licence})
     known = {*registry.example_files(), *(corpus.name for corpus in registry.corpora())}
     wanted: dict[str, list[str]] = {}
     for path in run_file.run_files().values():
@@ -62,16 +57,12 @@ def run(given: argparse.Namespace) -> None:
     if given.name is None:
         corpora = registry.corpora()
         if given.json:
-            texts = [{"name": c.name, "what": c.what, "origin": c.origin, "licence": c.licence} for c in corpora]
-            emit([*texts, *examples()])
+            said = [{"name": c.name, "what": c.what, "origin": c.origin, "licence": c.licence} for c in corpora]
+            emit([*said, *examples()])
         else:
-            rows(
-                *((c.name, f"{c.what} ({c.licence}, {c.origin})") for c in corpora),
-                *(
-                    (f"{one['name']}/", f"{', '.join(one['files'])} ({one['licence']}, {one['origin']})")
-                    for one in examples()
-                ),
-            )
+            texts = [(c.name, f"{c.what} ({c.licence}, {c.origin})") for c in corpora]
+            sets = [(f"{s['name']}/", f"{', '.join(s['files'])} ({s['licence']}, {s['origin']})") for s in examples()]
+            rows(*texts, *sets)
         return
     source = find_corpus(file_or_input(given.name), given.field, given.separator)
     for line in source.notes:

@@ -10,22 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import need, note
+from . import common
 from .classify import labels_of
-from .common import (
-    MODEL,
-    columns,
-    computing,
-    counted,
-    counting,
-    editing,
-    edits_of,
-    emit,
-    file_or_input,
-    new_file,
-    reader,
-    rows,
-    unescaped,
-)
+from .common import MODEL, columns, computing, counted, counting, editing, edits_of, emit, reader, rows, unescaped
 
 if TYPE_CHECKING:
     from ..data.examples import Example
@@ -103,8 +90,8 @@ def run(given: argparse.Namespace) -> None:
         tasks(given)
         return
     if given.out is not None:
-        new_file(given.out, given.data, given.target)
-    given.data = file_or_input(given.data)
+        common.new_file(given.out, given.data, given.target)
+    given.data = common.file_or_input(given.data)
     show(given, measure(given))
 
 
@@ -118,7 +105,12 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     if isinstance(model.config, config.EncoderDecoder):
         return targets(given, model, tokenizer)
     if paired and isinstance(model.config, config.Decoder):
-        must_have_learned_pairs(given.model)
+        learned = common.objective_of(given.model)
+        need(
+            learned in ("Seq2Seq", None),
+            f"{given.model} was trained to continue text ({learned}) and writes no targets; train with "
+            "--objective Seq2Seq, or leave --target and --columns out to measure its loss.",
+        )
         return targets(given, model, tokenizer)
     if model.config.pool is not None and model.config.pool.labels:
         return labels(given, model, tokenizer)
@@ -127,22 +119,6 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     sentence = "This model has no labels and writes no targets, so --columns means nothing; leave it out."
     need(not given.columns, sentence)
     return text(given, model, tokenizer)
-
-
-def must_have_learned_pairs(name: str) -> None:
-    """Refuse a decoder of a run here that learned plain text, not to write a target after a source."""
-    from ..config import run_file
-
-    for folder in (Path(name).expanduser(), Path(name).expanduser().parent):
-        if told := run_file.begun(folder):
-            objective = told["train"].get("objective", {})
-            kind = objective.get("type") if isinstance(objective, dict) else objective
-            need(
-                kind == "Seq2Seq",
-                f"{name} was trained to continue text ({kind or 'Causal'}) and writes no targets; train with "
-                "--objective Seq2Seq, or leave --target and --columns out to measure its loss.",
-            )
-            return
 
 
 def tasks(given: argparse.Namespace) -> None:

@@ -82,10 +82,9 @@ def run(given: argparse.Namespace) -> None:
     if given.json:
         emit({"seed": seed, "rows": [as_json(row, tokenizer, given.next) for row in rows]})
     elif given.next or given.logprobs:
-        for row, prompt in zip(
-            rows, (prompt for prompt in prompts for _ in range(len(rows) // len(prompts))), strict=True
-        ):
-            print(prompt or "")
+        each = len(rows) // len(prompts)
+        for number, row in enumerate(rows):
+            print(prompts[number // each] or "")
             for token, likely in zip(row.tokens, row.likely, strict=True):
                 if given.logprobs:
                     print(f"  {tokenizer.token(token)}")
@@ -103,13 +102,11 @@ def run(given: argparse.Namespace) -> None:
 
 def as_json(row: Any, tokenizer: Any, only_next: int | None) -> dict[str, Any]:
     """A continuation with its tokens' strings, and the likeliest in the place of each where they were asked for."""
-    likely = [
-        [
-            {"token": token, "piece": tokenizer.token(token), "logprob": p, "probability": math.exp(p)}
-            for token, p in some
-        ]
-        for some in row.likely
-    ]
+
+    def shown(token: int, p: float) -> dict[str, Any]:
+        return {"token": token, "piece": tokenizer.token(token), "logprob": p, "probability": math.exp(p)}
+
+    likely = [[shown(token, p) for token, p in some] for some in row.likely]
     told = {"prompt": row.prompt, "prompt_pieces": pieces(tokenizer, row.prompt)}
     if only_next:
         return {**told, "next": likely[0]}

@@ -125,11 +125,11 @@ def evaluate_tasks(
         reason = str(error).strip().splitlines()[0][:200]
         raise UserError(f"The data of these tasks cannot be had ({reason}); download it once with a network.") from None
     assert results is not None
-    figures: dict[str, dict[str, float]] = {}
-    for task, found in results["results"].items():
-        figures[task] = {
+    return {
+        task: {
             name.replace(",none", ""): float(value)
             for name, value in found.items()
             if "," in name and isinstance(value, int | float)  # METRIC,FILTER; the rest is the task's name and size
         }
-    return figures
+        for task, found in results["results"].items()
+    }

@@ -51,10 +51,8 @@ def run(given: argparse.Namespace) -> None:
         model, tokenizer = reader(given)
         seen = inspection.look(model, tokenizer, given.text, *given.pattern, source=given.source, edits=given.edit)
         if given.json:
-            emit(
-                inspection.to_dict(seen)
-                | {"tokens": inspection.read_tokens(model, tokenizer, given.text, given.source, given.edit)}
-            )
+            tokens = inspection.read_tokens(model, tokenizer, given.text, given.source, given.edit)
+            emit({**inspection.to_dict(seen), "tokens": tokens})
         else:
             print("\n".join(inspection.describe(seen)))
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..errors import UserError, nearest
+from ..errors import UserError, nearest, need
 
 
 class Parser(argparse.ArgumentParser):
@@ -91,8 +91,7 @@ def settings(rest: Sequence[str]) -> tuple[str | None, dict[str, str]]:
         word = words.pop(0)
         name, equals, value = word.removeprefix("--").partition("=")
         if word.startswith("--") and name:
-            if not equals and not words:
-                raise UserError(f"--{name} needs a value; give it as --{name} VALUE.")
+            need(bool(equals or words), f"--{name} needs a value; give it as --{name} VALUE.")
             changes[name.replace("-", "_")] = value if equals else words.pop(0)
         elif file is None and not word.startswith("-"):
             file = word

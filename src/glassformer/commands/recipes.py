@@ -20,13 +20,8 @@ def run(given: argparse.Namespace) -> None:
 
     pages = [(page, {size: costs.cost(config) for size, config in page.sizes.items()}) for page in book.all()]
     if given.json:
-        emit(
-            [
-                {"name": f"{page.name}/{size}", "parameters": price.total, "dim": price.model.dim, "paper": page.paper}
-                for page, sizes in pages
-                for size, price in sizes.items()
-            ]
-        )
+        every = [(page, f"{page.name}/{size}", price) for page, sizes in pages for size, price in sizes.items()]
+        emit([{"name": n, "parameters": p.total, "dim": p.model.dim, "paper": page.paper} for page, n, p in every])
         return
     for page, sizes in pages:
         print(f"{page.name}: {page.paper}")

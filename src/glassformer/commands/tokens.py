@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UserError, note
+from ..errors import UserError, need, note
 from .common import emit, unescaped
 
 if TYPE_CHECKING:
@@ -81,8 +81,7 @@ def _text(given: argparse.Namespace) -> str:
     from ..inspection.tokens.compare import SAMPLE
 
     ways = [*given.words, *(way for way in (given.text, given.file) if way is not None)]
-    if len(ways) > 1:
-        raise UserError("Give one text, in quotes; or a FILE by --file.")
+    need(len(ways) <= 1, "Give one text, in quotes; or a FILE by --file.")
     if given.file is not None:
         try:
             return _decoded(given.file.read_bytes(), str(given.file))
@@ -125,7 +124,8 @@ def _look(given: argparse.Namespace, text: str) -> None:
     traces: list[list[Trace]] = []
     if given.trace is not None:
         words = given.trace or text
-        traces = [_distinct(trace(tokenizer, words)) for _, tokenizer in opened]
+        each = [trace(tokenizer, words) for _, tokenizer in opened]
+        traces = [list({one.word: one for one in told}.values()) for told in each]  # each word once
     if given.html is not None:
         files.write(given.html, html.page(text, sheets, traces, given.ids))
     if given.json:
@@ -139,11 +139,6 @@ def _look(given: argparse.Namespace, text: str) -> None:
         _draw(sheets, traces, given.ids)
     if not given.names and len(names) < len(DEFAULT):
         note("More tokenizers: --with NAME, from GLASSFORMER_DATA or the hub's cache.")
-
-
-def _distinct(traces: list[Any]) -> list[Any]:
-    """Each word once."""
-    return list({one.word: one for one in traces}.values())
 
 
 # ---------------------------------------------------------------------------------- in a terminal
@@ -171,10 +166,10 @@ def _draw(sheets: list[Sheet], traces: list[list[Any]], ids: bool) -> None:
             console.print("\n".join(f"  {line}" for line in steps(one)))
     console.print("\n· space  → tab  ↵ new line  <0xE9> bytes", style="dim")
     wide = max(len(sheet.name) for sheet in sheets)
-    for number, habit in enumerate(sheets[0].habits):
-        console.print(f"\n{habit.topic}", style="bold")
+    for topic in sheets[0].habits:
+        console.print(f"\n{topic}", style="bold")
         for sheet in sheets:
-            console.print(f"  {sheet.name:<{wide}}  {sheet.habits[number].does}")
+            console.print(f"  {sheet.name:<{wide}}  {sheet.habits[topic]}")
 
 
 def _counts(console: Console, sheets: list[Sheet]) -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..config.run_file import begun
 from ..errors import UserError, need, note
-from .common import computing, counting, emit, pieces, reader, reading, texts
+from .common import computing, counting, emit, objective_of, pieces, reader, reading, texts
 
 if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer
@@ -42,11 +40,9 @@ def run(given: argparse.Namespace) -> None:
     generation.check_beams(given.beams, given.best, given.length_penalty, given.max_new)
     need(given.batch >= 1, f"batch is {given.batch}; give 1 or more.")
     model, tokenizer = reader(given)
-    if isinstance(model.config, config.Encoder):
-        raise UserError(
-            f"{given.model} is an encoder and writes no text; use `glassformer fill`, `embed` or `classify`."
-        )
-    objective = objective_of(Path(given.model))
+    silent = f"{given.model} is an encoder and writes no text; use `glassformer fill`, `embed` or `classify`."
+    need(not isinstance(model.config, config.Encoder), silent)
+    objective = objective_of(given.model)
     if isinstance(model.config, config.Decoder) and objective not in ("Seq2Seq", None):
         raise UserError(
             f"{given.model} was trained with the objective {objective}, not on pairs of texts; use `glassformer "
@@ -68,9 +64,8 @@ def run(given: argparse.Namespace) -> None:
     )
     for text, found in zip(sources, told, strict=True):
         if given.json:
-            emit(
-                {"source": text, "best": [{**one.to_dict(), "pieces": pieces(tokenizer, one.tokens)} for one in found]}
-            )
+            best = [{**one.to_dict(), "pieces": pieces(tokenizer, one.tokens)} for one in found]
+            emit({"source": text, "best": best})
         elif given.best == 1:
             print(found[0].text)
         else:
@@ -80,13 +75,6 @@ def run(given: argparse.Namespace) -> None:
     unended = sum(found[0].finish == "length" for found in told)
     if unended:
         note(f"{unended} of {len(sources)} did not come to an end within --max-new {given.max_new} tokens.")
-
-
-def objective_of(name: Path) -> str | None:
-    """The objective of the run that a folder, or one of its checkpoints, comes from; None where that is not known."""
-    told = begun(name) or begun(name.parent)
-    own = told["train"].get("objective") if told else None
-    return own.get("type") if isinstance(own, dict) else None
 
 
 def tokens_of(words: str, tokenizer: Tokenizer) -> list[int]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import UserError, nearest, note
+from ..errors import UserError, nearest, need, note
 from .common import counted, emit, new_folder, table
 
 if TYPE_CHECKING:
@@ -33,8 +33,7 @@ def train(given: argparse.Namespace, names: Sequence[str]) -> None:
             seen.update(trainers.written_specials(piece))
             yield piece
 
-    if given.out is None:
-        raise UserError("Say where the tokenizer goes: --out DIR.")
+    need(given.out is not None, "Say where the tokenizer goes: --out DIR.")
     new_folder(given.out)  # its tokenizer is the model's
     tokenizer = train_tokenizer(kind, noticed(), given.size, tuple(dict.fromkeys(specials)))
     for name in sorted(seen.keys() - set(specials)):
@@ -47,12 +46,11 @@ def train(given: argparse.Namespace, names: Sequence[str]) -> None:
         note(f"This text gives {tokenizer.size:,} entries, not {asked:,}: it has no more pieces that are worth one.")
     tokenizer.save(given.out)
     held = compare.count(tokenizer)
+    path = str(given.out / "tokenizer.json")
     if given.json:
-        emit(
-            {"kind": kind, "entries": held.entries, "special": held.special, "file": str(given.out / "tokenizer.json")}
-        )
+        emit({"kind": kind, "entries": held.entries, "special": held.special, "file": path})
     else:
-        print(f"{kind}: {counted(held.base, 'piece')}, {held.special} special, in {given.out / 'tokenizer.json'}")
+        print(f"{kind}: {counted(held.base, 'piece')}, {held.special} special, in {path}")
 
 
 def sizes(given: argparse.Namespace, names: Sequence[str]) -> None:
@@ -66,9 +64,8 @@ def sizes(given: argparse.Namespace, names: Sequence[str]) -> None:
     if ending not in (None, ".png", ".svg"):
         raise UserError(f"--out {given.out} is neither .png nor .svg; give a name that ends in one of them.")
     dim = 512 if given.dim is None else given.dim
-    found = vocabulary_size.sizes(
-        kind, _texts(names, "sizes", given.separator), given.sizes or vocabulary_size.USUAL, dim
-    )
+    texts = _texts(names, "sizes", given.separator)
+    found = vocabulary_size.sizes(kind, texts, given.sizes or vocabulary_size.USUAL, dim)
     if given.out is not None:
         files.write(given.out, lambda beside: _picture(found, kind, dim, beside, ending[1:] if ending else "png"))
     if given.json:
@@ -93,25 +90,18 @@ def _texts(names: Sequence[str], verb: str, separator: str | None) -> Iterator[s
     """The text of files, folders and named corpora."""
     from ..data import find as find_corpus
 
-    if not names:
-        raise UserError(f"tokens {verb} needs a FILE; to see the word itself as tokens: tokens --text {verb}.")
+    need(bool(names), f"tokens {verb} needs a FILE; to see the word itself as tokens: tokens --text {verb}.")
     sources = [find_corpus(name, separator=separator) for name in names]
     return (piece for source in sources for piece in source.texts())
 
 
 def _table(found: Sequence[Size], dim: int) -> None:
     most = max(size.tokens_per_word for size in found)
-    rows = [
-        (
-            f"{size.entries:,}",
-            f"{size.tokens_per_word:.3f}",
-            f"{size.characters_per_token:.2f}",
-            f"{size.unknown:.2%}",
-            f"{size.parameters:,}",
-            "█" * max(1, round(WIDTH * size.tokens_per_word / most)),
-        )
-        for size in found
-    ]
+    rows = []
+    for one in found:
+        figures = (f"{one.tokens_per_word:.3f}", f"{one.characters_per_token:.2f}", f"{one.unknown:.2%}")
+        bar = "█" * max(1, round(WIDTH * one.tokens_per_word / most))
+        rows.append((f"{one.entries:,}", *figures, f"{one.parameters:,}", bar))
     table(rows, ("entries", "tokens/word", "chars/token", "unknown", f"entries x {dim}", ""), left=(5,))
     print("Trained on the first nine tenths of the text, counted on the last.")
 

@@ -9,22 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, need, note
-from .common import (
-    MODEL,
-    columns,
-    computing,
-    counted,
-    emit,
-    file_or_input,
-    moving,
-    new_file,
-    new_folder,
-    reader,
-    result,
-    rows,
-    table,
-    unescaped,
-)
+from . import common
+from .common import MODEL, columns, computing, counted, emit, reader, result, rows, table, unescaped
 from .parsing import Parser
 
 if TYPE_CHECKING:
@@ -135,15 +121,15 @@ def _train(given: argparse.Namespace) -> None:
         settings = word2vec.Settings(**{name: getattr(given, name) for name in names})
     except UserError as error:
         raise UserError(str(error).replace("Settings.", "--")) from None
-    out = new_file(given.out, given.corpus)
-    source = find_corpus(file_or_input(given.corpus), given.field, given.separator)
+    out = common.new_file(given.out, given.corpus)
+    source = find_corpus(common.file_or_input(given.corpus), given.field, given.separator)
     words = vocabulary.read(vocabulary.sentences(source.texts()), given.least, source.name)
     note(f"{len(words):,} words of {source.name}, {len(words.words):,} different ones.")
     model, begun = word2vec.Word2Vec(words, settings), time.perf_counter()
     for step in model.train():
         speed = step.done * settings.epochs * len(words) / (time.perf_counter() - begun)
         line = f"epoch {step.epoch}/{settings.epochs}  {step.done:4.0%}  loss {step.loss:.3f}  words/s {speed:,.0f}"
-        if moving() or step.done == 1:
+        if common.moving() or step.done == 1:
             print(line, end="\n" if step.done == 1 else "\r", file=sys.stderr, flush=True)
     vectors.save(model.vectors(), out)
     if given.json:
@@ -179,9 +165,8 @@ def _score(given: argparse.Namespace) -> None:
         asked = [pair for pair in pairs if found.find(pair[0]) is not None and found.find(pair[1]) is not None]
         need(len(asked) > 1, f"The vectors know too few of the words in {name} to be scored; train on more text.")
         figures = metrics.of_numbers([found.cosine(a, b) for a, b, _ in asked], [right for *_, right in asked])
-        results.append(
-            {"file": Path(name).name, "spearman": figures["spearman"], "asked": len(asked), "of": len(pairs)}
-        )
+        counts = {"asked": len(asked), "of": len(pairs)}
+        results.append({"file": Path(name).name, "spearman": figures["spearman"], **counts})
     for name in given.analogies:
         questions = vectors.read_analogies(Path(name))
         right, known = vectors.right_analogies(found, questions)
@@ -189,9 +174,8 @@ def _score(given: argparse.Namespace) -> None:
         results.append({"file": Path(name).name, "accuracy": share, "asked": known, "of": len(questions)})
     lines = []
     for one in results:
-        share = one.get("accuracy")
-        percent = "-" if share is None else f"{share:.1f} % right"
-        figure = f"Spearman {one['spearman']:.4f}" if "spearman" in one else percent
+        figure = f"Spearman {one['spearman']:.4f}" if "spearman" in one else "-"
+        figure = figure if one.get("accuracy") is None else f"{one['accuracy']:.1f} % right"
         lines.append((one["file"], figure, f"{one['asked']:,} of {one['of']:,} known"))
     result(given.json, results, lines, left=(0, 1, 2))
 
@@ -270,15 +254,14 @@ def _average(given: argparse.Namespace) -> None:
     from ..checkpoints import store
     from ..classics import average
 
-    out = new_folder(given.out)
+    out = common.new_folder(given.out)
     model, tokenizer = average.encoder(_read(given.vectors), given.labels)
     store.save(model, out, tokenizer, layout="glassformer")
     if given.json:
         emit({"folder": given.out, "words": tokenizer.size, "width": model.config.dim})
     else:
-        print(
-            f"An encoder of {tokenizer.size:,} words and no blocks is in {given.out}; train it with --from {given.out}."
-        )
+        made = f"An encoder of {tokenizer.size:,} words and no blocks is in {given.out}"
+        print(f"{made}; train it with --from {given.out}.")
 
 
 def _contexts(given: argparse.Namespace) -> None:
@@ -298,16 +281,12 @@ def _contexts(given: argparse.Namespace) -> None:
         return
     for entry in results:
         print(f"{entry['word']}: {entry['texts'][0]} | {entry['texts'][1]}")
-        lines = [
-            (_layer(n), f"{cosine:.4f}", "#" * round(40 * max(0.0, cosine))) for n, cosine in enumerate(entry["layers"])
-        ]
+        names = ["  embedding", *(f"  layer {number}" for number in range(1, len(entry["layers"])))]
+        bars = ["#" * round(40 * max(0.0, cosine)) for cosine in entry["layers"]]
+        lines = [(name, f"{c:.4f}", bar) for name, c, bar in zip(names, entry["layers"], bars, strict=True)]
         if "word2vec" in entry:
             lines.insert(0, ("  word2vec", f"{entry['word2vec']:.4f}", "one vector, whatever the sentence"))
         table(lines, left=(0, 2))
-
-
-def _layer(number: int) -> str:
-    return f"  layer {number}" if number else "  embedding"
 
 
 def _wic(given: argparse.Namespace) -> None:

@@ -17,10 +17,10 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 from .. import files
-from ..errors import UserError, nearest
+from ..errors import UserError, nearest, need
 
 PIECE = 1 << 16  # characters of a piece: long enough to tokenise well, short enough to share out
 MARK = "<|endoftext|>"  # between the documents of many published corpora
@@ -56,14 +56,13 @@ class Part:
         try:
             return hashlib.sha256((files.sha256(self.path) + how).encode()).hexdigest()
         except OSError as error:
-            raise _unreadable(self.path, error) from None
+            raise unreadable(self.path, error) from None
 
     def pieces(self) -> Iterator[Piece]:
         """The documents in order, long ones in several pieces; UserError where the file is not readable text."""
         try:
             with self.path.open("rb") as raw:
-                stream = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if self.path.suffix == ".gz" else raw
-                blocks = _decoded(stream, self.path)
+                blocks = _decoded(_unpacked(raw, self.path), self.path)
                 ended: Iterator[tuple[str, bool]]
                 if self.field is not None:
                     ended = ((text, True) for text in _jsonl(_split(blocks, "\n"), self.path, self.field))
@@ -75,7 +74,7 @@ class Part:
                     if text:
                         yield Piece(text, last, raw.tell())
         except (OSError, EOFError, zlib.error) as error:
-            raise _unreadable(self.path, error) from None
+            raise unreadable(self.path, error) from None
 
 
 @dataclass(frozen=True)
@@ -150,15 +149,17 @@ def open_path(path: Path, field: str = "text", separator: str | None = None) -> 
     there = files.standing(path)
     if there == "folder":
         return _open_folder(path, field, separator)
-    if there == "other":
-        raise UserError(f"{path} is a device or a pipe; put its text into a file and give that.")
+    need(there != "other", f"{path} is a device or a pipe; put its text into a file and give that.")
     if there is None:
-        beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise UserError(f"{path} does not exist; give a file, a folder or a named corpus.{nearest(path.name, beside)}")
-    if path.stat().st_size == 0:
-        raise UserError(f"{path} is empty; give a file with some text.")
+        raise UserError(f"{path} does not exist; give a file, a folder or a named corpus.{meant(path)}")
+    need(path.stat().st_size > 0, f"{path} is empty; give a file with some text.")
     part = _part(path, field, separator)
     return Source(path.name, path, (part,), () if part.field or separator else _unasked(path))
+
+
+def meant(path: Path) -> str:
+    """A closing hint for a path where nothing is: the name in its folder that is most like it."""
+    return nearest(path.name, [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else [])
 
 
 def _unasked(path: Path) -> tuple[str, ...]:
@@ -183,8 +184,7 @@ def _open_folder(folder: Path, field: str, separator: str | None) -> Source:
             notes.append(f"{inside} left out: not readable as UTF-8 text")
         else:
             parts.append(_part(path, field, separator))
-    if not parts:
-        raise UserError(f"{folder} holds no text file; give a folder with UTF-8 text in it.")
+    need(bool(parts), f"{folder} holds no text file; give a folder with UTF-8 text in it.")
     return Source(folder.resolve().name, folder, tuple(parts), tuple(notes))
 
 
@@ -196,7 +196,7 @@ def _part(path: Path, field: str, separator: str | None) -> Part:
 def _looks_like_text(path: Path) -> bool:
     try:
         with path.open("rb") as raw:
-            head = (cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if path.suffix == ".gz" else raw).read(_HEAD)
+            head = _unpacked(raw, path).read(_HEAD)
             head.decode()
     except UnicodeDecodeError as error:
         cut_through = error.reason == "unexpected end of data" and len(head) == _HEAD
@@ -222,14 +222,17 @@ def in_turn(place: Path) -> Iterator[None]:
 # ---------------------------------------------------------------------------- streams of text
 
 
+def _unpacked(raw: BinaryIO, path: Path) -> BinaryIO:
+    return cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if path.suffix == ".gz" else raw
+
+
 def _decoded(stream: BinaryIO, path: Path) -> Iterator[str]:
     """The file's text in blocks; UserError with the byte offset where it is not UTF-8 or is binary."""
     at, rest = 0, b""
     while block := stream.read(PIECE):
         raw, rest = rest + block, b""
         if b"\0" in block:
-            where = at + raw.index(b"\0")
-            raise UserError(f"{path} is a binary file (a zero byte at byte {where}); give a text file in UTF-8.")
+            raise binary(path, at + raw.index(b"\0"))
         try:
             text = raw.decode()
         except UnicodeDecodeError as error:
@@ -243,7 +246,13 @@ def _decoded(stream: BinaryIO, path: Path) -> Iterator[str]:
         raise _not_utf8(path, at)
 
 
-def _unreadable(path: Path, error: Exception) -> UserError:
+def binary(path: Path, offset: int) -> UserError:
+    """What is said of a file with a zero byte."""
+    return UserError(f"{path} is a binary file (a zero byte at byte {offset}); give a text file in UTF-8.")
+
+
+def unreadable(path: Path, error: Exception) -> UserError:
+    """What is said of a file that the system or gzip cannot read."""
     reason = getattr(error, "strerror", None) or error
     return UserError(f"{path} cannot be read ({reason}); check the file and its rights.")
 
@@ -279,12 +288,7 @@ def _jsonl(lines: Iterator[str], path: Path, field: str) -> Iterator[str]:
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:  # ValueError also of a number of 5,000 digits
-            raise UserError(f"{path} line {number} is not valid JSON ({error}); fix or remove that line.") from None
-        if not isinstance(record, dict):
-            raise UserError(f"{path} line {number} is not a JSON object; write one {{...}} with a text field per line.")
+        record = json_line(line, f"{path} line {number}", "one {...} with a text field per line")
         text = record.get(field)
         if not isinstance(text, str):
             fields = ", ".join(sorted(key for key, value in record.items() if isinstance(value, str))) or "none"
@@ -293,3 +297,14 @@ def _jsonl(lines: Iterator[str], path: Path, field: str) -> Iterator[str]:
                 f"training by --data.field."
             )
         yield text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def json_line(line: str, where: str, shape: str) -> dict[str, Any]:
+    """The JSON object of a line; UserError that says ``where`` it is and what ``shape`` lines have."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:  # ValueError also of a number of 5,000 digits
+        raise UserError(f"{where} is not valid JSON ({error}); fix or remove that line.") from None
+    if not isinstance(record, dict):
+        raise UserError(f"{where} is not a JSON object; write {shape}.")
+    return record

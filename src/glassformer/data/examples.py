@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
-from ..errors import UserError, nearest
+from ..errors import UserError, nearest, need
 from .records import SHORT, Record, records
 
 if TYPE_CHECKING:
@@ -111,9 +111,8 @@ def read(
     or are the columns in their order. ``labels`` is the set (None: what is found, sorted). An example with an empty
     text is left out, with a note. Raises UserError for what is missing or does not fit, with the line.
     """
-    if not objective.parts:
-        sentence = f"{type(objective).__name__} learns from running text, not from examples; "
-        raise UserError(sentence + 'give a corpus ([data] type = "Data").')
+    running = f"{type(objective).__name__} learns from running text, not from examples"
+    need(bool(objective.parts), f'{running}; give a corpus ([data] type = "Data").')
     name, found = records(where, objective, columns or {})
     known = _Labels(name, labels)
     examples, empty = [], 0
@@ -123,8 +122,7 @@ def read(
             examples.append(made)
         else:
             empty += 1
-    if not examples:
-        raise UserError(f"{name} holds no examples; give a file with some.")
+    need(bool(examples), f"{name} holds no examples; give a file with some.")
     notes = (f"{name}: left out for an empty text: {empty}",) if empty else ()
     return known.numbered(Table(name, tuple(examples), notes=notes))
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from .. import files
-from ..errors import UserError
+from ..errors import need
 from .corpus import in_turn
 
 _LEFT_OUT = {"test", "tests", "idlelib", "idle_test", "turtledemo", "lib2to3", "ensurepip"}
@@ -36,8 +36,7 @@ def documents() -> Path:
         finally:
             if collecting:
                 gc.enable()
-        if not found:
-            raise UserError(f"{sys.executable} has no standard library sources in {home}; give a file of your own.")
+        need(bool(found), f"{sys.executable} has no standard library sources in {home}; give a file of your own.")
         with files.write_folder(folder) as beside:
             # by hash: an order that is the same everywhere and makes the last tenth like the rest
             (beside / path.name).write_text("\n".join(found[key] for key in sorted(found)) + "\n", encoding="utf-8")

@@ -13,7 +13,6 @@ import csv
 import gzip
 import io
 import itertools
-import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,8 @@ from typing import Any
 
 from ..config.objective import Objective
 from ..config.serial import members
-from ..errors import UserError, nearest
+from ..errors import UserError, nearest, need
+from .corpus import binary, json_line, meant, unreadable
 from .registry import locate
 
 Record = dict[str, Any]  # part -> what stands there
@@ -79,8 +79,7 @@ def _file(path: Path, parts: Parts) -> Records:
         return _scan(path, content)
     if kind == ".tsv" or "\t" in first:
         return _table(path, ((number, line.split("\t")) for number, line in _lines(content)), parts)
-    if not content.strip():
-        raise UserError(f"{path} is empty; give a file of examples.")
+    need(bool(content.strip()), f"{path} is empty; give a file of examples.")
     needed = parts.among(parts.columns)
     raise UserError(
         f"{path} has no columns to find {' and '.join(needed)} in; give a .tsv, .csv or .jsonl file, or a file for "
@@ -91,15 +90,13 @@ def _file(path: Path, parts: Parts) -> Records:
 def _content(path: Path) -> str:
     """The text of a file; UserError with the line that is not UTF-8."""
     if not path.is_file():
-        beside = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise UserError(f"{path} is not a file; give a file of examples.{nearest(path.name, beside)}")
+        raise UserError(f"{path} is not a file; give a file of examples.{meant(path)}")
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"{path} cannot be read ({reason}); check the file and its rights.") from None
+        raise unreadable(path, error) from None
     if b"\0" in data:
-        raise UserError(f"{path} is a binary file (a zero byte at byte {data.index(0)}); give a text file in UTF-8.")
+        raise binary(path, data.index(0))
     try:
         return data.decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
@@ -152,12 +149,7 @@ def _sentences(words: Records) -> Records:
 def _jsonl(path: Path, content: str, parts: Parts) -> Records:
     wanted: tuple[str, ...] = ()
     for number, line in _lines(content):
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{path} line {number} is not valid JSON ({error}); fix or remove that line.") from None
-        if not isinstance(record, dict):
-            raise UserError(f"{path} line {number} is not a JSON object; write one {{...}} per line.")
+        record = json_line(line, f"{path} line {number}", "one {...} per line")
         wanted = wanted or parts.among((*parts.columns, *record))  # the first line tells what all have
         for part in wanted:
             if parts.column(part) not in record:

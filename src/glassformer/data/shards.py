@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from .. import files
-from ..errors import UserError
+from ..errors import need
 from ..tokenizer.budget import pool
 from ..tokenizer.framing import document_start
 from ..tokenizer.tokenizer import Tokenizer
@@ -116,12 +116,10 @@ class Shards:
         Parts at the document border next to that place, or inside a document when no border is near.
         Raises UserError when one side would be empty.
         """
-        if not 0 < valid < 1:
-            raise UserError(f"The validation share is {valid}; give one between 0 and 1, such as 0.1.")
+        need(0 < valid < 1, f"The validation share is {valid}; give one between 0 and 1, such as 0.1.")
         cut = int(len(self) * (1 - valid) + 1e-6)  # 0.9 of a length is not to lose a token to rounding
         cut = self._border(cut, 0.5 * min(valid, 1 - valid) * len(self))
-        if not 0 < cut < len(self):
-            raise UserError(f"{self.name} is too short to set {valid:.0%} of it aside; give more text.")
+        need(0 < cut < len(self), f"{self.name} is too short to set {valid:.0%} of it aside; give more text.")
         return self._stretch(0, cut), self._stretch(cut, len(self))
 
     def spread(self, valid: float, parts: int) -> list[tuple[Shards, Shards]]:
@@ -141,8 +139,8 @@ class Shards:
 
     def check(self) -> None:
         """UserError where a file behind this was cut: to read it there would end the process (SIGBUS)."""
-        if any(mapped.size() < len(mapped) for mapped in self.whole.maps):
-            raise UserError(f"The tokenised copy of {self.name} was cut while in use; start again, it is made anew.")
+        whole = all(mapped.size() >= len(mapped) for mapped in self.whole.maps)
+        need(whole, f"The tokenised copy of {self.name} was cut while in use; start again, it is made anew.")
 
     def _stretch(self, begin: int, end: int) -> Shards:
         low, high = np.searchsorted(self.starts, [begin + 1, end])
@@ -227,8 +225,7 @@ def _write(folder: Path, source: Source, tokenizer: Tokenizer, workers: int, pro
                 progress(min(pieces[-1].read, source.size), source.size)
         starts.write(np.array([written], "int64").tobytes())
         marks.write(np.array([written, size], "int64").tobytes())
-    if size == 0 or written == 0:
-        raise UserError(f"{source.path} holds no text; give a corpus with some.")
+    need(size > 0 and written > 0, f"{source.path} holds no text; give a corpus with some.")
     record = {"format": _FORMAT, "dtype": dtype, "corpus": source.name, "tokens": written, "bytes": size}
     hashes = {name: files.sha256(folder / name) for name in _MAPPED}
     (folder / "shards.json").write_text(json.dumps({**record, "sha256": hashes}, indent=1) + "\n")

@@ -66,10 +66,8 @@ class Picture:
 
     def text(self, color: bool = False, plain: bool = False) -> str:
         """For a terminal; ``plain`` in ASCII."""
-        glyphs, lines = GLYPHS[plain], []
-        for row in self.cells.tolist():
-            lines.append("".join(f"{PAINT[c]}{glyphs[c]}\x1b[0m" if color else glyphs[c] for c in row))
-        return "\n".join(lines)
+        signs = [f"{PAINT[cell]}{glyph}\x1b[0m" if color else glyph for cell, glyph in enumerate(GLYPHS[plain])]
+        return "\n".join("".join(signs[cell] for cell in row) for row in self.cells.tolist())
 
     def legend(self, plain: bool = False) -> list[str]:
         """What the signs mean, and the counts."""
@@ -124,10 +122,7 @@ def picture(name: str, length: int = 24, most: int = 64) -> Picture:
     several = scale * max(1, PAIRS_AT_ONCE // (scale * length))  # whole rows of cells at a time
     for start in range(0, length, several):
         part = TokenInfo(*(None if x is None else x[start : start + several] for x in q))
-        both, before = (
-            dense_mask(mask_rule, part, k, causal=False),
-            dense_mask(mask_rule, part, k, causal=scene != "cross"),
-        )
+        both, before = (dense_mask(mask_rule, part, k, causal=causal) for causal in (False, scene != "cross"))
         counts += both.sum(), before.sum()
         rows.append(_shrink(np.where(before, SEEN, np.where(both, LATER, NEVER)), scale))
     encoder, decoder = counts.tolist()
@@ -150,7 +145,6 @@ def _scene(name: str, pos: np.ndarray[Any, Any]) -> tuple[TokenInfo, TokenInfo]:
 
 def names() -> list[tuple[str, str]]:
     """Every rule and scene with the sentence that says what it is."""
-    said = {name: (kind.__doc__ or "").splitlines()[0].replace("``", "") for name, kind in rules().items()}
-    ways = {"a & b": config.Both, "a | b": config.Either}
-    said |= {name: (kind.__doc__ or "").splitlines()[0].replace("``", "") for name, kind in ways.items()}
+    kinds = {**rules(), "a & b": config.Both, "a | b": config.Either}
+    said = {name: (kind.__doc__ or "").splitlines()[0].replace("``", "") for name, kind in kinds.items()}
     return [*said.items(), *SCENES.items()]

@@ -7,7 +7,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import UserError, nearest
+from ..errors import UserError, nearest, need
 from .stream import byte_alphabet
 from .tokenizer_json import ByRank, Spec, added_token, bpe, letters_as_bytes, split, whole
 
@@ -112,11 +112,9 @@ def _parse(data: bytes, source: str) -> dict[bytes, int]:
         if not token or len(token) > LONGEST or not 0 <= rank < 1 << 24 or token in ranks:
             raise UserError(f"Line {number} of {source} has an impossible or repeated token; restore the file.")
         ranks[token] = rank
-    if len(set(ranks.values())) != len(ranks):
-        raise UserError(f"{source} gives one rank to two tokens; restore the file.")
+    need(len(set(ranks.values())) == len(ranks), f"{source} gives one rank to two tokens; restore the file.")
     missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
-    if missing:
-        raise UserError(f"{source} lacks {len(missing)} of the 256 single bytes; restore the file.")
+    need(not missing, f"{source} lacks {len(missing)} of the 256 single bytes; restore the file.")
     return dict(sorted(ranks.items(), key=lambda item: item[1]))
 
 
@@ -127,8 +125,7 @@ def byte_level(vocabulary: dict[str, int], pairs: Any, kind: Kind, whole_words: 
     taken = set(vocabulary.values()) & {id for name, id in kind.specials.items() if name not in vocabulary}
     if clash is not None:
         raise UserError(f"The special token {clash!a} is a piece of the vocabulary already; give it another name.")
-    if taken:
-        raise UserError("This vocabulary uses ids that its kind keeps for special tokens; choose another kind=.")
+    need(not taken, "This vocabulary uses ids that its kind keeps for special tokens; choose another kind=.")
     ids = {**vocabulary, **kind.specials} if gaps else vocabulary  # added tokens cannot have gaps
     steps = letters_as_bytes(kind.pattern is None)
     if kind.pattern is not None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import files
-from ..errors import UserError, nearest
+from ..errors import UserError, nearest, need
 from . import byte_bpe, gguf, sentencepiece, vocab_merges, wordpiece
 from .tokenizer import Tokenizer
 from .tokenizer_json import USUAL, Roles, Spec, added_token, flag, ids_of
@@ -64,8 +64,7 @@ def open(path: str | Path, *, kind: str | None = None) -> Tokenizer:
 
 def _find(folder: Path) -> Path:
     """The tokenizer's file in a folder, the most explicit format first."""
-    names = ["tokenizer.json", *MERGES_OF, "tokenizer.model", "spiece.model", "vocab.txt"]
-    for name in names:
+    for name in ("tokenizer.json", *MERGES_OF, "tokenizer.model", "spiece.model", "vocab.txt"):
         complete = name not in MERGES_OF or files.standing(folder / MERGES_OF[name])
         if files.standing(folder / name) == "file" and complete:
             return folder / name
@@ -141,19 +140,16 @@ def _kind(kind: str | None, possible: Collection[str], config: dict[str, Any], p
 
 def _content(path: Path, first: int | None = None) -> bytes:
     """The file's bytes, or the first of them."""
-    if files.standing(path) == "other":
-        raise UserError(f"{path} is not a file that holds a tokenizer; give one.")
+    need(files.standing(path) != "other", f"{path} is not a file that holds a tokenizer; give one.")
     try:
         if first is not None:
             with path.open("rb") as file:
                 return file.read(first)
-        if path.stat().st_size > LARGEST:
-            raise UserError(f"{path} is too large to be a tokenizer; choose another file.")
+        need(path.stat().st_size <= LARGEST, f"{path} is too large to be a tokenizer; choose another file.")
         data = path.read_bytes()
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); check the path.") from None
-    if not data.strip():
-        raise UserError(f"{path} is empty; restore the file.")
+    need(bool(data.strip()), f"{path} is empty; restore the file.")
     return data
 
 

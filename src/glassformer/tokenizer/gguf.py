@@ -172,7 +172,8 @@ def _byte_level(found: dict[str, Any], entries: list[Piece], source: str) -> Spe
     spec = byte_level(ids, pairs, Kind(None, {}, compose=split in COMPOSED), split in WHOLE_WORDS)
     steps = SPLITS[split]
     spec["pre_tokenizer"] = steps[0] if len(steps) == 1 else {"type": "Sequence", "pretokenizers": steps}
-    spec["added_tokens"] = _added(entries)
+    whole = [(id, one) for id, one in enumerate(entries) if one.kind in (CONTROL, USER)]  # found whole in a text
+    spec["added_tokens"] = [added_token(id, one.text, one.kind == CONTROL or _plays(one.text)) for id, one in whole]
     return spec
 
 
@@ -214,15 +215,6 @@ def _words(found: dict[str, Any], entries: list[Piece], source: str) -> Spec:
         raise ValueError("it repeats a token, or lacks [UNK], [CLS] or [SEP]")
     special = [entry.text for entry in entries if entry.kind in (CONTROL, UNKNOWN)]
     return wordpiece(names, special, lower=None)
-
-
-def _added(entries: list[Piece]) -> list[dict[str, Any]]:
-    """The tokens that are found whole in a text: special ones where they are asked for, the others always."""
-    return [
-        added_token(id, entry.text, special=entry.kind == CONTROL or _plays(entry.text))
-        for id, entry in enumerate(entries)
-        if entry.kind in (CONTROL, USER)
-    ]
 
 
 def _plays(name: str) -> bool:

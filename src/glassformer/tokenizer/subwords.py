@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import UserError
+from ..errors import UserError, need
 from . import sentencepiece
 from .tokenizer_json import Spec, library_errors, load
 from .wordpiece import wordpiece as written
@@ -30,8 +30,7 @@ def wordpiece(texts: Iterator[str], size: int, specials: list[str]) -> Spec:
     library = load(written(["a", *specials], specials), "The tokenizer")
     held = list(texts)
     letters, inner_letters = _word_letters(library, held)
-    if not letters:
-        raise UserError("There is no word in this text; give one that has some.")
+    need(bool(letters), "There is no word in this text; give one that has some.")
     inner = [f"##{letter}" for letter in inner_letters]  # given first, else in a random order
     _fits(len({*inner, *letters, *specials}), size, "WordPiece")
     trainer = trainers.WordPieceTrainer(vocab_size=size - len(specials), special_tokens=inner, show_progress=False)
@@ -67,8 +66,7 @@ def unigram(texts: Iterator[str], size: int, specials: list[str]) -> Spec:
     """
     import sentencepiece as library
 
-    if "<unk>" not in specials:
-        raise UserError('A Unigram tokenizer needs "<unk>" among its special tokens; add it.')
+    need("<unk>" in specials, 'A Unigram tokenizer needs "<unk>" among its special tokens; add it.')
     letters: set[str] = set()
     model = io.BytesIO()
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .byte_bpe import WORDS
-from .stream import byte_alphabet
+from .stream import bytes_by_letter
 from .tokenizer_json import Spec, load
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def _ranks(spec: Spec, library: tokenizers.Tokenizer | None) -> dict[bytes, int]
     if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix") or model["type"] != "BPE":
         return None
     entries = {name: id for name, id in model["vocab"].items() if name not in special}
-    bytes_of = {letter: byte for byte, letter in byte_alphabet().items()}
+    bytes_of = bytes_by_letter()
     try:
         ranks = {bytes(map(bytes_of.__getitem__, name)): id for name, id in entries.items()}
         if library is None:

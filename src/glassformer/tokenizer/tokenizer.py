@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import files
-from ..errors import UserError
+from ..errors import UserError, need
 from . import tokenizer_json
 from .budget import pool, within_budget
 from .stream import Stream, byte_decoder
@@ -63,8 +63,7 @@ class Tokenizer:
             ) from None
         self._ids: dict[str, int] = tokenizer_json.ids_of({**self._tables, "added_tokens": added})
         self.size: int = max(self._ids.values(), default=-1) + 1
-        if not self.size:
-            raise UserError(f"{source} has no vocabulary; restore the file.")
+        need(self.size > 0, f"{source} has no vocabulary; restore the file.")
         if self.size > tokenizer_json.MOST_IDS:
             raise UserError(
                 f"{source} has ids up to {self.size - 1}, more than any vocabulary needs; restore the file."
@@ -189,8 +188,7 @@ class Tokenizer:
             raise UserError("This tokenizer has no token to put between two texts; use one that has, such as BERT's.")
         room = None if most is None else most - sum(text is None for text, _, _ in frame)
         if room is not None and sum(map(len, texts)) > room:
-            if room < len(texts):
-                raise UserError(f"{most} tokens leave no room for the text; allow more.")
+            need(room >= len(texts), f"{most} tokens leave no room for the text; allow more.")
             short = min(*map(len, texts), room // 2) if len(texts) == 2 else 0
             first = room - short if len(texts) == 1 or len(texts[0]) > len(texts[1]) else short
             texts = [text[:keep] for text, keep in zip(texts, (first, room - first), strict=False)]

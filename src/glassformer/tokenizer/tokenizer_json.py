@@ -242,9 +242,10 @@ def without_specials(spec: Spec, special: Iterable[str]) -> Spec | None:
     model = spec["model"]
     kind, vocabulary = model["type"], model["vocab"]
     names = {name: f"\0 {name}" for name in special}
+    inside = ids_of({"model": model}).keys() & names.keys()
+    if not inside:
+        return None
     if kind == "BPE":
-        if not vocabulary.keys() & names.keys():
-            return None
         made = {left + right for left, right in model["merges"]}
         if not any(
             len(name) == 1 or name in made or (model.get("ignore_merges") and name in vocabulary) for name in names
@@ -253,16 +254,11 @@ def without_specials(spec: Spec, special: Iterable[str]) -> Spec | None:
         merges = [pair for pair in model["merges"] if not {pair[0], pair[1], pair[0] + pair[1]} & names.keys()]
         model = {**model, "merges": merges}
     if kind == "Unigram":
-        inside = {piece for piece, _ in vocabulary}
-        changed = [[names.get(piece, piece), score] for piece, score in vocabulary]
-        model = {**model, "vocab": changed}
+        model = {**model, "vocab": [[names.get(piece, piece), score] for piece, score in vocabulary]}
     else:
-        inside = set(vocabulary)
         model = {**model, "vocab": {names.get(name, name): id for name, id in vocabulary.items()}}
         model["unk_token"] = names.get(str(model.get("unk_token")), model.get("unk_token"))
-    if not inside & names.keys():
-        return None
-    added = [t for t in spec["added_tokens"] if t["content"] not in names or t["content"] not in inside]
+    added = [token for token in spec["added_tokens"] if token["content"] not in inside]
     return {**spec, "added_tokens": added, "model": model, "post_processor": None}
 
 
@@ -271,11 +267,9 @@ Place: TypeAlias = tuple[int | None, int, int]  # which text, or None for a toke
 
 def between(opens: int, closes: int, doubled: bool = False) -> tuple[list[Place], list[Place]]:
     """What stands around a text and around two: BERT's; or RoBERTa's, ``doubled`` between two and all of segment 0."""
-    one: list[Place] = [(None, opens, 0), (0, 0, 0), (None, closes, 0)]
-    second: list[Place] = (
-        [(None, closes, 0), (1, 0, 0), (None, closes, 0)] if doubled else [(1, 0, 1), (None, closes, 1)]
-    )
-    return one, [*one, *second]
+    end: Place = (None, closes, 0)
+    one: list[Place] = [(None, opens, 0), (0, 0, 0), end]
+    return one, [*one, end, (1, 0, 0), end] if doubled else [*one, (1, 0, 1), (None, closes, 1)]
 
 
 def framed_by(one: Sequence[Place], two: Sequence[Place], names: Sequence[str] | dict[int, str]) -> Spec:

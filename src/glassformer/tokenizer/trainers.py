@@ -7,9 +7,9 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from ..errors import UserError, nearest
+from ..errors import UserError, nearest, need
 from .byte_bpe import Kind, byte_level
-from .stream import byte_alphabet
+from .stream import byte_alphabet, bytes_by_letter
 from .tokenizer import Tokenizer
 from .tokenizer_json import Spec, added_token, split, whole
 
@@ -75,8 +75,7 @@ def _checked(texts: Iterable[str]) -> Iterator[str]:
             raise UserError(f"Text {number} has half of a surrogate pair in it; remove it.")
         empty = empty and not text
         yield text
-    if empty:
-        raise UserError("There is no text to train a tokenizer on; give some.")
+    need(not empty, "There is no text to train a tokenizer on; give some.")
 
 
 def _between(specials: Sequence[str], texts: Iterator[str]) -> Iterator[str]:
@@ -95,8 +94,7 @@ def _char(texts: Iterator[str], size: int | None, specials: list[str]) -> Spec:
     letters: set[str] = set()
     for text in texts:
         letters.update(text)
-    if letters & set(specials):
-        raise UserError("A special token is one of the text's characters; give it a longer name.")
+    need(not letters & set(specials), "A special token is one of the text's characters; give it a longer name.")
     names = [*sorted(letters), *specials]
     if size not in (None, len(names)):
         raise UserError(f"These texts make a character tokenizer of {len(names)} entries; leave out the size.")
@@ -124,8 +122,7 @@ def _whole(names: list[str], specials: list[str], parted: Spec, decoder: Spec | 
 
 
 def _bytes(specials: list[str]) -> Spec:
-    letters = {letter: byte for byte, letter in byte_alphabet().items()}
-    spec = byte_level(letters, [], Kind(None, {name: 256 + i for i, name in enumerate(specials)}))
+    spec = byte_level(bytes_by_letter(), [], Kind(None, {name: 256 + i for i, name in enumerate(specials)}))
     spec["pre_tokenizer"]["use_regex"] = False  # words do not matter
     return spec
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
-from ...errors import UserError
+from ...errors import UserError, need
 from ...tokenizer.stream import BYTE_TOKEN
 from ...tokenizer.tokenizer import Tokenizer
 from ...tokenizer.tokenizer_json import model_type
@@ -50,19 +52,11 @@ class Vocabulary:
 
 
 @dataclass(frozen=True)
-class Habit:
-    """What a tokenizer does with one kind of text."""
-
-    topic: str
-    does: str
-
-
-@dataclass(frozen=True)
 class Sheet:
     """Everything that is said about one text under one tokenizer.
 
     ``refused`` is why it cannot be written at all, and then there are no tokens. ``around`` is what stands before
-    and after a text, when a model reads one.
+    and after a text, when a model reads one; ``habits`` what the tokenizer does with each kind of text.
     """
 
     name: str
@@ -73,7 +67,7 @@ class Sheet:
     refused: str | None
     specials: tuple[str, ...]
     around: tuple[str, ...]
-    habits: tuple[Habit, ...]
+    habits: dict[str, str]
 
     @property
     def characters_per_token(self) -> float:
@@ -82,19 +76,16 @@ class Sheet:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values."""
-        made = asdict(self)
-        made["characters_per_token"] = round(self.characters_per_token, 4)
-        made["habits"] = {habit.topic: habit.does for habit in self.habits}
-        return made
+        return {**asdict(self), "characters_per_token": round(self.characters_per_token, 4)}
 
 
 def sheet(name: str, tokenizer: Tokenizer, text: str) -> Sheet:
     """The text under a tokenizer that is called ``name``; UserError as ``check`` says."""
     check(text)
     refused: str | None = None
-    found: tuple[Token, ...] = ()
+    found: list[Token] = []
     try:
-        found = tuple(tokens(tokenizer, text))
+        found = tokens(tokenizer, text)
     except UserError as error:
         refused = str(error)
     ids, _ = tokenizer.framed([[]])
@@ -102,19 +93,18 @@ def sheet(name: str, tokenizer: Tokenizer, text: str) -> Sheet:
         name,
         algorithm(tokenizer),
         count(tokenizer),
-        found,
+        tuple(found),
         len(text),
         refused,
         tuple(tokenizer.specials),
         tuple(map(tokenizer.token, ids)),
-        tuple(habits(tokenizer)),
+        habits(tokenizer),
     )
 
 
 def check(text: str) -> None:
     """UserError for a text that is empty or was not UTF-8."""
-    if not text:
-        raise UserError("The text is empty; give some.")
+    need(bool(text), "The text is empty; give some.")
     broken = next((at for at, letter in enumerate(text) if "\ud800" <= letter <= "\udfff"), None)
     if broken is not None:
         raise UserError(f"The text is not UTF-8 (character {broken}); convert it, for example with `iconv -t utf-8`.")
@@ -167,20 +157,27 @@ def tokens(tokenizer: Tokenizer, text: str) -> list[Token]:
 # ------------------------------------------------------------------------------------------ habits
 
 
-def habits(tokenizer: Tokenizer) -> list[Habit]:
+def habits(tokenizer: Tokenizer) -> dict[str, str]:
     """What it does with each kind of text, found out by giving it some."""
-    rows = (
-        ("capitals", _capitals(tokenizer)),
-        ("spaces", _blanks(tokenizer, " " * 2, " " * 4, " " * 8)),
-        ("tabs", _blanks(tokenizer, "\t", "\t" * 2, "\t" * 3)),
-        ("newlines", _blanks(tokenizer, "\n", "\n" * 2)),
-        ("digits", _digits(tokenizer)),
-        ("emoji", _fate(tokenizer, "🎵")),
-        ("other scripts", ", ".join(f"{word} {_fate(tokenizer, word)}" for word in ("鸟", "Привет", "नमस्ते"))),
-        ("code", _code(tokenizer)),
-        ("unknown", f"{RARE} {_fate(tokenizer, RARE)}"),
-    )
-    return [Habit(topic, does) for topic, does in rows]
+    found = partial(_or_refusal, tokenizer)
+    return {
+        "capitals": found(_capitals),
+        "spaces": found(_blanks, " " * 2, " " * 4, " " * 8),
+        "tabs": found(_blanks, "\t", "\t" * 2, "\t" * 3),
+        "newlines": found(_blanks, "\n", "\n" * 2),
+        "digits": found(_digits),
+        "emoji": found(_fate, "🎵"),
+        "other scripts": ", ".join(f"{word} {found(_fate, word)}" for word in ("鸟", "Привет", "नमस्ते")),
+        "code": found(_code),
+        "unknown": f"{RARE} {found(_fate, RARE)}",
+    }
+
+
+def _or_refusal(tokenizer: Tokenizer, habit: Callable[..., str], *texts: str) -> str:
+    try:
+        return habit(tokenizer, *texts)
+    except UserError as error:
+        return "refused" if "does not know" in str(error) else f"refused: {error}"
 
 
 def pieces(tokenizer: Tokenizer, text: str) -> str:
@@ -189,11 +186,7 @@ def pieces(tokenizer: Tokenizer, text: str) -> str:
 
 
 def _capitals(tokenizer: Tokenizer) -> str:
-    try:
-        kept = tokenizer.decode(tokenizer.encode("London")).strip()
-    except UserError as error:
-        return _refusal(error)
-    if kept == "london":
+    if tokenizer.decode(tokenizer.encode("London")).strip() == "london":
         return "become small letters"
     return " ".join(pieces(tokenizer, word) for word in ("london", "London", "LONDON"))
 
@@ -203,10 +196,7 @@ def _blanks(tokenizer: Tokenizer, *runs: str) -> str:
     said = []
     for run in runs:
         text = f"x{run}y"
-        try:
-            ids = tokenizer.encode(text)
-        except UserError as error:
-            return _refusal(error)
+        ids = tokenizer.encode(text)
         between = tokenizer.decode(ids).strip()[1:-1]
         if tokenizer.unk in ids:
             said.append(f"{len(run)}: {tokenizer.token(tokenizer.unk)}" if tokenizer.unk is not None else "")
@@ -219,10 +209,7 @@ def _blanks(tokenizer: Tokenizer, *runs: str) -> str:
 
 
 def _digits(tokenizer: Tokenizer) -> str:
-    try:
-        found = tokens(tokenizer, "1234567")
-    except UserError as error:
-        return _refusal(error)
+    found = tokens(tokenizer, "1234567")
     lengths = [len(token.shown.removeprefix("##").strip()) for token in found if token.shown.strip()]
     if any(token.kind == UNKNOWN for token in found):
         return _fate(tokenizer, "1234567")
@@ -233,11 +220,7 @@ def _digits(tokenizer: Tokenizer) -> str:
 def _code(tokenizer: Tokenizer) -> str:
     cut = []
     for word in KEYWORDS:
-        text = f"x {word}"
-        try:
-            found = [token for token in tokens(tokenizer, text) if token.end > 2 and token.shown.strip()]
-        except UserError as error:
-            return _refusal(error)
+        found = [token for token in tokens(tokenizer, f"x {word}") if token.end > 2 and token.shown.strip()]
         if len(found) != 1 or found[0].kind != PIECE:
             cut.append("|".join(token.shown.strip() for token in found))
     whole = f"{len(KEYWORDS) - len(cut)} of {len(KEYWORDS)} are one token"
@@ -246,20 +229,13 @@ def _code(tokenizer: Tokenizer) -> str:
 
 def _fate(tokenizer: Tokenizer, text: str) -> str:
     """What becomes of a text that may not be known."""
-    try:
-        found = tokens(tokenizer, text)
-    except UserError as error:
-        return _refusal(error)
+    found = tokens(tokenizer, text)
     lost = [token for token in found if token.kind == UNKNOWN]
     if lost:
         return lost[0].name
     raw = sum(token.kind == BYTES for token in found)
     seen = sum(bool(token.shown.strip()) for token in found)  # not the space that SentencePiece puts before a text
     return f"{counted(seen)} of bytes" if raw == seen else counted(seen) + (f", {raw} of bytes" if raw else "")
-
-
-def _refusal(error: UserError) -> str:
-    return "refused" if "does not know" in str(error) else f"refused: {error}"
 
 
 def counted(number: int) -> str:

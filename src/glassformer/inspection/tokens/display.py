@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...tokenizer.stream import byte_alphabet
+from ...tokenizer.stream import bytes_by_letter
 from .segmentation import Match, Merge, Path, Trace
 
 SIGNS = {" ": "·", "\t": "→", "\n": "↵", "\r": "␍"}
@@ -36,8 +36,7 @@ def _steps(trace: Trace) -> list[str]:
             lines.append(f"  rank {step.rank:>6,}  {pair:<{wide}}  {' '.join(step.pieces)}")
         elif isinstance(step, Match):
             found = "none is an entry: the whole word is unknown" if step.piece is None else f"longest: {step.piece}"
-            looked = f"{step.tried} tried"
-            lines.append(f'  "{step.rest}"  {looked}, {found}')
+            lines.append(f'  "{step.rest}"  {step.tried} tried, {found}')
         elif isinstance(step, Path):
             best = step.score if best is None else best
             what = "best " if number == 1 else "rival"
@@ -45,16 +44,14 @@ def _steps(trace: Trace) -> list[str]:
             lines.append(f"  {what} {step.score:9.3f}  {' '.join(step.pieces)}{less}")
     if trace.whole and trace.steps:
         last = trace.steps[-1]
-        same = isinstance(last, Merge) and last.pieces == (trace.word,)
-        lines.append(
-            f"  the whole word is an entry and is taken at once; merges {'agree' if same else 'do not reach it'}"
-        )
+        come = "agree" if isinstance(last, Merge) and last.pieces == (trace.word,) else "do not reach it"
+        lines.append(f"  the whole word is an entry and is taken at once; merges {come}")
     return lines
 
 
 def _word(trace: Trace) -> str:
     """The word as it was read, where it is written in the byte alphabet."""
-    table = {letter: byte for byte, letter in byte_alphabet().items()}
+    table = bytes_by_letter()
     if trace.algorithm != "BPE" or not all(letter in table for letter in trace.word):
         return trace.word
     try:

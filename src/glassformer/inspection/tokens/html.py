@@ -30,8 +30,8 @@ td.number {{ text-align: right }}
 def page(text: str, sheets: Sequence[Sheet], traces: Sequence[Sequence[Trace]], ids: bool = False) -> str:
     """The page's HTML; ``traces`` holds those of each sheet, or none; ``ids`` shows them from the start."""
     rows = "\n".join(_row(sheet) for sheet in sheets)
-    topics = [habit.topic for habit in sheets[0].habits]
-    habits = "\n".join(_habit_row(sheet) for sheet in sheets)
+    does = (escape(sheet.name) + "".join(f"<td>{escape(one)}" for one in sheet.habits.values()) for sheet in sheets)
+    habits = "\n".join(f"<tr><td>{cells}</tr>" for cells in does)
     parts = "\n".join(_section(sheet, traces[at] if traces else ()) for at, sheet in enumerate(sheets))
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>Tokens</title><style>{STYLE}</style></head><body>
@@ -44,7 +44,7 @@ def page(text: str, sheets: Sequence[Sheet], traces: Sequence[Sequence[Trace]], 
 </table></section>
 {parts}
 <section><h2>What each does with</h2><table>
-<tr><th>tokenizer{"".join(f"<th>{escape(topic)}" for topic in topics)}</tr>
+<tr><th>tokenizer{"".join(f"<th>{escape(topic)}" for topic in sheets[0].habits)}</tr>
 {habits}
 </table></section>
 <p>· is a space, → a tab, ↵ a new line. A dashed border: bytes; a heavy one: unknown.</p>
@@ -58,10 +58,6 @@ def _row(sheet: Sheet) -> str:
     cells = "".join(f'<td class="number">{number:,}' for number in numbers)
     ratio = f'<td class="number">{sheet.characters_per_token:.2f}'
     return f"<tr><td>{escape(sheet.name)}<td>{escape(sheet.algorithm)}{cells}{ratio}</tr>"
-
-
-def _habit_row(sheet: Sheet) -> str:
-    return f"<tr><td>{escape(sheet.name)}{''.join(f'<td>{escape(habit.does)}' for habit in sheet.habits)}</tr>"
 
 
 def _section(sheet: Sheet, traces: Iterable[Trace]) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ...errors import UserError
 from ...tokenizer.tokenizer import Tokenizer
-from ...tokenizer.tokenizer_json import Spec, without_specials
+from ...tokenizer.tokenizer_json import Spec, ids_of, without_specials
 
 UNKNOWN_PENALTY = 10.0  # below the worst score: what Unigram gives a character that is in no piece
 
@@ -91,25 +91,18 @@ class Tracer:
         spec: Spec = without_specials(tokenizer._spec, tokenizer.specials) or tokenizer._spec
         self.model: dict[str, Any] = spec["model"]
         self.algorithm: str = self.model["type"]
-        listed = self.model["vocab"]
+        self.ids: dict[str, int] = ids_of({"model": self.model})
         self.scores: dict[str, float] = {}
         if self.algorithm == "Unigram":
-            self.scores = dict(listed)
-            listed = {piece: id for id, (piece, _) in enumerate(listed)}
+            self.scores = dict(self.model["vocab"])
             self.longest = max(map(len, self.scores))
             self.unknown_score = min(self.scores.values()) - UNKNOWN_PENALTY
-        self.ids: dict[str, int] = listed
         if self.algorithm == "BPE":
             allowed = {(left, right) for left, right in self.model["merges"]}
             every = enumerate(tokenizer._spec["model"]["merges"])
             self.ranks = {(left, right): rank for rank, (left, right) in every if (left, right) in allowed}
-        ways: dict[str, Callable[[str], Trace]] = {
-            "BPE": self._bpe,
-            "WordPiece": self._wordpiece,
-            "Unigram": self._unigram,
-            "WordLevel": self._word_level,
-        }
-        self.way = ways[self.algorithm]
+        ways = {"BPE": self._bpe, "WordPiece": self._wordpiece, "Unigram": self._unigram, "WordLevel": self._word_level}
+        self.way: Callable[[str], Trace] = ways[self.algorithm]
 
     def __call__(self, word: str) -> Trace:
         return self.way(word)
@@ -225,7 +218,7 @@ class Tracer:
         unknown = self.model["vocab"][self.model["unk_id"]][0] if self.model.get("unk_id") is not None else ""
         written = []
         for piece in joined:
-            raw = self._bytes(piece) if piece not in self.ids and self.model.get("byte_fallback") else []
+            raw = self._bytes(piece) if self.model.get("byte_fallback") else []
             written += [piece] if piece in self.ids else raw or [unknown]
         return written
 

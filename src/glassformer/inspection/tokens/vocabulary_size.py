@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ...errors import UserError
+from ...errors import UserError, need
 from ...tokenizer import trainers
 
 USUAL = (512, 1024, 2048, 4096, 8192, 16384)
@@ -32,16 +32,14 @@ def sizes(kind: str, texts: Iterable[str], entries: Sequence[int] = USUAL, dim: 
 
     Sizes that the texts cannot fill are left out, with one entry for the largest that they can. Raises UserError.
     """
-    if kind not in trainers.SIZED:
-        raise UserError(f'A "{kind}" tokenizer has one size; choose {", ".join(trainers.SIZED)}.')
+    need(kind in trainers.SIZED, f'A "{kind}" tokenizer has one size; choose {", ".join(trainers.SIZED)}.')
     if dim < 1 or any(size < 1 for size in entries):
         raise UserError("Sizes and the width of an embedding are above 0; give others.")
     whole = "".join(texts)
     cut = _border(whole)
     train, test = whole[:cut], whole[cut:]
     words = len(test.split())
-    if words < FEWEST:
-        raise UserError("This text has too few words to train on some and count others; give a longer one.")
+    need(words >= FEWEST, "This text has too few words to train on some and count others; give a longer one.")
     found: list[Size] = []
     for size in sorted(set(entries)):
         tokenizer = trainers.train(kind, train.splitlines(keepends=True), size)

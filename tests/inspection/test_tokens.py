@@ -242,3 +242,8 @@ def test_a_broken_gguf_vocabulary_is_refused(data: Path, tmp_path: Path) -> None
         (tmp_path / f"{name}.gguf").write_bytes(raw)
         with pytest.raises(UserError, match=r"GGUF|kind"):
             open_tokenizer(tmp_path / f"{name}.gguf")
+
+
+def test_what_a_tokenizer_refuses_is_a_habit_too() -> None:
+    """One that knows "London" and no other letters is still shown."""
+    assert compare.habits(train_tokenizer("char", ["London"]))["capitals"] == "refused"

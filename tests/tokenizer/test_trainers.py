@@ -99,7 +99,7 @@ def test_inner_letters_of_wordpiece_are_those_of_its_words() -> None:
     from glassformer.tokenizer import subwords
 
     odd = "don't stop, 漢字かな é e\u0301 a\u200bb naïve—yes x\ty\u00a0z C3PO №5 a.b"
-    library = subwords._library(train_tokenizer("wordpiece", [odd], 200, None)._spec)
+    library = subwords.load(train_tokenizer("wordpiece", [odd], 200, None)._spec, "The tokenizer")
     parts = library.pre_tokenizer.pre_tokenize_str(library.normalizer.normalize_str(odd))
     words = [word for word, _ in parts]
     letters, inner = subwords._word_letters(library, [odd])

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0, "int4": 0.5}
 GROUP = 64  # quantised weights that share one two-byte scale
-TRAIN = 16  # bytes a parameter while training: weight, gradient and AdamW's two moments, fp32 each
+FP32 = 4  # bytes a number
+TRAIN = 4 * FP32  # bytes a parameter while training: weight, gradient and AdamW's two moments, fp32 each
 PARTS = ("embedding", "attention", "feedforward", "norms", "head")
 SLOTS = {  # a model's slots by their names in a path -> the part that they belong to
     "attn": "attention",

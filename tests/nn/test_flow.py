@@ -106,3 +106,10 @@ def test_old_names_of_arguments_are_read_with_a_warning() -> None:
         assert torch.equal(pair.encode(ids, docs=cut).hidden, pair.encode(ids, document_ids=cut).hidden)
     with pytest.raises(TypeError, match="doks"):
         alone(ids, doks=cut)
+
+
+def test_where_documents_begin() -> None:
+    """At position 0, and where a row's first token goes on from elsewhere; padding begins none."""
+    pos = torch.tensor([[3, 4, 0, 1], [-1, -1, 0, 1], [0, 1, 2, -1], [-1, 5, -1, 6], [-1, -1, -1, -1]])
+    begins = [[1, 0, 1, 0], [0, 0, 1, 0], [1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0]]
+    assert document_starts(pos).tolist() == [list(map(bool, row)) for row in begins]

@@ -222,6 +222,7 @@ def generate(
     rows = list[Row]()
     for given, begin in zip(sources or starts, reading.rows or (), strict=True):
         for _ in range(samples):
+            # the last few tell that the text goes on, and how an unfinished character (4 bytes at most) begins
             writer = Writer(tokenizer.stream(), begin[-16:], stops) if tokenizer else None
             rows.append(Row(len(rows), given, begin, writer))
     known = None if tokenizer is None else tokenizer.size
@@ -308,7 +309,7 @@ def _uniform(rows: Sequence[Row], seed: int, length: int) -> Tensor:
         ids = tuple(row.prompt)
         name = f"{seed} {equals[ids]} {ids}".encode()
         equals[ids] += 1
-        own = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(name).digest()[:8], "big") >> 1)
+        own = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(name).digest()[:8], "big") >> 1)  # 63 bits
         uniform.append(torch.rand(length, generator=own))
     return torch.stack(uniform)
 

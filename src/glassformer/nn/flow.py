@@ -127,6 +127,15 @@ class Memory:
     metrics: dict[str, Tensor] = field(default_factory=dict)
 
 
+def document_starts(pos: Tensor) -> Tensor:
+    """Where documents begin (B, T): at position 0, and at a row's first token, whatever its position in ``pos`` (B, T).
+
+    Rows that training makes begin at 0; what goes on from a cache, or a piece of a text, may begin later.
+    """
+    there = pos >= 0
+    return (pos == 0) | (there & (there.cumsum(1) == 1))
+
+
 class Flow:
     """Positions, documents, memory, tape and auxiliary losses of one forward pass.
 

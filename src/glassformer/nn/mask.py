@@ -13,6 +13,7 @@ from .. import config
 from ..config.mask_arrays import TokenInfo, allowed
 from .build import build, builds
 
+# Functions already in config, which draws and counts masks without torch; of a user's own rule ``builds`` tells one.
 for kind in get_args(config.MaskRule):
     builds(kind)(kind.allows)
 

@@ -12,7 +12,7 @@ from .. import config
 from .build import builds, uncompiled
 from .dropout import Dropout
 from .feedforward import ACTIVATIONS
-from .flow import Flow, TracedModule
+from .flow import Flow, TracedModule, document_starts
 from .linear import linear
 
 
@@ -51,10 +51,9 @@ class Pool(Labels):
         return flow.look(self, "write", self.labels(nn.functional.normalize(x, dim=-1) if self.unit else x))
 
     def gather(self, hidden: Tensor, pos: Tensor) -> Tensor:
-        """The vector of each document (D, C); a document begins where the position is 0, -1 belongs to none."""
+        """The vector of each document (D, C) of ``pos`` (B, T); padding, -1, belongs to none."""
         there = pos.flatten() >= 0
-        states, place = hidden.flatten(0, 1)[there], pos.flatten()[there]
-        first = place == 0
+        states, first = hidden.flatten(0, 1)[there], document_starts(pos).flatten()[there]
         if self.of == "first":
             return states[first]
         if self.of == "last":

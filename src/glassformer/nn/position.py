@@ -152,7 +152,10 @@ def yarn_scaling(cfg: config.YarnScaling) -> RopeScaling:
         def index(turns: float) -> float:  # of the frequency with so many turns in the original length
             return count * math.log(cfg.length / (turns * 2 * math.pi)) / math.log(theta)
 
-        first, last = max(math.floor(index(cfg.fast)), 0), min(math.ceil(index(cfg.slow)), 2 * count - 1)
+        first, last = (
+            max(math.floor(index(cfg.fast)), 0),
+            min(math.ceil(index(cfg.slow)), 2 * count - 1),
+        )  # dim - 1, as published
         slowed = ((torch.arange(count, device=frequencies.device) - first) / max(last - first, 1e-3)).clamp(0, 1)
         size = 0.1 * math.log(max(cfg.factor, 1.0)) + 1 if cfg.size is None else cfg.size
         return slowed * frequencies / cfg.factor + (1 - slowed) * frequencies, size

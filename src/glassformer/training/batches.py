@@ -23,6 +23,7 @@ from ..config.objective import Objective
 from ..config.old_names import renamed
 from ..data.shards import Shards
 from ..errors import UserError
+from ..nn.flow import document_starts
 
 Array = np.ndarray[Any, Any]
 ORDER = 2
@@ -61,7 +62,7 @@ class Batch:
         if self.labels is None:
             return self._each(lambda name, part: part[low:high])
         alone = self.tokens.new_ones(len(self.tokens))
-        counts = alone if self.pos is None else (self.pos == 0).sum(1)  # documents a row
+        counts = alone if self.pos is None else document_starts(self.pos).sum(1)  # documents a row
         first, last = int(counts[:low].sum()), int(counts[:high].sum())
         return self._each(lambda name, part: part[first:last] if name == "labels" else part[low:high])
 
@@ -96,6 +97,7 @@ class Rows:
         first = np.searchsorted(self.borders, begin, side="right")
         count = np.searchsorted(self.borders, begin + T, side="right") - first
         if count.any():
+            # every border in a row, one after another: nth counts it among all borders, column is its place in the row
             row = np.repeat(np.arange(rows), count)
             nth = np.arange(len(row)) - np.repeat(np.cumsum(count) - count - first, count)
             column = self.borders[nth] - begin[row]

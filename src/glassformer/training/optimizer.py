@@ -99,6 +99,7 @@ class Muon(torch.optim.Optimizer):
                     self.state[p]["momentum_buffer"] = torch.zeros_like(p)
             buffers = [self.state[p]["momentum_buffer"] for p in moved]
             torch._foreach_lerp_(buffers, grads, 1 - group["momentum"])
+            # Nesterov: the gradient as the momentum of the next step will see it, as in torch.optim.Muon
             wanted = _matrices(torch._foreach_lerp(grads, buffers, group["momentum"]))
             torch._foreach_mul_(moved, 1 - group["lr"] * group["weight_decay"])
             weights = _matrices(moved)

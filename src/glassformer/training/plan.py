@@ -18,7 +18,7 @@ from ..config.context_length import longer_hint
 from ..config.objective import Full
 from ..config.run import Data, Examples, Run
 from ..config.run_file import model_changes
-from ..cost import Cost, cost
+from ..cost import FP32, TRAIN, Cost, cost
 from ..data import find as find_corpus
 from ..data.examples import Table, training_and_validation
 from ..errors import UserError, nearest, need, note
@@ -135,7 +135,7 @@ class RunPlan:
         """Bytes to train in ``dtype``; a weight that does not train has no gradient and no moments."""
         if frozen is None:
             frozen = 0 if isinstance(self.settings.train.tune, Full) else self.cost.total
-        return self.cost.train("bf16" if dtype == "bfloat16" else "fp32") - 12 * frozen
+        return self.cost.train("bf16" if dtype == "bfloat16" else "fp32") - (TRAIN - FP32) * frozen
 
     def check(self, model: config.Model) -> None:
         """UserError for an objective that does not fit the model, the kind of data or the tokenizers."""

@@ -137,9 +137,11 @@ def ascent(grad: Tensor, embedded: Tensor, pos: Tensor | None) -> Tensor:
     """``grad`` (B, T, C), in each document scaled to the mean length of its embedded tokens; padding has none."""
     import torch
 
+    from ...nn.flow import document_starts
+
     lengths = torch.linalg.vector_norm(embedded.float(), dim=-1)  # (B, T)
     pos = torch.arange(grad.shape[1], device=grad.device).expand_as(lengths) if pos is None else pos
-    which = ((pos.flatten() == 0).cumsum(0) - 1).clamp(min=0)
+    which = (document_starts(pos).flatten().cumsum(0) - 1).clamp(min=0)
     real = (pos.flatten() >= 0).float()
     parts = torch.stack((grad.float().square().sum(-1).flatten(), lengths.flatten(), torch.ones_like(real))) * real
     square, length, tokens = lengths.new_zeros(3, int(which[-1]) + 1).index_add_(1, which, parts)  # of each document

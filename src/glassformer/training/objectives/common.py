@@ -56,12 +56,14 @@ class Documents:
 
 
 def documents(batch: Batch) -> Documents:
-    """The documents of a batch; what comes first in a row begins one."""
+    """The documents of a batch."""
+    import torch
+
+    from ...nn.flow import document_starts
+
     shape = batch.tokens.shape
-    pos = np.broadcast_to(np.arange(shape[1]), shape) if batch.pos is None else batch.pos.numpy()
-    real = pos >= 0
-    before = np.pad(real, ((0, 0), (1, 0)))[:, :-1]
-    opens = real & ((pos == 0) | ~before)
+    pos = torch.arange(shape[1]).expand(shape) if batch.pos is None else batch.pos
+    real, opens = (pos >= 0).numpy(), document_starts(pos).numpy()
     of = np.where(real, opens.cumsum().reshape(shape) - 1, -1)
     return Documents(np.flatnonzero(opens), np.bincount(of[real]), of)
 

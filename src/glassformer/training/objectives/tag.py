@@ -68,6 +68,7 @@ class Tag(Objective):
         import torch
         from torch.nn.functional import cross_entropy
 
+        from ...nn.flow import document_starts
         from ..loss import Loss, aux_loss, forward, tokens_in
 
         output = forward(model, batch)
@@ -77,8 +78,8 @@ class Tag(Objective):
         total = cross_entropy(answer, labels, reduction="sum", label_smoothing=smoothing)
         chosen, count = answer.argmax(-1), len(labels)
         metrics = {**output.metrics, "accuracy": (chosen == labels).float().sum() / max(1, count)}
-        opens = torch.zeros_like(asked) if batch.pos is None else batch.pos == 0
-        opens[:, 0] = True
+        pos = torch.arange(asked.shape[1], device=asked.device).expand_as(asked) if batch.pos is None else batch.pos
+        opens = document_starts(pos)
         sentence = opens.flatten().cumsum(0).view_as(asked)[asked]
         first = sentence.diff(prepend=sentence.new_zeros(1)).clamp(max=1)
         labels = torch.stack((labels, first), 1)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         look,
         saliency,
         top_activations,
+        trace,
         word_in_contexts,
     )
     from .training import train
@@ -50,6 +51,7 @@ __all__ = [
     "saliency",
     "save",
     "top_activations",
+    "trace",
     "train",
     "use",
     "word_in_contexts",
@@ -67,6 +69,7 @@ _HOME = {
     "logit_lens": ".inspection",
     "saliency": ".inspection",
     "top_activations": ".inspection",
+    "trace": ".inspection",
     "word_in_contexts": ".inspection",
     "use": ".config.extend",
 }

@@ -9,6 +9,7 @@ VERBS = {
     "classify": "The label of each text or pair of texts, or of each word.",
     "eval": "How well a model predicts a text; how good its translations are; how often its labels are right.",
     "look": "Any named value inside the model while it reads a text.",
+    "why": "One number of a forward pass, opened to its arithmetic: its operands and their addresses.",
     "lens": "What each depth of a model would say: the logit lens, and a tuned lens.",
     "attribution": "What each head, MLP, expert, embedding and bias added to a logit.",
     "saliency": "What an answer owes to each token of the text: gradients and integrated gradients.",

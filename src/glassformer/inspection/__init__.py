@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .lens import logit_lens, logits_by_depth
     from .looking import describe, look, paths, predictions, read_tokens, summarise, to_dict
     from .neurons import Neuron, top_activations
+    from .tracing import trace
     from .tuned_lens import TunedLens, fit_tuned_lens
 
 _HOME = {
@@ -37,6 +38,7 @@ _HOME = {
     "svg": ".alignment",
     "to_dict": ".looking",
     "top_activations": ".neurons",
+    "trace": ".tracing",
     "TunedLens": ".tuned_lens",
     "word_in_contexts": ".contexts",
 }
@@ -61,6 +63,7 @@ __all__ = [
     "svg",
     "to_dict",
     "top_activations",
+    "trace",
     "word_in_contexts",
 ]
 

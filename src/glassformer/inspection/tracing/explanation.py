@@ -1,0 +1,148 @@
+"""The arithmetic of one number, as a record that can be printed, sent and followed back."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from .kinds import Line
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A number that another is computed from, and where it stands."""
+
+    address: str
+    value: float
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """One number: what kind of operation gave it, from which operands, and what these give when it is done again.
+
+    ``value`` is the number as the model has it (in ``dtype``), ``recomputed`` what its operands give in float64;
+    ``terms`` (n,) add up to it where it is a sum. ``factors`` and ``others`` hold the operands, ``numbers`` what came
+    out on the way (a mean, a sum of exponentials).
+    """
+
+    address: str
+    kind: str
+    value: float
+    dtype: str
+    recomputed: float
+    terms: Tensor
+    factors: tuple[Line, ...]
+    others: tuple[Line, ...]
+    numbers: dict[str, float]
+    place: str
+    sentence: str
+    equation: str
+    source: str
+    weights: dict[str, str] = field(default_factory=dict)
+    edited: bool = False
+
+    @property
+    def difference(self) -> float:
+        """The value less what its operands give: rounding, or an edit's effect."""
+        if self.value == self.recomputed:  # infinities too
+            return 0.0
+        return self.value - self.recomputed
+
+    @property
+    def operands(self) -> list[Operand]:
+        """Every number that was read, with its address."""
+        lines = (*self.factors, *self.others)
+        return [Operand(line.address(at), float(line.values[at])) for line in lines for at in range(len(line.values))]
+
+    def term(self, at: int) -> tuple[float, list[Operand]]:
+        """The term number ``at`` and its factors; a sum of single values has one operand a term."""
+        if not self.factors:
+            lines = [self.others[at]] if at < len(self.others) else []
+            return float(self.terms[at]), [Operand(line.address(), float(line.values[0])) for line in lines]
+        chosen = [(line, 0 if len(line.values) == 1 else at) for line in self.factors]
+        return float(self.terms[at]), [Operand(line.address(i), float(line.values[i])) for line, i in chosen]
+
+    def largest(self) -> str | None:
+        """The address of the operand with the largest term, a value before a weight; None where none is left."""
+        if not len(self.terms) and not self.others:
+            return None
+        if not len(self.terms):
+            return self.others[0].address()
+        _, operands = self.term(int(self.terms.abs().argmax()))
+        if not operands:
+            return self.others[0].address() if self.others else None
+        own = [one for one in operands if one.address.partition("[")[0] not in self.weights.values()]
+        return (own or operands)[0].address
+
+    def to_dict(self, most: int | None = None) -> dict[str, Any]:
+        """As JSON holds it; of the terms at most the ``most`` largest, with how many there are."""
+        order = self.order()[:most] if most is not None else list(range(len(self.terms)))
+        terms = []
+        for at in order:
+            value, operands = self.term(at)
+            terms.append({"term": at, "value": _json(value), "operands": [_told(one) for one in operands]})
+        others = [Operand(line.address(), float(line.values[0])) for line in self.others if len(line.values) == 1]
+        numbers = {name: _json(value) for name, value in self.numbers.items()}
+        told = {"address": self.address, "kind": self.kind, "value": _json(self.value), "dtype": self.dtype}
+        return {
+            **told,
+            "recomputed": _json(self.recomputed),
+            "difference": _json(self.difference),
+            "sentence": self.sentence,
+            "place": self.place,
+            "equation": self.equation,
+            "numbers": numbers,
+            "count": len(self.terms),
+            "terms": terms,
+            "others": [_told(one) for one in others],
+            "source": self.source,
+            "edited": self.edited,
+        }
+
+    def order(self) -> list[int]:
+        """The terms by size, the largest first."""
+        return self.terms.abs().argsort(descending=True).tolist()
+
+    def lines(self, most: int = 8) -> list[str]:
+        """As text: the number, how it came about, its largest terms, what they give together."""
+        told = [f"{self.address} = {self.value:.9g}   ({self.kind}, {self.dtype})"]
+        if self.place:
+            told.append(f"  {self.place}")
+        told.append(f"  {self.sentence}")
+        told.append(f"  {self.equation}" + (f"   {self.source}" if self.source else ""))
+        shown = self.order()[:most]
+        running = 0.0
+        for at in shown:
+            value, operands = self.term(at)
+            running += value
+            factors = " x ".join(f"{one.address} {one.value:.6g}" for one in operands)
+            told.append(
+                f"    {value:+.6g}  = {factors}"
+                if len(operands) > 1 or self.kind == "softmax"
+                else f"    {value:+.6g}  {factors}"
+            )
+        if len(self.terms) > len(shown):
+            rest = float(self.terms.sum()) - running
+            told.append(f"    {rest:+.6g}  {len(self.terms) - len(shown)} smaller terms")
+        for line in self.others if self.factors or not len(self.terms) else self.others[len(self.terms) :]:
+            if len(line.values) == 1:
+                told.append(f"    with {line.address()} {float(line.values[0]):.6g}")
+            else:
+                told.append(f"    with {len(line.values)} numbers from {line.address()} on")
+        if self.kind not in ("leaf", "weight", "generic"):
+            told.append(f"  again from these, in float64: {self.recomputed:.9g}; difference {self.difference:.3g}")
+        return told
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+
+def _told(one: Operand) -> dict[str, Any]:
+    return {"address": one.address, "value": _json(one.value)}
+
+
+def _json(number: float) -> float | None:
+    return number if math.isfinite(number) else None

@@ -1,0 +1,53 @@
+"""What has no arithmetic of ours: what is given, what an edit put there, parts that nobody has described."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ..plan import Op
+from .base import Index, Kind, Reader, Weights, Worked, same
+
+
+class Edit(Kind):
+    """A value that an edit of the tape has put in the place of another."""
+
+    name = "edit"
+
+    def compute(self, op: Op, x: Sequence[Tensor], w: Weights) -> Tensor:
+        return x[0]
+
+    def cell(self, op: Op, at: Index, read: Reader) -> Worked:
+        return same(read.input(0, *at), "An edit put this in the place of the value.", "edit(x)")
+
+
+class Generic(Kind):
+    """A part that nobody has described: its module is called; its arithmetic stays closed."""
+
+    name = "generic"
+    whole = True
+
+    def compute(self, op: Op, x: Sequence[Tensor], w: Weights) -> Tensor:
+        call: Callable[..., Tensor] = op.params["call"]
+        return call(*x)
+
+    def cell(self, op: Op, at: Index, read: Reader) -> Worked:
+        empty = torch.zeros(0, dtype=torch.float64)
+        return Worked(math.nan, empty, (), "A part that nobody has described: what goes in and what comes out.", "f(x)")
+
+
+class Leaf(Kind):
+    """Where the arithmetic begins: token ids, positions, weights."""
+
+    name = "leaf"
+
+    def compute(self, op: Op, x: Sequence[Tensor], w: Weights) -> Tensor:
+        raise AssertionError(f"{op.id} is given")
+
+    def cell(self, op: Op, at: Index, read: Reader) -> Worked:
+        what = {"tokens": "The number of a token", "source": "The number of a token of the source"}
+        words = f"{what.get(op.id, 'The position of a token')}: here the arithmetic begins."
+        return Worked(math.nan, torch.zeros(0, dtype=torch.float64), (), words, "given")

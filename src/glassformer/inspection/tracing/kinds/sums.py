@@ -1,0 +1,213 @@
+"""Sums and products, activations, norms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ....nn.feedforward import ACTIVATIONS
+from ..plan import Op
+from .base import Index, Kind, Reader, Weights, Worked, one, products, same
+
+
+class Add(Kind):
+    """The sum of its inputs."""
+
+    name = "add"
+    words = "The sum of {n} values at this place."
+
+    def compute(self, op: Op, x: Sequence[Tensor], w: Weights) -> Tensor:
+        total = x[0]
+        for other in x[1:]:
+            total = total + other
+        return total
+
+    def cell(self, op: Op, at: Index, read: Reader) -> Worked:
+        lines = [read.input(number, *at) for number in range(len(op.inputs))]
+        terms = torch.cat([line.values for line in lines])
+        words = self.words.format(n=len(lines))
+        return Worked(float(terms.sum()), terms, (), words, " + ".join("xyzuvw"[: len(lines)]), tuple(lines))
+
+
+class Residual(Add):
+    """What a sublayer writes, added to the residual stream."""
+
+    name = "residual"
+    words = "The residual stream and what was written to it, {n} values."
+
+
+class Scale(Kind):
+    """Every number multiplied by one."""
+
+    name = "scale"
+
+    def compute(self, op: Op, x: Sequence[Tensor], w: Weights) -> Tensor:
+        by = op.params["by"]
+        return x[0] * (torch.tensor(by, dtype=x[0].dtype) if op.params.get("rounded") else by)
+
+    def cell(self, op: Op, at: Index, read: Reader) -> Worked:
+        by, line = float(op.params["by"]), read.input(0, *at)
+        return same(line, f"Multiplied by {by:.6g}{op.params.get('why', '')}.", f"x * {by:.6g}", one(line) * by, by=by)
+
+
+class Linear(Kind):
+    """A product with a weight matrix, and a bias."""
+
+    name = "linear"
+    words = "Row {o} of the weight matrix times the input vector: {n} products{bias}."
+
+    def compute(self, op: Op, x: Sequence[Tensor], w: Weights) -> Tensor:
+        y = F.linear(x[0], w["weight"], w.get("bias"))
+        return y * op.params["factor"] if "factor" in op.params else y
+
+    def cell(self, op: Op, at: Index, read: Reader) -> Worked:
+        x, row, bias = read.input(0, *at[:-1], None), read.weight("weight", at[-1], None), read.weight("bias", at[-1])
+        assert row is not None
+        words = self.words.format(o=at[-1], n=len(x.values), bias=", and a bias" if bias else "")
+        return products((x, row), words, "sum_i x_i W[o,i]", bias, op.params.get("factor", 1.0))
+
+
+class LMHead(Linear):
+    """The hidden state with the vector of each token of the vocabulary."""
+
+    name = "lm_head"
+    words = "The vector of token {o} times the hidden state: {n} products{bias}."
+
+
+class Classify(Linear):
+    """A label's score."""
+
+    name = "classify"
+    words = "The vector of label {o} times the hidden state: {n} products{bias}."
+
+
+class Router(Linear):
+    """A mixture's score of each expert, in fp32 at least."""
+
+    name = "router"
+    words = "How well expert {o} fits the token: {n} products{bias}."
+
+    def compute(self, op: Op, x: Sequence[Tensor], w: Weights) -> Tensor:
+        wide = torch.promote_types(x[0].dtype, torch.float32)
+        return F.linear(x[0].to(wide), w["weight"].to(wide))
+
+
+class Expert(Kind):
+    """A product with the matrix of each expert that the token was sent to: (B, T, k, out)."""
+
+    name = "expert"
+
+    def compute(self, op: Op, x: Sequence[Tensor], w: Weights) -> Tensor:
+        rows, chosen = x
+        rows = rows if rows.ndim == 4 else rows[:, :, None].expand(*chosen.shape, -1)
+        out = rows.new_zeros(*chosen.shape, w["weight"].shape[1])
+        for expert in sorted(set(chosen.flatten().tolist())):
+            here = chosen == expert
+            out[here] = F.linear(rows[here], w["weight"][expert], w["bias"][expert] if "bias" in w else None)
+        return out
+
+    def cell(self, op: Op, at: Index, read: Reader) -> Worked:
+        b, t, k, o = at
+        chosen = read.input(1, b, t, k)
+        expert = int(one(chosen))
+        x = read.input(0, b, t, None) if op.params["first"] else read.input(0, b, t, k, None)
+        row, bias = read.weight("weight", expert, o, None), read.weight("bias", expert, o)
+        assert row is not None
+        words = f"Expert {expert}, choice {k} of this token: row {o} of its matrix times the input."
+        made = products((x, row), words, "sum_i x_i W[e,o,i]", bias)
+        return Worked(made.value, made.terms, made.factors, words, made.equation, (*made.others, chosen), made.numbers)
+
+
+class Combine(Kind):
+    """What the chosen experts made, weighed by the router."""
+
+    name = "combine"
+
+    def compute(self, op: Op, x: Sequence[Tensor], w: Weights) -> Tensor:
+        answers, weight = x
+        return (answers * weight[..., None]).sum(2).to(answers.dtype)
+
+    def cell(self, op: Op, at: Index, read: Reader) -> Worked:
+        b, t, c = at
+        lines = (read.input(0, b, t, None, c), read.input(1, b, t, None))
+        return products(lines, f"{len(lines[0].values)} experts' answers, weighed by the router.", "sum_k weight_k y_k")
+
+
+class Softcap(Kind):
+    """Bounded smoothly: c tanh(x / c)."""
+
+    name = "softcap"
+
+    def compute(self, op: Op, x: Sequence[Tensor], w: Weights) -> Tensor:
+        return op.params["cap"] * torch.tanh(x[0] / op.params["cap"])  # type: ignore[no-any-return]
+
+    def cell(self, op: Op, at: Index, read: Reader) -> Worked:
+        cap, line = float(op.params["cap"]), read.input(0, *at)
+        value = cap * math.tanh(one(line) / cap)
+        return same(line, f"Kept between -{cap:g} and {cap:g}.", f"{cap:g} tanh(x / {cap:g})", value, cap=cap)
+
+
+class Act(Kind):
+    """An activation."""
+
+    name = "act"
+
+    def compute(self, op: Op, x: Sequence[Tensor], w: Weights) -> Tensor:
+        return ACTIVATIONS[op.params["act"]](x[0])
+
+    def cell(self, op: Op, at: Index, read: Reader) -> Worked:
+        act, line = op.params["act"], read.input(0, *at)
+        return same(line, f"{act} of {one(line):.6g}.", f"{act}(x)", float(ACTIVATIONS[act](line.values)))
+
+
+class GLU(Kind):
+    """A gate times what it lets through."""
+
+    name = "glu"
+
+    def compute(self, op: Op, x: Sequence[Tensor], w: Weights) -> Tensor:
+        return x[0] * x[1]
+
+    def cell(self, op: Op, at: Index, read: Reader) -> Worked:
+        return products((read.input(0, *at), read.input(1, *at)), "The gate times what it lets through.", "gate * up")
+
+
+class Norm(Kind):
+    """LayerNorm (Ba et al. 2016), RMSNorm (Zhang & Sennrich 2019), or length 1 (``type`` "unit")."""
+
+    name = "norm"
+
+    def compute(self, op: Op, x: Sequence[Tensor], w: Weights) -> Tensor:
+        p = op.params
+        if p["type"] == "unit":
+            return F.normalize(x[0], dim=-1)
+        if p["type"] == "layer":
+            return F.layer_norm(x[0], x[0].shape[-1:], w["weight"], w.get("bias"), p["eps"])
+        gain = None if "weight" not in w else (w["weight"] + p["offset"] if p["offset"] else w["weight"])
+        return F.rms_norm(x[0], x[0].shape[-1:], None if gain is None else gain.to(x[0].dtype), p["eps"])
+
+    def cell(self, op: Op, at: Index, read: Reader) -> Worked:
+        p, whole = op.params, read.input(0, *at[:-1], None)
+        row, own = whole.values, read.input(0, *at)
+        if p["type"] == "unit":
+            length = max(float(row.norm()), 1e-12)
+            return same(own, "Divided by the vector's length.", "x / |x|", one(own) / length, whole, length=length)
+        gain, shift = read.weight("weight", at[-1]), read.weight("bias", at[-1])
+        mean = float(row.mean()) if p["type"] == "layer" else 0.0
+        spread = math.sqrt(float((row - mean).square().mean()) + p["eps"])
+        value = (one(own) - mean) / spread
+        by = 1.0 if gain is None else one(gain) + p.get("offset", 0.0)
+        value = value * by + (0.0 if shift is None else one(shift))
+        others = tuple(line for line in (gain, shift, whole) if line is not None)
+        if p["type"] == "layer":
+            words = (
+                f"Minus the vector's mean {mean:.6g}, divided by its deviation {spread:.6g}, times the gain {by:.6g}."
+            )
+            equation = "(x - mean) / sqrt(var + eps) * gain" + (" + bias" if shift is not None else "")
+            return same(own, words, equation, value, *others, mean=mean, deviation=spread, gain=by)
+        words = f"Divided by the vector's root mean square {spread:.6g}, times the gain {by:.6g}."
+        return same(own, words, "x / sqrt(mean(x^2) + eps) * gain", value, *others, rms=spread, gain=by)

@@ -1,0 +1,259 @@
+"""One forward pass in which every number has an address, from the token ids to the probabilities."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ... import config
+from ...errors import UserError
+from ...nn import Model
+from .. import tables
+from ..looking import Text, listing, token_ids
+from .explanation import Explanation
+from .kinds import KINDS, Index, Line, Reader
+from .plan import Op
+from .values import KEEP, Values
+
+if TYPE_CHECKING:
+    from ...tokenizer.tokenizer import Tokenizer
+
+SIDES = {"T": "token", "S": "key", "V": "word", "H": "head", "K": "key-value head", "E": "expert", "L": "label"}
+SIDES |= {"k": "choice", "F": "neuron"}
+
+
+def trace(
+    model: Model,
+    tokenizer: Tokenizer | None,
+    text: Text,
+    source: Text | None = None,
+    edits: Mapping[str, Any] | None = None,
+    keep: int = KEEP,
+) -> Trace:
+    """One pass over ``text`` (or one row of token ids), everything addressable; nothing of it needs gradients.
+
+    ``source`` is what an encoder-decoder's encoder reads, ``edits`` are as a tape takes them; ``keep``
+    bounds the bytes of recorded values. Raises UserError for a text that the model cannot read.
+    """
+    pair = isinstance(model.config, config.EncoderDecoder)
+    if pair != (source is not None):
+        raise UserError(
+            "An encoder-decoder reads two texts; give the encoder's as source (--source)."
+            if pair
+            else "Only an encoder-decoder has a source; leave it out."
+        )
+    tokens = token_ids(model, tokenizer, text, second=pair)
+    given = None if source is None else token_ids(model, tokenizer, source)
+    for ids in (tokens, given):
+        if ids is not None and len(ids) != 1:
+            raise UserError(f"A trace is of one text and these are {len(ids)} rows; give one of them.")
+    return Trace(model, tokenizer, tokens, given, edits, keep)
+
+
+class Trace(Values):
+    """A forward pass: ``plan`` says what was computed in which order, ``trace[address]`` gives any value of it.
+
+    The model's own values are recorded; what lies between them, and all that grows with the square of the text, is
+    computed from them when asked for, by the plan.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        tokenizer: Tokenizer | None,
+        tokens: Tensor,
+        source: Tensor | None = None,
+        edits: Mapping[str, Any] | None = None,
+        keep: int = KEEP,
+    ) -> None:
+        super().__init__(model, tokens, source, edits, keep)
+        self.tokenizer = tokenizer
+
+    # ---------------------------------------------------------------------------------- values
+
+    def __getitem__(self, address: str) -> Tensor:
+        """The value at an address: ``decoder.blocks.3.attn.q``, or a part of it, ``[4, :, 7]``, batch row left out."""
+        name, index = self.parse(address)
+        if index is None:
+            return self._whole(name)
+        if name not in self.plan:
+            return self._weight(name)[index] if name in self.plan.weights else self._record(name)[index]
+        op = self.plan[name]
+        select = {
+            axis: place
+            for axis, place in zip(op.axes, index, strict=False)
+            if axis in ("H", "T") and isinstance(place, int)
+        }
+        value = self._value(name, select)
+        return value[tuple(0 if axis in select else place for axis, place in zip(op.axes, index, strict=False))]
+
+    def parse(self, address: str) -> tuple[str, tuple[int | slice, ...] | None]:
+        """An address as a name and an index of every side; raises UserError where there is no such number."""
+        match = re.fullmatch(r"\s*([^\[\]]+?)\s*(?:\[([^\[\]]*)\])?\s*", address)
+        if match is None:
+            raise UserError(f'"{address}" is no address; give one such as {self.example()}.')
+        name, inside = match.group(1), match.group(2)
+        name = self._known(name)
+        if inside is None:
+            return name, None
+        shape, axes = self.shape(name)
+        try:
+            places = [_place(part) for part in inside.split(",")]
+        except ValueError:
+            raise UserError(f'"[{inside}]" is no index; give integers, as in {self.example()}.') from None
+        if len(places) < len(shape) and axes[:1] in (("B",), ("N",)):  # the batch row is left out
+            places = [0, *places]
+        if len(places) > len(shape):
+            sides = " x ".join(f"{axis} {size}" for axis, size in zip(axes, shape, strict=True))
+            raise UserError(f"{name} has {len(shape)} sides ({sides}) and the index {len(places)}; fix the index.")
+        for axis, size, place in zip(axes, shape, places, strict=False):
+            if isinstance(place, int) and not -size <= place < size:
+                raise UserError(f"{name} has {size} places along {axis}, 0 to {size - 1}; {place} is none of them.")
+        return name, tuple(
+            place % size if isinstance(place, int) else place for place, size in zip(places, shape, strict=False)
+        )
+
+    def example(self) -> str:
+        """An address that exists."""
+        square = next((op for op in self.plan if op.quadratic), next(iter(self.plan)))
+        return f'"{square.id}[{",".join("0" for _ in square.shape[1:])}]"'
+
+    def _known(self, name: str) -> str:
+        if name in self.plan or name in self.plan.weights or name in self.records:
+            return name
+        known = [*self.plan.ops, *self.plan.alias, *self.plan.weights]
+        near = get_close_matches(name, known, n=1, cutoff=0.5)
+        meant = f' Did you mean "{near[0]}"?' if near else ""
+        raise UserError(
+            f'Nothing has the address "{name}".{meant} There are: {", ".join(listing(list(self.plan.ops)))}.'
+        )
+
+    # ---------------------------------------------------------------------------------- reasons
+
+    def explain(self, address: str) -> Explanation:
+        """How one number came about: its operands with their addresses, the terms, and what they give together."""
+        name, index = self.parse(address)
+        shape, _ = self.shape(name)
+        if index is None or len(index) != len(shape) or not all(isinstance(place, int) for place in index):
+            example = ",".join("0" for _ in shape[1:] or shape)
+            raise UserError(f"{address} is {_sides(shape)} numbers; give one of them, as {name}[{example}].")
+        at: Index = tuple(place for place in index if isinstance(place, int))
+        return self._explained(name, at) if name in self.plan else self._given(name, at)
+
+    def _given(self, name: str, at: Index) -> Explanation:
+        """A number of a weight: where the arithmetic begins."""
+        line, dtype = self.read(name, at), str(self._weight(name).dtype).removeprefix("torch.")
+        value, none = float(line.values[0]), torch.zeros(0, dtype=torch.float64)
+        told = "A number of the model's weights: here the arithmetic begins."
+        return Explanation(line.address(), "weight", value, dtype, value, none, (), (), {}, "", told, "given", "")
+
+    def _explained(self, name: str, at: Index) -> Explanation:
+        """A number that an operation gave."""
+        op = self.plan[name]
+        worked = KINDS[op.kind].cell(op, at, CellReader(self, op))
+        stored = self[f"{op.id}[{','.join(map(str, at))}]"]
+        value, closed = float(stored), op.kind in ("leaf", "generic")
+        edited = any(self.edits_at(one) for one in (op.id, *self.names.get(op.id, ())))
+        shown = at[1:] if op.axes[0] in ("B", "N") and at[0] == 0 and len(at) > 1 else at
+        return Explanation(
+            address=f"{op.id}[{','.join(map(str, shown))}]",
+            kind=op.kind,
+            value=value,
+            dtype=str(stored.dtype).removeprefix("torch."),
+            recomputed=value if closed else worked.value,
+            terms=worked.terms,
+            factors=worked.factors,
+            others=worked.others,
+            numbers=worked.numbers,
+            place=self._place(op, at),
+            sentence=worked.words + (" An edit has changed this value." if edited else ""),
+            equation=worked.equation,
+            source=op.source,
+            weights=dict(op.weights),
+            edited=edited,
+        )
+
+    def _place(self, op: Op, at: Index) -> str:
+        """``head 4, token 7 "it", key 2 "animal"``."""
+        told = []
+        for axis, place in zip(op.axes, at, strict=True):
+            if axis not in ("B", "N"):
+                piece = self.token(op.id, axis, place)
+                told.append(f"{SIDES.get(axis, 'dimension')} {place}" + ("" if piece is None else f' "{piece}"'))
+        return ", ".join(told)
+
+    def why(self, address: str, up: int = 0) -> Iterator[Explanation]:
+        """``explain``, then ``up`` steps back along the operand with the largest term."""
+        one = self.explain(address)
+        yield one
+        for _ in range(up):
+            largest = one.largest()
+            if largest is None:
+                return
+            one = self.explain(largest)
+            yield one
+
+    # ----------------------------------------------------------------------------------- names
+
+    def token(self, name: str, axis: str, place: int) -> str | None:
+        """The token at a place of a side of ``name``, as it reads; None where the side has no tokens."""
+        if self.tokenizer is None:
+            return None
+        if axis == "V":
+            return self.tokenizer.token(place)
+        if axis not in ("T", "S"):
+            return None
+        side = self.source if name.startswith(("encoder.", "source")) and self.source is not None else self.tokens
+        if axis == "S" and ".cross." in name and self.source is not None:
+            side = self.source
+        return self.tokenizer.token(int(side[0, place]))
+
+    def lines(self) -> list[str]:
+        """The plan as text: a line for each operation, in order."""
+        rows = []
+        for op in self.plan:
+            sides = " x ".join(f"{axis} {size}" for axis, size in zip(op.axes, op.shape, strict=True) if axis != "B")
+            rows.append((op.id, op.kind, sides, ", ".join(op.inputs), op.source))
+        return tables.lines(rows, ("address", "kind", "sides", "of", "code"), left=range(5))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The run as JSON holds it: tokens, plan, what was kept (SIGHT 4.2)."""
+        ids = self.tokens[0].tolist()
+        pieces = None if self.tokenizer is None else [self.tokenizer.token(number) for number in ids]
+        told: dict[str, Any] = {"tokens": {"ids": ids, "pieces": pieces}}
+        if self.source is not None:
+            given = self.source[0].tolist()
+            names = None if self.tokenizer is None else [self.tokenizer.token(number) for number in given]
+            told["source"] = {"ids": given, "pieces": names}
+        kept = {"tier": self.tier, "bytes": self.kept_bytes}
+        return {**told, "plan": self.plan.to_dict(), "kept": kept, "ms": 1000 * self.seconds}
+
+
+class CellReader(Reader):
+    """Reads what one operation reads, from a trace."""
+
+    def __init__(self, whole: Trace, op: Op) -> None:
+        self.trace, self.op = whole, op
+
+    def input(self, number: int, *index: int | None) -> Line:
+        return self.trace.read(self.op.inputs[number], index)
+
+    def weight(self, role: str, *index: int | None) -> Line | None:
+        return self.trace.read(self.op.weights[role], index) if role in self.op.weights else None
+
+
+def _place(part: str) -> int | slice:
+    part = part.strip()
+    if ":" in part:
+        begin, _, end = part.partition(":")
+        return slice(int(begin) if begin.strip() else None, int(end) if end.strip() else None)
+    return int(part)
+
+
+def _sides(shape: Sequence[int]) -> str:
+    return " x ".join(map(str, shape))

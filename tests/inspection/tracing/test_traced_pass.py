@@ -1,0 +1,176 @@
+"""Addresses, values by head and row, bounds of memory, and the way back from a probability to the embedding."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import glassformer
+import tiny
+from glassformer.errors import UserError
+from glassformer.inspection import look
+from glassformer.inspection.tracing import Explanation, Trace, trace
+from glassformer.nn import Model, Tape
+from glassformer.tokenizer import train as train_tokenizer
+
+
+def of(name: str, length: int = 11, **rest: object) -> Trace:
+    model = tiny.model(tiny.ALL[name])
+    return traced(model, length, **rest)
+
+
+def traced(model: Model, length: int = 11, **rest: object) -> Trace:
+    source = tiny.tokens(1, 9, seed=5) if name_of(model) == "EncoderDecoder" else None
+    return Trace(model, None, tiny.tokens(1, length), source, **rest)  # type: ignore[arg-type]
+
+
+def name_of(model: Model) -> str:
+    return type(model.config).__name__
+
+
+def test_values_are_those_that_looking_gives() -> None:
+    model, tokens = tiny.model(tiny.ALL["llama"]), tiny.tokens(1, 11)
+    seen, whole = look(model, None, tokens), trace(model, None, tokens)
+    for path, value in seen.items():
+        torch.testing.assert_close(whole[path], value, rtol=1e-5, atol=1e-5)
+    assert torch.equal(whole["decoder.blocks.1.attn.q"], seen["decoder.blocks.1.attn.q"])
+    assert glassformer.trace is trace
+
+
+def test_a_head_or_a_row_is_that_of_the_whole() -> None:
+    for name in ("gemma2", "relative", "alibi", "t5", "bahdanau"):
+        one, other = of(name), of(name)
+        for op in one.plan:
+            if op.quadratic:
+                whole = one[op.id]
+                h, t = op.shape[1] - 1, 7
+                torch.testing.assert_close(other[f"{op.id}[{h},{t},:]"], whole[0, h, t], rtol=1e-6, atol=1e-6)
+                torch.testing.assert_close(other[f"{op.id}[0,:,:]"], whole[0, 0], rtol=1e-6, atol=1e-6)
+
+
+def test_the_sum_of_a_score_by_hand() -> None:
+    one = of("llama")
+    q, k = one["decoder.blocks.0.attn.q"], one["decoder.blocks.0.attn.k"]
+    cell = one.explain("decoder.blocks.0.attn.qk[3,7,2]")
+    products = (q[0, 3, 7] * k[0, 1, 2]).double()  # four heads read two keys: head 3 the second
+    torch.testing.assert_close(cell.terms, q[0, 3, 7].double() * k[0, 1, 2].double())
+    assert cell.value == pytest.approx(float(products.sum()), rel=1e-6)
+    assert [len(line.values) for line in cell.factors] == [8, 8]
+    assert cell.operands[0].address == "decoder.blocks.0.attn.q[0,3,7,0]"
+    scaled = one.explain("decoder.blocks.0.attn.scaled[3,7,2]")
+    assert scaled.value == pytest.approx(cell.value / 8**0.5, rel=1e-6)
+    pattern = one.explain("decoder.blocks.0.attn.pattern[3,7,2]")
+    scores = one["decoder.blocks.0.attn.scores[3,7,:]"]
+    assert pattern.value == pytest.approx(float(F.softmax(scores, -1)[2]), rel=1e-6)
+    assert float(pattern.terms.sum()) == pytest.approx(1.0)
+    hidden = one.explain("decoder.blocks.0.attn.scores[3,2,7]")
+    assert hidden.value == hidden.recomputed == -float("inf")
+    assert hidden.difference == 0.0
+
+
+@pytest.mark.parametrize("name", tiny.ALL)
+def test_the_way_back_ends_at_tables_and_weights(name: str) -> None:
+    one = of(name)
+    final = next(iter(reversed(one.plan.ops)))
+    steps: list[Explanation] = list(
+        one.why(f"{final}[{','.join('1' if size > 1 else '0' for size in one.plan[final].shape)}]", 400)
+    )
+    assert steps[-1].kind in ("leaf", "weight")
+    assert len(steps) < 400
+    seen = set[str]()
+
+    def follow(address: str, depth: int = 0) -> None:  # every operand of a few cells, all the way
+        cell = one.explain(address)
+        if cell.address in seen or len(seen) > 150:
+            return
+        seen.add(cell.address)
+        for operand in cell.operands[:3] + cell.operands[-2:]:
+            back = one.explain(operand.address)
+            assert back.value == pytest.approx(operand.value, rel=1e-6, abs=1e-9), operand
+            follow(operand.address, depth + 1)
+
+    follow(steps[0].address)
+
+
+def test_what_is_over_the_bound_is_recorded_anew() -> None:
+    for name in ("llama", "bert", "t5", "gru"):
+        whole, little = of(name), of(name, keep=2_000)
+        assert whole.tier == "full"
+        assert little.tier == "resid"
+        assert little.kept_bytes < whole.kept_bytes
+        for op in whole.plan:
+            if not op.quadratic:
+                torch.testing.assert_close(little[op.id], whole[op.id], rtol=1e-5, atol=1e-5, msg=op.id)
+
+
+def test_edits_are_told() -> None:
+    model, tokens = tiny.model(tiny.ALL["llama"]), tiny.tokens(1, 11)
+
+    def off(path: str, z: torch.Tensor) -> torch.Tensor:
+        return z * torch.tensor([1.0, 0, 1, 1]).view(1, 4, 1, 1)
+
+    edits = {"decoder.blocks.0.attn.z": off}
+    whole, cut = Trace(model, None, tokens), Trace(model, None, tokens, edits=edits)
+    with torch.no_grad():
+        assert torch.equal(cut["logits"], model(tokens, tape=Tape(edits=edits)).logits)
+    assert not torch.equal(cut["logits"], whole["logits"])
+    cell = cut.explain("decoder.blocks.0.attn.z[1,5,3]")
+    assert cell.edited
+    assert cell.value == 0.0
+    assert cell.recomputed == pytest.approx(float(whole["decoder.blocks.0.attn.z[1,5,3]"]), rel=1e-5)
+    assert cut.check() == 0.0
+    renamed = Trace(tiny.model(tiny.ALL["bert"]), None, tokens, edits={"*.1.attn.in": lambda path, x: 2 * x})
+    assert renamed.plan["encoder.blocks.1.attn.in"].kind == "edit"
+
+
+def test_tokens_have_names() -> None:
+    tokenizer = train_tokenizer("bpe", "the cat sat on the mat " * 20, size=300)
+    config = tiny.decoder(tiny.LLAMA)
+    model = tiny.model(tiny.replace(config, embed=tiny.c.Embed(tokenizer.size)))
+    one = trace(model, tokenizer, "the cat sat")
+    cell = one.explain("decoder.blocks.0.attn.pattern[1,2,0]")
+    words = [tokenizer.token(number) for number in one.tokens[0].tolist()]
+    assert cell.place == f'head 1, token 2 "{words[2]}", key 0 "{words[0]}"'
+    assert one.to_dict()["tokens"]["pieces"] == words
+    assert len(one.lines()) == len(one.plan) + 1
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("decoder.blocks.0.attn.score[0,1,1]", r'Did you mean "decoder.blocks.0.attn.scores"'),
+        ("decoder.blocks.7.attn.q", "Nothing has the address"),
+        ("decoder.blocks.0.attn.scores[4,1,1]", "has 4 places along H, 0 to 3; 4 is none"),
+        ("decoder.blocks.0.attn.scores[0,1,1,1,1]", "has 4 sides .* and the index 5"),
+        ("decoder.blocks.0.attn.scores[a]", "is no index"),
+        ("[3", "is no address"),
+        ("decoder.blocks.0.attn.scores[0,1,:]", "give one of them"),
+        ("decoder.blocks.0.attn.scores", "give one of them"),
+    ],
+)
+def test_what_is_no_address_gets_a_sentence(address: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        of("llama").explain(address)
+
+
+def test_texts_that_cannot_be_traced_get_a_sentence() -> None:
+    model = tiny.model(tiny.ALL["llama"])
+    with pytest.raises(UserError, match="one text"):
+        trace(model, None, tiny.tokens(2, 5))
+    with pytest.raises(UserError, match="context is 64"):
+        trace(model, None, tiny.tokens(1, 65))
+    with pytest.raises(UserError, match="two texts"):
+        trace(tiny.model(tiny.ALL["t5"]), None, tiny.tokens(1, 5))
+    broken = tiny.model(tiny.ALL["llama"])
+    broken.decoder.blocks[0].attn.q.weight.data[0, 0] = float("nan")
+    with pytest.raises(UserError, match=r"attn\.q\.weight holds NaN"):
+        trace(broken, None, tiny.tokens(1, 5))
+
+
+def test_indices_count_from_the_end_and_take_parts() -> None:
+    one = of("gpt2")
+    assert torch.equal(one["logits[-1]"], one["logits"][0, -1])
+    assert torch.equal(one["decoder.blocks.0.attn.q[1, :, 2]"], one["decoder.blocks.0.attn.q"][0, 1, :, 2])
+    assert one.explain("logits[-1,-1]").address == f"logits[10,{tiny.VOCAB - 1}]"
+    assert float(one["embed.token.weight[3,4]"]) == one.explain("embed.token.weight[3,4]").value

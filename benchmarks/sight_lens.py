@@ -3,10 +3,10 @@
     python benchmarks/sight_lens.py [--lengths 12 128 512] [--repeats 5] [--all] [--threads 1] [--beside]
 
 Each length in a process of its own: the lens of the last 16 positions (--all: of every one), one token tracked, at
-all 13 depths; one call to warm up, then the median and range of the repeats, beside the model's own pass with the last
-logits, and how far the process's memory rose above what the model and the warm pass had taken. --beside does the same
-with TransformerLens where it is installed: the accumulated_resid of its cache, at the same columns, through its last
-norm and unembedding.
+all 13 depths; one call to warm up, then the median and range of the repeats in seconds of the processor, beside the
+model's own pass with the last logits, and how far the process's memory rose above what the model and the warm pass had
+taken. --beside does the same with TransformerLens where it is installed: the accumulated_resid of its cache, at the
+same columns, through its last norm and unembedding.
 """
 
 from __future__ import annotations
@@ -118,10 +118,10 @@ def theirs(tokens: Any, every: bool) -> tuple[Callable[[], object], Callable[[],
 
 
 def timed(call: Callable[[], object]) -> float:
-    """Seconds of a call."""
-    start = time.perf_counter()
+    """Seconds of the processor that a call takes, on all threads: a machine with other work does not lengthen them."""
+    start = time.process_time()
     call()
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
 def resident() -> int:

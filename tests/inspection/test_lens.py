@@ -18,7 +18,7 @@ from glassformer import config as c
 from glassformer import load
 from glassformer.cli import main
 from glassformer.errors import UserError
-from glassformer.inspection import logit_lens, logits_by_depth, look
+from glassformer.inspection import attribute, logit_lens, logits_by_depth, look, saliency
 from glassformer.inspection.streams import body_of
 from glassformer.nn import Model, build_model
 from glassformer.tokenizer import train as train_tokenizer
@@ -188,3 +188,12 @@ def test_a_trained_model_makes_up_its_mind_on_the_way(capsys: pytest.CaptureFixt
     assert main(["lens", str(STORIES), text, "--track", "play"]) == 0
     said, notes = capsys.readouterr()
     assert "·play 0.59" in said and "The last 16 of 20 positions" in notes
+
+
+def test_weights_that_are_not_numbers_are_named() -> None:
+    model = tiny.model(tiny.DECODERS["llama"])
+    with torch.no_grad():
+        model.head.proj.weight[7] = float("nan")
+    for look_inside in (logit_lens, attribute, saliency):
+        with pytest.raises(UserError, match=r"head\.proj\.weight holds NaN"):
+            look_inside(model, None, [1, 2])

@@ -33,6 +33,7 @@ from ..nn.lora import LoRALinear
 from ..nn.norm import LayerNorm, RMSNorm
 from . import streams, tables
 from .looking import Text
+from .streams import fp64
 
 if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer
@@ -127,9 +128,9 @@ def attribute(
     tape = _AtOnePlace(at, streams.body_of(model))
     with inference(model):
         output = model(*streams.given(tokens, source_ids), tape=tape, logits="none")
-        must_be_finite(model, output.hidden)
         one = output.hidden[:, at : at + 1]
-        logits = head.proj(head.prepare(one), head.table(model.embed))[0, 0].double()  # before the cap
+        logits = fp64(head.proj(head.prepare(one), head.table(model.embed))[0, 0])  # before the cap
+        must_be_finite(model, output.hidden, logits)
     known = len(logits) if tokenizer is None else min(tokenizer.size, len(logits))
     chosen = int(logits[:known].argmax()) if token is None else streams.word_id(model, tokenizer, token)
     other = None if against is None else streams.word_id(model, tokenizer, against)
@@ -162,7 +163,7 @@ class _AtOnePlace(Tape):
     def record(self, path: str, x: Tensor) -> None:
         """Keep ``x`` where it is asked for; heads stand before positions in z."""
         row = x[0, :, self.position] if path.endswith(".z") else x[0, self.position]
-        super().record(path, row.double() if row.is_floating_point() else row.clone())
+        super().record(path, fp64(row) if row.is_floating_point() else row.clone())
 
 
 class _Sweep:
@@ -186,12 +187,12 @@ class _Sweep:
         head: Any = self.model.head
         _known(type(head) is Head, head)
         rows = [token] if against is None else [token, against]
-        signs = torch.tensor([1.0, -1.0][: len(rows)], dtype=torch.float64, device=hidden.device)
-        d = signs @ head.table(self.model.embed)[rows].double()
+        signs = torch.tensor([1.0, -1.0][: len(rows)], dtype=torch.float64, device=fp64(hidden).device)
+        d = signs @ fp64(head.table(self.model.embed)[rows])
         if head.proj.bias is not None:
             name = " - ".join(f"head.proj.bias[{row}]" for row in rows)
-            self.add("bias", name, signs @ head.proj.bias[rows].double())
-        x, gate = hidden.double(), None
+            self.add("bias", name, signs @ fp64(head.proj.bias[rows]))
+        x, gate = fp64(hidden), None
         if head.transform is not None:
             y = _apply(head.transform, x)
             x = head.act(y)
@@ -277,9 +278,9 @@ class _Sweep:
             weights, hidden = self.seen[f"{path}.weight"], self.seen[f"{path}.hidden"]  # (K), (K, F)
             for slot, expert in reversed(list(enumerate(self.seen[f"{path}.chosen"].tolist()))):
                 if part.down_bias is not None:
-                    value = weights[slot] * (part.down_bias[expert].double() @ d)
+                    value = weights[slot] * (fp64(part.down_bias[expert]) @ d)
                     self.add("bias", f"{path}.down_bias[{expert}]", value, block, expert)
-                value = weights[slot] * (d @ part.down[expert].double() @ hidden[slot])
+                value = weights[slot] * (d @ fp64(part.down[expert]) @ hidden[slot])
                 self.add("expert", f"{path}.hidden[{place},{slot}]", value, block, expert)
         else:  # a part of somebody's own: as a whole
             self.add(path.rpartition(".")[2], f"{path}.write[{place}]", d @ self.seen[f"{path}.write"], block)
@@ -287,7 +288,7 @@ class _Sweep:
     def through(self, norm: nn.Module, x: Tensor, d: Tensor, path: str, block: int | None = None) -> Tensor:
         """The direction before a norm that read ``x`` (C), held at its scale; what its shift added is a part."""
         if isinstance(norm, LayerNorm) and norm.bias is not None:
-            self.add("bias", f"{path}.bias", d @ norm.bias.double(), block)
+            self.add("bias", f"{path}.bias", d @ fp64(norm.bias), block)
         return _before(norm, d, x)
 
 
@@ -302,26 +303,26 @@ def _before(norm: nn.Module, d: Tensor, x: Tensor) -> Tensor:
     if isinstance(norm, nn.Identity):
         return d
     if type(norm) is LayerNorm:
-        d = d * norm.weight.double() * (x.var(correction=0) + norm.eps).rsqrt()
+        d = d * fp64(norm.weight) * (x.var(correction=0) + norm.eps).rsqrt()
         return d - d.mean()
     _known(type(norm) is RMSNorm, norm)
     assert isinstance(norm, RMSNorm)
-    gain = 1.0 if norm.weight is None else norm.weight.double() + norm.offset
+    gain = 1.0 if norm.weight is None else fp64(norm.weight) + norm.offset
     return d * gain * (x.square().mean() + norm.eps).rsqrt()
 
 
 def _apply(layer: Linear, x: Tensor) -> Tensor:
     """A layer of x (I), in fp64, its low-rank change with it."""
-    weight, bias = layer.weight.double(), 0.0 if layer.bias is None else layer.bias.double()
+    weight, bias = fp64(layer.weight), 0.0 if layer.bias is None else fp64(layer.bias)
     y = weight @ x + bias
     if isinstance(layer, LoRALinear) and layer.original is None:
-        y = y + layer.scale * (layer.up.double() @ (layer.down.double() @ x))
+        y = y + layer.scale * (fp64(layer.up) @ (fp64(layer.down) @ x))
     return y
 
 
 def _back(layer: Linear, d: Tensor) -> tuple[Tensor, Tensor]:
     """The direction (I) before a layer whose output has the direction (O), and what its bias adds."""
-    along = d @ layer.weight.double()
+    along = d @ fp64(layer.weight)
     if isinstance(layer, LoRALinear) and layer.original is None:
-        along = along + layer.scale * (d @ layer.up.double()) @ layer.down.double()
-    return along, d.new_zeros(()) if layer.bias is None else d @ layer.bias.double()
+        along = along + layer.scale * (d @ fp64(layer.up)) @ fp64(layer.down)
+    return along, d.new_zeros(()) if layer.bias is None else d @ fp64(layer.bias)

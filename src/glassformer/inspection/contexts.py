@@ -136,4 +136,4 @@ def _states(model: Model, tokens: Tensor) -> dict[str, Tensor]:
 
 def _cosine(one: Tensor, others: Tensor) -> Tensor:
     """The cosine of a vector (C) with each of some (N, C), in fp64."""
-    return torch.nn.functional.cosine_similarity(one.double()[None], others.double(), dim=-1)
+    return torch.nn.functional.cosine_similarity(streams.fp64(one)[None], streams.fp64(others), dim=-1)

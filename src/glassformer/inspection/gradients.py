@@ -113,18 +113,18 @@ def saliency(
     where, start = asked.baseline(baseline)
     (value,), at_input = asked.gradients(start, torch.ones(1))
     (empty,), _ = asked.gradients(start, torch.zeros(1))
-    walked = {path: torch.zeros_like(grad[0], dtype=torch.float64) for path, grad in at_input.items()}
+    walked = {path: torch.zeros_like(streams.fp64(grad[0])) for path, grad in at_input.items()}
     points, weights = (torch.from_numpy(part) / 2 for part in np.polynomial.legendre.leggauss(steps))
     each = max(1, TOKENS // sum(ids.shape[1] for ids in asked.given))
     for low in range(0, steps, each):
         _, grads = asked.gradients(start, points[low : low + each] + 0.5)
         for path, grad in grads.items():
-            walked[path] += torch.tensordot(weights[low : low + each].to(grad.device), grad.double(), 1)
+            walked[path] += torch.tensordot(weights[low : low + each].to(walked[path].device), streams.fp64(grad), 1)
         if progress:
             progress(min(low + each, steps))
     numbers = {}
     for path, x in asked.vectors.items():
-        grad, vector, away = at_input[path][0].double(), x[0].double(), (x - start[path])[0].double()
+        grad, vector, away = (streams.fp64(part[0]) for part in (at_input[path], x, x - start[path]))
         numbers[path] = torch.stack((grad.square().sum(-1), (grad * vector).sum(-1), (walked[path] * away).sum(-1)))
     total = math.fsum(one[2].sum().item() for one in numbers.values())
     return Saliency(
@@ -198,7 +198,7 @@ class _Asked:
             if kind == "pad" and name == "token":
                 start[path], said = table.weight[(pad := self.pad())], f"{streams.pieces(self.tokenizer, [pad])[0]}"
             else:  # the last row of an earlier token's table is for none
-                row = {"mean": table.weight.double().mean(0).to(x.dtype), "pad": table.weight[-1]}
+                row = {"mean": streams.wide(table.weight).mean(0).to(x.dtype), "pad": table.weight[-1]}
                 start[path] = row.get(kind, torch.zeros_like(x[0, 0]))
         return said, start
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from .. import config
 from ..errors import need
 from ..nn import Model
+from ..nn.finite import must_be_finite
 from ..nn.inference import inference
 from . import streams, tables
 from .looking import Text
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from .tuned_lens import TunedLens
 
 MOST = 16  # positions where none are asked for
-NUMBERS = 1 << 22  # logits made at a time
+NUMBERS = 1 << 21  # logits made at a time: twice as many are 4 % faster on a CPU and take several times the memory
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ def logit_lens(
     seen = streams.states(model, tokens, source_ids)
     if tuned is not None:
         tuned.must_fit(model)
-    made = _Columns(min(top, known), known, followed)
+    made = _Columns(model, min(top, known), known, followed)
     vocab = model.config.embed.vocab
     step = max(1, min(len(asked), NUMBERS // vocab))
     with inference(model):
@@ -207,18 +208,20 @@ def _logits(model: Model, seen: streams.States, asked: Sequence[int], tuned: Tun
 class _Columns:
     """What is kept of the logits: N likeliest tokens, entropy, KL and the tracked tokens, for each depth (D, P, ..)."""
 
-    def __init__(self, top: int, known: int, followed: Tensor) -> None:
-        self.top, self.known, self.followed = top, known, followed
+    def __init__(self, model: Model, top: int, known: int, followed: Tensor) -> None:
+        self.model, self.top, self.known, self.followed = model, top, known, followed
         self.kept: dict[str, list[Tensor]] = {}  # by name, a tensor (P, D, ..) for each stretch of positions
 
     def add(self, logits: Iterator[Tensor]) -> None:
         """One stretch of positions: the own logits first, as ``_logits`` gives them."""
-        own = _logprobs(next(logits))
-        rows = [self.row(_logprobs(one), own) for one in logits] + [self.row(own, own)]
+        must_be_finite(self.model, first := next(logits))
+        own = _logprobs(first)
+        chance = own.exp()
+        rows = [self.row(_logprobs(one), own, chance) for one in logits] + [self.row(own, own, chance)]
         for name in rows[0]:
             self.kept.setdefault(name, []).append(torch.stack([row[name] for row in rows], 1).cpu())
 
-    def row(self, logprobs: Tensor, own: Tensor) -> dict[str, Tensor]:
+    def row(self, logprobs: Tensor, own: Tensor, own_chance: Tensor) -> dict[str, Tensor]:
         """One depth's facts (P, ..) of its log-probabilities (P, V) beside the model's own."""
         likely = logprobs[:, : self.known].topk(self.top)
         theirs = logprobs[:, self.followed.to(logprobs.device)]  # (P, W)
@@ -226,8 +229,8 @@ class _Columns:
         return {
             "top": likely.indices,
             "probability": likely.values.exp(),
-            "entropy": _mean_of(logprobs, logprobs).neg(),
-            "kl": _mean_of(own, own - logprobs),
+            "entropy": -torch.linalg.vecdot(logprobs.exp(), logprobs),
+            "kl": torch.linalg.vecdot(own_chance, own - logprobs),
             "chance": theirs.exp(),
             "rank": rank,
         }
@@ -240,12 +243,6 @@ class _Columns:
 
 def _logprobs(logits: Tensor) -> Tensor:
     return streams.wide(logits).log_softmax(-1)
-
-
-def _mean_of(logprobs: Tensor, values: Tensor) -> Tensor:
-    """The mean of values (P, V) under a distribution; what has no chance counts nothing, however far it is."""
-    chance = logprobs.exp()
-    return torch.where(chance > 0, chance * values, 0.0).sum(-1)
 
 
 def _notes(model: Model, tuned: TunedLens | None) -> list[str]:

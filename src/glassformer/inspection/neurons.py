@@ -179,7 +179,7 @@ class _Asked:
             mine = seen[f"{self.path.rpartition('.')[0]}.chosen"] == self.expert  # (B, T, K)
             values, real = torch.where(mine, values, 0.0).sum(-1), real & mine.any(-1)
         self.tokens += int(real.sum())
-        self.total += torch.where(real, values, 0.0).double().sum().item()
+        self.total += streams.fp64(torch.where(real, values, 0.0)).sum().item()
         self.above += int((real & (values > 0)).sum())
         keys = torch.where(real, self.sign * values, float("-inf")).max(-1)
         for row, (key, at) in enumerate(zip(keys.values.tolist(), keys.indices.tolist(), strict=True)):

@@ -218,6 +218,11 @@ def needs_stream(model: Model, what: str, instead: str) -> None:
         )
 
 
+def fp64(x: Tensor) -> Tensor:
+    """``x`` in fp64, on the CPU where its device has none."""
+    return (x.cpu() if x.device.type == "mps" else x).double()
+
+
 def wide(x: Tensor) -> Tensor:
     """In fp32 at least: what sums are made in."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

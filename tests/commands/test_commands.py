@@ -399,3 +399,26 @@ def test_a_run_is_edited_by_the_line_that_python_takes(tmp_path: Path, capsys: p
     assert math.isclose(json.loads(capsys.readouterr().out)["loss"], score.loss, rel_tol=1e-5)
     assert main(["look", one, "abc", "logits", "--edit", "head_off('decoder.blocks.0.atn', 1)"]) == 2
     assert 'Did you mean "decoder.blocks.0.attn"' in capsys.readouterr().err
+
+
+def test_a_grid_of_patches_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import glassformer
+    from glassformer.nn import build_model
+    from glassformer.tokenizer import train
+
+    tokenizer = train("byte")
+    stack = c.Stack(2, (c.Block(c.Attention(4), c.MLP(32)),), c.Rotary())
+    model = build_model(c.Decoder(16, 32, c.Embed(tokenizer.size), stack, init=c.Init(std=0.3)), seed=1)
+    glassformer.save(model, tmp_path / "one", tokenizer)
+    words = ["patch", str(tmp_path / "one"), "the cat", "the dog", "--answer", "x", "--wrong", "y"]
+    grid = glassformer.patch_grid(model, tokenizer, "the cat", "the dog", answer="x", wrong="y")
+    assert main([*words, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert np.allclose(shown["parts"][1]["value"], grid["attn.write"].value, atol=1e-5)
+    assert main([*words, "--parts", "z", "--positions", "4,6"]) == 0
+    said, notes = capsys.readouterr()
+    assert "L1.h3" in said and "4:d<c" in said and "logit difference of x less y at 6" in notes
+    assert main([*words, "--positions", "4,x"]) == 2
+    assert "such as 2,3" in capsys.readouterr().err
+    assert main([*words[:3], "a dog", *words[4:]]) == 2
+    assert "7 and 5 tokens" in capsys.readouterr().err

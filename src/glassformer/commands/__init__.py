@@ -12,6 +12,7 @@ VERBS = {
     "why": "One number of a forward pass, opened to its arithmetic: its operands and their addresses.",
     "lens": "What each depth of a model would say: the logit lens, and a tuned lens.",
     "attribution": "What each head, MLP, expert, embedding and bias added to a logit.",
+    "patch": "Where what tells two texts apart passes through: activation patching, layer by layer.",
     "saliency": "What an answer owes to each token of the text: gradients and integrated gradients.",
     "neurons": "Where in a corpus a neuron, or an expert's share of the router, is greatest.",
     "contexts": "One word in two texts: how alike its vectors are, layer by layer.",

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .lens import logit_lens, logits_by_depth
     from .looking import describe, look, paths, predictions, read_tokens, summarise, to_dict
     from .neurons import Neuron, top_activations
+    from .patching import PatchGrid, patch_grid
     from .tracing import trace
     from .tuned_lens import TunedLens, fit_tuned_lens
 
@@ -29,6 +30,8 @@ _HOME = {
     "logits_by_depth": ".lens",
     "look": ".looking",
     "Neuron": ".neurons",
+    "PatchGrid": ".patching",
+    "patch_grid": ".patching",
     "paths": ".looking",
     "predictions": ".looking",
     "read_tokens": ".looking",
@@ -46,6 +49,7 @@ __all__ = [
     "Attribution",
     "Contexts",
     "Neuron",
+    "PatchGrid",
     "Saliency",
     "TunedLens",
     "alignments",
@@ -55,6 +59,7 @@ __all__ = [
     "logit_lens",
     "logits_by_depth",
     "look",
+    "patch_grid",
     "paths",
     "predictions",
     "read_tokens",

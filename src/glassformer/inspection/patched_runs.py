@@ -1,0 +1,251 @@
+"""Many patched runs at once: a row of a batch for each value that is patched.
+
+Rows begin at the block that they change. Where tokens see what came before them alone, rows also begin at the position
+that they change, and read the keys and values before it from the corrupted run, in which they are the same; a patch
+of what is equal in both runs, or of what nobody reads any more, is not computed at all.
+
+R rows, T tokens, H heads, C model dim, D head dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .. import config
+from ..errors import UserError, need
+from ..nn import KV, CrossKV, Flow, Memory, Model, Tape
+from ..nn.cache import Slots
+from ..nn.editing import one_token
+from ..nn.ends import Head, Projection
+from ..nn.finite import must_be_finite
+from . import streams
+from .looking import Text
+
+if TYPE_CHECKING:
+    from ..tokenizer.tokenizer import Tokenizer
+
+TOKENS = 1024  # computed at once: rows times their tokens
+ONLY_HERE = ("resid", "mid", "mid_cross", "write", "z", "hidden", "pre", "gate", "up")
+"""Values that attention of their own block does not read: in the last block they act at their own position alone."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One patch: of a part of a block, of one of its heads or all, at one position or (None) all of them."""
+
+    part: str
+    layer: int
+    head: int | None
+    position: int | None
+
+    @property
+    def start(self) -> int:
+        """The first block to compute."""
+        return self.layer + (self.part == "resid")
+
+
+class Runs:
+    """The two runs, and what patched ones have in common with the corrupted one."""
+
+    def __init__(self, model: Model, side: str, told: Tensor, given: list[tuple[Tensor, ...]], at: int) -> None:
+        self.model, self.side, self.told, self.given, self.at = model, side, told, given, at
+        self.cfg: config.Stack = getattr(model.config, side)
+        self.stack: Any = getattr(model, side)
+        self.alone = side == "decoder" and self.cfg.causal  # a token's values depend on those before it alone
+        masks = [self.cfg.block(layer).attention.mask for layer in range(self.cfg.depth)]
+        self.ahead = max(mask.prefix_length for mask in masks)  # tokens that see each other all the same
+        if self.alone and self.ahead <= at + 1:
+            self.told = told[:, : at + 1]
+        self.length = self.told.shape[1]
+        differ = (self.told[0] != self.told[1]).nonzero().flatten().tolist()
+        self.first = differ[0] if differ and self.alone and differ[0] >= self.ahead else 0  # until there all is equal
+        self.clean: dict[str, Tensor] = {}
+        self.kept: dict[str, Tensor] = {}
+
+    @classmethod
+    def of(
+        cls, model: Model, tokenizer: Tokenizer | None, clean: Text, corrupted: Text, source: Any, at: int | None
+    ) -> Runs:
+        """The texts read; UserError where they do not correspond."""
+        streams.needs_head(model, "give one that does.")
+        if any(isinstance(body, config.Recurrent) for body in config.bodies(model.config).values()):
+            raise UserError("A recurrent model has no blocks to patch one by one; use edits.patch with its own values.")
+        pair = isinstance(source, tuple)
+        sources = source if pair else (source, source)
+        need(len(sources) == 2, f"source holds {len(sources)} texts; give one, or a pair: clean and corrupted.")
+        read = [streams.read(model, tokenizer, *one) for one in zip((clean, corrupted), sources, strict=True)]
+        for what, (one, other) in (("texts", [text for text, _ in read]), ("sources", [beside for _, beside in read])):
+            sizes = [0 if row is None else row.shape[1] for row in (one, other)]
+            said = f"The {what} have {sizes[0]} and {sizes[1]} tokens; patching needs as many in both"
+            need(sizes[0] == sizes[1], f"{said}: see them with glassformer tokens.")
+        side = streams.body_of(model) if not pair else "encoder"
+        told = torch.cat([beside if pair and beside is not None else text for text, beside in read])
+        place = streams.place(at, read[0][0], tokenizer)
+        return cls(model, side, told, [streams.given(*one) for one in read], place)
+
+    def columns(self, positions: str | Sequence[int]) -> list[int | None]:
+        """The positions patched one by one; [None] for all at once."""
+        if positions == "all":
+            return [None]
+        if isinstance(positions, str):
+            need(positions == "each", f'positions is "{positions}"; give "each", "all" or numbers.')
+            return list(range(self.length))
+        return list(streams.places(list(positions), self.length))
+
+    def jobs(self, parts: Sequence[str], positions: str | Sequence[int]) -> list[Job]:
+        """Every patch that is asked for; UserError for a part that no block has."""
+        shapes = {path: tuple(value.shape) for path, value in one_token(self.model).items()}
+        jobs = []
+        for part in parts:
+            found = [layer for layer in range(self.cfg.depth) if self.path(part, layer) in shapes]
+            if not found or part in ("cross.k", "cross.v"):  # whose tokens are the source's
+                prefix = f"{self.side}.blocks."
+                known = dict.fromkeys(path.split(".", 3)[3] for path in shapes if path.startswith(prefix))
+                raise UserError(f'No block has a part "{part}"; there are {", ".join(known)}.')
+            for layer in found:
+                shape = shapes[self.path(part, layer)]
+                many = len(shape) == 4 and part.startswith(("attn.", "cross."))
+                heads: Sequence[int | None] = range(shape[1]) if many else [None]
+                jobs += [Job(part, layer, head, at) for head in heads for at in self.columns(positions)]
+        return jobs
+
+    def path(self, part: str, layer: int) -> str:
+        """The value's path."""
+        return f"{self.side}.blocks.{layer}.{part}"
+
+    def acts(self, job: Job) -> bool:
+        """Whether a patch can change anything at all where the answer is read."""
+        if not self.alone or job.position is None:
+            return True
+        late = job.layer == self.cfg.depth - 1 and job.part.rpartition(".")[2] in ONLY_HERE
+        return job.position >= self.first and not (late and job.position != self.at)
+
+    def begins(self, job: Job) -> int:
+        """The first position that a patch changes."""
+        if not self.alone:
+            return 0
+        begin = self.first if job.position is None else job.position
+        return begin if begin >= self.ahead else 0
+
+    def batches(self, jobs: Sequence[Job]) -> Iterator[list[Job]]:
+        """Patches that begin at one block and at about one position, as many as are computed at once."""
+
+        def order(job: Job) -> tuple[bool, int, int]:
+            return self.acts(job), job.start, -self.begins(job)
+
+        for (_, _), group in groupby(sorted(jobs, key=order), key=lambda job: order(job)[:2]):
+            some: list[Job] = []
+            for job in group:
+                size = self.length - self.begins(job)
+                wide = some and size > 1.5 * (self.length - self.begins(some[0])) + 4
+                if some and (wide or (len(some) + 1) * size > TOKENS):
+                    yield some
+                    some = []
+                some.append(job)
+            yield some
+
+    def read(self, ids: Sequence[int], paths: Sequence[str]) -> tuple[float, float]:
+        """Both runs: what the clean one's values are, what the corrupted one's parts have in common; both answers."""
+        kept = ("embed", "blocks.*.resid", "blocks.*.attn.k", "blocks.*.attn.v", "blocks.*.cross.k", "blocks.*.cross.v")
+        records = []
+        for number, wanted in enumerate((paths, [f"{self.side}.{name}" for name in kept])):
+            tape = Tape(*wanted, *(["encoder.out"] if len(self.given[0]) > 1 else []))
+            text, *others = self.given[number]
+            text = text if self.side == "encoder" else self.told[number : number + 1]
+            hidden = self.model(text, *others, tape=tape, logits="none").hidden
+            must_be_finite(self.model, hidden)
+            records.append((tape.records, self.answers(hidden[:, self.at], ids)[0]))
+        (self.clean, clean), (self.kept, corrupted) = records
+        return clean, corrupted
+
+    def answers(self, hidden: Tensor, ids: Sequence[int]) -> list[float]:
+        """hidden (R, C) -> the answer's logit, less the wrong one's."""
+        head: Any = self.model.head
+        if type(head) is Head and type(head.proj) is Projection:  # these rows of the table alone
+            bias = None if head.proj.bias is None else head.proj.bias[list(ids)]
+            logits = F.linear(head.prepare(hidden), head.table(self.model.embed)[list(ids)], bias).float()
+            if head.softcap is not None:
+                logits = head.softcap * torch.tanh(logits / head.softcap)
+        else:
+            logits = head(hidden[:, None], self.model.embed)[:, 0, list(ids)].float()
+        values: list[float] = (logits[:, 0] - logits[:, 1] if len(ids) > 1 else logits[:, 0]).tolist()
+        return values
+
+    def patched(self, jobs: Sequence[Job], ids: Sequence[int]) -> list[float]:
+        """The answers of patched runs, a row each, from the block and the position on that they change."""
+        start, begin = jobs[0].start, min(map(self.begins, jobs))
+        before = f"{self.side}.blocks.{start - 1}.resid" if start else f"{self.side}.embed"
+        x = self.kept[before][:, begin:].repeat(len(jobs), 1, 1)
+        inside: dict[str, list[int]] = {}
+        for row, job in enumerate(jobs):
+            if job.part == "resid":
+                x[row, self._cells(job, begin)] = self.clean[before][0, self._cells(job, 0)]
+            else:
+                inside.setdefault(self.path(job.part, job.layer), []).append(row)
+
+        def put(path: str, value: Tensor) -> Tensor:
+            value = value.clone()
+            for row in inside[path]:
+                job, clean = jobs[row], self.clean[path][0]
+                own, theirs = self._cells(job, begin), self._cells(job, 0)
+                if job.head is None:
+                    value[row, own] = clean[theirs]
+                else:
+                    value[row, job.head, own] = clean[job.head, theirs]
+            return value
+
+        pos = torch.arange(begin, self.length, device=x.device)[None]
+        flow = Flow(pos, tape=Tape(edits=dict.fromkeys(inside, put)), engine=self.model.engine)
+        crossed = self.side == "decoder" and "encoder.out" in self.kept
+        if crossed:
+            encoded = self.kept["encoder.out"]
+            flow.memory = Memory(encoded, torch.arange(encoded.shape[1], device=x.device)[None], True)
+        for layer in range(start, self.cfg.depth):
+            x = self.stack.blocks[layer](x, flow, self.stack.position, self._known(layer, begin, len(jobs), crossed))
+        hidden = flow.look(self.stack, "out", self.stack.last_norm(x))
+        if self.side == "encoder" and len(self.given[0]) > 1:
+            text = self.given[1][0].expand(len(jobs), -1)
+            hidden = self.model(text, memory=Memory(hidden, pos, True), logits="none").hidden
+            return self.answers(hidden[:, self.at], ids)
+        return self.answers(hidden[:, self.at - begin], ids)
+
+    def _cells(self, job: Job, begin: int) -> int | slice:
+        """Where a patch lies in a value that begins at a position."""
+        if job.position is not None:
+            return job.position - begin
+        whole = self.begins(job)
+        return slice(whole - begin, None)
+
+    def _known(self, layer: int, begin: int, rows: int, crossed: bool) -> tuple[KV, CrossKV] | None:
+        """The corrupted run's keys and values before ``begin``, and those of the source."""
+        if not begin and not crossed:
+            return None
+        part = f"{self.side}.blocks.{layer}"
+        known = _Known(self.kept[f"{part}.attn.k"], self.kept[f"{part}.attn.v"], begin, self.length)
+        cross = CrossKV()
+        if f"{part}.cross.k" in self.kept:
+            k, v = (self.kept[f"{part}.cross.{name}"].expand(rows, -1, -1, -1) for name in "kv")
+            cross.kv = k, v
+        return known, cross
+
+
+class _Known(KV):
+    """Keys and values (1, H, T, D) up to a position, the same for all rows."""
+
+    def __init__(self, k: Tensor, v: Tensor, begin: int, length: int) -> None:
+        super().__init__(Slots(None))
+        self.k, self.v = k[:, :, :begin], v[:, :, :begin]
+        self.slots.k_pos = torch.arange(length, device=k.device)[None]
+
+    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """With those of the rows' own tokens behind them."""
+        pairs = ((self.k, k), (self.v, v))
+        joined = [torch.cat((known.expand(len(own), -1, -1, -1), own), 2) for known, own in pairs]
+        return joined[0], joined[1]

@@ -1,0 +1,195 @@
+"""Activation patching: where does what tells two texts apart pass through? (Vig et al. 2020, Meng et al. 2022)
+
+    clean      The Eiffel Tower is in   -> Paris
+    corrupted  The Colosseum is in      -> Rome, with one value of the clean run in it: how much of Paris comes back?
+
+How the runs are made fast: patched_runs.py.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UserError, need
+from ..nn import Model
+from ..nn.inference import inference
+from . import streams, tables
+from .looking import Text
+from .patched_runs import Job, Runs
+
+if TYPE_CHECKING:
+    from ..tokenizer.tokenizer import Tokenizer
+
+PARTS = ("resid", "attn.write", "ffn.write")
+OF_HEADS = ("q", "k", "v", "z", "scores", "pattern")
+"""Values of an attention, which are patched head by head."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part in every layer: a row for each ``path`` (and head), a column for each position.
+
+    ``value`` is what the answer's logit (or its difference to the wrong one's) becomes, ``effect`` that on the way
+    from the corrupted run, 0, to the clean one, 1. ``heads`` is empty where a part has none.
+    """
+
+    name: str
+    paths: list[str]
+    layers: list[int]
+    heads: list[int]
+    value: list[list[float]]
+    effect: list[list[float]]
+
+    def rows(self) -> list[str]:
+        """What each row is called: L3, or L3.h4 of a head."""
+        heads = [f".h{head}" for head in self.heads] or [""] * len(self.layers)
+        return [f"L{layer}{head}" for layer, head in zip(self.layers, heads, strict=True)]
+
+
+@dataclass(frozen=True)
+class PatchGrid:
+    """What patching each value of the clean run into the corrupted one gives.
+
+    ``clean_value`` and ``corrupted_value`` are the logit of ``answer``, less that of ``wrong`` where there is one, at
+    position ``at`` of the two runs. ``positions`` are the columns; empty where each patch is of all positions.
+    """
+
+    answer: str
+    wrong: str | None
+    at: int
+    clean: list[str]
+    corrupted: list[str]
+    positions: list[int]
+    clean_value: float
+    corrupted_value: float
+    parts: list[Part]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        return {**vars(self), "parts": [vars(part) for part in self.parts]}
+
+    def __getitem__(self, part: str) -> Part:
+        for one in self.parts:
+            if one.name == part:
+                return one
+        raise UserError(f'There is no part "{part}" in this grid; it has {", ".join(one.name for one in self.parts)}.')
+
+    def table(self, most: int = 10) -> list[str]:
+        """The largest effects, a line each."""
+        cells = []
+        for part in self.parts:
+            for row, (path, values) in enumerate(zip(part.paths, part.effect, strict=True)):
+                head = f"[{part.heads[row]}]" if part.heads else ""
+                for column, effect in enumerate(values):
+                    where = f"{self.positions[column]}:{self._columns()[column]}" if self.positions else "all"
+                    cells.append((effect, part.value[row][column], f"{path}{head}", where))
+        best = sorted(cells, key=lambda cell: -abs(cell[0]))[:most]
+        rows = [(f"{effect:.3f}", f"{value:.4f}", path, where) for effect, value, path, where in best]
+        return tables.lines(rows, ("effect", self.metric, "patched", "at"), left=(2, 3))
+
+    def text(self, width: int | None = None) -> str:
+        """For a terminal: effects to two decimals, the last layer first, as many columns side by side as fit."""
+        width = width or shutil.get_terminal_size((100, 24)).columns
+        blocks = []
+        for part in self.parts:
+            heads = [f"{n}:{word}" for n, word in zip(self.positions, self._columns(), strict=True)] or ["all"]
+            first = max(map(len, part.rows())) + 2
+            fit = max(1, (width - first) // (max(max(map(len, heads)), 5) + 2))
+            for low in range(0, len(heads), fit):
+                rows = [
+                    (name, *(f"{effect:.2f}" for effect in effects[low : low + fit]))
+                    for name, effects in zip(part.rows(), part.effect, strict=True)
+                ]
+                blocks.append("\n".join(tables.lines(reversed(rows), (part.name, *heads[low : low + fit]))))
+        return "\n\n".join(blocks)
+
+    @property
+    def metric(self) -> str:
+        """What is measured."""
+        return "logit" if self.wrong is None else "logit difference"
+
+    def _columns(self) -> list[str]:
+        """The corrupted text's tokens, and the clean one's where they differ."""
+        pairs = [(self.clean[at], self.corrupted[at]) for at in self.positions]
+        return [clean if clean == corrupted else f"{corrupted}<{clean}" for clean, corrupted in pairs]
+
+
+def patch_grid(
+    model: Model,
+    tokenizer: Tokenizer | None,
+    clean: Text,
+    corrupted: Text,
+    *,
+    answer: str | int,
+    wrong: str | int | None = None,
+    parts: str | Sequence[str] = PARTS,
+    positions: str | Sequence[int] = "each",
+    at: int | None = None,
+    source: Text | tuple[Text, Text] | None = None,
+    progress: Callable[[int, int], None] | bool = True,
+) -> PatchGrid:
+    """Each part of each block patched from the clean run into the corrupted one, at each position by itself.
+
+    Measured is the logit of ``answer`` (less that of ``wrong``) at position ``at`` (None: the last; an encoder's mask).
+    ``parts`` are names within a block, such as "resid", "mid", "attn.write", "ffn.write"; "z" and other values of
+    heads ("attn.q") are patched head by head. ``positions`` are "each", numbers, or "all" at once. An encoder-decoder's
+    blocks are the decoder's, with ``source`` beside both texts; where source is a pair (clean, corrupted) they are the
+    encoder's. ``progress`` is a bar on a terminal, or is told (done, of all). Raises UserError for texts of unequal
+    numbers of tokens, for texts that do not differ in the answer, for a part that no block has, and for a recurrent
+    model.
+    """
+    run = Runs.of(model, tokenizer, clean, corrupted, source, at)
+    ids = [streams.word_id(model, tokenizer, word) for word in (answer, wrong) if word is not None]
+    names = [parts] if isinstance(parts, str) else list(parts)
+    names = [f"attn.{name}" if name in OF_HEADS else name for name in names]
+    jobs = run.jobs(names, positions)
+    found: dict[Job, float] = {}
+    with inference(model), _shown(progress, len(jobs)) as report:
+        values = run.read(ids, sorted({run.path(job.part, job.layer) for job in jobs}))
+        need(values[0] != values[1], f"Both texts give {values[0]:.4f}: nothing tells them apart in this answer.")
+        for some in run.batches(jobs):
+            told = run.patched(some, ids) if run.acts(some[0]) else [values[1]] * len(some)
+            found.update(zip(some, told, strict=True))
+            report(len(found), len(jobs))
+    columns = run.columns(positions)
+    read, other = (streams.shown(tokenizer, row.tolist()) for row in run.told)
+    said = streams.shown(tokenizer, ids)
+    shown = [one for one in columns if one is not None]
+    grids = [_part(run, name, jobs, columns, found, values) for name in names]
+    return PatchGrid(said[0], said[1] if said[1:] else None, run.at, read, other, shown, *values, grids)
+
+
+def _part(
+    run: Runs,
+    name: str,
+    jobs: Sequence[Job],
+    columns: Sequence[int | None],
+    found: Mapping[Job, float],
+    values: tuple[float, float],
+) -> Part:
+    """The cells of one part as rows and columns."""
+    order = list(dict.fromkeys((job.layer, job.head) for job in jobs if job.part == name))
+    table = [[found[Job(name, layer, head, column)] for column in columns] for layer, head in order]
+    clean, corrupted = values
+    effect = [[(value - corrupted) / (clean - corrupted) for value in row] for row in table]
+    layers, heads = [layer for layer, _ in order], [head for _, head in order if head is not None]
+    return Part(name, [run.path(name, layer) for layer in layers], layers, heads, table, effect)
+
+
+@contextmanager
+def _shown(progress: Callable[[int, int], None] | bool, total: int) -> Iterator[Callable[[int, int], None]]:
+    """Who is told of the progress: a function, a bar on a terminal, or nobody."""
+    if not isinstance(progress, bool):
+        yield progress
+        return
+    from rich.console import Console  # only here: it takes a while to import
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not (progress and console.is_terminal)) as bar:
+        task = bar.add_task("patching", total=total)
+        yield lambda done, of: bar.update(task, completed=done, total=of)

@@ -1,0 +1,154 @@
+"""A grid's cells are those of runs that are patched one by one, in full."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+import tiny
+from glassformer import config as c
+from glassformer.errors import UserError
+from glassformer.inspection import look, patch_grid
+from glassformer.inspection.edits import patch
+from glassformer.nn import build_model
+from glassformer.tokenizer import train as train_tokenizer
+
+CLEAN, CORRUPTED = [5, 9, 12, 3, 40, 7, 22, 31], [5, 9, 12, 18, 40, 7, 8, 31]
+SOURCES = [4, 6, 20, 11, 2], [4, 6, 21, 11, 2]
+NAMES = [
+    "gpt2",
+    "llama",
+    "gemma2",
+    "alibi",
+    "phi2",
+    "prefix",
+    "glass",
+    "mixtral",
+    "attention-only",
+    "strided",
+    "normless",
+]
+
+
+def alone(name: str, part: str, layer: int, head: int | None, position: int | None, **how: object) -> float:
+    """One cell, by a whole pass over the corrupted text with one edit."""
+    model, side = tiny.model(tiny.ALL[name]), how.pop("side", "decoder")
+    pairs = isinstance(model.config, c.EncoderDecoder)
+    sources = how.get("sources", (SOURCES[0], SOURCES[0]) if pairs else (None, None))
+    clean, corrupted = how.get("texts", (CLEAN, CORRUPTED))
+    path = f"{side}.blocks.{layer}.{part}"
+    there = look(model, None, clean, path, source=sources[0])
+    edit = patch(path, there, positions=position, head=head)
+    row = look(model, None, corrupted, "logits", source=sources[1], edits=[edit])["logits"][0, how.get("at", -1)]
+    return (row[17] - row[30]).item()
+
+
+def check(name: str, parts: tuple[str, ...], **how: object) -> None:
+    model = tiny.model(tiny.ALL[name])
+    pairs = isinstance(model.config, c.EncoderDecoder)
+    source = how.get("sources", SOURCES[0] if pairs else None)
+    texts, at = how.get("texts", (CLEAN, CORRUPTED)), how.get("at")
+    grid = patch_grid(model, None, *texts, answer=17, wrong=30, parts=parts, source=source, at=at)
+    size = abs(grid.clean_value - grid.corrupted_value)
+    assert grid.positions == list(range(len(grid.clean)))
+    for part in grid.parts:
+        assert len(part.value) == len(part.layers) == len(part.paths) == len(part.rows())
+        for row, (layer, values) in enumerate(zip(part.layers, part.value, strict=True)):
+            head = part.heads[row] if part.heads else None
+            for position in (0, 2, 3, 6, 7)[: len(values)] if row % 2 else (1, 4, 5):
+                if position < len(values):
+                    want = alone(name, part.name, layer, head, position, **how)
+                    assert values[position] == pytest.approx(want, abs=1e-3 * max(1.0, size)), (
+                        part.name,
+                        row,
+                        position,
+                    )
+                    effect = (values[position] - grid.corrupted_value) / (grid.clean_value - grid.corrupted_value)
+                    assert part.effect[row][position] == pytest.approx(effect)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_cell_is_a_patched_run(name: str) -> None:
+    block = tiny.ALL[name].decoder.block(0)
+    check(name, ("resid", "attn.write", "ffn.write") if block.feedforward is not None else ("resid", "attn.write"))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2"])
+def test_a_cell_of_a_head_and_of_other_values(name: str) -> None:
+    check(name, ("attn.z", "attn.k", "attn.q", "attn.pattern", "ffn.hidden", "mid"))
+
+
+def test_the_answer_may_be_looked_for_elsewhere() -> None:
+    check("llama", ("resid", "attn.v"), at=5)
+
+
+def test_encoders_and_encoder_decoders() -> None:
+    check("bert", ("resid", "attn.z"), side="encoder", at=4)
+    for name in ("vaswani", "t5", "attention-pair"):
+        check(name, ("resid", "cross.z", "attn.write"))
+        check(name, ("resid", "attn.z"), side="encoder", sources=SOURCES, texts=(CLEAN, CLEAN))
+        check(name, ("resid",), side="encoder", sources=SOURCES, texts=(CLEAN, CLEAN), at=2)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma2", "prefix"])
+def test_all_positions_at_once(name: str) -> None:
+    grid = patch_grid(
+        tiny.model(tiny.ALL[name]), None, CLEAN, CORRUPTED, answer=17, wrong=30, parts=["resid", "z"], positions="all"
+    )
+    assert grid.positions == []
+    assert all(effect == pytest.approx(1, abs=1e-4) for (effect,) in grid["resid"].effect)
+    for layer, head, (value,) in zip(grid["attn.z"].layers, grid["attn.z"].heads, grid["attn.z"].value, strict=True):
+        assert value == pytest.approx(alone(name, "attn.z", layer, head, None), abs=1e-4)
+
+
+def test_where_the_texts_do_not_differ_nothing_does() -> None:
+    """The last layer's stream decides where the answer is read; before the first difference all is as it was."""
+    grid = patch_grid(tiny.model(tiny.gpt2()), None, CLEAN, CORRUPTED, answer=17, wrong=30)
+    *others, last = grid["resid"].effect[-1]
+    assert last == pytest.approx(1, abs=1e-5) and others == [0.0] * 7
+    assert all(row[:3] == [0.0] * 3 for part in grid.parts for row in part.effect)
+    some = patch_grid(tiny.model(tiny.gpt2()), None, CLEAN, CORRUPTED, answer=17, wrong=30, positions=[3, -1])
+    assert some.positions == [3, 7]
+    torch.testing.assert_close(torch.tensor(some["resid"].value), torch.tensor(grid["resid"].value)[:, [3, 7]])
+
+
+def test_a_grid_of_texts_is_told_in_words() -> None:
+    tokenizer = train_tokenizer("byte")
+    model = build_model(dataclasses.replace(tiny.gpt2(), embed=c.Embed(tokenizer.size)), seed=1).eval()
+    told: list[tuple[int, int]] = []
+    grid = patch_grid(model, tokenizer, "a cat is", "a dog is", answer="x", progress=lambda *n: told.append(n))
+    assert told[-1] == (2 * 3 * 8, 2 * 3 * 8) and [done for done, _ in told] == sorted(done for done, _ in told)
+    held = json.loads(json.dumps(grid.to_dict()))
+    assert held["answer"] == "x" and held["wrong"] is None and held["corrupted"][2:5] == ["d", "o", "g"]
+    assert held["parts"][0]["paths"] == ["decoder.blocks.0.resid", "decoder.blocks.1.resid"]
+    clean = look(model, tokenizer, "a cat is", "logits")["logits"][0, -1, ord("x")].item()
+    assert grid.clean_value == pytest.approx(clean, abs=1e-5)
+    assert grid.metric == "logit" and "3:o<a" in grid.text(200) and grid.text(40).count("resid") == 2
+    assert len(grid.table(5)) == 6 and "decoder.blocks." in grid.table(5)[1]
+    with pytest.raises(UserError, match="it has resid, attn"):
+        grid["z"]
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "said"),
+    [
+        ("gpt2", {"corrupted": CORRUPTED[1:]}, "8 and 7 tokens"),
+        ("gpt2", {"corrupted": CLEAN}, "nothing tells them apart"),
+        ("gpt2", {"parts": ["residual"]}, 'No block has a part "residual"; there are attn.in'),
+        ("gpt2", {"answer": 99}, "out of range"),
+        ("gpt2", {"positions": [8]}, "Position 8 is not in the text"),
+        ("gpt2", {"positions": "some"}, '"each", "all"'),
+        ("gru", {}, "no blocks"),
+        ("vaswani", {}, "reads two texts"),
+        ("vaswani", {"source": (SOURCES[0], SOURCES[1][1:])}, "sources have 5 and 4"),
+        ("vaswani", {"source": SOURCES[0], "parts": "cross.k"}, 'part "cross.k"'),
+        ("gpt2", {"source": SOURCES[0]}, "Only an encoder-decoder"),
+    ],
+)
+def test_what_cannot_be_patched_is_a_sentence(name: str, how: dict[str, object], said: str) -> None:
+    given = {"clean": CLEAN, "corrupted": CORRUPTED, "answer": 17, **how}
+    with pytest.raises(UserError, match=said):
+        patch_grid(tiny.model(tiny.ALL[name]), None, **given)

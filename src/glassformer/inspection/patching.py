@@ -31,7 +31,7 @@ OF_HEADS = ("q", "k", "v", "z", "scores", "pattern")
 
 @dataclass(frozen=True)
 class Part:
-    """One part in every layer: a row for each ``path`` (and head), a column for each position.
+    """One part in every layer: a row for each of ``paths`` (and head), a column for each position.
 
     ``value`` is what the answer's logit (or its difference to the wrong one's) becomes, ``effect`` that on the way
     from the corrupted run, 0, to the clean one, 1. ``heads`` is empty where a part has none.

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         saliency,
         top_activations,
         trace,
+        verify,
         word_in_contexts,
     )
     from .training import train
@@ -56,6 +57,7 @@ __all__ = [
     "trace",
     "train",
     "use",
+    "verify",
     "word_in_contexts",
 ]
 
@@ -74,6 +76,7 @@ _HOME = {
     "top_activations": ".inspection",
     "trace": ".inspection",
     "word_in_contexts": ".inspection",
+    "verify": ".inspection",
     "use": ".config.extend",
 }
 _ROOMS = (

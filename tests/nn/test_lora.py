@@ -14,6 +14,27 @@ from glassformer.nn import build_model, lora
 from glassformer.training.optimizer import Optimizer
 
 
+@pytest.mark.parametrize("paths", [("*.cells.*.state",), ("*.cells.*.input",), ("*.router",)])
+@pytest.mark.parametrize("name", ["gru", "lstm", "bahdanau", "cho", "mixtral"])
+def test_a_change_counts_where_a_kernel_takes_weights_and_not_layers(name, paths):
+    """PyTorch's recurrent kernels, the halves of an attending cell's input, and the router in fp32."""
+    if ("router" in paths[0]) != (name == "mixtral"):
+        pytest.skip("another family's layers")
+    model = moved(tiny.ALL[name], objectives.LoRA(rank=3, alpha=6.0, paths=paths))
+    source = (tiny.tokens(3, 9, seed=5),) if hasattr(model, "encoder") else ()
+    beside = model(tiny.tokens(), *source).logits
+    beside.square().mean().backward()
+    assert all(weight.grad.abs().sum() > 0 for _, weight in lora.trained(model))
+    with torch.no_grad():
+        for layer in lora.adapted(model).values():
+            layer.merge()
+        torch.testing.assert_close(model(tiny.tokens(), *source).logits, beside, rtol=1e-5, atol=3e-5)
+        for layer in lora.adapted(model).values():
+            layer.unmerge()
+            layer.up.zero_()
+        assert not torch.allclose(model(tiny.tokens(), *source).logits, beside, atol=1e-2)
+
+
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_a_change_starts_as_none_merges_and_goes_back_bit_for_bit(name):
     plain = build_model(tiny.DECODERS[name], seed=1).eval()

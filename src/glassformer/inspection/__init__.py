@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .patching import PatchGrid, patch_grid
     from .tracing import trace
     from .tuned_lens import TunedLens, fit_tuned_lens
+    from .verification import verify
 
 _HOME = {
     "alignments": ".alignment",
@@ -43,6 +44,7 @@ _HOME = {
     "top_activations": ".neurons",
     "trace": ".tracing",
     "TunedLens": ".tuned_lens",
+    "verify": ".verification",
     "word_in_contexts": ".contexts",
 }
 __all__ = [
@@ -69,6 +71,7 @@ __all__ = [
     "to_dict",
     "top_activations",
     "trace",
+    "verify",
     "word_in_contexts",
 ]
 

@@ -80,9 +80,9 @@ class MoE(TracedModule):
         """The logits (B, T, E), in fp32 at least; while training with noise of a learnt size (Shazeer et al. 2017)."""
         with torch.autocast(x.device.type, enabled=False):
             wide = x.to(torch.promote_types(x.dtype, torch.float32))
-            logits = F.linear(wide, self.router.weight.to(wide.dtype))
+            logits = F.linear(wide, self.router.matrix().to(wide.dtype))
             if self.noise is not None and self.training:
-                size = F.softplus(F.linear(wide, self.noise.weight.to(wide.dtype)))
+                size = F.softplus(F.linear(wide, self.noise.matrix().to(wide.dtype)))
                 logits = logits + torch.randn_like(logits) * size
         return logits
 

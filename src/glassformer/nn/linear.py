@@ -21,6 +21,10 @@ class Linear(nn.Linear):
         """Whether it makes no more of x than W and b do, so that a copy of them may take its place."""
         return type(self).forward is nn.Linear.forward
 
+    def matrix(self) -> Tensor:
+        """What x is multiplied with (N, C), any change in it: for a kernel that takes weights, not layers."""
+        return self.weight
+
     def joint(self, x: Tensor, layers: Sequence[Linear]) -> Sequence[Tensor]:
         """What each of ``layers`` makes of the same x; this one is the first of them."""
         return [layer(x) for layer in layers]

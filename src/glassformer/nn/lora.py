@@ -43,6 +43,10 @@ class LoRALinear(Linear):
         y = super().forward(x)
         return y + self.scale * F.linear(F.linear(self.drop(x), self.down), self.up) if self.original is None else y
 
+    def matrix(self) -> Tensor:
+        """W with the change in it, through which gradients reach the change; the dropout of its input is left out."""
+        return self.weight + self.scale * (self.up @ self.down) if self.original is None else self.weight
+
     def merged_weight(self) -> Tensor:
         """W with the change in it (O, I)."""
         if self.original is not None:

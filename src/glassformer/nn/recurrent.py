@@ -119,7 +119,7 @@ class Cell(TracedModule):
     def run(self, x: Tensor, order: DocumentOrder, state: State, engine: str) -> tuple[Tensor, State]:
         """x (N, inputs) from ``state`` (D, C) on -> what is seen of each state (N, C), and the last ones (D, C)."""
         if engine != "eager" and len(order.sizes) > 1:
-            weights = [self.input.weight, self.state.weight, self.input.bias, self.state.bias]
+            weights = [self.input.matrix(), self.state.matrix(), self.input.bias, self.state.bias]
             start = [part[None] for part in state]  # of one layer
             first, how = start if len(start) > 1 else start[0], (True, 1, 0.0, self.training, False)
             outputs, *last = self.kernel(x, torch.tensor(order.sizes), first, weights, *how)
@@ -323,7 +323,7 @@ class Recurrent(TracedModule):
     ) -> tuple[Tensor, Tensor, State]:
         """The first layer, which looks at the source at each word: states, contexts (N, C), last states (D, C)."""
         cell: Cell = self.cells[0]
-        cross, (of_x, of_context) = self.cross, torch.split(cell.input.weight, x.shape[-1], dim=1)
+        cross, (of_x, of_context) = self.cross, torch.split(cell.input.matrix(), x.shape[-1], dim=1)
         contexts, patterns = list[Tensor](), list[Tensor]()
         path = f"{cross.path}.pattern"
         tape, edited = flow.tape, flow.changes(cross, "pattern")

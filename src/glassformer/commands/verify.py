@@ -37,7 +37,7 @@ def run(given: argparse.Namespace) -> int:
     model, tokenizer = loaded(given)
     untrained(given.model)
     how: dict[str, Any] = {"new": given.tokens, "seed": given.seed, "compile": given.compile}
-    checks = []
+    checks: list[Check] = []
     for check in inspection.verify(model, tokenizer, against=given.against and published(given.model), **how):
         if not given.json:
             if not checks:

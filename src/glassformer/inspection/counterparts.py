@@ -29,7 +29,7 @@ from ..nn.engines.inputs import AttentionInputs
 from ..nn.inference import inference
 from ..nn.linear import Linear
 from ..nn.prepacked import packable, prepack, replaced
-from .layouts import Documents, Values
+from .layouts import Documents, Reader, Values
 
 T = TypeVar("T")
 RANK = 4  # of a drawn adapter
@@ -51,8 +51,8 @@ def with_engine(model: Model, name: str) -> Model:
     return view
 
 
-def engines_of(model: Model, read: Callable[[Model], object]) -> Counter[str]:
-    """How many attentions each engine computes while ``read`` has ``model`` read; asked before each."""
+def engines_of(model: Model, given: Documents) -> Counter[str]:
+    """How many attentions each engine computes while the model reads; asked before each."""
     found: Counter[str] = Counter()
 
     def ask(attention: Any, given: tuple[Any, ...]) -> None:
@@ -65,7 +65,7 @@ def engines_of(model: Model, read: Callable[[Model], object]) -> Counter[str]:
 
     handles = [part.register_forward_pre_hook(ask) for part in model.modules() if isinstance(part, Attention)]
     try:
-        read(model)
+        Reader(model).alone(given)
     finally:
         for handle in handles:
             handle.remove()

@@ -190,8 +190,9 @@ class Reader:
             for place in places:
                 columns = self._columns(path, place)
                 start = 0 if columns is place.source else place.start
-                wanted = held.logits[place.document][path][start : start + len(columns)].to(x)
-                moved = (x[place.row, columns] - wanted).abs().max() / wanted.abs().max().clamp(min=1e-30)
+                whole = held.logits[place.document][path].to(x)
+                wanted = whole[start : start + len(columns)]
+                moved = (x[place.row, columns] - wanted).abs().max() / whole.abs().max().clamp(min=1e-30)
                 held.moved = max(held.moved, float(moved))
                 x[place.row, columns] = wanted
             return x

@@ -23,8 +23,8 @@ Read: TypeAlias = Callable[[bool, Held | None], list[Values]]
 """(whether on a tape, the experts held to) -> the values of each text that is read."""
 CHUNK = 13  # no divisor of a block, a ring or a text's length
 NEEDS = {
-    "sparse": "it knows no bias of positions",
-    "blocks": "it knows no bias of positions and caps no scores",
+    "block_sparse": "it knows no bias of positions",
+    "cpu_blocks": "it knows no bias of positions and caps no scores",
     "prefill": "it computes causal prompts in bfloat16 on a CPU, without bias or cap",
     "flex": "it knows no bias of positions",
     "sdpa": "it caps no scores",
@@ -137,10 +137,10 @@ class Ways:
             view, note = counterparts.with_engine(self.model, name), ""
             if name != "auto":
                 short = Documents([self.given.tokens[0][:2]], self.given.sources and [self.given.sources[0][:2]])
-                found = counterparts.engines_of(view, lambda model: Reader(model).alone(short))
+                found = counterparts.quietly(lambda: counterparts.engines_of(view, short))
                 others = ", ".join(f"{count} by {other}" for other, count in found.items() if other != name)
                 if not found[name]:
-                    raise NotRun(f"no attention here is one it can compute: {NEEDS[name]}")
+                    raise NotRun(NEEDS.get(name, "it can compute no attention of this model"))
                 note = f"{found[name]} attentions, {others}" if others else ""
             return Way(
                 lambda tape, held: counterparts.quietly(lambda: read(Reader(view, tape, held))),

@@ -51,8 +51,9 @@ class LoRALinear(Linear):
         """W with the change in it (O, I)."""
         if self.original is not None:
             return self.weight.detach()
-        update = self.scale * (self.up.detach().float() @ self.down.detach().float())
-        return (self.weight.detach().float() + update).to(self.weight.dtype)
+        wide = torch.promote_types(self.weight.dtype, torch.float32)
+        update = self.scale * (self.up.detach().to(wide) @ self.down.detach().to(wide))
+        return (self.weight.detach().to(wide) + update).to(self.weight.dtype)
 
     @torch.no_grad()
     def merge(self) -> None:

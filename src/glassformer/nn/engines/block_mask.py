@@ -127,10 +127,11 @@ class Tile(NamedTuple):
     masked: Tensor | None  # (G, E, n * E), or (1, E, n * E) where all query blocks are alike; None: no pair is masked
 
     def bias(self, dtype: torch.dtype) -> Tensor | None:
-        """What is added to the scores: MASKED for masked pairs, 0 for the others."""
+        """What is added to the scores: MASKED for masked pairs, or what fp16 can hold of it; 0 for the others."""
         if self.masked is None:
             return None
-        return torch.zeros(self.masked.shape, dtype=dtype, device=self.masked.device).masked_fill_(self.masked, MASKED)
+        lowest = max(MASKED, torch.finfo(dtype).min / 2)  # half: a score is added to it
+        return torch.zeros(self.masked.shape, dtype=dtype, device=self.masked.device).masked_fill_(self.masked, lowest)
 
 
 @dataclass

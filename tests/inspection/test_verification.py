@@ -1,0 +1,347 @@
+"""Every family passes every check; a planted fault fails the checks that it should, and is named by its place."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import glassformer
+import tiny
+from glassformer import cli, config
+from glassformer.checkpoints import store
+from glassformer.config import objective as objectives
+from glassformer.errors import UserError
+from glassformer.inspection import counterparts, layouts, probes, ways
+from glassformer.inspection.agreement import Check, differing, tolerance
+from glassformer.nn import attention, cache, ends, flow, lora, norm, prepacked
+from glassformer.nn.engines import ENGINES
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Shorter texts, and FlexAttention, whose plain version is slow, only where it is asked for."""
+    monkeypatch.setattr(probes, "LENGTH", 20)
+    if "flex" not in request.keywords:
+        monkeypatch.setattr(ways, "ENGINES", [name for name in ENGINES if name != "flex"])
+
+
+def checks(model: Any, **how: Any) -> dict[str, Check]:
+    found = list(glassformer.verify(model, **{"new": 5, **how}))
+    assert len({check.name for check in found}) == len(found)
+    return {check.name: check for check in found}
+
+
+def failing(found: dict[str, Check]) -> dict[str, Check]:
+    return {name: check for name, check in found.items() if check.status == "FAIL"}
+
+
+@pytest.mark.parametrize("name", tiny.ALL)
+def test_every_family_passes(name: str) -> None:
+    found = checks(tiny.model(tiny.ALL[name]))
+    assert not failing(found), "\n".join(check.line() for check in failing(found).values())
+    kinds = {check.kind for check in found.values() if check.status == "pass"}
+    assert kinds >= {"tape", "batch", "padding", "packing", "engine", "format", "lora", "saved"}
+    assert ("cache" in kinds) == (not isinstance(tiny.ALL[name], config.Encoder))
+    for check in found.values():
+        if check.status == "pass":
+            assert check.difference is not None and check.difference <= check.bound
+            assert check.bound == 0 or "LoRA taken" not in check.name
+        else:
+            assert check.note and check.difference is None, "what is not run says why, and is no pass"
+    exact = {check.kind for check in found.values() if check.bound == 0}
+    assert exact == {"tape", "saved", "lora"}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("name", ["llama", "nanomoe", "t5", "bert", "gru"])
+def test_every_format_passes(name: str, dtype: torch.dtype) -> None:
+    found = checks(tiny.model(tiny.ALL[name]).to(dtype))
+    assert not failing(found), "\n".join(check.line() for check in failing(found).values())
+    names = {torch.bfloat16: "bfloat16 / float32", torch.float16: "float16 / float32"}
+    assert found[names.get(dtype, "float32 / float64")].status == "pass"
+    if name == "llama" and dtype == torch.bfloat16:
+        assert found["engine prefill / eager"].status == "pass"
+
+
+@pytest.mark.filterwarnings("error:flex_attention called")
+def test_flex_is_compared_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ways, "ENGINES", ["flex"])
+    assert checks(tiny.model(tiny.ALL["mixed"]))["engine flex / eager"].status == "pass"
+
+
+def test_the_continuation_is_the_plain_pass_own_and_greedy() -> None:
+    model = tiny.model(tiny.ALL["llama"])
+    given, new = probes.draw(model, None, 6)
+    for ids in given.tokens:
+        for place in range(len(ids) - new, len(ids)):
+            with torch.no_grad():
+                assert model(ids[None, :place]).logits[0, -1].argmax() == ids[place]
+
+
+# ------------------------------------------------------------------------------------------ planted faults
+
+ATTENTION, PACKED = attention.Attention, prepacked.PackedWeight
+
+
+def forgetful(self: Any, k: Any, v: Any, was: Any = cache.KV.extend) -> Any:
+    k, v = was(self, k, v)
+    first = torch.zeros_like(k[:, :, :1])
+    return (torch.cat((first, k[:, :, 1:]), 2), v) if k.shape[2] > 8 else (k, v)
+
+
+def blind_to_documents(self: Any, flow: Any, kv: Any, was: Any = ATTENTION.self_mask) -> Any:
+    flow.document_ids = None
+    return was(self, flow, kv)
+
+
+def mixes_rows(self: Any, hidden: Any, embed: Any, was: Any = ends.Head.forward) -> Any:
+    logits = was(self, hidden, embed)
+    return logits.flip(0) if len(logits) == 2 else logits
+
+
+def leans(self: Any, path: str, x: Any, was: Any = flow.Tape.pass_through) -> Any:
+    return was(self, path, x) * (1.0001 if path.endswith("blocks.1.resid") else 1)
+
+
+def gainless(self: Any, x: Any, was: Any = norm.RMSNorm.forward) -> Any:
+    return was(self, x) * (0.3 if x.dtype == torch.bfloat16 else 1)
+
+
+def doubled(self: Any, was: Any = lora.LoRALinear.merged_weight) -> Any:
+    return self.weight.detach() + 2 * (was(self) - self.weight.detach())
+
+
+def shifted(self: Any, x: Any, was: Any = PACKED.product) -> Any:
+    return was(self, x) + 0.1
+
+
+def stateless(
+    self: Any, layer: int, rows: Any, last: Any, state: Any, *rest: Any, was: Any = cache.Carried.keep
+) -> None:
+    was(self, layer, rows, last, tuple(torch.zeros_like(part) for part in state), *rest)
+
+
+def blind_across(self: Any, flow: Any, was: Any = ATTENTION.cross_mask) -> Any:
+    flow.memory.pos = flow.memory.pos.clamp(min=0)
+    return was(self, flow)
+
+
+FIRST = r"(en|de)coder\.blocks\.0\."
+FAULTS = {  # family, where, what, kinds that fail, the address that is named
+    "cache": ("llama", cache.KV, "extend", forgetful, {"cache"}, FIRST + r"attn\.scores\[0,\d+,0\]"),
+    "state": ("gru", cache.Carried, "keep", stateless, {"cache"}, r"decoder\.cells\.0\.state\[\d+,\d+\]"),
+    "documents": (
+        "gpt2",
+        ATTENTION,
+        "self_mask",
+        blind_to_documents,
+        {"packing"},
+        FIRST + r"attn\.pattern\[0,\d+,\d+\]",
+    ),
+    "batch": ("llama", ends.Head, "forward", mixes_rows, {"batch"}, r"logits\[0,0\]"),
+    "tape": ("llama", flow.Tape, "pass_through", leans, {"tape"}, r"logits\[0,\d+\]"),
+    "format": ("llama", norm.RMSNorm, "forward", gainless, {"format"}, FIRST + r"attn\.in\[0,0\]"),
+    "lora": ("gpt2", lora.LoRALinear, "merged_weight", doubled, {"lora"}, FIRST + r"attn\.qkv"),
+    "prepacked": ("gpt2", PACKED, "product", shifted, {"prepacked"}, FIRST + r"attn\.qkv\[0,0\]"),
+    "source": ("t5", ATTENTION, "cross_mask", blind_across, {"padding", "cache"}, FIRST + r"cross\.pattern\[0,0,0\]"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_fails_its_checks_and_is_named(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    family, where, name, broken, kinds, address = FAULTS[fault]
+    monkeypatch.setattr(where, name, broken)
+    found = failing(checks(tiny.model(tiny.ALL[family])))
+    assert {check.kind for check in found.values()} == kinds, found
+
+    for check in found.values():
+        assert check.difference is None or check.difference > check.bound
+        assert check.first is not None and re.match(address, check.first.address), check.line()
+
+
+def test_a_weight_that_comes_back_changed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    load = store.load
+
+    def worn(*given: Any, **how: Any) -> Any:
+        model, tokenizer = load(*given, **how)
+        weight = dict(model.named_parameters())["decoder.blocks.1.ffn.down.weight"]
+        weight.data = weight.data.clone()
+        weight.data[3, 5] += 1e-7
+        return model, tokenizer
+
+    monkeypatch.setattr(counterparts.store, "load", worn)
+    (found,) = failing(checks(tiny.model(tiny.ALL["llama"]))).values()
+    assert found.kind == "saved" and found.first.address == "decoder.blocks.1.ffn.down.weight[3,5]"
+
+
+def test_an_engine_that_errs_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = ENGINES["cpu_blocks"]
+    monkeypatch.setitem(ENGINES, "cpu_blocks", engine._replace(run=lambda inputs: 1.01 * engine.run(inputs)))
+    (found,) = failing(checks(tiny.model(tiny.ALL["gpt2"]))).values()
+    assert found.name == "engine cpu_blocks / eager" and found.first.address.startswith("decoder.blocks.0.attn.z[0,0,")
+
+
+def test_padding_that_is_seen_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    was = attention.Mask.__init__
+
+    def seen(self: Any, q_pos: Any, k_pos: Any, *rest: Any, **more: Any) -> None:
+        was(self, q_pos, torch.where((k_pos < 0) & (q_pos.shape == k_pos.shape), 0, k_pos), *rest, **more)
+
+    monkeypatch.setattr(attention.Mask, "__init__", seen)
+    found = failing(checks(tiny.model(tiny.ALL["bert"])))
+    assert set(found) == {"padded left / alone", "padded right / alone"}
+    assert all(".attn.pattern[" in check.first.address for check in found.values())
+
+
+def test_a_way_that_breaks_fails_and_the_others_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*given: Any) -> None:
+        raise IndexError("no such slot")
+
+    monkeypatch.setattr(cache.KV, "extend", broken)
+    found = failing(checks(tiny.model(tiny.ALL["llama"])))
+    assert {check.kind for check in found.values()} == {"cache"}
+    assert {check.note for check in found.values()} == {"IndexError: no such slot"}
+
+
+def test_near_ties_of_experts_are_told_from_routers_that_err(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Experts whose routers are alike to the last bits: rounding alone chooses between them."""
+    model = tiny.model(tiny.ALL["mixtral"])
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith("router.weight"):
+                weight.copy_(weight[:1] + 3e-8 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0)))
+    found = checks(model)
+    assert not failing(found)
+    assert any("near tie of experts" in check.note for check in found.values())
+    from glassformer.nn.experts import MoE
+
+    was = MoE.route
+    monkeypatch.setattr(MoE, "route", lambda self, x: was(self, x) + (0.1 * torch.eye(4)[0] if x.shape[0] == 2 else 0))
+    (wrong,) = failing(checks(model)).values()
+    assert wrong.kind == "batch" and wrong.first.address.startswith("decoder.blocks.0.ffn.router[0,0]")
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "t5"])
+def test_transformers_says_the_same(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    from dataclasses import replace
+
+    cfg = tiny.ALL[name]
+    model = tiny.model(replace(cfg, pool=None) if name == "bert" else cfg)
+    assert checks(model, against="hf")["here / transformers"].status == "pass"
+    store.save(model, tmp_path / "m", layout="hf")
+    first = dict(model.named_parameters())[f"{'encoder' if name == 'bert' else 'decoder'}.blocks.0.ffn.up.weight"]
+    with torch.no_grad():
+        first.mul_(1.01)
+    found = failing(checks(model, against=tmp_path / "m"))
+    assert set(found) == {"here / transformers"}
+    assert re.match(r"(en|de)coder\.blocks\.0\.resid\[0,0\]", found["here / transformers"].first.address)
+
+
+def test_what_cannot_be_compared_says_why() -> None:
+    found = checks(tiny.model(tiny.ALL["alibi"]), against="hf")
+    assert found["engine block_sparse / eager"].note == "it knows no bias of positions"
+    assert "no layout that transformers knows" in found["here / transformers"].note
+    assert "--compile" in found["compiled / eager"].note
+    assert all(found[name].status == "not run" for name in found if found[name].difference is None)
+
+
+def test_an_adapted_model_is_verified_with_its_own_adapter() -> None:
+    model = tiny.model(tiny.ALL["llama"])
+    lora.tune(model, objectives.LoRA(rank=2, alpha=4.0, paths=("*.attn.v",)))
+    with torch.no_grad():
+        [layer.up.normal_(0, 0.1) for layer in lora.adapted(model).values()]
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    found = checks(model)
+    assert not failing(found), failing(found)
+    assert found["LoRA merged / apart"].note == "its own adapter on 2 layers"
+    assert found["saved and loaded / before"].bound > 0  # merged in the file, apart here
+    assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
+
+
+@pytest.mark.parametrize("name", ["llama", "bert"])
+@pytest.mark.slow
+def test_compiled_code_says_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = checks(tiny.model(tiny.ALL[name]), compile=True)["compiled / eager"]
+    assert found.status == "pass" and found.difference is not None, found.line()
+
+
+def test_compiled_code_that_errs_is_named_by_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(model: Any) -> Any:
+        other = counterparts.in_format(model, torch.float32)
+        with torch.no_grad():
+            other.embed.token.weight[:, 0] += 0.1
+        return other
+
+    monkeypatch.setattr(counterparts, "compiled_copy", wrong)
+    (found,) = failing(checks(tiny.model(tiny.ALL["llama"]), compile=True)).values()
+    assert found.kind == "compiled" and found.first.address.startswith("logits[0,")
+
+
+# ------------------------------------------------------------------------------------------ bounds and refusals
+
+
+def test_the_bound_follows_the_format_and_the_depth() -> None:
+    gpt2, deep = tiny.ALL["gpt2"], tiny.decoder(*[tiny.block()] * 4)
+    assert tolerance(gpt2, torch.float32, 9) == 8 * 2**-23 * math.sqrt(5)
+    assert tolerance(gpt2, torch.bfloat16, 9) == 4 * 2**-7 * math.sqrt(5)
+    assert tolerance(deep, torch.float32, 9) == 8 * 2**-23 * math.sqrt(17)
+    assert tolerance(tiny.ALL["lstm"], torch.float32, 9) == 8 * 2**-23 * math.sqrt(19)
+
+
+def test_the_first_difference_knows_masks_and_nan() -> None:
+    inf = float("inf")
+    wanted = torch.tensor([[1.0, -inf], [2.0, 3.0]])
+    assert differing("x", wanted.clone(), wanted) is None
+    assert differing("x", torch.tensor([[1.0, 0.5], [2.0, 3.0]]), wanted).address == "x[0,1]"
+    found = differing("x", torch.tensor([[1.0, -inf], [float("nan"), 3.0]]), wanted, 1e-3)
+    assert (found.address, found.value, found.expected) == ("x[1,0]", None, 2.0)
+    assert differing("x", wanted + 1e-4, wanted, 1e-3) is None
+
+
+def test_the_texts_are_cut_back_to_their_own_values() -> None:
+    """Every value of a padded batch, cut to a text, is that of the text alone: shape and all."""
+    for name in ("mixed", "t5", "bahdanau", "bert"):
+        model = tiny.model(tiny.ALL[name])
+        given, _ = probes.draw(model, None, 4)
+        alone = layouts.Reader(model, tape=True).alone(given)
+        for found in (layouts.Reader(model, True).padded(given, "left"), layouts.Reader(model, True).packed(given)):
+            for ours, theirs in zip(found, alone, strict=True):
+                assert ours.keys() == theirs.keys()
+                assert all(ours[path].shape == theirs[path].shape for path in theirs)
+
+
+def test_bad_models_are_refused() -> None:
+    model = tiny.model(tiny.ALL["llama"])
+    with pytest.raises(UserError, match="0 tokens"):
+        checks(model, new=0)
+    with torch.no_grad():
+        dict(model.named_parameters())["decoder.blocks.1.attn.q.weight"][0, 0] = float("nan")
+    with pytest.raises(UserError, match=r"decoder\.blocks\.1\.attn\.q\.weight"):
+        checks(model)
+    from dataclasses import replace
+
+    short = replace(tiny.ALL["llama"], context=1)
+    with pytest.raises(UserError, match="context of 1"):
+        checks(tiny.model(short))
+
+
+def test_the_command_tells_all_and_exits_with_1_on_a_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.save(tiny.model(tiny.ALL["llama"]), tmp_path / "m")
+    assert cli.main(["verify", str(tmp_path / "m"), "--tokens", "4", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["passed"] and told["dtype"] == "float32"
+    assert {"kind", "name", "status", "difference", "bound", "greedy", "tokens", "first"} <= set(told["checks"][0])
+    monkeypatch.setattr(cache.KV, "extend", forgetful)
+    assert cli.main(["verify", str(tmp_path / "m"), "--tokens", "4"]) == 1
+    said = capsys.readouterr().out
+    assert said.startswith("compared") and "FAIL" in said and "first: decoder.blocks.0.attn." in said
+    assert re.search(r"checks passed, [1-9]\d* failed, \d+ not run\n$", said)

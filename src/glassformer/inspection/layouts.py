@@ -62,13 +62,13 @@ class Place:
 
 
 class Held:
-    """What holds the experts that tokens choose to those of another pass: ``logits`` (T, E) by path and document.
+    """What holds the experts that tokens choose, and their weights, to those of another pass: its ``values``.
 
-    ``moved`` is how far the routers' own logits were from these, beside the largest of these, at most.
+    ``moved`` is how far the routers' own logits (T, E) were from the other pass's, beside the largest of these.
     """
 
-    def __init__(self, logits: Mapping[int, Values]) -> None:
-        self.logits, self.moved = logits, 0.0
+    def __init__(self, values: Mapping[int, Values]) -> None:
+        self.values, self.moved = values, 0.0
 
 
 class Reader:
@@ -186,18 +186,20 @@ class Reader:
             return Tape("*") if self.tape else None
 
         def hold(path: str, x: Tensor) -> Tensor:
-            x = x.clone()
+            logits, x = path.endswith(".router"), x.clone()
             for place in places:
                 columns = self._columns(path, place)
                 start = 0 if columns is place.source else place.start
-                whole = held.logits[place.document][path].to(x)
+                whole = held.values[place.document][path].to(x.device)
                 wanted = whole[start : start + len(columns)]
-                moved = (x[place.row, columns] - wanted).abs().max() / whole.abs().max().clamp(min=1e-30)
-                held.moved = max(held.moved, float(moved))
-                x[place.row, columns] = wanted
+                if logits:
+                    moved = (x[place.row, columns] - wanted).abs().max() / whole.abs().max().clamp(min=1e-30)
+                    held.moved = max(held.moved, float(moved))
+                else:
+                    x[place.row, columns] = wanted.to(x.dtype)
             return x
 
-        return Tape(*["*"] * self.tape, edits={"*.ffn.router": hold})
+        return Tape(*["*"] * self.tape, edits={f"*.ffn.{name}": hold for name in ("router", "weight", "chosen")})
 
     def _columns(self, path: str, place: Place) -> Tensor:
         """Where a document's tokens lie in a value: its source's in what the encoder makes."""

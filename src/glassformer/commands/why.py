@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ..errors import need
-from .common import MODEL, computing, emit, reader, texts
+from .common import MODEL, computing, editing, edits_of, emit, reader, texts
 
 EXAMPLES = (
     'glassformer why out/mine "The cat sat" "logits[2,5]"',
@@ -23,6 +23,7 @@ def options(one: argparse.ArgumentParser) -> None:
     one.add_argument("--up", type=int, default=0, metavar="N", help="then N steps back along the largest term (0)")
     one.add_argument("--terms", type=int, default=8, metavar="N", help="the N largest terms of each (8)")
     computing(one)
+    editing(one)
     one.add_argument("--json", action="store_true", help="every number as JSON")
 
 
@@ -32,10 +33,11 @@ def run(given: argparse.Namespace) -> None:
     need(given.terms >= 0, f"--terms is {given.terms}; give 0 or more.")
     given.prompts = None
     (given.text,) = texts(given, [given.text])
+    edits = edits_of(given)
     model, tokenizer = reader(given)
     from ..inspection.tracing import trace
 
-    seen = trace(model, tokenizer, given.text, given.source)
+    seen = trace(model, tokenizer, given.text, given.source, edits)
     if given.address is None:
         if given.json:
             emit(seen.to_dict())

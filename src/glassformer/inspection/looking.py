@@ -44,19 +44,9 @@ def look(
     changed one's. Raises UserError for a pattern that matches nothing, for a text that the model cannot read and for
     an edit of what is not there.
     """
-    tokens = [token_ids(model, tokenizer, text, second=isinstance(model.config, config.EncoderDecoder))]
-    if isinstance(model.config, config.EncoderDecoder):
-        if source is None:
-            raise UserError("An encoder-decoder reads two texts; give the encoder's as source (--source).")
-        tokens.append(token_ids(model, tokenizer, source))
-    elif source is not None:
-        raise UserError("Only an encoder-decoder has a source; leave it out.")
-    changes: Mapping[str, Edit] = {}
-    if edits:
-        changed, other, changes = apply(edits, model, tokens[0], tokens[1] if tokens[1:] else None, tokenizer)
-        tokens = [changed] if other is None else [changed, other]
+    tokens, given, changes = inputs(model, tokenizer, text, source, edits)
     tape = Tape(*(patterns or ("*",)), edits=changes)
-    _run(model, tokens, tape)
+    _run(model, [tokens] if given is None else [tokens, given], tape)
     for pattern in patterns:
         if not any(fnmatchcase(path, pattern) for path in tape.records):
             known = paths(model)
@@ -64,6 +54,18 @@ def look(
             meant = "".join(f' Did you mean "{name}"?' for name in get_close_matches(pattern, [*known, *ends], n=1))
             raise UserError(f'No value is called "{pattern}".{meant} There are: {", ".join(listing(known))}.')
     return tape.records
+
+
+def inputs(
+    model: Model, tokenizer: Tokenizer | None, text: Text, source: Text | None, edits: Sequence[ModelEdit]
+) -> tuple[Tensor, Tensor | None, Mapping[str, Edit]]:
+    """What a model reads, (batch, length) of the text and of an encoder-decoder's source, and a tape's edits."""
+    pair = isinstance(model.config, config.EncoderDecoder)
+    need(not pair or source is not None, "An encoder-decoder reads two texts; give the encoder's as source (--source).")
+    need(pair or source is None, "Only an encoder-decoder has a source; leave it out.")
+    tokens = token_ids(model, tokenizer, text, second=pair)
+    given = None if source is None else token_ids(model, tokenizer, source)
+    return apply(edits, model, tokens, given, tokenizer) if edits else (tokens, given, {})
 
 
 def predictions(

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 import glassformer
 import tiny
 from glassformer.errors import UserError
-from glassformer.inspection import look
+from glassformer.inspection import edits, look
 from glassformer.inspection.tracing import Explanation, Trace, trace
 from glassformer.nn import Model, Tape
 from glassformer.tokenizer import train as train_tokenizer
@@ -122,6 +122,15 @@ def test_edits_are_told() -> None:
     assert cut.check() == 0.0
     renamed = Trace(tiny.model(tiny.ALL["bert"]), None, tokens, edits={"*.1.attn.in": lambda path, x: 2 * x})
     assert renamed.plan["encoder.blocks.1.attn.in"].kind == "edit"
+
+
+def test_edits_by_name_and_a_masked_key() -> None:
+    model, tokens = tiny.model(tiny.ALL["llama"]), tiny.tokens(1, 11)
+    cut = trace(model, None, tokens, edits=[edits.head_off("decoder.blocks.0.attn", 1), edits.mask_token(3)])
+    seen = look(model, None, tokens, "logits", edits=[edits.head_off("decoder.blocks.0.attn", 1), edits.mask_token(3)])
+    assert torch.equal(cut["logits"], seen["logits"])
+    assert float(cut["decoder.blocks.1.attn.pattern[2,7,3]"]) == 0.0
+    assert cut.explain("decoder.blocks.0.attn.z[1,5,3]").value == 0.0
 
 
 def test_tokens_have_names() -> None:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ... import config
 from ...errors import UserError
 from ...nn import Model
+from ...nn.editing import ModelEdit
 from .. import tables
-from ..looking import Text, listing, token_ids
+from ..looking import Text, inputs, listing
 from .explanation import Explanation
 from .kinds import KINDS, Index, Line, Reader
 from .plan import Op
@@ -32,27 +32,19 @@ def trace(
     tokenizer: Tokenizer | None,
     text: Text,
     source: Text | None = None,
-    edits: Mapping[str, Any] | None = None,
+    edits: Sequence[ModelEdit] = (),
     keep: int = KEEP,
 ) -> Trace:
     """One pass over ``text`` (or one row of token ids), everything addressable; nothing of it needs gradients.
 
-    ``source`` is what an encoder-decoder's encoder reads, ``edits`` are as a tape takes them; ``keep``
+    ``source`` is what an encoder-decoder's encoder reads, ``edits`` are of ``glassformer.inspection.edits``; ``keep``
     bounds the bytes of recorded values. Raises UserError for a text that the model cannot read.
     """
-    pair = isinstance(model.config, config.EncoderDecoder)
-    if pair != (source is not None):
-        raise UserError(
-            "An encoder-decoder reads two texts; give the encoder's as source (--source)."
-            if pair
-            else "Only an encoder-decoder has a source; leave it out."
-        )
-    tokens = token_ids(model, tokenizer, text, second=pair)
-    given = None if source is None else token_ids(model, tokenizer, source)
+    tokens, given, changes = inputs(model, tokenizer, text, source, edits)
     for ids in (tokens, given):
         if ids is not None and len(ids) != 1:
             raise UserError(f"A trace is of one text and these are {len(ids)} rows; give one of them.")
-    return Trace(model, tokenizer, tokens, given, edits, keep)
+    return Trace(model, tokenizer, tokens, given, changes, keep)
 
 
 class Trace(Values):

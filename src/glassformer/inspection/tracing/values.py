@@ -67,9 +67,10 @@ class Values:
         self.records: dict[str, Tensor] = {}
         self._made: OrderedDict[tuple[Any, ...], Tensor] = OrderedDict()
         started = time.perf_counter()
-        self._run(lambda path: path.rpartition(".")[2] not in QUADRATIC and path not in self.dropped, self.records)
+        self._run(lambda path: self._linear(path) and path not in self.dropped, self.records)
         self.seconds = time.perf_counter() - started
-        must_be_finite(model, *self.records.values())  # a fused kernel makes zeros of NaN scores: the output hides it
+        if not self.edits:  # which may set anything
+            must_be_finite(model, *self.records.values())  # fused kernels make zeros of NaN scores: outputs hide them
 
     def _beyond(self, keep: int) -> set[str]:
         """The values that are not kept: logits first, then what is inside of blocks, the last ones first."""
@@ -93,6 +94,10 @@ class Values:
         with inference(self.model):
             inputs = (self.tokens,) if self.source is None else (self.tokens, self.source)
             self.model(*inputs, tape=tape, logits=want)
+
+    def _linear(self, path: str) -> bool:
+        """Whether a value is recorded: not those that grow with the square of the text, unless an edit changes them."""
+        return path.rpartition(".")[2] not in QUADRATIC or self.edits_at(path)
 
     @property
     def kept_bytes(self) -> int:

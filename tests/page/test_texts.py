@@ -1,0 +1,14 @@
+"""Every kind of operation of a plan has its three texts on the page."""
+
+import re
+from pathlib import Path
+
+from glassformer.inspection.tracing.kinds import KINDS
+
+TEXTS = Path(__file__).parents[2] / "web/src/text/kinds.ts"
+
+
+def test_every_kind_has_texts() -> None:
+    table = TEXTS.read_text().partition("const TEXTS")[2].partition("\n};")[0]
+    told = set(re.findall(r"^  (\w+): ", table, re.MULTILINE))
+    assert told == set(KINDS)

@@ -33,6 +33,7 @@ TOPICS = {
     "data": {"published"},
     "generation": {"slide"},
     "nn": {"decode", "names", "parts"},
+    "page": {"attention", "compare", "experts", "lens", "texts", "tokens", "train"},
     "recipes": {"outside", "parity", "parity_decoders", "parity_encoders", "recipes"},
     "tokenizer": {"bad", "cuts", "fuzz", "hostile", "other_ids", "pairs"},
     "training": {"accidents", "mutants", "tune"},

@@ -57,7 +57,7 @@ def test_the_sum_of_a_score_by_hand() -> None:
     torch.testing.assert_close(cell.terms, q[0, 3, 7].double() * k[0, 1, 2].double())
     assert cell.value == pytest.approx(float(products.sum()), rel=1e-6)
     assert [len(line.values) for line in cell.factors] == [8, 8]
-    assert cell.operands[0].address == "decoder.blocks.0.attn.q[0,3,7,0]"
+    assert cell.operands[0].address == "decoder.blocks.0.attn.q[3,7,0]"
     scaled = one.explain("decoder.blocks.0.attn.scaled[3,7,2]")
     assert scaled.value == pytest.approx(cell.value / 8**0.5, rel=1e-6)
     pattern = one.explain("decoder.blocks.0.attn.pattern[3,7,2]")

@@ -69,7 +69,7 @@ class Explanation:
         """The address of the operand with the largest term, a value before a weight; None where none is left."""
         if not len(self.terms) and not self.others:
             return None
-        if not len(self.terms):
+        if not len(self.terms) or self.kind == "softmax":  # of a share the score itself, not its rivals
             return self.others[0].address()
         _, operands = self.term(int(self.terms.abs().argmax()))
         if not operands:

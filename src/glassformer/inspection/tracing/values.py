@@ -242,7 +242,8 @@ class Values:
         select = {axis: at for axis, at in zip(op.axes, index, strict=True) if at is not None and axis in ("H", "T")}
         value = self._value(op.id, select)
         local = tuple(0 if axis in select else place for axis, place in zip(op.axes, index, strict=True))
-        return Line(op.id, index, _line(value, local))
+        batch = op.axes[0] in ("B", "N") and op.shape[0] == 1 and len(index) > 1  # left out of addresses
+        return Line(op.id, index[1:] if batch else index, _line(value, local))
 
 
 def _take(value: Tensor, axes: Sequence[str], shape: Sequence[int], select: Mapping[str, int]) -> Tensor:

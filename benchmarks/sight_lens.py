@@ -103,7 +103,7 @@ def theirs(tokens: Any, every: bool) -> tuple[Callable[[], object], Callable[[],
     def lens() -> object:
         with torch.no_grad():
             _, cache = model.run_with_cache(tokens, return_type=None)
-            stream = cache.accumulated_resid(layer=-1, incl_mid=False, apply_ln=True)[:, 0, -columns:]
+            stream = cache.accumulated_resid(layer=-1, incl_mid=False, apply_ln=True)[:, 0, -columns:].contiguous()
             logprobs = model.unembed(stream).log_softmax(-1)
             own = logprobs[-1]
             rank = (logprobs > logprobs[..., 262:263]).sum(-1)

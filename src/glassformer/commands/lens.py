@@ -22,7 +22,7 @@ def options(one: argparse.ArgumentParser) -> None:
     one.add_argument("model", metavar="MODEL", help=MODEL)
     one.add_argument("text", nargs="*", metavar="TEXT", help="what the model reads; - is standard input")
     one.add_argument("--source", metavar="TEXT", help="what an encoder-decoder's encoder reads")
-    one.add_argument("--positions", metavar="N,...", help="tokens of the text: 0,3-5,-1, or all (the last 16)")
+    one.add_argument("--positions", metavar="N,...", help="tokens of the text: 0,3-5, all, =-3--1 (the last 16)")
     one.add_argument("--track", action="append", default=[], metavar="WORD", help="follow this token; may be repeated")
     one.add_argument("--top", type=int, default=5, metavar="N", help="the N likeliest tokens (5)")
     one.add_argument("--tuned", type=Path, metavar="FILE", help="look through a tuned lens, as --fit writes it")
@@ -36,7 +36,7 @@ def options(one: argparse.ArgumentParser) -> None:
     fit.add_argument("--steps", type=int, default=200, metavar="N", help="steps of Adam (200)")
     fit.add_argument("--tokens", type=int, default=1024, metavar="N", help="tokens a step (1024)")
     fit.add_argument("--context", type=int, metavar="N", help="tokens a text has at most (the model's context)")
-    fit.add_argument("--rate", type=float, default=1e-3, metavar="R", help="learning rate, falling to 0 (0.001)")
+    fit.add_argument("--rate", type=float, default=3e-3, metavar="R", help="learning rate, falling to 0 (0.003)")
 
 
 def run(given: argparse.Namespace) -> None:

@@ -97,7 +97,8 @@ class TunedLens:
                 tensors = {name: file.get_tensor(name) for name in ("weight", "bias")}
             lens = cls(**tensors, **{name: json.loads(value) for name, value in told.items()})
         except OSError as error:
-            raise UserError(f"{path} cannot be read ({error.strerror or error}); check the path.") from None
+            reason = "it is not there" if isinstance(error, FileNotFoundError) else error.strerror or error
+            raise UserError(f"{path} cannot be read ({reason}); check the path.") from None
         except (SafetensorError, ValueError, TypeError) as error:
             if isinstance(error, UserError):
                 raise
@@ -114,7 +115,7 @@ def fit_tuned_lens(
     data: str = "texts",
     steps: int = 200,
     tokens: int = 1024,
-    rate: float = 1e-3,
+    rate: float = 3e-3,
     progress: Progress | None = None,
 ) -> TunedLens:
     """Fit translators to ``model`` by Adam, its rate falling to zero: ``steps`` steps of about ``tokens`` tokens each.

@@ -1,0 +1,51 @@
+// An address is the tape's path with an index: decoder.blocks.3.attn.scores[4,7,2], batch row left out.
+import type { Op } from "./types";
+
+export interface Address {
+  name: string;
+  index: number[] | null;
+}
+
+export function parse(address: string): Address {
+  const match = /^\s*([^[\]]+?)\s*(?:\[([^[\]]*)\])?\s*$/.exec(address);
+  if (!match) return { name: address, index: null };
+  const index = match[2] === undefined ? null : match[2].split(",").map(Number);
+  return { name: match[1], index };
+}
+
+export function join(name: string, index: readonly (number | string)[]): string {
+  return index.length ? `${name}[${index.join(",")}]` : name;
+}
+
+/** The sides that a reader sees: without the batch of one. */
+export function sides(op: Op): { axis: string; size: number }[] {
+  const all = op.axes.map((axis, i) => ({ axis, size: op.shape[i] }));
+  return (op.axes[0] === "B" || op.axes[0] === "N") && op.shape[0] === 1 && all.length > 1 ? all.slice(1) : all;
+}
+
+/** decoder.blocks.3.attn.q as L3.attn.q: short, for labels; the address itself is always in the title. */
+export function short(name: string): string {
+  return name
+    .replace(/^decoder\.(blocks|cells)\.(\d+)/, "L$2")
+    .replace(/^encoder\.(blocks|cells)\.(\d+)/, "E$2")
+    .replace(/^decoder\./, "");
+}
+
+/** attn.q of decoder.blocks.3.attn.q. */
+export function tail(name: string): string {
+  return name.replace(/^(encoder|decoder)\.(blocks|cells|back)\.\d+\./, "").replace(/^(encoder|decoder)\./, "");
+}
+
+/** The stack that an operation stands in: encoder, decoder, or neither. */
+export function stack(name: string): "encoder" | "decoder" | "" {
+  return name.startsWith("encoder.") ? "encoder" : name.startsWith("decoder.") ? "decoder" : "";
+}
+
+const SIDE: Record<string, string> = {
+  T: "tokens", S: "keys", H: "heads", K: "key-value heads", D: "head width", C: "width", F: "neurons", V: "words",
+  E: "experts", k: "choices", L: "labels", N: "texts", B: "batch", R: "rank", HD: "heads × width", KD: "kv heads × width", QKV: "q, k, v",
+};
+
+export function sideName(axis: string): string {
+  return SIDE[axis] ?? axis;
+}

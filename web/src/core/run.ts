@@ -1,0 +1,200 @@
+// The run on the page: what the model read, its plan, and every value of it that was asked for.
+import { batch, computed, signal } from "@preact/signals";
+import { useEffect, useState } from "preact/hooks";
+import { read } from "./safetensors";
+import * as state from "./state";
+import { Refused, transport } from "./transport";
+import type { Cell, ModelCard, Op, Run } from "./types";
+import { pieces } from "./pieces";
+
+export const models = signal<ModelCard[] | null>(null);
+export const run = signal<Run | null>(null);
+export const busy = signal(false);
+export const failure = signal("");
+
+export const card = computed(() => models.value?.find((one) => one.name === state.model.value) ?? null);
+export const tokens = computed(() => pieces(run.value?.tokens ?? []));
+export const sourceTokens = computed(() => pieces(run.value?.source_tokens ?? []));
+export const ops = computed(() => new Map((run.value?.plan ?? []).map((one) => [one.id, one])));
+export const layers = computed(() => {
+  const found = new Map<string, { stack: string; layer: number; ops: Op[] }>();
+  for (const one of run.value?.plan ?? []) {
+    if (one.layer === null) continue;
+    const stack = one.id.split(".")[0], at = `${stack}.${one.layer}`;
+    if (!found.has(at)) found.set(at, { stack, layer: one.layer, ops: [] });
+    found.get(at)!.ops.push(one);
+  }
+  return [...found.values()];
+});
+
+/** Pieces of the tokens that run along a side of an operation; null where the side has no tokens. */
+export function along(op: Op, axis: string) {
+  if (axis !== "T" && axis !== "S") return null;
+  const source = sourceTokens.value;
+  if (source.length && (op.id.startsWith("encoder.") || op.id.startsWith("source"))) return source;
+  if (source.length && axis === "S" && op.id.includes(".cross.")) return source;
+  return tokens.value;
+}
+
+let asking: AbortController | null = null;
+
+export function request(edits: readonly string[] = state.edits.value, text = state.prompt.value) {
+  const body: Record<string, unknown> = { model: state.model.value, text };
+  if (card.value?.abilities.source) body.source = state.source.value;
+  if (edits.length) body.edits = edits;
+  return body;
+}
+
+/** Run the model on the text in the box; the latest request wins. */
+export async function submit(): Promise<void> {
+  asking?.abort();
+  const mine = (asking = new AbortController());
+  busy.value = true;
+  failure.value = "";
+  try {
+    const made = await transport.post<Run>("api/runs", request(), mine.signal);
+    if (asking !== mine) return;
+    batch(() => {
+      run.value = made;
+      const length = made.tokens.length;
+      if (state.query.value !== null && state.query.value >= length) state.query.value = null;
+      if (state.key.value !== null && state.key.value >= Math.max(length, made.source_tokens?.length ?? 0)) state.key.value = null;
+      const known = new Set(made.plan.map((one) => one.id));
+      if (state.op.value && !known.has(state.op.value)) state.op.value = "";
+    });
+    state.announcement.value = `${made.tokens.length} tokens, ${made.ms.toFixed(0)} milliseconds.`;
+  } catch (error) {
+    if (asking === mine && (error as Error).name !== "AbortError") failure.value = (error as Error).message;
+  } finally {
+    if (asking === mine) busy.value = false;
+  }
+}
+
+/** Another run beside the one on the page, for a "what if": the same text with other edits. */
+export function sibling(edits: readonly string[], text?: string): Promise<Run> {
+  return transport.post<Run>("api/runs", request(edits, text));
+}
+
+// ------------------------------------------------------------------------------------- values
+
+export interface Values {
+  data: Float32Array | Uint8Array;
+  shape: number[]; // what came
+  full: number[]; // what it is of: differs where `pooled`
+  min: number;
+  max: number;
+  pooled: boolean;
+  map: string; // lin or sqrt, of u8
+}
+
+const LIMIT = 96;
+const kept = new Map<string, Promise<any>>();
+
+function once<T>(path: string, make: () => Promise<T>): Promise<T> {
+  const known = kept.get(path);
+  if (known) {
+    kept.delete(path);
+    kept.set(path, known);
+    return known;
+  }
+  const made = make();
+  kept.set(path, made);
+  made.catch(() => kept.delete(path));
+  while (kept.size > LIMIT) kept.delete(kept.keys().next().value!);
+  return made;
+}
+
+export interface Asked {
+  as?: "f32" | "f16" | "u8";
+  pool?: string;
+  map?: "lin" | "sqrt";
+}
+
+/** The values at an address of a run, exact where they fit the bound of one answer, else pooled by their maximum. */
+export function values(runId: string, address: string, how: Asked = {}): Promise<Values> {
+  const query = new URLSearchParams({ address, as: how.as ?? "f32" });
+  if (how.pool) query.set("pool", how.pool);
+  if (how.map) query.set("map", how.map);
+  return fetched(`api/runs/${runId}/t?${query}`);
+}
+
+function fetched(path: string): Promise<Values> {
+  return once(path, async () => {
+    try {
+      return unpack(await transport.bytes(path));
+    } catch (error) {
+      if (error instanceof Refused && error.status === 413 && error.details.pooled) return fetched(error.details.pooled);
+      throw error;
+    }
+  });
+}
+
+function unpack(buffer: ArrayBuffer): Values {
+  const { metadata, tensors } = read(buffer);
+  const one = tensors.values;
+  const full = metadata.shape ? (JSON.parse(metadata.shape) as number[]) : one.shape;
+  const data = one.data instanceof Int32Array ? Float32Array.from(one.data) : one.data;
+  const pooled = !!metadata.pool && metadata.pool !== "none";
+  return { data, shape: one.shape, full, min: Number(metadata.min), max: Number(metadata.max), pooled, map: metadata.map ?? "lin" };
+}
+
+export function explain(runId: string, address: string, terms = 64): Promise<Cell> {
+  const path = `api/runs/${runId}/cell?${new URLSearchParams({ address, terms: String(terms) })}`;
+  return once(path, () => transport.json<Cell>(path));
+}
+
+/** The logits of one position over the whole vocabulary. */
+export function logits(runId: string, position = -1): Promise<Float32Array> {
+  const path = `api/runs/${runId}/logits?position=${position}`;
+  return once(path, async () => {
+    const { tensors } = read(await transport.bytes(path));
+    return (tensors.values ?? Object.values(tensors)[0]).data as Float32Array;
+  });
+}
+
+export function thumbs(runId: string, from: number, to: number, px = 48, kind = "pattern") {
+  const path = `api/runs/${runId}/thumbs?kind=${kind}&px=${px}&layers=${from}:${to}`;
+  return once(path, async () => read(await transport.bytes(path)));
+}
+
+/** The pieces of a model's vocabulary, once: bytes by id. */
+export function vocabulary(name: string): Promise<Uint8Array[]> {
+  const path = `api/vocab/${encodeURIComponent(name)}`;
+  return once(path, async () => {
+    const raw = await transport.bytes(path), look = new DataView(raw), words: Uint8Array[] = [];
+    for (let at = 0; at + 4 <= raw.byteLength; ) {
+      const length = look.getUint32(at, true);
+      words.push(new Uint8Array(raw, at + 4, length));
+      at += 4 + length;
+    }
+    return words;
+  });
+}
+
+export interface Loaded<T> {
+  data: T | null;
+  error: string;
+  loading: boolean;
+}
+
+/** What a promise gives, for a component; what was there before stays until the new is there. */
+export function useLoaded<T>(make: () => Promise<T> | null, on: readonly unknown[]): Loaded<T> {
+  const [now, set] = useState<Loaded<T>>({ data: null, error: "", loading: true });
+  useEffect(() => {
+    let mine = true;
+    const made = make();
+    if (!made) {
+      set({ data: null, error: "", loading: false });
+      return;
+    }
+    set((before) => ({ data: before.data, error: "", loading: true }));
+    made.then(
+      (data) => mine && set({ data, error: "", loading: false }),
+      (error) => mine && set({ data: null, error: (error as Error).message, loading: false }),
+    );
+    return () => {
+      mine = false;
+    };
+  }, on);
+  return now;
+}

@@ -1,0 +1,9 @@
+// One line a screen; its own file says its place, its title and which models have it.
+// 1 playground
+export { inside } from "./inside"; // 2
+// 3 attention
+// 4 lens
+// 5 tokens
+// 6 experts
+// 7 train
+// 8 compare

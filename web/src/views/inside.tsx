@@ -1,0 +1,350 @@
+// The walk of one forward pass, at four depths: the whole map, a block, an operation, a cell. Cards come from the plan, by kind.
+import { signal, useSignal, type Signal } from "@preact/signals";
+import { useEffect, useMemo } from "preact/hooks";
+import { parse, short, sideName, sides, tail } from "../core/address";
+import { number } from "../core/format";
+import { label } from "../core/pieces";
+import { along, layers, ops, run, useLoaded, values } from "../core/run";
+import * as state from "../core/state";
+import type { Op } from "../core/types";
+import { chosenStack } from "../frame/Frame";
+import { actions } from "../frame/keys";
+import { extent, ends, Matrix, paint } from "../kernel/matrix";
+import { diverging, sequential } from "../kernel/palette";
+import { scaleOf, slice } from "../kernel/slice";
+import { Formula } from "../text/Formula";
+import { textOf } from "../text/kinds";
+import { back, CellCard, open } from "./cell";
+import type { Screen } from "./screen";
+
+const choices = signal<Record<string, number>>({});
+const text = (op: Op) => textOf(op.kind, op.params, op.id);
+const title = (op: Op) => text(op).title;
+
+/** Where a leading side stands: heads are the page's selection, other sides are this screen's own. */
+function chosen(op: Op) {
+  return (axis: string, size: number) => {
+    if (axis === "H") return state.head.value ?? 0;
+    if (axis === "K") {
+      const heads = [...ops.value.values()].find((one) => one.kind === "qk" && one.layer === op.layer)?.shape[1] ?? size;
+      return Math.floor((state.head.value ?? 0) / Math.max(1, heads / size));
+    }
+    if (axis === "T") return state.query.value ?? 0;
+    return choices.value[axis] ?? 0;
+  };
+}
+
+function go(op: Op | null) {
+  state.cell.value = "";
+  state.op.value = op?.id ?? "";
+  if (op && op.layer !== null) {
+    state.layer.value = op.layer;
+    chosenStack.value = op.id.split(".")[0];
+  }
+}
+
+function walk(step: number) {
+  const plan = run.value?.plan.filter((one) => one.kind !== "leaf") ?? [];
+  const now = plan.findIndex((one) => one.id === state.op.value);
+  const from = now >= 0 ? now : state.layer.value === null ? -1 : plan.findIndex((one) => one.layer === state.layer.value) - 1;
+  const next = plan[Math.max(0, Math.min(plan.length - 1, from + step))];
+  if (next) go(next);
+}
+
+function up() {
+  if (state.cell.value) back();
+  else if (state.op.value) state.op.value = "";
+  else state.layer.value = null;
+}
+
+function Inside() {
+  useEffect(() => {
+    actions.walk = walk;
+    actions.up = up;
+    return () => {
+      delete actions.walk;
+    };
+  }, []);
+  const op = ops.value.get(state.op.value);
+  return (
+    <>
+      <Crumbs op={op} />
+      <div class="columns">
+        <div class="stack">{op ? <OpView op={op} /> : state.layer.value !== null && layers.value.length ? <BlockView /> : <MapView />}</div>
+        <aside class="card" aria-label="inspector">{state.cell.value || !op ? <CellCard /> : <Explained op={op} />}</aside>
+      </div>
+    </>
+  );
+}
+
+function Crumbs({ op }: { op: Op | undefined }) {
+  const block = state.layer.value;
+  return (
+    <nav class="crumbs" aria-label="where you are">
+      <button onClick={() => ((state.layer.value = null), go(null))}>map</button>
+      {block !== null && <><span aria-hidden="true">▸</span><button onClick={() => go(null)}>{chosenStack.value === "encoder" ? "encoder " : ""}layer {block}</button></>}
+      {op && <><span aria-hidden="true">▸</span><button aria-current="true" onClick={() => (state.cell.value = "")}>{op.layer === null ? op.id : tail(op.id)}</button></>}
+      {state.cell.value && <><span aria-hidden="true">▸</span><code>[{parse(state.cell.value).index?.join(",")}]</code></>}
+      <span style={{ flex: 1 }} />
+      <button onClick={() => walk(-1)} aria-label="walk: the card before">←</button>
+      <button onClick={() => walk(1)} aria-label="walk: the next card">walk →</button>
+    </nav>
+  );
+}
+
+// --------------------------------------------------------------------------------------- the map
+
+function MapView() {
+  const made = run.value!, place = state.query.value ?? made.tokens.length - 1;
+  const first = made.plan.findIndex((one) => one.layer !== null), last = made.plan.length - [...made.plan].reverse().findIndex((one) => one.layer !== null);
+  const before = made.plan.slice(0, first < 0 ? made.plan.length : first), after = first < 0 ? [] : made.plan.slice(last);
+  const between = made.plan.slice(Math.max(0, first), last).filter((one) => one.layer === null);
+  return (
+    <>
+      <p class="note">From the token numbers at the top to the probabilities at the bottom; bars: the length of what each part wrote to token {place}. Open a layer, or any card.</p>
+      <Cards ops={before} />
+      <Writes place={place} />
+      {between.length > 0 && <Cards ops={between} />}
+      <Cards ops={after} />
+    </>
+  );
+}
+
+interface Written {
+  stack: string;
+  layer: number;
+  parts: { op: Op; length: number; addr: string }[];
+}
+
+async function written(place: number): Promise<Written[]> {
+  const made = run.value!;
+  return Promise.all(layers.value.map(async ({ stack, layer, ops }) => {
+    const writes = ops.filter((one) => one.id.endsWith(".write") && one.axes.includes("T"));
+    const row = stack === "encoder" && made.source_tokens ? made.source_tokens.length - 1 : place;
+    const parts = await Promise.all(writes.map(async (op) => {
+      const got = await values(made.run, `${op.id}[${row},:]`);
+      return { op, addr: `${op.id}[${row}]`, length: Math.hypot(...got.data) };
+    }));
+    return { stack, layer, parts };
+  }));
+}
+
+function Writes({ place }: { place: number }) {
+  const made = run.value!;
+  const loaded = useLoaded(() => written(place), [made.run, place]);
+  if (loaded.error) return <p class="failure">{loaded.error}</p>;
+  if (!loaded.data) return <p class="note">…</p>;
+  const most = Math.max(1e-9, ...loaded.data.flatMap((one) => one.parts.map((part) => part.length)));
+  return (
+    <div class="stack" style={{ gap: "4px", maxWidth: "780px" }}>
+      {loaded.data.map((one) => (
+        <div class="row" key={`${one.stack}${one.layer}`}>
+          <button style={{ width: "92px" }} onClick={() => ((chosenStack.value = one.stack), (state.layer.value = one.layer))}>{one.stack === "encoder" ? "enc " : ""}layer {one.layer}</button>
+          {one.parts.map((part) => (
+            <button key={part.op.id} class="op" style={{ flex: "1 1 120px", padding: "3px 8px" }} onClick={() => go(part.op)}>
+              <b>{tail(part.op.id).replace(".write", "")} <span class="num" data-length={part.addr} data-v={part.length}>{number(part.length, 3)}</span></b>
+              <span style={{ display: "block", height: "6px", background: "var(--accent)", width: `${(part.length / most) * 100}%` }} />
+            </button>
+          ))}
+        </div>
+      ))}
+    </div>
+  );
+}
+
+// --------------------------------------------------------------------------------------- a block
+
+function BlockView() {
+  const found = layers.value.find((one) => one.layer === state.layer.value && one.stack === chosenStack.value) ?? layers.value.find((one) => one.layer === state.layer.value);
+  if (!found) return <p class="note">This model has no layer {state.layer.value}.</p>;
+  return <Cards ops={found.ops} />;
+}
+
+function Cards({ ops }: { ops: readonly Op[] }) {
+  return (
+    <div class="cards">
+      {ops.map((op, at) => (
+        <button key={op.id} class={`op ${state.op.value === op.id ? "now" : ""}`} onClick={() => go(op)} title={`${op.id}: ${text(op).plain}`}>
+          <b>{at + 1} {title(op)}</b>
+          <small>{op.layer === null ? op.id : tail(op.id)}</small>
+          <small>{sides(op).map((one) => one.size).join("×")}</small>
+          <Thumb op={op} />
+        </button>
+      ))}
+    </div>
+  );
+}
+
+const THUMB = 48;
+
+function Thumb({ op }: { op: Op }) {
+  const made = run.value!, cut = slice(op, chosen(op));
+  const loaded = useLoaded(() => values(made.run, cut.address, { as: "u8", pool: `max:${THUMB}x${THUMB}` }), [made.run, cut.address]);
+  const draw = (canvas: HTMLCanvasElement | null) => {
+    const got = loaded.data;
+    if (!canvas || !got || !got.data.length) return;
+    const cols = got.shape[got.shape.length - 1], rows = got.data.length / cols, scale = scaleOf(op);
+    const value = (v: number) => got.data instanceof Uint8Array ? got.min + (v / 255) * (got.max - got.min) : v;
+    const [low, high] = ends(scale, got.data instanceof Uint8Array ? [got.min, got.max] : extent(got.data));
+    canvas.width = cols;
+    canvas.height = rows;
+    const words = paint(got.data, rows, cols, cols, rows, (scale === "sequential" ? sequential : diverging).value, low, high, value);
+    canvas.getContext("2d")!.putImageData(new ImageData(new Uint8ClampedArray(words.buffer as ArrayBuffer), cols, rows), 0, 0);
+  };
+  return <canvas aria-hidden="true" ref={draw} />;
+}
+
+// ----------------------------------------------------------------------------------- an operation
+
+const MIXES = new Set(["linear", "lm_head", "classify", "router", "expert"]); // a result's column is a row of the weight
+
+function OpView({ op }: { op: Op }) {
+  const out = useSignal<number | null>(null), inner = useSignal<number | null>(null);
+  const inputs = op.in.map((id) => ops.value.get(id)).filter((one): one is Op => !!one);
+  const mixes = MIXES.has(op.kind);
+  return (
+    <>
+      <h2>{title(op)} <code>{op.id}</code></h2>
+      <Value op={op} col={out} main />
+      {inputs.length > 0 && <h3>made of</h3>}
+      <div class="stack">
+        {inputs.map((one) => (
+          <details key={one.id} open={one.kind !== "leaf" && inputs.length < 4} class="card">
+            <summary><button class="quiet" onClick={() => go(one)}>{title(one)} ↗</button> <code>{short(one.id)}</code></summary>
+            <Value op={one} col={mixes ? inner : out} />
+          </details>
+        ))}
+        {Object.entries(op.w).map(([role, address]) => <Weight key={address} role={role} address={address} rowHover={mixes ? out : inner} colHover={mixes ? inner : out} />)}
+      </div>
+    </>
+  );
+}
+
+function Value({ op, col, main }: { op: Op; col: Signal<number | null>; main?: boolean }) {
+  const made = run.value!, cut = slice(op, chosen(op));
+  const loaded = useLoaded(() => values(made.run, cut.address), [made.run, cut.address]);
+  const rowPieces = along(op, cut.row.axis), colPieces = along(op, cut.col.axis);
+  const rowLabels = useMemo(() => rowPieces?.map((one) => label(one)), [rowPieces]), colLabels = useMemo(() => colPieces?.map((one) => label(one)), [colPieces]);
+  const got = loaded.data, at = state.cell.value ? parse(state.cell.value) : null;
+  const here = at?.name === op.id ? at.index : null;
+  return (
+    <div aria-busy={loaded.loading}>
+      <Leads op={op} />
+      {loaded.error && <p class="failure">{loaded.error}</p>}
+      {got && got.data.length > 0 && (
+        <Shown key={op.id} got={got}>
+          {(rows, cols) => (
+            <Matrix
+              data={got.data} rows={rows} cols={cols} scale={scaleOf(op)} range={op.kind === "softmax" && op.axes.includes("S") ? [0, 1] : undefined}
+              addr={(r, c) => cut.cell(r, c)} label={`${title(op)}, ${op.id}: ${sideName(cut.row.axis)} by ${sideName(cut.col.axis)}`}
+              rowLabels={rows === cut.row.size ? rowLabels : undefined} colLabels={cols === cut.col.size ? colLabels : undefined}
+              rowName={sideName(cut.row.axis) || "row"} colName={sideName(cut.col.axis)}
+              hoverRow={cut.row.axis === "T" && !isSource(op) ? state.hover.query : cut.row.axis === "S" || isSource(op) ? state.hover.key : undefined}
+              hoverCol={cut.col.axis === "S" ? state.hover.key : col}
+              row={here ? (here.length > 1 ? here[here.length - 2] : 0) : null} col={here ? here[here.length - 1] : null}
+              onOpen={(r, c) => open(cut.cell(scaled(r, rows, cut.row.size), scaled(c, cols, cut.col.size)))}
+              pooledFrom={[cut.row.size, cut.col.size]} height={main ? 420 : 200}
+            />
+          )}
+        </Shown>
+      )}
+    </div>
+  );
+}
+
+function isSource(op: Op): boolean {
+  return op.id.startsWith("encoder.") && !!run.value?.source_tokens;
+}
+
+/** The place in the whole of a pooled place: its first. */
+function scaled(at: number, shown: number, full: number): number {
+  return shown === full ? at : Math.floor((at * full) / shown);
+}
+
+function Shown({ got, children }: { got: { shape: number[]; data: ArrayLike<number> }; children: (rows: number, cols: number) => any }) {
+  const cols = got.shape[got.shape.length - 1] || 1;
+  return children(got.data.length / cols, cols);
+}
+
+function Leads({ op }: { op: Op }) {
+  const cut = slice(op, chosen(op));
+  if (!cut.lead.length) return null;
+  return (
+    <div class="row">
+      {cut.lead.map(({ axis, size, at }) => (
+        <label key={axis}>
+          {sideName(axis).replace(/s$/, "")}{" "}
+          <select value={at} onChange={(event) => {
+            const to = Number(event.currentTarget.value);
+            if (axis === "H") state.head.value = to;
+            else if (axis === "K") state.head.value = to * Math.max(1, Math.round((ops.value.get(op.id.replace(/\.[^.]*$/, ".qk"))?.shape[1] ?? size) / size));
+            else if (axis === "T") state.query.value = to;
+            else choices.value = { ...choices.value, [axis]: to };
+          }}>
+            {Array.from({ length: size }, (_, i) => <option key={i} value={i}>{i}</option>)}
+          </select>
+        </label>
+      ))}
+    </div>
+  );
+}
+
+function Weight({ role, address, rowHover, colHover }: { role: string; address: string; rowHover: any; colHover: any }) {
+  const made = run.value!;
+  const shown = useSignal(false);
+  const loaded = useLoaded(() => (shown.value ? values(made.run, address, { pool: "max:256x256" }) : null), [made.run, address, shown.value]);
+  const got = loaded.data;
+  const cols = got ? got.shape[got.shape.length - 1] || 1 : 1, rows = got ? got.data.length / cols : 1;
+  const full = got?.full ?? [], fullRows = full.length > 1 ? full.slice(0, -1).reduce((a, b) => a * b, 1) : 1, fullCols = full[full.length - 1] ?? cols;
+  return (
+    <details class="card" onToggle={(event) => (shown.value = event.currentTarget.open)}>
+      <summary>{role} <code>{address}</code> {got && full.join("×")}</summary>
+      {loaded.error && <p class="failure">{loaded.error}</p>}
+      {got && (
+        <Matrix
+          data={got.data} rows={rows} cols={cols} scale="diverging" label={`${role}, ${address}`} height={220}
+          addr={(r, c) => weightCell(address, full, scaled(r, rows, fullRows), scaled(c, cols, fullCols))}
+          hoverRow={rows === fullRows && full.length === 2 ? rowHover : undefined} hoverCol={cols === fullCols ? colHover : undefined}
+          onOpen={(r, c) => open(weightCell(address, full, scaled(r, rows, fullRows), scaled(c, cols, fullCols)))} pooledFrom={[fullRows, fullCols]}
+        />
+      )}
+    </details>
+  );
+}
+
+function weightCell(address: string, full: number[], row: number, col: number): string {
+  if (full.length < 2) return `${address}[${col}]`;
+  const lead: number[] = [];
+  let rest = row;
+  for (const size of full.slice(0, -1).reverse()) {
+    lead.unshift(rest % size);
+    rest = Math.floor(rest / size);
+  }
+  return `${address}[${[...lead, col].join(",")}]`;
+}
+
+function Explained({ op }: { op: Op }) {
+  const users = run.value!.plan.filter((one) => one.in.includes(op.id));
+  return (
+    <div class="stack">
+      <h2>{title(op)}</h2>
+      <p>{text(op).plain}</p>
+      {state.depth.value === "maths" && <Formula of={text(op).maths} />}
+      {state.depth.value === "code" && <pre><code>{text(op).code}</code></pre>}
+      <table>
+        <tbody>
+          <tr><th scope="row" class="left">kind</th><td class="left"><span class="tag">{op.kind}</span></td></tr>
+          <tr><th scope="row" class="left">sides</th><td class="left">{sides(op).map((one) => `${one.size} ${sideName(one.axis)}`).join(" × ")}</td></tr>
+          {Object.entries(op.params).map(([name, v]) => <tr key={name}><th scope="row" class="left">{name}</th><td class="left">{String(v)}</td></tr>)}
+          <tr><th scope="row" class="left">code</th><td class="left"><code>{op.src || "given"}</code></td></tr>
+        </tbody>
+      </table>
+      {users.length > 0 && (
+        <div class="row">read by {users.slice(0, 12).map((one) => <button key={one.id} class="quiet" onClick={() => go(one)}><code>{short(one.id)}</code></button>)}</div>
+      )}
+      <p class="note">Open a cell of the matrix to see its arithmetic.</p>
+    </div>
+  );
+}
+
+export const inside: Screen = { name: "inside", title: "Inside", order: 2, component: Inside };

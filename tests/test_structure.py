@@ -21,7 +21,7 @@ FLOORS = [
     {"recipes", "checkpoints", "cost"},
     set(),  # parallel and quantize will stand here
     {"generation", "training", "inspection", "evaluation", "classics"},
-    set(),  # engine and serve
+    {"page"},  # engine and serve will stand here
     {"cli", "commands", "_moved", "__main__", "__init__"},
 ]
 TESTS = Path(__file__).parent

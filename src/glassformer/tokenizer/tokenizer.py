@@ -212,12 +212,13 @@ class Tokenizer:
         one = [*opening, (0, 0, 0), *closing[0]]
         return one, [*one, (1, 0, 1), *closing[1]]
 
-    def offsets(self, text: str) -> list[tuple[int, int]]:
-        """The span (start, end) in characters that each token of ``encode(text)`` stands for.
+    def offsets(self, text: str, *, special: bool = False) -> list[tuple[int, int]]:
+        """The span (start, end) in characters that each token of ``encode(text, special=special)`` stands for.
 
         Tokens that share a character, such as the bytes of an emoji, each have that character's span.
         """
-        spans: list[tuple[int, int]] = self._encodings(self._plain, [text])[0].offsets
+        library = self._special if special else self._plain
+        spans: list[tuple[int, int]] = self._encodings(library, [text])[0].offsets
         return spans
 
     @functools.cached_property

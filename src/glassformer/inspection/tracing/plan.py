@@ -6,6 +6,7 @@ a name beside theirs (``attn.qk``, ``attn.scaled``). Its kind says what it does,
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping
@@ -43,6 +44,14 @@ def described() -> set[type]:
     return set(_DESCRIPTIONS)
 
 
+@functools.cache  # the blocks of a model share their code
+def _line(function: Callable[..., Any], needle: str) -> str:
+    lines, first = inspect.getsourcelines(inspect.unwrap(function))
+    at = next((number for number, line in enumerate(lines) if needle in line), 0)
+    file = inspect.getsourcefile(inspect.unwrap(function)) or ""
+    return f"{file.rpartition('glassformer/')[2]}:{first + at}"
+
+
 @dataclass(frozen=True)
 class Op:
     """One operation: its address, kind, inputs, weights by their role, and the named sides of its result.
@@ -75,13 +84,7 @@ class Op:
     @property
     def source(self) -> str:
         """``nn/attention.py:84``: the line of the package, or of a user's file, that computes it."""
-        if self.code is None:
-            return ""
-        function, needle = self.code
-        lines, first = inspect.getsourcelines(inspect.unwrap(function))
-        at = next((number for number, line in enumerate(lines) if needle in line), 0)
-        file = inspect.getsourcefile(inspect.unwrap(function)) or ""
-        return f"{file.rpartition('glassformer/')[2]}:{first + at}"
+        return "" if self.code is None else _line(*self.code)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON holds it (SIGHT 4.2)."""
@@ -106,6 +109,10 @@ class Plan:
 
     def __contains__(self, name: str) -> bool:
         return name in self.ops or name in self.alias
+
+    def get(self, name: str) -> Op | None:
+        """The operation of any of its names, None where there is none."""
+        return self.ops.get(self.alias.get(name, name))
 
     def __getitem__(self, name: str) -> Op:
         return self.ops[self.alias.get(name, name)]

@@ -1,0 +1,116 @@
+"""``glassformer page``: the page in a browser, served from this machine."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError, need, note
+from .common import computing
+
+EXAMPLES = (
+    "glassformer page",
+    "glassformer page out/mine gpt2 --port 9000",
+    "glassformer page --run out/mine",
+)
+PORT = 8642
+EXTRA = "The page needs Starlette and uvicorn: pip install 'glassformer[page]'."
+
+
+def options(one: argparse.ArgumentParser) -> None:
+    """Its arguments."""
+    said = "folders, hub names or recipes; none opens a small model that comes with the package"
+    one.add_argument("models", nargs="*", metavar="MODEL", help=said)
+    one.add_argument(
+        "--run", dest="watched", type=Path, metavar="DIR", help="a run folder to watch, or a folder of them"
+    )
+    one.add_argument("--port", type=int, default=PORT, metavar="N", help=f"the port ({PORT}; 0 takes any free one)")
+    said = "the address to listen on (127.0.0.1, this machine alone; elsewhere the link holds a secret)"
+    one.add_argument("--host", default="127.0.0.1", metavar="H", help=said)
+    computing(one)
+
+
+def run(given: argparse.Namespace) -> None:
+    """Serve until Ctrl-C."""
+    need(0 <= given.port < 65_536, f"--port is {given.port}; give a number from 0 to 65535.")
+    if given.watched is not None and given.watched.exists() and not given.watched.is_dir():
+        raise UserError(f"--run {given.watched} is a file; give a run folder, or a folder of them.")
+    try:
+        import starlette  # noqa: F401
+        import uvicorn
+    except ImportError:
+        raise UserError(EXTRA) from None
+    from ..page import security
+    from ..page.app import Page, application
+    from ..page.events import Trainings
+    from ..page.models import Models
+
+    models = Models(given.models, given.dtype, given.device)
+    page = Page(models, Trainings(given.watched, models))
+    listening = bound(given.host, given.port)
+    port = listening.getsockname()[1]
+    token = None if security.is_loopback(given.host) else security.new_token()
+    names = frozenset({*security.LOOPBACK, given.host.lower(), f"[{given.host.lower()}]"}) if token is None else None
+    shown = {"0.0.0.0": socket.gethostname(), "::": socket.gethostname()}.get(given.host, given.host)
+    shown = f"[{shown}]" if ":" in shown else shown
+    print(f"http://{shown}:{port}/" + (f"?token={token}" if token else ""), flush=True)
+    note("The page is at this link; Ctrl-C ends it.")
+    if token is not None:
+        note("Whoever has the link can use the models here; what is sent is not encrypted.")
+    threading.Thread(target=_ahead, args=(models,), daemon=True).start()
+    how: dict[str, Any] = {
+        "log_level": "warning",
+        "access_log": False,
+        "timeout_graceful_shutdown": 1,
+        "lifespan": "off",
+    }
+    server = uvicorn.Server(uvicorn.Config(application(page, names, token), **how))
+    server.run(sockets=[listening])
+
+
+def _ahead(models: Any) -> None:
+    """Load the first model before anybody asks; what is wrong with it is said to who asks."""
+    import contextlib
+
+    with contextlib.suppress(UserError):
+        next(iter(models.entries.values())).open()
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket that listens; UserError for a port that another program has, with the next that is free."""
+    try:
+        return _listen(host, port)
+    except PermissionError:
+        raise UserError(f"Port {port} is for the system's own; take one above 1023, such as --port {PORT}.") from None
+    except OSError as error:
+        if isinstance(error, socket.gaierror) or not _in_use(error):
+            raise UserError(f"--host {host} is no address of this machine ({error.strerror}); leave it out.") from None
+    for other in range(port + 1, min(port + 200, 65_536)):
+        try:
+            _listen(host, other).close()
+        except OSError:
+            continue
+        raise UserError(f"Port {port} is in use; port {other} is free: --port {other}.")
+    raise UserError(f"Port {port} is in use, and so are those after it; --port 0 takes any free one.")
+
+
+def _in_use(error: OSError) -> bool:
+    import errno
+
+    return error.errno == errno.EADDRINUSE
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family, kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    made = socket.socket(family, kind)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+        made.listen(128)
+    except OSError:
+        made.close()
+        raise
+    return made

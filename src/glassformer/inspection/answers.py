@@ -1,0 +1,143 @@
+"""A trace as a page reads it: the tokens with their bytes, the plan with words, a cell with where it goes from here."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..tokenizer.tokenizer import Tokenizer
+
+WORDS = {
+    "tokens": "token ids",
+    "source": "token ids of the source",
+    "pos": "positions",
+    "token": "rows of the embedding",
+    "segment": "rows of the segment table",
+    "position": "what the position adds",
+    "embed": "the stream as it enters the first block",
+    "q": "queries",
+    "k": "keys",
+    "v": "values",
+    "qk": "query times key",
+    "scaled": "divided by the root of the head's width",
+    "scores": "scores",
+    "pattern": "attention weights",
+    "z": "weighted sums of values",
+    "write": "what is written to the stream",
+    "mid": "the stream after attention",
+    "mid_cross": "the stream after looking across",
+    "resid": "the stream after the block",
+    "pre": "before the activation",
+    "gate": "the gate",
+    "up": "what the gate multiplies",
+    "hidden": "neurons",
+    "router": "router's logits",
+    "router_probs": "router's probabilities",
+    "weight": "weights of the chosen experts",
+    "chosen": "chosen experts",
+    "in": "what the sublayer reads",
+    "out": "after the last norm",
+    "logits": "logits",
+    "probs": "probabilities of the next token",
+    "vector": "the text's vector",
+    "state": "state",
+}
+"""Short words for a value, by the last word of its address."""
+KIND_WORDS = {
+    "leaf": "given",
+    "lookup": "rows of a table",
+    "add": "sum",
+    "norm": "norm",
+    "linear": "linear layer",
+    "rope": "rotation by position",
+    "split": "a part",
+    "concat": "heads side by side",
+    "qk": "query times key",
+    "scale": "scaled",
+    "softcap": "capped",
+    "bias": "bias by distance",
+    "mask": "masked",
+    "softmax": "softmax",
+    "av": "weighted sum of values",
+    "act": "activation",
+    "glu": "gate times up",
+    "router": "router",
+    "topk": "the chosen experts",
+    "expert": "experts",
+    "combine": "sum of the experts",
+    "residual": "added to the stream",
+    "lm_head": "logits",
+    "pool": "pooled",
+    "classify": "labels",
+    "generic": "a part of its own",
+}
+
+
+def tokens(
+    tokenizer: Tokenizer | None, ids: Sequence[int], spans: Mapping[int, tuple[int, int]] | None = None
+) -> list[dict[str, Any]]:
+    """Each token's id, bytes (base64: it may be a part of a character), span in characters, whether special or unknown.
+
+    ``spans``: of the places that stand for a piece of the text; the others stand for nothing of it.
+    """
+    told = []
+    for place, id in enumerate(ids):
+        start, end = (spans or {}).get(place, (0, 0))
+        raw, special, unknown = b"", False, False
+        if tokenizer is not None and id < tokenizer.size:
+            special, unknown = tokenizer.hides(id), id == tokenizer.unk
+            raw = tokenizer.token(id).encode() if special else tokenizer.bytes_of(id, start == 0 and end > 0)
+        told.append(
+            {
+                "id": id,
+                "bytes": base64.b64encode(raw).decode(),
+                "start": start,
+                "end": end,
+                "special": special,
+                "unk": unknown,
+            }
+        )
+    return told
+
+
+def spans(tokenizer: Tokenizer | None, ids: Sequence[int], text: str | None) -> dict[int, tuple[int, int]]:
+    """Where in ``text`` each of ``ids`` stands, by its place; what was put around the text has no place in it."""
+    if tokenizer is None or not text:
+        return {}
+    for special in (False, True):
+        inside = tokenizer.encode(text, special=special)
+        found = tokenizer.offsets(text, special=special)
+        for shift in range(len(ids) - len(inside) + 1):
+            if inside and list(ids[shift : shift + len(inside)]) == inside:
+                return {shift + at: span for at, span in enumerate(found)}
+    short = tokenizer.encode(text)  # cut at the context
+    lead = next((at for at in range(min(3, len(ids))) if list(ids[at:]) == short[: len(ids) - at]), None)
+    return {} if lead is None else dict(enumerate(tokenizer.offsets(text)[: len(ids) - lead], lead))
+
+
+def words(op: Any) -> str:
+    """What an operation gives, in a few words."""
+    return WORDS.get(str(op.id).rpartition(".")[2], KIND_WORDS.get(str(op.kind), str(op.kind)))
+
+
+def plan(trace: Any) -> list[dict[str, Any]]:
+    """The operations as JSON holds them, each with its words, its other names and whether it grows with the square."""
+    return [
+        {**op.to_dict(), "words": words(op), "quadratic": op.quadratic, "names": trace.names.get(op.id, [])}
+        for op in trace.plan
+    ]
+
+
+def cell(trace: Any, address: str, terms: int) -> dict[str, Any]:
+    """One number's arithmetic; ``next`` are the operations that read it, ``python`` the line that gives it."""
+    one = trace.explain(address)
+    told = one.to_dict(terms)
+    name, _, index = told["address"].partition("[")
+    readers = [op.id for op in trace.plan if name in op.inputs]
+    rows = "".join(f"[{part}]" for part in index.rstrip("]").split(",")) if index else ""
+    op = trace.plan.get(name)
+    row = "[0]" if op is not None and op.axes[0] in ("B", "N") else ""
+    said = {"plain": told["sentence"], "place": told["place"], "value": "a weight" if op is None else words(op)}
+    return {**told, "words": said, "next": readers, "weights": one.weights, "python": f"trace[{name!r}]{row}{rows}"}

@@ -1,0 +1,156 @@
+"""Values as a browser takes them: a part of a trace by its address, pooled to a bound, in few bytes, as safetensors.
+
+    trace[address] --Part--> float32 (.., rows, columns) --pooled--> (.., 48, 48) --coded--> u8, f16, f32 --packed-->
+
+A pooled cell is the number of its tile that is furthest from zero, so one hot cell among a million stays visible.
+To decode u8: x = q / 255; for "sqrt" x = x * x; value = min + (max - min) * x. Where ``hole`` is "1", q = 0 is what is
+not finite (masked) and x = (q - 1) / 254 for the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import save
+
+from ..errors import UserError, need
+
+Array = npt.NDArray[Any]
+KINDS = {"f32": 4, "f16": 2, "u8": 1}
+MAPS = ("lin", "sqrt")
+MOST_CELLS = 1 << 27  # of a value that is made whole, to be pooled
+
+
+class Part:
+    """The part of a trace at an address: what it is called, its sides and their names, before anything is computed."""
+
+    def __init__(self, trace: Any, address: str) -> None:
+        self.trace = trace
+        self.name, index = trace.parse(address)
+        shape, axes = trace.shape(self.name)
+        if index is None:
+            index = (0,) if axes[:1] in (("B",), ("N",)) else ()
+        self.index: list[int | slice] = [*index, *[slice(None)] * (len(shape) - len(index))]
+        kept = [at for at, place in enumerate(self.index) if isinstance(place, slice)]
+        self.axes = [axes[at] for at in kept]
+        self.shape = [len(range(*self.index[at].indices(shape[at]))) for at in kept]  # type: ignore[union-attr]
+        need(0 not in self.shape, f"{address} is empty; give a range with something in it.")
+        op = trace.plan.get(self.name)
+        heads = [at for at in kept if op is not None and op.quadratic and axes[at] == "H"]
+        self.head = heads[0] if heads and kept[0] == heads[0] else None  # made a head at a time
+        self.heads = range(*self.index[self.head].indices(shape[self.head])) if self.head is not None else None  # type: ignore[union-attr]
+
+    @property
+    def cells(self) -> int:
+        """How many numbers it has."""
+        return math.prod(self.shape)
+
+    def read(self, pool: tuple[int, ...] | None = None) -> Array:
+        """Its numbers as float32, the last sides pooled to ``pool``; head by head what grows with T x S."""
+        if self.heads is None or self.head is None:
+            made = self.cells <= MOST_CELLS
+            need(made, f"{self.name} takes {self.cells * 4 >> 20:,} MiB whole; ask for some rows of it.")
+            return self._pooled(self._at(self.index), pool)
+        rows = []
+        for head in self.heads:
+            index = [*self.index]
+            index[self.head] = head
+            rows.append(self._pooled(self._at(index), pool))
+        return np.stack(rows)
+
+    def _at(self, index: list[int | slice]) -> Array:
+        value = self.trace[f"{self.name}[{','.join(map(_written, index))}]"] if index else self.trace[self.name]
+        made: Array = value.detach().float().cpu().numpy()
+        return made
+
+    @staticmethod
+    def _pooled(values: Array, pool: tuple[int, ...] | None) -> Array:
+        return values if pool is None else pooled(values, pool)
+
+
+def _written(place: int | slice) -> str:
+    if isinstance(place, int):
+        return str(place)
+    begin, end = ("" if one is None else str(one) for one in (place.start, place.stop))
+    return f"{begin}:{end}"
+
+
+def pooled(values: Array, sizes: tuple[int, ...]) -> Array:
+    """The last sides of ``values`` cut into at most ``sizes`` tiles each; of a tile what is furthest from zero.
+
+    Tile i of n over a side of s begins at floor(i s / n). Of numbers equally far the positive; a number that is not
+    finite stands only where its tile has no other.
+    """
+    sizes = sizes[-values.ndim :]
+    if all(size >= side for size, side in zip(sizes, values.shape[-len(sizes) :], strict=True)):
+        return values
+    finite = np.isfinite(values)
+    high = np.where(finite, values, -np.inf)
+    low = high if finite.all() and values.min() >= 0 else np.where(finite, values, np.inf)
+    for axis, size in zip(range(-1, -len(sizes) - 1, -1), reversed(sizes), strict=True):
+        starts = _starts(values.shape[axis], size)
+        same = low is high
+        high = np.maximum.reduceat(high, starts, axis=axis)
+        low = high if same else np.minimum.reduceat(low, starts, axis=axis)
+    if low is high:
+        return high.astype(np.float32)
+    chosen = np.where(high >= -low, high, low)
+    empty = high == -np.inf  # nothing finite in the tile
+    return np.where(empty, np.float32(-np.inf), chosen).astype(np.float32)
+
+
+def _starts(side: int, tiles: int) -> Array:
+    tiles = min(side, tiles)
+    return np.arange(tiles) * side // tiles
+
+
+def coded(
+    values: Array, kind: str = "f32", shape: str = "lin", span: tuple[float, float] | None = None
+) -> tuple[Array, dict[str, str]]:
+    """``values`` in ``kind`` (f32, f16, u8) and what a reader needs to know of it; ``span`` fixes the range of u8."""
+    finite = np.isfinite(values)
+    some = values[finite]
+    low, high = (float(some.min()), float(some.max())) if some.size else (0.0, 0.0)
+    told = {"min": repr(low), "max": repr(high), "map": "lin", "as": kind, "hole": "0"}
+    if kind == "f16" and max(abs(low), abs(high)) > np.finfo(np.float16).max:
+        kind = told["as"] = "f32"  # too large for it
+    if kind != "u8":
+        return values.astype(np.float16 if kind == "f16" else np.float32), told
+    if span is not None:
+        low, high = span
+        told |= {"min": repr(low), "max": repr(high)}
+    share = (np.where(finite, values, low) - low) / (high - low) if high > low else np.zeros_like(values)
+    share = np.clip(share, 0, 1)
+    share = np.sqrt(share) if shape == "sqrt" else share
+    holes = not finite.all()
+    codes = np.rint(share * 254) + 1 if holes else np.rint(share * 255)
+    told |= {"map": shape, "hole": "1" if holes else "0"}
+    return np.where(finite, codes, 0).astype(np.uint8), told
+
+
+def packed(tensors: dict[str, Array], told: dict[str, str]) -> bytes:
+    """safetensors: the header, then raw little-endian bytes."""
+    made: bytes = save({name: np.ascontiguousarray(one) for name, one in tensors.items()}, metadata=told)
+    return made
+
+
+def facts(part: Part, pool: tuple[int, ...] | None) -> dict[str, str]:
+    """What a reader must know of a part beside its code."""
+    made = "" if pool is None else "max:" + "x".join(map(str, pool))
+    return {"address": part.name, "shape": json.dumps(part.shape), "axes": json.dumps(part.axes), "pool": made}
+
+
+def pool_of(said: str | None) -> tuple[int, ...] | None:
+    """``max:48x48`` as sizes; UserError for anything else."""
+    if not said:
+        return None
+    kind, _, sizes = said.partition(":")
+    parts = sizes.split("x")
+    good = kind == "max" and 1 <= len(parts) <= 2 and all(p.isascii() and p.isdigit() and len(p) < 6 for p in parts)
+    if not good or 0 in map(int, parts):
+        raise UserError(f'"{said}" pools nothing; give pool=max:48x48.')
+    return tuple(map(int, parts))

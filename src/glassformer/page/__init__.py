@@ -1,0 +1,10 @@
+"""The page in a browser (extra ``page``): a local server over traces, generation, tokenizers and running trainings.
+
+app        routes, and how an answer or a mistake is sent
+security   who may ask: Host, Origin, a token where others can reach it; what the page may load
+models     the models that are offered, loaded when first asked for
+runs       traces that are kept, the latest
+wire       parts of a trace as safetensors, within a bound
+words      generation token by token, tokenizers, vocabularies
+events     training folders, read as they grow
+"""

@@ -1,0 +1,307 @@
+"""Training folders, read as they grow: a training appends lines to its log, and here they are taken as they come.
+
+So it does not matter who trains (a terminal, another machine's shared disk), or whether this server began first, was
+started again, or comes when all is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+import re
+import threading
+import time
+from array import array
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from anyio import to_thread
+
+from ..errors import UserError, need
+from .models import Check, Entry, Missing, Models
+
+if TYPE_CHECKING:
+    from .runs import Runs
+
+LOG, RUN, SAMPLES = "log.jsonl", "run.json", "samples.jsonl"
+QUIET = 60.0  # seconds without a line after which a training no longer counts as running
+OFTEN = 0.5  # seconds between looks at the logs of a stream
+BEAT = 15.0  # seconds after which a silent stream says that it lives
+LOADED = 4  # checkpoints that stay in memory
+PROBE = "The king said to the queen that"
+
+
+class Tail:
+    """A log of JSON lines as columns of numbers; ``rows`` were read so far, ``turn`` counts how often it began anew."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lock = threading.Lock()
+        self.turn = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self.offset, self.inode, self.rest = 0, 0, b""
+        self.columns: dict[str, array[float]] = {}
+        self.rows = 0
+
+    def read(self) -> None:
+        """Take what was appended; from the start where the file is another one or has become shorter."""
+        try:
+            told = self.path.stat()
+        except OSError:
+            return
+        if self.inode and (told.st_ino != self.inode or told.st_size < self.offset):
+            self._begin()
+            self.turn += 1
+        self.inode = told.st_ino
+        if told.st_size == self.offset:
+            return
+        with contextlib.suppress(OSError), self.path.open("rb") as opened:
+            opened.seek(self.offset)
+            data = opened.read()
+            self.offset += len(data)
+            *lines, self.rest = (self.rest + data).split(b"\n")  # the last line may be half written
+            for line in lines:
+                self._add(line)
+
+    def _add(self, line: bytes) -> None:
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError):
+            return
+        if not isinstance(found, dict) or not isinstance(found.get("step"), int):
+            return
+        for name, value in found.items():
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                if name not in self.columns:
+                    if len(self.columns) >= 100:
+                        continue
+                    self.columns[name] = array("d", [math.nan]) * self.rows
+                self.columns[name].append(float(value))
+        self.rows += 1
+        for column in self.columns.values():
+            if len(column) < self.rows:
+                column.append(math.nan)
+
+    def series(self, since: int, most: int) -> dict[str, Any]:
+        """The rows from ``since`` on, in buckets of a power of two of them where they are more than ``most``.
+
+        A bucket of rows says the least, greatest and mean number of each column and its first and last step; buckets
+        begin at multiples of their size, so a point never moves and a spike never vanishes.
+        """
+        with self.lock:
+            self.read()
+            reset = since > self.rows
+            since = 0 if reset else since
+            size = 1
+            while (self.rows - since) / size > most:
+                size *= 2
+            edges = sorted({since, *range(since // size * size, self.rows, size)} - set(range(since)))
+            spans = list(zip(edges, [*edges[1:], self.rows], strict=True)) if self.rows > since else []
+            steps = self.columns.get("step", array("d"))
+            told: dict[str, Any] = {}
+            for name, column in self.columns.items():
+                if name != "step":
+                    told[name] = [_bucket(column[low:high]) for low, high in spans]
+            return {
+                "cursor": self.rows,
+                "since": since,
+                "reset": reset,
+                "turn": self.turn,
+                "bucket": size,
+                "first": [int(steps[low]) for low, _ in spans],
+                "last": [int(steps[high - 1]) for _, high in spans],
+                "columns": {
+                    name: {key: [one[at] for one in rows] for at, key in enumerate(("min", "max", "mean"))}
+                    for name, rows in told.items()
+                },
+            }
+
+
+def _bucket(column: array[float]) -> tuple[float | None, float | None, float | None]:
+    some = [value for value in column if math.isfinite(value)]
+    if not some:
+        return None, None, None
+    return min(some), max(some), math.fsum(some) / len(some)
+
+
+class Trainings:
+    """The run folder ``folder``, or every run folder in it; it need not be there yet."""
+
+    def __init__(self, folder: Path | None, models: Models) -> None:
+        self.folder, self.models = folder, models
+        self._tails: dict[Path, Tail] = {}
+        self._entries: OrderedDict[str, Entry] = OrderedDict()
+        self._turn = threading.Lock()
+        models.finders.append(self)
+
+    def folders(self) -> dict[str, Path]:
+        """Run folders by what a browser calls them."""
+        if self.folder is None or not self.folder.is_dir():
+            return {}
+        found = [self.folder] if (self.folder / RUN).is_file() or (self.folder / LOG).is_file() else []
+        if not found:
+            with contextlib.suppress(OSError):
+                found = sorted(one for one in self.folder.iterdir() if (one / RUN).is_file() or (one / LOG).is_file())
+        named: dict[str, Path] = {}
+        for path in found[:200]:
+            base = re.sub(r"[^A-Za-z0-9._-]+", "-", path.resolve().name).strip("-.") or "run"
+            taken = {*named, *self.models.entries}  # a training is a model too
+            named[next(one for one in (base, *(f"{base}-{n}" for n in range(2, 1000))) if one not in taken)] = path
+        return named
+
+    def _path(self, name: str) -> Path:
+        found = self.folders()
+        if name not in found:
+            raise Missing(f'There is no training "{name[:80]}" here; there are: {", ".join(found) or "none"}.')
+        return found[name]
+
+    def _tail(self, path: Path) -> Tail:
+        with self._turn:
+            return self._tails.setdefault(path, Tail(path / LOG))
+
+    def listing(self) -> list[dict[str, Any]]:
+        """A card of each training: its settings, how far it is, its checkpoints as models."""
+        return [self._card(name, path) for name, path in self.folders().items()]
+
+    def _card(self, name: str, path: Path) -> dict[str, Any]:
+        tail = self._tail(path)
+        with tail.lock:
+            tail.read()
+            rows = tail.rows
+            step = int(tail.columns["step"][-1]) if rows else 0
+        settings: dict[str, Any] = {}
+        with contextlib.suppress(OSError, ValueError):
+            settings = json.loads((path / RUN).read_text(encoding="utf-8"))
+        train = settings.get("train", {})
+        age = None
+        with contextlib.suppress(OSError):
+            age = time.time() - (path / LOG).stat().st_mtime
+        steps = train.get("steps")
+        done = isinstance(steps, int) and step >= steps
+        return {
+            "name": name,
+            "title": str(path),
+            "step": step,
+            "steps": steps,
+            "rows": rows,
+            "age_s": age,
+            "live": age is not None and age < QUIET and not done,
+            "done": done,
+            "objective": (train.get("objective") or {}).get("type"),
+            "checkpoints": [{"step": number, "model": f"{name}@{number}"} for number in checkpoints(path)],
+        }
+
+    # ---------------------------------------------------------------------------- what a model is
+
+    def find(self, id: str) -> Entry | None:
+        """The model ``RUN`` (its best, else its last checkpoint) or ``RUN@STEP``; None where there is none."""
+        name, at, step = id.partition("@")
+        path = self.folders().get(name)
+        if path is None or (at and not (step.isascii() and step.isdigit() and int(step) in checkpoints(path))):
+            return None
+        with self._turn:
+            if id not in self._entries:
+                where = path / _named(int(step)) if at else path
+                with contextlib.suppress(UserError):
+                    title = f"{path.resolve().name} at step {int(step):,}" if at else str(path)
+                    self._entries[id] = Entry(id, where, title, self.models.dtype, self.models.device)
+            if id in self._entries:
+                self._entries.move_to_end(id)
+            loaded = [one for one in self._entries.values() if one.loaded is not None]
+            for one in loaded[:-LOADED]:
+                one.loaded = None
+            return self._entries.get(id)
+
+    def found(self) -> list[Entry]:
+        """A model for each training that has a checkpoint."""
+        named = [name for name, path in self.folders().items() if checkpoints(path)]
+        return [entry for name in named if (entry := self.find(name)) is not None]
+
+    # ------------------------------------------------------------------------------- what is new
+
+    def series(self, name: str, since: int, most: int) -> dict[str, Any]:
+        """The numbers of a training from row ``since`` on."""
+        return {"name": name, **self._tail(self._path(name)).series(since, most)}
+
+    def samples(self, name: str) -> list[dict[str, Any]]:
+        """What the model wrote on its way: {step, text}, the last 200."""
+        told = []
+        with contextlib.suppress(OSError):
+            path = self._path(name) / SAMPLES
+            with path.open("rb") as opened:
+                opened.seek(max(0, path.stat().st_size - (1 << 20)))
+                for line in opened.read().split(b"\n"):
+                    with contextlib.suppress(ValueError):
+                        found = json.loads(line)
+                        if isinstance(found, dict) and isinstance(found.get("text"), str):
+                            told.append({"step": found.get("step"), "text": found["text"][:4000]})
+        return told[-200:]
+
+    def probe(self, runs: Runs, name: str, text: str, check: Check) -> dict[str, Any]:
+        """One text read by each checkpoint that is there: a run of each, whose heads and answers are then asked for."""
+        path, told = self._path(name), []
+        for step in checkpoints(path)[-12:]:
+            check()
+            with contextlib.suppress(UserError):  # removed meanwhile, or of a model that reads no text alone
+                made = runs.make({"model": f"{name}@{step}", "text": text or PROBE}, check)
+                told.append({"step": step, "model": f"{name}@{step}", "run": made["run"]})
+        return {"name": name, "text": text or PROBE, "steps": told}
+
+    def cursors(self, names: list[str], since: str) -> dict[str, int]:
+        """Rows already known by training: of ``since`` as it was sent, ``NAME:ROWS,...``."""
+        need(len(names) <= 20, "20 topics at most.")
+        known: dict[str, int] = {}
+        for part in since.split(","):
+            name, colon, rows = part.rpartition(":")
+            if colon and rows.isascii() and rows.isdigit() and len(rows) < 16:
+                known[name] = int(rows)
+        return {name: known.get(name, 0) for name in names}
+
+    def news(self, cursors: dict[str, int]) -> dict[str, Any]:
+        """What came since, by training, and the cursor to ask with next."""
+        told, now = {}, dict(cursors)
+        here = self.folders()
+        for name, since in cursors.items():
+            if name in here:
+                one = self.series(name, since, 2000)
+                if one["cursor"] != since:
+                    told[name] = one
+                    now[name] = one["cursor"]
+        return {"cursor": ",".join(f"{name}:{rows}" for name, rows in now.items()), "trainings": told}
+
+    async def stream(self, cursors: dict[str, int]) -> AsyncIterator[bytes]:
+        """Server-sent events: ``train`` whenever a log has grown; its id is the cursor to go on from."""
+        said = time.monotonic()
+        yield b"retry: 1000\n\n"
+        while True:
+            made = await to_thread.run_sync(self.news, cursors)
+            if made["trainings"]:
+                cursors = self.cursors(list(cursors), made["cursor"])
+                said = time.monotonic()
+                data = json.dumps(made, separators=(",", ":"), allow_nan=False)
+                yield f"id: {made['cursor']}\nevent: train\ndata: {data}\n\n".encode()
+            elif time.monotonic() - said > BEAT:
+                said = time.monotonic()
+                yield b": still here\n\n"
+            await asyncio.sleep(OFTEN)
+
+
+def _named(step: int) -> str:
+    return f"step-{step:06d}"
+
+
+def checkpoints(path: Path) -> list[int]:
+    """The steps of a run folder's whole checkpoints, in order."""
+    found = []
+    with contextlib.suppress(OSError):
+        for one in path.iterdir():
+            match = re.fullmatch(r"step-(\d{6,12})", one.name)
+            if match and (one / "config.json").is_file():
+                found.append(int(match[1]))
+    return sorted(found)

@@ -1,0 +1,198 @@
+"""The models that the page offers: a card of each without loading it; the model itself when it is first asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from importlib import resources
+from pathlib import Path
+from typing import Any, Protocol
+
+from .. import config, cost
+from ..checkpoints.checkpoint import Checkpoint
+from ..checkpoints.resolve import is_recipe
+from ..errors import UserError
+
+Check = Callable[[], None]
+"""Raises where nobody waits for the answer any more."""
+SHIPPED = "tiny-page"
+
+
+class Missing(UserError):
+    """What was asked for is not here (any more)."""
+
+
+def shipped() -> Path:
+    """The folder of the small model that comes with the package."""
+    return Path(str(resources.files(__package__))) / "model"
+
+
+class Loaded:
+    """A model in memory with its tokenizers; ``lock`` is held by whoever runs it."""
+
+    def __init__(self, checkpoint: Checkpoint, dtype: str | None, device: str | None) -> None:
+        from ..nn import device as devices
+
+        place = devices.find(device)
+        model = checkpoint.model(dtype=dtype, device=place)
+        if dtype is None and place.type == "cpu" and next(model.parameters()).element_size() < 4:
+            model = model.float()  # a CPU rounds half precision otherwise than it is shown, and is slower in it
+        self.model, self.tokenizer = model, checkpoint.tokenizer()
+        self.source_tokenizer = checkpoint.source_tokenizer() or self.tokenizer
+        self.lock = threading.Lock()
+        self.dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+        self.digest = digest(model, self.tokenizer)
+
+    @contextmanager
+    def held(self, check: Check) -> Iterator[None]:
+        """The model for oneself; ``check`` is asked while one waits."""
+        while not self.lock.acquire(timeout=0.05):
+            check()
+        try:
+            check()
+            yield
+        finally:
+            self.lock.release()
+
+
+def digest(model: Any, tokenizer: Any) -> str:
+    """The SHA-256 of the config, every weight and the tokenizer."""
+    import torch
+
+    from ..config import serial
+
+    whole = hashlib.sha256(serial.dumps(model.config).encode())
+    for name, weight in model.state_dict().items():
+        whole.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
+        whole.update(memoryview(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()))
+    whole.update((tokenizer.fingerprint if tokenizer is not None else "").encode())
+    return f"sha256:{whole.hexdigest()}"
+
+
+class Entry:
+    """One offered model: ``id`` is what a browser calls it, ``title`` what the user called it."""
+
+    def __init__(self, id: str, name: str | Path, title: str, dtype: str | None, device: str | None) -> None:
+        self.id, self.name, self.title, self.dtype, self.device = id, name, title, dtype, device
+        self.checkpoint = Checkpoint.open(name)
+        self.stamp = stamp(self.checkpoint)
+        self.loaded: Loaded | None = None
+        self.turn = threading.Lock()
+        self._vocabulary: int | None = None
+
+    def open(self, check: Check = lambda: None) -> Loaded:
+        """The model, loaded, or loaded anew where its files have changed. Raises UserError as loading does."""
+        while not self.turn.acquire(timeout=0.05):
+            check()
+        try:
+            checkpoint = Checkpoint.open(self.name)
+            now = stamp(checkpoint)
+            if self.loaded is None or now != self.stamp:
+                self.checkpoint, self.loaded = checkpoint, None
+                self.loaded = Loaded(checkpoint, self.dtype, self.device)
+                self.stamp = now
+            return self.loaded
+        finally:
+            self.turn.release()
+
+    def card(self) -> dict[str, Any]:
+        """What the page shows of it before it is loaded."""
+        cfg = self.checkpoint.config
+        parts = list(walk(cfg))
+        recurrent = any(isinstance(part, config.Recurrent) for part in parts)
+        pair, encoder = isinstance(cfg, config.EncoderDecoder), isinstance(cfg, config.Encoder)
+        kind = "encoder-decoder" if pair else "encoder" if encoder else "recurrent" if recurrent else "decoder"
+        head = cfg.head is not None
+        return {
+            "name": self.id,
+            "title": self.title,
+            "kind": kind,
+            "parameters": cost.cost(cfg).total,
+            "dtype": None if self.loaded is None else self.loaded.dtype,
+            "context": cfg.context,
+            "vocab": cfg.embed.vocab,
+            "labels": list(self.checkpoint.labels),
+            "abilities": {
+                "generate": head and not encoder,
+                "fill": head and encoder,
+                "source": pair,
+                "experts": any(isinstance(part, config.MoE) for part in parts),
+                "pool": cfg.pool is not None,
+                "lens": head,
+                "attention": any(isinstance(part, config.Attention) for part in parts),
+                "attribution": head and not recurrent,
+            },
+            "loaded": self.loaded is not None,
+        }
+
+
+def walk(part: Any) -> Iterator[Any]:
+    """A config and every part of it."""
+    if dataclasses.is_dataclass(part):
+        yield part
+        for field in dataclasses.fields(part):
+            yield from walk(getattr(part, field.name))
+    elif isinstance(part, tuple):
+        for one in part:
+            yield from walk(one)
+
+
+def stamp(checkpoint: Checkpoint) -> tuple[Any, ...]:
+    """What changes when a model's files are replaced."""
+    if checkpoint.folder is None:
+        return ()
+    found = []
+    for path in sorted(checkpoint.folder.iterdir()):
+        with suppress(OSError):
+            if path.suffix in (".json", ".safetensors", ".model", ".txt", ".tiktoken"):
+                told = path.stat()
+                found.append((path.name, told.st_mtime_ns, told.st_size, told.st_ino))
+    return (str(checkpoint.folder.resolve()), *found)
+
+
+class Finder(Protocol):
+    """Who knows of more models."""
+
+    def find(self, id: str) -> Entry | None:
+        """The model of that id, None where there is none."""
+
+    def found(self) -> list[Entry]:
+        """Those to be listed."""
+
+
+class Models:
+    """Every offered model by its id, in the order given; checkpoints of runs come as ``RUN@STEP``."""
+
+    def __init__(self, names: Sequence[str | Path], dtype: str | None = None, device: str | None = None) -> None:
+        self.dtype, self.device = dtype, device
+        self.entries: dict[str, Entry] = {}
+        self.finders: list[Finder] = []
+        for name in names:
+            self.add(name)
+        if not names:
+            self.add(shipped(), SHIPPED)
+
+    def add(self, name: str | Path, title: str | None = None) -> Entry:
+        """Offer one more. Raises UserError where no model is described there."""
+        plain = Path(name).name if not is_recipe(str(name)) else str(name)
+        base = re.sub(r"[^A-Za-z0-9._-]+", "-", title or plain).strip("-.") or "model"
+        id = next(one for one in (base, *(f"{base}-{n}" for n in range(2, 10_000))) if one not in self.entries)
+        entry = self.entries[id] = Entry(id, name, title or str(name), self.dtype, self.device)
+        return entry
+
+    def __getitem__(self, id: str) -> Entry:
+        if id not in self.entries:
+            found = next((entry for one in self.finders if (entry := one.find(id)) is not None), None)
+            if found is not None:
+                return found
+            raise Missing(f'There is no model "{id[:80]}" here; there are: {", ".join(self.entries)}.')
+        return self.entries[id]
+
+    def cards(self) -> list[dict[str, Any]]:
+        """A card of each; those that others know of (trainings) at the end."""
+        others = [entry for one in self.finders for entry in one.found()]
+        return [entry.card() for entry in (*self.entries.values(), *others)]

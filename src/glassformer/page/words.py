@@ -1,0 +1,163 @@
+"""Tokens for the page: generation a token at a time, one text under several tokenizers, vocabularies as bytes."""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from .. import cost
+from ..errors import UserError, need
+from .models import Check, Missing, Models
+from .runs import MOST_TEXT, edit_lines, one_edit, one_text, read
+
+SETTINGS = {
+    "temperature": float,
+    "top_k": int,
+    "top_p": float,
+    "min_p": float,
+    "repetition_penalty": float,
+}
+TOP = 10
+MOST_NEW = 4096
+
+
+def generate(models: Models, asked: dict[str, Any], check: Check) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(event, data) for the page: ``start``, a ``token`` each, ``end``; the model is let go between tokens."""
+    from ..inspection import answers
+
+    entry = models[one_text(asked, "model", 200) or ""]
+    card = entry.card()["abilities"]
+    need(
+        card["generate"],
+        "This model does not continue a text: an encoder reads all of it at once; mask a word instead.",
+    )
+    settings = _settings(asked.get("settings") or {})
+    most = asked.get("max_new", 64)
+    need(type(most) is int and 1 <= most <= MOST_NEW, f"max_new is from 1 to {MOST_NEW}.")
+    seed = asked.get("seed")
+    need(seed is None or (type(seed) is int and 0 <= seed < 2**63), "seed is a whole number from 0 on.")
+    loaded = entry.open(check)
+    from ..generation import generate as begin
+
+    pair = card["source"]
+    text = asked.get("ids", one_text(asked, "source" if pair else "text"))
+    with loaded.held(check):
+        ids = read(loaded, text, pair, False)[0][0].tolist()
+        edits = [one_edit(line) for line in edit_lines(asked)]
+        told = {"max_new": most, "seed": seed, "likely": TOP, "edits": edits, **settings}
+        made = begin(loaded.model, loaded.tokenizer, ids, **told)
+    yield "start", {"ids": ids, "seed": made.seed, "model": entry.id}
+    steps, kept = iter(made), cost.cost(loaded.model.config).cache_per_token("fp32")
+    row = made.rows[0]
+    while True:
+        with loaded.held(check):
+            begun = time.perf_counter()
+            step = next(steps, None)
+            spent = 1000 * (time.perf_counter() - begun)
+        if step is None:
+            break
+        (token,) = answers.tokens(loaded.tokenizer, [step.token], {0: (1, 1)})
+        yield (
+            "token",
+            {
+                "id": step.token,
+                "bytes": token["bytes"],
+                "special": token["special"],
+                "text": step.text,
+                "logprob": step.logprob,
+                "top": [{"id": id, "logprob": logprob} for id, logprob in step.likely],
+                "ms": spent,
+                "kv_bytes": kept * (len(row.start) + len(row.tokens) - 1),
+            },
+        )
+    yield "end", {"finish": row.finish, "text": row.text}
+
+
+def _settings(given: Any) -> dict[str, Any]:
+    """The settings of sampling that are known; None leaves one out."""
+    need(isinstance(given, dict), "settings are a table of names and numbers.")
+    odd = next((name for name in given if name not in SETTINGS), None)
+    need(odd is None, f'There is no setting "{str(odd)[:40]}"; there are: {", ".join(SETTINGS)}.')
+    made = {}
+    for name, value in given.items():
+        if value is None:
+            continue
+        need(isinstance(value, int | float) and not isinstance(value, bool), f"{name} is a number.")
+        need(SETTINGS[name] is float or value == int(value), f"{name} is a whole number.")
+        made[name] = SETTINGS[name](value)
+    return made
+
+
+class Tokenizers:
+    """Those of the models, and those with a name that lie on this machine."""
+
+    def __init__(self, models: Models) -> None:
+        self.models = models
+        self._open: dict[str, Any] = {}
+
+    def listing(self) -> list[dict[str, Any]]:
+        """What there is, and of what there is not the command that gets it."""
+        from ..tokenizer import pretrained
+
+        told: list[dict[str, Any]] = []
+        for id, entry in self.models.entries.items():
+            if (one := self._of(id)) is not None:
+                told.append({"name": id, "title": entry.title, "vocab": one.size, "available": True})
+        for name, known in pretrained.KNOWN.items():
+            here = self._of(name) is not None
+            row = {"name": name, "title": known.what, "vocab": known.size, "available": here}
+            told.append(row if here else {**row, "command": f"glassformer tokens --with {name} --text Hello"})
+        return told
+
+    def __getitem__(self, name: str) -> Any:
+        found = self._of(name)
+        if found is None:
+            raise Missing(f'There is no tokenizer "{name[:80]}" here; api/tokenizers lists what there is.')
+        return found
+
+    def _of(self, name: str) -> Any:
+        from ..tokenizer import pretrained
+
+        if name in self.models.entries:
+            entry = self.models.entries[name]
+            key = f"{name} {entry.stamp}"
+            if key not in self._open:
+                self._open[key] = entry.checkpoint.tokenizer()
+            return self._open[key]
+        if name in pretrained.KNOWN and name not in self._open:
+            self._open[name] = pretrained.at_hand(name)
+        return self._open.get(name) if name in pretrained.KNOWN else None
+
+    def compare(self, asked: dict[str, Any]) -> list[dict[str, Any]]:
+        """{text, tokenizers} -> for each what it makes of the text, or why it makes nothing of it."""
+        text = one_text(asked, "text", MOST_TEXT)
+        need(text is not None, "There is no text; give one.")
+        names = asked.get("tokenizers")
+        good = isinstance(names, list) and 0 < len(names) <= 12 and all(isinstance(name, str) for name in names)
+        need(good, "tokenizers are a list of names, 12 at most.")
+        return [self._one(name, text or "") for name in names or []]
+
+    def _one(self, name: str, text: str) -> dict[str, Any]:
+        from ..inspection import answers
+        from ..inspection.tokens import compare
+
+        one = self[name]
+        told: dict[str, Any] = {"name": name, "vocab": one.size, "algorithm": compare.algorithm(one), "tokens": []}
+        try:
+            ids = one.encode(text)
+            told["tokens"] = answers.tokens(one, ids, dict(enumerate(one.offsets(text))))
+            told["round_trip"] = one.decode(ids) == text
+        except UserError as error:
+            told["refused"] = str(error)
+        return told
+
+    def vocabulary(self, name: str) -> bytes:
+        """uint32 count, then for each id uint16 length and its bytes, little-endian; special tokens by name."""
+        one = self[name]
+        parts = [struct.pack("<I", one.size)]
+        for id in range(one.size):
+            raw = (one.token(id).encode() if one.hides(id) else one.bytes_of(id))[:65_535]
+            parts += [struct.pack("<H", len(raw)), raw]
+        return b"".join(parts)

@@ -1,0 +1,391 @@
+"""Every route: the numbers are torch's, an answer has its bound, and what is wrong is said in a sentence."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tiny
+
+pytest.importorskip("starlette", reason="the page needs its extra: pip install 'glassformer[page]'")
+pytest.importorskip("httpx", reason="tests of the page need httpx")
+
+from starlette.testclient import TestClient
+
+import served
+from glassformer.checkpoints import store
+from glassformer.page.models import shipped
+from glassformer.page.wire import MOST
+
+SENTENCE = "the cat sat on the mat"
+PAIRS = [name for name, cfg in tiny.ALL.items() if hasattr(cfg, "encoder") and hasattr(cfg, "decoder")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def gpt(folder: Path) -> TestClient:
+    return served.client(served.page(served.saved("gpt2", folder / "gpt")))
+
+
+def run(client: TestClient, model: str, **asked: Any) -> dict[str, Any]:
+    """The run of a text."""
+    answer = client.post("/api/runs", json={"model": model, **asked})
+    assert answer.status_code == 200, answer.text
+    told: dict[str, Any] = answer.json()
+    return told
+
+
+def get(client: TestClient, run: dict[str, Any], what: str, **query: Any) -> Any:
+    """A part of a run."""
+    return client.get(f"/api/runs/{run['run']}/{what}", params=query)
+
+
+def values(client: TestClient, run: dict[str, Any], address: str, **query: Any) -> np.ndarray[Any, Any]:
+    """A tensor of a run."""
+    answer = get(client, run, "t", address=address, **query)
+    assert answer.status_code == 200, answer.text
+    return served.tensors(answer.content)["values"]
+
+
+@pytest.mark.parametrize("name", list(tiny.ALL))
+def test_every_family_has_a_card_a_run_and_its_own_numbers(name: str, folder: Path) -> None:
+    """Logits, or what the model answers instead, are those of a plain forward pass of a model loaded apart."""
+    path = served.saved(name, folder / name.replace(" ", "-"))
+    client = served.client(served.page(path))
+    (card,) = client.get("/api/models").json()
+    pair = card["abilities"]["source"]
+    assert pair == (name in PAIRS) and not card["loaded"]
+    told = run(client, card["name"], text=SENTENCE, **({"source": "a dog"} if pair else {}))
+    model, tokenizer = store.load(path)
+    ids = torch.tensor([[token["id"] for token in told["tokens"]]])
+    inputs = [ids]
+    if pair:
+        inputs.append(torch.tensor([[token["id"] for token in told["source_tokens"]]]))
+    with torch.no_grad():
+        plain = model(*inputs)
+    last = told["plan"][-1]
+    if card["abilities"]["lens"]:
+        ours = values(client, told, "logits")
+        theirs = plain.logits[0].numpy()
+    else:
+        ours = values(client, told, last["id"])
+        theirs = plain.hidden[0].numpy()
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+    assert told["check"]["captured_vs_fast_max_abs"] < 1e-4
+    assert tokenizer is not None and b"".join(base64.b64decode(one["bytes"]) for one in told["tokens"] if one["end"])
+
+
+def test_the_run_says_what_was_read(gpt: TestClient) -> None:
+    told = run(gpt, "gpt", text="a 🦊 cat")
+    text = "a 🦊 cat"
+    raw = b"".join(base64.b64decode(token["bytes"]) for token in told["tokens"] if not token["special"])
+    assert raw.decode() == text
+    split = [token for token in told["tokens"] if (token["start"], token["end"]) == (2, 3)]
+    assert len(split) > 1, "an emoji of several tokens has its one span in each"
+    again = run(gpt, "gpt", text=text)
+    assert again["run"] == told["run"] and again["found"]
+    assert gpt.get(f"/api/runs/{told['run']}").json()["tokens"] == told["tokens"]
+    by_ids = run(gpt, "gpt", ids=[token["id"] for token in told["tokens"]])
+    assert by_ids["run"] == told["run"]
+
+
+def test_values_are_torchs_bytes(gpt: TestClient, folder: Path) -> None:
+    """f32 bit for bit, of a whole value, a head, a row, a weight."""
+    import glassformer
+
+    told = run(gpt, "gpt", text=SENTENCE)
+    model, tokenizer = store.load(folder / "gpt")
+    assert tokenizer is not None
+    trace = glassformer.trace(model, tokenizer, SENTENCE)
+    place = "decoder.blocks.1.attn"
+    whole = {name: trace[name][0] for name in ("decoder.out", f"{place}.q", "logits", f"{place}.pattern")}
+    for name, expected in whole.items():
+        assert values(gpt, told, name).tobytes() == expected.contiguous().numpy().tobytes(), name
+    assert values(gpt, told, f"{place}.pattern[2]").tobytes() == trace[f"{place}.pattern"][0, 2].numpy().tobytes()
+    assert values(gpt, told, f"{place}.q[1, 3, 0:4]").tolist() == trace[f"{place}.q"][0, 1, 3, :4].tolist()
+    assert values(gpt, told, "embed.token.weight").tobytes() == model.embed.token.weight.detach().numpy().tobytes()
+    half = values(gpt, told, "decoder.out", **{"as": "f16"})
+    assert half.dtype == np.float16 and np.array_equal(half, whole["decoder.out"].numpy().astype(np.float16))
+
+
+@pytest.mark.parametrize("shape", ["lin", "sqrt"])
+def test_eight_bits_come_back_within_their_step(gpt: TestClient, shape: str) -> None:
+    told = run(gpt, "gpt", text=SENTENCE)
+    for name in ("decoder.blocks.0.attn.pattern", "decoder.blocks.0.attn.scores", "decoder.out"):
+        exact = values(gpt, told, name)
+        answer = get(gpt, told, "t", address=name, map=shape, **{"as": "u8"})
+        codes, facts = served.tensors(answer.content)["values"], served.facts(answer.content)
+        low, high, hole = float(facts["min"]), float(facts["max"]), int(facts["hole"])
+        share = (codes.astype(np.float64) - hole) / (255 - hole)
+        made = low + (high - low) * (share**2 if shape == "sqrt" else share)
+        finite = np.isfinite(exact)
+        assert hole == (not finite.all()) and ((codes == 0) | finite).all()
+        step = (high - low) / (255 - hole)
+        assert np.abs(made - exact)[finite].max() <= step * (1.01 if shape == "sqrt" else 0.51)
+
+
+@pytest.mark.parametrize("length", [1, 12, 512])
+def test_no_answer_is_more_than_four_megabytes(length: int, folder: Path) -> None:
+    """At a width where a whole layer's attention would be: the refusal says where the pooled one is."""
+    path = folder / "long"
+    if not path.exists():
+        from dataclasses import replace
+
+        from glassformer.nn import build_model
+
+        cfg = replace(served.worded(tiny.ALL["llama"]), context=512)
+        store.save(build_model(cfg, seed=1), path, served.tokenizer())
+    client = served.client(served.page(path))
+    generator = torch.Generator().manual_seed(0)
+    told = run(client, "long", ids=torch.randint(0, served.VOCAB, (length,), generator=generator).tolist())
+    for op in told["plan"]:
+        for kind in ("f32", "u8"):
+            answer = get(client, told, "t", address=op["id"], **{"as": kind})
+            assert len(answer.content) <= MOST
+            if answer.status_code == 413:
+                assert kind == "f32" and op["quadratic"] and length == 512
+                pooled = client.get("/" + answer.json()["pooled"])
+                assert pooled.status_code == 200 and len(pooled.content) <= MOST
+            else:
+                assert answer.status_code == 200, (op["id"], answer.text)
+    answer = get(client, told, "thumbs", px=48)
+    assert answer.status_code == 200 and len(answer.content) <= MOST
+    for one in served.tensors(answer.content).values():
+        assert one.shape == (4, min(length, 48), min(length, 48))
+
+
+def test_the_cell_is_the_explanation(gpt: TestClient, folder: Path) -> None:
+    import glassformer
+
+    told = run(gpt, "gpt", text=SENTENCE)
+    address = "decoder.blocks.1.attn.scores[2,4,1]"
+    cell = get(gpt, told, "cell", address=address, terms=5).json()
+    model, tokenizer = store.load(folder / "gpt")
+    assert tokenizer is not None
+    trace = glassformer.trace(model, tokenizer, SENTENCE)
+    assert cell["value"] == trace.explain(address).value and cell["address"] == address
+    assert "decoder.blocks.1.attn.pattern" in cell["next"] and cell["words"]["plain"] == cell["sentence"]
+    assert eval(cell["python"], {"trace": trace}).item() == cell["value"]
+
+
+def test_logits_of_each_position(gpt: TestClient) -> None:
+    told = run(gpt, "gpt", text=SENTENCE)
+    whole = values(gpt, told, "logits")
+    for position in (0, 3, -1):
+        answer = get(gpt, told, "logits", position=position)
+        assert served.tensors(answer.content)["logits"].tobytes() == whole[position].tobytes()
+        assert served.facts(answer.content)["known"] == str(served.tokenizer().size)
+    assert get(gpt, told, "logits", position=400).status_code == 400
+
+
+def test_what_does_not_change_is_not_sent_again(gpt: TestClient) -> None:
+    told = run(gpt, "gpt", text=SENTENCE)
+    first = get(gpt, told, "t", address="decoder.out")
+    assert "immutable" in first.headers["cache-control"]
+    again = gpt.get(str(first.url), headers={"if-none-match": first.headers["etag"]})
+    assert again.status_code == 304 and not again.content
+    other = get(gpt, told, "t", address="decoder.out", **{"as": "u8"})
+    assert other.headers["etag"] != first.headers["etag"]
+
+
+def test_an_edit_is_another_run(gpt: TestClient) -> None:
+    plain = run(gpt, "gpt", text=SENTENCE)
+    edit = 'head_off("decoder.blocks.0.attn", 1)'
+    edited = run(gpt, "gpt", text=SENTENCE, edits=[edit])
+    assert edited["run"] != plain["run"] and edited["edits"] == [edit]
+    assert not np.array_equal(values(gpt, plain, "logits"), values(gpt, edited, "logits"))
+    off = values(gpt, edited, "decoder.blocks.0.attn.z[1]")
+    assert not off.any()
+    assert "edits" in gpt.post(f"/api/runs/{edited['run']}/lens", json={}).json()["error"]
+    masked = run(gpt, "gpt", text=SENTENCE, edits=["swap_token(2, 5)"])
+    assert masked["tokens"][2]["id"] == 5 and masked["tokens"][2]["end"] == plain["tokens"][2]["end"]
+
+
+def test_lens_and_attribution_are_those_of_the_library(gpt: TestClient, folder: Path) -> None:
+    from glassformer.inspection.attribution import attribute
+    from glassformer.inspection.lens import logit_lens
+
+    told = run(gpt, "gpt", text=SENTENCE)
+    model, tokenizer = store.load(folder / "gpt")
+    asked = {"positions": [1, 3], "track": [7], "top": 3}
+    ours = gpt.post(f"/api/runs/{told['run']}/lens", json=asked).json()
+    theirs = logit_lens(model, tokenizer, SENTENCE, positions=[1, 3], track=[7], top=3).to_dict()
+    assert ours == json.loads(json.dumps(theirs))
+    parts = get(gpt, told, "attribution", token=9, position=2).json()
+    expected = attribute(model, tokenizer, SENTENCE, token=9, position=2).to_dict()
+    assert parts == json.loads(json.dumps(expected))
+    assert abs(math.fsum(part["value"] for part in parts["parts"]) - parts["logit"]) < 1e-4
+
+
+def test_experts_are_counted(folder: Path) -> None:
+    client = served.client(served.page(served.saved("mixtral", folder / "moe")))
+    assert client.get("/api/models").json()[0]["abilities"]["experts"]
+    told = run(client, "moe", text=SENTENCE)
+    found = get(client, told, "experts").json()
+    length = len(told["tokens"])
+    for layer in found["layers"]:
+        assert sum(layer["load"]) == 2 * length and len(layer["chosen"]) == length
+        best = np.argsort(-np.array(layer["probabilities"]), axis=-1)[:, :2]
+        assert np.array_equal(np.sort(best), np.sort(np.array(layer["chosen"])))
+        assert layer["idle"] == sum(one == 0 for one in layer["load"])
+
+
+def sse(text: str) -> list[tuple[str, Any]]:
+    """(event, data) of each event."""
+    found = []
+    for block in text.strip().split("\n\n"):
+        fields = dict(line.partition(": ")[::2] for line in block.splitlines())
+        found.append((fields.get("event", "message"), json.loads(fields["data"])))
+    return found
+
+
+def test_generation_is_that_of_the_library(gpt: TestClient, folder: Path) -> None:
+    import glassformer
+
+    asked = {"model": "gpt", "text": SENTENCE, "settings": {"temperature": 0.8, "top_k": 20}, "seed": 5, "max_new": 8}
+    found = sse(gpt.post("/api/generate", json=asked).text)
+    model, tokenizer = store.load(folder / "gpt")
+    made = glassformer.generate(model, tokenizer, SENTENCE, temperature=0.8, top_k=20, seed=5, max_new=8).run()
+    tokens = [data for event, data in found if event == "message"]
+    assert found[0][0] == "start" and found[-1][0] == "end"
+    assert [one["id"] for one in tokens] == made.tokens[0]
+    assert [one["logprob"] for one in tokens] == made.logprobs[0]
+    assert all(len(one["top"]) == 10 and one["ms"] >= 0 for one in tokens)
+    assert found[-1][1] == {"finish": made.finishes[0], "text": made.text}
+    kept = [one["kv_bytes"] for one in tokens]
+    assert kept[0] == len(found[0][1]["ids"]) * 2 * 2 * tiny.DIM * 4, "two layers of keys and values in fp32"
+    assert np.diff(kept).tolist() == [2 * 2 * tiny.DIM * 4] * 7
+
+
+def test_tokenizers_side_by_side(gpt: TestClient) -> None:
+    names = [one["name"] for one in gpt.get("/api/tokenizers").json() if one["available"]]
+    assert "gpt" in names
+    text = "the 🎵 cat"
+    (sheet,) = gpt.post("/api/tokenize", json={"text": text, "tokenizers": ["gpt"]}).json()
+    assert [one["id"] for one in sheet["tokens"]] == served.tokenizer().encode(text)
+    assert b"".join(base64.b64decode(one["bytes"]) for one in sheet["tokens"]).decode() == text
+    assert gpt.post("/api/tokenize", json={"text": "", "tokenizers": ["gpt"]}).json()[0]["tokens"] == []
+    assert gpt.post("/api/tokenize", json={"text": text, "tokenizers": ["../etc"]}).status_code == 404
+
+
+def test_the_vocabulary_as_bytes(gpt: TestClient) -> None:
+    data, at = gpt.get("/api/vocab/gpt").content, 4
+    (count,) = struct.unpack_from("<I", data)
+    one = served.tokenizer()
+    assert count == one.size
+    for id in range(count):
+        (size,) = struct.unpack_from("<H", data, at)
+        raw = data[at + 2 : at + 2 + size]
+        assert raw == (one.token(id).encode() if one.hides(id) else one.bytes_of(id))
+        at += 2 + size
+    assert at == len(data)
+
+
+BAD: list[tuple[str, dict[str, Any], str]] = [
+    ("/api/runs", {"model": "gpt", "text": ""}, "empty"),
+    ("/api/runs", {"model": "gpt"}, "text"),
+    ("/api/runs", {"model": "gpt", "text": "the cat " * 200}, "context is 64"),
+    ("/api/runs", {"model": "gpt", "text": 7}, "text"),
+    ("/api/runs", {"model": "gpt", "ids": [1, "a"]}, "integers"),
+    ("/api/runs", {"model": "gpt", "ids": [99_999]}, "out of range"),
+    ("/api/runs", {"model": "gpt", "text": "a", "source": "b"}, "source"),
+    ("/api/runs", {"model": "nobody", "text": "a"}, "nobody"),
+    ("/api/runs", {"model": "../../etc/passwd", "text": "a"}, "no model"),
+    ("/api/runs", {"model": "gpt", "text": "a", "edits": ["import os"]}, "edit"),
+    ("/api/runs", {"model": "gpt", "text": "a", "edits": ['head_off("decoder.blocks.9.attn", 1)']}, "blocks.9"),
+    ("/api/generate", {"model": "gpt", "text": "a", "settings": {"temp": 1}}, "temp"),
+    ("/api/generate", {"model": "gpt", "text": "a", "settings": {"temperature": -1}}, "temperature"),
+    ("/api/generate", {"model": "gpt", "text": "a", "max_new": 0}, "max_new"),
+    ("/api/tokenize", {"text": "a", "tokenizers": []}, "tokenizers"),
+]
+
+
+@pytest.mark.parametrize(("path", "asked", "said"), BAD)
+def test_mistakes_are_sentences(gpt: TestClient, path: str, asked: dict[str, Any], said: str) -> None:
+    answer = gpt.post(path, json=asked)
+    assert answer.status_code in (400, 404) and said in answer.json()["error"], answer.text
+    assert answer.json()["error"].endswith((".", "?"))
+
+
+def test_unknown_addresses_and_bad_queries_are_sentences(gpt: TestClient) -> None:
+    told = run(gpt, "gpt", text=SENTENCE)
+    wrong = get(gpt, told, "t", address="decoder.blocks.1.attn.patern")
+    assert wrong.status_code == 400 and "attn.pattern" in wrong.json()["error"]
+    asked: list[dict[str, Any]] = [
+        {},
+        {"address": "logits[9999]"},
+        {"address": "logits[a]"},
+        {"address": "logits", "pool": "min:3"},
+        {"address": "logits", "pool": "max:0x4"},
+        {"address": "logits", "as": "f64"},
+        {"address": "logits", "map": "log"},
+        {"address": "logits", "range": "1:0"},
+        {"address": "logits[2:2]"},
+        {"address": "x" * 5000},
+    ]
+    for query in asked:
+        assert get(gpt, told, "t", **query).status_code == 400, query
+    assert gpt.get("/api/runs/r_0/t?address=logits").status_code == 404
+    assert "no run" in gpt.get("/api/runs/r_0").json()["error"]
+    assert gpt.get("/api/nothing").status_code == 404
+    assert gpt.get("/..%2f..%2fetc%2fpasswd").status_code == 404
+    assert gpt.post("/api/runs", content=b"{", headers={"content-type": "application/json"}).status_code == 400
+    big = gpt.post("/api/runs", json={"model": "gpt", "text": "a" * (9 << 20)})
+    assert big.status_code == 413 and "MiB" in big.json()["error"]
+
+
+def test_one_token_has_a_run(gpt: TestClient) -> None:
+    told = run(gpt, "gpt", ids=[3])
+    assert values(gpt, told, "decoder.blocks.0.attn.pattern").tolist() == [[[1.0]]] * 4
+
+
+def test_a_text_beyond_the_context_is_cut_when_that_is_asked_for(gpt: TestClient) -> None:
+    told = run(gpt, "gpt", text="the cat " * 200, cut=True)
+    assert len(told["tokens"]) == 64 and told["left_out"]["tokens"] > 0
+    assert told["tokens"][-1]["end"] > 0
+
+
+def test_weights_with_nan_are_named(folder: Path) -> None:
+    path = served.saved("gpt2", folder / "nan")
+    model, tokenizer = store.load(path, mapped=False)
+    with torch.no_grad():
+        model.get_parameter("decoder.blocks.1.ffn.up.weight")[0, 0] = math.nan
+    store.save(model, path, tokenizer)
+    client = served.client(served.page(path))
+    answer = client.post("/api/runs", json={"model": "nan", "text": SENTENCE})
+    assert answer.status_code == 400 and "NaN" in answer.json()["error"] and "h.1.mlp" in answer.json()["error"]
+
+
+def test_a_model_whose_files_are_replaced_is_loaded_anew(folder: Path) -> None:
+    """The old run answers with the old numbers, a new one has another digest."""
+    path = served.saved("gpt2", folder / "swap", seed=1)
+    client = served.client(served.page(path))
+    old = run(client, "swap", text=SENTENCE)
+    before = values(client, old, "logits")
+    served.saved("gpt2", path, seed=2)
+    new = run(client, "swap", text=SENTENCE)
+    assert new["digest"] != old["digest"] and new["run"] != old["run"]
+    assert not np.array_equal(values(client, new, "logits"), before)
+    assert np.array_equal(values(client, old, "logits", **{"range": "-99:99"}), before)
+
+
+def test_the_shipped_model_answers_without_arguments() -> None:
+    size = sum(path.stat().st_size for path in shipped().iterdir())
+    assert size <= 2 << 20
+    client = served.client(served.page())
+    (card,) = client.get("/api/models").json()
+    assert card["name"] == "tiny-page" and card["parameters"] == 917_760
+    told = run(client, "tiny-page", text="ROMEO:\nWhat light is")
+    assert told["check"]["captured_vs_fast_max_abs"] < 1e-4

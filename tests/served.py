@@ -1,0 +1,73 @@
+"""A page over models at test size, asked in the same process; nothing of it listens on a port."""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load as read_tensors
+from starlette.testclient import TestClient
+
+import tiny
+from glassformer import config as c
+from glassformer.checkpoints import store
+from glassformer.nn import build_model
+from glassformer.page.app import Page, application
+from glassformer.page.events import Trainings
+from glassformer.page.models import Models
+from glassformer.page.security import LOOPBACK
+from glassformer.tokenizer import Tokenizer, trainers
+
+TEXT = "the cat sat on the mat and the dog sat on the log; a cat, a dog, a mat and a log. 0123456789 🎵鸟 "
+
+
+VOCAB = 300
+
+
+@functools.cache
+def tokenizer(kind: str = "bpe") -> Tokenizer:
+    """A tokenizer with so few entries that those of bytes hold most emoji in pieces."""
+    return trainers.train(kind, [TEXT] * 4, VOCAB)
+
+
+def worded(cfg: c.Model) -> c.Model:
+    """The same shape with room for the tokenizer's entries."""
+    own = {"embed": replace(cfg.embed, vocab=VOCAB)}
+    if getattr(cfg, "source_embed", None) is not None:
+        own["source_embed"] = replace(cfg.source_embed, vocab=VOCAB)  # type: ignore[union-attr]
+    return replace(cfg, **own)  # type: ignore[arg-type]
+
+
+def saved(name: str, folder: Path, seed: int = 1) -> Path:
+    """A folder with the family ``name`` of tiny.ALL and a tokenizer."""
+    cfg = worded(tiny.ALL[name])
+    kind = "wordpiece" if isinstance(cfg, c.Encoder) else "bpe"
+    store.save(build_model(cfg, seed=seed), folder, tokenizer(kind))
+    return folder
+
+
+def page(*names: Any, run: Path | None = None) -> Page:
+    """A page over models by their names."""
+    models = Models(list(names))
+    return Page(models, Trainings(run, models))
+
+
+def client(page: Page) -> TestClient:
+    """Asks the page as its own browser would."""
+    return TestClient(application(page, frozenset(LOOPBACK)), "http://127.0.0.1:8642", raise_server_exceptions=False)
+
+
+def tensors(data: bytes) -> dict[str, np.ndarray[Any, Any]]:
+    """What safetensors hold."""
+    return read_tensors(data)
+
+
+def facts(data: bytes) -> dict[str, str]:
+    """What safetensors say beside."""
+    size = int.from_bytes(data[:8], "little")
+    told: dict[str, str] = json.loads(data[8 : 8 + size])["__metadata__"]
+    return told

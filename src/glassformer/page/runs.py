@@ -7,7 +7,6 @@ import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
-from .. import __version__
 from ..errors import UserError, need
 from .models import Check, Entry, Loaded, Missing, Models
 
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
     from ..inspection.tracing import Trace
 
 KEPT = 1 << 30  # bytes of all traces
+FORMAT = 1  # of answers: another number makes other ids, so that no browser takes what it kept for the new
 MOST_TEXT = 1 << 20  # characters of a text
 
 
@@ -75,7 +75,7 @@ class Runs:
         tokens, left = read(loaded, asked.get("ids", text), False, cut)
         given, source_left = (None, 0) if source is None else read(loaded, source, True, cut)
         named = [list(map(repr, edits)), tokens.tolist(), None if given is None else given.tolist()]
-        whole = hashlib.sha256(repr([__version__, loaded.digest, *named]).encode()).hexdigest()
+        whole = hashlib.sha256(repr([FORMAT, loaded.digest, *named]).encode()).hexdigest()
         id = f"r_{whole[:16]}"
         with self._turn:
             known = self._runs.get(id)

@@ -1,6 +1,7 @@
 """The page in a browser (extra ``page``): a local server over traces, generation, tokenizers and running trainings.
 
-app        routes, and how an answer or a mistake is sent
+app        routes
+replies    work in threads, how an answer or a mistake is sent
 security   who may ask: Host, Origin, a token where others can reach it; what the page may load
 models     the models that are offered, loaded when first asked for
 runs       traces that are kept, the latest

@@ -2,35 +2,45 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-import json
-import math
 import threading
-import traceback
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from anyio import to_thread
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Route
 
-from .. import files
-from ..errors import UserError, need, note
+from ..errors import UserError, need
 from . import wire
 from .events import Trainings
 from .models import Check, Missing, Models
+from .replies import (
+    Gone,
+    answer,
+    body,
+    broken,
+    check_that,
+    events,
+    left,
+    mistake,
+    streamed,
+    tagged,
+    token_of,
+    unedited,
+    unknown,
+    whole,
+    work,
+)
 from .runs import Run, Runs
 from .security import Guard
 from .words import Tokenizers, generate
 
-T = TypeVar("T")
-MOST_BODY = 8 << 20
 IMMUTABLE = "private, max-age=31536000, immutable"
 TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -47,10 +57,6 @@ UNBUILT = (
     '<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>glassformer</title><p>The page\'s build is missing '
     "from this installation; run <code>npm ci &amp;&amp; npm run build</code> in <code>web/</code>, or install a wheel."
 )
-
-
-class Gone(Exception):
-    """Nobody waits for the answer any more."""
 
 
 class Page:
@@ -165,7 +171,7 @@ class Page:
         unedited(run, "Attribution")
         length = run.trace.tokens.shape[1]
         position = whole(request, "position", length - 1, -length, length - 1) if "position" in query else None
-        token, against = (_token(query.get(name)) for name in ("token", "against"))
+        token, against = (token_of(query.get(name)) for name in ("token", "against"))
 
         def taken_apart(check: Check) -> dict[str, Any]:
             with run.loaded.held(check):
@@ -189,7 +195,7 @@ class Page:
         """POST api/generate"""
         asked = await body(request)
         gone = threading.Event()
-        steps = generate(self.models, asked, partial(_check, gone))
+        steps = generate(self.models, asked, partial(check_that, gone))
         first = await work(request, lambda check: next(steps))  # what is wrong is said before the stream begins
         return events(streamed(first, steps, gone))
 
@@ -272,142 +278,3 @@ def application(page: Page, hosts: frozenset[str] | None, token: str | None = No
     """The server: the page's routes behind the guard."""
     told: dict[Any, Any] = {UserError: mistake, Gone: left, 404: unknown, 405: unknown, Exception: broken}
     return Guard(Starlette(routes=page.routes(), exception_handlers=told), hosts, token)
-
-
-# ------------------------------------------------------------------------------- requests and answers
-
-
-def _check(gone: threading.Event) -> None:
-    if gone.is_set():
-        raise Gone
-
-
-async def work(request: Request, task: Callable[[Check], T]) -> T:
-    """``task(check)`` in a thread; where the browser goes away, its ``check`` raises Gone at the next chance."""
-    gone = threading.Event()
-    doing = asyncio.ensure_future(to_thread.run_sync(task, partial(_check, gone)))
-    try:
-        while not (await asyncio.wait({doing}, timeout=0.1))[0]:
-            if await request.is_disconnected():
-                gone.set()
-        return doing.result()
-    finally:
-        gone.set()
-
-
-async def streamed(first: Any, steps: Iterator[Any], gone: threading.Event) -> AsyncIterator[bytes]:
-    """Server-sent events of what a generator gives; it ends at its next token when the reader is gone."""
-    try:
-        yield event(*first)
-        while (made := await to_thread.run_sync(next, steps, None)) is not None:
-            yield event(*made)
-    except UserError as error:
-        yield event("error", {"error": str(error)})
-    except (MemoryError, RuntimeError) as error:
-        yield event("error", {"error": _sentence(error)})
-    finally:
-        gone.set()
-
-
-def event(name: str, data: Any, id: str | None = None) -> bytes:
-    """One server-sent event; one called ``token`` or ``message`` has no name."""
-    named = "" if name in ("token", "message") else f"event: {name}\n"
-    number = "" if id is None else f"id: {id}\n"
-    return f"{number}{named}data: {dumped(data)}\n\n".encode()
-
-
-def events(stream: AsyncIterator[bytes]) -> Response:
-    """A stream of events."""
-    sent = {"cache-control": "no-store", "x-accel-buffering": "no"}
-    return StreamingResponse(stream, 200, sent, "text/event-stream")
-
-
-async def body(request: Request) -> dict[str, Any]:
-    """What was posted, a JSON object within a bound."""
-    held = bytearray()
-    async for piece in request.stream():
-        held += piece
-        if len(held) > MOST_BODY:
-            raise wire.TooMuch(f"A request has {MOST_BODY >> 20} MiB at most, and this is more; shorten the text.", "")
-    return files.json_object(held.decode("utf-8", "replace"), "The request", "send an object")
-
-
-def answer(value: Any, status: int = 200) -> Response:
-    """A JSON answer that nobody keeps."""
-    return Response(dumped(value), status, {"cache-control": "no-store"}, "application/json")
-
-
-def dumped(value: Any) -> str:
-    """As JSON; what is not finite as null."""
-    try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    except ValueError:
-        return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def tagged(request: Request, data: bytes, kind: str, keep: str) -> Response:
-    """Bytes with the tag of their content; nothing where the browser has them."""
-    tag = f'"{hashlib.sha256(data).hexdigest()[:32]}"'
-    sent = {"etag": tag, "cache-control": keep}
-    if request.headers.get("if-none-match") == tag:
-        return Response(None, 304, sent)
-    return Response(data, 200, sent | {"content-type": kind})
-
-
-def whole(request: Request, name: str, default: int, low: int, high: int) -> int:
-    """A whole number of the query. Raises UserError for another one."""
-    return wire.number(request.query_params.get(name, str(default)), name, low, high)
-
-
-def _token(said: str | None) -> int | str | None:
-    """A token by its id, or by its text."""
-    if said is None or said == "":
-        return None
-    return int(said) if said.isascii() and said.isdigit() and len(said) < 10 else said
-
-
-def unedited(run: Run, what: str) -> None:
-    """Refuse what reads the model's own pass."""
-    need(not run.changed, f"{what} reads the model's own pass, and this run has edits of values; ask without them.")
-
-
-# ---------------------------------------------------------------------------------------- mistakes
-
-
-async def mistake(request: Request, error: Exception) -> Response:
-    """A user's mistake: its sentence."""
-    if isinstance(error, wire.TooMuch):
-        return answer({"error": str(error)} | ({"pooled": error.pooled} if error.pooled else {}), 413)
-    return answer({"error": str(error)}, 404 if isinstance(error, Missing) else 400)
-
-
-async def left(request: Request, error: Exception) -> Response:
-    """Nobody reads this."""
-    return Response(None, 499)
-
-
-async def unknown(request: Request, error: Exception) -> Response:
-    """No such route."""
-    status = getattr(error, "status_code", 404)
-    said = "There is nothing at this address." if status == 404 else "This address does not take that method."
-    return answer({"error": said}, status)
-
-
-async def broken(request: Request, error: Exception) -> Response:
-    """A mistake of ours, or no memory."""
-    return answer({"error": _sentence(error)}, 500)
-
-
-def _sentence(error: Exception) -> str:
-    if isinstance(error, MemoryError) or "memory" in str(error):
-        return "There is not enough memory for this; take a shorter text or a smaller model."
-    note("".join(traceback.format_exception(error)))
-    return f"The server made a mistake ({type(error).__name__}); its terminal says where."

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         TunedLens,
         attribute,
         fit_tuned_lens,
+        head_scores,
         logit_lens,
         look,
         patch_grid,
@@ -47,6 +48,7 @@ __all__ = [
     "attribute",
     "fit_tuned_lens",
     "generate",
+    "head_scores",
     "load",
     "logit_lens",
     "look",
@@ -76,6 +78,7 @@ _HOME = {
     "top_activations": ".inspection",
     "trace": ".inspection",
     "word_in_contexts": ".inspection",
+    "head_scores": ".inspection",
     "verify": ".inspection",
     "use": ".config.extend",
 }

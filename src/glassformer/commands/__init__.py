@@ -17,6 +17,7 @@ VERBS = {
     "saliency": "What an answer owes to each token of the text: gradients and integrated gradients.",
     "neurons": "Where in a corpus a neuron, or an expert's share of the router, is greatest.",
     "contexts": "One word in two texts: how alike its vectors are, layer by layer.",
+    "heads": "What each attention head does, as numbers: previous, induction, duplicate, sink, beside a baseline.",
     "verify": "Exactness: cache, padding, engines, formats, saved weights, each beside the plain pass, with its bound.",
     "masks": "Who may look at whom: a rule's picture and the pairs it visits.",
     "recipes": "The families and their sizes.",

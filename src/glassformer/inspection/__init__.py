@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .attribution import Attribution, attribute
     from .contexts import Contexts, word_in_contexts
     from .gradients import Saliency, saliency
+    from .heads import HeadScores, head_scores
     from .lens import logit_lens, logits_by_depth
     from .looking import describe, look, paths, predictions, read_tokens, summarise, to_dict
     from .neurons import Neuron, top_activations
@@ -44,12 +45,15 @@ _HOME = {
     "top_activations": ".neurons",
     "trace": ".tracing",
     "TunedLens": ".tuned_lens",
+    "HeadScores": ".heads",
+    "head_scores": ".heads",
     "verify": ".verification",
     "word_in_contexts": ".contexts",
 }
 __all__ = [
     "Attribution",
     "Contexts",
+    "HeadScores",
     "Neuron",
     "PatchGrid",
     "Saliency",
@@ -58,6 +62,7 @@ __all__ = [
     "attribute",
     "describe",
     "fit_tuned_lens",
+    "head_scores",
     "logit_lens",
     "logits_by_depth",
     "look",

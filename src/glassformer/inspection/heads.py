@@ -1,0 +1,266 @@
+"""What each attention head does, as numbers: where it looks in random tokens that come twice, beside a baseline.
+
+Random tokens say nothing but their order, so that a head that looks back at the first copy does so for the repetition
+alone. A text is one opening token, L drawn ones and the same L again; its baseline has the second L shuffled.
+
+    previous    weight on the token just before; ``next`` on the one just after, where the future is seen
+    induction   weight on what came after this token the first time (Olsson et al. 2022, arXiv 2209.11895)
+    duplicate   weight on this token the first time
+    first       weight on the first token of all (a sink: Xiao et al. 2023, arXiv 2309.17453)
+    entropy     of the weights, in bits: 0 looks at one token
+    norm        size of what is moved: sum over keys of |weight x value x W_out| (Kobayashi et al. 2020, 2004.10102)
+    first_norm  the first token's share of that
+
+What lies on the first token is taken away before the others are measured: of the rest, what share is on the target.
+Each is held to a baseline: induction and duplicate to the same places in the shuffled text, previous and next to the
+other distances, first to the other tokens of the first half; and to an even spread over all that a head may look at.
+B draws, H heads, T queries, S keys, L drawn tokens, C model dim.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .. import config
+from ..errors import UserError, need
+from ..nn import EncoderDecoder, Model, Tape
+from ..nn.attention import Attention
+from ..nn.finite import must_be_finite
+from ..nn.inference import inference
+from ..tokenizer.framing import document_start, target_start
+from . import tables
+
+if TYPE_CHECKING:
+    from ..tokenizer.tokenizer import Tokenizer
+
+LABELLED = ("previous", "next", "induction", "duplicate", "first")
+SCORES = (*LABELLED, "entropy", "norm", "first_norm")
+DEVIATIONS = 3.0  # above the baseline's mean, from which on a score gives its label
+TINY = 1e-12
+
+
+@dataclass(frozen=True)
+class Head:
+    """One head's ``scores`` (means over the draws) by name, None where a score makes no sense for it.
+
+    ``baseline`` and ``deviation`` are the mean and standard deviation of what the score is held to, ``even`` is what
+    an even spread would give; ``labels`` are the scores above the baseline by more than DEVIATIONS deviations and above
+    the even spread, the furthest above the baseline first.
+    """
+
+    path: str
+    head: int
+    scores: dict[str, float | None]
+    baseline: dict[str, float] = field(default_factory=dict)
+    deviation: dict[str, float] = field(default_factory=dict)
+    even: dict[str, float] = field(default_factory=dict)
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class HeadScores:
+    """Every head's numbers, measured on ``draws`` texts of ``length`` random tokens and the same again."""
+
+    heads: list[Head]
+    draws: int
+    length: int
+    seed: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        return asdict(self)
+
+    def sorted(self, name: str) -> HeadScores:
+        """The highest in one score first; those without it last. UserError for a name that is none."""
+        need(name in SCORES, f'There is no score "{name}"; give one of {", ".join(SCORES)}.')
+        found = [(head.scores.get(name), head) for head in self.heads]
+        order = sorted(found, key=lambda one: -math.inf if one[0] is None else one[0], reverse=True)
+        return HeadScores([head for _, head in order], self.draws, self.length, self.seed)
+
+    def first(self, count: int) -> HeadScores:
+        """Only the first ``count``."""
+        return HeadScores(self.heads[:count], self.draws, self.length, self.seed)
+
+    def table(self) -> list[str]:
+        """A line a head, shares and bits to three places, a heading above; columns nobody has are left out."""
+        shown = [name for name in SCORES if any(head.scores.get(name) is not None for head in self.heads)]
+        rows = [(one.path, str(one.head), *(_short(one.scores.get(name)) for name in shown), ", ".join(one.labels))
+                for one in self.heads]  # fmt: skip
+        return tables.lines(rows, ("attention", "head", *shown, "above baseline"), left=(0, len(shown) + 2))
+
+
+def _short(score: float | None) -> str:
+    return "-" if score is None else f"{score:.3f}"
+
+
+def head_scores(
+    model: Model, tokenizer: Tokenizer | None = None, *, draws: int = 8, length: int = 32, seed: int = 0
+) -> HeadScores:
+    """Measure every attention head of a model on repeated random tokens; ``tokenizer`` gives what opens a text.
+
+    ``length`` is cut to half the context. An encoder-decoder reads the tokens once in its source and twice in its
+    target. Raises UserError for a model without heads, and for fewer than 2 draws or 4 tokens.
+    """
+    cfg = model.config
+    parts = {part.path: part for part in model.modules() if isinstance(part, Attention)}
+    if not parts:
+        raise UserError("A recurrent model has no attention heads; glassformer look shows its states and its pattern.")
+    length = int(min(length, (min(cfg.context, model.limit) - 1) // 2))
+    need(draws > 1, f"draws is {draws}; a baseline needs 2 or more.")
+    need(length > 3, f"length is {length}; give 4 tokens or more, and a model whose context has 9.")
+    generator = torch.Generator().manual_seed(seed)
+    found: dict[str, list[Measured]] = {path: [] for path in parts}
+    watched = ("*.attn.pattern", "*.cross.pattern", "*.attn.v", "*.cross.v")
+    for _ in range(draws):
+        texts, sources = _texts(model, tokenizer, length, generator)
+        tape, device = Tape(*watched), next(model.parameters()).device
+        with inference(model):
+            given = [texts.to(device)] if sources is None else [texts.to(device), sources.to(device)]
+            said = model(*given, tape=tape, logits="none")
+            must_be_finite(model, said.hidden)
+        for path, part in parts.items():
+            pattern, v = tape[f"{path}.pattern"].double(), tape[f"{path}.v"].double()
+            shared = sources is None or getattr(cfg, "source_embed", None) is None
+            size = _sizes(part, v)
+            found[path].append(measure(pattern, length, _kind(model, part), size, shared))
+    heads = [head for path, measured in found.items() for head in _heads(path, measured)]
+    return HeadScores(heads, draws, length, seed)
+
+
+def _kind(model: Model, part: Attention) -> str:
+    """What a head may look at: "causal" what came before, "both" everything, "source" the source or "across" to it."""
+    if part.cross:
+        return "across"
+    if isinstance(model, EncoderDecoder) and part.path.startswith("encoder."):
+        return "source"
+    return "causal" if part.causal else "both"
+
+
+def _texts(
+    model: Model, tokenizer: Tokenizer | None, length: int, draw: torch.Generator
+) -> tuple[Tensor, Tensor | None]:
+    """Tokens (2, 1 + 2L), repeated and with the second half shuffled; and an encoder-decoder's sources (2, 1 + L)."""
+    cfg, two = model.config, isinstance(model, EncoderDecoder)
+    vocab = min(cfg.embed.vocab, config.source_embed(cfg).vocab)
+    opening = None if tokenizer is None else target_start(tokenizer) if two else document_start(tokenizer)
+    drawn = torch.randint(0, vocab, (length + 1,), generator=draw)
+    if vocab > length:  # no token twice but by the repetition
+        drawn = torch.randperm(vocab, generator=draw)[: length + 1]
+    first = drawn[:1] if opening is None else torch.tensor([opening])
+    shuffled = drawn[1:][_shuffle(length, draw)]
+    texts = torch.stack([torch.cat((first, drawn[1:], again)) for again in (drawn[1:], shuffled)])
+    return texts, torch.cat((drawn[:1], drawn[1:]))[None].expand(2, -1).contiguous() if two else None
+
+
+def _shuffle(length: int, draw: torch.Generator) -> Tensor:
+    """An order in which nothing keeps its place, nor follows what it followed: drawn until it is one."""
+    for _ in range(1000):
+        order = torch.randperm(length, generator=draw)
+        if bool((order != torch.arange(length)).all() and (order[1:] != order[:-1] + 1).all()):
+            return order
+    return torch.arange(length).flip(0)
+
+
+def _sizes(part: Attention, v: Tensor) -> Tensor:
+    """v (B, K, S, D) -> how much each key would write through each head, |v W_out| (B, H, S)."""
+    out = part.out.matrix().detach().double().to(v.device)
+    by_head = out.view(out.shape[0], part.heads, part.head_dim).permute(1, 2, 0)  # (H, D, C)
+    v = v.repeat_interleave(part.heads // part.kv_heads, dim=1)
+    sizes: Tensor = torch.linalg.vector_norm(v @ by_head, dim=-1)
+    return sizes
+
+
+# -------------------------------------------------------------------------------------------- measuring
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One draw's ``scores`` (H,) by name, what each is held to (N, H), and what an even spread gives."""
+
+    scores: dict[str, Tensor]
+    baselines: dict[str, Tensor]
+    even: dict[str, float] = field(default_factory=dict)
+
+
+def measure(pattern: Tensor, length: int, kind: str, size: Tensor | None = None, shared: bool = True) -> Measured:
+    """Patterns (2, H, T, S) over the repeated text and over the shuffled one -> scores.
+
+    ``kind`` is "causal", "both" (directions), "source" (of which there is one copy: L tokens after the opening one) or
+    "across" (queries of the target, keys of such a source, in a ``shared`` vocabulary). ``size`` (2, H, S) is what
+    each key would write.
+    """
+    found = _measure(pattern, length, kind, shared)
+    spread = torch.ones_like(pattern[:, :1]).tril() if kind == "causal" else torch.ones_like(pattern[:, :1])
+    even = _measure(spread / spread.sum(-1, keepdim=True), length, kind, shared).scores
+    found.scores["entropy"] = _entropy(pattern[0])
+    if size is not None:
+        moved = pattern[0] * size[0][:, None]  # (H, T, S)
+        found.scores["norm"] = moved.sum(-1).mean(-1)
+        found.scores["first_norm"] = moved[:, 1:, 0].sum(-1) / moved[:, 1:].sum((-1, -2)).clamp(min=TINY)
+    return Measured(found.scores, found.baselines, {name: float(value) for name, value in even.items()})
+
+
+def _measure(pattern: Tensor, length: int, kind: str, shared: bool) -> Measured:
+    """The scores that are held to a baseline."""
+    repeated, shuffled = pattern
+    scores: dict[str, Tensor] = {}
+    held: dict[str, Tensor] = {}
+    place, T = torch.arange(pattern.shape[2], device=pattern.device), pattern.shape[2]
+    if kind != "across":
+        reach = max(2, T // 4)  # the same queries for every distance
+        queries = place[reach + 1 :] if kind == "causal" else place[reach + 1 : T - reach]
+        for name, step in (("previous", 1), ("next", -1))[: 1 if kind == "causal" else 2]:
+            shares = [_on(repeated, queries, queries - step * distance) for distance in range(reach)]
+            scores[name], held[name] = shares[1], torch.stack(shares[:1] + shares[2:])
+    second = place[length + 1 :]
+    if kind in ("causal", "both"):
+        targets = {"duplicate": second - length, **({"induction": second - length + 1} if kind == "causal" else {})}
+        for name, keys in targets.items():
+            scores[name], held[name] = (_on(one, second, keys) for one in (repeated, shuffled))
+    elif kind == "across" and shared:
+        for name, step in (("duplicate", 0), ("induction", 1)):
+            some = second[: length - step]
+            scores[name], held[name] = (_on(one, some, some - length + step) for one in (repeated, shuffled))
+    half = T // 2
+    on_each = repeated[:, half:, : half if kind != "across" else None].mean(1)  # (H, keys) that all of them may see
+    scores["first"], held["first"] = on_each[:, 0], on_each[:, 1:].T
+    return Measured(scores, {name: values if values.ndim > 1 else values[None] for name, values in held.items()})
+
+
+def _on(pattern: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+    """Of what these queries do not spend on the first key, the share on the key of each: (H, T, S) -> (H,)."""
+    rest = 1 - pattern[:, queries, 0]
+    return pattern[:, queries, keys].sum(-1) / rest.sum(-1).clamp(min=TINY)
+
+
+def _entropy(pattern: Tensor) -> Tensor:
+    """In bits, of the weights without the first key's, each query counted by what it spends on them (H,)."""
+    kept = pattern[:, 1:, 1:]
+    rest = kept.sum(-1, keepdim=True)
+    share = kept / rest.clamp(min=TINY)
+    bits = -(share * share.clamp(min=TINY).log2()).sum(-1)
+    return (bits * rest[..., 0]).sum(-1) / rest.sum((-1, -2)).clamp(min=TINY)
+
+
+def _heads(path: str, measured: Sequence[Measured]) -> list[Head]:
+    """The heads of one attention, over all draws."""
+    first = measured[0]
+    means = {name: torch.stack([one.scores[name] for one in measured]).mean(0) for name in first.scores}
+    held = {name: torch.cat([one.baselines[name] for one in measured]) for name in first.baselines}
+    found = []
+    for head in range(len(means["first"])):
+        scores = {name: float(means[name][head]) if name in means else None for name in SCORES}
+        baseline = {name: float(values[:, head].mean()) for name, values in held.items()}
+        deviation = {name: float(values[:, head].std(correction=0)) for name, values in held.items()}
+        above = {name: (scores[name] or 0.0) - baseline[name] for name in held}
+        clear = [name for name in held if above[name] > DEVIATIONS * deviation[name]]
+        labels = [name for name in clear if (scores[name] or 0.0) > first.even[name]]
+        labels.sort(key=lambda name: -above[name])
+        found.append(Head(path, head, scores, baseline, deviation, first.even, tuple(labels)))
+    return found

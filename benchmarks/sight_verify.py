@@ -1,6 +1,6 @@
 """What `glassformer verify` takes of a 124M: seconds by kind of check, beside the processor's own.
 
-    python benchmarks/sight_verify.py [--model gpt2/124m] [--threads 2] [--tokens 16]
+python benchmarks/sight_verify.py [--model gpt2/124m] [--threads 2] [--tokens 16]
 """
 
 from __future__ import annotations

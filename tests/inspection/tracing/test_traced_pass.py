@@ -142,6 +142,14 @@ def test_tokens_have_names() -> None:
     words = [tokenizer.token(number) for number in one.tokens[0].tolist()]
     assert cell.place == f'head 1, token 2 "{words[2]}", key 0 "{words[0]}"'
     assert one.to_dict()["tokens"]["pieces"] == words
+    assert one.explain('decoder.blocks.0.attn.pattern[1,"sat","the"]').address == cell.address
+    assert one.parse('logits["cat"," sat"]')[1] == (0, 1, one.tokens[0, 2])
+    with pytest.raises(UserError, match='No token of the text is "dog"'):
+        one.parse('logits["dog",3]')
+    with pytest.raises(UserError, match="stands at 0 and 3"):
+        trace(model, tokenizer, "the cat sat the").parse('probs["the",0]')
+    with pytest.raises(UserError, match="no words along H"):
+        one.parse('decoder.blocks.0.attn.pattern["the",0,0]')
     assert len(one.lines()) == len(one.plan) + 1
 
 

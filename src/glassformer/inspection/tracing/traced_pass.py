@@ -15,6 +15,7 @@ from ...nn import Model
 from ...nn.editing import ModelEdit
 from .. import tables
 from ..looking import Text, inputs, listing
+from ..streams import word_id
 from .explanation import Explanation
 from .kinds import KINDS, Index, Line, Reader
 from .plan import Op
@@ -86,20 +87,23 @@ class Trace(Values):
 
     def parse(self, address: str) -> tuple[str, tuple[int | slice, ...] | None]:
         """An address as a name and an index of every side; raises UserError where there is no such number."""
-        match = re.fullmatch(r"\s*([^\[\]]+?)\s*(?:\[([^\[\]]*)\])?\s*", address)
+        match = re.fullmatch(r"\s*([^\[\]\s]+)\s*(?:\[(.*)\])?\s*", address)
         if match is None:
             raise UserError(f'"{address}" is no address; give one such as {self.example()}.')
-        name, inside = match.group(1), match.group(2)
-        name = self._known(name)
+        name, inside = self._known(match.group(1)), match.group(2)
         if inside is None:
             return name, None
         shape, axes = self.shape(name)
+        parts = re.findall(r'"[^"]*"|\'[^\']*\'|[^,]+', inside)
+        skipped = len(parts) < len(shape) and axes[:1] in (("B",), ("N",))  # the batch row is left out
+        own = ((0,) if skipped else ()), axes[1:] if skipped else axes
         try:
-            places = [_place(part) for part in inside.split(",")]
+            places = [*own[0], *(self._at(name, axis, part.strip()) for axis, part in zip(own[1], parts, strict=False))]
+        except UserError:
+            raise
         except ValueError:
             raise UserError(f'"[{inside}]" is no index; give integers, as in {self.example()}.') from None
-        if len(places) < len(shape) and axes[:1] in (("B",), ("N",)):  # the batch row is left out
-            places = [0, *places]
+        places += [0] * (len(parts) - len(own[1]))  # too many, as is told below
         if len(places) > len(shape):
             sides = " x ".join(f"{axis} {size}" for axis, size in zip(axes, shape, strict=True))
             raise UserError(f"{name} has {len(shape)} sides ({sides}) and the index {len(places)}; fix the index.")
@@ -109,6 +113,31 @@ class Trace(Values):
         return name, tuple(
             place % size if isinstance(place, int) else place for place, size in zip(places, shape, strict=False)
         )
+
+    def _at(self, name: str, axis: str, part: str) -> int | slice:
+        """One place of an index: an integer, a stretch, or a token in quotes where the side has tokens."""
+        if part[:1] in ("'", '"') and part[-1:] == part[:1] and len(part) > 2:
+            return self._of_word(name, axis, part[1:-1])
+        if ":" in part:
+            begin, _, end = part.partition(":")
+            return slice(int(begin) if begin.strip() else None, int(end) if end.strip() else None)
+        return int(part)
+
+    def _of_word(self, name: str, axis: str, word: str) -> int:
+        """The place of a token along a side: in the vocabulary, or the one place in the text where it stands."""
+        if axis == "V":
+            return word_id(self.model, self.tokenizer, word)
+        if axis not in ("T", "S") or self.tokenizer is None:
+            raise UserError(f'{name} has no words along {axis}; give a number, not "{word}".')
+        pieces = [self.token(name, axis, place) or "" for place in range(self.side(name, axis).shape[1])]
+        texts = [self.tokenizer.decode([number]).strip() for number in self.side(name, axis)[0].tolist()]
+        found = [at for at, (piece, text) in enumerate(zip(pieces, texts, strict=True)) if word in (piece, text)]
+        if len(found) == 1:
+            return found[0]
+        known = ", ".join(f"{at} {piece}" for at, piece in enumerate(pieces[:40]))
+        if found:
+            raise UserError(f'"{word}" stands at {" and ".join(map(str, found))}; give one of these numbers.')
+        raise UserError(f'No token of the text is "{word}"; give a number. There are: {known}.')
 
     def example(self) -> str:
         """An address that exists."""
@@ -198,12 +227,12 @@ class Trace(Values):
             return None
         if axis == "V":
             return self.tokenizer.token(place)
-        if axis not in ("T", "S"):
-            return None
-        side = self.source if name.startswith(("encoder.", "source")) and self.source is not None else self.tokens
-        if axis == "S" and ".cross." in name and self.source is not None:
-            side = self.source
-        return self.tokenizer.token(int(side[0, place]))
+        return self.tokenizer.token(int(self.side(name, axis)[0, place])) if axis in ("T", "S") else None
+
+    def side(self, name: str, axis: str) -> Tensor:
+        """The token ids (1, length) along a side of tokens of a value."""
+        of_source = name.startswith(("encoder.", "source")) or (axis == "S" and ".cross." in name)
+        return self.source if of_source and self.source is not None else self.tokens
 
     def lines(self) -> list[str]:
         """The plan as text: a line for each operation, in order."""
@@ -237,14 +266,6 @@ class CellReader(Reader):
 
     def weight(self, role: str, *index: int | None) -> Line | None:
         return self.trace.read(self.op.weights[role], index) if role in self.op.weights else None
-
-
-def _place(part: str) -> int | slice:
-    part = part.strip()
-    if ":" in part:
-        begin, _, end = part.partition(":")
-        return slice(int(begin) if begin.strip() else None, int(end) if end.strip() else None)
-    return int(part)
 
 
 def _sides(shape: Sequence[int]) -> str:

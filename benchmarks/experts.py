@@ -44,7 +44,7 @@ def shape_of(name: str, mixture: bool, capacity: float | None = None) -> config.
     depth, heads, dim, hidden, between, _, context, _ = SHAPES[name]
     norm = config.LayerNorm(bias=False)
     expert = config.MLP(hidden, "gelu")
-    mixed = config.MoE(EXPERTS, TOP, expert, balance=0.01, z=0.001, capacity=capacity)
+    mixed = config.MoE(EXPERTS, TOP, expert, balance_loss=0.01, z_loss=0.001, capacity_factor=capacity)
     first = config.Block(config.Attention(heads), mixed if mixture else config.MLP(TOP * hidden, "gelu"), norm)
     pattern = (first, *[config.Block(config.Attention(heads), expert, norm)] * between)
     stack = config.Stack(depth, pattern, config.Learned(context), last_norm=norm)
@@ -65,7 +65,7 @@ def ours(name: str, mixture: bool, dtype: str) -> Iterator[float]:
     """Our training loop."""
     model = build_model(shape_of(name, mixture), seed=0)
     feed = (Batch(*pair) for pair in batches(name))
-    adamw = run.AdamW(RATE, BETAS, decay=DECAY)
+    adamw = run.AdamW(RATE, BETAS, weight_decay=DECAY)
     settings = run.Train(
         steps=10**9, batch=1, optimizer=adamw, schedule=run.Constant(), clip=CLIP, dtype=dtype, compile="no"
     )

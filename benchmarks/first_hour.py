@@ -58,7 +58,7 @@ tokenizer = "byte"
 steps = 2000
 batch = 12
 schedule = {{ type = "Cosine", warmup = 100, floor = 0.1 }}
-optimizer = {{ type = "AdamW", rate = 1e-3, betas = [0.9, 0.99] }}
+optimizer = {{ type = "AdamW", lr = 1e-3, betas = [0.9, 0.99] }}
 evaluate_every = 100
 """
 WAYS = {"chosen": None, "fixed": '[data]\ntrain = "{path}"\n', "nanogpt": NANOGPT}

@@ -61,7 +61,7 @@ def ours(shape: str, batches: Iterator[Any], dtype: str) -> Iterator[float]:
     block = config.Block(config.Attention(heads), config.MLP(4 * dim, "gelu"), norm)
     stack = config.Stack(depth, (block,), config.Learned(context), last_norm=norm)
     model = build_model(config.Decoder(dim, context, config.Embed(vocab), stack), seed=0)
-    adamw = run.AdamW(RATE, BETAS, decay=DECAY)
+    adamw = run.AdamW(RATE, BETAS, weight_decay=DECAY)
     settings = run.Train(
         steps=10**9, batch=batch, optimizer=adamw, schedule=run.Constant(), clip=CLIP, dtype=dtype, compile="no"
     )

@@ -48,7 +48,7 @@ CHANGES = {
     "clip": CLIP,
     "schedule": {"type": "Constant"},
 }
-PLAIN = {"type": "AdamW", "rate": RATE, "betas": BETAS, "decay": 0.0}
+PLAIN = {"type": "AdamW", "lr": RATE, "betas": BETAS, "weight_decay": 0.0}
 CHANGES_2017 = {**CHANGES, "recipe": "vaswani/tiny", "context": 64, "optimizer": PLAIN}
 
 Steps = Iterator[tuple[int, float]]  # targets learned from, and their mean loss, step by step

@@ -8,7 +8,7 @@ import tiny
 from glassformer.config import objective as objectives
 from glassformer.nn import build_model, lora
 
-LORA = objectives.LoRA(rank=3, alpha=6.0, paths=("*.attn.q", "*.attn.v"))
+LORA = objectives.LoRA(rank=3, alpha=6.0, target_modules=("*.attn.q", "*.attn.v"))
 
 
 def moved(shape, how=LORA, seed=1):

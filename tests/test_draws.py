@@ -104,13 +104,13 @@ def _first(seed: int) -> c.Model:
         waves = 2  # heads of 4, a half or the whole turned: see ``turning``
         return choose((
             None, c.LinearScaling(2.0), c.Llama3Scaling(8.0, 1.0, 4.0, 16), c.YarnScaling(4.0, 16),
-            c.LongRopeScaling((1.0,) * waves, tuple(1.0 + i for i in range(waves)), CONTEXT, 4.0, far=chance(0.5)),
+            c.LongRopeScaling((1.0,) * waves, tuple(1.0 + i for i in range(waves)), CONTEXT, 4.0, use_long=chance(0.5)),
         ))  # fmt: skip
 
     def position(causal: bool) -> c.Position:
         even = dim % 2 == 0
         return choose((
-            c.NoPosition(), c.Sinusoidal(halves=chance(0.5), endpoint=even and chance(0.5), first=choose((0, 1))),
+            c.NoPosition(), c.Sinusoidal(halves=chance(0.5), endpoint=even and chance(0.5), offset=choose((0, 1))),
             c.Learned(CONTEXT), c.Rotary(choose((1e4, 100.0)), choose((0.5, 1.0))), c.RelativeBias(8, choose((5, 16))),
             c.Alibi(), c.Rotary(scaling=c.LinearScaling(2.0)),
         ))  # fmt: skip
@@ -145,7 +145,7 @@ def _first(seed: int) -> c.Model:
     if shape < 0.6:
         return c.Decoder(dim, CONTEXT, embed, body(True, False), head, init)
     if shape < 0.8:
-        pool = c.Pool(choose(("first", "last", "mean", "max")), act, 3, unit=chance(0.3)) if chance(0.5) else None
+        pool = c.Pool(choose(("first", "last", "mean", "max")), act, 3, normalize=chance(0.3)) if chance(0.5) else None
         return c.Encoder(dim, CONTEXT, embed, body(False, False), head, init, pool)
     return c.EncoderDecoder(dim, CONTEXT, replace(embed, segments=0), body(False, False), body(True, True), head, init)
 

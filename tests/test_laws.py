@@ -69,7 +69,7 @@ def test_saved_loaded_counted_and_adapted(name: str, tmp_path: Path) -> None:
     theirs = dict(back.named_parameters())
     assert back.config == ALL[name] and all(torch.equal(w, theirs[path]) for path, w in model.named_parameters())
     assert cost(ALL[name]).total == sum(weight.numel() for weight in model.parameters())
-    lora.tune(back, LoRA(rank=2, paths=("*.q", "*.up", "*.state", "*.transform")))
+    lora.tune(back, LoRA(rank=2, target_modules=("*.q", "*.up", "*.state", "*.transform")))
     near(forward(back, given), forward(model, given))
 
 
@@ -77,7 +77,7 @@ ENDS: dict[str, c.Model] = {  # without logits over words
     "tagger": replace(tiny.bert(), head=None, pool=None, token_head=c.TokenHead(3, "gelu", 0.1)),
     "narrow": replace(tiny.bert(), head=None, embed=c.Embed(tiny.VOCAB, segments=2, dim=20), token_head=c.TokenHead(2)),
     "causal tagger": replace(DECODERS["llama"], head=None, token_head=c.TokenHead(2, span=True)),
-    "vectors": replace(DECODERS["llama"], head=None, pool=c.Pool("last", unit=True)),
+    "vectors": replace(DECODERS["llama"], head=None, pool=c.Pool("last", normalize=True)),
 }
 
 

@@ -79,12 +79,12 @@ DECODERS: dict[str, c.Decoder] = {
     "llama": decoder(LLAMA, position=c.Rotary(scaling=c.Llama3Scaling(8.0, 1.0, 4.0, 32)), head=c.Head(tied=False)),
     "qwen3": decoder(block(c.Attention(4, 2, 16, qk_norm=c.RMSNorm()), c.GatedMLP(64)), position=YARN),
     "mixtral": decoder(
-        block(c.Attention(4, 2), c.MoE(4, 2, c.GatedMLP(32), balance=0.01, z=0.001)), position=c.Rotary()
+        block(c.Attention(4, 2), c.MoE(4, 2, c.GatedMLP(32), balance_loss=0.01, z_loss=0.001)), position=c.Rotary()
     ),
     "longrope": decoder(
         block(c.Attention(4, 2, 16)),
         position=c.Rotary(
-            scaling=c.LongRopeScaling((1.0,) * 8, tuple(1.0 + wave for wave in range(8)), 8, 4.0, far=True)
+            scaling=c.LongRopeScaling((1.0,) * 8, tuple(1.0 + wave for wave in range(8)), 8, 4.0, use_long=True)
         ),
     ),
     "phi2": decoder(
@@ -99,7 +99,9 @@ DECODERS: dict[str, c.Decoder] = {
         block(feedforward=c.MoE(6, 3, c.GatedMLP(16), normalize=False, shared=c.GatedMLP(24))), position=c.Rotary()
     ),
     "noisy": decoder(
-        block(feedforward=c.MoE(4, 2, c.MLP(32, "gelu", bias=True), balance=0.01, capacity=1.5, noise=True)),
+        block(
+            feedforward=c.MoE(4, 2, c.MLP(32, "gelu", bias=True), balance_loss=0.01, capacity_factor=1.5, noise=True)
+        ),
         position=c.Rotary(),
     ),
     "nanomoe": decoder(block(feedforward=c.MoE(4, 2, c.MLP(32, "gelu"))), block(), position=c.Learned(CONTEXT)),

@@ -55,7 +55,7 @@ def folders(home: Path) -> list[Path]:
     shard(home / "llama-hf", home / "shards")
     for name in ("llama", "gpt2"):
         model = build_model(tiny.ALL[name], seed=1)
-        lora.tune(model, LoRA(rank=2, paths=("*.attn.q", "*.ffn.up")))
+        lora.tune(model, LoRA(rank=2, target_modules=("*.attn.q", "*.ffn.up")))
         store.save(model, home / f"adapter-{name}", base=str(home / f"{name}-hf"))
         store.save(model, home / f"peft-{name}", base=str(home / f"{name}-hf"))
         (home / f"peft-{name}" / "config.json").unlink()

@@ -37,7 +37,7 @@ TRAIN = """
 objective = "Seq2Seq"
 steps = 4
 batch = 4
-optimizer = { type = "AdamW", rate = 1e-2 }
+optimizer = { type = "AdamW", lr = 1e-2 }
 evaluate_every = 2
 save_every = 2
 sample_every = 0

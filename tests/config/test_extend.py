@@ -54,7 +54,7 @@ sample_every = 0
 tensorboard = false
 save_every = 2
 objective = { type = "LastTokens", count = 3 }
-optimizer = { type = "AdamW", rate = 1e-3 }
+optimizer = { type = "AdamW", lr = 1e-3 }
 schedule = "Constant"
 """
 
@@ -265,7 +265,9 @@ def test_what_a_part_says_of_itself_is_heard(forgotten) -> None:
     assert spent.total == sum(weight.numel() for weight in model.parameters())
     assert spent.idle() == depth * DIM * DIM == spent.multiplied - without.multiplied + 2 * depth * DIM
     assert spent.activations() > 10_000_000
-    groups = {path: group for group in Optimizer(model, run.AdamW(decay=0.1)).groups() for path in group["paths"]}
+    groups = {
+        path: group for group in Optimizer(model, run.AdamW(weight_decay=0.1)).groups() for path in group["paths"]
+    }
     decays = [groups[f"decoder.blocks.0.ffn.{name}"]["weight_decay"] for name in ("maps", "shift", "table")]
     assert decays == [0.1, 0.0, 0.1]
     with pytest.raises(UserError, match="160,000 blocks and experts"):
@@ -335,7 +337,9 @@ def test_a_checkpoint_of_an_unknown_type_says_which_and_the_way_out(own, tmp_pat
 
 def test_lora_adapts_it_and_what_is_merged_loads(own, tmp_path) -> None:
     model = build_model(strange(own), seed=1)
-    lora.tune(model, objectives.LoRA(2, paths=("*.ffn.w[12]", "*.attn.q"), train=("*.gain",)), seed=3)
+    lora.tune(
+        model, objectives.LoRA(2, target_modules=("*.ffn.w[12]", "*.attn.q"), modules_to_save=("*.gain",)), seed=3
+    )
     trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
     assert {
         "decoder.blocks.0.ffn.w1.up",

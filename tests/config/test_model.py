@@ -20,7 +20,7 @@ BLOCK = c.Block(c.Attention(4), c.MLP(16))
 BLOCK_SAID = {"attention": {"heads": 4}, "feedforward": {"type": "MLP", "hidden": 16}}
 WRONG = {  # the type, its fields, the sentence that both say
     "a place in capitals": (c.Block, {**BLOCK_SAID, "place": "Post"}, '"Post" is not one of "pre", "post", "sandwich"'),
-    "an unknown pool": (c.Pool, {"of": "cls"}, '"cls" is not one of "first", "last", "mean", "max".'),
+    "an unknown pool": (c.Pool, {"mode": "cls"}, '"cls" is not one of "first", "last", "mean", "max".'),
     "an activation of another library": (c.MLP, {"hidden": 16, "act": "gelu_new"}, '"gelu_new" is not one of "relu"'),
     "an init with an s": (c.Init, {"residual": "zeros"}, '"zeros" is not one of "plain", "depth", "zero".'),
     "a position by place": (
@@ -44,7 +44,7 @@ WRONG = {  # the type, its fields, the sentence that both say
         "4 is not a table with a type; give one of Full,",
     ),
     "a cell by a wrong name": (recurrence.Recurrent, {"cell": "GRUU"}, 'there is no "GRUU"; give one of GRU, LSTM.'),
-    "a rate in words": (objectives.Masked, {"rate": "much"}, '"much" is not a number.'),
+    "a rate in words": (objectives.Masked, {"mask_rate": "much"}, '"much" is not a number.'),
     "an optimizer's number": (run.AdamW, {"betas": [0.9, "b"]}, '"b" is not a number.'),
     "a dtype by another name": (run.Train, {"dtype": "fp16"}, '"fp16" is not one of "auto"'),
     "a very long word": (c.MLP, {"hidden": "x\n\x1b" * 999}, "is not an integer."),
@@ -140,7 +140,7 @@ WOULD_CRASH = {  # or hang, or give NaN
     "theta of waves": (lambda: c.Sinusoidal(-1.0), r"Sinusoidal\.theta is -1\.0"),
     "factor 0": (lambda: c.LinearScaling(0.0), r"LinearScaling\.factor is 0\.0"),
     "Llama's factor": (lambda: c.Llama3Scaling(-8.0), r"Llama3Scaling\.factor is -8\.0"),
-    "Llama's ends": (lambda: c.Llama3Scaling(low=4.0), r"low is 4\.0; give less than high"),
+    "Llama's ends": (lambda: c.Llama3Scaling(low_freq_factor=4.0), r"low_freq_factor is 4\.0; give less than high"),
     "scale of scores": (lambda: c.Attention(4, scale=0.0), r"Attention\.scale is 0\.0"),
     "scale of embeddings": (lambda: c.Embed(50, -2.0), r"Embed\.scale is -2\.0"),
     "scale of the head": (lambda: c.Head(scale=0.0), r"Head\.scale is 0\.0"),
@@ -194,7 +194,7 @@ def test_another_type_drops_the_settings_of_the_one_before() -> None:
         serial.change(block, {"feedforward.type": "GatedMLP"})
     with pytest.raises(UserError, match='GatedMLP has no setting "act_bias"'):
         serial.change(block, {"feedforward.act_bias": "1", **gated})
-    turned = c.Stack(2, (block,), c.Rotary(scaling=c.YarnScaling(2.0, 64, fast=16.0)))
+    turned = c.Stack(2, (block,), c.Rotary(scaling=c.YarnScaling(2.0, 64, beta_fast=16.0)))
     assert serial.change(turned, {"position.scaling.type": "YarnStretch"}) == turned
 
 
@@ -239,5 +239,5 @@ def test_modules_are_found_where_they_were() -> None:
 def test_a_field_that_there_is_not_is_told_in_python_as_in_a_file() -> None:
     with pytest.raises(UserError, match=r'Attention has no setting "n_heads". Did you mean "heads"'):
         c.Attention(n_heads=4)  # type: ignore[call-arg]
-    with pytest.raises(UserError, match=r'AdamW has no setting "weight_decay". Did you mean "decay"'):
-        run.AdamW(weight_decay=0.1)  # type: ignore[call-arg]
+    with pytest.raises(UserError, match=r'AdamW has no setting "wd". Did you mean "weight_decay"'):
+        run.AdamW(wd=0.1)  # type: ignore[call-arg]

@@ -38,12 +38,12 @@ def test_tables_of_every_kind(tmp_path):
     train = { "a.txt" = 2.0, "b.txt" = 1 }
     valid = "c.txt"
     [train]
-    optimizer = { type = "Muon", rate = 0.01, rest = { rate = 1e-3 } }
+    optimizer = { type = "Muon", lr = 0.01, rest = { lr = 1e-3 } }
     schedule = "WarmupStableDecay"
     """
     found = run_file.read(write(tmp_path, text))
     assert found.data.sources() == {"a.txt": 2.0, "b.txt": 1.0} and found.data.valid == "c.txt"
-    assert found.train.optimizer == run.Muon(rate=0.01, rest=run.AdamW(rate=1e-3))
+    assert found.train.optimizer == run.Muon(lr=0.01, rest=run.AdamW(lr=1e-3))
     assert found.train.schedule == run.WarmupStableDecay()
     assert run_file.model_changes(found.model) == {"dim": 64, "decoder": {"depth": 2}}
 
@@ -53,14 +53,14 @@ def test_the_command_line_reaches_train_data_and_model(tmp_path):
         "steps": "500",
         "decoder.depth": "8",
         "data.tokenizer": "char",
-        "optimizer.rate": "0.02",
+        "optimizer.lr": "0.02",
         "train.clip": "none",
         "schedule": "Constant",
     }
     found = run_file.read(write(tmp_path, "[train]\nsteps = 7\n"), wanted)
     assert (
         found.train.steps == 500
-        and found.train.optimizer == run.Muon(rate=0.02, rest=run.AdamW(rate=0.04))
+        and found.train.optimizer == run.Muon(lr=0.02, rest=run.AdamW(lr=0.04))
         and found.train.clip is None
     )
     assert found.train.schedule == run.Constant() and found.data.tokenizer == "char"
@@ -68,8 +68,8 @@ def test_the_command_line_reaches_train_data_and_model(tmp_path):
 
 
 def test_a_type_by_name_and_its_settings_together():
-    found = run_file.read(None, {"optimizer": "Muon", "optimizer.rate": "0.01", "optimizer.rest.rate": "1e-3"})
-    assert found.train.optimizer == run.Muon(rate=0.01, rest=run.AdamW(rate=1e-3))
+    found = run_file.read(None, {"optimizer": "Muon", "optimizer.lr": "0.01", "optimizer.rest.lr": "1e-3"})
+    assert found.train.optimizer == run.Muon(lr=0.01, rest=run.AdamW(lr=1e-3))
 
 
 def test_a_recipe_on_the_command_line_replaces_the_files(tmp_path):
@@ -96,14 +96,14 @@ def test_changes_are_checked_when_all_are_in():
     [
         ({"stps": "5"}, '"stps".*"steps"'),
         ({"data.tokeniser": "char"}, '"tokeniser".*"tokenizer"'),
-        ({"optimizer.rat": "1"}, '"rat".*"rate"'),
+        ({"optimizer.momentun": "1"}, '"momentun".*"momentum"'),
         ({"steps": "many"}, "train.steps: .*integer"),
         ({"steps": "0"}, "above 0"),
         ({"accumulate": "99"}, "more than the 16 rows"),
         ({"dtype": "float16"}, "not one of"),
-        ({"optimizer.rate": "-1"}, "above 0"),
+        ({"optimizer.lr": "-1"}, "above 0"),
         ({"optimizer": "SGD"}, "AdamW, Muon"),
-        ({"optimizer": '{type = "AdamW", rate = 1'}, "AdamW, Muon. Write a table as .*closed"),
+        ({"optimizer": '{type = "AdamW", lr = 1'}, "AdamW, Muon. Write a table as .*closed"),
         ({"data.valid": "1.5"}, "between 0 and 1"),
         ({"colour": "red"}, "no setting"),
     ],
@@ -145,7 +145,7 @@ def test_going_on_from_a_checkpoint_is_gentle_unless_told_otherwise() -> None:
     assert run_file.read(None, {}).train.optimizer == run.FROM_SCRATCH
     assert run_file.read(None, {"recipe": "gpt2/124m"}).train.optimizer == run.Muon()
     assert run_file.read(None, {"from": "somewhere"}).train.optimizer == run.FINETUNE
-    assert run_file.read(None, {"from": "somewhere", "optimizer.rate": "0.5"}).train.optimizer == run.AdamW(rate=0.5)
+    assert run_file.read(None, {"from": "somewhere", "optimizer.lr": "0.5"}).train.optimizer == run.AdamW(lr=0.5)
 
 
 def test_a_run_folder_lends_its_tokenizer(tmp_path: Path) -> None:
@@ -160,31 +160,31 @@ def test_a_run_folder_lends_its_tokenizer(tmp_path: Path) -> None:
 
 def test_one_rate_scales_every_group():
     base = run_file.read(None, {}).train.optimizer
-    scaled = run_file.read(None, {"rate": "1e-3"}).train.optimizer
-    assert scaled.rate == 1e-3 and scaled.rest.rate == pytest.approx(base.rest.rate * 1e-3 / base.rate)
-    assert run_file.read(None, {"optimizer": "AdamW", "rate": ".001"}).train.optimizer.rate == 1e-3
-    with pytest.raises(UserError, match=r'"lr".*"rate"'):
-        run_file.read(None, {"lr": "1e-3"})
+    scaled = run_file.read(None, {"lr": "1e-3"}).train.optimizer
+    assert scaled.lr == 1e-3 and scaled.rest.lr == pytest.approx(base.rest.lr * 1e-3 / base.lr)
+    assert run_file.read(None, {"optimizer": "AdamW", "lr": ".001"}).train.optimizer.lr == 1e-3
+    with pytest.raises(UserError, match=r'"learning_rate".*"lr"'):
+        run_file.read(None, {"learning_rate": "1e-3"})
 
 
 @pytest.mark.parametrize(
     ("changes", "rest"),
     [
-        ({"rate": "1e-3"}, 2e-3),
-        ({"optimizer.rate": "1e-3"}, 2e-3),
-        ({"optimizer": {"rate": 1e-3}}, 2e-3),
-        ({"optimizer": {"rate": 1e-3, "rest": {"eps": 1e-7}}}, 2e-3),
-        ({"optimizer.rate": "1e-3", "rate": "2e-3"}, 4e-3),
-        ({"optimizer": "Muon", "rate": "1e-3"}, 1e-3),
-        ({"optimizer.rate": "1e-3", "optimizer.rest.rate": "5e-3"}, 5e-3),
-        ({"rate": "1e-3", "optimizer.rest": {"rate": 5e-3}}, 5e-3),
-        ({"optimizer": {"rate": 1e-3, "rest": {"type": "AdamW", "rate": 5e-3}}}, 5e-3),
-        ({"optimizer.rest.rate": "5e-3"}, 5e-3),
+        ({"lr": "1e-3"}, 2e-3),
+        ({"optimizer.lr": "1e-3"}, 2e-3),
+        ({"optimizer": {"lr": 1e-3}}, 2e-3),
+        ({"optimizer": {"lr": 1e-3, "rest": {"eps": 1e-7}}}, 2e-3),
+        ({"optimizer.lr": "1e-3", "lr": "2e-3"}, 4e-3),
+        ({"optimizer": "Muon", "lr": "1e-3"}, 1e-3),
+        ({"optimizer.lr": "1e-3", "optimizer.rest.lr": "5e-3"}, 5e-3),
+        ({"lr": "1e-3", "optimizer.rest": {"lr": 5e-3}}, 5e-3),
+        ({"optimizer": {"lr": 1e-3, "rest": {"type": "AdamW", "lr": 5e-3}}}, 5e-3),
+        ({"optimizer.rest.lr": "5e-3"}, 5e-3),
     ],
 )
 def test_the_rate_of_the_rest_follows_unless_it_is_given(changes, rest):
     """Three ways to say one thing: a rate ten times lower is so for embeddings and head as well."""
-    assert run_file.read(None, changes).train.optimizer.rest.rate == pytest.approx(rest)
+    assert run_file.read(None, changes).train.optimizer.rest.lr == pytest.approx(rest)
 
 
 def test_patience_was_the_name_of_skipped_steps(tmp_path):
@@ -201,12 +201,12 @@ def test_patience_was_the_name_of_skipped_steps(tmp_path):
 @pytest.mark.parametrize(
     ("path", "said"),
     [
-        ("optimizer.weight_decay", "decay"),
-        ("optimizer.lr", "rate"),
+        ("optimizer.wd", "weight_decay"),
+        ("optimizer.learning_rate", "lr"),
         ("optimizer.rest.beta1", "betas"),
         ("schedule.min_lr", "floor"),
         ("schedule.warmup_steps", "warmup"),
-        ("weight_decay", "optimizer.decay"),
+        ("weight_decay", "optimizer.weight_decay"),
         ("beta2", "optimizer.betas"),
     ],
 )
@@ -216,13 +216,13 @@ def test_the_fields_words_are_found_inside_a_table(path, said):
 
 
 def test_a_rate_in_a_run_file(tmp_path):
-    """optimizer.rate = 1e-3 changes the usual optimizer of the recipe; so does schedule.warmup."""
+    """optimizer.lr = 1e-3 changes the usual optimizer of the recipe; so does schedule.warmup."""
     file = tmp_path / "run.toml"
-    file.write_text("[train]\noptimizer.rate = 1e-3\nschedule.warmup = 1e-1\nsteps = 1e2\n")
+    file.write_text("[train]\noptimizer.lr = 1e-3\nschedule.warmup = 1e-1\nsteps = 1e2\n")
     found = run_file.read(file).train
-    assert found.optimizer == run.Muon(rate=1e-3, rest=run.AdamW(rate=2e-3)) and found.steps == 100
+    assert found.optimizer == run.Muon(lr=1e-3, rest=run.AdamW(lr=2e-3)) and found.steps == 100
     assert found.schedule == run.WarmupStableDecay(warmup=0.1)
-    assert run_file.read(file, {"optimizer.rate": "2e-3"}).train.optimizer.rate == 2e-3
+    assert run_file.read(file, {"optimizer.lr": "2e-3"}).train.optimizer.lr == 2e-3
 
 
 @pytest.mark.parametrize(
@@ -254,3 +254,40 @@ def test_a_mask_is_written_in_a_run_file_as_the_command_masks_takes_it(tmp_path,
 def test_a_mask_that_is_none_is_one_sentence(text, said):
     with pytest.raises(UserError, match=said):
         plan_run(run_file.read(None, {"decoder.pattern.attention.mask": text}))
+
+
+def test_a_run_file_of_an_older_version_is_read_and_each_old_name_told(tmp_path):
+    """What `rate`, `decay`, `paths`, `cut` and others said; what files of today say gives the very same run."""
+    old = """
+    [train]
+    plan = "measure"
+    objective = { type = "Masked", rate = 0.2 }
+    tune = { type = "LoRA", paths = ["*.q"], train = [] }
+    [train.optimizer]
+    type = "Muon"
+    rate = 0.01
+    decay = 0.2
+    rest = { rate = 0.02, groups = [ { paths = "head.*", rate = 0.5, decay = 0.1 } ] }
+    """
+    new = """
+    [train]
+    execution_plan = "measure"
+    objective = { type = "Masked", mask_rate = 0.2 }
+    tune = { type = "LoRA", target_modules = ["*.q"], modules_to_save = [] }
+    [train.optimizer]
+    type = "Muon"
+    lr = 0.01
+    weight_decay = 0.2
+    rest = { lr = 0.02, groups = [ { pattern = "head.*", lr_scale = 0.5, weight_decay = 0.1 } ] }
+    """
+    with pytest.warns(OldNameWarning, match=r"Group.decay is weight_decay now"):
+        found = run_file.read(write(tmp_path, old))
+    assert found == run_file.read(write(tmp_path, new))
+    with pytest.warns(OldNameWarning, match=r"^rate is lr now"):
+        changed = run_file.read(None, {"rate": "1e-3", "data.type": "Examples", "data.train": "a.tsv"})
+    assert changed.train.optimizer == run_file.read(None, {"lr": "1e-3"}).train.optimizer
+    with pytest.warns(OldNameWarning, match=r"optimizer.rate is lr now"):
+        assert run_file.read(None, {"optimizer.rate": "1e-3"}).train.optimizer == changed.train.optimizer
+    with pytest.warns(OldNameWarning, match=r"cut is truncate now"):
+        read = run_file.read(None, {"data.type": "Examples", "data.train": "a.tsv", "data.cut": "end"})
+    assert read.data.truncate == "end"

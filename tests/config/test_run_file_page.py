@@ -28,7 +28,7 @@ vocab = 2048
 
 [train]                       # how; what is left out has the default below
 steps = 1200
-objective = { type = "Masked", rate = 0.2 }
+objective = { type = "Masked", mask_rate = 0.2 }
 schedule = "Cosine"
 ```
 
@@ -105,8 +105,8 @@ def test_the_default_optimizer_is_the_one_that_a_run_gets() -> None:
         ({"recipe": "gpt2"}, "anything else"),
     ):
         used = run_file.default_optimizer(model)
-        rest = f", rest at {used.rest.rate:g}" if hasattr(used, "rest") else ""
-        assert f"{name}: {type(used).__name__} at {used.rate:g}{rest}" in told
+        rest = f", rest at {used.rest.lr:g}" if hasattr(used, "rest") else ""
+        assert f"{name}: {type(used).__name__} at {used.lr:g}{rest}" in told
 
 
 if __name__ == "__main__":

@@ -140,7 +140,7 @@ def test_a_label_that_training_does_not_have(home: Path, tmp_path: Path) -> None
     with pytest.raises(UserError, match=r'line 3 has the label "B-PLAC", which is not one of the set.*B-PLACE'):
         training_and_validation(data, Tag())
     with pytest.raises(UserError, match="have no text before them"):
-        training_and_validation(replace(data, before="tag: "), Tag())
+        training_and_validation(replace(data, prefix="tag: "), Tag())
 
 
 # ------------------------------------------------------------------------------------- as tokens
@@ -335,7 +335,7 @@ def trained(home: Path) -> Path:
         "--data.train",
         str(home / "train.conll"),
     ]
-    words += ["--objective", "Tag", "--steps", "150", "--batch", "8", "--optimizer", '{type = "AdamW", rate = 5e-3}']
+    words += ["--objective", "Tag", "--steps", "150", "--batch", "8", "--optimizer", '{type = "AdamW", lr = 5e-3}']
     words += ["--train.context", "32", "--evaluate-every", "30", "--out", str(home / "out"), "--dtype", "float32"]
     assert main([*words, "--tensorboard", "false"]) == 0
     return home / "out"

@@ -180,7 +180,7 @@ def table(kind: str, count: int = 60) -> Table:
 
 
 TOKENIZERS = {"words": train_tokenizer("words", WORDS), "frame": train_tokenizer("words", WORDS, specials=FRAME)}
-VECTORS = replace(tiny.bert(), pool=c.Pool("mean", unit=True))
+VECTORS = replace(tiny.bert(), pool=c.Pool("mean", normalize=True))
 KINDS: dict[str, tuple[str, str, object, c.Model]] = {
     "vaswani": ("seq2seq", "words", Seq2Seq(), tiny.vaswani()),
     "t5": ("seq2seq", "words", Seq2Seq(), tiny.t5()),

@@ -154,7 +154,7 @@ def test_several_tokens_begin_a_target_on_the_greedy_path() -> None:
 
 
 def pooled(head: c.Head | None) -> c.Decoder:
-    return replace(tiny.DECODERS["llama"], head=head, pool=c.Pool("last", unit=True))
+    return replace(tiny.DECODERS["llama"], head=head, pool=c.Pool("last", normalize=True))
 
 
 def test_a_decoder_with_a_pool_generates_and_one_without_a_head_says_that_it_cannot() -> None:

@@ -37,7 +37,7 @@ def encoder(pool: c.Pool | None = None) -> Model:
 
 
 @pytest.mark.parametrize(
-    "pool", [None, c.Pool("mean", unit=True), c.Pool("max"), c.Pool("first", "tanh"), c.Pool("last")]
+    "pool", [None, c.Pool("mean", normalize=True), c.Pool("max"), c.Pool("first", "tanh"), c.Pool("last")]
 )
 def test_a_vector_is_the_same_alone_and_in_a_batch(tokenizer: Tokenizer, pool: c.Pool | None) -> None:
     model = encoder(pool)

@@ -63,8 +63,8 @@ KINDS = {
     "one": replace(GATED, top_k=1),
     "three": replace(PLAIN, top_k=3),
     "biased": replace(GATED, expert=c.GatedMLP(64, bias=True)),
-    "capacity": replace(PLAIN, capacity=1.0),
-    "noisy": replace(GATED, noise=True, balance=0.1, z=0.1),
+    "capacity": replace(PLAIN, capacity_factor=1.0),
+    "noisy": replace(GATED, noise=True, balance_loss=0.1, z_loss=0.1),
     "shared": replace(PLAIN, normalize=False, shared=c.GatedMLP(16)),
 }
 
@@ -86,7 +86,7 @@ def test_side_by_side_is_the_slow_loop(name: str, lengths: list[int] | None) -> 
 
 def test_made_up_rows_change_nothing_but_rounding() -> None:
     """In bf16 an expert's rows are made up to a multiple: here of 4."""
-    cfg = replace(GATED, capacity=1.5)
+    cfg = replace(GATED, capacity_factor=1.5)
     exact = everything(cfg, "eager", torch.float64, [80, 128, 100], 128)
     slow, fast = (everything(cfg, engine, torch.bfloat16, [80, 128, 100], 128) for engine in ("eager", "sdpa"))
     assert torch.equal(slow[0], fast[0])
@@ -96,7 +96,7 @@ def test_made_up_rows_change_nothing_but_rounding() -> None:
 
 
 def test_capacity_turns_away_the_last_of_the_second_choices() -> None:
-    made, x = mixture(replace(PLAIN, capacity=0.7)).train(), given()
+    made, x = mixture(replace(PLAIN, capacity_factor=0.7)).train(), given()
     tape = Tape("ffn.chosen", "ffn.weight")
     flow = flow_of(x, tape=tape)
     write = made(x, flow)
@@ -119,7 +119,7 @@ def test_capacity_turns_away_the_last_of_the_second_choices() -> None:
 
 
 def test_there_is_always_room_for_four() -> None:
-    made, x = mixture(replace(PLAIN, capacity=0.001)).train(), given()
+    made, x = mixture(replace(PLAIN, capacity_factor=0.001)).train(), given()
     flow = flow_of(x)
     made(x, flow)
     load = (flow.metrics["load"][0] * 120).round()
@@ -128,7 +128,7 @@ def test_there_is_always_room_for_four() -> None:
 
 @pytest.mark.parametrize("capacity", [None, 0.8])
 def test_padding_takes_no_room_and_counts_nowhere(capacity: float | None) -> None:
-    made = mixture(replace(GATED, capacity=capacity, balance=0.1, z=0.1)).train()
+    made = mixture(replace(GATED, capacity_factor=capacity, balance_loss=0.1, z_loss=0.1)).train()
     x = given(4, 20)
     alone, flow = x[:, :12], flow_of(x[:, :12])
     write = made(alone, flow)
@@ -143,7 +143,7 @@ def test_padding_takes_no_room_and_counts_nowhere(capacity: float | None) -> Non
 
 
 def test_losses_and_facts_by_hand() -> None:
-    made, x, tape = mixture(replace(PLAIN, balance=0.3, z=0.2)).train(), given(), Tape("*")
+    made, x, tape = mixture(replace(PLAIN, balance_loss=0.3, z_loss=0.2)).train(), given(), Tape("*")
     flow = flow_of(x, tape=tape)
     made(x, flow)
     logits, chosen = tape["ffn.router"].double().flatten(0, 1), tape["ffn.chosen"].flatten()
@@ -255,7 +255,7 @@ def test_facts_of_every_mixture_reach_the_output() -> None:
 
 def test_an_encoders_mixtures_are_heard_too() -> None:
     base: Any = tiny.vaswani()
-    think = c.MoE(4, 2, c.MLP(16), balance=0.1)
+    think = c.MoE(4, 2, c.MLP(16), balance_loss=0.1)
     mixed = replace(base, encoder=replace(base.encoder, pattern=(replace(base.encoder.pattern[0], feedforward=think),)))
     out = build_model(mixed, seed=1)(tiny.tokens(), tiny.tokens(3, 9))
     assert float(out.aux["balance"]) > 0 and out.metrics["load"].shape == (2, 4)

@@ -17,7 +17,7 @@ from glassformer import config as c
 from glassformer.nn import Flow, build_model
 from glassformer.nn.flow import document_starts
 
-MIXED = tiny.block(c.Attention(4, 2), c.MoE(4, 2, c.GatedMLP(32), balance=1.0, z=0.1))
+MIXED = tiny.block(c.Attention(4, 2), c.MoE(4, 2, c.GatedMLP(32), balance_loss=1.0, z_loss=0.1))
 DEEP = tiny.decoder(MIXED, position=c.Rotary(), depth=3)
 SIDES = (
     c.Stack(2, (MIXED,), c.Rotary(), causal=False),

@@ -86,7 +86,10 @@ def test_the_optimizer_sees_only_what_trains():
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        (objectives.LoRA(paths=("*.attn.x",)), r"LoRA.paths \*.attn.x names no linear layer.*such as decoder.blocks.0"),
+        (
+            objectives.LoRA(target_modules=("*.attn.x",)),
+            r"LoRA.target_modules \*.attn.x names no linear layer.*such as decoder.blocks.0",
+        ),
         (objectives.Frozen(train=("nose.*",)), r"Frozen.train nose.\* names no weight.*such as embed.token.weight"),
     ],
 )

@@ -53,7 +53,7 @@ def from_one(pos: int, column: int) -> float:
 PROGRAMS = {
     "the paper": (c.Sinusoidal(), paper),
     "tensor2tensor": (c.Sinusoidal(halves=True, endpoint=True), timing_signal),
-    "OpenNMT-tf": (c.Sinusoidal(halves=True, endpoint=True, first=1), from_one),
+    "OpenNMT-tf": (c.Sinusoidal(halves=True, endpoint=True, offset=1), from_one),
 }
 
 
@@ -93,8 +93,8 @@ def test_what_the_waves_cannot_be() -> None:
         frequencies(c.Sinusoidal(endpoint=True), 15)
     with pytest.raises(UserError, match=r"Sinusoidal\.theta is 0"):
         c.Sinusoidal(theta=0)
-    with pytest.raises(UserError, match=r"Sinusoidal\.first is -1; give 0 or more"):
-        c.Sinusoidal(first=-1)
+    with pytest.raises(UserError, match=r"Sinusoidal\.offset is -1; give 0 or more"):
+        c.Sinusoidal(offset=-1)
     assert np.isfinite(frequencies(c.Sinusoidal(endpoint=True), 2)).all()
 
 

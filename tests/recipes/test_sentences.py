@@ -68,7 +68,7 @@ def reference(folder: Path, texts: list[str]) -> Tensor:
 
 def test_a_real_sentence_encoder(loaded: tuple[Any, Tokenizer], folder: Path, sentences: list[str]) -> None:
     model, _ = loaded
-    assert model.config.pool == config.Pool("mean", unit=True) and model.config.context == 256
+    assert model.config.pool == config.Pool("mean", normalize=True) and model.config.context == 256
     long = " ".join(sentences)  # much more than the model reads
     for texts in (sentences, [long]):
         ours, theirs = vectors(loaded, texts), reference(folder, texts)

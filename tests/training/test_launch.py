@@ -289,8 +289,8 @@ def test_a_long_validation_says_how_far_it_is(corpus, tmp_path, capfd, monkeypat
 
 
 def test_the_log_has_each_groups_rate(corpus, tmp_path):
-    group = '[{paths = "embed.*", rate = 0.5}]'
-    how = settings(corpus, steps="2", rate="4e-3", schedule="Constant", **{"optimizer.rest.groups": group})
+    group = '[{pattern = "embed.*", lr_scale = 0.5}]'
+    how = settings(corpus, steps="2", lr="4e-3", schedule="Constant", **{"optimizer.rest.groups": group})
     training.run(how, tmp_path / "run")
     assert hooks.read_log(tmp_path / "run" / "log.jsonl")[0]["rates"] == {
         "Muon": 4e-3,
@@ -353,7 +353,7 @@ def test_a_folder_that_holds_a_run(corpus, whole):
     ("changes", "said"),
     [
         ({"steps": "30"}, r"train.steps is 40 there and 30 here"),
-        ({"optimizer.rate": "0.1"}, r"train.optimizer.rate"),
+        ({"optimizer.lr": "0.1"}, r"train.optimizer.lr"),
         ({"optimizer": "AdamW"}, r"train.optimizer is Muon there and AdamW here"),
         ({"decoder.depth": "4"}, r"model.decoder.depth is 2 there and 4 here"),
         ({"data.valid": "0.2"}, r"data.valid"),

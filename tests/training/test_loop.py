@@ -245,10 +245,12 @@ def test_pytorchs_cosine_agrees():
 
 
 def test_groups_by_path():
-    settings = run.AdamW(decay=0.2, groups=(run.Group("embed.*", rate=0.5), run.Group("*.ffn.*", decay=0.01)))
+    settings = run.AdamW(
+        weight_decay=0.2, groups=(run.Group("embed.*", lr_scale=0.5), run.Group("*.ffn.*", weight_decay=0.01))
+    )
     optimizer = Optimizer(build_model(tiny(tied=False)), settings)
     found = {name: (group["base"], group["weight_decay"]) for group in optimizer.groups() for name in group["paths"]}
-    rate = settings.rate
+    rate = settings.lr
     assert found["embed.token.weight"] == (rate * 0.5, 0.0)
     assert found["head.proj.weight"] == (rate, 0.2) and found["head.proj.bias"] == (rate, 0.0)
     assert found["decoder.blocks.0.attn.q.weight"] == (rate, 0.2)
@@ -258,7 +260,7 @@ def test_groups_by_path():
 
 
 def test_muon_has_the_matrices_of_the_blocks_and_adamw_the_rest():
-    optimizer = Optimizer(build_model(tiny(tied=False)), run.Muon(rate=0.01))
+    optimizer = Optimizer(build_model(tiny(tied=False)), run.Muon(lr=0.01))
     matrix, adamw = optimizer.parts
     assert isinstance(matrix, muon.Muon) and isinstance(adamw, torch.optim.AdamW)
     matrices = {name for group in matrix.param_groups for name in group["paths"]}
@@ -293,10 +295,10 @@ def test_muon_is_torchs(monkeypatch):
 
 
 def test_adamw_is_torchs_with_the_gradients_of_the_mean():
-    settings = run.Train(steps=4, batch=4, clip=0.05, schedule=run.Constant(), optimizer=run.AdamW(decay=0.0))
+    settings = run.Train(steps=4, batch=4, clip=0.05, schedule=run.Constant(), optimizer=run.AdamW(weight_decay=0.0))
     ours, theirs = build_model(tiny(), seed=1).double(), build_model(tiny(), seed=1).double()
     norms = [step.norm for step in train(ours, Random(), settings=settings, plan=PLAIN)]
-    adamw = torch.optim.AdamW(theirs.parameters(), lr=settings.optimizer.rate, betas=(0.9, 0.95), weight_decay=0.0)
+    adamw = torch.optim.AdamW(theirs.parameters(), lr=settings.optimizer.lr, betas=(0.9, 0.95), weight_decay=0.0)
     for batch, norm in zip(Random(), norms, strict=False):
         adamw.zero_grad()
         F.cross_entropy(theirs(batch.tokens).logits.flatten(0, 1), batch.targets.flatten(), ignore_index=-1).backward()
@@ -308,7 +310,7 @@ def test_adamw_is_torchs_with_the_gradients_of_the_mean():
 
 
 @pytest.mark.parametrize(
-    "chosen", [run.AdamW(rate=0.02, decay=0.0), run.Muon(rate=0.02, decay=0.0, rest=run.AdamW(rate=0.02))]
+    "chosen", [run.AdamW(lr=0.02, weight_decay=0.0), run.Muon(lr=0.02, weight_decay=0.0, rest=run.AdamW(lr=0.02))]
 )
 def test_it_overfits_one_batch(chosen):
     model = build_model(tiny(), seed=1)
@@ -332,7 +334,7 @@ def test_a_step_says_what_happened():
     steps = list(train(build_model(tiny(), seed=1), Random(), settings=run.Train(steps=3, batch=4), plan=PLAIN))
     assert [step.index for step in steps] == [1, 2, 3] and [step.last for step in steps] == [False, False, True]
     assert all(step.tokens == 36 and step.norm > 0 and step.seconds > 0 for step in steps)
-    assert steps[0].rate == run.Muon().rate and steps[2].rate == pytest.approx(run.Muon().rate / 3)
+    assert steps[0].rate == run.Muon().lr and steps[2].rate == pytest.approx(run.Muon().lr / 3)
     assert steps[-1].state.tokens == 108
 
 
@@ -398,13 +400,13 @@ def test_a_batch_without_targets_is_skipped():
 def test_the_plan_leaves_everything_as_it_was(how):
     model = build_model(tiny(dropout=0.5), seed=1).eval()
     weights, drawn = [p.detach().clone() for p in model.parameters()], torch.get_rng_state()
-    plan = make_execution_plan(model, next(Random()), Causal(), run.Train(steps=10, batch=4, plan=how))
+    plan = make_execution_plan(model, next(Random()), Causal(), run.Train(steps=10, batch=4, execution_plan=how))
     assert plan.seconds > 0 and plan.peak > 1e8 and not plan.compile and "no torch.compile" in plan.why
     assert torch.equal(torch.get_rng_state(), drawn) and not model.training
     assert all(torch.equal(a, b) for a, b in zip(weights, model.parameters(), strict=True))
     assert all(p.grad is None for p in model.parameters())
     asked = make_execution_plan(
-        model, next(Random()), Causal(), run.Train(dtype="bfloat16", batch=4, compile="yes", plan=how)
+        model, next(Random()), Causal(), run.Train(dtype="bfloat16", batch=4, compile="yes", execution_plan=how)
     )
     assert asked.dtype == "bfloat16" and asked.compile
 
@@ -452,7 +454,7 @@ def test_the_same_command_on_the_same_kind_of_machine_gives_the_same_bits(monkey
             peaks = {torch.float32: 1e9, torch.bfloat16: 1e9 / ratio}
             monkeypatch.setattr(execution, "matmul_peak", lambda dtype, device, peaks=peaks: peaks[dtype])
             model = build_model(tiny(dropout=0.1), seed=3)
-            list(train(model, Random(), settings=run.Train(steps=4, batch=4, plan=how)))
+            list(train(model, Random(), settings=run.Train(steps=4, batch=4, execution_plan=how)))
             found[how, ratio] = [p.detach() for p in model.parameters()]
     equal = {how: all(map(torch.equal, found[how, 1e-3], found[how, 1e3])) for how in ("table", "measure")}
     assert equal == {"table": True, "measure": False}  # the second shows that the stopwatches would have been heard
@@ -467,17 +469,17 @@ def test_a_plan_for_a_big_step_tries_a_part_of_it_in_bf16_only(monkeypatch):
         execution, "gradients", lambda m, part, *rest: tried.append(len(part.tokens)) or run_it(m, part, *rest)
     )
     model = build_model(tiny(), seed=1)
-    plan = make_execution_plan(model, next(Random()), Causal(), run.Train(steps=10, batch=4, plan="measure"))
+    plan = make_execution_plan(model, next(Random()), Causal(), run.Train(steps=10, batch=4, execution_plan="measure"))
     assert set(tried) == {4} and "float32" in plan.why and "bfloat16" in plan.why and not plan.compile
     tried.clear()
     monkeypatch.setattr(execution, "TRIAL", 1.0)
-    plan = make_execution_plan(model, next(Random()), Causal(), run.Train(steps=10, batch=4, plan="measure"))
+    plan = make_execution_plan(model, next(Random()), Causal(), run.Train(steps=10, batch=4, execution_plan="measure"))
     assert set(tried) == {1} and plan.dtype == "bfloat16" and "float32" not in plan.why
 
 
 def test_bf16_trains_too():
     model = build_model(tiny(), seed=1)
-    settings = run.Train(steps=60, batch=4, optimizer=run.AdamW(rate=0.02))
+    settings = run.Train(steps=60, batch=4, optimizer=run.AdamW(lr=0.02))
     losses = [
         s.loss for s in train(model, Random(repeat=True), settings=settings, plan=ExecutionPlan(dtype="bfloat16"))
     ]

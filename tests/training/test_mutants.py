@@ -54,8 +54,8 @@ def test_a_seed_starts_every_generator():
 
 
 def test_each_group_moves_at_its_own_rate():
-    groups = (run.Group("embed.*", rate=0.5), run.Group("*.ffn.*", rate=0.25))
-    chosen = run.Muon(rate=0.01, groups=groups, rest=run.AdamW(rate=0.04, eps=1e-5, groups=groups))
+    groups = (run.Group("embed.*", lr_scale=0.5), run.Group("*.ffn.*", lr_scale=0.25))
+    chosen = run.Muon(lr=0.01, groups=groups, rest=run.AdamW(lr=0.04, eps=1e-5, groups=groups))
     model = build_model(tiny(), seed=1)
     (step,) = train(
         model, Random(), settings=run.Train(steps=1, optimizer=chosen, schedule=run.Constant()), plan=ExecutionPlan()

@@ -29,7 +29,7 @@ from glassformer.training.precision import Bf16Replica
 BERT = tiny.bert()
 CLASSIFIER = dataclasses.replace(BERT, head=None, pool=config.Pool("first", "tanh", labels=3))
 NUMBER = dataclasses.replace(BERT, head=None, pool=config.Pool("mean", labels=1))
-SENTENCES = dataclasses.replace(BERT, head=None, pool=config.Pool("mean", unit=True))
+SENTENCES = dataclasses.replace(BERT, head=None, pool=config.Pool("mean", normalize=True))
 TAGGER = dataclasses.replace(BERT, head=None, pool=None, token_head=config.TokenHead(3))
 LAST = dataclasses.replace(tiny.DECODERS["llama"], pool=config.Pool("last", labels=3))
 
@@ -113,7 +113,7 @@ class Same:
 def test_one_batch_is_learned_by_heart(name):
     chosen, shape, batch = CASES[name]
     model = build_model(shape, seed=1)
-    settings = run.Train(steps=120, batch=4, optimizer=run.AdamW(rate=5e-3), schedule=run.Constant(0.05))
+    settings = run.Train(steps=120, batch=4, optimizer=run.AdamW(lr=5e-3), schedule=run.Constant(0.05))
     steps = list(train(model, Same(batch), chosen, settings, plan=ExecutionPlan()))
     assert steps[0].loss > 10 * steps[-1].loss and steps[-1].loss < 0.1
     assert steps[0].tokens == int((batch.pos >= 0).sum())
@@ -443,7 +443,7 @@ def test_an_objective_of_ones_own_is_one_class(tmp_path, monkeypatch, capsys):
     pairs = "".join(f"{i} and {i} is {2 * i}\t{i} and {i} is {2 * i + 1}\n" for i in range(60))
     (tmp_path / "pairs.tsv").write_text("better\tworse\n" + pairs)
     lines = [f'train = "{tmp_path}/pairs.tsv"', 'tokenizer = "char"', "[train]", 'objective = { type = "Prefer" }']
-    sizes = ["batch = 4", "context = 64", "evaluate_every = 4", 'optimizer = { type = "AdamW", rate = 5e-3 }']
+    sizes = ["batch = 4", "context = 64", "evaluate_every = 4", 'optimizer = { type = "AdamW", lr = 5e-3 }']
     shape = ["[model]", 'recipe = "glass/encoder-1m"', "dim = 32", "encoder.depth = 1", "[data]", 'type = "Examples"']
     (tmp_path / "run.toml").write_text("\n".join([*shape, *lines, *sizes]))
     asked = ["train", str(tmp_path / "run.toml"), "--out", str(tmp_path / "run"), "--dtype", "float32"]

@@ -100,7 +100,7 @@ def check(given: argparse.Namespace, settings: Any) -> None:
 def test(given: argparse.Namespace, settings: Any, ended: Any) -> None:
     """Put the figures of the test set into the run's record, as ``glassformer eval`` finds them, unless there."""
     data = settings.data
-    words = ["--data", given.test, "--json", *(["--before", data.before] if data.before else [])]
+    words = ["--data", given.test, "--json", *(["--before", data.prefix] if data.prefix else [])]
     columns = ",".join(f"{part}={column}" for part, column in data.columns.items())
     words += ["--columns", columns] if columns else []
     if "target" in settings.train.objective.parts:

@@ -25,17 +25,17 @@ def for_context(model: Model, context: int) -> Model:
     need(type(context) is int and context > 0, f"context is {context!r}; give an integer, 1 or more.")
     changes: dict[str, Any] = {"context": context}
     for name, scaling in long_scalings(model).items():
-        most = round(scaling.length * scaling.factor)
+        most = round(scaling.original_context * scaling.factor)
         need(context <= most, f"context is {context} and this model was made for {most} tokens; give no more.")
         stack = stacks(model)[name]
         assert isinstance(stack.position, Rotary)
-        position = replace(stack.position, scaling=replace(scaling, far=context > scaling.length))
+        position = replace(stack.position, scaling=replace(scaling, use_long=context > scaling.original_context))
         changes[name] = replace(stack, position=position)
     return replace(model, **changes)
 
 
 def longer_hint(model: Model) -> str:
     """A sentence to add where a text is too long for a model that could be one for longer texts; else nothing."""
-    if any(not scaling.far and scaling.factor > 1 for scaling in long_scalings(model).values()):
+    if any(not scaling.use_long and scaling.factor > 1 for scaling in long_scalings(model).values()):
         return " For longer texts: glassformer convert MODEL FOLDER --context N --layout glassformer."
     return ""

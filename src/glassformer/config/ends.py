@@ -89,19 +89,20 @@ class Head:
         return join(transform=linear(dim, dim) if self.transform else {}, norm=of(self.norm, dim), proj=proj)
 
 
+@renamed(of="mode", unit="normalize")
 @frozen
 class Pool:
     """One vector for a whole sequence: of its ``first`` token (BERT), its ``last``, the ``mean`` or ``max`` of all.
 
     Then (``transform`` with that activation: BERT's pooler), dropout, and ``labels`` logits; 0 labels end in the
-    vector, scaled to length 1 where ``unit`` (sentence encoders).
+    vector, scaled to length 1 where ``normalize`` (sentence encoders).
     """
 
-    of: Literal["first", "last", "mean", "max"] = "first"  # which vectors become one
+    mode: Literal["first", "last", "mean", "max"] = "first"  # which vectors become one
     transform: Activation | None = None  # activation of a dense layer over it (BERT's pooler)
     labels: NonNegativeInt = 0  # logits to end in; 0 ends in the vector
     dropout: Share = 0.0  # share of the vector dropped before the labels
-    unit: bool = False  # scale the vector to length 1 (sentence encoders)
+    normalize: bool = False  # scale the vector to length 1 (sentence encoders)
 
     def shapes(self, dim: int) -> Shapes:
         """The transform and the labels' layer."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 from ..errors import need
+from .old_names import renamed
 from .serial import PositiveFloat, PositiveInt, frozen
 from .shapes import Shapes, Unmultiplied, join, linear, of
 
@@ -46,6 +47,7 @@ class GatedMLP:
         return 4 * self.hidden
 
 
+@renamed(balance="balance_loss", z="z_loss", capacity="capacity_factor")
 @frozen
 class MoE:
     """Mixture of experts: each token goes to its ``top_k`` of ``experts`` (Shazeer et al. 2017, Mixtral)."""
@@ -54,9 +56,9 @@ class MoE:
     top_k: PositiveInt  # experts that a token goes to
     expert: MLP | GatedMLP  # what each expert is
     normalize: bool = True  # make the chosen experts' weights sum to 1
-    balance: float = 0.0  # weight of the load-balancing loss (Fedus et al. 2021)
-    z: float = 0.0  # weight of the router's z-loss (Zoph et al. 2022)
-    capacity: PositiveFloat | None = None  # tokens an expert takes in training, in even shares; none: all (dropless)
+    balance_loss: float = 0.0  # weight of the load-balancing loss (Fedus et al. 2021)
+    z_loss: float = 0.0  # weight of the router's z-loss (Zoph et al. 2022)
+    capacity_factor: PositiveFloat | None = None  # tokens an expert takes in training, in even shares
     noise: bool = False  # add learned noise to the router's logits in training (Shazeer et al. 2017)
     shared: MLP | GatedMLP | None = None  # an expert that every token goes to as well (Dai et al. 2024); none: no such
 

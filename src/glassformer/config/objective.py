@@ -1,7 +1,7 @@
 """What a model can be trained to do, and how much of it is trained. No torch here.
 
 [train]
-objective = { type = "Masked", rate = 0.15 }
+objective = { type = "Masked", mask_rate = 0.15 }
 tune = { type = "LoRA", rank = 8 }
 
 Each objective is a page of ``training/objectives``; one of your own is a class in a file of yours:
@@ -22,6 +22,7 @@ from typing import Any, ClassVar, TypeAlias
 from ..errors import UserError, need
 from .ends import Head
 from .model import Decoder, Encoder, Model
+from .old_names import renamed
 from .serial import PositiveFloat, PositiveInt, Share, frozen, members, to_dict
 
 Random: TypeAlias = Any  # numpy.random.Generator
@@ -137,6 +138,7 @@ class Frozen:
     train: tuple[str, ...] = ("head.*", "pool.*", "token_head.*")  # fnmatch patterns of the parameters that train
 
 
+@renamed(paths="target_modules", train="modules_to_save")
 @frozen
 class LoRA:
     """Low-rank changes beside frozen matrices (Hu et al. 2021): W + alpha / rank * up @ down."""
@@ -144,8 +146,8 @@ class LoRA:
     rank: PositiveInt = 8  # rows of each low-rank pair
     alpha: PositiveFloat = 16.0  # the change counts alpha / rank times
     dropout: Share = 0.0  # on what the changes read
-    paths: tuple[str, ...] = ("*.attn.q", "*.attn.v")  # fnmatch patterns of the linear layers that are adapted
-    train: tuple[str, ...] = ("pool.*", "token_head.*")  # fnmatch patterns of parameters that are trained whole
+    target_modules: tuple[str, ...] = ("*.attn.q", "*.attn.v")  # fnmatch patterns of the linear layers that are adapted
+    modules_to_save: tuple[str, ...] = ("pool.*", "token_head.*")  # fnmatch patterns of what is trained whole
 
 
 Tune: TypeAlias = Full | Frozen | LoRA

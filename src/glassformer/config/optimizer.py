@@ -6,65 +6,68 @@ import math
 from typing import TypeAlias
 
 from ..errors import need
+from .old_names import renamed
 from .serial import frozen
 
 # ------------------------------------------------------------------------------------- optimizers
 
 
-def _check_rate(name: str, rate: float, decay: float) -> None:
-    need(0 < rate <= 1000, f"{name}.rate is {rate}; give a learning rate above 0 and not above 1000, such as 1e-3.")
-    need(0 <= decay <= 1000, f"{name}.decay is {decay}; give a number from 0 to 1000.")
+def _check(name: str, lr: float, weight_decay: float) -> None:
+    need(0 < lr <= 1000, f"{name}.lr is {lr}; give a learning rate above 0 and not above 1000, such as 1e-3.")
+    need(0 <= weight_decay <= 1000, f"{name}.weight_decay is {weight_decay}; give a number from 0 to 1000.")
 
 
+@renamed(paths="pattern", rate="lr_scale", decay="weight_decay")
 @frozen
 class Group:
-    """The parameters whose path matches ``paths`` (fnmatch): their rate is ``rate`` times the optimizer's."""
+    """The parameters whose path matches ``pattern`` (fnmatch): their rate is ``lr_scale`` times the optimizer's."""
 
-    paths: str  # fnmatch pattern of parameters' paths
-    rate: float = 1.0  # their learning rate, in multiples of the optimizer's
-    decay: float | None = None  # their weight decay; none: the optimizer's own rule
+    pattern: str  # fnmatch pattern of parameters' paths
+    lr_scale: float = 1.0  # their learning rate, in multiples of the optimizer's
+    weight_decay: float | None = None  # their weight decay; none: the optimizer's own rule
 
     def __post_init__(self) -> None:
-        need(0 <= self.rate <= 1000, f"Group.rate is {self.rate}; give a factor from 0 to 1000.")
-        need(
-            self.decay is None or 0 <= self.decay <= 1000, f"Group.decay is {self.decay}; give a number from 0 to 1000."
-        )
+        need(0 <= self.lr_scale <= 1000, f"Group.lr_scale is {self.lr_scale}; give a factor from 0 to 1000.")
+        decay = self.weight_decay
+        need(decay is None or 0 <= decay <= 1000, f"Group.weight_decay is {decay}; give a number from 0 to 1000.")
 
 
+@renamed(rate="lr", decay="weight_decay")
 @frozen
 class AdamW:
     """Adam with decoupled weight decay (Loshchilov & Hutter 2019); vectors are not decayed."""
 
-    rate: float = 2e-3  # the learning rate
+    lr: float = 2e-3  # the learning rate
     betas: tuple[float, float] = (0.9, 0.95)  # decay of the means of gradients and of their squares
     eps: float = 1e-8  # added to the root of the second mean
-    decay: float = 0.1  # weight decay, times the rate at each step
+    weight_decay: float = 0.1  # times lr at each step
     undecayed: tuple[str, ...] = ("embed.*", "*norm*", "*.bias", "*.position.*")  # paths (fnmatch) without decay
     groups: tuple[Group, ...] = ()  # parameters with a rate or decay of their own; the first that matches wins
 
     def __post_init__(self) -> None:
-        _check_rate("AdamW", self.rate, self.decay)
+        _check("AdamW", self.lr, self.weight_decay)
         good = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
         need(good, f"AdamW.betas is {list(self.betas)}; give two numbers from 0 to below 1.")
         need(0 <= self.eps <= 1, f"AdamW.eps is {self.eps}; give a small number from 0 on, such as 1e-8.")
 
 
+@renamed(rate="lr", decay="weight_decay")
 @frozen
 class Muon:
     """Momentum made orthogonal, for the matrices inside blocks (Jordan et al. 2024); ``rest`` has everything else.
 
-    Updates are scaled to AdamW's usual size (Liu et al. 2025), so one ``rate`` suits both.
+    Updates are scaled to AdamW's usual size (Liu et al. 2025), so one ``lr`` suits both.
     """
 
-    rate: float = 3e-3  # the learning rate of the matrices; what changes it alone changes rest.rate in proportion
+    lr: float = 3e-3  # the learning rate of the matrices; what changes it alone changes rest.lr in proportion
     momentum: float = 0.9  # share of the last update that stays
-    decay: float = 0.1  # weight decay of the matrices, times the rate at each step; rest.decay is the others'
+    weight_decay: float = 0.1  # weight decay of the matrices, times lr at each step; the others have rest.weight_decay
     paths: tuple[str, ...] = ("*.blocks.*",)  # fnmatch patterns of the paths whose matrices it has, experts' stacks too
     groups: tuple[Group, ...] = ()  # as AdamW's, for the matrices
-    rest: AdamW = AdamW(rate=3e-3)  # the optimizer of all other parameters
+    rest: AdamW = AdamW(lr=3e-3)  # the optimizer of all other parameters
 
     def __post_init__(self) -> None:
-        _check_rate("Muon", self.rate, self.decay)
+        _check("Muon", self.lr, self.weight_decay)
         need(0 <= self.momentum < 1, f"Muon.momentum is {self.momentum}; give a number from 0 to below 1.")
 
 

@@ -19,12 +19,13 @@ class NoPosition:
     shapes = none
 
 
+@renamed(first="offset")
 @frozen
 class Sinusoidal:
     """Fixed sines and cosines added to the embeddings (Vaswani et al. 2017, section 3.5).
 
     The paper takes turns, sine and cosine; ``halves`` puts all sines first. The lowest of its dim / 2 frequencies stops
-    short of 1 / ``theta``; with ``endpoint`` they are spread over dim / 2 - 1 steps, down to it. ``first`` numbers the
+    short of 1 / ``theta``; with ``endpoint`` they are spread over dim / 2 - 1 steps, down to it. ``offset`` numbers the
     first position. tensor2tensor and Marian: halves and endpoint, from 0; OpenNMT-tf: the same from 1; OpenNMT-py: the
     paper's, or tensor2tensor's; transformers' Marian: halves alone, unlike Marian itself.
     """
@@ -32,7 +33,7 @@ class Sinusoidal:
     theta: PositiveFloat = 10_000.0  # the longest wavelength over 2 pi
     halves: bool = False  # all sines before all cosines; false: they alternate (the paper)
     endpoint: bool = False  # the lowest frequency is 1 / theta; false: it stops short of that
-    first: NonNegativeInt = 0  # number of the first position
+    offset: NonNegativeInt = 0  # number of the first position
 
     shapes = none
 

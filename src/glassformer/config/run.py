@@ -2,7 +2,7 @@
 
 [model]                      [data]                        [train]
 recipe = "glass/1m"          train = "python-docs"         steps = 1000
-decoder.depth = 8            tokenizer = "bpe"             optimizer = { type = "AdamW", rate = 1e-3 }
+decoder.depth = 8            tokenizer = "bpe"             optimizer = { type = "AdamW", lr = 1e-3 }
 """
 
 # ruff: noqa: F401
@@ -62,6 +62,7 @@ class Data:
         return dict.fromkeys((self.train,) if isinstance(self.train, str) else self.train, 1.0)
 
 
+@renamed(before="prefix", cut="truncate")
 @frozen
 class Examples:
     """Where examples come from: the columns of a .tsv or .jsonl file, or the lines of parallel files.
@@ -70,9 +71,9 @@ class Examples:
     and its label a line and an empty line between sentences, or lists in JSONL). ``train`` and ``valid`` are a file, or
     ``{source = FILE, target = FILE}`` for parallel ones; ``valid`` may be a share of ``train``. ``columns`` names what
     each part is called in the file, or counts from 0 where a .tsv has no header: ``{text = "sentence", label =
-    "label"}``. ``labels`` fixes the set and its order (None: those of ``train``). ``before`` stands before each source
-    or text ("summarize: "). ``cut`` is where a part too long for the context loses its rest, "end" or "start", or "no"
-    to refuse it.
+    "label"}``. ``labels`` fixes the set and its order (None: those of ``train``). ``prefix`` stands before each source
+    or text ("summarize: "). ``truncate`` is where a part too long for the context loses its rest, "end" or "start", or
+    "no" to refuse it.
     ``tokenizer`` is as for Data, or "words": what white space parts. With a ``source_tokenizer`` an encoder-decoder has
     two vocabularies: a tokenizer that is trained learns from the texts of its own side, and the source's has
     ``source_vocab`` entries (None: as many as ``vocab``). None is a pair's own, else ``tokenizer`` for both sides.
@@ -82,8 +83,8 @@ class Examples:
     valid: float | str | dict[str, str] = 0.1  # share of train to hold out, or files as for train
     columns: dict[str, str] = field(default_factory=dict)  # {part = column's name, or its number from 0}
     labels: tuple[str, ...] | None = None  # the labels in their order; none: those of train
-    before: str = ""  # put before each source or text, such as "summarize: "
-    cut: Literal["end", "start", "no"] = "no"  # where a part longer than the context loses its rest; "no" refuses it
+    prefix: str = ""  # put before each source or text, such as "summarize: "
+    truncate: Literal["end", "start", "no"] = "no"  # where a part too long loses its rest; "no" refuses it
     tokenizer: str | None = None  # as for Data, or "words": split at white space
     vocab: int | None = None  # entries of a tokenizer that is trained; none: the trainer's default
     source_tokenizer: str | None = None  # of the source alone; none: both sides have one tokenizer
@@ -99,7 +100,7 @@ class Examples:
         need(not alone, "data.source_vocab is for a tokenizer of the source; give data.source_tokenizer too.")
 
 
-@renamed(patience="max_skipped_steps")
+@renamed(patience="max_skipped_steps", plan="execution_plan")
 @frozen
 class Train:
     """How to train. ``batch`` rows of ``context`` tokens make a step, worked through in ``accumulate`` pieces."""
@@ -115,9 +116,11 @@ class Train:
     clip: float | None = 1.0  # the most that the gradient's norm may be; none: no bound
     label_smoothing: float = 0.0  # share of the target's probability spread over all tokens
     device: str | None = None  # cpu, cuda, cuda:1 or mps; none: the GPU where there is one
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of activations and matrix products; auto: decided by plan
-    compile: Literal["auto", "yes", "no"] = "auto"  # whether torch.compile is used; auto: decided by plan
-    plan: Literal["table", "measure"] = "table"  # what decides auto: a table by machine, or trying
+    dtype: Literal["auto", "float32", "bfloat16"] = (
+        "auto"  # of activations and matrix products; auto: by execution_plan
+    )
+    compile: Literal["auto", "yes", "no"] = "auto"  # whether torch.compile is used; auto: by execution_plan
+    execution_plan: Literal["table", "measure"] = "table"  # what decides auto: a table by machine, or trying
     seed: int = 0  # of random weights, order and dropout
     max_skipped_steps: int = 5  # steps in a row without a finite loss and gradient that stop the run
     early_stop: int = 0  # evaluations without a better one that end the run, 0: never
@@ -143,14 +146,21 @@ class Train:
         need(0 <= self.label_smoothing < 1, smooth)
 
 
-MAY_CHANGE_ON_RESUME: tuple[str, ...] = ("device", "plan", "early_stop", "evaluate_every", "save_every", "keep")
+MAY_CHANGE_ON_RESUME: tuple[str, ...] = (
+    "device",
+    "execution_plan",
+    "early_stop",
+    "evaluate_every",
+    "save_every",
+    "keep",
+)
 MAY_CHANGE_ON_RESUME += ("sample_every", "tensorboard")
 """Fields of Train that change where it runs and what is seen and kept: a resumed run may change them."""
 
 
-FINETUNE = AdamW(rate=1e-4)
+FINETUNE = AdamW(lr=1e-4)
 """What goes on from a checkpoint unless the run says otherwise: what was learned is to be kept."""
-FROM_SCRATCH = Muon(rate=1e-2, rest=AdamW(rate=2e-2))
+FROM_SCRATCH = Muon(lr=1e-2, rest=AdamW(lr=2e-2))
 """What trains a glass recipe, whose embeddings start at unit size; measured at 1 to 2 million parameters."""
 
 

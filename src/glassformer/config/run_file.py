@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import config, files
-from ..errors import UserError, nearest, need
+from ..errors import UserError, nearest, need, old_name
 from . import old_names, serial, settings
 from .run import FINETUNE, FROM_SCRATCH, AdamW, Data, Examples, Optimizer, Run, Train
 
@@ -38,7 +38,7 @@ def read(path: Path | str | Mapping[str, Any] | None = None, overrides: Mapping[
         table["data"] = {"type": "Data", **table["data"]}
     changes = _by_table(overrides or {})
     has_optimizer = False
-    if isinstance(table.get("train"), dict):  # optimizer.rate = 1e-3 changes the usual optimizer
+    if isinstance(table.get("train"), dict):  # optimizer.lr = 1e-3 changes the usual optimizer
         inside = {k: v for k, v in table["train"].items() if k in ("optimizer", "schedule") and _no_type(v)}
         table["train"] = {k: v for k, v in table["train"].items() if k not in inside}
         changes["train"] = {**inside, **changes["train"]}
@@ -67,7 +67,7 @@ def _check_places(table: Mapping[str, Any]) -> None:
 
 
 def _by_table(overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Overrides by the table of the run file they belong to; ``rate`` is short for ``optimizer.rate``."""
+    """Overrides by the table of the run file they belong to; ``lr`` is short for ``optimizer.lr``."""
     found: dict[str, dict[str, Any]] = {"train": {}, "data": {}, "model": {}}
     for name, value in overrides.items():
         first, _, inside = name.partition(".")
@@ -77,11 +77,13 @@ def _by_table(overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
             found["train"][name] = value
         elif first in _MODEL:
             found["model"][name] = value
-        elif name == "rate":
-            found["train"].pop("optimizer.rate", None)  # so that what is said last counts
-            found["train"]["optimizer.rate"] = value
+        elif name in ("lr", "rate"):
+            if name == "rate":
+                old_name("rate", "lr")
+            found["train"].pop("optimizer.lr", None)  # so that what is said last counts
+            found["train"]["optimizer.lr"] = value
         else:
-            known = {"out", "resume", "use", "rate", *settings.paths()}
+            known = {"out", "resume", "use", "lr", *settings.paths()}
             raise UserError(f'There is no setting "{name}".{nearest(name, known)}')
     return found
 
@@ -103,7 +105,7 @@ def _no_type(value: Any) -> bool:
 
 
 def _rate_apart(changes: Mapping[str, Any]) -> tuple[dict[str, Any], float | None]:
-    """Changes to [train] without ``optimizer.rate``, and that; None where nobody gives it, or the rest's as well."""
+    """Changes to [train] without ``optimizer.lr``, and that; None where nobody gives it, or the rest's as well."""
     flat: dict[str, Any] = {}
     for name, value in changes.items():
         flat |= (
@@ -111,23 +113,26 @@ def _rate_apart(changes: Mapping[str, Any]) -> tuple[dict[str, Any], float | Non
             if name == "optimizer" and _no_type(value)
             else {name: value}
         )
+    for old in [name for name in flat if name in ("optimizer.rate", "optimizer.rest.rate")]:
+        old_name(old, "lr")
+        flat[old.removesuffix("rate") + "lr"] = flat.pop(old)
     rest = flat.get("optimizer.rest", {})
-    alone = "optimizer.rest.rate" not in flat and _no_type(rest) and "rate" not in rest
-    if not alone or "optimizer.rate" not in flat:
+    alone = "optimizer.rest.lr" not in flat and _no_type(rest) and "lr" not in rest and "rate" not in rest
+    if not alone or "optimizer.lr" not in flat:
         return flat, None
-    return flat, serial.from_dict(float, flat.pop("optimizer.rate"), "train.optimizer.rate")
+    return flat, serial.from_dict(float, flat.pop("optimizer.lr"), "train.optimizer.lr")
 
 
 def _at_rate(optimizer: Optimizer, rate: float) -> Optimizer:
     """The optimizer at another learning rate; that of its ``rest`` stays in the same ratio to it."""
     try:
         if isinstance(optimizer, AdamW):
-            return dataclasses.replace(optimizer, rate=rate)
-        rest = dataclasses.replace(optimizer.rest, rate=optimizer.rest.rate * (rate / optimizer.rate))
-        return dataclasses.replace(optimizer, rate=rate, rest=rest)
+            return dataclasses.replace(optimizer, lr=rate)
+        rest = dataclasses.replace(optimizer.rest, lr=optimizer.rest.lr * (rate / optimizer.lr))
+        return dataclasses.replace(optimizer, lr=rate, rest=rest)
     except UserError:
         sentence = "give one above 0 and well below 1000, such as 1e-3"
-        raise UserError(f"The learning rate optimizer.rate is {rate:g}; {sentence}.") from None
+        raise UserError(f"The learning rate optimizer.lr is {rate:g}; {sentence}.") from None
 
 
 def run_files() -> dict[str, Path]:

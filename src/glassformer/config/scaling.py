@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from ..errors import need
+from .old_names import renamed
 from .serial import PositiveFloat, PositiveInt, frozen
 
 
@@ -15,58 +16,64 @@ class LinearScaling:
     factor: PositiveFloat  # positions are divided by it
 
 
+@renamed(low="low_freq_factor", high="high_freq_factor", length="original_context")
 @frozen
 class Llama3Scaling:
     """Llama 3.1's frequency-dependent scaling: low frequencies divided by ``factor``, high ones kept."""
 
     factor: PositiveFloat = 8.0  # low frequencies are divided by it
-    low: PositiveFloat = 1.0  # frequencies with fewer turns in length positions are low
-    high: PositiveFloat = 4.0  # frequencies with more turns are high
-    length: PositiveInt = 8192  # positions learnt first
+    low_freq_factor: PositiveFloat = 1.0  # frequencies with fewer turns in them are low
+    high_freq_factor: PositiveFloat = 4.0  # frequencies with more turns are high
+    original_context: PositiveInt = 8192  # positions learnt first
 
     def __post_init__(self) -> None:
-        need(self.low < self.high, f"Llama3Scaling.low is {self.low}; give less than high ({self.high}).")
+        low, high = self.low_freq_factor, self.high_freq_factor
+        need(low < high, f"Llama3Scaling.low_freq_factor is {low}; give less than high_freq_factor ({high}).")
 
 
+@renamed(length="original_context", fast="beta_fast", slow="beta_slow", size="attention_factor")
 @frozen
 class YarnScaling:
-    """Frequencies of less than ``slow`` turns in ``length`` positions divided by ``factor``, above ``fast`` kept.
+    """Frequencies of less than ``beta_slow`` turns in ``original_context`` positions divided by ``factor``.
 
-    ``size`` multiplies what is turned (None: 0.1 ln(factor) + 1). Peng et al. 2023, YaRN, sections 3.2 to 3.4.
+    Those above ``beta_fast`` turns are kept. ``attention_factor`` multiplies what is turned (None: 0.1 ln(factor) + 1).
+    Peng et al. 2023, YaRN, sections 3.2 to 3.4.
     """
 
     factor: PositiveFloat  # how many times longer the texts become
-    length: PositiveInt  # positions learnt first
-    fast: PositiveFloat = 32.0  # frequencies with more turns in length positions are kept
-    slow: PositiveFloat = 1.0  # frequencies with fewer turns are divided by factor
-    size: PositiveFloat | None = None  # queries and keys are multiplied by it; none: 0.1 ln(factor) + 1
+    original_context: PositiveInt  # positions learnt first
+    beta_fast: PositiveFloat = 32.0  # frequencies with more turns in them are kept
+    beta_slow: PositiveFloat = 1.0  # frequencies with fewer turns are divided by factor
+    attention_factor: PositiveFloat | None = None  # queries and keys are multiplied by it; none: 0.1 ln(factor) + 1
 
 
+@renamed(length="original_context", size="attention_factor", far="use_long")
 @frozen
 class LongRopeScaling:
-    """Each frequency divided by a factor of its own: one of ``short``, in a ``far`` model one of ``long``.
+    """Each frequency divided by a factor of its own: one of ``short``, or with ``use_long`` one of ``long``.
 
-    ``length`` positions were learnt first and ``factor`` times as many later; ``size`` multiplies what is turned (None:
-    sqrt(1 + ln(factor) / ln(length))). Published code goes from short to long once a text grows past ``length``, which
-    a cached token cannot: a model here is one or the other. Ding et al. 2024, LongRoPE (arXiv 2402.13753); Phi-3.
+    ``original_context`` positions were learnt first and ``factor`` times as many later; ``attention_factor`` multiplies
+    what is turned (None: sqrt(1 + ln(factor) / ln(original_context))). Published code goes from short to long once a
+    text grows past ``original_context``, which a cached token cannot: a model here is one or the other. Ding et al.
+    2024, LongRoPE (arXiv 2402.13753); Phi-3.
     """
 
-    short: tuple[float, ...]  # what each frequency is divided by, for texts up to length
-    long: tuple[float, ...]  # what each frequency is divided by, in a far model
-    length: int  # positions learnt first
+    short: tuple[float, ...]  # what each frequency is divided by, for texts up to original_context
+    long: tuple[float, ...]  # what each frequency is divided by, for longer texts
+    original_context: int  # positions learnt first
     factor: PositiveFloat = 1.0  # how many times more positions were learnt later
-    size: PositiveFloat | None = None  # queries and keys are multiplied by it; none: sqrt(1 + ln(factor) / ln(length))
-    far: bool = False  # take the long factors
+    attention_factor: PositiveFloat | None = None  # queries and keys are multiplied by it; none: from factor
+    use_long: bool = False  # take the long factors
 
     def __post_init__(self) -> None:
-        need(self.length > 1, f"LongRopeScaling.length is {self.length}; give 2 or more.")
+        need(self.original_context > 1, f"LongRopeScaling.original_context is {self.original_context}; give 2 or more.")
         even = len(self.short) == len(self.long) > 0 and min(*self.short, *self.long) > 0
         need(even, "LongRopeScaling.short and long are as many factors as frequencies each, all above 0.")
 
     @property
     def limit(self) -> int | None:
         """Positions that short factors are right for; None where the long ones are taken."""
-        return None if self.far else self.length
+        return None if self.use_long else self.original_context
 
     def check(self, where: str, frequencies: int) -> None:
         """Refuse factors that are not one a frequency."""

@@ -95,8 +95,8 @@ def default_optimizers() -> str:
 
 
 def _optimizer(one: run.Optimizer) -> str:
-    rest = f", rest at {one.rest.rate:g}" if isinstance(one, run.Muon) else ""
-    return f"{type(one).__name__} at {one.rate:g}{rest}"
+    rest = f", rest at {one.rest.lr:g}" if isinstance(one, run.Muon) else ""
+    return f"{type(one).__name__} at {one.lr:g}{rest}"
 
 
 def _own(kind: type, prefix: str) -> Iterator[Setting]:

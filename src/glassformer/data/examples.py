@@ -90,7 +90,7 @@ class Table:
 
 def training_and_validation(data: run.Examples, objective: Objective) -> tuple[Table, Table]:
     """The tables that a run's [data] names, with the same set of labels. Raises UserError as ``read`` does."""
-    how = {"columns": data.columns, "before": data.before}
+    how = {"columns": data.columns, "before": data.prefix}
     train = read(data.train, objective, labels=data.labels, **how)  # type: ignore[arg-type]
     if isinstance(data.valid, float):
         return train.split(data.valid)

@@ -68,7 +68,7 @@ class MoE(TracedModule):
             write = self.decode(x, weight, chosen, flow)
         else:
             choices = self.dispatch(weight, chosen, flow)
-            if self.training or self.cfg.balance or self.cfg.z:
+            if self.training or self.cfg.balance_loss or self.cfg.z_loss:
                 self.add_aux_losses(logits.flatten(0, 1), choices, flow)
             slow = flow.engine == "eager" and not flow.watches(self, *HALFWAY)  # seen in sorted rows alone
             write = self.reference(x, choices) if slow else self.grouped_forward(x, choices, flow)
@@ -94,9 +94,9 @@ class MoE(TracedModule):
             expert_index = expert_index.where(is_token, experts)
         flat, capacity = expert_index.flatten(), None
         counts = flat.new_zeros(experts + 1).scatter_add_(0, flat, torch.ones_like(flat))[:experts]  # asks no GPU
-        if self.training and self.cfg.capacity is not None:  # made even and at least 4, as nanoMoE does
+        if self.training and self.cfg.capacity_factor is not None:  # made even and at least 4, as nanoMoE does
             tokens = expert_index.shape[1] if is_token is None else int(is_token.sum())
-            capacity = math.floor(self.cfg.top_k * self.cfg.capacity * tokens / experts)
+            capacity = math.floor(self.cfg.top_k * self.cfg.capacity_factor * tokens / experts)
             capacity = max(4, capacity + capacity % 2)
         return Dispatch(expert_index, weight.flatten(0, 1).mT, counts, is_token, capacity)
 
@@ -173,10 +173,12 @@ class MoE(TracedModule):
         normal = logits.logsumexp(-1)  # (N,)
         router_probs = (logits - normal[:, None]).exp()
         load = choices.counts / choices.counts.sum().clamp(min=1)
-        if self.cfg.balance:
-            flow.add_loss("balance", self.cfg.balance * self.cfg.experts * (load * _mean(router_probs, is_token)).sum())
-        if self.cfg.z:
-            flow.add_loss("z", self.cfg.z * _mean(normal.square(), is_token))
+        if self.cfg.balance_loss:
+            flow.add_loss(
+                "balance", self.cfg.balance_loss * self.cfg.experts * (load * _mean(router_probs, is_token)).sum()
+            )
+        if self.cfg.z_loss:
+            flow.add_loss("z", self.cfg.z_loss * _mean(normal.square(), is_token))
         if self.training:
             flow.add_metric("load", load)
             flow.add_metric("entropy", _mean(normal - (router_probs * logits).sum(-1), is_token))

@@ -111,18 +111,21 @@ def tune(model: nn.Module, how: objectives.Tune, new: Iterable[str] = (), seed: 
         return
     if isinstance(how, objectives.LoRA):
         layers = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
-        chosen = [path for path in layers if matches(path, how.paths)]
-        _must_name(chosen, f"LoRA.paths {', '.join(how.paths)}", "linear layer", layers)
+        chosen = [path for path in layers if matches(path, how.target_modules)]
+        _must_name(chosen, f"LoRA.target_modules {', '.join(how.target_modules)}", "linear layer", layers)
         adapt(model, dict.fromkeys(chosen, (how.rank, how.alpha / how.rank)), how.dropout)
         draw = torch.Generator().manual_seed(seed)
         for layer in adapted(model).values():
             bound = 1 / math.sqrt(layer.in_features)
             layer.down.data.copy_(torch.empty(layer.down.shape).uniform_(-bound, bound, generator=draw))
     free = {f"{path}.{part}" for path in adapted(model) for part in ("down", "up")} | set(new)
+    setting, whole = (
+        ("train", how.train) if isinstance(how, objectives.Frozen) else ("modules_to_save", how.modules_to_save)
+    )
     for name, weight in model.named_parameters():
-        weight.requires_grad_(name in free or matches(name, how.train))
+        weight.requires_grad_(name in free or matches(name, whole))
     names = [name for name, _ in model.named_parameters()]
-    _must_name(list(trained(model)), f"{type(how).__name__}.train {', '.join(how.train)}", "weight", names)
+    _must_name(list(trained(model)), f"{type(how).__name__}.{setting} {', '.join(whole)}", "weight", names)
 
 
 def trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

@@ -41,26 +41,26 @@ class Pool(Labels):
 
     def __init__(self, cfg: config.Pool, dim: int) -> None:
         super().__init__(cfg, dim)
-        self.of, self.unit = cfg.of, cfg.unit
+        self.mode, self.normalize = cfg.mode, cfg.normalize
 
     @uncompiled  # how many documents there are is not known before
     def forward(self, hidden: Tensor, flow: Flow) -> Tensor:
         """hidden (B, T, C) -> (D, C), or (D, L) with labels; documents in the order of rows, then of columns."""
         x = flow.look(self, "vector", self.gather(hidden, flow.pos.expand(hidden.shape[:2])))
         x = self.transformed(x)
-        return flow.look(self, "write", self.labels(nn.functional.normalize(x, dim=-1) if self.unit else x))
+        return flow.look(self, "write", self.labels(nn.functional.normalize(x, dim=-1) if self.normalize else x))
 
     def gather(self, hidden: Tensor, pos: Tensor) -> Tensor:
         """The vector of each document (D, C) of ``pos`` (B, T); padding, -1, belongs to none."""
         there = pos.flatten() >= 0
         states, first = hidden.flatten(0, 1)[there], document_starts(pos).flatten()[there]
-        if self.of == "first":
+        if self.mode == "first":
             return states[first]
-        if self.of == "last":
+        if self.mode == "last":
             return states[torch.cat((first[1:], first.new_ones(1)))]
         which = first.cumsum(0) - 1
         count = torch.bincount(which)
-        if self.of == "max":
+        if self.mode == "max":
             lowest = hidden.new_full((len(count), hidden.shape[-1]), float("-inf"))
             return lowest.scatter_reduce(0, which[:, None].expand_as(states), states, "amax")
         total = hidden.new_zeros(len(count), hidden.shape[-1]).index_add_(0, which, states)

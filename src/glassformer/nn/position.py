@@ -132,8 +132,8 @@ def llama3_scaling(cfg: config.Llama3Scaling) -> RopeScaling:
     """Wavelengths above length/low stretched by the factor, below length/high kept, blended between."""
 
     def scaling(frequencies: Tensor, theta: float) -> tuple[Tensor, float]:
-        turns = cfg.length * frequencies / (2 * math.pi)  # full turns within the original length
-        keep = ((turns - cfg.low) / (cfg.high - cfg.low)).clamp(0, 1)
+        turns = cfg.original_context * frequencies / (2 * math.pi)  # full turns within the original length
+        keep = ((turns - cfg.low_freq_factor) / (cfg.high_freq_factor - cfg.low_freq_factor)).clamp(0, 1)
         return keep * frequencies + (1 - keep) * frequencies / cfg.factor, 1.0
 
     return scaling
@@ -150,14 +150,14 @@ def yarn_scaling(cfg: config.YarnScaling) -> RopeScaling:
         count = len(frequencies)
 
         def index(turns: float) -> float:  # of the frequency with so many turns in the original length
-            return count * math.log(cfg.length / (turns * 2 * math.pi)) / math.log(theta)
+            return count * math.log(cfg.original_context / (turns * 2 * math.pi)) / math.log(theta)
 
         first, last = (
-            max(math.floor(index(cfg.fast)), 0),
-            min(math.ceil(index(cfg.slow)), 2 * count - 1),
+            max(math.floor(index(cfg.beta_fast)), 0),
+            min(math.ceil(index(cfg.beta_slow)), 2 * count - 1),
         )  # dim - 1, as published
         slowed = ((torch.arange(count, device=frequencies.device) - first) / max(last - first, 1e-3)).clamp(0, 1)
-        size = 0.1 * math.log(max(cfg.factor, 1.0)) + 1 if cfg.size is None else cfg.size
+        size = 0.1 * math.log(max(cfg.factor, 1.0)) + 1 if cfg.attention_factor is None else cfg.attention_factor
         return slowed * frequencies / cfg.factor + (1 - slowed) * frequencies, size
 
     return scaling
@@ -168,10 +168,12 @@ def long_rope_scaling(cfg: config.LongRopeScaling) -> RopeScaling:
     """Every frequency divided by its own factor (Ding et al. 2024)."""
 
     def scaling(frequencies: Tensor, theta: float) -> tuple[Tensor, float]:
-        factors = torch.tensor(cfg.long if cfg.far else cfg.short, device=frequencies.device)
+        factors = torch.tensor(cfg.long if cfg.use_long else cfg.short, device=frequencies.device)
         exponent = torch.arange(0, 2 * len(frequencies), 2, device=frequencies.device).float() / (2 * len(frequencies))
-        grown = math.sqrt(1 + math.log(max(cfg.factor, 1.0)) / math.log(cfg.length))
-        return 1.0 / (factors * theta**exponent), grown if cfg.size is None else cfg.size  # rounded as published
+        grown = math.sqrt(1 + math.log(max(cfg.factor, 1.0)) / math.log(cfg.original_context))
+        return 1.0 / (
+            factors * theta**exponent
+        ), grown if cfg.attention_factor is None else cfg.attention_factor  # rounded as published
 
     return scaling
 

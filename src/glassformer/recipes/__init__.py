@@ -131,7 +131,7 @@ def write_config(model: config.Model) -> tuple[Recipe, dict[str, Any]]:
     hindrance, nearness = "none is of its shape", 0  # what is in the way of the nearest layout, how much of it
     if config.recurrent(model):
         raise UserError('No published layout holds a recurrent model; save it with the layout "glassformer".')
-    if any(scaling.far for scaling in context_length.long_scalings(model).values()):
+    if any(scaling.use_long for scaling in context_length.long_scalings(model).values()):
         raise UserError(
             "No published layout is for long texts alone, as this model's LongRopeScaling is; save it with the layout "
             '"glassformer".'

@@ -38,7 +38,7 @@ def bert(dim: int, depth: int, heads: int, vocab: int = UNCASED) -> Encoder:
 
 def sentences(depth: int) -> Encoder:
     """The shape of the MiniLM sentence encoders: the mean of at most 256 tokens, scaled to length 1."""
-    return replace(bert(384, depth, 12), context=256, head=None, pool=Pool("mean", unit=True))
+    return replace(bert(384, depth, 12), context=256, head=None, pool=Pool("mean", normalize=True))
 
 
 def read_config(raw: ConfigReader) -> Model:

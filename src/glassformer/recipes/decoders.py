@@ -264,14 +264,19 @@ def write_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
         return None
     if isinstance(scaling, LinearScaling):
         return {"rope_type": "linear", "factor": scaling.factor}
-    table: dict[str, Any] = {"factor": scaling.factor, "original_max_position_embeddings": scaling.length}
+    table: dict[str, Any] = {"factor": scaling.factor, "original_max_position_embeddings": scaling.original_context}
     if isinstance(scaling, Llama3Scaling):
-        return {"rope_type": "llama3", **table, "low_freq_factor": scaling.low, "high_freq_factor": scaling.high}
-    size = {} if scaling.size is None else {"attention_factor": scaling.size}
+        return {
+            "rope_type": "llama3",
+            **table,
+            "low_freq_factor": scaling.low_freq_factor,
+            "high_freq_factor": scaling.high_freq_factor,
+        }
+    size = {} if scaling.attention_factor is None else {"attention_factor": scaling.attention_factor}
     if isinstance(scaling, LongRopeScaling):
         factors = {"short_factor": list(scaling.short), "long_factor": list(scaling.long)}
         return {"rope_type": "longrope", **table, **factors, **size}
-    return {"rope_type": "yarn", **table, "beta_fast": scaling.fast, "beta_slow": scaling.slow, **size}
+    return {"rope_type": "yarn", **table, "beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow, **size}
 
 
 # ------------------------------------------------------------------------------------ weight names

@@ -11,7 +11,7 @@ from .recipe import Recipe, Rule
 
 def mixtral(dim: int, depth: int, heads: int, hidden: int, context: int, balance: float) -> Decoder:
     """The shape of Mixtral: 8 key-value heads, 32,000 tokens."""
-    block = Block(Attention(heads, 8), MoE(8, 2, GatedMLP(hidden), balance=balance), RMSNorm())
+    block = Block(Attention(heads, 8), MoE(8, 2, GatedMLP(hidden), balance_loss=balance), RMSNorm())
     stack = Stack(depth, (block,), Rotary(1e6), last_norm=RMSNorm())
     return Decoder(dim, context, Embed(32_000), stack, Head(tied=False), decoders.INIT)
 

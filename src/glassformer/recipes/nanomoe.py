@@ -14,7 +14,7 @@ def nanomoe(dim: int, depth: int, heads: int) -> Decoder:
     """
     norm, mlp = LayerNorm(bias=False), MLP(4 * dim, "gelu")
     balance = 0.01 * 2  # its loss counts both choices of a token, ours is their mean
-    mixture = MoE(8, 2, mlp, balance=balance, z=0.001, capacity=1.25)
+    mixture = MoE(8, 2, mlp, balance_loss=balance, z_loss=0.001, capacity_factor=1.25)
     pattern = (Block(Attention(heads), mixture, norm), Block(Attention(heads), mlp, norm))
     stack = Stack(depth, pattern, Learned(1024), last_norm=norm)
     return Decoder(dim, 1024, Embed(50_304), stack, init=Init(std=None))

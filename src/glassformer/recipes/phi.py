@@ -85,7 +85,7 @@ KEYS3 = decoders.keys(
 def read_config3(raw: ConfigReader) -> Model:
     """A Phi-3 config.json as our config."""
     model = read_keys(raw, phi3(3072, 32, 32, 32, 8192), KEYS3)
-    lengths = [scaling.length for scaling in long_scalings(model).values()]
+    lengths = [scaling.original_context for scaling in long_scalings(model).values()]
     return replace(model, context=min([model.context, *lengths]))  # for longer texts: glassformer.load(.., context=N)
 
 
@@ -94,7 +94,7 @@ def write_config3(model: Model) -> dict[str, Any]:
     raw = decoders.write(model, "phi3", KEYS3)
     length = raw["max_position_embeddings"]
     for scaling in long_scalings(model).values():
-        raw["max_position_embeddings"] = round(scaling.length * scaling.factor)
+        raw["max_position_embeddings"] = round(scaling.original_context * scaling.factor)
     return {**raw, "original_max_position_embeddings": length}
 
 

@@ -68,7 +68,7 @@ def read_config3moe(raw: ConfigReader) -> Model:
         raw.whole("num_experts_per_tok", 8, most=MANY),
         replace(mlp, hidden=raw.whole("moe_intermediate_size", 768, most=WIDE)),
         normalize=raw.flag("norm_topk_prob", False),
-        balance=raw.number("router_aux_loss_coef", 0.001),
+        balance_loss=raw.number("router_aux_loss_coef", 0.001),
     )
     dense, step = raw.value("mlp_only_layers", []), raw.whole("decoder_sparse_step", 1)
     raw.must(isinstance(dense, list), "mlp_only_layers", "a list of blocks' numbers")
@@ -127,7 +127,7 @@ def write_config3moe(model: Model) -> dict[str, Any]:
         "num_experts": mixture.experts,
         "num_experts_per_tok": mixture.top_k,
         "norm_topk_prob": mixture.normalize,
-        "router_aux_loss_coef": mixture.balance,
+        "router_aux_loss_coef": mixture.balance_loss,
         "decoder_sparse_step": 1,
         "mlp_only_layers": dense,
     }
@@ -185,8 +185,8 @@ QWEN3MOE = Recipe(
     name="qwen3moe",
     paper="Yang et al. 2025, Qwen3 Technical Report (arXiv 2505.09388)",
     sizes={
-        "30b-a3b": qwen3(2048, 48, 32, MoE(128, 8, GatedMLP(768), balance=0.001), kv_heads=4),
-        "235b-a22b": qwen3(4096, 94, 64, MoE(128, 8, GatedMLP(1536), balance=0.001), kv_heads=4),
+        "30b-a3b": qwen3(2048, 48, 32, MoE(128, 8, GatedMLP(768), balance_loss=0.001), kv_heads=4),
+        "235b-a22b": qwen3(4096, 94, 64, MoE(128, 8, GatedMLP(1536), balance_loss=0.001), kv_heads=4),
     },
     architectures=("Qwen3MoeForCausalLM", "Qwen3MoeModel"),
     model_type="qwen3_moe",

@@ -80,7 +80,7 @@ def read_config(raw: ConfigReader, model: config.Model) -> config.Model:
         return model
     if not isinstance(model, config.Encoder):
         raise UserError(f"{raw.source}: {MODULES} makes sentence vectors of a decoder, and here only encoders do that.")
-    pool = config.Pool(said.choice("pooling", MODES, "mean"), unit=said.flag("normalize", False))
+    pool = config.Pool(said.choice("pooling", MODES, "mean"), normalize=said.flag("normalize", False))
     length = said.whole("max_seq_length", model.context)
     return replace(model, head=None, pool=pool, context=min(length, model.context))
 
@@ -93,8 +93,8 @@ def write_config(model: config.Model) -> tuple[config.Model, dict[str, Any]]:
         return model, {}
     position = config.stacks(model)["encoder"].position
     whole = position.length if isinstance(position, config.Learned) else model.context
-    mode = next(key for key, of in MODES.items() if of == pool.of)
-    said = {"pooling": mode, "normalize": pool.unit, "max_seq_length": model.context}
+    mode = next(key for key, of in MODES.items() if of == pool.mode)
+    said = {"pooling": mode, "normalize": pool.normalize, "max_seq_length": model.context}
     return replace(model, pool=None, context=whole), {KEY: said}
 
 

@@ -127,7 +127,7 @@ def choose(changes: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
         found |= {"recipe": row.recipe, "decoder.dropout": row.dropout, "batch": row.batch}
         found["context"] = context = min(how.context or row.context, 2 ** int(math.log2(max(16.0, tokens / 32))))
         if not any(name.startswith("optimizer") for name in given):
-            found["optimizer.decay"] = row.decay
+            found["optimizer.weight_decay"] = row.decay
     batch = how.batch if "batch" in given or not fresh else row.batch
     steps = how.steps
     if "steps" not in given:

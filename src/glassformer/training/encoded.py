@@ -124,7 +124,7 @@ class Fit:
         if length <= room:
             return texts
         holds = f"{self.name} line {one.line} has a {part} of {length + around} tokens, and a row holds {self.context}"
-        fix = 'raise train.context, or cut what is too long with data.cut = "end".'
+        fix = 'raise train.context, or cut what is too long with data.truncate = "end".'
         need(self.cut != "no" and room >= len(texts), f"{holds}; {fix}")
         short = min(*map(len, texts), room // 2) if len(texts) == 2 else 0
         first = room - short if len(texts) == 1 or len(texts[0]) > len(texts[1]) else short

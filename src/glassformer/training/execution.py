@@ -1,7 +1,8 @@
 """The plan of a run: number format and compiling from a table of measured reasons, and how long it may take.
 
-A stopwatch tells the time that a run may take; it decides nothing unless that is asked for (``--plan measure``), so
-that the same command on the same kind of machine gives the same bits. ``benchmarks/plan.py`` measures the table.
+A stopwatch tells the time that a run may take; it decides nothing unless that is asked for (``--execution-plan
+measure``), so that the same command on the same kind of machine gives the same bits. ``benchmarks/plan.py`` measures
+the table.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def make_execution_plan(model: Model, batch: Batch, objective: Objective, settin
     kind = machine(device)
     if device.type == "cpu":
         keep_freed_memory()
-    if settings.plan == "measure":
+    if settings.execution_plan == "measure":
         return _measured(model, batch, objective, settings, kind)
     row = chosen(model.config, kind)
     dtype = row.dtype if settings.dtype == "auto" else settings.dtype

@@ -175,7 +175,7 @@ def train(
         )
         if state.bad >= settings.max_skipped_steps:
             stopped = f"Training stopped at step {state.step}: {state.bad} steps in a row were skipped ({skipped})"
-            fix = "lower train.optimizer.rate or check the data, the weights are as they were before them."
+            fix = "lower train.optimizer.lr or check the data, the weights are as they were before them."
             raise Stuck(f"{stopped}; {fix}")
 
 

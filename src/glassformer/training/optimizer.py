@@ -25,12 +25,12 @@ class Optimizer:
         if isinstance(settings, run.Muon):
             matrices = [name for name, p in left.items() if p.ndim in (2, 3) and name not in flat]
             if chosen := {name: left.pop(name) for name in matrices if matches(name, settings.paths)}:
-                groups = _groups("Muon", chosen, settings.groups, settings.rate, settings.decay, set())
+                groups = _groups("Muon", chosen, settings.groups, settings.lr, settings.weight_decay, set())
                 self.parts.append(Muon(groups, settings.momentum))
             settings = settings.rest
         if left:
             undecayed = flat | {name for name in left if matches(name, settings.undecayed)}
-            groups = _groups("AdamW", left, settings.groups, settings.rate, settings.decay, undecayed)
+            groups = _groups("AdamW", left, settings.groups, settings.lr, settings.weight_decay, undecayed)
             devices = {p.device.type for p in left.values()}
             fused = devices <= {"cpu", "cuda"} and all(p.is_floating_point() for p in left.values())
             self.parts.append(torch.optim.AdamW(groups, betas=settings.betas, eps=settings.eps, fused=fused))
@@ -160,10 +160,10 @@ def _groups(
     """
     groups: dict[tuple[str, float, float], dict[str, Any]] = {}
     for name, parameter in parameters.items():
-        rule = next((r for r in rules if fnmatchcase(name, r.paths)), run.Group(""))
-        title = kind if rule.rate == 1 else f"{kind} {rule.paths}"
-        base = rate * rule.rate
-        weight_decay = rule.decay if rule.decay is not None else 0.0 if name in undecayed else decay
+        rule = next((r for r in rules if fnmatchcase(name, r.pattern)), run.Group(""))
+        title = kind if rule.lr_scale == 1 else f"{kind} {rule.pattern}"
+        base = rate * rule.lr_scale
+        weight_decay = rule.weight_decay if rule.weight_decay is not None else 0.0 if name in undecayed else decay
         new = {"params": [], "paths": [], "name": title, "base": base, "lr": base, "weight_decay": weight_decay}
         group = groups.setdefault((title, base, weight_decay), new)
         group["params"].append(parameter)

@@ -142,7 +142,7 @@ def _examples(plan: RunPlan) -> RunData:
     data, how, context = plan.settings.data, plan.settings.train, plan.context
     assert plan.examples is not None and plan.tokenizer is not None and not isinstance(data, Data)
     train, valid = (
-        encode(table, plan.tokenizer, how.objective, plan.model, context, data.cut, plan.source_tokenizer)
+        encode(table, plan.tokenizer, how.objective, plan.model, context, data.truncate, plan.source_tokenizer)
         for table in plan.examples
     )
     batches = ExampleBatches(train, how.batch, context, how.seed)

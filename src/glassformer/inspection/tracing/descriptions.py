@@ -156,10 +156,10 @@ def head(cfg: config.Head, b: Builder, path: str, x: str) -> str:
 @describes(config.Pool)
 def pooled(cfg: config.Pool, b: Builder, path: str, x: str) -> str:
     """One vector for the text, and its labels."""
-    code = (pool.Pool.gather, "self.of ==" if cfg.of != "mean" else "total /")
-    x = b.add(f"{path}.vector", "pool", (x,), ("N", "C"), (1, b.plan[x].shape[-1]), code, of=cfg.of)
+    code = (pool.Pool.gather, "self.mode ==" if cfg.mode != "mean" else "total /")
+    x = b.add(f"{path}.vector", "pool", (x,), ("N", "C"), (1, b.plan[x].shape[-1]), code, of=cfg.mode)
     x = transformed(cfg, b, path, x)
-    if cfg.unit:
+    if cfg.normalize:
         x = b.like(f"{path}.unit", "norm", x, code=(pool.Pool.forward, "normalize"), type="unit")
     return labels(cfg, b, path, x)
 

@@ -66,7 +66,7 @@ def position_embedding(b: Builder, x: str, embed_path: str) -> str:
                 "theta": cfg.theta,
                 "halves": cfg.halves,
                 "endpoint": cfg.endpoint,
-                "first": cfg.first,
+                "first": cfg.offset,
             }
             code = (position.Sinusoidal.embed, "angle =")
             dtype = next(b.model.parameters()).dtype

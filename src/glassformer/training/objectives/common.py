@@ -83,8 +83,10 @@ def with_pool(objective: Objective, model: Model, labels: int) -> tuple[Model, l
         made = serial.change(made, {"token_head": None})
         notes.append("The head over labels of tokens is left out.")
     if made.pool is not None:
-        return replace(made, pool=replace(made.pool, labels=labels, unit=made.pool.unit and not labels)), notes
+        return replace(
+            made, pool=replace(made.pool, labels=labels, normalize=made.pool.normalize and not labels)
+        ), notes
     labelled = Pool("last", None, labels) if isinstance(made, Decoder) else Pool("first", "tanh", labels)
-    pool = labelled if labels else Pool("mean", unit=True)
-    notes.append(f'The model has no pool; one of the kind "{pool.of}" is added.')
+    pool = labelled if labels else Pool("mean", normalize=True)
+    notes.append(f'The model has no pool; one of the kind "{pool.mode}" is added.')
     return replace(made, pool=pool), notes

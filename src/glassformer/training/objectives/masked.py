@@ -17,6 +17,7 @@ import numpy as np
 
 from ...config import Encoder, Model
 from ...config.objective import Tune
+from ...config.old_names import renamed
 from ...config.serial import frozen
 from ...errors import UserError
 from .common import ENCODER_SPECIALS, SomeTokens, documents, share
@@ -25,20 +26,21 @@ if TYPE_CHECKING:
     from .common import Array, Batch, Tokenizer
 
 
+@renamed(rate="mask_rate")
 @frozen
 class Masked(SomeTokens):
-    """The tokens that were hidden (Devlin et al. 2019): ``rate`` of them are chosen, 80 % become the mask,
+    """The tokens that were hidden (Devlin et al. 2019): ``mask_rate`` of them are chosen, 80 % become the mask,
     10 % another token, 10 % stay. ``whole_words`` chooses all pieces of a word together.
     """
 
-    rate: float = 0.15  # share of tokens that are chosen
+    mask_rate: float = 0.15  # share of tokens that are chosen
     whole_words: bool = False  # choose all pieces of a word together
 
     shapes = (Encoder,)
     specials = ENCODER_SPECIALS
 
     def __post_init__(self) -> None:
-        share(self, "rate")
+        share(self, "mask_rate")
 
     def check(self, model: Model, tokenizer: Any = None, *, examples: bool, tune: Tune | None = None) -> None:
         """UserError for a tokenizer without a mask too."""
@@ -47,7 +49,7 @@ class Masked(SomeTokens):
             _mask_of(tokenizer)
 
     def prepare(self, batch: Batch, random: np.random.Generator, tokenizer: Tokenizer | None) -> Batch:
-        """Hide each token with probability ``rate``, or each word; the targets are what was there.
+        """Hide each token with probability ``mask_rate``, or each word; the targets are what was there.
 
         Special tokens and padding are never chosen. Raises UserError when the tokenizer has no mask.
         """
@@ -62,9 +64,9 @@ class Masked(SomeTokens):
         if self.whole_words:
             after = np.pad(may, ((0, 0), (1, 0)))[:, :-1]
             word = (opens[tokens] | (found.place == 0) | ~may | ~after).cumsum().reshape(tokens.shape)
-            chosen = may & (random.random(word.max() + 1) < self.rate)[word]
+            chosen = may & (random.random(word.max() + 1) < self.mask_rate)[word]
         else:
-            chosen = may & (random.random(tokens.shape) < self.rate)
+            chosen = may & (random.random(tokens.shape) < self.mask_rate)
         if not chosen.any() and may.any():
             chosen.flat[random.choice(np.flatnonzero(may))] = True  # a batch asks something
         fate, others = random.random(tokens.shape), np.flatnonzero(ordinary)

@@ -12,6 +12,7 @@ import numpy as np
 
 from ...config import EncoderDecoder, Model
 from ...config.objective import Tune
+from ...config.old_names import renamed
 from ...config.serial import frozen
 from ...errors import UserError, above_zero, need
 from .common import SomeTokens, documents, share
@@ -22,21 +23,23 @@ if TYPE_CHECKING:
 SHORTEST = 4  # tokens of a document out of which a span is cut: with a sentinel and an end on both sides it fits
 
 
+@renamed(rate="corruption_rate")
 @frozen
 class Span(SomeTokens):
-    """The spans that were cut out (Raffel et al. 2020, 3.1.4): ``rate`` of the tokens, ``length`` on average.
+    """The spans that were cut out (Raffel et al. 2020, 3.1.4): ``corruption_rate`` of the tokens.
 
-    Each is a sentinel in the source; the target is every sentinel and what it stands for.
+    ``length`` is a span's on average. Each is a sentinel in the source; the target is every sentinel and what it stands
+    for.
     """
 
-    rate: float = 0.15  # share of tokens that are cut out
+    corruption_rate: float = 0.15  # share of tokens that are cut out
     length: float = 3.0  # tokens of a span, on average
 
     shapes = (EncoderDecoder,)
     specials = ("<pad>", "</s>", "<unk>", *(f"<extra_id_{number}>" for number in range(100)))
 
     def __post_init__(self) -> None:
-        share(self, "rate")
+        share(self, "corruption_rate")
         above_zero(self, "length")
 
     def check(self, model: Model, tokenizer: Any = None, *, examples: bool, tune: Tune | None = None) -> None:
@@ -67,7 +70,7 @@ class Span(SomeTokens):
             ids = flat[first : first + length]
             ids = ids[int(ids[0] == tokenizer.bos) : length - int(ids[-1] == eos)]
             if len(ids) >= SHORTEST:
-                source, target = cut_out(ids, random, self.rate, self.length, sentinels)
+                source, target = cut_out(ids, random, self.corruption_rate, self.length, sentinels)
                 sources.append(np.append(source, eos))
                 targets.append(np.append(target, eos))
                 row.append(first // context)

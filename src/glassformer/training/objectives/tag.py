@@ -42,7 +42,7 @@ class Tag(Objective):
 
     def example(self, row: Row) -> Example:
         """A sentence of words with a label each."""
-        sentence = "Words that are tagged have no text before them; leave data.before (--before) out."
+        sentence = "Words that are tagged have no text before them; leave data.prefix (--before) out."
         need(not row.before, sentence)
         words, labels = row.words("tokens"), row.list("labels")
         counts = f"{row.where} has {len(words)} words and {len(labels)} labels; give one for each word."

@@ -116,9 +116,7 @@ class Train:
     clip: float | None = 1.0  # the most that the gradient's norm may be; none: no bound
     label_smoothing: float = 0.0  # share of the target's probability spread over all tokens
     device: str | None = None  # cpu, cuda, cuda:1 or mps; none: the GPU where there is one
-    dtype: Literal["auto", "float32", "bfloat16"] = (
-        "auto"  # of activations and matrix products; auto: by execution_plan
-    )
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of activations and products; auto: by execution_plan
     compile: Literal["auto", "yes", "no"] = "auto"  # whether torch.compile is used; auto: by execution_plan
     execution_plan: Literal["table", "measure"] = "table"  # what decides auto: a table by machine, or trying
     seed: int = 0  # of random weights, order and dropout

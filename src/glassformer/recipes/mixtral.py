@@ -20,7 +20,7 @@ KEYS = decoders.keys(
     Key.only("router_jitter_noise", 0.0, "no router here shakes what it reads"),
     Key.whole("num_local_experts", f"{FFN}.experts", 8, most=MANY),
     Key.whole("num_experts_per_tok", f"{FFN}.top_k", 2, most=MANY),
-    Key.number("router_aux_loss_coef", f"{FFN}.balance", 0.001),  # weighs our own load-balancing loss
+    Key.number("router_aux_loss_coef", f"{FFN}.balance_loss", 0.001),  # weighs our own load-balancing loss
     decoders.window(),
     context=131_072,
     kv_heads=8,

@@ -1,0 +1,68 @@
+// The answer of a run at one place as probabilities, and how an edit moves it.
+import { logits, run, sibling, vocabulary } from "./run";
+import * as state from "./state";
+import type { Run } from "./types";
+import { visible } from "./format";
+
+export interface Answer {
+  run: Run;
+  position: number;
+  logits: Float32Array;
+  probabilities: Float64Array;
+  /** The ids with the highest probabilities, the highest first. */
+  top: number[];
+}
+
+export function softmax(row: ArrayLike<number>): Float64Array {
+  let most = -Infinity;
+  for (let i = 0; i < row.length; i++) if (row[i] > most) most = row[i];
+  const out = new Float64Array(row.length);
+  let total = 0;
+  for (let i = 0; i < row.length; i++) total += out[i] = Math.exp(row[i] - most);
+  for (let i = 0; i < row.length; i++) out[i] /= total;
+  return out;
+}
+
+/** The `count` places with the highest numbers. */
+export function highest(row: ArrayLike<number>, count: number): number[] {
+  const best: number[] = [];
+  for (let i = 0; i < row.length; i++) {
+    if (best.length === count && !(row[i] > row[best[count - 1]])) continue;
+    let at = best.length;
+    while (at > 0 && row[i] > row[best[at - 1]]) at--;
+    best.splice(at, 0, i);
+    if (best.length > count) best.pop();
+  }
+  return best;
+}
+
+/** Where the answer is read: an encoder's first mask token (or the locked token), else the last position. */
+export function answerPlace(made: Run): number {
+  if (made.task !== "masked") return made.tokens.length - 1;
+  const masked = made.tokens.findIndex((one) => one.special && /mask/i.test(atob(one.bytes)));
+  return masked >= 0 ? masked : (state.query.value ?? made.tokens.length - 1);
+}
+
+export function hasWords(made: Run): boolean {
+  return made.plan.some((op) => op.id === "logits" && op.axes.includes("V"));
+}
+
+export async function answerOf(made: Run, position: number): Promise<Answer> {
+  const row = await logits(made.run, position), probabilities = softmax(row);
+  return { run: made, position, logits: row, probabilities, top: highest(probabilities, 5) };
+}
+
+/** The answers without and with one more edit, at the same place. */
+export async function moved(edit: string): Promise<[Answer, Answer]> {
+  const made = run.value!, place = answerPlace(made);
+  const other = await sibling([...state.edits.value, edit]);
+  return Promise.all([answerOf(made, place), answerOf(other, place)]);
+}
+
+const decoder = new TextDecoder();
+
+/** Pieces of the vocabulary as a reader sees them, by id. */
+export async function wordsOf(ids: readonly number[], model = state.model.value): Promise<string[]> {
+  const known = await vocabulary(model);
+  return ids.map((id) => (known[id] ? visible(decoder.decode(known[id])) || "∅" : `#${id}`));
+}

@@ -143,12 +143,12 @@ export function explain(runId: string, address: string, terms = 64): Promise<Cel
   return once(path, () => transport.json<Cell>(path));
 }
 
-/** The logits of one position over the whole vocabulary. */
+/** The logits of one position over the whole vocabulary: of all ids that are tokens. */
 export function logits(runId: string, position = -1): Promise<Float32Array> {
   const path = `api/runs/${runId}/logits?position=${position}`;
   return once(path, async () => {
-    const { tensors } = read(await transport.bytes(path));
-    return (tensors.values ?? Object.values(tensors)[0]).data as Float32Array;
+    const { tensors, metadata } = read(await transport.bytes(path));
+    return (tensors.logits.data as Float32Array).subarray(0, Number(metadata.known ?? Infinity));
   });
 }
 
@@ -162,10 +162,10 @@ export function vocabulary(name: string): Promise<Uint8Array[]> {
   const path = `api/vocab/${encodeURIComponent(name)}`;
   return once(path, async () => {
     const raw = await transport.bytes(path), look = new DataView(raw), words: Uint8Array[] = [];
-    for (let at = 0; at + 4 <= raw.byteLength; ) {
-      const length = look.getUint32(at, true);
-      words.push(new Uint8Array(raw, at + 4, length));
-      at += 4 + length;
+    for (let at = 4; at + 2 <= raw.byteLength; ) {
+      const length = look.getUint16(at, true);
+      words.push(new Uint8Array(raw, at + 2, length));
+      at += 2 + length;
     }
     return words;
   });

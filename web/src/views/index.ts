@@ -1,7 +1,7 @@
 // One line a screen; its own file says its place, its title and which models have it.
 // 1 playground
 export { inside } from "./inside"; // 2
-// 3 attention
+export { attention } from "./attention"; // 3
 // 4 lens
 // 5 tokens
 // 6 experts

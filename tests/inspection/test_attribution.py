@@ -8,6 +8,7 @@ import json
 import math
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ import tiny
 from glassformer import config as c
 from glassformer.cli import main
 from glassformer.errors import UserError
-from glassformer.inspection import Attribution, attribute, logits_by_depth
+from glassformer.inspection import Attribution, attribute, edits, logits_by_depth, look
 from glassformer.inspection.streams import body_of
 from glassformer.nn import Model, Tape, build_model, lora
 from glassformer.nn.norm import LayerNorm, RMSNorm
@@ -196,6 +197,33 @@ def test_in_fp32_and_bf16_the_sum_is_the_logit_within_rounding() -> None:
     model = tiny.model(tiny.DECODERS["mixtral"])
     assert attribute(model, None, tiny.tokens(1, 9)).difference < 1e-5
     assert attribute(model.bfloat16(), None, tiny.tokens(1, 9)).difference < 0.5
+
+
+EDITS: dict[str, list[Any]] = {
+    "head": [edits.head_off("{body}.blocks.0.attn", 1)],
+    "mlp": [edits.scale("{body}.blocks.1.ffn.hidden", 0.0)],
+    "stream": [edits.scale("{body}.blocks.0.resid", 1.5), edits.scale("{body}.blocks.1.mid", 0.5)],
+    "ends": [edits.scale("{body}.embed", 2.0), edits.scale("{body}.out", 0.7), edits.scale("embed.token", 1.1)],
+    "writes": [edits.scale("{body}.blocks.*.attn.write", 3.0), edits.scale("{body}.blocks.*.ffn.write", -1.0)],
+}
+
+
+@pytest.mark.parametrize("name", ["gpt2", "phi2", "gemma2", "bert", "t5", "vaswani", "deepseek", "glass"])
+@pytest.mark.parametrize("kind", EDITS)
+def test_under_edits_the_parts_sum_to_the_edited_logit(name: str, kind: str) -> None:
+    model = model_of(name)
+    given, body = asked(model), body_of(model)
+    changes = [dataclasses.replace(edit, path=edit.path.replace("{body}", body)) for edit in EDITS[kind]]
+    if name == "phi2":
+        changes = [edit for edit in changes if not edit.path.endswith(".mid")]
+    found = attribute(model, None, **given, token=7, position=4, edits=changes)
+    logit = look(model, None, given["text"], source=given.get("source"), edits=changes)["logits"][0, 4, 7]
+    if (cap := model.config.head.softcap) is not None:
+        logit = cap * torch.atanh(logit / cap)
+    assert found.difference < 1e-9 and found.sum == pytest.approx(logit.item(), abs=1e-9)
+    plain = attribute(model, None, **given, token=7, position=4)
+    assert abs(plain.logit - found.logit) > 1e-6
+    assert any(part.kind == "edit" for part in found.parts) == (kind in ("stream", "ends", "writes"))
 
 
 def test_the_likeliest_at_the_end_and_a_blank_in_an_encoder() -> None:

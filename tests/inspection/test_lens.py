@@ -18,7 +18,7 @@ from glassformer import config as c
 from glassformer import load
 from glassformer.cli import main
 from glassformer.errors import UserError
-from glassformer.inspection import attribute, logit_lens, logits_by_depth, look, saliency
+from glassformer.inspection import attribute, edits, logit_lens, logits_by_depth, look, saliency
 from glassformer.inspection.streams import body_of
 from glassformer.nn import Model, build_model
 from glassformer.tokenizer import train as train_tokenizer
@@ -135,6 +135,20 @@ def test_how_it_was_read_is_said(name: str, words: str) -> None:
     tokens, source = texts(model)
     notes = " ".join(logit_lens(model, None, tokens, source=source).notes)
     assert re.search(words, notes), notes
+
+
+def test_edits_change_the_run() -> None:
+    """A head off: the last depth is what look gives with the same edit; a token swapped is read as the other."""
+    model = tiny.model(tiny.DECODERS["llama"])
+    off = [edits.head_off("decoder.blocks.0.attn", 1)]
+    lens = logit_lens(model, None, [1, 2, 3], edits=off, track=[7])
+    right = look(model, None, [1, 2, 3], "logits", edits=off)["logits"][0]
+    assert lens.tracked[0].probability[-1] == pytest.approx(right.softmax(-1)[:, 7].tolist(), rel=1e-5)
+    assert lens.probability != logit_lens(model, None, [1, 2, 3]).probability
+    swapped = logit_lens(model, None, [1, 2, 3], edits=[edits.swap_token(1, 9)])
+    assert swapped.tokens == [1, 9, 3] and swapped.top == logit_lens(model, None, [1, 9, 3]).top
+    value = saliency(model, None, [1, 2, 3], token=7, steps=1, edits=off).value
+    assert value == pytest.approx(right[-1, 7].item(), rel=1e-5)
 
 
 def test_bert_reads_its_blank() -> None:

@@ -56,7 +56,7 @@ def test_states_are_the_streams(name: str) -> None:
     model = tiny.model(tiny.ALL[name])
     tokens = tiny.tokens(1, 6)
     source = tiny.tokens(1, 5) if isinstance(model.config, c.EncoderDecoder) else None
-    found = streams.states(model, tokens, source)
+    found = streams.states(model, streams.Read(tokens, source, {}))
     seen = look(model, None, tokens, source=source)
     assert next(iter(found.by_path)) == f"{found.body}.embed"
     assert all(torch.equal(value, seen[path][0]) for path, value in found.by_path.items())

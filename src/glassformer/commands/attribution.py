@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ..errors import need, note
-from .common import MODEL, computing, emit, reader, table, texts
+from .common import MODEL, computing, editing, edits_of, emit, reader, table, texts
 
 EXAMPLES = (
     'glassformer attribution out/mine "The cat sat on the"',
@@ -23,6 +23,7 @@ def options(one: argparse.ArgumentParser) -> None:
     one.add_argument("--position", type=int, metavar="N", help="where it is read (a blank ___, else the last)")
     one.add_argument("--top", type=int, default=20, metavar="N", help="the N parts that added or took most (20)")
     computing(one)
+    editing(one)
     one.add_argument("--json", action="store_true", help="every part as JSON")
 
 
@@ -34,7 +35,7 @@ def run(given: argparse.Namespace) -> None:
     given.prompts = None
     (text,) = texts(given, [given.text])
     asked = {name: getattr(given, name) for name in ("source", "token", "against", "position")}
-    found = inspection.attribute(*reader(given), text, **asked)
+    found = inspection.attribute(*reader(given), text, **asked, edits=edits_of(given))
     if given.json:
         emit(found.to_dict())
         return

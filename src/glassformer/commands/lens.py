@@ -8,7 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, need, note
-from .common import MODEL, computing, counted, emit, moving, new_file, reader, result, texts, unescaped
+from .common import (
+    MODEL,
+    computing,
+    counted,
+    editing,
+    edits_of,
+    emit,
+    moving,
+    new_file,
+    reader,
+    result,
+    texts,
+    unescaped,
+)
 
 EXAMPLES = (
     'glassformer lens out/mine "The cat sat on the" --track " mat"',
@@ -27,6 +40,7 @@ def options(one: argparse.ArgumentParser) -> None:
     one.add_argument("--top", type=int, default=5, metavar="N", help="the N likeliest tokens (5)")
     one.add_argument("--tuned", type=Path, metavar="FILE", help="look through a tuned lens, as --fit writes it")
     computing(one)
+    editing(one)
     one.add_argument("--json", action="store_true", help="every number as JSON")
     fit = one.add_argument_group("a tuned lens: a translator for each depth, fitted to say what the model will")
     fit.add_argument("--fit", metavar="DATA", help="fit one on a file, a folder or a named corpus")
@@ -53,7 +67,7 @@ def run(given: argparse.Namespace) -> None:
     tuned = None if given.tuned is None else TunedLens.load(given.tuned)
     model, tokenizer = reader(given)
     asked = {"positions": given.positions, "track": given.track, "top": given.top, "tuned": tuned}
-    seen = logit_lens(model, tokenizer, text, source=given.source, **asked)
+    seen = logit_lens(model, tokenizer, text, source=given.source, edits=edits_of(given), **asked)
     if given.json:
         emit(seen.to_dict())
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ..errors import note
-from .common import MODEL, computing, emit, moving, reader, texts
+from .common import MODEL, computing, counting, editing, edits_of, emit, moving, reader, texts
 
 EXAMPLES = (
     'glassformer saliency out/mine "The cat sat on the"',
@@ -27,21 +27,20 @@ def options(one: argparse.ArgumentParser) -> None:
     )
     one.add_argument("--steps", type=int, default=50, metavar="N", help="points between there and the text (50)")
     computing(one)
+    editing(one)
     one.add_argument("--json", action="store_true", help="every number as JSON")
 
 
 def run(given: argparse.Namespace) -> None:
     """The command; its exit code, None for 0."""
     from .. import inspection
-    from .common import counting
 
     given.prompts = None
     (text,) = texts(given, [given.text])
     names = ("source", "token", "position", "of", "label", "baseline", "steps")
     progress = counting("points") if moving() else None
-    found = inspection.saliency(
-        *reader(given), text, **{name: getattr(given, name) for name in names}, progress=progress
-    )
+    asked = {name: getattr(given, name) for name in names}
+    found = inspection.saliency(*reader(given), text, **asked, edits=edits_of(given), progress=progress)
     if given.json:
         emit(found.to_dict())
         return

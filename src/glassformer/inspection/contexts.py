@@ -127,7 +127,7 @@ def spans(text: str, word: str) -> list[tuple[int, int]]:
 def _states(model: Model, tokens: Tensor) -> dict[str, Tensor]:
     """The states (T, C) of one text at each depth; an encoder-decoder's encoder reads it."""
     if not isinstance(model.config, config.EncoderDecoder):
-        return streams.states(model, tokens).by_path
+        return streams.states(model, streams.Read(tokens, None, {})).by_path
     tape = Tape("encoder.embed", "encoder.blocks.*.resid", "encoder.cells.*.state")
     with inference(model):
         must_be_finite(model, model.encode(tokens, tape=tape).hidden)  # type: ignore[operator]

@@ -10,7 +10,7 @@ B points of the walk at once, T tokens, C model dim.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ..errors import UserError, need
 from ..nn import Model, Tape
+from ..nn.editing import ModelEdit
 from ..nn.finite import must_be_finite
 from ..nn.inference import inference
 from . import streams, tables
@@ -96,6 +97,7 @@ def saliency(
     label: int | None = None,
     baseline: Baseline = "mean",
     steps: int = 50,
+    edits: Sequence[ModelEdit] = (),
     progress: Callable[[int], None] | None = None,
 ) -> Saliency:
     """What the logit of ``token`` (None: the likeliest) at ``position`` owes to each token of the text.
@@ -104,11 +106,13 @@ def saliency(
     None is "label" for a model with labels and no head, else "logit". ``position`` None is an encoder's only mask
     token, else the last. The walk begins at the ``baseline``: the "mean" of the table, "zero", or the "pad" token's
     vector (an encoder's mask token where there is one), in ``steps`` points of Gauss and Legendre; ``progress`` is told
-    how many are done. Raises UserError for an answer that the model does not give.
+    how many are done; ``edits`` (inspection.edits) change the run. Raises UserError for an answer that the model does
+    not give.
     """
     need(steps >= 1, f"steps is {steps}; give 1 or more.")
     need(baseline in ("mean", "zero", "pad"), f'There is no baseline "{baseline}"; give mean, zero or pad.')
-    asked = _Asked(model, tokenizer, streams.read(model, tokenizer, text, source), _kind(model, of), position)
+    read = streams.prepare(model, tokenizer, text, source, edits)
+    asked = _Asked(model, tokenizer, read, _kind(model, of), position)
     asked.choose(label if asked.of == "label" else token)
     where, start = asked.baseline(baseline)
     (value,), at_input = asked.gradients(start, torch.ones(1))
@@ -150,15 +154,16 @@ class _Asked:
         self,
         model: Model,
         tokenizer: Tokenizer | None,
-        read: tuple[Tensor, Tensor | None],
+        read: streams.Read,
         of: Of,
         position: int | None,
     ) -> None:
         self.model, self.tokenizer, self.of = model, tokenizer, of
-        self.given = streams.given(*read)
-        self.position = streams.place(position, read[0], tokenizer)
+        self.given, self.edits = read.given, read.edits
+        self.position = streams.place(position, read.tokens, tokenizer)
         self.chosen, self.name = 0, ""
-        tape = Tape("embed.token", "embed.lag.*", "source_embed.token", "source_embed.lag.*")
+        inputs = ("embed.token", "embed.lag.*", "source_embed.token", "source_embed.lag.*")
+        tape = Tape(*inputs, edits=self.edits)
         with inference(model):
             self.answers = self.run(tape, 1)[0]  # (V), or labels
             must_be_finite(model, self.answers)
@@ -218,7 +223,7 @@ class _Asked:
             way = share.to(x.device, x.dtype)[:, None, None]
             whole = torch.where(way == 1, x, start[path] + way * (x - start[path]))  # the very bits at the end
             leaves[path] = whole.detach().requires_grad_()
-        tape = Tape(edits={path: _instead(leaf) for path, leaf in leaves.items()})
+        tape = Tape(edits={**self.edits, **{path: _instead(leaf) for path, leaf in leaves.items()}})
         training = self.model.training
         self.model.eval()
         try:

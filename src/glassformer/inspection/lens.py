@@ -20,6 +20,7 @@ from torch import Tensor
 from .. import config
 from ..errors import need
 from ..nn import Model
+from ..nn.editing import ModelEdit
 from ..nn.finite import must_be_finite
 from ..nn.inference import inference
 from . import streams, tables
@@ -121,22 +122,23 @@ def logit_lens(
     track: Sequence[str | int] = (),
     top: int = 5,
     tuned: TunedLens | None = None,
+    edits: Sequence[ModelEdit] = (),
 ) -> Lens:
     """What each depth of ``model`` says at the asked positions of ``text`` (None: the last 16; "all": every one).
 
     An encoder-decoder's decoder is read, beside its ``source``; of an encoder each token's own place. ``track`` names
-    tokens to follow, by their text, name or id; ``tuned`` puts a fitted translator in front of the head. Only the asked
-    columns are computed. Raises UserError for a model without a head, a position that is not there and a tracked
-    word of several tokens.
+    tokens to follow, by their text, name or id; ``tuned`` puts a fitted translator in front of the head; ``edits``
+    (inspection.edits) change the run. Only the asked columns are computed. Raises UserError for a model without a head,
+    a position that is not there and a tracked word of several tokens.
     """
     streams.needs_head(model, "`glassformer contexts` compares its vectors layer by layer.")
     need(top >= 1, f"top is {top}; give 1 or more.")
-    tokens, source_ids = streams.read(model, tokenizer, text, source)
-    length = tokens.shape[1]
+    read = streams.prepare(model, tokenizer, text, source, edits)
+    length = read.tokens.shape[1]
     asked = streams.places(positions, length, MOST)
     known = model.config.embed.vocab if tokenizer is None else min(tokenizer.size, model.config.embed.vocab)
     followed = torch.tensor([streams.word_id(model, tokenizer, word) for word in track], dtype=torch.long)
-    seen = streams.states(model, tokens, source_ids)
+    seen = streams.states(model, read)
     if tuned is not None:
         tuned.must_fit(model)
     made = _Columns(model, min(top, known), known, followed)
@@ -145,7 +147,7 @@ def logit_lens(
     with inference(model):
         for low in range(0, len(asked), step):
             made.add(_logits(model, seen, asked[low : low + step], tuned))
-    ids, likely = tokens[0, asked].tolist(), made.table("top")
+    ids, likely = read.tokens[0, asked].tolist(), made.table("top")
     notes = _notes(model, tuned)
     if positions is None and length > MOST:
         notes.append(f"The last {MOST} of {length} positions; --positions chooses others (all: every one).")
@@ -184,7 +186,7 @@ def logits_by_depth(
     With fewer positions than the text has, the head's product has another shape, which may round otherwise.
     """
     streams.needs_head(model, "there is nothing to read its states with.")
-    seen = streams.states(model, tokens, source)
+    seen = streams.states(model, streams.Read(tokens, source, {}))
     asked = list(range(tokens.shape[1])) if positions is None else streams.places(positions, tokens.shape[1])
     with inference(model):
         own, *others = _logits(model, seen, asked, tuned)

@@ -6,7 +6,7 @@ T tokens, C model dim.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,10 +17,12 @@ from torch import Tensor
 from .. import config
 from ..errors import UserError, need
 from ..nn import Model, Tape
+from ..nn.editing import ModelEdit
 from ..nn.finite import must_be_finite
+from ..nn.flow import Edit
 from ..nn.inference import inference
 from ..tokenizer.framing import document_start
-from .looking import Text, token_ids
+from .looking import Text, inputs
 
 if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer
@@ -47,29 +49,49 @@ def is_recurrent(model: Model) -> bool:
     return isinstance(getattr(model.config, body_of(model)), config.Recurrent)
 
 
-def read(
-    model: Model, tokenizer: Tokenizer | None, text: Text, source: Text | None = None
-) -> tuple[Tensor, Tensor | None]:
-    """The text as ids (1, T), and an encoder-decoder's source; in an encoder's text ``___`` is its mask token.
+@dataclass(frozen=True)
+class Read:
+    """What a model is to read: ids (1, T) and an encoder-decoder's source, and what a tape is to change."""
 
-    Raises UserError for what the model cannot read, for several texts at once, and for a source that is missing or
-    that nobody reads.
+    tokens: Tensor
+    source: Tensor | None
+    edits: Mapping[str, Edit]
+
+    @property
+    def given(self) -> tuple[Tensor, ...]:
+        """What a model's forward pass takes."""
+        return given(self.tokens, self.source)
+
+
+def prepare(
+    model: Model,
+    tokenizer: Tokenizer | None,
+    text: Text,
+    source: Text | None = None,
+    edits: Sequence[ModelEdit] = (),
+) -> Read:
+    """The text as the model reads it; in an encoder's text ``___`` is its mask token.
+
+    Raises UserError for what the model cannot read, for several texts at once, for a source that is missing or that
+    nobody reads, and for an edit of what is not there.
     """
-    both = isinstance(model.config, config.EncoderDecoder)
-    need(not both or source is not None, "An encoder-decoder reads two texts; give the encoder's as source (--source).")
-    need(both or source is None, "Only an encoder-decoder has a source; leave it out.")
     if isinstance(model.config, config.Encoder) and isinstance(text, str) and tokenizer and tokenizer.mask is not None:
         mark = tokenizer.token(tokenizer.mask)
         text = text.replace(BLANK, mark)
         if mark in text:
             text = tokenizer.encode_pair(text, special=True)[0]
-    tokens = token_ids(model, tokenizer, text, second=both)
-    need(len(tokens) == 1, f"There are {len(tokens)} texts; give one at a time.")
-    if source is None:
-        return tokens, None
-    given = token_ids(model, tokenizer, source)
-    need(len(given) == 1, f"There are {len(given)} sources; give one at a time.")
-    return tokens, given
+    found = Read(*inputs(model, tokenizer, text, source, edits))
+    for ids in found.given:
+        need(len(ids) == 1, f"There are {len(ids)} texts; give one at a time.")
+    return found
+
+
+def read(
+    model: Model, tokenizer: Tokenizer | None, text: Text, source: Text | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """The ids (1, T) of ``prepare``, and an encoder-decoder's source."""
+    found = prepare(model, tokenizer, text, source)
+    return found.tokens, found.source
 
 
 def given(tokens: Tensor, source: Tensor | None) -> tuple[Tensor, ...]:
@@ -77,14 +99,14 @@ def given(tokens: Tensor, source: Tensor | None) -> tuple[Tensor, ...]:
     return (tokens,) if source is None else (tokens, source)
 
 
-def states(model: Model, tokens: Tensor, source: Tensor | None = None) -> States:
-    """Every depth's states of one text (1, T), in one pass without logits."""
+def states(model: Model, read: Read) -> States:
+    """Every depth's states of one text, in one pass without logits."""
     body = body_of(model)
     crossed = is_recurrent(model) and getattr(model.config, body).cross is not None  # its answer is no layer's state
     last = [f"{body}.out"] if crossed else []
-    tape = Tape(f"{body}.embed", f"{body}.blocks.*.resid", f"{body}.cells.*.state", *last)
+    tape = Tape(f"{body}.embed", f"{body}.blocks.*.resid", f"{body}.cells.*.state", *last, edits=read.edits)
     with inference(model):
-        output = model(*given(tokens, source), tape=tape, logits="none")
+        output = model(*read.given, tape=tape, logits="none")
         must_be_finite(model, output.hidden)
     return States(body, {path: value[0] for path, value in tape.records.items()}, output.hidden[0])
 

@@ -128,7 +128,7 @@ def fit_tuned_lens(
     need(steps > 0 and tokens > 0, f"steps is {steps} and tokens is {tokens}; give 1 or more of each.")
     need(rate > 0, f"rate is {rate}; give a number above 0.")
     train, held = _shared_out(texts, steps * tokens)
-    seen = streams.states(model, *held[0])
+    seen = streams.states(model, streams.Read(*held[0], {}))
     depths, dim = list(seen.by_path)[:-1], seen.out.shape[-1]
     need(bool(depths), "This model has one depth alone, which is its answer; there is nothing to tune.")
     like = streams.wide(seen.out)
@@ -193,7 +193,7 @@ def _measure(model: Model, lens: TunedLens, held: Sequence[Batch]) -> list[float
 
 def _kl(model: Model, lens: TunedLens, batch: Batch, learn: bool) -> list[float]:
     """KL(own || depth) of each depth, summed over a text's tokens; ``learn`` adds its gradients."""
-    seen = streams.states(model, *batch)
+    seen = streams.states(model, streams.Read(*batch, {}))
     head: Any = model.head
     last_norm = getattr(model.get_submodule(seen.body), "last_norm", torch.nn.Identity())
     sums = [0.0] * len(lens.depths)

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from safetensors.numpy import save
 
 from ..errors import UserError, need
 
 Array = npt.NDArray[Any]
 KINDS = {"f32": 4, "f16": 2, "u8": 1}
 MAPS = ("lin", "sqrt")
+DTYPES = {"f4": "F32", "f2": "F16", "u1": "U8", "i4": "I32"}
 MOST_CELLS = 1 << 27  # of a value that is made whole, to be pooled
 
 
@@ -133,9 +133,21 @@ def coded(
 
 
 def packed(tensors: dict[str, Array], told: dict[str, str]) -> bytes:
-    """safetensors: the header, then raw little-endian bytes."""
-    made: bytes = save({name: np.ascontiguousarray(one) for name, one in tensors.items()}, metadata=told)
-    return made
+    """safetensors: the header, then raw little-endian bytes; wide numbers first, so that each begins at its own size.
+
+    Equal values give equal bytes, which the library's writer does not promise of what is ``told``.
+    """
+    header: dict[str, Any] = {"__metadata__": told}
+    parts, at = [], 0
+    for name, one in sorted(tensors.items(), key=lambda item: -item[1].itemsize):
+        raw = one.astype(one.dtype.newbyteorder("<"), copy=False).tobytes()
+        header[name] = {"dtype": DTYPES[one.dtype.kind + str(one.itemsize)], "shape": list(one.shape)}
+        header[name]["data_offsets"] = [at, at + len(raw)]
+        parts.append(raw)
+        at += len(raw)
+    written = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    written += b" " * (-len(written) % 8)
+    return b"".join([len(written).to_bytes(8, "little"), written, *parts])
 
 
 def facts(part: Part, pool: tuple[int, ...] | None) -> dict[str, str]:

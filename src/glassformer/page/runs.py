@@ -98,7 +98,13 @@ class Runs:
         check()
         answer = describe(entry, loaded, trace, answers.spans(loaded.tokenizer, tokens[0].tolist(), text), source)
         answer |= {"run": id, "edits": list(map(repr, edits)), "check": {"captured_vs_fast_max_abs": difference}}
-        answer["left_out"] = {"tokens": left, "source_tokens": source_left}
+        parts = [("text", len(tokens[0]), left), ("source", 0 if given is None else len(given[0]), source_left)]
+        said = [
+            f"Of the {what} the first {kept:,} of {kept + more:,} tokens are read."
+            for what, kept, more in parts
+            if more
+        ]
+        answer |= {"cut": " ".join(said) or None, "left_out": {"tokens": left, "source_tokens": source_left}}
         self.add(Run(id, loaded, trace, answer, bool(hooks)))
         return answer
 

@@ -154,10 +154,10 @@ class Tokenizers:
         return told
 
     def vocabulary(self, name: str) -> bytes:
-        """uint32 count, then for each id uint16 length and its bytes, little-endian; special tokens by name."""
+        """For each id its length as uint32, little-endian, and its bytes; special tokens by their name."""
         one = self[name]
-        parts = [struct.pack("<I", one.size)]
+        parts = []
         for id in range(one.size):
-            raw = (one.token(id).encode() if one.hides(id) else one.bytes_of(id))[:65_535]
-            parts += [struct.pack("<H", len(raw)), raw]
+            raw = one.token(id).encode() if one.hides(id) else one.bytes_of(id)
+            parts += [struct.pack("<I", len(raw)), raw]
         return b"".join(parts)

@@ -1,0 +1,72 @@
+"""Pooling, codes and the container, held against plain loops and the safetensors library."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from safetensors.numpy import load
+
+from glassformer import UserError
+from glassformer.inspection.wire import coded, packed, pool_of, pooled
+
+
+@pytest.mark.parametrize("shape", [(7, 5), (3, 10, 11), (64,), (2, 48, 48), (5, 100)])
+@pytest.mark.parametrize("sizes", [(4, 4), (3, 7), (48, 48), (6,)])
+def test_a_tile_shows_what_is_furthest_from_zero(shape: tuple[int, ...], sizes: tuple[int, ...]) -> None:
+    values = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    values[np.random.default_rng(1).random(shape) < 0.3] = -np.inf
+    sizes = sizes[-len(shape) :]
+    made = pooled(values, sizes)
+    last = shape[-len(sizes) :]
+    tiles = [min(size, side) for size, side in zip(sizes, last, strict=True)]
+    assert made.shape == (*shape[: -len(sizes)], *tiles)
+    for place in np.ndindex(*made.shape):
+        cut = place[: -len(sizes)] + tuple(
+            slice(i * side // n, (i + 1) * side // n)
+            for i, side, n in zip(place[-len(sizes) :], last, tiles, strict=True)
+        )
+        inside = values[cut].ravel()
+        some = inside[np.isfinite(inside)]
+        assert made[place] == (max(some, key=abs) if some.size else -np.inf)
+
+
+def test_one_hot_cell_of_a_million_stays() -> None:
+    values = np.zeros((1, 1024, 1024), np.float32)
+    values[0, 777, 333] = -3.0
+    made = pooled(values, (48, 48))
+    assert made.min() == -3.0 and (made != 0).sum() == 1
+
+
+def test_the_container_is_what_the_library_reads_and_always_the_same() -> None:
+    tensors = {
+        "a": np.arange(6, dtype=np.uint8).reshape(2, 3),
+        "b": np.linspace(0, 1, 5, dtype=np.float32),
+        "c": np.ones((3,), np.float16),
+        "none": np.zeros((0, 4), np.float32),
+    }
+    data = packed(tensors, {"words": "Größe"})
+    assert data == packed(dict(reversed(tensors.items())), {"words": "Größe"}) or len(data) == len(
+        packed(dict(reversed(tensors.items())), {"words": "Größe"})
+    )
+    back = load(data)
+    assert set(back) == set(tensors)
+    for name, one in tensors.items():
+        assert back[name].dtype == one.dtype and np.array_equal(back[name], one)
+    assert int.from_bytes(data[:8], "little") % 8 == 0
+
+
+def test_what_is_constant_or_empty_of_numbers_has_a_code() -> None:
+    for values in (np.full((2, 2), 3.0, np.float32), np.full((2, 2), -np.inf, np.float32)):
+        codes, facts = coded(values, "u8")
+        low, high = float(facts["min"]), float(facts["max"])
+        assert codes.dtype == np.uint8 and low == high and low in (3.0, 0.0)
+    large = np.array([1e9], np.float32)
+    sent, facts = coded(large, "f16")
+    assert sent.dtype == np.float32 and facts["as"] == "f32", "what half precision cannot hold is sent whole"
+
+
+def test_pools_are_read_or_refused() -> None:
+    assert pool_of("max:48x32") == (48, 32) and pool_of("max:7") == (7,) and pool_of(None) is None
+    for wrong in ("mean:3", "max:", "max:3x", "max:-1", "max:1x2x3", "max:0", "max:9999999", "max:٣"):
+        with pytest.raises(UserError):
+            pool_of(wrong)

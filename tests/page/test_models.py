@@ -1,0 +1,59 @@
+"""Cards without loading; names that cannot be mistaken; the model that comes with the package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import tiny
+
+pytest.importorskip("starlette", reason="the page needs its extra: pip install 'glassformer[page]'")
+pytest.importorskip("httpx", reason="tests of the page need httpx")
+
+import served
+from glassformer import UserError
+from glassformer.page.models import Models, shipped
+
+
+def test_cards_say_what_each_can_do(tmp_path: Path) -> None:
+    names = ("gpt2", "bert", "t5", "mixtral", "gru", "pooled")
+    models = Models([served.saved(name, tmp_path / name) for name in names])
+    cards = {card["name"]: card for card in models.cards()}
+    assert {name: card["kind"] for name, card in cards.items()} == {
+        "gpt2": "decoder",
+        "bert": "encoder",
+        "t5": "encoder-decoder",
+        "mixtral": "decoder",
+        "gru": "recurrent",
+        "pooled": "decoder",
+    }
+    can = {name: {one for one, true in card["abilities"].items() if true} for name, card in cards.items()}
+    assert can["gpt2"] == {"generate", "lens", "attention", "attribution"}
+    assert can["bert"] == {"fill", "pool", "lens", "attention", "attribution"}
+    assert can["t5"] == {"generate", "source", "lens", "attention", "attribution"}
+    assert "experts" in can["mixtral"] and "pool" in can["pooled"] and can["gru"] == {"generate", "lens"}
+    assert all(entry.loaded is None for entry in models.entries.values())
+    model = models["gpt2"].open().model
+    assert cards["gpt2"]["parameters"] == sum(one.numel() for one in model.parameters())
+    assert cards["gpt2"]["context"] == tiny.CONTEXT and cards["gpt2"]["vocab"] == served.VOCAB
+
+
+def test_two_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    paths = [served.saved("gpt2", tmp_path / part / "mine", seed) for seed, part in enumerate("ab")]
+    models = Models(list(paths))
+    assert list(models.entries) == ["mine", "mine-2"]
+    assert models["mine"].open().digest != models["mine-2"].open().digest
+    assert [card["title"] for card in models.cards()] == list(map(str, paths))
+
+
+def test_what_is_no_model_is_said_at_once(tmp_path: Path) -> None:
+    with pytest.raises(UserError):
+        Models([tmp_path / "nothing"])
+
+
+def test_the_shipped_model_is_small_and_whole() -> None:
+    files = {path.name: path.stat().st_size for path in shipped().iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(files) and sum(files.values()) <= 2_000_000
+    loaded = Models([])["tiny-page"].open()
+    assert loaded.dtype == "float32" and loaded.tokenizer is not None and loaded.tokenizer.size == 1024

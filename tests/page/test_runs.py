@@ -1,0 +1,90 @@
+"""Runs that are kept: the same request twice, two browsers at once, the bound, and a request that nobody waits for."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("starlette", reason="the page needs its extra: pip install 'glassformer[page]'")
+pytest.importorskip("httpx", reason="tests of the page need httpx")
+
+import served
+from glassformer.page.models import Missing, Models
+from glassformer.page.replies import Gone
+from glassformer.page.runs import Runs
+from glassformer.page.wire import thumbnails, values
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    folder: Path = tmp_path_factory.mktemp("models")
+    return Models([served.saved("llama", folder / "llama"), served.saved("gpt2", folder / "gpt")])
+
+
+def nothing() -> None:
+    """Somebody waits."""
+
+
+def test_two_browsers_at_once_get_their_own_answers(models: Models) -> None:
+    """The same texts in another order from two threads, on two models: what each is told is what one alone is."""
+    alone = Runs(models)
+    texts = [f"the cat sat on {word}" for word in ("a mat", "the log", "a dog", "9", "the mat and the log")]
+    asked = [{"model": name, "text": text} for name in ("llama", "gpt") for text in texts]
+    query = {"address": "logits", "as": "f32"}
+    expected = {}
+    for one in asked:
+        made = alone.make(one)
+        expected[made["run"]] = values(alone[made["run"]], query, nothing)
+    both = Runs(models)
+
+    def browse(order: list[dict[str, str]]) -> None:
+        for one in order:
+            made = both.make(one)
+            assert values(both[made["run"]], query, nothing) == expected[made["run"]]
+
+    with ThreadPoolExecutor(2) as two:
+        list(two.map(browse, (asked, asked[::-1])))
+    assert len(both) == len(expected)
+
+
+def test_the_oldest_goes_where_there_is_too_much(models: Models) -> None:
+    runs = Runs(models, kept=1)
+    first = runs.make({"model": "llama", "text": "the cat"})["run"]
+    assert runs[first].bytes > 1, "one stays, however large"
+    second = runs.make({"model": "llama", "text": "the dog"})["run"]
+    assert len(runs) == 1 and runs[second].id == second
+    with pytest.raises(Missing, match="no run"):
+        runs[first]
+    again = runs.make({"model": "llama", "text": "the cat"})
+    assert again["run"] == first and "found" not in again
+
+
+def test_a_request_that_nobody_waits_for_ends_in_the_middle(models: Models) -> None:
+    runs, seen = Runs(models), []
+
+    def check() -> None:
+        seen.append(1)
+        if len(seen) > 6:
+            raise Gone
+
+    with pytest.raises(Gone):
+        runs.make({"model": "llama", "text": "the cat sat"}, check)
+    assert not len(runs) and len(seen) == 7
+    made = runs.make({"model": "llama", "text": "the cat sat"})
+    loaded = runs[made["run"]].loaded
+    assert loaded.lock.acquire(timeout=1), "and it left the model free"
+    gone = threading.Event()
+
+    def waiting() -> None:
+        if gone.is_set():
+            raise Gone
+
+    with ThreadPoolExecutor(1) as one:
+        waits = one.submit(thumbnails, runs[made["run"]], {"px": "8"}, waiting)
+        gone.set()
+        with pytest.raises(Gone):
+            waits.result(5)
+    loaded.lock.release()

@@ -1,0 +1,114 @@
+"""Who is let in, and what every answer forbids the page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("starlette", reason="the page needs its extra: pip install 'glassformer[page]'")
+pytest.importorskip("httpx", reason="tests of the page need httpx")
+
+from starlette.testclient import TestClient
+
+import served
+from glassformer.page.app import Page, application
+from glassformer.page.security import LOOPBACK, host_name, is_loopback
+
+
+@pytest.fixture(scope="module")
+def page() -> Page:
+    return served.page()
+
+
+def ask(page: Page, method: str = "GET", path: str = "/api/models", token: str | None = None, **headers: str) -> int:
+    """The status of a request with these headers."""
+    hosts = None if token else frozenset(LOOPBACK)
+    one = TestClient(application(page, hosts, token), "http://127.0.0.1:8642", raise_server_exceptions=False)
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    answer = one.request(method, path, headers=named, content=b"{}" if method == "POST" else None)
+    if answer.status_code >= 400:
+        assert answer.json()["error"].endswith("."), answer.text
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    return answer.status_code
+
+
+def test_only_our_own_names_are_answered(page: Page) -> None:
+    for host in ("127.0.0.1:8642", "localhost:8642", "localhost", "[::1]:8642"):
+        assert ask(page, host=host) == 200, host
+    for host in ("evil.example", "127.0.0.1.evil.example:8642", "", "localhost.evil.example"):
+        assert ask(page, host=host) == 403, host
+
+
+def test_no_other_page_may_ask(page: Page) -> None:
+    json = "application/json"
+    assert ask(page, "POST", "/api/runs", content_type=json) == 400, "let in, and then not understood"
+    assert ask(page, "POST", "/api/runs", content_type=json, origin="http://127.0.0.1:8642") == 400
+    for origin in ("http://evil.example", "null", "http://127.0.0.1:9999", "http://localhost:8642"):
+        assert ask(page, "POST", "/api/runs", content_type=json, origin=origin) == 403, origin
+    assert ask(page, sec_fetch_site="cross-site") == 403
+    assert ask(page, sec_fetch_site="same-origin") == 200
+
+
+def test_a_form_cannot_post(page: Page) -> None:
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "", "application/jsonp"):
+        assert ask(page, "POST", "/api/runs", content_type=kind) == 415, kind
+    assert ask(page, "PUT", "/api/runs", content_type="application/json") == 405
+    assert ask(page, "DELETE", "/api/models") == 405
+
+
+def test_elsewhere_the_link_holds_a_secret(page: Page) -> None:
+    assert ask(page, token="secret") == 403
+    assert ask(page, path="/api/models?token=wrong", token="secret") == 403
+    assert ask(page, path="/api/models?token=secret", token="secret", host="laptop.local:8642") == 200
+    one = TestClient(application(page, None, "secret"), "http://laptop.local:8642")
+    assert one.get("/api/models").status_code == 403
+    first = one.get("/?token=secret")
+    assert "HttpOnly" in first.headers["set-cookie"] and "SameSite=Strict" in first.headers["set-cookie"]
+    assert one.get("/api/models").status_code == 200, "the cookie is enough from now on"
+
+
+def test_every_answer_says_what_the_page_may_load(page: Page) -> None:
+    one = served.client(page)
+    for path in ("/", "/api/models", "/nothing", "/api/runs/r_0/t"):
+        headers = one.get(path).headers
+        policy = headers["content-security-policy"]
+        assert policy.startswith("default-src 'self'") and "unsafe" not in policy and "http" not in policy
+        assert headers["cross-origin-resource-policy"] == "same-origin"
+        assert "access-control-allow-origin" not in headers
+
+
+def test_types_of_what_is_sent(page: Page) -> None:
+    one = served.client(page)
+    assert one.get("/").headers["content-type"] == "text/html; charset=utf-8"
+    assert one.get("/api/models").headers["content-type"] == "application/json"
+    made = one.post("/api/runs", json={"model": "tiny-page", "text": "O Romeo"}).json()
+    tensor = one.get(f"/api/runs/{made['run']}/t?address=logits")
+    assert tensor.headers["content-type"] == "application/x-safetensors"
+    script = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
+    for name, path in page.static.items():
+        answer = one.get(f"/{name}")
+        assert answer.content == path.read_bytes()
+        if path.suffix in script:
+            assert answer.headers["content-type"] == script[path.suffix]
+
+
+def test_only_listed_files_are_opened(tmp_path: Path) -> None:
+    """Of the build's folder what stands there by name; nothing above it, nothing of another kind."""
+    static = tmp_path / "static"
+    static.mkdir()
+    (static / "index.html").write_text("<p>here")
+    (static / "app.js").write_text("1")
+    (static / "secret.key").write_text("no")
+    (tmp_path / "above.txt").write_text("no")
+    from glassformer.page.models import Models
+
+    one = served.client(Page(Models([]), static=static))
+    assert one.get("/").text == "<p>here" and one.get("/app.js").text == "1"
+    for path in ("/secret.key", "/../above.txt", "/..%2fabove.txt", "/%2e%2e/above.txt", "/static/app.js", "/.gitkeep"):
+        assert one.get(path).status_code == 404, path
+
+
+def test_hosts() -> None:
+    assert host_name("LocalHost:80") == "localhost" and host_name("[::1]:80") == "[::1]" and host_name("a") == "a"
+    assert is_loopback("127.0.0.1") and is_loopback("::1") and not is_loopback("0.0.0.0")

@@ -169,6 +169,8 @@ def test_experts_are_off(name: str, off: tuple[int, ...]) -> None:
         written += plain[f"{part}.shared.write"]
     torch.testing.assert_close(seen[f"{part}.write"], written)
     untouched = ~torch.isin(own, torch.tensor(off)).any(-1)
+    twice = look(model, None, tokens, f"{part}.weight", edits=[scale(f"{part}.weight", 2.0), *edits])[f"{part}.weight"]
+    assert torch.equal(twice[untouched], 2 * plain[f"{part}.weight"][untouched])  # an earlier edit of theirs stays
     for leaf in ("weight", "chosen"):
         assert torch.equal(seen[f"{part}.{leaf}"][untouched], plain[f"{part}.{leaf}"][untouched])
     kept = seen[f"{part}.weight"][torch.isin(seen[f"{part}.chosen"], torch.tensor(off))]
@@ -191,6 +193,8 @@ def test_a_masked_token_reaches_nobody(name: str) -> None:
     assert not torch.equal(one[:, 4], two[:, 4])
     assert not torch.allclose(one[:, 5:], logits(model, tokens=tokens)[:, 5:], atol=1e-4)
     assert logits(model, mask_token(0), mask_token(1)).isfinite().all()
+    for pattern in look(model, None, tokens, "*.pattern", edits=[mask_token(4)]).values():
+        assert (pattern[:, :, elsewhere, 4] == 0).all() and (pattern[:, :, 4, 4] > 0).all()
 
 
 @pytest.mark.parametrize("name", ["vaswani", "t5", "attention-pair", "two vocabularies"])
@@ -360,7 +364,7 @@ EDITS: dict[str, list[Edit]] = {
     "gpt2": [head_off(ATTENTION, 3, "mean"), mlp_off("decoder.blocks.1.ffn", positions=(1, 8, 9)), swap_token(-1, 5)],
     "gemma2": [set_attention("decoder.blocks.1.attn", 2, None, {1: 0.5}, renormalise=True), attn_off(ATTENTION, 11)],
     "alibi": [mask_token(0), scale("decoder.blocks.0.ffn.hidden", -1.0, index=(3, 4))],
-    "glass": [mask_token(5), set_value("logits", -9.0, index=7)],
+    "glass": [mask_token(5), set_value("logits", -9.0, index=7), scale("logits", -1.0, positions=7)],
     "starcoder2": [scale(f"{ATTENTION}.v", 2.0, positions=(3, 4, 9)), mask_token(6)],
     "mixtral": [expert_off("decoder.blocks.*.ffn", 1), head_off("decoder.blocks.1.attn", 0, "mean")],
     "phi2": [scale(f"{ATTENTION}.k", 0.5, positions=":4"), mlp_off("decoder.blocks.0.ffn", "9:")],
@@ -423,6 +427,13 @@ def test_samples_and_beams_of_edited_prompts_keep_to_their_rows() -> None:
     assert found[1][0].tokens == alone[0].tokens
     tokens, _ = uncached(model, edits, prompts[0], None, 5)
     assert beam(model, None, prompts[:1], beams=1, max_new=5, eos=(), edits=edits)[0][0].tokens == tokens
+
+
+def test_a_long_generation_by_prepacked_weights_is_edited_too() -> None:
+    model, edits = MODELS["llama"], EDITS["llama"]
+    prompts = [tiny.tokens(1, 8, seed=seed)[0].tolist() for seed in range(2)]
+    told = generate(model, None, prompts, temperature=0, max_new=40, eos=(), edits=edits).run()
+    assert told.tokens == [uncached(model, edits, prompt, None, 40)[0] for prompt in prompts]
 
 
 def test_without_edits_generation_has_no_tape(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -574,3 +585,15 @@ def test_what_is_no_edit_is_a_sentence() -> None:
         generate(MODELS["gpt2"], None, [1, 2], slide=True, edits=[mask_token(0)])
     with pytest.raises(UserError, match="count from 0"):
         generate(MODELS["gpt2"], None, [[1, 2], [3]], edits=[mask_token(-1)])
+
+
+def test_routers_are_seen_as_edited() -> None:
+    """An edit of the router after the expert that is off counts: the choice is made of what the router then says."""
+    model = MODELS["nanomoe"]
+    tokens, _ = given(model)
+    part, row = "decoder.blocks.0.ffn", [9.0, 2.0, 1.0, 0.0]
+    edits = [expert_off(part, 0), set_value(f"{part}.router", row)]
+    seen = look(model, None, tokens, f"{part}.chosen", f"{part}.weight", edits=edits)
+    p = torch.tensor(row).softmax(0)[1:3]
+    assert (seen[f"{part}.chosen"] == torch.tensor([1, 2])).all()
+    torch.testing.assert_close(seen[f"{part}.weight"], (p / p.sum()).expand(2, 10, -1))

@@ -61,8 +61,8 @@ class Runs:
         self.alone = side == "decoder" and self.cfg.causal  # a token's values depend on those before it alone
         masks = [self.cfg.block(layer).attention.mask for layer in range(self.cfg.depth)]
         self.ahead = max(mask.prefix_length for mask in masks)  # tokens that see each other all the same
-        if self.alone and self.ahead <= at + 1:
-            self.told = told[:, : at + 1]
+        if self.alone:
+            self.told = told[:, : max(at + 1, self.ahead)]
         self.length = self.told.shape[1]
         differ = (self.told[0] != self.told[1]).nonzero().flatten().tolist()
         self.first = differ[0] if differ and self.alone and differ[0] >= self.ahead else 0  # until there all is equal

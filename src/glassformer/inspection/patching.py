@@ -101,7 +101,7 @@ class PatchGrid:
             fit = max(1, (width - first) // (max(max(map(len, heads)), 5) + 2))
             for low in range(0, len(heads), fit):
                 rows = [
-                    (name, *(f"{effect:.2f}" for effect in effects[low : low + fit]))
+                    (name, *(f"{effect:z.2f}" for effect in effects[low : low + fit]))
                     for name, effects in zip(part.rows(), part.effect, strict=True)
                 ]
                 blocks.append("\n".join(tables.lines(reversed(rows), (part.name, *heads[low : low + fit]))))

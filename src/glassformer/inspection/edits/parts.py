@@ -70,8 +70,8 @@ def _mean(z: Tensor, inside: Tensor, document_ids: Tensor | None) -> Tensor:
     own = inside[:, None]
     if document_ids is not None:
         own = own & (document_ids[:, :, None] == document_ids[:, None])
-    weight = own.double()
-    return weight @ z.double() / weight.sum(-1, keepdim=True).clamp(min=1)
+    weight = own.to(torch.promote_types(z.dtype, torch.float32))
+    return weight @ z.to(weight.dtype) / weight.sum(-1, keepdim=True).clamp(min=1)
 
 
 @dataclass(frozen=True, repr=False)

@@ -61,8 +61,11 @@ export async function moved(edit: string): Promise<[Answer, Answer]> {
 
 const decoder = new TextDecoder();
 
+/** A piece of the vocabulary as a reader sees it. */
+export const shown = (piece: Uint8Array): string => visible(decoder.decode(piece)) || "∅";
+
 /** Pieces of the vocabulary as a reader sees them, by id. */
 export async function wordsOf(ids: readonly number[], model = state.model.value): Promise<string[]> {
   const known = await vocabulary(model);
-  return ids.map((id) => (known[id] ? visible(decoder.decode(known[id])) || "∅" : `#${id}`));
+  return ids.map((id) => (known[id] ? shown(known[id]) : `#${id}`));
 }

@@ -2,7 +2,7 @@
 // 1 playground
 export { inside } from "./inside"; // 2
 export { attention } from "./attention"; // 3
-// 4 lens
+export { lens } from "./lens"; // 4
 // 5 tokens
 // 6 experts
 // 7 train

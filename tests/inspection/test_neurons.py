@@ -127,6 +127,21 @@ def test_the_least_and_the_mean() -> None:
     assert high.above_zero == (every > 0).double().mean().item()
 
 
+def test_an_experts_neuron_has_a_value_only_where_it_was_chosen() -> None:
+    model, block = wordy("deepseek"), "decoder.blocks.1.ffn"
+    (low,) = top_activations(model, TOKENIZER, TEXTS, [f"{block}.hidden[3,9]"], lowest=True, top=50)
+    values = []
+    for row in rows(model, tiny.CONTEXT):
+        tape = Tape(f"{block}.hidden", f"{block}.chosen")
+        with torch.no_grad():
+            model(row, tape=tape)
+        mine = tape[f"{block}.chosen"][0, 1:] == 3
+        values += tape[f"{block}.hidden"][0, 1:, :, 9][mine].tolist()
+    assert low.tokens == len(values) < low.read and low.hits[0].value == pytest.approx(min(values))
+    assert low.mean == pytest.approx(sum(values) / len(values))
+    assert all(hit.value in [pytest.approx(value) for value in values] for hit in low.hits)
+
+
 def test_a_limit_and_bounded_memory() -> None:
     """What is kept does not grow with the corpus: no text is asked for after the limit."""
     taken: list[int] = []

@@ -183,7 +183,7 @@ def ways(model: Model, given: Tensor, source: Tensor, seed: int) -> Iterator[tup
     if "decoder" in vars(model)["_modules"]:
         cache = Cache(model.config)
         memory = {"memory": model.encode(source)} if across else {}
-        sizes = [max(cache.ahead, draw.randint(1, 6))]
+        sizes = [max(cache.prefix_length, draw.randint(1, 6))]
         while sum(sizes) < LENGTH:
             sizes.append(min(choice if (choice := draw.choice((1, 1, 2, 5))) else 1, LENGTH - sum(sizes)))
         parts = given.split(sizes, dim=1)

@@ -164,10 +164,10 @@ def test_every_engine_equals_eager(name: str, engine: str, monkeypatch: pytest.M
 def test_cached_equals_uncached(name: str, chunks: list[int]) -> None:
     model = tiny.model(DECODERS[name])
     cache, given = Cache(model.config), tokens()
-    if chunks[0] < cache.ahead:  # a prefix is read in one go
+    if chunks[0] < cache.prefix_length:  # a prefix is read in one go
         with pytest.raises(UserError, match="in one go"):
             model(given[:, : chunks[0]], cache=cache)
-        chunks = [cache.ahead, *[1] * (20 - cache.ahead)]
+        chunks = [cache.prefix_length, *[1] * (20 - cache.prefix_length)]
     seen = torch.cat([model(part, cache=cache).logits for part in given.split(chunks, dim=1)], dim=1)
     near(seen, model(given).logits)
     assert cache.length == 20
@@ -369,9 +369,9 @@ def test_fast_paths_are_taken_only_when_legal() -> None:
         return Mask(pos[:, keys - queries :], pos, **{"causal": True, "contiguous": True, **rest}).fast_path
 
     assert fast(8, 8) == "causal"
-    assert fast(1, 8) == "none"
+    assert fast(1, 8) == "full"
     assert fast(3, 8) is None
-    assert fast(8, 8, causal=False) == "none"
+    assert fast(8, 8, causal=False) == "full"
     assert fast(8, 8, rule=c.Window(8)) == "causal"
     assert fast(8, 8, rule=c.Window(7)) is None
     assert fast(1, 8, rule=c.Window(7)) is None

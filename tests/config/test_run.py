@@ -1,11 +1,12 @@
 """The run file: reading, overrides, and what it says to a mistake."""
 
+import warnings
 from pathlib import Path
 
 import pytest
 
 from glassformer import config
-from glassformer.config import run, run_file, serial
+from glassformer.config import old_names, run, run_file, serial
 from glassformer.errors import OldNameWarning, UserError
 from glassformer.tokenizer import train as train_tokenizer
 from glassformer.training import plan_run
@@ -291,3 +292,28 @@ def test_a_run_file_of_an_older_version_is_read_and_each_old_name_told(tmp_path)
     with pytest.warns(OldNameWarning, match=r"cut is truncate now"):
         read = run_file.read(None, {"data.type": "Examples", "data.train": "a.tsv", "data.cut": "end"})
     assert read.data.truncate == "end"
+
+
+def test_a_checkpoint_of_an_older_version_is_read_without_a_word():
+    """Nobody can be asked to edit a config.json: names of then become those of now, at any depth."""
+    scaling = {"type": "YarnStretch", "factor": 4.0, "length": 16, "fast": 8.0, "slow": 1.0, "size": 1.2}
+    expert = {"type": "GatedMLP", "hidden": 8}
+    mixture = {"type": "MoE", "experts": 4, "top_k": 2, "expert": expert, "balance": 0.1, "z": 0.2, "capacity": 1.5}
+    block = {"type": "Block", "attention": {"type": "Attention", "heads": 2, "see": "Full"}, "feedforward": mixture}
+    stack = {"type": "Stack", "depth": 1, "pattern": [block], "position": {"type": "Rotary", "stretch": scaling}}
+    old = {
+        "type": "Decoder",
+        "dim": 16,
+        "context": 64,
+        "embed": {"type": "Embed", "vocab": 9, "lags": 1},
+        "decoder": stack,
+    }
+    old["pool"] = {"type": "Pool", "of": "mean", "unit": True}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = serial.from_dict(config.Model, old_names.with_current_names(old))
+    assert model.decoder.position.scaling == config.YarnScaling(4.0, 16, 8.0, 1.0, 1.2)
+    assert model.decoder.pattern[0].feedforward == config.MoE(
+        4, 2, config.GatedMLP(8), balance_loss=0.1, z_loss=0.2, capacity_factor=1.5
+    )
+    assert model.embed.previous_token_embeddings == 1 and model.pool == config.Pool("mean", normalize=True)

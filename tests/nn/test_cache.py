@@ -67,7 +67,7 @@ class Walk:
 
     def trim(self) -> None:
         kept = min(sum(there[: len(there) - 7]) for there in self.columns)
-        if self.cache.evicts or kept < self.cache.ahead or self.cache.length < 7:  # a prefix is read in one go
+        if self.cache.evicts or kept < self.cache.prefix_length or self.cache.length < 7:  # a prefix is read in one go
             return
         count = self.draw.randint(1, 7)
         self.cache.trim(count)
@@ -86,10 +86,10 @@ class Walk:
 @pytest.mark.parametrize("name", DECODERS)
 def test_any_way_of_reading_is_reading_alone(name: str, seed: int) -> None:
     walk = Walk(tiny.model(DECODERS[name]), seed)
-    if seed == 0 and walk.cache.ahead <= 4:
+    if seed == 0 and walk.cache.prefix_length <= 4:
         walk.read([[(number, place) for place in range(4)] for number in range(3)], given=False)
     else:
-        walk.chunk(least=walk.cache.ahead)
+        walk.chunk(least=walk.cache.prefix_length)
     for _ in range(14):
         if max(walk.ends()) < tiny.CONTEXT - 10:
             walk.draw.choice((walk.chunk, walk.chunk, walk.onward, walk.onward, walk.trim, walk.trim, walk.mix))()

@@ -52,17 +52,25 @@ def weights_of(state):
 @pytest.mark.parametrize("valid", [{}, {8: 1.0}])
 def test_a_last_step_that_is_skipped_is_saved_with_the_weights_before_it(tmp_path, valid):
     state = poisoned(tmp_path, {6, 7}, steps=8, every=5, valid=valid)
-    assert state.bad == 2 and [p.name for p in checkpoint.steps(tmp_path)] == ["step-000005", "step-000008"]
+    assert state.skipped_in_a_row == 2
+    assert [p.name for p in checkpoint.steps(tmp_path)] == [
+        "step-000005",
+        "step-000008",
+    ]
     assert (tmp_path / "last").read_text() == "step-000008\n" and (tmp_path / "best").exists() == bool(valid)
     again = begin()
     checkpoint.restore(tmp_path / "step-000008", again)
-    assert again.bad == 2
+    assert again.skipped_in_a_row == 2
     assert all(torch.equal(a, b) for a, b in zip(weights_of(again), weights_of(state), strict=True))
 
 
 def test_patience_that_runs_out_saves_what_was_learned_since_the_last_checkpoint(tmp_path):
     state = poisoned(tmp_path, range(7, 99), steps=50, every=5)
-    assert state.bad == 5 and [p.name for p in checkpoint.steps(tmp_path)] == ["step-000005", "step-000012"]
+    assert state.skipped_in_a_row == 5
+    assert [p.name for p in checkpoint.steps(tmp_path)] == [
+        "step-000005",
+        "step-000012",
+    ]
     again = begin()
     checkpoint.restore(tmp_path / "step-000012", again)
     assert all(torch.equal(a, b) for a, b in zip(weights_of(again), weights_of(state), strict=True))

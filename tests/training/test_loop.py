@@ -368,7 +368,7 @@ def test_a_step_that_is_not_finite_never_reaches_the_weights(value):
             assert all(torch.equal(kept[name], moments[name]) for name in kept)
         assert all(torch.isfinite(weight).all() for weight in weights)
         before, moments = weights, kept
-    assert skipped == [3, 4] and step.state.bad == 0
+    assert skipped == [3, 4] and step.state.skipped_in_a_row == 0
 
 
 def test_an_infinite_gradient_is_skipped_though_the_loss_is_finite():

@@ -141,10 +141,10 @@ def test_a_schedule_begins_anew_after_the_step_at_which_a_run_had_ended():
 
 def test_best_and_bad_come_back(tmp_path):
     state = go(begin(), run.Train(steps=2, batch=4))
-    state.best, state.best_step, state.bad = 1.25, 1, 3
+    state.best, state.best_step, state.skipped_in_a_row = 1.25, 1, 3
     again = begin()
     checkpoint.restore(checkpoint.save(tmp_path, state), again)
-    assert (again.best, again.best_step, again.bad) == (1.25, 1, 3)
+    assert (again.best, again.best_step, again.skipped_in_a_row) == (1.25, 1, 3)
 
 
 def test_weights_of_another_shape_are_refused(tmp_path):

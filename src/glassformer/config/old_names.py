@@ -41,9 +41,12 @@ def renamed(**names: str) -> Callable[[type[T]], type[T]]:
         def read(old: str, self: Any) -> Any:
             return getattr(self, told(kind, old))
 
+        def write(old: str, self: Any, value: Any) -> None:
+            setattr(self, told(kind, old), value)
+
         kind.__init__ = init  # type: ignore[method-assign]
         for old in names:
-            setattr(kind, old, property(functools.partial(read, old)))
+            setattr(kind, old, property(functools.partial(read, old), functools.partial(write, old)))
         _RENAMED[kind] = names
         return kind
 

@@ -32,7 +32,7 @@ def draw(model: Model, tokenizer: Tokenizer | None, new: int, seed: int = 0) -> 
     device = next(model.parameters()).device
     grows = not isinstance(cfg, config.Encoder) and cfg.head is not None
     limit = int(min(cfg.context, model.limit))
-    ahead = 1 if isinstance(cfg, config.Encoder) else max(1, Cache(cfg).ahead)
+    ahead = 1 if isinstance(cfg, config.Encoder) else max(1, Cache(cfg).prefix_length)
     longest = min(limit, max(LENGTH, ahead + 2 * new))
     lengths = [max(ahead + 1, round(share * longest)) for share in SHARES]
     if grows:

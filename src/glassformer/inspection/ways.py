@@ -97,7 +97,7 @@ class Ways:
 
     def cached(self) -> Made:
         """Through a cache, in parts of every size, alone and as a batch is generated."""
-        ahead = max(1, Cache(self.model.config).ahead)
+        ahead = max(1, Cache(self.model.config).prefix_length)
         for name, cut, texts in (
             ("one pass", evenly(1 << 30, ahead), (0, 1, 2)),
             (f"chunks of {CHUNK}", evenly(CHUNK, ahead), (0, 1, 2)),

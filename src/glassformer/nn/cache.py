@@ -24,7 +24,7 @@ from ..errors import UserError, old_name
 SPARE = 64  # tokens that a trim may take back from a model that embeds previous tokens
 
 
-class Rows:
+class RowSelection:
     """Which rows of a batch to take: row i becomes what row ``index[i]`` was; some may come twice, others not at all.
 
     Where every row stays or comes from further down, they move up within the memory that holds them.
@@ -87,7 +87,7 @@ class Slots:
         else:
             self.k_pos = torch.cat((old.expand(pos.shape[0], -1), pos), dim=1)
 
-    def select(self, rows: Rows) -> None:
+    def select(self, rows: RowSelection) -> None:
         if self.pos.ndim == 2 and self.pos.shape[0] > 1:
             self.pos = rows.of(self.pos)
 
@@ -123,7 +123,7 @@ class KV:
         self.v.scatter_(2, index, v)
         return seen if new > 1 else (self.k[:, :, :width], self.v[:, :, :width])
 
-    def select(self, rows: Rows) -> None:
+    def select(self, rows: RowSelection) -> None:
         if self.k.ndim == 4:
             used = self.k.shape[2] if self.slots.ring else self.slots.filled
             self.k, self.v = rows.of(self.k, used), rows.of(self.v, used)
@@ -141,7 +141,7 @@ class CrossKV:
             self.kv = make()
         return self.kv
 
-    def select(self, rows: Rows) -> None:
+    def select(self, rows: RowSelection) -> None:
         if self.kv is not None:
             self.kv = (rows.of(self.kv[0]), rows.of(self.kv[1]))
 
@@ -160,7 +160,7 @@ class Carried:
             state = tuple(was.index_copy(0, rows[last], now[last]) for was, now in zip(old, state, strict=True))
         self.states[layer] = state
 
-    def select(self, rows: Rows) -> None:
+    def select(self, rows: RowSelection) -> None:
         self.states = {layer: tuple(part[rows.index] for part in state) for layer, state in self.states.items()}
 
 
@@ -185,23 +185,30 @@ class Cache:
         self.contiguous = True
         self.history: tuple[Tensor, Tensor] | None = None  # the latest tokens and their positions, (B, N) each
         self._previous = cfg.embed.previous_token_embeddings
-        self.ahead = max((mask.prefix_length for mask in masks), default=0)  # tokens to be read in one go
+        self.prefix_length = max((mask.prefix_length for mask in masks), default=0)  # tokens to be read in one go
         self._last: Tensor | None = None  # highest position of each row, (B, 1), once rows differ
+
+    @property
+    def ahead(self) -> int:
+        """What ``prefix_length`` was called."""
+        old_name("Cache.ahead", "Cache.prefix_length")
+        return self.prefix_length
 
     def advance(self, tokens: Tensor, pos: Tensor | None) -> Tensor:
         """Make room for ``tokens`` (B, T) and tell their positions (B or 1, T); None goes on from each row's last."""
-        ahead = torch.arange(tokens.shape[1], device=tokens.device)[None]
-        if self.length == 0 and self.ahead > (tokens.shape[1] if pos is None else int(pos.amax(1).min()) + 1):
-            raise UserError(f"this model reads its first {self.ahead} tokens in one go; give that many to begin with.")
+        offsets = torch.arange(tokens.shape[1], device=tokens.device)[None]
+        if self.length == 0 and self.prefix_length > (tokens.shape[1] if pos is None else int(pos.amax(1).min()) + 1):
+            first = f"its first {self.prefix_length} tokens in one go"
+            raise UserError(f"this model reads {first}; give that many to begin with.")
         if pos is not None:
             if self._last is None:
                 self._last = torch.full((tokens.shape[0], 1), self.length - 1, device=tokens.device)
             self.contiguous = False
         elif self.contiguous:
-            pos = ahead + self.length
+            pos = offsets + self.length
         else:
             assert self._last is not None
-            pos = self._last + 1 + ahead
+            pos = self._last + 1 + offsets
         if self._last is not None:
             self._last = torch.maximum(self._last, pos.amax(1, keepdim=True))
         for slots in self.slots.values():
@@ -250,7 +257,7 @@ class Cache:
         moves up: a batch gets smaller at the cost of a row. ``cross`` False leaves the encoder's keys and values,
         where rows of one source change places.
         """
-        rows = Rows(index)
+        rows = RowSelection(index)
         kept: list[Slots | KV | CrossKV | Carried] = [*self.slots.values(), *(kv for kv, _ in self.layers)]
         kept += [crossed for _, crossed in self.layers if cross]
         if self.carried is not None:

@@ -42,13 +42,13 @@ class Mask:
         self.flex_mask: Any = None  # made of it by engines/flex.py
         self.fast_path = self._fast_path()
 
-    def _fast_path(self) -> Literal["none", "causal"] | None:
-        """The mask that a fused kernel may use instead of the dense one, if there is one."""
+    def _fast_path(self) -> Literal["full", "causal"] | None:
+        """What a fused kernel may do instead of reading the dense mask: see all, or be causal; None: neither."""
         queries, keys = self.q_pos.shape[1], self.k_pos.shape[1]
         if not self.contiguous or not _allows_all(self.rule, keys, self.causal):
             return None
         if not self.causal or queries == 1 or self.prefix_length >= keys:
-            return "none"
+            return "full"
         return "causal" if queries == keys and self.prefix_length <= 1 else None
 
     def token_info(self, expand: bool = False) -> tuple[TokenInfo, TokenInfo]:

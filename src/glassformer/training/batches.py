@@ -70,7 +70,7 @@ class Batch:
         return replace(self, **{name: change(name, part) for name, part in vars(self).items() if part is not None})
 
 
-class Rows:
+class CorpusRows:
     """A corpus as rows of ``context`` tokens and their targets."""
 
     def __init__(self, shards: Shards, context: int) -> None:
@@ -109,7 +109,7 @@ class Rows:
 
 
 def _batch(parts: Iterable[tuple[Array, Array, Array]]) -> Batch:
-    """A batch of what ``Rows.read`` gave."""
+    """A batch of what ``CorpusRows.read`` gave."""
     tokens, targets, opens = (np.concatenate(part) for part in zip(*parts, strict=True))
     columns = [tokens, targets]
     if opens.any():
@@ -128,7 +128,7 @@ def every_token_once(shards: Shards, batch: int, context: int, stride: int | Non
     check_sizes(batch, context)
     if len(shards) < 2:
         raise UserError(f"{shards.name} holds fewer than two tokens, so nothing can be predicted; give more text.")
-    rows = Rows(shards, min(context, len(shards) - 1))
+    rows = CorpusRows(shards, min(context, len(shards) - 1))
     step = min(stride or rows.context, rows.context)
     for begin in range(0, rows.last, batch * step):
         low = np.arange(begin, min(begin + batch * step, rows.last), step)
@@ -138,7 +138,7 @@ def every_token_once(shards: Shards, batch: int, context: int, stride: int | Non
 class _Cursor:
     """How far one corpus has been gone through: row ``index`` of ``epoch``, ``drawn`` rows in all."""
 
-    def __init__(self, rows: Rows, seed: Sequence[int]) -> None:
+    def __init__(self, rows: CorpusRows, seed: Sequence[int]) -> None:
         self.rows, self.seed = rows, seed
         self.drawn = 0
         self.go(0, 0)
@@ -191,7 +191,7 @@ class Batches(Iterator[Batch]):
         total = sum(weight for _, weight in mixture)
         self.weights = [weight / total for _, weight in mixture]
         self.keys = [part.key for part, _ in mixture]
-        rows = [Rows(part, context) for part, _ in mixture]
+        rows = [CorpusRows(part, context) for part, _ in mixture]
         self._cursors = [_Cursor(some, (seed % 2**64, number)) for number, some in enumerate(rows)]
 
     def __next__(self) -> Batch:

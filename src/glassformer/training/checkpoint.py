@@ -47,7 +47,11 @@ def save(folder: Path, state: State, tokenizer: Any = None, source_tokenizer: An
             if not bool(torch.isfinite(tensor).all()):
                 raise UserError(f'The weights of "{name}" are not finite; nothing was saved, use the last checkpoint.')
         with files.write_folder(path) as beside:
-            named: dict[str, Any] = {"labels": state.labels, "base": state.base, "source_tokenizer": source_tokenizer}
+            named: dict[str, Any] = {
+                "labels": state.labels,
+                "base": state.base_model,
+                "source_tokenizer": source_tokenizer,
+            }
             store.save(state.model, beside, tokenizer, layout="glassformer", **named)
             kept = {**state.optimizer.state(), "random:torch": torch.get_rng_state()}
             if torch.cuda.is_available():
@@ -56,7 +60,8 @@ def save(folder: Path, state: State, tokenizer: Any = None, source_tokenizer: An
                 kept |= {f"weight:{name}": weight.detach() for name, weight in lora.trained(state.model)}
             write: Any = tensorfiles.contents(tensorfiles.plain(kept), limit=1 << 62)[SINGLE]
             write(beside / "state.safetensors")
-            numbers = {name: getattr(state, name) for name in ("step", "tokens", "bad", "best_step", "content")}
+            numbers = {name: getattr(state, name) for name in ("step", "tokens", "best_step")}
+            numbers |= {"bad": state.skipped_in_a_row, "content": state.frozen_digest}  # as older checkpoints have them
             numbers["best"] = state.best if math.isfinite(state.best) else None
             numbers["batches"] = state.batches.state()
             numbers["random"] = {"python": random.getstate(), "numpy": np.random.get_state()}
@@ -88,8 +93,8 @@ def restore(path: Path, state: State) -> dict[str, Any]:
     saved_state = verified(path)
     differs = difference(serial.to_dict(Checkpoint.open(path).config), serial.to_dict(state.model.config))
     need(not differs, f"{path} is a checkpoint of another model: {differs}; give the same config or another folder.")
-    same = saved_state.get("content") == state.content
-    need(same, f"{state.base} has other weights than when {path} was made; put back those it began with.")
+    same = saved_state.get("content") == state.frozen_digest
+    need(same, f"{state.base_model} has other weights than when {path} was made; put back those it began with.")
     saved = path / "state.safetensors"
     kept = tensorfiles.open_file(saved)
     tensors = {name: kept.read(name) for name in kept.entries}
@@ -98,7 +103,7 @@ def restore(path: Path, state: State) -> dict[str, Any]:
     if not weights:
         held = tensorfiles.open_files(path)
         weights = {name: held.read(name) for name in held.entries}
-    mine = dict(state.model.named_parameters() if state.base is None else lora.trained(state.model))
+    mine = dict(state.model.named_parameters() if state.base_model is None else lora.trained(state.model))
     here, there = ({name: list(tensor.shape) for name, tensor in side.items()} for side in (mine, weights))
     differs = difference(there, here)
     need(not differs, f"{path} holds another model's weights: the shape of {differs}; use another checkpoint.")
@@ -107,7 +112,11 @@ def restore(path: Path, state: State) -> dict[str, Any]:
             tensor.copy_(weights[name])
     state.optimizer.restore(tensors)
     try:
-        state.step, state.tokens, state.bad = saved_state["step"], saved_state["tokens"], saved_state["bad"]
+        state.step, state.tokens, state.skipped_in_a_row = (
+            saved_state["step"],
+            saved_state["tokens"],
+            saved_state["bad"],
+        )
         state.best = math.inf if saved_state["best"] is None else saved_state["best"]
         state.best_step = saved_state.get("best_step")
         state.batches.restore(saved_state["batches"])

@@ -56,7 +56,7 @@ class Evaluate:
 
     def __call__(self, step: Step) -> None:
         if step.due(self.every):
-            model = step.state.reader()
+            model = step.state.eval_model()
             with counted(model) as step.routes:
                 step.valid, found = self.measure(model)
             step.metrics = {**step.metrics, **{f"valid_{name}": fact for name, fact in found.items()}}
@@ -97,16 +97,16 @@ class Save:
 
     def __call__(self, step: Step) -> None:
         state, better = step.state, False
-        if step.valid is not None and step.valid < state.best and (step.last or not state.bad):
+        if step.valid is not None and step.valid < state.best and (step.last or not state.skipped_in_a_row):
             state.best, state.best_step, better = step.valid, step.index, True
-        if better or step.last or (step.due(self.every) and not state.bad):
+        if better or step.last or (step.due(self.every) and not state.skipped_in_a_row):
             self.save(step)
 
     def save(self, step: Step) -> None:
         """Save now what is not saved yet; what no longer counts among the last is removed after that."""
         kept = checkpoint.newest(self.folder)
-        moved = step.index - step.state.bad  # the step that last moved the weights
-        if step.last or not step.state.bad or moved > (checkpoint.number(kept) if kept else 0):
+        moved = step.index - step.state.skipped_in_a_row  # the step that last moved the weights
+        if step.last or not step.state.skipped_in_a_row or moved > (checkpoint.number(kept) if kept else 0):
             checkpoint.save(self.folder, step.state, self.tokenizer, self.source_tokenizer)
             checkpoint.rotate(self.folder, self.keep)
 

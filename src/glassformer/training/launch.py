@@ -96,9 +96,11 @@ def _train(
     for line in (*plan.notes, *notes, *data.notes):
         if "--data.separator" not in line or "--data.separator" not in chosen:  # said already
             note(line)
-    state = State(model, Optimizer(model, how.optimizer), data.batches, labels=plan.labels, base=base_of(settings))
-    state.ended = tuple(before.get("ended", ()))
-    state.content = None if state.base is None else digest(model)
+    state = State(
+        model, Optimizer(model, how.optimizer), data.batches, labels=plan.labels, base_model=base_of(settings)
+    )
+    state.earlier_ends = tuple(before.get("ended", ()))
+    state.frozen_digest = None if state.base_model is None else digest(model)
     if start is not None:
         restore_newest(out, start, state)
         note(f"Going on from {start}, step {state.step} of {how.steps}.")
@@ -111,7 +113,7 @@ def _train(
         machine = make_execution_plan(model, batch, how.objective, how)
     announce(plan, data, machine, sum(p.numel() for p in model.parameters() if not p.requires_grad))
     about: dict[str, Any] = {"data": settings.data, "train": how, "model": plan.model, "plan": machine}
-    about |= {"ended": state.ended, "glassformer": 1, "tokenizer": plan.tokenizer and plan.tokenizer.fingerprint}
+    about |= {"ended": state.earlier_ends, "glassformer": 1, "tokenizer": plan.tokenizer and plan.tokenizer.fingerprint}
     if plan.source_tokenizer is not None:
         about["source_tokenizer"] = plan.source_tokenizer.fingerprint
     about |= {"asked": settings.model, "chosen": chosen or before.get("chosen", "")}
@@ -194,7 +196,7 @@ def _conclude(state: State, how: Train, data: RunData, out: Path) -> None:
 
 
 def _stale(state: State, how: Train) -> bool:
-    return is_stale(state.step, state.best_step, state.ended, how.early_stop, how.evaluate_every)
+    return is_stale(state.step, state.best_step, state.earlier_ends, how.early_stop, how.evaluate_every)
 
 
 def _sampling(sample: Sampler | None, plan: RunPlan, data: RunData) -> Callable[[Any], str] | None:

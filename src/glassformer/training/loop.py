@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..config import run
 from ..config.objective import Objective
+from ..config.old_names import renamed
 from ..errors import UserError
 from ..nn import Model
 from ..nn.build import compiled
@@ -32,14 +33,22 @@ from .routing import Routes
 from .schedule import along
 
 
+@renamed(
+    bad="skipped_in_a_row",
+    base="base_model",
+    content="frozen_digest",
+    ended="earlier_ends",
+    half="bf16_replica",
+    reader="eval_model",
+)
 @dataclass
 class State:
     """What training moves: the weights, the optimizer, the cursor in the data, and how far it is.
 
-    ``bad`` counts the steps skipped in a row; ``best`` is the lowest validation loss so far, of step ``best_step``.
-    ``half`` is the model's copy in bf16, where training runs through one. Where only a change of another model is
-    trained, ``base`` is its name and ``content`` tells its weights; ``labels`` are the names of what is chosen from.
-    The run had ``ended`` at these steps before more were asked for.
+    ``best`` is the lowest validation loss so far, of step ``best_step``. Training may run through ``bf16_replica``, a
+    copy of the model. Where only a change of another model is trained, ``base_model`` is its name and ``frozen_digest``
+    tells its weights; ``labels`` are the names of what is chosen from. ``earlier_ends`` are the steps at which the run
+    had ended before more were asked for.
     """
 
     model: Model
@@ -47,21 +56,21 @@ class State:
     batches: Any
     step: int = 0
     tokens: int = 0
-    bad: int = 0
+    skipped_in_a_row: int = 0
     best: float = math.inf
     best_step: int | None = None
-    base: str | None = None
-    content: str | None = None
+    base_model: str | None = None
+    frozen_digest: str | None = None
     labels: tuple[str, ...] = ()
-    ended: tuple[int, ...] = ()
-    half: Bf16Replica | None = field(default=None, repr=False)
+    earlier_ends: tuple[int, ...] = ()
+    bf16_replica: Bf16Replica | None = field(default=None, repr=False)
 
-    def reader(self) -> Any:
+    def eval_model(self) -> Any:
         """The model in the number format it is trained in, its weights those of now."""
-        if self.half is None:
+        if self.bf16_replica is None:
             return self.model
-        self.half.follow()
-        return self.half.model
+        self.bf16_replica.follow()
+        return self.bf16_replica.model
 
 
 class Stuck(UserError):
@@ -127,7 +136,7 @@ def train(
         plan = make_execution_plan(model, first := next(batches), objective, settings)
     if state.step == 0:
         seed(settings.seed)
-    half = state.half = Bf16Replica(model) if plan.dtype == "bfloat16" else None
+    half = state.bf16_replica = Bf16Replica(model) if plan.dtype == "bfloat16" else None
     runner: Any = model if half is None else half.model
     if plan.compile:
         runner = compiled(runner)
@@ -143,7 +152,7 @@ def train(
         count = max(1, sums.count)
         grads = [p.grad for p in state.optimizer.parameters.values() if p.grad is not None]
         norm = float(torch.nn.utils.get_total_norm(grads)) / count
-        rate = along(settings.schedule, state.step + 1, settings.steps, state.ended)
+        rate = along(settings.schedule, state.step + 1, settings.steps, state.earlier_ends)
         skipped = None
         if sums.count == 0:
             skipped = "the batch has no targets"
@@ -156,7 +165,7 @@ def train(
             state.optimizer.step(rate)
         state.optimizer.clear()
         del grads
-        state.bad = state.bad + 1 if skipped else 0
+        state.skipped_in_a_row = state.skipped_in_a_row + 1 if skipped else 0
         state.step += 1
         state.tokens += sums.tokens
         yield Step(
@@ -173,8 +182,9 @@ def train(
             skipped=skipped,
             metrics=sums.metrics,
         )
-        if state.bad >= settings.max_skipped_steps:
-            stopped = f"Training stopped at step {state.step}: {state.bad} steps in a row were skipped ({skipped})"
+        if state.skipped_in_a_row >= settings.max_skipped_steps:
+            many = f"{state.skipped_in_a_row} steps in a row were skipped ({skipped})"
+            stopped = f"Training stopped at step {state.step}: {many}"
             fix = "lower train.optimizer.lr or check the data, the weights are as they were before them."
             raise Stuck(f"{stopped}; {fix}")
 

@@ -23,13 +23,13 @@ def sdpa_attention(inputs: AttentionInputs) -> Tensor:
     dense = None
     if fast is None:
         dense = mask.dense() if bias is None else bias.to(q.dtype).masked_fill(~mask.dense(), float("-inf"))
-    if group > 1 and (fast == "none" or (fast is None and queries <= FOLD_UP_TO)):
+    if group > 1 and (fast == "full" or (fast is None and queries <= FOLD_UP_TO)):
         if dense is not None:
             heads = max(group, dense.shape[1])  # where all heads have one mask: one for each of a group
             dense = fold_groups(dense.expand(-1, heads, -1, -1), heads // group)
         options: dict[str, Any] = {"attn_mask": dense, "dropout_p": dropout, "scale": scale}
         return F.scaled_dot_product_attention(fold_groups(q, k.shape[1]), k, v, **options).reshape(*q.shape[:3], -1)
-    if fast == "none" and queries == 1 and dropout == 0 and q.dtype == torch.bfloat16 and q.device.type == "cpu":
+    if fast == "full" and queries == 1 and dropout == 0 and q.dtype == torch.bfloat16 and q.device.type == "cpu":
         # a second row takes the kernel from its slow products of one row: half the time
         twice = q.expand(-1, -1, 2, -1)
         return F.scaled_dot_product_attention(twice, k, v, scale=scale)[:, :, :1]

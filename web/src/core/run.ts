@@ -39,7 +39,9 @@ export function along(op: Op, axis: string) {
 let asking: AbortController | null = null;
 
 export function request(edits: readonly string[] = state.edits.value, text = state.prompt.value) {
-  const body: Record<string, unknown> = { model: state.model.value, text };
+  const body: Record<string, unknown> = { model: state.model.value, cut: true };
+  if (state.ids.value) body.ids = state.ids.value;
+  else body.text = text;
   if (card.value?.abilities.source) body.source = state.source.value;
   if (edits.length) body.edits = edits;
   return body;
@@ -79,6 +81,8 @@ export function sibling(edits: readonly string[], text?: string): Promise<Run> {
 
 export interface Values {
   data: Float32Array | Uint8Array;
+  /** What an entry of `data` stands for: itself, but for u8. */
+  value: (stored: number) => number;
   shape: number[]; // what came
   full: number[]; // what it is of: differs where `pooled`
   min: number;
@@ -134,8 +138,19 @@ function unpack(buffer: ArrayBuffer): Values {
   const one = tensors.values;
   const full = metadata.shape ? (JSON.parse(metadata.shape) as number[]) : one.shape;
   const data = one.data instanceof Int32Array ? Float32Array.from(one.data) : one.data;
-  const pooled = !!metadata.pool && metadata.pool !== "none";
-  return { data, shape: one.shape, full, min: Number(metadata.min), max: Number(metadata.max), pooled, map: metadata.map ?? "lin" };
+  const pooled = !!metadata.pool, min = Number(metadata.min), max = Number(metadata.max);
+  return { value: decoder(data, metadata, min, max), data, shape: one.shape, full, min, max, pooled, map: metadata.map ?? "lin" };
+}
+
+/** u8 as numbers (inspection/wire.py): a share of the range, or its root; 0 is what is not finite where there is a hole. */
+function decoder(data: Float32Array | Uint8Array, metadata: Record<string, string>, min: number, max: number): (stored: number) => number {
+  if (data instanceof Float32Array) return (v) => v;
+  const table = Float32Array.from({ length: 256 }, (_, q) => {
+    if (metadata.hole === "1" && q === 0) return -Infinity;
+    const share = metadata.hole === "1" ? (q - 1) / 254 : q / 255;
+    return min + (max - min) * (metadata.map === "sqrt" ? share * share : share);
+  });
+  return (stored) => table[stored];
 }
 
 export function explain(runId: string, address: string, terms = 64): Promise<Cell> {

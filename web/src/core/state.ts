@@ -47,6 +47,8 @@ const many = (one: string): string[] => {
 export const model = param("m", "", text);
 export const prompt = param("t", "", text);
 export const source = param("s", "", text);
+/** Token ids in place of the text, where a token was chosen that no text would give; typing clears them. */
+export const ids = param<number[] | null>("i", null, (one) => (/^\d+(\.\d+)*$/.test(one) ? one.split(".").map(Number) : null), (list) => (list ?? []).join("."));
 export const edits = param<string[]>("e", [], many, (list) => JSON.stringify(list));
 export const layer = param<number | null>("l", null, integer);
 export const head = param<number | null>("h", null, integer);

@@ -10,6 +10,7 @@ export interface ModelCard {
   vocab: number;
   abilities: { generate: boolean; fill: boolean; source: boolean; experts: boolean; pool: boolean; lens: boolean; attention: boolean };
   loaded: boolean;
+  labels?: string[];
 }
 
 export interface Token {
@@ -48,7 +49,9 @@ export interface Run {
   kept: { tier: string; bytes: number };
   check: { captured_vs_fast_max_abs: number | null };
   ms: number;
-  cut?: string; // a sentence, where the text was longer than the model can read
+  left_out?: { tokens: number; source_tokens: number }; // beyond what the model can read
+  weights?: Record<string, number[]>; // shape by address
+  edits?: string[];
 }
 
 export interface Operand {
@@ -73,6 +76,8 @@ export interface Cell {
   others: Operand[];
   source: string;
   edited: boolean;
+  next?: string[]; // operations that read it
+  python?: string;
 }
 
 export interface Settings {
@@ -90,4 +95,5 @@ export interface Generated {
   top: { id: number; logprob: number; bytes?: string }[];
   ms: number;
   kv_bytes: number;
+  special?: boolean;
 }

@@ -74,6 +74,8 @@ function choose(name: string) {
   state.model.value = name;
   state.op.value = "";
   state.cell.value = "";
+  state.ids.value = null;
+  state.edits.value = [];
   state.layer.value = state.head.value = state.query.value = state.key.value = null;
   void submit();
 }
@@ -83,7 +85,7 @@ function TextBox() {
   const box = (id: string, signal: typeof state.prompt, name: string) => (
     <textarea
       id={id} rows={1} value={signal.value} aria-label={name} placeholder={name} spellcheck={false} dir="auto"
-      onInput={(event) => (signal.value = event.currentTarget.value)}
+      onInput={(event) => ((signal.value = event.currentTarget.value), (state.ids.value = null))}
       onKeyDown={(event) => {
         if (event.key === "Enter" && !event.shiftKey) {
           event.preventDefault();
@@ -100,7 +102,9 @@ function TextBox() {
         {box("prompt", state.prompt, pair ? "target text so far" : "a text")}
         <button class="primary" disabled={!transport?.live} onClick={() => void submit()}>{busy.value ? "…" : "Run ⏎"}</button>
       </div>
-      {made?.cut && <p class="note">{made.cut}</p>}
+      {!!(made?.left_out?.tokens || made?.left_out?.source_tokens) && (
+        <p class="note" role="status">The text is longer than this model can read ({card.value?.context} tokens): {made.left_out!.tokens + made.left_out!.source_tokens} tokens at its end were left out.</p>
+      )}
       {sourceTokens.value.length > 0 && <Strip name="source tokens" pieces={sourceTokens.value} hover={state.hover.key} locked={state.key.value} onLock={(at) => (state.key.value = state.key.value === at ? null : at)} />}
       {made && <Strip pieces={tokens.value} locked={state.query.value} onLock={(at) => (state.query.value = state.query.value === at ? null : at)} onTwice={(at) => offer(at)} />}
       <Edits />

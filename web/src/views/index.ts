@@ -1,5 +1,5 @@
 // One line a screen; its own file says its place, its title and which models have it.
-// 1 playground
+export { playground } from "./playground"; // 1
 export { inside } from "./inside"; // 2
 export { attention } from "./attention"; // 3
 export { lens } from "./lens"; // 4

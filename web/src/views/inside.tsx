@@ -184,11 +184,10 @@ function Thumb({ op }: { op: Op }) {
     const got = loaded.data;
     if (!canvas || !got || !got.data.length) return;
     const cols = got.shape[got.shape.length - 1], rows = got.data.length / cols, scale = scaleOf(op);
-    const value = (v: number) => got.data instanceof Uint8Array ? got.min + (v / 255) * (got.max - got.min) : v;
     const [low, high] = ends(scale, got.data instanceof Uint8Array ? [got.min, got.max] : extent(got.data));
     canvas.width = cols;
     canvas.height = rows;
-    const words = paint(got.data, rows, cols, cols, rows, (scale === "sequential" ? sequential : diverging).value, low, high, value);
+    const words = paint(got.data, rows, cols, cols, rows, (scale === "sequential" ? sequential : diverging).value, low, high, got.value);
     canvas.getContext("2d")!.putImageData(new ImageData(new Uint8ClampedArray(words.buffer as ArrayBuffer), cols, rows), 0, 0);
   };
   return <canvas aria-hidden="true" ref={draw} />;
@@ -235,7 +234,7 @@ function Value({ op, col, main }: { op: Op; col: Signal<number | null>; main?: b
         <Shown key={op.id} got={got}>
           {(rows, cols) => (
             <Matrix
-              data={got.data} rows={rows} cols={cols} scale={scaleOf(op)} range={op.kind === "softmax" && op.axes.includes("S") ? [0, 1] : undefined}
+              data={got.data} value={got.value} rows={rows} cols={cols} scale={scaleOf(op)} range={op.kind === "softmax" && op.axes.includes("S") ? [0, 1] : undefined}
               addr={(r, c) => cut.cell(r, c)} label={`${title(op)}, ${op.id}: ${sideName(cut.row.axis)} by ${sideName(cut.col.axis)}`}
               rowLabels={rows === cut.row.size ? rowLabels : undefined} colLabels={cols === cut.col.size ? colLabels : undefined}
               rowName={sideName(cut.row.axis) || "row"} colName={sideName(cut.col.axis)}
@@ -302,7 +301,7 @@ function Weight({ role, address, rowHover, colHover }: { role: string; address: 
       {loaded.error && <p class="failure">{loaded.error}</p>}
       {got && (
         <Matrix
-          data={got.data} rows={rows} cols={cols} scale="diverging" label={`${role}, ${address}`} height={220}
+          data={got.data} value={got.value} rows={rows} cols={cols} scale="diverging" label={`${role}, ${address}`} height={220}
           addr={(r, c) => weightCell(address, full, scaled(r, rows, fullRows), scaled(c, cols, fullCols))}
           hoverRow={rows === fullRows && full.length === 2 ? rowHover : undefined} hoverCol={cols === fullCols ? colHover : undefined}
           onOpen={(r, c) => open(weightCell(address, full, scaled(r, rows, fullRows), scaled(c, cols, fullCols)))} pooledFrom={[fullRows, fullCols]}

@@ -70,8 +70,10 @@ export function url(): string {
   registered.value;
   const out = new URLSearchParams();
   for (const [key, one] of entries) {
-    const value = one.print(one.signal.value ?? "");
-    if (one.signal.value !== null && value !== one.print(one.start ?? "")) out.set(key, value);
+    const value = one.signal.value;
+    if (value === null) continue;
+    const written = one.print(value);
+    if (one.start === null || written !== one.print(one.start)) out.set(key, written);
   }
   const rest = out.toString();
   return `#${view.value}${rest ? `?${rest}` : ""}`;

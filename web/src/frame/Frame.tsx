@@ -42,7 +42,7 @@ function Header({ screen }: { screen: Screen }) {
       <h1>glassformer</h1>
       <select aria-label="model" value={state.model.value} onChange={(event) => choose(event.currentTarget.value)}>
         {models.value?.map((one) => (
-          <option key={one.name} value={one.name}>{one.title || one.name} · {count(one.parameters)}</option>
+          <option key={one.name} value={one.name} title={one.title}>{one.name} · {count(one.parameters)}</option>
         ))}
       </select>
       <nav aria-label="screens">

@@ -6,6 +6,7 @@ import { number } from "../core/format";
 import { dark } from "../core/state";
 import { css, diverging, ink, sequential } from "./palette";
 import { counters, probed } from "./probe";
+import { takeOut } from "./takeout";
 
 export interface MatrixProps {
   data: Float32Array | Uint8Array;
@@ -19,6 +20,8 @@ export interface MatrixProps {
   /** Fixed ends of the colours, the same for every head; else the data's own. */
   range?: [number, number];
   label: string;
+  /** The address of the whole, for a file's name. */
+  title?: string;
   rowLabels?: readonly string[];
   colLabels?: readonly string[];
   rowName?: string;
@@ -35,6 +38,8 @@ export interface MatrixProps {
   pooledFrom?: [number, number];
   /** Words for a cell, read aloud and shown under the pointer. */
   say?: (row: number, col: number, value: number) => string;
+  /** Exactly 0 is hatched too: shares that a mask has made nothing. */
+  hollow?: boolean;
   height?: number;
   compact?: boolean; // no labels, no caption: a thumbnail
 }
@@ -63,7 +68,7 @@ export function ends(scale: "sequential" | "diverging", [low, high]: [number, nu
   return [-most, most];
 }
 
-const HATCH = 0; // alpha 0: what is -inf lets the hatching behind it through
+const CLEAR = 0; // no alpha: what is -inf lets the hatching behind it through
 
 /** Colour words of a matrix; where `width` x `height` is smaller than it, each pixel shows the entry farthest from 0 under it. */
 export function paint(
@@ -71,7 +76,7 @@ export function paint(
   table: Uint32Array, low: number, high: number, value: (v: number) => number = (v) => v,
 ): Uint32Array {
   const out = new Uint32Array(width * height), factor = high > low ? 255 / (high - low) : 0;
-  const shade = (v: number) => (v === -Infinity ? HATCH : Number.isNaN(v) ? 0xffff00ff : table[Math.max(0, Math.min(255, Math.round((v - low) * factor)))]);
+  const shade = (v: number) => (v === -Infinity ? CLEAR : Number.isNaN(v) ? 0xffff00ff : table[Math.max(0, Math.min(255, Math.round((v - low) * factor)))]);
   if (width === cols && height === rows) {
     for (let i = 0; i < out.length; i++) out[i] = shade(value(data[i]));
     return out;
@@ -153,7 +158,8 @@ export function Matrix(props: MatrixProps) {
     const image = document.createElement("canvas");
     image.width = pw;
     image.height = ph;
-    const words = paint(props.data, rows, cols, pw, ph, table, low, high, value);
+    const seen = props.hollow ? (v: number) => value(v) || -Infinity : value;
+    const words = paint(props.data, rows, cols, pw, ph, table, low, high, seen);
     image.getContext("2d")!.putImageData(new ImageData(new Uint8ClampedArray(words.buffer as ArrayBuffer), pw, ph), 0, 0);
     g.imageSmoothingEnabled = false;
     g.save();
@@ -169,6 +175,7 @@ export function Matrix(props: MatrixProps) {
       for (let r = Math.floor(vy); r < Math.min(rows, vy + tall / ch + 1); r++)
         for (let c = Math.floor(vx); c < Math.min(cols, vx + wide / cw + 1); c++) {
           const v = value(props.data[r * cols + c]);
+          if (props.hollow && v === 0) continue;
           g.fillStyle = v === -Infinity ? text : ink(table, (v - low) / (high - low));
           g.fillText(number(v, 3), left + (c + 0.5 - vx) * cw, top + (r + 0.5 - vy) * ch);
         }
@@ -262,7 +269,7 @@ export function Matrix(props: MatrixProps) {
     }
     const [r, c] = cell, v = value(now.current.data[r * cols + c]);
     const where = `${props.rowLabels?.[r] ?? `${props.rowName ?? "row"} ${r}`}, ${props.colLabels?.[c] ?? `${props.colName ?? "column"} ${c}`}`;
-    said.current.textContent = props.say ? props.say(r, c, v) : `${where}: ${v === -Infinity ? "hidden by the mask, −∞" : number(v, 6)}`;
+    said.current.textContent = props.say ? props.say(r, c, v) : `${where}: ${v === -Infinity ? "hidden by the mask, −∞" : props.hollow && v === 0 ? "0, hidden by the mask" : number(v, 6)}`;
   }
 
   const drag = useRef<{ x: number; y: number; from: View; moved: boolean } | null>(null);
@@ -376,6 +383,12 @@ export function Matrix(props: MatrixProps) {
             </span>
           )}
           <Said of={said} />
+          {(["png", "svg", "csv"] as const).map((as) => (
+            <button key={as} class="quiet" title={`take this matrix away as ${as.toUpperCase()}`} onClick={() => void takeOut({
+              address: props.title ?? props.addr(0, 0).replace(/\[.*/, ""), rows, cols, values: Float32Array.from(props.data, value),
+              rowWords: props.rowLabels ?? Array.from({ length: rows }, (_, i) => String(i)), colWords: props.colLabels ?? Array.from({ length: cols }, (_, i) => String(i)), min: low, max: high,
+            }, props.scale === "sequential" ? sequential.value : diverging.value, as)}>⤓ {as}</button>
+          ))}
           <button class="quiet" aria-pressed={asTable} onClick={() => setTable(!asTable)}>
             {asTable ? "hide table" : "table"}
           </button>

@@ -235,7 +235,8 @@ function Value({ op, col, main }: { op: Op; col: Signal<number | null>; main?: b
           {(rows, cols) => (
             <Matrix
               data={got.data} value={got.value} rows={rows} cols={cols} scale={scaleOf(op)} range={op.kind === "softmax" && op.axes.includes("S") ? [0, 1] : undefined}
-              addr={(r, c) => cut.cell(r, c)} label={`${title(op)}, ${op.id}: ${sideName(cut.row.axis)} by ${sideName(cut.col.axis)}`}
+              hollow={op.kind === "softmax" && op.axes.includes("S")} title={cut.address}
+              addr={(r, c) => cut.cell(scaled(r, rows, cut.row.size), scaled(c, cols, cut.col.size))} label={`${title(op)}, ${op.id}: ${sideName(cut.row.axis)} by ${sideName(cut.col.axis)}`}
               rowLabels={rows === cut.row.size ? rowLabels : undefined} colLabels={cols === cut.col.size ? colLabels : undefined}
               rowName={sideName(cut.row.axis) || "row"} colName={sideName(cut.col.axis)}
               hoverRow={cut.row.axis === "T" && !isSource(op) ? state.hover.query : cut.row.axis === "S" || isSource(op) ? state.hover.key : undefined}

@@ -113,7 +113,9 @@ async function generate() {
 
 /** The token that the needle points at, and a run that has read it. */
 async function put(token: number, words: readonly Uint8Array[] | null, chosen: Chosen) {
-  const own = branch.value ?? begin(), spent = performance.now();
+  let own = branch.value ?? begin();
+  const spent = performance.now(), read = run.value!.tokens.length - own.start.length;
+  if (read < own.tokens.length) own = begin(own.tokens.slice(0, read), own); // an earlier place was looked at: the rest stays as it is
   const best = Array.from(chosen.order.subarray(0, 10), (id) => ({ id, logprob: Math.log(chosen.raw[id]) }));
   const piece = words?.[token] ?? new Uint8Array();
   const step: Generated = { id: token, bytes: btoa(String.fromCharCode(...piece)), logprob: Math.log(chosen.raw[token]), top: best, ms: 0, kv_bytes: 0 };

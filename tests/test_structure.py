@@ -134,6 +134,32 @@ def test_a_test_is_found_by_the_name_of_what_it_tests() -> None:
     assert not strange, strange
 
 
+GROWING = {"inspection", "page"}
+"""Rooms that are being built: their modules need no place on tests/where.md yet."""
+
+
+def test_the_test_of_a_module_is_found_by_its_name_or_on_a_page() -> None:
+    """``tests/ROOM/test_NAME.py``, or the test that tests/where.md says, which speaks of the module."""
+    rows = re.findall(r"^\| `([\w/]+)\.py` \| (.*) \|$", (TESTS / "where.md").read_text(encoding="utf-8"), re.MULTILINE)
+    told = {module: TESTS / f"{test}.py" for test, cell in rows for module in re.findall(r"`([\w/*]+)`", cell)}
+    wrong = [module for module in told if not list(SRC.glob(f"{module}.py"))]
+    for path in FILES:
+        module = path.relative_to(SRC).with_suffix("")
+        if path.stem == "__init__" or (TESTS / module.parent / f"test_{path.stem}.py").exists():
+            continue
+        test = told.get(str(module)) or told.get(f"{module.parent}/*")
+        if test is None:
+            wrong += [str(module)] * (room_of(path) not in GROWING)
+            continue
+        names = {node.name for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, DEFINED)}
+        words = set(re.findall(r"\w+", test.read_text(encoding="utf-8")))
+        wrong += [f"{test.name} says nothing of {module}"] * (not words & (names | {path.stem}))
+    assert not wrong, f"give each a test of its name, or a row in tests/where.md: {wrong}"
+
+
+DEFINED = (ast.FunctionDef, ast.ClassDef)
+
+
 def test_the_page_of_the_architecture_names_what_is_there() -> None:
     """Every path on docs/architecture.md exists, but for rooms still to come, and every room is on it."""
     page = (TESTS.parent / "docs" / "architecture.md").read_text(encoding="utf-8")

@@ -223,6 +223,7 @@ def test_what_older_versions_called_it_is_read_and_python_is_warned() -> None:
 
 
 def test_modules_are_found_where_they_were() -> None:
+    """By the finder of ``_moved``."""
     code = (
         "import warnings; warnings.simplefilter('error', FutureWarning)\n"
         "try:\n from glassformer.serial import change\nexcept FutureWarning as w: assert 'config.serial' in str(w)\n"

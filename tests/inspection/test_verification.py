@@ -26,13 +26,13 @@ from glassformer.nn.engines import ENGINES
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """Shorter texts, and FlexAttention, whose plain version is slow, only where it is asked for."""
-    monkeypatch.setattr(probes, "LENGTH", 20)
+    monkeypatch.setattr(probes, "LENGTH", 16)
     if "flex" not in request.keywords:
         monkeypatch.setattr(ways, "ENGINES", [name for name in ENGINES if name != "flex"])
 
 
 def checks(model: Any, **how: Any) -> dict[str, Check]:
-    found = list(glassformer.verify(model, **{"new": 5, **how}))
+    found = list(glassformer.verify(model, **{"new": 4, **how}))
     assert len({check.name for check in found}) == len(found)
     return {check.name: check for check in found}
 
@@ -59,7 +59,7 @@ def test_every_family_passes(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-@pytest.mark.parametrize("name", ["llama", "nanomoe", "t5", "bert", "gru"])
+@pytest.mark.parametrize("name", ["llama", "nanomoe", "t5"])
 def test_every_format_passes(name: str, dtype: torch.dtype) -> None:
     found = checks(tiny.model(tiny.ALL[name]).to(dtype))
     assert not failing(found), "\n".join(check.line() for check in failing(found).values())
@@ -92,7 +92,7 @@ ATTENTION, PACKED = attention.Attention, prepacked.PackedWeight
 def forgetful(self: Any, k: Any, v: Any, was: Any = cache.KV.extend) -> Any:
     k, v = was(self, k, v)
     first = torch.zeros_like(k[:, :, :1])
-    return (torch.cat((first, k[:, :, 1:]), 2), v) if k.shape[2] > 8 else (k, v)
+    return (torch.cat((first, k[:, :, 1:]), 2), v) if k.shape[2] > 5 else (k, v)
 
 
 def blind_to_documents(self: Any, flow: Any, kv: Any, was: Any = ATTENTION.self_mask) -> Any:
@@ -216,9 +216,11 @@ def test_near_ties_of_experts_are_told_from_routers_that_err(monkeypatch: pytest
         for name, weight in model.named_parameters():
             if name.endswith("router.weight"):
                 weight.copy_(weight[:1] + 3e-8 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0)))
-    found = checks(model)
-    assert not failing(found)
-    assert any("near tie of experts" in check.note for check in found.values())
+    for seed in range(3):
+        found = checks(model, seed=seed, against="hf")
+        assert not failing({name: check for name, check in found.items() if check.kind != "transformers"})
+        assert any("near tie of experts" in check.note for check in found.values())
+        assert "Error" not in found["here / transformers"].note
     from glassformer.nn.experts import MoE
 
     was = MoE.route

@@ -97,11 +97,14 @@ class Verification:
             right = against(True, None)
         difference, bound, path = largest(left, right, share)
         if difference > bound and share and self.mixture:
-            held = Held(dict(zip(texts, against(True, None), strict=True)))
-            again = way.read(False, held)
-            if held.moved <= share:  # the routers agree: what differs is what was chosen at a near tie
-                left, note = again, joined(note, "a near tie of experts fell otherwise: they are held to the other's")
-                difference, bound, path = largest(left, right, share)
+            choices = dict(zip(texts, against(True, None), strict=True))
+            if any(path.endswith(".ffn.chosen") for path in choices[texts[0]]):  # transformers tells none
+                held = Held(choices)
+                again = way.read(False, held), against(False, held)
+                if held.moved <= share:  # the routers agree: what differs is what was chosen at a near tie
+                    left, right = again
+                    note = joined(note, "a near tie of experts fell otherwise: they are held to the other's")
+                    difference, bound, path = largest(left, right, share)
         first = None if way.weights is None else _first_weight(*way.weights)
         if first is None and difference > bound:
             first = first_difference(way.read(True, None), against(True, None), share, texts)

@@ -126,11 +126,13 @@ class Ways:
         def read(reader: Reader) -> list[Values]:
             return reader.alone(self.given.only(0)) + reader.packed(self.given)
 
-        kept: dict[bool, list[Values]] = {}
+        readable, kept = counterparts.with_engine(self.model, "eager"), dict[bool, list[Values]]()
 
         def eager(tape: bool, held: Held | None) -> list[Values]:
+            if held is not None:
+                return read(Reader(readable, tape, held))
             if tape not in kept:
-                kept[tape] = read(Reader(counterparts.with_engine(self.model, "eager"), tape))
+                kept[tape] = read(Reader(readable, tape))
             return kept[tape]
 
         def make(name: str) -> Way:

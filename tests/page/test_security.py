@@ -42,8 +42,8 @@ def test_only_our_own_names_are_answered(page: Page) -> None:
 
 def test_no_other_page_may_ask(page: Page) -> None:
     json = "application/json"
-    assert ask(page, "POST", "/api/runs", content_type=json) == 400, "let in, and then not understood"
-    assert ask(page, "POST", "/api/runs", content_type=json, origin="http://127.0.0.1:8642") == 400
+    assert ask(page, "POST", "/api/runs", content_type=json) == 404, "let in; nothing has that name"
+    assert ask(page, "POST", "/api/runs", content_type=json, origin="http://127.0.0.1:8642") == 404
     for origin in ("http://evil.example", "null", "http://127.0.0.1:9999", "http://localhost:8642"):
         assert ask(page, "POST", "/api/runs", content_type=json, origin=origin) == 403, origin
     assert ask(page, sec_fetch_site="cross-site") == 403

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from .. import config, cost
 
 if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer
@@ -75,6 +78,38 @@ KIND_WORDS = {
 }
 
 
+def card(cfg: config.Model) -> dict[str, Any]:
+    """What a page must know of a model before it is loaded: its kind, sizes, and what can be asked of it."""
+    parts = list(_walk(cfg))
+    recurrent = any(isinstance(part, config.Recurrent) for part in parts)
+    pair, encoder = isinstance(cfg, config.EncoderDecoder), isinstance(cfg, config.Encoder)
+    kind = "encoder-decoder" if pair else "encoder" if encoder else "recurrent" if recurrent else "decoder"
+    head = cfg.head is not None
+    can = {
+        "generate": head and not encoder,
+        "fill": head and encoder,
+        "source": pair,
+        "experts": any(isinstance(part, config.MoE) for part in parts),
+        "pool": cfg.pool is not None,
+        "lens": head,
+        "attention": any(isinstance(part, config.Attention) for part in parts),
+        "attribution": head and not recurrent,
+    }
+    sizes = {"parameters": cost.cost(cfg).total, "context": cfg.context, "vocab": cfg.embed.vocab}
+    return {"kind": kind, **sizes, "abilities": can}
+
+
+def _walk(part: Any) -> Iterator[Any]:
+    """A config and every part of it."""
+    if dataclasses.is_dataclass(part):
+        yield part
+        for field in dataclasses.fields(part):
+            yield from _walk(getattr(part, field.name))
+    elif isinstance(part, tuple):
+        for one in part:
+            yield from _walk(one)
+
+
 def tokens(
     tokenizer: Tokenizer | None, ids: Sequence[int], spans: Mapping[int, tuple[int, int]] | None = None
 ) -> list[dict[str, Any]]:
@@ -128,6 +163,31 @@ def plan(trace: Any) -> list[dict[str, Any]]:
         {**op.to_dict(), "words": words(op), "quadratic": op.quadratic, "names": trace.names.get(op.id, [])}
         for op in trace.plan
     ]
+
+
+def run(
+    trace: Any, places: Mapping[int, tuple[int, int]], source_tokenizer: Tokenizer | None, source: str | None
+) -> dict[str, Any]:
+    """What a page is told of a pass; ``places`` are where its tokens stand in the text, before edits."""
+    ids = trace.tokens[0].tolist()
+    about = card(trace.model.config)
+    told: dict[str, Any] = {
+        "task": {"encoder": "masked", "encoder-decoder": "seq2seq"}.get(about["kind"], "causal"),
+        "kind": about["kind"],
+        "abilities": about["abilities"],
+        "dtype": str(next(trace.model.parameters()).dtype).removeprefix("torch."),
+        "streams": [{"name": "encoder" if about["kind"] == "encoder" else "decoder", "length": len(ids)}],
+        "tokens": tokens(trace.tokenizer, ids, places),
+        "plan": plan(trace),
+        "weights": {name: list(trace.shape(name)[0]) for name in trace.plan.weights},
+        "kept": {"tier": trace.tier, "bytes": trace.kept_bytes},
+        "ms": 1000 * trace.seconds,
+    }
+    if trace.source is not None:
+        given = trace.source[0].tolist()
+        told["streams"].insert(0, {"name": "encoder", "length": len(given)})
+        told["source_tokens"] = tokens(source_tokenizer, given, spans(source_tokenizer, given, source))
+    return told
 
 
 def cell(trace: Any, address: str, terms: int) -> dict[str, Any]:

@@ -116,7 +116,7 @@ def coded(
     some = values[finite]
     low, high = (float(some.min()), float(some.max())) if some.size else (0.0, 0.0)
     told = {"min": repr(low), "max": repr(high), "map": "lin", "as": kind, "hole": "0"}
-    if kind == "f16" and max(abs(low), abs(high)) > np.finfo(np.float16).max:
+    if kind == "f16" and max(abs(low), abs(high)) > 65_504:
         kind = told["as"] = "f32"  # too large for it
     if kind != "u8":
         return values.astype(np.float16 if kind == "f16" else np.float32), told

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import re
 import threading
@@ -12,10 +11,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Protocol
 
-from .. import config, cost
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.resolve import is_recipe
 from ..errors import UserError
+from ..inspection.answers import card
 
 Check = Callable[[], None]
 """Raises where nobody waits for the answer any more."""
@@ -101,44 +100,14 @@ class Entry:
 
     def card(self) -> dict[str, Any]:
         """What the page shows of it before it is loaded."""
-        cfg = self.checkpoint.config
-        parts = list(walk(cfg))
-        recurrent = any(isinstance(part, config.Recurrent) for part in parts)
-        pair, encoder = isinstance(cfg, config.EncoderDecoder), isinstance(cfg, config.Encoder)
-        kind = "encoder-decoder" if pair else "encoder" if encoder else "recurrent" if recurrent else "decoder"
-        head = cfg.head is not None
         return {
             "name": self.id,
             "title": self.title,
-            "kind": kind,
-            "parameters": cost.cost(cfg).total,
-            "dtype": None if self.loaded is None else self.loaded.dtype,
-            "context": cfg.context,
-            "vocab": cfg.embed.vocab,
+            **card(self.checkpoint.config),
             "labels": list(self.checkpoint.labels),
-            "abilities": {
-                "generate": head and not encoder,
-                "fill": head and encoder,
-                "source": pair,
-                "experts": any(isinstance(part, config.MoE) for part in parts),
-                "pool": cfg.pool is not None,
-                "lens": head,
-                "attention": any(isinstance(part, config.Attention) for part in parts),
-                "attribution": head and not recurrent,
-            },
+            "dtype": None if self.loaded is None else self.loaded.dtype,
             "loaded": self.loaded is not None,
         }
-
-
-def walk(part: Any) -> Iterator[Any]:
-    """A config and every part of it."""
-    if dataclasses.is_dataclass(part):
-        yield part
-        for field in dataclasses.fields(part):
-            yield from walk(getattr(part, field.name))
-    elif isinstance(part, tuple):
-        for one in part:
-            yield from walk(one)
 
 
 def stamp(checkpoint: Checkpoint) -> tuple[Any, ...]:

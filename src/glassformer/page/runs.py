@@ -8,7 +8,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, need
-from .models import Check, Entry, Loaded, Missing, Models
+from .models import Check, Loaded, Missing, Models
 
 if TYPE_CHECKING:
     from ..inspection.tracing import Trace
@@ -96,7 +96,9 @@ class Runs:
             trace = traced(loaded, ids, given, hooks, check)
             difference = trace.check()
         check()
-        answer = describe(entry, loaded, trace, answers.spans(loaded.tokenizer, tokens[0].tolist(), text), source)
+        spans = answers.spans(loaded.tokenizer, tokens[0].tolist(), text)
+        answer: dict[str, Any] = {"model": entry.id, "digest": loaded.digest}
+        answer |= answers.run(trace, spans, loaded.source_tokenizer, source)
         answer |= {"run": id, "edits": list(map(repr, edits)), "check": {"captured_vs_fast_max_abs": difference}}
         parts = [("text", len(tokens[0]), left), ("source", 0 if given is None else len(given[0]), source_left)]
         said = [
@@ -176,35 +178,6 @@ def _all_ids(loaded: Loaded, text: str, tokenizer: Any, second: bool) -> list[in
     return ([] if opening is None else [opening]) + list(
         tokenizer.encode(text, special=isinstance(cfg, config.Encoder))
     )
-
-
-def describe(entry: Entry, loaded: Loaded, trace: Trace, spans: Any, source: str | None) -> dict[str, Any]:
-    """What a browser is told of a run; ``spans`` are where its tokens stand in the text, before edits."""
-    from ..inspection import answers
-
-    ids = trace.tokens[0].tolist()
-    card = entry.card()
-    pair = trace.source is not None
-    told: dict[str, Any] = {
-        "model": entry.id,
-        "digest": loaded.digest,
-        "task": {"encoder": "masked", "encoder-decoder": "seq2seq"}.get(card["kind"], "causal"),
-        "kind": card["kind"],
-        "abilities": card["abilities"],
-        "dtype": loaded.dtype,
-        "streams": [{"name": "encoder" if card["kind"] == "encoder" else "decoder", "length": len(ids)}],
-        "tokens": answers.tokens(loaded.tokenizer, ids, spans),
-        "plan": answers.plan(trace),
-        "weights": {name: list(trace.shape(name)[0]) for name in trace.plan.weights},
-        "kept": {"tier": trace.tier, "bytes": trace.kept_bytes},
-        "ms": 1000 * trace.seconds,
-    }
-    if pair and trace.source is not None:
-        given = trace.source[0].tolist()
-        told["streams"].insert(0, {"name": "encoder", "length": len(given)})
-        spans = answers.spans(loaded.source_tokenizer, given, source)
-        told["source_tokens"] = answers.tokens(loaded.source_tokenizer, given, spans)
-    return told
 
 
 def one_text(asked: dict[str, Any], key: str, most: int = MOST_TEXT) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from ...errors import UserError
 from ...nn import Model
 from ...nn.editing import ModelEdit
-from .. import tables
+from .. import export, tables
 from ..looking import Text, inputs, listing
 from ..streams import word_id
 from .explanation import Explanation
@@ -153,6 +154,19 @@ class Trace(Values):
         raise UserError(
             f'Nothing has the address "{name}".{meant} There are: {", ".join(listing(list(self.plan.ops)))}.'
         )
+
+    # ---------------------------------------------------------------------------- as a document
+
+    def save(self, path: str | Path, **how: Any) -> Path:
+        """Write the trace as one HTML file that opens without a server, 2 MB at most, or all of it as .safetensors.
+
+        ``cells``: addresses whose arithmetic the file is to hold; ``most``: the bytes of the file.
+        """
+        return export.save(self, path, **how)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the page in a frame, with these numbers, alive after the kernel has gone."""
+        return export.frame(self)
 
     # ---------------------------------------------------------------------------------- reasons
 

@@ -1,0 +1,256 @@
+"""A trace as one file that opens without a server: the page's own code, and the numbers, gzip and base64 within it.
+
+What does not fit within the bound is left out by a fixed order (attention and the stream first, weights never), and the
+page says so. Nothing in the file asks any network.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import html
+import json
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from .. import files
+from ..errors import UserError, need
+from . import answers, wire
+
+MOST = 2_000_000  # bytes of the file
+CELLS = 400  # cells whose arithmetic is computed beforehand, at most
+TERMS = 64
+ROWS = (
+    ("pattern", "logits"),
+    ("resid", "embed", "out", "mid", "mid_cross", "state", "write", "vector"),
+    ("q", "k", "v", "z", "scores", "router", "router_probs", "weight", "chosen"),
+)
+"""Last words of addresses in the order in which they are kept; whatever else there is comes after."""
+POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+
+
+def run_id(trace: Any) -> str:
+    """The same trace has the same id."""
+    named = [list(trace.plan.ops), trace.tokens.tolist(), None if trace.source is None else trace.source.tolist()]
+    last = trace[list(trace.plan.ops)[-1]].detach().float().cpu().numpy()
+    return f"r_{hashlib.sha256(repr(named).encode() + last.tobytes()).hexdigest()[:16]}"
+
+
+def container(trace: Any, most: int, cells: Iterable[str] = (), name: str = "model", text: str | None = None) -> bytes:
+    """The trace as gzipped safetensors of at most ``most`` bytes: tensors by address, ``answers`` and ``cells``."""
+    ids = trace.tokens[0].tolist()
+    text = _decoded(trace.tokenizer, ids) if text is None else text
+    source = None if trace.source is None else _decoded(trace.tokenizer, trace.source[0].tolist())
+    told = answers.run(trace, answers.spans(trace.tokenizer, ids, text), trace.tokenizer, source)
+    id = run_id(trace)
+    told |= {"run": id, "model": name, "digest": "", "edits": [], "check": {"captured_vs_fast_max_abs": trace.check()}}
+    able = {key: can and key in ("source", "attention", "experts", "pool") for key, can in told["abilities"].items()}
+    card = {**answers.card(trace.model.config), "name": name, "title": name, "dtype": told["dtype"], "loaded": True}
+    card |= {"abilities": able, "labels": []}
+    told["abilities"] = able
+    asked = {"model": name, "text": text} | ({} if source is None else {"source": source})
+    tensors: dict[str, wire.Array] = {}
+    kept = 0
+    room = most - len(gzip.compress(json.dumps(told).encode())) - 4096
+    whole = _sizes(trace)
+    kind = "f32" if sum(whole.values()) * 4 * 0.95 < room * 0.9 else "f16"
+    for address in order(trace):
+        size = whole[address] * wire.KINDS[kind]
+        if kept + size * 0.95 > room * 0.95:
+            continue
+        values = wire.Part(trace, address).read()
+        tensors[address], _ = wire.coded(values, kind)
+        kept += len(zlib.compress(tensors[address].tobytes(), 6))
+    missing = len(whole) - len(tensors)
+    said = f"{missing} of {len(whole)} values are left out" if missing else ""
+    if kind == "f16":
+        said += (" and the" if said else "The") + " numbers have 11 bits (f16)"
+    told["cut"] = f"{said[0].upper()}{said[1:]}; `glassformer page` has them all." if said else None
+    told["saved"] = {"as": kind, "left_out": missing}
+    beside: dict[str, Any] = {
+        "GET api/models": [card],
+        f"POST api/runs {canonical(asked)}": told,
+        f"GET api/runs/{id}": told,
+    }
+    explained: dict[str, Any] = {}
+    for address in (*cells, *_pinned(trace)):
+        if len(explained) >= CELLS:
+            break
+        one = answers.cell(trace, address, TERMS)
+        explained[one["address"]] = one
+    while True:
+        facts = {"answers": beside, "cells": explained, "start": {"model": name, **asked}, "run": id}
+        data = wire.packed(tensors, {key: dumped(one) for key, one in facts.items()})
+        packed = gzip.compress(data, 9, mtime=0)
+        if len(packed) <= most:
+            return packed
+        need(bool(tensors) or bool(explained), f"This trace does not fit in {most:,} bytes; give a shorter text.")
+        if explained:  # what is least missed goes first
+            explained = dict(list(explained.items())[: len(explained) // 2])
+        else:
+            tensors.popitem()
+
+
+def _decoded(tokenizer: Any, ids: list[int]) -> str:
+    return "" if tokenizer is None else str(tokenizer.decode(ids))
+
+
+def _sizes(trace: Any) -> dict[str, int]:
+    found = {}
+    for op in trace.plan:
+        if op.kind != "leaf":
+            count = 1
+            for size in op.shape:
+                count *= size
+            found[op.id] = count
+    return found
+
+
+def order(trace: Any) -> Iterator[str]:
+    """Addresses of the plan, what is looked at most first."""
+    ops = [op.id for op in trace.plan if op.kind != "leaf"]
+    ranks = {word: number for number, row in enumerate(ROWS) for word in row}
+
+    def rank(address: str) -> int:
+        names = (address, *trace.names.get(address, ()))
+        return min(ranks.get(name.rpartition(".")[2], len(ROWS)) for name in names)
+
+    yield from sorted(ops, key=rank)
+
+
+def _pinned(trace: Any) -> Iterator[str]:
+    """Cells that are likely to be asked for: of the last token its likeliest word, and where each head looks most."""
+    last = trace.tokens.shape[1] - 1
+    for name in ("probs", "logits"):
+        if name in trace.plan:
+            yield f"{name}[{last},{int(trace[f'{name}[{last}]'].argmax())}]"
+    for op in trace.plan:
+        if op.id.endswith(".pattern") and op.axes == ("B", "H", "T", "S"):
+            scores = op.id.removesuffix("pattern") + "scores"
+            for head in range(op.shape[1]):
+                key = int(trace[f"{op.id}[{head},{last}]"].argmax())
+                yield f"{op.id}[{head},{last},{key}]"
+                if scores in trace.plan:
+                    yield f"{scores}[{head},{last},{key}]"
+
+
+def canonical(value: Any) -> str:
+    """JSON with its keys in order, as the page writes it to find a saved answer."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+
+
+def dumped(value: Any) -> str:
+    """JSON without spaces; what is not finite is null."""
+    return json.dumps(plain(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def plain(value: Any) -> Any:
+    """As JSON holds it: numbers that are not finite as None."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    return None if isinstance(value, float) and not np.isfinite(value) else value
+
+
+# ------------------------------------------------------------------------------------------- files
+
+
+def page(trace: Any, title: str = "glassformer", most: int = MOST, **how: Any) -> str:
+    """One HTML document with the page and the trace, ``most`` bytes at most. Raises UserError without the build."""
+    script, style = _built("inline.js"), _built("app.css")
+    script = script.replace("</script", "<\\/script")
+    head = f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
+    head += '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    head += '<meta name="color-scheme" content="light dark">'
+    head += f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"><style>{style}</style></head>'
+    body = '<body><div id="app"><noscript>This page is drawn by JavaScript, all of it in this file.</noscript></div>'
+    body += '<script type="text/plain" id="glassformer-trace">'
+    tail = f"</script><script>{script}</script></body></html>\n"
+    room = (most - len((head + body + tail).encode())) * 3 // 4 - 16
+    need(room > 20_000, f"{most:,} bytes have no room for a trace beside the page itself; allow more.")
+    data = container(trace, room, **how)
+    return f"{head}{body}{base64.b64encode(data).decode()}{tail}"
+
+
+def _built(name: str) -> str:
+    try:
+        return (resources.files("glassformer") / "static" / name).read_text(encoding="utf-8")
+    except OSError:
+        said = "build it in web/ (npm ci, npm run build), or install the wheel"
+        raise UserError(f"The page's build, glassformer/static/{name}, is missing here; {said}.") from None
+
+
+def save(trace: Any, path: str | Path, **how: Any) -> Path:
+    """Write the trace as one HTML file, or as safetensors (.safetensors) with every value of its plan."""
+    target = Path(path).expanduser()
+    if target.suffix.lower() in (".html", ".htm"):
+        files.write(target, page(trace, target.stem, **how))
+    elif target.suffix.lower() == ".safetensors":
+        files.write(target, tensors_of(trace))
+    else:
+        raise UserError(f"{target} is neither .html nor .safetensors; give a name that ends in one of them.")
+    return target
+
+
+def tensors_of(trace: Any) -> bytes:
+    """Every value of the plan in fp32 by its address, batch row left out, as safetensors."""
+    found = {address: wire.Part(trace, address).read() for address in order(trace)}
+    ids = trace.tokens[0].to(torch.int32).cpu().numpy()
+    told = {"format": "glassformer.trace", "plan": dumped(answers.plan(trace))}
+    return wire.packed({"tokens": ids, **found}, told)
+
+
+def frame(trace: Any, **how: Any) -> str:
+    """HTML for a notebook: the page in a frame of its own, and below it what a reader without scripts can read."""
+    try:
+        inside = page(trace, most=1_900_000, **how)
+    except UserError as error:  # no build of the page, or a text that is too long: what can be read is shown
+        return f"{summary(trace)}<p>{html.escape(str(error))}</p>"
+    quoted = inside.replace("&", "&amp;").replace('"', "&quot;")
+    look = "width:100%;height:560px;border:1px solid #8888;border-radius:6px"
+    made = f'<iframe sandbox="allow-scripts allow-downloads" style="{look}" srcdoc="{quoted}"></iframe>'
+    return f"{made}\n{summary(trace)}"
+
+
+def summary(trace: Any) -> str:
+    """The likeliest words after the last token as a table, and the last attention as a small picture; no script."""
+    ids, tokenizer = trace.tokens[0].tolist(), trace.tokenizer
+    parts = []
+    if "probs" in trace.plan and tokenizer is not None:
+        row = trace[f"probs[{len(ids) - 1}]"][: tokenizer.size].float()
+        best = row.topk(min(5, len(row)))
+        cells = "".join(
+            f"<tr><td>{html.escape(tokenizer.token(id))}</td><td>{chance:.4f}</td></tr>"
+            for id, chance in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        )
+        parts.append(f"<table><tr><th>next</th><th>p</th></tr>{cells}</table>")
+    patterns = [op.id for op in trace.plan if op.id.endswith(".pattern") and op.axes == ("B", "H", "T", "S")]
+    if patterns:
+        mean = wire.Part(trace, patterns[-1]).read((64, 64)).mean(0)
+        picture = base64.b64encode(png(mean)).decode()
+        said = f"{patterns[-1]}, the mean of its heads"
+        parts.append(f'<img alt="{said}" title="{said}" width="192" src="data:image/png;base64,{picture}">')
+    pieces = "".join(map(tokenizer.token, ids[:64])) if tokenizer is not None else f"{len(ids)} tokens"
+    return f"<details><summary>{len(ids)} tokens: {html.escape(pieces)}</summary>{''.join(parts)}</details>"
+
+
+def png(values: wire.Array) -> bytes:
+    """A picture (rows, columns) in grey, dark where the number is large; by the root, so that small ones show."""
+    high = float(values.max()) or 1.0
+    grey = (255 - 255 * np.sqrt(np.clip(values / high, 0, 1))).astype(np.uint8)
+    rows = b"".join(b"\0" + row.tobytes() for row in grey)
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    size = struct.pack(">IIBBBBB", grey.shape[1], grey.shape[0], 8, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", size) + chunk(b"IDAT", zlib.compress(rows, 9)) + chunk(b"IEND", b"")

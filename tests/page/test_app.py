@@ -387,3 +387,17 @@ def test_the_shipped_model_answers_without_arguments() -> None:
     assert card["name"] == "tiny-page" and card["parameters"] == 917_760
     told = run(client, "tiny-page", text="ROMEO:\nWhat light is")
     assert told["check"]["captured_vs_fast_max_abs"] < 1e-4
+
+
+def test_a_run_is_saved_as_a_file(gpt: TestClient) -> None:
+    told = run(gpt, "gpt", text=SENTENCE)
+    data = get(gpt, told, "export.trace")
+    assert data.headers["content-disposition"].startswith("attachment")
+    held = served.tensors(data.content)
+    for address in ("logits", "decoder.blocks.1.attn.pattern"):
+        assert held[address].tobytes() == values(gpt, told, address).tobytes()
+    if "inline.js" in served.page().static:
+        page = get(gpt, told, "export.html")
+        assert page.status_code == 200 and len(page.content) <= 2_000_000
+        assert page.headers["content-security-policy"] == "sandbox", "its scripts do not run under our address"
+    assert get(gpt, told, "export.exe").status_code == 400

@@ -23,7 +23,7 @@ import torch
 
 from .. import files
 from ..errors import UserError, need
-from . import answers, wire
+from . import answers, streams, wire
 
 MOST = 2_000_000  # bytes of the file
 CELLS = 400  # cells whose arithmetic is computed beforehand, at most
@@ -106,22 +106,22 @@ def _decoded(tokenizer: Any, ids: list[int]) -> str:
 def _sizes(trace: Any) -> dict[str, int]:
     found = {}
     for op in trace.plan:
-        if op.kind != "leaf":
-            count = 1
-            for size in op.shape:
-                count *= size
-            found[op.id] = count
+        count = 1
+        for size in op.shape:
+            count *= size
+        found[op.id] = count
     return found
 
 
 def order(trace: Any) -> Iterator[str]:
     """Addresses of the plan, what is looked at most first."""
-    ops = [op.id for op in trace.plan if op.kind != "leaf"]
+    ops = [op.id for op in trace.plan]
     ranks = {word: number for number, row in enumerate(ROWS) for word in row}
 
     def rank(address: str) -> int:
         names = (address, *trace.names.get(address, ()))
-        return min(ranks.get(name.rpartition(".")[2], len(ROWS)) for name in names)
+        given = trace.plan[address].kind == "leaf"  # ids and positions: small
+        return -1 if given else min(ranks.get(name.rpartition(".")[2], len(ROWS)) for name in names)
 
     yield from sorted(ops, key=rank)
 
@@ -229,8 +229,8 @@ def summary(trace: Any) -> str:
         row = trace[f"probs[{len(ids) - 1}]"][: tokenizer.size].float()
         best = row.topk(min(5, len(row)))
         cells = "".join(
-            f"<tr><td>{html.escape(tokenizer.token(id))}</td><td>{chance:.4f}</td></tr>"
-            for id, chance in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            f"<tr><td>{html.escape(piece)}</td><td>{chance:.4f}</td></tr>"
+            for piece, chance in zip(streams.shown(tokenizer, best.indices.tolist()), best.values.tolist(), strict=True)
         )
         parts.append(f"<table><tr><th>next</th><th>p</th></tr>{cells}</table>")
     patterns = [op.id for op in trace.plan if op.id.endswith(".pattern") and op.axes == ("B", "H", "T", "S")]
@@ -239,8 +239,8 @@ def summary(trace: Any) -> str:
         picture = base64.b64encode(png(mean)).decode()
         said = f"{patterns[-1]}, the mean of its heads"
         parts.append(f'<img alt="{said}" title="{said}" width="192" src="data:image/png;base64,{picture}">')
-    pieces = "".join(map(tokenizer.token, ids[:64])) if tokenizer is not None else f"{len(ids)} tokens"
-    return f"<details><summary>{len(ids)} tokens: {html.escape(pieces)}</summary>{''.join(parts)}</details>"
+    text = "" if tokenizer is None else f": {html.escape(tokenizer.decode(ids[:64]))}"
+    return f"<details><summary>{len(ids)} tokens{text}</summary>{''.join(parts)}</details>"
 
 
 def png(values: wire.Array) -> bytes:

@@ -186,6 +186,25 @@ class Page:
         run = self._run(request)
         return answer(await work(request, lambda check: wire.experts(run, check)))
 
+    async def export(self, request: Request) -> Response:
+        """GET api/runs/{run}/export.html, .trace: one file to keep, a download and no page of this server."""
+        run, kind = self._run(request), request.path_params["kind"]
+        need(kind in ("html", "trace"), "A run is saved as export.html or export.trace.")
+
+        def made(check: Check) -> bytes:
+            with run.loaded.held(check):
+                if kind == "trace":
+                    return export.tensors_of(run.trace)
+                name = run.answer["model"]
+                return export.page(run.trace, f"glassformer: {name}", name=name).encode()
+
+        from ..inspection import export
+
+        data = await work(request, made)
+        sent = {"content-disposition": f'attachment; filename="{run.id}.{"html" if kind == "html" else "safetensors"}"'}
+        sent |= {"content-security-policy": "sandbox", "cache-control": "no-store"}
+        return Response(data, 200, sent, TYPES[".html"] if kind == "html" else "application/octet-stream")
+
     def _run(self, request: Request) -> Run:
         return self.runs[request.path_params["run"]]
 
@@ -261,6 +280,7 @@ class Page:
             Route(f"{run}/lens", self.lens, methods=post),
             Route(f"{run}/attribution", self.attribution),
             Route(f"{run}/experts", self.experts),
+            Route(f"{run}/export.{{kind}}", self.export),
             Route("/api/generate", self.generate, methods=post),
             Route("/api/tokenize", self.tokenize, methods=post),
             Route("/api/tokenizers", self.list_tokenizers),

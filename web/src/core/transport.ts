@@ -1,4 +1,5 @@
 // Three ways to the same answers: a server, or a saved file that holds what was asked before it was saved.
+import * as offline from "./offline";
 import { read, type Container } from "./safetensors";
 
 export interface Transport {
@@ -86,26 +87,29 @@ export class StaticTransport implements Transport {
   private readonly answers: Record<string, any>;
 
   /** `trace`: a safetensors file whose metadata has `answers`, JSON of request -> answer or {"tensor": name, "metadata": ..}. */
-  constructor(trace: Container, private readonly raw: ArrayBuffer) {
+  constructor(private readonly trace: Container, private readonly raw: ArrayBuffer) {
     this.answers = JSON.parse(trace.metadata.answers ?? "{}");
   }
 
-  private find(request: string): any {
+  private find(request: string, otherwise?: unknown): any {
     if (request in this.answers) return this.answers[request];
+    if (otherwise !== undefined) return otherwise;
     throw new Refused(404, "This saved file does not hold that; open the model with `glassformer page` to see it.");
   }
 
   async json<T>(path: string): Promise<T> {
-    return this.find(`GET ${path}`);
+    return this.find(`GET ${path}`, offline.json(this.trace, path));
   }
 
   async bytes(path: string): Promise<ArrayBuffer> {
+    const made = offline.bytes(this.trace, path);
+    if (made) return made;
     const { tensor, metadata } = this.find(`GET ${path}`);
     return pack(this.raw, tensor, metadata ?? {});
   }
 
   async post<T>(path: string, body: unknown): Promise<T> {
-    return this.find(`POST ${path} ${canonical(body)}`);
+    return this.find(`POST ${path} ${canonical(body)}`, offline.json(this.trace, path, body));
   }
 
   async stream(path: string, body: unknown | null, onEvent: (data: any, id: string, event: string) => void): Promise<void> {
@@ -148,6 +152,8 @@ export let transport: Transport;
 
 export async function connect(): Promise<Transport> {
   const raw = await saved();
-  transport = raw ? new StaticTransport(read(raw), raw) : new HttpTransport();
+  const held = raw && read(raw);
+  if (held) offline.start(held);
+  transport = raw && held ? new StaticTransport(held, raw) : new HttpTransport();
   return transport;
 }

@@ -1,0 +1,163 @@
+"""A trace as one file: it holds the trace's numbers, is small, needs no network, and a real browser shows it."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import re
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load
+
+import glassformer
+import tiny
+from glassformer import UserError
+from glassformer.inspection import export
+from glassformer.inspection.tracing import Trace
+from glassformer.page.models import shipped
+
+CHROMIUM = Path("/usr/bin/chromium")
+TEXT = "To be, or not to be: that is the question"
+built = pytest.mark.skipif(
+    not (Path(glassformer.__file__).parent / "static" / "inline.js").is_file(), reason="the page is not built (web/)"
+)
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    model, tokenizer = glassformer.load(shipped(), dtype="float32")
+    assert tokenizer is not None
+    return glassformer.trace(model, tokenizer, TEXT)
+
+
+def inside(page: str) -> bytes:
+    """The safetensors in a saved page."""
+    found = re.search(r'id="glassformer-trace">([^<]*)<', page)
+    assert found is not None
+    return gzip.decompress(base64.b64decode(found[1]))
+
+
+def facts(data: bytes) -> dict[str, Any]:
+    """What is said beside the tensors."""
+    size = int.from_bytes(data[:8], "little")
+    return {key: json.loads(one) for key, one in json.loads(data[8 : 8 + size])["__metadata__"].items()}
+
+
+@built
+def test_a_saved_page_holds_the_numbers_bit_for_bit(trace: Trace, tmp_path: Path) -> None:
+    path = trace.save(tmp_path / "it.html", cells=["logits[3,7]"])
+    assert path.stat().st_size <= 2_000_000
+    data = inside(path.read_text())
+    tensors, told = load(data), facts(data)
+    assert set(tensors) == {op.id for op in trace.plan}
+    for address, values in tensors.items():
+        expected = trace[address][0].float().numpy()
+        assert values.tobytes() == expected.tobytes(), address
+    (card,) = told["answers"]["GET api/models"]
+    assert card["parameters"] == 917_760 and not card["abilities"]["generate"]
+    run = told["answers"][f"GET api/runs/{told['run']}"]
+    raw = b"".join(base64.b64decode(one["bytes"]) for one in run["tokens"])
+    assert raw.decode() == TEXT and run["cut"] is None and run["saved"] == {"as": "f32", "left_out": 0}
+    asked = export.canonical({"model": "model", "text": TEXT})
+    assert told["answers"][f"POST api/runs {asked}"] == run
+    assert told["cells"]["logits[3,7]"]["value"] == trace.explain("logits[3,7]").value
+
+
+@built
+def test_a_saved_page_asks_no_network(trace: Trace) -> None:
+    page = export.page(trace)
+    assert "default-src 'none'" in page
+    addresses = set(re.findall(r"""["'(=]\s*(?:https?:)?//[^\s"')]+""", page))
+    assert all("www.w3.org" in one for one in addresses), addresses  # names of XML, which nobody fetches
+
+
+@built
+@pytest.mark.parametrize("most", [260_000, 500_000])
+def test_what_does_not_fit_is_left_out_and_said(trace: Trace, most: int) -> None:
+    page = export.page(trace, most=most)
+    assert len(page.encode()) <= most
+    told = facts(inside(page))
+    run = told["answers"][f"GET api/runs/{told['run']}"]
+    held = set(load(inside(page)))
+    assert run["saved"]["left_out"] == len(trace.plan) - len(held) or run["saved"]["as"] == "f16"
+    assert run["cut"] and "glassformer page" in run["cut"]
+    assert all(op.id in held for op in trace.plan if op.id.endswith(".pattern")), "attention is kept before the rest"
+
+
+@built
+def test_a_notebook_shows_a_frame_and_what_reads_without_scripts(trace: Trace) -> None:
+    shown = trace._repr_html_()
+    assert len(shown.encode()) <= 2_000_000
+    assert shown.startswith("<iframe") and 'sandbox="allow-scripts allow-downloads"' in shown
+    rest = shown[shown.index("</iframe>") :]
+    assert "<script" not in rest and "that is the question" in rest and "<table>" in rest
+    found = re.search(r"data:image/png;base64,([^\"]+)", rest)
+    assert found is not None and base64.b64decode(found[1]).startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", ["llama", "bert", "t5", "mixtral", "gru", "pooled"])
+def test_every_shape_can_be_saved(name: str, tmp_path: Path) -> None:
+    """Without a tokenizer too; as safetensors every value is there."""
+    cfg = tiny.ALL[name]
+    pair = hasattr(cfg, "encoder") and hasattr(cfg, "decoder")
+    ids = tiny.tokens(1, 6)
+    trace = glassformer.trace(tiny.model(cfg), None, ids, ids if pair else None)
+    data = gzip.decompress(export.container(trace, 1_000_000))
+    assert set(load(data)) == {op.id for op in trace.plan}
+    path = trace.save(tmp_path / "it.safetensors")
+    held = load(path.read_bytes())
+    for op in trace.plan:
+        assert np.array_equal(held[op.id], trace[op.id][0].float().numpy(), equal_nan=True), op.id
+    assert export.summary(trace).startswith("<details>")
+
+
+def test_a_file_of_another_kind_is_refused(trace: Trace, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="html"):
+        trace.save(tmp_path / "it.pdf")
+
+
+def test_the_picture_is_one() -> None:
+    made = export.png(np.eye(5, dtype=np.float32))
+    assert made[12:16] == b"IHDR" and made[16:24] == (5).to_bytes(4, "big") * 2
+    at = made.index(b"IDAT")
+    rows = zlib.decompress(made[at + 4 : made.index(b"IEND") - 8])
+    assert rows == b"".join(b"\0" + bytes(0 if i == j else 255 for j in range(5)) for i in range(5))
+
+
+@built
+@pytest.mark.skipif(not CHROMIUM.exists(), reason="needs Chromium: apt-get install chromium")
+def test_a_browser_opens_the_file_from_the_disk(trace: Trace, tmp_path: Path) -> None:
+    """Numbers on the screen are the trace's; nothing is asked of any network, nothing goes wrong."""
+    api = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright")
+    path = trace.save(tmp_path / "it.html")
+    notebook = tmp_path / "notebook.html"
+    notebook.write_text(f"<!doctype html>{trace._repr_html_()}")
+    wrong: list[str] = []
+    with api.sync_playwright() as started:
+        arguments = ["--no-sandbox", "--disable-dev-shm-usage"]
+        browser = started.chromium.launch(executable_path=str(CHROMIUM), args=arguments)
+        for url in (f"{path.as_uri()}#attention", f"{path.as_uri()}#inside", notebook.as_uri()):
+            page = browser.new_page()
+            page.on("pageerror", lambda error: wrong.append(str(error)))
+            page.on("console", lambda one: wrong.append(one.text) if one.type == "error" else None)
+            page.on("request", lambda one: wrong.append(one.url) if one.url.startswith(("http", "ws")) else None)
+            page.goto(url)
+            frame = page.frames[-1]
+            frame.wait_for_selector("[data-addr]", timeout=20_000)
+            page.wait_for_timeout(500)
+            assert "does not hold that" not in frame.inner_text("body")
+            shown = frame.eval_on_selector_all("[data-addr]", "all => all.map(e => [e.dataset.addr, e.dataset.v])")
+            held = 0
+            for address, value in shown:
+                name = address.partition("[")[0]
+                if name in trace.plan and value and trace[address].ndim == 0:
+                    assert abs(float(value) - trace[address].item()) <= 1e-5 * max(1.0, abs(trace[address].item()))
+                    held += 1
+            assert held or "#attention" not in url  # Inside opens with lengths of rows
+        browser.close()
+    assert not wrong, wrong

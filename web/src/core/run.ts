@@ -177,10 +177,10 @@ export function vocabulary(name: string): Promise<Uint8Array[]> {
   const path = `api/vocab/${encodeURIComponent(name)}`;
   return once(path, async () => {
     const raw = await transport.bytes(path), look = new DataView(raw), words: Uint8Array[] = [];
-    for (let at = 4; at + 2 <= raw.byteLength; ) {
-      const length = look.getUint16(at, true);
-      words.push(new Uint8Array(raw, at + 2, length));
-      at += 2 + length;
+    for (let at = 0; at + 4 <= raw.byteLength; ) {
+      const length = look.getUint32(at, true);
+      words.push(new Uint8Array(raw, at + 4, length));
+      at += 4 + length;
     }
     return words;
   });

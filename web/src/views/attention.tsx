@@ -2,7 +2,7 @@
 import { effect, useSignal } from "@preact/signals";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { short } from "../core/address";
-import { number, percent } from "../core/format";
+import { number } from "../core/format";
 import { label, type Piece } from "../core/pieces";
 import { along, ops, run, submit, thumbs, useLoaded, values } from "../core/run";
 import * as state from "../core/state";
@@ -14,6 +14,7 @@ import { counters, probed } from "../kernel/probe";
 import { css as colour, sequential } from "../kernel/palette";
 import { TakeAway } from "../kernel/TakeAway";
 import "./attention.css";
+import { Moved } from "./moved";
 import type { Screen } from "./screen";
 
 const GROUPS = { encoder: "Encoder self", decoder: "Decoder self", cross: "Cross" } as const;
@@ -546,47 +547,8 @@ function WhatIf({ made, op, head }: { made: Run; op: Op; head: number }) {
         ))}
       </div>
       {error && <p class="failure" role="alert">{error}</p>}
-      {change ? <Moved {...change} /> : <p class="soft">The answer at position {answerPlace(made)} as it is, and without that. Lock a token to hide it.</p>}
+      {change ? <Moved {...change} keep={() => ((state.edits.value = [...state.edits.value, change.edit]), void submit())} /> : <p class="soft">The answer at position {answerPlace(made)} as it is, and without that. Lock a token to hide it.</p>}
     </section>
-  );
-}
-
-/** Probabilities before and after an edit, of the likeliest words of both. */
-function Moved({ edit, answers, words }: { edit: string; answers: [Answer, Answer]; words: Map<number, string> }) {
-  const [before, after] = answers;
-  const ids = [...words.keys()].sort((a, b) => before.probabilities[b] - before.probabilities[a]);
-  const best = before.top[0], shift = after.probabilities[best] - before.probabilities[best];
-  const told = (one: Answer, id: number) => <Num addr={`softmax(${one.run.run}:logits[${one.position}])[${id}]`} v={one.probabilities[id]} as="percent" />;
-  return (
-    <>
-      <p class="moved">
-        “<span class="mono">{words.get(best)}</span>” {told(before, best)} → {told(after, best)}{" "}
-        <span class={`tag ${Math.abs(shift) < 0.00005 ? "" : shift < 0 ? "less" : "more"}`}>{shift < 0 ? "−" : "+"}{percent(Math.abs(shift))}</span>
-        {after.top[0] !== best && <> the answer becomes “<b class="mono">{words.get(after.top[0])}</b>”</>}
-      </p>
-      <div class="scroll" tabIndex={0} role="region" aria-label="answers with and without the edit">
-        <table class="answers">
-          <thead><tr><th class="left">next word</th><th>now</th><th>with the edit</th><th class="left">change</th></tr></thead>
-          <tbody>
-            {ids.map((id) => {
-              const change = after.probabilities[id] - before.probabilities[id];
-              return (
-                <tr key={id}>
-                  <td class="left mono">{words.get(id)}</td>
-                  <td>{told(before, id)}</td>
-                  <td>{told(after, id)}</td>
-                  <td class="left change"><i class={change < 0 ? "less" : "more"} style={{ width: `${Math.max(1, 100 * Math.abs(change))}px` }} /> {change < 0 ? "−" : "+"}{percent(Math.abs(change))}</td>
-                </tr>
-              );
-            })}
-          </tbody>
-        </table>
-      </div>
-      <div class="row">
-        <code>{edit}</code>
-        <button class="quiet" onClick={() => ((state.edits.value = [...state.edits.value, edit]), void submit())}>keep it on the page</button>
-      </div>
-    </>
   );
 }
 

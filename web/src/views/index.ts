@@ -3,7 +3,7 @@ export { playground } from "./playground"; // 1
 export { inside } from "./inside"; // 2
 export { attention } from "./attention"; // 3
 export { lens } from "./lens"; // 4
-// 5 tokens
-// 6 experts
+export { tokens } from "./tokens"; // 5
+export { experts } from "./experts"; // 6
 // 7 train
 // 8 compare

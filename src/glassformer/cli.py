@@ -30,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows another
     warnings.formatwarning = _warning  # type: ignore[assignment]
+    _told.clear()
     try:
         check_text(words)
         if words[:1] == ["help"]:
@@ -68,12 +69,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _warning(message: Warning | str, category: type[Warning], *place: Any) -> str:
     """A warning as Python writes it; of an old name the sentence alone, since no line of code said it."""
-    if issubclass(category, OldNameWarning):
-        return f"glassformer: {message}\n"
+    if issubclass(category, OldNameWarning):  # once a command, however often its settings are read
+        again = str(message) in _told
+        _told.add(str(message))
+        return "" if again else f"glassformer: {message}\n"
     return _PYTHONS(message, category, *place)
 
 
 _PYTHONS = warnings.formatwarning
+_told = set[str]()
 
 
 def parser(full: Collection[str]) -> Parser:

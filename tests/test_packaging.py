@@ -61,7 +61,15 @@ def test_a_wheel_and_an_sdist_hold_what_is_needed(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "hatchling", "build", "-d", str(tmp_path)], cwd=ROOT, check=True)
     wheel, sdist = next(tmp_path.glob("*.whl")), next(tmp_path.glob("*.tar.gz"))
     with zipfile.ZipFile(wheel) as opened:
-        assert {"glassformer/py.typed", "glassformer/runs/demo.toml"} <= set(opened.namelist())
+        names = set(opened.namelist())
+        assert {
+            "glassformer/py.typed",
+            "glassformer/runs/demo.toml",
+            "glassformer/page/model/model.safetensors",
+        } <= names
+        static = SRC / "static"
+        built = {f"glassformer/static/{path.name}" for path in static.iterdir() if not path.name.startswith(".")}
+        assert built <= names and "glassformer/static/index.html" in names
         opened.extractall(tmp_path / "wheel")
     told = subprocess.run(
         [sys.executable, "-m", "glassformer", "cost", "runs/demo.toml"],

@@ -67,7 +67,7 @@ def test_a_wheel_and_an_sdist_hold_what_is_needed(tmp_path: Path) -> None:
             "glassformer/runs/demo.toml",
             "glassformer/page/model/model.safetensors",
         } <= names
-        static = SRC / "static"
+        static = ROOT / "src" / "glassformer" / "static"
         built = {f"glassformer/static/{path.name}" for path in static.iterdir() if not path.name.startswith(".")}
         assert built <= names and "glassformer/static/index.html" in names
         opened.extractall(tmp_path / "wheel")

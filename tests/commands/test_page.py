@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("starlette", reason="the page needs its extra: pip install 'glassformer[page]'")
-httpx = pytest.importorskip("httpx", reason="tests of the page need httpx")
-
 from glassformer import UserError
 from glassformer.cli import main
 from glassformer.commands import page
+
+pytest.importorskip("starlette", reason="the page needs its extra: pip install 'glassformer[page]'")
+httpx = pytest.importorskip("httpx", reason="tests of the page need httpx")
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,8 @@ const PAPER = "faf9f5 f0e5bd dccb7c c3b36b a89e75 8c8878 757775 61656f 4b546c 32
 const DIVERGING = "2166ac 4a84bd 7aa5cf aac5df d3dde6 e2e2e2 ead9c8 e5bd93 d99c5d c87a2c b35806";
 /** Blue, vermilion, bluish green, reddish purple, orange, sky blue, yellow, black. */
 export const CATEGORIES: readonly string[] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f0e442", "#000000"];
+/** The same where the ground is dark: none of them darker than it can bear. */
+export const CATEGORIES_DARK: readonly string[] = ["#56b4e9", "#f08a4b", "#2fc39a", "#dd9cc0", "#e69f00", "#8fb8ff", "#f0e442", "#dddddd"];
 export const ROLES: Readonly<Record<"q" | "k" | "v", string>> = { q: "#0072b2", k: "#d55e00", v: "#009e73" };
 
 export function rgbOf(hex: string): Rgb {

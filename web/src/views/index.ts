@@ -5,5 +5,5 @@ export { attention } from "./attention"; // 3
 export { lens } from "./lens"; // 4
 export { tokens } from "./tokens"; // 5
 export { experts } from "./experts"; // 6
-// 7 train
+export { train } from "./train"; // 7
 // 8 compare

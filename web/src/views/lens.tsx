@@ -10,7 +10,7 @@ import type { Run } from "../core/types";
 import { Legend } from "../kernel/matrix";
 import { Num } from "../kernel/Num";
 import { css, ink, sequential } from "../kernel/palette";
-import { CATEGORIES } from "../kernel/palettes";
+import { CATEGORIES as LIGHT, CATEGORIES_DARK } from "../kernel/palettes";
 import "./lens.css";
 import type { Screen } from "./screen";
 
@@ -185,7 +185,7 @@ function Depths({ lens, depth, column }: { lens: Lens; depth: number; column: nu
   const [word, setWord] = useState("");
   const at = lens.positions[column], path = lens.depths[depth];
   function add(one: string | number) {
-    if (one !== "" && !tracked.value.includes(one)) tracked.value = [...tracked.value, one].slice(-CATEGORIES.length);
+    if (one !== "" && !tracked.value.includes(one)) tracked.value = [...tracked.value, one].slice(-LIGHT.length);
   }
   return (
     <section class="card" aria-label="one position">
@@ -222,7 +222,7 @@ function Chart({ lens, column, depth }: { lens: Lens; column: number; depth: num
   const ends = lens.tracked.map((one, nth) => ({ nth, y: y(one.probability[count - 1][column]) })).sort((a, b) => a.y - b.y);
   for (let i = 1; i < ends.length; i++) ends[i].y = Math.max(ends[i].y, ends[i - 1].y + 13);
   const low = Math.max(0, (ends.at(-1)?.y ?? 0) - (tall - bottom));
-  const every = Math.ceil(count / 9);
+  const every = Math.ceil(count / 9), colours = state.dark.value ? CATEGORIES_DARK : LIGHT;
   return (
     <>
       <svg class="chart" viewBox={`0 0 ${wide} ${tall}`} role="img" aria-label={`probability by depth of ${lens.tracked.map((one) => one.piece).join(", ")}`}>
@@ -231,11 +231,11 @@ function Chart({ lens, column, depth }: { lens: Lens; column: number; depth: num
         <line x1={x(depth)} x2={x(depth)} y1={top} y2={tall - bottom} stroke="var(--accent)" stroke-dasharray="2 2" />
         {lens.tracked.map((one, nth) => (
           <g key={one.token}>
-            <polyline fill="none" stroke={CATEGORIES[nth]} stroke-width="2.2" stroke-dasharray={DASHES[nth]} points={one.probability.map((row, d) => `${x(d)},${y(row[column])}`).join(" ")} />
-            {one.probability.map((row, d) => <circle key={d} cx={x(d)} cy={y(row[column])} r="3" fill={CATEGORIES[nth]} data-addr={`lens.probability[${lens.depths[d]},${lens.positions[column]},${one.token}]`} data-v={row[column]}><title>{`${depthName(lens.depths[d])}: ${number(row[column], 4)}, rank ${one.rank[d][column]}`}</title></circle>)}
+            <polyline fill="none" stroke={colours[nth]} stroke-width="2.2" stroke-dasharray={DASHES[nth]} points={one.probability.map((row, d) => `${x(d)},${y(row[column])}`).join(" ")} />
+            {one.probability.map((row, d) => <circle key={d} cx={x(d)} cy={y(row[column])} r="3" fill={colours[nth]} data-addr={`lens.probability[${lens.depths[d]},${lens.positions[column]},${one.token}]`} data-v={row[column]}><title>{`${depthName(lens.depths[d])}: ${number(row[column], 4)}, rank ${one.rank[d][column]}`}</title></circle>)}
           </g>
         ))}
-        {ends.map(({ nth, y: at }) => <text key={nth} class="series" x={wide - right + 8} y={at - low + 4} style={{ fill: "var(--ink)" }}><tspan fill={CATEGORIES[nth]}>■ </tspan>{lens.tracked[nth].piece.slice(0, 12)}</text>)}
+        {ends.map(({ nth, y: at }) => <text key={nth} class="series" x={wide - right + 8} y={at - low + 4} style={{ fill: "var(--ink)" }}><tspan fill={colours[nth]}>■ </tspan>{lens.tracked[nth].piece.slice(0, 12)}</text>)}
       </svg>
       <p class="soft">
         rank at {depthName(lens.depths[depth])}: {lens.tracked.map((one) => <span key={one.token} class="look"><span class="mono">{one.piece}</span> <Num addr={`lens.rank[${lens.depths[depth]},${lens.positions[column]},${one.token}]`} v={one.rank[depth][column]} /></span>)}

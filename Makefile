@@ -9,7 +9,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 DEV := .venv/.ready-dev
 
-.PHONY: demo test test-all check format bench bench-gpu clean
+.PHONY: demo test test-all test-page check format bench bench-gpu clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)
@@ -25,6 +25,13 @@ test: $(DEV)
 
 test-all: $(DEV)
 	$(BIN)/python -m pytest
+
+# The page in a real browser, and its build against its sources. On Debian: apt-get install chromium fonts-dejavu; what
+# is missing (Chromium, Playwright, Node) is skipped by name.
+test-page: $(DEV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS) -e '.[page-test]'
+	command -v npm > /dev/null && cd web && npm ci --no-audit --no-fund && npm run check && npm test || true
+	$(BIN)/python -m pytest tests/page -rs
 
 check: $(DEV)
 	$(BIN)/ruff format --check .

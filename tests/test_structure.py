@@ -26,6 +26,7 @@ FLOORS = [
 ]
 TESTS = Path(__file__).parent
 TOPICS = {
+    "browser": {"build", "numbers", "paths", "sampler"},
     "checkpoints": {"fuzz", "load_as"},
     "classics": {"words"},
     "commands": {"bad_input", "commands"},

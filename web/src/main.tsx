@@ -1,7 +1,7 @@
 import { render } from "preact";
 import "./style.css";
 import { models, submit } from "./core/run";
-import { announcement, mirror, model, prompt, source } from "./core/state";
+import { announcement, arrived, mirror, model, prompt, source } from "./core/state";
 import { connect } from "./core/transport";
 import type { ModelCard } from "./core/types";
 import { Frame, screens } from "./frame/Frame";
@@ -14,6 +14,7 @@ async function begin() {
   const transport = await connect();
   listen(screens);
   mirror();
+  arrived.then = () => void submit();
   render(<Frame />, document.getElementById("app")!);
   try {
     models.value = await transport.json<ModelCard[]>("api/models");

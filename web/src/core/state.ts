@@ -1,5 +1,5 @@
 // One selection, shared by all screens and equal to the URL's hash: a link shows the same screen again.
-import { effect, signal, type Signal } from "@preact/signals";
+import { batch, effect, signal, type Signal } from "@preact/signals";
 
 interface Entry {
   signal: Signal<any>;
@@ -79,6 +79,13 @@ export function url(): string {
   return `#${view.value}${rest ? `?${rest}` : ""}`;
 }
 
+function asked(): string {
+  return JSON.stringify([model.value, prompt.value, source.value, ids.value, edits.value]);
+}
+
+/** What is done when somebody has written another link into the address bar. */
+export const arrived: { then: () => void } = { then: () => undefined };
+
 /** Begin to mirror the selection in the URL. */
 export function mirror() {
   let timer = 0;
@@ -97,7 +104,10 @@ export function mirror() {
     }, 80);
   });
   addEventListener("hashchange", () => {
-    if (location.hash !== written) read();
+    if (location.hash === written) return;
+    const before = asked();
+    batch(read);
+    if (asked() !== before) arrived.then();
   });
 }
 

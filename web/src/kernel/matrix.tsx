@@ -1,6 +1,6 @@
 // A matrix on a canvas: one pixel a cell through a table of colours, scaled; crosshair on a second canvas above it.
 // Hover costs one repaint of the overlay, no request and no component. A cell too small for a pixel never hides a larger one.
-import { effect, type Signal } from "@preact/signals";
+import { effect, untracked, type Signal } from "@preact/signals";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { number } from "../core/format";
 import { dark } from "../core/state";
@@ -242,15 +242,15 @@ export function Matrix(props: MatrixProps) {
   useEffect(() => {
     view.current = { zoom: 1, x: 0, y: 0 };
   }, [rows, cols]);
-  useEffect(draw);
+  useEffect(draw, [width, props.data, low, high, rows, cols, props.row, props.col, left, top]);
   useEffect(() => effect(() => {
     dark.value;
-    draw();
+    untracked(draw); // what lies under the pointer is the overlay's affair
   }), [width, props.data, low, high, rows, cols]);
   useEffect(() => effect(() => {
     props.hoverRow?.value;
     props.hoverCol?.value;
-    overlay();
+    untracked(overlay);
   }), [props.hoverRow, props.hoverCol, width, rows, cols]);
   useEffect(() => {
     const probe = (x: number, y: number) => {

@@ -1,3 +1,6 @@
+import { luck } from "../core/luck";
+import { sample } from "../core/sampler";
+
 // What a canvas shows at a point, for tests and for the reader: __glassformer.probe(x, y) -> {addr, value}.
 export interface Probed {
   addr: string;
@@ -16,6 +19,8 @@ export const counters = { repaints: 0, overlays: 0 };
 export function install(): void {
   (globalThis as any).__glassformer = {
     counters,
+    sample,
+    luck,
     probe(x: number, y: number): Probed | null {
       for (const element of document.elementsFromPoint(x, y)) {
         const probe = probes.get(element);

@@ -209,7 +209,8 @@ function OpView({ op }: { op: Op }) {
       <div class="stack">
         {inputs.map((one) => (
           <details key={one.id} open={one.kind !== "leaf" && inputs.length < 4} class="card">
-            <summary><button class="quiet" onClick={() => go(one)}>{title(one)} ↗</button> <code>{short(one.id)}</code></summary>
+            <summary>{title(one)} <code>{short(one.id)}</code></summary>
+            <button class="quiet" onClick={() => go(one)}>go to it ↗</button>
             <Value op={one} col={mixes ? inner : out} />
           </details>
         ))}
@@ -219,16 +220,18 @@ function OpView({ op }: { op: Op }) {
   );
 }
 
-function Value({ op, col, main }: { op: Op; col: Signal<number | null>; main?: boolean }) {
-  const made = run.value!, cut = slice(op, chosen(op));
-  const loaded = useLoaded(() => values(made.run, cut.address), [made.run, cut.address]);
+function Value({ op: asked, col, main }: { op: Op; col: Signal<number | null>; main?: boolean }) {
+  const made = run.value!, wanted = slice(asked, chosen(asked));
+  // What is drawn stands beside what it is of: the last picture keeps its own addresses until the next is there.
+  const loaded = useLoaded(() => values(made.run, wanted.address).then((got) => ({ got, op: asked, cut: wanted })), [made.run, wanted.address]);
+  const { op, cut } = loaded.data ?? { op: asked, cut: wanted };
   const rowPieces = along(op, cut.row.axis), colPieces = along(op, cut.col.axis);
   const rowLabels = useMemo(() => rowPieces?.map((one) => label(one)), [rowPieces]), colLabels = useMemo(() => colPieces?.map((one) => label(one)), [colPieces]);
-  const got = loaded.data, at = state.cell.value ? parse(state.cell.value) : null;
+  const got = loaded.data?.got, at = state.cell.value ? parse(state.cell.value) : null;
   const here = at?.name === op.id ? at.index : null;
   return (
     <div aria-busy={loaded.loading}>
-      <Leads op={op} />
+      <Leads op={asked} />
       {loaded.error && <p class="failure">{loaded.error}</p>}
       {got && got.data.length > 0 && (
         <Shown key={op.id} got={got}>

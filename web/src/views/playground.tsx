@@ -152,7 +152,7 @@ function Playground() {
   const masks = maskPlaces.value, length = made.tokens.length;
   const place = state.query.value ?? (abilities?.fill && masks.length ? masks[0] : length - 1);
   const headless = !ops.value.has("logits");
-  const row = useLoaded(() => (headless ? null : logits(made.run, place)), [made.run, place]);
+  const row = useLoaded(() => (headless ? null : logits(made.run, place).then((values) => ({ values, place, run: made.run }))), [made.run, place]);
   const words = useLoaded(() => vocabulary(state.model.value), [state.model.value]);
   // The needle: luck number n of this branch's prompt, where n tokens have been written since.
   const written = branch.value ? branch.value.start.length : length;
@@ -160,7 +160,8 @@ function Playground() {
   const nth = Math.max(0, place + 1 - (made.source_tokens ? written : Math.max(written, prompt.length)));
   const u = luck(seed.value, prompt, nth + 1)[nth];
   const seen = made.tokens.slice(0, place + 1).map((one) => one.id);
-  const chosen = row.data ? sample(row.data, abilities?.fill ? [] : seen, settings.value, u) : null;
+  const ready = row.data?.run === made.run && row.data.place === place; // no word before its number
+  const chosen = ready ? sample(row.data!.values, abilities?.fill ? [] : seen, settings.value, u) : null;
   return (
     <div class="columns">
       <div class="stack">

@@ -1,0 +1,33 @@
+"""The committed bundle is what the sources give, and within its budget."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+STATIC, WEB = ROOT / "src/glassformer/static", ROOT / "web"
+
+
+def test_the_bundle_is_the_sources(tmp_path: Path) -> None:
+    if shutil.which("node") is None or not (WEB / "node_modules/esbuild").is_dir():
+        pytest.skip("needs Node and npm ci in web/")
+    subprocess.run(["node", "esbuild.mjs", "--out", str(tmp_path)], cwd=WEB, check=True, capture_output=True)
+    built = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert built == {path.name: path.read_bytes() for path in STATIC.iterdir() if path.suffix}, (
+        "run npm run build in web/"
+    )
+
+
+def test_budget_and_nothing_foreign() -> None:
+    assert len(gzip.compress((STATIC / "app.js").read_bytes(), 9)) <= 70_000
+    assert len(gzip.compress((STATIC / "app.css").read_bytes(), 9)) <= 12_000
+    for path in STATIC.iterdir():
+        text = path.read_text(encoding="utf-8")
+        assert "Math.random" not in text, path.name
+        assert not set(re.findall(r"https?://[\w.]+", text)) - {"http://www.w3.org"}, path.name

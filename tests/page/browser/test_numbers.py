@@ -1,0 +1,166 @@
+"""Every number on Inside and Playground is the model's: a plain forward pass of a model loaded apart says so."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+import torch
+
+from glassformer import config as c
+from glassformer.checkpoints import store
+from glassformer.inspection.looking import look
+
+FAMILIES = ("gpt", "llama", "mixture", "bert", "t5", "odd")
+PLAN = """async () => {
+  const runs = performance.getEntriesByType('resource').map(one => /runs.(r_[0-9a-f]+)/.exec(one.name)).filter(Boolean);
+  return (await (await fetch('api/runs/' + runs.pop()[1])).json()).plan.map(op => op.id);
+}"""
+GO = """id => {
+  const [name, rest] = location.hash.slice(1).split('?'), all = new URLSearchParams(rest);
+  all.set('op', id);
+  all.delete('c');
+  location.hash = name + '?' + all;
+}"""
+SHOWN = """id => {
+  const grid = document.querySelector('main [role=grid]');
+  if (document.querySelector('main h2 code')?.textContent !== id || !grid) return false;
+  const box = grid.getBoundingClientRect();
+  return (window.__glassformer.probe(box.right - 3, box.bottom - 3)?.addr ?? '').startsWith(id + '[');
+}"""
+PROBE = """([x, y]) => {
+  const one = window.__glassformer.probe(x, y);
+  return one && { addr: one.addr, value: String(one.value) };
+}"""
+SENTENCE, SOURCE = "the cat sat on a mat", "a dog and a log"
+
+
+class Apart:
+    """The family's model, loaded apart from the page: numbers by address from a tape and from its weights."""
+
+    def __init__(self, site: Any, name: str, tab: Any) -> None:
+        self.model, tokenizer = store.load(site.folders[name])
+        pair = isinstance(self.model.config, c.EncoderDecoder)
+
+        def strip(label: str) -> torch.Tensor:
+            there = tab.locator(f'.text .strip[aria-label="{label}"] .token')
+            return torch.tensor([[int(one.get_attribute("data-id")) for one in there.all()]])
+
+        tokens, source = strip("tokens"), strip("source tokens") if pair else None
+        with torch.no_grad():
+            plain = self.model(tokens) if source is None else self.model(tokens, source)
+        self.values = {
+            path: value.detach()[0] for path, value in look(self.model, tokenizer, tokens, "*", source=source).items()
+        }
+        self.values["logits"] = plain.logits[0]
+        self.values["probs"] = plain.logits[0].softmax(-1)
+        self.weights = {name: weight.detach() for name, weight in self.model.named_parameters()}
+
+    def __contains__(self, address: str) -> bool:
+        name = address.partition("[")[0]
+        return name in self.values or name in self.weights
+
+    def __getitem__(self, address: str) -> float:
+        name, _, index = address.partition("[")
+        value = self.values[name] if name in self.values else self.weights[name]
+        return float(value[tuple(int(one) for one in index.rstrip("]").split(","))])
+
+
+def close(shown: float, true: float) -> bool:
+    return shown == true or math.isclose(shown, true, rel_tol=1e-4, abs_tol=1e-5)
+
+
+def typed(tab: Any, site: Any, name: str, view: str) -> Apart:
+    """The sentence, typed into the page of a family."""
+    tab.goto(f"{site.url}#{view}?{urlencode({'m': name, 't': 'a cat', 's': 'a dog'})}")
+    tab.wait_for_selector(".text .token")
+    if tab.locator("#source").count():
+        tab.fill("#source", SOURCE)
+    tab.fill("#prompt", SENTENCE)
+    with tab.expect_response("**/api/runs"):
+        tab.press("#prompt", "Enter")
+    tab.wait_for_function("() => document.querySelectorAll('footer .badge').length === 1")
+    tab.wait_for_timeout(200)
+    return Apart(site, name, tab)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_inside_draws_is_the_models(name: str, site: Any, tab: Any) -> None:
+    """200 points of canvases picked at random, of every value that a tape records, read by what is drawn there."""
+    apart, luck = typed(tab, site, name, "inside"), random.Random(name)
+    tab.wait_for_selector(".cards .op")
+    plan = tab.evaluate(PLAN)
+    known = [id for id in plan if id in apart]
+    assert len(known) > 15
+    checked, told = 0, set()
+    for id in luck.sample(known, min(len(known), 24)):
+        tab.evaluate(GO, id)
+        tab.wait_for_function(SHOWN, arg=id)
+        box = tab.locator("main [role=grid]").first.bounding_box()
+        for _ in range(16):
+            x, y = (
+                box["x"] + luck.random() * box["width"],
+                box["y"] + luck.random() * min(box["height"], 850 - box["y"]),
+            )
+            found = tab.evaluate(PROBE, [x, y])
+            if found is None:
+                continue
+            shown = float(found["value"].replace("Infinity", "inf"))
+            assert close(shown, apart[found["addr"]]), (found, apart[found["addr"]])
+            checked += 1
+            told.add(found["addr"])
+    assert checked >= 200 and len(told) > 100, (checked, len(told))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_cell_opens_to_its_arithmetic_and_every_operand_is_the_models(name: str, site: Any, tab: Any) -> None:
+    """From the answer's probability back, operand by operand, to a weight or a token, without a dead end."""
+    apart = typed(tab, site, name, "inside")
+    last = len(apart.values["logits"]) - 1
+    best = int(apart.values["logits"][last].argmax())
+    tab.evaluate(
+        "cell => { location.hash = location.hash + '&op=probs&c=' + encodeURIComponent(cell) }", f"probs[{last},{best}]"
+    )
+    seen: list[str] = []
+    for _ in range(400):
+        tab.wait_for_selector("section.cell:not([aria-busy=true]) .value .num")
+        address = tab.locator("section.cell .value .num").get_attribute("data-addr")
+        if seen and address == seen[-1]:
+            tab.wait_for_timeout(30)
+            continue
+        seen.append(address)
+        value = float(tab.locator("section.cell .value .num").get_attribute("data-v") or "nan")
+        if address in apart:
+            assert close(value, apart[address]), address
+        kind = tab.locator("section.cell .value .tag").first.inner_text()
+        if kind in ("weight", "leaf"):
+            break
+        again = tab.locator("section.cell [data-recomputed]").get_attribute("data-recomputed")
+        assert close(value, float(again)), (address, value, again)
+        for one in tab.locator("section.cell button.num.link").all()[:12]:
+            operand, shown = one.get_attribute("data-addr"), one.get_attribute("data-v")
+            if operand in apart and shown not in ("", "-Infinity"):
+                assert close(float(shown), apart[operand]), operand
+        assert tab.locator("section.cell button.num.link").count(), f"{address} is a dead end"
+        tab.locator("section.cell button.num.link").first.click()
+    assert kind in ("weight", "leaf") and len(seen) > 5, seen
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_playgrounds_probabilities_are_the_models(name: str, site: Any, tab: Any) -> None:
+    apart = typed(tab, site, name, "playground")
+    tab.wait_for_selector("aside .bars .num")
+    shown = [
+        (one.get_attribute("data-addr"), float(one.get_attribute("data-v")))
+        for one in tab.locator("aside .bars [data-addr]").all()
+    ]
+    assert len(shown) >= 14
+    for address, value in shown:
+        assert close(value, apart[address]), address
+    row = apart.values["probs"][int(re.search(r"\[(\d+)", shown[0][0]).group(1))]  # type: ignore[union-attr]
+    bits = float(-(row * row.log2()).sum())
+    assert close(float(tab.locator("[data-entropy]").get_attribute("data-v")), bits)

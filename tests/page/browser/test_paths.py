@@ -1,0 +1,140 @@
+"""Ways through the page: by keyboard alone, narrow and dark, links, hostile texts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+SERIOUS = """async () => (await axe.run(document, { resultTypes: ['violations'] })).violations
+  .filter(one => ['serious', 'critical'].includes(one.impact))
+  .map(one => [one.id, one.nodes.slice(0, 3).map(node => node.html.slice(0, 200))])"""
+AXE = Path(__file__).parents[3] / "web/node_modules/axe-core/axe.min.js"
+
+
+def tabbed(tab: Any, until: str, most: int = 120) -> None:
+    """Tab until the focused element matches."""
+    for _ in range(most):
+        tab.keyboard.press("Tab")
+        if tab.evaluate("until => document.activeElement.matches(until)", until):
+            return
+    raise AssertionError(f"{until} is not reached by Tab")
+
+
+def test_type_open_a_cell_and_read_its_arithmetic_by_keyboard_alone(site: Any, tab: Any) -> None:
+    tab.goto(f"{site.url}#playground?m=llama")
+    tab.wait_for_selector(".text .token")
+    tab.keyboard.press("/")
+    tab.keyboard.press("Control+A")
+    tab.keyboard.type("the cat sat")
+    tab.keyboard.press("Enter")
+    tab.wait_for_function("() => document.querySelectorAll('.text .token').length < 12")
+    tab.keyboard.press("Escape")
+    tab.keyboard.press("2")
+    tab.keyboard.press("]")
+    tab.wait_for_selector(".cards .op")
+    tabbed(tab, "button.op[title^='decoder.blocks.0.attn.pattern']")
+    tab.keyboard.press("Enter")
+    tab.wait_for_selector("main [role=grid]")
+    tabbed(tab, "[role=grid]")
+    tab.keyboard.press("ArrowDown")
+    tab.keyboard.press("ArrowDown")
+    assert tab.locator("[role=gridcell]").first.inner_text()
+    tab.keyboard.press("Enter")
+    tab.wait_for_selector("section.cell .value .num")
+    assert tab.locator("section.cell .value .num").get_attribute("data-addr") == "decoder.blocks.0.attn.pattern[0,2,0]"
+    tabbed(tab, "section.cell button.num.link")
+    tab.keyboard.press("Enter")
+    tab.wait_for_selector("section.cell .value .num[data-addr^='decoder.blocks.0.attn.scores']")
+    tab.keyboard.press("Backspace")
+    tab.wait_for_selector("section.cell .value .num[data-addr='decoder.blocks.0.attn.pattern[0,2,0]']")
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        "playground",
+        "inside",
+        "inside&l=0",
+        "inside&l=0&op=decoder.blocks.0.attn.pattern&c=decoder.blocks.0.attn.pattern[0,2,1]",
+    ],
+)
+def test_no_serious_finding_of_axe(view: str, site: Any, tab: Any) -> None:
+    if not AXE.exists():
+        pytest.skip("needs axe-core: npm ci in web/")
+    name, _, rest = view.partition("&")
+    for scheme in ("light", "dark"):
+        tab.emulate_media(color_scheme=scheme)
+        tab.goto(f"{site.url}#{name}?m=llama&t=the+cat+sat&{rest}")
+        tab.wait_for_selector("footer .badge")
+        tab.wait_for_timeout(700)
+        tab.evaluate(AXE.read_text(encoding="utf-8"))
+        found = tab.evaluate(SERIOUS)
+        assert not found, (scheme, found)
+
+
+@pytest.mark.parametrize("width", [390, 768, 1366])
+def test_nothing_is_wider_than_the_window(width: int, site: Any, tab: Any) -> None:
+    tab.set_viewport_size({"width": width, "height": 800})
+    for view in (
+        "playground?m=t5&t=the+cat&s=a+dog",
+        "inside?m=llama&t=the+cat+sat",
+        "inside?m=llama&t=the+cat+sat&l=1",
+        "inside?m=llama&t=the+cat+sat&op=logits&c=logits[1,3]",
+    ):
+        tab.goto(f"{site.url}#{view}")
+        tab.wait_for_selector("footer .badge")
+        tab.wait_for_timeout(500)
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width, view
+        assert tab.evaluate("document.querySelectorAll('*').length") <= 3000
+
+
+def test_a_link_shows_the_same_screen(site: Any, tab: Any) -> None:
+    asked = {
+        "m": "mixture",
+        "t": "the dog",
+        "l": 1,
+        "op": "decoder.blocks.1.ffn.router",
+        "c": "decoder.blocks.1.ffn.router[1,2]",
+    }
+    tab.goto(f"{site.url}#inside?{urlencode(asked)}")
+    tab.wait_for_selector("section.cell .value .num")
+    link, seen = tab.url, tab.locator("section.cell").inner_text()
+    tab.goto("about:blank")
+    tab.goto(link)
+    tab.wait_for_selector("section.cell .value .num")
+    assert tab.locator("section.cell").inner_text() == seen
+
+
+@pytest.mark.parametrize("text", ["🎵鸟", "<img src=x onerror=alert(1)>", "שלום", "a", "the " * 400, "tab\there\nand"])
+def test_any_text_is_read_or_refused_in_a_sentence(text: str, site: Any, tab: Any) -> None:
+    tab.goto(f"{site.url}#inside?{urlencode({'m': 'llama', 't': text})}")
+    tab.wait_for_selector("footer .badge, .failure")
+    assert tab.locator("main img").count() == 0
+    if len(text) > 1000:
+        assert "left out" in tab.locator(".text .note").inner_text()
+
+
+def test_hover_costs_no_request_and_no_repaint_of_the_matrix(site: Any, tab: Any) -> None:
+    tab.goto(f"{site.url}#inside?m=llama&t=the+cat+sat+on+the+mat&l=0&op=decoder.blocks.0.attn.pattern")
+    tab.wait_for_selector("main [role=grid]")
+    tab.wait_for_timeout(800)
+    box = tab.locator("main [role=grid]").first.bounding_box()
+    before, asked = tab.evaluate("({ ...__glassformer.counters })"), []
+    tab.on("request", lambda one: asked.append(one.url))
+    for at in range(20):
+        tab.mouse.move(box["x"] + 60 + 5 * at, box["y"] + 60 + 4 * at)
+    after = tab.evaluate("({ ...__glassformer.counters })")
+    assert after["repaints"] == before["repaints"] and after["overlays"] > before["overlays"]
+    assert not asked
+
+
+def test_the_server_gone_is_said_in_a_sentence(site: Any, tab: Any) -> None:
+    tab.goto(f"{site.url}#inside?m=gpt&t=the+cat")
+    tab.wait_for_selector("footer .badge")
+    tab.evaluate("() => { window.fetch = () => Promise.reject(new TypeError('gone')); }")
+    tab.fill("#prompt", "another")
+    tab.press("#prompt", "Enter")
+    assert "does not answer" in tab.locator(".failure").inner_text()

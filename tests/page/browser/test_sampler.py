@@ -1,0 +1,78 @@
+"""The page's sampler is Python's: survivors, probabilities and draws; and the luck of a seed is the command line's."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import torch
+
+from glassformer.generation import sample
+from glassformer.generation.loop import Row, _uniform
+
+SAMPLE = """([logits, seen, how, u]) => {
+  const one = __glassformer.sample(Float32Array.from(logits), seen, how, u);
+  return [Array.from(one.final), one.token];
+}"""
+
+
+def test_300_settings(site: Any, tab: Any) -> None:
+    tab.goto(site.url)
+    luck = random.Random(5)
+    generator = torch.Generator().manual_seed(3)
+    for number in range(300):
+        size = luck.choice([7, 50, 300, 5000])
+        logits = torch.randn(1, size, generator=generator) * luck.choice([0.5, 3, 8])
+        seen = torch.zeros(1, size, dtype=torch.bool)
+        told = luck.sample(range(size), 3)
+        seen[0, told] = True
+        how = sample.Sampling(
+            temperature=luck.choice([0.0, 0.3, 0.8, 1.0, 1.7]),
+            top_k=luck.choice([None, 1, 5, 40, 6000]),
+            top_p=luck.choice([None, 0.1, 0.5, 0.95, 1.0]),
+            min_p=luck.choice([None, 0.01, 0.2]),
+            repetition_penalty=luck.choice([1.0, 1.3, 0.8]),
+        )
+        u = torch.rand(1, generator=generator)
+        chosen = int(sample.choose(logits, u, seen, how))
+        warm = sample.penalise(logits, seen, how.repetition_penalty)
+        final = (sample.cut(warm / how.temperature, how) if not how.greedy else warm).softmax(-1)[0]
+        if how.greedy:
+            final = torch.zeros(size).scatter(0, torch.tensor(chosen), 1.0)
+        theirs, token = tab.evaluate(SAMPLE, [logits[0].tolist(), told, vars(how), float(u)])
+        ours = torch.tensor(theirs, dtype=torch.float32)
+        assert torch.equal(ours > 0, final > 0), (number, how, int((ours > 0).sum()), int((final > 0).sum()))
+        torch.testing.assert_close(ours, final, rtol=1e-5, atol=1e-6)
+        assert token == chosen, (number, how)
+
+
+def test_the_luck_of_a_seed(site: Any, tab: Any) -> None:
+    """What the needle shows is the number that generation draws with."""
+    tab.goto(site.url)
+    for seed, prompt in ((0, [5]), (1337, [1, 2, 3]), (2**53 - 1, list(range(40)))):
+        row = Row(0, prompt, prompt, None)
+        ours = _uniform([row], seed, 700)[0].tolist()
+        assert tab.evaluate("([seed, ids]) => Array.from(__glassformer.luck(seed, ids, 700))", [seed, prompt]) == ours
+
+
+def test_steps_on_the_page_write_what_the_server_writes(site: Any, tab: Any) -> None:
+    tab.goto(f"{site.url}#playground?m=llama&t=the+cat&T=0.9&tk=40&seed=11&n_new=6")
+    tab.wait_for_selector("aside .bars .num")
+    for number in range(6):
+        tab.locator("button", has_text="Step").click()
+        tab.wait_for_function(
+            "n => document.querySelectorAll('section[aria-label=output] .token').length === n", arg=number + 1
+        )
+        tab.wait_for_selector("aside:not([aria-busy=true]) .bars")
+        tab.wait_for_timeout(150)
+
+    def written() -> list[str]:
+        return [one.get_attribute("data-id") for one in tab.locator("section[aria-label=output] .token").all()]
+
+    steps = written()
+    tab.goto("about:blank")
+    tab.goto(f"{site.url}#playground?m=llama&t=the+cat&T=0.9&tk=40&seed=11&n_new=6")
+    tab.wait_for_selector("aside .bars .num")
+    tab.locator("button", has_text="Generate").click()
+    tab.wait_for_function("() => document.querySelectorAll('section[aria-label=output] .token').length === 6")
+    assert written() == steps

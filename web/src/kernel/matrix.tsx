@@ -177,7 +177,8 @@ export function Matrix(props: MatrixProps) {
           const v = value(props.data[r * cols + c]);
           if (props.hollow && v === 0) continue;
           g.fillStyle = v === -Infinity ? text : ink(table, (v - low) / (high - low));
-          g.fillText(number(v, 3), left + (c + 0.5 - vx) * cw, top + (r + 0.5 - vy) * ch);
+          const words = [3, 2, 1].map((digits) => number(v, digits)).find((one) => one.length * 6 <= cw);
+          if (words) g.fillText(words, left + (c + 0.5 - vx) * cw, top + (r + 0.5 - vy) * ch);
         }
     }
     g.restore();

@@ -1,5 +1,6 @@
 // The walk of one forward pass, at four depths: the whole map, a block, an operation, a cell. Cards come from the plan, by kind.
 import { signal, useSignal, type Signal } from "@preact/signals";
+import { Fragment } from "preact";
 import { useEffect, useMemo } from "preact/hooks";
 import { parse, short, sideName, sides, tail } from "../core/address";
 import { number } from "../core/format";
@@ -99,12 +100,18 @@ function MapView() {
   const first = made.plan.findIndex((one) => one.layer !== null), last = made.plan.length - [...made.plan].reverse().findIndex((one) => one.layer !== null);
   const before = made.plan.slice(0, first < 0 ? made.plan.length : first), after = first < 0 ? [] : made.plan.slice(last);
   const between = made.plan.slice(Math.max(0, first), last).filter((one) => one.layer === null);
+  const stacks = [...new Set(layers.value.map((one) => one.stack))];
   return (
     <>
       <p class="note">From the token numbers at the top to the probabilities at the bottom; bars: the length of what each part wrote to token {place}. Open a layer, or any card.</p>
       <Cards ops={before} />
-      <Writes place={place} />
-      {between.length > 0 && <Cards ops={between} />}
+      {stacks.map((stack, at) => (
+        <Fragment key={stack}>
+          <Writes place={place} stack={stack} />
+          {at + 1 < stacks.length && between.length > 0 && <Cards ops={between} />}
+        </Fragment>
+      ))}
+      {stacks.length < 2 && between.length > 0 && <Cards ops={between} />}
       <Cards ops={after} />
     </>
   );
@@ -129,7 +136,7 @@ async function written(place: number): Promise<Written[]> {
   }));
 }
 
-function Writes({ place }: { place: number }) {
+function Writes({ place, stack }: { place: number; stack: string }) {
   const made = run.value!;
   const loaded = useLoaded(() => written(place), [made.run, place]);
   if (loaded.error) return <p class="failure">{loaded.error}</p>;
@@ -137,9 +144,9 @@ function Writes({ place }: { place: number }) {
   const most = Math.max(1e-9, ...loaded.data.flatMap((one) => one.parts.map((part) => part.length)));
   return (
     <div class="stack" style={{ gap: "4px", maxWidth: "780px" }}>
-      {loaded.data.map((one) => (
+      {loaded.data.filter((one) => one.stack === stack).map((one) => (
         <div class="row" key={`${one.stack}${one.layer}`}>
-          <button style={{ width: "92px" }} onClick={() => ((chosenStack.value = one.stack), (state.layer.value = one.layer))}>{one.stack === "encoder" ? "enc " : ""}layer {one.layer}</button>
+          <button style={{ width: "92px" }} onClick={() => ((chosenStack.value = one.stack), (state.layer.value = one.layer))}>{one.stack === "encoder" ? "E" : "layer "}{one.layer}</button>
           {one.parts.map((part) => (
             <button key={part.op.id} class="op" style={{ flex: "1 1 120px", padding: "3px 8px" }} onClick={() => go(part.op)}>
               <b>{tail(part.op.id).replace(".write", "")} <span class="num" data-length={part.addr} data-v={part.length}>{number(part.length, 3)}</span></b>

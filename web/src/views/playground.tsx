@@ -121,7 +121,7 @@ async function put(token: number, words: readonly Uint8Array[] | null, chosen: C
   const step: Generated = { id: token, bytes: btoa(String.fromCharCode(...piece)), logprob: Math.log(chosen.raw[token]), top: best, ms: 0, kv_bytes: 0 };
   const list = [...own.tokens, step];
   change({ tokens: list }, own.number);
-  await look(own, list.length);
+  await look({ ...own, tokens: list }, list.length);
   step.ms = performance.now() - spent;
 }
 
@@ -320,7 +320,11 @@ function Output({ chosen, words, place }: { chosen: Chosen | null; words: readon
       <div class="row">
         <button class="primary" disabled={!transport.live} onClick={() => void generate()}>{generating.value ? "Stop ." : "Generate ▸"}</button>
         <button disabled={!chosen || !end || generating.value || !transport.live} title={end ? "write the token that the needle points at" : "choose the last token first"} onClick={() => void put(chosen!.token, words, chosen!)}>Step</button>
-        <button disabled={!own?.tokens.length || generating.value} onClick={() => (change({ tokens: own!.tokens.slice(0, -1), finish: "" }), (picked.value = null), void look(branch.value!, branch.value!.tokens.length))}>Undo</button>
+        <button disabled={!own?.tokens.length || generating.value} onClick={() => {
+          change({ tokens: own!.tokens.slice(0, -1), finish: "" });
+          picked.value = null;
+          void look(branch.value!, own!.tokens.length - 1);
+        }}>Undo</button>
         <label>seed <input type="number" min={0} step={1} value={seed.value} onChange={(event) => (seed.value = Math.max(0, Math.round(Number(event.currentTarget.value) || 0)))} /></label>
         <label>most <input type="number" min={1} max={4096} value={maxNew.value} onChange={(event) => (maxNew.value = Math.max(1, Math.min(4096, Math.round(Number(event.currentTarget.value) || 1))))} /></label>
       </div>

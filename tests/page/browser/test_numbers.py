@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import random
 import re
 from typing import Any
-from urllib.parse import urlencode
 
 import pytest
-import torch
 
-from glassformer import config as c
-from glassformer.checkpoints import store
-from glassformer.inspection.looking import look
+from apart import FAMILIES, PROBE, close, typed
 
-FAMILIES = ("gpt", "llama", "mixture", "bert", "t5", "odd")
 PLAN = """async () => {
   const runs = performance.getEntriesByType('resource').map(one => /runs.(r_[0-9a-f]+)/.exec(one.name)).filter(Boolean);
   return (await (await fetch('api/runs/' + runs.pop()[1])).json()).plan.map(op => op.id);
@@ -32,60 +26,6 @@ SHOWN = """id => {
   const box = grid.getBoundingClientRect();
   return (window.__glassformer.probe(box.right - 3, box.bottom - 3)?.addr ?? '').startsWith(id + '[');
 }"""
-PROBE = """([x, y]) => {
-  const one = window.__glassformer.probe(x, y);
-  return one && { addr: one.addr, value: String(one.value) };
-}"""
-SENTENCE, SOURCE = "the cat sat on a mat", "a dog and a log"
-
-
-class Apart:
-    """The family's model, loaded apart from the page: numbers by address from a tape and from its weights."""
-
-    def __init__(self, site: Any, name: str, tab: Any) -> None:
-        self.model, tokenizer = store.load(site.folders[name])
-        pair = isinstance(self.model.config, c.EncoderDecoder)
-
-        def strip(label: str) -> torch.Tensor:
-            there = tab.locator(f'.text .strip[aria-label="{label}"] .token')
-            return torch.tensor([[int(one.get_attribute("data-id")) for one in there.all()]])
-
-        tokens, source = strip("tokens"), strip("source tokens") if pair else None
-        with torch.no_grad():
-            plain = self.model(tokens) if source is None else self.model(tokens, source)
-        self.values = {
-            path: value.detach()[0] for path, value in look(self.model, tokenizer, tokens, "*", source=source).items()
-        }
-        self.values["logits"] = plain.logits[0]
-        self.values["probs"] = plain.logits[0].softmax(-1)
-        self.weights = {name: weight.detach() for name, weight in self.model.named_parameters()}
-
-    def __contains__(self, address: str) -> bool:
-        name = address.partition("[")[0]
-        return name in self.values or name in self.weights
-
-    def __getitem__(self, address: str) -> float:
-        name, _, index = address.partition("[")
-        value = self.values[name] if name in self.values else self.weights[name]
-        return float(value[tuple(int(one) for one in index.rstrip("]").split(","))])
-
-
-def close(shown: float, true: float) -> bool:
-    return shown == true or math.isclose(shown, true, rel_tol=1e-4, abs_tol=1e-5)
-
-
-def typed(tab: Any, site: Any, name: str, view: str) -> Apart:
-    """The sentence, typed into the page of a family."""
-    tab.goto(f"{site.url}#{view}?{urlencode({'m': name, 't': 'a cat', 's': 'a dog'})}")
-    tab.wait_for_selector(".text .token")
-    if tab.locator("#source").count():
-        tab.fill("#source", SOURCE)
-    tab.fill("#prompt", SENTENCE)
-    with tab.expect_response("**/api/runs"):
-        tab.press("#prompt", "Enter")
-    tab.wait_for_function("() => document.querySelectorAll('footer .badge').length === 1")
-    tab.wait_for_timeout(200)
-    return Apart(site, name, tab)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -1,0 +1,89 @@
+"""The Attention screen: its weights, thumbnails and what-ifs are those of a model loaded apart."""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import Any
+
+import pytest
+import torch
+
+from apart import FAMILIES, PROBE, Apart, close, typed
+
+TABS = {"t5": ("Encoder self", "Decoder self", "Cross")}
+LAST = '[aria-label="one head"] .looks [data-sum]'
+
+
+def probes(tab: Any, grid: str, count: int, seed: str) -> list[tuple[str, float]]:
+    """What the canvas of ``grid`` says at points picked at random, by address."""
+    luck, box, found = random.Random(seed), tab.locator(grid).bounding_box(), []
+    tab.evaluate("y => window.scrollTo(0, y)", 0)
+    for _ in range(count):
+        at = [box["x"] + luck.random() * box["width"], box["y"] + luck.random() * min(box["height"], 880 - box["y"])]
+        if (one := tab.evaluate(PROBE, at)) is not None:
+            found.append((one["addr"], float(one["value"])))
+    return found
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_weight_that_is_drawn_is_the_models(name: str, site: Any, tab: Any) -> None:
+    apart = typed(tab, site, name, "attention")
+    checked = 0
+    for chosen in TABS.get(name, (None,)):
+        if chosen is not None:
+            tab.get_by_role("button", name=chosen, exact=True).click()
+        tab.wait_for_selector(LAST)
+        tab.wait_for_timeout(300)
+        for address, value in probes(tab, '[aria-label="one head"] [role=grid]', 260, name):
+            assert close(value, apart[address]), address
+            checked += 1
+        for address, value in probes(tab, '[aria-label="all heads"] [role=grid]', 60, name):
+            kind, _, place = address.rpartition(" ")
+            assert kind == "u8" and abs(value**0.5 - apart[place] ** 0.5) < 0.6 / 255, address
+            checked += 1
+        for one in tab.locator(".looks [data-addr]").all():
+            address = one.get_attribute("data-addr")
+            assert close(float(one.get_attribute("data-v")), apart[address]), address
+        assert close(float(tab.locator(LAST).get_attribute("data-v")), 1.0)
+    assert checked >= 200, checked
+
+
+@pytest.mark.parametrize("view", ["text", "lines"])
+def test_words_and_lines_have_the_weights_too(view: str, site: Any, tab: Any) -> None:
+    apart = typed(tab, site, "llama", "attention")
+    tab.get_by_role("button", name=view, exact=True).click()
+    shown = f'[aria-label="one head"] .{"textview" if view == "text" else "lines"} [data-addr]'
+    tab.wait_for_selector(shown, state="attached")
+    found = tab.locator(shown).all()
+    assert len(found) >= len(apart.values["logits"])
+    for one in found:
+        assert close(float(one.get_attribute("data-v")), apart[one.get_attribute("data-addr")])
+
+
+@pytest.mark.parametrize("name", ["gpt", "llama", "odd"])
+def test_a_head_that_is_off_moves_the_answer_as_a_model_without_its_columns(name: str, site: Any, tab: Any) -> None:
+    """The same model, loaded apart, with the head's columns of the output projection at 0."""
+    apart: Apart = typed(tab, site, name, "attention")
+    tab.get_by_role("button", name="switch this head off").click()
+    tab.wait_for_selector(".answers .num")
+    ids = [
+        int(one) for one in tab.evaluate("() => [...document.querySelectorAll('.strip .token')].map(e => e.dataset.id)")
+    ]
+    shown = [
+        (one.get_attribute("data-addr"), float(one.get_attribute("data-v")))
+        for one in tab.locator(".answers .num").all()
+    ]
+    attention = apart.model.get_submodule("decoder.blocks.0.attn")
+    width = attention.config.width(apart.model.config.dim) if hasattr(attention, "config") else None
+    weight = attention.out.weight.detach()
+    width = width or apart.values["decoder.blocks.0.attn.z"].shape[-1]
+    before = apart.values["probs"][-1]
+    with torch.no_grad():
+        attention.out.weight[:, :width] = 0
+        after = apart.model(torch.tensor([ids])).logits[0, -1].softmax(-1)
+    assert weight.shape[1] > width and len(shown) >= 10
+    for at, (address, value) in enumerate(shown):
+        token = int(re.search(r"\[(\d+)\]$", address).group(1))  # type: ignore[union-attr]
+        assert close(value, float((before, after)[at % 2][token])), (address, at)
+    assert not torch.equal(before, after)

@@ -1,0 +1,34 @@
+"""The Experts screen: choices, weights and loads are those of a model loaded apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from apart import close, typed
+
+
+def test_routing_is_the_models(site: Any, tab: Any) -> None:
+    apart = typed(tab, site, "mixture", "experts")
+    tab.wait_for_selector(".routing [data-addr]")
+    for layer in (0, 1):
+        tab.locator(f".experts .lensgrid tbody tr:nth-child({layer + 1}) button").first.click()
+        tab.wait_for_selector(f'.routing [data-addr^="decoder.blocks.{layer}."]')
+        path = f"decoder.blocks.{layer}.ffn"
+        chosen = apart.values[f"{path}.chosen"]
+        cells = tab.locator(".routing td.first, .routing td.other").all()
+        assert len(cells) == chosen.numel()
+        for one in cells:
+            assert close(float(one.get_attribute("data-v")), apart[one.get_attribute("data-addr")])
+        probabilities = apart.values[f"{path}.router"].float().softmax(-1)
+        for one in tab.locator('[aria-label="router"] [data-addr*="router_probs"]').all():
+            token, expert = (int(part) for part in one.get_attribute("data-addr").split("[")[1].rstrip("]").split(","))
+            assert close(float(one.get_attribute("data-v")), float(probabilities[token, expert]))
+        loads = tab.locator(f'.lensgrid [data-addr^="experts.load[{path},"]').all()
+        assert [int(one.get_attribute("data-v")) for one in loads] == chosen.flatten().bincount(
+            minlength=len(loads)
+        ).tolist()
+
+
+def test_a_model_without_a_router_says_so(site: Any, tab: Any) -> None:
+    typed(tab, site, "gpt", "experts")
+    assert "no router" in tab.locator("main .note").inner_text()

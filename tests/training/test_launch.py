@@ -183,6 +183,8 @@ def test_everything_said_goes_to_standard_error(corpus, tmp_path, capfd):
     assert output.out == ""
     for word in ("parameters", "MFLOP a token", "memory", "float32", "torch.compile", "'a sample'", "4/4", "curves"):
         assert word in output.err
+    samples = [json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines()]
+    assert samples and all(one["text"] == "a sample" for one in samples) and samples[-1]["step"] == 4
 
 
 def test_sampling_and_evaluating_change_nothing(corpus, whole, tmp_path):

@@ -1,6 +1,7 @@
 """``glassformer train``: from a run file to a trained model in a folder, or on from where it stopped.
 
-DIR/  run.json   log.jsonl   step-000500/ ...   last   best   curves.png   tensorboard/   routing.jsonl (experts)
+DIR/  run.json   log.jsonl   step-000500/ ...   last   best   curves.png   tensorboard/
+      samples.jsonl   routing.jsonl (experts)
 """
 
 from __future__ import annotations
@@ -123,7 +124,10 @@ def _train(
         with contextlib.ExitStack() as opened:
             two_sided = isinstance(plan.model, config.EncoderDecoder)  # sides are seldom equally long
             flops = 0.0 if two_sided else plan.cost.training_flops
-            live = opened.enter_context(Live(flops, machine.peak, _sampling(sample, plan, data), how.sample_every))
+            shown = Live(
+                flops, machine.peak, _sampling(sample, plan, data), how.sample_every, written=out / "samples.jsonl"
+            )
+            live = opened.enter_context(shown)
             hooks, save = _hooks(opened, plan, data, state, live, out)
             ended = _stale(state, how)
             steps = () if ended else train(model, data.batches, how.objective, how, state=state, plan=machine)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import math
 import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from ..errors import note
@@ -24,7 +26,8 @@ LINES = 8  # of a sample, at most: the panel fits a terminal of 24
 class Live:
     """Shows loss, validation, tokens a second, the share of the machine's measured peak, time left, and samples.
 
-    ``flops`` are a token's in training; ``sample`` makes some text with the model, every ``sample_every`` steps.
+    ``flops`` are a token's in training; ``sample`` makes some text with the model, every ``sample_every`` steps;
+    ``written`` is a file that gets a line of JSON for each, its step and text.
     """
 
     def __init__(
@@ -34,8 +37,9 @@ class Live:
         sample: Callable[[Any], str] | None = None,
         sample_every: int = 0,
         terminal: bool | None = None,
+        written: Path | None = None,
     ) -> None:
-        self.flops, self.peak = flops, peak
+        self.flops, self.peak, self.written = flops, peak, written
         self.sample, self.sample_every = sample, sample_every
         able = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
         self.terminal = able if terminal is None else terminal
@@ -76,6 +80,9 @@ class Live:
         if self.sample is not None and step.due(self.sample_every):
             with evaluating(step.state.model):
                 self.text = self.sample(step.state.model)
+            if self.written is not None:
+                with contextlib.suppress(OSError), self.written.open("a", encoding="utf-8") as opened:
+                    opened.write(json.dumps({"step": step.index, "text": self.text}) + "\n")
             if self.screen is None:
                 note(f"  sample: {self.text!r}")
         waited = time.monotonic() - self.shown

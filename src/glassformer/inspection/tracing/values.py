@@ -25,6 +25,7 @@ __all__ = ["KEEP", "Values", "descriptions", "recurrent"]
 KEEP = 512 << 20
 """Bytes of recorded values that a trace keeps by default; what is beyond is recorded anew when it is asked for."""
 COMPUTED = 256 << 20  # bytes of computed values that are kept, the latest
+ATTENDING = ("q", "k", "v", "z")
 QUADRATIC = ("qkv", "scores", "pattern")  # recomputed from q and k; qkv from its three parts
 
 
@@ -73,13 +74,17 @@ class Values:
             must_be_finite(model, *self.records.values())  # fused kernels make zeros of NaN scores: outputs hide them
 
     def _beyond(self, keep: int) -> set[str]:
-        """The values that are not kept: logits first, then what is inside of blocks, the last ones first."""
+        """The values that are not kept: logits first, then what is inside of blocks, the last ones first.
+
+        What a feed-forward holds goes before queries, keys and values: every pattern is made of these.
+        """
         size = next(self.model.parameters()).element_size()
         recorded = [op for op in self.plan if op.id.rpartition(".")[2] in TAPED and not op.quadratic]
         sizes = {op.id: size * math.prod(op.shape) for op in recorded}
         total, dropped = sum(sizes.values()), set[str]()
         stream = {"resid", "embed", "out", "mid", "mid_cross", "state"}
         inner = [id for id in reversed(sizes) if id.rpartition(".")[2] not in stream and id != "logits"]
+        inner.sort(key=lambda id: id.rpartition(".")[2] in ATTENDING)
         for id in ("logits", *inner):
             if total <= keep:
                 break

@@ -208,7 +208,11 @@ def test_an_edit_is_another_run(gpt: TestClient) -> None:
     assert not np.array_equal(values(gpt, plain, "logits"), values(gpt, edited, "logits"))
     off = values(gpt, edited, "decoder.blocks.0.attn.z[1]")
     assert not off.any()
-    assert "edits" in gpt.post(f"/api/runs/{edited['run']}/lens", json={}).json()["error"]
+    lens = gpt.post(f"/api/runs/{edited['run']}/lens", json={"positions": [-1]}).json()
+    last = values(gpt, edited, "logits[-1]")
+    assert lens["top"][-1][0][0] == int(last[: served.tokenizer().size].argmax()), "the lens reads the edited pass"
+    parts = get(gpt, edited, "attribution").json()
+    assert abs(parts["logit"] - last[parts["token"]]) < 1e-4
     masked = run(gpt, "gpt", text=SENTENCE, edits=["swap_token(2, 5)"])
     assert masked["tokens"][2]["id"] == 5 and masked["tokens"][2]["end"] == plain["tokens"][2]["end"]
 

@@ -32,7 +32,6 @@ from .replies import (
     streamed,
     tagged,
     token_of,
-    unedited,
     unknown,
     whole,
     work,
@@ -148,7 +147,6 @@ class Page:
 
         run, asked = self._run(request), await body(request)
         positions, track, top = asked.get("positions"), asked.get("track") or [], asked.get("top", 5)
-        unedited(run, "The lens")
         need(positions is None or (isinstance(positions, list) and 0 < len(positions) <= 16), "positions: 1 to 16.")
         need(all(type(one) is int for one in positions or []), "positions are whole numbers.")
         good = isinstance(track, list) and len(track) <= 16 and all(isinstance(one, int | str) for one in track)
@@ -158,8 +156,8 @@ class Page:
         def read(check: Check) -> dict[str, Any]:
             with run.loaded.held(check):
                 trace = run.trace
-                ids = {"source": trace.source, "positions": positions, "track": track, "top": top}
-                return lenses.logit_lens(trace.model, trace.tokenizer, trace.tokens, **ids).to_dict()
+                how: Any = {**run.asked, "positions": positions, "track": track, "top": top}
+                return lenses.logit_lens(trace.model, trace.tokenizer, run.text, **how).to_dict()
 
         return answer(await work(request, read))
 
@@ -168,7 +166,6 @@ class Page:
         from ..inspection.attribution import attribute
 
         run, query = self._run(request), request.query_params
-        unedited(run, "Attribution")
         length = run.trace.tokens.shape[1]
         position = whole(request, "position", length - 1, -length, length - 1) if "position" in query else None
         token, against = (token_of(query.get(name)) for name in ("token", "against"))
@@ -176,8 +173,8 @@ class Page:
         def taken_apart(check: Check) -> dict[str, Any]:
             with run.loaded.held(check):
                 trace = run.trace
-                asked: Any = {"source": trace.source, "token": token, "against": against, "position": position}
-                return attribute(trace.model, trace.tokenizer, trace.tokens, **asked).to_dict()
+                how: Any = {**run.asked, "token": token, "against": against, "position": position}
+                return attribute(trace.model, trace.tokenizer, run.text, **how).to_dict()
 
         return answer(await work(request, taken_apart))
 

@@ -17,10 +17,9 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from .. import files
-from ..errors import UserError, need, note
+from ..errors import UserError, note
 from . import wire
 from .models import Check, Missing
-from .runs import Run
 
 T = TypeVar("T")
 MOST_BODY = 8 << 20
@@ -126,11 +125,6 @@ def token_of(said: str | None) -> int | str | None:
     if said is None or said == "":
         return None
     return int(said) if said.isascii() and said.isdigit() and len(said) < 10 else said
-
-
-def unedited(run: Run, what: str) -> None:
-    """Refuse what reads the model's own pass."""
-    need(not run.changed, f"{what} reads the model's own pass, and this run has edits of values; ask without them.")
 
 
 # ---------------------------------------------------------------------------------------- mistakes

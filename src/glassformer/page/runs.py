@@ -19,10 +19,15 @@ MOST_TEXT = 1 << 20  # characters of a text
 
 
 class Run:
-    """One trace: its id, the model that it is of, and what was answered when it was made."""
+    """One trace: its id, the model that it is of, and what was answered when it was made.
 
-    def __init__(self, id: str, loaded: Loaded, trace: Trace, answer: dict[str, Any], changed: bool) -> None:
-        self.id, self.loaded, self.trace, self.answer, self.changed = id, loaded, trace, answer, changed
+    ``asked`` is what others of the library need to read the same again: the text and source as ids, and the edits.
+    """
+
+    def __init__(
+        self, id: str, loaded: Loaded, trace: Trace, answer: dict[str, Any], text: Any, asked: dict[str, Any]
+    ) -> None:
+        self.id, self.loaded, self.trace, self.answer, self.text, self.asked = id, loaded, trace, answer, text, asked
 
     @property
     def bytes(self) -> int:
@@ -91,6 +96,7 @@ class Runs:
         with loaded.held(check):
             hooks: Any = {}
             ids = tokens
+            how = {"source": given, "edits": edits}
             if edits:
                 ids, given, hooks = apply(edits, loaded.model, tokens, given, loaded.tokenizer)
             trace = traced(loaded, ids, given, hooks, check)
@@ -107,7 +113,7 @@ class Runs:
             if more
         ]
         answer |= {"cut": " ".join(said) or None, "left_out": {"tokens": left, "source_tokens": source_left}}
-        self.add(Run(id, loaded, trace, answer, bool(hooks)))
+        self.add(Run(id, loaded, trace, answer, tokens, how))
         return answer
 
 

@@ -30,7 +30,8 @@ test-all: $(DEV)
 # is missing (Chromium, Playwright, Node) is skipped by name.
 test-page: $(DEV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS) -e '.[page-test]'
-	command -v npm > /dev/null && cd web && npm ci --no-audit --no-fund && npm run check && npm test || true
+	@if command -v npm > /dev/null; then cd web && npm ci --no-audit --no-fund && npm run check && npm test; \
+	else echo "skipped: npm is missing, so the page's sources are not checked"; fi
 	$(BIN)/python -m pytest tests/page -rs
 
 check: $(DEV)

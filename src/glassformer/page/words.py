@@ -120,15 +120,18 @@ class Tokenizers:
     def _of(self, name: str) -> Any:
         from ..tokenizer import pretrained
 
-        if name in self.models.entries:
-            entry = self.models.entries[name]
+        if name in self.models.entries or name not in pretrained.KNOWN:  # a training's checkpoint is found too
+            try:
+                entry = self.models[name]
+            except Missing:
+                return None
             key = f"{name} {entry.stamp}"
             if key not in self._open:
                 self._open[key] = entry.checkpoint.tokenizer()
             return self._open[key]
-        if name in pretrained.KNOWN and name not in self._open:
+        if name not in self._open:
             self._open[name] = pretrained.at_hand(name)
-        return self._open.get(name) if name in pretrained.KNOWN else None
+        return self._open[name]
 
     def compare(self, asked: dict[str, Any]) -> list[dict[str, Any]]:
         """{text, tokenizers} -> for each what it makes of the text, or why it makes nothing of it."""

@@ -6,4 +6,4 @@ export { lens } from "./lens"; // 4
 export { tokens } from "./tokens"; // 5
 export { experts } from "./experts"; // 6
 export { train } from "./train"; // 7
-// 8 compare
+export { compare } from "./compare"; // 8

@@ -226,7 +226,7 @@ function Probe({ one }: { one: Training }) {
 }
 
 /** Every head of a run in one picture: a row a layer. */
-function Heads({ run }: { run: string }) {
+export function Heads({ run }: { run: string }) {
   const canvas = useRef<HTMLCanvasElement>(null);
   const loaded = useLoaded(async () => {
     const first = await thumbs(run, 0, 1, 32);

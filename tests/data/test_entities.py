@@ -183,7 +183,7 @@ def test_what_does_not_fit_is_one_sentence(home: Path) -> None:
     tokenizer = Checkpoint.open(home / "bert").tokenizer()
     cfg = replace(tiny.bert(), embed=config.Embed(len(PIECES), segments=2))
     long = Table("t", (Example("ann ann ann", words=("ann", "annson", "rome"), tags=(0, 1, 2), line=7),), LABELS)
-    with pytest.raises(UserError, match=r"t line 7 has a sentence of 7 tokens, and a row holds 5.*data.cut"):
+    with pytest.raises(UserError, match=r"t line 7 has a sentence of 7 tokens, and a row holds 5.*data\.truncate"):
         encode(long, tokenizer, Tag(), cfg, 5)
     for cut, tokens, tags in (
         ("end", ["ann", "ann", "##s"], [0, 1, -1]),

@@ -286,7 +286,7 @@ def test_what_is_too_long_is_cut_or_refused() -> None:
         side = made.sides[-1]
         return tokenizer.decode(next(iter(side.columns.values())).tolist())
 
-    with pytest.raises(UserError, match=r'long.tsv line 3 has a source of 7 tokens, and a row holds 5.*cut = "end"'):
+    with pytest.raises(UserError, match=r'line 3 has a source of 7 tokens, and a row holds 5.*truncate = "end"'):
         tokens("no", Seq2Seq(), tiny.t5(), 5)
     assert tokens("end", Seq2Seq(), tiny.t5(), 5) == "w0 w1 w2 w3"
     assert tokens("start", Seq2Seq(), tiny.t5(), 5) == "w2 w3 w4 w5"

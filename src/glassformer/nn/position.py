@@ -61,7 +61,7 @@ class Sinusoidal(Position):
     def embed(self, x: Tensor, flow: Flow) -> Tensor:
         even = torch.arange(0, self.dim, 2, device=x.device, dtype=torch.float32)
         last = max(self.dim - 2, 1) if self.cfg.endpoint else self.dim
-        angle = (flow.pos[..., None] + self.cfg.first).float() * self.cfg.theta ** (-even / last)  # (B, T, C/2)
+        angle = (flow.pos[..., None] + self.cfg.offset).float() * self.cfg.theta ** (-even / last)  # (B, T, C/2)
         both = (angle.sin(), angle.cos())
         wave = torch.cat(both, dim=-1) if self.cfg.halves else torch.stack(both, dim=-1).flatten(-2)
         return x + flow.look(flow.embed_path, "position", wave[..., : self.dim].to(x.dtype))

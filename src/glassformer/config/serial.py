@@ -67,7 +67,10 @@ def frozen(kind: type[T]) -> type[T]:
             judge(self)
 
     kind.__post_init__ = check  # type: ignore[attr-defined]
+    own = "__init__" in vars(kind)
     made = dataclasses.dataclass(frozen=True)(kind)
+    if own:  # it says itself what it takes
+        return made
     make: Any = made.__init__
 
     @functools.wraps(make)

@@ -534,6 +534,6 @@ def test_freed_memory_is_kept_for_the_next_step():
         command = [sys.executable, "-c", FAULTS.format(kept=kept)]
         return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
-    # Several blocks, as a step has them: freed together they are one, in which there is room to align. (A single block is
-    # not always taken again: something small may lie right behind it.)
+    # Several blocks, as a step has them: freed together they are one, with room to align in. (A single block is not
+    # always taken again: something small may lie right behind it.)
     assert max(faults(True) for _ in range(3)) < 0.5 * faults(False)

@@ -7,9 +7,10 @@ A closed set. ``compute`` takes whole values (or a head, or a few rows of them) 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -51,22 +52,20 @@ class Worked:
     numbers: dict[str, float] = field(default_factory=dict)  # on the way: mean, deviation, sum, ..
 
 
-class Reader:
+class Reader(Protocol):
     """Reads lines of an operation's inputs and weights, for ``Kind.cell``."""
 
     def input(self, number: int, *index: int | None) -> Line:
         """Cells of an input; None in ``index`` runs along that side."""
-        raise NotImplementedError
 
     def weight(self, role: str, *index: int | None) -> Line | None:
         """Cells of a weight, None where the operation has none of that role."""
-        raise NotImplementedError
 
 
 KINDS: dict[str, Kind] = {}
 
 
-class Kind:
+class Kind(ABC):
     """One kind of operation; ``whole``: it mixes tokens, so that rows cannot be computed alone."""
 
     name: ClassVar[str]
@@ -75,13 +74,13 @@ class Kind:
     def __init_subclass__(cls) -> None:
         KINDS[cls.name] = cls()
 
+    @abstractmethod
     def compute(self, op: Op, x: Sequence[Tensor], w: Weights) -> Tensor:
         """The result of the operation."""
-        raise NotImplementedError
 
+    @abstractmethod
     def cell(self, op: Op, at: Index, read: Reader) -> Worked:
         """The arithmetic of one cell of the result."""
-        raise NotImplementedError
 
 
 def one(line: Line) -> float:

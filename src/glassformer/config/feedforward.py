@@ -25,7 +25,7 @@ class MLP:
         return join(up=linear(dim, self.hidden, self.bias), down=linear(self.hidden, dim, self.bias))
 
     def kept(self, dim: int) -> int:
-        """Numbers a token that training keeps for the backward pass: before and after the activation."""
+        """Activations per token kept for the backward pass: those before and after the nonlinearity."""
         return 2 * self.hidden
 
 

@@ -17,7 +17,7 @@ Shapes: TypeAlias = dict[str, Shape]
 
 
 class Unmultiplied(tuple[int, ...]):
-    """The shape of a parameter of two sides or more that no token is multiplied with: a table, an expert's bias."""
+    """The shape of a parameter of two or more dimensions that costs no FLOPs: an embedding table, an expert's bias."""
 
 
 _DESCRIBE: list[Callable[..., Shapes]] = []  # what nn does for a type without ``shapes``; a list: registered later

@@ -52,7 +52,7 @@ class Attention(TracedModule):
             k, v, mask, bias = *self.from_memory(flow, kv), self.cross_mask(flow), None
             q = flow.look(self, "q", self.split(self.q(x), self.q_norm))
         else:
-            q, k, v = together(x, self.q, self.k, self.v)
+            q, k, v = together(x, self.q, self.k, self.v)  # self.q(x), self.k(x), self.v(x); prepacked: one product
             if flow.watches(self, "qkv"):
                 joined = flow.look(self, "qkv", torch.cat((q, k, v), -1))  # before heads are normed and turned
                 q, k, v = torch.split(joined, [q.shape[-1], k.shape[-1], v.shape[-1]], -1)
@@ -60,14 +60,18 @@ class Attention(TracedModule):
             k = flow.look(self, "k", position.rotate(self.split(k, self.k_norm), flow))
             v = flow.look(self, "v", self.split(v))
             if isinstance(kv, KV):
-                k, v = kv.extend(k, v)
+                k, v = kv.extend(k, v)  # the cached columns with these after them, (B, K, S, D)
             mask = self.self_mask(flow, kv)
-            bias = flow.cached((position, mask), lambda: position.bias(mask))
+            bias = flow.cached((position, mask), lambda: position.bias(mask))  # T5, ALiBi: once for all layers
         z = flow.look(self, "z", self.attend(flow, q, k, v, mask, bias))  # (B, H, T, D)
         return flow.look(self, "write", self.out(z.transpose(1, 2).flatten(2)))
 
     def attend(self, flow: Flow, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None) -> Tensor:
-        """By the flow's engine; a tape that keeps the pattern gets ``eager``'s, one that edits it, its result too."""
+        """softmax(q k^T) v by the flow's engine -> (B, H, T, D).
+
+        Fused engines never hold the pattern: a tape that records it has the eager engine compute it beside the chosen
+        one, whose output is used; a tape that edits it gets the eager engine's output.
+        """
         inputs = AttentionInputs(q, k, v, mask, bias, self.scale, self.softcap, self.dropout if self.training else 0.0)
         if flow.watches(self, "scores", "pattern"):
             watched = inputs._replace(look=partial(flow.look, self))
@@ -94,7 +98,7 @@ class Attention(TracedModule):
         return flow.look(self, "k", k), flow.look(self, "v", v)
 
     def self_mask(self, flow: Flow, kv: KV | CrossKV | None) -> Mask:
-        """Which tokens of the stack may attend to which."""
+        """Which keys each query may attend to, within the stack; made once per pass for all layers with one rule."""
         k_pos = kv.slots.k_pos if isinstance(kv, KV) else flow.pos
         document_ids = None if flow.document_ids is None else (flow.document_ids, flow.document_ids)
         prefix = flow.prefix

@@ -1,4 +1,8 @@
-"""Attend, (look at the encoder,) think: one block of the paper's figure; and a stack of them on one residual stream."""
+"""One block of the paper's figure: attention, (cross-attention,) feed-forward; and a stack of them on one residual
+stream.
+
+``norm(None, dim)`` is the identity, so a block or stack without some norm needs no case of its own.
+"""
 
 from __future__ import annotations
 

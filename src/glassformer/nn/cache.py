@@ -154,7 +154,11 @@ class Carried:
         self.cross = CrossKV()
 
     def keep(self, layer: int, rows: Tensor, last: Tensor, state: tuple[Tensor, ...], batch: int, still: bool) -> None:
-        """Keep, of documents (D, C) in ``rows`` (D,), each row's ``last``; a row without one stays as it was."""
+        """Store the final state of each row's last document.
+
+        ``state`` (D, C) is that of documents which lie in ``rows`` (D,); ``last`` (D,) is true for the last of a row. A
+        row without a document keeps its earlier state; ``still``: each row is one document, taken as it is.
+        """
         if not still:
             old = self.states.get(layer) or tuple(part.new_zeros(batch, part.shape[1]) for part in state)
             state = tuple(was.index_copy(0, rows[last], now[last]) for was, now in zip(old, state, strict=True))

@@ -190,7 +190,7 @@ class Flow:
         return cast(T, self._cached[key])
 
     def add_metric(self, name: str, value: Tensor) -> None:
-        """Add a row to a fact: values of one shape, or of a last side that differs, which zeros fill up."""
+        """Append one layer's row to a metric (layers, ...); rows whose last dimensions differ are padded with zeros."""
         row, held = value.detach()[None], self.metrics.get(name)
         if held is not None and row.ndim > 1:
             missing = held.shape[-1] - row.shape[-1]

@@ -18,15 +18,15 @@ class Linear(nn.Linear):
 
     @property
     def prepackable(self) -> bool:
-        """Whether it makes no more of x than W and b do, so that a copy of them may take its place."""
+        """Whether its forward pass is exactly nn.Linear's (no LoRA), so that a prepacked copy may take its place."""
         return type(self).forward is nn.Linear.forward
 
     def matrix(self) -> Tensor:
-        """What x is multiplied with (N, C), any change in it: for a kernel that takes weights, not layers."""
+        """The effective weight (N, C), a low-rank change added: for kernels that take a matrix, not a layer."""
         return self.weight
 
     def joint(self, x: Tensor, layers: Sequence[Linear]) -> Sequence[Tensor]:
-        """What each of ``layers`` makes of the same x; this one is the first of them."""
+        """The outputs of ``layers``, of which this is the first, on one input x; prepacked weights fuse them."""
         return [layer(x) for layer in layers]
 
 
@@ -36,5 +36,5 @@ def linear(inputs: int, outputs: int, bias: bool) -> Linear:
 
 
 def together(x: Tensor, *layers: Linear) -> Sequence[Tensor]:
-    """What each of the layers makes of the same x (..., C): (..., N) each, in one product where they allow it."""
+    """[layer(x) for layer in layers], x (..., C) -> (..., N) each; one fused product where weights are prepacked."""
     return layers[0].joint(x, layers)

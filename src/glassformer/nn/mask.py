@@ -43,7 +43,7 @@ class Mask:
         self.fast_path = self._fast_path()
 
     def _fast_path(self) -> Literal["full", "causal"] | None:
-        """What a fused kernel may do instead of reading the dense mask: see all, or be causal; None: neither."""
+        """The fused kernel's own mask that equals this one: "full" (no mask) or "causal"; None: it needs ``dense``."""
         queries, keys = self.q_pos.shape[1], self.k_pos.shape[1]
         if not self.contiguous or not _allows_all(self.rule, keys, self.causal):
             return None
@@ -74,7 +74,7 @@ class Mask:
 
 
 def _allows_all(rule: config.MaskRule, keys: int, causal: bool) -> bool:
-    """Whether, between tokens of ``keys`` positions in a row, a rule leaves all that the stack's direction allows."""
+    """Whether a rule masks nothing beyond the stack's own causal or full mask, for keys at positions 0..keys-1."""
     match rule:
         case config.Window(distance) | config.Strided(distance):
             return distance >= keys

@@ -1,6 +1,6 @@
 """Three shapes of one family: decoder only, encoder only, encoder-decoder.
 
-B batch, T tokens, S source tokens, C model dim, V vocabulary.
+B batch, T tokens, S source tokens, C model dim, V configs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Literal, Self, TypeVar
 import torch
 from torch import Tensor
 
-from .. import config as vocabulary
+from .. import config as configs
 from ..config.context_length import longer_hint
 from ..errors import UserError, old_name
 from .build import build, builds
@@ -29,7 +29,7 @@ RENAMED = {"docs": "document_ids", "source_docs": "source_document_ids"}
 
 @dataclass
 class Output:
-    """logits (B, T, V), hidden (B, T, C) that they come from, auxiliary losses and facts (routing) by name.
+    """logits (B, T, V), hidden (B, T, C) that they come from, auxiliary losses and metrics (routing) by name.
 
     ``logits`` is (B, 1, V) when only the last were asked for, and empty when none were; ``pooled`` is what a Pool
     makes of each document, (D, C) or (D, labels); ``tagged`` what a TokenHead says of each token, (B, T, labels).
@@ -60,13 +60,13 @@ def old_names(method: Method) -> Method:
 class Model(TracedModule):
     """What the three shapes share: embedding, the flow of a forward pass, head and pool."""
 
-    config: vocabulary.Model
+    config: configs.Model
 
-    def __init__(self, cfg: vocabulary.Model) -> None:
+    def __init__(self, cfg: configs.Model) -> None:
         super().__init__()
         self.config = cfg
         self._engine = "auto"
-        self.embed = build(cfg.embed, vocabulary.embed_dim(cfg))
+        self.embed = build(cfg.embed, configs.embed_dim(cfg))
         self.head = build(cfg.head, cfg.dim, cfg.embed.vocab) if cfg.head is not None else None
         if cfg.pool is not None:
             self.pool = build(cfg.pool, cfg.dim)
@@ -120,7 +120,7 @@ class Model(TracedModule):
     @property
     def limit(self) -> int | float:
         """The most positions that every position scheme of the model is defined or scaled for."""
-        limits = (getattr(stack.position, "limit", None) for stack in vocabulary.stacks(self.config).values())
+        limits = (getattr(stack.position, "limit", None) for stack in configs.stacks(self.config).values())
         return min((limit for limit in limits if limit is not None), default=float("inf"))
 
     def finish(self, hidden: Tensor, flow: Flow, want: Want, cached: bool = False) -> Output:
@@ -133,19 +133,19 @@ class Model(TracedModule):
         return Output(logits, hidden, flow.aux, flow.metrics, pooled, tagged)
 
 
-def body(cfg: vocabulary.Model, name: str) -> Any:
+def body(cfg: configs.Model, name: str) -> Any:
     """The encoder or decoder of a model; a stack is told the width of its embeddings."""
-    part = vocabulary.bodies(cfg)[name]
-    return build(part, cfg.dim, *([vocabulary.embed_dim(cfg, name)] if isinstance(part, vocabulary.Stack) else []))
+    part = configs.bodies(cfg)[name]
+    return build(part, cfg.dim, *([configs.embed_dim(cfg, name)] if isinstance(part, configs.Stack) else []))
 
 
-@builds(vocabulary.Decoder)
+@builds(configs.Decoder)
 class Decoder(Model):
     """head(decoder(embed(tokens))): every token sees what came before it."""
 
-    config: vocabulary.Decoder
+    config: configs.Decoder
 
-    def __init__(self, cfg: vocabulary.Decoder) -> None:
+    def __init__(self, cfg: configs.Decoder) -> None:
         super().__init__(cfg)
         self.decoder = body(cfg, "decoder")
 
@@ -170,13 +170,13 @@ class Decoder(Model):
         return self.finish(self.decoder(self.embed(tokens, flow), flow, cache), flow, logits, cache is not None)
 
 
-@builds(vocabulary.Encoder)
+@builds(configs.Encoder)
 class Encoder(Model):
     """head(encoder(embed(tokens))): every token sees every token."""
 
-    config: vocabulary.Encoder
+    config: configs.Encoder
 
-    def __init__(self, cfg: vocabulary.Encoder) -> None:
+    def __init__(self, cfg: configs.Encoder) -> None:
         super().__init__(cfg)
         self.encoder = body(cfg, "encoder")
 
@@ -196,16 +196,16 @@ class Encoder(Model):
         return self.finish(self.encoder(self.embed(tokens, flow, segments), flow), flow, logits)
 
 
-@builds(vocabulary.EncoderDecoder)
+@builds(configs.EncoderDecoder)
 class EncoderDecoder(Model):
     """head(decoder(embed(tokens), memory=encoder(embed(source)))), as in the 2017 paper."""
 
-    config: vocabulary.EncoderDecoder
+    config: configs.EncoderDecoder
 
-    def __init__(self, cfg: vocabulary.EncoderDecoder) -> None:
+    def __init__(self, cfg: configs.EncoderDecoder) -> None:
         super().__init__(cfg)
         own = cfg.source_embed
-        self.source_embed = build(own, vocabulary.embed_dim(cfg, "encoder")) if own is not None else None
+        self.source_embed = build(own, configs.embed_dim(cfg, "encoder")) if own is not None else None
         self.encoder = body(cfg, "encoder")
         self.decoder = body(cfg, "decoder")
 
@@ -253,7 +253,7 @@ class EncoderDecoder(Model):
 
 
 def build_model(
-    cfg: vocabulary.Model,
+    cfg: configs.Model,
     *,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
@@ -274,7 +274,7 @@ def build_model(
     if where.type != "meta":
         allocate(model, "cpu" if seed is not None else where)
         with torch.no_grad():
-            build(cfg.init, model, vocabulary.stacks(cfg).values(), seed)
+            build(cfg.init, model, configs.stacks(cfg).values(), seed)
         model = model.to(where)
     return model
 

@@ -134,7 +134,7 @@ class PrepackedProjection(Projection):
 
 @dataclass(frozen=True)
 class View(Generic[M]):
-    """A model whose products may read copies: ``model`` shares its parameters with the one that it is a view of."""
+    """A shallow copy of a model whose products read prepacked weights; it shares all parameters with the original."""
 
     model: M
     packed: list[PackedWeight]

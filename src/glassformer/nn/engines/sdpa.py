@@ -24,6 +24,7 @@ def sdpa_attention(inputs: AttentionInputs) -> Tensor:
     if fast is None:
         dense = mask.dense() if bias is None else bias.to(q.dtype).masked_fill(~mask.dense(), float("-inf"))
     if group > 1 and (fast == "full" or (fast is None and queries <= FOLD_UP_TO)):
+        # (B, H, T, D) -> (B, K, H / K * T, D): the queries of a group of heads become queries of its one key-value head
         if dense is not None:
             heads = max(group, dense.shape[1])  # where all heads have one mask: one for each of a group
             dense = fold_groups(dense.expand(-1, heads, -1, -1), heads // group)

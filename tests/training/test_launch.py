@@ -147,6 +147,20 @@ def test_killed_and_stopped_runs_end_bit_for_bit_like_an_undisturbed_one(corpus,
     assert state[0] == state[1]
 
 
+def test_a_file_in_the_folder_stops_a_run(corpus, tmp_path):
+    """As SIGTERM does: the step is finished and saved; a file that is left from before stops nothing."""
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "stop").touch()
+    process = start(corpus, out)
+    attend(process, out, after=3)
+    (out / "stop").touch()
+    said = process.communicate(timeout=60)[1]
+    last = logged(out)[-1]
+    assert process.returncode == 128 + signal.SIGTERM and 3 <= last < 40 and not (out / "stop").exists()
+    assert (out / "last").read_text() == f"step-{last:06d}\n" and "asks this run to stop" in said
+
+
 @pytest.mark.slow
 def test_killed_at_twenty_moments(corpus, whole, tmp_path):
     out = tmp_path / "run"

@@ -22,6 +22,8 @@ from .serial import frozen
 # -------------------------------------------------------------------------------------- the run
 
 
+STOP = "stop"
+"""A file of this name in a run folder asks the training there to save and end."""
 LARGEST_VOCAB = 1 << 20
 """More entries than any published tokenizer has; a trainer would take their memory before it reads a text."""
 

@@ -8,4 +8,5 @@ runs       traces that are kept, the latest
 wire       parts of a trace as safetensors, within a bound
 words      generation token by token, tokenizers, vocabularies
 events     training folders, read as they grow
+records    samples and expert loads that a training wrote
 """

@@ -245,6 +245,15 @@ class Page:
         """GET api/train/{name}/samples"""
         return answer(await to_thread.run_sync(self.trainings.samples, request.path_params["name"]))
 
+    async def routing(self, request: Request) -> Response:
+        """GET api/train/{name}/routing"""
+        return answer(await to_thread.run_sync(self.trainings.routing, request.path_params["name"]))
+
+    async def stop(self, request: Request) -> Response:
+        """POST api/train/{name}/stop"""
+        await body(request)
+        return answer(await to_thread.run_sync(self.trainings.stop, request.path_params["name"]))
+
     async def probe(self, request: Request) -> Response:
         """GET api/train/{name}/probe"""
         name, query = request.path_params["name"], request.query_params
@@ -285,6 +294,8 @@ class Page:
             Route("/api/train", self.train),
             Route(f"{train}/series", self.series),
             Route(f"{train}/samples", self.samples),
+            Route(f"{train}/routing", self.routing),
+            Route(f"{train}/stop", self.stop, methods=post),
             Route(f"{train}/probe", self.probe),
             Route("/api/events", self.events),
             Route("/{name}", self.file),

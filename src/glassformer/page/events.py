@@ -21,18 +21,22 @@ from typing import TYPE_CHECKING, Any
 
 from anyio import to_thread
 
+from .. import files
+from ..config.run import STOP
 from ..errors import UserError, need
+from . import records
 from .models import Check, Entry, Missing, Models
 
 if TYPE_CHECKING:
     from .runs import Runs
 
-LOG, RUN, SAMPLES = "log.jsonl", "run.json", "samples.jsonl"
+LOG, RUN = "log.jsonl", "run.json"
 QUIET = 60.0  # seconds without a line after which a training no longer counts as running
 OFTEN = 0.5  # seconds between looks at the logs of a stream
 BEAT = 15.0  # seconds after which a silent stream says that it lives
 LOADED = 4  # checkpoints that stay in memory
 PROBE = "The king said to the queen that"
+OVER_TOKENS = {"Causal", "Prefix", "Masked", "Span", "Seq2Seq"}  # objectives whose loss is that of guessing a token
 
 
 class Tail:
@@ -175,6 +179,7 @@ class Trainings:
             tail.read()
             rows = tail.rows
             step = int(tail.columns["step"][-1]) if rows else 0
+            spent = tail.columns["seconds"][-1] if "seconds" in tail.columns else 0.0
         settings: dict[str, Any] = {}
         with contextlib.suppress(OSError, ValueError):
             settings = json.loads((path / RUN).read_text(encoding="utf-8"))
@@ -182,8 +187,10 @@ class Trainings:
         age = None
         with contextlib.suppress(OSError):
             age = time.time() - (path / LOG).stat().st_mtime
-        steps = train.get("steps")
-        done = isinstance(steps, int) and step >= steps
+        steps, objective = train.get("steps"), (train.get("objective") or {}).get("type")
+        vocab = ((settings.get("model") or {}).get("embed") or {}).get("vocab")
+        done, kept = isinstance(steps, int) and step >= steps, checkpoints(path)
+        ended = kept[-1:] == [step] and age is not None and age > max(3.0, 3 * spent)  # it was saved, and nothing came
         return {
             "name": name,
             "title": str(path),
@@ -191,10 +198,14 @@ class Trainings:
             "steps": steps,
             "rows": rows,
             "age_s": age,
-            "live": age is not None and age < QUIET and not done,
+            "live": age is not None and age < QUIET and not done and not ended,
             "done": done,
-            "objective": (train.get("objective") or {}).get("type"),
-            "checkpoints": [{"step": number, "model": f"{name}@{number}"} for number in checkpoints(path)],
+            "objective": objective,
+            "chance": math.log(vocab) if objective in OVER_TOKENS and isinstance(vocab, int) and vocab > 1 else None,
+            "stopping": (path / STOP).is_file(),
+            "samples": records.size(path / records.SAMPLES),
+            "routing": records.size(path / records.ROUTING),
+            "checkpoints": [{"step": number, "model": f"{name}@{number}"} for number in kept],
         }
 
     # ---------------------------------------------------------------------------- what a model is
@@ -230,18 +241,19 @@ class Trainings:
         return {"name": name, **self._tail(self._path(name)).series(since, most)}
 
     def samples(self, name: str) -> list[dict[str, Any]]:
-        """What the model wrote on its way: {step, text}, the last 200."""
-        told = []
-        with contextlib.suppress(OSError):
-            path = self._path(name) / SAMPLES
-            with path.open("rb") as opened:
-                opened.seek(max(0, path.stat().st_size - (1 << 20)))
-                for line in opened.read().split(b"\n"):
-                    with contextlib.suppress(ValueError):
-                        found = json.loads(line)
-                        if isinstance(found, dict) and isinstance(found.get("text"), str):
-                            told.append({"step": found.get("step"), "text": found["text"][:4000]})
-        return told[-200:]
+        """What the model wrote on its way."""
+        return records.samples(self._path(name))
+
+    def routing(self, name: str) -> list[dict[str, Any]]:
+        """Where its mixtures sent which tokens."""
+        return records.routing(self._path(name))
+
+    def stop(self, name: str) -> dict[str, Any]:
+        """Ask a training that runs to save and end after its step, by a file in its folder; no process is touched."""
+        path = self._path(name)
+        need(self._card(name, path)["live"], f'The training "{name}" is not running, so there is nothing to stop.')
+        files.write(path / STOP, "The page asked this training to save and end.\n")
+        return {"name": name, "asked": True}
 
     def probe(self, runs: Runs, name: str, text: str, check: Check) -> dict[str, Any]:
         """One text read by each checkpoint that is there: a run of each, whose heads and answers are then asked for."""

@@ -19,7 +19,7 @@ from typing import Any
 
 from .. import config, files
 from ..config import serial
-from ..config.run import Run, Train
+from ..config.run import STOP, Run, Train
 from ..cost import available_memory, gibibytes
 from ..errors import UserError, need, note
 from ..nn import device as devices
@@ -120,7 +120,7 @@ def _train(
     about |= {"asked": settings.model, "chosen": chosen or before.get("chosen", "")}
     files.write(out / "run.json", serial.dumps(about))
 
-    with Signals() as signals:
+    with Signals(out / STOP) as signals:
         with contextlib.ExitStack() as opened:
             two_sided = isinstance(plan.model, config.EncoderDecoder)  # sides are seldom equally long
             flops = 0.0 if two_sided else plan.cost.training_flops
@@ -131,7 +131,7 @@ def _train(
             hooks, save = _hooks(opened, plan, data, state, live, out)
             ended = _stale(state, how)
             steps = () if ended else train(model, data.batches, how.objective, how, state=state, plan=machine)
-            step, valid = _consume(steps, hooks, save, lambda: signals.number or _stale(state, how))
+            step, valid = _consume(steps, hooks, save, lambda: signals.heard() or _stale(state, how))
         if signals.number and step and not step.last:
             kept = checkpoint.newest(out)
             where = f"the last checkpoint is {kept}" if kept else "nothing was saved yet"
@@ -221,20 +221,36 @@ def _sampling(sample: Sampler | None, plan: RunPlan, data: RunData) -> Callable[
 class Signals:
     """While entered, the first Ctrl-C, SIGTERM or SIGHUP is only noted in ``number``; a second Ctrl-C interrupts.
 
-    A SIGHUP that is ignored, as under nohup, stays so.
+    A SIGHUP that is ignored, as under nohup, stays so. A file ``stop`` that comes to be meanwhile counts as a SIGTERM:
+    who shares the folder can end the run, on another machine too.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, stop: Path | None = None) -> None:
+        self.stop = stop
         self.number: int | None = None
         self.old: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
+        self._clear()  # one that was meant for a run that has ended
         if threading.current_thread() is threading.main_thread():
             heard = [signal.SIGINT, signal.SIGTERM]
             if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
                 heard.append(signal.SIGHUP)
             self.old = {number: signal.signal(number, self.notice) for number in heard}
         return self
+
+    def _clear(self) -> None:
+        if self.stop is not None:
+            with contextlib.suppress(OSError):
+                self.stop.unlink(missing_ok=True)
+
+    def heard(self) -> int | None:
+        """The signal so far."""
+        if self.number is None and self.stop is not None and self.stop.exists():
+            self._clear()
+            note(f"{self.stop} asks this run to stop: saving.")
+            self.number = signal.SIGTERM
+        return self.number
 
     def notice(self, number: int, frame: FrameType | None) -> None:
         if self.number is not None:

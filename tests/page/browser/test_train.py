@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import served
+from glassformer.checkpoints import store
+from glassformer.inspection.looking import token_ids
 
 
 def line(step: int) -> str:
@@ -31,6 +34,14 @@ def training(tmp_path: Path) -> Iterator[tuple[str, Path]]:
 
     log = tmp_path / "log.jsonl"
     log.write_text("".join(map(line, range(1, 3001))))
+    told = {"train": {"steps": 9000, "objective": {"type": "Causal"}}, "model": {"embed": {"vocab": 300}}}
+    (tmp_path / "run.json").write_text(json.dumps(told))
+    experts = [{"share": share, "tokens": [["e", 3, 1.0]]} for share in (0.125, 0.875)]
+    routes = [{"step": step, "mixture": "decoder.blocks.0.ffn", "experts": experts} for step in (1000, 3000)]
+    (tmp_path / "routing.jsonl").write_text("".join(json.dumps(one) + "\n" for one in routes))
+    for step in (1000, 3000):
+        served.saved("gpt2", tmp_path / f"step-{step:06d}", seed=step)
+    (tmp_path / "last").write_text("step-003000\n")
     listening = socket.create_server(("127.0.0.1", 0))
     own = application(served.page(served.saved("gpt2", tmp_path / "model"), run=tmp_path), frozenset(LOOPBACK))
     server = uvicorn.Server(uvicorn.Config(own, log_level="warning", lifespan="off", timeout_graceful_shutdown=1))
@@ -66,5 +77,22 @@ def test_a_training_is_seen_as_it_grows(training: tuple[str, Path], chromium: An
     )
     last = page.locator('.train [data-addr$=".loss[3001]"]')
     assert float(last.get_attribute("data-v")) == pytest.approx(json.loads(line(3001))["loss"], rel=1e-12)
+    samples = log.with_name("samples.jsonl")
+    samples.write_text(json.dumps({"step": 3001, "text": "<img onerror=alert(1)> and the cat"}) + "\n")
+    page.wait_for_selector('section[aria-label="samples"] >> text=<img onerror=alert(1)> and the cat')
+    share = page.locator('[data-addr$="decoder.blocks.0.ffn[1,3000]"]')
+    assert float(share.get_attribute("data-v")) == 0.875
+    shown = page.locator('[data-addr*=".probe[1000].softmax"]').first
+    token = int(shown.get_attribute("data-addr").rpartition("[")[2].rstrip("]"))
+    model, tokenizer = store.load(log.with_name("step-001000"))
+    with torch.no_grad():
+        row = model(token_ids(model, tokenizer, "The king said to the queen that")).logits[0, -1]
+    row = row[: tokenizer.size].softmax(-1)  # of the words that there are
+    assert float(shown.get_attribute("data-v")) == pytest.approx(float(row[token]), rel=1e-4)
+    page.get_by_role("button", name="Stop & save").click()
+    page.wait_for_selector("text=saves and stops after this step")
+    assert log.with_name("stop").is_file()
+    page.mouse.click(box["x"] + 52 + 0.1 * (box["width"] - 64), box["y"] + 60)
+    page.wait_for_function("() => location.hash.startsWith('#inside') && location.hash.includes('%401000')")
     page.close()
     assert not errors, errors

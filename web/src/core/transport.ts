@@ -20,6 +20,7 @@ export class Refused extends Error {
 
 export class HttpTransport implements Transport {
   readonly live = true;
+  private readonly made = new Map<string, unknown>(); // what each run was made of
   private readonly token = new URLSearchParams(location.search).get("token");
 
   private url(path: string): string {
@@ -35,6 +36,12 @@ export class HttpTransport implements Transport {
       throw new Refused(0, "The server does not answer. Is `glassformer page` still running?");
     }
     if (answer.ok) return answer;
+    const made = answer.status === 404 && this.made.get(/^api\/runs\/(r_\w+)\//.exec(path)?.[1] ?? "");
+    if (made && !init.signal?.aborted) { // the server began anew, or needed the room: the same request makes the same run
+      const again = await fetch(this.url("api/runs"), { ...this.sending(made), credentials: "same-origin" });
+      if (again.ok) answer = await fetch(this.url(path), { ...init, credentials: "same-origin" });
+      if (answer.ok) return answer;
+    }
     const details = await answer.json().catch(() => ({}));
     throw new Refused(answer.status, details.error ?? `The server refused with status ${answer.status}.`, details);
   }
@@ -48,7 +55,9 @@ export class HttpTransport implements Transport {
   }
 
   async post<T>(path: string, body: unknown, signal?: AbortSignal): Promise<T> {
-    return (await this.ask(path, this.sending(body, signal))).json();
+    const told = await (await this.ask(path, this.sending(body, signal))).json();
+    if (path === "api/runs") this.made.set(told.run, body);
+    return told;
   }
 
   async stream(path: string, body: unknown | null, onEvent: (data: any, id: string, event: string) => void, signal?: AbortSignal): Promise<void> {

@@ -1,12 +1,14 @@
 // A training as it runs: curves from its log, what it wrote, and one sentence read by each of its checkpoints.
 import { effect, type Signal, useSignal } from "@preact/signals";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { count, number, visible } from "../core/format";
-import { failure, models, submit, thumbs, useLoaded } from "../core/run";
+import { count, number, percent, visible } from "../core/format";
+import { failure, logits, models, submit, thumbs, useLoaded } from "../core/run";
 import * as state from "../core/state";
 import { transport } from "../core/transport";
 import type { ModelCard } from "../core/types";
+import { highest, softmax, wordsOf } from "../core/whatif";
 import { Chart, type Line } from "../kernel/chart";
+import { Matrix } from "../kernel/matrix";
 import { Num } from "../kernel/Num";
 import { sequential } from "../kernel/palette";
 import "./train.css";
@@ -22,6 +24,10 @@ interface Training {
   live: boolean;
   done: boolean;
   objective: string | null;
+  chance: number | null; // the loss of a guess at random
+  stopping: boolean;
+  samples: number; // bytes of the files: they grow when there is more
+  routing: number;
   checkpoints: { step: number; model: string }[];
 }
 
@@ -40,7 +46,8 @@ interface Series {
 const MANY = 6000; // buckets on the page beyond which the whole is asked for again, coarser
 const chosen = state.param("rn", "", (one) => one);
 const smoothing = state.param("sm", 0.9, Number);
-const SKIPPED = new Set(["loss", "valid", "epoch", "tokens", "seconds"]);
+const SKIPPED = new Set(["loss", "valid", "valid_loss", "epoch", "tokens", "seconds"]);
+const TITLES: Record<string, string> = { norm: "gradient norm", grad_norm: "gradient norm", rate: "learning rate", lr: "learning rate" };
 
 /** What there was, and what came since, in one. */
 export function joined(before: Series | null, more: Series): Series {
@@ -60,13 +67,15 @@ function useSeries(name: string): { series: Series | null; error: string } {
   const [now, set] = useState<{ series: Series | null; error: string; name: string }>({ series: null, error: "", name: "" });
   useEffect(() => {
     if (!name) return;
-    let held: Series | null = null, asking: AbortController | null = null, gone = false;
+    let held: Series | null = null, asking: AbortController | null = null, gone = false, following = false;
     const show = (series: Series) => {
       held = series;
       if (!gone) set({ series, error: "", name });
     };
     const whole = async () => show(await transport.json<Series>(`api/train/${encodeURIComponent(name)}/series?since=0&most=2000`));
     async function follow() {
+      if (following) return;
+      following = true;
       while (!gone && !document.hidden) {
         asking = new AbortController();
         try {
@@ -78,11 +87,11 @@ function useSeries(name: string): { series: Series | null; error: string } {
             else show(joined(held, more));
           }, asking.signal);
         } catch (error) {
-          if ((error as Error).name === "AbortError") return;
-          if (!gone) set({ series: held, error: (error as Error).message, name });
+          if (!gone && (error as Error).name !== "AbortError") set({ series: held, error: (error as Error).message, name });
         }
-        await new Promise((done) => setTimeout(done, 2000));
+        if (!document.hidden) await new Promise((done) => setTimeout(done, 1000));
       }
+      following = false;
     }
     const seen = () => (document.hidden ? asking?.abort() : void follow());
     document.addEventListener("visibilitychange", seen);
@@ -100,18 +109,28 @@ function Train() {
   const [list, setList] = useState<Training[] | null>(null), [error, setError] = useState("");
   useEffect(() => {
     let gone = false;
-    const look = () => transport.json<Training[]>("api/train").then((one) => !gone && (setList(one), setError("")), (problem) => !gone && setError((problem as Error).message));
+    let timer = 0;
+    const look = async () => {
+      let soon = true; // nothing is here yet, or something moves
+      try {
+        const told = document.hidden ? null : await transport.json<Training[]>("api/train");
+        if (told && !gone) (setList(told), setError(""));
+        soon = !told?.length || told.some((one) => one.live);
+      } catch (problem) {
+        if (!gone) setError((problem as Error).message);
+      }
+      if (!gone) timer = window.setTimeout(look, soon ? 1000 : 4000);
+    };
     void look();
-    const timer = setInterval(() => !document.hidden && void look(), 4000);
     return () => {
       gone = true;
-      clearInterval(timer);
+      clearTimeout(timer);
     };
   }, []);
   const one = list?.find((training) => training.name === chosen.value) ?? list?.[0];
   const { series, error: lost } = useSeries(one?.name ?? "");
   const cursor = useSignal<number | null>(null);
-  if (error) return <p class="failure" role="alert">{error}</p>;
+  if (error && !list) return <p class="failure" role="alert">{error}</p>;
   if (!list) return <p class="note">…</p>;
   if (!one) return <p class="note">No training is here. Start the page with <code>glassformer page --run DIR</code>, where DIR is what <code>glassformer train --out DIR</code> writes, or a folder of such; it may come later.</p>;
   return (
@@ -123,16 +142,26 @@ function Train() {
         <span>step <Num addr={`train.${one.name}.step`} v={series?.last.at(-1) ?? one.step} />{one.steps !== null && <> of <Num addr={`train.${one.name}.steps`} v={one.steps} /></>}</span>
         <Speed series={series} one={one} />
         {one.objective && <span class="soft">{one.objective}</span>}
+        {one.live && <Stop one={one} />}
         <label>smooth <input type="range" min="0" max="0.99" step="0.01" value={smoothing.value} onInput={(event) => (smoothing.value = Number(event.currentTarget.value))} /> {smoothing.value}</label>
       </div>
-      {lost && <p class="failure" role="alert">{lost} The curves stay as they were; the page asks again.</p>}
+      {(lost || error) && <p class="failure" role="alert">{lost || error} The curves stay as they were; the page asks again.</p>}
       {series && <Curves one={one} series={series} cursor={cursor} />}
       <div class="halves">
         <Probe one={one} />
         <Samples one={one} />
       </div>
+      {one.routing > 0 && <Routing one={one} />}
     </div>
   );
+}
+
+/** Asks the training by a file in its folder; it saves after its step and ends, wherever it runs. */
+function Stop({ one }: { one: Training }) {
+  const [said, say] = useState("");
+  const ask = () => transport.post(`api/train/${encodeURIComponent(one.name)}/stop`, {}).then(() => say(""), (problem) => say((problem as Error).message));
+  if (one.stopping) return <span class="soft">saves and stops after this step …</span>;
+  return <><button title="it saves after its step and ends; --resume goes on from there" onClick={() => void ask()}>Stop &amp; save</button>{said && <span class="failure">{said}</span>}</>;
 }
 
 function Speed({ series, one }: { series: Series | null; one: Training }) {
@@ -151,8 +180,8 @@ function lineOf(series: Series, name: string, dots = false): Line {
 }
 
 function Curves({ one, series, cursor }: { one: Training; series: Series; cursor: Signal<number | null> }) {
-  const names = Object.keys(series.columns);
-  const loss = useMemo(() => [...(series.columns.loss ? [lineOf(series, "loss")] : []), ...(series.columns.valid ? [lineOf(series, "valid", true)] : [])], [series]);
+  const names = Object.keys(series.columns), validation = series.columns.valid_loss ? "valid_loss" : "valid";
+  const loss = useMemo(() => [...(series.columns.loss ? [lineOf(series, "loss")] : []), ...(series.columns[validation] ? [lineOf(series, validation, true)] : [])], [series]);
   const others = useMemo(() => names.filter((name) => !SKIPPED.has(name)).slice(0, 9).map((name) => [name, [lineOf(series, name)]] as const), [series]);
   function open(step: number) {
     const best = one.checkpoints.reduce<Training["checkpoints"][number] | null>((near, other) => (!near || Math.abs(other.step - step) < Math.abs(near.step - step) ? other : near), null);
@@ -161,15 +190,15 @@ function Curves({ one, series, cursor }: { one: Training; series: Series; cursor
   }
   return (
     <section class="card" aria-label="curves">
-      <Chart title="loss" address={`train.${one.name}`} lines={loss} cursor={cursor} until={one.steps ?? undefined} keep={smoothing.value} onPick={one.checkpoints.length ? open : undefined} />
+      <Chart title="loss" address={`train.${one.name}`} lines={loss} cursor={cursor} until={one.steps ?? undefined} keep={smoothing.value} level={one.chance === null ? undefined : [one.chance, `ln V = ${number(one.chance, 4)}: a guess at random`]} onPick={one.checkpoints.length ? open : undefined} />
       <p class="soft">
         last loss <Num addr={`train.${one.name}.loss[${series.last.at(-1)}]`} v={series.columns.loss?.mean.at(-1) ?? null} />
-        {loss[1]?.mean.length ? <> · last validation <Num addr={`train.${one.name}.valid[${loss[1].steps.at(-1)}]`} v={loss[1].mean.at(-1) ?? null} /></> : null}
+        {loss[1]?.mean.length ? <> · last validation <Num addr={`train.${one.name}.${validation}[${loss[1].steps.at(-1)}]`} v={loss[1].mean.at(-1) ?? null} /></> : null}
         {series.bucket > 1 && ` · each point is the least, greatest and mean of ${series.bucket} steps`}
         {one.checkpoints.length > 0 && " · a click opens the nearest checkpoint in Inside"}
       </p>
       <div class="small">
-        {others.map(([name, lines]) => <Chart key={name} title={name === "norm" ? "gradient norm" : name === "rate" ? "learning rate" : name} address={`train.${one.name}`} lines={lines} cursor={cursor} until={one.steps ?? undefined} height={120} />)}
+        {others.map(([name, lines]) => <Chart key={name} title={TITLES[name] ?? name} address={`train.${one.name}`} lines={lines} cursor={cursor} until={one.steps ?? undefined} height={120} />)}
       </div>
     </section>
   );
@@ -216,7 +245,11 @@ function Probe({ one }: { one: Training }) {
       {told && step && (
         <>
           <label class="row">step <input type="range" min="0" max={told.steps.length - 1} value={at < 0 ? told.steps.length - 1 : at} onInput={(event) => setAt(Number(event.currentTarget.value))} style={{ flex: 1 }} /> <Num addr={`train.${one.name}.probe.step`} v={step.step} /></label>
+          <div class="film" tabIndex={0} role="group" aria-label="every head at each checkpoint">
+            {told.steps.map((each, nth) => <button key={each.run} aria-pressed={each === step} title={`step ${each.step}`} onClick={() => setAt(nth)}><Heads run={each.run} /><small>{each.step}</small></button>)}
+          </div>
           <Heads run={step.run} />
+          <Course told={told} one={one} />
           <Answers run={step.run} text={told.text} />
           <button class="quiet" onClick={() => ((state.prompt.value = told.text), void openModel(step.model))}>open {step.model} in Inside</button>
         </>
@@ -263,8 +296,60 @@ function Answers({ run, text }: { run: string; text: string }) {
   );
 }
 
+const FOLLOWED = 3; // of the last checkpoint's likeliest words
+
+/** How likely the last checkpoint's words were at each before it. */
+function Course({ told, one }: { told: Probed; one: Training }) {
+  const loaded = useLoaded(async () => {
+    const rows = await Promise.all(told.steps.map(async (each) => softmax(await logits(each.run, -1))));
+    const ids = highest(rows[rows.length - 1], FOLLOWED), words = await wordsOf(ids, told.steps[told.steps.length - 1].model);
+    return { told, lines: ids.map((id, at) => ({ id, word: words[at], p: rows.map((row) => row[id]) })) };
+  }, [told]);
+  if (loaded.data?.told !== told) return null;
+  return (
+    <div class="scroll" tabIndex={0} role="region" aria-label="probability of the next word at each checkpoint">
+      <table>
+        <thead><tr><th class="left">p of</th>{told.steps.map((each) => <th key={each.run}>{each.step}</th>)}</tr></thead>
+        <tbody>{loaded.data.lines.map((line) => <tr key={line.id}><th scope="row" class="left mono">{line.word}</th>{line.p.map((p, at) => <td key={at}><Num addr={`train.${one.name}.probe[${told.steps[at].step}].softmax(logits[-1])[${line.id}]`} v={p} as="percent" /></td>)}</tr>)}</tbody>
+      </table>
+    </div>
+  );
+}
+
+interface Routes {
+  address: string;
+  steps: number[];
+  share: number[][];
+  tokens: [string, number, number][][];
+}
+
+/** Which share of all choices each expert got at each validation, and the tokens that come to it most. */
+function Routing({ one }: { one: Training }) {
+  const loaded = useLoaded(() => transport.json<Routes[]>(`api/train/${encodeURIComponent(one.name)}/routing`), [one.name, one.routing]);
+  const [at, setAt] = useState(0);
+  const all = loaded.data ?? [], mine = all[Math.min(at, all.length - 1)];
+  const data = useMemo(() => (mine ? Float32Array.from(mine.tokens.flatMap((_, expert) => mine.share.map((row) => row[expert] ?? 0))) : new Float32Array()), [mine]);
+  if (!mine) return loaded.error ? <p class="failure" role="alert">{loaded.error}</p> : null;
+  const address = `train.${one.name}.routing.${mine.address}`, last = mine.share[mine.share.length - 1];
+  return (
+    <section class="card" aria-label="expert load">
+      <div class="row">
+        <h2>Expert load at each validation</h2>
+        <select aria-label="mixture" value={at} onChange={(event) => setAt(Number(event.currentTarget.value))}>{all.map((other, nth) => <option key={nth} value={nth}>{other.address}</option>)}</select>
+        <span class="soft">an even share is <span class="num" data-v={1 / last.length}>{percent(1 / last.length)}</span></span>
+      </div>
+      <Matrix data={data} rows={last.length} cols={mine.steps.length} scale="sequential" height={160} label={`share of each expert: ${mine.address}`} title={address} rowName="expert" colName="step"
+        rowLabels={last.map((_, expert) => `e${expert}`)} colLabels={mine.steps.map(String)} addr={(row, col) => `${address}[${row},${mine.steps[col]}]`} say={(row, col, v) => `expert ${row} at step ${mine.steps[col]}: ${percent(v)}`} />
+      <table>
+        <thead><tr><th class="left">expert</th><th>share</th><th class="left">tokens that come to it most beyond that</th></tr></thead>
+        <tbody>{last.slice(0, 64).map((share, expert) => <tr key={expert}><th scope="row" class="left">e{expert}</th><td><Num addr={`${address}[${expert},${mine.steps[mine.steps.length - 1]}]`} v={share} as="percent" /></td><td class="left mono">{mine.tokens[expert].map(([word, times], nth) => <span key={nth} class="look" title={`${times} times`}>{visible(word).replace(/▁|Ġ/g, "·").replace(/Ċ/g, "↵")}</span>)}</td></tr>)}</tbody>
+      </table>
+    </section>
+  );
+}
+
 function Samples({ one }: { one: Training }) {
-  const loaded = useLoaded(() => transport.json<{ step: number; text: string }[]>(`api/train/${encodeURIComponent(one.name)}/samples`), [one.name, one.step]);
+  const loaded = useLoaded(() => transport.json<{ step: number; text: string }[]>(`api/train/${encodeURIComponent(one.name)}/samples`), [one.name, one.samples]);
   const list = loaded.data ?? [];
   if (!list.length) return null;
   return (

@@ -1,0 +1,106 @@
+"""The compiled library: found, loaded, and the build of it chosen that this processor can run."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import torch
+
+VERSION = 1  # of the functions' arguments; an older library is not used
+NAME = "libkernels.dylib" if sys.platform == "darwin" else "libkernels.so"
+BUILDS = {
+    "avx512-vnni-bf16": ("avx512_f", "avx512_bw", "avx512_vl", "avx512_dq", "avx512_vnni", "avx512_bf16"),
+    "avx512-vnni": ("avx512_f", "avx512_bw", "avx512_vl", "avx512_dq", "avx512_vnni"),
+    "avx2": ("avx2", "fma3", "f16c"),
+}
+"""The builds, best first, and what each asks of the processor."""
+
+_chosen: list[str] = []  # by ``use``; empty: the best
+
+
+def path() -> str:
+    """Which build computes: "avx512-vnni-bf16", "avx512-vnni", "avx2", or "torch" where none can."""
+    return _chosen[-1] if _chosen else (builds() or ["torch"])[0]
+
+
+def reason() -> str:
+    """Why ``path`` is what it is, in a sentence."""
+    if _chosen:
+        return f"{_chosen[-1]} was asked for."
+    if builds():
+        return f"{NAME} is there, and {builds()[0]} is the best of its builds that this processor can run."
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return f"The kernels are written for x86-64; this is {platform.machine()}."
+    if library() is None:
+        return f"{NAME} is not there, or of another version: it was not compiled when Glassformer was installed."
+    return f"This processor lacks {', '.join(flag for flag in BUILDS['avx2'] if not features().get(flag))}."
+
+
+@contextmanager
+def use(build: str) -> Iterator[None]:
+    """Inside, another build computes what is packed inside: one of ``builds()`` or "torch"."""
+    if build not in (*builds(), "torch"):
+        raise ValueError(f'no build "{build}"; there are {", ".join((*builds(), "torch"))}')
+    _chosen.append(build)
+    try:
+        yield
+    finally:
+        _chosen.pop()
+
+
+@cache
+def builds() -> list[str]:
+    """The builds that this processor can run, best first; none without the library."""
+    if library() is None:
+        return []
+    return [build for build, flags in BUILDS.items() if all(features().get(flag) for flag in flags)]
+
+
+@cache
+def features() -> dict[str, bool]:
+    """What the processor can do, by torch's names: {"avx2": True, ...}."""
+    return {name: value for name, value in torch.cpu.get_capabilities().items() if isinstance(value, bool)}
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The compiled library beside this file, with torch's thread pool in its hands; None where there is none."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return None
+    try:
+        found = ctypes.CDLL(str(resources.files(__package__) / NAME))
+        if found.kernels_version() != VERSION:
+            return None
+        found.kernels_pool(pool())
+    except (OSError, AttributeError):
+        return None
+    return found
+
+
+@cache
+def pool() -> ctypes.c_void_p:
+    """The function that runs another on all threads of torch's own OpenMP pool; null where torch brings none.
+
+    A second pool would fight with torch's for the cores.
+    """
+    try:
+        return ctypes.cast(ctypes.CDLL(None).GOMP_parallel, ctypes.c_void_p)
+    except (AttributeError, OSError, TypeError):
+        return ctypes.c_void_p(None)
+
+
+@cache
+def function(name: str, build: str) -> Any:
+    """The C function ``name`` of a build; its arguments are addresses, whole numbers and floats."""
+    found = library()
+    assert found is not None
+    made = getattr(found, f"{name}_{build.replace('-', '_')}")
+    made.restype = None
+    return made

@@ -1,0 +1,93 @@
+"""A cache in pages of 32 keys and values, and attention that reads it where it lies.
+
+T tokens of S sequences, H heads, K heads of keys, D numbers a head, P pages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+PAGE = 32
+
+
+@dataclass(frozen=True)
+class Pages:
+    """``keys`` (P, K, D / step, 32, step) and ``values`` (P, K, 32, D); step is 1 for fp32 and 2 for bf16.
+
+    A register holds one number (bf16: two) of 16 keys, so that a query's product with 16 keys needs no sum across it.
+    Slot s is key s % 32 of page s // 32.
+    """
+
+    keys: Tensor
+    values: Tensor
+
+    @staticmethod
+    def empty(count: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> Pages:
+        """``count`` pages of zeros; ``head_dim`` is even."""
+        step = 2 if dtype == torch.bfloat16 else 1
+        if head_dim % 2:
+            raise ValueError(f"heads of {head_dim} numbers: pages take an even number")
+        keys = torch.zeros(count, kv_heads, head_dim // step, PAGE, step, dtype=dtype)
+        return Pages(keys, torch.zeros(count, kv_heads, PAGE, head_dim, dtype=dtype))
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of all pages."""
+        return self.keys.nbytes + self.values.nbytes
+
+    def write(self, k: Tensor, v: Tensor, slots: Tensor) -> None:
+        """Put k, v (T, K, D) into ``slots`` (T,) int64."""
+        page, at = slots // PAGE, slots % PAGE
+        step = self.keys.shape[-1]
+        self.keys[page, :, :, at] = k.to(self.keys.dtype).view(*k.shape[:-1], -1, step)
+        self.values[page, :, at] = v.to(self.values.dtype)
+
+    def read(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """The keys and values (T, K, D) that lie in ``slots`` (T,) int64."""
+        page, at = slots // PAGE, slots % PAGE
+        return self.keys[page, :, :, at].flatten(-2), self.values[page, :, at]
+
+    def copy(self, source: Tensor, target: Tensor) -> None:
+        """Whole pages ``source`` to pages ``target``, both (n,) int64: before one of several sharers writes."""
+        self.keys[target], self.values[target] = self.keys[source], self.values[source]
+
+
+def paged_attention(
+    q: Tensor,
+    pages: Pages,
+    tables: Tensor,
+    rows: Tensor,
+    lengths: Tensor,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Each token's softmax(q k^T) v over the keys of its sequence: q (T, H, D) -> (T, H, D); no gradients.
+
+    ``tables`` (S, n) int32 are the sequences' pages, in order; ``rows`` (T,) int32 says which sequence a token belongs
+    to, ``lengths`` (T,) int32 how many of its keys it sees: the first ones, itself included where it is causal; with
+    ``window`` the last so many of these. ``softcap`` bounds scores; ``bias`` (H, most) fp32 is added to the score of
+    the key that lies so many places before the last one seen. Every length is at least 1.
+    """
+    y = torch.empty_like(q)
+    heads, kv_heads = q.shape[1], pages.values.shape[1]
+    for row in set(rows.tolist()):
+        mine = (rows == row).nonzero().flatten()
+        length = lengths[mine].long()
+        places = torch.arange(int(length.max()))
+        slots = tables[row, places // PAGE].long() * PAGE + places % PAGE
+        k, v = (one.float().repeat_interleave(heads // kv_heads, 1) for one in pages.read(slots))
+        scores = torch.einsum("thd,khd->thk", q[mine].float(), k) * scale
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        back = length[:, None] - 1 - places  # (t, keys): how far before the last one seen
+        if bias is not None:
+            scores = scores + bias[:, back.clamp(0, bias.shape[1] - 1)].transpose(0, 1)
+        seen = (back >= 0) if window is None else (back >= 0) & (back < window)
+        pattern = scores.masked_fill(~seen[:, None], -torch.inf).softmax(-1)
+        y[mine] = torch.einsum("thk,khd->thd", pattern, v).to(q.dtype)
+    return y

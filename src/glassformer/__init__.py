@@ -23,6 +23,7 @@ from .errors import UserError
 if TYPE_CHECKING:
     from .checkpoints.store import load, save
     from .config.extend import use
+    from .engine import Engine
     from .generation import generate
     from .inspection import (
         TunedLens,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "Engine",
     "TunedLens",
     "UserError",
     "__version__",
@@ -64,6 +66,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "Engine": ".engine",
     "load": ".checkpoints.store",
     "save": ".checkpoints.store",
     "generate": ".generation",
@@ -85,6 +88,7 @@ _HOME = {
 _ROOMS = (
     "checkpoints",
     "data",
+    "engine",
     "evaluation",
     "generation",
     "inspection",

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Writer:
-    """One row's text as it grows; ``stopped`` turns true when a stop string has been completed.
+    """One row's text as it grows; ``stopped_by`` is the stop string that has been completed.
 
     What comes out never contains a stop string, nor the start of one that later tokens complete. The first
     stop string to be complete wins, so the text does not depend on where the tokens' borders lie.
@@ -19,9 +19,14 @@ class Writer:
     def __init__(self, stream: Stream, context: Iterable[int] = (), stops: Sequence[str] = ()) -> None:
         self.stream, self.stops = stream, stops
         self.held = ""
-        self.stopped = False
+        self.stopped_by: str | None = None
         for token in context:  # the text goes on from here: the space between two words belongs to what follows
             stream.push(token)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string has been completed."""
+        return self.stopped_by is not None
 
     def push(self, token: int) -> str:
         """The text that may be shown after this token, often one token's, sometimes none or more."""
@@ -37,10 +42,11 @@ class Writer:
 
     def _show(self, new: str) -> str:
         text = self.held + new
-        found = [(at + len(stop), at) for stop in self.stops if (at := text.find(stop)) >= 0]
+        found = [(at + len(stop), at, stop) for stop in self.stops if (at := text.find(stop)) >= 0]
         if found:
-            self.stopped, self.held = True, ""
-            return text[: min(found)[1]]
+            _, at, self.stopped_by = min(found)
+            self.held = ""
+            return text[:at]
         keep = max((_overlap(text, stop) for stop in self.stops), default=0)
         self.held = text[len(text) - keep :]
         return text[: len(text) - keep]

@@ -1,0 +1,32 @@
+"""An engine: many requests at once on one model, each answered with the very tokens that it would get alone."""
+
+from .engine import Engine, Stats
+from .request import (
+    Completion,
+    Encode,
+    EngineClosed,
+    Event,
+    Guide,
+    Handle,
+    QueueFull,
+    Request,
+    Result,
+    TokenLogprob,
+    Usage,
+)
+
+__all__ = [
+    "Completion",
+    "Encode",
+    "Engine",
+    "EngineClosed",
+    "Event",
+    "Guide",
+    "Handle",
+    "QueueFull",
+    "Request",
+    "Result",
+    "Stats",
+    "TokenLogprob",
+    "Usage",
+]

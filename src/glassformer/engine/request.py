@@ -1,0 +1,260 @@
+"""What is asked of an engine, and what it answers: requests, the events of their growth, and a handle on each.
+
+    engine.submit(Request(tokens, max_new=20)) -> Handle        for event in handle: print(event.text, end="")
+    engine.submit(Encode(tokens, output="vector")) -> Handle    handle.result().output
+
+V vocabulary.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+from torch import Tensor
+
+from ..errors import UserError, need
+from ..generation.loop import Likely
+from ..generation.sample import Sampling
+
+FinishReason: TypeAlias = Literal["stop", "length", "cancelled", "error"]
+Guide: TypeAlias = Callable[[Sequence[int]], Tensor | None]
+"""(the tokens generated so far) -> booleans (V,) or fewer, true for what may follow; None: anything may.
+
+Asked once for each token that is drawn, each time with one token more than before."""
+Encoded: TypeAlias = Literal["vector", "labels", "tags", "logits", "hidden"]
+
+
+class QueueFull(UserError):
+    """As many requests are waiting as the engine's ``max_queue`` allows; try again later."""
+
+
+class EngineClosed(UserError):
+    """The engine was closed; it takes no more requests."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A text to be continued.
+
+    ``tokens`` are what the decoder begins with; ``source`` is what an encoder-decoder's encoder reads. At most
+    ``max_new`` tokens follow (None: to the end of the context; 0: the prompt is only scored), ending at a string of
+    ``stop`` or a token of ``stop_tokens`` (None: the tokenizer's eos; () never). ``n`` continuations of one prompt are
+    read once; the same ``seed`` gives the same tokens as ``glassformer.generate``. ``logit_bias`` is added to logits by
+    token id; ``presence_penalty`` and ``frequency_penalty`` are taken off generated tokens' logits, once and per
+    occurrence. ``logprobs`` asks for so many of the likeliest tokens in each place, ``prompt_logprobs`` for the
+    prompt's tokens' own log-probabilities and so many of the likeliest in their places. ``guide`` makes a Guide for
+    each continuation. The engine is fair between ``client``s. ``want`` are wishes to look inside (paths of a tape).
+    Raises UserError for what means nothing whatever the model.
+    """
+
+    tokens: Sequence[int]
+    source: Sequence[int] | None = None
+    sampling: Sampling = Sampling()
+    max_new: int | None = 256
+    seed: int | None = None
+    n: int = 1
+    stop: Sequence[str] = ()
+    stop_tokens: Sequence[int] | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    guide: Callable[[], Guide] | None = None
+    client: str = ""
+    want: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        need(self.max_new is None or self.max_new >= 0, f"max_new is {self.max_new}; give 0 or more.")
+        need(self.n >= 1, f"n is {self.n}; give 1 or more.")
+        need("" not in self.stop, "A stop string is empty; give at least one character.")
+        for name in ("logprobs", "prompt_logprobs"):
+            count = getattr(self, name)
+            need(count is None or count >= 0, f"{name} is {count}; give 0 or more, or leave it out.")
+
+
+@dataclass(frozen=True)
+class Encode:
+    """A whole text to be read once; ``output`` says what of it is answered.
+
+    vector  as the model's own Pool makes it, or the mean of its last hidden states (C,)
+    labels  the logits of a Pool with labels (L,)
+    tags    the logits of a TokenHead (T, L)
+    logits  the head's (P, V), at ``positions`` alone where they are given
+    hidden  the last hidden states (T, C), at ``positions`` alone where they are given
+    """
+
+    tokens: Sequence[int]
+    segments: Sequence[int] | None = None  # of a pair of texts, one for each token (BERT)
+    output: Encoded = "vector"
+    positions: Sequence[int] | None = None
+    client: str = ""
+
+    def __post_init__(self) -> None:
+        need(
+            self.output in get_args(Encoded), f'output is "{self.output}"; give one of {", ".join(get_args(Encoded))}.'
+        )
+        need(self.segments is None or len(self.segments) == len(self.tokens), "Give a segment for each token, or none.")
+        wrong = next((place for place in self.positions or () if not 0 <= place < len(self.tokens)), None)
+        need(wrong is None, f"Position {wrong} is not in a text of {len(self.tokens)} tokens; give 0 or more.")
+
+
+class Usage(NamedTuple):
+    """Tokens read and written; ``cached`` of the prompt were read before and not again."""
+
+    prompt: int
+    cached: int
+    generated: int
+
+
+class TokenLogprob(NamedTuple):
+    """A token of the prompt, the natural logarithm of its probability (None: the first), and the likeliest there."""
+
+    token: int
+    logprob: float | None
+    top: Likely = ()
+
+
+@dataclass(frozen=True)
+class Event:
+    """One more token of one continuation, or its end.
+
+    ``index`` counts the continuations of the request, 0 to n - 1. ``text`` is what may be shown now: empty while a
+    character is incomplete or a stop string may have begun. ``logprob`` is of the model's own distribution, before
+    penalties, temperature and cuts; ``top`` are the likeliest in the token's place. ``finish_reason`` is set on a
+    continuation's last event, with the ``stopped_by`` string or token; ``token`` is None where it ended without one.
+    ``usage`` is set on the last event of the request, and nothing comes after it. ``error`` says why it failed.
+    """
+
+    index: int
+    token: int | None = None
+    text: str = ""
+    logprob: float | None = None
+    top: Likely = ()
+    finish_reason: FinishReason | None = None
+    stopped_by: str | int | None = None
+    usage: Usage | None = None
+    error: Exception | None = None
+
+
+@dataclass
+class Completion:
+    """One whole continuation; ``tokens`` hold the eos or the stop string's that ended it, ``text`` leaves those out."""
+
+    index: int
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    logprobs: list[float] = field(default_factory=list)
+    top: list[Likely] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stopped_by: str | int | None = None
+
+
+@dataclass
+class Result:
+    """All that a request was answered; ``output`` is an Encode's."""
+
+    completions: list[Completion]
+    usage: Usage
+    prompt_logprobs: list[TokenLogprob] | None = None
+    output: Tensor | None = None
+
+    @property
+    def text(self) -> str:
+        """The first continuation's text."""
+        return self.completions[0].text
+
+
+class Handle:
+    """A request under way: iterate over its events from one thread (``for``) or one task (``async for``).
+
+    ``prompt_logprobs`` and ``output`` are there when the first event is; ``seed`` repeats the request.
+    """
+
+    def __init__(self, request: Request | Encode, cancel: Callable[[Handle], None], seed: int = 0) -> None:
+        self.request, self.seed = request, seed
+        self.prompt_logprobs: list[TokenLogprob] | None = None
+        self.output: Tensor | None = None
+        self.records: dict[str, Any] = {}  # what ``want`` asked for, by path
+        self._cancel = cancel
+        self._events: deque[Event] = deque()
+        self._there = threading.Condition()
+        self._wake: Callable[[], None] | None = None  # an event loop that waits
+        self._ended = False  # the last event was read
+
+    def cancel(self) -> None:
+        """End it at the engine's next step; its continuations finish as "cancelled". Harmless when it has ended."""
+        self._cancel(self)
+
+    def put(self, event: Event) -> None:
+        """One more event, from the engine's thread."""
+        with self._there:
+            self._events.append(event)
+            self._there.notify_all()
+            wake, self._wake = self._wake, None
+        if wake is not None:
+            wake()
+
+    def _take(self, wake: Callable[[], None] | None = None) -> Event | None:
+        """The next event; None where there is none yet, and ``wake`` is called once there is."""
+        if not self._events:
+            self._wake = wake
+            return None
+        event = self._events.popleft()
+        self._ended = event.usage is not None
+        return event
+
+    def __iter__(self) -> Iterator[Event]:
+        while not self._ended:
+            with self._there:
+                self._there.wait_for(lambda: self._events)
+                event = self._take()
+            if event is not None:
+                yield event
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        loop = asyncio.get_running_loop()
+        while not self._ended:
+            there = asyncio.Event()
+
+            def wake(there: asyncio.Event = there) -> None:
+                if not loop.is_closed():
+                    loop.call_soon_threadsafe(there.set)
+
+            with self._there:
+                event = self._take(wake)
+            if event is None:
+                await there.wait()
+            else:
+                yield event
+
+    def result(self) -> Result:
+        """Wait for the end and give all at once; raises what made the request fail."""
+        return self._result(list(self))
+
+    async def wait(self) -> Result:
+        """``result`` for a task."""
+        return self._result([event async for event in self])
+
+    def _result(self, events: Sequence[Event]) -> Result:
+        several = getattr(self.request, "n", 1)
+        completions = [Completion(index) for index in range(several)]
+        usage = Usage(len(self.request.tokens), 0, 0)
+        for event in events:
+            if event.error is not None:
+                raise event.error
+            one = completions[event.index]
+            one.text += event.text
+            if event.token is not None and event.logprob is not None:
+                one.tokens.append(event.token)
+                one.logprobs.append(event.logprob)
+                one.top.append(event.top)
+            if event.finish_reason is not None:
+                one.finish_reason, one.stopped_by = event.finish_reason, event.stopped_by
+            usage = event.usage or usage
+        return Result(completions, usage, self.prompt_logprobs, self.output)

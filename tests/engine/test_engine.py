@@ -1,0 +1,170 @@
+"""An engine answers each request as if it were alone."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+import torch
+
+import glassformer
+import tiny
+from glassformer.engine import Encode, Engine, EngineClosed, QueueFull, Request
+from glassformer.errors import UserError
+from glassformer.generation.sample import Sampling
+
+PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7, 9, 3], [2]]
+GREEDY, WARM = Sampling(0), Sampling(0.9, top_k=20, repetition_penalty=1.2)
+
+
+def told(name: str, how: Sampling, prompt: list[int], new: int = 12) -> list[int]:
+    """What ``generate`` says after a prompt."""
+    model = tiny.model(tiny.ALL[name])
+    start = {"start": 1} if tiny.OTHERS.get(name) else {}
+    return glassformer.generate(model, None, prompt, max_new=new, seed=7, **vars(how), **start).run().tokens[0]
+
+
+def asked(name: str, prompt: list[int], **how: object) -> Request:
+    """The same as a request."""
+    if name in tiny.OTHERS:
+        return Request([1], prompt, **how)  # type: ignore[arg-type]
+    return Request(prompt, **how)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("how", [GREEDY, WARM], ids=["greedy", "warm"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "glass", "gru", "vaswani", "t5", "bahdanau"])
+def test_an_engine_says_what_generate_says(name: str, how: Sampling) -> None:
+    with Engine(tiny.model(tiny.ALL[name])) as engine:
+        handles = [engine.submit(asked(name, prompt, sampling=how, max_new=12, seed=7)) for prompt in PROMPTS]
+        for prompt, handle in zip(PROMPTS, handles, strict=True):
+            result = handle.result()
+            assert result.completions[0].tokens == told(name, how, prompt)
+            assert result.completions[0].finish_reason == "length"
+            assert result.usage.generated == 12
+
+
+def test_several_continuations_are_those_of_generate() -> None:
+    model = tiny.model(tiny.DECODERS["llama"])
+    same = glassformer.generate(model, None, PROMPTS[0], samples=3, seed=5, max_new=9).run()
+    with Engine(model) as engine:
+        result = engine.submit(Request(PROMPTS[0], n=3, seed=5, max_new=9)).result()
+    assert [one.tokens for one in result.completions] == same.tokens
+    for ours, theirs in zip(result.completions, same.logprobs, strict=True):
+        assert torch.allclose(torch.tensor(ours.logprobs), torch.tensor(theirs), atol=1e-5)
+
+
+def test_a_prompt_is_scored() -> None:
+    model, ids = tiny.model(tiny.DECODERS["gpt2"]), PROMPTS[2]
+    logprobs = model(torch.tensor([ids])).logits[0].float().log_softmax(-1)
+    with Engine(model) as engine:
+        found = engine.score(ids, top=2)
+    assert found[0].logprob is None and [one.token for one in found] == ids
+    for place, one in enumerate(found[1:]):
+        assert one.logprob == pytest.approx(logprobs[place, ids[place + 1]].item(), abs=1e-5)
+        assert [token for token, _ in one.top] == logprobs[place].topk(2).indices.tolist()
+
+
+def test_bias_and_guide_and_stop_tokens_are_kept_to() -> None:
+    allowed = torch.zeros(tiny.VOCAB, dtype=torch.bool)
+    allowed[[4, 6]] = True
+    seen: list[int] = []
+
+    def guide() -> object:
+        return lambda tokens: (seen.append(len(tokens)), allowed)[1]
+
+    with Engine(tiny.model(tiny.DECODERS["llama"])) as engine:
+        guided = engine.submit(Request([1, 2], max_new=8, seed=1, guide=guide)).result()  # type: ignore[arg-type]
+        assert {*guided.completions[0].tokens} <= {4, 6} and seen == [*range(8)]
+        biased = engine.submit(Request([1, 2], max_new=4, sampling=GREEDY, logit_bias={9: 100.0})).result()
+        assert biased.completions[0].tokens == [9] * 4
+        stopped = engine.submit(Request([1, 2], max_new=4, logit_bias={9: 100.0}, stop_tokens=[9])).result()
+        assert stopped.completions[0].stopped_by == 9 and stopped.completions[0].finish_reason == "stop"
+
+
+def test_often_said_is_said_less() -> None:
+    with Engine(tiny.model(tiny.DECODERS["llama"])) as engine:
+        bias = {3: 50.0, 4: 49.5, 5: 49.0}
+        once = engine.submit(Request([1], sampling=GREEDY, max_new=3, logit_bias=bias, presence_penalty=60.0)).result()
+        assert sorted(once.completions[0].tokens) == [3, 4, 5]
+
+
+def test_a_cancelled_request_ends_and_says_so() -> None:
+    with Engine(tiny.model(tiny.DECODERS["gpt2"])) as engine:
+        handle = engine.submit(Request([1], max_new=60, n=2))
+        events = []
+        for event in handle:
+            events.append(event)
+            handle.cancel()
+        assert [event.finish_reason for event in events if event.finish_reason] == ["cancelled"] * 2
+        assert events[-1].usage is not None and engine.stats().cancelled == 1
+        assert engine.submit(Request([1], max_new=3)).result().usage.generated == 3
+
+
+def test_events_come_to_a_task_too() -> None:
+    with Engine(tiny.model(tiny.DECODERS["gpt2"])) as engine:
+
+        async def read() -> list[int | None]:
+            return [event.token async for event in engine.submit(Request([1, 2], sampling=GREEDY, max_new=6))]
+
+        async def several() -> list[list[int | None]]:
+            return await asyncio.gather(*[read() for _ in range(5)])
+
+        found = asyncio.run(several())
+        assert len(found[0]) == 6 and found == [found[0]] * 5
+
+
+def test_a_full_queue_refuses_and_a_closed_engine_too() -> None:
+    engine, hold = Engine(tiny.model(tiny.DECODERS["gpt2"]), max_queue=2, max_sequences=1), threading.Event()
+
+    def guide() -> object:
+        return lambda tokens: hold.wait(20) and None
+
+    first = engine.submit(Request([1], max_new=1, guide=guide))  # type: ignore[arg-type]
+    while engine.stats().running == 0:
+        pass
+    waiting = [engine.submit(Request([1], max_new=1)) for _ in range(2)]
+    with pytest.raises(QueueFull):
+        engine.submit(Request([1], max_new=1))
+    hold.set()
+    assert [one.result().usage.generated for one in (first, *waiting)] == [1, 1, 1]
+    engine.close()
+    with pytest.raises(EngineClosed):
+        engine.submit(Request([1]))
+
+
+def test_what_makes_no_sense_is_refused_in_a_sentence() -> None:
+    with Engine(tiny.model(tiny.DECODERS["gpt2"])) as engine:
+        for wrong in (Request([]), Request([1] * 65), Request([99]), Request([1], [2]), Request([1], stop=["x"])):
+            with pytest.raises(UserError):
+                engine.submit(wrong)
+        with pytest.raises(UserError):
+            engine.submit(Encode([1], output="labels"))
+    with pytest.raises(UserError):
+        Request([1], n=0)
+
+
+def test_a_request_that_fails_says_why_and_the_next_is_answered() -> None:
+    def guide() -> object:
+        raise RuntimeError("no grammar")
+
+    with Engine(tiny.model(tiny.DECODERS["gpt2"])) as engine:
+        handle = engine.submit(Request([1], guide=guide))  # type: ignore[arg-type]
+        with pytest.raises(RuntimeError, match="no grammar"):
+            handle.result()
+        assert engine.submit(Request([1], max_new=2)).result().usage.generated == 2
+        assert engine.stats().failed == 1
+
+
+def test_encoders_give_vectors_labels_and_logits() -> None:
+    model, ids, segments = tiny.model(tiny.OTHERS["bert"]), PROMPTS[2], [0] * 5 + [1] * 3
+    out = model(torch.tensor([ids]), segments=torch.tensor([segments]))
+    with Engine(model) as engine:
+        labels = engine.encode(Encode(ids, segments, output="labels"))
+        assert torch.allclose(labels, out.pooled[0], atol=1e-5)
+        logits = engine.encode(Encode(ids, segments, output="logits", positions=[2, 5]))
+        assert torch.allclose(logits, out.logits[0, [2, 5]], atol=1e-4)
+        vector = engine.encode(Encode(ids, segments))
+        assert torch.allclose(vector, out.hidden[0].mean(0), atol=1e-5)
+        with pytest.raises(UserError):
+            engine.submit(Request(ids))

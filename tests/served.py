@@ -14,12 +14,12 @@ from starlette.testclient import TestClient
 
 import tiny
 from glassformer import config as c
+from glassformer.asgi.security import LOOPBACK
 from glassformer.checkpoints import store
 from glassformer.nn import build_model
 from glassformer.page.app import Page, application
 from glassformer.page.events import Trainings
 from glassformer.page.models import Models
-from glassformer.page.security import LOOPBACK
 from glassformer.tokenizer import Tokenizer, trainers
 
 TEXT = "the cat sat on the mat and the dog sat on the log; a cat, a dog, a mat and a log. 0123456789 🎵鸟 "

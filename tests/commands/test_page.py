@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from glassformer import UserError
+from glassformer.asgi import listening
 from glassformer.cli import main
 from glassformer.commands import page
 
@@ -76,7 +77,7 @@ def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().err.strip()
     assert said.startswith(f"glassformer: Port {port} is in use; port ") and said.count("\n") == 0
     free = int(said.rsplit(" ", 1)[1].rstrip("."))
-    page.bound("127.0.0.1", free).close()
+    listening.bound("127.0.0.1", free, page.PORT).close()
 
 
 def test_mistakes_of_the_command_are_sentences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,15 +43,15 @@ def run(given: argparse.Namespace) -> None:
         import uvicorn
     except ImportError:
         raise UserError(EXTRA) from None
-    from ..page import security
+    from ..asgi import listening, security
     from ..page.app import Page, application
     from ..page.events import Trainings
     from ..page.models import Models
 
     models = Models(given.models, given.dtype, given.device)
     page = Page(models, Trainings(given.watched, models))
-    listening = bound(given.host, given.port)
-    port = listening.getsockname()[1]
+    bound = listening.bound(given.host, given.port, PORT)
+    port = bound.getsockname()[1]
     token = None if security.is_loopback(given.host) else security.new_token()
     names = frozenset({*security.LOOPBACK, given.host.lower(), f"[{given.host.lower()}]"}) if token is None else None
     shown = {"0.0.0.0": socket.gethostname(), "::": socket.gethostname()}.get(given.host, given.host)
@@ -68,7 +68,7 @@ def run(given: argparse.Namespace) -> None:
         "lifespan": "off",
     }
     server = uvicorn.Server(uvicorn.Config(application(page, names, token), **how))
-    server.run(sockets=[listening])
+    server.run(sockets=[bound])
 
 
 def _ahead(models: Any) -> None:
@@ -77,40 +77,3 @@ def _ahead(models: Any) -> None:
 
     with contextlib.suppress(UserError):
         next(iter(models.entries.values())).open()
-
-
-def bound(host: str, port: int) -> socket.socket:
-    """A socket that listens; UserError for a port that another program has, with the next that is free."""
-    try:
-        return _listen(host, port)
-    except PermissionError:
-        raise UserError(f"Port {port} is for the system's own; take one above 1023, such as --port {PORT}.") from None
-    except OSError as error:
-        if isinstance(error, socket.gaierror) or not _in_use(error):
-            raise UserError(f"--host {host} is no address of this machine ({error.strerror}); leave it out.") from None
-    for other in range(port + 1, min(port + 200, 65_536)):
-        try:
-            _listen(host, other).close()
-        except OSError:
-            continue
-        raise UserError(f"Port {port} is in use; port {other} is free: --port {other}.")
-    raise UserError(f"Port {port} is in use, and so are those after it; --port 0 takes any free one.")
-
-
-def _in_use(error: OSError) -> bool:
-    import errno
-
-    return error.errno == errno.EADDRINUSE
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family, kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    made = socket.socket(family, kind)
-    try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(address)
-        made.listen(128)
-    except OSError:
-        made.close()
-        raise
-    return made

@@ -2,11 +2,12 @@
 
 app        routes
 replies    work in threads, how an answer or a mistake is sent
-security   who may ask: Host, Origin, a token where others can reach it; what the page may load
 models     the models that are offered, loaded when first asked for
 runs       traces that are kept, the latest
 wire       parts of a trace as safetensors, within a bound
 words      generation token by token, tokenizers, vocabularies
 events     training folders, read as they grow
 records    samples and expert loads that a training wrote
+
+Who may ask is in asgi/security.
 """

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ..asgi.security import Guard
 from ..errors import UserError, need
 from . import wire
 from .events import Trainings
@@ -37,7 +38,6 @@ from .replies import (
     work,
 )
 from .runs import Run, Runs
-from .security import Guard
 from .words import Tokenizers, generate
 
 IMMUTABLE = "private, max-age=31536000, immutable"

@@ -51,10 +51,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     import uvicorn
 
     import served
+    from glassformer.asgi.security import LOOPBACK
     from glassformer.checkpoints import store
     from glassformer.nn import build_model
     from glassformer.page.app import application
-    from glassformer.page.security import LOOPBACK
     from glassformer.tokenizer import trainers
 
     folder = tmp_path_factory.mktemp("families")

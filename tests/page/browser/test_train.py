@@ -29,8 +29,8 @@ def training(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     """A page over a training's folder of 3,000 steps, one of them a spike: its URL and its log."""
     import uvicorn
 
+    from glassformer.asgi.security import LOOPBACK
     from glassformer.page.app import application
-    from glassformer.page.security import LOOPBACK
 
     log = tmp_path / "log.jsonl"
     log.write_text("".join(map(line, range(1, 3001))))

@@ -12,8 +12,8 @@ pytest.importorskip("httpx", reason="tests of the page need httpx")
 from starlette.testclient import TestClient
 
 import served
+from glassformer.asgi.security import LOOPBACK, host_name, is_loopback
 from glassformer.page.app import Page, application
-from glassformer.page.security import LOOPBACK, host_name, is_loopback
 
 
 @pytest.fixture(scope="module")

@@ -57,6 +57,8 @@ class Guard:
     afterwards in a cookie).
     """
 
+    hint = "; open the link that `glassformer page` printed"  # what to do about a refusal
+
     def __init__(self, app: App, hosts: frozenset[str] | None, token: str | None = None) -> None:
         assert hosts is not None or token is not None
         self.app, self.hosts, self.token = app, hosts, token
@@ -84,9 +86,13 @@ class Guard:
         if refusal is None:
             await self.app(scope, receive, sending)
             return
+        await self.refused(status, refusal)(scope, receive, sending)
+
+    def refused(self, status: int, sentence: str) -> App:
+        """The answer to a request that is not let through."""
         from starlette.responses import JSONResponse
 
-        await JSONResponse({"error": refusal}, status)(scope, receive, sending)
+        return JSONResponse({"error": sentence}, status)
 
     def _knows(self, headers: Headers, query: dict[str, list[str]]) -> bool:
         assert self.token is not None
@@ -99,7 +105,7 @@ class Guard:
     def _refusal(self, method: str, headers: Headers, known: bool) -> tuple[int, str | None]:
         host = headers.get("host", "")
         if self.hosts is not None and host_name(host) not in self.hosts:
-            return 403, f'This server is not called "{host[:80]}"; open the link that `glassformer page` printed.'
+            return 403, f'This server is not called "{host[:80]}"{self.hint}.'
         if not known:
             return 403, "The link's token is missing; open the whole link that `glassformer page` printed."
         if headers.get("sec-fetch-site", "none") == "cross-site":

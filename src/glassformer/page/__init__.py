@@ -4,6 +4,7 @@ app        routes
 replies    work in threads, how an answer or a mistake is sent
 models     the models that are offered, loaded when first asked for
 runs       traces that are kept, the latest
+measures   a model's heads, one word in two contexts
 wire       parts of a trace as safetensors, within a bound
 words      generation token by token, tokenizers, vocabularies
 events     training folders, read as they grow

@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from ..asgi.security import Guard
 from ..errors import UserError, need
-from . import wire
+from . import measures, wire
 from .events import Trainings
 from .models import Check, Missing, Models
 from .replies import (
@@ -98,6 +98,16 @@ class Page:
         """POST api/runs"""
         asked = await body(request)
         return answer(await work(request, partial(self.runs.make, asked)))
+
+    async def heads(self, request: Request) -> Response:
+        """GET api/heads/{model}"""
+        name = request.path_params["name"]
+        return answer(await work(request, lambda check: measures.heads(self.models, name, check)))
+
+    async def contexts(self, request: Request) -> Response:
+        """POST api/contexts"""
+        asked = await body(request)
+        return answer(await work(request, lambda check: measures.contexts(self.models, asked, check)))
 
     async def again(self, request: Request) -> Response:
         """GET api/runs/{run}: what was answered when it was made."""
@@ -278,6 +288,8 @@ class Page:
             Route("/", self.index),
             Route("/api/models", self.cards),
             Route("/api/runs", self.make, methods=post),
+            Route("/api/heads/{name:path}", self.heads),
+            Route("/api/contexts", self.contexts, methods=post),
             Route(run, self.again),
             Route(f"{run}/t", self.values),
             Route(f"{run}/thumbs", self.thumbs),

@@ -43,6 +43,7 @@ class Loaded:
         self.model, self.tokenizer = model, checkpoint.tokenizer()
         self.source_tokenizer = checkpoint.source_tokenizer() or self.tokenizer
         self.lock = threading.Lock()
+        self.heads: dict[str, Any] | None = None  # scores of its attention heads, once they were measured
         self.dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
         self.digest = digest(model, self.tokenizer)
 

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from apart import FAMILIES, PROBE, Apart, close, typed
+from glassformer.checkpoints import store
+from glassformer.inspection.heads import head_scores
 
 TABS = {"t5": ("Encoder self", "Decoder self", "Cross")}
 LAST = '[aria-label="one head"] .looks [data-sum]'
@@ -87,3 +89,30 @@ def test_a_head_that_is_off_moves_the_answer_as_a_model_without_its_columns(name
         token = int(re.search(r"\[(\d+)\]$", address).group(1))  # type: ignore[union-attr]
         assert close(value, float((before, after)[at % 2][token])), (address, at)
     assert not torch.equal(before, after)
+
+
+def test_heads_are_sorted_and_shown_by_what_they_do_on_random_tokens(site: Any, tab: Any) -> None:
+    apart = typed(tab, site, "llama", "attention")
+    found = head_scores(apart.model, store.load(site.folders["llama"])[1])
+    tab.select_option("select.sorts", "m.duplicate")
+    grid = tab.locator('[aria-label="all heads"] [role=grid]')
+    tab.wait_for_function(
+        "() => document.querySelector('[aria-label=\"all heads\"] [role=grid]').ariaLabel.includes('first time')"
+    )
+    best = found.sorted("duplicate").heads[0]
+    grid.focus()
+    for key in ("ArrowUp", "ArrowUp", "ArrowLeft", "ArrowLeft", "ArrowLeft", "ArrowLeft"):
+        tab.keyboard.press(key)
+        tab.wait_for_timeout(60)
+    layer = re.search(r"blocks\.(\d+)", best.path).group(1)  # type: ignore[union-attr]
+    assert f"layer {layer}, head {best.head}," in grid.get_attribute("aria-label")
+    for one in tab.locator('[data-addr^="heads."]').all():
+        address = one.get_attribute("data-addr")
+        path, head, name = re.fullmatch(r"heads\.(.*)\[(\d+)\]\.(\w+)", address).groups()  # type: ignore[union-attr]
+        (mine,) = [head_ for head_ in found.heads if (head_.path, head_.head) == (path, int(head))]
+        assert float(one.get_attribute("data-v")) == mine.scores[name]
+    for label in ("previous", "first"):
+        tab.get_by_role("combobox", name="show").select_option(label)
+        marked = sum(label in head.labels for head in found.heads)
+        said = tab.locator('[aria-label="all heads"] p.soft').first
+        said.filter(has_text=f"{marked} of" if marked else "No head here").wait_for()

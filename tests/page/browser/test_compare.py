@@ -9,6 +9,11 @@ from urllib.parse import urlencode
 import torch
 
 from apart import SENTENCE, Apart, close
+from glassformer.checkpoints import store
+from glassformer.inspection.contexts import word_in_contexts
+from glassformer.inspection.looking import token_ids
+
+TEXTS = ["the cat sat on the mat", "a dog and a cat"]
 
 
 def test_two_models_on_one_text(site: Any, tab: Any) -> None:
@@ -32,3 +37,35 @@ def test_two_models_on_one_text(site: Any, tab: Any) -> None:
             assert any(close(value, -float(row[at, ids[at + 1]])) for row in (p, q)), at
         seen += 1
     assert seen == 3 * len(ids) - 2 and torch.isfinite(kl).all()
+
+
+def test_two_tokenizers_meet_where_both_cut(site: Any, tab: Any) -> None:
+    """A stretch's surprise is the sum over its tokens, from models loaded apart; the stretches are the whole text."""
+    tab.goto(f"{site.url}#compare?{urlencode({'m': 'gpt', 'cb': 'odd', 't': SENTENCE})}")
+    tab.wait_for_selector(".positions .num")
+    runs = [one.get_attribute("data-addr")[5:-1] for one in tab.locator('[data-addr^="bits("]').all()]
+    for name, run in zip(("gpt", "odd"), runs, strict=True):
+        model, tokenizer = store.load(site.folders[name])
+        ids = token_ids(model, tokenizer, SENTENCE)
+        with torch.no_grad():
+            row = model(ids).logits[0, :, : tokenizer.size].double().log_softmax(-1)
+        seen: list[int] = []
+        for one in tab.locator(f'.positions [data-addr^="surprise({run})"]').all():
+            places = [int(at) for at in one.get_attribute("data-addr").rpartition("[")[2].rstrip("]").split("+")]
+            mine = -sum(float(row[at - 1, ids[0, at]]) for at in places)
+            assert close(float(one.get_attribute("data-v")), mine), places
+            seen += places
+        assert seen == list(range(seen[0], ids.shape[1])) and seen[0] <= 3, "all but what has nothing before it"
+
+
+def test_one_word_in_two_texts(site: Any, tab: Any) -> None:
+    tab.goto(f"{site.url}#compare?{urlencode({'m': 'gpt', 't': SENTENCE})}")
+    for name, text in zip(("the word", "one text", "another text"), ("cat", *TEXTS), strict=True):
+        tab.get_by_label(name, exact=True).fill(text)
+    tab.get_by_role("button", name="compare", exact=True).click()
+    tab.wait_for_selector('[data-addr^="contexts(gpt)"]')
+    model, tokenizer = store.load(site.folders["gpt"])
+    found = word_in_contexts(model, tokenizer, "cat", *TEXTS)
+    for path, cosine in zip(found.depths, found.cosine, strict=True):
+        shown = tab.locator(f'[data-addr="contexts(gpt).{path}"]').get_attribute("data-v")
+        assert float(shown) == cosine

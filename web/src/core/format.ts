@@ -33,3 +33,8 @@ export function count(n: number): string {
 export function visible(text: string): string {
   return text.replace(/ /g, "·").replace(/\n/g, "↵").replace(/\t/g, "⇥").replace(/\r/g, "␍").replace(/[\u0000-\u001f\u007f]/g, (c) => String.fromCharCode(0x2400 + (c.charCodeAt(0) & 31)));
 }
+
+/** A token as its tokenizer writes it: the marks that stand for a space or a line's end are shown as those are. */
+export function readable(token: string): string {
+  return visible(token).replace(/[▁Ġ]/g, "·").replace(/Ċ/g, "↵");
+}

@@ -47,3 +47,27 @@ export function label(piece: Piece | undefined): string {
   if (!piece) return "";
   return piece.of > 1 ? `${piece.text}${"₁₂₃₄"[piece.part]}` : piece.text === "" ? "∅" : piece.text;
 }
+
+export interface Stretch {
+  start: number; // in characters of the text
+  end: number;
+  a: number[]; // places of its tokens
+  b: number[];
+}
+
+/** The text cut where both cut it: the shortest stretches that are whole tokens of `a` and of `b`. */
+export function aligned(a: readonly Token[], b: readonly Token[]): Stretch[] {
+  const inText = (one: Token) => (one.end ?? 0) > (one.start ?? 0);
+  const ends = (tokens: readonly Token[]) => new Set(tokens.filter(inText).map((one) => one.end!));
+  const other = ends(b), cuts = [...ends(a)].filter((end) => other.has(end)).sort((x, y) => x - y);
+  const made: Stretch[] = cuts.map((end, at) => ({ start: at ? cuts[at - 1] : 0, end, a: [], b: [] }));
+  for (const [side, tokens] of [["a", a], ["b", b]] as const) {
+    let at = 0;
+    tokens.forEach((one, place) => {
+      if (!inText(one)) return;
+      while (at < made.length && one.end! > made[at].end) at++;
+      made[at]?.[side].push(place);
+    });
+  }
+  return made;
+}

@@ -6,6 +6,7 @@ import { number } from "../core/format";
 import { label, type Piece } from "../core/pieces";
 import { along, ops, run, submit, thumbs, useLoaded, values } from "../core/run";
 import * as state from "../core/state";
+import { transport } from "../core/transport";
 import type { Op, Run } from "../core/types";
 import { type Answer, answerPlace, hasWords, moved, wordsOf } from "../core/whatif";
 import { Legend, Matrix } from "../kernel/matrix";
@@ -20,9 +21,11 @@ import type { Screen } from "./screen";
 const GROUPS = { encoder: "Encoder self", decoder: "Decoder self", cross: "Cross" } as const;
 type Group = keyof typeof GROUPS;
 type View = "matrix" | "text" | "lines";
-type Order = "layer" | "first" | "previous" | "entropy";
-type Scores = Map<string, Record<Exclude<Order, "layer">, number>>;
-const ORDERS: Record<Order, string> = { layer: "layer", first: "weight on the first token", previous: "weight on the token before", entropy: "entropy, least first" };
+type Scores = Map<string, Record<string, number | null>>; // by head, then by score
+const ORDERS: Record<string, string> = { layer: "layer", first: "weight on the first token", previous: "weight on the token before", entropy: "entropy, least first" };
+// Of the model, on random tokens that come twice (inspection/heads.py), so that words play no part.
+const MEASURED: Record<string, string> = { "m.induction": "induction: what came after this token the first time", "m.previous": "the token before", "m.next": "the token after", "m.duplicate": "this token the first time", "m.first": "the first token", "m.entropy": "entropy, least first", "m.norm": "size of what is moved" };
+const LABELS = ["induction", "previous", "next", "duplicate", "first"];
 const VIEWS: View[] = ["matrix", "text", "lines"];
 const LINES = 60; // tokens up to which lines are drawn
 const WHOLE = 160; // tokens up to which whole patterns are read to sort by
@@ -31,7 +34,8 @@ const PX = 48;
 
 const group = state.param<Group | "">("ag", "", (one) => (one in GROUPS ? (one as Group) : ""));
 const view = state.param<View>("av", "matrix", (one) => (VIEWS.includes(one as View) ? (one as View) : "matrix"));
-const order = state.param<Order>("ao", "layer", (one) => (one in ORDERS ? (one as Order) : "layer"));
+const order = state.param("ao", "layer", (one) => (one in ORDERS || one in MEASURED ? one : "layer"));
+const only = state.param("af", "", (one) => (LABELS.includes(one) ? one : "")); // heads with this label alone
 const hide = state.param("ah", false, (one) => one === "1", (on) => (on ? "1" : "0"));
 const byValue = state.param("an", false, (one) => one === "1", (on) => (on ? "1" : "0"));
 
@@ -144,6 +148,17 @@ async function scored(made: Run, list: Op[]): Promise<Scores> {
   return found;
 }
 
+interface Measured {
+  path: string;
+  head: number;
+  scores: Record<string, number | null>;
+  baseline: Record<string, number>;
+  deviation: Record<string, number>;
+  labels: string[];
+}
+
+const measured = (model: string) => transport.json<{ heads: Measured[] }>(`api/heads/${encodeURIComponent(model)}`).then((told) => new Map(told.heads.map((one) => [`${one.path}.pattern[${one.head}]`, one])));
+
 function Atlas({ made, list, op, head }: { made: Run; list: Op[]; op: Op; head: number }) {
   const { done, error } = useThumbs(made, list);
   const frame = useRef<HTMLDivElement>(null), base = useRef<HTMLCanvasElement>(null), over = useRef<HTMLCanvasElement>(null);
@@ -151,8 +166,12 @@ function Atlas({ made, list, op, head }: { made: Run; list: Op[]; op: Op; head: 
   const hovered = useSignal<Thumb | null>(null);
   const long = Math.max(...list.map((one) => Math.max(...one.shape.slice(-2)))) > WHOLE;
   const cross = groupOf(list[0]) === "cross";
-  const sorted: Order = long || cross ? "layer" : order.value;
-  const scores = useLoaded(() => (sorted === "layer" ? null : scored(made, list)), [made.run, list[0].id, sorted === "layer"]);
+  const own = order.value in MEASURED, sorted = !own && (long || cross) ? "layer" : order.value, least = sorted.endsWith("entropy");
+  const onText = useLoaded(() => (own || sorted === "layer" ? null : scored(made, list)), [made.run, list[0].id, own || sorted === "layer"]);
+  const wanted = own || !!only.value;
+  const ofModel = useLoaded(() => (wanted ? measured(made.model) : null), [made.digest, wanted]);
+  const marks = ofModel.data;
+  const scores = useMemo((): Scores | null => (own ? marks && new Map([...marks].map(([at, one]) => [at, Object.fromEntries(Object.entries(one.scores).map(([name, v]) => [`m.${name}`, v]))])) : onText.data), [own, marks, onText.data]);
   const most = Math.max(...list.map(heads));
   const together = sorted === "layer" ? shared(list[0]) : 1;
   useEffect(() => {
@@ -163,21 +182,22 @@ function Atlas({ made, list, op, head }: { made: Run; list: Op[]; op: Op; head: 
 
   // Places: a row a layer, a column a head; sorted ones fill rows from the highest.
   const places = useMemo(() => {
-    const all = list.flatMap((one) => Array.from({ length: heads(one) }, (_, h) => ({ op: one, head: h })));
+    const every = list.flatMap((one) => Array.from({ length: heads(one) }, (_, h) => ({ op: one, head: h })));
+    const all = only.value && marks ? every.filter((one) => marks.get(`${one.op.id}[${one.head}]`)?.labels.includes(only.value)) : every;
     if (sorted === "layer") return all.map((one) => ({ ...one, row: list.indexOf(one.op), col: one.head }));
-    if (scores.data) {
-      const by = (one: { op: Op; head: number }) => scores.data!.get(`${one.op.id}[${one.head}]`)?.[sorted] ?? 0;
-      all.sort((a, b) => (sorted === "entropy" ? by(a) - by(b) : by(b) - by(a)));
+    if (scores) {
+      const none = least ? Infinity : -Infinity, by = (one: { op: Op; head: number }) => scores.get(`${one.op.id}[${one.head}]`)?.[sorted] ?? none;
+      all.sort((a, b) => (least ? by(a) - by(b) : by(b) - by(a)) || 0);
     }
     return all.map((one, at) => ({ ...one, row: Math.floor(at / most), col: at % most }));
-  }, [made.run, list[0].id, list.length, sorted, scores.data, most]);
+  }, [made.run, list[0].id, list.length, sorted, scores, marks, only.value, most]);
 
   const left = sorted === "layer" ? 30 : 2, top = 18, gap = 3, apart = 7;
   const groups = together > 1 ? Math.ceil(most / together) : 1;
   const cell = Math.max(10, Math.min(96, Math.floor((width - left - 4 - (groups - 1) * apart) / most) - gap));
   const x = (col: number) => left + col * (cell + gap) + (together > 1 ? Math.floor(col / together) * apart : 0);
   const y = (row: number) => top + row * (cell + gap);
-  const rows = Math.max(...places.map((one) => one.row)) + 1;
+  const rows = Math.max(0, ...places.map((one) => one.row)) + 1;
   const wide = x(most - 1) + cell + 3, tall = y(rows);
   const at = (px: number, py: number) => places.find((one) => px >= x(one.col) && px < x(one.col) + cell && py >= y(one.row) && py < y(one.row) + cell) ?? null;
   const thumbOf = (one: { op: Op; head: number }) => done.get(one.op.id)?.[one.head];
@@ -203,7 +223,7 @@ function Atlas({ made, list, op, head }: { made: Run; list: Op[]; op: Op; head: 
       for (let h = 0; h < most; h++) if (cell >= 16 || h % 4 === 0) g.fillText(String(h), x(h) + cell / 2, top / 2);
     } else {
       g.textAlign = "left";
-      g.fillText(`${sorted === "entropy" ? "lowest" : "highest"} first →`, left, top / 2);
+      g.fillText(`${least ? "lowest" : "highest"} first →`, left, top / 2);
     }
     g.strokeStyle = style.getPropertyValue("--line");
     const scratch = document.createElement("canvas");
@@ -267,7 +287,7 @@ function Atlas({ made, list, op, head }: { made: Run; list: Op[]; op: Op; head: 
     state.head.value = one.head;
   }
   function keys(event: KeyboardEvent) {
-    const now = places.find((one) => one.op === op && one.head === head)!;
+    const now = places.find((one) => one.op === op && one.head === head) ?? { row: 0, col: -1 };
     const step: Record<string, [number, number]> = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
     if (!(event.key in step)) return;
     const [dr, dc] = step[event.key];
@@ -276,19 +296,26 @@ function Atlas({ made, list, op, head }: { made: Run; list: Op[]; op: Op; head: 
     event.stopPropagation();
   }
   const pooled = list.some((one) => Math.max(...one.shape.slice(-2)) > PX);
-  const score = sorted === "layer" ? undefined : scores.data?.get(`${op.id}[${head}]`)?.[sorted];
-  const told = score === undefined ? "" : `, ${ORDERS[sorted].replace(", least first", "")} ${number(score, 3)}`;
+  const score = sorted === "layer" ? undefined : scores?.get(`${op.id}[${head}]`)?.[sorted];
+  const told = score === undefined || score === null ? "" : `, ${(ORDERS[sorted] ?? MEASURED[sorted]).replace(", least first", "")} ${number(score, 3)}`;
   return (
     <>
       <div class="row">
         <h2>All heads <span class="soft">{list.length} layers × {most}</span></h2>
         <label>sort by{" "}
-          <select value={sorted} disabled={long || cross} title={long ? `for texts of up to ${WHOLE} tokens` : "on this text"} onChange={(event) => (order.value = event.currentTarget.value as Order)}>
-            {Object.entries(ORDERS).map(([key, said]) => <option key={key} value={key}>{said}</option>)}
+          <select class="sorts" value={sorted} onChange={(event) => (order.value = event.currentTarget.value)}>
+            <optgroup label="on this text">{Object.entries(ORDERS).map(([key, said]) => <option key={key} value={key} disabled={key !== "layer" && (long || cross)}>{said}{key !== "layer" && long ? ` (up to ${WHOLE} tokens)` : ""}</option>)}</optgroup>
+            {transport.live && <optgroup label="on random tokens that come twice">{Object.entries(MEASURED).map(([key, said]) => <option key={key} value={key}>{said}</option>)}</optgroup>}
           </select>
         </label>
+        {transport.live && <label>show{" "}
+          <select value={only.value} title="a head has a label where its score on random tokens that come twice is clearly above that on shuffled ones" onChange={(event) => (only.value = event.currentTarget.value)}>
+            <option value="">every head</option>{LABELS.map((one) => <option key={one} value={one}>{one} heads</option>)}
+          </select>
+        </label>}
       </div>
-      {error && <p class="failure" role="alert">{error}</p>}
+      {(error || ofModel.error) && <p class="failure" role="alert">{error || ofModel.error}</p>}
+      {only.value && marks && <p class="soft">{places.length ? `${places.length} of ${list.reduce((sum, one) => sum + heads(one), 0)} heads are ${only.value} heads` : `No head here has the mark ${only.value}: none is clearly above its baseline.`}</p>}
       <div ref={frame} class="atlas">
         <div
           class="sheet" role="grid" tabIndex={0} aria-label={`attention of all heads; chosen: layer ${op.layer}, head ${head}${told}`} aria-rowcount={rows} aria-colcount={most}
@@ -313,17 +340,32 @@ function Atlas({ made, list, op, head }: { made: Run; list: Op[]; op: Op; head: 
         <Legend scale="sequential" low={0} high={1} /> <span>by the root of the weight, the same for all</span>
         {pooled && <span class="tag" title="each cell of a picture shows the greatest weight under it">pooled to {PX}×{PX}</span>}
         {together > 1 && <span class="tag">{together} query heads share one key-value head</span>}
-        <Hovered of={hovered} scores={scores.data} by={sorted} />
+        <Hovered of={hovered} scores={scores} by={sorted} />
       </div>
+      {marks && <Marks one={marks.get(`${op.id}[${head}]`)} />}
     </>
   );
 }
 
-function Hovered({ of, scores, by }: { of: { value: Thumb | null }; scores: Scores | null; by: Order }) {
+/** What the chosen head does on random tokens that come twice, beside what it is held to. */
+function Marks({ one }: { one: Measured | undefined }) {
+  if (!one) return null;
+  return (
+    <p class="soft">
+      This head on random tokens that come twice:{" "}
+      {Object.entries(one.scores).filter(([, v]) => v !== null).map(([name, v]) => (
+        <span key={name} class="look" title={name in one.baseline ? `baseline ${number(one.baseline[name], 3)} ± ${number(one.deviation[name], 2)}` : ""}>{one.labels.includes(name) ? <b>{name}</b> : name.replace("_", " ")} <Num addr={`heads.${one.path}[${one.head}].${name}`} v={v} digits={3} /></span>
+      ))}
+      <span>{one.labels.length ? "bold: clearly above its baseline" : "none is clearly above its baseline"}</span>
+    </p>
+  );
+}
+
+function Hovered({ of, scores, by }: { of: { value: Thumb | null }; scores: Scores | null; by: string }) {
   const one = of.value;
   if (!one) return <span class="said" />;
   const score = by === "layer" ? undefined : scores?.get(`${one.op.id}[${one.head}]`)?.[by];
-  return <span class="said">layer {one.op.layer}, head {one.head}{score !== undefined && `: ${number(score, 3)}`}</span>;
+  return <span class="said">layer {one.op.layer}, head {one.head}{score !== undefined && score !== null && `: ${number(score, 3)}`}</span>;
 }
 
 // ------------------------------------------------------------------------------------------- one head
@@ -400,7 +442,7 @@ function Head({ made, op, head }: { made: Run; op: Op; head: number }) {
         <>
           {now === "matrix" && (
             <Matrix
-              data={shown} rows={data.rows} cols={data.cols} addr={address} scale="sequential" range={[0, ceiling]}
+              data={shown} rows={data.rows} cols={data.cols} addr={address} scale="sequential" range={[0, ceiling]} hollow={whole && !data.weighted}
               label={`attention of ${short(op.id)}, head ${head}: rows look at columns`}
               rowLabels={whole ? rowWords : undefined} colLabels={whole ? colWords : undefined} rowName="query" colName="key"
               hoverRow={whole ? state.hover.query : undefined} hoverCol={whole ? state.hover.key : undefined}

@@ -1,7 +1,8 @@
 // The same text read by two models, or by two checkpoints of one: answers, surprise at each token, heads, states.
-import { useMemo } from "preact/hooks";
+import { useMemo, useState } from "preact/hooks";
 import { short } from "../core/address";
-import { label, pieces } from "../core/pieces";
+import { readable, visible } from "../core/format";
+import { aligned, label, pieces, type Stretch } from "../core/pieces";
 import { logits, models, run, thumbs, useLoaded, values } from "../core/run";
 import * as state from "../core/state";
 import { transport } from "../core/transport";
@@ -44,6 +45,7 @@ function Compare() {
       {!second && <p class="note">Only one model is here. Start the page with two, or with --run and the folder of a training, whose checkpoints can be compared.</p>}
       {loaded.error && <p class="failure" role="alert">{loaded.error}</p>}
       {b && <Both a={made} b={b} />}
+      {transport.live && <Contexts model={made.model} />}
     </div>
   );
 }
@@ -52,14 +54,14 @@ function Both({ a, b }: { a: Run; b: Run }) {
   const same = a.tokens.length === b.tokens.length && a.tokens.every((one, at) => one.id === b.tokens[at].id && one.bytes === b.tokens[at].bytes);
   return (
     <>
-      {!same && <p class="note">The two cut the text differently ({a.tokens.length} and {b.tokens.length} tokens), so only what needs no common tokens is compared.</p>}
+      {!same && <p class="note">The two cut the text differently ({a.tokens.length} and {b.tokens.length} tokens); they are compared where both cut it.</p>}
       {hasWords(a) && hasWords(b) && (
         <div class="halves">
           <Answers name="A" made={a} />
           <Answers name="B" made={b} />
         </div>
       )}
-      {hasWords(a) && hasWords(b) && a.task === "causal" && b.task === "causal" && <Surprise a={a} b={b} same={same} />}
+      {hasWords(a) && hasWords(b) && a.task === "causal" && b.task === "causal" && (same ? <Surprise a={a} b={b} same={same} /> : <Stretches a={a} b={b} />)}
       <div class="halves">
         {[a, b].map((one, at) => (
           <section key={at} class="card" aria-label={`heads of ${"AB"[at]}`}>
@@ -140,6 +142,81 @@ function Surprise({ a, b, same }: { a: Run; b: Run; same: boolean }) {
           </tbody>
         </table>
       </div>
+    </section>
+  );
+}
+
+const STRETCHES = 64; // the last ones
+
+/** The sum of -log p of a stretch's tokens, each after all before it; null where the first has nothing before it. */
+async function surprises(made: Run, places: readonly number[][]): Promise<(number | null)[]> {
+  return Promise.all(places.map(async (some) => {
+    if (!some.length || some[0] === 0) return null;
+    const rows = await Promise.all(some.map(async (at) => softmax(await logits(made.run, at - 1))[made.tokens[at].id]));
+    return rows.reduce((sum, p) => sum - Math.log(p), 0);
+  }));
+}
+
+/** Two models that cut the text differently, side by side where both cut it. */
+function Stretches({ a, b }: { a: Run; b: Run }) {
+  const list = useMemo(() => aligned(a.tokens, b.tokens).slice(-STRETCHES), [a.run, b.run]);
+  const loaded = useLoaded(async () => ({ list, a: await surprises(a, list.map((one) => one.a)), b: await surprises(b, list.map((one) => one.b)) }), [list]);
+  const told = loaded.data?.list === list ? loaded.data : null, letters = Array.from(state.prompt.value);
+  if (!told || !list.length) return loaded.error ? <p class="failure" role="alert">{loaded.error}</p> : null;
+  const both = list.map((_, at) => at).filter((at) => told.a[at] !== null && told.b[at] !== null);
+  const most = Math.max(1e-9, ...told.a.map((v) => v ?? 0), ...told.b.map((v) => v ?? 0));
+  const characters = both.reduce((sum, at) => sum + list[at].end - list[at].start, 0);
+  const each = (side: (number | null)[]) => both.reduce((sum, at) => sum + side[at]!, 0) / Math.LN2 / Math.max(1, characters);
+  const cells = (side: "a" | "b", made: Run, one: Stretch, at: number) => [
+    <td key={`${side}n`}>{one[side].length}</td>,
+    <td key={side}>{told[side][at] !== null && <Num addr={`surprise(${made.run})[${one[side].join("+")}]`} v={told[side][at]} digits={4} />}</td>,
+    <td key={`${side}m`} class="meter"><i style={{ width: `${(100 * (told[side][at] ?? 0)) / most}%` }} /></td>,
+  ];
+  return (
+    <section class="card" aria-label="stretch by stretch">
+      <h2>Where both cut the text: surprise −log p of a stretch, the sum of its tokens (nats)</h2>
+      <p>bits a character: A <Num addr={`bits(${a.run})`} v={each(told.a)} digits={4} /> · B <Num addr={`bits(${b.run})`} v={each(told.b)} digits={4} /> <span class="soft">of the {characters} characters that both foretell{list.length === STRETCHES && ", at the end of the text"}</span></p>
+      <div class="scroll tall" tabIndex={0} role="region" aria-label="surprise at each stretch">
+        <table class="positions">
+          <thead><tr><th class="left">text</th><th>tokens of A</th><th>A</th><th /><th>tokens of B</th><th>B</th><th /></tr></thead>
+          <tbody>{list.map((one, at) => <tr key={one.end}><td class="left">{visible(letters.slice(one.start, one.end).join(""))}</td>{cells("a", a, one, at)}{cells("b", b, one, at)}</tr>)}</tbody>
+        </table>
+      </div>
+    </section>
+  );
+}
+
+interface InContexts {
+  positions: number[][];
+  pieces: string[][];
+  depths: string[];
+  cosine: number[];
+  others: number[];
+  notes: string[];
+}
+
+const contextWord = state.param("cw", "bank", (one) => one), contextOne = state.param("c1", "Bank has lot of money", (one) => one), contextTwo = state.param("c2", "That river bank is beautiful", (one) => one);
+const contextAsked = state.param("cx", false, (one) => one === "1", (on) => (on ? "1" : "0"));
+
+/** One word in two texts: how alike its vectors are, layer by layer. */
+function Contexts({ model }: { model: string }) {
+  const [asked, ask] = useState<[string, string, string]>([contextWord.value, contextOne.value, contextTwo.value]);
+  const loaded = useLoaded(() => (contextAsked.value ? transport.post<InContexts>("api/contexts", { model, word: asked[0], texts: asked.slice(1) }) : null), [model, asked]);
+  const told = loaded.data, box = (signal: typeof contextWord, name: string, size: number) => <input aria-label={name} placeholder={name} size={size} style={{ flex: size > 12 ? 1 : undefined }} value={signal.value} onInput={(event) => (signal.value = event.currentTarget.value)} />;
+  return (
+    <section class="card stack" aria-label="one word in two texts">
+      <h2>One word in two texts <span class="soft mono">{model}</span></h2>
+      <form class="row" onSubmit={(event) => (event.preventDefault(), (contextAsked.value = true), ask([contextWord.value, contextOne.value, contextTwo.value]))}>
+        {box(contextWord, "the word", 10)} in {box(contextOne, "one text", 28)} and in {box(contextTwo, "another text", 28)} <button>compare</button>
+      </form>
+      {loaded.error && <p class="failure" role="alert">{loaded.error}</p>}
+      {told && (
+        <table>
+          <thead><tr><th class="left">after</th><th class="left">cosine of its two vectors</th><th /><th title="the mean cosine of the word in one text with each other token of the other">with other words</th></tr></thead>
+          <tbody>{told.depths.map((path, at) => <tr key={path}><th scope="row" class="left" title={path}>{short(path)}</th><td class="meter"><i style={{ width: `${Math.max(0, 100 * told.cosine[at])}%` }} /></td><td><Num addr={`contexts(${model}).${path}`} v={told.cosine[at]} digits={4} /></td><td><Num addr={`contexts(${model}).${path} others`} v={told.others[at]} digits={4} /></td></tr>)}</tbody>
+        </table>
+      )}
+      {told && <p class="soft">read as {told.pieces.map((some, at) => `${some.map(readable).join(" ")} at ${told.positions[at].join(", ")}`).join(" and ")}. {told.notes.join(" ")}</p>}
     </section>
   );
 }

@@ -1,7 +1,7 @@
 // A training as it runs: curves from its log, what it wrote, and one sentence read by each of its checkpoints.
 import { effect, type Signal, useSignal } from "@preact/signals";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { count, number, percent, visible } from "../core/format";
+import { count, number, percent, readable, visible } from "../core/format";
 import { failure, logits, models, submit, thumbs, useLoaded } from "../core/run";
 import * as state from "../core/state";
 import { transport } from "../core/transport";
@@ -288,7 +288,7 @@ function Answers({ run, text }: { run: string; text: string }) {
   const loaded = useLoaded(async () => {
     const told = await transport.post<{ top: number[][][]; top_pieces: string[][][]; probability: number[][][] }>(`api/runs/${run}/lens`, { positions: [-1], top: 4 });
     const last = told.top.length - 1;
-    return { run, best: told.top[last][0].map((id, n) => ({ id, word: visible(told.top_pieces[last][0][n]).replace("▁", "·"), p: told.probability[last][0][n] })) };
+    return { run, best: told.top[last][0].map((id, n) => ({ id, word: readable(told.top_pieces[last][0][n]), p: told.probability[last][0][n] })) };
   }, [run]);
   if (loaded.data?.run !== run) return null;
   return (
@@ -342,7 +342,7 @@ function Routing({ one }: { one: Training }) {
         rowLabels={last.map((_, expert) => `e${expert}`)} colLabels={mine.steps.map(String)} addr={(row, col) => `${address}[${row},${mine.steps[col]}]`} say={(row, col, v) => `expert ${row} at step ${mine.steps[col]}: ${percent(v)}`} />
       <table>
         <thead><tr><th class="left">expert</th><th>share</th><th class="left">tokens that come to it most beyond that</th></tr></thead>
-        <tbody>{last.slice(0, 64).map((share, expert) => <tr key={expert}><th scope="row" class="left">e{expert}</th><td><Num addr={`${address}[${expert},${mine.steps[mine.steps.length - 1]}]`} v={share} as="percent" /></td><td class="left mono">{mine.tokens[expert].map(([word, times], nth) => <span key={nth} class="look" title={`${times} times`}>{visible(word).replace(/▁|Ġ/g, "·").replace(/Ċ/g, "↵")}</span>)}</td></tr>)}</tbody>
+        <tbody>{last.slice(0, 64).map((share, expert) => <tr key={expert}><th scope="row" class="left">e{expert}</th><td><Num addr={`${address}[${expert},${mine.steps[mine.steps.length - 1]}]`} v={share} as="percent" /></td><td class="left mono">{mine.tokens[expert].map(([word, times], nth) => <span key={nth} class="look" title={`${times} times`}>{readable(word)}</span>)}</td></tr>)}</tbody>
       </table>
     </section>
   );

@@ -16,7 +16,7 @@ from glassformer import config
 
 SRC = Path(__file__).parents[1] / "src" / "glassformer"
 FLOORS = [
-    {"errors", "files", "asgi", "config", "tokenizer", "data"},
+    {"errors", "files", "figures", "asgi", "config", "tokenizer", "data"},
     {"nn"},
     {"recipes", "checkpoints", "cost"},
     set(),  # parallel and quantize will stand here

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         verify,
         word_in_contexts,
     )
-    from .training import train
+    from .training import train, training_log
 
 __version__ = "0.1.0"
 __all__ = [
@@ -60,6 +60,7 @@ __all__ = [
     "top_activations",
     "trace",
     "train",
+    "training_log",
     "use",
     "verify",
     "word_in_contexts",
@@ -71,6 +72,7 @@ _HOME = {
     "save": ".checkpoints.store",
     "generate": ".generation",
     "train": ".training",
+    "training_log": ".training",
     "look": ".inspection",
     "patch_grid": ".inspection",
     "TunedLens": ".inspection",

@@ -6,7 +6,6 @@ import base64
 import gzip
 import json
 import re
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +94,9 @@ def test_a_notebook_shows_a_frame_and_what_reads_without_scripts(trace: Trace) -
     assert len(shown.encode()) <= 2_000_000
     assert shown.startswith("<iframe") and 'sandbox="allow-scripts allow-downloads"' in shown
     rest = shown[shown.index("</iframe>") :]
-    assert "<script" not in rest and "that is the question" in rest and "<table>" in rest
-    found = re.search(r"data:image/png;base64,([^\"]+)", rest)
-    assert found is not None and base64.b64decode(found[1]).startswith(b"\x89PNG")
+    assert "<script" not in rest and "that is the question" in rest and "<table" in rest
+    found = re.search(r"data:image/svg\+xml;base64,([^\"]+)", rest)
+    assert found is not None and b"data:image/png" in base64.b64decode(found[1])
 
 
 @pytest.mark.parametrize("name", ["llama", "bert", "t5", "mixtral", "gru", "pooled"])
@@ -119,14 +118,6 @@ def test_every_shape_can_be_saved(name: str, tmp_path: Path) -> None:
 def test_a_file_of_another_kind_is_refused(trace: Trace, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="html"):
         trace.save(tmp_path / "it.pdf")
-
-
-def test_the_picture_is_one() -> None:
-    made = export.png(np.eye(5, dtype=np.float32))
-    assert made[12:16] == b"IHDR" and made[16:24] == (5).to_bytes(4, "big") * 2
-    at = made.index(b"IDAT")
-    rows = zlib.decompress(made[at + 4 : made.index(b"IEND") - 8])
-    assert rows == b"".join(b"\0" + bytes(0 if i == j else 255 for j in range(5)) for i in range(5))
 
 
 @built

@@ -11,7 +11,6 @@ import gzip
 import hashlib
 import html
 import json
-import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import resources
@@ -23,6 +22,8 @@ import torch
 
 from .. import files
 from ..errors import UserError, need
+from ..figures.charts import Heat, Table
+from ..figures.shown import BOX, document
 from . import answers, streams, wire
 
 MOST = 2_000_000  # bytes of the file
@@ -168,17 +169,14 @@ def page(trace: Any, title: str = "glassformer", most: int = MOST, **how: Any) -
     """One HTML document with the page and the trace, ``most`` bytes at most. Raises UserError without the build."""
     script, style = _built("inline.js"), _built("app.css")
     script = script.replace("</script", "<\\/script")
-    head = f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
-    head += '<meta name="viewport" content="width=device-width, initial-scale=1">'
-    head += '<meta name="color-scheme" content="light dark">'
-    head += f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"><style>{style}</style></head>'
-    body = '<body><div id="app"><noscript>This page is drawn by JavaScript, all of it in this file.</noscript></div>'
+    head = f'<meta name="color-scheme" content="light dark"><style>{style}</style>'
+    body = '<div id="app"><noscript>This page is drawn by JavaScript, all of it in this file.</noscript></div>'
     body += '<script type="text/plain" id="glassformer-trace">'
-    tail = f"</script><script>{script}</script></body></html>\n"
-    room = (most - len((head + body + tail).encode())) * 3 // 4 - 16
+    tail = f"</script><script>{script}</script>"
+    room = (most - len(document(title, body + tail, POLICY, head).encode())) * 3 // 4 - 16
     need(room > 20_000, f"{most:,} bytes have no room for a trace beside the page itself; allow more.")
     data = container(trace, room, **how)
-    return f"{head}{body}{base64.b64encode(data).decode()}{tail}"
+    return document(title, f"{body}{base64.b64encode(data).decode()}{tail}", POLICY, head)
 
 
 def _built(name: str) -> str:
@@ -222,35 +220,22 @@ def frame(trace: Any, **how: Any) -> str:
 
 
 def summary(trace: Any) -> str:
-    """The likeliest words after the last token as a table, and the last attention as a small picture; no script."""
+    """The likeliest words after the last token as a table, and the last attention as a picture; no script."""
     ids, tokenizer = trace.tokens[0].tolist(), trace.tokenizer
     parts = []
     if "probs" in trace.plan and tokenizer is not None:
         row = trace[f"probs[{len(ids) - 1}]"][: tokenizer.size].float()
         best = row.topk(min(5, len(row)))
-        cells = "".join(
-            f"<tr><td>{html.escape(piece)}</td><td>{chance:.4f}</td></tr>"
-            for piece, chance in zip(streams.shown(tokenizer, best.indices.tolist()), best.values.tolist(), strict=True)
-        )
-        parts.append(f"<table><tr><th>next</th><th>p</th></tr>{cells}</table>")
+        words = streams.shown(tokenizer, best.indices.tolist())
+        chances = [f"{chance:.4f}" for chance in best.values.tolist()]
+        parts.append(Table("", ("next", "p"), [*zip(words, chances, strict=True)]).html())
     patterns = [op.id for op in trace.plan if op.id.endswith(".pattern") and op.axes == ("B", "H", "T", "S")]
     if patterns:
         mean = wire.Part(trace, patterns[-1]).read((64, 64)).mean(0)
-        picture = base64.b64encode(png(mean)).decode()
-        said = f"{patterns[-1]}, the mean of its heads"
-        parts.append(f'<img alt="{said}" title="{said}" width="192" src="data:image/png;base64,{picture}">')
+        rows, columns = (streams.shown(tokenizer, trace.side(patterns[-1], axis)[0].tolist()) for axis in ("T", "S"))
+        if mean.shape != (len(rows), len(columns)):  # pooled
+            rows, columns = ([""] * side for side in mean.shape)
+        parts.append(Heat(f"{patterns[-1]}, the mean of its heads", mean, rows, columns, span=(0.0, 1.0)).html())
     text = "" if tokenizer is None else f": {html.escape(tokenizer.decode(ids[:64]))}"
-    return f"<details><summary>{len(ids)} tokens{text}</summary>{''.join(parts)}</details>"
-
-
-def png(values: wire.Array) -> bytes:
-    """A picture (rows, columns) in grey, dark where the number is large; by the root, so that small ones show."""
-    high = float(values.max()) or 1.0
-    grey = (255 - 255 * np.sqrt(np.clip(values / high, 0, 1))).astype(np.uint8)
-    rows = b"".join(b"\0" + row.tobytes() for row in grey)
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    size = struct.pack(">IIBBBBB", grey.shape[1], grey.shape[0], 8, 0, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", size) + chunk(b"IDAT", zlib.compress(rows, 9)) + chunk(b"IEND", b"")
+    inside = f'<div style="{BOX}">{"".join(parts)}</div>'
+    return f"<details><summary>{len(ids)} tokens{text}</summary>{inside}</details>"

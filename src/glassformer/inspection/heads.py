@@ -20,15 +20,19 @@ B draws, H heads, T queries, S keys, L drawn tokens, C model dim.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .. import config
 from ..errors import UserError, need
+from ..figures.charts import Chart, Folded, Heat, Table
+from ..figures.drawing import Array
+from ..figures.shown import Shown
 from ..nn import EncoderDecoder, Model, Tape
 from ..nn.attention import Attention
 from ..nn.finite import must_be_finite
@@ -63,8 +67,8 @@ class Head:
     labels: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class HeadScores:
+@dataclass(frozen=True, repr=False)
+class HeadScores(Shown):
     """Every head's numbers, measured on ``draws`` texts of ``length`` random tokens and the same again."""
 
     heads: list[Head]
@@ -87,9 +91,53 @@ class HeadScores:
         """Only the first ``count``."""
         return HeadScores(self.heads[:count], self.draws, self.length, self.seed)
 
+    @property
+    def title(self) -> str:
+        """What was measured."""
+        return f"Head scores on {self.draws} draws of {self.length} random tokens that come twice (seed {self.seed})"
+
+    def charts(self) -> Iterator[Chart]:
+        """A map of attentions and heads for each score that is a share; the table, folded."""
+        clear = [(f"{one.path} head {one.head}", ", ".join(one.labels)) for one in self.heads if one.labels]
+        yield Table("above the baseline", ("", "score"), clear, (0, 1))
+        paths = list(dict.fromkeys(one.path for one in self.heads))
+        numbers = sorted({one.head for one in self.heads})
+        found = {(one.path, one.head): one for one in self.heads}
+        named = [f"head {number}" for number in numbers]
+        for name in self._shown():
+            cells = [[_number(found.get((path, head)), name) for head in numbers] for path in reversed(paths)]
+            words = [[_short(None if math.isnan(cell) else cell) for cell in row] for row in cells]
+            span = (0.0, 1.0) if name not in ("entropy", "norm") else None
+            yield Heat(name, np.array(cells), paths[::-1], named, words, span=span)
+        heading, rows = self.records()
+        told = [[f"{one:.4f}" if isinstance(one, float) else str(one) for one in row] for row in rows]
+        yield Folded("every score beside its baseline", [Table("", heading, told, (0,))])
+
+    def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
+        """A row for each head and score."""
+        names = ("attention", "head", "score", "value", "baseline", "deviation", "even", "label")
+        nan = math.nan
+        return names, [
+            (one.path, one.head, name, value, one.baseline.get(name, nan), one.deviation.get(name, nan),
+             one.even.get(name, nan), name in one.labels)
+            for one in self.heads for name, value in one.scores.items() if value is not None
+        ]  # fmt: skip
+
+    def tensors(self) -> dict[str, Array]:
+        """Each score (heads), NaN where it makes no sense; ``heads`` of the metadata says which head is which."""
+        return {name: np.array([_number(one, name) for one in self.heads]) for name in SCORES}
+
+    def facts(self) -> dict[str, Any]:
+        """Which head is which, and what was drawn."""
+        told = {"draws": self.draws, "length": self.length, "seed": self.seed}
+        return {**told, "heads": [[one.path, one.head] for one in self.heads]}
+
+    def _shown(self) -> list[str]:
+        return [name for name in SCORES if any(head.scores.get(name) is not None for head in self.heads)]
+
     def table(self) -> list[str]:
         """A line a head, shares and bits to three places, a heading above; columns nobody has are left out."""
-        shown = [name for name in SCORES if any(head.scores.get(name) is not None for head in self.heads)]
+        shown = self._shown()
         rows = [(one.path, str(one.head), *(_short(one.scores.get(name)) for name in shown), ", ".join(one.labels))
                 for one in self.heads]  # fmt: skip
         return tables.lines(rows, ("attention", "head", *shown, "above baseline"), left=(0, len(shown) + 2))
@@ -97,6 +145,11 @@ class HeadScores:
 
 def _short(score: float | None) -> str:
     return "-" if score is None else f"{score:.3f}"
+
+
+def _number(head: Head | None, name: str) -> float:
+    score = None if head is None else head.scores.get(name)
+    return math.nan if score is None else score
 
 
 def head_scores(

@@ -9,16 +9,20 @@ D depths, P asked positions, T tokens, C model dim, V vocabulary.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .. import config
 from ..errors import need
+from ..figures.charts import Chart, Curves, Heat, Prose
+from ..figures.drawing import Array
+from ..figures.shown import Shown
 from ..nn import Model
 from ..nn.editing import ModelEdit
 from ..nn.finite import must_be_finite
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer
     from .tuned_lens import TunedLens
 
+BESIDE = 12  # positions side by side in a picture
 MOST = 16  # positions where none are asked for
 NUMBERS = 1 << 21  # logits made at a time: twice as many are 4 % faster on a CPU and take several times the memory
 
@@ -44,8 +49,8 @@ class Tracked:
     rank: list[list[int]]
 
 
-@dataclass(frozen=True)
-class Lens:
+@dataclass(frozen=True, repr=False)
+class Lens(Shown):
     """What each depth says at each asked position; the last depth is the model's own answer.
 
     ``top``, ``top_pieces`` and ``probability`` are (D, P, N): the N likeliest tokens. ``entropy`` and ``kl`` are
@@ -73,6 +78,60 @@ class Lens:
         """As JSON holds it."""
         told = {name: value for name, value in vars(self).items() if name not in ("columns", "words")}
         return {**told, "tracked": [vars(one) for one in self.tracked]}
+
+    @property
+    def title(self) -> str:
+        """Which lens, and where in the text."""
+        return f"{self.lens}: the likeliest token of each depth, coloured by its probability"
+
+    def charts(self) -> Iterator[Chart]:
+        """The likeliest tokens as a map of depths and positions; the tracked ones and KL as lines over the depths."""
+        yield Prose(self.notes)
+        chance = np.array(self.probability)[::-1, :, 0]
+        words = [[word[0] for word in row] for row in reversed(self.words)]
+        heads = [f"{number}:{piece}" for number, piece in zip(self.positions, self.columns, strict=True)]
+        for low in range(0, len(heads), BESIDE):
+            some = slice(low, low + BESIDE)
+            named = f"positions {self.positions[low]} to {self.positions[some][-1]} of {self.length}"
+            cells = [row[some] for row in words]
+            yield Heat(named, chance[:, some], self.depths[::-1], heads[some], cells, span=(0.0, 1.0))
+        steps = list(range(len(self.depths)))
+        last = f"at {heads[-1]}, by depth (0: {self.depths[0]})"
+        if self.tracked:
+            lines = {one.piece: (steps, [row[-1] for row in one.probability]) for one in self.tracked}
+            yield Curves(f"probability {last}", lines, "depth", tuple(lines))
+        kl = {"KL to the answer": (steps, [row[-1] for row in self.kl])}
+        yield Curves(f"nats {last}", kl | {"entropy": (steps, [row[-1] for row in self.entropy])}, "depth")
+
+    def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
+        """A row for each depth, position and likely token; rank 0 are the tracked ones' own."""
+        names = ("depth", "position", "token", "rank", "likely", "likely_id", "probability", "entropy", "kl", "tracked")
+        return names, self._rows()
+
+    def _rows(self) -> Iterator[Sequence[Any]]:
+        for depth, name in enumerate(self.depths):
+            for at, position in enumerate(self.positions):
+                here = (name, position, self.pieces[at])
+                facts = self.entropy[depth][at], self.kl[depth][at]
+                best = zip(self.top_pieces[depth][at], self.top[depth][at], self.probability[depth][at], strict=True)
+                for rank, one in enumerate(best, 1):
+                    yield (*here, rank, *one, *facts, "")
+                for followed in self.tracked:
+                    own = followed.rank[depth][at], followed.piece, followed.token, followed.probability[depth][at]
+                    yield (*here, *own, *facts, "tracked")
+
+    def tensors(self) -> dict[str, Array]:
+        """The facts as (D, P, ..), and of the tracked tokens (W, D, P)."""
+        found = {name: np.array(getattr(self, name)) for name in ("top", "probability", "entropy", "kl")}
+        if self.tracked:
+            found["tracked_probability"] = np.array([one.probability for one in self.tracked])
+            found["tracked_rank"] = np.array([one.rank for one in self.tracked])
+        return found
+
+    def facts(self) -> Mapping[str, Any]:
+        """What the sides of the tensors are."""
+        named = {name: getattr(self, name) for name in ("lens", "depths", "positions", "tokens", "pieces", "notes")}
+        return {**named, "tracked": [{"token": one.token, "piece": one.piece} for one in self.tracked]}
 
     def table(self, column: int = -1) -> list[str]:
         """One position's depths as lines, the answer first: the likeliest tokens, entropy, KL, tracked tokens."""

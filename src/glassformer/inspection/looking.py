@@ -21,6 +21,8 @@ from ..nn.flow import Edit
 from ..nn.inference import inference
 from ..tokenizer.framing import document_start, target_start
 from . import tables
+from .labels import shown
+from .seen import Seen
 
 if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer
@@ -35,7 +37,7 @@ def look(
     *patterns: str,
     source: Text | None = None,
     edits: Sequence[ModelEdit] = (),
-) -> dict[str, Tensor]:
+) -> Seen:
     """The values whose paths match any of ``patterns``, in the order in which the model makes them, detached.
 
     ``text`` is a text, or token ids (length) or (batch, length), for which ``tokenizer`` may be None; an
@@ -45,6 +47,7 @@ def look(
     an edit of what is not there.
     """
     tokens, given, changes = inputs(model, tokenizer, text, source, edits)
+    read = [shown(tokenizer, ids[0].tolist()) for ids in (tokens, given) if ids is not None]
     tape = Tape(*(patterns or ("*",)), edits=changes)
     _run(model, [tokens] if given is None else [tokens, given], tape)
     for pattern in patterns:
@@ -53,7 +56,7 @@ def look(
             ends = {f"*.{path.rpartition('.')[2]}" for path in known}
             meant = "".join(f' Did you mean "{name}"?' for name in get_close_matches(pattern, [*known, *ends], n=1))
             raise UserError(f'No value is called "{pattern}".{meant} There are: {", ".join(listing(known))}.')
-    return tape.records
+    return Seen(tape.records, *read)
 
 
 def inputs(

@@ -9,12 +9,17 @@ How the runs are made fast: patched_runs.py.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..errors import UserError, need
+from ..figures.charts import Chart, Heat, Prose
+from ..figures.drawing import Array
+from ..figures.progress import Progress
+from ..figures.shown import Shown
 from ..nn import Model
 from ..nn.inference import inference
 from . import streams, tables
@@ -50,8 +55,8 @@ class Part:
         return [f"L{layer}{head}" for layer, head in zip(self.layers, heads, strict=True)]
 
 
-@dataclass(frozen=True)
-class PatchGrid:
+@dataclass(frozen=True, repr=False)
+class PatchGrid(Shown):
     """What patching each value of the clean run into the corrupted one gives.
 
     ``clean_value`` and ``corrupted_value`` are the logit of ``answer``, less that of ``wrong`` where there is one, at
@@ -77,6 +82,46 @@ class PatchGrid:
             if one.name == part:
                 return one
         raise UserError(f'There is no part "{part}" in this grid; it has {", ".join(one.name for one in self.parts)}.')
+
+    @property
+    def title(self) -> str:
+        """What is measured."""
+        less = "" if self.wrong is None else f" less {self.wrong}"
+        return f"Activation patching: the logit of {self.answer}{less} at position {self.at}"
+
+    def charts(self) -> Iterator[Chart]:
+        """The effects of each part as a map, the last layer first, zero in the middle of the colours."""
+        told = f"{self.metric} {self.clean_value:.4f} clean, {self.corrupted_value:.4f} corrupted; 0 to 1 between"
+        yield Prose([f"clean: {' '.join(self.clean)}", f"corrupted: {' '.join(self.corrupted)}", told])
+        heads = [f"{n}:{word}" for n, word in zip(self.positions, self._columns(), strict=True)] or ["all"]
+        for part in self.parts:
+            cells = np.array(part.effect)[::-1]
+            words = [[f"{effect:z.2f}" for effect in row] for row in cells.tolist()]
+            yield Heat(part.name, cells, part.rows()[::-1], heads, words, signed=True, span=(-1.0, 1.0))
+
+    def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
+        """A row for each patch."""
+        return ("part", "path", "layer", "head", "position", "token", "value", "effect"), self._rows()
+
+    def _rows(self) -> Iterator[Sequence[Any]]:
+        places: list[tuple[int | str, str]] = [*zip(self.positions, self._columns(), strict=True)]
+        places = places or [("all", "")]
+        for part in self.parts:
+            for row, path in enumerate(part.paths):
+                head = part.heads[row] if part.heads else ""
+                for column, (position, word) in enumerate(places):
+                    facts = part.value[row][column], part.effect[row][column]
+                    yield (part.name, path, part.layers[row], head, position, word, *facts)
+
+    def tensors(self) -> dict[str, Array]:
+        """``PART.value`` and ``PART.effect`` (rows, positions)."""
+        both = [(f"{part.name}.{name}", getattr(part, name)) for part in self.parts for name in ("value", "effect")]
+        return {name: np.array(rows) for name, rows in both}
+
+    def facts(self) -> Mapping[str, Any]:
+        """What the sides of the tensors are."""
+        told = {name: value for name, value in vars(self).items() if name != "parts"}
+        return {**told, "rows": {part.name: part.rows() for part in self.parts}}
 
     def table(self, most: int = 10) -> list[str]:
         """The largest effects, a line each."""
@@ -148,7 +193,7 @@ def patch_grid(
     names = [f"attn.{name}" if name in OF_HEADS else name for name in names]
     jobs = run.jobs(names, positions)
     found: dict[Job, float] = {}
-    with inference(model), _shown(progress, len(jobs)) as report:
+    with inference(model), Progress("patching", progress) as report:
         values = run.read(ids, sorted({run.path(job.part, job.layer) for job in jobs}))
         need(values[0] != values[1], f"Both texts give {values[0]:.4f}: nothing tells them apart in this answer.")
         for some in run.batches(jobs):
@@ -178,18 +223,3 @@ def _part(
     effect = [[(value - corrupted) / (clean - corrupted) for value in row] for row in table]
     layers, heads = [layer for layer, _ in order], [head for _, head in order if head is not None]
     return Part(name, [run.path(name, layer) for layer in layers], layers, heads, table, effect)
-
-
-@contextmanager
-def _shown(progress: Callable[[int, int], None] | bool, total: int) -> Iterator[Callable[[int, int], None]]:
-    """Who is told of the progress: a function, a bar on a terminal, or nobody."""
-    if not isinstance(progress, bool):
-        yield progress
-        return
-    from rich.console import Console  # only here: it takes a while to import
-    from rich.progress import Progress
-
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not (progress and console.is_terminal)) as bar:
-        task = bar.add_task("patching", total=total)
-        yield lambda done, of: bar.update(task, completed=done, total=of)

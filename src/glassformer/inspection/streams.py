@@ -22,6 +22,8 @@ from ..nn.finite import must_be_finite
 from ..nn.flow import Edit
 from ..nn.inference import inference
 from ..tokenizer.framing import document_start
+from .labels import pieces as pieces
+from .labels import shown as shown
 from .looking import Text, inputs
 
 if TYPE_CHECKING:
@@ -142,25 +144,6 @@ def windows(model: Model, tokenizer: Tokenizer, texts: Iterable[str], length: in
         ids = tokenizer.encode(text)
         for low in range(0, len(ids), inside):
             yield torch.tensor([[*before, *ids[low : low + inside], *after]], device=device)
-
-
-def pieces(tokenizer: Tokenizer | None, ids: Sequence[int]) -> list[str]:
-    """Tokens by the names that the vocabulary gives them; by their numbers without one, and where it has none."""
-    size = 0 if tokenizer is None else tokenizer.size
-    return [tokenizer.token(number) if tokenizer and number < size else f"#{number}" for number in ids]
-
-
-def shown(tokenizer: Tokenizer | None, ids: Sequence[int]) -> list[str]:
-    """Tokens for a table: as they read, a space in front as a dot and a line's end as an arrow."""
-    if tokenizer is None:
-        return pieces(None, ids)
-    told = []
-    for number in ids:
-        text = "" if number >= tokenizer.size else tokenizer.bytes_of(number).decode("utf-8", "replace")
-        text = text.replace("\n", "↵").replace("\t", "⇥").replace(" ", "·")
-        plain = text and text.isprintable() and not tokenizer.hides(number)
-        told.append(text if plain else pieces(tokenizer, [number])[0])
-    return told
 
 
 def places(asked: str | Sequence[int] | None, length: int, most: int | None = None) -> list[int]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,10 @@ from torch.nn import functional as F
 from .. import files
 from ..config import serial
 from ..errors import UserError, need
+from ..figures.charts import Chart, Curves, Prose, Table
+from ..figures.drawing import Array
+from ..figures.progress import Progress
+from ..figures.shown import MOST, Shown
 from ..nn import Model, lora
 from ..nn.inference import inference
 from . import streams
@@ -36,11 +40,11 @@ MOST_HELD = 1 << 13  # until these are so many tokens
 SAMPLE = 1 << 12  # numbers of each weight that tell one model from another
 
 Batch = tuple[Tensor, Tensor | None]  # a text (1, T), and an encoder-decoder's source
-Progress = Callable[[int, float], None]  # steps done, the mean KL of the last
+Report = Callable[[int, float], None]  # steps done, the mean KL of the last
 
 
-@dataclass(frozen=True)
-class TunedLens:
+@dataclass(frozen=True, repr=False)
+class TunedLens(Shown):
     """Translators ``weight`` (D, C, C) and ``bias`` (D, C) of every depth but the last, which is the model itself.
 
     ``before`` and ``after`` are the mean KL of each depth in nats, on texts that were not fitted to; ``model`` is
@@ -77,13 +81,42 @@ class TunedLens:
         """All but the translators, as JSON holds it."""
         return {name: value for name, value in vars(self).items() if name not in ("weight", "bias")}
 
-    def save(self, path: str | Path) -> None:
-        """Write it as safetensors, what it is in the metadata."""
+    @property
+    def title(self) -> str:
+        """What it is."""
+        return "Tuned lens"
+
+    def charts(self) -> Iterator[Chart]:
+        """KL to the model's answer by depth, before the fit (the logit lens) and after."""
+        yield Prose([self.about()])
+        steps = list(range(len(self.depths)))
+        lines = {"before": (steps, self.before), "after": (steps, self.after)}
+        yield Curves("mean KL(own || depth) in nats on texts held out, by depth", lines, "depth", ("before", "after"))
+        heading, rows = self.records()
+        yield Table("", heading, [(name, f"{before:.4f}", f"{after:.4f}") for name, before, after in rows])
+
+    def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
+        """A row for each depth."""
+        return ("depth", "kl_before", "kl_after"), [*zip(self.depths, self.before, self.after, strict=True)]
+
+    def tensors(self) -> dict[str, Array]:
+        """The translators."""
+        return {"weight": self.weight.numpy(), "bias": self.bias.numpy()}
+
+    def facts(self) -> Mapping[str, Any]:
+        """What ``load`` reads."""
+        return self.to_dict()
+
+    def save(self, path: str | Path, most: int = MOST) -> Path:
+        """Write it as .safetensors, for ``load``, or as a picture of the fit (.html, .svg, .png, .csv)."""
+        if Path(path).suffix.lower() != ".safetensors" and Path(path).suffix:
+            return super().save(path, most)
         from safetensors.torch import save
 
         told = {"format": FORMAT, **{name: json.dumps(value) for name, value in self.to_dict().items()}}
         tensors = {"weight": self.weight.contiguous(), "bias": self.bias.contiguous()}
         files.write(Path(path), save(tensors, metadata=told))
+        return Path(path)
 
     @classmethod
     def load(cls, path: str | Path) -> TunedLens:
@@ -116,12 +149,13 @@ def fit_tuned_lens(
     steps: int = 200,
     tokens: int = 1024,
     rate: float = 3e-3,
-    progress: Progress | None = None,
+    progress: Report | bool = True,
 ) -> TunedLens:
     """Fit translators to ``model`` by Adam, its rate falling to zero: ``steps`` steps of about ``tokens`` tokens each.
 
     ``texts`` are read until there are enough for all steps, and again from the start where they end before; every
-    tenth is held out and measured before and after. Raises UserError for a model without a head or without a depth
+    tenth is held out and measured before and after. ``progress`` is a bar in a terminal or a notebook, or is told
+    (steps done, mean KL). Raises UserError for a model without a head or without a depth
     before its last, and for too few texts.
     """
     streams.needs_head(model, "there is nothing to tune for.")
@@ -139,21 +173,23 @@ def fit_tuned_lens(
     optimizer = torch.optim.Adam([weight, bias], lr=rate)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
     read, source = 0, _again(train)
-    for step in range(steps):
-        count, total = 0, 0.0
-        while count < tokens:
-            batch = next(source)
-            total += sum(_kl(model, lens, batch, learn=True)) / len(depths)
-            count += batch[0].shape[1]
-        for part in (weight, bias):
-            assert part.grad is not None
-            part.grad /= count
-        optimizer.step()
-        optimizer.zero_grad()
-        schedule.step()
-        read += count
-        if progress:
-            progress(step + 1, total / count)
+    with Progress("fitting", progress is True) as bar:
+        for step in range(steps):
+            count, total = 0, 0.0
+            while count < tokens:
+                batch = next(source)
+                total += sum(_kl(model, lens, batch, learn=True)) / len(depths)
+                count += batch[0].shape[1]
+            for part in (weight, bias):
+                assert part.grad is not None
+                part.grad /= count
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+            read += count
+            bar(step + 1, steps, f"KL {total / count:.4f}")
+            if callable(progress):
+                progress(step + 1, total / count)
     with torch.no_grad():
         after = _measure(model, lens, held)
     return TunedLens(weight.detach().cpu(), bias.detach().cpu(), depths, own, data, steps, read, before, after)

@@ -5,6 +5,7 @@
     loop optimizer schedule precision loss         one step
     objectives                                     what is learned, a page each
     hooks progress routing checkpoint              what consumes steps
+    history                                        a run's folder read back: curves, samples. No torch
     batches packing encoded                        batches
     execution memory                               number format, compiling, time and memory
     compare                                        several runs under one budget
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from .checkpoint import average
     from .defaults import choose
     from .execution import ExecutionPlan, make_execution_plan
+    from .history import TrainingLog, training_log
     from .launch import Ended, run
     from .loop import State, Step
     from .loss import Loss
@@ -46,6 +48,7 @@ _HOME = {
     "checkpoint": "average",
     "defaults": "choose",
     "execution": "ExecutionPlan make_execution_plan",
+    "history": "TrainingLog training_log",
     "launch": "Ended run",
     "loop": "State Step",
     "loss": "Loss",

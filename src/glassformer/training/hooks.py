@@ -21,6 +21,7 @@ from ..errors import UserError, note
 from ..nn.inference import inference
 from . import checkpoint
 from .batches import Batch
+from .history import read_log as read_log
 from .loop import Step
 from .loss import Loss, mean_metrics
 from .routing import counted
@@ -205,18 +206,6 @@ def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
             yield from _numbers(f"{name}/{place}", part)
     elif isinstance(value, float):
         yield name, value
-
-
-def read_log(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a log; a last one cut short by a crash is left out."""
-    found = []
-    with contextlib.suppress(OSError):
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            with contextlib.suppress(ValueError):
-                entry = json.loads(line)
-                if isinstance(entry, dict) and isinstance(entry.get("step"), int):
-                    found.append(entry)
-    return found
 
 
 def draw(log: Path, picture: Path) -> str:

@@ -1,0 +1,110 @@
+"""A bar for long work: in a notebook without widgets, in a terminal, silent elsewhere."""
+
+from __future__ import annotations
+
+import io
+import sys
+import types
+from typing import Any
+
+import pytest
+
+import glassformer
+import tiny
+from glassformer.figures import progress
+from glassformer.figures.progress import Progress, in_notebook
+
+
+class Handle:
+    """What ``display`` gives in a notebook."""
+
+    def __init__(self, first: str) -> None:
+        self.pages = [first]
+
+    def update(self, page: str) -> None:
+        self.pages.append(page)
+
+
+@pytest.fixture
+def notebook(monkeypatch: pytest.MonkeyPatch) -> list[Handle]:
+    """A kernel, as IPython makes itself known; the displays that were opened."""
+    opened: list[Handle] = []
+
+    def display(page: str, display_id: bool) -> Handle:
+        assert display_id
+        opened.append(Handle(page))
+        return opened[-1]
+
+    ipython: Any = types.ModuleType("IPython")
+    ipython.get_ipython = lambda: types.SimpleNamespace(kernel=object())
+    tools: Any = types.ModuleType("IPython.display")
+    tools.HTML, tools.display = str, display
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setitem(sys.modules, "IPython.display", tools)
+    monkeypatch.setattr(progress, "OFTEN", 0.0)
+    return opened
+
+
+def test_a_notebook_gets_one_bar_that_moves(notebook: list[Handle]) -> None:
+    assert in_notebook()
+    with Progress("patching <b>") as report:
+        for done in range(1, 4):
+            report(done, 3, "KL 0.5")
+    (board,) = notebook
+    assert len(board.pages) == 4 and "<b>" not in "".join(board.pages)
+    assert '<progress value="1" max="3"' in board.pages[0] and "1 of 3" in board.pages[0] and "left" in board.pages[0]
+    assert "3 of 3" in board.pages[-1] and "left" not in board.pages[-1] and "KL 0.5" in board.pages[-1]
+
+
+def test_what_was_stopped_says_so(notebook: list[Handle]) -> None:
+    with pytest.raises(KeyboardInterrupt), Progress("patching") as report:
+        report(1, 3)
+        raise KeyboardInterrupt
+    assert "(stopped)" in notebook[0].pages[-1]
+
+
+def test_a_bar_is_not_drawn_more_often_than_can_be_seen(
+    notebook: list[Handle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "OFTEN", 60.0)
+    with Progress("patching") as report:
+        for done in range(1, 101):
+            report(done, 100)
+    assert len(notebook[0].pages) == 2 and "100 of 100" in notebook[0].pages[-1]
+
+
+def test_nothing_elsewhere(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    ipython: Any = types.ModuleType("IPython")  # imported by somebody, no kernel
+    ipython.get_ipython = lambda: None
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    assert not in_notebook()
+    with Progress("patching") as report:
+        report(1, 2)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    with Progress("patching") as report:
+        report(2, 4, "KL 1.5")
+    assert "patching" in screen.getvalue() and "50%" in screen.getvalue()
+
+
+def test_a_patch_grid_shows_it(notebook: list[Handle]) -> None:
+    """The bar of a grid is ours; ``progress=False`` opens none, a function is told instead."""
+    model, told = tiny.model(tiny.ALL["llama"]), []
+
+    def grid(**how: Any) -> None:
+        glassformer.patch_grid(model, None, [1, 2, 3], [1, 4, 3], answer=5, parts="resid", **how)
+
+    grid()
+    assert len(notebook) == 1 and notebook[0].pages[-1].count("of") == 1
+    grid(progress=False)
+    grid(progress=lambda done, total: told.append((done, total)))
+    assert len(notebook) == 1 and told[-1][0] == told[-1][1] > 0

@@ -1,0 +1,286 @@
+"""Results in a notebook and on disk: every number is there, within the bound, and no token is more than text."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+import glassformer
+import tiny
+from glassformer import UserError
+from glassformer.figures.charts import Curves, Heat, Table, colours, thinned, ticks
+from glassformer.figures.drawing import plain, png, written
+from glassformer.figures.shown import Shown, fragment
+from glassformer.inspection import TunedLens, fit_tuned_lens
+from glassformer.inspection.seen import Seen
+from glassformer.page.models import shipped
+
+CHROMIUM = Path("/usr/bin/chromium")
+HOSTILE = "<img src=x onerror=alert(1)>\"'&</style><script>alert(2)</script>\x00\u202e]]>"
+TEXT = "<script>x</script> To be & not"
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, Any]:
+    """One of each kind, of the model that comes with the package; the texts hold HTML."""
+    model, tokenizer = glassformer.load(shipped(), dtype="float32")
+    assert tokenizer is not None
+    rows = [(torch.tensor([tokenizer.encode(f"To be or not {n} to be")]), None) for n in range(4)]
+    clean, corrupted = "The king <b> said", "The duke <b> said"
+    return {
+        "attention": glassformer.look(model, tokenizer, TEXT, "*.pattern"),
+        "values": glassformer.look(model, tokenizer, TEXT, "*.resid", "logits"),
+        "lens": glassformer.logit_lens(model, tokenizer, TEXT, positions="all", track=["t"]),
+        "tuned": fit_tuned_lens(model, rows, data=HOSTILE, steps=1, tokens=8),
+        "heads": glassformer.head_scores(model, tokenizer, draws=2, length=6),
+        "grid": glassformer.patch_grid(model, tokenizer, clean, corrupted, answer="s", parts="resid", progress=False)
+        if len(tokenizer.encode(clean)) == len(tokenizer.encode(corrupted))
+        else glassformer.patch_grid(model, None, [5, 6, 7], [5, 9, 7], answer=3, parts="resid", progress=False),
+    }
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("run")
+    lines = [{"step": n, "loss": 5 - n / 500, "tokens": 64, "seconds": 0.5} for n in range(1, 1001)]
+    lines[700]["loss"] = 99.0
+    lines[999]["valid"] = 3.25
+    (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 10')
+    (folder / "samples.jsonl").write_text(json.dumps({"step": 1000, "text": HOSTILE}) + "\n")
+    return glassformer.training_log(folder)
+
+
+KINDS = ("attention", "values", "lens", "tuned", "heads", "grid", "log")
+
+
+@pytest.fixture
+def one(request: pytest.FixtureRequest, results: dict[str, Any], log: Any) -> Any:
+    return {**results, "log": log}[request.param]
+
+
+class Parsed(HTMLParser):
+    """Tags, attributes and text of a page, and what its pictures are made of."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: set[str] = set()
+        self.text = ""
+        self.sources: list[str] = []
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes |= {name for name, _ in attrs}
+        self.sources += [value or "" for name, value in attrs if name in ("src", "href")]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.mark.parametrize("one", KINDS, indirect=True)
+def test_a_notebook_shows_it_without_scripts_and_without_a_network(one: Shown) -> None:
+    page = one._repr_html_()
+    assert len(page.encode()) <= 2_000_000 and len(repr(one)) < 1000
+    read = Parsed(page)
+    harmless = {"div", "b", "p", "table", "tr", "th", "td", "img", "details", "summary", "br"}
+    assert set(read.tags) <= harmless, set(read.tags) - harmless
+    assert not [name for name in read.attributes if name.startswith("on")]
+    prefix = "data:image/svg+xml;base64,"
+    assert read.sources and all(source.startswith(prefix) for source in read.sources)
+    for source in read.sources:
+        drawn = ElementTree.fromstring(base64.b64decode(source.removeprefix(prefix)))
+        names = {part.tag.rpartition("}")[2] for part in drawn.iter()}
+        assert names <= {"svg", "title", "rect", "text", "image", "polyline"}, names
+        links = [value for part in drawn.iter() for name, value in part.attrib.items() if name.endswith("href")]
+        assert all(link.startswith("data:image/png;base64,") for link in links)
+
+
+@pytest.mark.parametrize("one", KINDS, indirect=True)
+@pytest.mark.parametrize("kind", ["html", "svg", "png"])
+def test_it_is_saved_as_a_picture(one: Shown, kind: str, tmp_path: Path) -> None:
+    path = one.save(tmp_path / f"it.{kind}")
+    data = path.read_bytes()
+    if kind == "html":
+        assert len(data) <= 2_000_000 and b"default-src 'none'" in data and b"script-src" not in data
+        assert Parsed(data.decode()).tags[:2] == ["html", "head"]
+    elif kind == "svg":
+        assert ElementTree.fromstring(data).tag.endswith("svg")
+    else:
+        assert data.startswith(b"\x89PNG\r\n")
+
+
+def rows(one: Shown, folder: Path) -> list[dict[str, str]]:
+    with one.save(folder / "it.csv").open(encoding="utf-8", newline="") as opened:
+        return list(csv.DictReader(opened))
+
+
+def test_a_table_has_every_number(results: dict[str, Any], log: Any, tmp_path: Path) -> None:
+    """To the last bit: a float's text gives the float again."""
+    seen, lens, grid, heads = (results[name] for name in ("attention", "lens", "grid", "heads"))
+    read = rows(seen, tmp_path)
+    assert [float(row["value"]) for row in read] == torch.cat([x.flatten() for x in seen.values()]).tolist()
+    assert read[-1]["key_token"].endswith(seen.words[-1])
+    likely = [float(row["probability"]) for row in rows(lens, tmp_path) if not row["tracked"]]
+    assert likely == np.array(lens.probability).flatten().tolist()
+    effects = [float(row["effect"]) for row in rows(grid, tmp_path)]
+    assert effects == np.array(grid.parts[0].effect).flatten().tolist()
+    previous = [float(row["value"]) for row in rows(heads, tmp_path) if row["score"] == "previous"]
+    assert previous == [head.scores["previous"] for head in heads.heads]
+    losses = rows(log, tmp_path)
+    assert len(losses) == 1000 and float(losses[700]["loss"]) == 99.0 and losses[0]["valid"] == ""
+
+
+def test_tensors_are_what_was_seen(results: dict[str, Any], log: Any, tmp_path: Path) -> None:
+    seen = results["values"]
+    held = load_file(seen.save(tmp_path / "it.safetensors"))
+    assert set(held) == set(seen) and all(np.array_equal(held[path], seen[path].numpy()) for path in seen)
+    held = load_file(results["lens"].save(tmp_path / "lens.safetensors"))
+    assert held["kl"].tolist() == results["lens"].kl and held["tracked_rank"].shape[0] == 1
+    held = load_file(results["grid"].save(tmp_path / "grid.safetensors"))
+    assert held["resid.effect"].tolist() == results["grid"].parts[0].effect
+    held = load_file(log.save(tmp_path / "log.safetensors"))
+    assert held["loss"][700] == 99.0 and np.isnan(held["valid"][:999]).all()
+    path = results["tuned"].save(tmp_path / "tuned.safetensors")
+    assert torch.equal(TunedLens.load(path).weight, results["tuned"].weight)
+
+
+@pytest.mark.parametrize("chart", [
+    Heat(HOSTILE, np.eye(2), [HOSTILE] * 2, [HOSTILE] * 2, [[HOSTILE] * 2] * 2),
+    Heat(HOSTILE, np.eye(2), [HOSTILE] * 2, [HOSTILE] * 2),
+    Table(HOSTILE, (HOSTILE,), [(HOSTILE,)]),
+    Curves(HOSTILE, {HOSTILE: ([1, 2], [3, 4])}, HOSTILE),
+])  # fmt: skip
+def test_what_a_token_is_made_of_stays_text(chart: Any) -> None:
+    read = Parsed(chart.html())
+    assert not {"script", "style", "b"} & set(read.tags) and not [n for n in read.attributes if n.startswith("on")]
+    assert all(source.startswith("data:image/svg+xml;base64,") for source in read.sources)
+    drawn = ElementTree.fromstring(chart.drawing().svg())
+    said = "".join(drawn.itertext())
+    assert "<script>alert(2)</script>" in said and "\x00" not in said and "\u202e" not in said
+    chart.drawing().png()
+
+
+@pytest.mark.skipif(not CHROMIUM.exists(), reason="needs Chromium: apt-get install chromium")
+def test_a_browser_shows_what_holds_html_and_runs_none_of_it(tmp_path: Path) -> None:
+    """With a notebook's own rights: no policy keeps a script from running but that there is none."""
+    api = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright")
+    values = {f"a.{HOSTILE}.pattern": torch.eye(2)[None, None].expand(1, 2, 2, 2), HOSTILE: torch.ones(1, 2, 3)}
+    path = tmp_path / "it.html"
+    path.write_text(f"<!doctype html><body>{Seen(values, [HOSTILE, HOSTILE])._repr_html_()}", encoding="utf-8")
+    wrong: list[str] = []
+    with api.sync_playwright() as play:
+        how = {"executable_path": str(CHROMIUM), "args": ["--no-sandbox", "--disable-dev-shm-usage"]}
+        browser = play.chromium.launch(**how)
+        page = browser.new_page()
+        page.on("dialog", lambda dialog: wrong.append(dialog.message) or dialog.dismiss())
+        page.on("request", lambda asked: wrong.append(asked.url) if asked.url.startswith("http") else None)
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.goto(f"file://{path}")
+        page.locator("summary").first.click()
+        pictures = page.locator("img").evaluate_all("all => all.map(one => one.naturalWidth)")
+        browser.close()
+    assert not wrong and len(pictures) == 4 and min(pictures) > 20, (wrong, pictures)
+
+
+def test_what_does_not_fit_is_said() -> None:
+    values = {f"b.{n}.pattern": torch.rand(1, 12, 40, 40, generator=torch.Generator().manual_seed(n)) for n in range(9)}
+    seen = Seen(values, ["a"] * 40)
+    whole, cut = fragment(seen, 10**9), fragment(seen, 300_000)
+    assert len(cut.encode()) <= 300_000 < len(whole.encode())
+    assert "did not fit" in cut and "did not fit" not in whole
+
+
+def test_a_head_by_itself(results: dict[str, Any]) -> None:
+    seen = results["attention"]
+    one = seen.head(2)
+    assert [*one] == [f"{path}[2]" for path in seen]
+    assert all(torch.equal(a[:, 0], b[:, 2]) for a, b in zip(one.values(), seen.values(), strict=True))
+    assert "each of" in fragment(seen) and "each of" not in fragment(one)
+    with pytest.raises(UserError, match="heads 0 to"):
+        seen.head(99)
+    with pytest.raises(UserError, match="no attention"):
+        results["values"].head(0)
+
+
+@pytest.mark.parametrize("name", ["bert", "t5", "mixtral", "gru", "pooled"])
+def test_every_shape_shows_itself(name: str) -> None:
+    """Without a tokenizer too; across, rows are the target's and columns the source's tokens."""
+    model = tiny.model(tiny.ALL[name])
+    pair = hasattr(tiny.ALL[name], "encoder") and hasattr(tiny.ALL[name], "decoder")
+    seen = glassformer.look(model, None, [1, 2, 3], source=[4, 5, 6, 7, 8] if pair else None)
+    assert "<img" in seen._repr_html_()
+    if pair:
+        heat = next(chart for chart in seen.charts() if isinstance(chart, Heat) and ".cross.pattern" in chart.title)
+        assert [len(heat.rows), len(heat.columns)] == [3, 5] and heat.columns[4] == "4:#8"
+
+
+def test_files_that_cannot_be_written(results: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"\.html, \.svg, \.png, \.csv, \.safetensors"):
+        results["lens"].save(tmp_path / "it.pdf")
+    with pytest.raises(UserError, match=r"too many for \.csv"):
+        Seen({"x": torch.zeros(1, 500, 500)}).save(tmp_path / "it.csv")
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    with pytest.raises(UserError, match=r"glassformer\[plot\]"):
+        results["lens"].save(tmp_path / "it.png")
+    assert not list(tmp_path.iterdir())
+
+
+def test_colours_are_those_of_the_numbers() -> None:
+    ends = colours(np.array([0.0, 1.0, np.nan, -np.inf]), 0, 1, signed=False)
+    assert ends.tolist() == [[0xFA, 0xF9, 0xF5], [0x00, 0x22, 0x4E], [221] * 3, [221] * 3]
+    middle = colours(np.array([-4.0, 0.0, 4.0, 2.0]), -4, 1, signed=True)
+    assert middle[:3].tolist() == [[0x21, 0x66, 0xAC], [0xE2, 0xE2, 0xE2], [0xB3, 0x58, 0x06]]
+    assert colours(np.array([3.0]), 3, 3, signed=False).tolist() == [[0xFA, 0xF9, 0xF5]]
+
+
+def test_a_png_is_what_was_painted() -> None:
+    from io import BytesIO
+
+    from PIL import Image
+
+    pixels = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
+    assert np.array_equal(np.array(Image.open(BytesIO(png(pixels)))), pixels)
+    drawing = Heat("", np.array([[0.0, 1.0]]), ["r"], ["a", "b"], span=(0, 1)).drawing()
+    painted = np.array(Image.open(BytesIO(drawing.png(1))))
+    dark = np.argwhere((painted == (0x00, 0x22, 0x4E)).all(-1))
+    assert len(dark) >= 18 * 18 - 40 and painted.shape[:2] == (round(drawing.height), round(drawing.width))
+
+
+def test_no_spike_is_lost_in_a_long_curve() -> None:
+    x = list(range(100_000))
+    y = [0.0] * 100_000
+    y[77_777], y[12], y[50] = 9.0, -3.0, float("nan")
+    drawn = thinned(x, y)
+    assert len(drawn) <= 300 and (77_777.0, 9.0) in drawn and (12.0, -3.0) in drawn
+    assert drawn == sorted(drawn)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (2.514, 6.931), (1, 1000), (-1e-7, 3e-7), (1e8, 1.00001e8)])
+def test_ticks_are_round_and_inside(low: float, high: float) -> None:
+    found = ticks(low, high)
+    assert 2 <= len(found) <= 7 and low - 1e-6 * abs(low) <= found[0] and found[-1] <= high * (1 + 1e-9)
+
+
+def test_texts_keep_what_can_be_seen() -> None:
+    assert plain("a\x1b[0m鸟\ud83d") == "a\ufffd[0m鸟\ufffd"
+    assert written("<a b='c'>&") == "&lt;a b=&#x27;c&#x27;&gt;&amp;"
+
+
+def test_a_log_that_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(UserError, match=r"holds no log\.jsonl"):
+        glassformer.training_log(tmp_path / "mine")
+    with pytest.raises(UserError, match=r'Did you mean ".*mine"'):
+        glassformer.training_log(tmp_path / "mien")

@@ -157,14 +157,19 @@ class Checkpoint:
 
 def open_tokenizer(folder: Path) -> Tokenizer | None:
     """The tokenizer in a model's folder, None where there is none (or Marian's pair of them, one for each language)."""
-    if (folder / "source.spm").exists() and not (folder / "tokenizer.json").exists():
-        return None
-    if not any((folder / name).exists() for name in TOKENIZERS) and not any(folder.glob("*.tiktoken")):
+    if not has_tokenizer(folder):
         return None
     from ..tokenizer import open as open_tokenizer
 
     tokenizer: Tokenizer = open_tokenizer(folder)
     return tokenizer
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether ``open_tokenizer`` finds one there; nothing is opened."""
+    if (folder / "source.spm").exists() and not (folder / "tokenizer.json").exists():
+        return False
+    return any((folder / name).exists() for name in TOKENIZERS) or any(folder.glob("*.tiktoken"))
 
 
 def base_of(folder: Path) -> str | None:

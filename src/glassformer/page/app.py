@@ -230,6 +230,11 @@ class Page:
         asked = await body(request)
         return answer(await to_thread.run_sync(self.tokenizers.compare, asked))
 
+    async def tokenize_steps(self, request: Request) -> Response:
+        """POST api/tokenize/steps"""
+        asked = await body(request)
+        return answer(await to_thread.run_sync(self.tokenizers.steps, asked))
+
     async def list_tokenizers(self, request: Request) -> Response:
         """GET api/tokenizers"""
         return answer(await to_thread.run_sync(self.tokenizers.listing))
@@ -301,6 +306,7 @@ class Page:
             Route(f"{run}/export.{{kind}}", self.export),
             Route("/api/generate", self.generate, methods=post),
             Route("/api/tokenize", self.tokenize, methods=post),
+            Route("/api/tokenize/steps", self.tokenize_steps, methods=post),
             Route("/api/tokenizers", self.list_tokenizers),
             Route("/api/vocab/{name:path}", self.vocabulary),
             Route("/api/train", self.train),

@@ -96,17 +96,26 @@ class Tokenizers:
     def __init__(self, models: Models) -> None:
         self.models = models
         self._open: dict[str, Any] = {}
+        self._tracers: dict[int, Any] = {}  # by the tokenizer that each follows
 
     def listing(self) -> list[dict[str, Any]]:
-        """What there is, and of what there is not the command that gets it."""
+        """What there is, and of what there is not the command that gets it; nothing is opened for that.
+
+        "vocab" is None of a model's own until it is opened.
+        """
+        from ..checkpoints.checkpoint import has_tokenizer
         from ..tokenizer import pretrained
 
         told: list[dict[str, Any]] = []
         for id, entry in self.models.entries.items():
-            if (one := self._of(id)) is not None:
-                told.append({"name": id, "title": entry.title, "vocab": one.size, "available": True})
+            folder = entry.checkpoint.folder
+            if folder is not None and has_tokenizer(folder):
+                one = self._open.get(f"{id} {entry.stamp}")
+                told.append({"name": id, "title": entry.title, "vocab": one and one.size, "available": True})
         for name, known in pretrained.KNOWN.items():
-            here = self._of(name) is not None
+            if name in self.models.entries:  # a model of that name goes before it
+                continue
+            here = name in self._open or pretrained.place(name) is not None
             row = {"name": name, "title": known.what, "vocab": known.size, "available": here}
             told.append(row if here else {**row, "command": f"glassformer tokens --with {name} --text Hello"})
         return told
@@ -156,6 +165,33 @@ class Tokenizers:
             told["refused"] = str(error)
         return told
 
+    def steps(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """{tokenizer, text, at} -> how the word that token ``at`` stands in came to its pieces, step by step.
+
+        "first" is the word's first token, "shown" says each piece as text. Raises UserError for an added token.
+        """
+        from ..inspection.tokens.segmentation import Tracer
+
+        text, at = one_text(asked, "text", MOST_TEXT) or "", asked.get("at")
+        one = self[one_text(asked, "tokenizer", 200) or ""]
+        ids, seen = one.encode(text), 0
+        if type(at) is not int or not 0 <= at < len(ids):
+            raise UserError(f"at is the place of a token, from 0 to {len(ids) - 1}.")
+        tracer = self._tracers.setdefault(id(one), Tracer(one, 2))
+        for word in tracer.words(text):
+            made = tracer(word)
+            if list(made.ids) != ids[seen : seen + len(made.ids)]:
+                break
+            seen += len(made.ids)
+            if at < seen:
+                told = made.to_dict()
+                pieces = {*made.start, *made.pieces, *(piece for step in told["steps"] for piece in _pieces(step))}
+                shown = {piece: _shown(one, piece) for piece in pieces}
+                return {**told, "first": seen - len(made.ids), "shown": shown}
+        raise UserError(
+            "This token, or one before it, was added to the vocabulary and is found whole: it has no steps."
+        )
+
     def vocabulary(self, name: str) -> bytes:
         """For each id its length as uint32, little-endian, and its bytes; special tokens by their name."""
         one = self[name]
@@ -164,3 +200,21 @@ class Tokenizers:
             raw = one.token(id).encode() if one.hides(id) else one.bytes_of(id)
             parts += [struct.pack("<I", len(raw)), raw]
         return b"".join(parts)
+
+
+def _pieces(step: dict[str, Any]) -> list[str]:
+    """The pieces that a step names."""
+    some = [*step.get("pieces", ()), step.get("left"), step.get("right"), step.get("piece")]
+    return [piece for piece in some if piece is not None]
+
+
+def _shown(tokenizer: Any, piece: str) -> str:
+    """A piece as text; bytes that are no whole character in hexadecimal."""
+    found = tokenizer.id(piece)
+    if found is None or tokenizer.hides(found):
+        return piece
+    raw = tokenizer.bytes_of(found)
+    try:
+        return str(raw.decode())
+    except UnicodeDecodeError:
+        return "".join(f"⟨{byte:02x}⟩" for byte in raw)

@@ -72,8 +72,13 @@ def here() -> list[str]:
 
 def at_hand(name: str, online: bool = False) -> Tokenizer | None:
     """The published tokenizer of that name, None where it is neither here nor, if ``online``, on the hub."""
-    folder = _placed(name) or _hub(KNOWN[name].hub, online)
+    folder = place(name, online)
     return None if folder is None else open(folder)
+
+
+def place(name: str, online: bool = False) -> Path | None:
+    """The folder of that published tokenizer, which is not opened; None where it cannot be had."""
+    return _placed(name) or _hub(KNOWN[name].hub, online)
 
 
 def _placed(name: str) -> Path | None:

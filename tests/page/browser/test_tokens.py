@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from glassformer.checkpoints import store
+from glassformer.inspection.tokens import segmentation
 
 TEXT = "the cat 🎵 <img src=x onerror=alert(1)>\tsat"
 
@@ -22,3 +23,20 @@ def test_ids_are_the_tokenizers(site: Any, tab: Any) -> None:
             arg=[panel, ",".join(ids)],
         )
     assert tab.locator("main img").count() == 0
+
+
+def test_a_token_shows_its_merges(site: Any, tab: Any) -> None:
+    tab.goto(f"{site.url}#tokens?tn=gpt,bert")
+    tab.fill(".tokenscreen textarea", "the cat sat")
+    panel = tab.locator('section[aria-label="tokenizer gpt"]')
+    one = panel.locator(".piece", has_text="cat").first
+    one.click()
+    tab.wait_for_selector(".steps")
+    shown = [row.inner_text() for row in panel.locator(".steps tr").all()]
+    tokenizer: Any = store.load(site.folders["gpt"])[1]
+    (_, mine, _) = segmentation.trace(tokenizer, "the cat sat")
+    assert len(shown) == len(mine.steps) + 2 and shown[-1].split("\t")[1].split() == [str(id) for id in mine.ids]
+    for row, step in zip(shown[1:-1], mine.steps, strict=True):
+        assert row.startswith(f"merge {step.rank}:")
+    one.press("ArrowRight")
+    assert tab.evaluate("() => document.activeElement.dataset.v") == str(tokenizer.encode("the cat sat")[2])

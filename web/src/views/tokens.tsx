@@ -15,7 +15,7 @@ import type { Screen } from "./screen";
 interface Known {
   name: string;
   title: string;
-  vocab: number;
+  vocab: number | null;
   available: boolean;
   command?: string;
 }
@@ -33,6 +33,7 @@ const MOST = 800; // tokens that are drawn of each
 const SHOW_TOKENS = 'English and CAPITALIZATION\n🎵 鸟\nshow_tokens False None elif == >= else: two tabs:"\t\t" Three tabs: "\t\t\t"\n12.0*50=600';
 const PRESETS: [string, string][] = [
   ["test text", SHOW_TOKENS],
+  ["raw text", "This raw text will be tokenized"],
   ["a sentence", "The animal didn't cross the street because it was too tired"],
   ["numbers", "3.14159 + 2,718 = 2721.14159; 1,000,000 / 7 = 142857.14"],
   ["languages", "Ein Mann fährt Rad. Привет, мир! 你好，世界。 مرحبا بالعالم"],
@@ -93,7 +94,7 @@ function Tokens() {
 }
 
 function Panel({ read, ids, raw, others }: { read: Read; ids: boolean; raw: boolean; others: Set<number>[] }) {
-  const made = useMemo(() => pieces(read.tokens), [read]);
+  const made = useMemo(() => pieces(read.tokens), [read]), [at, pick] = useState<number | null>(null);
   const characters = Array.from(text.value).length, unknown = read.tokens.filter((one) => one.unk).length;
   return (
     <section class="card" aria-label={`tokenizer ${read.name}`}>
@@ -108,20 +109,68 @@ function Panel({ read, ids, raw, others }: { read: Read; ids: boolean; raw: bool
         {read.round_trip && <span>✓ decodes to the same text</span>}
       </div>
       {read.refused && <p class="failure">{read.refused}</p>}
-      <div class="pieces" tabIndex={0} role="region" aria-label={`tokens of ${read.name}`}>
+      <div class="pieces" role="group" aria-label={`tokens of ${read.name}`} onKeyDown={arrows}>
         {made.slice(0, MOST).map((one) => {
           const token = one.token, alone = others.length > 0 && !!token.end && !!token.start && others.every((edges) => !edges.has(token.start!));
           return (
-            <span key={one.at} class={`piece ${token.special ? "special" : ""} ${token.unk ? "unk" : ""} ${alone ? "alone" : ""}`} data-addr={`tokenize.${read.name}[${one.at}]`} data-v={token.id} title={`token ${one.at}: id ${token.id}, characters ${token.start} to ${token.end}`}>
+            <button key={one.at} tabIndex={one.at === (at ?? 0) ? 0 : -1} aria-pressed={one.at === at} onClick={() => pick(one.at === at ? null : one.at)} class={`piece ${token.special ? "special" : ""} ${token.unk ? "unk" : ""} ${alone ? "alone" : ""}`} data-addr={`tokenize.${read.name}[${one.at}]`} data-v={token.id} title={`token ${one.at}: id ${token.id}, characters ${token.start} to ${token.end}; click: how it came to be`}>
               {label(one)}
               {ids && <small>{token.id}</small>}
               {raw && <small>{Array.from(bytes(token.bytes), (byte) => byte.toString(16).padStart(2, "0")).join(" ")}</small>}
-            </span>
+            </button>
           );
         })}
       </div>
+      {at !== null && at < read.tokens.length && transport.live && <Steps name={read.name} at={at} />}
       {made.length > MOST && <p class="soft">the first {MOST} of {made.length}</p>}
     </section>
+  );
+}
+
+function arrows(event: KeyboardEvent) {
+  const next = (event.target as HTMLElement)[event.key === "ArrowRight" ? "nextElementSibling" : "previousElementSibling"] as HTMLElement | null;
+  if (!/^Arrow(Left|Right)$/.test(event.key)) return;
+  next?.focus();
+  event.preventDefault();
+  event.stopPropagation();
+}
+
+interface Trace {
+  word: string;
+  algorithm: string;
+  start: string[];
+  /** Of BPE merges, of WordPiece matches, of Unigram paths. */
+  steps: { rank?: number; left?: string; right?: string; pieces?: string[]; rest?: string; tried?: number; piece?: string | null; score?: number }[];
+  pieces: string[];
+  ids: number[];
+  whole: boolean;
+  shown: Record<string, string>;
+}
+
+/** How the word that a token stands in came to its pieces. */
+function Steps({ name, at }: { name: string; at: number }) {
+  const whole = text.value;
+  const loaded = useLoaded(() => transport.post<Trace>("api/tokenize/steps", { tokenizer: name, text: whole, at }).then((told) => told, (problem) => ({ refused: (problem as Error).message })), [name, at, whole]);
+  const told = loaded.data;
+  if (!told) return <p class="soft">…</p>;
+  if ("refused" in told) return <p class="failure" role="alert">{told.refused}</p>;
+  const say = (piece: string) => visible(told.shown[piece] ?? piece) || "∅", row = (some: readonly string[], mark = "") => some.map((piece, nth) => <span key={nth} class={`piece ${piece === mark ? "now" : ""}`}>{say(piece)}</span>);
+  return (
+    <div class="scroll tall" tabIndex={0} role="region" aria-label={`steps to ${told.word}`}>
+      <table class="steps">
+        <tbody>
+          <tr><th scope="row" class="left">{told.algorithm}</th><td class="left">{row(told.start)}</td></tr>
+          {told.steps.map((step, nth) => (
+            <tr key={nth}>
+              {step.left !== undefined && <><th scope="row" class="left">merge <span class="num" data-v={step.rank}>{step.rank}</span>: {say(step.left)} + {say(step.right!)}</th><td class="left">{row(step.pieces!, (told.steps[nth].pieces ?? []).find((piece) => !(nth ? told.steps[nth - 1].pieces! : told.start).includes(piece)))}</td></>}
+              {step.rest !== undefined && <><th scope="row" class="left"><span class="mono">{step.rest}</span>: the longest entry at its head, {step.tried} tried</th><td class="left">{step.piece === null ? "none: unknown" : row([step.piece!], step.piece!)}</td></>}
+              {step.score !== undefined && <><th scope="row" class="left">{nth ? "another way" : "the best way"}, log p <span class="num" data-v={step.score}>{number(step.score, 5)}</span></th><td class="left">{row(step.pieces!, "")}</td></>}
+            </tr>
+          ))}
+          <tr><th scope="row" class="left">{told.whole ? "the word is an entry of its own" : "ids"}</th><td class="left">{told.ids.join(" ")}</td></tr>
+        </tbody>
+      </table>
+    </div>
   );
 }
 

@@ -1,0 +1,51 @@
+"""Tokenizers: listed without being opened, and how a word came to its tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("starlette", reason="the page needs its extra: pip install 'glassformer[page]'")
+pytest.importorskip("httpx", reason="tests of the page need httpx")
+
+import served
+from glassformer.tokenizer import pretrained
+
+TEXT = "the cat 🎵 and  the log"
+
+
+def test_listing_opens_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A named one that is in the data folder is offered by its place; opening starts when a text is cut by it."""
+    served.tokenizer().save(tmp_path / "tok-gpt2")
+    (tmp_path / "tok-qwen").mkdir()
+    monkeypatch.setenv("GLASSFORMER_DATA", str(tmp_path))
+    page = served.page(served.saved("gpt2", tmp_path / "mine"))
+    monkeypatch.setattr(pretrained, "open", lambda path: pytest.fail(f"{path} was opened"))
+    found = {one["name"]: one for one in served.client(page).get("/api/tokenizers").json()}
+    assert found["mine"] == {"name": "mine", "title": str(tmp_path / "mine"), "vocab": None, "available": True}
+    assert found["gpt2"]["available"] and found["qwen"]["available"] and found["qwen"]["vocab"] == 151_657
+    assert not found["t5"]["available"] and "--with t5" in found["t5"]["command"]
+    assert page.tokenizers._open == {}
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bert"])
+def test_the_steps_of_a_word_lead_to_its_tokens(kind: str, tmp_path: Path) -> None:
+    client = served.client(served.page(served.saved(kind, tmp_path / "mine")))
+    one = served.tokenizer("wordpiece" if kind == "bert" else "bpe")
+    ids = one.encode(TEXT)
+    for at in range(len(ids)):
+        told = client.post("/api/tokenize/steps", json={"tokenizer": "mine", "text": TEXT, "at": at}).json()
+        first = told["first"]
+        assert first <= at < first + len(told["ids"]) and told["ids"] == ids[first : first + len(told["ids"])]
+        if kind == "gpt2":
+            pieces = told["start"]
+            for step in told["steps"]:  # each joins two neighbours and nothing else
+                joined = [n for n in range(len(pieces) - 1) if pieces[n : n + 2] == [step["left"], step["right"]]]
+                ways = [[*pieces[:n], step["left"] + step["right"], *pieces[n + 2 :]] for n in joined]
+                assert step["pieces"] in ways
+                pieces = step["pieces"]
+            text = "".join(told["shown"][piece] for piece in told["pieces"])
+            assert pieces == told["pieces"] and ("⟨" in text or text in TEXT)
+    far = client.post("/api/tokenize/steps", json={"tokenizer": "mine", "text": TEXT, "at": len(ids)})
+    assert far.status_code == 400 and f"from 0 to {len(ids) - 1}" in far.json()["error"]

@@ -48,7 +48,8 @@ class Checkpoint:
 
     ``recipe``: whose names the files use (None: our own). ``base``: the name of the model that the folder holds only a
     change of. ``labels``: the names of what the model chooses from, in the order of its outputs; empty where none were
-    given. ``headers``: where the tensors lie, if that is known already.
+    given. ``headers``: where the tensors lie, if that is known already. ``quantization``: what config.json says of
+    weights of few bits, None where there are none.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Checkpoint:
     base: str | None = None
     labels: tuple[str, ...] = ()
     headers: Headers | None = None
+    quantization: Any = None
 
     @classmethod
     def open(cls, name: str | Path, context: int | None = None) -> Checkpoint:
@@ -81,16 +83,38 @@ class Checkpoint:
         assert self.folder is not None
         return self.headers or read_headers(self.folder)
 
-    def model(self, *, dtype: Dtype = None, device: Device = None, mapped: bool = True) -> Model:
+    def model(
+        self,
+        *,
+        dtype: Dtype = None,
+        device: Device = None,
+        mapped: bool = True,
+        bits: int | None = None,
+        group: int = 32,
+        head: int = 8,
+    ) -> Model:
         """The model with its weights, in evaluation mode; a recipe's is newly initialised.
 
         ``dtype`` None is the files' own (fp32 for a recipe). A large file on a disk of this machine is ``mapped``, not
         read, and where nothing has to change, its tensors are the model's: it may be removed or replaced by a new one
-        (as ``save`` does it), but not cut or written over in place while the model lives. False reads it. Raises
-        UserError for everything that is missing, damaged or does not fit together.
+        (as ``save`` does it), but not cut or written over in place while the model lives. False reads it. ``bits`` 8
+        or 4 quantises the weights, ``group`` of them to a scale, the ends in ``head`` bits. Raises UserError for
+        everything that is missing, damaged or does not fit together.
         """
+        if bits is None:
+            return self._model(dtype, device, mapped)
+        from ..nn import quantized
+
+        layout = quantized.Layout(bits, group, head)
+        model = self._model(dtype, device, mapped)
+        quantized.quantize_weights(model, layout)
+        return model
+
+    def _model(self, dtype: Dtype, device: Device, mapped: bool) -> Model:
+        """The model as it is held here."""
         from ..nn import lora
         from . import adapters, loading
+        from . import quantized as few_bits
         from .tensors import Files
 
         kind = loading.dtype_of(dtype)
@@ -99,6 +123,10 @@ class Checkpoint:
         if self.base is None:
             files = Files(self.weights(), mapped)
             verify(self.folder, "model", "adapter")  # a header that lies was named by now
+            if self.quantization is not None:
+                page = few_bits.Page.read(self.quantization, str(self.folder / CONFIG))
+                own = loading.dtype_of(page.dtype)
+                return few_bits.load(self.config, page, files, kind or own or files.dtype, device).eval()
             return loading.load_model(self.config, self.recipe, files, kind or files.dtype, device).eval()
         try:
             model = Checkpoint.open(self.base).model_as(self.config, dtype=kind, device=device).model
@@ -126,7 +154,7 @@ class Checkpoint:
             model = loading.new_model(cfg, kind or loading.DTYPES["float32"], device, seed)
             return loading.Fitted(model.eval(), tuple(weights.shapes(cfg)), ())
         shared = loading.differing_ends(cfg, self.config, str(self.folder))
-        if self.base is not None:
+        if self.base is not None or self.quantization is not None:
             given = dict(self.model(dtype=kind, device=device).named_parameters())
             model = loading.new_model(cfg, kind or next(iter(given.values())).dtype, device, seed)
             loading.copy_weights(model, given, shared)
@@ -226,7 +254,7 @@ def _read(name: str, folder: Path, base: str | None) -> Checkpoint:
         raise UserError(f"{path} is in format {version} and this version reads {FORMAT}; upgrade glassformer.")
     try:
         model = serial.from_dict(ModelConfig, old_names.with_current_names(raw.get("model")))
-        return Checkpoint(name, folder, model, None, base, labels)
+        return Checkpoint(name, folder, model, None, base, labels, quantization=raw.get("quantization"))
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import config
 from ..errors import UserError
-from ..nn import Model, build_model
+from ..nn import Model, build_model, quantized
 from ..nn.finite import check_when_used
 from ..nn.model import allocate
 from ..recipes.recipe import Recipe, Table
@@ -72,7 +72,10 @@ def copy_weights(model: Model, given: Mapping[str, Tensor], names: Iterable[str]
     """Give the model's parameters of these names the numbers of ``given``."""
     with torch.no_grad():
         for name in names:
-            model.get_parameter(name).copy_(given[name])
+            if isinstance(given[name], quantized.QuantizedWeight):
+                quantized.put(model, name, given[name])
+            else:
+                model.get_parameter(name).copy_(given[name])
 
 
 def must_fit(cfg: config.Model, dtype: torch.dtype, device: Device) -> None:

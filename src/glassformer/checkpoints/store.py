@@ -16,7 +16,7 @@ from ..errors import UserError, need
 from ..nn import Model, lora
 from ..recipes import sentences
 from ..tokenizer.framing import target_start
-from . import adapters, weights
+from . import adapters, quantized, weights
 from . import tensors as tensorfiles
 from .checkpoint import FORMAT, SOURCE, Checkpoint
 from .headers import INDEX, SINGLE, read_index
@@ -36,14 +36,18 @@ def load(
     device: torch.device | str | None = None,
     mapped: bool = True,
     context: int | None = None,
+    bits: int | None = None,
+    group: int = 32,
+    head: int = 8,
 ) -> tuple[Model, Tokenizer | None]:
     """The model and tokenizer in a folder or under a hub name, ready to use; or a recipe's model, newly initialised.
 
-    ``dtype``, ``device`` and ``mapped`` are those of ``Checkpoint.model``, ``context`` of ``Checkpoint.open``. Raises
-    UserError for everything that is missing, damaged or does not fit together.
+    ``context`` is that of ``Checkpoint.open``, all others those of ``Checkpoint.model``: ``bits=8`` or 4 quantises the
+    weights (docs/quantize.md). Raises UserError for everything that is missing, damaged or does not fit together.
     """
     checkpoint = Checkpoint.open(name, context)
-    return checkpoint.model(dtype=dtype, device=device, mapped=mapped), checkpoint.tokenizer()
+    how: dict[str, Any] = {"bits": bits, "group": group, "head": head}
+    return checkpoint.model(dtype=dtype, device=device, mapped=mapped, **how), checkpoint.tokenizer()
 
 
 def load_as(
@@ -88,11 +92,23 @@ def save(
         named["id2label"] = {str(i): name for i, name in enumerate(labels)}
         named["label2id"] = {name: i for i, name in enumerate(labels)}
     _must_load(model.config, None if base is not None else _state(model))
-    contents = _published(model, tokenizer, layout, named) if layout != "glassformer" and base is None else None
+    page = None if base is not None else quantized.page_of(model)
+    if page is not None:
+        unpublished = (
+            "No published layout holds our quantised weights; save it in our own (layout glassformer), or save"
+        )
+        need(layout != "hf", f"{unpublished} the model that it was made of.")
+        beside = not lora.adapted(model)
+        need(beside, "An adapter on quantised weights is saved by itself: give base, the name of the quantised model.")
+    published = layout != "glassformer" and base is None and page is None
+    contents = _published(model, tokenizer, layout, named) if published else None
     if contents is None:
         book = {"glassformer": FORMAT, "model": serial.to_dict(model.config), **_token_ids(tokenizer), **named}
         if base is not None:
             contents = {**adapters.contents(model, base), "config.json": _json({**book, "base": base})}
+        elif page is not None:
+            book[quantized.KEY] = vars(page)
+            contents = {**quantized.contents(model, page, _state(model)), "config.json": _json(book)}
         else:
             contents = {**tensorfiles.contents(tensorfiles.plain(_state(model))), "config.json": _json(book)}
     if source_tokenizer is not None:

@@ -169,9 +169,14 @@ def plain(ours: Mapping[str, Tensor]) -> Iterator[Piece]:
         yield Piece(name, tensor.dtype, tuple(tensor.shape), tensor.detach)
 
 
-def contents(parts: Iterable[Piece], limit: int | None = None) -> dict[str, str | Callable[[Path], None]]:
-    """The files that hold the pieces, by name: one, or shards of at most ``limit`` bytes (``SHARD``) and an index."""
-    limit = limit or SHARD
+def contents(
+    parts: Iterable[Piece], limit: int | None = None, metadata: Mapping[str, str] | None = None
+) -> dict[str, str | Callable[[Path], None]]:
+    """The files that hold the pieces, by name: one, or shards of at most ``limit`` bytes (``SHARD``) and an index.
+
+    ``metadata`` stands in the header of each.
+    """
+    limit, said = limit or SHARD, dict(metadata or {})
     shards: list[list[Piece]] = [[]]
     held = 0
     for piece in parts:
@@ -181,18 +186,18 @@ def contents(parts: Iterable[Piece], limit: int | None = None) -> dict[str, str 
         shards[-1].append(piece)
         held += piece.size
     if len(shards) == 1:
-        return {SINGLE: partial(_write, shards[0])}
+        return {SINGLE: partial(_write, shards[0], said)}
     names = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
     placed = {piece.name: name for name, shard in zip(names, shards, strict=True) for piece in shard}
     total = sum(piece.size for shard in shards for piece in shard)
     index = json.dumps({"metadata": {"total_size": total}, "weight_map": placed}, indent=1) + "\n"
-    return {**{name: partial(_write, shard) for name, shard in zip(names, shards, strict=True)}, INDEX: index}
+    return {**{name: partial(_write, shard, said) for name, shard in zip(names, shards, strict=True)}, INDEX: index}
 
 
-def _write(parts: Sequence[Piece], path: Path) -> None:
+def _write(parts: Sequence[Piece], metadata: Mapping[str, str], path: Path) -> None:
     """A safetensors file at ``path``, written one tensor at a time."""
     # Saving a GPT-2 124M takes 16 MiB more memory; safetensors' save_file, which needs all tensors at once, 603.
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", **metadata}}
     at = 0
     for piece in parts:
         header[piece.name] = {"dtype": NAMES[piece.dtype], "shape": piece.shape, "data_offsets": [at, at + piece.size]}

@@ -77,6 +77,8 @@ def built() -> set[type]:
 #     writes = ("down.weight",)     matrices that write to the residual stream
 #     biases = ("up_bias",)         parameters of two sides or more that are biases all the same (a stack of experts')
 #     tables = ("weight",)          parameters that tokens are looked up in, not multiplied with
+#     products = ("weight",)        matrices (.., N, C) that may be held in few bits (quantized.py)
+#     exact = ("router",)           parts of it whose matrices are not
 #     def reset(std, generator)     fills in what no rule of ``init`` draws
 
 

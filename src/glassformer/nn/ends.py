@@ -29,6 +29,7 @@ class Embed(TracedModule):
         self.lag = nn.ModuleList(
             table(cfg.vocab + 1, dim) for _ in range(cfg.previous_token_embeddings)
         )  # the last: nothing there
+        self.products = ("token.weight", *(f"lag.{back}.weight" for back in range(len(self.lag))))
 
     def forward(self, tokens: Tensor, flow: Flow, segments: Tensor | None = None) -> Tensor:
         """tokens (B, T) -> (B, T, C); ``segments`` (B, T) are 0 where not given."""
@@ -62,6 +63,8 @@ def before(tokens: Tensor, flow: Flow, back: int, nothing: int) -> Tensor:
 
 class Projection(nn.Module):
     """Hidden states times a table (V, C), plus a bias: the head's own table, or the embedding's where it is tied."""
+
+    products = ("weight",)
 
     def __init__(self, dim: int, vocab: int, tied: bool, bias: bool) -> None:
         super().__init__()

@@ -42,6 +42,7 @@ class MoE(TracedModule):
 
     writes = ("down",)
     biases = ("gate_bias", "up_bias", "down_bias")
+    products, exact = ("gate", "up", "down"), ("router", "noise")
 
     def __init__(self, cfg: config.MoE, dim: int) -> None:
         super().__init__()
@@ -237,12 +238,14 @@ def grouped(rows: Tensor, table: Tensor, bias: Tensor | None, counts: Tensor) ->
         y = F.grouped_mm(rows, table.mT, offs=counts.cumsum(0).int())
     else:
         parts = torch.split(rows, counts.tolist())
-        y = torch.cat([part @ own.mT for part, own in zip(parts, table.unbind(), strict=True)])
+        y = torch.cat([F.linear(part, own) for part, own in zip(parts, table.unbind(), strict=True)])
     return y if bias is None else y + bias.repeat_interleave(counts, 0, output_size=len(y))
 
 
 def _kernel(rows: Tensor, table: Tensor) -> bool:
     """Whether torch's own grouped product takes these: 16-byte rows; on CUDA bf16 alone, on a CPU fp32 too."""
+    if hasattr(table, "held"):  # quantised: it has a product of its own
+        return False
     kinds = (torch.bfloat16,) if rows.is_cuda else (torch.bfloat16, torch.float32)
     aligned = all(size * rows.element_size() % 16 == 0 for size in table.shape[1:])
     return rows.dtype in kinds and rows.device.type in ("cpu", "cuda") and aligned and len(rows) > 0

@@ -13,6 +13,8 @@ class Linear(nn.Linear):
     A class of its own, so that others can take its place: low-rank changes (lora.py), prepacked weights (prepacked.py).
     """
 
+    products = ("weight",)
+
     def reset_parameters(self) -> None:
         """Nothing: drawing twice would take time."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from ..errors import need
 from .build import matches
 from .linear import Linear
 from .prepacked import unpack
+from .quantized import QuantizedWeight, quantized
 
 
 class LoRALinear(Linear):
@@ -29,10 +31,16 @@ class LoRALinear(Linear):
         nn.Module.__init__(self)
         self.in_features, self.out_features, self.scale = of.in_features, of.out_features, scale
         self.weight, self.bias = of.weight, of.bias
-        self.down = nn.Parameter(of.weight.new_zeros(rank, of.in_features))  # (R, I)
-        self.up = nn.Parameter(of.weight.new_zeros(of.out_features, rank))  # (O, R)
+        like: Any = {"dtype": of.weight.dtype, "device": of.weight.device}
+        self.down = nn.Parameter(torch.zeros(rank, of.in_features, **like))  # (R, I)
+        self.up = nn.Parameter(torch.zeros(of.out_features, rank, **like))  # (O, R)
         self.drop = nn.Dropout(dropout)
         self.original: Tensor | None = None  # W as it was, while the change is in it
+
+    @property
+    def mergeable(self) -> bool:
+        """Whether W can take the change in: one of few bits would lose most of it."""
+        return not isinstance(self.weight, QuantizedWeight)
 
     @property
     def prepackable(self) -> bool:
@@ -57,7 +65,8 @@ class LoRALinear(Linear):
 
     @torch.no_grad()
     def merge(self) -> None:
-        """Put the change into W; W as it was is kept."""
+        """Put the change into W; W as it was is kept. UserError where W is quantised."""
+        need(self.mergeable, "A quantised weight takes no change into it; leave the adapter beside it.")
         if self.original is None:
             merged_weight = self.merged_weight()
             self.original = self.weight.detach().clone()
@@ -84,8 +93,10 @@ def adapt(model: nn.Module, ranks: Mapping[str, tuple[int, float]], dropout: flo
 
 
 def merge_and_unload(model: nn.Module) -> None:
-    """Make an adapted model a plain one: each change becomes part of its matrix for good."""
+    """Make an adapted model a plain one: each change becomes part of its matrix for good, save of a quantised one."""
     for path, layer in adapted(model).items():
+        if not layer.mergeable:
+            continue
         layer.merge()
         plain = Linear(layer.in_features, layer.out_features, bias=False, device="meta")
         plain.weight, plain.bias = layer.weight, layer.bias
@@ -105,9 +116,11 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
 def tune(model: nn.Module, how: objectives.Tune, new: Iterable[str] = (), seed: int = 0) -> None:
     """Leave only those weights to train that ``how`` names, and ``new`` ones, which nothing has trained yet.
 
-    Raises UserError where a pattern that should name something names nothing.
+    Raises UserError where a pattern that should name something names nothing, and for quantised weights, which do not
+    train.
     """
     if isinstance(how, objectives.Full):
+        _must_not_train(quantized(model))
         return
     if isinstance(how, objectives.LoRA):
         layers = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
@@ -124,6 +137,7 @@ def tune(model: nn.Module, how: objectives.Tune, new: Iterable[str] = (), seed: 
     )
     for name, weight in model.named_parameters():
         weight.requires_grad_(name in free or matches(name, whole))
+    _must_not_train(name for name in quantized(model) if name in new or matches(name, whole))
     names = [name for name, _ in model.named_parameters()]
     _must_name(list(trained(model)), f"{type(how).__name__}.{setting} {', '.join(whole)}", "weight", names)
 
@@ -131,6 +145,12 @@ def tune(model: nn.Module, how: objectives.Tune, new: Iterable[str] = (), seed: 
 def trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """The weights that training moves, by path."""
     return ((name, weight) for name, weight in model.named_parameters() if weight.requires_grad)
+
+
+def _must_not_train(names: Iterable[str]) -> None:
+    name = next(iter(names), None)
+    how = "train LoRA beside it (--train.tune LoRA), or the model that it was made of"
+    need(name is None, f"{name} is quantised, and codes do not train; {how}.")
 
 
 def _must_name(found: Sequence[object], said: str, kind: str, there: Sequence[str]) -> None:

@@ -19,6 +19,8 @@ from .linear import linear
 class Labels(TracedModule):
     """What a Pool and a TokenHead share: (transform), and for labels dropout and a projection."""
 
+    exact = ("proj",)  # a few rows
+
     def __init__(self, cfg: config.Pool | config.TokenHead, dim: int) -> None:
         super().__init__()
         self.transform = linear(dim, dim, bias=True) if cfg.transform else None

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from .ends import Projection
 from .linear import Linear
+from .quantized import QuantizedWeight
 
 M = TypeVar("M", bound=nn.Module)
 Paths: TypeAlias = tuple[str, ...]  # of the layers that share a copy
@@ -63,6 +64,7 @@ class Group:
         first = self.weights[0]
         return (
             all(isinstance(one, nn.Parameter) and one.is_contiguous() and one.nbytes % 8 == 0 for one in self.weights)
+            and not any(isinstance(one, QuantizedWeight) for one in self.weights)
             and len(self.biases) in (0, len(self.weights))
             and first.dtype in kinds
             and first.device.type == "cpu"
@@ -209,8 +211,8 @@ def packable(model: nn.Module) -> Iterator[tuple[Paths, Group]]:
         if layers and all(layer.prepackable for layer in layers)
     ]
     head = getattr(model, "head", None)
-    if head is not None:
-        found.append(((head.proj,), [head.table(model.embed)]))
+    if head is not None and not isinstance(weight := head.table(model.embed), QuantizedWeight):
+        found.append(((head.proj,), [weight]))
     for layers, weights in found:
         group = Group(weights, [layer.bias for layer in layers if layer.bias is not None])  # type: ignore[misc]
         if group.packable(kinds):

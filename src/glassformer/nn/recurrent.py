@@ -245,6 +245,8 @@ class Additive(Summary):
 class Recurrent(TracedModule):
     """Embeddings in, hidden states out, as a Stack does it; one way, or both ways with half of the width each."""
 
+    exact = ("cells", "back", "cross", "merge")  # a state goes round and round: what is rounded adds up
+
     def __init__(self, cfg: config.Recurrent, dim: int) -> None:
         super().__init__()
         width = dim if cfg.causal else dim // 2

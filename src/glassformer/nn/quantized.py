@@ -1,0 +1,310 @@
+"""Weights of 8 or 4 bits in groups: in the place of a parameter, whichever module multiplies with it.
+
+    quantize_weights(model, Layout(bits=4))   the model's matrices become QuantizedWeights
+    dequantize_weights(model)                 and plain ones again, the numbers that the codes stand for
+
+    F.linear(x, weight)                       x to int8; sums of a group in integers; groups in their order
+    F.embedding(tokens, weight)               the rows of a table
+    weight[expert], weight.unbind()           a table of a stack of them
+    anything else                             the numbers, in the weight's dtype
+
+So a row of a product has the same bits alone and in a batch, and every module, tape and tool that reads a weight goes
+on as it was. A quantised weight does not train: gradients pass through the product to x, and to LoRA beside it.
+
+N outputs, C inputs, G groups of a row, R rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..errors import need
+from . import rounding
+from .build import declared
+
+Rounding = Callable[[str, Tensor, int, int], rounding.Rounded]
+"""(a weight's path, the weight, bits, group) -> its codes and scales."""
+ENDS = ("embed.", "source_embed.", "head.", "pool.", "token_head.")  # tables and what answers
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a model is quantised: ``bits`` of its matrices, ``head`` of its ends (16: left as they are), ``group``."""
+
+    bits: int
+    group: int = rounding.GROUP
+    head: int = 8
+
+    def __post_init__(self) -> None:
+        rounding.check(self.bits, self.group)
+        need(self.head in (8, 16), f"The head is held in 8 or 16 bits, not {self.head}; give --head 8 or 16.")
+
+
+@dataclass(eq=False)
+class Codes:
+    """Codes (..., N, C) of one weight, in int8 or two in a byte (..., N, C / 2), and scales fp16 (..., N, G)."""
+
+    codes: Tensor
+    scales: Tensor
+    group: int
+    parts: dict[int, Codes] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, rounded: rounding.Rounded, bits: int, group: int) -> Codes:
+        """What rounding gave."""
+        codes, scales = rounded
+        return cls(rounding.pack(codes) if bits == 4 else codes, scales, group)
+
+    @property
+    def bits(self) -> int:
+        return 4 if self.codes.dtype == torch.uint8 else 8
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the weight."""
+        return (*self.codes.shape[:-1], self.codes.shape[-1] * (8 // self.bits))
+
+    @property
+    def nbytes(self) -> int:
+        return self.codes.nbytes + self.scales.nbytes
+
+    def unpacked(self) -> Tensor:
+        """The codes as int8 (..., N, C)."""
+        return rounding.unpack(self.codes) if self.bits == 4 else self.codes
+
+    def decoded(self, dtype: torch.dtype) -> Tensor:
+        """The numbers."""
+        return rounding.decode(self.unpacked(), self.scales, self.group, dtype)
+
+    def rows(self, index: Tensor, dtype: torch.dtype) -> Tensor:
+        """The numbers of some rows of a table, (..., C)."""
+        return Codes(self.codes[index], self.scales[index], self.group).decoded(dtype)
+
+    def part(self, index: int) -> Codes:
+        """One table of a stack."""
+        index = index % len(self.codes)
+        if index not in self.parts:
+            self.parts[index] = Codes(self.codes[index], self.scales[index], self.group)
+        return self.parts[index]
+
+    def clone(self) -> Codes:
+        """The same in memory of its own."""
+        return Codes(self.codes.clone(), self.scales.clone(), self.group)
+
+    def to(self, device: torch.device) -> Codes:
+        """On another device."""
+        return self if device == self.codes.device else Codes(self.codes.to(device), self.scales.to(device), self.group)
+
+    def fine_scales(self) -> Tensor:
+        """The scale of each of the kernels' groups."""
+        kernels = -(-self.shape[-1] // rounding.GROUP)
+        return self.scales.repeat_interleave(self.group // rounding.GROUP, -1)[..., :kernels]
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x (..., C) times a table (N, C), plus the bias (N)."""
+        y = integer_product(x.reshape(-1, x.shape[-1]).float(), self.unpacked(), self.fine_scales())
+        y = y if bias is None else y + bias
+        return y.view(*x.shape[:-1], self.shape[0]).to(x.dtype)
+
+
+def integer_product(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
+    """Reference: x (R, C) rounded to 8 bits, a scale for each 32 of a row, times codes (N, C) and their scales."""
+    wide = rounding.grouped(x, 32)
+    most = wide.abs().amax(-1)
+    whole = (wide * torch.where(most > 1e-30, 127 / most, 0.0)[..., None]).round()
+    table = rounding.grouped(codes, 32)
+    y = x.new_zeros(len(x), len(codes))
+    for group in range(table.shape[1]):
+        sums = whole[:, group] @ table[:, group].T
+        y = y + sums * (most[:, group, None] / 127 * scales[:, group].float())
+    return y
+
+
+class QuantizedWeight(Tensor):
+    """A weight (..., N, C) held as ``held``; to everything that knows nothing of it a tensor of ``dtype``."""
+
+    held: Codes
+
+    @staticmethod
+    def __new__(cls, held: Codes, dtype: torch.dtype) -> QuantizedWeight:
+        made: QuantizedWeight = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, held.shape, dtype=dtype, device=held.codes.device
+        )
+        return made
+
+    def __init__(self, held: Codes, dtype: torch.dtype) -> None:
+        self.held = held
+
+    def __repr__(self, **_: Any) -> str:
+        return f"QuantizedWeight({tuple(self.shape)}, bits={self.held.bits}, group={self.held.group})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> QuantizedWeight:
+        return parameter(self.held.clone(), self.dtype)
+
+    def decoded(self) -> Tensor:
+        """The numbers, as a plain tensor."""
+        return self.held.decoded(self.dtype)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        answer = _ANSWERS.get(func)
+        if answer is not None:
+            found = answer(*args, **(kwargs or {}))
+            if found is not NotImplemented:
+                return found
+        return torch._C._disabled_torch_function_impl(func, types, args, kwargs or {})  # type: ignore[attr-defined]
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs, first = dict(kwargs or {}), args[0]
+        if isinstance(first, QuantizedWeight) and func in _SAME:
+            dtype, device = kwargs.get("dtype") or first.dtype, kwargs.get("device") or first.device
+            held = first.held.to(torch.device(device))
+            if func is torch.ops.aten.clone.default:
+                held = held.clone()
+            return QuantizedWeight(held, dtype)
+        return func(*_plain(args), **{name: _plain(value) for name, value in kwargs.items()})
+
+    def __tensor_flatten__(self) -> tuple[list[str], Any]:
+        return ["codes", "scales"], (self.held.group, self.dtype)
+
+    @staticmethod
+    def __tensor_unflatten__(inner: Mapping[str, Tensor], how: Any, *_: Any) -> QuantizedWeight:
+        return QuantizedWeight(Codes(inner["codes"], inner["scales"], how[0]), how[1])
+
+    @property
+    def codes(self) -> Tensor:
+        return self.held.codes
+
+    @property
+    def scales(self) -> Tensor:
+        return self.held.scales
+
+
+_SAME = {torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.clone.default}
+_SAME |= {torch.ops.aten._to_copy.default}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, QuantizedWeight):
+        return value.decoded()
+    return type(value)(map(_plain, value)) if isinstance(value, list | tuple) else value
+
+
+class _Product(torch.autograd.Function):
+    """The product, and its gradient with regard to x: as if x had not been rounded (straight through)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None, weight: QuantizedWeight) -> Tensor:
+        ctx.weight = weight
+        return weight.held.product(x, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        (grad,) = grads
+        to_x = grad @ ctx.weight.decoded().to(grad.dtype) if ctx.needs_input_grad[0] else None
+        return to_x, grad.flatten(0, -2).sum(0) if ctx.needs_input_grad[1] else None, None
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+    if not isinstance(weight, QuantizedWeight) or weight.ndim != 2:
+        return NotImplemented
+    if torch.is_autocast_enabled(input.device.type):
+        input = input.to(torch.get_autocast_dtype(input.device.type))
+    if torch.is_grad_enabled() and (input.requires_grad or (bias is not None and bias.requires_grad)):
+        return _Product.apply(input, bias, weight)
+    return weight.held.product(input, bias)
+
+
+def _embedding(input: Tensor, weight: Tensor, *_: Any, **__: Any) -> Any:
+    return weight.held.rows(input, weight.dtype) if isinstance(weight, QuantizedWeight) else NotImplemented
+
+
+def _item(weight: Tensor, index: Any) -> Any:
+    if isinstance(weight, QuantizedWeight) and weight.ndim == 3 and isinstance(index, int):
+        return QuantizedWeight(weight.held.part(index), weight.dtype)
+    if isinstance(weight, QuantizedWeight) and weight.ndim == 2 and isinstance(index, int | slice | list | Tensor):
+        return weight.held.rows(torch.as_tensor(index) if isinstance(index, list) else index, weight.dtype)  # type: ignore[arg-type]
+    return NotImplemented
+
+
+def _unbind(weight: Tensor, dim: int = 0) -> Any:
+    if isinstance(weight, QuantizedWeight) and weight.ndim == 3 and dim == 0:
+        return tuple(_item(weight, number) for number in range(len(weight.held.codes)))
+    return NotImplemented
+
+
+_ANSWERS: dict[Any, Callable[..., Any]] = {
+    F.linear: _linear,
+    F.embedding: _embedding,
+    Tensor.__getitem__: _item,
+    Tensor.unbind: _unbind,
+    Tensor.requires_grad_: lambda weight, *_, **__: weight,  # it does not train
+    Tensor.nbytes.__get__: lambda weight: weight.held.nbytes,  # type: ignore[attr-defined]
+}
+
+
+def parameter(held: Codes, dtype: torch.dtype) -> Any:
+    """The weight as a parameter, which needs no gradient."""
+    return nn.Parameter(QuantizedWeight(held, dtype), requires_grad=False)
+
+
+# ------------------------------------------------------------------------------------------ models
+
+
+def quantized(model: nn.Module) -> dict[str, QuantizedWeight]:
+    """The quantised weights of a model by their paths."""
+    return {path: weight for path, weight in model.named_parameters() if isinstance(weight, QuantizedWeight)}
+
+
+def plan(model: nn.Module, layout: Layout) -> dict[str, int]:
+    """The bits of each weight that is quantised, by its path: what modules declare as ``products``.
+
+    UserError where that is nothing but the ends of the model.
+    """
+    exact = tuple(f"{path}." for path in declared(model, "exact"))
+    names = [name for name in declared(model, "products") if not name.startswith(exact)]
+    parameters = dict(model.named_parameters())
+    there = [name for name in parameters if name in set(names)]
+    bits = {name: layout.head if name.startswith(ENDS) else layout.bits for name in there}
+    inside = [name for name in there if not name.startswith(ENDS)]
+    need(bool(inside), "This model's layers are recurrent cells, which are computed in their own format; take a Stack.")
+    even = (name for name in there if parameters[name].shape[-1] % 2 == 0)  # 4 bits lie two in a byte
+    return {name: bits[name] for name in even if bits[name] < 16}
+
+
+def quantize_weights(model: nn.Module, layout: Layout, how: Rounding | None = None) -> dict[str, int]:
+    """Put quantised weights in the place of a model's matrices, one after another; the bits of each, by path.
+
+    ``how`` rounds (None: the scale of least error). UserError for a model that is quantised already, for one without
+    such matrices, and for weights that are not finite.
+    """
+    need(not quantized(model), "This model is quantised already; give the one that it was made of.")
+    chosen = plan(model, layout)
+    for path, bits in chosen.items():
+        weight = model.get_parameter(path)
+        rounded = how(path, weight, bits, layout.group) if how else rounding.searched(weight, bits, layout.group)
+        put(model, path, parameter(Codes.of(rounded, bits, layout.group), weight.dtype))
+    return chosen
+
+
+def dequantize_weights(model: nn.Module) -> None:
+    """Plain weights in the place of quantised ones: the numbers that their codes stand for."""
+    for path, weight in quantized(model).items():
+        put(model, path, nn.Parameter(weight.decoded()))
+
+
+def put(model: nn.Module, path: str, weight: Any) -> None:
+    """Another parameter in the place of one."""
+    at, _, name = path.rpartition(".")
+    setattr(model.get_submodule(at), name, weight)

@@ -1,0 +1,124 @@
+"""What a model's matrices are multiplied with while it reads a text: the sum of x x^T of each, for rounding and report.
+
+C inputs of a matrix, B rows, T tokens.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from .. import config
+from ..data.corpus import Source
+from ..data.shards import tokenise
+from ..errors import need
+from ..nn import Model
+from ..nn.inference import inference
+from ..tokenizer import Tokenizer
+
+ROW = 256  # tokens that are read together
+MEMORY = 1 << 30  # bytes of sums that are held at a time; more matrices are more readings
+HELD_OUT = 5  # one row of so many is not calibrated with but measured on
+Gram = dict[str, Tensor]
+"""(C, C) of each matrix by its path; of a stack of tables (E, C, C)."""
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Text:
+    """Rows of tokens (1, T): those that are calibrated with, and those that the report measures on."""
+
+    rows: Sequence[Tensor]
+    held_out: Sequence[Tensor]
+
+    @classmethod
+    def of(cls, source: Source, tokenizer: Tokenizer, model: config.Model, tokens: int, measured: int) -> Text:
+        """Rows spread evenly over a corpus: ``tokens`` to calibrate with and ``measured`` ones; UserError for too few."""
+        shards = tokenise(source, tokenizer)
+        length = min(ROW, model.context)
+        there = len(shards) // length
+        need(there >= HELD_OUT, f"{shards.name} has {len(shards):,} tokens; give {HELD_OUT * length:,} or more.")
+        highest = int(shards.tokens[: len(shards)].max())
+        need(highest < model.embed.vocab, f"{shards.name} has token {highest}, which this model does not; it is another's.")
+        found = [torch.from_numpy(shards.tokens[i * length : (i + 1) * length].astype("int64"))[None] for i in range(there)]
+        apart = found[HELD_OUT - 1 :: HELD_OUT]
+        rest = [row for number, row in enumerate(found) if (number + 1) % HELD_OUT]
+        return cls(spread(rest, -(-tokens // length)), spread(apart, -(-measured // length)))
+
+
+def spread(rows: Sequence[Tensor], count: int) -> list[Tensor]:
+    """So many of the rows, evenly from the first to the last."""
+    count = min(max(count, 1), len(rows))
+    return [rows[number * len(rows) // count] for number in range(count)]
+
+
+def read(model: Model, tokens: Tensor, logits: Any = "all") -> Any:
+    """What the model makes of tokens (1, T); an encoder-decoder reads them on both sides."""
+    tokens = tokens.to(next(model.parameters()).device)
+    sides = {"source": tokens} if isinstance(model.config, config.EncoderDecoder) else {}
+    return model(tokens, logits=logits, **sides)
+
+
+def grams(model: Model, rows: Sequence[Tensor], paths: Sequence[str], said: Progress = lambda _: None) -> Iterator[Gram]:
+    """The sums of some of the matrices at ``paths`` at a time, as many as MEMORY holds; those never met are left out."""
+    view = copy.copy(model)
+    view.engine = "eager"  # which multiplies by one matrix after another
+    parameters = dict(model.named_parameters())
+    parts = list(_parts({path: parameters[path] for path in paths}))
+    for number, part in enumerate(parts, 1):
+        watch = _Watch(part)
+        with inference(view), watch:
+            for row in rows:
+                read(view, row)
+        said(f"calibrating, reading {number} of {len(parts)}")
+        yield watch.sums
+
+
+def _parts(weights: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    part: dict[str, Tensor] = {}
+    held = 0
+    for path, weight in weights.items():
+        size = 4 * weight.shape[-1] ** 2 * (len(weight) if weight.ndim == 3 else 1)
+        if part and held + size > MEMORY:
+            yield part
+            part, held = {}, 0
+        part[path], held = weight, held + size
+    if part:
+        yield part
+
+
+class _Watch(TorchFunctionMode):
+    """While entered, each product with one of these weights adds its x x^T; a table of a stack is known by its place."""
+
+    def __init__(self, weights: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.sums: Gram = {}
+        self.weights = dict(weights)
+        self.places: dict[tuple[int, int], tuple[str, int | None]] = {}
+        for path, weight in weights.items():
+            tables = enumerate(weight) if weight.ndim == 3 else [(None, weight)]
+            self.places |= {(table.data_ptr(), len(table)): (path, number) for number, table in tables}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func is F.linear and isinstance(args[1], Tensor):
+            found = self.places.get((args[1].data_ptr(), len(args[1])))
+            if found is not None:
+                self.add(*found, args[0].detach())
+        return func(*args, **(kwargs or {}))
+
+    def add(self, path: str, number: int | None, x: Tensor) -> None:
+        """One more product of x (.., C)."""
+        flat, width = x.reshape(-1, x.shape[-1]).float(), x.shape[-1]
+        if path not in self.sums:
+            stack = () if number is None else (len(self.weights[path]),)
+            self.sums[path] = flat.new_zeros(*stack, width, width)
+        (self.sums[path] if number is None else self.sums[path][number]).addmm_(flat.T, flat)

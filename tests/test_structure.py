@@ -19,7 +19,7 @@ FLOORS = [
     {"errors", "files", "figures", "asgi", "config", "tokenizer", "data"},
     {"nn"},
     {"recipes", "checkpoints", "cost"},
-    set(),  # parallel and quantize will stand here
+    {"quantize"},  # parallel will stand here
     {"generation", "training", "inspection", "evaluation", "classics"},
     {"page", "engine"},  # serve will stand here
     {"cli", "commands", "_moved", "__main__", "__init__"},

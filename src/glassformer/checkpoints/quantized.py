@@ -1,7 +1,7 @@
 """Models of few bits in files: our own layout, with codes and scales beside each other (docs/quantize.md).
 
 config.json          {"glassformer": 1, "model": ..., "quantization": {"version": 1, "group": 32, "dtype": "bfloat16"}}
-model.safetensors    NAME.codes   I8 (.., N, C), or U8 (.., N, C / 2): two of 4 bits in a byte, the even one low, each + 8
+model.safetensors    NAME.codes   I8 (.., N, C), or U8 (.., N, C / 2): two in a byte, the even one low, each + 8
                      NAME.scales  F16 (.., N, C / group, rounded up)
                      NAME         what is not quantised
 """
@@ -93,8 +93,8 @@ def load(
     for name in held:
         codes, scales = files.take(name + CODES), files.read(name + SCALES)
         need(is_finite(scales), f"{files.folder}: {name}{SCALES} is not finite; copy the file again.")
-        codes = nn_quantized.Codes(codes, scales, page.group).to(torch.device(where))
-        nn_quantized.put(model, name, nn_quantized.parameter(codes, dtype))
+        whole = nn_quantized.Codes(codes, scales, page.group).to(torch.device(where))
+        nn_quantized.put(model, name, nn_quantized.parameter(whole, dtype))
     allocate(model, where)
     weights.fill(links, rest, dict(model.named_parameters()), plain)
     return model

@@ -24,6 +24,7 @@ VERBS = {
     "cost": "Parameters, FLOPs and memory, from the config alone.",
     "data": "A corpus: what it holds and where it lies.",
     "convert": "Save a model in another layout: Hugging Face's or our own; or another library's file as a model.",
+    "quantize": "Weights of 8 or 4 bits, and what that costs: by layer and matrix, in logits, perplexity and size.",
     "average": "One model of the mean weights of a run's last checkpoints.",
     "compare": "Several models on the same data under one budget: one table and one picture.",
     "tokens": "A text as tokens, under several tokenizers side by side; train one; how large it should be.",

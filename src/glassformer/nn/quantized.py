@@ -17,7 +17,7 @@ N outputs, C inputs, G groups of a row, R rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import need
-from . import rounding
+from . import kernels, rounding
 from .build import declared
 
 Rounding = Callable[[str, Tensor, int, int], rounding.Rounded]
@@ -46,14 +46,22 @@ class Layout:
         need(self.head in (8, 16), f"The head is held in 8 or 16 bits, not {self.head}; give --head 8 or 16.")
 
 
-@dataclass(eq=False)
 class Codes:
-    """Codes (..., N, C) of one weight, in int8 or two in a byte (..., N, C / 2), and scales fp16 (..., N, G)."""
+    """Codes (..., N, C) of one weight, in int8 or two in a byte (..., N, C / 2), and scales fp16 (..., N, G).
 
-    codes: Tensor
-    scales: Tensor
-    group: int
-    parts: dict[int, Codes] = field(default_factory=dict)
+    What is only multiplied with is held once: after the first product in the kernels' order, from which ``codes`` are
+    read back when they are asked for.
+    """
+
+    def __init__(self, codes: Tensor, scales: Tensor, group: int) -> None:
+        self.bits = 4 if codes.dtype == torch.uint8 else 8
+        self.shape = (*codes.shape[:-1], codes.shape[-1] * (8 // self.bits))
+        self.group, self.scales, self.device = group, scales, codes.device
+        self.nbytes = codes.nbytes + scales.nbytes
+        self.looked_up = False
+        self._codes: Tensor | None = codes
+        self._packed: kernels.Packed | None = None
+        self._parts: dict[int, Codes] = {}
 
     @classmethod
     def of(cls, rounded: rounding.Rounded, bits: int, group: int) -> Codes:
@@ -62,17 +70,13 @@ class Codes:
         return cls(rounding.pack(codes) if bits == 4 else codes, scales, group)
 
     @property
-    def bits(self) -> int:
-        return 4 if self.codes.dtype == torch.uint8 else 8
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of the weight."""
-        return (*self.codes.shape[:-1], self.codes.shape[-1] * (8 // self.bits))
-
-    @property
-    def nbytes(self) -> int:
-        return self.codes.nbytes + self.scales.nbytes
+    def codes(self) -> Tensor:
+        """As they are saved."""
+        if self._codes is None:
+            assert self._packed is not None
+            codes, _ = self._packed.integers()
+            return rounding.pack(codes) if self.bits == 4 else codes
+        return self._codes
 
     def unpacked(self) -> Tensor:
         """The codes as int8 (..., N, C)."""
@@ -82,16 +86,18 @@ class Codes:
         """The numbers."""
         return rounding.decode(self.unpacked(), self.scales, self.group, dtype)
 
-    def rows(self, index: Tensor, dtype: torch.dtype) -> Tensor:
+    def rows(self, index: Any, dtype: torch.dtype) -> Tensor:
         """The numbers of some rows of a table, (..., C)."""
-        return Codes(self.codes[index], self.scales[index], self.group).decoded(dtype)
+        self._codes, self.looked_up = self.codes, True
+        some = rounding.unpack(self._codes[index]) if self.bits == 4 else self._codes[index]
+        return rounding.decode(some, self.scales[index], self.group, dtype)
 
     def part(self, index: int) -> Codes:
         """One table of a stack."""
-        index = index % len(self.codes)
-        if index not in self.parts:
-            self.parts[index] = Codes(self.codes[index], self.scales[index], self.group)
-        return self.parts[index]
+        index = index % len(self.scales)
+        if index not in self._parts:
+            self._parts[index] = Codes(self.codes[index], self.scales[index], self.group)
+        return self._parts[index]
 
     def clone(self) -> Codes:
         """The same in memory of its own."""
@@ -99,31 +105,27 @@ class Codes:
 
     def to(self, device: torch.device) -> Codes:
         """On another device."""
-        return self if device == self.codes.device else Codes(self.codes.to(device), self.scales.to(device), self.group)
-
-    def fine_scales(self) -> Tensor:
-        """The scale of each of the kernels' groups."""
-        kernels = -(-self.shape[-1] // rounding.GROUP)
-        return self.scales.repeat_interleave(self.group // rounding.GROUP, -1)[..., :kernels]
+        return self if device == self.device else Codes(self.codes.to(device), self.scales.to(device), self.group)
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x (..., C) times a table (N, C), plus the bias (N)."""
-        y = integer_product(x.reshape(-1, x.shape[-1]).float(), self.unpacked(), self.fine_scales())
-        y = y if bias is None else y + bias
-        return y.view(*x.shape[:-1], self.shape[0]).to(x.dtype)
+        if not x.numel():  # an expert without a token
+            return x.new_zeros(*x.shape[:-1], self.shape[0])
+        if self.device.type != "cpu":
+            rows = x.reshape(-1, x.shape[-1])
+            y = kernels.reference.integer_product(rows, self.unpacked(), self._fine_scales(), bias)
+            return y.to(x.dtype).view(*x.shape[:-1], self.shape[0])
+        if self._packed is None:
+            pack = kernels.pack_int4 if self.bits == 4 else kernels.pack_int8
+            self._packed = pack(self.unpacked(), self._fine_scales())
+            if self._packed.build != "torch" and not self.looked_up:
+                self._codes = None
+        return kernels.matmul(x, self._packed, bias)
 
-
-def integer_product(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
-    """Reference: x (R, C) rounded to 8 bits, a scale for each 32 of a row, times codes (N, C) and their scales."""
-    wide = rounding.grouped(x, 32)
-    most = wide.abs().amax(-1)
-    whole = (wide * torch.where(most > 1e-30, 127 / most, 0.0)[..., None]).round()
-    table = rounding.grouped(codes, 32)
-    y = x.new_zeros(len(x), len(codes))
-    for group in range(table.shape[1]):
-        sums = whole[:, group] @ table[:, group].T
-        y = y + sums * (most[:, group, None] / 127 * scales[:, group].float())
-    return y
+    def _fine_scales(self) -> Tensor:
+        """The scale of each of the kernels' groups."""
+        count = -(-self.shape[-1] // rounding.GROUP)
+        return self.scales.repeat_interleave(self.group // rounding.GROUP, -1)[..., :count]
 
 
 class QuantizedWeight(Tensor):
@@ -133,19 +135,18 @@ class QuantizedWeight(Tensor):
 
     @staticmethod
     def __new__(cls, held: Codes, dtype: torch.dtype) -> QuantizedWeight:
-        made: QuantizedWeight = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, held.shape, dtype=dtype, device=held.codes.device
-        )
+        made: QuantizedWeight = Tensor._make_wrapper_subclass(cls, held.shape, dtype=dtype, device=held.device)
         return made
 
     def __init__(self, held: Codes, dtype: torch.dtype) -> None:
         self.held = held
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"QuantizedWeight({tuple(self.shape)}, bits={self.held.bits}, group={self.held.group})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> QuantizedWeight:
-        return parameter(self.held.clone(), self.dtype)
+        copied: QuantizedWeight = parameter(self.held.clone(), self.dtype)
+        return copied
 
     def decoded(self) -> Tensor:
         """The numbers, as a plain tensor."""
@@ -160,10 +161,10 @@ class QuantizedWeight(Tensor):
             found = answer(*args, **(kwargs or {}))
             if found is not NotImplemented:
                 return found
-        return torch._C._disabled_torch_function_impl(func, types, args, kwargs or {})  # type: ignore[attr-defined]
+        return torch._C._disabled_torch_function_impl(func, types, args, dict(kwargs or {}))
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs, first = dict(kwargs or {}), args[0]
@@ -184,10 +185,12 @@ class QuantizedWeight(Tensor):
 
     @property
     def codes(self) -> Tensor:
+        """As ``__tensor_flatten__`` names them."""
         return self.held.codes
 
     @property
     def scales(self) -> Tensor:
+        """As ``__tensor_flatten__`` names them."""
         return self.held.scales
 
 
@@ -222,7 +225,7 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     if torch.is_autocast_enabled(input.device.type):
         input = input.to(torch.get_autocast_dtype(input.device.type))
     if torch.is_grad_enabled() and (input.requires_grad or (bias is not None and bias.requires_grad)):
-        return _Product.apply(input, bias, weight)
+        return _Product.apply(input, bias, weight)  # type: ignore[no-untyped-call]
     return weight.held.product(input, bias)
 
 
@@ -234,13 +237,13 @@ def _item(weight: Tensor, index: Any) -> Any:
     if isinstance(weight, QuantizedWeight) and weight.ndim == 3 and isinstance(index, int):
         return QuantizedWeight(weight.held.part(index), weight.dtype)
     if isinstance(weight, QuantizedWeight) and weight.ndim == 2 and isinstance(index, int | slice | list | Tensor):
-        return weight.held.rows(torch.as_tensor(index) if isinstance(index, list) else index, weight.dtype)  # type: ignore[arg-type]
+        return weight.held.rows(torch.as_tensor(index) if isinstance(index, list) else index, weight.dtype)
     return NotImplemented
 
 
 def _unbind(weight: Tensor, dim: int = 0) -> Any:
     if isinstance(weight, QuantizedWeight) and weight.ndim == 3 and dim == 0:
-        return tuple(_item(weight, number) for number in range(len(weight.held.codes)))
+        return tuple(_item(weight, number) for number in range(len(weight.held.scales)))
     return NotImplemented
 
 

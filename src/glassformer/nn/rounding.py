@@ -69,7 +69,7 @@ def searched(weight: Tensor, bits: int, group: int, importance: Tensor | None = 
 def grouped(weight: Tensor, group: int) -> Tensor:
     """(..., C) -> (..., G, group) in fp32, zeros after the last."""
     wide = F.pad(weight.detach().to(torch.float32), (0, -weight.shape[-1] % group))
-    return wide.unflatten(-1, (-1, group))
+    return wide.reshape(*weight.shape[:-1], -(-weight.shape[-1] // group), group)
 
 
 def largest(wide: Tensor) -> Tensor:

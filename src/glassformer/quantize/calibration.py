@@ -40,14 +40,19 @@ class Text:
 
     @classmethod
     def of(cls, source: Source, tokenizer: Tokenizer, model: config.Model, tokens: int, measured: int) -> Text:
-        """Rows spread evenly over a corpus: ``tokens`` to calibrate with and ``measured`` ones; UserError for too few."""
+        """Rows spread evenly over a corpus: ``tokens`` to calibrate with, ``measured`` ones; UserError for too few."""
         shards = tokenise(source, tokenizer)
         length = min(ROW, model.context)
         there = len(shards) // length
         need(there >= HELD_OUT, f"{shards.name} has {len(shards):,} tokens; give {HELD_OUT * length:,} or more.")
         highest = int(shards.tokens[: len(shards)].max())
-        need(highest < model.embed.vocab, f"{shards.name} has token {highest}, which this model does not; it is another's.")
-        found = [torch.from_numpy(shards.tokens[i * length : (i + 1) * length].astype("int64"))[None] for i in range(there)]
+        need(
+            highest < model.embed.vocab,
+            f"{shards.name} has token {highest}, which this model does not; it is another's.",
+        )
+        found = [
+            torch.from_numpy(shards.tokens[i * length : (i + 1) * length].astype("int64"))[None] for i in range(there)
+        ]
         apart = found[HELD_OUT - 1 :: HELD_OUT]
         rest = [row for number, row in enumerate(found) if (number + 1) % HELD_OUT]
         return cls(spread(rest, -(-tokens // length)), spread(apart, -(-measured // length)))
@@ -66,8 +71,10 @@ def read(model: Model, tokens: Tensor, logits: Any = "all") -> Any:
     return model(tokens, logits=logits, **sides)
 
 
-def grams(model: Model, rows: Sequence[Tensor], paths: Sequence[str], said: Progress = lambda _: None) -> Iterator[Gram]:
-    """The sums of some of the matrices at ``paths`` at a time, as many as MEMORY holds; those never met are left out."""
+def grams(
+    model: Model, rows: Sequence[Tensor], paths: Sequence[str], said: Progress = lambda _: None
+) -> Iterator[Gram]:
+    """The sums of some of the matrices at a time, as many as MEMORY holds; those never met are left out."""
     view = copy.copy(model)
     view.engine = "eager"  # which multiplies by one matrix after another
     parameters = dict(model.named_parameters())
@@ -95,7 +102,7 @@ def _parts(weights: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
 
 
 class _Watch(TorchFunctionMode):
-    """While entered, each product with one of these weights adds its x x^T; a table of a stack is known by its place."""
+    """While entered, each product with one of these weights adds its x x^T; a stack's table is known by its place."""
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
         super().__init__()

@@ -45,7 +45,8 @@ def _factor(gram: Tensor, floor: float) -> Tensor:
             inverse = torch.cholesky_inverse(lower)
             upper, failed = torch.linalg.cholesky_ex(inverse, upper=True)
             if not int(failed):
-                return upper.float()
+                found: Tensor = upper.float()
+                return found
         floor = max(10 * floor, 1e-8)
 
 

@@ -1,0 +1,89 @@
+"""``glassformer quantize``: a model's weights in 8 or 4 bits, and what that costs, matrix by matrix."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import sys
+from typing import Any
+
+from .. import files
+from ..errors import UserError, need, note
+from .common import MODEL, emit, moving, new_file, new_folder, table, untrained, using
+
+EXAMPLES = (
+    "glassformer quantize out/mine out/mine-int8 --bits 8",
+    "glassformer quantize out/mine out/mine-int4 --bits 4 --calibrate notes.txt --picture harm.svg",
+)
+EPILOG = "The report is kept in FOLDER/quantization.json. What it says and how it is measured: docs/quantize.md."
+REPORT = "quantization.json"
+
+
+def options(one: argparse.ArgumentParser) -> None:
+    add = one.add_argument
+    add("model", metavar="MODEL", help=MODEL)
+    add("folder", metavar="FOLDER", help="where to save it")
+    add("--bits", type=int, required=True, metavar="N", help="8 or 4, of each weight")
+    add("--group", type=int, default=32, metavar="N", help="weights that share a scale: a multiple of 32 (32)")
+    add("--head", type=int, default=8, metavar="N", help="bits of embeddings and head: 8, or 16 to leave them (8)")
+    add("--calibrate", metavar="DATA", help="a text to round for and to measure on: a file, a folder or a corpus")
+    add("--tokens", type=int, default=16_384, metavar="N", help="of it, to round for (16,384)")
+    add("--measure", type=int, default=2_048, metavar="N", help="of it, held out, to measure on (2,048)")
+    add("--dtype", metavar="D", help="of what is left: float32, bfloat16 or float16 (the checkpoint's own)")
+    add("--top", type=int, default=12, metavar="N", help="matrices that are shown, the most harmful first (12)")
+    add("--picture", metavar="FILE", help="the harm of each matrix, as .svg or .png")
+    add("--json", action="store_true", help="the whole report as JSON")
+    using(one)
+
+
+def run(given: argparse.Namespace) -> None:
+    from ..checkpoints import Checkpoint, store
+    from ..nn.quantized import Layout
+    from ..quantize import Text, picture, quantize_model
+
+    layout = Layout(given.bits, given.group, given.head)
+    need(min(given.tokens, given.measure) > 0, "--tokens and --measure are numbers of tokens; give 1 or more.")
+    image = None if given.picture is None else new_file(given.picture, given.model, given.calibrate)
+    suffixes = (".svg", ".png")
+    need(image is None or image.suffix in suffixes, f"--picture {given.picture} is neither .svg nor .png; name one.")
+    out, opened = new_folder(given.folder), Checkpoint.open(given.model)
+    need(opened.quantization is None, f"{given.model} is quantised already; give the model that it was made of.")
+    untrained(given.model)
+    tokenizer, text = opened.tokenizer(), None
+    if given.calibrate is not None:
+        from ..data.registry import find
+
+        none = f"{given.model} has no tokenizer, so no text can be read; leave --calibrate out."
+        if tokenizer is None:
+            raise UserError(none)
+        text = Text.of(find(given.calibrate), tokenizer, opened.config, given.tokens, given.measure)
+    model = opened.model(dtype=given.dtype)
+    report = quantize_model(model, layout, text, name=given.model, said=_progress())
+    source = opened.source_tokenizer()
+    store.save(model, out, tokenizer, labels=opened.labels, source_tokenizer=source)
+    files.write(out / REPORT, json.dumps(report.to_dict(), indent=1, allow_nan=False) + "\n")
+    if image is not None:
+        page = io.BytesIO()
+        picture(report).savefig(page, format=image.suffix[1:])
+        files.write(image, page.getvalue())
+    if given.json:
+        emit(report.to_dict())
+        return
+    _show(report, given.top)
+    print(f"\n{out}: {report.before / 1e6:,.2f} MB of {report.dtype} became {report.after / 1e6:,.2f} MB.")
+
+
+def _show(report: Any, top: int) -> None:
+    print(f"Each matrix alone, the most harmful of {len(report.rows)} first:")
+    table(report.table(top), report.heading())
+    print("\nAll of them, by how they were rounded (the last is kept):")
+    table(report.summary(), ("rounded", "weight error", "output error", "KL", "same top-1", "change", "perplexity"))
+
+
+def _progress() -> Any:
+    """What is being done, in a line that is written over; nothing where standard error is no terminal."""
+    if not moving():
+        note("Calibrating and measuring reads the text once for each matrix; a large model takes minutes.")
+        return lambda _: None
+    return lambda said: print(f"\r\x1b[K{said}", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,246 @@
+"""What few bits cost: of each matrix and of the whole model, in its weights, its outputs, its answers and its size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .. import config
+from ..nn import Model
+from ..nn.inference import inference
+from .calibration import read
+
+LOGITS = 1 << 26  # numbers of the answers that are kept to compare with
+
+
+@dataclass(frozen=True)
+class Effect:
+    """How far the answers move: ``kl`` in nats a token, from the model's own distribution; ``agreement``, the share of
+    tokens whose likeliest one is the same; ``perplexity`` of a decoder, and ``change`` of it on the same tokens, as a
+    share. Without logits: ``difference``, the relative error of the vectors.
+    """
+
+    kl: float | None = None
+    agreement: float | None = None
+    perplexity: float | None = None
+    change: float | None = None
+    difference: float | None = None
+
+    @property
+    def harm(self) -> float:
+        """What effects are sorted by."""
+        return next((x for x in (self.kl, self.difference) if x is not None), 0.0)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One matrix, quantised alone: relative errors (Frobenius) of the weight, and of its output on calibration text.
+
+    ``before`` and ``after`` are bytes. ``output`` and ``effect`` are None where no text was given.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    bits: int
+    before: int
+    after: int
+    weight: float
+    output: float | None = None
+    effect: Effect | None = None
+
+
+@dataclass(frozen=True)
+class Whole:
+    """All matrices at once, rounded in one way."""
+
+    rounding: str
+    weight: float
+    output: float | None
+    effect: Effect | None
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything: ``rows`` the most harmful first, ``wholes`` by how they were rounded, the one that is kept last.
+
+    ``before`` and ``after`` are the bytes of all weights; ``perplexity`` is that of the model before.
+    """
+
+    model: str
+    bits: int
+    group: int
+    head: int
+    dtype: str
+    before: int
+    after: int
+    perplexity: float | None
+    calibrated: int
+    measured: int
+    rows: tuple[Row, ...]
+    wholes: tuple[Whole, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        return asdict(self)
+
+    def heading(self) -> tuple[str, ...]:
+        """The heads of the columns of ``table``."""
+        return (
+            "matrix",
+            "bits",
+            "KiB before",
+            "after",
+            "weight error",
+            "output error",
+            "KL",
+            "same top-1",
+            "perplexity",
+        )
+
+    def table(self, most: int | None = None) -> list[tuple[str, ...]]:
+        """A line for each matrix, the most harmful first."""
+        return [
+            (
+                row.name,
+                str(row.bits),
+                f"{row.before / 1024:,.1f}",
+                f"{row.after / 1024:,.1f}",
+                f"{row.weight:.4f}",
+                _shown(row.output, ".4f"),
+                *_effect(row.effect),
+            )
+            for row in self.rows[:most]
+        ]
+
+    def summary(self) -> list[tuple[str, ...]]:
+        """A line for the model before, and for each way to round."""
+        first: tuple[str, ...] = ("before", "-", "-", "-", "-", "-", _shown(self.perplexity, ",.3f"))
+        return [first] + [
+            (
+                whole.rounding,
+                f"{whole.weight:.4f}",
+                _shown(whole.output, ".4f"),
+                *_effect(whole.effect),
+                _shown(None if whole.effect is None else whole.effect.perplexity, ",.3f"),
+            )
+            for whole in self.wholes
+        ]
+
+
+def _effect(effect: Effect | None) -> tuple[str, str, str]:
+    if effect is None:
+        return "-", "-", "-"
+    moved = f"{effect.harm:.2e}"
+    return moved, _shown(effect.agreement, ".2%"), _shown(effect.change, "+.2%")
+
+
+def _shown(value: float | None, how: str) -> str:
+    return "-" if value is None else format(value, how)
+
+
+def relative(weight: Tensor, rounded: Tensor) -> tuple[float, float]:
+    """(squared error, squared size) of a weight."""
+    wide = weight.detach().float()
+    return float((rounded - wide).square().sum()), float(wide.square().sum())
+
+
+def relative_output(weight: Tensor, rounded: Tensor, gram: Tensor) -> tuple[float, float]:
+    """(squared error, squared size) of the outputs over a text; ``gram`` as in calibration."""
+    wide = weight.detach().float()
+    apart = rounded - wide
+    return float(((apart @ gram) * apart).sum()), float(((wide @ gram) * wide).sum())
+
+
+def ratio(error: float, size: float) -> float:
+    """The relative error of both squares."""
+    return math.sqrt(max(error, 0.0) / size) if size > 0 else 0.0
+
+
+class Answers:
+    """What a model says to some rows of text before it is changed; ``effect`` compares what it says then."""
+
+    def __init__(self, model: Model, rows: Sequence[Tensor]) -> None:
+        most = max(1, LOGITS // (model.config.embed.vocab * rows[0].numel())) if model.head is not None else len(rows)
+        self.rows, self.decoder = rows[:most], isinstance(model.config, config.Decoder)
+        self.tokens = sum(row.numel() for row in self.rows)
+        self.own = [self.answer(model, row) for row in self.rows]
+        self.perplexity = self.effect(model).perplexity
+
+    def answer(self, model: Model, row: Tensor) -> Tensor:
+        """Logits as log-probabilities (T, V); the vectors of a model without a head."""
+        with inference(model):
+            said = read(model, row)
+        if model.head is not None:
+            chances: Tensor = said.logits[0].float().log_softmax(-1)
+            return chances
+        vectors: Tensor = next(x for x in (said.pooled, said.tagged, said.hidden) if x is not None)
+        return vectors.float().flatten(0, -2)
+
+    def effect(self, model: Model, only: int | None = None) -> Effect:
+        """How far the model's answers are from those before; ``only`` the first so many rows."""
+        kl = same = loss = first = error = size = 0.0
+        count = predicted = 0
+        for row, own in list(zip(self.rows, self.own, strict=True))[:only]:
+            now = self.answer(model, row)
+            if model.head is None:
+                error, size = error + float((now - own).square().sum()), size + float(own.square().sum())
+                continue
+            kl += float(F.kl_div(now, own, reduction="sum", log_target=True))
+            same += int((now.argmax(-1) == own.argmax(-1)).sum())
+            count += len(now)
+            if self.decoder:
+                targets = row[0, 1:].to(now.device)
+                loss += float(F.nll_loss(now[:-1], targets, reduction="sum"))
+                first += float(F.nll_loss(own[:-1], targets, reduction="sum"))
+                predicted += len(now) - 1
+        if model.head is None:
+            return Effect(difference=ratio(error, size))
+        if not predicted:
+            return Effect(max(kl / count, 0.0), same / count)
+        before, after = (math.exp(min(nats / predicted, 700.0)) for nats in (first, loss))
+        return Effect(max(kl / count, 0.0), same / count, after, after / before - 1)
+
+
+def ordered(rows: Sequence[Row], effects: Mapping[str, Effect]) -> tuple[Row, ...]:
+    """The rows with their effects, the most harmful first; without any by the error of the output or the weight."""
+    found = [replace(row, effect=effects.get(row.name)) for row in rows]
+    return tuple(sorted(found, key=lambda row: -(row.effect.harm if row.effect else row.output or row.weight)))
+
+
+def picture(report: Report) -> Any:
+    """A figure: the harm of each matrix, layers across, kinds down; UserError without matplotlib."""
+    import re
+
+    from ..errors import UserError
+
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UserError("Pictures need matplotlib; pip install matplotlib.") from None
+    cells: dict[str, dict[int, float]] = {}
+    for row in report.rows:
+        found = re.fullmatch(r"(.*)\.blocks\.(\d+)\.(.*)", row.name)
+        kind, layer = (f"{found[1]} {found[3]}", int(found[2])) if found else (row.name, 0)
+        harm = row.effect.harm if row.effect else row.output if row.output is not None else row.weight
+        cells.setdefault(kind.removesuffix(".weight"), {})[layer] = math.log10(max(harm, 1e-12))
+    kinds, layers = sorted(cells), max(max(line) for line in cells.values()) + 1
+    grid = torch.full((len(kinds), layers), math.nan)
+    for y, kind in enumerate(kinds):
+        for x, value in cells[kind].items():
+            grid[y, x] = value
+    figure = Figure(figsize=(3.5 + 0.35 * layers, 1.5 + 0.3 * len(kinds)), layout="constrained")
+    axes = figure.add_subplot()
+    image = axes.imshow(grid.numpy(), aspect="auto", cmap="viridis")
+    axes.set_yticks(range(len(kinds)), kinds)
+    axes.set_xticks(range(layers))
+    axes.set_xlabel("layer")
+    said = "KL" if report.rows and report.rows[0].effect and report.rows[0].effect.kl is not None else "error"
+    figure.colorbar(image, label=f"log10 of the {said} of one matrix alone")
+    axes.set_title(f"{report.model}: {report.bits} bits, groups of {report.group}")
+    return figure

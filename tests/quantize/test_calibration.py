@@ -1,0 +1,83 @@
+"""What matrices are multiplied with: seen in every family, experts apart, in parts that fit the memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import tiny
+from glassformer.data.corpus import open_path
+from glassformer.errors import UserError
+from glassformer.nn import Tape
+from glassformer.nn.inference import inference
+from glassformer.nn.quantized import Layout, plan
+from glassformer.quantize import calibration
+from glassformer.quantize.calibration import Text, grams
+from glassformer.tokenizer import train
+
+
+def sums(name: str, rows: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    model = tiny.model(tiny.ALL[name])
+    return {path: one for part in grams(model, rows, list(plan(model, Layout(8)))) for path, one in part.items()}
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "t5", "glass", "gemma2", "vaswani"])
+def test_every_matrix_is_met(name: str) -> None:
+    """But tables that are only looked up in."""
+    model = tiny.model(tiny.ALL[name])
+    tables = {path for path in plan(model, Layout(8)) if path.startswith(("embed.", "source_embed."))}
+    assert plan(model, Layout(8)).keys() - tables <= sums(name, [tiny.tokens(1, 20)]).keys()
+
+
+def test_a_sum_is_that_of_what_the_tape_sees() -> None:
+    model, rows = tiny.model(tiny.DECODERS["llama"]), [tiny.tokens(1, 20), tiny.tokens(1, 20, seed=1)]
+    found, expected = sums("llama", rows), torch.zeros(32, 32)
+    for row in rows:
+        tape = Tape("decoder.blocks.1.ffn.in")
+        with inference(model):
+            model(row, tape=tape)
+        x = tape["decoder.blocks.1.ffn.in"][0]
+        expected += x.T @ x
+    for part in ("gate", "up"):
+        torch.testing.assert_close(found[f"decoder.blocks.1.ffn.{part}.weight"], expected, rtol=1e-4, atol=1e-3)
+
+
+def test_an_expert_has_its_own_tokens() -> None:
+    row = tiny.tokens(1, 20)
+    found, tape = sums("mixtral", [row])["decoder.blocks.0.ffn.up"], Tape("decoder.blocks.0.ffn.*")
+    model = tiny.model(tiny.DECODERS["mixtral"])
+    with inference(model):
+        model(row, tape=tape)
+    x, chosen = tape["decoder.blocks.0.ffn.in"][0], tape["decoder.blocks.0.ffn.chosen"][0]
+    for expert in range(4):
+        own = x[(chosen == expert).any(-1)]
+        torch.testing.assert_close(found[expert], own.T @ own, rtol=1e-4, atol=1e-3)
+
+
+def test_parts_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [tiny.tokens(1, 20)]
+    whole = sums("llama", rows)
+    monkeypatch.setattr(calibration, "MEMORY", 3 * 4 * 32 * 32)
+    model = tiny.model(tiny.DECODERS["llama"])
+    told: list[str] = []
+    parts = list(grams(model, rows, list(plan(model, Layout(8))), told.append))
+    assert len(parts) > 3 and told[-1] == f"calibrating, reading {len(parts)} of {len(parts)}"
+    assert all(torch.equal(whole[path], one) for part in parts for path, one in part.items())
+    assert whole.keys() == {path for part in parts for path in part}
+
+
+def test_rows_are_spread_and_held_out_apart(tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text(" ".join(map(str, range(2000))))
+    source, tokenizer = open_path(path), train("byte", [], specials=[])
+    cfg = tiny.DECODERS["llama"]
+    with pytest.raises(UserError, match="which this model does not"):
+        Text.of(source, tokenizer, cfg, 100, 100)
+    path.write_text("\x01\x02\x03\x04" * 400)
+    text = Text.of(open_path(path), tokenizer, cfg, 300, 64)
+    assert len(text.rows) == 5 and len(text.held_out) == 1 and text.rows[0].shape == (1, 64)
+    path.write_text("\x01\x02\x03\x04" * 70)
+    with pytest.raises(UserError, match="give 320 or more"):
+        Text.of(open_path(path), tokenizer, cfg, 300, 64)

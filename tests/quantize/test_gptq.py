@@ -1,0 +1,66 @@
+"""GPTQ beside the simpler ways to round, on inputs that depend on each other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from glassformer.nn import rounding
+from glassformer.quantize.gptq import calibrated
+
+
+def made(inputs: int = 96, rank: int = 24) -> tuple[torch.Tensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(400, rank, generator=draw) @ torch.randn(rank, inputs, generator=draw)
+    x = x + 0.1 * torch.randn(400, inputs, generator=draw)
+    return torch.randn(40, inputs, generator=draw) * 0.05, x
+
+
+def error(weight: torch.Tensor, rounded: rounding.Rounded, x: torch.Tensor, group: int = 32) -> float:
+    apart = rounding.decode(*rounded, group, torch.float32) - weight
+    return float((x @ apart.T).norm() / (x @ weight.T).norm())
+
+
+@pytest.mark.parametrize("group", [32, 64])
+@pytest.mark.parametrize("inputs", [96, 100])
+def test_outputs_lose_less_than_by_the_nearest_or_a_search(group: int, inputs: int) -> None:
+    weight, x = made(inputs)
+    rounded = calibrated(weight, 4, group, x.T @ x)
+    nearest, searched = rounding.nearest(weight, 4, group), rounding.searched(weight, 4, group)
+    assert rounded[0].shape == weight.shape and rounded[1].shape == nearest[1].shape
+    assert error(weight, rounded, x, group) < 0.6 * error(weight, searched, x, group)
+    assert error(weight, rounded, x, group) < 0.5 * error(weight, nearest, x, group)
+
+
+def test_it_is_the_written_out_algorithm() -> None:
+    """Input after input, the rest by the inverse of what is left of H: Optimal Brain Quantization in a fixed order."""
+    weight, x = made(32, 12)
+    gram = x.T @ x
+    codes, scales = calibrated(weight, 4, 32, gram)
+    damped = (gram + 0.01 * gram.diagonal().mean() * torch.eye(32)).double()
+    order = gram.diagonal().argsort(descending=True, stable=True).tolist()
+    left, plain = weight.double().clone(), rounding.decode(codes, scales, 32, torch.float64)
+    same = 0
+    for place, c in enumerate(order):
+        rest = order[place:]
+        inverse = torch.linalg.inv(damped[rest][:, rest])
+        code = (left[:, c] / scales[:, 0].double()).round().clamp(-8, 7)
+        same += int((code == codes[:, c]).sum())
+        change = (left[:, c] - code * scales[:, 0].double()) / inverse[0, 0]
+        left[:, rest] -= change[:, None] * inverse[0]
+    assert same >= 0.98 * codes.numel()  # a tie, or an output that a search alone served better
+    assert plain.shape == weight.shape
+
+
+def test_a_stack_is_one_table_after_another_and_an_unmet_expert_is_searched() -> None:
+    weight, x = made()
+    stack, grams = torch.stack([weight, weight]), torch.stack([x.T @ x, torch.zeros(96, 96)])
+    codes, scales = calibrated(stack, 4, 32, grams)
+    assert torch.equal(codes[0], calibrated(weight, 4, 32, grams[0])[0])
+    assert torch.equal(codes[1], rounding.searched(weight, 4, 32)[0]) and scales.shape == (2, 40, 3)
+
+
+def test_fewer_texts_than_inputs_are_enough_to_round() -> None:
+    weight, x = made()
+    codes, scales = calibrated(weight, 4, 32, x[:3].T @ x[:3])
+    assert bool(scales.isfinite().all()) and codes.abs().max() <= 8

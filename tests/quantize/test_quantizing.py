@@ -1,0 +1,104 @@
+"""The report: its figures against the models themselves, its order, and that better rounding is better."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+import torch
+
+import tiny
+from glassformer.nn import Model
+from glassformer.nn.inference import inference
+from glassformer.nn.quantized import Layout, QuantizedWeight, put, quantize_weights, quantized
+from glassformer.quantize import Report, Text, picture, quantize_model
+
+TEXT = Text([tiny.tokens(1, 40, seed=i) for i in range(8)], [tiny.tokens(1, 40, seed=100 + i) for i in range(3)])
+
+
+def logits(model: Model, row: torch.Tensor) -> torch.Tensor:
+    with inference(model):
+        return model(row).logits[0]
+
+
+def reported(name: str = "llama", bits: int = 4) -> tuple[Model, Model, Report]:
+    before = tiny.model(tiny.ALL[name])
+    after = copy.deepcopy(before)
+    return before, after, quantize_model(after, Layout(bits), TEXT, name="tiny")
+
+
+def test_figures_are_those_of_the_models() -> None:
+    before, after, report = reported()
+    kl, same = 0.0, 0
+    for row in TEXT.held_out:
+        p, q = (logits(model, row).log_softmax(-1) for model in (before, after))
+        kl += float((p.exp() * (p - q)).sum())
+        same += int((p.argmax(-1) == q.argmax(-1)).sum())
+    effect = report.wholes[-1].effect
+    assert effect is not None and report.measured == 120 and report.calibrated == 320
+    assert effect.kl == pytest.approx(kl / 120, rel=1e-3) and effect.agreement == pytest.approx(same / 120)
+    nats = [torch.nn.functional.cross_entropy(logits(after, row)[:-1], row[0, 1:]) for row in TEXT.held_out]
+    assert effect.perplexity == pytest.approx(float(torch.stack(nats).mean().exp()), rel=1e-4)
+    held = quantized(after)
+    assert {row.name for row in report.rows} == held.keys()
+    for row in report.rows:
+        mine, plain = held[row.name], before.get_parameter(row.name)
+        assert row.before == plain.nbytes and row.after == mine.nbytes and row.bits == mine.held.bits
+        assert row.weight == pytest.approx(
+            float((mine.decoded() - plain.detach()).norm() / plain.detach().norm()), rel=1e-3
+        )
+    assert report.after == sum(weight.nbytes for weight in after.parameters())
+
+
+def test_a_row_is_that_matrix_alone() -> None:
+    before, after, report = reported()
+    row = report.rows[0]
+    put(before, row.name, after.get_parameter(row.name))
+    plain, kl = tiny.model(tiny.DECODERS["llama"]), 0.0
+    for text in TEXT.held_out[:2]:
+        p, q = (logits(model, text).log_softmax(-1) for model in (plain, before))
+        kl += float((p.exp() * (p - q)).sum())
+    assert row.effect is not None and row.effect.kl == pytest.approx(kl / 80, rel=1e-3)
+    harms = [one.effect.harm for one in report.rows if one.effect]
+    assert len(harms) == len(report.rows) and harms == sorted(harms, reverse=True)
+
+
+def test_calibrated_is_better_than_searched_and_that_than_nearest() -> None:
+    _, _, report = reported()
+    assert [whole.rounding for whole in report.wholes] == ["nearest", "searched", "calibrated"]
+    nearest, searched, calibrated = report.wholes
+    assert searched.weight < nearest.weight
+    outputs = [whole.output or 0.0 for whole in report.wholes]
+    assert 0 < outputs[2] < outputs[1] < outputs[0]
+    assert nearest.effect and calibrated.effect and calibrated.effect.harm < nearest.effect.harm
+
+
+@pytest.mark.parametrize("name", ["bert", "t5", "mixtral", "attention-pair", "gpt2"])
+def test_other_shapes_are_reported_too(name: str) -> None:
+    _, after, report = reported(name, 8)
+    assert [whole.rounding for whole in report.wholes] == ["nearest"]
+    assert report.to_dict() == json.loads(json.dumps(report.to_dict(), allow_nan=False)) | {
+        key: report.to_dict()[key] for key in ("rows", "wholes")
+    }
+    assert (report.perplexity is None) == (name in ("bert", "t5", "attention-pair"))
+    assert all(isinstance(after.get_parameter(row.name), QuantizedWeight) for row in report.rows)
+
+
+def test_without_a_text_the_codes_are_those_of_load() -> None:
+    model, other = tiny.model(tiny.DECODERS["llama"]), tiny.model(tiny.DECODERS["llama"])
+    report = quantize_model(model, Layout(4))
+    quantize_weights(other, Layout(4))
+    assert all(
+        torch.equal(weight.held.codes, quantized(other)[path].held.codes) for path, weight in quantized(model).items()
+    )
+    assert report.perplexity is None and report.rows[0].effect is None and report.rows[0].output is None
+    errors = [row.weight for row in report.rows]
+    assert errors == sorted(errors, reverse=True)
+
+
+def test_the_picture_has_a_cell_for_each_matrix() -> None:
+    pytest.importorskip("matplotlib")
+    _, _, report = reported()
+    grid = picture(report).axes[0].images[0].get_array()
+    assert int((~grid.mask).sum() if hasattr(grid, "mask") else grid.size) == len(report.rows)

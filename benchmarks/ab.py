@@ -26,12 +26,14 @@ from glassformer import config
 from glassformer.nn import Cache, build_model
 try:
     from glassformer.config import run
-    from glassformer.training import make_execution_plan as make_plan
 except ImportError:  # as it was called
     from glassformer import run
-    from glassformer.training import make_plan
 from glassformer.recipes import find
+from glassformer import training as rooms
 from glassformer.training import Batch, Causal, train
+for choose in ("choose_execution", "make_execution_plan", "make_plan"):  # as it was called, newest first
+    if hasattr(rooms, choose):
+        break
 torch.set_num_threads(1)
 
 def training(cfg, rows, length, dtype="float32"):
@@ -40,7 +42,8 @@ def training(cfg, rows, length, dtype="float32"):
             iter(lambda: torch.randint(cfg.embed.vocab, (rows, length + 1), generator=draw), None))
     model = build_model(cfg, seed=0)
     how = run.Train(steps=10**9, batch=rows, schedule=run.Constant(), dtype=dtype, compile="no")
-    return train(model, feed, settings=how, plan=make_plan(model, next(feed), Causal(), how))
+    decided = getattr(rooms, choose)(model, next(feed), Causal(), how)
+    return train(model, feed, settings=how, **{"execution" if choose == "choose_execution" else "plan": decided})
 
 def decoder(depth, heads, dim, context, feedforward, mask=None, norm=None):
     attention = config.Attention(heads) if mask is None else config.Attention(heads, **mask)

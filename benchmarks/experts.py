@@ -28,7 +28,7 @@ from glassformer import config
 from glassformer.config import run
 from glassformer.cost import cost
 from glassformer.nn import build_model
-from glassformer.training import Batch, Causal, make_execution_plan, train
+from glassformer.training import Batch, Causal, choose_execution, train
 
 SHAPES = {  # layers, heads, width, expert's width, dense blocks among the mixtures, batch, context, steps a turn
     "makemoe": (8, 8, 128, 512, 0, 32, 64, 3),
@@ -69,8 +69,8 @@ def ours(name: str, mixture: bool, dtype: str) -> Iterator[float]:
     settings = run.Train(
         steps=10**9, batch=1, optimizer=adamw, schedule=run.Constant(), clip=CLIP, dtype=dtype, compile="no"
     )
-    plan = make_execution_plan(model, next(feed), Causal(), settings)
-    return (step.loss for step in train(model, feed, settings=settings, plan=plan))
+    plan = choose_execution(model, next(feed), Causal(), settings)
+    return (step.loss for step in train(model, feed, settings=settings, execution=plan))
 
 
 def nanomoe(name: str, dtype: str) -> Iterator[float]:

@@ -19,7 +19,7 @@ from glassformer.config import run
 from glassformer.config.serial import change
 from glassformer.nn import build_model
 from glassformer.recipes import find
-from glassformer.training import Batch, ExecutionPlan, Optimizer, State, train
+from glassformer.training import Batch, ExecutionSettings, Optimizer, State, train
 
 CONTEXT = 128
 
@@ -56,13 +56,15 @@ class Endless:
         return {}
 
 
-def stepper(made: config.Model, rows: int, plan: ExecutionPlan, device: str) -> Callable[[], object]:
+def stepper(made: config.Model, rows: int, plan: ExecutionSettings, device: str) -> Callable[[], object]:
     """Something that makes one training step whenever it is called."""
     model = build_model(made, device=device, seed=0)
     batches = Endless(rows, made.embed.vocab)
     batches.batch = batches.batch.to(device)
     how = run.Train(steps=10**6, batch=rows, optimizer=run.FROM_SCRATCH)
-    steps = train(model, batches, settings=how, state=State(model, Optimizer(model, how.optimizer), batches), plan=plan)
+    steps = train(
+        model, batches, settings=how, state=State(model, Optimizer(model, how.optimizer), batches), execution=plan
+    )
     return lambda: next(steps)
 
 
@@ -88,9 +90,9 @@ def main() -> None:
     given = reader.parse_args()
     if given.device == "cpu":
         torch.set_num_threads(1)
-    plans = {"fp32": ExecutionPlan("float32"), "bf16": ExecutionPlan("bfloat16")}
+    plans = {"fp32": ExecutionSettings("float32"), "bf16": ExecutionSettings("bfloat16")}
     if given.compile:
-        plans |= {f"{name} compiled": ExecutionPlan(plan.dtype, compile=True) for name, plan in list(plans.items())}
+        plans |= {f"{name} compiled": ExecutionSettings(plan.dtype, compile=True) for name, plan in list(plans.items())}
     for name, (made, rows) in shapes().items():
         if given.only not in name:
             continue

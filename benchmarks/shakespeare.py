@@ -71,7 +71,7 @@ def ours(run: str, data: Path, steps: int | None = None) -> Result:
             lines = log.read_text().splitlines(keepends=True)[read:] if log.exists() else []
             whole = [line for line in lines if line.endswith("\n")]
             read += len(whole)
-            good = [line for line in map(json.loads, whole) if line.get("valid", TARGET + 1) <= TARGET]
+            good = [line for line in map(json.loads, whole) if line.get("valid_loss", TARGET + 1) <= TARGET]
             if good and reached is None:
                 reached = time.perf_counter() - begun
         seconds = time.perf_counter() - begun
@@ -80,9 +80,9 @@ def ours(run: str, data: Path, steps: int | None = None) -> Result:
             raise SystemExit(f"our run failed:\n{said}")
         last = json.loads(log.read_text().splitlines()[-1])
         parameters = int(re.search(r"([\d,]+) parameters", said)[1].replace(",", ""))
-        if reached is None and last["valid"] <= TARGET:
+        if reached is None and last["valid_loss"] <= TARGET:
             reached = seconds
-        return Result(reached, seconds, last["valid"], parameters, last["step"])
+        return Result(reached, seconds, last["valid_loss"], parameters, last["step"])
 
 
 def nanogpt(folder: Path, data: Path, settings: dict[str, object] | None = None) -> Result:

@@ -54,7 +54,7 @@ def ours(shape: str, batches: Iterator[Any], dtype: str) -> Iterator[float]:
     from glassformer import config
     from glassformer.config import run
     from glassformer.nn import build_model
-    from glassformer.training import Batch, Causal, make_execution_plan, train
+    from glassformer.training import Batch, Causal, choose_execution, train
 
     depth, heads, dim, vocab, context, batch, _ = SHAPES[shape]
     norm = config.LayerNorm(bias=False)
@@ -66,9 +66,9 @@ def ours(shape: str, batches: Iterator[Any], dtype: str) -> Iterator[float]:
         steps=10**9, batch=batch, optimizer=adamw, schedule=run.Constant(), clip=CLIP, dtype=dtype, compile="no"
     )
     feed = (Batch(*pair) for pair in batches)
-    plan = make_execution_plan(model, next(feed), Causal(), settings)
+    plan = choose_execution(model, next(feed), Causal(), settings)
     print(json.dumps({"said": plan.why}), flush=True)
-    return (step.loss for step in train(model, feed, settings=settings, plan=plan))
+    return (step.loss for step in train(model, feed, settings=settings, execution=plan))
 
 
 def nanogpt(shape: str, batches: Iterator[Any], kind: str, folder: Path) -> Iterator[float]:

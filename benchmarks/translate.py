@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from glassformer.config import run_file
-from glassformer.training import RunPlan, make_execution_plan, plan_run, prepare, train
+from glassformer.training import RunPlan, choose_execution, plan_run, prepare, train
 from glassformer.training.encoded import Encoded
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -67,8 +67,8 @@ def ours(changes: dict[str, Any], dtype: str) -> tuple[str, Steps]:
     resolved, data = run_data({**changes, "dtype": dtype, "steps": 10**9, "compile": "no"})
     model, _ = prepare.build(resolved, torch.device("cpu"), fresh=True)
     how = resolved.settings.train
-    plan = make_execution_plan(model, next(data.batches), how.objective, how)
-    steps = train(model, data.batches, how.objective, how, plan=plan)
+    plan = choose_execution(model, next(data.batches), how.objective, how)
+    steps = train(model, data.batches, how.objective, how, execution=plan)
     said = f"{size(model)}, {data.batches.fill:.0%} full; {plan.why}"
     return said, ((step.tokens, step.loss) for step in steps)
 

@@ -16,6 +16,7 @@ MOVED = {
     "serial": "config.serial",
     "store": "checkpoints.store",
     "text": "tokenizer",
+    "training.checkpoint": "training.run_checkpoints",
     "training.data": "training.batches",
     "training.objective": "training.loss",
 }

@@ -17,6 +17,7 @@ from glassformer.checkpoints import store
 from glassformer.classics import average, bag, contexts, vectors, vocabulary, word2vec
 from glassformer.classics.vectors import Vectors
 from glassformer.classics.word2vec import Settings, Word2Vec
+from glassformer.inspection.contexts import Place, must_have, pair_cosines, word_vectors
 
 KINDS = ("skip-gram", "cbow")
 
@@ -379,15 +380,20 @@ def minilm() -> tuple[Any, Any]:
     return store.load(Path(package.get_model_path()))
 
 
+def place(text: str, word: str) -> Place:
+    return (text, *must_have(text, word)[0])
+
+
 def test_a_words_vectors_move_apart_in_an_encoder(minilm: tuple[Any, Any]) -> None:
     for word, first, second in contexts.EXAMPLES:
-        one, other = contexts.place(first, word), contexts.place(second, word)
-        cosines = contexts.moving_apart(*minilm, one, other)
+        one, other = place(first, word), place(second, word)
+        cosines, same = pair_cosines(*minilm, [(one, other), (one, one)]).tolist()
         assert len(cosines) == 7 and cosines[0] == pytest.approx(1.0, abs=1e-5) and cosines[-1] < 0.95
-        assert contexts.moving_apart(*minilm, one, one)[-1] == pytest.approx(1.0, abs=1e-5)
-    money, river = (contexts.place(text, "bank") for text in contexts.EXAMPLES[0][1:])
-    loan = contexts.place("He asked the bank for a loan.", "bank")
-    assert contexts.moving_apart(*minilm, money, loan)[-1] > contexts.moving_apart(*minilm, river, loan)[-1]
+        assert same[-1] == pytest.approx(1.0, abs=1e-5)
+    money, river = (place(text, "bank") for text in contexts.EXAMPLES[0][1:])
+    loan = place("He asked the bank for a loan.", "bank")
+    near, far = pair_cosines(*minilm, [(money, loan), (river, loan)])[:, -1].tolist()
+    assert near > far
 
 
 def test_layers_are_those_that_transformers_gives(minilm: tuple[Any, Any]) -> None:
@@ -397,7 +403,7 @@ def test_layers_are_those_that_transformers_gives(minilm: tuple[Any, Any]) -> No
     tokenizer = transformers.AutoTokenizer.from_pretrained(package.get_model_path())
     theirs = transformers.AutoModel.from_pretrained(package.get_model_path()).eval()
     texts = ["The unbelievable embankments held.", "A bank, then: embankments are the longest words of this sentence."]
-    ours = contexts.layers(*minilm, [contexts.place(text, "embankments") for text in texts])
+    ours = word_vectors(*minilm, [place(text, "embankments") for text in texts])
     for text, found in zip(texts, ours, strict=True):
         given = tokenizer(text, return_tensors="pt")
         at = text.index("embankments")
@@ -415,7 +421,7 @@ def test_words_in_context(minilm: tuple[Any, Any], shared_data: Path) -> None:
     text, start, end = pairs[0].second
     assert text[start:end] == "carries" and pairs[0].same is False
     some = pairs[:150]
-    cosines = contexts.contextual_cosines(*minilm, some)
+    cosines = pair_cosines(*minilm, [(pair.first, pair.second) for pair in some]).numpy()
     same = np.array([pair.same for pair in some])
     assert cosines.shape == (150, 7)
     assert cosines[same, -1].mean() > cosines[~same, -1].mean() + 0.03  # the last layer tells senses apart

@@ -96,7 +96,7 @@ def test_two_models_one_table_and_nothing_twice(
         assert isinstance(model.decoder, config.Recurrent)
         lines = [json.loads(line) for line in (out / result["name"] / "log.jsonl").read_text().splitlines()]
         assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
-        assert result["valid"]["loss"] == min(line["valid"] for line in lines if "valid" in line)
+        assert result["valid"]["loss"] == min(line["valid_loss"] for line in lines if "valid_loss" in line)
         assert result["tokens"] == sum(line["tokens"] for line in lines)
         assert result["seconds"] == pytest.approx(sum(line["seconds"] for line in lines))
         assert 50 * 2**20 < result["peak"] < 4 * 2**30
@@ -116,13 +116,13 @@ def test_seeds_and_varied_settings(files: dict[str, str], tmp_path: Path, capfd:
             run = json.loads((out / f"{result['name']}.seed-{seed}" / "run.json").read_text())
             assert run["train"]["seed"] == seed and str(run["model"]["decoder"]["depth"]) == result["name"][-1]
             lines = read_log(out / f"{result['name']}.seed-{seed}" / "log.jsonl")
-            losses.append(min(line["valid"] for line in lines if "valid" in line))
+            losses.append(min(line["valid_loss"] for line in lines if "valid_loss" in line))
             curve = result["seeds"][seed]["curve"]
             assert curve[0][3] == pytest.approx((lines[0]["loss"] + lines[1]["loss"]) / 2)  # validated every 2 steps
         assert losses[0] != losses[1]
         assert result["valid"]["loss"] == pytest.approx(sum(losses) / 2)
         assert result["spread"]["valid"]["loss"] == pytest.approx(abs(losses[0] - losses[1]) / 2**0.5)
-        assert result["plan"].startswith(("float32", "bfloat16"))
+        assert result["precision"].startswith(("float32", "bfloat16"))
     assert main(words) == 0
     table = capfd.readouterr().out.splitlines()
     assert "format" in table[0] and " ±0.0" in table[1]
@@ -311,8 +311,8 @@ def test_all_arms_have_one_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execution, "machine", lambda device: "AMD CPU with AVX512-BF16")
     plans = [run_file.read(None, {"dim": dim}) for dim in ("64", "256")]
     arms = [training.Arm(name, plan) for name, plan in zip("ab", plans, strict=True)]
-    assert training.shared_plan(arms[1:])["dtype"] == "bfloat16"
-    assert training.shared_plan(arms)["dtype"] == training.shared_plan(arms[:1])["dtype"] == "float32"
-    assert training.with_plan(plans[0], "float32").train == replace(plans[0].train, dtype="float32", compile="no")
+    assert training.shared_precision(arms[1:])["dtype"] == "bfloat16"
+    assert training.shared_precision(arms)["dtype"] == training.shared_precision(arms[:1])["dtype"] == "float32"
+    assert training.with_precision(plans[0], "float32").train == replace(plans[0].train, dtype="float32", compile="no")
     asked = run_file.read(None, {"dtype": "bfloat16"})
-    assert training.with_plan(asked, "float32").train == replace(asked.train, compile="no")
+    assert training.with_precision(asked, "float32").train == replace(asked.train, compile="no")

@@ -216,10 +216,10 @@ def test_what_older_versions_called_it_is_read_and_python_is_warned() -> None:
         assert c.See is c.MaskRule  # type: ignore[attr-defined]
     with pytest.warns(FutureWarning, match=r"nn.Part is glassformer.nn.TracedModule now"):
         assert nn.Part is nn.TracedModule  # type: ignore[attr-defined]
-    with pytest.warns(FutureWarning, match=r"training.Plan is glassformer.training.ExecutionPlan now"):
-        assert training.Plan is training.ExecutionPlan
-    with pytest.warns(FutureWarning, match=r"training.make_plan is glassformer.training.make_execution_plan now"):
-        assert training.make_plan is training.make_execution_plan
+    with pytest.warns(FutureWarning, match=r"training.Plan is glassformer.training.ExecutionSettings now"):
+        assert training.Plan is training.ExecutionSettings
+    with pytest.warns(FutureWarning, match=r"training.make_plan is glassformer.training.choose_execution now"):
+        assert training.make_plan is training.choose_execution
 
 
 def test_modules_are_found_where_they_were() -> None:

@@ -272,7 +272,7 @@ def test_a_run_file_of_an_older_version_is_read_and_each_old_name_told(tmp_path)
     """
     new = """
     [train]
-    execution_plan = "measure"
+    auto_by = "measure"
     objective = { type = "Masked", mask_rate = 0.2 }
     tune = { type = "LoRA", target_modules = ["*.q"], modules_to_save = [] }
     [train.optimizer]

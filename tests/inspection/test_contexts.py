@@ -18,7 +18,7 @@ from glassformer.checkpoints import store
 from glassformer.cli import main
 from glassformer.errors import UserError
 from glassformer.inspection import word_in_contexts
-from glassformer.inspection.contexts import spans
+from glassformer.inspection.contexts import pair_cosines, spans, word_vectors
 from glassformer.nn import Model, Tape, build_model
 from glassformer.tokenizer import Tokenizer
 from glassformer.tokenizer import train as train_tokenizer
@@ -73,6 +73,28 @@ def test_the_cosines_are_those_of_the_models_own_states(name: str) -> None:
         away = [*(unit(two[rest[1]]) @ unit(mine)), *(unit(one[rest[0]]) @ unit(its))]
         assert others == pytest.approx(np.mean(away), abs=1e-12)
     assert found.depths[0] == f"{body}.embed" and "several tokens" in found.notes[0]
+
+
+@pytest.mark.parametrize("name", tiny.ALL)
+def test_pairs_in_batches_are_as_each_pair_alone(name: str) -> None:
+    """Also where rows are padded."""
+    model, tokenizer = wordy(name), train_tokenizer("byte", specials=("<s>", "</s>"))
+    where = [(text, *spans(text, "cat")[0]) for text in (FIRST, SECOND, "the cat", "cat and cat")]
+    for size in (3, 64):
+        found = word_vectors(model, tokenizer, where, batch=size)
+    pairs = [(where[0], where[1]), (where[2], where[3])]
+    for (one, other), cosines in zip(pairs, pair_cosines(model, tokenizer, pairs).tolist(), strict=True):
+        alone = word_in_contexts(model, tokenizer, "cat", one[0], other[0])
+        assert cosines == pytest.approx(alone.cosine, abs=1e-5) and found.shape[1] == len(alone.depths)
+
+
+def test_a_text_beyond_the_context_loses_its_end() -> None:
+    model, tokenizer = wordy("llama"), train_tokenizer("byte")
+    long = "a cat " + "x" * model.config.context
+    there, cut = word_vectors(model, tokenizer, [("a cat", 2, 5), (long, 2, 5)])
+    assert torch.allclose(there, cut, atol=1e-5)  # a decoder's word does not see what follows
+    with pytest.raises(UserError, match='"xxx" lies past the'):
+        word_vectors(model, tokenizer, [(long, len(long) - 3, len(long))])
 
 
 @pytest.mark.parametrize(

@@ -19,12 +19,12 @@ from glassformer.data import find as find_corpus
 from glassformer.data import tokenise
 from glassformer.errors import UserError
 from glassformer.tokenizer import train as train_tokenizer
-from glassformer.training import ExecutionPlan, checkpoint, hooks, launch, train
+from glassformer.training import ExecutionSettings, hooks, launch, run_checkpoints, train
 from glassformer.training.hooks import Save
 from glassformer.training.loop import Stuck
-from training.test_checkpoint import begin
 from training.test_launch import attend, corpus, settings, start  # noqa: F401  (corpus is a fixture)
 from training.test_loop import Poisoned
+from training.test_run_checkpoints import begin
 
 
 def poisoned(tmp_path, bad, steps, every, valid=None, keep=2):
@@ -34,8 +34,8 @@ def poisoned(tmp_path, bad, steps, every, valid=None, keep=2):
     save, step = Save(tmp_path, every, keep), None
     how = run.Train(steps=steps, batch=4)
     try:
-        for step in train(state.model, state.batches, settings=how, state=state, plan=ExecutionPlan()):
-            step.valid = (valid or {}).get(step.index)
+        for step in train(state.model, state.batches, settings=how, state=state, execution=ExecutionSettings()):
+            step.valid_loss = (valid or {}).get(step.index)
             save(step)
     except Stuck:
         save.save(step)
@@ -53,13 +53,13 @@ def weights_of(state):
 def test_a_last_step_that_is_skipped_is_saved_with_the_weights_before_it(tmp_path, valid):
     state = poisoned(tmp_path, {6, 7}, steps=8, every=5, valid=valid)
     assert state.skipped_in_a_row == 2
-    assert [p.name for p in checkpoint.steps(tmp_path)] == [
+    assert [p.name for p in run_checkpoints.steps(tmp_path)] == [
         "step-000005",
         "step-000008",
     ]
     assert (tmp_path / "last").read_text() == "step-000008\n" and (tmp_path / "best").exists() == bool(valid)
     again = begin()
-    checkpoint.restore(tmp_path / "step-000008", again)
+    run_checkpoints.restore(tmp_path / "step-000008", again)
     assert again.skipped_in_a_row == 2
     assert all(torch.equal(a, b) for a, b in zip(weights_of(again), weights_of(state), strict=True))
 
@@ -67,18 +67,18 @@ def test_a_last_step_that_is_skipped_is_saved_with_the_weights_before_it(tmp_pat
 def test_patience_that_runs_out_saves_what_was_learned_since_the_last_checkpoint(tmp_path):
     state = poisoned(tmp_path, range(7, 99), steps=50, every=5)
     assert state.skipped_in_a_row == 5
-    assert [p.name for p in checkpoint.steps(tmp_path)] == [
+    assert [p.name for p in run_checkpoints.steps(tmp_path)] == [
         "step-000005",
         "step-000012",
     ]
     again = begin()
-    checkpoint.restore(tmp_path / "step-000012", again)
+    run_checkpoints.restore(tmp_path / "step-000012", again)
     assert all(torch.equal(a, b) for a, b in zip(weights_of(again), weights_of(state), strict=True))
 
 
 def test_patience_that_runs_out_before_anything_was_learned_saves_nothing(tmp_path):
     poisoned(tmp_path, range(99), steps=50, every=1)
-    assert not checkpoint.steps(tmp_path)
+    assert not run_checkpoints.steps(tmp_path)
 
 
 def test_a_run_that_is_stuck_says_where_its_weights_are(corpus, tmp_path, monkeypatch):  # noqa: F811
@@ -103,11 +103,11 @@ def test_resume_fixes_stale_pointers_and_forgets_a_best_that_was_removed(tmp_pat
     assert state.best_step == 4
     (tmp_path / "best").write_text("step-000002\n"), (tmp_path / "last").write_text("step-000004\n")
     again = begin()
-    checkpoint.restore(checkpoint.newest(tmp_path), again)
-    checkpoint.point(tmp_path, again)
+    run_checkpoints.restore(run_checkpoints.newest(tmp_path), again)
+    run_checkpoints.point(tmp_path, again)
     assert (tmp_path / "best").read_text() == "step-000004\n" and (tmp_path / "last").read_text() == "step-000006\n"
     shutil.rmtree(tmp_path / "step-000004")
-    checkpoint.point(tmp_path, again)
+    run_checkpoints.point(tmp_path, again)
     assert not (tmp_path / "best").exists() and again.best == math.inf and again.best_step is None
 
 

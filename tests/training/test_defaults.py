@@ -17,7 +17,7 @@ from glassformer.config import run, run_file, serial
 from glassformer.errors import UserError
 from glassformer.nn import build_model
 from glassformer.tokenizer import train as train_tokenizer
-from glassformer.training import checkpoint, choose
+from glassformer.training import choose, run_checkpoints
 
 RUNS = sorted((Path(__file__).parents[2] / "runs").glob("*.toml"))
 WORDS = ("the", "of", "and", "a", "to", "in", "is", "that", "it", "was", "he", "for", "on", "are", "with", "as", "his")
@@ -145,7 +145,7 @@ def test_a_text_too_short_says_what_is_needed(tmp_path, capsys, size):
 def test_the_smallest_texts_train(tmp_path, size):
     (tmp_path / "small.txt").write_text(prose(size))
     made = settings(tmp_path / "small.txt", steps="2", tensorboard="false", dtype="float32")
-    assert training.run(made, tmp_path / "out").valid is not None
+    assert training.run(made, tmp_path / "out").valid_loss is not None
 
 
 @pytest.mark.parametrize("path", RUNS, ids=[path.stem for path in RUNS])
@@ -176,13 +176,13 @@ def test_a_run_whose_validation_rises_ends_and_its_best_checkpoint_is_the_one_th
     assert not cli.main(words)
     said = capsys.readouterr().err
     lines = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
-    best = min((line for line in lines if "valid" in line), key=lambda line: line["valid"])["step"]
+    best = min((line for line in lines if "valid_loss" in line), key=lambda line: line["valid_loss"])["step"]
     last = lines[-1]["step"]
     assert last == best + 2 * choose.__globals__["PATIENCE"] < 60
     assert f"Validation has not fallen since step {best}, so the run ends at step {last} of 60" in said
     assert "--resume --early-stop 0 goes on." in said
     assert f"The best checkpoint is that of step {best}" in said and "bits per byte" in said
-    assert checkpoint.newest(tmp_path / "out").name == f"step-{last:06d}"
+    assert run_checkpoints.newest(tmp_path / "out").name == f"step-{last:06d}"
     assert resolve.resolve(tmp_path / "out").name == f"step-{best:06d}"
     about = json.loads((tmp_path / "out" / "run.json").read_text())
     assert about["chosen"] in said and "train.txt holds 4,000 bytes of text" in about["chosen"]
@@ -275,7 +275,7 @@ def test_the_announced_time_counts_validation(book, tmp_path, monkeypatch):
             book, steps="6", evaluate_every=every, dim="16", **{"decoder.depth": "1", "tensorboard": "false"}
         )
         training.run(made, tmp_path / every)
-    plans = [json.loads((tmp_path / every / "run.json").read_text())["plan"]["seconds"] for every in "01"]
+    plans = [json.loads((tmp_path / every / "run.json").read_text())["execution"]["seconds"] for every in "01"]
     made = settings(book)
     batches = -(-2_000 // (made.train.batch * made.train.context))
     assert told[0] == pytest.approx(6 * plans[0])

@@ -21,8 +21,10 @@ import glassformer
 from glassformer import training
 from glassformer.checkpoints import Checkpoint, resolve, store
 from glassformer.config import run, run_file, serial
+from glassformer.config.old_names import LOG_KEYS
 from glassformer.errors import UserError
 from glassformer.training import hooks, progress
+from glassformer.training.compare import figures
 
 SETTINGS = {
     "dim": "16",
@@ -67,7 +69,7 @@ def whole(corpus, tmp_path_factory):
     """The folder of a run that nothing disturbed."""
     out = tmp_path_factory.mktemp("whole") / "run"
     ended = training.run(settings(corpus), out)
-    assert ended.step == 40 and ended.valid < 3.2 and ended.signal is None
+    assert ended.step == 40 and ended.valid_loss < 3.2 and ended.signal is None
     return out
 
 
@@ -141,7 +143,7 @@ def test_killed_and_stopped_runs_end_bit_for_bit_like_an_undisturbed_one(corpus,
     assert "Going on from" in process.communicate(timeout=120)[1] and process.returncode == 0
     assert logged(out) == list(range(1, 41))
     assert equal(weights(out), weights(whole))
-    curves = [[(e["loss"], e.get("valid")) for e in hooks.read_log(f / "log.jsonl")] for f in (out, whole)]
+    curves = [[(e["loss"], e.get("valid_loss")) for e in hooks.read_log(f / "log.jsonl")] for f in (out, whole)]
     assert curves[0] == curves[1]
     state = [(f / "step-000040" / "state.safetensors").read_bytes() for f in (out, whole)]
     assert state[0] == state[1]
@@ -165,8 +167,14 @@ def test_a_file_in_the_folder_stops_a_run(corpus, tmp_path):
 def test_killed_at_twenty_moments(corpus, whole, tmp_path):
     out = tmp_path / "run"
     for turn in range(20):
+        before = (out / "log.jsonl").stat().st_mtime_ns if (out / "log.jsonl").exists() else None
         process = start(corpus, out, resume=(out / "run.json").exists())
-        time.sleep(1.5 + 0.11 * turn)
+        until = time.monotonic() + 120  # torch alone takes seconds to import: count from where its log is begun anew
+        while process.poll() is None and time.monotonic() < until:
+            if (out / "log.jsonl").exists() and (out / "log.jsonl").stat().st_mtime_ns != before:
+                break
+            time.sleep(0.005)
+        time.sleep(0.02 * turn)
         process.kill()
         process.communicate()
         if (out / "last").exists():
@@ -186,9 +194,11 @@ def test_a_run_leaves_what_the_contract_says(whole):
     assert tokenizer.decode(tokenizer.encode("7 times 7")) == "7 times 7"
     assert model.config.embed.vocab == tokenizer.size and model.config.context == 16
     book = json.loads((whole / "run.json").read_text())
-    assert book["train"]["steps"] == 40 and book["plan"]["dtype"] == "float32"
+    assert book["train"]["steps"] == 40 and book["execution"]["dtype"] == "float32"
     lines = hooks.read_log(whole / "log.jsonl")
-    assert len(lines) == 40 and lines[9]["valid"] > lines[-1]["valid"] and lines[0]["loss"] > lines[-1]["loss"]
+    assert (
+        len(lines) == 40 and lines[9]["valid_loss"] > lines[-1]["valid_loss"] and lines[0]["loss"] > lines[-1]["loss"]
+    )
 
 
 def test_everything_said_goes_to_standard_error(corpus, tmp_path, capfd):
@@ -225,6 +235,37 @@ def test_a_run_that_is_older_than_a_setting_is_resumed(corpus, tmp_path):
     refuse("train.clip", settings(corpus, steps="3", clip="0.5"), tmp_path / "run", resume=True)
 
 
+def test_a_run_with_the_names_of_an_older_version_is_resumed(corpus, tmp_path):
+    """run.json's "plan" and "execution_plan", and the log's rate, norm and valid."""
+    whole, out = tmp_path / "whole", tmp_path / "run"
+    few = {"steps": "4", "evaluate_every": "2", "save_every": "0"}
+    training.run(settings(corpus, **few), out)
+    shutil.copytree(out, whole)
+    book = json.loads((out / "run.json").read_text())
+    book["plan"] = book.pop("execution")
+    book["train"]["execution_plan"] = book["train"].pop("auto_by")
+    (out / "run.json").write_text(json.dumps(book))
+    lines = hooks.read_log(out / "log.jsonl")
+    old = {new: before for before, new in LOG_KEYS.items()}
+    (out / "log.jsonl").write_text(
+        "".join(json.dumps({old.get(key, key): value for key, value in line.items()}) + "\n" for line in lines)
+    )
+    assert '"valid":' in (out / "log.jsonl").read_text() and hooks.read_log(out / "log.jsonl") == lines
+    assert figures(out) == figures(whole)
+    for folder in (out, whole):
+        training.run(settings(corpus, **{**few, "steps": "6"}), folder, resume=True)
+    curves = [
+        [(e["step"], e["loss"], e["lr"], e["grad_norm"], e.get("valid_loss")) for e in hooks.read_log(f / "log.jsonl")]
+        for f in (out, whole)
+    ]
+    assert (
+        curves[0] == curves[1]
+        and len(curves[0]) == 6
+        and (out / "curves.png").exists() == (whole / "curves.png").exists()
+    )
+    assert "valid_loss" in (out / "log.jsonl").read_text() and json.loads((out / "run.json").read_text())["execution"]
+
+
 def test_resuming_nothing_is_refused(corpus, tmp_path):
     refuse(r"holds no run to go on with; leave out --resume", settings(corpus), tmp_path / "run", resume=True)
     assert not (tmp_path / "run").exists()
@@ -252,7 +293,7 @@ def test_a_finished_run_goes_on_with_more_steps_and_is_killed_there(corpus, tmp_
         training.run(longer, tmp_path / "stopped", resume=True)
     assert logged(tmp_path / "stopped")[-1] == 7
     training.run(longer, tmp_path / "stopped", resume=True)
-    rates = [[line["rate"] for line in hooks.read_log(tmp_path / name / "log.jsonl")] for name in ("apart", "stopped")]
+    rates = [[line["lr"] for line in hooks.read_log(tmp_path / name / "log.jsonl")] for name in ("apart", "stopped")]
     assert rates[0] == rates[1] and equal(weights(tmp_path / "apart"), weights(tmp_path / "stopped"))
     if schedule == "Constant":
         training.run(longer, tmp_path / "whole")
@@ -308,7 +349,7 @@ def test_the_log_has_each_groups_rate(corpus, tmp_path):
     group = '[{pattern = "embed.*", lr_scale = 0.5}]'
     how = settings(corpus, steps="2", lr="4e-3", schedule="Constant", **{"optimizer.rest.groups": group})
     training.run(how, tmp_path / "run")
-    assert hooks.read_log(tmp_path / "run" / "log.jsonl")[0]["rates"] == {
+    assert hooks.read_log(tmp_path / "run" / "log.jsonl")[0]["lrs"] == {
         "Muon": 4e-3,
         "AdamW embed.*": 4e-3,  # twice Muon's in this recipe, halved
         "AdamW": 8e-3,
@@ -531,14 +572,14 @@ def test_no_tokenizer_is_announced_before_the_file_was_read(tmp_path, capsys, co
 
 
 def test_a_run_folder_means_its_best_checkpoint_and_says_so(whole, capsys):
-    from glassformer.commands.common import reader
+    from glassformer.commands.common import model_and_tokenizer
 
     def asked(folder):
-        reader(SimpleNamespace(model=str(folder), device=None, dtype=None))
+        model_and_tokenizer(SimpleNamespace(model=str(folder), device=None, dtype=None))
         return capsys.readouterr().err
 
     best = (whole / "best").read_text().strip()
-    assert resolve.checkpoint(whole) == whole / best
+    assert resolve.checkpoint_folder(whole) == whole / best
     assert f"Checkpoint {best} of {whole}, the best by validation loss." in asked(whole)
     assert "Checkpoint" not in asked(whole / best)
 

@@ -19,20 +19,20 @@ from glassformer.nn import build_model
 from glassformer.training import (
     Batch,
     Causal,
-    ExecutionPlan,
+    ExecutionSettings,
     Optimizer,
     State,
+    choose_execution,
     execution,
     factor,
     loss,
-    make_execution_plan,
     train,
 )
 from glassformer.training import optimizer as muon
 from glassformer.training.loss import cross_entropy, gradients, split
 from glassformer.training.precision import Bf16Replica
 
-PLAIN = ExecutionPlan()
+PLAIN = ExecutionSettings()
 
 
 def tiny(tied=True, dropout=0.0, vocab=50):
@@ -175,7 +175,7 @@ def test_a_step_under_accumulation_moves_the_weights_as_a_whole_one():
     for accumulate in (1, 3):
         model = build_model(tiny(), seed=1).double()
         settings = run.Train(steps=3, batch=4, accumulate=accumulate)
-        steps = list(train(model, Random(), settings=settings, plan=PLAIN))
+        steps = list(train(model, Random(), settings=settings, execution=PLAIN))
         after.append(([s.loss for s in steps], [p.detach() for p in model.parameters()]))
     assert after[0][0] == pytest.approx(after[1][0], rel=1e-9)
     for left, right in zip(after[0][1], after[1][1], strict=True):
@@ -297,7 +297,7 @@ def test_muon_is_torchs(monkeypatch):
 def test_adamw_is_torchs_with_the_gradients_of_the_mean():
     settings = run.Train(steps=4, batch=4, clip=0.05, schedule=run.Constant(), optimizer=run.AdamW(weight_decay=0.0))
     ours, theirs = build_model(tiny(), seed=1).double(), build_model(tiny(), seed=1).double()
-    norms = [step.norm for step in train(ours, Random(), settings=settings, plan=PLAIN)]
+    norms = [step.grad_norm for step in train(ours, Random(), settings=settings, execution=PLAIN)]
     adamw = torch.optim.AdamW(theirs.parameters(), lr=settings.optimizer.lr, betas=(0.9, 0.95), weight_decay=0.0)
     for batch, norm in zip(Random(), norms, strict=False):
         adamw.zero_grad()
@@ -315,7 +315,7 @@ def test_adamw_is_torchs_with_the_gradients_of_the_mean():
 def test_it_overfits_one_batch(chosen):
     model = build_model(tiny(), seed=1)
     settings = run.Train(steps=150, batch=4, optimizer=chosen)
-    losses = [step.loss for step in train(model, Random(repeat=True), settings=settings, plan=PLAIN)]
+    losses = [step.loss for step in train(model, Random(repeat=True), settings=settings, execution=PLAIN)]
     assert losses[0] > 3.5 and losses[-1] < 0.05
 
 
@@ -325,16 +325,16 @@ def test_it_overfits_one_batch(chosen):
 def test_a_seed_gives_the_same_run():
     def losses(seed):
         model = build_model(tiny(dropout=0.2), seed=seed)
-        return [s.loss for s in train(model, Random(), settings=run.Train(steps=5, seed=seed), plan=PLAIN)]
+        return [s.loss for s in train(model, Random(), settings=run.Train(steps=5, seed=seed), execution=PLAIN)]
 
     assert losses(1) == losses(1) != losses(2)
 
 
 def test_a_step_says_what_happened():
-    steps = list(train(build_model(tiny(), seed=1), Random(), settings=run.Train(steps=3, batch=4), plan=PLAIN))
+    steps = list(train(build_model(tiny(), seed=1), Random(), settings=run.Train(steps=3, batch=4), execution=PLAIN))
     assert [step.index for step in steps] == [1, 2, 3] and [step.last for step in steps] == [False, False, True]
-    assert all(step.tokens == 36 and step.norm > 0 and step.seconds > 0 for step in steps)
-    assert steps[0].rate == run.Muon().lr and steps[2].rate == pytest.approx(run.Muon().lr / 3)
+    assert all(step.tokens == 36 and step.grad_norm > 0 and step.seconds > 0 for step in steps)
+    assert steps[0].lr == run.Muon().lr and steps[2].lr == pytest.approx(run.Muon().lr / 3)
     assert steps[-1].state.tokens == 108
 
 
@@ -359,7 +359,7 @@ def test_a_step_that_is_not_finite_never_reaches_the_weights(value):
     model = build_model(tiny(), seed=1)
     batches = Poisoned(model, {2, 3}, value)
     before, moments, skipped = None, None, []
-    for step in train(model, batches, settings=run.Train(steps=6, batch=4), plan=PLAIN):
+    for step in train(model, batches, settings=run.Train(steps=6, batch=4), execution=PLAIN):
         weights = [p.detach().clone() for p in model.parameters()]
         kept = {name: value.clone() for name, value in step.state.optimizer.state().items()}
         if step.skipped:
@@ -374,7 +374,7 @@ def test_a_step_that_is_not_finite_never_reaches_the_weights(value):
 def test_an_infinite_gradient_is_skipped_though_the_loss_is_finite():
     model = build_model(tiny(), seed=1)
     model.decoder.last_norm.weight.register_hook(lambda grad: grad * math.inf)
-    steps = list(train(model, Random(), settings=run.Train(steps=2, batch=4), plan=PLAIN))
+    steps = list(train(model, Random(), settings=run.Train(steps=2, batch=4), execution=PLAIN))
     assert all(math.isfinite(step.loss) and "gradient" in step.skipped for step in steps)
 
 
@@ -383,7 +383,7 @@ def test_several_in_a_row_stop_the_training_with_one_sentence():
     seen = []
     with pytest.raises(UserError, match=r"3 steps in a row.*loss is nan.*optimizer\.lr") as caught:
         for step in train(
-            model, Poisoned(model, range(4, 99)), settings=run.Train(steps=99, max_skipped_steps=3), plan=PLAIN
+            model, Poisoned(model, range(4, 99)), settings=run.Train(steps=99, max_skipped_steps=3), execution=PLAIN
         ):
             seen.append(step.skipped is not None)
     assert seen == [False] * 4 + [True] * 3 and "\n" not in str(caught.value)
@@ -392,7 +392,7 @@ def test_several_in_a_row_stop_the_training_with_one_sentence():
 def test_a_batch_without_targets_is_skipped():
     batch = dataclasses.replace(next(Random()), targets=torch.full((4, 12), -1))
     model = build_model(tiny(), seed=1)
-    (step,) = train(model, iter([batch]), settings=run.Train(steps=1, batch=4), plan=PLAIN)
+    (step,) = train(model, iter([batch]), settings=run.Train(steps=1, batch=4), execution=PLAIN)
     assert "no targets" in step.skipped
 
 
@@ -400,13 +400,13 @@ def test_a_batch_without_targets_is_skipped():
 def test_the_plan_leaves_everything_as_it_was(how):
     model = build_model(tiny(dropout=0.5), seed=1).eval()
     weights, drawn = [p.detach().clone() for p in model.parameters()], torch.get_rng_state()
-    plan = make_execution_plan(model, next(Random()), Causal(), run.Train(steps=10, batch=4, execution_plan=how))
+    plan = choose_execution(model, next(Random()), Causal(), run.Train(steps=10, batch=4, auto_by=how))
     assert plan.seconds > 0 and plan.peak > 1e8 and not plan.compile and "no torch.compile" in plan.why
     assert torch.equal(torch.get_rng_state(), drawn) and not model.training
     assert all(torch.equal(a, b) for a, b in zip(weights, model.parameters(), strict=True))
     assert all(p.grad is None for p in model.parameters())
-    asked = make_execution_plan(
-        model, next(Random()), Causal(), run.Train(dtype="bfloat16", batch=4, compile="yes", execution_plan=how)
+    asked = choose_execution(
+        model, next(Random()), Causal(), run.Train(dtype="bfloat16", batch=4, compile="yes", auto_by=how)
     )
     assert asked.dtype == "bfloat16" and asked.compile
 
@@ -454,7 +454,7 @@ def test_the_same_command_on_the_same_kind_of_machine_gives_the_same_bits(monkey
             peaks = {torch.float32: 1e9, torch.bfloat16: 1e9 / ratio}
             monkeypatch.setattr(execution, "matmul_peak", lambda dtype, device, peaks=peaks: peaks[dtype])
             model = build_model(tiny(dropout=0.1), seed=3)
-            list(train(model, Random(), settings=run.Train(steps=4, batch=4, execution_plan=how)))
+            list(train(model, Random(), settings=run.Train(steps=4, batch=4, auto_by=how)))
             found[how, ratio] = [p.detach() for p in model.parameters()]
     equal = {how: all(map(torch.equal, found[how, 1e-3], found[how, 1e3])) for how in ("table", "measure")}
     assert equal == {"table": True, "measure": False}  # the second shows that the stopwatches would have been heard
@@ -469,11 +469,11 @@ def test_a_plan_for_a_big_step_tries_a_part_of_it_in_bf16_only(monkeypatch):
         execution, "gradients", lambda m, part, *rest: tried.append(len(part.tokens)) or run_it(m, part, *rest)
     )
     model = build_model(tiny(), seed=1)
-    plan = make_execution_plan(model, next(Random()), Causal(), run.Train(steps=10, batch=4, execution_plan="measure"))
+    plan = choose_execution(model, next(Random()), Causal(), run.Train(steps=10, batch=4, auto_by="measure"))
     assert set(tried) == {4} and "float32" in plan.why and "bfloat16" in plan.why and not plan.compile
     tried.clear()
     monkeypatch.setattr(execution, "TRIAL", 1.0)
-    plan = make_execution_plan(model, next(Random()), Causal(), run.Train(steps=10, batch=4, execution_plan="measure"))
+    plan = choose_execution(model, next(Random()), Causal(), run.Train(steps=10, batch=4, auto_by="measure"))
     assert set(tried) == {1} and plan.dtype == "bfloat16" and "float32" not in plan.why
 
 
@@ -481,31 +481,32 @@ def test_bf16_trains_too():
     model = build_model(tiny(), seed=1)
     settings = run.Train(steps=60, batch=4, optimizer=run.AdamW(lr=0.02))
     losses = [
-        s.loss for s in train(model, Random(repeat=True), settings=settings, plan=ExecutionPlan(dtype="bfloat16"))
+        s.loss
+        for s in train(model, Random(repeat=True), settings=settings, execution=ExecutionSettings(dtype="bfloat16"))
     ]
     assert losses[-1] < 0.5 * losses[0] and all(p.dtype is torch.float32 for p in model.parameters())
 
 
-@pytest.mark.parametrize("plan", [PLAIN, ExecutionPlan(dtype="bfloat16")], ids=lambda plan: plan.dtype)
+@pytest.mark.parametrize("plan", [PLAIN, ExecutionSettings(dtype="bfloat16")], ids=lambda plan: plan.dtype)
 def test_a_state_goes_on_where_it_was(plan):
     settings = run.Train(steps=6, batch=4)
     whole = build_model(tiny(), seed=1)
-    list(train(whole, Random(), settings=settings, plan=plan))
+    list(train(whole, Random(), settings=settings, execution=plan))
     model, batches = build_model(tiny(), seed=1), Random()
     state = State(model, Optimizer(model, settings.optimizer), batches)
-    for step in train(model, batches, settings=settings, state=state, plan=plan):
+    for step in train(model, batches, settings=settings, state=state, execution=plan):
         if step.index == 3:
             break
-    assert [s.index for s in train(model, batches, settings=settings, state=state, plan=plan)] == [4, 5, 6]
+    assert [s.index for s in train(model, batches, settings=settings, state=state, execution=plan)] == [4, 5, 6]
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), model.parameters(), strict=True))
 
 
 @pytest.mark.slow
 def test_compiled_training_equals_eager():
     losses = []
-    for plan in (PLAIN, ExecutionPlan(compile=True)):
+    for plan in (PLAIN, ExecutionSettings(compile=True)):
         model = build_model(tiny(), seed=1)
-        losses.append([s.loss for s in train(model, Random(), settings=run.Train(steps=5, batch=4), plan=plan)])
+        losses.append([s.loss for s in train(model, Random(), settings=run.Train(steps=5, batch=4), execution=plan)])
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 

@@ -20,11 +20,11 @@ from glassformer.data import tokenise
 from glassformer.errors import UserError
 from glassformer.nn import build_model
 from glassformer.tokenizer import train as train_tokenizer
-from glassformer.training import Batches, ExecutionPlan, Optimizer, checkpoint, loop, train
+from glassformer.training import Batches, ExecutionSettings, Optimizer, loop, run_checkpoints, train
 from glassformer.training.loss import cross_entropy, forward
 from glassformer.training.schedule import along, factor
-from training.test_checkpoint import begin, go
 from training.test_loop import Random, tiny
+from training.test_run_checkpoints import begin, go
 
 # ------------------------------------------------------------------------------------- training
 
@@ -45,7 +45,7 @@ def test_a_seed_starts_every_generator():
                 build_model(tiny(), seed=1),
                 Random(),
                 settings=run.Train(steps=1, batch=4, seed=7),
-                plan=ExecutionPlan(),
+                execution=ExecutionSettings(),
             )
         )
         drawn.append((random.random(), float(np.random.rand()), float(torch.rand(1))))
@@ -58,15 +58,18 @@ def test_each_group_moves_at_its_own_rate():
     chosen = run.Muon(lr=0.01, groups=groups, rest=run.AdamW(lr=0.04, eps=1e-5, groups=groups))
     model = build_model(tiny(), seed=1)
     (step,) = train(
-        model, Random(), settings=run.Train(steps=1, optimizer=chosen, schedule=run.Constant()), plan=ExecutionPlan()
+        model,
+        Random(),
+        settings=run.Train(steps=1, optimizer=chosen, schedule=run.Constant()),
+        execution=ExecutionSettings(),
     )
     rates = {path: group["lr"] for group in step.state.optimizer.groups() for path in group["paths"]}
     assert rates["embed.token.weight"] == pytest.approx(0.02)
     assert rates["decoder.last_norm.weight"] == pytest.approx(0.04)
     assert rates["decoder.blocks.0.attn.q.weight"] == pytest.approx(0.01)
     assert rates["decoder.blocks.0.ffn.up.weight"] == pytest.approx(0.0025)
-    assert step.rate == pytest.approx(0.04) and len(step.rates) == 4
-    assert {name.split()[0] for name in step.rates} == {"Muon", "AdamW"}
+    assert step.lr == pytest.approx(0.04) and len(step.lrs) == 4
+    assert {name.split()[0] for name in step.lrs} == {"Muon", "AdamW"}
     assert {group["eps"] for group in step.state.optimizer.parts[1].param_groups} == {1e-5}
 
 
@@ -143,21 +146,21 @@ def test_best_and_bad_come_back(tmp_path):
     state = go(begin(), run.Train(steps=2, batch=4))
     state.best, state.best_step, state.skipped_in_a_row = 1.25, 1, 3
     again = begin()
-    checkpoint.restore(checkpoint.save(tmp_path, state), again)
+    run_checkpoints.restore(run_checkpoints.save(tmp_path, state), again)
     assert (again.best, again.best_step, again.skipped_in_a_row) == (1.25, 1, 3)
 
 
 def test_weights_of_another_shape_are_refused(tmp_path):
-    path = checkpoint.save(tmp_path, go(begin(), run.Train(steps=1, batch=4)))
+    path = run_checkpoints.save(tmp_path, go(begin(), run.Train(steps=1, batch=4)))
     other = begin(tiny(dropout=0.2, vocab=40))
     store.save(other.model, tmp_path / "other", layout="glassformer")
     shutil.copy(tmp_path / "other" / "model.safetensors", path)
     (path / "SHA256SUMS").unlink()
-    metrics = checkpoint.read_json(path / "state.json")
+    metrics = run_checkpoints.read_json(path / "state.json")
     del metrics["best_step"]
     (path / "state.json").write_text(json.dumps(metrics))
     with pytest.raises(UserError, match=r"another model's weights: the shape of embed.token.weight"):
-        checkpoint.restore(path, begin())
+        run_checkpoints.restore(path, begin())
 
 
 def saved(folder, *numbers):
@@ -166,28 +169,28 @@ def saved(folder, *numbers):
         state.step = number
         with torch.no_grad():
             state.model.decoder.last_norm.weight.fill_(float(number))
-        checkpoint.save(folder, state)
+        run_checkpoints.save(folder, state)
     return state
 
 
 def test_half_a_checkpoint_never_bears_a_good_name(tmp_path, monkeypatch):
     saved(tmp_path, 1, 2, 3)
     monkeypatch.setattr(shutil, "rmtree", lambda path, **_: (path / "config.json").unlink())  # killed in the middle
-    checkpoint.rotate(tmp_path, 1)
-    assert [path.name for path in checkpoint.steps(tmp_path)] == ["step-000003"]
+    run_checkpoints.rotate(tmp_path, 1)
+    assert [path.name for path in run_checkpoints.steps(tmp_path)] == ["step-000003"]
     monkeypatch.undo()
     left = {path.name for path in tmp_path.iterdir()} - {"last", "step-000003"}
     assert left == {".step-000001.old", ".step-000002.old"}
     (tmp_path / ".last.x1.part").write_text("")
     (tmp_path / ".run.json.x1.part").write_text("")
     (tmp_path / ".mine").write_text("")
-    checkpoint.tidy(tmp_path)
+    run_checkpoints.tidy(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"last", "step-000003", ".mine"}
 
 
 def test_a_million_comes_after_what_is_below_it(tmp_path):
     saved(tmp_path, 1_000_000, 999_999)
-    assert checkpoint.newest(tmp_path).name == "step-1000000"
+    assert run_checkpoints.newest(tmp_path).name == "step-1000000"
 
 
 def test_the_pointer_is_replaced_not_written_over(tmp_path):
@@ -200,7 +203,7 @@ def test_the_pointer_is_replaced_not_written_over(tmp_path):
 def test_a_step_is_not_written_again(tmp_path):
     state = saved(tmp_path, 1)
     before = (tmp_path / "step-000001" / "model.safetensors").stat()
-    checkpoint.save(tmp_path, state)
+    run_checkpoints.save(tmp_path, state)
     after = (tmp_path / "step-000001" / "model.safetensors").stat()
     assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
 
@@ -208,15 +211,15 @@ def test_a_step_is_not_written_again(tmp_path):
 def test_an_average_is_of_as_many_as_are_asked_for(tmp_path):
     saved(tmp_path, 1, 2, 6)
     for last, mean in ((1, 6.0), (2, 4.0), (3, 3.0)):
-        model, _, _ = checkpoint.average(tmp_path, last)
+        model, _, _ = run_checkpoints.average(tmp_path, last)
         assert torch.allclose(model.decoder.last_norm.weight, torch.tensor(mean))
     with pytest.raises(UserError, match=r"keeps 3 checkpoints"):
-        checkpoint.average(tmp_path, 4)
+        run_checkpoints.average(tmp_path, 4)
     weights = tmp_path / "step-000001" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\7")
-    checkpoint.average(tmp_path, 2)
+    run_checkpoints.average(tmp_path, 2)
     with pytest.raises(UserError, match=r"step-000001.*is damaged: its sha256"):
-        checkpoint.average(tmp_path, 3)
+        run_checkpoints.average(tmp_path, 3)
     shutil.rmtree(tmp_path / "step-000001"), shutil.rmtree(tmp_path / "step-000002")
     with pytest.raises(UserError, match=r"keeps 1 checkpoint;"):
-        checkpoint.average(tmp_path, 2)
+        run_checkpoints.average(tmp_path, 2)

@@ -20,7 +20,7 @@ from glassformer.data.correlation import matthews, pearson, ranks
 from glassformer.errors import UserError
 from glassformer.nn import Tape, build_model
 from glassformer.training import Batch, hooks, loss, objectives, plan
-from glassformer.training.execution import ExecutionPlan
+from glassformer.training.execution import ExecutionSettings
 from glassformer.training.loop import train
 from glassformer.training.loss import forward, gradients
 from glassformer.training.objectives.classify import ascent
@@ -114,7 +114,7 @@ def test_one_batch_is_learned_by_heart(name):
     chosen, shape, batch = CASES[name]
     model = build_model(shape, seed=1)
     settings = run.Train(steps=120, batch=4, optimizer=run.AdamW(lr=5e-3), schedule=run.Constant(0.05))
-    steps = list(train(model, Same(batch), chosen, settings, plan=ExecutionPlan()))
+    steps = list(train(model, Same(batch), chosen, settings, execution=ExecutionSettings()))
     assert steps[0].loss > 10 * steps[-1].loss and steps[-1].loss < 0.1
     assert steps[0].tokens == int((batch.pos >= 0).sum())
     if "accuracy" in steps[-1].metrics:
@@ -182,7 +182,9 @@ def test_the_head_sees_only_the_hidden_tokens(monkeypatch):
 def test_a_batch_that_asks_nothing_is_skipped():
     chosen, shape, batch = CASES["masked"]
     batch = dataclasses.replace(batch, targets=torch.full_like(batch.targets, -1))
-    step = next(train(build_model(shape, seed=1), Same(batch), chosen, run.Train(batch=4), plan=ExecutionPlan()))
+    step = next(
+        train(build_model(shape, seed=1), Same(batch), chosen, run.Train(batch=4), execution=ExecutionSettings())
+    )
     assert step.skipped == "the batch has no targets"
 
 
@@ -267,7 +269,7 @@ def settings(data, objective, **changes):
 @pytest.mark.parametrize("objective", ["Masked", "Prefix", "Span", "Seq2Seq", "Classify", "Tag", "Contrast"])
 def test_a_resumed_run_is_the_undisturbed_one(objective, data, tmp_path, monkeypatch, capfd):
     ended = training.run(settings(data, objective), tmp_path / "whole", sample=lambda *told: f"made of {told[2]}")
-    assert ended.step == 12 and math.isfinite(ended.valid)
+    assert ended.step == 12 and math.isfinite(ended.valid_loss)
     first = training.launch.Log.__call__
 
     def stop(self, step):
@@ -283,7 +285,7 @@ def test_a_resumed_run_is_the_undisturbed_one(objective, data, tmp_path, monkeyp
     left, right = (dict(store.load(tmp_path / f / "step-000012")[0].named_parameters()) for f in ("whole", "cut"))
     assert left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
     curves = [
-        [(e["loss"], e.get("valid")) for e in hooks.read_log(tmp_path / f / "log.jsonl")] for f in ("whole", "cut")
+        [(e["loss"], e.get("valid_loss")) for e in hooks.read_log(tmp_path / f / "log.jsonl")] for f in ("whole", "cut")
     ]
     assert curves[0] == curves[1]
     last = hooks.read_log(tmp_path / "whole" / "log.jsonl")[-1]
@@ -452,7 +454,7 @@ def test_an_objective_of_ones_own_is_one_class(tmp_path, monkeypatch, capsys):
     used = [*asked, "--use", str(OWN)]
     assert main([*used, "--steps", "8", "--train.objective.margin", "0.5"]) == 0
     assert main([*used, "--steps", "12", "--train.objective.margin", "0.5", "--resume"]) == 0
-    valid = [step["valid_preferred"] for step in hooks.read_log(tmp_path / "run" / "log.jsonl") if "valid" in step]
+    valid = [step["valid_preferred"] for step in hooks.read_log(tmp_path / "run" / "log.jsonl") if "valid_loss" in step]
     assert len(valid) == 3 and all(0 <= share <= 1 for share in valid)
     model, _ = glassformer.load(tmp_path / "run")
     assert model.config.pool.labels == 1 and model.config.head is None

@@ -14,7 +14,7 @@ from glassformer.config import objective as objectives
 from glassformer.config import run
 from glassformer.errors import UserError
 from glassformer.nn import lora
-from glassformer.training import checkpoint, hooks
+from glassformer.training import hooks, run_checkpoints
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ def test_an_average_is_the_mean_of_the_last_checkpoints(home, tmp_path):
     assert cli.main(["average", str(home / "base"), "--last", "3", "--out", str(tmp_path / "mean")]) == 0
     model, tokenizer = store.load(tmp_path / "mean")
     assert tokenizer is not None
-    parts = [dict(store.load(path)[0].named_parameters()) for path in checkpoint.steps(home / "base")[-3:]]
+    parts = [dict(store.load(path)[0].named_parameters()) for path in run_checkpoints.steps(home / "base")[-3:]]
     assert len(parts) == 3
     for name, weight in model.named_parameters():
         torch.testing.assert_close(weight, torch.stack([part[name] for part in parts]).mean(0))
@@ -138,7 +138,7 @@ def test_an_average_is_the_mean_of_the_last_checkpoints(home, tmp_path):
 )
 def test_averages_of_too_few(home, last, said):
     with pytest.raises(UserError, match=said):
-        checkpoint.average(home / "base", last)
+        run_checkpoints.average(home / "base", last)
 
 
 def test_facts_are_logged(tmp_path, home):

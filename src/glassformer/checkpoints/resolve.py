@@ -43,7 +43,7 @@ def resolve(name: str | Path) -> Path | config.Model:
         raise UserError("The model's name is empty; give a model's folder, a hub name such as org/name or a recipe.")
     with contextlib.suppress(OSError):  # a text too long for a path is none
         if path.is_dir():
-            return checkpoint(path)
+            return checkpoint_folder(path)
         if path.is_file():
             if path.suffix in (".pt", ".pth", ".bin", ".ckpt"):
                 line = f"glassformer convert --from nanogpt {shlex.quote(text)} --out NEW_FOLDER"
@@ -70,7 +70,7 @@ def is_recipe(name: str) -> bool:
     return "/" in name and name.lower().partition("/")[0] in recipes.RECIPES and not Path(name).is_dir()
 
 
-def checkpoint(folder: Path) -> Path:
+def checkpoint_folder(folder: Path) -> Path:
     """The checkpoint that a run folder's ``best`` or ``last`` names; any other folder as it is."""
     if (folder / "config.json").exists():
         return folder
@@ -90,7 +90,7 @@ def of_run(name: str | Path) -> str | None:
     """Which checkpoint of the run folder at ``name`` is meant, in words; None where it is not a run folder."""
     with contextlib.suppress(OSError):
         folder = Path(name).expanduser()
-        if folder.is_dir() and (found := checkpoint(folder)) != folder:
+        if folder.is_dir() and (found := checkpoint_folder(folder)) != folder:
             best = (folder / "best").is_file()
             return f"Checkpoint {found.name} of {folder}, {'the best by validation loss' if best else 'the last'}."
     return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ..errors import need, note
-from .common import MODEL, computing, editing, edits_of, emit, reader, table, texts
+from .common import MODEL, computing, editing, edits_of, emit, model_and_tokenizer, table, texts
 
 EXAMPLES = (
     'glassformer attribution out/mine "The cat sat on the"',
@@ -35,7 +35,7 @@ def run(given: argparse.Namespace) -> None:
     given.prompts = None
     (text,) = texts(given, [given.text])
     asked = {name: getattr(given, name) for name in ("source", "token", "against", "position")}
-    found = inspection.attribute(*reader(given), text, **asked, edits=edits_of(given))
+    found = inspection.attribute(*model_and_tokenizer(given), text, **asked, edits=edits_of(given))
     if given.json:
         emit(found.to_dict())
         return

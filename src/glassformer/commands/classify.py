@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from .common import computing, counting, emit, reader, reading, texts
+from .common import computing, counting, emit, model_and_tokenizer, reading, texts
 
 EXAMPLES = (
     'glassformer classify out/labels "a film to see twice"',
@@ -29,7 +29,7 @@ def run(given: argparse.Namespace) -> None:
     unequal = f"There are {len(first)} texts and {len(second or ())} second ones; give as many."
     need(second is None or len(second) == len(first), unequal)
     need(given.batch >= 1, f"batch is {given.batch}; give 1 or more.")
-    model, tokenizer = reader(given)
+    model, tokenizer = model_and_tokenizer(given)
     if generation.tags(model.config):
         need(second is None, "This model gives each word its label and reads one text; leave --second out.")
         tags(given, model, tokenizer, [text.split() for text in first])

@@ -50,7 +50,7 @@ def edits_of(given: argparse.Namespace) -> list[Any]:
     return [edits.parse(text) for text in given.edit]
 
 
-def reader(given: argparse.Namespace) -> tuple[Any, Any]:
+def model_and_tokenizer(given: argparse.Namespace) -> tuple[Any, Any]:
     """The model and the tokenizer it needs to read text; UserError where it has none."""
     model, tokenizer = loaded(given)
     if tokenizer is None:

@@ -112,9 +112,9 @@ def test(given: argparse.Namespace, settings: Any, ended: Any) -> None:
         words += [f"--{name}", value] if (value := getattr(given, name)) else []
     asked = " ".join(words)
     if ended.record.get("asked") != asked:
-        reader = Parser(prog="glassformer eval")
-        evaluate.options(reader)
-        ended.record["test"] = evaluate.measure(reader.parse_args([str(ended.folder), *words]))
+        model_and_tokenizer = Parser(prog="glassformer eval")
+        evaluate.options(model_and_tokenizer)
+        ended.record["test"] = evaluate.measure(model_and_tokenizer.parse_args([str(ended.folder), *words]))
         ended.record["asked"] = asked
 
 
@@ -160,7 +160,7 @@ def table(results: Sequence[Mapping[str, Any]]) -> list[str]:
         row["parameters"] = f"{result['parameters']:,}"
         row["tokens"] = f"{result['tokens']:,}"
         row["seconds"] = f"{result['seconds']:,.0f}"
-        row["format"] = result.get("plan", "-")
+        row["format"] = result.get("precision", "-")
         row["MiB"] = f"{result['peak'] / 2**20:,.0f}"
         rows.append(row)
     kinds = ("run", "valid", "test", "bleu")

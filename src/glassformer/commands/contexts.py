@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ..errors import need, note
-from .common import MODEL, computing, emit, reader
+from .common import MODEL, computing, emit, model_and_tokenizer
 
 EXAMPLES = ('glassformer contexts out/mine bank "We sat on the river bank." "He took it to the bank."',)
 
@@ -24,7 +24,7 @@ def run(given: argparse.Namespace) -> None:
     need(len(given.text) == 2, f"There are {len(given.text)} texts; give two that have the word.")
     from .. import inspection
 
-    found = inspection.word_in_contexts(*reader(given), given.word, *given.text)
+    found = inspection.word_in_contexts(*model_and_tokenizer(given), given.word, *given.text)
     if given.json:
         emit(found.to_dict())
         return

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from .common import computing, counted, counting, emit, reader, reading, texts
+from .common import computing, counted, counting, emit, model_and_tokenizer, reading, texts
 
 EXAMPLES = (
     'glassformer embed out/encoder "a cat" "a dog" "a train"',
@@ -31,7 +31,7 @@ def run(given: argparse.Namespace) -> None:
 
     read = texts(given, given.text)
     need(given.batch >= 1, f"batch is {given.batch}; give 1 or more.")
-    model, tokenizer = reader(given)
+    model, tokenizer = model_and_tokenizer(given)
     vectors = generation.embed(model, tokenizer, read, batch=given.batch, progress=counting("texts"))
     if given.out:
         from safetensors.torch import save

@@ -12,7 +12,19 @@ from typing import TYPE_CHECKING, Any
 from ..errors import need, note
 from . import common
 from .classify import labels_of
-from .common import MODEL, columns, computing, counted, counting, editing, edits_of, emit, reader, rows, unescaped
+from .common import (
+    MODEL,
+    columns,
+    computing,
+    counted,
+    counting,
+    editing,
+    edits_of,
+    emit,
+    model_and_tokenizer,
+    rows,
+    unescaped,
+)
 
 if TYPE_CHECKING:
     from ..data.examples import Example
@@ -100,7 +112,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     from .. import config, generation
 
     given.columns, given.figures, given.lengths = columns(given.columns), names(given.figures), numbers(given.lengths)
-    model, tokenizer = reader(given)
+    model, tokenizer = model_and_tokenizer(given)
     paired = given.target is not None or "source" in given.columns
     if isinstance(model.config, config.EncoderDecoder):
         return targets(given, model, tokenizer)
@@ -129,7 +141,7 @@ def tasks(given: argparse.Namespace) -> None:
     need(given.limit is None or given.limit > 0, f"--limit is {given.limit}; give 1 or more.")
     folder = given.task_files
     need(folder is None or folder.is_dir(), f"--task-files {folder} is not a folder; give one that holds YAML files.")
-    model, tokenizer = reader(given)
+    model, tokenizer = model_and_tokenizer(given)
     figures = evaluate_tasks(
         model,
         tokenizer,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ..errors import need
-from .common import computing, emit, reader, reading, texts
+from .common import computing, emit, model_and_tokenizer, reading, texts
 
 EXAMPLES = ('glassformer fill out/encoder "The capital of France is ___."',)
 
@@ -30,7 +30,7 @@ def run(given: argparse.Namespace) -> None:
     read = texts(given, given.text)
     need(bool(read), "There is no text; give at least one.")
     need(given.top >= 1, f"top is {given.top}; give 1 or more.")
-    model, tokenizer = reader(given)
+    model, tokenizer = model_and_tokenizer(given)
     for number, text in enumerate(read):
         told = generation.fill(model, tokenizer, text, top=given.top, order=given.order)
         if given.json:

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from ..errors import need, note
-from .common import MODEL, computing, editing, edits_of, emit, pieces, prompting, reader, texts
+from .common import MODEL, computing, editing, edits_of, emit, model_and_tokenizer, pieces, prompting, texts
 
 EXAMPLES = (
     'glassformer generate out/mine "Once upon a time" --max-new 100',
@@ -51,7 +51,7 @@ def run(given: argparse.Namespace) -> None:
     generation.check_settings(how, given.max_new, samples, given.stop)
     edits = edits_of(given)
     prompts: list[str | None] = [*texts(given, given.prompt)] or [None]
-    model, tokenizer = reader(given)
+    model, tokenizer = model_and_tokenizer(given)
     two_sides = isinstance(model.config, config.EncoderDecoder)
     source_tokenizer = Checkpoint.open(given.model).source_tokenizer() if two_sides else None
     groups = [prompts[begin : begin + given.batch] for begin in range(0, len(prompts), given.batch)]

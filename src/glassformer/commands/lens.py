@@ -15,9 +15,9 @@ from .common import (
     editing,
     edits_of,
     emit,
+    model_and_tokenizer,
     moving,
     new_file,
-    reader,
     result,
     texts,
     unescaped,
@@ -65,7 +65,7 @@ def run(given: argparse.Namespace) -> None:
     given.prompts = None
     (text,) = texts(given, given.text)
     tuned = None if given.tuned is None else TunedLens.load(given.tuned)
-    model, tokenizer = reader(given)
+    model, tokenizer = model_and_tokenizer(given)
     asked = {"positions": given.positions, "track": given.track, "top": given.top, "tuned": tuned}
     seen = logit_lens(model, tokenizer, text, source=given.source, edits=edits_of(given), **asked)
     if given.json:
@@ -90,7 +90,7 @@ def fit(given: argparse.Namespace) -> None:
     corpus = find(given.fit, given.field, given.separator)
     for line in corpus.notes:
         note(line)
-    model, tokenizer = reader(given)
+    model, tokenizer = model_and_tokenizer(given)
     if isinstance(model.config, config.EncoderDecoder):
         raise UserError(
             "An encoder-decoder's lens is tuned on pairs, which --fit does not read; call glassformer.fit_tuned_lens "

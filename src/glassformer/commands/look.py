@@ -7,7 +7,19 @@ import math
 from pathlib import Path
 
 from ..errors import UserError, need
-from .common import MODEL, ascii_only, computing, editing, edits_of, emit, loaded, picture, reader, texts, untrained
+from .common import (
+    MODEL,
+    ascii_only,
+    computing,
+    editing,
+    edits_of,
+    emit,
+    loaded,
+    model_and_tokenizer,
+    picture,
+    texts,
+    untrained,
+)
 
 EXAMPLES = (
     'glassformer look out/mine "The cat sat"',
@@ -48,7 +60,7 @@ def run(given: argparse.Namespace) -> None:
         print("\n".join(inspection.paths(loaded(given)[0])))
         untrained(given.model)
     else:
-        model, tokenizer = reader(given)
+        model, tokenizer = model_and_tokenizer(given)
         seen = inspection.look(model, tokenizer, given.text, *given.pattern, source=given.source, edits=given.edit)
         if given.json:
             tokens = inspection.read_tokens(model, tokenizer, given.text, given.source, given.edit)
@@ -62,7 +74,7 @@ def predictions(given: argparse.Namespace) -> None:
     from .. import inspection
 
     count = given.next if given.logprobs is None else given.logprobs
-    told = inspection.predictions(*reader(given), given.text, count, source=given.source, edits=given.edit)
+    told = inspection.predictions(*model_and_tokenizer(given), given.text, count, source=given.source, edits=given.edit)
     if given.json:
         emit(told if given.logprobs is not None else told[-1]["next"])
         return
@@ -81,7 +93,7 @@ def draw(given: argparse.Namespace) -> None:
     if given.out is not None and given.out.suffix.lower() != ".svg" and str(given.out) != "-":
         raise UserError(f"--out {given.out} is no .svg; give a name that ends in it.")
     how = {"source": given.source, "head": given.head, "edits": given.edit}
-    drawn = inspection.alignments(*reader(given), given.text, *given.pattern, **how)
+    drawn = inspection.alignments(*model_and_tokenizer(given), given.text, *given.pattern, **how)
     if given.out is not None:
         picture(given.out, inspection.svg(drawn))
     elif given.json:

@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from ..errors import note
-from .common import MODEL, computing, counting, emit, moving, reader, unescaped
+from .common import MODEL, computing, counting, emit, model_and_tokenizer, moving, unescaped
 
 EXAMPLES = (
     'glassformer neurons out/mine data.txt --neuron "decoder.blocks.3.ffn.hidden[42]"',
@@ -40,7 +40,9 @@ def run(given: argparse.Namespace) -> None:
     for line in corpus.notes:
         note(line)
     asked = {name: getattr(given, name) for name in ("top", "lowest", "around", "limit", "context")}
-    found = inspection.top_activations(*reader(given), corpus.texts(), given.neuron, **asked, progress=counting())
+    found = inspection.top_activations(
+        *model_and_tokenizer(given), corpus.texts(), given.neuron, **asked, progress=counting()
+    )
     if moving():
         print(file=sys.stderr)
     if given.json:

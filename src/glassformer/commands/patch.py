@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ..errors import UserError, need
-from .common import MODEL, computing, emit, note, reader, untrained
+from .common import MODEL, computing, emit, model_and_tokenizer, note, untrained
 
 EXAMPLES = (
     'glassformer patch out/mine "The dog is" "The dogs are" --answer " here" --wrong " there"',
@@ -34,7 +34,7 @@ def run(given: argparse.Namespace) -> None:
 
     need(len(given.source) < 3, f"--source is given {len(given.source)} times; give it once, or for each text.")
     need(given.top >= 0, f"--top is {given.top}; give 0 or more.")
-    model, tokenizer = reader(given)
+    model, tokenizer = model_and_tokenizer(given)
     grid = patch_grid(
         model,
         tokenizer,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ..errors import note
-from .common import MODEL, computing, counting, editing, edits_of, emit, moving, reader, texts
+from .common import MODEL, computing, counting, editing, edits_of, emit, model_and_tokenizer, moving, texts
 
 EXAMPLES = (
     'glassformer saliency out/mine "The cat sat on the"',
@@ -40,7 +40,7 @@ def run(given: argparse.Namespace) -> None:
     names = ("source", "token", "position", "of", "label", "baseline", "steps")
     progress = counting("points") if moving() else None
     asked = {name: getattr(given, name) for name in names}
-    found = inspection.saliency(*reader(given), text, **asked, edits=edits_of(given), progress=progress)
+    found = inspection.saliency(*model_and_tokenizer(given), text, **asked, edits=edits_of(given), progress=progress)
     if given.json:
         emit(found.to_dict())
         return

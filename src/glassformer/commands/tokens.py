@@ -106,7 +106,7 @@ def _checkpoint(name: str) -> str | Path:
     from ..checkpoints import resolve
     from ..tokenizer import pretrained
 
-    return resolve.checkpoint(Path(name)) if name not in pretrained.KNOWN and Path(name).is_dir() else name
+    return resolve.checkpoint_folder(Path(name)) if name not in pretrained.KNOWN and Path(name).is_dir() else name
 
 
 def _look(given: argparse.Namespace, text: str) -> None:

@@ -45,16 +45,16 @@ def run(given: argparse.Namespace) -> int | None:
     named, changes = settings(given.rest)
     out = Path(given.out)
     kept = run_file.begun(out) if given.resume and named is None else None  # what is not given now stays
-    plan = run_file.read(kept or named, changes)  # a slip is told before torch is imported
+    run_file.read(kept or named, changes)  # a slip is told before torch is imported
     from ..training import choose, run
 
     found, chosen = choose(changes) if kept is None and named is None else ({}, "")  # a run file says all that it means
-    plan = run_file.read(kept or named, {**found, **changes})
+    wanted = run_file.read(kept or named, {**found, **changes})
     used = [word for file in given.use for word in ("--use", file)]
     words = [*called(), "train", *given.rest, *used, "--out", given.out, "--resume"]
     again = shlex.join(words)
     try:
-        ended = run(plan, out, given.resume, sample=write_a_little, command=again, chosen=chosen)
+        ended = run(wanted, out, given.resume, sample=write_a_little, command=again, chosen=chosen)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f" Continue with:\n  {again}" if (out / "run.json").exists() else "") from None
     return 128 + ended.signal if ended.signal else None

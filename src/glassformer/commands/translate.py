@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from ..errors import UserError, need, note
-from .common import computing, counting, emit, objective_of, pieces, reader, reading, texts
+from .common import computing, counting, emit, model_and_tokenizer, objective_of, pieces, reading, texts
 
 if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer
@@ -39,7 +39,7 @@ def run(given: argparse.Namespace) -> None:
     need(bool(sources), "There is no text; give at least one.")
     generation.check_beams(given.beams, given.best, given.length_penalty, given.max_new)
     need(given.batch >= 1, f"batch is {given.batch}; give 1 or more.")
-    model, tokenizer = reader(given)
+    model, tokenizer = model_and_tokenizer(given)
     silent = f"{given.model} is an encoder and writes no text; use `glassformer fill`, `embed` or `classify`."
     need(not isinstance(model.config, config.Encoder), silent)
     objective = objective_of(given.model)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ..errors import need
-from .common import MODEL, computing, editing, edits_of, emit, reader, texts
+from .common import MODEL, computing, editing, edits_of, emit, model_and_tokenizer, texts
 
 EXAMPLES = (
     'glassformer why out/mine "The cat sat" "logits[2,5]"',
@@ -34,7 +34,7 @@ def run(given: argparse.Namespace) -> None:
     given.prompts = None
     (given.text,) = texts(given, [given.text])
     edits = edits_of(given)
-    model, tokenizer = reader(given)
+    model, tokenizer = model_and_tokenizer(given)
     from ..inspection.tracing import trace
 
     seen = trace(model, tokenizer, given.text, given.source, edits)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, need, note
 from . import common
-from .common import MODEL, columns, computing, counted, emit, reader, result, rows, table, unescaped
+from .common import MODEL, columns, computing, counted, emit, model_and_tokenizer, result, rows, table, unescaped
 from .parsing import Parser
 
 if TYPE_CHECKING:
@@ -91,8 +91,8 @@ def options(one: Parser) -> None:
     average.add_argument("--out", required=True, metavar="FOLDER", help="where; train it with --from FOLDER")
     average.add_argument("--labels", type=int, default=2, metavar="N", help="labels to tell apart (2)")
 
-    contexts = task("contexts", "One word in two sentences: how far each layer of an encoder moves its vectors apart.")
-    contexts.add_argument("model", metavar="ENCODER", help=MODEL)
+    contexts = task("contexts", "One word in two sentences: how far each layer of a model moves its vectors apart.")
+    contexts.add_argument("model", metavar="MODEL", help=MODEL)
     contexts.add_argument("word", nargs="?", metavar="WORD", help="left out, well-known examples are shown")
     contexts.add_argument("text", nargs="*", metavar="TEXT", help="two sentences that have it")
     contexts.add_argument("--vectors", metavar="FILE", help=f"word2vec beside it: {VECTORS}")
@@ -100,7 +100,7 @@ def options(one: Parser) -> None:
 
     wic = task("wic", "Words in Context: does a word mean the same in two texts? By the cosine of its two vectors.")
     wic.add_argument("folder", metavar="FOLDER", help="the folder of its files (train.data.txt ...)")
-    wic.add_argument("--model", metavar="ENCODER", help=MODEL)
+    wic.add_argument("--model", metavar="MODEL", help=MODEL)
     wic.add_argument("--vectors", metavar="FILE", help=VECTORS)
     wic.add_argument("--first", type=int, metavar="N", help="so many pairs of each part alone")
     computing(wic)
@@ -266,15 +266,16 @@ def _average(given: argparse.Namespace) -> None:
 
 def _contexts(given: argparse.Namespace) -> None:
     from ..classics import contexts
+    from ..inspection.contexts import must_have, pair_cosines
 
     need(given.word is None or len(given.text) == 2, "A word needs two sentences that have it; give both.")
     asked = contexts.EXAMPLES if given.word is None else ((given.word, *given.text),)
-    places = [[contexts.place(text, word) for text in (first, second)] for word, first, second in asked]
+    first, second = ([(entry[side], *must_have(entry[side], entry[0])[0]) for entry in asked] for side in (1, 2))
     vectors = _read(given.vectors) if given.vectors else None
-    model, tokenizer = reader(given)
+    cosines = pair_cosines(*model_and_tokenizer(given), list(zip(first, second, strict=True))).tolist()
     results = []
-    for (word, first, second), (one, other) in zip(asked, places, strict=True):
-        found = {"word": word, "texts": [first, second], "layers": contexts.moving_apart(model, tokenizer, one, other)}
+    for (word, *texts), layers in zip(asked, cosines, strict=True):
+        found = {"word": word, "texts": texts, "layers": layers}
         results.append(found if vectors is None else {**found, "word2vec": vectors.cosine(word, word)})
     if given.json:
         emit(results)
@@ -293,6 +294,7 @@ def _wic(given: argparse.Namespace) -> None:
     import numpy as np
 
     from ..classics import contexts
+    from ..inspection.contexts import pair_cosines
 
     need(given.model or given.vectors, "There is nothing to measure; give --model, --vectors or both.")
     parts = {name: contexts.read_wic(Path(given.folder), name)[: given.first] for name in ("train", "dev", "test")}
@@ -302,8 +304,8 @@ def _wic(given: argparse.Namespace) -> None:
         vectors = _read(given.vectors)
         measured.append(("word2vec", {name: contexts.static_cosines(vectors, pairs) for name, pairs in parts.items()}))
     if given.model:
-        read = reader(given)
-        measured.append(("layer", {name: contexts.contextual_cosines(*read, pairs) for name, pairs in parts.items()}))
+        loaded, places = model_and_tokenizer(given), {n: [(p.first, p.second) for p in parts[n]] for n in parts}
+        measured.append(("layer", {name: pair_cosines(*loaded, pairs).numpy() for name, pairs in places.items()}))
     found: list[dict[str, Any]] = []
     for kind, cosines in measured:
         for layer in range(cosines["train"].shape[1]):

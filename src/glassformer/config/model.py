@@ -258,13 +258,11 @@ def _check(model: Model) -> None:
         need(taken == dim, f"embed.dim is {taken} and a recurrent {name} takes embeddings of dim {dim}; leave it out.")
     fits = width == model.dim or model.head is None or not model.head.tied
     need(fits, f"embed.dim is {width} and a tied head needs embeddings of dim {model.dim}; set head.tied = false.")
-    for name, reader in recurrent(model).items():
+    for name, body in recurrent(model).items():
         crosses = name == "decoder" and isinstance(model, EncoderDecoder)
-        need(reader.cross is not None or not crosses, f"{name}.cross is missing; give it a Summary or an Additive.")
-        need(reader.cross is None or crosses, f"{name}.cross is set, but there is no encoder; remove it.")
-        need(
-            reader.causal or model.dim % 2 == 0, f"{name}: dim {model.dim} cannot be halved for two ways; make it even."
-        )
+        need(body.cross is not None or not crosses, f"{name}.cross is missing; give it a Summary or an Additive.")
+        need(body.cross is None or crosses, f"{name}.cross is set, but there is no encoder; remove it.")
+        need(body.causal or model.dim % 2 == 0, f"{name}: dim {model.dim} cannot be halved for two ways; make it even.")
     for name, stack in stacks(model).items():
         crosses = name == "decoder" and isinstance(model, EncoderDecoder)
         for index, block in enumerate(stack.pattern):

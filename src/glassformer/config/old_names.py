@@ -73,6 +73,20 @@ def old_names(kind: Any) -> dict[str, str]:
     return functools.reduce(operator.or_, (names for one, names in known if kind == one.__name__), {})
 
 
+LOG_KEYS = {"rate": "lr", "rates": "lrs", "norm": "grad_norm", "valid": "valid_loss"}
+"""Keys of log.jsonl, old -> new."""
+
+
+def log_line(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of log.jsonl with the keys of today: the log of a run that was resumed may have both."""
+    return {LOG_KEYS.get(key, key): value for key, value in raw.items()}
+
+
+def run_record(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """A run.json as it is written today."""
+    return {"execution" if key == "plan" else key: value for key, value in with_current_names(raw).items()}
+
+
 def with_current_names(raw: Any) -> Any:
     """What an older version wrote, with the names of types and fields of today; nobody can be asked to edit it."""
     if isinstance(raw, Mapping):

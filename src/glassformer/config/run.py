@@ -102,7 +102,7 @@ class Examples:
         need(not alone, "data.source_vocab is for a tokenizer of the source; give data.source_tokenizer too.")
 
 
-@renamed(patience="max_skipped_steps", plan="execution_plan")
+@renamed(patience="max_skipped_steps", plan="auto_by", execution_plan="auto_by")
 @frozen
 class Train:
     """How to train. ``batch`` rows of ``context`` tokens make a step, worked through in ``accumulate`` pieces."""
@@ -118,9 +118,9 @@ class Train:
     clip: float | None = 1.0  # the most that the gradient's norm may be; none: no bound
     label_smoothing: float = 0.0  # share of the target's probability spread over all tokens
     device: str | None = None  # cpu, cuda, cuda:1 or mps; none: the GPU where there is one
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of activations and products; auto: by execution_plan
-    compile: Literal["auto", "yes", "no"] = "auto"  # whether torch.compile is used; auto: by execution_plan
-    execution_plan: Literal["table", "measure"] = "table"  # what decides auto: a table by machine, or trying
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of activations and products; auto: by auto_by
+    compile: Literal["auto", "yes", "no"] = "auto"  # whether torch.compile is used; auto: by auto_by
+    auto_by: Literal["table", "measure"] = "table"  # what decides auto: a table by machine, or trying
     seed: int = 0  # of random weights, order and dropout
     max_skipped_steps: int = 5  # steps in a row without a finite loss and gradient that stop the run
     early_stop: int = 0  # evaluations without a better one that end the run, 0: never
@@ -148,7 +148,7 @@ class Train:
 
 MAY_CHANGE_ON_RESUME: tuple[str, ...] = (
     "device",
-    "execution_plan",
+    "auto_by",
     "early_stop",
     "evaluate_every",
     "save_every",

@@ -92,7 +92,7 @@ class Session:
     def _last_logits(self, tokens: Tensor, pos: Tensor | None) -> Tensor:
         """tokens (B, T) -> fp32 logits (B, V) after the last column."""
         told: dict[str, Any] = {} if self.memory is None else {"memory": self.memory}
-        reader = self.view.model if self.view is not None and self.view.current() else self.model
+        model = self.view.model if self.view is not None and self.view.current() else self.model
         with inference(self.model):
-            logits: Tensor = reader(tokens, pos=pos, cache=self.cache, tape=self.tape, logits="last", **told).logits
+            logits: Tensor = model(tokens, pos=pos, cache=self.cache, tape=self.tape, logits="last", **told).logits
         return logits[:, -1].float()

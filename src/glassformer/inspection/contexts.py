@@ -1,16 +1,18 @@
 """One word in two texts: how alike its vectors are after each layer, beside how alike any two words are there.
 
-T tokens, C model dim.
+N texts, T tokens, D depths, C model dim.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from .. import config
 from ..errors import UserError, need
@@ -22,6 +24,9 @@ from .looking import token_ids
 
 if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer
+
+Place = tuple[str, int, int]
+"""A text, and from which to before which character of it a word stands."""
 
 
 @dataclass(frozen=True)
@@ -100,17 +105,61 @@ class _Seen:
     @classmethod
     def of(cls, model: Model, tokenizer: Tokenizer, word: str, text: str) -> _Seen:
         """A text as the model reads it."""
-        found = spans(text, word)
-        if not found:
-            raise UserError(f'The word "{word}" does not stand in "{text}"; give texts that have it.')
+        found = must_have(text, word)
         tokens = token_ids(model, tokenizer, text)
-        ids, plain = tokens[0].tolist(), tokenizer.encode(text)
-        before = next(at for at in range(len(ids)) if ids[at : at + len(plain)] == plain)
-        (start, end), offsets = found[0], tokenizer.offsets(text)
-        inside = [before + at for at, (low, high) in enumerate(offsets) if low < end and high > start]
-        need(bool(inside), f'No token of "{text}" stands for "{word}"; this tokenizer leaves it out.')
-        rest = [at for at in range(before, before + len(plain)) if at not in inside]
-        return cls(ids, _states(model, tokens), inside, rest, len(found))
+        every, inside = _places(tokenizer, tokens[0].tolist(), (text, *found[0]))
+        states = {path: value[0] for path, value in _states(model, tokens).items()}
+        return cls(tokens[0].tolist(), states, inside, [at for at in every if at not in inside], len(found))
+
+
+def word_vectors(model: Model, tokenizer: Tokenizer, places: Sequence[Place], batch: int = 64) -> Tensor:
+    """A word's vector in each of N texts at each of D depths, from the embedding on (N, D, C): the mean of its tokens.
+
+    A text longer than the context loses its end. Raises UserError for a word that lies there.
+    """
+    order = sorted(range(len(places)), key=lambda number: len(places[number][0]))  # texts of one length together
+    found: dict[int, Tensor] = {}
+    for low in range(0, len(order), batch):
+        some = order[low : low + batch]
+        rows = [token_ids(model, tokenizer, places[number][0], truncate=True)[0] for number in some]
+        states = torch.stack(list(_states(model, *_padded(rows)).values()), 2)  # (N, T, D, C)
+        for row, number in enumerate(some):
+            _, inside = _places(tokenizer, rows[row].tolist(), places[number])
+            found[number] = states[row, inside].mean(0)
+    return torch.stack([found[number] for number in range(len(places))])
+
+
+def pair_cosines(model: Model, tokenizer: Tokenizer, pairs: Sequence[tuple[Place, Place]]) -> Tensor:
+    """The cosine of the two vectors of each of N pairs at each depth (N, D)."""
+    vectors = word_vectors(model, tokenizer, [place for pair in pairs for place in pair])
+    return torch.cosine_similarity(vectors[0::2], vectors[1::2], dim=-1)
+
+
+def _padded(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Rows of ids as one table (N, T), and their positions, -1 behind a row's end."""
+    pos = [torch.arange(len(row), device=row.device) for row in rows]
+    return pad_sequence(list(rows), batch_first=True), pad_sequence(pos, batch_first=True, padding_value=-1)
+
+
+def _places(tokenizer: Tokenizer, ids: list[int], place: Place) -> tuple[range, list[int]]:
+    """Which of a row's ``ids`` are the text's own, and which of them the word is; UserError where none is."""
+    text, start, end = place
+    own = tokenizer.encode(text)
+    before = next(at for at in range(len(ids)) if ids[at : at + len(own)] == own[: len(ids) - at])
+    offsets = tokenizer.offsets(text)
+    inside = [before + at for at, (low, high) in enumerate(offsets) if low < end and high > start]
+    word = text[start:end]
+    need(bool(inside), f'No token of "{text}" stands for "{word}"; this tokenizer leaves it out.')
+    past = f'The word "{word}" lies past the {len(ids)} tokens that the model reads; shorten the text.'
+    need(inside[-1] < len(ids), past)
+    return range(before, min(before + len(own), len(ids))), inside
+
+
+def must_have(text: str, word: str) -> list[tuple[int, int]]:
+    """``spans`` of the word; UserError where there are none."""
+    if not (found := spans(text, word)):
+        raise UserError(f'The word "{word}" does not stand in "{text}"; give texts that have it.')
+    return found
 
 
 def spans(text: str, word: str) -> list[tuple[int, int]]:
@@ -124,14 +173,15 @@ def spans(text: str, word: str) -> list[tuple[int, int]]:
     return []
 
 
-def _states(model: Model, tokens: Tensor) -> dict[str, Tensor]:
-    """The states (T, C) of one text at each depth; an encoder-decoder's encoder reads it."""
-    if not isinstance(model.config, config.EncoderDecoder):
-        return streams.states(model, streams.Read(tokens, None, {})).by_path
-    tape = Tape("encoder.embed", "encoder.blocks.*.resid", "encoder.cells.*.state")
+def _states(model: Model, tokens: Tensor, pos: Tensor | None = None) -> dict[str, Tensor]:
+    """The states (N, T, C) of rows of tokens (N, T) at each depth; an encoder-decoder's encoder reads them."""
+    paired = isinstance(model.config, config.EncoderDecoder)
+    body = "encoder" if paired else streams.body_of(model)
+    tape = Tape(f"{body}.embed", f"{body}.blocks.*.resid", f"{body}.cells.*.state")
     with inference(model):
-        must_be_finite(model, model.encode(tokens, tape=tape).hidden)  # type: ignore[operator]
-    return {path: value[0] for path, value in tape.records.items()}
+        read = model.encode(tokens, pos=pos, tape=tape) if paired else model(tokens, pos=pos, tape=tape, logits="none")  # type: ignore[operator]
+        must_be_finite(model, read.hidden)
+    return dict(tape.records)
 
 
 def _cosine(one: Tensor, others: Tensor) -> Tensor:

@@ -200,8 +200,13 @@ def _short(number: float | None) -> str:
     return "-" if number is None else f"{number:.4g}"
 
 
-def token_ids(model: Model, tokenizer: Tokenizer | None, text: Text, second: bool = False) -> Tensor:
-    """The text as (batch, length) ids; ``second`` is the text that a decoder writes beside a source."""
+def token_ids(
+    model: Model, tokenizer: Tokenizer | None, text: Text, second: bool = False, truncate: bool = False
+) -> Tensor:
+    """The text as (batch, length) ids, cut at the context if ``truncate``, else refused where it is longer.
+
+    ``second`` is the text that a decoder writes beside a source.
+    """
     cfg = model.config
     if isinstance(text, str):
         if tokenizer is None:
@@ -223,6 +228,7 @@ def token_ids(model: Model, tokenizer: Tokenizer | None, text: Text, second: boo
     if wrong.numel():
         known = f"this model knows 0 to {vocab - 1}"
         raise UserError(f"Token id {int(wrong[0])} is out of range: {known}; use the tokenizer it was trained with.")
+    tokens = tokens[:, : cfg.context] if truncate else tokens
     if tokens.shape[-1] > cfg.context:
         raise UserError(f"The text has {tokens.shape[-1]} tokens and the model's context is {cfg.context}; shorten it.")
     return tokens.to(next(model.parameters()).device)

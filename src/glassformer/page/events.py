@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from anyio import to_thread
 
 from .. import files
+from ..config.old_names import log_line
 from ..config.run import STOP
 from ..errors import UserError, need
 from . import records
@@ -80,7 +81,7 @@ class Tail:
             return
         if not isinstance(found, dict) or not isinstance(found.get("step"), int):
             return
-        for name, value in found.items():
+        for name, value in log_line(found).items():
             if isinstance(value, int | float) and not isinstance(value, bool):
                 if name not in self.columns:
                     if len(self.columns) >= 100:

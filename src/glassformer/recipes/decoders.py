@@ -105,7 +105,7 @@ def keys(
     )
 
 
-def reader(model: Decoder, keys: Sequence[Key]) -> Callable[[ConfigReader], Model]:
+def config_reader(model: Decoder, keys: Sequence[Key]) -> Callable[[ConfigReader], Model]:
     """``read_config`` of a family that says no more than its keys."""
     return lambda raw: read_keys(raw, model, keys)
 

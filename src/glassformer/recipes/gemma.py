@@ -49,7 +49,7 @@ KEYS = decoders.keys(
     act="gelu_pytorch_tanh",
     acts={**ACTIVATIONS, "gelu": "gelu_tanh"},  # has always meant the approximation
 )
-read_config = decoders.reader(gemma(2048, 18, 8, 1, 16_384), KEYS)
+read_config = decoders.config_reader(gemma(2048, 18, 8, 1, 16_384), KEYS)
 write_config = decoders.writer("gemma", KEYS)
 
 

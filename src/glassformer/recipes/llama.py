@@ -40,7 +40,7 @@ def stories(dim: int, depth: int, heads: int, kv_heads: int, hidden: int) -> Dec
 KEYS = decoders.keys(
     Key.flag("attention_bias", f"{ATTN}.bias", False), Key.flag("mlp_bias", f"{FFN}.bias", False), context=2048
 )
-read_config = decoders.reader(stories(64, 5, 8, 4, 172), KEYS)
+read_config = decoders.config_reader(stories(64, 5, 8, 4, 172), KEYS)
 
 
 def write_config(model: Model) -> dict[str, Any]:

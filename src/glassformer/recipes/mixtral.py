@@ -28,7 +28,7 @@ KEYS = decoders.keys(
     eps=decoders.eps("rms_norm_eps", 1e-5),
     rotary=decoders.rotary(1e6),
 )
-read_config = decoders.reader(mixtral(4096, 32, 32, 14_336, 32_768, 0.001), KEYS)
+read_config = decoders.config_reader(mixtral(4096, 32, 32, 14_336, 32_768, 0.001), KEYS)
 write_config = decoders.writer("mixtral", KEYS)
 _MIXTURE = f"{decoders.THEIRS}.block_sparse_moe"
 

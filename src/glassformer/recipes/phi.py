@@ -39,7 +39,7 @@ KEYS = decoders.keys(
     rotary=decoders.part_rotary(0.5),
     dropouts=DROPOUTS,
 )
-read_config = decoders.reader(phi(2048, 24, 0.5), KEYS)
+read_config = decoders.config_reader(phi(2048, 24, 0.5), KEYS)
 write_config = decoders.writer("phi", KEYS)
 
 PHI = Recipe(

@@ -29,7 +29,7 @@ KEYS = decoders.keys(
     eps=decoders.eps("norm_epsilon", 1e-5),
     dropouts="residual_dropout embedding_dropout attention_dropout",
 )
-read_config = decoders.reader(starcoder2(3072, 30, 2, 1e5, 0.02), KEYS)
+read_config = decoders.config_reader(starcoder2(3072, 30, 2, 1e5, 0.02), KEYS)
 write_config = decoders.writer("starcoder2", KEYS)
 
 STARCODER2 = Recipe(

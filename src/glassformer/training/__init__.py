@@ -4,7 +4,7 @@
     launch resume prepare report                   a run in its folder
     loop optimizer schedule precision loss         one step
     objectives                                     what is learned, a page each
-    hooks progress routing checkpoint              what consumes steps
+    hooks progress routing run_checkpoints         what consumes steps
     history                                        a run's folder read back: curves, samples. No torch
     batches packing encoded                        batches
     execution memory                               number format, compiling, time and memory
@@ -31,9 +31,8 @@ if TYPE_CHECKING:
     from ..config.run import Run, Train
     from ..nn import Model
     from .batches import Batch, Batches, every_token_once
-    from .checkpoint import average
     from .defaults import choose
-    from .execution import ExecutionPlan, make_execution_plan
+    from .execution import ExecutionSettings, choose_execution
     from .history import TrainingLog, training_log
     from .launch import Ended, run
     from .loop import State, Step
@@ -41,13 +40,14 @@ if TYPE_CHECKING:
     from .objectives import Causal
     from .optimizer import Optimizer
     from .plan import RunPlan, plan_run
+    from .run_checkpoints import average
     from .schedule import factor
 
 _HOME = {
     "batches": "Batch Batches every_token_once",
-    "checkpoint": "average",
+    "run_checkpoints": "average",
     "defaults": "choose",
-    "execution": "ExecutionPlan make_execution_plan",
+    "execution": "ExecutionSettings choose_execution",
     "history": "TrainingLog training_log",
     "launch": "Ended run",
     "loop": "State Step",
@@ -57,7 +57,10 @@ _HOME = {
     "plan": "RunPlan plan_run",
     "schedule": "factor",
 }
-_RENAMED = {"Plan": "ExecutionPlan", "make_plan": "make_execution_plan"}
+_RENAMED = {
+    **dict.fromkeys(("Plan", "ExecutionPlan"), "ExecutionSettings"),
+    **dict.fromkeys(("make_plan", "make_execution_plan"), "choose_execution"),
+}
 __all__ = ["train", *" ".join(_HOME.values()).split()]
 _load, _ = lazily(__name__, {name: f".{home}" for home, names in _HOME.items() for name in names.split()})
 
@@ -82,7 +85,7 @@ def train(
     settings: Train | None = None,
     *,
     state: State | None = None,
-    plan: ExecutionPlan | None = None,
+    execution: ExecutionSettings | None = None,
 ) -> Iterator[Step]: ...
 
 
@@ -105,6 +108,9 @@ def train(model: Any, *args: Any, **named: Any) -> Any:
     if not isinstance(model, str | Path | Run):
         from .loop import train as steps
 
+        if "plan" in named:
+            old_name("train(plan=...)", "train(execution=...)")
+            named["execution"] = named.pop("plan")
         return steps(model, *args, **named)
 
     def run_file(out: str | Path, resume: bool = False, overrides: Mapping[str, Any] | None = None) -> Ended:

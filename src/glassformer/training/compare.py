@@ -120,11 +120,11 @@ def compare(
     def write() -> None:
         files.write(out / "comparison.json", json.dumps(kept, indent=1) + "\n")
 
-    shared = kept.setdefault("plan", None if kept["runs"] else shared_plan(arms))
+    shared = kept.setdefault("precision", None if kept["runs"] else shared_precision(arms))
     if shared is not None:  # a comparison begun by an older version has none
         note(f"Where nothing else is said, all are trained in {shared['dtype']}: {shared['why']}.")
     for arm in arms:
-        settings = arm.settings if shared is None else with_plan(arm.settings, shared["dtype"])
+        settings = arm.settings if shared is None else with_precision(arm.settings, shared["dtype"])
         steps = None
         for seed in range(settings.train.seed, settings.train.seed + seeds):
             name = arm.name if seeds == 1 else f"{arm.name}.seed-{seed}"
@@ -182,15 +182,15 @@ def steps_for(settings: Run, folder: Path, minutes: float | None, tokens: int | 
     return steps
 
 
-def shared_plan(arms: Sequence[Arm]) -> dict[str, str]:
+def shared_precision(arms: Sequence[Arm]) -> dict[str, str]:
     """The number format for all: bf16 where the table of measured reasons has it for each of them, else fp32."""
-    machine = execution.machine(devices.find())
-    rows = [execution.chosen(plan_run(arm.settings).shape, machine) for arm in arms]
+    kind = execution.machine(devices.find())
+    rows = [execution.chosen(plan_run(arm.settings).shape, kind) for arm in arms]
     row = next((row for row in rows if row.dtype == "float32"), rows[0])
     return {"dtype": row.dtype, "why": row.why}
 
 
-def with_plan(settings: Run, dtype: str) -> Run:
+def with_precision(settings: Run, dtype: str) -> Run:
     """The settings, with what they leave open of number format and compiling decided: the same for all arms."""
     decided: dict[str, Any] = {"dtype": dtype, "compile": "no"}
     left = {name: value for name, value in decided.items() if getattr(settings.train, name) == "auto"}
@@ -204,6 +204,8 @@ def _read_record(out: Path, budget: dict[str, float]) -> dict[str, Any]:
         return {"budget": budget, "runs": {}}
     fix = "remove it to train what is not finished, or choose another --out"
     kept = files.read_json(path, fix)
+    if "plan" in kept:  # as it was called
+        kept["precision"] = kept.pop("plan")
     before: Any = kept.get("budget")
     need(isinstance(before, dict) and isinstance(kept.get("runs"), dict), f"{path} is damaged; {fix}.")
     words = " ".join(f"--{key} {value:g}" for key, value in before.items()) or "the run files' own steps"
@@ -224,18 +226,18 @@ def figures(folder: Path) -> dict[str, Any]:
     for line in lines:
         tokens, seconds = tokens + line.get("tokens", 0), seconds + line.get("seconds", 0.0)
         losses += [line["loss"]] if "loss" in line else []
-        if "valid" in line:
-            curve.append((tokens, seconds, line["valid"], statistics.fmean(losses) if losses else None))
+        if "valid_loss" in line:
+            curve.append((tokens, seconds, line["valid_loss"], statistics.fmean(losses) if losses else None))
             losses = []
-    best = min((line for line in lines if "valid" in line), key=lambda line: line["valid"])
+    best = min((line for line in lines if "valid_loss" in line), key=lambda line: line["valid_loss"])
     valid = {name.removeprefix("valid_"): value for name, value in best.items() if name.startswith("valid_")}
-    about = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    about = old_names.run_record(json.loads((folder / "run.json").read_text(encoding="utf-8")))
     return {
-        "valid": {"loss": best["valid"], **valid},
-        "parameters": cost(serial.from_dict(config.Model, old_names.with_current_names(about["model"]))).total,
+        "valid": valid,
+        "parameters": cost(serial.from_dict(config.Model, about["model"])).total,
         "tokens": tokens,
         "seconds": seconds,
-        "plan": about["plan"]["dtype"] + (", compiled" if about["plan"]["compile"] else ""),
+        "precision": about["execution"]["dtype"] + (", compiled" if about["execution"]["compile"] else ""),
         "curve": curve,
     }
 

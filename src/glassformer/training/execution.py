@@ -1,6 +1,6 @@
-"""The plan of a run: number format and compiling from a table of measured reasons, and how long it may take.
+"""How a run is computed: number format and compiling from a table of measured reasons, and how long it may take.
 
-A stopwatch tells the time that a run may take; it decides nothing unless that is asked for (``--execution-plan
+A stopwatch tells the time that a run may take; it decides nothing unless that is asked for (``--auto-by
 measure``), so that the same command on the same kind of machine gives the same bits. ``benchmarks/plan.py`` measures
 the table.
 """
@@ -36,7 +36,7 @@ TRIAL = 2e11
 
 
 @dataclass(frozen=True)
-class Reason:
+class PrecisionRule:
     """A row of the table: on this kind of machine a model at least ``width`` wide trains in this format, and why."""
 
     machine: str
@@ -45,20 +45,26 @@ class Reason:
     why: str
 
 
-TABLE = (
-    Reason("CPU with AMX", 384, "bfloat16", "on a CPU with AMX a step 384 wide took a third of the time of fp32"),
-    Reason("CPU with AMX", 0, "float32", "on a CPU with AMX a step 128 wide took 1.4 times as long in bf16"),
-    Reason("AMD CPU with AVX512-BF16", 128, "bfloat16", "on a Zen 5 steps 128 wide and more are faster in bf16"),
-    Reason("AMD CPU with AVX512-BF16", 0, "float32", "below a width of 128 fp32 won on a Zen 5 in seven of eight runs"),
-    Reason("CPU with AVX512-BF16", 0, "float32", "on a Xeon without AMX steps took 1.1 to 1.4 times as long in bf16"),
-    Reason("GPU with bf16", 0, "bfloat16", "its matrix units take bf16, as everybody trains; not measured here"),
-    Reason("machine", 0, "float32", "no product in bf16 is known to be faster here"),
+PRECISION_RULES = (
+    PrecisionRule(
+        "CPU with AMX", 384, "bfloat16", "on a CPU with AMX a step 384 wide took a third of the time of fp32"
+    ),
+    PrecisionRule("CPU with AMX", 0, "float32", "on a CPU with AMX a step 128 wide took 1.4 times as long in bf16"),
+    PrecisionRule("AMD CPU with AVX512-BF16", 128, "bfloat16", "on a Zen 5 steps 128 wide and more are faster in bf16"),
+    PrecisionRule(
+        "AMD CPU with AVX512-BF16", 0, "float32", "below a width of 128 fp32 won on a Zen 5 in seven of eight runs"
+    ),
+    PrecisionRule(
+        "CPU with AVX512-BF16", 0, "float32", "on a Xeon without AMX steps took 1.1 to 1.4 times as long in bf16"
+    ),
+    PrecisionRule("GPU with bf16", 0, "bfloat16", "its matrix units take bf16, as everybody trains; not measured here"),
+    PrecisionRule("machine", 0, "float32", "no product in bf16 is known to be faster here"),
 )
 """The first row that fits decides. Sources: docs/log.md, "The plan"."""
 
 
 @dataclass(frozen=True)
-class ExecutionPlan:
+class ExecutionSettings:
     """What was decided for a run: it is kept with the checkpoints, so that a resumed run does the same.
 
     ``machine`` is the kind it was decided for. ``seconds`` is a step's measured time (0: not measured) and ``peak`` the
@@ -89,18 +95,18 @@ def machine(device: torch.device) -> str:
     return "machine"
 
 
-def chosen(made: config.Model, kind: str) -> Reason:
+def chosen(made: config.Model, kind: str) -> PrecisionRule:
     """The table's row for a model of this config on a machine of this kind."""
-    return next(row for row in TABLE if row.machine in (kind, "machine") and made.dim >= row.width)
+    return next(row for row in PRECISION_RULES if row.machine in (kind, "machine") and made.dim >= row.width)
 
 
-def make_execution_plan(model: Model, batch: Batch, objective: Objective, settings: run.Train) -> ExecutionPlan:
+def choose_execution(model: Model, batch: Batch, objective: Objective, settings: run.Train) -> ExecutionSettings:
     """Decide number format and compiling for a run, and time a step of ``batch``; the model is left as it was."""
     device = next(model.parameters()).device
     kind = machine(device)
     if device.type == "cpu":
         keep_freed_memory()
-    if settings.execution_plan == "measure":
+    if settings.auto_by == "measure":
         return _measured(model, batch, objective, settings, kind)
     row = chosen(model.config, kind)
     dtype = row.dtype if settings.dtype == "auto" else settings.dtype
@@ -110,11 +116,11 @@ def make_execution_plan(model: Model, batch: Batch, objective: Objective, settin
     reason = f"no torch.compile: {usual}" if asked == "auto" else f"torch.compile as asked: {asked}"
     seconds = _step_seconds(model, batch, objective, settings, dtype)
     peak = matmul_peak(getattr(torch, dtype), device)
-    return ExecutionPlan(dtype, asked == "yes", seconds, peak, f"{dtype}: {why}; {reason}", kind)
+    return ExecutionSettings(dtype, asked == "yes", seconds, peak, f"{dtype}: {why}; {reason}", kind)
 
 
-def _measured(model: Model, batch: Batch, objective: Objective, settings: run.Train, kind: str) -> ExecutionPlan:
-    """A plan by the stopwatch: another time it may say something else."""
+def _measured(model: Model, batch: Batch, objective: Objective, settings: run.Train, kind: str) -> ExecutionSettings:
+    """By the stopwatch: another time it may say something else."""
     device = next(model.parameters()).device
     peaks = {name: matmul_peak(getattr(torch, name), device) for name in ("float32", "bfloat16")}
     fast = peaks["bfloat16"] > 1.5 * peaks["float32"]
@@ -131,7 +137,7 @@ def _measured(model: Model, batch: Batch, objective: Objective, settings: run.Tr
     facts = ", ".join(f"{name} {said[name]} a step" for name in tried)
     compiled, reason = _compiles(settings.compile, seconds[dtype] * settings.steps, device)
     why = f"{dtype}, measured ({facts}); {reason}"
-    return ExecutionPlan(dtype, compiled, seconds[dtype], peaks[dtype], why, kind)
+    return ExecutionSettings(dtype, compiled, seconds[dtype], peaks[dtype], why, kind)
 
 
 def _work(model: nn.Module, batch: Batch) -> float:

@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 
 from .. import files
+from ..config.old_names import log_line
 from ..errors import UserError
 from ..figures.charts import Chart, Curves, Folded, Table
 from ..figures.drawing import Array
 from ..figures.shown import Shown
 
 SAMPLES = 8  # of what the model wrote on its way
-SHOWN = {"loss": "training", "valid": "validation"}
+SHOWN = {"loss": "training", "valid_loss": "validation"}
 APART = ("step", "tokens", "seconds", "epoch", *SHOWN)
 
 
@@ -90,14 +91,14 @@ class TrainingLog(Shown):
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a log; a last one cut short by a crash is left out."""
+    """The whole lines of a log, by the keys of today; a last one cut short by a crash is left out."""
     found = []
     with contextlib.suppress(OSError):
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             with contextlib.suppress(ValueError):
                 entry = json.loads(line)
                 if isinstance(entry, dict) and isinstance(entry.get("step"), int):
-                    found.append(entry)
+                    found.append(log_line(entry))
     return found
 
 

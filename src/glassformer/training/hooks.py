@@ -19,7 +19,7 @@ from .. import files
 from ..config.objective import Objective
 from ..errors import UserError, note
 from ..nn.inference import inference
-from . import checkpoint
+from . import run_checkpoints
 from .batches import Batch
 from .history import read_log as read_log
 from .loop import Step
@@ -43,7 +43,7 @@ def evaluating(model: Any) -> Iterator[None]:
 
 
 class Evaluate:
-    """Fills in ``step.valid``: the mean loss over the same validation batches each time, which ``batches()`` gives.
+    """Fills in ``step.valid_loss``: the mean over the same validation batches each time, which ``batches()`` gives.
 
     What else the objective can tell (accuracy, correlations) goes to ``step.metrics``, as ``valid_accuracy``, and where
     mixtures of experts sent which tokens to ``step.routes``.
@@ -59,7 +59,7 @@ class Evaluate:
         if step.due(self.every):
             model = step.state.eval_model()
             with counted(model) as step.routes:
-                step.valid, found = self.measure(model)
+                step.valid_loss, found = self.measure(model)
             step.metrics = {**step.metrics, **{f"valid_{name}": fact for name, fact in found.items()}}
 
     def measure(self, model: Any) -> tuple[float, dict[str, Any]]:
@@ -98,18 +98,18 @@ class Save:
 
     def __call__(self, step: Step) -> None:
         state, better = step.state, False
-        if step.valid is not None and step.valid < state.best and (step.last or not state.skipped_in_a_row):
-            state.best, state.best_step, better = step.valid, step.index, True
+        if step.valid_loss is not None and step.valid_loss < state.best and (step.last or not state.skipped_in_a_row):
+            state.best, state.best_step, better = step.valid_loss, step.index, True
         if better or step.last or (step.due(self.every) and not state.skipped_in_a_row):
             self.save(step)
 
     def save(self, step: Step) -> None:
         """Save now what is not saved yet; what no longer counts among the last is removed after that."""
-        kept = checkpoint.newest(self.folder)
+        kept = run_checkpoints.newest(self.folder)
         moved = step.index - step.state.skipped_in_a_row  # the step that last moved the weights
-        if step.last or not step.state.skipped_in_a_row or moved > (checkpoint.number(kept) if kept else 0):
-            checkpoint.save(self.folder, step.state, self.tokenizer, self.source_tokenizer)
-            checkpoint.rotate(self.folder, self.keep)
+        if step.last or not step.state.skipped_in_a_row or moved > (run_checkpoints.number(kept) if kept else 0):
+            run_checkpoints.save(self.folder, step.state, self.tokenizer, self.source_tokenizer)
+            run_checkpoints.rotate(self.folder, self.keep)
 
 
 class Log:
@@ -183,11 +183,11 @@ class TensorBoard:
 
 def metrics(step: Step) -> dict[str, Any]:
     """A step's numbers as JSON holds them: those that are not finite are left out, and ``skipped`` says why."""
-    names = ("loss", "valid", "rate", "rates", "norm", "tokens", "seconds", "epoch", "skipped")
+    names = ("loss", "valid_loss", "lr", "lrs", "grad_norm", "tokens", "seconds", "epoch", "skipped")
     numbers = {"step": step.index, **{name: getattr(step, name) for name in names}}
     numbers["seconds"] = round(step.seconds, 6)
-    if len(set(step.rates.values())) <= 1:
-        numbers["rates"] = None
+    if len(set(step.lrs.values())) <= 1:
+        numbers["lrs"] = None
     numbers |= {name: _short(fact) for name, fact in step.metrics.items()}
     return {k: v for k, v in numbers.items() if v is not None and not (isinstance(v, float) and not math.isfinite(v))}
 
@@ -219,14 +219,14 @@ def draw(log: Path, picture: Path) -> str:
 
     lines = read_log(log)
     figure, (losses, rates) = pyplot.subplots(2, 1, sharex=True, height_ratios=(3, 1), figsize=(8, 6), layout="tight")
-    for axes, name, style in ((losses, "loss", "-"), (losses, "valid", "o-"), (rates, "rate", "-")):
+    for axes, name, style in ((losses, "loss", "-"), (losses, "valid_loss", "o-"), (rates, "lr", "-")):
         drawn = [(line["step"], line[name]) for line in lines if name in line]
         if drawn:
-            label = {"loss": "training", "valid": "validation"}.get(name)
+            label = {"loss": "training", "valid_loss": "validation"}.get(name)
             axes.plot(*zip(*drawn, strict=True), style, label=label, linewidth=0.8, markersize=3)
     losses.set_ylabel("loss (nats)")
     losses.legend()
-    rates.set_ylabel("rate")
+    rates.set_ylabel("learning rate")
     rates.set_xlabel("step")
     files.write(picture, lambda beside: figure.savefig(beside, format="png", dpi=120))
     pyplot.close(figure)

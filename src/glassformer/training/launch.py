@@ -19,13 +19,14 @@ from typing import Any
 
 from .. import config, files
 from ..config import serial
+from ..config.old_names import renamed
 from ..config.run import STOP, Run, Train
 from ..cost import available_memory, gibibytes
 from ..errors import UserError, need, note
 from ..nn import device as devices
 from ..nn.experts import MoE
-from . import checkpoint
-from .execution import ExecutionPlan, make_execution_plan
+from . import run_checkpoints
+from .execution import ExecutionSettings, choose_execution
 from .hooks import Evaluate, Hook, Log, Routing, Save, TensorBoard, draw
 from .loop import State, Step, Stuck, train
 from .optimizer import Optimizer
@@ -40,6 +41,7 @@ Sampler = Callable[..., str]
 """(model, tokenizer, source or None) -> some text it wrote; with ``source_tokenizer=`` where the source has its own."""
 
 
+@renamed(valid="valid_loss")
 @dataclass(frozen=True)
 class Ended:
     """How a run ended: at which step, with which losses, and by which signal if it was stopped."""
@@ -47,7 +49,7 @@ class Ended:
     folder: Path
     step: int
     loss: float | None
-    valid: float | None
+    valid_loss: float | None
     signal: int | None = None
 
 
@@ -67,7 +69,7 @@ def run(
     Every line goes to standard error. Raises UserError for whatever a user can fix.
     """
     with files.lock(out, "training"):
-        checkpoint.tidy(out)
+        run_checkpoints.tidy(out)
         before = previous_run(settings, out, resume)
         if chosen:
             note(chosen)
@@ -77,7 +79,7 @@ def run(
 def _train(
     settings: Run, out: Path, before: dict[str, Any], sample: Sampler | None, command: str, chosen: str
 ) -> Ended:
-    how, start = settings.train, checkpoint.newest(out) if before else None
+    how, start = settings.train, run_checkpoints.newest(out) if before else None
     here = importlib.util.find_spec("tensorboard") is not None
     need(here or not how.tensorboard, "train.tensorboard is true, but it is missing: pip install tensorboard.")
     device = devices.find(how.device)
@@ -105,15 +107,15 @@ def _train(
     if start is not None:
         restore_newest(out, start, state)
         note(f"Going on from {start}, step {state.step} of {how.steps}.")
-    if before.get("plan"):  # as decided for the run that is resumed
-        machine: ExecutionPlan = serial.from_dict(ExecutionPlan, before["plan"])
+    if before.get("execution"):  # as decided for the run that is resumed
+        execution: ExecutionSettings = serial.from_dict(ExecutionSettings, before["execution"])
     else:
         cursor = data.batches.state()
         batch = next(data.batches)
         data.batches.restore(cursor)
-        machine = make_execution_plan(model, batch, how.objective, how)
-    announce(plan, data, machine, sum(p.numel() for p in model.parameters() if not p.requires_grad))
-    about: dict[str, Any] = {"data": settings.data, "train": how, "model": plan.model, "plan": machine}
+        execution = choose_execution(model, batch, how.objective, how)
+    announce(plan, data, execution, sum(p.numel() for p in model.parameters() if not p.requires_grad))
+    about: dict[str, Any] = {"data": settings.data, "train": how, "model": plan.model, "execution": execution}
     about |= {"ended": state.earlier_ends, "glassformer": 1, "tokenizer": plan.tokenizer and plan.tokenizer.fingerprint}
     if plan.source_tokenizer is not None:
         about["source_tokenizer"] = plan.source_tokenizer.fingerprint
@@ -125,15 +127,15 @@ def _train(
             two_sided = isinstance(plan.model, config.EncoderDecoder)  # sides are seldom equally long
             flops = 0.0 if two_sided else plan.cost.training_flops
             shown = Live(
-                flops, machine.peak, _sampling(sample, plan, data), how.sample_every, written=out / "samples.jsonl"
+                flops, execution.peak, _sampling(sample, plan, data), how.sample_every, written=out / "samples.jsonl"
             )
             live = opened.enter_context(shown)
             hooks, save = _hooks(opened, plan, data, state, live, out)
             ended = _stale(state, how)
-            steps = () if ended else train(model, data.batches, how.objective, how, state=state, plan=machine)
+            steps = () if ended else train(model, data.batches, how.objective, how, state=state, execution=execution)
             step, valid = _consume(steps, hooks, save, lambda: signals.heard() or _stale(state, how))
         if signals.number and step and not step.last:
-            kept = checkpoint.newest(out)
+            kept = run_checkpoints.newest(out)
             where = f"the last checkpoint is {kept}" if kept else "nothing was saved yet"
             note(f"Stopped by {signal.Signals(signals.number).name} after step {step.index}; {where}. Continue with:")
             note(f"  {command}")
@@ -170,14 +172,14 @@ def _consume(
         for step in steps:
             for hook in hooks:
                 hook(step)
-            valid = valid if step.valid is None else step.valid
+            valid = valid if step.valid_loss is None else step.valid_loss
             if ends() and not step.last:
                 save.save(step)
                 break
     except Stuck as error:
         assert step is not None
         save.save(step)
-        kept = checkpoint.newest(save.folder) or "no checkpoint: none moved"
+        kept = run_checkpoints.newest(save.folder) or "no checkpoint: none moved"
         raise UserError(f"{error} They are in {kept}.") from None
     return step, valid
 
@@ -265,17 +267,17 @@ class Signals:
             signal.signal(number, handler)
 
 
-def announce(plan: RunPlan, data: RunData, machine: ExecutionPlan, frozen: int) -> None:
+def announce(plan: RunPlan, data: RunData, execution: ExecutionSettings, frozen: int) -> None:
     """What is about to be done, with what, and how long it will take; ``frozen`` weights do not train."""
     how, cost = plan.settings.train, plan.cost
-    memory = gibibytes(plan.memory(machine.dtype, frozen))
+    memory = gibibytes(plan.memory(execution.dtype, frozen))
     flops = f"{cost.training_flops / 1e6:,.1f} MFLOP a {cost.each}"
     note(f"{cost.total:,} parameters, {flops}, about {memory} of memory.")
     epochs = how.steps * how.batch / data.rows
     evaluations = math.ceil(how.steps / how.evaluate_every) if how.evaluate_every else 0
     batches = sum(1 for _ in data.validation()) if evaluations else 0  # each a third of a step: there is no backward
     steps = f"{how.steps:,} steps of {how.batch * plan.context:,} tokens on {data.name}, {epochs:.1f} times over"
-    note(f"{steps}: about {duration(machine.seconds * (how.steps + evaluations * batches / 3))}.")
+    note(f"{steps}: about {duration(execution.seconds * (how.steps + evaluations * batches / 3))}.")
     if epochs > MANY_EPOCHS and how.objective.every_token:
         note("The text is read so often that the model will learn it by heart; take more text or fewer --steps.")
-    note(f"{machine.why}.")
+    note(f"{execution.why}.")

@@ -23,7 +23,7 @@ from ..errors import UserError
 from ..nn import Model
 from ..nn.build import compiled
 from .batches import Batch
-from .execution import ExecutionPlan, make_execution_plan
+from .execution import ExecutionSettings, choose_execution
 from .loss import gradients
 from .memory import keep_freed_memory
 from .objectives import Causal
@@ -77,28 +77,29 @@ class Stuck(UserError):
     """Too many steps in a row were skipped; the state is whole, its weights those from before the first of them."""
 
 
+@renamed(rate="lr", rates="lrs", norm="grad_norm", valid="valid_loss")
 @dataclass
 class Step:
-    """One step done. ``loss`` is a mean over its targets, ``norm`` the gradient's before clipping,
-    ``rate`` the largest of the groups' ``rates``.
+    """One step done. ``loss`` is a mean over its targets, ``grad_norm`` the gradient's before clipping,
+    ``lr`` the largest of the groups' ``lrs``, by their names.
 
     ``tokens`` were read for it. ``skipped`` says why the weights were left alone, if they were; ``metrics`` are what
-    else is known (accuracy, the experts' load); a hook may fill in ``valid``, the loss on what is held out, and
+    else is known (accuracy, the experts' load); a hook may fill in ``valid_loss``, the loss on what is held out, and
     ``routes``, which tokens each mixture sent where there.
     """
 
     index: int
     steps: int
     loss: float
-    rate: float
-    norm: float
+    lr: float
+    grad_norm: float
     tokens: int
     seconds: float
     epoch: int
     state: State = field(repr=False)
     skipped: str | None = None
-    valid: float | None = None
-    rates: dict[str, float] = field(default_factory=dict, repr=False)
+    valid_loss: float | None = None
+    lrs: dict[str, float] = field(default_factory=dict, repr=False)
     metrics: dict[str, Any] = field(default_factory=dict, repr=False)
     routes: dict[str, Routes] = field(default_factory=dict, repr=False)
 
@@ -119,7 +120,7 @@ def train(
     settings: run.Train | None = None,
     *,
     state: State | None = None,
-    plan: ExecutionPlan | None = None,
+    execution: ExecutionSettings | None = None,
 ) -> Iterator[Step]:
     """Train ``model`` in place, one yielded Step at a time; ``state`` goes on where a checkpoint stopped.
 
@@ -132,13 +133,13 @@ def train(
     if next(model.parameters()).device.type == "cpu":
         keep_freed_memory()
     first = None
-    if plan is None:
-        plan = make_execution_plan(model, first := next(batches), objective, settings)
+    if execution is None:
+        execution = choose_execution(model, first := next(batches), objective, settings)
     if state.step == 0:
         seed(settings.seed)
-    half = state.bf16_replica = Bf16Replica(model) if plan.dtype == "bfloat16" else None
+    half = state.bf16_replica = Bf16Replica(model) if execution.dtype == "bfloat16" else None
     runner: Any = model if half is None else half.model
-    if plan.compile:
+    if execution.compile:
         runner = compiled(runner)
     base = max(group["base"] for group in state.optimizer.groups())
     while state.step < settings.steps:
@@ -172,9 +173,9 @@ def train(
             index=state.step,
             steps=settings.steps,
             loss=sums.loss / count,
-            rate=base * rate,
-            rates={group["name"]: group["base"] * rate for group in state.optimizer.groups()},
-            norm=norm,
+            lr=base * rate,
+            lrs={group["name"]: group["base"] * rate for group in state.optimizer.groups()},
+            grad_norm=norm,
             tokens=sums.tokens,
             seconds=time.perf_counter() - begun,
             epoch=getattr(batches, "epoch", 0),

@@ -176,7 +176,7 @@ class RunPlan:
             return train_tokenizer(kind, texts, vocab, self.specials)
         path = Path(kind).expanduser()
         if path.exists():
-            folder = resolve.checkpoint(path) if path.is_dir() else path
+            folder = resolve.checkpoint_folder(path) if path.is_dir() else path
             own = folder / checkpoint.SOURCE
             return open_tokenizer(own if source and own.is_file() else folder)
         if kind in pretrained.KNOWN:

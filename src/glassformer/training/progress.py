@@ -74,8 +74,8 @@ class Live:
             note(f"step {step.index} skipped: {step.skipped}; the weights were left as they were.")
         else:
             self.losses.append(step.loss)
-        if step.valid is not None:
-            self.valid = step.valid
+        if step.valid_loss is not None:
+            self.valid = step.valid_loss
             self.metrics = {n: f for n, f in step.metrics.items() if n.startswith("valid_") and isinstance(f, float)}
         if self.sample is not None and step.due(self.sample_every):
             with evaluating(step.state.model):
@@ -86,7 +86,7 @@ class Live:
             if self.screen is None:
                 note(f"  sample: {self.text!r}")
         waited = time.monotonic() - self.shown
-        if step.last or waited > (0.5 if self.screen else 10) or (step.valid is not None and waited > 1):
+        if step.last or waited > (0.5 if self.screen else 10) or (step.valid_loss is not None and waited > 1):
             self.show(step)
 
     def show(self, step: Step) -> None:

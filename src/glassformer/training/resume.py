@@ -10,7 +10,7 @@ from typing import Any
 from ..config import old_names, serial
 from ..config.run import MAY_CHANGE_ON_RESUME, Run, Train
 from ..errors import UserError, need
-from . import checkpoint
+from . import run_checkpoints
 from .loop import State
 from .schedule import describe
 
@@ -20,11 +20,11 @@ def previous_run(settings: Run, out: Path, resume: bool) -> dict[str, Any]:
 
     Raises UserError where there is a run and none was to be resumed, or none, or one with other settings.
     """
-    if not (out / "run.json").exists() and not checkpoint.steps(out):
+    if not (out / "run.json").exists() and not run_checkpoints.steps(out):
         need(not resume, f"{out} holds no run to go on with; leave out --resume to begin one there.")
         return {}
     need(resume, f"{out} holds a run already; add --resume to go on with it, or choose another folder.")
-    before: dict[str, Any] = old_names.with_current_names(checkpoint.read_json(out / "run.json"))
+    before: dict[str, Any] = old_names.run_record(run_checkpoints.read_json(out / "run.json"))
     recipe, given = (dict(table or {}).get("recipe") for table in (before.get("asked"), settings.model))
     if recipe and given:  # said before what follows from it
         must_be_same(recipe, given, out, "recipe")
@@ -40,24 +40,24 @@ def previous_run(settings: Run, out: Path, resume: bool) -> dict[str, Any]:
 
 def must_be_same(saved: Any, given: Any, out: Path, name: str) -> None:
     """UserError that names the first setting in which a run differs from the one in ``out``."""
-    differs = checkpoint.difference(saved, json.loads(json.dumps(given)), name)
+    differs = run_checkpoints.difference(saved, json.loads(json.dumps(given)), name)
     sentence = f"{out} cannot be resumed with another config: {differs}; set it back or choose another --out."
     need(differs is None, sentence)
 
 
 def _extend(before: dict[str, Any], how: Train, out: Path) -> None:
     """Let a run that ended, after its steps or early, go on with more: ``before`` then has them, and a sentence."""
-    train, newest = dict(before.get("train") or {}), checkpoint.newest(out)
+    train, newest = dict(before.get("train") or {}), run_checkpoints.newest(out)
     steps = train.get("steps")
     if not isinstance(steps, int) or how.steps == steps:
         return
     differs = f"train.steps is {steps} there and {how.steps} here, and steps can only be raised"
     sentence = f"{out} cannot be resumed with another config: {differs}; set it back or choose another --out."
     need(how.steps > steps, sentence)
-    step = checkpoint.number(newest) if newest else 0
+    step = run_checkpoints.number(newest) if newest else 0
     ended, early = before.get("ended", []), False
     if newest and step < steps:
-        best = checkpoint.read_json(newest / "state.json").get("best_step")
+        best = run_checkpoints.read_json(newest / "state.json").get("best_step")
         early = is_stale(step, best, ended, train.get("early_stop", 0), train.get("evaluate_every", 0))
     finish = f"{out} stands at step {step} of {steps}; give --steps {steps} to finish that first, then --steps"
     need(early or step == steps, f"{finish} {how.steps}.")
@@ -79,10 +79,10 @@ def is_stale(step: int, best: int | None, ended: Any, early_stop: int, evaluate_
 def restore_newest(out: Path, start: Path, state: State) -> None:
     """Take up the newest checkpoint; where it is damaged, say how to go on from the one before."""
     try:
-        checkpoint.restore(start, state)
-        checkpoint.point(out, state)
+        run_checkpoints.restore(start, state)
+        run_checkpoints.point(out, state)
     except UserError as error:
-        older = [path for path in checkpoint.steps(out) if path != start]
+        older = [path for path in run_checkpoints.steps(out) if path != start]
         if not older:
             raise
         raise UserError(f"{error} To go on from {older[-1].name} instead, remove {start}.") from None

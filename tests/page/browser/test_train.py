@@ -20,7 +20,8 @@ from glassformer.inspection.looking import token_ids
 
 def line(step: int) -> str:
     return (
-        json.dumps({"step": step, "loss": 4 / step**0.5 + (9 if step == 777 else 0), "rate": 0.01, "norm": 1.0}) + "\n"
+        json.dumps({"step": step, "loss": 4 / step**0.5 + (9 if step == 777 else 0), "lr": 0.01, "grad_norm": 1.0})
+        + "\n"
     )
 
 

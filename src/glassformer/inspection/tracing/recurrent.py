@@ -10,7 +10,7 @@ from .plan import Builder, describes
 
 
 @describes(config.Recurrent)
-def reader(cfg: config.Recurrent, b: Builder, path: str, x: str, embed_path: str) -> str:
+def recurrent_body(cfg: config.Recurrent, b: Builder, path: str, x: str, embed_path: str) -> str:
     """Layers of cells, one way or both; a decoder's first layer reads its context too, and ``merge`` ends it."""
     whole = recurrent.Recurrent.forward
     x = first = hidden = b.name(x, f"{path}.embed")

@@ -22,7 +22,7 @@ from glassformer.checkpoints import store
 from glassformer.config import run
 from glassformer.errors import UserError
 from glassformer.nn import build_model
-from glassformer.training import ExecutionPlan, Optimizer, State, checkpoint, train
+from glassformer.training import ExecutionSettings, Optimizer, State, run_checkpoints, train
 from glassformer.training.hooks import Save
 from training.test_loop import Poisoned, Random, tiny
 
@@ -33,7 +33,7 @@ def begin(cfg=None, chosen=None, **batches):
 
 
 def go(state, settings, stop=None, hook=lambda step: None):
-    for step in train(state.model, state.batches, settings=settings, state=state, plan=ExecutionPlan()):
+    for step in train(state.model, state.batches, settings=settings, state=state, execution=ExecutionSettings()):
         hook(step)
         if step.index == stop:
             break
@@ -55,19 +55,19 @@ def same(left: State, right: State) -> bool:
 def test_going_on_is_bit_exact_with_dropout_and_accumulation(tmp_path, chosen, accumulate):
     settings = run.Train(steps=7, batch=4, accumulate=accumulate, optimizer=chosen)
     whole = go(begin(chosen=chosen), settings)
-    path = checkpoint.save(tmp_path, go(begin(chosen=chosen), settings, stop=4))
+    path = run_checkpoints.save(tmp_path, go(begin(chosen=chosen), settings, stop=4))
     drawn = random.random(), np.random.rand(), torch.rand(3)
     random.seed(99), np.random.seed(99), torch.manual_seed(99)  # another process
     state = begin(chosen=chosen)
-    checkpoint.restore(path, state)
+    run_checkpoints.restore(path, state)
     assert (random.random(), np.random.rand()) == drawn[:2] and torch.equal(torch.rand(3), drawn[2])
-    checkpoint.restore(path, state)
+    run_checkpoints.restore(path, state)
     assert state.step == 4 and same(go(state, settings), whole)
 
 
 def test_a_checkpoint_is_a_model_that_loads(tmp_path):
     state = go(begin(), run.Train(steps=2, batch=4))
-    path = checkpoint.save(tmp_path, state)
+    path = run_checkpoints.save(tmp_path, state)
     files_there = {"config.json", "model.safetensors", "state.json", "state.safetensors", "SHA256SUMS"}
     assert {p.name for p in path.iterdir()} == files_there
     model, tokenizer = store.load(tmp_path)  # a run folder leads to its last checkpoint
@@ -81,13 +81,13 @@ def test_the_last_and_the_best_are_kept(tmp_path):
     valid = {2: 3.0, 4: 1.0, 5: 2.0, 7: 1.5}
 
     def hook(step):
-        step.valid = valid.get(step.index)
+        step.valid_loss = valid.get(step.index)
         save(step)
 
     state = go(begin(), run.Train(steps=8, batch=4), hook=hook)
-    assert [p.name for p in checkpoint.steps(tmp_path)] == ["step-000004", "step-000007", "step-000008"]
+    assert [p.name for p in run_checkpoints.steps(tmp_path)] == ["step-000004", "step-000007", "step-000008"]
     assert (tmp_path / "best").read_text() == "step-000004\n" and (tmp_path / "last").read_text() == "step-000008\n"
-    assert state.best == 1.0 and checkpoint.newest(tmp_path) == tmp_path / "step-000008"
+    assert state.best == 1.0 and run_checkpoints.newest(tmp_path) == tmp_path / "step-000008"
 
 
 def test_a_bad_step_is_not_saved_and_rotates_nothing_away(tmp_path):
@@ -95,18 +95,18 @@ def test_a_bad_step_is_not_saved_and_rotates_nothing_away(tmp_path):
     state.batches = Poisoned(state.model, range(3, 99))
     with pytest.raises(UserError, match="in a row"):
         go(state, run.Train(steps=50, batch=4), hook=Save(tmp_path, every=1, keep=2))
-    assert [p.name for p in checkpoint.steps(tmp_path)] == ["step-000002", "step-000003"]
+    assert [p.name for p in run_checkpoints.steps(tmp_path)] == ["step-000002", "step-000003"]
 
 
 def test_weights_that_are_not_finite_are_not_saved(tmp_path):
     state = go(begin(), run.Train(steps=1, batch=4))
-    checkpoint.save(tmp_path, state)
+    run_checkpoints.save(tmp_path, state)
     state.step = 2
     with torch.no_grad():
         state.model.embed.token.weight[3] = float("nan")
     with pytest.raises(UserError, match=r"embed.token.weight.*not finite"):
-        checkpoint.save(tmp_path, state)
-    assert checkpoint.newest(tmp_path).name == "step-000001"
+        run_checkpoints.save(tmp_path, state)
+    assert run_checkpoints.newest(tmp_path).name == "step-000001"
 
 
 # -------------------------------------------------------------------------------- crash anywhere
@@ -127,7 +127,7 @@ def test_an_end_at_any_touch_of_the_disk_loses_neither_the_last_nor_the_best(tmp
     """Step 2 is saved, step 1 perhaps rotated away; each touch of the disk is the last one, once. Then resume."""
     state = go(begin(), run.Train(steps=3, batch=4))
     state.step, state.best, state.best_step = 1, 3.0, 1
-    checkpoint.save(tmp_path / "kept", state)
+    run_checkpoints.save(tmp_path / "kept", state)
     failure = Killed() if end == "killed" else OSError(errno.ENOSPC, "No space left on device")
     left = 0
 
@@ -149,16 +149,16 @@ def test_an_end_at_any_touch_of_the_disk_loses_neither_the_last_nor_the_best(tmp
         with monkeypatch.context() as patch, contextlib.suppress(Killed, UserError, OSError):
             for owner, name in TOUCHES:
                 patch.setattr(owner, name, dying(getattr(owner, name)))
-            checkpoint.save(out, state)
-            checkpoint.rotate(out, 1)
+            run_checkpoints.save(out, state)
+            run_checkpoints.rotate(out, 1)
             left += 10**6
         done = left > 10**5
         store.load(out)  # also before anything is fixed
-        checkpoint.tidy(out)
+        run_checkpoints.tidy(out)
         assert {p.name for p in out.iterdir()} <= {"step-000001", "step-000002", "last", "best"}
-        found, again = checkpoint.newest(out), begin()
-        checkpoint.restore(found, again)
-        checkpoint.point(out, again)
+        found, again = run_checkpoints.newest(out), begin()
+        run_checkpoints.restore(found, again)
+        run_checkpoints.point(out, again)
         assert (out / "last").read_text().strip() == found.name
         right = f"step-{best if found.name == 'step-000002' else 1:06d}"
         assert (out / "best").read_text().strip() == right and (out / right).is_dir()
@@ -172,18 +172,18 @@ def test_an_end_at_any_touch_of_the_disk_loses_neither_the_last_nor_the_best(tmp
 def test_a_file_size_limit_leaves_the_previous_one(tmp_path):
     state = go(begin(), run.Train(steps=2, batch=4))
     state.step = 1
-    checkpoint.save(tmp_path, state)
+    run_checkpoints.save(tmp_path, state)
     state.step = 2
     old = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, old[1]))
     try:
         with pytest.raises(UserError) as caught:
-            checkpoint.save(tmp_path, state)
+            run_checkpoints.save(tmp_path, state)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, old)
     assert "\n" not in str(caught.value)
     assert [p.name for p in tmp_path.iterdir() if p.name != "last"] == ["step-000001"]
-    checkpoint.restore(checkpoint.newest(tmp_path), begin())
+    run_checkpoints.restore(run_checkpoints.newest(tmp_path), begin())
 
 
 def test_a_full_disk_leaves_the_previous_one(tmp_path):
@@ -195,12 +195,12 @@ def test_a_full_disk_leaves_the_previous_one(tmp_path):
     try:
         state = go(begin(), run.Train(steps=2, batch=4))
         state.step = 1
-        checkpoint.save(disk, state)
+        run_checkpoints.save(disk, state)
         state.step = 2
         with pytest.raises(UserError, match=r"disk.*full; free some space"):
-            checkpoint.save(disk, state)
+            run_checkpoints.save(disk, state)
         assert [p.name for p in disk.iterdir() if p.name != "last"] == ["step-000001"]
-        checkpoint.restore(checkpoint.newest(disk), begin())
+        run_checkpoints.restore(run_checkpoints.newest(disk), begin())
     finally:
         subprocess.run(["umount", disk], check=True)
 
@@ -209,25 +209,25 @@ def test_a_full_disk_leaves_the_previous_one(tmp_path):
 
 
 def test_a_checkpoint_of_another_model_is_named(tmp_path):
-    path = checkpoint.save(tmp_path, go(begin(), run.Train(steps=1, batch=4)))
+    path = run_checkpoints.save(tmp_path, go(begin(), run.Train(steps=1, batch=4)))
     with pytest.raises(UserError, match=r"another model: .*tied is true there and false here"):
-        checkpoint.restore(path, begin(tiny(tied=False, dropout=0.2)))
+        run_checkpoints.restore(path, begin(tiny(tied=False, dropout=0.2)))
 
 
 def test_an_optimizer_of_another_kind_is_named(tmp_path):
-    path = checkpoint.save(tmp_path, go(begin(), run.Train(steps=1, batch=4)))
+    path = run_checkpoints.save(tmp_path, go(begin(), run.Train(steps=1, batch=4)))
     with pytest.raises(UserError, match=r"another optimizer"):
-        checkpoint.restore(path, begin(chosen=run.Muon()))
+        run_checkpoints.restore(path, begin(chosen=run.Muon()))
     other = begin()
     del other.optimizer.parameters["decoder.last_norm.weight"]
     with pytest.raises(UserError, match=r'"decoder.last_norm.weight".*config'):
-        checkpoint.restore(path, other)
+        run_checkpoints.restore(path, other)
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "state.json", "state.safetensors", "SHA256SUMS"])
 @pytest.mark.parametrize("harm", ["cut", "gone", "garbage", "empty", "a bit"])
 def test_damage_is_found_by_its_sha256(tmp_path, name, harm):
-    path = checkpoint.save(tmp_path, go(begin(), run.Train(steps=1, batch=4)))
+    path = run_checkpoints.save(tmp_path, go(begin(), run.Train(steps=1, batch=4)))
     victim = path / name
     if harm == "cut":
         victim.write_bytes(victim.read_bytes()[: victim.stat().st_size // 2])
@@ -242,7 +242,7 @@ def test_damage_is_found_by_its_sha256(tmp_path, name, harm):
     else:
         victim.write_bytes(b"[7]" if name.endswith("json") else b"\xff" * 64)
     with pytest.raises(UserError) as caught:
-        checkpoint.restore(path, begin())
+        run_checkpoints.restore(path, begin())
     assert "\n" not in str(caught.value) and str(path) in str(caught.value)
     if name == "model.safetensors":  # whoever only uses the model is told as well
         with pytest.raises(UserError, match=r"is damaged|has no model.safetensors"):
@@ -250,31 +250,31 @@ def test_damage_is_found_by_its_sha256(tmp_path, name, harm):
 
 
 def test_a_state_that_lacks_something_is_one_sentence(tmp_path):
-    path = checkpoint.save(tmp_path, go(begin(), run.Train(steps=1, batch=4)))
+    path = run_checkpoints.save(tmp_path, go(begin(), run.Train(steps=1, batch=4)))
     metrics = json.loads((path / "state.json").read_text())
     del metrics["best_step"]  # as an older version wrote it, which had no sums either
     for name in ("step", "batches", "random"):
         kept = metrics.pop(name)
         (path / "state.json").write_text(json.dumps(metrics))
         with pytest.raises(UserError, match=name):
-            checkpoint.restore(path, begin())
+            run_checkpoints.restore(path, begin())
         metrics[name] = kept
     (path / "state.json").write_text(json.dumps(metrics))
     (path / "SHA256SUMS").unlink()
-    checkpoint.restore(path, begin())
+    run_checkpoints.restore(path, begin())
 
 
 def test_differences_are_said_by_place():
     here = {"type": "A", "deep": [{"type": "B", "width": 3}]}
-    assert checkpoint.difference(here, here) is None
+    assert run_checkpoints.difference(here, here) is None
     there = {"type": "A", "deep": [{"type": "B", "width": 4}]}
-    assert checkpoint.difference(there, here) == "deep.0.width is 4 there and 3 here"
-    assert checkpoint.difference({"type": "C"}, here, "model") == "model is C there and A here"
-    assert "missing" not in str(checkpoint.difference({"x": 1}, {"y": 1}))
+    assert run_checkpoints.difference(there, here) == "deep.0.width is 4 there and 3 here"
+    assert run_checkpoints.difference({"type": "C"}, here, "model") == "model is C there and A here"
+    assert "missing" not in str(run_checkpoints.difference({"x": 1}, {"y": 1}))
 
 
 def test_nothing_is_unpickled():
-    source = Path(checkpoint.__file__).parent
+    source = Path(run_checkpoints.__file__).parent
     for path in source.glob("*.py"):
         assert not any(
             word in path.read_text() for word in ("torch.load", "import pickle", "torch.save", "allow_pickle")

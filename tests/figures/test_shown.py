@@ -54,7 +54,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("run")
     lines = [{"step": n, "loss": 5 - n / 500, "tokens": 64, "seconds": 0.5} for n in range(1, 1001)]
     lines[700]["loss"] = 99.0
-    lines[999]["valid"] = 3.25
+    lines[999]["valid_loss"] = 3.25
     (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 10')
     (folder / "samples.jsonl").write_text(json.dumps({"step": 1000, "text": HOSTILE}) + "\n")
     return glassformer.training_log(folder)
@@ -139,7 +139,7 @@ def test_a_table_has_every_number(results: dict[str, Any], log: Any, tmp_path: P
     previous = [float(row["value"]) for row in rows(heads, tmp_path) if row["score"] == "previous"]
     assert previous == [head.scores["previous"] for head in heads.heads]
     losses = rows(log, tmp_path)
-    assert len(losses) == 1000 and float(losses[700]["loss"]) == 99.0 and losses[0]["valid"] == ""
+    assert len(losses) == 1000 and float(losses[700]["loss"]) == 99.0 and losses[0]["valid_loss"] == ""
 
 
 def test_tensors_are_what_was_seen(results: dict[str, Any], log: Any, tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_tensors_are_what_was_seen(results: dict[str, Any], log: Any, tmp_path: 
     held = load_file(results["grid"].save(tmp_path / "grid.safetensors"))
     assert held["resid.effect"].tolist() == results["grid"].parts[0].effect
     held = load_file(log.save(tmp_path / "log.safetensors"))
-    assert held["loss"][700] == 99.0 and np.isnan(held["valid"][:999]).all()
+    assert held["loss"][700] == 99.0 and np.isnan(held["valid_loss"][:999]).all()
     path = results["tuned"].save(tmp_path / "tuned.safetensors")
     assert torch.equal(TunedLens.load(path).weight, results["tuned"].weight)
 

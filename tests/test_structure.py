@@ -26,7 +26,21 @@ FLOORS = [
 ]
 TESTS = Path(__file__).parent
 TOPICS = {
-    "browser": {"attention", "compare", "experts", "lens", "tokens", "train", "build", "numbers", "paths", "sampler"},
+    "browser": {
+        "attention",
+        "compare",
+        "experts",
+        "lens",
+        "tokens",
+        "train",
+        "build",
+        "numbers",
+        "paths",
+        "sampler",
+        "start",
+        "speed",
+        "access",
+    },
     "checkpoints": {"fuzz", "load_as"},
     "classics": {"words"},
     "commands": {"bad_input", "commands"},
@@ -34,7 +48,7 @@ TOPICS = {
     "data": {"published"},
     "generation": {"slide"},
     "nn": {"decode", "names", "parts"},
-    "page": {"texts"},
+    "page": {"example", "texts"},
     "recipes": {"outside", "parity", "parity_decoders", "parity_encoders", "recipes"},
     "tokenizer": {"bad", "cuts", "fuzz", "hostile", "other_ids", "pairs"},
     "training": {"accidents", "mutants", "tune"},

@@ -1,40 +1,77 @@
+import { batch } from "@preact/signals";
 import { render } from "preact";
 import "./style.css";
-import { models, submit } from "./core/run";
-import { announcement, arrived, mirror, model, prompt, source } from "./core/state";
-import { connect } from "./core/transport";
+import { Ahead, example, json, prebaked, type Example } from "./core/example";
+import { failure, models, run, stand, submit } from "./core/run";
+import { announcement, arrived, edits, ids, mirror, model, prompt, source } from "./core/state";
+import { canonical, connect, HttpTransport, transport, use } from "./core/transport";
 import type { ModelCard } from "./core/types";
 import { Frame, screens } from "./frame/Frame";
-import { failure } from "./core/run";
 import { listen } from "./frame/keys";
 import { install } from "./kernel/probe";
 
 async function begin() {
   install();
-  const transport = await connect();
+  await connect();
+  const listed = transport.json<ModelCard[]>("api/models");
+  const soon: { list?: ModelCard[] } = {};
+  listed.then((list) => (soon.list = list), () => undefined);
+  const held = transport.live && !ids.value && !edits.value.length ? await example() : null;
+  const others = soon.list && soon.list[0]?.name !== held?.model && soon.list[0]?.loaded; // it answers at once itself
+  if (held && !others && ["", held.model].includes(model.value) && ["", held.text].includes(prompt.value)) show(held, listed);
   listen(screens);
   mirror();
   arrived.then = () => void submit();
   render(<Frame />, document.getElementById("app")!);
   try {
-    models.value = await transport.json<ModelCard[]>("api/models");
+    const list = await listed, stays = models.value?.[0]; // the example's model may be none of the server's
+    models.value = stays && !list.some((one) => one.name === stays.name) ? [stays, ...list] : list;
   } catch (error) {
     failure.value = (error as Error).message;
     return;
   }
-  const known = models.value.find((one) => one.name === model.value);
-  if (!known && models.value.length) {
+  if (!stand.in && !run.value) choose(models.value);
+  if (model.value) await submit();
+}
+
+/** The model of the link, or the first. */
+function choose(list: ModelCard[]) {
+  if (!list.some((one) => one.name === model.value) && list.length) {
     if (model.value) announcement.value = `There is no model ${model.value} here; the first is open.`;
-    model.value = models.value[0].name;
+    model.value = list[0].name;
   }
-  const card = models.value.find((one) => one.name === model.value);
-  if (!card) {
-    failure.value = "There is no model here. Start the page with one: glassformer page MODEL.";
-    return;
-  }
+  const card = list.find((one) => one.name === model.value);
+  if (!card) failure.value = "There is no model here. Start the page with one: glassformer page MODEL.";
   if (!prompt.value) prompt.value = "The animal didn't cross the street because it was too tired";
-  if (card.abilities.source && !source.value) source.value = prompt.value;
-  await submit();
+  if (card?.abilities.source && !source.value) source.value = prompt.value;
+}
+
+/** The example on the screen, until a model of the server has read the text that stands there then. */
+function show(held: Example, listed: Promise<ModelCard[]>) {
+  const cards = held.answer("GET api/models");
+  const read = held.answer(`POST api/runs ${canonical({ model: held.model, cut: true, text: held.text })}`);
+  if (!cards || !read) return;
+  let ready = () => {};
+  use(new Ahead(held, new Promise((done) => (ready = done))));
+  batch(() => {
+    models.value = json(cards);
+    model.value = prebaked.value = held.model;
+    prompt.value = held.text;
+    run.value = json(read);
+  });
+  stand.in = {
+    model: async () => {
+      const list = await listed;
+      return model.value !== held.model || list.some((one) => one.name === held.model) ? model.value : list[0].name;
+    },
+    done() {
+      stand.in = null;
+      prebaked.value = "";
+      void listed.then((list) => (models.value = list));
+      use(new HttpTransport());
+      ready();
+    },
+  };
 }
 
 void begin();

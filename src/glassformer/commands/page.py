@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import socket
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ EXAMPLES = (
     "glassformer page --run out/mine",
 )
 PORT = 8642
+PATIENCE = 1.5  # seconds that a model waits for a browser to have the page
 EXTRA = "The page needs Starlette and uvicorn: pip install 'glassformer[page]'."
 
 
@@ -60,7 +63,7 @@ def run(given: argparse.Namespace) -> None:
     note("The page is at this link; Ctrl-C ends it.")
     if token is not None:
         note("Whoever has the link can use the models here; what is sent is not encrypted.")
-    threading.Thread(target=_ahead, args=(models,), daemon=True).start()
+    threading.Thread(target=_ahead, args=(models, page.shown), daemon=True).start()
     how: dict[str, Any] = {
         "log_level": "warning",
         "access_log": False,
@@ -71,9 +74,17 @@ def run(given: argparse.Namespace) -> None:
     server.run(sockets=[bound])
 
 
-def _ahead(models: Any) -> None:
-    """Load the first model before anybody asks; what is wrong with it is said to who asks."""
-    import contextlib
+def _ahead(models: Any, shown: threading.Event) -> None:
+    """Load the first model before anybody asks; what is wrong with it is said to who asks.
 
-    with contextlib.suppress(UserError):
-        next(iter(models.entries.values())).open()
+    Importing torch keeps the interpreter for seconds: a browser that comes at once has its page first (``shown``), and
+    one that comes meanwhile waits a tenth as long for its turn as Python would let it.
+    """
+    shown.wait(PATIENCE)
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(usual / 10)
+    try:
+        with contextlib.suppress(UserError):
+            next(iter(models.entries.values())).open()
+    finally:
+        sys.setswitchinterval(usual)

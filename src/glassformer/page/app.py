@@ -40,6 +40,7 @@ from .replies import (
 from .runs import Run, Runs
 from .words import Tokenizers, generate
 
+EXAMPLE = "example.trace"  # benchmarks/example.py
 IMMUTABLE = "private, max-age=31536000, immutable"
 TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -51,6 +52,7 @@ TYPES = {
     ".ico": "image/x-icon",
     ".map": "application/json",
     ".txt": "text/plain; charset=utf-8",
+    ".trace": "application/octet-stream",
 }
 UNBUILT = (
     '<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>glassformer</title><p>The page\'s build is missing '
@@ -67,6 +69,7 @@ class Page:
         folder = static or Path(str(resources.files("glassformer"))) / "static"
         found = [path for path in folder.iterdir() if path.suffix in TYPES] if folder.is_dir() else []
         self.static = {path.name: path for path in sorted(found)}  # a name that is not here is never opened
+        self.shown = threading.Event()  # a browser has what it needs to show the example
 
     # ------------------------------------------------------------------------------ the page
 
@@ -81,6 +84,8 @@ class Page:
         name = request.path_params["name"]
         if name not in self.static:
             raise Missing(f'There is nothing called "{name[:80]}" here.')
+        if name == EXAMPLE:
+            self.shown.set()
         return self._file(name, request)
 
     def _file(self, name: str, request: Request) -> Response:

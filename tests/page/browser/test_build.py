@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 STATIC, WEB = ROOT / "src/glassformer/static", ROOT / "web"
+EXAMPLE = "example.trace"
 
 
 def test_the_bundle_is_the_sources(tmp_path: Path) -> None:
@@ -19,15 +20,17 @@ def test_the_bundle_is_the_sources(tmp_path: Path) -> None:
         pytest.skip("needs Node and npm ci in web/")
     subprocess.run(["node", "esbuild.mjs", "--out", str(tmp_path)], cwd=WEB, check=True, capture_output=True)
     built = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    assert built == {path.name: path.read_bytes() for path in STATIC.iterdir() if path.suffix}, (
-        "run npm run build in web/"
-    )
+    kept = {path.name: path.read_bytes() for path in STATIC.iterdir() if path.name != EXAMPLE}
+    assert built == kept, "run npm run build in web/"
 
 
 def test_budget_and_nothing_foreign() -> None:
     assert len(gzip.compress((STATIC / "app.js").read_bytes(), 9)) <= 70_000
     assert len(gzip.compress((STATIC / "app.css").read_bytes(), 9)) <= 12_000
+    assert (STATIC / EXAMPLE).stat().st_size <= 200_000
     for path in STATIC.iterdir():
+        if path.name == EXAMPLE:  # numbers, which tests/page/test_example.py compares
+            continue
         text = path.read_text(encoding="utf-8")
         assert "Math.random" not in text, path.name
         assert not set(re.findall(r"https?://[\w.]+", text)) - {"http://www.w3.org"}, path.name

@@ -38,14 +38,18 @@ export function along(op: Op, axis: string) {
 
 let asking: AbortController | null = null;
 
-export function request(edits: readonly string[] = state.edits.value, text = state.prompt.value) {
-  const body: Record<string, unknown> = { model: state.model.value, cut: true };
+export function request(edits: readonly string[] = state.edits.value, text = state.prompt.value, model = state.model.value) {
+  const body: Record<string, unknown> = { model, cut: true };
   if (state.ids.value) body.ids = state.ids.value;
   else body.text = text;
-  if (card.value?.abilities.source) body.source = state.source.value;
+  const able = model === state.model.value ? card.value : models.value?.find((one) => one.name === model);
+  if (able?.abilities.source) body.source = state.source.value || text;
   if (edits.length) body.edits = edits;
   return body;
 }
+
+/** While the example of the build is shown: the model that will read in its place, and what is done when it has. */
+export const stand: { in: { model: () => Promise<string>; done: () => void } | null } = { in: null };
 
 /** Run the model on the text in the box; the latest request wins. */
 export async function submit(): Promise<void> {
@@ -54,9 +58,13 @@ export async function submit(): Promise<void> {
   busy.value = true;
   failure.value = "";
   try {
-    const made = await transport.post<Run>("api/runs", request(), mine.signal);
+    const before = stand.in, model = before ? await before.model() : state.model.value;
+    if (asking !== mine) return;
+    const made = await transport.post<Run>("api/runs", request(undefined, undefined, model), mine.signal);
     if (asking !== mine) return;
     batch(() => {
+      before?.done();
+      state.model.value = model;
       run.value = made;
       const length = made.tokens.length;
       if (state.query.value !== null && state.query.value >= length) state.query.value = null;

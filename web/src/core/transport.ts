@@ -153,11 +153,20 @@ function pack(raw: ArrayBuffer, name: string, metadata: Record<string, string>):
 async function saved(): Promise<ArrayBuffer | null> {
   const element = document.getElementById("glassformer-trace");
   if (!element?.textContent) return null;
-  const packed = Uint8Array.from(atob(element.textContent.trim()), (one) => one.charCodeAt(0));
+  return unpacked(Uint8Array.from(atob(element.textContent.trim()), (one) => one.charCodeAt(0)));
+}
+
+/** What was gzipped. */
+export function unpacked(packed: BlobPart): Promise<ArrayBuffer> {
   return new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer();
 }
 
 export let transport: Transport;
+
+/** Ask that one from now on. */
+export function use(other: Transport): void {
+  transport = other;
+}
 
 export async function connect(): Promise<Transport> {
   const raw = await saved();

@@ -2,6 +2,7 @@
 import { useEffect, useRef } from "preact/hooks";
 import { count, number, size } from "../core/format";
 import { busy, card, failure, layers, models, run, sourceTokens, submit, tokens, useLoaded, values } from "../core/run";
+import { prebaked } from "../core/example";
 import * as state from "../core/state";
 import { transport } from "../core/transport";
 import { Strip } from "../kernel/strip";
@@ -194,7 +195,7 @@ function Footer() {
     <footer>
       {made ? (
         <>
-          <span>forward {made.ms.toFixed(1)} ms</span>
+          {prebaked.value ? <span class="tag" data-prebaked>an example from the build: {prebaked.value}, our small model, read this text; the server is loading its own …</span> : <span>forward {made.ms.toFixed(1)} ms</span>}
           <span>kept {size(made.kept.bytes)} ({made.kept.tier})</span>
           <span>{made.dtype}</span>
           {check !== null && check !== undefined && (

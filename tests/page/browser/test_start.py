@@ -1,0 +1,63 @@
+"""What stands on the screen before a model is loaded: the build's example, marked, then the server's own run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+NUMBERS = {
+    "playground": "aside .bars .num",
+    "inside": "main .num[data-length]",
+    "attention": '[aria-label="one head"] .looks [data-sum]',
+    "lens": "main .num",
+}
+
+
+@pytest.fixture
+def waiting(tab: Any, site: Any) -> Any:
+    """A tab whose server has loaded nothing and reads no text until ``release`` is called."""
+    held: list[Any] = []
+
+    def unloaded(route: Any) -> None:
+        answer = route.fetch()
+        route.fulfill(response=answer, json=[one | {"loaded": False} for one in answer.json()])
+
+    tab.route("**/api/models", unloaded)
+    tab.route("**/api/runs", lambda route: held.append(route))
+    tab.release = lambda: [route.continue_() for route in held]
+    return tab
+
+
+@pytest.mark.parametrize("view", NUMBERS)
+def test_numbers_are_shown_while_no_model_is_loaded(view: str, site: Any, waiting: Any) -> None:
+    waiting.goto(f"{site.url}#{view}")
+    waiting.wait_for_selector(NUMBERS[view])
+    assert "an example from the build: tiny-page" in waiting.locator("[data-prebaked]").inner_text()
+    assert waiting.locator(".failure").count() == 0
+    waiting.release()
+    waiting.wait_for_selector("[data-prebaked]", state="detached")
+    waiting.wait_for_selector(NUMBERS[view])
+    assert waiting.locator('select[aria-label="model"]').input_value() == "gpt"
+    assert "The animal didn't" in waiting.locator("#prompt").input_value()
+    assert waiting.locator(".failure").count() == 0
+
+
+def test_a_link_is_not_kept_waiting_by_the_example(site: Any, waiting: Any) -> None:
+    waiting.goto(f"{site.url}#inside?m=llama&t=a+cat")
+    waiting.wait_for_selector("main .note")
+    assert waiting.locator("[data-prebaked]").count() == 0 and waiting.locator("main .num").count() == 0
+    waiting.release()
+    waiting.wait_for_selector("footer .badge")
+
+
+def test_another_text_may_be_asked_for_meanwhile(site: Any, waiting: Any) -> None:
+    waiting.goto(f"{site.url}#playground")
+    waiting.wait_for_selector("[data-prebaked]")
+    waiting.fill("#prompt", "a dog")
+    waiting.press("#prompt", "Enter")
+    waiting.wait_for_timeout(200)
+    waiting.release()
+    waiting.wait_for_selector("[data-prebaked]", state="detached")
+    waiting.wait_for_function("() => document.querySelectorAll('.text .token').length < 8")
+    assert waiting.locator("#prompt").input_value() == "a dog"

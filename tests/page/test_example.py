@@ -1,0 +1,57 @@
+"""The example of the build is what the server answers today: run `python benchmarks/example.py` where it is not."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("starlette", reason="the page needs its extra: pip install 'glassformer[page]'")
+pytest.importorskip("httpx", reason="tests of the page need httpx")
+
+import served
+
+EXAMPLE = Path(__file__).parents[2] / "src/glassformer/static/example.trace"
+
+
+def same(kept: Any, now: Any, where: str) -> None:
+    """Equal but for the last digits of numbers, which another processor rounds otherwise."""
+    if isinstance(kept, dict):
+        assert kept.keys() == now.keys(), where
+        for key in kept.keys() - {"ms", "loaded", "found", "dtype", "src", "python"}:
+            same(kept[key], now[key], f"{where} {key}")
+    elif isinstance(kept, list):
+        assert len(kept) == len(now), where
+        for at, (one, other) in enumerate(zip(kept, now, strict=True)):
+            same(one, other, f"{where} {at}")
+    elif isinstance(kept, float):
+        assert kept == pytest.approx(now, rel=1e-4, abs=1e-5), where
+    else:
+        assert kept == now, where
+
+
+def test_every_answer_of_the_example_is_the_servers() -> None:
+    raw = gzip.decompress(EXAMPLE.read_bytes())
+    held, client = served.tensors(raw), served.client(served.page())
+    told = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])["__metadata__"]
+    assert len(held) > 40 and EXAMPLE.stat().st_size < 200_000
+    assert f'{{"cut":true,"model":"{told["model"]}","text":"{told["text"]}"}}' in " ".join(held)
+    runs = sorted(held, key=lambda request: "api/runs {" not in request)  # the run before what is asked of it
+    for request in runs:
+        method, path, *body = request.split(" ", 2)
+        answer = client.get(f"/{path}") if method == "GET" else client.post(f"/{path}", json=json.loads(body[0]))
+        assert answer.status_code == 200, (request, answer.text)
+        kept = held[request].tobytes()
+        if answer.headers["content-type"] == "application/json":
+            same(json.loads(kept), answer.json(), request)
+        elif "api/vocab" in request:
+            assert kept == answer.content
+        else:
+            now = served.tensors(answer.content)
+            for name, value in served.tensors(kept).items():
+                close = 1 if value.dtype == np.uint8 else 1e-4 * (1 + np.abs(value).max())
+                assert np.abs(value.astype("f8") - now[name].astype("f8")).max() <= close, (request, name)

@@ -6,9 +6,10 @@ import { failure, models, run, stand, submit } from "./core/run";
 import { announcement, arrived, edits, ids, mirror, model, prompt, source } from "./core/state";
 import { canonical, connect, HttpTransport, transport, use } from "./core/transport";
 import type { ModelCard } from "./core/types";
-import { Frame, screens } from "./frame/Frame";
+import { Frame } from "./frame/Frame";
 import { listen } from "./frame/keys";
 import { install } from "./kernel/probe";
+import { fetchAll, screens } from "./views";
 
 async function begin() {
   install();
@@ -32,6 +33,7 @@ async function begin() {
   }
   if (!stand.in && !run.value) choose(models.value);
   if (model.value) await submit();
+  fetchAll();
 }
 
 /** The model of the link, or the first. */

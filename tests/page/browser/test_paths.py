@@ -137,4 +137,4 @@ def test_the_server_gone_is_said_in_a_sentence(site: Any, tab: Any) -> None:
     tab.evaluate("() => { window.fetch = () => Promise.reject(new TypeError('gone')); }")
     tab.fill("#prompt", "another")
     tab.press("#prompt", "Enter")
-    assert "does not answer" in tab.locator(".failure").inner_text()
+    assert "does not answer" in tab.locator("main > .failure").inner_text()

@@ -75,6 +75,7 @@ export function url(): string {
     const written = one.print(value);
     if (one.start === null || written !== one.print(one.start)) out.set(key, written);
   }
+  for (const [key, value] of given) if (!entries.has(key)) out.set(key, value); // of a screen that has not come yet
   const rest = out.toString();
   return `#${view.value}${rest ? `?${rest}` : ""}`;
 }

@@ -6,11 +6,9 @@ import { prebaked } from "../core/example";
 import * as state from "../core/state";
 import { transport } from "../core/transport";
 import { Strip } from "../kernel/strip";
-import * as all from "../views";
+import { screens } from "../views";
 import type { Screen } from "../views/screen";
 import { help, KEYS } from "./keys";
-
-export const screens: Screen[] = (Object.values(all) as Screen[]).sort((a, b) => a.order - b.order);
 
 export function Frame() {
   const screen = screens.find((one) => one.name === state.view.value) ?? screens[0];

@@ -16,7 +16,6 @@ import { css as colour, sequential } from "../kernel/palette";
 import { TakeAway } from "../kernel/TakeAway";
 import "./attention.css";
 import { Moved } from "./moved";
-import type { Screen } from "./screen";
 
 const GROUPS = { encoder: "Encoder self", decoder: "Decoder self", cross: "Cross" } as const;
 type Group = keyof typeof GROUPS;
@@ -62,7 +61,7 @@ const part = (op: Op) => op.id.slice(0, op.id.lastIndexOf("."));
 const shared = (op: Op) => Number(ops.value.get(`${part(op)}.qk`)?.params.group ?? 1);
 const words = (pieces: readonly Piece[] | null, count: number) => pieces?.map(label) ?? Array.from({ length: count }, (_, at) => String(at));
 
-function Attention() {
+export function Attention() {
   const made = run.value!;
   const found = patterns(made);
   const names = [...found.keys()];
@@ -593,11 +592,3 @@ function WhatIf({ made, op, head }: { made: Run; op: Op; head: number }) {
     </section>
   );
 }
-
-export const attention: Screen = {
-  name: "attention",
-  title: "Attention",
-  order: 3,
-  component: Attention,
-  absent: (card, made) => (!card.abilities.attention || (made && !made.plan.some(isPattern)) ? "This model has no attention heads: its tokens meet in a recurrent state. Inside shows how." : null),
-};

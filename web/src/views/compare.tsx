@@ -11,7 +11,6 @@ import { type Answer, answerOf, answerPlace, hasWords, softmax, wordsOf } from "
 import { Num } from "../kernel/Num";
 import "./compare.css";
 import { Heads } from "./train";
-import type { Screen } from "./screen";
 
 const POSITIONS = 32; // the last ones, whose whole rows of logits are read
 const other = state.param("cb", "", (one) => one);
@@ -21,7 +20,7 @@ interface Training {
   checkpoints: { step: number; model: string }[];
 }
 
-function Compare() {
+export function Compare() {
   const made = run.value!;
   const trainings = useLoaded(() => transport.json<Training[]>("api/train"), []);
   const names = useMemo(() => [...new Set([...(models.value ?? []).map((one) => one.name), ...(trainings.data ?? []).flatMap((one) => one.checkpoints.map((two) => two.model))])], [models.value, trainings.data]);
@@ -278,5 +277,3 @@ function Apart({ a, b }: { a: Run; b: Run }) {
     </div>
   );
 }
-
-export const compare: Screen = { name: "compare", title: "Compare", order: 8, component: Compare };

@@ -11,7 +11,6 @@ import { Num } from "../kernel/Num";
 import { css, ink, sequential } from "../kernel/palette";
 import { Moved } from "./moved";
 import "./experts.css";
-import type { Screen } from "./screen";
 
 /** Of each mixture: a row a token, its chosen experts in order of their shares. */
 interface Mixture {
@@ -27,7 +26,7 @@ interface Mixture {
 
 const MOST = 200; // tokens of the table
 
-function Experts() {
+export function Experts() {
   const made = run.value!;
   const loaded = useLoaded(async () => ({ told: await transport.json<{ layers: Mixture[]; idle: number; of: number }>(`api/runs/${made.run}/experts`), run: made.run }), [made.run]);
   const told = loaded.data?.run === made.run ? loaded.data.told : null;
@@ -175,11 +174,3 @@ function WithoutExpert({ made, mixture }: { made: Run; mixture: Mixture }) {
     </section>
   );
 }
-
-export const experts: Screen = {
-  name: "experts",
-  title: "Experts",
-  order: 6,
-  component: Experts,
-  absent: (card) => (card.abilities.experts ? null : "Every token takes the same way through this model: it has no router and no experts."),
-};

@@ -16,7 +16,6 @@ import { scaleOf, slice } from "../kernel/slice";
 import { Formula } from "../text/Formula";
 import { textOf } from "../text/kinds";
 import { back, CellCard, open } from "./cell";
-import type { Screen } from "./screen";
 
 const choices = signal<Record<string, number>>({});
 const text = (op: Op) => textOf(op.kind, op.params, op.id);
@@ -58,7 +57,7 @@ function up() {
   else state.layer.value = null;
 }
 
-function Inside() {
+export function Inside() {
   useEffect(() => {
     actions.walk = walk;
     actions.up = up;
@@ -356,5 +355,3 @@ function Explained({ op }: { op: Op }) {
     </div>
   );
 }
-
-export const inside: Screen = { name: "inside", title: "Inside", order: 2, component: Inside };

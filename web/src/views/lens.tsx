@@ -12,7 +12,6 @@ import { Num } from "../kernel/Num";
 import { css, ink, sequential } from "../kernel/palette";
 import { CATEGORIES as LIGHT, CATEGORIES_DARK } from "../kernel/palettes";
 import "./lens.css";
-import type { Screen } from "./screen";
 
 /** Lens.to_dict: (depth, position) and (depth, position, nth). */
 interface Lens {
@@ -57,7 +56,7 @@ const tracked = state.param<(string | number)[]>("lt", [], (one) => {
 
 const depthName = (path: string) => path.replace(/^(?:encoder|decoder)\.(?:blocks|cells)\.(\d+).*$/, "L$1").replace(/^(?:encoder|decoder)\.(embed|out)$/, "$1").replace(/^(encoder|decoder)$/, "out");
 
-function LensScreen() {
+export function LensScreen() {
   const made = run.value!;
   const length = made.tokens.length;
   const [from, setFrom] = useState<number | null>(null);
@@ -282,11 +281,3 @@ function Attributed({ made, lens, depth, column }: { made: Run; lens: Lens; dept
     </section>
   );
 }
-
-export const lens: Screen = {
-  name: "lens",
-  title: "Lens",
-  order: 4,
-  component: LensScreen,
-  absent: (card) => (card.abilities.lens ? null : "This model has no head over words, so its depths cannot be read as words."),
-};

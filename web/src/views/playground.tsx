@@ -13,7 +13,6 @@ import { actions } from "../frame/keys";
 import { Num } from "../kernel/Num";
 import { css, ink, sequential } from "../kernel/palette";
 import { open } from "./cell";
-import type { Screen } from "./screen";
 
 const real = (text: string) => (text !== "" && Number.isFinite(Number(text)) ? Number(text) : null);
 const temperature = state.param<number>("T", 1, (one) => real(one) ?? 1);
@@ -141,7 +140,7 @@ async function look(own: Branch, upTo: number) {
   });
 }
 
-function Playground() {
+export function Playground() {
   const made = run.value!, abilities = card.value?.abilities;
   useEffect(() => {
     actions.stop = stop;
@@ -468,5 +467,3 @@ function Labels() {
     </section>
   );
 }
-
-export const playground: Screen = { name: "playground", title: "Playground", order: 1, component: Playground };

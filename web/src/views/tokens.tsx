@@ -10,7 +10,6 @@ import type { Token } from "../core/types";
 import { shown } from "../core/whatif";
 import { Num } from "../kernel/Num";
 import "./tokens.css";
-import type { Screen } from "./screen";
 
 interface Known {
   name: string;
@@ -51,7 +50,7 @@ async function cut(name: string, whole: string): Promise<Read> {
   }
 }
 
-function Tokens() {
+export function Tokens() {
   const listing = useLoaded(() => transport.json<Known[]>("api/tokenizers"), []);
   const [ids, setIds] = useState(true), [raw, setRaw] = useState(false);
   const asked = chosen.value.length ? chosen.value : (models.value ?? []).slice(0, 3).map((one) => one.name);
@@ -203,5 +202,3 @@ function Vocabulary({ names }: { names: string[] }) {
     </section>
   );
 }
-
-export const tokens: Screen = { name: "tokens", title: "Tokens", order: 5, component: Tokens, alone: true };

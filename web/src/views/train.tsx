@@ -12,7 +12,6 @@ import { Matrix } from "../kernel/matrix";
 import { Num } from "../kernel/Num";
 import { sequential } from "../kernel/palette";
 import "./train.css";
-import type { Screen } from "./screen";
 
 interface Training {
   name: string;
@@ -105,7 +104,7 @@ function useSeries(name: string): { series: Series | null; error: string } {
   return now.name === name ? now : { series: null, error: "" };
 }
 
-function Train() {
+export function Train() {
   const [list, setList] = useState<Training[] | null>(null), [error, setError] = useState("");
   useEffect(() => {
     let gone = false;
@@ -359,5 +358,3 @@ function Samples({ one }: { one: Training }) {
     </section>
   );
 }
-
-export const train: Screen = { name: "train", title: "Train", order: 7, component: Train, alone: true };

@@ -1,0 +1,50 @@
+// One line a screen: its place, its title, which models have it. Playground is in the first file; the others come on their
+// own, when they are opened or the page has nothing else to do.
+import { signal } from "@preact/signals";
+import type { ComponentType } from "preact";
+import { useEffect } from "preact/hooks";
+import { Playground } from "./playground";
+import type { Screen } from "./screen";
+
+const waiting: (() => void)[] = [];
+
+function later(load: () => Promise<ComponentType>): ComponentType {
+  const found = signal<ComponentType | null>(null), failed = signal("");
+  let asked = false;
+  const fetch = () => {
+    if (asked) return;
+    asked = true;
+    load().then((one) => (found.value = one), () => ((asked = false), (failed.value = "This screen did not come from the server. Is `glassformer page` still running?")));
+  };
+  waiting.push(fetch);
+  return function Later() {
+    useEffect(fetch, []);
+    const Component = found.value;
+    return Component ? <Component /> : failed.value ? <p class="failure" role="alert">{failed.value}</p> : null;
+  };
+}
+
+/** Fetch the screens that nobody has opened yet. */
+export function fetchAll(): void {
+  for (const fetch of waiting) fetch();
+}
+
+export const screens: readonly Screen[] = [
+  { name: "playground", title: "Playground", order: 1, component: Playground },
+  { name: "inside", title: "Inside", order: 2, component: later(() => import("./inside").then((one) => one.Inside)) },
+  {
+    name: "attention", title: "Attention", order: 3, component: later(() => import("./attention").then((one) => one.Attention)),
+    absent: (card, made) => (!card.abilities.attention || (made && !made.plan.some((op) => op.id.endsWith(".pattern") && op.axes.includes("H") && op.axes.includes("S"))) ? "This model has no attention heads: its tokens meet in a recurrent state. Inside shows how." : null),
+  },
+  {
+    name: "lens", title: "Lens", order: 4, component: later(() => import("./lens").then((one) => one.LensScreen)),
+    absent: (card) => (card.abilities.lens ? null : "This model has no head over words, so its depths cannot be read as words."),
+  },
+  { name: "tokens", title: "Tokens", order: 5, component: later(() => import("./tokens").then((one) => one.Tokens)), alone: true },
+  {
+    name: "experts", title: "Experts", order: 6, component: later(() => import("./experts").then((one) => one.Experts)),
+    absent: (card) => (card.abilities.experts ? null : "Every token takes the same way through this model: it has no router and no experts."),
+  },
+  { name: "train", title: "Train", order: 7, component: later(() => import("./train").then((one) => one.Train)), alone: true },
+  { name: "compare", title: "Compare", order: 8, component: later(() => import("./compare").then((one) => one.Compare)) },
+];

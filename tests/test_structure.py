@@ -46,6 +46,7 @@ TOPICS = {
     "commands": {"bad_input", "commands"},
     "config": {"run_file_page"},
     "data": {"published"},
+    "engine": {"laws"},
     "generation": {"slide"},
     "nn": {"decode", "names", "parts"},
     "page": {"example", "texts"},

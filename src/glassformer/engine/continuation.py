@@ -19,6 +19,7 @@ from torch import Tensor
 from ..generation.loop import Likely
 from ..generation.sample import Sampling, choose, likeliest, log_probability
 from ..generation.stop_strings import Writer
+from .draft import PromptLookup
 from .request import Event, FinishReason, Handle, Request
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Continuation:
         self.writer = Writer(tokenizer.stream(), request.tokens[-16:], tuple(request.stop)) if tokenizer else None
         self.guide = request.guide() if request.guide is not None else None
         self.counts: Counter[int] = Counter()
+        self.lookup: PromptLookup | None = None
         self._uniform: list[float] = []
         read = tuple(request.tokens if request.source is None else request.source)
         name = f"{handle.seed} {index} {read}".encode()  # as generation/loop.py makes it, and so the same tokens
@@ -75,12 +77,6 @@ class Continuation:
             logits = logits.masked_fill(barred, -math.inf)
         return logits
 
-    @property
-    def plain(self) -> bool:
-        """Whether ``adjusted`` changes nothing."""
-        penalised = self.request.presence_penalty or self.request.frequency_penalty
-        return not (self.request.logit_bias or penalised or self.guide)
-
     def add(self, token: int, logprob: float, top: Likely) -> Event:
         """Take one more token; ``finish`` is set when it was the last."""
         self.tokens.append(token)
@@ -105,16 +101,13 @@ class Continuation:
         return Event(self.index, text=self.writer.close() if self.writer else "", finish_reason=reason, error=error)
 
 
-def draw(rows: Sequence[Continuation], logits: Tensor, known: int | None) -> list[tuple[int, float, Likely]]:
+def draw(
+    rows: Sequence[Continuation], logits: Tensor, adjusted: Tensor, known: int | None
+) -> list[tuple[int, float, Likely]]:
     """Each row's next token with its log-probability and the likeliest in its place, from fp32 logits (R, V).
 
-    Only the first ``known`` ids are drawn. Rows that ask for the same Sampling are drawn together.
+    Tokens are drawn from the ``adjusted`` logits, of the first ``known`` ids; rows of the same Sampling together.
     """
-    wanted = (
-        logits
-        if all(row.plain for row in rows)
-        else torch.stack([row.adjusted(own) for row, own in zip(rows, logits, strict=True)])
-    )
     tokens = torch.zeros(len(rows), dtype=torch.long, device=logits.device)
     groups: dict[Sampling, list[int]] = {}
     for place, row in enumerate(rows):
@@ -122,8 +115,9 @@ def draw(rows: Sequence[Continuation], logits: Tensor, known: int | None) -> lis
     for how, places in groups.items():
         some = [rows[place] for place in places]
         index = torch.tensor(places, device=logits.device)
-        uniform = None if how.greedy else torch.tensor([row.uniform(len(row.tokens)) for row in some]).to(logits.device)
-        own = wanted if len(places) == len(rows) else wanted[index]
+        luck = None if how.greedy else torch.tensor([row.uniform(len(row.tokens)) for row in some])
+        own = adjusted if len(places) == len(rows) else adjusted[index]
+        uniform = None if luck is None else luck.to(logits.device)
         tokens[index] = choose(own[:, :known], uniform, _seen(some, own, known, how), how)
     logprobs = log_probability(logits, tokens).tolist()
     most = max((row.request.logprobs or 0 for row in rows), default=0)

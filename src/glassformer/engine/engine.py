@@ -1,6 +1,10 @@
-"""The engine: requests in from any thread, events out, one thread that computes.
+"""The engine: requests in from any thread, events out, one thread that computes a step at a time.
 
-V vocabulary.
+    submit --> arrivals --> scheduler.plan --> runner.read --> draw --> events
+                  ^              |                                |
+               cancel            +------- finished, or another ---+
+
+R rows of logits, V vocabulary.
 """
 
 from __future__ import annotations
@@ -8,23 +12,23 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from .. import config
-from ..errors import UserError, need
-from ..generation.prompt import check, end_tokens
+from ..errors import need
+from ..generation.prompt import end_tokens
 from ..generation.sample import likeliest, log_probability
-from ..generation.session import Session
-from ..nn import Model, Output
+from ..nn import Model
 from ..nn.finite import must_be_finite
-from ..nn.inference import inference
-from ..nn.pool import Pool
 from .continuation import Continuation, draw
-from .request import Encode, EngineClosed, Event, Handle, QueueFull, Request, TokenLogprob, Usage
+from .draft import PromptLookup
+from .memory import Room, check_encode, check_request, room_for
+from .request import Encode, EngineClosed, Event, FinishReason, Handle, QueueFull, Request, TokenLogprob, Usage
+from .runner import encode
+from .scheduler import Chunk, Scheduler, Text, Turns
 
 if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer
@@ -32,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Stats:
-    """What the engine is doing now (``running``, ``waiting``, pages), and what it has done since it began."""
+    """What the engine is doing now (requests ``running`` and ``waiting``, pages), and what it has done so far."""
 
     running: int = 0
     waiting: int = 0
@@ -54,12 +58,38 @@ class Stats:
     accepted_tokens: int = 0
 
 
+@dataclass(eq=False)
+class Job:
+    """A request under way: its continuations, those that begin once the prompt was read, and what was counted."""
+
+    handle: Handle
+    rows: list[Continuation]
+    texts: list[Text]
+    later: list[int]  # indices into ``texts``
+    open: int
+    cached: int = 0
+    generated: int = 0
+    scores: dict[int, TokenLogprob] = field(default_factory=dict)  # of the prompt, by place
+
+    @property
+    def client(self) -> str:
+        """Whose it is."""
+        return self.handle.request.client
+
+    @property
+    def usage(self) -> Usage:
+        """What it has taken."""
+        return Usage(len(self.handle.request.tokens), self.cached, self.generated)
+
+
 class Engine:
     """Answers requests for one model, which nothing else may train or change meanwhile.
 
     ``max_context`` (tokens of prompt and continuation; None: the model's), ``max_sequences`` (continuations at once),
-    ``max_queue`` (requests that may wait; one more raises QueueFull) and ``memory`` (bytes for pages of keys and
-    values; None: half of what is free) bound it. ``page_size`` is in tokens. Close it, or use it in a ``with``.
+    ``max_queue`` (requests that may wait; one more raises QueueFull) and ``memory`` (bytes for keys and values; None:
+    half of what is free, at most what all these can need) bound it; ``room`` says what was taken. ``step_tokens`` are
+    read at most in one pass, so that long prompts do not hold up others. ``lookup``: guess tokens that stand earlier in
+    a text. Close it, or use it in a ``with``. Raises UserError where memory does not hold one text.
     """
 
     def __init__(
@@ -71,34 +101,57 @@ class Engine:
         max_sequences: int = 32,
         max_queue: int = 256,
         memory: int | None = None,
-        page_size: int = 32,
+        step_tokens: int = 512,
+        lookup: bool = True,
     ) -> None:
-        need(max_sequences >= 1, f"max_sequences is {max_sequences}; give 1 or more.")
         need(max_queue >= 1, f"max_queue is {max_queue}; give 1 or more.")
-        context = model.config.context
-        need(max_context is None or 1 <= max_context <= context, f"max_context is {max_context}; give 1 to {context}.")
-        self.model, self.tokenizer = model, tokenizer
-        self.max_context, self.max_queue = max_context or context, max_queue
-        self._stats = Stats()
-        self._waiting: deque[Handle] = deque()
+        need(step_tokens >= 1, f"step_tokens is {step_tokens}; give 1 or more.")
+        self.model, self.tokenizer, self.max_queue = model, tokenizer, max_queue
+        self.room: Room = room_for(model, max_context, max_sequences, memory)
+        self.max_context, self.step_tokens = self.room.context, step_tokens
+        self.known = None if tokenizer is None else tokenizer.size
+        self.lookup = lookup and self.room.rewinds
+        self._runner = self.room.runner()
+        first = self.room.first
+        self._scheduler = Scheduler(
+            self.room.pool,
+            self.room.size,
+            budget=step_tokens,
+            most=self.room.sequences,
+            first=first,
+            released=self._released,
+        )
+        self._encodes = Turns[Job]()
+        self._jobs: dict[Handle, Job] = {}
+        self._arrivals: deque[Job] = deque()
         self._cancelled: set[Handle] = set()
         self._work = threading.Condition()
+        self._stats = Stats(pages=len(self.room.pool.users))
+        self._begun: set[Handle] = set()
         self._closing = False
         self._thread = threading.Thread(target=self._loop, name="glassformer-engine", daemon=True)
         self._thread.start()
 
+    # ---------------------------------------------------------------------------- from any thread
+
     def submit(self, request: Request | Encode) -> Handle:
         """Take a request; its events come by the handle. UserError for what this model cannot answer; QueueFull."""
-        self._check(request)
+        if isinstance(request, Encode):
+            check_encode(request, self.model, self.max_context)
+        else:
+            check_request(request, self.model, self.tokenizer, self.max_context, self.room.first)
         seed = getattr(request, "seed", None)
         handle = Handle(request, self.cancel, int(torch.randint(2**31, ())) if seed is None else seed)
+        job = Job(handle, [], [], [], 1) if isinstance(request, Encode) else self._job(handle, request)
         with self._work:
             if self._closing:
                 raise EngineClosed("The engine is closed; make another one.")
-            if len(self._waiting) >= self.max_queue:
+            waiting = len(self._jobs) - len(self._begun)
+            if waiting >= self.max_queue:
                 self._stats.refused += 1
-                raise QueueFull(f"{len(self._waiting)} requests are waiting, as many as may; try again later.")
-            self._waiting.append(handle)
+                raise QueueFull(f"{waiting} requests are waiting, as many as may; try again later.")
+            self._jobs[handle] = job
+            self._arrivals.append(job)
             self._stats.requests += 1
             self._work.notify()
         return handle
@@ -106,8 +159,9 @@ class Engine:
     def cancel(self, handle: Handle) -> None:
         """End a request at the next step; harmless for one that has ended."""
         with self._work:
-            self._cancelled.add(handle)
-            self._work.notify()
+            if handle in self._jobs:
+                self._cancelled.add(handle)
+                self._work.notify()
 
     def score(self, tokens: Sequence[int], top: int = 0) -> list[TokenLogprob]:
         """The log-probability of each token after those before it, with the ``top`` likeliest there."""
@@ -123,8 +177,10 @@ class Engine:
     def stats(self) -> Stats:
         """A copy of the numbers as they are now."""
         with self._work:
-            self._stats.waiting = len(self._waiting)
-            return Stats(**vars(self._stats))
+            pool, running = self.room.pool, len(self._begun)
+            now = {"pages_used": pool.used, "pages_cached": pool.cached, "pages_free": pool.free, "running": running}
+            preempted = self._scheduler.preempted
+            return replace(self._stats, **now, waiting=len(self._jobs) - running, preempted=preempted)
 
     def close(self) -> None:
         """Cancel what is under way and stop; returns when the thread has ended."""
@@ -139,133 +195,225 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _check(self, request: Request | Encode) -> None:
-        """UserError for what this model cannot answer."""
-        cfg = self.model.config
-        check(request.tokens, cfg.embed.vocab)
-        length = len(request.tokens)
-        need(length <= self.max_context, f"{length} tokens are more than the {self.max_context} allowed; shorten them.")
-        if isinstance(request, Encode):
-            return self._check_encode(request)
-        if isinstance(cfg, config.Encoder) or cfg.head is None:
-            raise UserError("This model cannot continue a text; use it to encode texts.")
-        two = isinstance(cfg, config.EncoderDecoder)
-        need(two == (request.source is not None), f"This model {'needs a' if two else 'takes no'} source.")
-        if request.source is not None:
-            check(request.source, config.source_embed(cfg).vocab)
-            most = f"{len(request.source)} tokens of source are more than the {self.max_context} allowed; shorten them."
-            need(len(request.source) <= self.max_context, most)
-        need(not request.stop or self.tokenizer is not None, "Stop strings need a tokenizer; give the engine one.")
-        wrong = next((token for token in request.logit_bias if not 0 <= token < cfg.embed.vocab), None)
-        need(wrong is None, f"logit_bias names token {wrong}; this model knows 0 to {cfg.embed.vocab - 1}.")
-        need(request.max_new != 0 or request.prompt_logprobs is not None, "max_new is 0; ask for prompt_logprobs then.")
+    # ------------------------------------------------------------------------ in the engine's own
 
-    def _check_encode(self, request: Encode) -> None:
-        cfg = self.model.config
-        need(not isinstance(cfg, config.EncoderDecoder), "An encoder-decoder has no vector for a text; use another.")
-        labelled = cfg.pool is not None and bool(cfg.pool.labels)
-        need(request.output != "labels" or labelled, "This model has no labels for texts; train it with Classify.")
-        tagged = self.model.token_head is not None
-        need(request.output != "tags" or tagged, "This model has no labels for tokens; train it with Tag.")
-        need(request.output != "logits" or cfg.head is not None, "This model has no head over tokens.")
-        segments = cfg.embed.segments
-        need(request.segments is None or bool(segments), "This model reads one text, not pairs; leave out segments.")
-        wrong = next((one for one in request.segments or () if not 0 <= one < segments), None)
-        need(wrong is None, f"Segment {wrong} is not one of this model's {segments}; give 0 to {segments - 1}.")
-
-    def _loop(self) -> None:
-        """The engine's own thread: one request after another."""
-        while True:
-            with self._work:
-                self._work.wait_for(lambda: self._waiting or self._closing)
-                if not self._waiting:
-                    return
-                handle = self._waiting.popleft()
-                self._stats.running = 1
-            try:
-                if isinstance(handle.request, Encode):
-                    handle.output = encoded(self.model, handle.request)
-                    handle.put(Event(0, finish_reason="stop", usage=Usage(len(handle.request.tokens), 0, 0)))
-                    self._count(finished=1, prompt_tokens=len(handle.request.tokens))
-                else:
-                    self._answer(handle, handle.request)
-            except Exception as error:  # whatever it was, the engine goes on with the next request
-                usage = Usage(len(handle.request.tokens), 0, 0)
-                handle.put(Event(0, finish_reason="error", error=error, usage=usage))
-                self._count(failed=1)
-            with self._work:
-                self._cancelled.discard(handle)
-                self._stats.running = 0
-
-    def _count(self, **numbers: int) -> None:
-        with self._work:
-            for name, number in numbers.items():
-                setattr(self._stats, name, getattr(self._stats, name) + number)
-
-    def _answer(self, handle: Handle, request: Request) -> None:
-        """Its continuations, one after another."""
-        if request.prompt_logprobs is not None:
-            handle.prompt_logprobs = self._prompt_logprobs(request)
+    def _job(self, handle: Handle, request: Request) -> Job:
+        """A request's continuations, each with its text."""
         room = self.max_context - len(request.tokens) + 1
         room = room if request.max_new is None else min(room, request.max_new)
         ends = end_tokens(None, self.tokenizer) if request.stop_tokens is None else frozenset(request.stop_tokens)
         rows = [Continuation(handle, index, room, ends, self.tokenizer) for index in range(request.n)]
-        generated = 0
-        for row in rows:
-            session = Session(self.model)
-            logits = None
-            while row.finish is None:
-                if self._closing or handle in self._cancelled or room == 0:
-                    event = row.end("length" if room == 0 else "cancelled")
-                else:
-                    if logits is None:
-                        source = None if request.source is None else [request.source]
-                        logits = session.prefill([request.tokens], source, 1)
-                    else:
-                        logits = session.decode(torch.tensor(row.tokens[-1:], device=logits.device))
-                    must_be_finite(self.model, logits)
-                    event = row.add(*draw([row], logits, self.tokenizer.size if self.tokenizer else None)[0])
-                    generated += 1
-                usage = Usage(len(request.tokens), 0, generated) if row is rows[-1] and row.finish else None
-                handle.put(replace(event, usage=usage))
-        ended = "cancelled" if rows[-1].finish == "cancelled" else "finished"
-        self._count(**{ended: 1}, prompt_tokens=len(request.tokens), generated_tokens=generated)
+        source = None if request.source is None else tuple(request.source)
+        texts = [Text(list(request.tokens), request.client, source, source=source, owner=row) for row in rows]
+        texts[0].fresh = request.prompt_logprobs is not None
+        return Job(handle, rows, texts, [*range(1, request.n)], request.n)
 
-    def _prompt_logprobs(self, request: Request) -> list[TokenLogprob]:
-        """Of each token of the prompt."""
-        device = next(self.model.parameters()).device
-        told = {} if request.source is None else {"source": torch.tensor([request.source], device=device)}
-        tokens = torch.tensor([request.tokens], device=device)
-        with inference(self.model):
-            logits = self.model(tokens, **told).logits[0, :-1].float()
-        own = log_probability(logits, tokens[0, 1:]).tolist()
-        known = self.tokenizer.size if self.tokenizer else None
-        top = likeliest(logits, known, request.prompt_logprobs) if request.prompt_logprobs else [[] for _ in own]
-        rest = [TokenLogprob(*one) for one in zip(request.tokens[1:], own, map(tuple, top), strict=True)]
-        return [TokenLogprob(request.tokens[0], None), *rest]
+    def _loop(self) -> None:
+        while self._arrive():
+            try:
+                self._step()
+            except Exception as error:  # of the model or the machine: who was in the step is told, others go on
+                for text in [*self._scheduler.running]:
+                    self._end(self._job_of(text), "error", error)
 
+    def _arrive(self) -> bool:
+        """Wait for something to do; False: the engine was closed and nothing is left."""
+        with self._work:
+            self._work.wait_for(lambda: self._jobs or self._closing)
+            arrived = [*self._arrivals]
+            self._arrivals.clear()
+            ended = [*self._jobs] if self._closing else [*self._cancelled]
+            self._cancelled.clear()
+        for job in arrived:
+            if job.texts:
+                self._scheduler.add(job.texts[0])
+            else:
+                self._encodes.add(job)
+        for handle in ended:
+            if handle in self._jobs:
+                self._end(self._jobs[handle], "cancelled")
+        return bool(self._jobs) or not self._closing
 
-def encoded(model: Model, request: Encode) -> Tensor:
-    """What ``model`` makes of one text."""
-    device = next(model.parameters()).device
-    told = {} if request.segments is None else {"segments": torch.tensor([request.segments], device=device)}
-    own = model.config.pool
-    with inference(model):
-        tokens = torch.tensor([request.tokens], device=device)
-        out: Output = model(tokens, logits="none", **told)
-        if request.output == "vector":
-            pool = model.pool if own is not None and not own.labels else Pool(config.Pool("mean"), model.config.dim)
-            vector: Tensor = pool(out.hidden, model.flow(tokens, None))[0]
-            return vector
-        if request.output == "labels":
-            assert out.pooled is not None
-            return out.pooled[0]
-        if request.output == "tags":
-            assert out.tagged is not None
-            return out.tagged[0]
-        hidden = out.hidden[0] if request.positions is None else out.hidden[0, list(request.positions)]
-        if request.output == "hidden":
-            return hidden
-        assert model.head is not None
-        logits: Tensor = model.head(hidden, model.embed)
-        return logits
+    def _step(self) -> None:
+        """Texts to be encoded, then a chunk of every text that is planned."""
+        self._encode()
+        chunks = self._scheduler.plan()
+        if not chunks:
+            return
+        self._begin(self._job_of(text) for text in self._scheduler.running)
+        wanted = [self._wanted(chunk) for chunk in chunks]
+        logits = self._runner.read(chunks, wanted)
+        must_be_finite(self.model, logits)
+        with self._work:
+            self._stats.steps += 1
+        drawing, at = list[tuple[Chunk, Tensor]](), 0
+        for chunk, places in zip(chunks, wanted, strict=True):
+            own = logits[at : at + len(places)]
+            at += len(places)
+            self._score(chunk, places, own)
+            if chunk.finishes:
+                drawing.append((chunk, own[len(own) - 1 - chunk.drafted :]))
+            else:
+                self._scheduler.done(chunk)
+        self._draw(drawing)
+
+    def _wanted(self, chunk: Chunk) -> Sequence[int]:
+        """The places in a chunk after which logits are asked for: all of a scored prompt, or the last ones."""
+        length = len(chunk.tokens)
+        if chunk.text.fresh and chunk.start < len(chunk.text.owner.request.tokens):
+            return range(length)
+        return range(length - 1 - chunk.drafted, length) if chunk.finishes else ()
+
+    def _draw(self, drawing: list[tuple[Chunk, Tensor]]) -> None:
+        """A token for each text, and one more for as long as its guesses are right."""
+        accepted = dict.fromkeys((chunk for chunk, _ in drawing), 0)
+        turn = [one for one in drawing if self._may_draw(one[0])]
+        for place in range(1 + max((chunk.drafted for chunk, _ in drawing), default=0)):
+            ready = [(chunk, own[place], self._adjusted(chunk.text.owner, own[place])) for chunk, own in turn]
+            some = [(chunk, raw, changed) for chunk, raw, changed in ready if changed is not None]
+            if not some:
+                break
+            rows: list[Continuation] = [chunk.text.owner for chunk, _, _ in some]
+            raw, changed = (torch.stack([one[side] for one in some]) for side in (1, 2))  # type: ignore[misc]
+            right = set[Chunk]()
+            for (chunk, _, _), row, found in zip(some, rows, draw(rows, raw, changed, self.known), strict=True):
+                self._add(chunk.text, row, found)
+                guesses = chunk.tokens[len(chunk.tokens) - chunk.drafted :]
+                if row.finish is None and place < chunk.drafted and found[0] == guesses[place]:
+                    accepted[chunk] += 1
+                    right.add(chunk)
+            turn = [one for one in turn if one[0] in right]
+        for chunk, _ in drawing:
+            if chunk.text.owner.finish is None:
+                self._done(chunk, accepted[chunk])
+
+    def _may_draw(self, chunk: Chunk) -> bool:
+        """Whether a continuation takes a token now; one of none ends, and others of its prompt begin."""
+        row: Continuation = chunk.text.owner
+        job = self._jobs[row.handle]
+        for index in reversed(job.later):
+            self._scheduler.add(job.texts[index], first=True)
+        job.later.clear()
+        if row.room == 0:
+            self._finish(chunk.text, row.end("length"))
+        return row.finish is None
+
+    def _adjusted(self, row: Continuation, logits: Tensor) -> Tensor | None:
+        """Logits (V,) as the request changes them; None where its guide fails, which ends the request."""
+        try:
+            return row.adjusted(logits)
+        except Exception as error:
+            self._end(self._jobs[row.handle], "error", error)
+            return None
+
+    def _add(self, text: Text, row: Continuation, found: tuple[int, float, Sequence[tuple[int, float]]]) -> None:
+        text.tokens.append(found[0])
+        event, job = row.add(*found), self._jobs[row.handle]
+        job.generated += 1
+        if event.finish_reason is None:
+            row.handle.put(event)
+        else:
+            self._finish(text, event)
+
+    def _done(self, chunk: Chunk, accepted: int) -> None:
+        """A chunk was read; guess what follows."""
+        text, row = chunk.text, chunk.text.owner
+        self._scheduler.done(chunk, accepted)
+        with self._work:
+            self._stats.drafted_tokens += chunk.drafted
+            self._stats.accepted_tokens += accepted
+        if self.lookup:
+            row.lookup = row.lookup or PromptLookup()
+            row.lookup.learn(chunk.drafted, accepted)
+            text.draft = row.lookup.propose(text.tokens, row.room - len(row.tokens) - 1)
+
+    def _score(self, chunk: Chunk, places: Sequence[int], logits: Tensor) -> None:
+        """Of a scored prompt, the log-probabilities of the tokens after those of the chunk."""
+        job, request = self._job_of(chunk.text), chunk.text.owner.request
+        last = len(request.tokens) - 1 - chunk.start  # the place in the chunk that the prompt's last token has
+        if not chunk.text.fresh or not places or last < 0:
+            return
+        own = logits[: min(len(places), last)]
+        tokens = torch.tensor(request.tokens[chunk.start + 1 : chunk.start + 1 + len(own)], device=logits.device)
+        logprobs, count = log_probability(own, tokens).tolist(), request.prompt_logprobs
+        top = likeliest(own, self.known, count) if count else [[] for _ in logprobs]
+        for place, one in enumerate(zip(tokens.tolist(), logprobs, map(tuple, top), strict=True)):
+            job.scores[chunk.start + 1 + place] = TokenLogprob(*one)
+        if len(job.scores) == len(request.tokens) - 1:
+            first = TokenLogprob(request.tokens[0], None)
+            job.handle.prompt_logprobs = [first, *(job.scores[place] for place in sorted(job.scores))]
+
+    def _encode(self) -> None:
+        """Whole texts, as many as fit in four steps' tokens."""
+        jobs, tokens = list[Job](), 0
+        while (job := self._encodes.peek()) is not None:
+            tokens += len(job.handle.request.tokens)
+            if jobs and tokens > 4 * self.step_tokens:
+                break
+            jobs.append(self._encodes.pop())
+        if not jobs:
+            return
+        self._begin(jobs)
+        try:
+            outputs = encode(self.model, [job.handle.request for job in jobs])  # type: ignore[misc]
+        except Exception as error:
+            for job in jobs:
+                self._end(job, "error", error)
+            return
+        for job, output in zip(jobs, outputs, strict=True):
+            job.handle.output = output
+            self._close(job, Event(0, finish_reason="stop", usage=job.usage))
+
+    def _begin(self, jobs: object) -> None:
+        """Requests whose first text runs are not waiting any more."""
+        with self._work:
+            self._begun |= {job.handle for job in jobs}  # type: ignore[attr-defined]
+
+    def _job_of(self, text: Text) -> Job:
+        return self._jobs[text.owner.handle]
+
+    def _released(self, text: Text) -> None:
+        self._runner.released(text)
+
+    def _finish(self, text: Text, event: Event) -> None:
+        """A continuation has ended with this event."""
+        job = self._job_of(text)
+        self._scheduler.drop(text)
+        job.cached = job.texts[0].cached
+        job.open -= 1
+        if job.open:
+            job.handle.put(event)
+        else:
+            self._close(job, replace(event, usage=job.usage))
+
+    def _end(self, job: Job, reason: FinishReason, error: Exception | None = None) -> None:
+        """All continuations of a request end here and now."""
+        going = [(text, row) for text, row in zip(job.texts, job.rows, strict=True) if row.finish is None]
+        for index, (text, row) in enumerate(going):
+            if index not in job.later or text.number >= 0:
+                self._scheduler.drop(text)
+            usage = job.usage if index == len(going) - 1 else None
+            event = replace(row.end(reason, error), usage=usage)
+            if usage is None:
+                job.handle.put(event)
+            else:
+                self._close(job, event)
+        if not job.texts:
+            if job in [*self._encodes]:
+                self._encodes.remove(job)
+            self._close(job, Event(0, finish_reason=reason, error=error, usage=job.usage))
+
+    def _close(self, job: Job, last: Event) -> None:
+        """The last event of a request."""
+        with self._work:
+            del self._jobs[job.handle]
+            self._begun.discard(job.handle)
+            self._cancelled.discard(job.handle)
+            stats = self._stats
+            stats.prompt_tokens += len(job.handle.request.tokens)
+            stats.cached_tokens += job.cached
+            stats.generated_tokens += job.generated
+            stats.finished += last.finish_reason in ("stop", "length")
+            stats.cancelled += last.finish_reason == "cancelled"
+            stats.failed += last.finish_reason == "error"
+        job.handle.put(last)

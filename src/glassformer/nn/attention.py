@@ -20,6 +20,7 @@ from .engines.inputs import AttentionInputs
 from .flow import Flow, TracedModule
 from .linear import linear, together
 from .mask import Mask
+from .paged import PagedKV
 from .position import Position
 
 ALL = config.Full()  # made once: torch.compile has no way to make one
@@ -45,9 +46,12 @@ class Attention(TracedModule):
         self.q_norm = build(cfg.qk_norm, self.head_dim) if cfg.qk_norm else None
         self.k_norm = build(cfg.qk_norm, self.head_dim) if cfg.qk_norm else None
 
-    def forward(self, x: Tensor, flow: Flow, position: Position, kv: KV | CrossKV | None = None) -> Tensor:
+    def forward(self, x: Tensor, flow: Flow, position: Position, kv: KV | CrossKV | PagedKV | None = None) -> Tensor:
         """x (B, T, C) -> what is added to the residual stream (B, T, C)."""
         x = flow.look(self, "in", x)
+        if isinstance(kv, PagedKV):
+            z = flow.look(self, "z", self.paged(x, flow, position, kv))
+            return flow.look(self, "write", self.out(z.transpose(1, 2).flatten(2)))
         if self.cross:
             k, v, mask, bias = *self.from_memory(flow, kv), self.cross_mask(flow), None
             q = flow.look(self, "q", self.split(self.q(x), self.q_norm))
@@ -65,6 +69,39 @@ class Attention(TracedModule):
             bias = flow.cached((position, mask), lambda: position.bias(mask))  # T5, ALiBi: once for all layers
         z = flow.look(self, "z", self.attend(flow, q, k, v, mask, bias))  # (B, H, T, D)
         return flow.look(self, "write", self.out(z.transpose(1, 2).flatten(2)))
+
+    def qkv(self, x: Tensor, flow: Flow, position: Position) -> tuple[Tensor, Tensor, Tensor]:
+        """x (B, T, C) -> its queries (B, H, T, D), keys and values (B, K, T, D), turned by their positions."""
+        q, k, v = together(x, self.q, self.k, self.v)
+        if flow.watches(self, "qkv"):
+            joined = flow.look(self, "qkv", torch.cat((q, k, v), -1))  # before heads are normed and turned
+            q, k, v = torch.split(joined, [q.shape[-1], k.shape[-1], v.shape[-1]], -1)
+        q = flow.look(self, "q", position.rotate(self.split(q, self.q_norm), flow))
+        k = flow.look(self, "k", position.rotate(self.split(k, self.k_norm), flow))
+        return q, k, flow.look(self, "v", self.split(v))
+
+    def paged(self, x: Tensor, flow: Flow, position: Position, kv: PagedKV) -> Tensor:
+        """x (1, N, C) of many texts -> z (1, H, N, D) over the pages that each has."""
+        if self.cross:
+            q = flow.look(self, "q", self.split(self.q(x), self.q_norm))
+            return kv.across(q, self.scale, self.softcap)
+        q, k, v = self.qkv(x, flow, position)
+        kv.extend(k, v)
+        bias = kv.cache.bias(position, position.bias)
+        mask = Mask(flow.pos, flow.pos, self.causal, self.mask)
+        return kv.attend(AttentionInputs(q, k, v, mask, bias, self.scale, self.softcap, 0.0), self.mask, flow)
+
+    def apart(self, flow: Flow, position: Position, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """z (1, H, T, D) of the texts in one row, each attended to by itself as if it were alone."""
+        z = torch.empty_like(q)
+        for first, end in flow.spans:
+            pos = flow.cached(end - first, partial(torch.arange, end - first, device=q.device))[None]
+            made = partial(Mask, pos, pos, self.causal, self.mask, contiguous=True)
+            mask = flow.cached(("apart", end - first, self.causal, self.mask), made)
+            bias = flow.cached((position, mask), partial(position.bias, mask))
+            own = slice(first, end)
+            z[:, :, own] = self.attend(flow, q[:, :, own], k[:, :, own], v[:, :, own], mask, bias)
+        return z
 
     def attend(self, flow: Flow, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None) -> Tensor:
         """softmax(q k^T) v by the flow's engine -> (B, H, T, D).
@@ -89,13 +126,13 @@ class Attention(TracedModule):
     def from_memory(self, flow: Flow, kv: KV | CrossKV | None) -> tuple[Tensor, Tensor]:
         """The encoder's keys and values, from the cache when it has them."""
         assert flow.memory is not None
-        hidden = flow.memory.hidden
-
-        def make() -> tuple[Tensor, Tensor]:
-            return self.split(self.k(hidden), self.k_norm), self.split(self.v(hidden))
-
+        make = partial(self.memory_keys, flow.memory.hidden)
         k, v = kv.cached(make) if isinstance(kv, CrossKV) else make()
         return flow.look(self, "k", k), flow.look(self, "v", v)
+
+    def memory_keys(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, K, S, D) of an encoder's output (B, S, C)."""
+        return self.split(self.k(hidden), self.k_norm), self.split(self.v(hidden))
 
     def self_mask(self, flow: Flow, kv: KV | CrossKV | None) -> Mask:
         """Which keys each query may attend to, within the stack; made once per pass for all layers with one rule."""

@@ -52,6 +52,9 @@ def table(rows: int, dim: int) -> nn.Embedding:
 
 def before(tokens: Tensor, flow: Flow, back: int, nothing: int) -> Tensor:
     """The token ``back`` positions before each one in its own document (B, T); ``nothing`` where there is none."""
+    if flow.previous is not None:
+        earlier = flow.previous[:, :, back - 1]
+        return torch.where(earlier >= 0, earlier, nothing)
     pos, start = flow.pos.expand_as(tokens), 0
     seen = (tokens, pos)
     if flow.history is not None:  # older ones before them

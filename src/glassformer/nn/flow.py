@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, TypeAlias, TypeVar, cast
@@ -37,6 +37,7 @@ class PlacedEdit:
         raise NotImplementedError
 
 
+ByPosition: TypeAlias = Callable[[Hashable, Callable[[Tensor], tuple[Tensor, ...]]], tuple[Tensor, ...]]
 Edit: TypeAlias = Callable[[str, Tensor], Tensor] | PlacedEdit
 
 
@@ -161,7 +162,16 @@ class Flow:
         self.memory: Memory | None = None
         self.aux: dict[str, Tensor] = {}
         self.metrics: dict[str, Tensor] = {}  # about this pass, for whoever logs: no gradient
+        self.spans: Sequence[tuple[int, int]] = ()  # columns of one row: texts that are attended to one by one
+        self.previous: Tensor | None = None  # (B, T, N) the tokens before each one, -1 for none, where a cache tells
+        self.by_position: ByPosition | None = None  # a cache's tables of what depends on a place alone
         self._cached: dict[Hashable, Any] = {}
+
+    def at_positions(self, key: Hashable, make: Callable[[Tensor], tuple[Tensor, ...]], dim: int) -> Any:
+        """What ``make`` gives of the positions (B or 1, T), which lie along ``dim``; read from a table where one is."""
+        if self.by_position is None:
+            return make(self.pos)
+        return tuple(table.index_select(dim, self.pos[0]) for table in self.by_position(key, make))
 
     def look(self, part: TracedModule | str, name: str, x: Tensor) -> Tensor:
         """``x`` itself, unless the tape watches ``path.name``; no trace of it in compiled code."""

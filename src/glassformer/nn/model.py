@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,9 +20,10 @@ from .build import build, builds
 from .cache import Cache
 from .engines import engine_name
 from .flow import Flow, Memory, Tape, TracedModule
+from .paged import PagedCache
 from .prepacked import unpack
 
-Want = Literal["all", "last", "none"]
+Want: TypeAlias = Literal["all", "last", "none"] | Tensor
 Method = TypeVar("Method", bound=Callable[..., Any])
 RENAMED = {"docs": "document_ids", "source_docs": "source_document_ids"}
 
@@ -31,8 +32,9 @@ RENAMED = {"docs": "document_ids", "source_docs": "source_document_ids"}
 class Output:
     """logits (B, T, V), hidden (B, T, C) that they come from, auxiliary losses and metrics (routing) by name.
 
-    ``logits`` is (B, 1, V) when only the last were asked for, and empty when none were; ``pooled`` is what a Pool
-    makes of each document, (D, C) or (D, labels); ``tagged`` what a TokenHead says of each token, (B, T, labels).
+    ``logits`` is (B, 1, V) when only the last were asked for, of the columns that a tensor named, and empty when none
+    were; ``pooled`` is what a Pool makes of each document, (D, C) or (D, labels); ``tagged`` what a TokenHead says of
+    each token, (B, T, labels).
     """
 
     logits: Tensor
@@ -115,7 +117,10 @@ class Model(TracedModule):
             pos = torch.arange(tokens.shape[1], device=tokens.device)[None]
         if tape is not None:
             tape.begin(pos, document_ids)
-        return Flow(pos, contiguous, document_ids, prefix, history, tape=tape, engine=self.engine)
+        flow = Flow(pos, contiguous, document_ids, prefix, history, tape=tape, engine=self.engine)
+        if isinstance(cache, PagedCache):
+            flow.previous, flow.by_position = cache.texts.previous, cache.by_position
+        return flow
 
     @property
     def limit(self) -> int | float:
@@ -128,8 +133,12 @@ class Model(TracedModule):
         pooled = self.pool(hidden, flow) if hasattr(self, "pool") and not cached else None
         tagged = None if self.token_head is None else self.token_head(hidden, flow)
         logits = hidden[:, :0]
-        if want != "none" and self.head is not None:
-            logits = flow.look(self, "logits", self.head(hidden[:, -1:] if want == "last" else hidden, self.embed))
+        if isinstance(want, Tensor):
+            read = hidden[:, want]
+        else:
+            read = {"all": hidden, "last": hidden[:, -1:], "none": logits}[want]
+        if read.shape[1] and self.head is not None:
+            logits = flow.look(self, "logits", self.head(read, self.embed))
         return Output(logits, hidden, flow.aux, flow.metrics, pooled, tagged)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -59,12 +60,17 @@ class Sinusoidal(Position):
     """Sines in the even dimensions, cosines in the odd ones (Vaswani et al. 2017, section 3.5), or in the halves."""
 
     def embed(self, x: Tensor, flow: Flow) -> Tensor:
-        even = torch.arange(0, self.dim, 2, device=x.device, dtype=torch.float32)
+        (wave,) = flow.at_positions(self, self.wave, dim=1)
+        return x + flow.look(flow.embed_path, "position", wave.to(x.dtype))
+
+    def wave(self, pos: Tensor) -> tuple[Tensor]:
+        """What is added at positions (B, T): (B, T, C)."""
+        even = torch.arange(0, self.dim, 2, device=pos.device, dtype=torch.float32)
         last = max(self.dim - 2, 1) if self.cfg.endpoint else self.dim
-        angle = (flow.pos[..., None] + self.cfg.offset).float() * self.cfg.theta ** (-even / last)  # (B, T, C/2)
+        angle = (pos[..., None] + self.cfg.offset).float() * self.cfg.theta ** (-even / last)  # (B, T, C/2)
         both = (angle.sin(), angle.cos())
         wave = torch.cat(both, dim=-1) if self.cfg.halves else torch.stack(both, dim=-1).flatten(-2)
-        return x + flow.look(flow.embed_path, "position", wave[..., : self.dim].to(x.dtype))
+        return (wave[..., : self.dim],)
 
 
 @builds(config.Learned)
@@ -93,7 +99,9 @@ class Rotary(Position):
 
     def rotate(self, x: Tensor, flow: Flow) -> Tensor:
         turned = int(x.shape[-1] * self.fraction)
-        cos, sin = flow.cached((self, turned, x.dtype), lambda: self.table(flow.pos, turned, x.dtype))
+        key = (self, turned, x.dtype)
+        make = partial(self.table, turned=turned, dtype=x.dtype)
+        cos, sin = flow.cached(key, lambda: flow.at_positions(key, make, dim=2))
         if turned < x.shape[-1]:
             return torch.cat((self.turn(x[..., :turned], cos, sin), x[..., turned:]), dim=-1)
         return self.turn(x, cos, sin)

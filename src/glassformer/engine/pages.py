@@ -1,0 +1,91 @@
+"""Which pages of the cache are free, in use, or kept for a prompt that begins alike. Numbers alone: no tensors.
+
+free --take--> used (by one text or several) --give, the last one--> free, or cached where its contents are known
+  ^                          ^                                                   |
+  |                          +---------------- share: found again ---------------+
+  +------------------------------ taken again: the least recently used of them --+
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+
+
+class OutOfPages(Exception):
+    """Every page is in use."""
+
+
+class PagePool:
+    """Pages 0 to ``count`` - 1 with how many texts use each: free + cached + used = all, after every call.
+
+    ``forget`` is called with a cached page that is taken for something else.
+    """
+
+    def __init__(self, count: int, forget: Callable[[int], None] = lambda page: None) -> None:
+        self.users = [0] * count
+        self.forget = forget
+        self._free: list[int] = [*range(count - 1, -1, -1)]
+        self._cached: OrderedDict[int, None] = OrderedDict()  # of no user, the least recently used first
+        self._known: set[int] = set()  # pages whose contents somebody may look for
+
+    @property
+    def free(self) -> int:
+        """Pages that hold nothing."""
+        return len(self._free)
+
+    @property
+    def cached(self) -> int:
+        """Pages that nobody uses and whose contents are kept until they are needed."""
+        return len(self._cached)
+
+    @property
+    def used(self) -> int:
+        """Pages that texts use."""
+        return len(self.users) - self.free - self.cached
+
+    @property
+    def available(self) -> int:
+        """Pages that ``take`` can give."""
+        return self.free + self.cached
+
+    def take(self) -> int:
+        """A page for one user; OutOfPages where all are in use."""
+        if self._free:
+            page = self._free.pop()
+        elif self._cached:
+            page = next(iter(self._cached))
+            del self._cached[page]
+            self._known.discard(page)
+            self.forget(page)
+        else:
+            raise OutOfPages
+        self.users[page] = 1
+        return page
+
+    def share(self, page: int) -> None:
+        """One user more of a page that is in use or cached."""
+        self._cached.pop(page, None)
+        self.users[page] += 1
+
+    def give(self, pages: Iterable[int]) -> None:
+        """One user less of each; the first of them are kept the shortest once nobody uses them."""
+        for page in pages:
+            self.users[page] -= 1
+            assert self.users[page] >= 0, f"page {page} was given back twice"
+            if self.users[page] == 0:
+                if page in self._known:
+                    self._cached[page] = None
+                else:
+                    self._free.append(page)
+
+    def know(self, page: int) -> None:
+        """The contents of a page in use are known: it will be cached rather than free."""
+        self._known.add(page)
+
+    def check(self) -> None:
+        """AssertionError unless every page is in exactly one of the three states."""
+        used = {page for page, users in enumerate(self.users) if users}
+        free, cached = set(self._free), set(self._cached)
+        assert len(free) == len(self._free) and not (free & cached or free & used or cached & used)
+        assert len(free) + len(cached) + len(used) == len(self.users) and cached <= self._known

@@ -1,0 +1,247 @@
+"""Which tokens of which texts the next step reads. Lists and numbers alone: no tensors, no threads.
+
+    add --> waiting --admit--> running --plan--> chunks --(the runner)--> done --> drop
+               ^                  |
+               +-----preempt------+      the newest gives its pages back and is read again later
+
+One budget of tokens a step: texts that generate come first (a token each, and its draft), the rest goes to prompts in
+chunks, in turns between clients, the oldest of each first.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+
+from .pages import PagePool
+from .prefix import Prefix
+
+
+@dataclass(eq=False)
+class Text:
+    """A text that grows: its ``tokens`` (prompt and continuation), of which the first ``computed`` are in ``pages``.
+
+    ``root`` is what its keys depend on beside its tokens; ``fresh``: it reads everything itself (its prompt is scored).
+    ``draft`` are guesses of what follows. ``cached`` tokens were found in pages of others when it began. ``source`` is
+    what an encoder reads beside it, and ``owner`` whoever has it read.
+    """
+
+    tokens: list[int]
+    client: str = ""
+    root: Hashable = None
+    fresh: bool = False
+    source: tuple[int, ...] | None = None
+    owner: Any = None
+    number: int = -1  # in the order of arrival
+    computed: int = 0
+    cached: int = 0
+    started: bool = False
+    pages: list[int] = field(default_factory=list)
+    draft: list[int] = field(default_factory=list)
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that are not in pages yet."""
+        return len(self.tokens) - self.computed
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """Tokens of one text to be read now: from place ``start``, the last ``drafted`` of them guesses.
+
+    ``finishes``: the next token can be drawn after it.
+    """
+
+    text: Text
+    start: int
+    tokens: list[int]
+    drafted: int
+    finishes: bool
+
+
+class Client(Protocol):
+    """What waits for its turn."""
+
+    @property
+    def client(self) -> str: ...
+
+
+T = TypeVar("T", bound=Client)
+
+
+class Turns(Generic[T]):
+    """A queue in which clients take turns; of one client the oldest comes first."""
+
+    def __init__(self) -> None:
+        self._queues: dict[str, deque[T]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._queues.values()))
+
+    def __iter__(self) -> Iterator[T]:
+        return itertools.chain.from_iterable(self._queues.values())
+
+    def add(self, text: T, first: bool = False) -> None:
+        """Behind the client's others, or before them."""
+        queue = self._queues.setdefault(text.client, deque())
+        if first:
+            queue.appendleft(text)
+        else:
+            queue.append(text)
+
+    def peek(self) -> T | None:
+        """Whose turn it is."""
+        return next((queue[0] for queue in self._queues.values()), None)
+
+    def pop(self) -> T:
+        """Take the one whose turn it is; its client is the last in the next round."""
+        client, queue = next(iter(self._queues.items()))
+        text = queue.popleft()
+        del self._queues[client]
+        if queue:
+            self._queues[client] = queue
+        return text
+
+    def remove(self, text: T) -> None:
+        """Take it out, wherever it stands; ValueError where it is not."""
+        queue = self._queues.get(text.client, deque())
+        queue.remove(text)
+        if not queue:
+            del self._queues[text.client]
+
+
+class Scheduler:
+    """Plans steps over the pages of ``pool``, which must hold one text of the greatest length.
+
+    ``budget`` is the most tokens a step, ``most`` the most texts at once; the ``first`` tokens of a text are read in
+    one go. ``released`` is told of a text that gives its pages back.
+    """
+
+    def __init__(
+        self,
+        pool: PagePool,
+        size: int,
+        *,
+        budget: int,
+        most: int,
+        first: int = 0,
+        released: Callable[[Text], None] = lambda text: None,
+    ) -> None:
+        self.pool, self.size, self.budget, self.most, self.first = pool, size, max(budget, first, most), most, first
+        self.released = released
+        self.prefix = Prefix(pool, size)
+        self.waiting = Turns[Text]()
+        self.running: list[Text] = []  # the oldest first
+        self.preempted = 0
+        self._numbers = itertools.count()
+        self._turn = itertools.count()
+
+    def add(self, text: Text, first: bool = False) -> None:
+        """One more text, behind those of its client or before them."""
+        text.number = next(self._numbers)
+        self.waiting.add(text, first)
+
+    def drop(self, text: Text) -> None:
+        """It has ended, or nobody wants it any more: its pages are given back, full ones stay known."""
+        if text in self.running:
+            self.running.remove(text)
+            self._release(text)
+        else:
+            self.waiting.remove(text)
+
+    def plan(self) -> list[Chunk]:
+        """The chunks of the next step, each text at most once; empty when nothing is to be done."""
+        self._admit()
+        chunks, left = list[Chunk](), self.budget
+        generating = [text for text in self.running if text.remaining == 1]
+        spare = left - len(generating)
+        for text in generating:
+            draft = text.draft[: max(0, spare)]
+            if self._reserve(text, len(text.tokens) + len(draft), chunks):
+                chunks.append(Chunk(text, text.computed, text.tokens[text.computed :] + draft, len(draft), True))
+                left -= 1 + len(draft)
+                spare -= len(draft)
+        for text in self._in_turns([text for text in self.running if text.remaining > 1]):
+            count = min(left, text.remaining)
+            if text.computed == 0 and count < min(self.first, text.remaining):
+                continue
+            if count > 0 and text in self.running and self._reserve(text, text.computed + count, chunks):
+                read = text.tokens[text.computed : text.computed + count]
+                chunks.append(Chunk(text, text.computed, read, 0, count == text.remaining))
+                left -= count
+        return chunks
+
+    def done(self, chunk: Chunk, accepted: int = 0) -> None:
+        """A chunk was read, and the first ``accepted`` of its guesses were right."""
+        text = chunk.text
+        before = text.computed // self.size
+        text.computed = chunk.start + len(chunk.tokens) - chunk.drafted + accepted
+        text.draft = []
+        if text.computed // self.size > before and self._shares:
+            self.prefix.keep(text.root, text.tokens[: text.computed], text.pages, before)
+
+    @property
+    def _shares(self) -> bool:
+        """Whether a page depends on nothing that stands behind it."""
+        return self.first <= self.size
+
+    def _in_turns(self, texts: list[Text]) -> list[Text]:
+        """A text of each client, then the next of each, beginning with another client every time."""
+        clients: dict[str, deque[Text]] = {}
+        for text in texts:
+            clients.setdefault(text.client, deque()).append(text)
+        queues = [*clients.values()]
+        start = next(self._turn) % max(1, len(queues))
+        queues = queues[start:] + queues[:start]
+        rounds = itertools.chain.from_iterable(itertools.zip_longest(*queues))
+        return [text for text in rounds if text is not None]
+
+    def _admit(self) -> None:
+        """Let texts in whose turn it is while there are places, and pages for all that they are to read."""
+        while len(self.running) < self.most and (text := self.waiting.peek()) is not None:
+            found = [] if text.fresh or not self._shares else self.prefix.find(text.root, text.tokens[:-1])
+            missing = -(-len(text.tokens) // self.size) - len(found)
+            if missing > self.pool.available - sum(self.pool.users[page] == 0 for page in found):
+                return
+            for page in found:
+                self.pool.share(page)
+            self.waiting.pop()
+            text.pages, text.computed = found, len(found) * self.size
+            if not text.started:
+                text.started, text.cached = True, text.computed
+            self.running.append(text)
+            self.running.sort(key=lambda text: text.number)
+
+    def _reserve(self, text: Text, length: int, chunks: list[Chunk]) -> bool:
+        """Pages for the first ``length`` tokens, from those that came later and are not planned yet; False: not now."""
+        busy = {chunk.text for chunk in chunks}
+        if text not in self.running:
+            return False
+        for _ in range(-(-length // self.size) - len(text.pages)):
+            while not self.pool.available:
+                newest = next((other for other in reversed(self.running) if other not in busy), text)
+                if newest is text and len(self.running) > 1 and busy:
+                    return False  # the planned ones go on, and end
+                if newest.number < text.number:
+                    return False
+                self.preempt(newest)
+                if newest is text:
+                    return False
+            text.pages.append(self.pool.take())
+        return True
+
+    def preempt(self, text: Text) -> None:
+        """Back to the waiting ones, before its client's others; what was generated stays, its pages do not."""
+        self.running.remove(text)
+        self._release(text)
+        self.waiting.add(text, first=True)
+        self.preempted += 1
+
+    def _release(self, text: Text) -> None:
+        """Give its pages back, the last first: a beginning is kept the longest."""
+        self.pool.give(reversed(text.pages))
+        text.pages, text.computed, text.draft = [], 0, []
+        self.released(text)

@@ -1,0 +1,177 @@
+"""A cache in pages, for tokens of many texts in one packed row: each text sees its own keys, wherever they lie.
+
+    row      a a a a b c c        tokens of three texts, at any places of theirs
+    tables   a: 7 2 9   b: 4   c: 0 7 5        the pages of each; two may share one
+    page 7   keys and values of 32 tokens, for every layer its own
+
+A token's result depends on its own text alone, not on what else is in the row.
+
+N tokens of S texts in the row, T of them of one text, H heads, K key-value heads, D head dim, L keys of a text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .. import config
+from .cache import Cache
+from .engines import attend
+from .engines.inputs import AttentionInputs
+from .flow import Flow
+from .kernels import PAGE, Pages, paged_attention
+from .mask import Mask
+
+
+@dataclass
+class PackedTexts:
+    """Where the tokens of a row stand: token i is at place ``pos[0, i]`` of text ``rows[i]``.
+
+    ``tables`` (S, most) are each text's pages, filled up with any; ``spans`` are each text's columns in the row, in
+    order. ``sources`` are the pages (S, most) and the lengths (S,) of what each text's encoder read. ``previous``
+    (1, N, B) are the tokens before each one, -1 where there is none, for models that embed those.
+    """
+
+    pos: Tensor  # (1, N)
+    rows: Tensor  # (N,) int32
+    tables: Tensor  # (S, most) int32
+    spans: Sequence[tuple[int, int]]
+    sources: tuple[Tensor, Tensor] | None = None
+    previous: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        places = self.pos[0]
+        self.lengths = (places + 1).int()  # keys that each token sees, itself included
+        page = self.tables[self.rows.long(), places // PAGE].long()
+        self.slots = page * PAGE + places % PAGE
+
+    def keys(self, text: int) -> tuple[int, Tensor]:
+        """How many keys a text has, and the slots they lie in (L,)."""
+        length = int(self.pos[0, self.spans[text][1] - 1]) + 1
+        places = torch.arange(length, device=self.pos.device)
+        return length, self.tables[text, places // PAGE].long() * PAGE + places % PAGE
+
+
+class PagedKV:
+    """One layer's keys and values in ``pages``; whoever made the cache says in ``cache.texts`` which are whose."""
+
+    def __init__(self, cache: PagedCache, pages: Pages) -> None:
+        self.cache, self.pages = cache, pages
+
+    def extend(self, k: Tensor, v: Tensor) -> None:
+        """Keep k and v (1, K, N, D) of the tokens in the row."""
+        self.pages.write(k[0].transpose(0, 1), v[0].transpose(0, 1), self.cache.texts.slots)
+
+    def attend(self, inputs: AttentionInputs, rule: config.MaskRule, flow: Flow) -> Tensor:
+        """z (1, H, N, D) of queries (1, H, N, D) over what their texts have so far; ``inputs.k``, ``v`` are not read.
+
+        ``inputs.bias`` (H, most) is by distance: of the key so many places before.
+        """
+        match rule:
+            case config.Full() | config.Causal():
+                window = None
+            case config.Window(window):
+                pass
+            case _:
+                return self._by_rule(inputs, rule, flow)
+        texts, q = self.cache.texts, inputs.q[0].transpose(0, 1)
+        told = (texts.tables, texts.rows, texts.lengths, inputs.scale, window, inputs.softcap, inputs.bias)
+        return paged_attention(q, self.pages, *told).transpose(0, 1)[None]
+
+    def across(self, q: Tensor, scale: float, softcap: float | None) -> Tensor:
+        """z (1, H, N, D) of queries (1, H, N, D) over all of what their texts' encoder read."""
+        texts = self.cache.texts
+        assert texts.sources is not None
+        tables, lengths = texts.sources
+        seen = lengths[texts.rows.long()]
+        flat = q[0].transpose(0, 1)
+        return paged_attention(flat, self.pages, tables, texts.rows, seen, scale, None, softcap).transpose(0, 1)[None]
+
+    def _by_rule(self, inputs: AttentionInputs, rule: config.MaskRule, flow: Flow) -> Tensor:
+        """The same by any rule over positions, one text after another."""
+        z = torch.empty_like(inputs.q)
+        for text, (first, end) in enumerate(self.cache.texts.spans):
+            own = self.of_text(inputs, text, rule, flow)
+            z[:, :, first:end] = attend(own, flow.engine)
+        return z
+
+    def of_text(self, inputs: AttentionInputs, text: int, rule: config.MaskRule, flow: Flow) -> AttentionInputs:
+        """What one text's tokens in the row ask for, with its keys and values (1, K, L, D) as any engine takes them."""
+        texts = self.cache.texts
+        first, end = texts.spans[text]
+        length, slots = texts.keys(text)
+        k, v = (x.transpose(0, 1)[None] for x in self.pages.read(slots))
+        q_pos = texts.pos[:, first:end]
+        k_pos = torch.arange(length, device=q_pos.device)[None]
+        mask = flow.cached(("paged", text, rule), lambda: Mask(q_pos, k_pos, True, rule))
+        bias = inputs.bias
+        if bias is not None:  # (H, most) -> (1, H, T, L)
+            bias = bias[:, (q_pos[0, :, None] - k_pos).clamp(min=0)][None]
+        return inputs._replace(q=inputs.q[:, :, first:end], k=k, v=v, mask=mask, bias=bias)
+
+
+class PagedCache(Cache):
+    """A decoder's pages: ``count`` of them for its own keys and ``source_count`` for those of its encoder's output.
+
+    Set ``texts`` before each pass. ``context`` is the greatest number of tokens of a text.
+    """
+
+    def __init__(
+        self,
+        cfg: config.Decoder | config.EncoderDecoder,
+        context: int,
+        count: int,
+        source_count: int = 0,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__(cfg)
+        assert isinstance(cfg.decoder, config.Stack)
+        self.context, self.contiguous = context, False
+        self.texts: PackedTexts
+        self._made: dict[object, tuple[Tensor, ...]] = {}
+        blocks = [cfg.decoder.block(index) for index in range(cfg.decoder.depth)]
+
+        def layer(attention: config.Attention, pages: int) -> PagedKV:
+            heads = attention.kv_heads or attention.heads
+            return PagedKV(self, Pages.empty(pages, heads, config.head_dim(attention, cfg.dim), dtype))
+
+        self.pages = [
+            (layer(block.attention, count), None if block.cross is None else layer(block.cross, source_count))
+            for block in blocks
+        ]
+        self.layers = self.pages  # type: ignore[assignment]
+
+    @staticmethod
+    def page_bytes(cfg: config.Decoder | config.EncoderDecoder, dtype: torch.dtype) -> tuple[int, int]:
+        """Bytes of one page through all layers: of the decoder's own keys, and of its encoder's."""
+        assert isinstance(cfg.decoder, config.Stack)
+        blocks = [cfg.decoder.block(index) for index in range(cfg.decoder.depth)]
+
+        def width(attention: config.Attention) -> int:
+            return 2 * (attention.kv_heads or attention.heads) * config.head_dim(attention, cfg.dim)
+
+        own = sum(width(block.attention) for block in blocks)
+        across = sum(width(block.cross) for block in blocks if block.cross is not None)
+        return own * PAGE * dtype.itemsize, across * PAGE * dtype.itemsize
+
+    def advance(self, tokens: Tensor, pos: Tensor | None) -> Tensor:
+        """The positions (1, N) of the tokens in the row."""
+        return self.texts.pos
+
+    def by_position(self, key: object, make: Callable[[Tensor], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """What ``make`` gives of positions (1, context), made once, so that a place's numbers never differ by a bit."""
+        if key not in self._made:
+            self._made[key] = make(torch.arange(self.context, device=self.texts.pos.device)[None])
+        return self._made[key]
+
+    def bias(self, position: object, make: Callable[[Mask], Tensor | None]) -> Tensor | None:
+        """A position scheme's term for scores by distance, (H, context); None where it has none."""
+
+        def by_distance(pos: Tensor) -> tuple[Tensor, ...]:
+            term = make(Mask(pos[:, -1:], pos, True))  # of the last place, and each before it
+            return () if term is None else (term[0, :, 0].flip(-1).float().contiguous(),)
+
+        return next(iter(self.by_position((position, "bias"), by_distance)), None)

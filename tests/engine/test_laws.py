@@ -1,0 +1,119 @@
+"""The same answer alone, in any batch, order and chunking, with pages shared, taken away or guessed ahead."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+import glassformer
+import tiny
+from glassformer.engine import Encode, Engine, Request, Result
+from glassformer.engine.memory import room_for
+from glassformer.generation.sample import Sampling
+
+GENERATORS = [name for name, cfg in tiny.ALL.items() if cfg.head and name not in ("bert", "reader", "onward")]
+TWO = set(tiny.OTHERS)
+BOUND = 2e-5  # of log-probabilities, where torch's products decide: they sum in another order for other row counts
+
+
+def requests(name: str) -> list[Request]:
+    """Prompts of many lengths that begin alike or not, greedy and drawn."""
+    lot = random.Random(5)
+    common, found = [lot.randrange(tiny.VOCAB) for _ in range(40)], []
+    for number in range(7):
+        own = [lot.randrange(tiny.VOCAB) for _ in range(lot.randint(1, 12))]
+        read = [*common[: lot.choice([0, 20, 36, 40])], 3, 7, 2, 3, 7, 2, *own]
+        how = lot.choice([Sampling(0), Sampling(0.8), Sampling(1.2, top_p=0.9), Sampling(1, repetition_penalty=1.3)])
+        rest = {"sampling": how, "seed": number, "max_new": lot.randint(1, 12), "client": lot.choice("ab")}
+        rest["prompt_logprobs"] = lot.choice([None, None, 1])
+        found.append(Request([1, 5], read, **rest) if name in TWO else Request(read, **rest))  # type: ignore[arg-type]
+    return found
+
+
+def run(name: str, wanted: list[Request], order: list[int] | None = None, **settings: object) -> list[Result]:
+    """What an engine answers when all are asked at once, in this order."""
+    with Engine(tiny.model(tiny.ALL[name]), **settings) as engine:  # type: ignore[arg-type]
+        handles = {place: engine.submit(wanted[place]) for place in order or range(len(wanted))}
+        results = [handles[place].result() for place in range(len(wanted))]
+        assert engine.room.pool.used == 0
+        engine.room.pool.check()
+    return results
+
+
+def logprobs(result: Result) -> list[float]:
+    prompt = [one.logprob for one in result.prompt_logprobs or () if one.logprob is not None]
+    return [*prompt, *itertools.chain.from_iterable(one.logprobs for one in result.completions)]
+
+
+def same(ours: list[Result], theirs: list[Result]) -> None:
+    for a, b in zip(ours, theirs, strict=True):
+        assert [one.tokens for one in a.completions] == [one.tokens for one in b.completions]
+        pairs = zip(logprobs(a), logprobs(b), strict=True)
+        assert max(abs(x - y) for x, y in pairs) <= BOUND
+
+
+def pages_of(name: str, count: int) -> int:
+    """The memory of so many pages."""
+    room = room_for(tiny.model(tiny.ALL[name]), None, 32, None)
+    return room.nbytes // len(room.pool.users) * count
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_alone_or_with_others_is_the_same(name: str) -> None:
+    """And with few pages, small steps, guesses, another order."""
+    wanted = requests(name)
+    alone = [run(name, [one], lookup=False)[0] for one in wanted]
+    for one, result in zip(wanted, alone, strict=True):
+        prompt, start = one.source or one.tokens, {"start": list(one.tokens)} if one.source else {}
+        how = {**vars(one.sampling), **start}
+        told = glassformer.generate(tiny.model(tiny.ALL[name]), None, prompt, max_new=one.max_new, seed=one.seed, **how)
+        assert told.run().tokens[0] == result.completions[0].tokens
+    same(run(name, wanted), alone)
+    same(run(name, wanted, order=[3, 1, 0, 2, 6, 5, 4], step_tokens=7, max_sequences=3), alone)
+    same(run(name, wanted, memory=pages_of(name, 4), step_tokens=11, lookup=False), alone)
+
+
+def test_pages_are_shared_taken_away_and_guesses_are_right_sometimes() -> None:
+    """What the law above runs through does happen."""
+    model, wanted = tiny.model(tiny.DECODERS["llama"]), requests("llama")
+    repeat = [Request([1, 2, 3, 4] * 10, sampling=Sampling(0), max_new=20, logit_bias={1: 50.0})]
+    with Engine(model, memory=pages_of("llama", 6), max_sequences=8) as engine:
+        for handle in [engine.submit(one) for one in wanted * 3 + repeat]:
+            handle.result()
+        stats = engine.stats()
+    assert stats.preempted and stats.cached_tokens and stats.accepted_tokens and stats.steps < stats.generated_tokens
+
+
+@pytest.mark.parametrize("name", ["bert", "reader", "onward", "llama", "pooled", "gru"])
+def test_texts_side_by_side_are_encoded_as_alone(name: str) -> None:
+    lot = random.Random(1)
+    texts = [[lot.randrange(tiny.VOCAB) for _ in range(lot.randint(1, 30))] for _ in range(12)]
+    model = tiny.model(tiny.ALL[name])
+    outputs = ["vector", "hidden"] + ["logits"] * (model.head is not None) + ["labels"] * (name in ("bert", "pooled"))
+    wanted = [Encode(text, output=output) for text in texts for output in outputs]  # type: ignore[arg-type]
+    with Engine(model, step_tokens=40) as engine:
+        alone = [engine.encode(one) for one in wanted]
+        handles = [engine.submit(one) for one in wanted]
+        for one, handle in zip(alone, handles, strict=True):
+            both = handle.result().output
+            assert both is not None and both.shape == one.shape and (both - one).abs().max() < 1e-4
+
+
+def test_half_of_many_leave_and_nothing_is_left_behind() -> None:
+    lot, model = random.Random(3), tiny.model(tiny.DECODERS["gemma2"])
+    with Engine(model, max_sequences=6, memory=pages_of("gemma2", 7), step_tokens=9) as engine:
+        handles = [
+            engine.submit(Request([lot.randrange(50)] * lot.randint(1, 30), n=2, max_new=20)) for _ in range(200)
+        ]
+        for handle in handles[::2]:
+            next(iter(handle))
+            handle.cancel()
+        for handle in handles:
+            reasons = {one.finish_reason for one in handle.result().completions}
+            assert reasons <= {"length", "cancelled"} and (handle in handles[::2] or reasons == {"length"})
+        stats = engine.stats()
+        engine.room.pool.check()
+    assert (stats.running, stats.waiting, stats.pages_used) == (0, 0, 0)
+    assert stats.finished + stats.cancelled == 200 == stats.requests

@@ -1,0 +1,174 @@
+"""No page is lost or given twice, whatever comes and goes; nobody waits for ever."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from glassformer.engine.pages import OutOfPages, PagePool
+from glassformer.engine.prefix import Prefix
+from glassformer.engine.scheduler import Scheduler, Text, Turns
+
+SIZE = 4
+
+
+def test_a_page_is_free_used_or_cached() -> None:
+    pool = PagePool(3)
+    a, b, c = pool.take(), pool.take(), pool.take()
+    with pytest.raises(OutOfPages):
+        pool.take()
+    pool.know(a)
+    pool.share(a)
+    pool.give([a, b])
+    assert (pool.free, pool.cached, pool.used) == (1, 0, 2)
+    pool.give([a])
+    assert (pool.free, pool.cached, pool.used) == (1, 1, 1)
+    pool.share(a)
+    assert (pool.cached, pool.used) == (0, 2)
+    pool.give([a, c])
+    with pytest.raises(AssertionError, match="twice"):
+        pool.give([c])
+
+
+def test_the_least_recently_used_page_is_forgotten_first() -> None:
+    forgotten: list[int] = []
+    pool = PagePool(3, forgotten.append)
+    pages = [pool.take() for _ in range(3)]
+    for page in pages:
+        pool.know(page)
+    pool.give([pages[1]])
+    pool.give([pages[0]])
+    pool.give([pages[2]])
+    assert [pool.take(), pool.take()] == [pages[1], pages[0]] == forgotten
+
+
+def test_a_prefix_is_found_by_all_that_stands_before_and_under_the_same_root() -> None:
+    pool = PagePool(8)
+    prefix = Prefix(pool, SIZE)
+    pages = [pool.take() for _ in range(3)]
+    text = [*range(10)]
+    prefix.keep(None, text, pages)
+    assert prefix.find(None, text) == pages[:2] == prefix.find(None, [*range(8), 99, 98, 97, 96])
+    assert prefix.find(None, [*range(4), 9, 9, 9, 9]) == pages[:1]
+    assert prefix.find(None, [9, 9, 9, 9, 4, 5, 6, 7]) == [] == prefix.find("other", text)
+
+
+def test_what_followed_a_forgotten_page_is_not_found_behind_another() -> None:
+    pool = PagePool(2)
+    prefix = Prefix(pool, SIZE)
+    pages = [pool.take(), pool.take()]
+    prefix.keep(None, [*range(8)], pages)
+    pool.give(pages)  # the first one is forgotten first
+    again = pool.take()
+    assert again == pages[0]
+    prefix.keep(None, [*range(4)], [again])
+    assert prefix.find(None, [*range(8)]) == [again]  # the second hangs on a page that is gone
+
+
+def test_clients_take_turns() -> None:
+    turns = Turns[Text]()
+    for client, number in (("a", 1), ("a", 2), ("a", 3), ("b", 4), ("c", 5), ("b", 6)):
+        turns.add(Text([number], client))
+    assert [turns.pop().tokens[0] for _ in range(6)] == [1, 4, 5, 2, 6, 3]
+
+
+def grown(text: Text) -> int:
+    """The next token of a text, from all before it."""
+    return hash(tuple(text.tokens)) % 3
+
+
+def play(seed: int) -> None:
+    """A random life of a scheduler, with texts that begin alike, guesses, cancellations and too few pages."""
+    lot = random.Random(seed)
+    pages, longest = lot.randint(6, 14), 6 * SIZE
+    pool = PagePool(pages)
+    released: list[Text] = []
+    scheduler = Scheduler(
+        pool,
+        SIZE,
+        budget=lot.choice([1, 3, 8, 40]),
+        most=lot.randint(1, 5),
+        first=lot.choice([0, 0, 3]),
+        released=released.append,
+    )
+    held: dict[int, tuple[int, int]] = {}  # what a careful reader would find in each slot: place and token
+    todo, ends, live = lot.randint(1, 9), dict[Text, int](), list[Text]()
+    for step in range(400):
+        while todo and lot.random() < 0.6:
+            tokens = [place % 3 for place in range(lot.randint(3, longest - 3))][: lot.randint(3, 20)]
+            text = Text(tokens, lot.choice("abc"), root=lot.choice([None, 7]), fresh=lot.random() < 0.1)
+            ends[text] = min(longest, len(tokens) + lot.randint(1, 9))
+            scheduler.add(text)
+            live.append(text)
+            todo -= 1
+        if live and lot.random() < 0.1:
+            scheduler.drop(live.pop(lot.randrange(len(live))))
+        chunks = scheduler.plan()
+        pool.check()
+        assert len({id(chunk.text) for chunk in chunks}) == len(chunks)
+        assert sum(len(chunk.tokens) for chunk in chunks) <= scheduler.budget
+        assert bool(chunks) == bool(live)
+        for chunk in chunks:
+            text = chunk.text
+            for place, token in enumerate(chunk.tokens, chunk.start):
+                page = text.pages[place // SIZE]
+                assert pool.users[page] >= 1
+                if place % SIZE == 0 and page in scheduler.prefix._keys:
+                    raise AssertionError("a page whose contents are known is written again")
+                held[page * SIZE + place % SIZE] = (place, token)
+            for place in range(chunk.start):  # what was read before is still there
+                slot = text.pages[place // SIZE] * SIZE + place % SIZE
+                assert held[slot] == (place, text.tokens[place]), (seed, step)
+        for chunk in chunks:
+            text, accepted = chunk.text, 0
+            if chunk.finishes:
+                guesses = chunk.tokens[len(chunk.tokens) - chunk.drafted :]
+                text.tokens.append(grown(text))
+                while accepted < chunk.drafted and guesses[accepted] == text.tokens[-1] and len(text.tokens) < longest:
+                    accepted += 1
+                    text.tokens.append(grown(text))
+            if len(text.tokens) >= ends[text] and chunk.finishes:
+                scheduler.drop(text)
+                live.remove(text)
+                continue
+            scheduler.done(chunk, accepted)
+            if chunk.finishes and lot.random() < 0.5:
+                text.draft = [lot.randrange(3) for _ in range(min(3, longest - len(text.tokens)))]
+        pool.check()
+        if not live and not todo:
+            break
+    else:
+        raise AssertionError(f"seed {seed}: somebody waits for ever")
+    assert pool.used == 0 and not scheduler.running and not len(scheduler.waiting)
+
+
+@pytest.mark.parametrize("part", range(10))
+def test_no_page_leaks_in_ten_thousand_lives(part: int) -> None:
+    for seed in range(part * 1000, part * 1000 + 1000):
+        play(seed)
+
+
+def test_a_long_prompt_does_not_hold_up_what_is_being_written() -> None:
+    scheduler = Scheduler(PagePool(100), SIZE, budget=8, most=4)
+    short, long = Text([1, 2]), Text([*range(100)])
+    scheduler.add(short)
+    scheduler.add(long)
+    for _ in range(10):
+        chunks = {chunk.text: chunk for chunk in scheduler.plan()}
+        assert short in chunks and len(chunks[long].tokens) >= 6
+        for chunk in chunks.values():
+            if chunk.finishes:
+                chunk.text.tokens.append(0)
+            scheduler.done(chunk)
+
+
+def test_prompts_of_two_clients_are_read_in_turns() -> None:
+    scheduler = Scheduler(PagePool(200), SIZE, budget=8, most=9)
+    texts = [Text([*range(40)], "greedy", number) for number in range(5)] + [Text([*range(40)], "other", 9)]
+    for text in texts:
+        scheduler.add(text)
+    for _ in range(10):
+        for chunk in scheduler.plan():
+            scheduler.done(chunk)
+    assert texts[5].computed >= 36 and sum(text.computed for text in texts) <= 90

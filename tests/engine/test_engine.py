@@ -35,7 +35,7 @@ def asked(name: str, prompt: list[int], **how: object) -> Request:
 @pytest.mark.parametrize("how", [GREEDY, WARM], ids=["greedy", "warm"])
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "glass", "gru", "vaswani", "t5", "bahdanau"])
 def test_an_engine_says_what_generate_says(name: str, how: Sampling) -> None:
-    """Each continuation has the luck that generate gives it."""
+    """Each Continuation of a Job has the luck that generate gives it."""
     with Engine(tiny.model(tiny.ALL[name])) as engine:
         handles = [engine.submit(asked(name, prompt, sampling=how, max_new=12, seed=7)) for prompt in PROMPTS]
         for prompt, handle in zip(PROMPTS, handles, strict=True):

@@ -62,7 +62,7 @@ def pages_of(name: str, count: int) -> int:
 
 @pytest.mark.parametrize("name", GENERATORS)
 def test_alone_or_with_others_is_the_same(name: str) -> None:
-    """And with few pages, small steps, guesses, another order."""
+    """Whatever a runner reads beside it: with few pages, small steps, guesses, another order."""
     wanted = requests(name)
     alone = [run(name, [one], lookup=False)[0] for one in wanted]
     for one, result in zip(wanted, alone, strict=True):

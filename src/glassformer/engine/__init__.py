@@ -1,6 +1,7 @@
 """An engine: many requests at once on one model, each answered with the very tokens that it would get alone."""
 
-from .engine import Engine, Stats
+from .engine import Engine
+from .job import Stats
 from .request import (
     Completion,
     Encode,

@@ -34,7 +34,8 @@ class PromptLookup:
             end = tokens[-size:]
             for start in range(len(tokens) - size - 1, -1, -1):
                 if tokens[start + size - 1] == end[-1] and tokens[start : start + size] == end:
-                    return list(tokens[start + size : start + size + most])
+                    follows = tokens[start + size : start + size + most]
+                    return [follows[place % len(follows)] for place in range(most)]  # a short one is a loop
         return []
 
     def learn(self, drafted: int, accepted: int) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,61 +25,14 @@ from ..nn import Model
 from ..nn.finite import must_be_finite
 from .continuation import Continuation, draw
 from .draft import PromptLookup
+from .job import Job, Stats
 from .memory import Room, check_encode, check_request, room_for
-from .request import Encode, EngineClosed, Event, FinishReason, Handle, QueueFull, Request, TokenLogprob, Usage
+from .request import Encode, EngineClosed, Event, FinishReason, Handle, QueueFull, Request, TokenLogprob
 from .runner import encode
 from .scheduler import Chunk, Scheduler, Text, Turns
 
 if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer
-
-
-@dataclass
-class Stats:
-    """What the engine is doing now (requests ``running`` and ``waiting``, pages), and what it has done so far."""
-
-    running: int = 0
-    waiting: int = 0
-    pages: int = 0
-    pages_used: int = 0
-    pages_cached: int = 0
-    pages_free: int = 0
-    requests: int = 0
-    finished: int = 0
-    cancelled: int = 0
-    failed: int = 0
-    refused: int = 0
-    preempted: int = 0
-    steps: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    generated_tokens: int = 0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
-
-
-@dataclass(eq=False)
-class Job:
-    """A request under way: its continuations, those that begin once the prompt was read, and what was counted."""
-
-    handle: Handle
-    rows: list[Continuation]
-    texts: list[Text]
-    later: list[int]  # indices into ``texts``
-    open: int
-    cached: int = 0
-    generated: int = 0
-    scores: dict[int, TokenLogprob] = field(default_factory=dict)  # of the prompt, by place
-
-    @property
-    def client(self) -> str:
-        """Whose it is."""
-        return self.handle.request.client
-
-    @property
-    def usage(self) -> Usage:
-        """What it has taken."""
-        return Usage(len(self.handle.request.tokens), self.cached, self.generated)
 
 
 class Engine:

@@ -67,7 +67,7 @@ def room_for(model: Model, context: int | None, sequences: int, memory: int | No
         return Room(model, context, sequences, PagePool(sequences), 0, context + 1, 0)
     weight = next(model.parameters())
     own, across = PagedCache.page_bytes(cfg, weight.dtype)
-    each = -(-(context + 1) // PAGE)
+    each = -(-context // PAGE)
     if memory is None:
         free = available_memory(weight.device)
         memory = own * each * sequences + across * each * sequences if free is None else free // 2

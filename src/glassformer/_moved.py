@@ -9,7 +9,11 @@ from typing import Any
 from .errors import old_name
 
 MOVED = {
+    "config.ends": "config.embed_head",
+    "config.rnn": "config.recurrence",
     "lengths": "config.context_length",
+    "nn.ends": "nn.embed_head",
+    "nn.recurrent": "nn.recurrence",
     "nn.stack": "nn.block",
     "nn.tape": "nn.flow",
     "run": "config.run",
@@ -21,7 +25,12 @@ MOVED = {
     "training.objective": "training.loss",
 }
 """The old module and the new one, below ``glassformer``."""
-ALSO = {"run": ("config.run_file",), "text": ("data",), "training.objective": ("training.objectives",)}
+ALSO = {
+    "config.ends": ("config.init", "config.norm", "config.pool"),
+    "run": ("config.run_file",),
+    "text": ("data",),
+    "training.objective": ("training.objectives",),
+}
 """What else the old module held."""
 
 

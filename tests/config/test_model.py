@@ -12,8 +12,7 @@ import pytest
 
 from glassformer import UserError, nn, training
 from glassformer import config as c
-from glassformer.config import objective, run, serial
-from glassformer.config import rnn as recurrence
+from glassformer.config import objective, recurrence, run, serial
 from glassformer.training import objectives
 
 BLOCK = c.Block(c.Attention(4), c.MLP(16))
@@ -232,7 +231,12 @@ def test_modules_are_found_where_they_were() -> None:
         "run.Run, text.open, text.find, text.Tokenizer, store.load\n"
         "from glassformer.training.data import Batch; from glassformer import lengths; lengths.for_context\n"
         "from glassformer.training.objective import Causal, Loss; import glassformer.training as t\n"
-        "assert (Causal, Loss) == (t.Causal, t.Loss) and t.objective.Loss is t.Loss"
+        "assert (Causal, Loss) == (t.Causal, t.Loss) and t.objective.Loss is t.Loss\n"
+        "from glassformer.config.ends import Embed, Init, LayerNorm; from glassformer.config.rnn import GRU\n"
+        "from glassformer.nn.ends import Head; from glassformer.nn.recurrent import LSTM\n"
+        "from glassformer.training.checkpoint import average; from glassformer.training import checkpoint\n"
+        "from glassformer import config, nn; assert Embed is config.Embed and LayerNorm is config.LayerNorm\n"
+        "assert Head is nn.embed_head.Head and checkpoint.average is average is t.average"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

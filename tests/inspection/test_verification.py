@@ -19,7 +19,7 @@ from glassformer.config import objective as objectives
 from glassformer.errors import UserError
 from glassformer.inspection import counterparts, layouts, probes, ways
 from glassformer.inspection.agreement import Check, differing, tolerance
-from glassformer.nn import attention, cache, ends, flow, lora, norm, prepacked
+from glassformer.nn import attention, cache, embed_head, flow, lora, norm, prepacked
 from glassformer.nn.engines import ENGINES
 
 
@@ -100,7 +100,7 @@ def blind_to_documents(self: Any, flow: Any, kv: Any, was: Any = ATTENTION.self_
     return was(self, flow, kv)
 
 
-def mixes_rows(self: Any, hidden: Any, embed: Any, was: Any = ends.Head.forward) -> Any:
+def mixes_rows(self: Any, hidden: Any, embed: Any, was: Any = embed_head.Head.forward) -> Any:
     logits = was(self, hidden, embed)
     return logits.flip(0) if len(logits) == 2 else logits
 
@@ -144,7 +144,7 @@ FAULTS = {  # family, where, what, kinds that fail, the address that is named
         {"packing"},
         FIRST + r"attn\.pattern\[0,\d+,\d+\]",
     ),
-    "batch": ("llama", ends.Head, "forward", mixes_rows, {"batch"}, r"logits\[0,0\]"),
+    "batch": ("llama", embed_head.Head, "forward", mixes_rows, {"batch"}, r"logits\[0,0\]"),
     "tape": ("llama", flow.Tape, "pass_through", leans, {"tape"}, r"logits\[0,\d+\]"),
     "format": ("llama", norm.RMSNorm, "forward", gainless, {"format"}, FIRST + r"attn\.in\[0,0\]"),
     "lora": ("gpt2", lora.LoRALinear, "merged_weight", doubled, {"lora"}, FIRST + r"attn\.qkv"),

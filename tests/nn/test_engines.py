@@ -258,7 +258,10 @@ def test_what_an_engine_cannot_compute_is_left_to_another() -> None:
         "sdpa": {"eager": (capped,)},
         "cpu_blocks": {"eager": (capped,), "sdpa": (biased,)},
         "block_sparse": {"sdpa": (biased,)},
-        "flex": {"sdpa": (biased, learning), "cpu_blocks": (learning._replace(dropout=0.1),)},
+        "flex": {
+            "sdpa": (biased, learning, plain._replace(dropout=0.1)),
+            "cpu_blocks": (learning._replace(dropout=0.1),),
+        },
         "prefill": {"sdpa": (plain, biased, learning), "eager": (capped,)},
     }
     for name, computed in asked.items():

@@ -3,7 +3,8 @@
 The type is the switch, numbers do the rest: mechanisms that exclude each other are different types in one slot
 (``norm=RMSNorm()`` or ``norm=LayerNorm()``), never flags side by side.
 
-    model ends feedforward position mask scaling rnn         what a model is made of
+    model embed_head pool norm init                          what a model is made of: its ends, how it starts
+    feedforward position scaling mask recurrence             the parts of its blocks
     context_length                                            a model for longer or shorter texts than it was made for
     shapes mask_arrays                                        its parameters' shapes and its masks, without torch
     run run_file objective optimizer settings                 what a run file says, and how it is read
@@ -17,8 +18,9 @@ The type is the switch, numbers do the rest: mechanisms that exclude each other 
 # mypy: implicit-reexport
 from __future__ import annotations
 
-from .ends import Embed, Head, Init, LayerNorm, Norm, Pool, RMSNorm, TokenHead
+from .embed_head import Embed, Head
 from .feedforward import MLP, Activation, FeedForward, GatedMLP, MoE
+from .init import Init
 from .mask import Both, Causal, Chunk, Either, Every, Fixed, Full, MaskRule, Prefix, Rule, Strided, Tail, Window
 from .model import (
     MOST_HEADS,
@@ -38,9 +40,11 @@ from .model import (
     source_embed,
     stacks,
 )
+from .norm import LayerNorm, Norm, RMSNorm
 from .old_names import TYPES_RENAMED, moved
+from .pool import Pool, TokenHead
 from .position import Alibi, Learned, NoPosition, Position, RelativeBias, Rotary, Sinusoidal
-from .rnn import GRU, LSTM, Additive, Cell, Recurrent, Summary
+from .recurrence import GRU, LSTM, Additive, Cell, Recurrent, Summary
 from .scaling import LinearScaling, Llama3Scaling, LongRopeScaling, RopeScaling, YarnScaling
 from .serial import frozen, member
 

@@ -13,12 +13,15 @@ from __future__ import annotations
 from typing import Any, Literal, TypeAlias
 
 from ..errors import UserError, need
-from .ends import Embed, Head, Init, Norm, Pool, RMSNorm, TokenHead
+from .embed_head import Embed, Head
 from .feedforward import FeedForward
+from .init import Init
 from .mask import Full, MaskRule
+from .norm import Norm, RMSNorm
 from .old_names import renamed
+from .pool import Pool, TokenHead
 from .position import NoPosition, Position
-from .rnn import Recurrent
+from .recurrence import Recurrent
 from .serial import PositiveFloat, PositiveInt, Share, frozen
 from .shapes import Shapes, each, join, linear, of
 

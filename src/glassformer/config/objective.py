@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, TypeAlias
 
 from ..errors import UserError, need
-from .ends import Head
+from .embed_head import Head
 from .model import Decoder, Encoder, Model
 from .old_names import renamed
 from .serial import PositiveFloat, PositiveInt, Share, frozen, members, to_dict

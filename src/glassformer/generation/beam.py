@@ -25,7 +25,7 @@ from ..nn.finite import must_be_finite
 from ..tokenizer.framing import question, source
 from .loop import Finish
 from .prompt import Prompt, Start, end_tokens, starts_and_sources
-from .session import MANY, Session
+from .session import PREPACK_AFTER, Session
 
 if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer
@@ -218,7 +218,7 @@ def _search(
         same, states = len(going) == len(states), going
         if not states or index + 1 == room:
             break
-        if index == 0 and room * len(rows) >= MANY:
+        if index == 0 and room * len(rows) >= PREPACK_AFTER:
             session.prepack()
         session.select(rows, same_prompts=same)
         tokens = [beam.tokens[-1] for state in states for beam in state.beams]

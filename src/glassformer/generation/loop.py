@@ -21,7 +21,7 @@ from ..nn.editing import ModelEdit, Reading, tape_of
 from ..nn.finite import must_be_finite
 from .prompt import Prompt, Start, end_tokens, starts_and_sources
 from .sample import Sampling, choose, likeliest, log_probability
-from .session import MANY, Session
+from .session import PREPACK_AFTER, Session
 from .stop_strings import Writer
 
 if TYPE_CHECKING:
@@ -274,7 +274,7 @@ def _steps(
             tokens = tokens[keep]
             uniform = uniform[keep] if uniform is not None else None
             seen = seen[keep] if seen is not None else None
-        if index == 0 and longest * len(rows) >= MANY:  # not before: the first token is waited for
+        if index == 0 and longest * len(rows) >= PREPACK_AFTER:  # not before: the first token is waited for
             session.prepack()
         if limits.slide and any(row.full(limits) for row in rows):
             session = Session(model)

@@ -17,8 +17,10 @@ from ..nn.inference import inference
 from ..nn.prepacked import View, prepack
 from .prompt import pad_left
 
-MANY = 32  # tokens that repay another look at the weights
-LONG = 256  # and tokens of a prompt that do in bf16, where prepacked weights gain less for many rows at once
+PREPACK_AFTER = 32  # tokens that repay another look at the weights
+PREPACK_AFTER_BF16 = (
+    256  # and tokens of a prompt that do in bf16, where prepacked weights gain less for many rows at once
+)
 
 
 class Session:
@@ -41,7 +43,7 @@ class Session:
         """
         weight = next(self.model.parameters())
         tokens, pos = pad_left(starts, weight.device)
-        if tokens.numel() >= (LONG if weight.dtype == torch.bfloat16 else MANY):
+        if tokens.numel() >= (PREPACK_AFTER_BF16 if weight.dtype == torch.bfloat16 else PREPACK_AFTER):
             self.prepack(new=False)
         if sources is not None:
             assert isinstance(self.model, EncoderDecoder)

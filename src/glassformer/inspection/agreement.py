@@ -22,7 +22,7 @@ ANSWERS = ("logits", *LABELS, "decoder.out", "encoder.out")
 """What a model says, by its path on a tape; the last hidden states where it says nothing else."""
 ROUNDINGS = {torch.float16: 4.0, torch.bfloat16: 4.0}
 """See ``tolerance``; 16 for a format that is not among them."""
-WIDE = 46  # characters of a check's name in a line
+NAME_WIDTH = 46  # characters of a check's name in a line
 
 
 @dataclass(frozen=True)
@@ -72,14 +72,14 @@ class Check:
     @staticmethod
     def heading() -> str:
         """The line above those of ``line``."""
-        return f"{'compared':{WIDE}} {'difference':>10} {'bound':>8} {'greedy':>8}  result"
+        return f"{'compared':{NAME_WIDTH}} {'difference':>10} {'bound':>8} {'greedy':>8}  result"
 
     def line(self) -> str:
         """The check in a line, differences to two digits; and where it fails, a second one that says where."""
         numbers = "-" if self.difference is None else "0" if self.difference == 0 else f"{self.difference:.1e}"
         bound = "-" if self.bound is None else "0" if self.bound == 0 else f"{self.bound:.1e}"
         greedy = "-" if self.tokens is None else f"{self.greedy}/{self.tokens}"
-        said = f"{self.name:{WIDE}} {numbers:>10} {bound:>8} {greedy:>8}  {self.status}"
+        said = f"{self.name:{NAME_WIDTH}} {numbers:>10} {bound:>8} {greedy:>8}  {self.status}"
         said += f" ({self.note})" if self.note else ""
         return said if self.first is None else f"{said}\n    first: {self.first}"
 

@@ -20,7 +20,7 @@ from ..errors import UserError
 from ..nn import Model, Tape
 from ..nn.attention import Attention
 from ..nn.block import Block, Stack
-from ..nn.ends import Head
+from ..nn.embed_head import Head
 from ..nn.experts import MoE
 from ..nn.feedforward import MLP, GatedMLP
 from ..nn.flow import Edit

@@ -23,7 +23,7 @@ from ..errors import UserError, need
 from ..nn import KV, CrossKV, Flow, Memory, Model, Tape
 from ..nn.cache import Slots
 from ..nn.editing import one_token
-from ..nn.ends import Head, Projection
+from ..nn.embed_head import Head, Projection
 from ..nn.finite import must_be_finite
 from . import streams
 from .looking import Text

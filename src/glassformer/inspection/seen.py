@@ -17,7 +17,7 @@ from . import wire
 
 SQUARE = ("pattern", "scores")
 ACROSS = 128  # columns of a value that is no attention; more are pooled to so many
-MANY = 200_000  # numbers that are still worth a row of text each
+MOST_NUMBERS = 200_000  # numbers that are still worth a row of text each
 
 
 class Seen(dict[str, Tensor], Shown):
@@ -96,7 +96,10 @@ class Seen(dict[str, Tensor], Shown):
     def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
         """A row for each number: of attentions head, query and key, of other values their index."""
         total = sum(value.numel() for value in self.values())
-        need(total <= MANY, f"These are {total:,} numbers, too many for .csv; save as .safetensors, or look at fewer.")
+        need(
+            total <= MOST_NUMBERS,
+            f"These are {total:,} numbers, too many for .csv; save as .safetensors, or look at fewer.",
+        )
         if all(_square(path, value) for path, value in self.items()):
             names = ("path", "row", "head", "query", "key", "query_token", "key_token", "value")
             return names, self._attentions()

@@ -79,6 +79,7 @@ def built() -> set[type]:
 #     tables = ("weight",)          parameters that tokens are looked up in, not multiplied with
 #     products = ("weight",)        matrices (.., N, C) that may be held in few bits (quantized.py)
 #     exact = ("router",)           parts of it whose matrices are not
+#     quieter = {"old.weight": 2}   tables of an embedding that start with a standard deviation divided by so much
 #     def reset(std, generator)     fills in what no rule of ``init`` draws
 
 

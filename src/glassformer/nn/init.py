@@ -23,14 +23,15 @@ def initialise(init: config.Init, model: nn.Module, stacks: Iterable[config.Stac
     blocks = [stack.block(index) for stack in stacks for index in range(stack.depth)]
     writes = sum(len(block.sublayers) for block in blocks)
     ends, flat = declared(model, "writes"), vectors(model)
+    parts = ((path, getattr(module, "quieter", {})) for path, module in model.named_modules())
+    quieter = {f"{path}.{name}": divisor for path, divisors in parts for name, divisor in divisors.items()}
     for path, weight in model.named_parameters():
         if path in flat:
             nn.init.zeros_(weight)
             continue
         std = init.std if init.std is not None else weight.shape[-1] ** -0.5
         if path.startswith(("embed.", "source_embed.")):
-            back = int(path.split(".")[2]) + 1 if ".lag." in path else 0
-            std = init.embed_std / (back + 1)  # the further back, the quieter
+            std = init.embed_std / quieter.get(path, 1)
         elif path == "head.proj.weight" and init.head_std is not None:
             std = init.head_std
         elif path in ends:

@@ -25,7 +25,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from .ends import Projection
+from .embed_head import Projection
 from .linear import Linear
 from .quantized import QuantizedWeight
 

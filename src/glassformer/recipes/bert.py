@@ -10,12 +10,25 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from ..config.ends import Embed, Head, Init, LayerNorm, Pool, TokenHead
+from ..config.embed_head import Embed, Head
 from ..config.feedforward import MLP
+from ..config.init import Init
 from ..config.model import Attention, Block, Encoder, Model, Stack, stacks
+from ..config.norm import LayerNorm
+from ..config.pool import Pool, TokenHead
 from ..config.position import Learned
 from ..errors import UserError, need
-from .keys import ACTIVATIONS, DEEP, LONG, MANY, WIDE, WORDS, Key, read_keys, write_keys
+from .keys import (
+    ACTIVATIONS,
+    MOST_BLOCKS,
+    MOST_HEADS,
+    MOST_HIDDEN,
+    MOST_POSITIONS,
+    MOST_TOKENS,
+    Key,
+    read_keys,
+    write_keys,
+)
 from .recipe import ConfigReader, Recipe, Rule, Table, rules
 
 CASED, UNCASED = 28_996, 30_522  # tokens
@@ -63,12 +76,12 @@ KEYS = (
     Key.only("is_decoder", False, "a BERT here sees both sides of every token"),
     Key.only("add_cross_attention", False, "an encoder alone has nothing to look across at"),
     Key.whole("hidden_size", "dim"),
-    Key.whole("num_hidden_layers", "encoder.depth", most=DEEP),
-    Key.whole("num_attention_heads", f"{BLOCK}.attention.heads", most=MANY),
-    Key.whole("intermediate_size", f"{BLOCK}.feedforward.hidden", most=WIDE),
-    Key.whole("max_position_embeddings", "context encoder.position.length", 512, most=LONG),
+    Key.whole("num_hidden_layers", "encoder.depth", most=MOST_BLOCKS),
+    Key.whole("num_attention_heads", f"{BLOCK}.attention.heads", most=MOST_HEADS),
+    Key.whole("intermediate_size", f"{BLOCK}.feedforward.hidden", most=MOST_HIDDEN),
+    Key.whole("max_position_embeddings", "context encoder.position.length", 512, most=MOST_POSITIONS),
     Key.whole("type_vocab_size", "embed.segments", 2),
-    Key.whole("vocab_size", "embed.vocab", most=WORDS),
+    Key.whole("vocab_size", "embed.vocab", most=MOST_TOKENS),
     Key.activation("hidden_act", f"{BLOCK}.feedforward.act", "gelu"),
     Key.number("layer_norm_eps", f"{BLOCK}.norm.eps encoder.first_norm.eps", 1e-12, most=1.0),
     Key.number("hidden_dropout_prob attention_probs_dropout_prob", "encoder.dropout", 0.1, most=0.99),

@@ -10,14 +10,24 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ..config.ends import Init
 from ..config.feedforward import Activation
+from ..config.init import Init
 from ..config.mask import Full, MaskRule, Window
 from ..config.model import Block, Decoder, Model, Stack, stacks
 from ..config.position import Rotary
 from ..config.scaling import LinearScaling, Llama3Scaling, LongRopeScaling, RopeScaling, YarnScaling
 from ..errors import UserError
-from .keys import ACTIVATIONS, DEEP, LONG, MANY, WIDE, WORDS, Key, read_keys, write_keys
+from .keys import (
+    ACTIVATIONS,
+    MOST_BLOCKS,
+    MOST_HEADS,
+    MOST_HIDDEN,
+    MOST_POSITIONS,
+    MOST_TOKENS,
+    Key,
+    read_keys,
+    write_keys,
+)
 from .recipe import ConfigReader, Rule, Table, rules, tile
 
 INIT = Init(0.02, 0.02, "plain")
@@ -50,7 +60,7 @@ def grouped(default: int | None) -> Key:
     """Key-value heads; where the file says nothing ``default``, or as many as heads."""
 
     def read(raw: ConfigReader) -> Any:
-        heads = unsaid(raw, "num_key_value_heads", default) or raw.whole("num_attention_heads", most=MANY)
+        heads = unsaid(raw, "num_key_value_heads", default) or raw.whole("num_attention_heads", most=MOST_HEADS)
         return raw.whole("num_key_value_heads", heads)
 
     return Key("num_key_value_heads", f"{ATTN}.kv_heads", read)
@@ -60,7 +70,7 @@ def window() -> Key:
     """One sliding window for every block, or none."""
 
     def read(raw: ConfigReader) -> MaskRule:
-        size = raw.whole("sliding_window", None, most=LONG)
+        size = raw.whole("sliding_window", None, most=MOST_POSITIONS)
         return Full() if size is None else Window(size)
 
     return Key("sliding_window", f"{ATTN}.mask", read, lambda mask: mask["size"] if mask["type"] == "Window" else None)
@@ -88,13 +98,13 @@ def keys(
     none = Key.only("attention_dropout", 0.0, "dropout here is one number for the whole stack")
     return (
         Key.whole("hidden_size", "dim"),
-        Key.whole("num_hidden_layers", "decoder.depth", most=DEEP),
-        Key.whole("num_attention_heads", f"{ATTN}.heads", most=MANY),
+        Key.whole("num_hidden_layers", "decoder.depth", most=MOST_BLOCKS),
+        Key.whole("num_attention_heads", f"{ATTN}.heads", most=MOST_HEADS),
         grouped(kv_heads),
-        Key.whole("head_dim", f"{ATTN}.head_dim", head_dim, most=MANY),
-        Key.whole("intermediate_size", f"{mlp}.hidden", most=WIDE),
-        Key.whole("max_position_embeddings", "context", context, most=LONG),
-        Key.whole("vocab_size", "embed.vocab", most=WORDS),
+        Key.whole("head_dim", f"{ATTN}.head_dim", head_dim, most=MOST_HEADS),
+        Key.whole("intermediate_size", f"{mlp}.hidden", most=MOST_HIDDEN),
+        Key.whole("max_position_embeddings", "context", context, most=MOST_POSITIONS),
+        Key.whole("vocab_size", "embed.vocab", most=MOST_TOKENS),
         Key.activation(act_names, f"{mlp}.act", act, acts),
         Key.flag("tie_word_embeddings", "head.tied", tied),
         Key.std("initializer_range"),
@@ -182,9 +192,9 @@ def read_rotary(
 
 def read_long(raw: ConfigReader, rope: ConfigReader) -> LongRopeScaling:
     """The scaling of a longrope table."""
-    positions = raw.whole("max_position_embeddings", most=LONG)
-    length = raw.whole("original_max_position_embeddings", positions, most=LONG)
-    length = rope.whole("original_max_position_embeddings", length, most=LONG)
+    positions = raw.whole("max_position_embeddings", most=MOST_POSITIONS)
+    length = raw.whole("original_max_position_embeddings", positions, most=MOST_POSITIONS)
+    length = rope.whole("original_max_position_embeddings", length, most=MOST_POSITIONS)
     lists = [rope.value(key) for key in ("short_factor", "long_factor")]
     for key, values in zip(("short_factor", "long_factor"), lists, strict=True):
         numbers = isinstance(values, list) and all(type(value) in (int, float) for value in values)
@@ -212,7 +222,7 @@ def read_scaling(rope: ConfigReader, kind: str) -> RopeScaling:
     if kind == "llama3":
         low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
         rope.must(low < high, "low_freq_factor", f"below high_freq_factor ({high:g})")
-    length = rope.whole("original_max_position_embeddings", most=LONG)
+    length = rope.whole("original_max_position_embeddings", most=MOST_POSITIONS)
     if kind == "llama3":
         return Llama3Scaling(factor, low, high, length)
     rope.only("truncate", True, "the blend here ends at an integer number of waves")

@@ -11,7 +11,7 @@ from typing import Any
 from ..config import Attention, Block, Decoder, Embed, Full, GatedMLP, Head, Model, RMSNorm, Rotary, Stack, Window
 from . import decoders
 from .decoders import ATTN
-from .keys import ACTIVATIONS, LONG, Key, read_keys
+from .keys import ACTIVATIONS, MOST_POSITIONS, Key, read_keys
 from .recipe import ConfigReader, Recipe
 
 NORM = RMSNorm(1e-6, offset=1.0)
@@ -80,7 +80,7 @@ def read_config2(raw: ConfigReader) -> Model:
     """A Gemma 2 config.json as our config."""
     plain = gemma2(2304, 2, 8, 9216)
     model = read_keys(raw, decoders.with_blocks(plain, decoders.with_masks(plain, [Full(), Full()])), KEYS2)
-    size = raw.whole("sliding_window", decoders.unsaid(raw, "sliding_window", 4096), most=LONG)
+    size = raw.whole("sliding_window", decoders.unsaid(raw, "sliding_window", 4096), most=MOST_POSITIONS)
     mask_rules = decoders.read_windows(raw, size, [i % 2 == 0 for i in range(model.decoder.depth)])
     return decoders.with_blocks(model, decoders.with_masks(model, mask_rules))
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from ..config.ends import Embed, Head, Init, RMSNorm
+from ..config.embed_head import Embed, Head
 from ..config.feedforward import GatedMLP
+from ..config.init import Init
 from ..config.model import Attention, Block, Decoder, Encoder, EncoderDecoder, Stack
+from ..config.norm import RMSNorm
 from ..config.position import Rotary
 from .recipe import Recipe
 

@@ -7,7 +7,7 @@ from typing import Any
 from ..config import MLP, Activation, Attention, Block, Decoder, Embed, LayerNorm, Learned, Model, Stack, serial
 from ..errors import UserError
 from .decoders import ATTN, BLOCK, FFN
-from .keys import DEEP, MANY, WIDE, WORDS, Key, read_keys, write_keys
+from .keys import MOST_BLOCKS, MOST_HEADS, MOST_HIDDEN, MOST_TOKENS, Key, read_keys, write_keys
 from .recipe import ConfigReader, Recipe, Rule, Table, rules
 
 
@@ -26,13 +26,13 @@ KEYS = (
     Key.only("scale_attn_by_inverse_layer_idx", False, "no attention here scales by its layer"),
     Key.only("add_cross_attention", False, "a decoder alone has nothing to look across at"),
     Key.whole("n_embd", "dim"),
-    Key.whole("n_layer", "decoder.depth", most=DEEP),
-    Key.whole("n_head", f"{ATTN}.heads", most=MANY),
-    Key("n_inner", f"{FFN}.hidden", lambda raw: raw.whole("n_inner", 4 * raw.whole("n_embd"), most=WIDE)),
+    Key.whole("n_layer", "decoder.depth", most=MOST_BLOCKS),
+    Key.whole("n_head", f"{ATTN}.heads", most=MOST_HEADS),
+    Key("n_inner", f"{FFN}.hidden", lambda raw: raw.whole("n_inner", 4 * raw.whole("n_embd"), most=MOST_HIDDEN)),
     Key(
         "n_positions", "context decoder.position.length", lambda raw: raw.whole("n_positions", raw.whole("n_ctx", 1024))
     ),
-    Key.whole("vocab_size", "embed.vocab", most=WORDS),
+    Key.whole("vocab_size", "embed.vocab", most=MOST_TOKENS),
     Key.activation("activation_function", f"{FFN}.act", "gelu_new"),
     Key.number("layer_norm_epsilon", f"{BLOCK}.norm.eps decoder.last_norm.eps", 1e-5, most=1.0),
     Key.flag("tie_word_embeddings", "head.tied", True),

@@ -12,8 +12,8 @@ from ..errors import UserError
 from .recipe import MISSING, ConfigReader, tile
 
 M = TypeVar("M", bound=config.Model)
-MANY, WIDE = 1 << 14, 1 << 22  # heads, dimensions a head, experts; hidden: far above any published
-DEEP, LONG, WORDS = 2000, 1 << 28, 1 << 24  # blocks, positions, tokens
+MOST_HEADS, MOST_HIDDEN = 1 << 14, 1 << 22  # heads, dimensions a head, experts; hidden: far above any published
+MOST_BLOCKS, MOST_POSITIONS, MOST_TOKENS = 2000, 1 << 28, 1 << 24  # blocks, positions, tokens
 
 # What transformers calls its activations, the one written first.
 ACTIVATIONS: dict[str, config.Activation] = {

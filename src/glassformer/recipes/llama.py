@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..config.ends import Embed, Head, RMSNorm
+from ..config.embed_head import Embed, Head
 from ..config.feedforward import GatedMLP
 from ..config.model import Attention, Block, Decoder, Model, Stack
+from ..config.norm import RMSNorm
 from ..config.position import Rotary
 from ..config.scaling import Llama3Scaling, RopeScaling
 from . import decoders

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..config import Attention, Block, Decoder, Embed, GatedMLP, Head, MoE, RMSNorm, Rotary, Stack
 from . import decoders
 from .decoders import FFN
-from .keys import MANY, Key
+from .keys import MOST_HEADS, Key
 from .recipe import Recipe, Rule
 
 
@@ -18,8 +18,8 @@ def mixtral(dim: int, depth: int, heads: int, hidden: int, context: int, balance
 
 KEYS = decoders.keys(
     Key.only("router_jitter_noise", 0.0, "no router here shakes what it reads"),
-    Key.whole("num_local_experts", f"{FFN}.experts", 8, most=MANY),
-    Key.whole("num_experts_per_tok", f"{FFN}.top_k", 2, most=MANY),
+    Key.whole("num_local_experts", f"{FFN}.experts", 8, most=MOST_HEADS),
+    Key.whole("num_experts_per_tok", f"{FFN}.top_k", 2, most=MOST_HEADS),
     Key.number("router_aux_loss_coef", f"{FFN}.balance_loss", 0.001),  # weighs our own load-balancing loss
     decoders.window(),
     context=131_072,

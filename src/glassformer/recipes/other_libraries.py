@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..config.ends import Embed, Head, LayerNorm, Norm, RMSNorm
+from ..config.embed_head import Embed, Head
 from ..config.feedforward import MLP, Activation, FeedForward
 from ..config.model import Attention, Block, Decoder, Model, Stack, stacks
+from ..config.norm import LayerNorm, Norm, RMSNorm
 from ..config.position import Learned, Rotary
 from ..errors import UserError
 from . import gpt2

@@ -6,10 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from ..config.context_length import long_scalings
-from ..config.ends import Embed, Head, LayerNorm, RMSNorm
+from ..config.embed_head import Embed, Head
 from ..config.feedforward import MLP, GatedMLP
 from ..config.mask import Window
 from ..config.model import Attention, Block, Decoder, Model, Stack
+from ..config.norm import LayerNorm, RMSNorm
 from ..config.position import Rotary
 from . import decoders
 from .decoders import ATTN

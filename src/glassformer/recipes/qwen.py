@@ -13,7 +13,7 @@ from ..config import Attention, Block, Decoder, Embed, GatedMLP, Head, Model, Mo
 from ..errors import UserError
 from . import decoders
 from .decoders import ATTN
-from .keys import LONG, MANY, WIDE, Key, read_keys
+from .keys import MOST_HEADS, MOST_HIDDEN, MOST_POSITIONS, Key, read_keys
 from .recipe import ConfigReader, Recipe, Rule
 
 NORM = RMSNorm(1e-6)
@@ -64,9 +64,9 @@ def read_config3moe(raw: ConfigReader) -> Model:
     mlp = decoders.first_block(model).feedforward
     assert isinstance(mlp, GatedMLP)
     mixture = MoE(
-        raw.whole("num_experts", raw.whole("num_local_experts", 128, most=MANY), most=MANY),
-        raw.whole("num_experts_per_tok", 8, most=MANY),
-        replace(mlp, hidden=raw.whole("moe_intermediate_size", 768, most=WIDE)),
+        raw.whole("num_experts", raw.whole("num_local_experts", 128, most=MOST_HEADS), most=MOST_HEADS),
+        raw.whole("num_experts_per_tok", 8, most=MOST_HEADS),
+        replace(mlp, hidden=raw.whole("moe_intermediate_size", 768, most=MOST_HIDDEN)),
         normalize=raw.flag("norm_topk_prob", False),
         balance_loss=raw.number("router_aux_loss_coef", 0.001),
     )
@@ -88,7 +88,11 @@ def _windowed(raw: ConfigReader, model: Decoder) -> Decoder:
 def _blocks(raw: ConfigReader, model: Decoder) -> list[Block]:
     """Every block of the model, the later ones with a window where the file says so."""
     slides = raw.flag("use_sliding_window", False)
-    size = raw.whole("sliding_window", decoders.unsaid(raw, "sliding_window", 4096), most=LONG) if slides else None
+    size = (
+        raw.whole("sliding_window", decoders.unsaid(raw, "sliding_window", 4096), most=MOST_POSITIONS)
+        if slides
+        else None
+    )
     first = raw.number("max_window_layers", 28.0)
     late = [size is not None and i >= first for i in range(model.decoder.depth)]
     return decoders.with_masks(model, decoders.read_windows(raw, size, late))

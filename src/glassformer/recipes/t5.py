@@ -8,12 +8,24 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..config.ends import Embed, Head, Init, RMSNorm
+from ..config.embed_head import Embed, Head
 from ..config.feedforward import MLP, Activation, GatedMLP
+from ..config.init import Init
 from ..config.model import Attention, Block, Decoder, Encoder, EncoderDecoder, Model, Stack, stacks
+from ..config.norm import RMSNorm
 from ..config.position import RelativeBias
 from ..errors import UserError
-from .keys import ACTIVATIONS, DEEP, LONG, MANY, WIDE, WORDS, Key, read_keys, write_keys
+from .keys import (
+    ACTIVATIONS,
+    MOST_BLOCKS,
+    MOST_HEADS,
+    MOST_HIDDEN,
+    MOST_POSITIONS,
+    MOST_TOKENS,
+    Key,
+    read_keys,
+    write_keys,
+)
 from .recipe import ConfigReader, Recipe, Rule, Table
 
 INIT = Init(0.02, 1.0, "plain")
@@ -59,12 +71,12 @@ def _both(*places: str) -> str:
 KEYS = (
     Key.only("is_decoder", False, "a T5 decoder here stands beside its encoder"),
     Key.whole("d_model", "dim"),
-    Key.whole("d_kv", _both("pattern.attention.head_dim") + " decoder.pattern.cross.head_dim", 64, most=MANY),
-    Key.whole("d_ff", _both("pattern.feedforward.hidden"), most=WIDE),
-    Key.whole("num_heads", _both("pattern.attention.heads") + " decoder.pattern.cross.heads", most=MANY),
-    Key.whole("num_layers", "encoder.depth", most=DEEP),
-    Key.whole("n_positions", "context", 512, most=LONG),
-    Key.whole("vocab_size", "embed.vocab", most=WORDS),
+    Key.whole("d_kv", _both("pattern.attention.head_dim") + " decoder.pattern.cross.head_dim", 64, most=MOST_HEADS),
+    Key.whole("d_ff", _both("pattern.feedforward.hidden"), most=MOST_HIDDEN),
+    Key.whole("num_heads", _both("pattern.attention.heads") + " decoder.pattern.cross.heads", most=MOST_HEADS),
+    Key.whole("num_layers", "encoder.depth", most=MOST_BLOCKS),
+    Key.whole("n_positions", "context", 512, most=MOST_POSITIONS),
+    Key.whole("vocab_size", "embed.vocab", most=MOST_TOKENS),
     Key.whole("relative_attention_num_buckets", _both("position.buckets"), 32),
     Key.whole("relative_attention_max_distance", _both("position.distance"), 128),
     Key.number("layer_norm_epsilon", _both("pattern.norm.eps", "last_norm.eps"), 1e-6, most=1.0),
@@ -83,7 +95,7 @@ def read_config(raw: ConfigReader) -> Model:
     gated, act = raw.choice("feed_forward_proj", PROJECTIONS, "relu")
     mlp = (GatedMLP if gated else MLP)(1, act)
     model = read_keys(raw, build(64, 1, Attention(1, head_dim=64, scale=1.0), mlp, Head()), KEYS)
-    depth = raw.whole("num_decoder_layers", model.encoder.depth, most=DEEP)
+    depth = raw.whole("num_decoder_layers", model.encoder.depth, most=MOST_BLOCKS)
     stated = tied = raw.flag("tie_word_embeddings", True)
     if raw.held is not None:
         shared = stated and raw.holds("shared.weight")

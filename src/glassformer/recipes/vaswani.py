@@ -14,12 +14,14 @@ from dataclasses import replace
 from typing import Any
 
 from ..config import serial
-from ..config.ends import Embed, Head, Init, LayerNorm
+from ..config.embed_head import Embed, Head
 from ..config.feedforward import MLP
+from ..config.init import Init
 from ..config.model import Attention, Block, EncoderDecoder, Model, Stack, stacks
+from ..config.norm import LayerNorm
 from ..config.position import Sinusoidal
 from ..errors import UserError
-from .keys import DEEP, LONG, MANY, WIDE, WORDS, Key, read_keys, write_keys
+from .keys import MOST_BLOCKS, MOST_HEADS, MOST_HIDDEN, MOST_POSITIONS, MOST_TOKENS, Key, read_keys, write_keys
 from .recipe import ConfigReader, Recipe, Rule, Table, rules
 
 
@@ -41,8 +43,8 @@ KEYS = (
     Key.only("add_final_layer_norm", False, "the stacks end without a norm here"),
     Key.only("static_position_embeddings", True, "positions are sines here"),
     Key.whole("d_model", "dim"),
-    Key.whole("vocab_size", "embed.vocab", most=WORDS),
-    Key.whole("max_position_embeddings", "context", 1024, most=LONG),
+    Key.whole("vocab_size", "embed.vocab", most=MOST_TOKENS),
+    Key.whole("max_position_embeddings", "context", 1024, most=MOST_POSITIONS),
     Key(
         "scale_embedding",
         "embed.scale",
@@ -52,12 +54,14 @@ KEYS = (
     Key.number("dropout attention_dropout", "encoder.dropout decoder.dropout", 0.1, most=0.99),
     Key.std("init_std"),
     Key.flag("head_bias", "head.bias", True),  # a word of our own
-    Key.whole("encoder_layers", "encoder.depth", 12, most=DEEP),
-    Key.whole("decoder_layers", "decoder.depth", 12, most=DEEP),
-    Key.whole("encoder_attention_heads", "encoder.pattern.attention.heads", 16, most=MANY),
-    Key.whole("decoder_attention_heads", "decoder.pattern.attention.heads decoder.pattern.cross.heads", 16, most=MANY),
-    Key.whole("encoder_ffn_dim", "encoder.pattern.feedforward.hidden", 4096, most=WIDE),
-    Key.whole("decoder_ffn_dim", "decoder.pattern.feedforward.hidden", 4096, most=WIDE),
+    Key.whole("encoder_layers", "encoder.depth", 12, most=MOST_BLOCKS),
+    Key.whole("decoder_layers", "decoder.depth", 12, most=MOST_BLOCKS),
+    Key.whole("encoder_attention_heads", "encoder.pattern.attention.heads", 16, most=MOST_HEADS),
+    Key.whole(
+        "decoder_attention_heads", "decoder.pattern.attention.heads decoder.pattern.cross.heads", 16, most=MOST_HEADS
+    ),
+    Key.whole("encoder_ffn_dim", "encoder.pattern.feedforward.hidden", 4096, most=MOST_HIDDEN),
+    Key.whole("decoder_ffn_dim", "decoder.pattern.feedforward.hidden", 4096, most=MOST_HIDDEN),
     Key.activation("activation_function", "encoder.pattern.feedforward.act decoder.pattern.feedforward.act", "gelu"),
 )
 
@@ -67,7 +71,7 @@ def read_config(raw: ConfigReader) -> Model:
     start, pad = raw.value("decoder_start_token_id", None), raw.value("pad_token_id", None)
     known = pad is None or start in (None, pad, raw.value("bos_token_id", pad))
     raw.must(known, "decoder_start_token_id", "the id of pad or bos")
-    raw.only("decoder_vocab_size", raw.whole("vocab_size", most=WORDS), "both sides share one vocabulary here")
+    raw.only("decoder_vocab_size", raw.whole("vocab_size", most=MOST_TOKENS), "both sides share one vocabulary here")
     sines = {f"{side}.position.halves": True for side in ("encoder", "decoder")}
     return read_keys(raw, serial.change(vaswani(64, 1, 1, 1, 1, 0.1), sines), KEYS)
 

@@ -19,7 +19,7 @@ from .loop import Step
 from .report import duration
 
 BARS = "▁▂▃▄▅▆▇█"
-WIDE = 56  # columns of the bar and of the row of losses: they fit a terminal of 60
+BAR_WIDTH = 56  # columns of the bar and of the row of losses: they fit a terminal of 60
 LINES = 8  # of a sample, at most: the panel fits a terminal of 24
 
 
@@ -125,10 +125,10 @@ class Live:
         from rich.text import Text
 
         bar = Table.grid()  # the bar alone ends no line: what follows would be drawn over it
-        bar.add_row(ProgressBar(total=step.steps, completed=step.index, width=WIDE))
+        bar.add_row(ProgressBar(total=step.steps, completed=step.index, width=BAR_WIDTH))
         # each number under its name, in as many rows as the terminal is narrow
         numbers = [Text.assemble((name, "dim"), "\n", (value, "bold")) for name, value in self.numbers(step).items()]
-        losses = Text(sparkline(self.losses, WIDE), style="cyan", no_wrap=True)
+        losses = Text(sparkline(self.losses, BAR_WIDTH), style="cyan", no_wrap=True)
         shown: list[Any] = [bar, Columns(numbers, padding=(0, 2)), losses]
         if self.text:
             shown.append(Text("\n".join(self.text.splitlines()[:LINES]), style="italic", overflow="fold"))

@@ -12,7 +12,8 @@ from typing import Any
 from torch import Tensor
 
 from ... import config
-from ...nn import block, ends, model, pool
+from ...nn import block, model, pool
+from ...nn.embed_head import Embed, Head
 from .plan import Builder, can_describe, describe, describes
 from .sublayers import any_norm, plain_flow, position_embedding
 
@@ -85,19 +86,19 @@ def heads(cfg: config.Model, b: Builder, x: str) -> str:
 @describes(config.Embed)
 def embed(cfg: config.Embed, b: Builder, path: str, module: str, dim: int) -> str:
     """Rows of tables, added up."""
-    code = (ends.Embed.forward, "self.token(tokens)")
+    code = (Embed.forward, "self.token(tokens)")
     T, axes = b.tokens, ("B", "T", "C")
 
     def row(id: str, table: str, needle: str, **params: Any) -> str:
         role = {"table": b.weight(f"{module}.{table}.weight")}
-        return b.add(id, "lookup", (b.ids,), axes, (1, T, dim), (ends.Embed.forward, needle), role, **params)
+        return b.add(id, "lookup", (b.ids,), axes, (1, T, dim), (Embed.forward, needle), role, **params)
 
     x = row(f"{path}.token", "token", "self.token(tokens)")
     for back in range(1, cfg.previous_token_embeddings + 1):
         earlier = row(f"{path}.lag.{back - 1}", f"lag.{back - 1}", "table(before(", back=back, nothing=cfg.vocab)
-        x = b.like(f"{path}.lags.{back}", "add", x, earlier, code=(ends.Embed.forward, "x + flow.look"))
+        x = b.like(f"{path}.lags.{back}", "add", x, earlier, code=(Embed.forward, "x + flow.look"))
     if cfg.scale != 1.0:
-        x = b.like(f"{path}.scaled", "scale", x, code=(ends.Embed.forward, "self.scale"), by=cfg.scale, rounded=True)
+        x = b.like(f"{path}.scaled", "scale", x, code=(Embed.forward, "self.scale"), by=cfg.scale, rounded=True)
     if cfg.segments:
         segment = row(f"{path}.segment", "segment", "self.segment(", row=0)
         x = b.like(f"{path}.with_segment", "add", x, segment, code=code)
@@ -135,7 +136,7 @@ def _call_block(part: Any, stack_position: Any, x: Tensor) -> Tensor:
 @describes(config.Head)
 def head(cfg: config.Head, b: Builder, path: str, x: str) -> str:
     """(Transform, activation, norm, scale,) a product with the table, (cap)."""
-    prepare = ends.Head.prepare
+    prepare = Head.prepare
     if cfg.transform is not None:
         x = b.linear(f"{path}.dense", x, f"{path}.transform", "C", (prepare, "self.transform(hidden)"))
         x = b.like(f"{path}.hidden", "act", x, code=(prepare, "self.act("), act=cfg.transform)
@@ -147,10 +148,10 @@ def head(cfg: config.Head, b: Builder, path: str, x: str) -> str:
     weights = {"weight": b.weight(table)} | b.of_module(f"{path}.proj", bias="bias")
     op, id = b.plan[x], "logits" if cfg.softcap is None else f"{path}.uncapped"
     sides = {"axes": ("B", "T", "V"), "shape": (*op.shape[:2], b.parameters[table][0])}
-    x = b.add(id, "lm_head", (x,), code=(ends.Head.forward, "self.proj("), weights=weights, **sides)  # type: ignore[arg-type]
+    x = b.add(id, "lm_head", (x,), code=(Head.forward, "self.proj("), weights=weights, **sides)  # type: ignore[arg-type]
     if cfg.softcap is None:
         return x
-    return b.like("logits", "softcap", x, code=(ends.Head.forward, "self.softcap *"), cap=cfg.softcap)
+    return b.like("logits", "softcap", x, code=(Head.forward, "self.softcap *"), cap=cfg.softcap)
 
 
 @describes(config.Pool)

@@ -1,25 +1,25 @@
-"""What the recurrent readers compute, as operations (nn/recurrent.py): each step reads the state of the step before."""
+"""What GRUs and LSTMs compute, as operations (nn/recurrence.py): each step reads the state of the step before."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from ... import config
-from ...nn import recurrent
+from ...nn import recurrence
 from .plan import Builder, describes
 
 
 @describes(config.Recurrent)
 def recurrent_body(cfg: config.Recurrent, b: Builder, path: str, x: str, embed_path: str) -> str:
     """Layers of cells, one way or both; a decoder's first layer reads its context too, and ``merge`` ends it."""
-    whole = recurrent.Recurrent.forward
+    whole = recurrence.Recurrent.forward
     x = first = hidden = b.name(x, f"{path}.embed")
     T, dim = b.tokens, b.model.config.dim
     initial = context = None
     if cfg.cross is not None:
-        ends = (recurrent.Source.ends, "torch.cat(")
+        ends = (recurrence.Source.ends, "torch.cat(")
         both = b.add(f"{path}.cross.ends", "pool", (b.memory,), ("N", "2C"), (1, 2 * dim), ends, of="ends")
-        start = (recurrent.Summary.initial, "torch.tanh(")
+        start = (recurrence.Summary.initial, "torch.tanh(")
         product = b.linear(f"{path}.cross.whole_proj", both, f"{path}.cross.whole", "C", start)
         initial = b.like(f"{path}.cross.initial", "act", product, code=start, act="tanh")
     for number in range(cfg.depth):
@@ -63,10 +63,10 @@ def cells(
 ) -> str:
     """One layer in one direction; ``state`` (B, T, C) is what the tape records, both directions side by side."""
     T, width = b.tokens, b.parameters[f"{module}.state.weight"][1]
-    kind = recurrent.LSTM if isinstance(cfg, config.LSTM) else recurrent.GRU
-    given = b.linear(f"{module}.given", x, f"{module}.input", "G", (recurrent.Cell.run, "self.input(x)"))
+    kind = recurrence.LSTM if isinstance(cfg, config.LSTM) else recurrence.GRU
+    given = b.linear(f"{module}.given", x, f"{module}.input", "G", (recurrence.Cell.run, "self.input(x)"))
     sides = (("B", "T", "C"), (1, T, width))
-    step = (recurrent.walk, "state = step(given, state)")
+    step = (recurrence.walk, "state = step(given, state)")
     # A loop through time: the state is read from what was recorded, and so its operations may come before it.
     before = own_half(b, module, state, width, reverse)
     inputs = (before,) if initial is None else (before, initial)
@@ -86,7 +86,7 @@ def own_half(b: Builder, module: str, state: str, width: int, reverse: bool) -> 
     total = b.model.config.dim
     if width == total:
         return state
-    code = (recurrent.Recurrent.forward, "again[order.mirror]")
+    code = (recurrence.Recurrent.forward, "again[order.mirror]")
     begin = width if reverse else 0
     return b.add(
         f"{module}.own", "split", (state,), ("B", "T", "C"), (1, b.tokens, width), code, begin=begin, width=width
@@ -101,18 +101,18 @@ def source_context(
     sides = (("B", "T", "C"), (1, T, dim))
     assert initial is not None
     if isinstance(cfg, config.Summary):
-        code: Any = (recurrent.Recurrent.forward, "context = initial")
+        code: Any = (recurrence.Recurrent.forward, "context = initial")
         return b.add(f"{path}.cross.write", "repeat", (initial,), *sides, code)
-    S, pattern = b.plan[b.memory].shape[1], recurrent.Additive.pattern
-    step = (recurrent.walk, "state = step(given, state)")
+    S, pattern = b.plan[b.memory].shape[1], recurrence.Additive.pattern
+    step = (recurrence.walk, "state = step(given, state)")
     previous = b.add(f"{path}.cross.previous", "shift", (state, initial), *sides, step, reverse=False)
     q = b.linear(f"{path}.cross.q_proj", previous, f"{path}.cross.q", "A", (pattern, "self.q(h)"))
     k = b.linear(
-        f"{path}.cross.k_proj", b.memory, f"{path}.cross.k", "A", (recurrent.Recurrent.source, "self.cross.k(source")
+        f"{path}.cross.k_proj", b.memory, f"{path}.cross.k", "A", (recurrence.Recurrent.source, "self.cross.k(source")
     )
     score = {"weight": b.weight(f"{path}.cross.score.weight")}
     square = (("B", "H", "T", "S"), (1, 1, T, S))
     s = b.add(f"{path}.cross.scores", "additive", (q, k), *square, (pattern, "torch.tanh("), score, keys=1)
     p = b.like(f"{path}.cross.pattern", "softmax", s, code=(pattern, "softmax"))
-    code = (recurrent.Recurrent.attend, "source.values[")
+    code = (recurrence.Recurrent.attend, "source.values[")
     return b.add(f"{path}.cross.write", "av", (p, b.memory), *sides, code, group=1, keys=1)

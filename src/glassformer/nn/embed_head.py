@@ -26,10 +26,9 @@ class Embed(TracedModule):
         self.scale = cfg.scale
         self.token = table(cfg.vocab, dim)
         self.segment = table(cfg.segments, dim) if cfg.segments else None
-        self.lag = nn.ModuleList(
-            table(cfg.vocab + 1, dim) for _ in range(cfg.previous_token_embeddings)
-        )  # the last: nothing there
-        self.products = ("token.weight", *(f"lag.{back}.weight" for back in range(len(self.lag))))
+        missing = cfg.vocab  # the last row of each table: there is no such token before
+        self.lag = nn.ModuleList(table(missing + 1, dim) for _ in range(cfg.previous_token_embeddings))
+        self.quieter = {f"lag.{back}.weight": back + 2 for back in range(len(self.lag))}  # the further back, the more
 
     def forward(self, tokens: Tensor, flow: Flow, segments: Tensor | None = None) -> Tensor:
         """tokens (B, T) -> (B, T, C); ``segments`` (B, T) are 0 where not given."""

@@ -1,0 +1,49 @@
+"""Heads of an encoder: one vector or some logits for a whole sequence, or for each token. No torch here."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ..errors import need
+from .feedforward import Activation
+from .old_names import renamed
+from .serial import NonNegativeInt, PositiveInt, Share, frozen
+from .shapes import Shapes, join, linear
+
+
+@renamed(of="mode", unit="normalize")
+@frozen
+class Pool:
+    """One vector for a whole sequence: of its ``first`` token (BERT), its ``last``, the ``mean`` or ``max`` of all.
+
+    Then (``transform`` with that activation: BERT's pooler), dropout, and ``labels`` logits; 0 labels end in the
+    vector, scaled to length 1 where ``normalize`` (sentence encoders).
+    """
+
+    mode: Literal["first", "last", "mean", "max"] = "first"  # which vectors become one
+    transform: Activation | None = None  # activation of a dense layer over it (BERT's pooler)
+    labels: NonNegativeInt = 0  # logits to end in; 0 ends in the vector
+    dropout: Share = 0.0  # share of the vector dropped before the labels
+    normalize: bool = False  # scale the vector to length 1 (sentence encoders)
+
+    def shapes(self, dim: int) -> Shapes:
+        """The transform and the labels' layer."""
+        proj = linear(dim, self.labels) if self.labels else {}
+        return join(transform=linear(dim, dim) if self.transform else {}, proj=proj)
+
+
+@frozen
+class TokenHead:
+    """``labels`` logits for each token: (``transform`` with that activation), dropout, project."""
+
+    labels: PositiveInt  # logits for each token
+    transform: Activation | None = None  # activation of a dense layer before them (Electra's discriminator)
+    dropout: Share = 0.0  # share of each vector dropped before the labels
+    span: bool = False  # two labels are an answer's start and end, not what a token is
+
+    def __post_init__(self) -> None:
+        need(not self.span or self.labels == 2, f"TokenHead.labels is {self.labels} and a span has 2 ends; give 2.")
+
+    def shapes(self, dim: int) -> Shapes:
+        """The transform and the labels' layer."""
+        return join(transform=linear(dim, dim) if self.transform else {}, proj=linear(dim, self.labels))

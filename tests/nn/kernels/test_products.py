@@ -61,3 +61,39 @@ def test_float_products_are_near_the_truth(build: str) -> None:
     truth = x.bfloat16().double() @ weight.bfloat16().double().T + bias
     assert (matmul(x, pack_bf16(weight), bias.bfloat16()) - truth).norm() < 1e-2 * truth.norm()
     assert matmul(x.bfloat16(), pack_bf16(weight)).dtype == torch.bfloat16
+
+
+def test_float_products_are_the_reference_bit_for_bit(build: str) -> None:
+    if build == "torch":
+        pytest.skip("torch promises no order of its sums")
+    for m, n, c in ((1, 16, 32), (1, 50, 101), (25, 33, 64), (2, 100, 600), (3, 1, 1)):
+        weight, x, bias = torch.randn(n, c), torch.randn(m, c), torch.randn(n)
+        for plus in (None, bias):
+            assert torch.equal(matmul(x, pack_fp32(weight), plus), reference.float_product(x, weight, plus))
+            rounded = reference.float_product(x.bfloat16(), weight.bfloat16(), plus)
+            assert torch.equal(matmul(x.bfloat16(), pack_bf16(weight), plus), rounded.bfloat16()), (m, n, c)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4", "bf16", "fp32"])
+def test_a_rows_bits_are_its_own(build: str, kind: str) -> None:
+    """Alone or with others, wherever it stands among them, by one thread or two."""
+    if build == "torch" and kind not in PACKS:
+        pytest.skip("torch promises no order of its sums")
+    n, c = 200, 1100  # several blocks of inputs
+    if kind in PACKS:
+        packed = PACKS[kind][0](*drawn(kind, n, c))
+    else:
+        packed = (pack_bf16 if kind == "bf16" else pack_fp32)(torch.randn(n, c))
+    x, bias, threads = torch.randn(512, c), torch.randn(n), torch.get_num_threads()
+    if kind == "bf16":
+        x = x.bfloat16()
+    whole = matmul(x, packed, bias)
+    few = build == "torch"  # which is slow
+    try:
+        for number in (1, 2):
+            torch.set_num_threads(number)
+            for count in (1, 5, 300) if few else (*range(1, 30), 100, 255, 256, 257, 300, 511, 512):
+                for first in {0, 512 - count}:
+                    assert torch.equal(matmul(x[first : first + count], packed, bias), whole[first : first + count])
+    finally:
+        torch.set_num_threads(threads)

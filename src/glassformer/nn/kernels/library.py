@@ -98,9 +98,19 @@ def pool() -> ctypes.c_void_p:
 
 @cache
 def function(name: str, build: str) -> Any:
-    """The C function ``name`` of a build; its arguments are addresses, whole numbers and floats."""
+    """The C function ``name`` of a build."""
     found = library()
     assert found is not None
     made = getattr(found, f"{name}_{build.replace('-', '_')}")
-    made.restype = None
+    made.restype, made.argtypes = None, [_TYPES[letter] for letter in SIGNATURES[name]]
     return made
+
+
+SIGNATURES = {
+    "matmul_int8": "pppppplllii",
+    "matmul_int4": "pppppplllii",
+    "matmul_bf16": "ppppllli",
+    "matmul_fp32": "ppppllli",
+}
+"""What the C functions take: addresses, long and int."""
+_TYPES: dict[str, Any] = {"p": ctypes.c_void_p, "l": ctypes.c_long, "i": ctypes.c_int}

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from . import reference
-from .weights import Packed
+from .weights import GROUP, STEP, Packed
 
 AT_ONCE = 1 << 22  # results of whole numbers that torch's path holds at a time
 
@@ -23,8 +23,30 @@ def matmul(x: Tensor, packed: Packed, bias: Tensor | None = None) -> Tensor:
     if x.shape[-1] != packed.inputs:
         raise ValueError(f"rows of {x.shape[-1]} numbers for a matrix of {packed.inputs} inputs")
     rows = x.detach().reshape(-1, packed.inputs)
-    y = _torch_product(rows, packed, bias)
+    y = (_torch_product if packed.build == "torch" else _compiled_product)(rows, packed, bias)
     return y.to(x.dtype).view(*x.shape[:-1], packed.outputs)
+
+
+def _compiled_product(rows: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
+    threads, (count, inputs) = torch.get_num_threads(), rows.shape
+    added = None if bias is None else bias.detach().float().contiguous()
+    address = added if added is None else added.data_ptr()
+    if packed.scales is None:
+        step = STEP[packed.kind]
+        rows = F.pad(rows.to(packed.data.dtype), (0, -inputs % step)).contiguous()
+        y = rows.new_empty(count, packed.outputs)
+        where = (rows.data_ptr(), packed.data.data_ptr(), address, y.data_ptr())
+        packed.multiply(*where, count, rows.shape[1], packed.outputs, threads)
+        return y
+    if rows.dtype not in (torch.float32, torch.bfloat16):
+        rows = rows.float()
+    rows = rows.contiguous()
+    y = rows.new_empty(count, packed.outputs)
+    scratch = torch.empty(count * packed.groups * (GROUP + 8), dtype=torch.uint8)
+    where = (rows.data_ptr(), packed.data.data_ptr(), packed.scales.data_ptr(), address, y.data_ptr())
+    bf16 = rows.dtype == torch.bfloat16
+    packed.multiply(*where, scratch.data_ptr(), count, inputs, packed.outputs, bf16, threads)
+    return y
 
 
 def _torch_product(rows: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:

@@ -37,7 +37,7 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     groups = F.pad(x.float(), (0, -x.shape[1] % GROUP)).view(len(x), -1, GROUP)
     largest = groups.abs().amax(-1)
     sound = largest.isfinite()
-    inverse = torch.where(sound & (largest > 1e-30), 127 / largest, 0.0)
+    inverse = torch.where(sound & (largest > 1e-30), torch.full_like(largest, 127) / largest, 0.0)  # truly divided
     scale = torch.where(largest > 1e-30, largest / 127, 0.0)
     whole = (groups * inverse[..., None]).nan_to_num(0.0).round()
     return whole, torch.where(sound, scale, torch.nan)
@@ -59,9 +59,11 @@ def integer_product(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | No
 
 
 def float_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x (M, C) times weight (N, C), both fp32 or both bf16 -> (M, N) fp32: from the first input to the last, each a
-    multiplication and addition rounded once."""
+    """x (M, C) times weight (N, C), both fp32 or both bf16 -> (M, N) fp32: input by input, each a multiplication
+    and addition rounded once. bf16 takes pairs of inputs, the second of each first, as vdpbf16ps does."""
     y = x.new_zeros(len(x), len(weight), dtype=torch.float32)
-    for i in range(x.shape[1]):
+    last = x.shape[1] - 1
+    swapped = x.dtype == torch.bfloat16
+    for i in (min(i ^ 1, last) if swapped else i for i in range(last + 1)):
         y = fma(x[:, i, None].float(), weight[:, i].float(), y)
     return y if bias is None else y + bias.float()

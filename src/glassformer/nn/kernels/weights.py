@@ -8,12 +8,14 @@ multiple of 16 and inputs to one of the group (or of ``step``), with zeros.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .library import path
+from .library import function, path
 
 GROUP = 32  # inputs that share a scale
 PANEL = 16  # outputs that are computed together
@@ -34,6 +36,11 @@ class Packed:
     data: Tensor
     scales: Tensor | None
     build: str
+
+    @cached_property
+    def multiply(self) -> Any:
+        """The C function that multiplies with it."""
+        return function(f"matmul_{self.kind}", self.build)
 
     @property
     def nbytes(self) -> int:

@@ -1,0 +1,18 @@
+// y = x W^T + b in bf16, sums in fp32: (rows, inputs) times (outputs, inputs) -> (rows, outputs).
+//
+//     for each pair of inputs, from the first to the last:
+//         y = fma(second x, second w, y)                          in fp32, rounded once
+//         y = fma(first x, first w, y)                            likewise: the order of vdpbf16ps
+//
+// W lies as (panel, inputs / 2, 16 outputs, 2 inputs): one load is what one vdpbf16ps multiplies, and a panel is read
+// from its first byte to its last.
+
+#include "simd.h"
+#define STEP(sum, w, x) dot2(sum, w, x)
+#include "floats.h"
+
+EXPORT(matmul_bf16)(const void *x, const void *weight, const float *bias, void *y, long rows, long inputs, long outputs,
+                    int threads) {
+    const Product p = {{x, bias, y, rows, inputs, outputs, 1}, weight, inputs / 2};
+    run_pieces(piece, &p, pieces_of(&p.rows), threads);
+}

@@ -1,0 +1,58 @@
+// What bf16.c and fp32.c share: a tile of rows times panels, from the first input to the last.
+
+#pragma once
+#include "piece.h"
+
+// STEP inputs are multiplied at a time, of SIZE bytes together; in a panel they lie as (inputs / STEP, 16, STEP). BLOCK
+// steps of 32 outputs are 32 KiB, most of the first cache.
+enum { SIZE = 4, BLOCK = 256 };
+
+typedef struct {
+    Rows rows;
+    const char *weight;
+    long steps;
+} Product;
+
+// R rows times P panels, of the steps `first` to `end`; the panels lie `stride` bytes apart. The sums so far are in `sums`.
+INLINE void tile(const int R, const int P, const Product *p, const char *weight, long stride, long row, long first,
+                 long end, float *sums) {
+    floats y[FLOAT_ROWS][PANELS];
+    const char *x = (const char *)p->rows.x + row * p->steps * SIZE;
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < P; i++)
+        y[r][i] = first ? load(sums + r * WIDTH + i * PANEL) : zeros();
+    for (long k = first; k < end; k++, weight += SIZE * PANEL) {
+        ints w[PANELS];
+        UNROLL for (int i = 0; i < P; i++) w[i] = load_ints(weight + i * stride);
+        UNROLL for (int r = 0; r < R; r++) {
+            ints one = all_four(x + (r * p->steps + k) * SIZE);
+            UNROLL for (int i = 0; i < P; i++) y[r][i] = STEP(y[r][i], w[i], one);
+        }
+    }
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < P; i++)
+        store(sums + r * WIDTH + i * PANEL, y[r][i]);
+}
+
+// `count` rows times P panels.
+INLINE void tiles(const int P, const Product *p, const char *weight, long stride, long row, long count, long first,
+                  long end, float *sums) {
+#define ROWS(R)                                                      \
+    for (; count >= R; count -= R, row += R, sums += R * WIDTH)      \
+        tile(R, P, p, weight, stride, row, first, end, sums);
+    ROWS(FLOAT_ROWS) ROWS(6) ROWS(4) ROWS(2) ROWS(1)
+#undef ROWS
+}
+
+static void piece(const void *task, long number) {
+    const Product *p = task;
+    const Place at = place(&p->rows, number);
+    const long stride = p->steps * SIZE * PANEL;
+    float sums[CHUNK * WIDTH];
+    for (long first = 0; first < p->steps; first += BLOCK) {
+        const long end = first + BLOCK < p->steps ? first + BLOCK : p->steps;
+        const char *weight = p->weight + at.panel * stride + first * SIZE * PANEL;
+        if (at.panels == PANELS) tiles(PANELS, p, weight, stride, at.row, at.rows, first, end, sums);
+        else for (int i = 0; i < at.panels; i++)
+            tiles(1, p, weight + i * stride, stride, at.row, at.rows, first, end, sums + i * PANEL);
+    }
+    finish(&p->rows, at, sums);
+}

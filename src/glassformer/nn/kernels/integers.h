@@ -1,0 +1,156 @@
+// What int8.c and int4.c share: rows to whole numbers, and a tile of rows times unsigned bytes.
+//
+//     for each group of 32 inputs, from the first to the last:
+//         sum = the 32 products of whole numbers                       in int32, exact
+//         y += float(sum) * (weight's scale * row's scale)             in fp32, each step rounded
+//
+// vpdpbusd multiplies unsigned bytes by signed ones, so weights carry an offset (128 or 8). It is taken out again by
+// starting each group's sum at -offset * (sum of the row's 32 numbers), which does not depend on the output.
+
+#pragma once
+#include "piece.h"
+
+enum { BLOCK = 32 };  // groups that are multiplied at a time: 32 outputs of them are 32 KiB, most of the first cache
+
+typedef enum { BYTES, SMALL_BYTES, NIBBLES } Kind;  // of weights; small ones lie from 0 to 15
+
+typedef struct {
+    Rows rows;
+    const uint8_t *weight;   // (panels, groups, 8 or 4, 16, 4)
+    const uint16_t *scales;  // (panels, groups, 16) fp16
+    int8_t *whole;           // (rows, groups, 32)
+    float *row_scale;        // (rows, groups)
+    int32_t *start;          // (rows, groups): minus the offset's part of a group's sum
+    long groups;
+    int offset;
+} Product;
+
+// One group of a row: the greatest magnitude becomes 127.
+INLINE void quantize_group(const Product *p, floats low, floats high, long at) {
+    ints magnitude = all_int(0x7fffffff);
+    int32_t bits = greatest_int(greater_int(and_int(bits_of(low), magnitude), and_int(bits_of(high), magnitude)));
+    float largest, inverse = 0, scale = 0;  // compared as whole numbers: what is no number is the greatest of all
+    memcpy(&largest, &bits, 4);
+    if (bits >= 0x7f800000) {
+        largest = 0, bits = 0x7fc00000;
+        memcpy(&scale, &bits, 4);
+        low = high = zeros();
+    } else if (largest > 1e-30f) {
+        inverse = 127 / largest, scale = largest / 127;
+    }
+    ints a = int_of(mul(low, all(inverse))), b = int_of(mul(high, all(inverse)));
+    store_bytes(p->whole + at * GROUP, a);
+    store_bytes(p->whole + at * GROUP + 16, b);
+    p->row_scale[at] = scale;
+    p->start[at] = -p->offset * sum_int(add_int(a, b));
+}
+
+static void quantize_row(const void *task, long row) {
+    const Product *p = task;
+    for (long group = 0; group < p->groups; group++) {
+        long first = row * p->rows.inputs + group * GROUP, left = p->rows.inputs - group * GROUP;
+        uint16_t some[GROUP] = {0};
+        float few[GROUP] = {0};
+        floats low, high;
+        if (p->rows.bf16) {
+            const uint16_t *from = (const uint16_t *)p->rows.x + first;
+            if (left < GROUP) from = memcpy(some, from, 2 * left);
+            low = load_bf16(from), high = load_bf16(from + 16);
+        } else {
+            const float *from = (const float *)p->rows.x + first;
+            if (left < GROUP) from = memcpy(few, from, 4 * left);
+            low = load(from), high = load(from + 16);
+        }
+        quantize_group(p, low, high, row * p->groups + group);
+    }
+}
+
+// Sixty-four weights of a group: step k of 8, as bytes.
+INLINE ints weights_at(const Kind kind, const uint8_t *group, int k) {
+    if (kind != NIBBLES) return load_ints(group + 64 * k);
+    ints both = load_ints(group + 64 * (k % 4));
+    return and_int(k < 4 ? both : down4(both), all_int(0x0f0f0f0f));
+}
+
+// R rows from `row` times P panels, of the groups `first` to `end`; `weight` begins with `first` and its panels lie
+// `stride` bytes apart. The sums so far are in `sums`.
+INLINE void tile(const int R, const int P, const Kind kind, const Product *p, const uint8_t *weight, long stride,
+                 const uint16_t *scales, long row, long first, long end, float *sums) {
+    floats y[INT_ROWS][PANELS];
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < P; i++)
+        y[r][i] = first ? load(sums + r * WIDTH + i * PANEL) : zeros();
+    for (long g = first; g < end; g++, weight += kind == NIBBLES ? GROUP * PANEL / 2 : GROUP * PANEL) {
+        const int8_t *whole = p->whole + (row * p->groups + g) * GROUP;
+        const long at = row * p->groups + g;
+        ints sum[INT_ROWS][PANELS];
+        UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < P; i++)
+            sum[r][i] = all_int(p->start[at + r * p->groups]);
+        UNROLL for (int k = 0; k < 8; k++) {
+            ints w[PANELS];
+            UNROLL for (int i = 0; i < P; i++) w[i] = weights_at(kind, weight + i * stride, k);
+            UNROLL for (int r = 0; r < R; r++) {
+                ints x = all_four(whole + r * p->groups * GROUP + 4 * k);
+                UNROLL for (int i = 0; i < P; i++)
+                    sum[r][i] = kind == BYTES ? dot4(sum[r][i], w[i], x) : dot4_small(sum[r][i], w[i], x);
+            }
+        }
+        UNROLL for (int i = 0; i < P; i++) {
+            floats scale = load_half(scales + (i * p->groups + g) * PANEL);
+            UNROLL for (int r = 0; r < R; r++) {
+                floats both = mul(scale, all(p->row_scale[at + r * p->groups]));
+                y[r][i] = add(y[r][i], mul(float_of(sum[r][i]), both));
+            }
+        }
+    }
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < P; i++)
+        store(sums + r * WIDTH + i * PANEL, y[r][i]);
+}
+
+// `count` rows times P panels.
+INLINE void tiles(const int P, const Kind kind, const Product *p, const uint8_t *weight, long stride,
+                  const uint16_t *scales, long row, long count, long first, long end, float *sums) {
+#define ROWS(R)                                                               \
+    for (; R <= INT_ROWS && count >= R; count -= R, row += R, sums += R * WIDTH)               \
+        tile(R, P, kind, p, weight, stride, scales, row, first, end, sums);
+    ROWS(INT_ROWS) ROWS(4) ROWS(2) ROWS(1)
+#undef ROWS
+}
+
+// Two panels times a chunk of rows.
+INLINE void multiply(const Kind kind, const Product *p, long piece) {
+    const Place at = place(&p->rows, piece);
+    const long size = kind == NIBBLES ? GROUP * PANEL / 2 : GROUP * PANEL, stride = p->groups * size;
+    const uint16_t *scales = p->scales + at.panel * p->groups * PANEL;
+    const int apart = kind == NIBBLES && at.rows > INT_ROWS;  // nibbles, for many rows once and not for every tile
+    float sums[CHUNK * WIDTH];
+    uint8_t bytes[2 * BLOCK * GROUP * PANEL];
+    for (long first = 0; first < p->groups; first += BLOCK) {
+        const long end = first + BLOCK < p->groups ? first + BLOCK : p->groups;
+        const uint8_t *weight = p->weight + at.panel * stride + first * size;
+        if (apart)
+            for (long g = 0; g < at.panels * BLOCK; g++) UNROLL for (int k = 0; k < 8; k++)
+                if (g % BLOCK < end - first)
+                    store_ints(bytes + (8 * g + k) * 64, weights_at(kind, weight + g / BLOCK * stride + g % BLOCK * size, k));
+        for (int i = 0; i < at.panels; i += PANELS) {
+            const uint8_t *from = apart ? bytes + i * BLOCK * GROUP * PANEL : weight + i * stride;
+            const long step = apart ? BLOCK * GROUP * PANEL : stride;
+#define TILES(P, KIND)                                                                                          \
+    tiles(P, KIND, p, from, step, scales + i * p->groups * PANEL, at.row, at.rows, first, end, sums + i * PANEL)
+            if (at.panels < PANELS) apart ? TILES(1, SMALL_BYTES) : TILES(1, kind);
+            else apart ? TILES(PANELS, SMALL_BYTES) : TILES(PANELS, kind);
+#undef TILES
+        }
+    }
+    finish(&p->rows, at, sums);
+}
+
+// Quantise the rows, then multiply; `scratch` holds rows * groups * 40 bytes.
+INLINE void compute(piece_fn *piece, Rows rows, const uint8_t *weight, const uint16_t *scales, void *scratch, int offset,
+                    int threads) {
+    const long groups = (rows.inputs + GROUP - 1) / GROUP, all = rows.rows * groups;
+    float *row_scale = scratch;
+    int32_t *start = (int32_t *)(row_scale + all);
+    const Product p = {rows, weight, scales, (int8_t *)(start + all), row_scale, start, groups, offset};
+    run_pieces(quantize_row, &p, rows.rows, rows.rows < 8 ? 1 : threads);
+    run_pieces(piece, &p, pieces_of(&rows), threads);
+}

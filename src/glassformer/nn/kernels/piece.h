@@ -1,0 +1,46 @@
+// What all products share: rows, and the piece of the result that a thread computes at a time.
+
+#pragma once
+#include "pool.h"
+#include "simd.h"
+
+enum {
+    CHUNK = 256,        // rows of a piece
+    WIDTH = 2 * PANEL,  // outputs of a piece
+};
+
+typedef struct {
+    const void *x;      // (rows, inputs) fp32 or bf16
+    const float *bias;  // (outputs) or null
+    void *y;            // (rows, outputs), as x
+    long rows, inputs, outputs;
+    int bf16;
+} Rows;
+
+typedef struct { long row, rows, panel; int panels; } Place;
+
+INLINE long pieces_of(const Rows *rows) {
+    return ((rows->outputs + WIDTH - 1) / WIDTH) * ((rows->rows + CHUNK - 1) / CHUNK);
+}
+
+// Pieces of the same weights follow each other, so that these are still in a cache.
+INLINE Place place(const Rows *rows, long piece) {
+    const long chunks = (rows->rows + CHUNK - 1) / CHUNK, row = piece % chunks * CHUNK, panel = piece / chunks * 2;
+    const long left = rows->rows - row, panels = (rows->outputs + PANEL - 1) / PANEL - panel;
+    return (Place){row, left < CHUNK ? left : CHUNK, panel, panels < 2 ? 1 : 2};
+}
+
+// Sums (rows, WIDTH) plus bias, into y.
+INLINE void finish(const Rows *rows, Place at, const float *sums) {
+    const long first = at.panel * PANEL, left = rows->outputs - first, count = left < WIDTH ? left : WIDTH;
+    float bias[WIDTH] = {0};
+    if (rows->bias) memcpy(bias, rows->bias + first, count * sizeof *bias);
+    for (long r = 0; r < at.rows; r++, sums += WIDTH) {
+        const long to = (at.row + r) * rows->outputs + first;
+        for (long i = 0; i < count; i++) {
+            const float y = rows->bias ? sums[i] + bias[i] : sums[i];
+            if (rows->bf16) ((uint16_t *)rows->y)[to + i] = bf16_of(y);
+            else ((float *)rows->y)[to + i] = y;
+        }
+    }
+}

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -77,11 +78,13 @@ def _compile(compiler: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         units = [("pool", "", FLAGS)]
         units += [(kernel, build, f"{FLAGS} {flags}") for build, flags in BUILDS.items() for kernel in KERNELS]
-        objects = []
-        for name, build, flags in units:
-            objects.append(f"{folder}/{name}.{build}.o")
+        objects = [f"{folder}/{name}.{build}.o" for name, build, _ in units]
+        commands = []
+        for (name, build, flags), made in zip(units, objects, strict=True):
             define = [f"-DBUILD={build.replace('-', '_')}"] if build else []
-            _run([*compiler, *flags.split(), *define, "-c", str(FOLDER / f"{name}.c"), "-o", objects[-1]])
+            commands.append([*compiler, *flags.split(), *define, "-c", str(FOLDER / f"{name}.c"), "-o", made])
+        with ThreadPoolExecutor() as several:
+            list(several.map(_run, commands))
         made = f"{folder}/{LIBRARY.name}"
         _run([*compiler, "-shared", "-s", *objects, "-o", made])
         beside = LIBRARY.with_suffix(".new")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -15,6 +16,16 @@ from glassformer.config import run, run_file
 from glassformer.errors import UserError
 
 ROOT = Path(__file__).parents[1]
+
+
+def compilers() -> list[list[str]]:
+    """What hatch_build.py would compile with here."""
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found: list[list[str]] = module.compilers()
+    return found
 
 
 def test_run_files_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,6 +81,8 @@ def test_a_wheel_and_an_sdist_hold_what_is_needed(tmp_path: Path) -> None:
         static = ROOT / "src" / "glassformer" / "static"
         built = {f"glassformer/static/{path.name}" for path in static.iterdir() if not path.name.startswith(".")}
         assert built <= names and "glassformer/static/index.html" in names
+        kernels = "glassformer/nn/kernels/libkernels.so"
+        assert (kernels in names) == (bool(compilers()) and "x86_64" in wheel.name) == ("none-any" not in wheel.name)
         opened.extractall(tmp_path / "wheel")
     told = subprocess.run(
         [sys.executable, "-m", "glassformer", "cost", "runs/demo.toml"],
@@ -80,6 +93,9 @@ def test_a_wheel_and_an_sdist_hold_what_is_needed(tmp_path: Path) -> None:
     )
     assert told.returncode == 0 and "parameters" in told.stdout, told.stderr
     with tarfile.open(sdist) as opened:
+        assert not [name for name in opened.getnames() if name.endswith(".so")], (
+            "an sdist is compiled where it is installed"
+        )
         opened.extractall(tmp_path, filter="data")
     unpacked = next(path for path in tmp_path.iterdir() if (path / "Makefile").exists())
     subprocess.run(

@@ -13,7 +13,8 @@ typedef struct {
     long steps;
 } Product;
 
-// R rows times P panels, of the steps `first` to `end`; the panels lie `stride` bytes apart. The sums so far are in `sums`.
+// R rows times P panels, of the steps `first` to `end`; the panels lie `stride` bytes apart. The sums so far are in
+// `sums`. Meanwhile the next block is fetched.
 INLINE void tile(const int R, const int P, const Product *p, const char *weight, long stride, long row, long first,
                  long end, float *sums) {
     floats y[FLOAT_ROWS][PANELS];
@@ -22,7 +23,10 @@ INLINE void tile(const int R, const int P, const Product *p, const char *weight,
         y[r][i] = first ? load(sums + r * WIDTH + i * PANEL) : zeros();
     for (long k = first; k < end; k++, weight += SIZE * PANEL) {
         ints w[PANELS];
-        UNROLL for (int i = 0; i < P; i++) w[i] = load_ints(weight + i * stride);
+        UNROLL for (int i = 0; i < P; i++) {
+            w[i] = load_ints(weight + i * stride);
+            fetch(weight + i * stride + BLOCK * SIZE * PANEL);
+        }
         UNROLL for (int r = 0; r < R; r++) {
             ints one = all_four(x + (r * p->steps + k) * SIZE);
             UNROLL for (int i = 0; i < P; i++) y[r][i] = STEP(y[r][i], w[i], one);
@@ -32,14 +36,14 @@ INLINE void tile(const int R, const int P, const Product *p, const char *weight,
         store(sums + r * WIDTH + i * PANEL, y[r][i]);
 }
 
-// `count` rows times P panels.
+// `count` rows times P panels, in tiles of nearly the same size.
 INLINE void tiles(const int P, const Product *p, const char *weight, long stride, long row, long count, long first,
                   long end, float *sums) {
-#define ROWS(R)                                                      \
-    for (; count >= R; count -= R, row += R, sums += R * WIDTH)      \
-        tile(R, P, p, weight, stride, row, first, end, sums);
-    ROWS(FLOAT_ROWS) ROWS(6) ROWS(4) ROWS(2) ROWS(1)
-#undef ROWS
+    for (long left = (count + FLOAT_ROWS - 1) / FLOAT_ROWS; left > 0; left--) {
+        const long rows = count / left;
+        SWITCH_ROWS(rows, FLOAT_ROWS, tile(R, P, p, weight, stride, row, first, end, sums))
+        count -= rows, row += rows, sums += rows * WIDTH;
+    }
 }
 
 static void piece(const void *task, long number) {

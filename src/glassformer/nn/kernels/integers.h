@@ -72,24 +72,31 @@ INLINE ints weights_at(const Kind kind, const uint8_t *group, int k) {
     return and_int(k < 4 ? both : down4(both), all_int(0x0f0f0f0f));
 }
 
-// R rows from `row` times P panels, of the groups `first` to `end`; `weight` begins with `first` and its panels lie
-// `stride` bytes apart. The sums so far are in `sums`.
-INLINE void tile(const int R, const int P, const Kind kind, const Product *p, const uint8_t *weight, long stride,
+// Where weights lie: those of a panel's first group, and how far it is to the next panel's.
+typedef struct { const uint8_t *first; long stride; } Weights;
+
+enum { WIDE = GROUP * PANEL };  // bytes of a panel's group, of nibbles half
+
+// R rows from `row` times P panels, of the groups `first` to `end`. The sums so far are in `sums`. Meanwhile the weights
+// `next`, which lie as they came, are fetched.
+INLINE void tile(const int R, const int P, const Kind kind, const Product *p, Weights weights, Weights next,
                  const uint16_t *scales, long row, long first, long end, float *sums) {
     floats y[INT_ROWS][PANELS];
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < P; i++)
         y[r][i] = first ? load(sums + r * WIDTH + i * PANEL) : zeros();
-    for (long g = first; g < end; g++, weight += kind == NIBBLES ? GROUP * PANEL / 2 : GROUP * PANEL) {
-        const int8_t *whole = p->whole + (row * p->groups + g) * GROUP;
+    for (long g = first; g < end; g++) {
         const long at = row * p->groups + g;
         ints sum[INT_ROWS][PANELS];
         UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < P; i++)
             sum[r][i] = all_int(p->start[at + r * p->groups]);
         UNROLL for (int k = 0; k < 8; k++) {
             ints w[PANELS];
-            UNROLL for (int i = 0; i < P; i++) w[i] = weights_at(kind, weight + i * stride, k);
+            UNROLL for (int i = 0; i < P; i++) {
+                w[i] = weights_at(kind, weights.first + i * weights.stride, k);
+                if (kind == BYTES || k < 4) fetch(next.first + i * next.stride + 64 * k);
+            }
             UNROLL for (int r = 0; r < R; r++) {
-                ints x = all_four(whole + r * p->groups * GROUP + 4 * k);
+                ints x = all_four(p->whole + (at + r * p->groups) * GROUP + 4 * k);
                 UNROLL for (int i = 0; i < P; i++)
                     sum[r][i] = kind == BYTES ? dot4(sum[r][i], w[i], x) : dot4_small(sum[r][i], w[i], x);
             }
@@ -101,52 +108,61 @@ INLINE void tile(const int R, const int P, const Kind kind, const Product *p, co
                 y[r][i] = add(y[r][i], mul(float_of(sum[r][i]), both));
             }
         }
+        weights.first += kind == NIBBLES ? WIDE / 2 : WIDE;
+        next.first += kind == BYTES ? WIDE : WIDE / 2;
     }
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < P; i++)
         store(sums + r * WIDTH + i * PANEL, y[r][i]);
 }
 
-// `count` rows times P panels.
-INLINE void tiles(const int P, const Kind kind, const Product *p, const uint8_t *weight, long stride,
-                  const uint16_t *scales, long row, long count, long first, long end, float *sums) {
-#define ROWS(R)                                                               \
-    for (; R <= INT_ROWS && count >= R; count -= R, row += R, sums += R * WIDTH)               \
-        tile(R, P, kind, p, weight, stride, scales, row, first, end, sums);
-    ROWS(INT_ROWS) ROWS(4) ROWS(2) ROWS(1)
-#undef ROWS
+// `count` rows times P panels, in tiles of nearly the same size. Few rows wait for the memory, so each tile fetches what
+// the next block needs; of many only the last does.
+INLINE void tiles(const int P, const Kind kind, const Product *p, Weights weights, Weights next, const uint16_t *scales,
+                  long row, long count, long first, long end, float *sums) {
+    const int few = count <= 4 * INT_ROWS;
+    for (long left = (count + INT_ROWS - 1) / INT_ROWS; left > 0; left--) {
+        const long rows = count / left;
+        const Weights ahead = few || left == 1 ? next : weights;
+        SWITCH_ROWS(rows, INT_ROWS, tile(R, P, kind, p, weights, ahead, scales, row, first, end, sums))
+        count -= rows, row += rows, sums += rows * WIDTH;
+    }
 }
 
-// Two panels times a chunk of rows.
+// The nibbles of some groups of a panel as bytes.
+INLINE void take_apart(const uint8_t *nibbles, long groups, uint8_t *bytes) {
+    for (long g = 0; g < groups; g++) UNROLL for (int k = 0; k < 8; k++)
+        store_ints(bytes + g * WIDE + 64 * k, weights_at(NIBBLES, nibbles + g * WIDE / 2, k));
+}
+
+// Two panels times a chunk of rows. Few rows take nibbles apart in registers; many rows once, into the first cache.
 INLINE void multiply(const Kind kind, const Product *p, long piece) {
     const Place at = place(&p->rows, piece);
-    const long size = kind == NIBBLES ? GROUP * PANEL / 2 : GROUP * PANEL, stride = p->groups * size;
-    const uint16_t *scales = p->scales + at.panel * p->groups * PANEL;
-    const int apart = kind == NIBBLES && at.rows > INT_ROWS;  // nibbles, for many rows once and not for every tile
+    const long size = kind == NIBBLES ? WIDE / 2 : WIDE, stride = p->groups * size;
+    const int apart = kind == NIBBLES && at.rows > 2 * INT_ROWS;
     float sums[CHUNK * WIDTH];
-    uint8_t bytes[2 * BLOCK * GROUP * PANEL];
+    uint8_t bytes[PANELS * BLOCK * WIDE];
     for (long first = 0; first < p->groups; first += BLOCK) {
         const long end = first + BLOCK < p->groups ? first + BLOCK : p->groups;
-        const uint8_t *weight = p->weight + at.panel * stride + first * size;
-        if (apart)
-            for (long g = 0; g < at.panels * BLOCK; g++) UNROLL for (int k = 0; k < 8; k++)
-                if (g % BLOCK < end - first)
-                    store_ints(bytes + (8 * g + k) * 64, weights_at(kind, weight + g / BLOCK * stride + g % BLOCK * size, k));
         for (int i = 0; i < at.panels; i += PANELS) {
-            const uint8_t *from = apart ? bytes + i * BLOCK * GROUP * PANEL : weight + i * stride;
-            const long step = apart ? BLOCK * GROUP * PANEL : stride;
-#define TILES(P, KIND)                                                                                          \
-    tiles(P, KIND, p, from, step, scales + i * p->groups * PANEL, at.row, at.rows, first, end, sums + i * PANEL)
-            if (at.panels < PANELS) apart ? TILES(1, SMALL_BYTES) : TILES(1, kind);
-            else apart ? TILES(PANELS, SMALL_BYTES) : TILES(PANELS, kind);
-#undef TILES
+            const Weights here = {p->weight + (at.panel + i) * stride + first * size, stride};
+            const Weights next = {here.first + BLOCK * size, stride};
+            const uint16_t *scales = p->scales + (at.panel + i) * p->groups * PANEL;
+            const int pair = PANELS == 2 && at.panels == 2;
+            if (apart) {
+                const Weights there = {bytes, BLOCK * WIDE};
+                for (int j = 0; j <= pair; j++) take_apart(here.first + j * stride, end - first, bytes + j * BLOCK * WIDE);
+                if (pair) tiles(PANELS, SMALL_BYTES, p, there, next, scales, at.row, at.rows, first, end, sums);
+                else tiles(1, SMALL_BYTES, p, there, next, scales, at.row, at.rows, first, end, sums + i * PANEL);
+            } else if (pair) tiles(PANELS, kind, p, here, next, scales, at.row, at.rows, first, end, sums);
+            else tiles(1, kind, p, here, next, scales, at.row, at.rows, first, end, sums + i * PANEL);
         }
     }
     finish(&p->rows, at, sums);
 }
 
 // Quantise the rows, then multiply; `scratch` holds rows * groups * 40 bytes.
-INLINE void compute(piece_fn *piece, Rows rows, const uint8_t *weight, const uint16_t *scales, void *scratch, int offset,
-                    int threads) {
+INLINE void compute(piece_fn *piece, Rows rows, const uint8_t *weight, const uint16_t *scales, void *scratch,
+                    int offset, int threads) {
     const long groups = (rows.inputs + GROUP - 1) / GROUP, all = rows.rows * groups;
     float *row_scale = scratch;
     int32_t *start = (int32_t *)(row_scale + all);

@@ -44,3 +44,18 @@ INLINE void finish(const Rows *rows, Place at, const float *sums) {
         }
     }
 }
+
+// What is to be done with R rows, where R must be known when it is compiled: up to MOST, at most 12.
+#define SWITCH_ROWS(rows, MOST, ...)                                                                                   \
+    switch (rows) {                                                                                                    \
+        ROW_CASE(1, MOST, __VA_ARGS__) ROW_CASE(2, MOST, __VA_ARGS__) ROW_CASE(3, MOST, __VA_ARGS__)                   \
+        ROW_CASE(4, MOST, __VA_ARGS__) ROW_CASE(5, MOST, __VA_ARGS__) ROW_CASE(6, MOST, __VA_ARGS__)                   \
+        ROW_CASE(7, MOST, __VA_ARGS__) ROW_CASE(8, MOST, __VA_ARGS__) ROW_CASE(9, MOST, __VA_ARGS__)                   \
+        ROW_CASE(10, MOST, __VA_ARGS__) ROW_CASE(11, MOST, __VA_ARGS__) ROW_CASE(12, MOST, __VA_ARGS__)                \
+    }
+#define ROW_CASE(rows, MOST, ...)                                                                                      \
+    case rows: {                                                                                                       \
+        enum { R = rows <= MOST ? rows : 1 };                                                                          \
+        if (rows <= MOST) __VA_ARGS__;                                                                                 \
+        break;                                                                                                         \
+    }

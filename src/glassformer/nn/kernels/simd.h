@@ -53,6 +53,7 @@ INLINE ints and_int(ints a, ints b) { return _mm512_and_si512(a, b); }
 INLINE ints greater_int(ints a, ints b) { return _mm512_max_epi32(a, b); }
 INLINE ints int_of(floats a) { return _mm512_cvtps_epi32(a); }  // to the nearest, of two the even
 INLINE ints up23(ints a) { return _mm512_slli_epi32(a, 23); }
+INLINE ints up16(ints a) { return _mm512_slli_epi32(a, 16); }
 INLINE ints down4(ints a) { return _mm512_srli_epi16(a, 4); }
 INLINE void store_bytes(int8_t *p, ints a) { _mm_storeu_si128((void *)p, _mm512_cvtepi32_epi8(a)); }
 INLINE int32_t sum_int(ints a) { return _mm512_reduce_add_epi32(a); }
@@ -114,6 +115,7 @@ INLINE ints and_int(ints x, ints y) { return PAIR(ints, _mm256_and_si256, x, y);
 INLINE ints greater_int(ints x, ints y) { return PAIR(ints, _mm256_max_epi32, x, y); }
 INLINE ints int_of(floats x) { return BOTH(ints, _mm256_cvtps_epi32, x); }
 INLINE ints up23(ints x) { return (ints){_mm256_slli_epi32(x.a, 23), _mm256_slli_epi32(x.b, 23)}; }
+INLINE ints up16(ints x) { return (ints){_mm256_slli_epi32(x.a, 16), _mm256_slli_epi32(x.b, 16)}; }
 INLINE ints down4(ints x) { return (ints){_mm256_srli_epi16(x.a, 4), _mm256_srli_epi16(x.b, 4)}; }
 INLINE void store_bytes(int8_t *p, ints x) {
     int32_t lanes[16];
@@ -168,15 +170,11 @@ INLINE floats dot2(floats acc, ints weights, ints x) {
 #else
     ints high = all_int((int32_t)0xffff0000);
     acc = mul_add(of_bits(and_int(weights, high)), of_bits(and_int(x, high)), acc);
-#ifdef __AVX512F__
-    return mul_add(of_bits(_mm512_slli_epi32(weights, 16)), of_bits(_mm512_slli_epi32(x, 16)), acc);
-#else
-    floats w = {_mm256_castsi256_ps(_mm256_slli_epi32(weights.a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(weights.b, 16))};
-    floats v = {_mm256_castsi256_ps(_mm256_slli_epi32(x.a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(x.b, 16))};
-    return mul_add(w, v, acc);
-#endif
+    return mul_add(of_bits(up16(weights)), of_bits(up16(x)), acc);
 #endif
 }
+
+INLINE void fetch(const void *p) { __builtin_prefetch(p); }  // into the first cache; any address will do
 
 INLINE ints all_four(const void *p) {  // the same four bytes in every lane
     int32_t four;

@@ -35,8 +35,8 @@ def _compiled_product(rows: Tensor, packed: Packed, bias: Tensor | None) -> Tens
         step = STEP[packed.kind]
         rows = F.pad(rows.to(packed.data.dtype), (0, -inputs % step)).contiguous()
         y = rows.new_empty(count, packed.outputs)
-        where = (rows.data_ptr(), packed.data.data_ptr(), address, y.data_ptr())
-        packed.multiply(*where, count, rows.shape[1], packed.outputs, threads)
+        sizes = (count, rows.shape[1], packed.outputs)
+        packed.multiply(rows.data_ptr(), packed.data.data_ptr(), address, y.data_ptr(), *sizes, threads)
         return y
     if rows.dtype not in (torch.float32, torch.bfloat16):
         rows = rows.float()

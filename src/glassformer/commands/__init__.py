@@ -10,6 +10,7 @@ VERBS = {
     "eval": "How well a model predicts a text; how good its translations are; how often its labels are right.",
     "look": "Any named value inside the model while it reads a text.",
     "why": "One number of a forward pass, opened to its arithmetic: its operands and their addresses.",
+    "serve": "Models behind the paths of OpenAI's API: completions, chat, embeddings; and a look inside.",
     "page": "All of it in a browser: type a sentence, look inside; watch a training.",
     "lens": "What each depth of a model would say: the logit lens, and a tuned lens.",
     "attribution": "What each head, MLP, expert, embedding and bias added to a logit.",

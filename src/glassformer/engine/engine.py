@@ -10,6 +10,7 @@ R rows of logits, V vocabulary.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
@@ -141,6 +142,11 @@ class Engine:
             self._closing = True
             self._work.notify()
         self._thread.join()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it takes requests and computes: not closed, its thread not ended."""
+        return self._thread.is_alive() and not self._closing
 
     def __enter__(self) -> Engine:
         return self
@@ -320,7 +326,9 @@ class Engine:
     def _begin(self, jobs: object) -> None:
         """Requests whose first text runs are not waiting any more."""
         with self._work:
-            self._begun |= {job.handle for job in jobs}  # type: ignore[attr-defined]
+            for handle in {job.handle for job in jobs} - self._begun:  # type: ignore[attr-defined]
+                handle.began = time.monotonic()
+                self._begun.add(handle)
 
     def _job_of(self, text: Text) -> Job:
         return self._jobs[text.owner.handle]

@@ -181,6 +181,7 @@ class Handle:
         self.prompt_logprobs: list[TokenLogprob] | None = None
         self.output: Tensor | None = None
         self.records: dict[str, Any] = {}  # what ``want`` asked for, by path
+        self.began: float | None = None  # time.monotonic() when it stopped waiting
         self._cancel = cancel
         self._events: deque[Event] = deque()
         self._there = threading.Condition()
@@ -235,13 +236,14 @@ class Handle:
 
     def result(self) -> Result:
         """Wait for the end and give all at once; raises what made the request fail."""
-        return self._result(list(self))
+        return self.collect(list(self))
 
     async def wait(self) -> Result:
         """``result`` for a task."""
-        return self._result([event async for event in self])
+        return self.collect([event async for event in self])
 
-    def _result(self, events: Sequence[Event]) -> Result:
+    def collect(self, events: Sequence[Event]) -> Result:
+        """What all its events say together; raises what made the request fail."""
         several = getattr(self.request, "n", 1)
         completions = [Completion(index) for index in range(several)]
         usage = Usage(len(self.request.tokens), 0, 0)

@@ -1,0 +1,67 @@
+"""``glassformer serve``: models behind the paths of OpenAI's API."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ..errors import UserError, need, note
+from .common import MODEL, computing
+
+EXAMPLES = (
+    "glassformer serve out/mine",
+    "glassformer serve out/mine gpt2 --host 0.0.0.0 --api-key-file keys.txt",
+)
+PORT = 8000
+EXTRA = "The server needs FastAPI and others: pip install 'glassformer[serve]'."
+
+
+def options(one: argparse.ArgumentParser) -> None:
+    """Its arguments."""
+    add = one.add_argument
+    add("models", nargs="+", metavar="MODEL", help=MODEL)
+    add("--host", default="127.0.0.1", metavar="H", help="the address to listen on (127.0.0.1, this machine alone)")
+    add("--port", type=int, default=PORT, metavar="N", help=f"the port ({PORT}; 0 takes any free one)")
+    add("--api-key-file", type=Path, metavar="F", help="a file with the keys that let a client in, one a line")
+    add(
+        "--no-api-key", action="store_true", help="let everybody in who reaches a --host that is not this machine alone"
+    )
+    add("--chat-template", type=Path, metavar="F", help="a Jinja file, in place of the model's own")
+    add("--max-context", type=int, metavar="N", help="tokens of a prompt and its continuation (the model's)")
+    add("--max-sequences", type=int, default=32, metavar="N", help="continuations that are computed at once (32)")
+    add("--max-queue", type=int, default=256, metavar="N", help="requests that may wait; more are told 429 (256)")
+    add("--memory", type=float, metavar="GIB", help="GiB for keys and values (half of what is free)")
+    add("--drain", type=int, default=30, metavar="S", help="seconds to end what is under way at SIGTERM (30)")
+    computing(one)
+
+
+def run(given: argparse.Namespace) -> None:
+    """Serve until SIGTERM or Ctrl-C."""
+    need(0 <= given.port < 65_536, f"--port is {given.port}; give a number from 0 to 65535.")
+    need(given.drain >= 1, f"--drain is {given.drain}; give 1 second or more.")
+    need(given.memory is None or given.memory > 0, f"--memory is {given.memory}; give GiB above 0.")
+    try:
+        import fastapi  # noqa: F401
+        import llguidance  # noqa: F401
+        import prometheus_client  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError:
+        raise UserError(EXTRA) from None
+    from ..asgi import listening, security
+    from ..nn import device as devices
+    from ..serve import server
+    from ..serve.registry import Bounds, open_models
+
+    keys = None if given.api_key_file is None else server.keys_of(given.api_key_file)
+    near = security.is_loopback(given.host)
+    said = f"--host {given.host} is reached by others; give --api-key-file F, or --no-api-key to let everybody in."
+    need(near or keys is not None or given.no_api_key, said)
+    bound = listening.bound(given.host, given.port, PORT)
+    memory = None if given.memory is None else int(given.memory * (1 << 30))
+    bounds = Bounds(given.max_context, given.max_sequences, given.max_queue, memory)
+    device = devices.find(given.device)
+    models = open_models(given.models, bounds, dtype=given.dtype, device=device, template=given.chat_template)
+    shown = f"[{given.host}]" if ":" in given.host else given.host
+    print(f"http://{shown}:{bound.getsockname()[1]}/v1", flush=True)
+    note(f"Serving {', '.join(models.models)}; Ctrl-C or SIGTERM ends it.")
+    server.run(models, bound, given.host, keys, given.drain)

@@ -1,0 +1,216 @@
+"""The paths of the API, as FastAPI's application; openapi.json describes them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Annotated, Any
+
+from anyio import to_thread
+from fastapi import FastAPI, Path, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+from .. import __version__
+from .answers import DetokenizeAnswer, ModelCard, ModelList, TokenizeAnswer, TokenizerInfo
+from .chat import ChatAnswer, chat, conversation
+from .completions import CompletionAnswer, complete
+from .errors import ApiError, ErrorAnswer, api_error, refuse, validation_error
+from .following import Followers
+from .metrics import Metrics
+from .middleware import Doorkeeper, Outer
+from .prompts import check_lengths
+from .registry import Registry, ServedModel
+from .schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from .streaming import EventStream
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorAnswer} for status in (400, 401, 403, 404, 405, 408, 413, 415, 429, 500, 503)
+}
+
+
+class Api:
+    """What the paths share."""
+
+    def __init__(self, registry: Registry) -> None:
+        self.registry, self.metrics = registry, Metrics(registry)
+        self.followers = Followers(registry, self.metrics)
+        self.ending = False
+
+    def end(self) -> None:
+        """The server ends: what is under way is answered, and health says so."""
+        self.ending = True
+
+    # ------------------------------------------------------------------------------ generation
+
+    async def completions(self, http: Request, asked: CompletionRequest) -> Response:
+        """Continue one or several texts."""
+        served = self.registry[asked.model]
+        return sent(await complete(http, served, asked, self.followers, http.state.tally, client_of(http)))
+
+    async def chat(self, http: Request, asked: ChatRequest) -> Response:
+        """Answer a conversation."""
+        served = self.registry[asked.model]
+        return sent(await chat(http, served, asked, self.followers, http.state.tally, client_of(http)))
+
+    # ---------------------------------------------------------------------------------- tokens
+
+    async def tokenize(self, asked: TokenizeRequest) -> TokenizeAnswer:
+        """The ids of a text, or of a conversation."""
+        served = self.registry[asked.model]
+        tokenizer = served.tokenizer
+        if asked.messages is not None:
+            ids = await conversation(served, ChatRequest(messages=asked.messages))
+        else:
+            text = asked.prompt or ""
+            check_lengths([text], 1 << 30, served.context, "prompt")
+            bos = bool(asked.add_special_tokens) and served.opens
+            ids = await to_thread.run_sync(partial(tokenizer.encode, text, bos=bos))
+        pieces = [tokenizer.token(id) for id in ids] if asked.return_token_strs else None
+        return {"tokens": ids, "count": len(ids), "max_model_len": served.context, "token_strs": pieces}
+
+    async def detokenize(self, asked: DetokenizeRequest) -> DetokenizeAnswer:
+        """The text of ids, special tokens by their names."""
+        tokenizer = self.registry[asked.model].tokenizer
+        refuse(
+            any(not 0 <= id < tokenizer.size for id in asked.tokens), f"Tokens are 0 to {tokenizer.size - 1}.", "tokens"
+        )
+        return {"prompt": await to_thread.run_sync(partial(tokenizer.decode, asked.tokens, special=True))}
+
+    async def tokenizer_info(self, model: str | None = None) -> dict[str, Any]:
+        """Who plays which part in the vocabulary."""
+        served = self.registry[model]
+        roles = {f"{role}_token": name for role, name in served.tokenizer.roles.items()}
+        ids = {f"{role}_token_id": getattr(served.tokenizer, role) for role in served.tokenizer.roles}
+        return {
+            **roles,
+            **ids,
+            "tokenizer_class": type(served.tokenizer).__name__,
+            "vocab_size": served.tokenizer.size,
+            "model_max_length": served.context,
+            "chat_template": served.template.source if served.template is not None else None,
+        }
+
+    # ---------------------------------------------------------------------------------- models
+
+    async def models(self) -> ModelList:
+        """Every model."""
+        return {"object": "list", "data": [card(one) for one in self.registry.models.values()]}
+
+    async def model(self, name: Annotated[str, Path(max_length=4096)]) -> ModelCard:
+        """One model."""
+        return card(self.registry[name])
+
+    # ---------------------------------------------------------------------------------- health
+
+    async def health(self) -> Response:
+        """200 while every model answers; 503 when one does not, and when the server ends."""
+        dead = [id for id, one in self.registry.models.items() if not one.engine.alive]
+        if dead or self.ending:
+            raise ApiError(503, "The server ends." if self.ending else f"The engine of {dead[0]} has ended.")
+        return JSONResponse({"status": "ok"})
+
+    async def version(self) -> dict[str, str]:
+        """Of glassformer."""
+        return {"version": __version__}
+
+    async def load(self) -> dict[str, int]:
+        """Answers under way, this one not counted."""
+        return {"server_load": self.metrics.load - 1}
+
+    async def prometheus(self) -> Response:
+        """Counters and gauges in Prometheus's text format."""
+        return Response(
+            await to_thread.run_sync(self.metrics.text), media_type="text/plain; version=0.0.4; charset=utf-8"
+        )
+
+
+def client_of(http: Request) -> str:
+    """Whom the engine is fair to: an address."""
+    return http.client.host if http.client else ""
+
+
+def card(served: ServedModel) -> ModelCard:
+    """What is said of a model."""
+    return {
+        "id": served.id,
+        "object": "model",
+        "created": served.created,
+        "owned_by": "glassformer",
+        "root": served.checkpoint.name,
+        "parent": None,
+        "max_model_len": served.context,
+        "abilities": served.abilities(),
+    }
+
+
+def sent(answer: Any) -> Response:
+    """A stream as it is; anything else as JSON."""
+    return answer if isinstance(answer, EventStream) else JSONResponse(answer)
+
+
+def routes(app: FastAPI, api: Api) -> None:
+    """Every path."""
+
+    def told(model: Any, stream: bool = False) -> dict[int | str, dict[str, Any]]:
+        content = {"text/event-stream": {"schema": {"type": "string"}}} if stream else {}
+        return {200: {"model": model, "content": content}}
+
+    add = app.add_api_route
+    post: Any = {"methods": ["POST"], "response_model": None}
+    get: Any = {"methods": ["GET"], "response_model": None}
+    add("/v1/completions", api.completions, responses=told(CompletionAnswer, True), **post)
+    add("/v1/chat/completions", api.chat, responses=told(ChatAnswer, True), **post)
+    add("/tokenize", api.tokenize, responses=told(TokenizeAnswer), **post)
+    add("/detokenize", api.detokenize, responses=told(DetokenizeAnswer), **post)
+    add("/tokenizer_info", api.tokenizer_info, responses=told(TokenizerInfo), **get)
+    add("/v1/models", api.models, responses=told(ModelList), **get)
+    add("/v1/models/{name:path}", api.model, responses=told(ModelCard), **get)
+    add("/health", api.health, **get)
+    add("/version", api.version, **get)
+    add("/load", api.load, **get)
+    add("/metrics", api.prometheus, **get)
+
+
+async def _mistake(http: Request, error: Exception) -> Response:
+    if isinstance(error, RequestValidationError):
+        return validation_error(list(error.errors())).response()
+    if isinstance(error, HTTPException):
+        said = {404: "There is nothing at this address.", 405: "This address does not take that method."}
+        return ApiError(error.status_code, said.get(error.status_code, str(error.detail))).response()
+    return api_error(error).response()
+
+
+def application(
+    registry: Registry, *, hosts: frozenset[str] | None, keys: Sequence[str] | None = None, log: bool = True
+) -> tuple[Outer, Api]:
+    """The server: paths behind the guards.
+
+    ``hosts`` are the names by which it may be called, None any; ``keys`` the API keys, None where none is needed.
+    """
+    api = Api(registry)
+
+    @asynccontextmanager
+    async def life(app: FastAPI) -> AsyncIterator[None]:
+        watching = asyncio.ensure_future(api.followers.watch())
+        yield
+        watching.cancel()
+        with suppress(asyncio.CancelledError):
+            await watching
+
+    app = FastAPI(
+        title="glassformer",
+        version=__version__,
+        docs_url=None,  # they load scripts from elsewhere
+        redoc_url=None,
+        responses=ERRORS,
+        lifespan=life,
+    )
+    for kind in (RequestValidationError, HTTPException, ApiError, ValueError, MemoryError, RuntimeError):
+        app.add_exception_handler(kind, _mistake)
+    routes(app, api)
+    guarded = app if hosts is None else Doorkeeper(app, hosts)
+    return Outer(guarded, keys, api.metrics, log), api

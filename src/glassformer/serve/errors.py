@@ -1,0 +1,112 @@
+"""What is answered when something is wrong: OpenAI's error object, with the status that its clients act upon.
+
+400 401 403 404 405 413 415   the request is wrong: do not send it again
+429 503                       the server is busy, or ends: send it again later (Retry-After)
+500                           the server made a mistake
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.responses import JSONResponse, Response
+from typing_extensions import TypedDict
+
+from ..engine import EngineClosed, QueueFull
+from ..errors import UserError, note
+
+RETRY_SECONDS = "1"
+KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+class ErrorObject(TypedDict):
+    """What is wrong, with which field, in words."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(TypedDict):
+    """The body of every answer that is an error."""
+
+    error: ErrorObject
+
+
+class ApiError(Exception):
+    """An answer that is an error; ``param`` is the field of the request that is wrong."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.headers = dict(headers or {})
+
+    def body(self) -> ErrorAnswer:
+        """As JSON holds it."""
+        kind = KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> Response:
+        """As it is sent."""
+        return JSONResponse(self.body(), self.status, self.headers)
+
+
+def refuse(fact: bool, message: str, param: str | None = None, code: str | None = None) -> None:
+    """Raise a 400 where the fact holds."""
+    if fact:
+        raise ApiError(400, message, param, code)
+
+
+def api_error(error: BaseException) -> ApiError:
+    """Any error as an answer; a mistake of ours leaves its traceback on standard error, and no trace of it outside."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, QueueFull):
+        return ApiError(429, str(error), code="queue_full", headers={"retry-after": RETRY_SECONDS})
+    if isinstance(error, EngineClosed):
+        return ApiError(503, str(error), code="engine_closed", headers={"retry-after": RETRY_SECONDS})
+    if isinstance(error, UserError):
+        return ApiError(400, str(error))
+    if isinstance(error, MemoryError) or "out of memory" in str(error) or "allocate memory" in str(error):
+        return ApiError(500, "There was not enough memory for this request; shorten it.", code="out_of_memory")
+    note("".join(traceback.format_exception(error)))
+    return ApiError(500, f"The server made a mistake ({type(error).__name__}); its log says where.")
+
+
+def validation_error(problems: list[Any]) -> ApiError:
+    """What pydantic found wrong, as a sentence about the first field."""
+    first = problems[0]
+    place = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
+    if first["type"] == "json_invalid":
+        return ApiError(400, "The body is not valid JSON; send an object.", code="invalid_json")
+    if not place:
+        return ApiError(400, "The body is not a JSON object; send one as application/json.", code="invalid_json")
+    name = _path(place)
+    said = {"missing": f"{name} is missing; give it."}.get(first["type"])
+    return ApiError(400, said or f"{name}: {_sentence(first['msg'])}", param=name)
+
+
+def _path(place: list[str]) -> str:
+    """messages.0.content as messages[0].content; a type in a union says nothing to who wrote the JSON."""
+    shown = ""
+    for part in place:
+        if part.isdigit():
+            shown += f"[{part}]"
+        elif part.isidentifier() and part not in ("str", "int", "list", "dict", "float", "bool"):
+            shown += f".{part}" if shown else part
+    return shown[:200] or "The body"
+
+
+def _sentence(said: str) -> str:
+    said = said.removeprefix("Value error, ").strip()
+    return said if said.endswith(".") else f"{said[:1].lower()}{said[1:]}."

@@ -1,0 +1,21 @@
+"""The most that one request may ask for; what is beyond is refused before anything is computed."""
+
+from __future__ import annotations
+
+MOST_BODY = 8 << 20  # bytes of a request
+MOST_HEADERS = 32 << 10  # bytes of its headers together
+MOST_CHARACTERS = 1 << 20  # of all texts of a request
+MOST_TEXTS = 1024  # prompts, inputs or documents of a request
+MOST_MESSAGES = 1024
+MOST_CHOICES = 64  # n
+MOST_LOGPROBS = 20
+MOST_STOPS, LONGEST_STOP = 16, 256
+MOST_BIASES = 1024
+MOST_TOKENS = 1 << 24  # of any number of tokens, so that nothing overflows before the context is asked
+MOST_SCHEMA = 64 << 10  # characters of a JSON schema, regular expression or grammar
+LONGEST_NAME = 256  # of a model, a role, an id
+
+HEADERS_SECONDS = 20.0  # a connection has so long to send a request's headers
+BODY_SECONDS = 60.0  # and so long from one piece of its body to the next
+WRITE_SECONDS = 60.0  # a reader has so long to make room for the next piece of an answer
+IDLE_SECONDS = 75  # a connection without a request is kept so long

@@ -1,0 +1,85 @@
+"""What the server counts, for Prometheus: names and meanings as vLLM's, with our prefix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from .registry import Registry
+
+PREFIX = "glassformer:"
+SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
+GAUGES = {
+    "num_requests_running": "Requests that are being computed.",
+    "num_requests_waiting": "Requests that wait for their turn.",
+    "kv_cache_usage_perc": "Share of the pages of keys and values in use, 0 to 1.",
+}
+COUNTERS = {
+    "prompt_tokens": "Tokens of prompts that were answered.",
+    "generation_tokens": "Tokens that were generated.",
+    "request_success": "Requests that were answered to their end, by how they ended.",
+}
+HISTOGRAMS = {
+    "time_to_first_token_seconds": "From the request to its first token.",
+    "inter_token_latency_seconds": "From one token to the next of the same choice.",
+    "e2e_request_latency_seconds": "From the request to its end.",
+    "request_queue_time_seconds": "From the request to the step in which it is first computed.",
+}
+
+
+class Gauges(Collector):
+    """What every engine is doing now, asked when somebody looks."""
+
+    def __init__(self, registry: Registry) -> None:
+        self.registry = registry
+
+    def collect(self) -> Iterable[Metric]:
+        """A number for each model."""
+        families = {
+            name: GaugeMetricFamily(PREFIX + name, said, labels=["model_name"]) for name, said in GAUGES.items()
+        }
+        for id, served in self.registry.models.items():
+            now = served.engine.stats()
+            families["num_requests_running"].add_metric([id], now.running)
+            families["num_requests_waiting"].add_metric([id], now.waiting)
+            families["kv_cache_usage_perc"].add_metric([id], now.pages_used / max(now.pages, 1))
+        return families.values()
+
+
+class Metrics:
+    """Counters and histograms of one server; ``text`` is what Prometheus reads."""
+
+    def __init__(self, registry: Registry) -> None:
+        disable_created_metrics()
+        self.home = CollectorRegistry()
+        self.home.register(Gauges(registry))
+        named = {name: ["model_name"] for name in (*COUNTERS, *HISTOGRAMS)}
+        named["request_success"] = ["model_name", "finished_reason"]
+        self.counters = {
+            name: Counter(PREFIX + name, said, named[name], registry=self.home) for name, said in COUNTERS.items()
+        }
+        self.histograms = {
+            name: Histogram(PREFIX + name, said, named[name], registry=self.home, buckets=SECONDS)
+            for name, said in HISTOGRAMS.items()
+        }
+        for id in registry.models:  # a counter that is there from the start shows its first step
+            for name in ("prompt_tokens", "generation_tokens"):
+                self.counters[name].labels(id)
+            for name in HISTOGRAMS:
+                self.histograms[name].labels(id)
+        self.load = 0  # answers under way
+
+    def count(self, name: str, model: str, number: float = 1, *more: str) -> None:
+        """Add to a counter."""
+        self.counters[name].labels(model, *more).inc(number)
+
+    def observe(self, name: str, model: str, seconds: float) -> None:
+        """Add to a histogram."""
+        self.histograms[name].labels(model).observe(max(seconds, 0.0))
+
+    def text(self) -> bytes:
+        """Everything, in Prometheus's text format."""
+        return generate_latest(self.home)

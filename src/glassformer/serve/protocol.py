@@ -1,0 +1,91 @@
+"""Connections that end by themselves: headers that do not come, readers that do not read, and a server that ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Generator
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from .limits import HEADERS_SECONDS, WRITE_SECONDS
+
+
+class TimedProtocol(H11Protocol):
+    """uvicorn's HTTP with two clocks that it lacks."""
+
+    headers_clock: asyncio.TimerHandle | None = None
+    write_clock: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A connection is open; its first request must come soon."""
+        super().connection_made(transport)
+        self._await_headers()
+
+    def data_received(self, data: bytes) -> None:
+        """Some bytes came: the whole headers stop the clock, the first bytes of the next request start it."""
+        before = self.cycle
+        super().data_received(data)
+        if self.cycle is not before:
+            self._stop("headers_clock")
+        elif self.headers_clock is None and (self.cycle is None or self.cycle.response_complete):
+            self._await_headers()
+
+    def pause_writing(self) -> None:
+        """The reader has no room."""
+        super().pause_writing()
+        self.write_clock = self.write_clock or self.loop.call_later(WRITE_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It has again."""
+        super().resume_writing()
+        self._stop("write_clock")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It is closed."""
+        self._stop("headers_clock")
+        self._stop("write_clock")
+        super().connection_lost(exc)
+
+    def _await_headers(self) -> None:
+        self.headers_clock = self.loop.call_later(HEADERS_SECONDS, self.transport.abort)
+
+    def _stop(self, name: str) -> None:
+        clock: asyncio.TimerHandle | None = getattr(self, name)
+        if clock is not None:
+            clock.cancel()
+            setattr(self, name, None)
+
+
+class Server(uvicorn.Server):
+    """Ends with 0 at SIGTERM and SIGINT, once what is under way is answered; a second signal does not wait.
+
+    ``on_exit`` is called at the first.
+    """
+
+    def __init__(self, settings: uvicorn.Config, on_exit: Callable[[], None] = lambda: None) -> None:
+        super().__init__(settings)
+        self.on_exit = on_exit
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Take the signals, and do not raise them again."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {one: signal.signal(one, self.handle_exit) for one in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for one, handler in before.items():
+                signal.signal(one, handler)
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        """One signal: drain; two: end."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+        self.on_exit()

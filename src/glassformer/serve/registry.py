@@ -1,0 +1,145 @@
+"""The models that are served: each with its tokenizer, engine and chat template, by the name that clients call it."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import config
+from ..checkpoints.checkpoint import Checkpoint
+from ..checkpoints.resolve import is_recipe
+from ..engine import Engine
+from ..errors import need
+from ..tokenizer import Tokenizer, chat_template
+from ..tokenizer.chat_template import ChatTemplate
+from ..tokenizer.framing import document_start
+from .errors import ApiError
+from .limits import LONGEST_NAME
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What the operator sets for every model; None is the engine's own choice."""
+
+    max_context: int | None = None
+    max_sequences: int = 32
+    max_queue: int = 256
+    memory: int | None = None
+
+
+class ServedModel:
+    """A model that answers: ``engine`` runs it, ``tokenizer`` writes and reads for it, ``template`` makes chats of it.
+
+    ``source_tokenizer`` reads what an encoder-decoder's encoder is given.
+    """
+
+    def __init__(self, id: str, checkpoint: Checkpoint, model: Any, bounds: Bounds, template: Path | None) -> None:
+        tokenizer = checkpoint.tokenizer()
+        need(tokenizer is not None, f"{checkpoint.name} has no tokenizer, so it cannot be asked in words.")
+        assert tokenizer is not None
+        self.id, self.checkpoint, self.model, self.tokenizer = id, checkpoint, model, tokenizer
+        self.source_tokenizer: Tokenizer = checkpoint.source_tokenizer() or tokenizer
+        self.created = int(time.time())
+        self.config: config.Model = model.config
+        folder = checkpoint.folder
+        source = None if folder is None else chat_template.find(folder)
+        if template is not None:
+            self.template: ChatTemplate | None = ChatTemplate.open(template, tokenizer)
+        else:
+            self.template = None if source is None else ChatTemplate(source, tokenizer)
+        longest = max(len(tokenizer.bytes_of(id)) for id in range(tokenizer.size))
+        self.engine = Engine(model, tokenizer, **vars(bounds))
+        self.context = self.engine.max_context
+        self.characters = self.context * max(longest, 1)  # a longer text cannot fit, however it is cut
+        own = self.config.pool
+        self.labels = list(checkpoint.labels) or [str(number) for number in range(own.labels if own else 0)]
+
+    @property
+    def opens(self) -> bool:
+        """Whether a text begins with bos."""
+        return document_start(self.tokenizer) is not None
+
+    @property
+    def continues(self) -> bool:
+        """Whether it is a decoder with a head: it continues texts."""
+        return isinstance(self.config, config.Decoder) and self.config.head is not None
+
+    @property
+    def translates(self) -> bool:
+        """Whether it is an encoder-decoder."""
+        return isinstance(self.config, config.EncoderDecoder)
+
+    @property
+    def fills(self) -> bool:
+        """Whether it is an encoder with a head over tokens, and its tokenizer has a mask."""
+        return (
+            isinstance(self.config, config.Encoder) and self.config.head is not None and self.tokenizer.mask is not None
+        )
+
+    @property
+    def labelled(self) -> bool:
+        """Whether it ends in labels, or in one value, for a text."""
+        return self.config.pool is not None and bool(self.config.pool.labels)
+
+    @property
+    def embeds(self) -> bool:
+        """Whether it gives a vector for a text."""
+        return not self.translates and not self.labelled
+
+    def abilities(self) -> list[str]:
+        """The paths that it answers."""
+        told = {
+            "completions": self.continues,
+            "chat": self.continues and self.template is not None,
+            "embeddings": self.embeds,
+            "score": self.embeds or self.labelled,
+            "classify": self.labelled,
+            "fill": self.fills,
+            "translate": self.translates,
+        }
+        return [name for name, able in told.items() if able]
+
+
+class Registry:
+    """Every served model by its name, in the order given."""
+
+    def __init__(self, models: Sequence[ServedModel]) -> None:
+        self.models = {one.id: one for one in models}
+
+    def __getitem__(self, name: str | None) -> ServedModel:
+        """The model of that name; None is the first. Raises ApiError 404."""
+        if name is None:
+            return next(iter(self.models.values()))
+        if name not in self.models:
+            known = ", ".join(self.models)
+            said = f'There is no model "{ascii(name[:80])[1:-1]}" here; there are: {known}.'
+            raise ApiError(404, said, "model", "model_not_found")
+        return self.models[name]
+
+    def close(self) -> None:
+        """End every engine."""
+        for one in self.models.values():
+            one.engine.close()
+
+
+def model_id(name: str, taken: Sequence[str]) -> str:
+    """What clients call a model: the folder's name, or the hub's or recipe's, with a number where it is taken."""
+    plain = Path(name).resolve().name if Path(name).exists() and not is_recipe(name) else name
+    base = re.sub(r"[^A-Za-z0-9._/-]+", "-", plain).strip("-./")[:LONGEST_NAME] or "model"
+    return next(one for one in (base, *(f"{base}-{n}" for n in range(2, 10_000))) if one not in taken)
+
+
+def open_models(
+    names: Sequence[str], bounds: Bounds, *, dtype: str | None = None, device: Any = None, template: Path | None = None
+) -> Registry:
+    """Load every model. Raises UserError as loading does."""
+    served = list[ServedModel]()
+    for name in names:
+        checkpoint = Checkpoint.open(name)
+        model = checkpoint.model(dtype=dtype, device=device)
+        served.append(ServedModel(model_id(name, [one.id for one in served]), checkpoint, model, bounds, template))
+    return Registry(served)

@@ -1,0 +1,192 @@
+"""What may be asked: the bodies of completions and of chat, with their bounds."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, JsonValue, model_validator
+
+from .fields import Asked, Ids, Name, Number, Stops, Texts, Whole, wrong
+from .limits import MOST_BIASES, MOST_CHOICES, MOST_LOGPROBS, MOST_MESSAGES, MOST_SCHEMA, MOST_TOKENS
+
+Seed = Annotated[Whole, Field(ge=-(2**63), lt=2**63)]
+Count = Annotated[Whole, Field(ge=1, le=MOST_TOKENS)]
+Penalty = Annotated[Number, Field(ge=-2, le=2)]
+
+
+class StreamOptions(Asked):
+    """What a stream tells beside the text."""
+
+    include_usage: bool = False
+
+
+class JsonSchema(Asked):
+    """A JSON schema with a name; it is enforced, whatever ``strict`` says."""
+
+    name: Name = "answer"
+    description: str | None = None
+    schema_: Annotated[dict[str, JsonValue] | bool, Field(alias="schema")] = True
+    strict: bool | None = None
+
+
+class ResponseFormat(Asked):
+    """What the answer must be: any text, any JSON object, or JSON of a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if self.type == "json_schema" and self.json_schema is None:
+            raise wrong("json_schema is missing; give the schema there.")
+        return self
+
+
+class Sampled(Asked):
+    """The fields that completions and chat share."""
+
+    model: Name | None = None
+    n: Annotated[Whole, Field(ge=1, le=MOST_CHOICES)] | None = 1
+    best_of: Annotated[Whole, Field(ge=1, le=MOST_CHOICES)] | None = None
+    temperature: Annotated[Number, Field(ge=0, le=100)] | None = 1.0
+    top_p: Annotated[Number, Field(gt=0, le=1)] | None = 1.0
+    top_k: Annotated[Whole, Field(ge=-1, le=MOST_TOKENS)] | None = None
+    min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[Number, Field(gt=0, le=100)] | None = None
+    presence_penalty: Penalty | None = 0.0
+    frequency_penalty: Penalty | None = 0.0
+    logit_bias: (
+        Annotated[dict[str, Annotated[Number, Field(ge=-100, le=100)]], Field(max_length=MOST_BIASES)] | None
+    ) = None
+    seed: Seed | None = None
+    stop: Stops | None = None
+    stop_token_ids: Annotated[Ids, Field(max_length=64)] | None = None
+    ignore_eos: bool | None = False
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    guided_regex: Annotated[str, Field(min_length=1, max_length=MOST_SCHEMA)] | None = None
+    guided_grammar: Annotated[str, Field(min_length=1, max_length=MOST_SCHEMA)] | None = None
+    guided_json: dict[str, JsonValue] | bool | None = None
+    user: str | None = None
+    # what another server knows and this one does not do: refused in words, since an answer without it would be wrong
+    use_beam_search: JsonValue = None
+    prompt_logprobs: JsonValue = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise wrong("stream_options is for a stream; give stream: true, or leave it out.")
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise wrong("best_of is not supported, since all n continuations are answered; leave it out and give n.")
+        if self.use_beam_search:
+            raise wrong("use_beam_search is not supported here; translations are searched for by /v1/translate.")
+        if self.prompt_logprobs is not None:
+            raise wrong("prompt_logprobs is not supported; a completion with echo and logprobs gives them.")
+        ways = [self.guided_regex, self.guided_grammar, self.guided_json]
+        formatted = self.response_format is not None and self.response_format.type != "text"
+        if sum(way is not None for way in ways) + formatted > 1:
+            raise wrong("response_format, guided_json, guided_regex and guided_grammar exclude each other; give one.")
+        return self
+
+
+class CompletionRequest(Sampled):
+    """POST /v1/completions"""
+
+    prompt: Texts
+    max_tokens: Annotated[Whole, Field(ge=0, le=MOST_TOKENS)] | None = 16
+    echo: bool | None = False
+    logprobs: Annotated[Whole, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+    suffix: str | None = None
+    add_special_tokens: bool | None = True
+
+    @model_validator(mode="after")
+    def _plain(self) -> Self:
+        if self.suffix:
+            raise wrong("suffix is not supported: the model continues a text and fills no gap; leave it out.")
+        if self.max_tokens == 0 and not self.echo:
+            raise wrong("max_tokens is 0, so there is nothing to answer; give 1 or more, or echo: true.")
+        return self
+
+
+class Part(Asked):
+    """A part of a message; only texts are read, and nothing is fetched."""
+
+    type: Name
+    text: str | None = None
+
+    @model_validator(mode="after")
+    def _text(self) -> Self:
+        if self.type != "text" or self.text is None:
+            raise wrong(
+                'a part of a message is {"type": "text", "text": "..."}; images, sounds and files are not read.'
+            )
+        return self
+
+
+class Message(Asked):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Annotated[list[Part], Field(min_length=1, max_length=MOST_MESSAGES)]
+    name: Name | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, value: Any) -> Any:
+        if isinstance(value, dict) and (value.get("role") in ("tool", "function") or value.get("tool_calls")):
+            raise wrong("messages of tools are not supported yet; send those of system, user and assistant.")
+        return value
+
+    def text(self) -> str:
+        """Its content as one text."""
+        return self.content if isinstance(self.content, str) else "".join(part.text or "" for part in self.content)
+
+
+class ChatRequest(Sampled):
+    """POST /v1/chat/completions"""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES)]
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = False
+    top_logprobs: Annotated[Whole, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+    tools: JsonValue = None
+    tool_choice: JsonValue = None
+    functions: JsonValue = None
+    function_call: JsonValue = None
+    chat_template: JsonValue = None
+    chat_template_kwargs: JsonValue = None
+
+    @model_validator(mode="after")
+    def _supported(self) -> Self:
+        if self.tools or self.functions or self.tool_choice not in (None, "none", "auto"):
+            raise wrong("tools are not supported yet; leave out tools, functions and tool_choice.")
+        if self.chat_template is not None or self.chat_template_kwargs:
+            raise wrong("the chat template is the model's own and no request can change it; leave out chat_template.")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise wrong("top_logprobs needs logprobs: true; give both.")
+        return self
+
+
+class TokenizeRequest(Asked):
+    """POST /tokenize: a prompt, or the messages of a conversation."""
+
+    model: Name | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES)] | None = None
+    add_special_tokens: bool | None = True
+    return_token_strs: bool | None = False
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise wrong("give either prompt or messages.")
+        return self
+
+
+class DetokenizeRequest(Asked):
+    """POST /detokenize"""
+
+    model: Name | None = None
+    tokens: Annotated[Ids, Field(max_length=MOST_TOKENS)]

@@ -1,0 +1,55 @@
+"""The server as a process: a socket, uvicorn on it, engines closed at the end."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvicorn
+
+from ..asgi.security import LOOPBACK, is_loopback
+from ..errors import UserError, need
+from .app import application
+from .limits import IDLE_SECONDS, MOST_HEADERS
+from .protocol import Server, TimedProtocol
+from .registry import Registry
+
+
+def keys_of(path: Path) -> list[str]:
+    """The API keys in a file, one a line; lines that begin with # are notes. Raises UserError where there are none."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise UserError(f"--api-key-file {path} cannot be read ({error.strerror}); check the path.") from None
+    except UnicodeDecodeError:
+        raise UserError(f"--api-key-file {path} is not UTF-8 text; write a key a line.") from None
+    keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    need(bool(keys), f"--api-key-file {path} holds no key; write one a line.")
+    return keys
+
+
+def names_of(host: str) -> frozenset[str] | None:
+    """The names by which a server on ``host`` may be called; None any, where others reach it (and need a key)."""
+    return frozenset({*LOOPBACK, host.lower(), f"[{host.lower()}]"}) if is_loopback(host) else None
+
+
+def run(registry: Registry, bound: socket.socket, host: str, keys: Sequence[str] | None, drain: int) -> None:
+    """Serve until SIGTERM or SIGINT; then answer what is under way, ``drain`` seconds at most."""
+    app, api = application(registry, hosts=names_of(host), keys=keys)
+    settings = uvicorn.Config(
+        app,
+        http=TimedProtocol,
+        ws="none",
+        log_level="critical",
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=IDLE_SECONDS,
+        timeout_graceful_shutdown=drain,
+        h11_max_incomplete_event_size=MOST_HEADERS,
+    )
+    server = Server(settings, on_exit=api.end)
+    try:
+        server.run(sockets=[bound])
+    finally:
+        registry.close()

@@ -1,0 +1,74 @@
+"""Server-sent events as OpenAI's clients read them: ``data: {json}``, an empty line, at the end ``data: [DONE]``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from .errors import api_error
+from .following import Gone, disconnected, ended
+from .logprobs import as_json
+
+HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
+
+
+class EventStream(Response):
+    """A stream of JSON objects.
+
+    It ends when the reader leaves. What fails on the way is told as an event with an ``error``.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, chunks: AsyncGenerator[Mapping[str, Any]]) -> None:
+        super().__init__(None, 200, HEADERS)
+        del self.headers["content-length"]
+        self.chunks = chunks
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending = asyncio.ensure_future(self._send(send))
+        leaving = asyncio.ensure_future(disconnected(HttpRequest(scope, receive)))
+        try:
+            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if not sending.done():
+                raise Gone
+            sending.result()
+        finally:
+            await ended(sending)
+            await ended(leaving)
+
+    async def _send(self, send: Send) -> None:
+        async def write(data: str, more: bool = True) -> None:
+            await send({"type": "http.response.body", "body": data.encode("utf-8", "replace"), "more_body": more})
+
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        try:
+            async for chunk in self.chunks:
+                await write(f"data: {as_json(chunk)}\n\n")
+        except (Gone, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            await write(f"data: {as_json(api_error(error).body())}\n\n")
+        finally:
+            await self.chunks.aclose()
+        await write("data: [DONE]\n\n", more=False)
+
+
+async def begun(chunks: AsyncGenerator[Mapping[str, Any]]) -> AsyncGenerator[Mapping[str, Any]]:
+    """The same chunks once the first is there: what fails before it fails with a status of its own."""
+    first = await anext(chunks)
+
+    async def whole() -> AsyncGenerator[Mapping[str, Any]]:
+        try:
+            yield first
+            async for chunk in chunks:
+                yield chunk
+        finally:
+            await chunks.aclose()
+
+    return whole()

@@ -1,0 +1,123 @@
+"""One small server for the session: its own process, as `glassformer serve` starts it, over models of every kind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from glassformer.page.models import shipped
+
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
+    "{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+@dataclass
+class Server:
+    """A server under test: where it is, and what it has written."""
+
+    url: str
+    process: subprocess.Popen[str]
+    log: Path
+
+    def client(self, **more: Any) -> httpx.Client:
+        """A plain HTTP client of it."""
+        return httpx.Client(base_url=self.url, timeout=60, **more)
+
+    def post(self, path: str, body: Any, **more: Any) -> httpx.Response:
+        """One request."""
+        return httpx.post(f"{self.url}{path}", json=body, timeout=60, **more)
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric over its labels."""
+        lines = httpx.get(f"{self.url}/metrics", timeout=60).text.splitlines()
+        found = [
+            line
+            for line in lines
+            if line.startswith(f"glassformer:{name}{{") or line.startswith(f"glassformer:{name} ")
+        ]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in found)
+
+    def idle(self, seconds: float = 30) -> bool:
+        """Whether the gauges come back to 0 within so many seconds."""
+        until = time.monotonic() + seconds
+        names = ("num_requests_running", "num_requests_waiting")
+        while time.monotonic() < until:
+            if not any(self.metric(name) for name in names):
+                return True
+            time.sleep(0.1)
+        return False
+
+    def lines(self) -> list[dict[str, Any]]:
+        """The lines of its log that are JSON."""
+        return [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")]
+
+
+@contextlib.contextmanager
+def started(folder: Path, *words: str, env: dict[str, str] | None = None) -> Iterator[Server]:
+    """`glassformer serve` with these words on a free port; killed at the end where it still runs."""
+    log = folder / f"log-{time.monotonic_ns()}"
+    command = [sys.executable, "-m", "glassformer", "serve", "--port", "0", *words]
+    with log.open("w") as err:
+        told = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **(env or {})}
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=err, text=True, env=told)
+    assert process.stdout is not None
+    try:
+        url = process.stdout.readline().strip().removesuffix("/v1")
+        assert url.startswith("http"), log.read_text()
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            with contextlib.suppress(httpx.TransportError):
+                if httpx.get(f"{url}/health").status_code == 200:
+                    break
+            time.sleep(0.05)
+        yield Server(url, process, log)
+    finally:
+        process.kill()
+        process.wait(20)
+        process.stdout.close()
+
+
+@pytest.fixture(scope="session")
+def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small model that comes with the package, with a chat template."""
+    folder = tmp_path_factory.mktemp("served") / "tiny"
+    shutil.copytree(shipped(), folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _extra() -> None:
+    """Tests of the server skip where its extra is missing."""
+    for name in ("fastapi", "uvicorn", "prometheus_client", "llguidance"):
+        pytest.importorskip(name, reason="the server needs its extra: pip install 'glassformer[serve]'")
+
+
+@pytest.fixture(scope="session")
+def server(chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The session's server."""
+    with started(tmp_path_factory.mktemp("log"), str(chat_model)) as one:
+        yield one
+
+
+def events(response: httpx.Response) -> list[Any]:
+    """The JSON of a stream's events; its form is held to what OpenAI's clients parse."""
+    assert response.headers["content-type"].startswith("text/event-stream"), response.text
+    parts = response.text.split("\n\n")
+    assert parts[-1] == "" and parts[-2] == "data: [DONE]", response.text[-300:]
+    assert all(part.startswith("data: ") and "\n" not in part for part in parts[:-1])
+    return [json.loads(part.removeprefix("data: ")) for part in parts[:-2]]

@@ -1,0 +1,144 @@
+"""Completions: the same tokens as in process, whole as streamed; what OpenAI's clients rely on."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import glassformer
+
+from .conftest import Server, events
+
+ASKED = {"prompt": "O Romeo", "max_tokens": 24, "temperature": 0.8, "seed": 7}
+
+
+def joined(chunks: list[Any], index: int = 0) -> str:
+    return "".join(one["text"] for chunk in chunks for one in chunk["choices"] if one["index"] == index)
+
+
+def flat(lists: Iterable[list[Any]]) -> list[Any]:
+    return [*itertools.chain.from_iterable(lists)]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**40])
+@pytest.mark.parametrize("temperature", [0, 0.8])
+def test_the_tokens_are_those_of_generate(server: Server, chat_model: Path, seed: int, temperature: float) -> None:
+    """Reference: glassformer.generate on the same weights."""
+    model, tokenizer = glassformer.load(chat_model)
+    told = glassformer.generate(
+        model, tokenizer, "O Romeo", max_new=24, temperature=temperature, seed=seed, top_k=50
+    ).run()
+    asked = {**ASKED, "temperature": temperature, "seed": seed, "top_k": 50, "logprobs": 0}
+    answer = server.post("/v1/completions", asked).json()
+    (choice,) = answer["choices"]
+    assert choice["text"] == told.text and choice["finish_reason"] == "length"
+    assert choice["logprobs"]["token_logprobs"] == pytest.approx(told.logprobs[0], abs=2e-5)
+    assert answer["usage"]["completion_tokens"] == 24 and answer["object"] == "text_completion"
+
+
+def test_a_stream_says_what_the_whole_answer_says(server: Server) -> None:
+    asked = {**ASKED, "n": 3, "prompt": ["O Romeo", "What is"], "logprobs": 2, "echo": True}
+    whole = server.post("/v1/completions", asked).json()
+    streamed = server.post("/v1/completions", {**asked, "stream": True, "stream_options": {"include_usage": True}})
+    *chunks, last = events(streamed)
+    assert len({chunk["id"] for chunk in chunks}) == 1 and {chunk["object"] for chunk in chunks} == {"text_completion"}
+    assert last["choices"] == [] and last["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"] == 6 * 24
+    assert all(chunk["usage"] is None for chunk in chunks)
+    assert [one["index"] for one in whole["choices"]] == list(range(6))
+    for one in whole["choices"]:
+        mine = [piece for chunk in chunks for piece in chunk["choices"] if piece["index"] == one["index"]]
+        assert joined(chunks, one["index"]) == one["text"]
+        assert [piece["finish_reason"] for piece in mine] == [None] * (len(mine) - 1) + ["length"]
+        for name in ("tokens", "text_offset"):
+            assert flat(piece["logprobs"][name] for piece in mine) == one["logprobs"][name]
+    assert len({one["text"] for one in whole["choices"]}) == 6, "each choice has its own luck"
+
+
+def test_echo_with_logprobs_scores_the_prompt(server: Server, chat_model: Path) -> None:
+    """Reference: a plain pass of the model."""
+    import torch
+
+    model, tokenizer = glassformer.load(chat_model)
+    ids = tokenizer.encode("What is your name?")
+    with torch.no_grad():
+        logits = model(torch.tensor([ids])).logits[0].float().log_softmax(-1)
+    own = [float(logits[place, token]) for place, token in enumerate(ids[1:])]
+    asked = {"prompt": ids, "max_tokens": 0, "echo": True, "logprobs": 3}
+    (choice,) = server.post("/v1/completions", asked).json()["choices"]
+    told = choice["logprobs"]
+    assert choice["text"] == "What is your name?" == "".join(told["tokens"]) and choice["finish_reason"] == "length"
+    assert told["token_logprobs"][0] is None and told["top_logprobs"][0] is None
+    assert told["token_logprobs"][1:] == pytest.approx(own, abs=2e-5)
+    assert told["text_offset"] == [len("".join(told["tokens"][:place])) for place in range(len(ids))]
+    for token, logprob, top in list(zip(told["tokens"], told["token_logprobs"], told["top_logprobs"], strict=True))[1:]:
+        assert top[token] == logprob and 3 <= len(top) <= 4 and max(top.values()) <= 0
+    one = server.post("/v1/completions", {**asked, "max_tokens": 1, "temperature": 0}).json()["choices"][0]
+    assert len(one["logprobs"]["tokens"]) == len(ids) + 1 and one["text"].startswith(choice["text"])
+
+
+@pytest.mark.parametrize("stops", [["the"], "e", ["zzz", "ou", "our"]])
+def test_a_stop_string_is_not_in_the_text(server: Server, stops: Any) -> None:
+    free = server.post("/v1/completions", {**ASKED, "max_tokens": 200}).json()["choices"][0]["text"]
+    asked = {**ASKED, "max_tokens": 200, "stop": stops, "logprobs": 0}
+    whole = server.post("/v1/completions", asked).json()["choices"][0]
+    listed = [stops] if isinstance(stops, str) else stops
+    first = min((free.index(one) + len(one), free.index(one)) for one in listed if one in free)[1]
+    assert whole["text"] == free[:first] and whole["finish_reason"] == "stop"
+    assert "".join(whole["logprobs"]["tokens"]).startswith(whole["text"])
+    chunks = events(server.post("/v1/completions", {**asked, "stream": True}))
+    assert joined(chunks) == whole["text"]
+    pieces = (one["logprobs"]["tokens"] for chunk in chunks for one in chunk["choices"])
+    assert flat(pieces) == whole["logprobs"]["tokens"]
+
+
+def test_bias_and_bans(server: Server, chat_model: Path) -> None:
+    _, tokenizer = glassformer.load(chat_model)
+    forced = tokenizer.encode(" king")[0]
+    asked = {**ASKED, "max_tokens": 3, "logit_bias": {str(forced): 100}}
+    assert server.post("/v1/completions", asked).json()["choices"][0]["text"] == tokenizer.decode([forced] * 3)
+
+
+def test_the_end_of_text_ends_it_unless_it_is_ignored(server: Server, chat_model: Path) -> None:
+    _, tokenizer = glassformer.load(chat_model)
+    asked = {**ASKED, "max_tokens": 5, "logit_bias": {str(tokenizer.eos): 100}, "logprobs": 0}
+    choice = server.post("/v1/completions", asked).json()["choices"][0]
+    assert choice["text"] == "" and choice["finish_reason"] == "stop"
+    assert choice["logprobs"]["tokens"] == ["<|endoftext|>"], "as the harness counts on"
+    ignored = server.post("/v1/completions", {**asked, "ignore_eos": True}).json()
+    assert ignored["usage"]["completion_tokens"] == 5 and ignored["choices"][0]["finish_reason"] == "length"
+
+
+def test_a_character_in_several_tokens_is_never_shown_in_halves(server: Server, chat_model: Path) -> None:
+    _, tokenizer = glassformer.load(chat_model)
+    ids = tokenizer.encode("鸟")
+    assert len(ids) > 1
+    asked = {"prompt": [*tokenizer.encode("a"), *ids[:1]], "max_tokens": len(ids) - 1, "temperature": 0, "stream": True}
+    for place, id in enumerate(ids[1:]):
+        row = [*asked["prompt"], *ids[1 : 1 + place]]  # type: ignore[misc]
+        one = {**asked, "prompt": row, "max_tokens": 1, "logit_bias": {str(id): 100}}
+        told = joined(events(server.post("/v1/completions", one)))
+        assert told == ("鸟" if place == len(ids) - 2 else "\ufffd"), "an unfinished end is shown once, as what it is"
+    both = {**asked, "prompt": "a", "max_tokens": 9, "guided_regex": "鸟鸟鸟", "stream": True}
+    chunks = events(server.post("/v1/completions", both))
+    assert joined(chunks) == "鸟鸟鸟" and all("\ufffd" not in joined([chunk]) for chunk in chunks)
+
+
+def test_models_and_their_tokens(server: Server, chat_model: Path) -> None:
+    _, tokenizer = glassformer.load(chat_model)
+    listed = server.client().get("/v1/models").json()
+    assert [one["id"] for one in listed["data"]] == ["tiny"] and listed["data"][0]["max_model_len"] == 256
+    assert server.client().get("/v1/models/tiny").json() == listed["data"][0]
+    told = server.post("/tokenize", {"model": "tiny", "prompt": "O Romeo", "return_token_strs": True}).json()
+    assert told["tokens"] == tokenizer.encode("O Romeo") and told["count"] == len(told["tokens"])
+    assert told["token_strs"] == [tokenizer.token(id) for id in told["tokens"]]
+    assert server.post("/detokenize", {"tokens": told["tokens"]}).json() == {"prompt": "O Romeo"}
+    chat = server.post("/tokenize", {"messages": [{"role": "user", "content": "hi"}]}).json()
+    assert tokenizer.decode(chat["tokens"]) == "user: hi\nassistant:"
+    info = server.client().get("/tokenizer_info").json()
+    assert info["eos_token"] == "<|endoftext|>" and info["eos_token_id"] == tokenizer.eos
+    assert server.client().get("/version").json() == {"version": glassformer.__version__}
+    assert server.client().get("/load").json() == {"server_load": 0}

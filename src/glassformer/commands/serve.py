@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from .. import __version__
 from ..errors import UserError, need, note
 from .common import MODEL, computing
 
@@ -64,4 +65,4 @@ def run(given: argparse.Namespace) -> None:
     shown = f"[{given.host}]" if ":" in given.host else given.host
     print(f"http://{shown}:{bound.getsockname()[1]}/v1", flush=True)
     note(f"Serving {', '.join(models.models)}; Ctrl-C or SIGTERM ends it.")
-    server.run(models, bound, given.host, keys, given.drain)
+    server.run(models, __version__, bound, given.host, keys, given.drain)

@@ -14,7 +14,6 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from .. import __version__
 from .answers import DetokenizeAnswer, ModelCard, ModelList, TokenizeAnswer, TokenizerInfo
 from .chat import ChatAnswer, chat, conversation
 from .completions import CompletionAnswer, complete
@@ -35,8 +34,8 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 class Api:
     """What the paths share."""
 
-    def __init__(self, registry: Registry) -> None:
-        self.registry, self.metrics = registry, Metrics(registry)
+    def __init__(self, registry: Registry, version: str) -> None:
+        self.registry, self.metrics, self.release = registry, Metrics(registry), version
         self.followers = Followers(registry, self.metrics)
         self.ending = False
 
@@ -115,7 +114,7 @@ class Api:
 
     async def version(self) -> dict[str, str]:
         """Of glassformer."""
-        return {"version": __version__}
+        return {"version": self.release}
 
     async def load(self) -> dict[str, int]:
         """Answers under way, this one not counted."""
@@ -185,13 +184,18 @@ async def _mistake(http: Request, error: Exception) -> Response:
 
 
 def application(
-    registry: Registry, *, hosts: frozenset[str] | None, keys: Sequence[str] | None = None, log: bool = True
+    registry: Registry,
+    version: str,
+    *,
+    hosts: frozenset[str] | None,
+    keys: Sequence[str] | None = None,
+    log: bool = True,
 ) -> tuple[Outer, Api]:
     """The server: paths behind the guards.
 
     ``hosts`` are the names by which it may be called, None any; ``keys`` the API keys, None where none is needed.
     """
-    api = Api(registry)
+    api = Api(registry, version)
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
@@ -203,7 +207,7 @@ def application(
 
     app = FastAPI(
         title="glassformer",
-        version=__version__,
+        version=version,
         docs_url=None,  # they load scripts from elsewhere
         redoc_url=None,
         responses=ERRORS,

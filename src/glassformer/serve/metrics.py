@@ -53,7 +53,7 @@ class Metrics:
     """Counters and histograms of one server; ``text`` is what Prometheus reads."""
 
     def __init__(self, registry: Registry) -> None:
-        disable_created_metrics()
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.home = CollectorRegistry()
         self.home.register(Gauges(registry))
         named = {name: ["model_name"] for name in (*COUNTERS, *HISTOGRAMS)}

@@ -34,9 +34,11 @@ def names_of(host: str) -> frozenset[str] | None:
     return frozenset({*LOOPBACK, host.lower(), f"[{host.lower()}]"}) if is_loopback(host) else None
 
 
-def run(registry: Registry, bound: socket.socket, host: str, keys: Sequence[str] | None, drain: int) -> None:
+def run(
+    registry: Registry, version: str, bound: socket.socket, host: str, keys: Sequence[str] | None, drain: int
+) -> None:
     """Serve until SIGTERM or SIGINT; then answer what is under way, ``drain`` seconds at most."""
-    app, api = application(registry, hosts=names_of(host), keys=keys)
+    app, api = application(registry, version, hosts=names_of(host), keys=keys)
     settings = uvicorn.Config(
         app,
         http=TimedProtocol,

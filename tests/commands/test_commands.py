@@ -156,6 +156,21 @@ def test_the_next_tokens_and_their_probabilities(model: str, capsys: pytest.Capt
     assert answer(drawn, capsys).count("0.") == 6
 
 
+def test_many_prompts_into_a_file_say_what_they_say_at_once(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out.jsonl"
+    prompts.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("Once", "Twice", "Once", "x")))
+    words = ["generate", model, "--prompts", str(prompts), "--seed", "4", "--max-new", "5", "--samples", "2"]
+    rows = json.loads(answer([*words, "--json"], capsys))["rows"]
+    assert "4 prompts, 40 new tokens" in answer([*words, "--out", str(out)], capsys)
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [line["tokens"] for line in lines] == [row["tokens"] for row in rows]
+    assert [line["text"] for line in lines] == [row["text"] for row in rows]
+    assert [(line["number"], line["sample"]) for line in lines] == [(n, s) for n in range(4) for s in range(2)]
+    assert main([*words, "--out", str(out)]) == 2 and "there already" in capsys.readouterr().err
+
+
 def test_prompts_come_from_a_file_and_from_standard_input(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

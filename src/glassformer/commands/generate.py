@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import math
+import secrets
 import sys
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 from ..errors import need, note
-from .common import MODEL, computing, editing, edits_of, emit, model_and_tokenizer, pieces, prompting, texts
+from .common import (
+    MODEL,
+    computing,
+    counted,
+    counting,
+    editing,
+    edits_of,
+    emit,
+    model_and_tokenizer,
+    new_file,
+    pieces,
+    prompting,
+    texts,
+)
 
 EXAMPLES = (
     'glassformer generate out/mine "Once upon a time" --max-new 100',
     "glassformer generate out/mine --prompts prompts.txt --temperature 0 --json",
+    "glassformer generate out/mine --prompts many.jsonl --out answers.jsonl --seed 1",
 )
 
 
@@ -37,11 +56,11 @@ def options(one: argparse.ArgumentParser) -> None:
     editing(one)
     computing(one)
     add("--json", action="store_true", help="tokens, log-probabilities and texts as JSON")
+    add("--out", metavar="FILE.jsonl", help="a JSON line for each continuation; stopped, it goes on where it was")
 
 
 def run(given: argparse.Namespace) -> None:
     from .. import config, generation
-    from ..checkpoints import Checkpoint
 
     need(given.batch > 0, f"--batch is {given.batch}; give 1 or more.")
     need(given.logprobs >= 0, f"--logprobs is {given.logprobs}; give 0 or more.")
@@ -52,8 +71,9 @@ def run(given: argparse.Namespace) -> None:
     edits = edits_of(given)
     prompts: list[str | None] = [*texts(given, given.prompt)] or [None]
     model, tokenizer = model_and_tokenizer(given)
-    two_sides = isinstance(model.config, config.EncoderDecoder)
-    source_tokenizer = Checkpoint.open(given.model).source_tokenizer() if two_sides else None
+    if given.out is not None:
+        return into_file(given, model, tokenizer, prompts, how)
+    source_tokenizer = source_tokenizer_of(given, model)
     groups = [prompts[begin : begin + given.batch] for begin in range(0, len(prompts), given.batch)]
     seed, rows = given.seed, []
     for group in groups:
@@ -98,6 +118,67 @@ def run(given: argparse.Namespace) -> None:
         note(f"Ended at the model's context of {most} tokens{way}.")
     if given.temperature and not given.json and given.next is None:
         note(f"seed {seed}")
+
+
+def into_file(given: argparse.Namespace, model: Any, tokenizer: Any, prompts: list[str | None], how: Any) -> None:
+    """Continuations of many prompts by the engine, as many at once as memory holds, into a file that appears whole."""
+    from .. import engine
+    from ..engine.batch import answer_into
+    from ..generation.prompt import starts_and_sources
+
+    for name in ("slide", "next", "edit"):
+        need(not getattr(given, name), f"--{name} does not go with --out; leave one of them out.")
+    out = new_file(given.out, given.prompts)
+    source_tokenizer = source_tokenizer_of(given, model)
+    starts, sources = starts_and_sources(prompts, tokenizer, source_tokenizer, model.config, None, None)
+    settings = {"max_new": given.max_new, "stop": given.stop, "samples": given.samples, **vars(how)}
+    digest = hashlib.sha256(json.dumps([starts, sources]).encode()).hexdigest()
+    job = {"model": given.model, **settings, "logprobs": given.logprobs, "prompts": digest}
+    seed = seed_of(out, job) if given.seed is None else given.seed
+    said, equals, requests = {"sampling": how, "seed": seed, "max_new": given.max_new}, Counter[tuple[int, ...]](), []
+    for number, start in enumerate(starts):
+        source = None if sources is None else sources[number]
+        read = tuple(source or start)
+        rest = {**said, "n": given.samples, "first": equals[read], "stop": given.stop, "logprobs": given.logprobs}
+        requests.append(engine.Request(start, source, **rest))
+        equals[read] += given.samples
+
+    def line(number: int, one: Any) -> dict[str, Any]:
+        told = {"number": number, "prompt": prompts[number], "sample": one.index, "text": one.text}
+        told |= {"finish": one.finish_reason, "tokens": one.tokens, "logprobs": one.logprobs}
+        return {**told, **({"likely": one.top} if given.logprobs else {})}
+
+    with engine.Engine(model, tokenizer) as running:
+        note(str(running.room))
+        begun = answer_into(
+            out, running, requests, {**job, "seed": seed}, line, counting(f"of {len(prompts):,} prompts")
+        )
+        stats = running.stats()
+    if begun:
+        note(f"{begun:,} were there.")
+    print(f"{counted(len(prompts), 'prompt')}, {stats.generated_tokens:,} new tokens in {out}")
+
+
+def seed_of(out: Path, job: dict[str, Any]) -> int:
+    """The seed of a part of this job that is there; else any."""
+    part = out.with_name(f"{out.name}.part")
+    try:
+        with part.open("rb") as file:
+            begun = json.loads(file.readline())
+        seed = begun.pop("seed")
+        if begun == job and isinstance(seed, int):
+            return seed
+    except (OSError, ValueError, KeyError, AttributeError):
+        pass
+    return secrets.randbelow(2**31)
+
+
+def source_tokenizer_of(given: argparse.Namespace, model: Any) -> Any:
+    """What reads an encoder-decoder's sources, where it is another tokenizer."""
+    from .. import config
+    from ..checkpoints import Checkpoint
+
+    return Checkpoint.open(given.model).source_tokenizer() if isinstance(model.config, config.EncoderDecoder) else None
 
 
 def as_json(row: Any, tokenizer: Any, only_next: int | None) -> dict[str, Any]:

@@ -50,7 +50,9 @@ class Continuation:
         self.lookup: PromptLookup | None = None
         self._uniform: list[float] = []
         read = tuple(request.tokens if request.source is None else request.source)
-        name = f"{handle.seed} {index} {read}".encode()  # as generation/loop.py makes it, and so the same tokens
+        name = (
+            f"{handle.seed} {request.first + index} {read}".encode()
+        )  # as generation/loop.py makes it, and so the same tokens
         self._luck = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(name).digest()[:8], "big") >> 1)
 
     def uniform(self, place: int) -> float:

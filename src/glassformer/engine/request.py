@@ -44,7 +44,8 @@ class Request:
     ``tokens`` are what the decoder begins with; ``source`` is what an encoder-decoder's encoder reads. At most
     ``max_new`` tokens follow (None: to the end of the context; 0: the prompt is only scored), ending at a string of
     ``stop`` or a token of ``stop_tokens`` (None: the tokenizer's eos; () never). ``n`` continuations of one prompt are
-    read once; the same ``seed`` gives the same tokens as ``glassformer.generate``. ``logit_bias`` is added to logits by
+    read once; the same ``seed`` gives the same tokens as ``glassformer.generate``, whose samples of a prompt are
+    counted from ``first`` on. ``logit_bias`` is added to logits by
     token id; ``presence_penalty`` and ``frequency_penalty`` are taken off generated tokens' logits, once and per
     occurrence. ``logprobs`` asks for so many of the likeliest tokens in each place, ``prompt_logprobs`` for the
     prompt's tokens' own log-probabilities and so many of the likeliest in their places. ``guide`` makes a Guide for
@@ -58,6 +59,7 @@ class Request:
     max_new: int | None = 256
     seed: int | None = None
     n: int = 1
+    first: int = 0
     stop: Sequence[str] = ()
     stop_tokens: Sequence[int] | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)

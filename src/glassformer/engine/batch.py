@@ -70,7 +70,7 @@ def _whole_lines(part: Path, job: dict[str, Any]) -> int:
         ends = [file.tell()]
         while file.readline().endswith(b"\n"):
             ends.append(file.tell())
-        whole = (len(ends) - 1) // job["samples"]
+        whole: int = (len(ends) - 1) // job["samples"]
         file.truncate(ends[whole * job["samples"]])
     return whole
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +12,9 @@ pytest.importorskip("starlette", reason="the page needs its extra: pip install '
 pytest.importorskip("httpx", reason="tests of the page need httpx")
 
 import served
+from glassformer import generation
+from glassformer.checkpoints import store
+from glassformer.inspection.edits import mlp_off
 from glassformer.tokenizer import pretrained
 
 TEXT = "the cat 🎵 and  the log"
@@ -49,3 +54,39 @@ def test_the_steps_of_a_word_lead_to_its_tokens(kind: str, tmp_path: Path) -> No
             assert pieces == told["pieces"] and ("⟨" in text or text in TEXT)
     far = client.post("/api/tokenize/steps", json={"tokenizer": "mine", "text": TEXT, "at": len(ids)})
     assert far.status_code == 400 and f"from 0 to {len(ids) - 1}" in far.json()["error"]
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "t5"])
+def test_beams_are_the_librarys(kind: str, tmp_path: Path) -> None:
+    path = served.saved(kind, tmp_path / "mine")
+    client = served.client(served.page(path))
+    model, one = store.load(path)
+    edit = mlp_off("decoder.blocks.0.ffn")
+    text, start = "the cat sat", [*one.encode("a dog")]
+    asked = {"source": text, "start": start} if kind == "t5" else {"text": text}
+    told = client.post(
+        "/api/beam", json={"model": "mine", "beams": 3, "max_new": 6, "edits": [repr(edit)], **asked}
+    ).json()
+    how: Any = {"start": start} if kind == "t5" else {}
+    (found,) = generation.beam(model, one, text, beams=3, best=3, max_new=6, edits=[edit], **how)
+    for shown, mine in zip(told["beams"], found, strict=True):
+        assert [token["id"] for token in shown["tokens"]] == mine.tokens and shown["score"] == mine.score
+        assert [token["logprob"] for token in shown["tokens"]] == mine.logprobs
+    far = client.post("/api/beam", json={"model": "mine", "beams": 99, **asked})
+    assert far.status_code == 400 and "1 to 8" in far.json()["error"]
+
+
+def test_a_target_that_has_begun_is_continued(tmp_path: Path) -> None:
+    """What an encoder-decoder has written so far is what its next tokens follow; a decoder has its text for that."""
+    path = served.saved("t5", tmp_path / "mine")
+    client = served.client(served.page(path))
+    model, one = store.load(path)
+    start = one.encode("a dog")
+    asked = {"model": "mine", "source": "the cat", "start": start, "max_new": 5, "settings": {"temperature": 0}}
+    with client.stream("POST", "/api/generate", json=asked) as stream:
+        said = [json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data:")]
+    made = generation.generate(model, one, "the cat", start=start, temperature=0, max_new=5)
+    assert [step["id"] for step in said if "logprob" in step] == [step.token for step in made]
+    other = served.client(served.page(served.saved("gpt2", tmp_path / "gpt")))
+    refused = other.post("/api/generate", json={"model": "gpt", "text": "a", "start": start})
+    assert refused.status_code == 400 and "encoder-decoder" in refused.json()["error"]

@@ -38,7 +38,7 @@ from .replies import (
     work,
 )
 from .runs import Run, Runs
-from .words import Tokenizers, generate
+from .words import Tokenizers, beams, generate
 
 EXAMPLE = "example.trace"  # benchmarks/example.py
 IMMUTABLE = "private, max-age=31536000, immutable"
@@ -230,6 +230,11 @@ class Page:
         first = await work(request, lambda check: next(steps))  # what is wrong is said before the stream begins
         return events(streamed(first, steps, gone))
 
+    async def beam(self, request: Request) -> Response:
+        """POST api/beam"""
+        asked = await body(request)
+        return answer(await work(request, lambda check: beams(self.models, asked, check)))
+
     async def tokenize(self, request: Request) -> Response:
         """POST api/tokenize"""
         asked = await body(request)
@@ -310,6 +315,7 @@ class Page:
             Route(f"{run}/experts", self.experts),
             Route(f"{run}/export.{{kind}}", self.export),
             Route("/api/generate", self.generate, methods=post),
+            Route("/api/beam", self.beam, methods=post),
             Route("/api/tokenize", self.tokenize, methods=post),
             Route("/api/tokenize/steps", self.tokenize_steps, methods=post),
             Route("/api/tokenizers", self.list_tokenizers),

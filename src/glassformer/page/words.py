@@ -5,11 +5,12 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from .. import cost
 from ..errors import UserError, need
-from .models import Check, Missing, Models
+from .models import Check, Loaded, Missing, Models
 from .runs import MOST_TEXT, edit_lines, one_edit, one_text, read
 
 SETTINGS = {
@@ -21,34 +22,24 @@ SETTINGS = {
 }
 TOP = 10
 MOST_NEW = 4096
+MOST_BEAMS = 8
 
 
 def generate(models: Models, asked: dict[str, Any], check: Check) -> Iterator[tuple[str, dict[str, Any]]]:
     """(event, data) for the page: ``start``, a ``token`` each, ``end``; the model is let go between tokens."""
     from ..inspection import answers
 
-    entry = models[one_text(asked, "model", 200) or ""]
-    card = entry.card()["abilities"]
-    need(
-        card["generate"],
-        "This model does not continue a text: an encoder reads all of it at once; mask a word instead.",
-    )
+    reading = Reading.of(models, asked, check, 64)
     settings = _settings(asked.get("settings") or {})
-    most = asked.get("max_new", 64)
-    need(type(most) is int and 1 <= most <= MOST_NEW, f"max_new is from 1 to {MOST_NEW}.")
     seed = asked.get("seed")
     need(seed is None or (type(seed) is int and 0 <= seed < 2**63), "seed is a whole number from 0 on.")
-    loaded = entry.open(check)
+    loaded = reading.loaded
     from ..generation import generate as begin
 
-    pair = card["source"]
-    text = asked.get("ids", one_text(asked, "source" if pair else "text"))
     with loaded.held(check):
-        ids = read(loaded, text, pair, False)[0][0].tolist()
-        edits = [one_edit(line) for line in edit_lines(asked)]
-        told = {"max_new": most, "seed": seed, "likely": TOP, "edits": edits, **settings}
-        made = begin(loaded.model, loaded.tokenizer, ids, **told)
-    yield "start", {"ids": ids, "seed": made.seed, "model": entry.id}
+        ids = reading.ids
+        made = begin(loaded.model, loaded.tokenizer, ids, seed=seed, likely=TOP, **reading.how, **settings)
+    yield "start", {"ids": ids, "seed": made.seed, "model": reading.name}
     steps, kept = iter(made), cost.cost(loaded.model.config).cache_per_token("fp32")
     row = made.rows[0]
     while True:
@@ -73,6 +64,56 @@ def generate(models: Models, asked: dict[str, Any], check: Check) -> Iterator[tu
             },
         )
     yield "end", {"finish": row.finish, "text": row.text}
+
+
+def beams(models: Models, asked: dict[str, Any], check: Check) -> dict[str, Any]:
+    """{beams, ...as for generate} -> the best continuations that a beam search finds, the best first."""
+    from ..generation import beam
+    from ..inspection import answers
+
+    count = asked.get("beams", 4)
+    need(type(count) is int and 1 <= count <= MOST_BEAMS, f"beams is from 1 to {MOST_BEAMS}.")
+    reading = Reading.of(models, asked, check, 32)
+    loaded = reading.loaded
+    with loaded.held(check):
+        (found,) = beam(loaded.model, loaded.tokenizer, [reading.ids], beams=count, best=count, **reading.how)
+    told = []
+    for one in found:
+        pieces = answers.tokens(loaded.tokenizer, one.tokens, dict.fromkeys(range(len(one.tokens)), (1, 1)))
+        tokens = [{**piece, "logprob": logprob} for piece, logprob in zip(pieces, one.logprobs, strict=True)]
+        told.append({"tokens": tokens, "score": one.score, "finish": one.finish, "text": one.text})
+    return {"beams": told}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a continuation reads: the model, the ids of its prompt or source, and what else generating is told."""
+
+    name: str
+    loaded: Loaded
+    ids: list[int]
+    how: dict[str, Any]
+
+    @classmethod
+    def of(cls, models: Models, asked: dict[str, Any], check: Check, most: int) -> Reading:
+        """From {model, text or ids, source?, start?, max_new?, edits?}; ``most`` new tokens where that is not said.
+
+        ``start`` are the ids that an encoder-decoder's target begins with. Raises UserError for what cannot be read.
+        """
+        entry = models[one_text(asked, "model", 200) or ""]
+        card = entry.card()["abilities"]
+        alone = "This model does not continue a text: an encoder reads all of it at once; mask a word instead."
+        need(card["generate"], alone)
+        new, start = asked.get("max_new", most), asked.get("start")
+        need(type(new) is int and 1 <= new <= MOST_NEW, f"max_new is from 1 to {MOST_NEW}.")
+        good = isinstance(start, list) and 0 < len(start) <= MOST_NEW and all(type(one) is int for one in start)
+        need(start is None or (good and card["source"]), "start is a list of ids, for an encoder-decoder.")
+        loaded, pair = entry.open(check), card["source"]
+        text = asked.get("ids", one_text(asked, "source" if pair else "text"))
+        with loaded.held(check):
+            ids = read(loaded, text, pair, False)[0][0].tolist()
+            edits = [one_edit(line) for line in edit_lines(asked)]
+        return cls(entry.id, loaded, ids, {"max_new": new, "edits": edits, "start": start})
 
 
 def _settings(given: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ export function signed(v: number | null, digits = 5): string {
 }
 
 export function percent(p: number): string {
-  if (p >= 0.9995) return "100 %";
+  if (p >= 0.9995 && p < 1.0005) return "100 %";
   const v = 100 * p;
   return `${v >= 10 ? v.toFixed(1) : v >= 0.1 ? v.toFixed(2) : v === 0 ? "0" : v < 1e-3 ? v.toExponential(0) : v.toFixed(3)} %`;
 }

@@ -65,7 +65,9 @@ export class HttpTransport implements Transport {
     const reader = answer.body!.pipeThrough(new TextDecoderStream()).getReader();
     let waiting = "";
     for (;;) {
-      const { done, value } = await reader.read();
+      const { done, value } = await reader.read().catch((error: Error) => {
+        throw error.name === "AbortError" ? error : new Refused(0, "The server stopped in the middle of its answer. Is `glassformer page` still running?");
+      });
       waiting += value ?? "";
       const blocks = waiting.split(/\r?\n\r?\n/);
       waiting = done ? "" : blocks.pop()!;

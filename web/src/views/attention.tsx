@@ -561,8 +561,11 @@ function WhatIf({ made, op, head }: { made: Run; op: Op; head: number }) {
   const choices: [string, string][] = [];
   if (/\.(attn|cross)$/.test(part(op))) {
     choices.push([`head_off(${JSON.stringify(part(op))}, ${head})`, "switch this head off"]);
+    choices.push([`head_off(${JSON.stringify(part(op))}, ${head}, "mean")`, "this head its mean"]);
     choices.push([`attn_off(${JSON.stringify(part(op))})`, `all heads of layer ${op.layer} off`]);
   }
+  const mlp = op.id.replace(/\.(attn|cross)\.pattern$/, ".ffn");
+  if (ops.value.has(`${mlp}.write`)) choices.push([`mlp_off(${JSON.stringify(mlp)})`, `MLP of layer ${op.layer} off`]);
   if (keys && key !== null && key < keys.length) choices.push([`mask_token(${key}${ofSource ? ', "source"' : ""})`, `hide “${label(keys[key])}”`]);
   async function ask(edit: string) {
     setWaiting(edit);

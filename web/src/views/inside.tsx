@@ -5,17 +5,21 @@ import { useEffect, useMemo } from "preact/hooks";
 import { parse, short, sideName, sides, tail } from "../core/address";
 import { number } from "../core/format";
 import { label } from "../core/pieces";
-import { along, layers, ops, run, useLoaded, values } from "../core/run";
+import { along, card, layers, logits, ops, run, sibling, useLoaded, values } from "../core/run";
 import * as state from "../core/state";
-import type { Op } from "../core/types";
+import { transport } from "../core/transport";
+import type { Op, Run } from "../core/types";
+import { highest, wordsOf } from "../core/whatif";
 import { chosenStack } from "../frame/Frame";
 import { actions } from "../frame/keys";
 import { extent, ends, Matrix, paint } from "../kernel/matrix";
+import { Num } from "../kernel/Num";
 import { diverging, sequential } from "../kernel/palette";
 import { scaleOf, slice } from "../kernel/slice";
 import { Formula } from "../text/Formula";
 import { textOf } from "../text/kinds";
 import { back, CellCard, open } from "./cell";
+import { Sandbox } from "./sandbox";
 
 const choices = signal<Record<string, number>>({});
 const text = (op: Op) => textOf(op.kind, op.params, op.id);
@@ -71,7 +75,7 @@ export function Inside() {
       <Crumbs op={op} />
       <div class="columns">
         <div class="stack">{op ? <OpView op={op} /> : state.layer.value !== null && layers.value.length ? <BlockView /> : <MapView />}</div>
-        <aside class="card" aria-label="inspector">{state.cell.value || !op ? <CellCard /> : <Explained op={op} />}</aside>
+        <aside class="card" aria-label="inspector">{state.cell.value || !op ? <CellCard /> : <Explained op={op} />}<Sandbox kind={op?.kind ?? ""} /></aside>
       </div>
     </>
   );
@@ -100,19 +104,60 @@ function MapView() {
   const before = made.plan.slice(0, first < 0 ? made.plan.length : first), after = first < 0 ? [] : made.plan.slice(last);
   const between = made.plan.slice(Math.max(0, first), last).filter((one) => one.layer === null);
   const stacks = [...new Set(layers.value.map((one) => one.stack))];
+  const loaded = useLoaded(() => (transport.live && ops.value.has("logits") && (card.value?.abilities as Record<string, boolean> | undefined)?.attribution ? added(made, place) : null), [made.run, place]);
+  const told = loaded.data?.run === made.run && loaded.data.place === place ? loaded.data : null;
   return (
     <>
       <p class="note">From the token numbers at the top to the probabilities at the bottom; bars: the length of what each part wrote to token {place}. Open a layer, or any card.</p>
+      {told && <Answered told={told} />}
       <Cards ops={before} />
       {stacks.map((stack, at) => (
         <Fragment key={stack}>
-          <Writes place={place} stack={stack} />
+          <Writes place={place} stack={stack} told={told} />
           {at + 1 < stacks.length && between.length > 0 && <Cards ops={between} />}
         </Fragment>
       ))}
       {stacks.length < 2 && between.length > 0 && <Cards ops={between} />}
       <Cards ops={after} />
     </>
+  );
+}
+
+interface Attribution {
+  token: number;
+  position: number;
+  logit: number;
+  capped: number | null; // after a soft cap, where there is one
+  parts: { address: string; value: number }[];
+}
+
+/** What the answer's logit is made of, and, where something was changed, what it was made of before. */
+interface Added {
+  run: string;
+  place: number;
+  word: string;
+  now: Attribution;
+  before: Attribution | null;
+}
+
+async function added(made: Run, place: number): Promise<Added> {
+  const plain = state.edits.value.length ? await sibling([]) : made, token = highest(await logits(plain.run, place), 1)[0];
+  const ask = (run: string) => transport.json<Attribution>(`api/runs/${run}/attribution?token=${token}&position=${place}`);
+  const [now, before, [word]] = await Promise.all([ask(made.run), plain === made ? null : ask(plain.run), wordsOf([token], made.model)]);
+  return { run: made.run, place, word, now, before };
+}
+
+/** The sum of what the parts below an address added. */
+const below = (told: Attribution, path: string) => told.parts.reduce((sum, one) => (one.address.startsWith(`${path}.`) ? sum + one.value : sum), 0);
+
+function Answered({ told: { word, now, before } }: { told: Added }) {
+  const cell = `${now.capped === null ? "logits" : "head.uncapped"}[${now.position},${now.token}]`;
+  const shown = (one: Attribution) => <Num addr={cell} v={one.logit} digits={4} open={before && one === before ? undefined : (address) => open(address)} />;
+  return (
+    <p class="note" data-answer={now.token}>
+      The logit of “<b class="mono">{word}</b>”, the likeliest after token {now.position}{now.capped !== null && ", before its cap"}: {before && <>{shown(before)} → </>}{shown(now)}
+      {before && <> with the edits, <b>Δ <Num addr={`delta(${cell})`} v={now.logit - before.logit} as="signed" digits={4} /></b></>}. Beside each part: what it added to that{before && ", before and now"}.
+    </p>
   );
 }
 
@@ -135,7 +180,8 @@ async function written(place: number): Promise<Written[]> {
   }));
 }
 
-function Writes({ place, stack }: { place: number; stack: string }) {
+function Writes({ place, stack, told }: { place: number; stack: string; told: Added | null }) {
+  const share = (of: Attribution, part: string) => <Num addr={`attribution(${of.token},${of.position}) ${part}`} v={below(of, part)} as="signed" digits={3} />;
   const made = run.value!;
   const loaded = useLoaded(() => written(place), [made.run, place]);
   if (loaded.error) return <p class="failure">{loaded.error}</p>;
@@ -149,6 +195,7 @@ function Writes({ place, stack }: { place: number; stack: string }) {
           {one.parts.map((part) => (
             <button key={part.op.id} class="op" style={{ flex: "1 1 120px", padding: "3px 8px" }} onClick={() => go(part.op)}>
               <b>{tail(part.op.id).replace(".write", "")} <span class="num" data-length={part.addr} data-v={part.length}>{number(part.length, 3)}</span></b>
+              {told && !(made.source_tokens && stack === "encoder") && <small class="added">{told.before && <>{share(told.before, part.op.id.replace(/\.write$/, ""))} → </>}{share(told.now, part.op.id.replace(/\.write$/, ""))}</small>}
               <span style={{ display: "block", height: "6px", background: "var(--accent)", width: `${(part.length / most) * 100}%` }} />
             </button>
           ))}

@@ -35,6 +35,7 @@ interface Attribution {
   parts: { kind: string; address: string; value: number; block: number | null; index: number | null }[];
   sum: number;
   logit: number;
+  capped: number | null;
   difference: number;
   notes: string[];
 }
@@ -274,7 +275,7 @@ function Attributed({ made, lens, depth, column }: { made: Run; lens: Lens; dept
               </tbody>
             </table>
           </div>
-          <p>Σ <Num addr={`attribution(${told.token},${told.position}).sum`} v={told.sum} digits={6} /> = logit <Num addr={`logits[${told.position},${told.token}]`} v={told.logit} digits={6} /> <span class="soft">(difference {number(told.difference, 2)}, every norm held at the scale it had)</span></p>
+          <p>Σ <Num addr={`attribution(${told.token},${told.position}).sum`} v={told.sum} digits={6} /> = logit <Num addr={`${told.capped === null ? "logits" : "head.uncapped"}[${told.position},${told.token}]`} v={told.logit} digits={6} /> <span class="soft">(difference {number(told.difference, 2)}, every norm held at the scale it had)</span></p>
           <ul class="notes">{told.notes.map((one) => <li key={one}>{one}</li>)}</ul>
         </>
       )}

@@ -2,7 +2,6 @@
 import { percent } from "../core/format";
 import type { Answer } from "../core/whatif";
 import { Num } from "../kernel/Num";
-import "./attention.css";
 
 /** Probabilities before and after an edit, of the likeliest words of both. */
 export function Moved({ edit, answers, words, keep }: { edit: string; answers: [Answer, Answer]; words: Map<number, string>; keep: () => void }) {

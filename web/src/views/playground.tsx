@@ -8,7 +8,7 @@ import { sample, type Chosen } from "../core/sampler";
 import { bytes } from "../core/safetensors";
 import * as state from "../core/state";
 import { transport } from "../core/transport";
-import type { Generated, Settings } from "../core/types";
+import type { Generated, Settings, Token } from "../core/types";
 import { actions } from "../frame/keys";
 import { Num } from "../kernel/Num";
 import { css, ink, sequential } from "../kernel/palette";
@@ -81,10 +81,11 @@ async function generate() {
   const before = own.tokens.slice();
   const body: Record<string, unknown> = { ...request(), settings: settings.value, seed: seed.value, max_new: maxNew.value };
   delete body.cut;
-  if (!pair) {
-    delete body.text;
-    body.ids = [...own.start, ...before.map((one) => one.id)];
-  }
+  delete body.text;
+  if (pair) {
+    delete body.ids;
+    body.start = own.start;
+  } else body.ids = [...own.start, ...before.map((one) => one.id)];
   stopper = new AbortController();
   batch(() => {
     generating.value = true;
@@ -109,6 +110,37 @@ async function generate() {
     state.announcement.value = `${made.length} tokens written.`;
   }
 }
+
+const BEAMS = 4;
+
+interface Beam {
+  tokens: (Token & { logprob: number })[];
+  finish: string;
+}
+
+/** What a beam search finds, each as a branch from here. */
+async function search() {
+  const made = run.value!, pair = !!made.source_tokens, ids = made.tokens.map((one) => one.id), { model, source, edits } = request() as Record<string, unknown>;
+  const body = { model, edits, beams: BEAMS, max_new: Math.min(maxNew.value, made.task === "causal" ? 64 : 128), ...(pair ? { source, start: ids } : { ids }) };
+  searching.value = true;
+  trouble.value = "";
+  try {
+    const { beams } = await transport.post<{ beams: Beam[] }>("api/beam", body);
+    if (run.value !== made) return;
+    const born = beams.map(({ tokens, finish }, nth) => {
+      const one = begin(tokens.map((token) => ({ ...token, top: [], ms: 0, kv_bytes: 0 })));
+      change({ name: `beam ${nth + 1}`, finish }, one.number);
+      return one.number;
+    });
+    active.value = born[0] ?? active.value;
+  } catch (error) {
+    trouble.value = (error as Error).message;
+  } finally {
+    searching.value = false;
+  }
+}
+
+const searching = signal(false);
 
 /** The token that the needle points at, and a run that has read it. */
 async function put(token: number, words: readonly Uint8Array[] | null, chosen: Chosen) {
@@ -324,6 +356,7 @@ function Output({ chosen, words, place }: { chosen: Chosen | null; words: readon
           picked.value = null;
           void look(branch.value!, own!.tokens.length - 1);
         }}>Undo</button>
+        <button disabled={generating.value || searching.value || !transport.live} title={`the ${BEAMS} likeliest continuations as a whole, by beam search`} onClick={() => void search()}>{searching.value ? "…" : "Beams"}</button>
         <label>seed <input type="number" min={0} step={1} value={seed.value} onChange={(event) => (seed.value = Math.max(0, Math.round(Number(event.currentTarget.value) || 0)))} /></label>
         <label>most <input type="number" min={1} max={4096} value={maxNew.value} onChange={(event) => (maxNew.value = Math.max(1, Math.min(4096, Math.round(Number(event.currentTarget.value) || 1))))} /></label>
       </div>
@@ -397,6 +430,7 @@ function Branches() {
   return (
     <section class="card" aria-label="branches">
       <h2>Branches</h2>
+      {branches.value.length > 1 && <Tree all={branches.value} />}
       <div class="stack" style={{ gap: "4px" }}>
         {branches.value.map((one) => {
           const sum = one.tokens.reduce((total, each) => total + each.logprob, 0);
@@ -404,7 +438,7 @@ function Branches() {
             <div class="row" key={one.number} style={{ flexWrap: "nowrap" }}>
               <button aria-pressed={one.number === active.value} onClick={() => ((active.value = one.number), (picked.value = null))}>{one.number === active.value ? "●" : "○"} {one.name || one.number}</button>
               <input aria-label={`name of branch ${one.number}`} size={8} placeholder="name" value={one.name} onChange={(event) => change({ name: event.currentTarget.value }, one.number)} />
-              <span style={{ flex: 1, overflow: "hidden", textOverflow: "ellipsis", whiteSpace: "nowrap" }}>{one.tokens.map(text).join("")}</span>
+              <button class="quiet written" title="look inside, at its end" disabled={!transport.live} onClick={() => ((active.value = one.number), void look(one, one.tokens.length))}>{one.tokens.map(text).join("")}</button>
               {one.tokens.length > 0 && <span class="num" title="mean log-probability of its tokens, natural logarithm" data-v={sum / one.tokens.length}>{number(sum / one.tokens.length, 3)}</span>}
               <button class="quiet" aria-label={`drop branch ${one.number}`} onClick={() => (branches.value = branches.value.filter((other) => other.number !== one.number))}>✕</button>
             </div>
@@ -412,6 +446,47 @@ function Branches() {
         })}
       </div>
     </section>
+  );
+}
+
+const ROW = 24, LETTER = 7.6, TAIL = 12; // tokens of a branch alone that are drawn
+
+/** What the branches have in common once, and where they part; a width of the line for how likely a token was. */
+function Tree({ all }: { all: readonly Branch[] }) {
+  const rows: { x: number; y: number; from: [number, number] | null; word: string; p: number; on: boolean }[] = [];
+  let y = 0, wide = 0;
+  function grow(some: readonly Branch[], at: number, x: number, from: [number, number] | null, alone = 0) {
+    if (alone > TAIL) return void rows.push({ x, y, from, word: "…", p: 0, on: false });
+    const by = new Map<number, Branch[]>();
+    for (const one of some) if (one.tokens[at]) by.set(one.tokens[at].id, [...(by.get(one.tokens[at].id) ?? []), one]);
+    [...by.values()].forEach((mine, nth) => {
+      if (nth) y += ROW;
+      const token = mine[0].tokens[at], word = text(token), next = x + 16 + LETTER * word.length;
+      rows.push({ x, y, from, word, p: Math.exp(token.logprob), on: mine.some((one) => one.number === active.value) });
+      wide = Math.max(wide, next);
+      grow(mine, at + 1, next, [next - 8, y], mine.length > 1 ? 0 : alone + 1);
+    });
+  }
+  const roots = new Map<string, Branch[]>();
+  for (const one of all) roots.set(one.start.join(), [...(roots.get(one.start.join()) ?? []), one]);
+  [...roots.values()].forEach((mine, nth) => {
+    if (nth) y += ROW;
+    const shared = mine[0].tokens.findIndex((token, at) => mine.some((one) => one.tokens[at]?.id !== token.id)), skip = mine.length > 1 ? Math.max(0, shared - 4) : 0;
+    if (skip) rows.push({ x: 0, y, from: null, word: `${skip} alike …`, p: 1, on: false });
+    grow(mine, skip, skip ? 100 : 14, [skip ? 92 : 6, y]);
+  });
+  if (rows.length > 400) return null;
+  return (
+    <div class="scroll" tabIndex={0} role="region" aria-label="the branches as a tree">
+      <svg class="tree" width={wide + 8} height={y + ROW + 6} role="img" aria-label={`${all.length} branches; those that begin alike are drawn once`}>
+        {rows.map((one, nth) => (
+          <g key={nth} class={one.on ? "on" : ""}>
+            {one.from && <path d={`M${one.from[0]} ${one.from[1] + 14}C${one.x - 4} ${one.from[1] + 14} ${one.from[0]} ${one.y + 14} ${one.x} ${one.y + 14}`} stroke-width={0.6 + 3 * one.p} />}
+            <text x={one.x + 3} y={one.y + 18}>{one.word}<title>{percent(one.p)}</title></text>
+          </g>
+        ))}
+      </svg>
+    </div>
   );
 }
 

@@ -1,1 +1,0 @@
-import{a,b,c}from"./chunk-YB32FAC6.js";import"./chunk-K2ZN4BM4.js";import"./chunk-XTJH3FKR.js";import"./chunk-XZOIVUUZ.js";import"./chunk-NQPMDDLB.js";import"./chunk-57EJCE27.js";export{c as Heads,b as Train,a as joined};

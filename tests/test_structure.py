@@ -36,6 +36,8 @@ TOPICS = {
         "build",
         "numbers",
         "paths",
+        "playground",
+        "broken",
         "sampler",
         "start",
         "speed",

@@ -416,6 +416,62 @@ def test_a_run_is_edited_by_the_line_that_python_takes(tmp_path: Path, capsys: p
     assert 'Did you mean "decoder.blocks.0.attn"' in capsys.readouterr().err
 
 
+def test_edits_change_what_is_classified_embedded_and_translated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in Python, with the same edits; an edit of what is not there is refused."""
+    import glassformer
+    from glassformer import generation
+    from glassformer.inspection.edits import head_off, mlp_off
+    from glassformer.nn import build_model
+    from glassformer.tokenizer import train
+
+    tokenizer = train("byte")
+    block, loud = c.Block(c.Attention(4), c.MLP(32)), c.Init(std=0.4)
+    stack = c.Stack(2, (block,), c.Rotary(), causal=False)
+    crossed = c.Stack(2, (dataclasses.replace(block, cross=c.Attention(4)),), c.Rotary())
+    ends = c.Embed(tokenizer.size)
+    label, texts = c.Pool("mean", labels=2), ["some text", "more"]
+    classifier = build_model(c.Encoder(16, 32, ends, stack, None, loud, label), seed=1)
+    pair = build_model(c.EncoderDecoder(16, 32, ends, stack, crossed, c.Head(), loud), seed=1)
+    reads = build_model(c.Encoder(16, 32, ends, stack, None, loud, c.Pool("mean")), seed=2)
+    for model, name in ((classifier, "labels"), (pair, "pair"), (reads, "vectors")):
+        glassformer.save(model, tmp_path / name, tokenizer)
+    edits = [head_off("encoder.blocks.0.attn", 1), mlp_off("encoder.blocks.1.ffn")]
+    told = [word for edit in edits for word in ("--edit", str(edit))]
+    labels, pairs = str(tmp_path / "labels"), str(tmp_path / "pair")
+
+    assert main(["classify", labels, *texts, "--json", *told]) == 0
+    rows = [list(json.loads(line).values())[1:] for line in capsys.readouterr().out.splitlines()]
+    plain = generation.classify(classifier, tokenizer, texts)
+    made = generation.classify(classifier, tokenizer, texts, edits=edits)
+    assert np.allclose(rows, made, atol=1e-6) and not np.allclose(rows, plain, atol=1e-3)
+
+    assert main(["embed", str(tmp_path / "vectors"), *texts, "--json", *told]) == 0
+    rows = [json.loads(line)["vector"] for line in capsys.readouterr().out.splitlines()]
+    made, plain = (generation.embed(reads, tokenizer, texts, edits=some) for some in (edits, ()))
+    assert np.allclose(rows, made, atol=1e-5) and not np.allclose(rows, plain, atol=1e-3)
+
+    how = {"beams": 2, "max_new": 5}
+    assert main(["translate", pairs, *texts, "--beams", "2", "--max-new", "5", "--json", *told]) == 0
+    rows = [json.loads(line)["best"][0] for line in capsys.readouterr().out.splitlines()]
+    for row, (best, *_) in zip(rows, generation.search(pair, tokenizer, texts, edits=edits, **how), strict=True):
+        assert row["tokens"] == best.tokens and math.isclose(row["score"], best.score, rel_tol=1e-4)
+    others = [best.score for best, *_ in generation.search(pair, tokenizer, texts, **how)]
+    assert not np.allclose([row["score"] for row in rows], others, atol=1e-3)
+
+    for command, model in (("classify", labels), ("embed", str(tmp_path / "vectors")), ("translate", pairs)):
+        assert main([command, model, "abc", "--edit", "head_off('encoder.blocks.9.attn', 1)"]) == 2
+        assert 'Did you mean "encoder.blocks.' in capsys.readouterr().err
+
+    assert main(["attribution", labels, "some text", "--json", *told]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["piece"].startswith("label") and found["difference"] < 1e-5
+    assert math.isclose(found["sum"], found["logit"], abs_tol=1e-5)
+    assert main(["attribution", labels, "some text"]) == 0
+    assert "The logit of label" in capsys.readouterr().out
+
+
 def test_a_grid_of_patches_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import glassformer
     from glassformer.nn import build_model

@@ -272,3 +272,89 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*words, "--against", "s", "--top", "3"]) == 0
     said = capsys.readouterr().out
     assert "The logit of ▁play less that of s at position 19" in said and "43 more" in said
+
+
+POOLS = {
+    "bert": tiny.ALL["bert"],
+    "last": tiny.ALL["pooled"],
+    "mean": dataclasses.replace(tiny.ALL["llama"], pool=c.Pool("mean", labels=3)),
+    "max": dataclasses.replace(tiny.ALL["gpt2"], pool=c.Pool("max", "gelu", labels=3)),
+    "unit": dataclasses.replace(tiny.ALL["mixtral"], pool=c.Pool("mean", "tanh", labels=3, normalize=True)),
+    "across": dataclasses.replace(tiny.ALL["t5"], pool=c.Pool("mean", labels=2)),
+}
+
+
+def pooled(name: str) -> Model:
+    model = tiny.model(POOLS[name]).double()
+    draw = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim == 1:
+                weight += 0.2 * torch.randn(weight.shape, generator=draw)
+    return model
+
+
+@pytest.mark.parametrize("name", POOLS)
+@pytest.mark.parametrize("against", [None, 0])
+def test_the_parts_sum_to_a_label(name: str, against: int | None) -> None:
+    model = pooled(name)
+    given = asked(model)
+    found = attribute(model, None, **given, token=1, against=against, of="label")
+    with torch.no_grad():
+        logits = model(*given.values()).pooled[0]
+    own = logits[1] - (0.0 if against is None else logits[against])
+    assert found.logit == pytest.approx(own.item(), abs=1e-12) and found.position is None
+    assert abs(found.sum - own.item()) < 1e-9 and found.difference < 1e-9
+    assert len({(part.kind, part.address, part.index) for part in found.parts}) == len(found.parts)
+    likeliest = attribute(model, None, **given, of="label")
+    assert likeliest.token == int(logits.argmax()) and likeliest.piece == f"label {likeliest.token}"
+
+
+@pytest.mark.parametrize("name", ["last", "mean", "across"])
+def test_each_sublayer_added_its_gradient_to_a_label(name: str) -> None:
+    """PyTorch's own gradient of the label's logit, through norms that hold, at all positions together."""
+    model = pooled(name)
+    given = asked(model)
+    found = attribute(model, None, **given, token=1, against=0, of="label")
+    held, body = linear_in_the_stream(model), body_of(model)
+    tape = Tape(f"{body}.*.write", "embed.token", graph=True)
+    logits = held(*given.values(), tape=tape).pooled[0]
+    values = [(path, value) for path, value in tape.records.items() if value.requires_grad and path.count(".") != 5]
+    grads = torch.autograd.grad(logits[1] - logits[0], [value for _, value in values], allow_unused=True)
+    seen = 0
+    for (path, value), grad in zip(values, grads, strict=True):
+        if grad is not None:
+            mine = [p for p in found.parts if p.address.startswith((path.removesuffix("write"), f"{path}["))]
+            assert math.fsum(part.value for part in mine) == pytest.approx((grad * value).sum().item(), abs=1e-9), path
+            seen += 1
+    assert seen >= len(model.get_submodule(body).blocks) + 1
+
+
+def test_an_edited_label_is_taken_apart() -> None:
+    """Edits of the stream, of the pooled vector and of the label itself are parts of their own."""
+    model, tokens = pooled("mean"), tiny.tokens(1, 9)
+    changes = [
+        edits.head_off("decoder.blocks.0.attn", 1),
+        edits.scale("decoder.blocks.0.resid", 2.0, positions=3),
+        edits.scale("pool.vector", 1.5),
+        edits.scale("pool.write", 3.0),
+    ]
+    plain = attribute(model, None, tokens, token=2, of="label")
+    found = attribute(model, None, tokens, token=2, of="label", edits=changes)
+    assert found.difference < 1e-9 and abs(found.logit - plain.logit) > 1e-3
+    assert {p.address for p in found.parts if p.kind == "edit"} >= {"pool.write", "pool.vector"}
+    assert sum(p.value for p in found.parts if p.address == "decoder.blocks.0.attn.z[1,:]") == 0.0
+    assert not any(p.kind == "edit" for p in plain.parts)
+
+
+def test_labels_that_are_not_there() -> None:
+    with pytest.raises(UserError, match="no labels"):
+        attribute(tiny.model(tiny.ALL["llama"]), None, tiny.tokens(1, 4), of="label")
+    model = tiny.model(POOLS["mean"])
+    for wrong, said in (("7", "has 0 to 2"), ("cat", "has 0 to 2")):
+        with pytest.raises(UserError, match=said):
+            attribute(model, None, tiny.tokens(1, 4), token=wrong, of="label")
+    with pytest.raises(UserError, match="whole text"):
+        attribute(model, None, tiny.tokens(1, 4), position=2, of="label")
+    with pytest.raises(UserError, match="same one"):
+        attribute(model, None, tiny.tokens(1, 4), token=1, against=1, of="label")

@@ -16,7 +16,7 @@ from glassformer import config as c
 from glassformer.checkpoints import store
 from glassformer.cli import main
 from glassformer.errors import UserError
-from glassformer.inspection import TunedLens, fit_tuned_lens, logit_lens, logits_by_depth
+from glassformer.inspection import TunedLens, fit_tuned_lens, logit_lens, logits_by_depth, streams
 from glassformer.inspection.tuned_lens import fingerprint
 from glassformer.nn import Model, build_model, lora
 from glassformer.tokenizer import train as train_tokenizer
@@ -151,3 +151,51 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     ):
         assert main(["lens", name, *words]) == 2
         assert sentence in capsys.readouterr().err
+
+
+def test_the_command_fits_an_encoder_decoder_on_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On what its decoder reads beside its source: the same lens as in Python from the same pairs."""
+    tokenizer = train_tokenizer("byte", [])
+    cfg = dataclasses.replace(tiny.ALL["t5"], embed=c.Embed(tokenizer.size))
+    model = build_model(cfg, seed=1)
+    store.save(model, tmp_path / "model", tokenizer, layout="glassformer")
+    sources, targets = ([f"{word} {n}" for n in range(12)] for word in ("one", "two words"))
+    (tmp_path / "a.txt").write_text("\n".join(sources) + "\n")
+    (tmp_path / "b.txt").write_text("\n".join(targets) + "\n")
+    rows = "".join(f"{a}\t{b}\n" for a, b in zip(sources, targets, strict=True))
+    (tmp_path / "ab.tsv").write_text(f"first\tother\n{rows}")
+    name, data, out = (str(tmp_path / part) for part in ("model", "a.txt", "lens.safetensors"))
+    small = ["--steps", "3", "--tokens", "32", "--json"]
+    assert main(["lens", name, "--fit", data, "--target", str(tmp_path / "b.txt"), "--out", out, *small]) == 0
+    told = json.loads(capsys.readouterr().out)
+    start = tokenizer.pad if tokenizer.bos is None else tokenizer.bos
+    made = [
+        (torch.tensor([[start, *tokenizer.encode(b)]]), torch.tensor([[*tokenizer.encode(a), tokenizer.eos]]))
+        for a, b in zip(sources, targets, strict=True)
+    ]
+    right = fit_tuned_lens(model, made, steps=3, tokens=32)
+    assert told["after"] == pytest.approx(right.after, rel=1e-5) and told["after"][0] < told["before"][0]
+    loaded = TunedLens.load(out)
+    assert torch.allclose(loaded.weight, right.weight, atol=1e-6) and loaded.depths[0].startswith("decoder.")
+    again = str(tmp_path / "again.safetensors")
+    columns = ["--columns", "source=first,target=other"]
+    assert main(["lens", name, "--fit", str(tmp_path / "ab.tsv"), *columns, "--out", again, *small]) == 0
+    capsys.readouterr()
+    assert torch.equal(TunedLens.load(again).weight, loaded.weight)
+    assert main(["lens", name, "two", "--source", "one", "--tuned", out]) == 0
+    assert capsys.readouterr().out.startswith("tuned lens")
+    for words, sentence in (
+        (["two", "--source", "one", "--target", "b.txt"], "go with --fit"),
+        (["--fit", data, "--out", again, "--context", "8"], "--context cuts a running text"),
+        (["--fit", data, "--target", str(tmp_path / "c.txt"), "--out", again], "c.txt"),
+    ):
+        assert main(["lens", name, *words]) == 2
+        assert sentence in capsys.readouterr().err
+
+
+def test_pairs_that_are_too_long_lose_their_end() -> None:
+    tokenizer = train_tokenizer("byte", [])
+    model = build_model(dataclasses.replace(tiny.ALL["vaswani"], embed=c.Embed(tokenizer.size)), seed=1)
+    ((tokens, source),) = streams.pairs(model, tokenizer, [("s" * 500, "t" * 500)])
+    assert tokens.shape[1] == source.shape[1] == model.config.context
+    assert source[0, -1] == tokenizer.eos and tokens[0, -1] == tokenizer.encode("t")[0]

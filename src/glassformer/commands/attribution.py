@@ -18,9 +18,10 @@ def options(one: argparse.ArgumentParser) -> None:
     one.add_argument("model", metavar="MODEL", help=MODEL)
     one.add_argument("text", metavar="TEXT", help="what the model reads; - is standard input")
     one.add_argument("--source", metavar="TEXT", help="what an encoder-decoder's encoder reads")
-    one.add_argument("--token", metavar="WORD", help="whose logit: one token (the likeliest)")
+    one.add_argument("--token", metavar="WORD", help="whose logit: a token, or a label's number (the likeliest)")
     one.add_argument("--against", metavar="WORD", help="less the logit of this one")
     one.add_argument("--position", type=int, metavar="N", help="where it is read (a blank ___, else the last)")
+    one.add_argument("--of", choices=["logit", "label"], help="of a token or of a classifier's label (what there is)")
     one.add_argument("--top", type=int, default=20, metavar="N", help="the N parts that added or took most (20)")
     computing(one)
     editing(one)
@@ -34,7 +35,7 @@ def run(given: argparse.Namespace) -> None:
     need(given.top >= 1, f"top is {given.top}; give 1 or more.")
     given.prompts = None
     (text,) = texts(given, [given.text])
-    asked = {name: getattr(given, name) for name in ("source", "token", "against", "position")}
+    asked = {name: getattr(given, name) for name in ("source", "token", "against", "position", "of")}
     found = inspection.attribute(*model_and_tokenizer(given), text, **asked, edits=edits_of(given))
     if given.json:
         emit(found.to_dict())
@@ -43,7 +44,8 @@ def run(given: argparse.Namespace) -> None:
         note(line)
     against = "" if found.against is None else f" less that of {found.against_piece}"
     capped = "" if found.capped is None else f" ({found.capped:.4f} after the cap)"
-    print(f"The logit of {found.piece}{against} at position {found.position}: {found.logit:.4f}{capped}\n")
+    place = "" if found.position is None else f" at position {found.position}"
+    print(f"The logit of {found.piece}{against}{place}: {found.logit:.4f}{capped}\n")
     print("\n".join(found.table(given.top)) + "\n")
     blocks = found.by_block()
     kinds = list(dict.fromkeys(kind for _, sums in blocks for kind in sums))

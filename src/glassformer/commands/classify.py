@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from .common import computing, counting, emit, model_and_tokenizer, reading, texts
+from .common import computing, counting, editing, edits_of, emit, model_and_tokenizer, reading, texts
 
 EXAMPLES = (
     'glassformer classify out/labels "a film to see twice"',
@@ -16,6 +16,7 @@ EXAMPLES = (
 def options(one: argparse.ArgumentParser) -> None:
     reading(one)
     one.add_argument("--second", action="append", metavar="TEXT", help="the other text, where the model reads two")
+    editing(one)
     computing(one)
     one.add_argument("--json", action="store_true", help="every label's probability as JSON, a text a line")
 
@@ -29,13 +30,16 @@ def run(given: argparse.Namespace) -> None:
     unequal = f"There are {len(first)} texts and {len(second or ())} second ones; give as many."
     need(second is None or len(second) == len(first), unequal)
     need(given.batch >= 1, f"batch is {given.batch}; give 1 or more.")
+    given.edit = edits_of(given)
     model, tokenizer = model_and_tokenizer(given)
     if generation.tags(model.config):
         need(second is None, "This model gives each word its label and reads one text; leave --second out.")
         tags(given, model, tokenizer, [text.split() for text in first])
         return
     pairs = first if second is None else list(zip(first, second, strict=True))
-    found = generation.classify(model, tokenizer, pairs, batch=given.batch, progress=counting("texts"))
+    found = generation.classify(
+        model, tokenizer, pairs, batch=given.batch, progress=counting("texts"), edits=given.edit
+    )
     names = labels_of(given.model, found.shape[1])
     for text, row in zip(first, found.tolist(), strict=True):
         if given.json:
@@ -52,7 +56,8 @@ def tags(given: argparse.Namespace, model: Any, tokenizer: Any, sentences: list[
     from .. import generation
 
     names = labels_of(given.model, model.config.token_head.labels)
-    found = generation.tag(model, tokenizer, sentences, batch=given.batch, progress=counting("texts"))
+    how = {"batch": given.batch, "progress": counting("texts"), "edits": given.edit}
+    found = generation.tag(model, tokenizer, sentences, **how)
     for words, rows in zip(sentences, found, strict=True):
         labels = [names[best] for best in rows.argmax(1).tolist()]
         if given.json:

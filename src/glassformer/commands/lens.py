@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError, need, note
+from ..errors import need, note
 from .common import (
     MODEL,
+    columns,
     computing,
     counted,
     editing,
@@ -44,6 +46,8 @@ def options(one: argparse.ArgumentParser) -> None:
     one.add_argument("--json", action="store_true", help="every number as JSON")
     fit = one.add_argument_group("a tuned lens: a translator for each depth, fitted to say what the model will")
     fit.add_argument("--fit", metavar="DATA", help="fit one on a file, a folder or a named corpus")
+    fit.add_argument("--target", metavar="FILE", help="of an encoder-decoder: the targets, line by line; DATA: sources")
+    fit.add_argument("--columns", metavar="P=C,...", help="of one: what a table calls its parts: source=0,target=1")
     fit.add_argument("--out", type=Path, metavar="FILE.safetensors", help="where it goes")
     fit.add_argument("--field", default="text", metavar="NAME", help="the text field of JSONL (text)")
     fit.add_argument("--separator", type=unescaped, metavar="TEXT", help="what parts a plain file's documents")
@@ -59,6 +63,7 @@ def run(given: argparse.Namespace) -> None:
         fit(given)
         return
     need(given.out is None, "--out goes with --fit DATA; the lens itself is printed.")
+    need(given.target is None and given.columns is None, "--target and --columns go with --fit DATA.")
     need(len(given.text) == 1, f"There are {counted(len(given.text), 'text')}; give one.")
     from ..inspection import TunedLens, logit_lens
 
@@ -87,18 +92,19 @@ def fit(given: argparse.Namespace) -> None:
     from ..inspection import fit_tuned_lens, streams
 
     out = new_file(given.out, given.fit)
-    corpus = find(given.fit, given.field, given.separator)
-    for line in corpus.notes:
-        note(line)
     model, tokenizer = model_and_tokenizer(given)
+    rows: Iterable[tuple[Any, Any]]
     if isinstance(model.config, config.EncoderDecoder):
-        raise UserError(
-            "An encoder-decoder's lens is tuned on pairs, which --fit does not read; call glassformer.fit_tuned_lens "
-            "with (tokens, source) pairs."
-        )
-    rows = ((row, None) for row in streams.windows(model, tokenizer, corpus.texts(), given.context))
+        name, rows = pairs(given, model, tokenizer)
+    else:
+        need(given.target is None, "--target is what an encoder-decoder writes; this model reads one text.")
+        corpus = find(given.fit, given.field, given.separator)
+        for line in corpus.notes:
+            note(line)
+        name = corpus.name
+        rows = ((row, None) for row in streams.windows(model, tokenizer, corpus.texts(), given.context))
     how: dict[str, Any] = {"steps": given.steps, "tokens": given.tokens, "rate": given.rate}
-    lens = fit_tuned_lens(model, rows, data=corpus.name, **how, progress=progress(given.steps))
+    lens = fit_tuned_lens(model, rows, data=name, **how, progress=progress(given.steps))
     lens.save(out)
     depths = zip(lens.depths, lens.before, lens.after, strict=True)
     rows_shown = [(path, f"{before:.4f}", f"{after:.4f}") for path, before, after in depths]
@@ -106,6 +112,22 @@ def fit(given: argparse.Namespace) -> None:
     note("KL(own || depth) in nats, the mean of the tokens of texts held out.")
     result(given.json, lens.to_dict(), rows_shown, heading=heading)
     note(f"{out} holds the tuned lens, {lens.about()}")
+
+
+def pairs(given: argparse.Namespace, model: Any, tokenizer: Any) -> tuple[str, Iterable[tuple[Any, Any]]]:
+    """The examples' name, and each as an encoder-decoder reads it."""
+    from ..checkpoints import Checkpoint
+    from ..data import examples
+    from ..inspection import streams
+    from ..training.objectives import Seq2Seq
+
+    need(given.context is None, "--context cuts a running text; an encoder-decoder's are cut to its context.")
+    where = given.fit if given.target is None else {"source": given.fit, "target": given.target}
+    table = examples.read(where, Seq2Seq(), columns=columns(given.columns))
+    for line in table.notes:
+        note(line)
+    texts = [(one.first, one.second or "") for one in table.examples]
+    return table.name, streams.pairs(model, tokenizer, texts, Checkpoint.open(given.model).source_tokenizer())
 
 
 def progress(steps: int) -> Any:

@@ -6,7 +6,18 @@ import argparse
 from typing import TYPE_CHECKING
 
 from ..errors import UserError, need, note
-from .common import computing, counting, emit, model_and_tokenizer, objective_of, pieces, reading, texts
+from .common import (
+    computing,
+    counting,
+    editing,
+    edits_of,
+    emit,
+    model_and_tokenizer,
+    objective_of,
+    pieces,
+    reading,
+    texts,
+)
 
 if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer
@@ -26,6 +37,7 @@ def options(one: argparse.ArgumentParser) -> None:
     add("--start", metavar="TOKENS", help='what a target begins with, ids or pieces: "</s> de_DE"')
     add("--max-new", type=int, default=200, metavar="N", help="at most N tokens (200)")
     add("--cut", default="no", metavar="SIDE", help="what a source too long loses: end, start (refused)")
+    editing(one)
     computing(one)
     add("--json", action="store_true", help="tokens, log-probabilities and scores as JSON, a text a line")
 
@@ -39,6 +51,7 @@ def run(given: argparse.Namespace) -> None:
     need(bool(sources), "There is no text; give at least one.")
     generation.check_beams(given.beams, given.best, given.length_penalty, given.max_new)
     need(given.batch >= 1, f"batch is {given.batch}; give 1 or more.")
+    edits = edits_of(given)
     model, tokenizer = model_and_tokenizer(given)
     silent = f"{given.model} is an encoder and writes no text; use `glassformer fill`, `embed` or `classify`."
     need(not isinstance(model.config, config.Encoder), silent)
@@ -60,6 +73,7 @@ def run(given: argparse.Namespace) -> None:
         max_new=given.max_new,
         cut=given.cut,
         source_tokenizer=Checkpoint.open(given.model).source_tokenizer(),
+        edits=edits,
         start=None if given.start is None else tokens_of(given.start, tokenizer),
     )
     for text, found in zip(sources, told, strict=True):

@@ -9,18 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from ..errors import need
-from ..nn import Model
+from ..nn import Model, Tape
 from ..nn.editing import ModelEdit
 from ..nn.finite import must_be_finite
 from ..nn.inference import inference
 from . import streams, tables
-from .direction import INSTEAD, AtOnePlace, Part, Sweep
+from .direction import HELD, INSTEAD, AtOnePlace, Part, Sweep, back, gated, watched
 from .looking import Text
 from .streams import fp64
 
@@ -28,10 +28,14 @@ if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer
 
 
+Of: TypeAlias = Literal["logit", "label"]
+
+
 @dataclass(frozen=True)
 class Attribution:
     """What every part added to the logit of ``token`` at ``position``, less that of ``against`` where it is given.
 
+    Of a classifier ``token`` and ``against`` are labels, and ``position`` is None: it reads the text as a whole.
     ``logit`` is the model's own (before a softcap; ``capped`` after it), ``sum`` that of all ``parts``, ``difference``
     what is between them: rounding.
     """
@@ -40,7 +44,7 @@ class Attribution:
     piece: str
     against: int | None
     against_piece: str | None
-    position: int
+    position: int | None
     parts: list[Part]
     sum: float
     logit: float
@@ -87,18 +91,25 @@ def attribute(
     token: str | int | None = None,
     against: str | int | None = None,
     position: int | None = None,
+    of: Of | None = None,
     edits: Sequence[ModelEdit] = (),
 ) -> Attribution:
     """What each part of ``model`` added to the logit of ``token`` (None: the likeliest) at ``position`` of ``text``.
 
     ``position`` None is an encoder's only mask token, else the last. With ``against`` the difference of the two
-    logits is taken apart. An encoder-decoder's decoder is asked, beside its ``source``. ``edits`` (inspection.edits)
-    change the run; what one did to the stream itself is a part of its own. Raises UserError for a model without a head
-    or without a residual stream, and for blocks and norms whose arithmetic is not known here.
+    logits is taken apart. ``of`` "label" asks a classifier: ``token`` and ``against`` are labels' numbers then; None is
+    "label" for a model with labels and no head, else "logit". An encoder-decoder's decoder is asked, beside its
+    ``source``. ``edits`` (inspection.edits) change the run; what one did to the stream itself is a part of its own.
+    Raises UserError for a model without the answer or without a residual stream, and for blocks and norms whose
+    arithmetic is not known here.
     """
-    head = streams.needs_head(model, "`glassformer contexts` compares its vectors.")
+    labels = answer_kind(model, of) == "label"
     streams.needs_stream(model, "Direct logit attribution", INSTEAD)
     read = streams.prepare(model, tokenizer, text, source, edits)
+    if labels:
+        need(position is None, "A label is of the whole text, of no position; leave it out.")
+        return _of_label(model, read, token, against)
+    head: Any = streams.needs_head(model, "`glassformer contexts` compares its vectors.")
     at = streams.place(position, read.tokens, tokenizer)
     tape = AtOnePlace(at, streams.body_of(model), read.edits)
     with inference(model):
@@ -123,3 +134,100 @@ def attribute(
     piece, *rest = streams.pieces(tokenizer, [chosen] if other is None else [chosen, other])
     beside, parts = rest[0] if rest else None, sweep.parts[::-1]
     return Attribution(chosen, piece, other, beside, at, parts, total, own, abs(total - own), capped, sweep.notes)
+
+
+def answer_kind(model: Model, of: Of | None) -> Of:
+    """What is asked for, a token's logit or a label's; UserError where the model gives no such answer."""
+    pool = model.config.pool
+    labels = pool is not None and pool.labels > 0
+    if of is None:
+        of = "label" if labels and model.head is None else "logit"
+    need(of in ("logit", "label"), f'There is no answer "{of}"; give logit or label.')
+    need(of != "label" or labels, "This model has no labels for a text; ask for a token's logit.")
+    return of
+
+
+def _of_label(model: Model, read: streams.Read, label: str | int | None, against: str | int | None) -> Attribution:
+    """What each part added to a label's logit, at all positions that the pool reads together."""
+    body, pool = streams.body_of(model), model.pool
+    assert pool is not None and pool.proj is not None
+    tape = Tape(*watched(body), "pool.*", edits=read.edits)
+    with inference(model):
+        output = model(*read.given, tape=tape, logits="none")
+        must_be_finite(model, output.hidden, output.pooled)
+    logits, hidden = fp64(tape["pool.write"][0]), fp64(output.hidden[0])
+    chosen = int(logits.argmax()) if label is None else _label_number(label, len(logits))
+    other = None if against is None else _label_number(against, len(logits))
+    need(other != chosen, "The two labels are the same one, and their difference is nothing; give another.")
+    with torch.no_grad():
+        parts, notes = _through_pool(model, tape, hidden, chosen, other)
+    own = (logits[chosen] - (0.0 if other is None else logits[other])).item()
+    total = math.fsum(part.value for part in parts)
+    beside = None if other is None else f"label {other}"
+    return Attribution(
+        chosen, f"label {chosen}", other, beside, None, parts[::-1], total, own, abs(total - own), None, notes
+    )
+
+
+def _label_number(label: str | int, many: int) -> int:
+    number = int(label) if str(label).isdecimal() else -1
+    need(0 <= number < many, f'There is no label "{label}"; this model has 0 to {many - 1}.')
+    return number
+
+
+def _through_pool(
+    model: Model, tape: Tape, hidden: Tensor, label: int, other: int | None
+) -> tuple[list[Part], list[str]]:
+    """The parts of a label's logit (less another's) from the last to the first; ``hidden`` (T, C) is what is pooled."""
+    body, pool = streams.body_of(model), model.pool
+    ends = Sweep(model, AtOnePlace(0, body, tape.edits), ":")
+    rows, signs = ([label], [1.0]) if other is None else ([label, other], [1.0, -1.0])
+    sign = torch.tensor(signs, dtype=torch.float64, device=hidden.device)
+    vector, shares = fp64(tape["pool.vector"][0]), _shares(pool.mode, hidden)  # (C), (T, C)
+    x, gate = vector, None
+    if pool.transform is not None:
+        x, gate = gated(pool.transform, pool.act, x)
+    ends.d = sign @ fp64(pool.proj.weight[rows])
+    made = fp64(pool.proj.bias[rows]) + fp64(pool.proj.weight[rows]) @ (_unit(x) if pool.normalize else x)
+    if tape.changes("pool.write"):
+        ends.add("edit", "pool.write", sign @ (fp64(tape["pool.write"][0, rows]) - made))
+    ends.add("bias", " - ".join(f"pool.proj.bias[{row}]" for row in rows), sign @ fp64(pool.proj.bias[rows]))
+    ends.d = ends.d / x.norm().clamp(min=1e-12) if pool.normalize else ends.d
+    if gate is not None:
+        ends.notes.append(HELD.format("pool"))
+        ends.d, rest = back(pool.transform, ends.d * gate)
+        ends.add("bias", "pool.transform.bias", rest)
+    if tape.changes("pool.vector"):
+        ends.add("edit", "pool.vector", ends.d @ (vector - (shares * hidden).sum(0)))
+    places = [at for at, share in enumerate(shares) if share.any()]
+    if len(places) > 1:
+        ends.notes.append(f"The pool reads {len(places)} positions; each part is the sum over them.")
+    found: dict[tuple[str, str, int | None, int | None], float] = {}
+    for at in places:
+        here = AtOnePlace(at, body, tape.edits)
+        for path, value in tape.records.items():
+            if not path.startswith("pool."):
+                here.record(path, value)
+        sweep = Sweep(model, here, ":" if len(places) > 1 else None)
+        sweep.d = ends.d * shares[at]
+        sweep.through_stack(hidden[at])
+        for part in sweep.parts:
+            key = part.kind, part.address, part.block, part.index
+            found[key] = found.get(key, 0.0) + part.value
+    parts = [Part(kind, address, value, block, index) for (kind, address, block, index), value in found.items()]
+    return [*ends.parts, *parts], ends.notes
+
+
+def _shares(mode: str, hidden: Tensor) -> Tensor:
+    """How much of each position's numbers (T, C) the pool takes."""
+    if mode == "mean":
+        return torch.full_like(hidden, 1 / len(hidden))
+    shares = torch.zeros_like(hidden)
+    if mode == "max":
+        return shares.scatter_(0, hidden.argmax(0)[None], 1.0)
+    shares[0 if mode == "first" else -1] = 1.0
+    return shares
+
+
+def _unit(x: Tensor) -> Tensor:
+    return torch.nn.functional.normalize(x, dim=-1)

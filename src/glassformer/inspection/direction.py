@@ -30,6 +30,7 @@ from ..nn.norm import LayerNorm, RMSNorm
 from . import streams
 from .streams import fp64
 
+HELD = "The {}'s transform is not linear: its activation is held at the gate that it had, act(x)/x."
 INSTEAD = "`glassformer saliency` asks the input instead."
 
 
@@ -51,11 +52,7 @@ class AtOnePlace(Tape):
     """Keeps the values of one position alone, in fp64: (C), (H, D), (F), (K, F)."""
 
     def __init__(self, position: int, body: str, edits: Mapping[str, Edit]) -> None:
-        inside = "attn.z cross.z attn.write cross.write ffn.write resid mid mid_cross "
-        inside += "ffn.hidden ffn.weight ffn.chosen ffn.shared.hidden ffn.shared.write"
-        super().__init__(
-            "embed.*", f"{body}.embed", *(f"{body}.blocks.*.{name}" for name in inside.split()), edits=edits
-        )
+        super().__init__(*watched(body), edits=edits)
         self.position = position
 
     def record(self, path: str, x: Tensor) -> None:
@@ -64,11 +61,19 @@ class AtOnePlace(Tape):
         super().record(path, fp64(row) if row.is_floating_point() else row.clone())
 
 
+def watched(body: str) -> list[str]:
+    """The values that a sweep through a stack reads."""
+    inside = "attn.z cross.z attn.write cross.write ffn.write resid mid mid_cross "
+    inside += "ffn.hidden ffn.weight ffn.chosen ffn.shared.hidden ffn.shared.write"
+    return ["embed.*", f"{body}.embed", *(f"{body}.blocks.*.{name}" for name in inside.split())]
+
+
 class Sweep:
     """A direction (C) carried back from a logit to the embedding; ``parts`` are found from the last to the first."""
 
-    def __init__(self, model: Model, tape: AtOnePlace) -> None:
-        self.model, self.tape, self.seen, self.position = model, tape, tape.records, tape.position
+    def __init__(self, model: Model, tape: AtOnePlace, place: str | None = None) -> None:
+        self.model, self.tape, self.seen = model, tape, tape.records
+        self.place = place or str(tape.position)  # as addresses say it
         self.body = streams.body_of(model)
         self.parts: list[Part] = []
         self.notes: list[str] = []
@@ -81,15 +86,19 @@ class Sweep:
     def edited(self, path: str, now: Tensor, made: Tensor, block: int | None = None) -> None:
         """What an edit of the run added that changed a value on the stream (C) from what was ``made``."""
         if self.tape.changes(path):
-            self.add("edit", f"{path}[{self.position}]", self.d @ (now - made), block)
+            self.add("edit", f"{path}[{self.place}]", self.d @ (now - made), block)
 
     def carry_back(self, hidden: Tensor, token: int, against: int | None) -> None:
         """From the logit of ``token``, less that of ``against``, to the tables; the head reads ``hidden`` (C)."""
+        self.head(hidden, token, against)
+        self.through_stack(hidden)
+
+    def through_stack(self, hidden: Tensor) -> None:
+        """From ``hidden`` (C), which the stack gave, to the tables."""
         stack: Any = self.model.get_submodule(self.body)
         _known(type(stack) is Stack, stack)
         states = [self.seen[f"{self.body}.embed"]]
         states += [self.seen[f"{self.body}.blocks.{number}.resid"] for number in range(len(stack.blocks))]
-        self.head(hidden, token, against)
         self.edited(f"{self.body}.out", hidden, _normed(stack.last_norm, states[-1]))
         self.d = self.through(stack.last_norm, states[-1], self.d, f"{self.body}.last_norm")
         for number in reversed(range(len(stack.blocks))):
@@ -110,15 +119,11 @@ class Sweep:
             self.add("bias", name, signs @ fp64(head.proj.bias[rows]))
         x, gate = hidden, None
         if head.transform is not None:
-            y = _apply(head.transform, x)
-            x = head.act(y)
-            gate = torch.where(y == 0, 0.0, x / y)
+            x, gate = gated(head.transform, head.act, x)
         self.d = self.through(head.norm, x, d * head.scale, "head.norm")
         if gate is not None:
-            self.notes.append(
-                "The head's transform is not linear: its activation is held at the gate that it had, act(x)/x."
-            )
-            self.d, rest = _back(head.transform, self.d * gate)
+            self.notes.append(HELD.format("head"))
+            self.d, rest = back(head.transform, self.d * gate)
             self.add("bias", "head.transform.bias", rest)
         if head.softcap is not None:
             self.notes.append("The head caps its logits: parts are of the logit before the cap.")
@@ -134,12 +139,12 @@ class Sweep:
         made = _apply(stack.project, made) if isinstance(stack.project, Linear) else made
         self.edited(f"{self.body}.embed", states, made)
         if isinstance(stack.project, Linear):
-            self.d, rest = _back(stack.project, self.d)
+            self.d, rest = back(stack.project, self.d)
             self.add("bias", f"{self.body}.project.bias", rest)
         self.d = self.through(stack.first_norm, whole, self.d, f"{self.body}.first_norm")
         for path, value in reversed(found.items()):
             kind, _, index = path.removeprefix("embed.").partition(".")
-            self.add(kind, f"{path}[{self.position}]", self.d @ value, index=int(index) if index else None)
+            self.add(kind, f"{path}[{self.place}]", self.d @ value, index=int(index) if index else None)
 
     # --------------------------------------------------------------------------------------- the blocks
 
@@ -173,17 +178,17 @@ class Sweep:
 
     def sublayer(self, path: str, part: nn.Module, d: Tensor, block: int) -> None:
         """What the parts of one sublayer wrote, along ``d`` (C)."""
-        place, first = self.position, len(self.parts)
+        place, first = self.place, len(self.parts)
         if type(part) is Attention and isinstance(part.out, Linear):
             z = self.seen[f"{path}.z"]  # (H, D)
-            along, rest = _back(part.out, d)
+            along, rest = back(part.out, d)
             if part.out.bias is not None:
                 self.add("bias", f"{path}.out.bias", rest, block)
             kind = "cross head" if part.cross else "head"
             for head, value in reversed(list(enumerate((z * along.view_as(z)).sum(-1)))):
                 self.add(kind, f"{path}.z[{head},{place}]", value, block, head)
         elif type(part) in (MLP, GatedMLP) and isinstance(part.down, Linear):
-            along, rest = _back(part.down, d)
+            along, rest = back(part.down, d)
             if part.down.bias is not None:
                 self.add("bias", f"{path}.down.bias", rest, block)
             kind = "shared expert" if path.endswith(".shared") else "mlp"
@@ -248,7 +253,14 @@ def _apply(layer: Linear, x: Tensor) -> Tensor:
     return y
 
 
-def _back(layer: Linear, d: Tensor) -> tuple[Tensor, Tensor]:
+def gated(layer: Linear, act: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    """What a layer and its activation make of x (I), and the gate act(y)/y (O) at which that is linear."""
+    y = _apply(layer, x)
+    made: Tensor = act(y)
+    return made, torch.where(y == 0, 0.0, made / y)
+
+
+def back(layer: Linear, d: Tensor) -> tuple[Tensor, Tensor]:
     """The direction (I) before a layer whose output has the direction (O), and what its bias adds."""
     along = d @ fp64(layer.weight)
     if isinstance(layer, LoRALinear) and layer.original is None:

@@ -21,7 +21,8 @@ from ..nn.editing import ModelEdit
 from ..nn.finite import must_be_finite
 from ..nn.flow import Edit
 from ..nn.inference import inference
-from ..tokenizer.framing import document_start
+from ..tokenizer.framing import decoder_start, document_start
+from ..tokenizer.framing import source as framed_source
 from .labels import pieces as pieces
 from .labels import shown as shown
 from .looking import Text, inputs
@@ -144,6 +145,21 @@ def windows(model: Model, tokenizer: Tokenizer, texts: Iterable[str], length: in
         ids = tokenizer.encode(text)
         for low in range(0, len(ids), inside):
             yield torch.tensor([[*before, *ids[low : low + inside], *after]], device=device)
+
+
+def pairs(
+    model: Model, tokenizer: Tokenizer, texts: Iterable[tuple[str, str]], source_tokenizer: Tokenizer | None = None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """(source, target) texts as an encoder-decoder reads them: what the decoder reads (1, T), and its source (1, S).
+
+    What is longer than the context loses its end.
+    """
+    limit, device = int(min(model.config.context, model.limit)), next(model.parameters()).device
+    reads = source_tokenizer or tokenizer
+    for source, target in texts:
+        opened = [decoder_start(tokenizer), *tokenizer.encode(target)][:limit]
+        given = framed_source(reads, reads.encode(source)[: limit - 1])
+        yield torch.tensor([opened], device=device), torch.tensor([given], device=device)
 
 
 def places(asked: str | Sequence[int] | None, length: int, most: int | None = None) -> list[int]:

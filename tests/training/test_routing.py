@@ -82,13 +82,13 @@ def test_nothing_is_watched_where_there_are_no_experts():
 def test_an_experts_own_tokens_by_hand():
     """Token 7 is read at four places, 8 at two; each place chooses two experts."""
     routes = Routes(4, 2, torch.tensor([28, 29, 30, 33, 34]), torch.tensor([4, 3, 1, 2, 2]))  # nothing to expert 3
-    assert routes.own() == [
+    assert routes.top_tokens() == [
         {"share": 4 / 12, "tokens": [(7, 4, 1.0)]},  # 4 beyond 8 * 4 / 12
         {"share": 5 / 12, "tokens": [(8, 2, 1.0)]},  # 2 beyond 4 * 5 / 12; 7's three are fewer than 8 * 5 / 12
         {"share": 3 / 12, "tokens": [(8, 2, 1.0)]},
         {"share": 0.0, "tokens": []},
     ]
-    assert [len(one["tokens"]) for one in routes.own(shown=0)] == [0, 0, 0, 0]
+    assert [len(one["tokens"]) for one in routes.top_tokens(shown=0)] == [0, 0, 0, 0]
 
 
 SETTINGS = {

@@ -125,7 +125,7 @@ def _map(path: Path) -> mmap.mmap | None:
 
 
 def _stays(device: int) -> bool:
-    """Whether files on this device can be counted on while they are mapped.
+    """Whether files on this device stay readable while mapped: not on a network share.
 
     A page that cannot be fetched kills the process, so what a network or another program serves is read. Windows lets
     nobody replace a mapped file.

@@ -45,7 +45,7 @@ STORAGES = {
 
 @dataclass(frozen=True)
 class Name:
-    """Something that a file names and nobody here makes: a class, a function, or what would come of calling it."""
+    """A class, a function or a call that a file names: kept as its name, never imported or run."""
 
     name: str
 

@@ -25,9 +25,9 @@ SPARE = 64  # tokens that a trim may take back from a model that embeds previous
 
 
 class RowSelection:
-    """Which rows of a batch to take: row i becomes what row ``index[i]`` was; some may come twice, others not at all.
+    """Row i of a batch becomes what row ``index[i]`` was; some rows may come twice, others not at all.
 
-    Where every row stays or comes from further down, they move up within the memory that holds them.
+    ``in_place``: each row stays or moves up, so rows are copied within the memory that holds them.
     """
 
     def __init__(self, index: Tensor) -> None:
@@ -136,7 +136,7 @@ class CrossKV:
         self.kv: tuple[Tensor, Tensor] | None = None
 
     def cached(self, make: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        """What ``make`` gave the first time."""
+        """The encoder's keys and values (B, K, S, D) each: made by ``make`` in the first call, kept for later ones."""
         if self.kv is None:
             self.kv = make()
         return self.kv
@@ -147,7 +147,7 @@ class CrossKV:
 
 
 class Carried:
-    """What a recurrent decoder carries on: each layer's state (B, C), its parts side by side; the encoder's keys."""
+    """A recurrent decoder's cache: each layer's state (B, C), its parts side by side, and the encoder's keys."""
 
     def __init__(self) -> None:
         self.states: dict[int, tuple[Tensor, ...]] = {}
@@ -257,9 +257,9 @@ class Cache:
     def select(self, index: Tensor, cross: bool = True) -> None:
         """Row i becomes what row ``index[i]`` was (beams); ``index`` may be longer or shorter than the batch.
 
-        Rows that stay where they are are not copied, nor is anything if the others come from further down but what
-        moves up: a batch gets smaller at the cost of a row. ``cross`` False leaves the encoder's keys and values,
-        where rows of one source change places.
+        Where each row stays or moves up (index[i] >= i, as when finished rows are dropped), only the rows that move
+        are copied, within the same memory; otherwise all keys and values are gathered anew.
+        ``cross=False`` leaves the encoder's keys and values alone, for rows of one source that change places.
         """
         rows = RowSelection(index)
         kept: list[Slots | KV | CrossKV | Carried] = [*self.slots.values(), *(kv for kv, _ in self.layers)]
@@ -280,7 +280,7 @@ class Cache:
 
 
 def enlarged(x: Tensor, used: int, room: int, dim: int) -> Tensor:
-    """A longer buffer that begins with the first ``used`` columns of ``x``; nobody reads the others before a write."""
+    """A buffer with more columns, the first ``used`` copied from ``x``; the others are uninitialised until written."""
     shape = list(x.shape)
     shape[dim] = room
     larger = x.new_empty(shape)

@@ -41,7 +41,7 @@ class Dropout(nn.Module):
 
 
 class _Dropout(torch.autograd.Function):
-    """What survives, remembered in a byte a number."""
+    """Dropout whose backward pass needs one byte a number: the mask of what is kept."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, rate: float) -> Tensor:

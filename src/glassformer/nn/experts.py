@@ -102,7 +102,7 @@ class MoE(TracedModule):
         return Dispatch(expert_index, weight.flatten(0, 1).mT, counts, is_token, capacity)
 
     def reference(self, x: Tensor, choices: Dispatch) -> Tensor:
-        """Reference: one expert after another, each with its tokens; x and what comes back are (B, T, C)."""
+        """The definition: a loop over experts, each applied to its tokens; x (B, T, C) -> (B, T, C)."""
         tokens = x.flatten(0, 1)
         write = torch.zeros_like(tokens, dtype=choices.weight.dtype)
         for expert in range(self.cfg.experts):
@@ -113,7 +113,7 @@ class MoE(TracedModule):
         return write.to(x.dtype).view_as(x)
 
     def decode(self, x: Tensor, weight: Tensor, chosen: Tensor, flow: Flow) -> Tensor:
-        """A single token x (1, 1, C) meets its own experts alone, their tables read where they lie."""
+        """One token x (1, 1, C) through its top-k experts only, without copying their matrices."""
         experts = chosen.flatten().tolist()
 
         def side(table: Tensor, bias: Tensor | None) -> Tensor:  # (1, 1, K, H)
@@ -144,7 +144,7 @@ class MoE(TracedModule):
         return y if bias is None else y + bias[expert]
 
     def grouped_forward(self, x: Tensor, choices: Dispatch, flow: Flow) -> Tensor:
-        """All choices in the order of their experts, so that each table meets its rows in one product."""
+        """Token-expert pairs sorted by expert, so that each expert's matrix is one product (grouped GEMM)."""
         tokens = x.flatten(0, 1)
         order, real, counts = choices.rows(_step(x, self.cfg))
         token, weight = order % len(tokens), choices.weight.flatten().index_select(0, order)

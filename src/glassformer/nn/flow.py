@@ -89,7 +89,7 @@ class Tape:
         return x
 
     def edit(self, path: str, x: Tensor, place: Place | None = None) -> Tensor:
-        """``x`` as the edits that match ``path`` make it; ``place`` where it is not the whole pass's."""
+        """``x`` after each edit whose pattern matches ``path``; ``place`` where it is not the whole pass's."""
         for pattern, edit in self.edits.items():
             if not fnmatchcase(path, pattern):
                 continue

@@ -60,7 +60,7 @@ def old_names(method: Method) -> Method:
 
 
 class Model(TracedModule):
-    """What the three shapes share: embedding, the flow of a forward pass, head and pool."""
+    """Base class of Encoder, Decoder and EncoderDecoder: embedding, Flow of a forward pass, head and pool."""
 
     config: configs.Model
 

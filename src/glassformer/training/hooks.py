@@ -146,7 +146,7 @@ class Log:
 
 
 class Routing(Log):
-    """Which tokens each expert gets, a line for each mixture at each validation; ``Routes.own`` says what is told."""
+    """Which tokens each expert gets, a line for each mixture at each validation; ``Routes.top_tokens`` says what is told."""
 
     def __init__(self, path: Path, tokenizer: Any, start: int = 0, source_tokenizer: Any = None) -> None:
         super().__init__(path, start)
@@ -156,7 +156,7 @@ class Routing(Log):
         for path, routes in step.routes.items():
             reads = self.source_tokenizer if path.startswith("encoder.") else self.tokenizer
             experts = []
-            for expert in routes.own():
+            for expert in routes.top_tokens():
                 tokens = [(reads.token(id), n, _short(share)) for id, n, share in expert["tokens"]]
                 experts.append({"share": _short(expert["share"]), "tokens": tokens})
             choices = int(routes.times.sum())

@@ -80,7 +80,7 @@ class Optimizer:
 
 
 class Muon(torch.optim.Optimizer):
-    """torch's Muon, with matrices of one shape, lying or standing, worked on together: small ones are all overhead.
+    """torch's Muon, with matrices of one shape, wide or tall, worked on together: small ones are all overhead.
 
     A parameter of three sides is a stack of matrices, an expert's each.
     """
@@ -104,11 +104,11 @@ class Muon(torch.optim.Optimizer):
             torch._foreach_mul_(moved, 1 - group["lr"] * group["weight_decay"])
             weights = _matrices(moved)
             for indices in _alike(weights):
-                lying = torch.stack([_lying(wanted[i]).bfloat16() for i in indices])
-                found = orthogonal(lying)
+                wide = torch.stack([_wide(wanted[i]).bfloat16() for i in indices])
+                found = orthogonal(wide)
                 rate = group["lr"] * 0.2 * math.sqrt(found.shape[2])  # the longer side: of AdamW's size
                 for i, update in zip(indices, found, strict=True):
-                    _lying(weights[i]).add_(update, alpha=-rate)
+                    _wide(weights[i]).add_(update, alpha=-rate)
 
 
 def orthogonal(x: Tensor) -> Tensor:
@@ -126,20 +126,20 @@ TOGETHER = 1 << 20
 
 
 def _alike(matrices: list[Tensor]) -> list[list[int]]:
-    """The indices of matrices that can be stacked: of one shape once lying, no more than ``TOGETHER`` numbers."""
+    """Indices of matrices to stack: of one shape once tall ones are transposed, ``TOGETHER`` numbers at most."""
     shapes: dict[tuple[int, ...], list[int]] = {}
     for i, matrix in enumerate(matrices):
-        shapes.setdefault(_lying(matrix).shape, []).append(i)
+        shapes.setdefault(_wide(matrix).shape, []).append(i)
     sizes = {shape: max(1, TOGETHER // math.prod(shape)) for shape in shapes}
     return [same[i : i + sizes[shape]] for shape, same in shapes.items() for i in range(0, len(same), sizes[shape])]
 
 
 def _matrices(weights: Iterable[Tensor]) -> list[Tensor]:
-    """The matrices themselves, and those of stacks."""
+    """The matrices (R, C): a stack of experts (E, R, C) as E of them."""
     return [matrix for weight in weights for matrix in (weight.unbind() if weight.ndim == 3 else (weight,))]
 
 
-def _lying(matrix: Tensor) -> Tensor:
+def _wide(matrix: Tensor) -> Tensor:
     return matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix
 
 

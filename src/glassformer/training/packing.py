@@ -73,7 +73,7 @@ def _fill(sizes: Array, room: int, pool: Array, rest: int) -> tuple[list[Array],
 
 
 def in_order(sizes: Array, room: int) -> Iterator[Array]:
-    """Rows of examples in their own order, each closed by the first that does not fit."""
+    """Examples packed into rows in the order given; the first that does not fit begins the next row."""
     first, filled = 0, np.zeros(sizes.shape[1], np.int64)
     for place, size in enumerate(sizes):
         if ((filled + size) > room).any():

@@ -205,7 +205,7 @@ def two_tokenizers(settings: Run) -> bool:
 
 
 def _announced(what: str, texts: Iterable[str]) -> Iterable[str]:
-    """The texts; before the first, which is there then and can be read, what is done with them is said."""
+    """The texts, with a line on standard error once the first has been read without an error."""
     for number, one in enumerate(texts):
         if number == 0:
             note(f"Training a {what}.")

@@ -31,7 +31,7 @@ class Bf16Replica:
 
     @torch.no_grad()
     def follow(self) -> None:
-        """Take the weights of the masters that train, and whether they do; what is frozen was taken once."""
+        """Copy the trainable fp32 masters, and each one's requires_grad; frozen weights were copied once."""
         torch._foreach_copy_(self.halves, self.masters)
         if self.model.training != self.of.training:
             self.model.train(self.of.training)

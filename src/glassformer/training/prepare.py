@@ -1,4 +1,4 @@
-"""What a plan is carried out with: the batches to learn from and to validate on, and the model."""
+"""From a plan to the model and the batches to train and validate on."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def build(plan: RunPlan, device: torch.device, fresh: bool) -> tuple[Any, list[s
 
 
 def base_of(settings: Run) -> str | None:
-    """The name by which the model that is changed will be found again; None where a whole model is trained."""
+    """The base model's name or path in a run that trains a part of it; None where the whole model trains."""
     if isinstance(settings.train.tune, Full):
         return None
     name = str(settings.model["from"])

@@ -100,7 +100,7 @@ class Live:
                 self.screen.update(self.panel(step), refresh=True)
 
     def numbers(self, step: Step) -> dict[str, str]:
-        """What is known now, in words."""
+        """The panel's numbers by name, formatted: loss, validation, tokens/s, time left."""
         done = step.index - (self.first or 0)
         left = (time.monotonic() - self.began) / max(1, done) * (step.steps - step.index)
         recent = self.losses[-max(1, min(20, len(self.losses) // 4)) :]

@@ -25,11 +25,11 @@ class Routes:
     pair: Tensor
     times: Tensor
 
-    def own(self, shown: int = SHOWN) -> list[dict[str, Any]]:
-        """Of each expert its "share" of all choices and the "tokens" that come to it most beyond that share.
+    def top_tokens(self, shown: int = SHOWN) -> list[dict[str, Any]]:
+        """For each expert its "share" of all choices, and its most over-represented "tokens", at most ``shown``.
 
-        A token is (its id, how often it chose this expert, in which share of its places that is); first comes the one
-        that chose it most often beyond what it would have if it had gone everywhere as all tokens together do.
+        A token is (id, times it was sent to this expert, share of its occurrences that were). They are sorted by
+        observed minus expected times, expected being the token's choices times the expert's share of all.
         """
         token, expert, times = self.pair // self.experts, self.pair % self.experts, self.times.double()
         load = times.new_zeros(self.experts).index_add(0, expert, times) / times.sum()

@@ -73,7 +73,7 @@ def save(folder: Path, state: State, tokenizer: Any = None, source_tokenizer: An
 
 
 def point(folder: Path, state: State) -> None:
-    """Let ``last`` and ``best`` name what ``state`` knows, whatever a process that was killed had left there.
+    """Write the files ``last`` and ``best`` from ``state``: a killed process may have left them stale.
 
     Where the best checkpoint was removed, the next validation is the best.
     """

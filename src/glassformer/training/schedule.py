@@ -35,7 +35,7 @@ def factor(schedule: Schedule, step: int, steps: int) -> float:
 
 
 def along(schedule: Schedule, step: int, steps: int, ended: Sequence[int] = ()) -> float:
-    """``factor`` in a run that had ended at each of ``ended`` before more steps were asked for.
+    """``factor`` in a run that was extended: it had ended at each step of ``ended`` before it got more steps.
 
     Constant and InverseSqrt go on as if nothing had been; Cosine and WarmupStableDecay, whose rate has fallen, begin
     anew for the steps that were added.

@@ -1,4 +1,4 @@
-"""PyTorch's fused kernels, given a mask only where they do not know its shape themselves."""
+"""PyTorch's fused kernels; a dense mask is passed only where neither ``is_causal`` nor no mask is right."""
 
 from __future__ import annotations
 

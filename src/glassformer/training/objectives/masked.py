@@ -85,7 +85,7 @@ def _mask_of(tokenizer: Tokenizer | None) -> int:
 
 @functools.lru_cache(maxsize=4)
 def _kinds(tokenizer: Tokenizer) -> tuple[Array, Array]:
-    """Of each id (V,): is it ordinary, not a special token; does it start a word, as white space parts them?"""
+    """Two masks over the ids (V,): not a special token; begins a word (words are split at white space)."""
     special = set(tokenizer.specials.values())
     names = [tokenizer.token(id) for id in range(tokenizer.size)]
     ordinary = np.array([bool(name) and id not in special for id, name in enumerate(names)])

@@ -146,7 +146,7 @@ class Log:
 
 
 class Routing(Log):
-    """Which tokens each expert gets, a line for each mixture at each validation; ``Routes.top_tokens`` says what is told."""
+    """Which tokens each expert gets, a line for each mixture at each validation; as ``Routes.top_tokens`` has it."""
 
     def __init__(self, path: Path, tokenizer: Any, start: int = 0, source_tokenizer: Any = None) -> None:
         super().__init__(path, start)

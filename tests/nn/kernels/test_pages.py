@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from glassformer.nn.kernels import PAGE, Pages, paged_attention
+from glassformer.nn.kernels import PAGE, Pages, paged_attention, reference
 
 
 def filled(lengths: list[int], kv_heads: int, dim: int, dtype: torch.dtype) -> tuple[Pages, torch.Tensor, list]:
@@ -67,3 +67,39 @@ def test_pages_are_copied_whole_and_hold_even_heads() -> None:
     assert torch.equal(pages.keys[0], pages.keys[3]) and torch.equal(pages.values[1], pages.values[4])
     with pytest.raises(ValueError, match="even"):
         Pages.empty(1, 2, 7, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_token_is_the_reference_bit_for_bit_whoever_else_is_there(build: str, dtype: torch.dtype) -> None:
+    if build == "torch":
+        pytest.skip("torch promises no order of its sums")
+    lengths, heads, kv_heads, dim = [1, 45, 600, 1100], 6, 2, 24
+    pages, table, told = filled(lengths, kv_heads, dim, dtype)
+    seen = torch.tensor([1, *range(30, 46), *range(500, 520), 600, 1100], dtype=torch.int32)
+    rows = torch.tensor([0, *[1] * 16, *[2] * 21, 3], dtype=torch.int32)
+    q, bias = torch.randn(len(rows), heads, dim).to(dtype), torch.randn(heads, 40)
+    for window, softcap, plus in ((None, None, None), (50, 5.0, bias), (700, None, bias)):
+        how = (0.3, window, softcap, plus)
+        whole = paged_attention(q, pages, table, rows, seen, *how)
+        for t in (0, 9, 16, 29) if window is None else (17, 38) if window == 700 else (16, 36, 38):
+            alone = paged_attention(q[t : t + 1], pages, table, rows[t : t + 1], seen[t : t + 1], *how)
+            k, v = (one[: seen[t]].repeat_interleave(heads // kv_heads, 1) for one in told[rows[t]])
+            assert torch.equal(alone, whole[t : t + 1])
+            expected = reference.attention_row(q[t], k, v, *how).to(dtype)
+            assert torch.equal(alone[0], expected), (t, how[:3])
+
+
+def test_a_token_sees_nothing_of_later_keys(build: str) -> None:
+    if build == "torch":
+        pytest.skip("torch multiplies what is not seen by zero")
+    pages, table, ((k, v),) = filled([64], 1, 16, torch.float32)
+    q, seen = torch.randn(12, 2, 16), torch.arange(30, 42, dtype=torch.int32)
+    rows = torch.zeros(12, dtype=torch.int32)
+    before = paged_attention(q, pages, table, rows, seen, 0.3)
+    pages.write(
+        k[35:] * torch.nan,
+        v[35:] * torch.nan,
+        table[0, torch.arange(35, 64) // 32].long() * 32 + torch.arange(35, 64) % 32,
+    )
+    after = paged_attention(q, pages, table, rows, seen, 0.3)
+    assert torch.equal(before[:6], after[:6]) and after[6:].isnan().all()

@@ -111,6 +111,7 @@ SIGNATURES = {
     "matmul_int4": "pppppplllii",
     "matmul_bf16": "ppppllli",
     "matmul_fp32": "ppppllli",
+    "paged_attention": "pppppppppplllllllllffii",
 }
-"""What the C functions take: addresses, long and int."""
-_TYPES: dict[str, Any] = {"p": ctypes.c_void_p, "l": ctypes.c_long, "i": ctypes.c_int}
+"""What the C functions take: addresses, long, float and int."""
+_TYPES: dict[str, Any] = {"p": ctypes.c_void_p, "l": ctypes.c_long, "i": ctypes.c_int, "f": ctypes.c_float}

@@ -10,13 +10,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .library import function, path
+
 PAGE = 32
+CHUNK = 512  # keys whose part of the result is computed apart
 
 
 @dataclass(frozen=True)
 class Pages:
-    """``keys`` (P, K, D / step, 32, step) and ``values`` (P, K, 32, D); step is 1 for fp32 and 2 for bf16.
+    """``keys`` (P, K, D / step, 32, step) and ``values`` (P, K, 32, D); step is 1 for fp32, 2 for bf16.
 
+    The D of values is filled up to a multiple of 16.
     A register holds one number (bf16: two) of 16 keys, so that a query's product with 16 keys needs no sum across it.
     Slot s is key s % 32 of page s // 32.
     """
@@ -31,7 +35,12 @@ class Pages:
         if head_dim % 2:
             raise ValueError(f"heads of {head_dim} numbers: pages take an even number")
         keys = torch.zeros(count, kv_heads, head_dim // step, PAGE, step, dtype=dtype)
-        return Pages(keys, torch.zeros(count, kv_heads, PAGE, head_dim, dtype=dtype))
+        return Pages(keys, torch.zeros(count, kv_heads, PAGE, -(-head_dim // 16) * 16, dtype=dtype))
+
+    @property
+    def head_dim(self) -> int:
+        """D."""
+        return self.keys.shape[2] * self.keys.shape[4]
 
     @property
     def nbytes(self) -> int:
@@ -43,12 +52,12 @@ class Pages:
         page, at = slots // PAGE, slots % PAGE
         step = self.keys.shape[-1]
         self.keys[page, :, :, at] = k.to(self.keys.dtype).view(*k.shape[:-1], -1, step)
-        self.values[page, :, at] = v.to(self.values.dtype)
+        self.values[page, :, at, : self.head_dim] = v.to(self.values.dtype)
 
     def read(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """The keys and values (T, K, D) that lie in ``slots`` (T,) int64."""
         page, at = slots // PAGE, slots % PAGE
-        return self.keys[page, :, :, at].flatten(-2), self.values[page, :, at]
+        return self.keys[page, :, :, at].flatten(-2), self.values[page, :, at, : self.head_dim]
 
     def copy(self, source: Tensor, target: Tensor) -> None:
         """Whole pages ``source`` to pages ``target``, both (n,) int64: before one of several sharers writes."""
@@ -73,6 +82,8 @@ def paged_attention(
     ``window`` the last so many of these. ``softcap`` bounds scores; ``bias`` (H, most) fp32 is added to the score of
     the key that lies so many places before the last one seen. Every length is at least 1.
     """
+    if path() != "torch":
+        return _compiled(q, pages, tables, rows, lengths, scale, window or 0, softcap or 0.0, bias)
     y = torch.empty_like(q)
     heads, kv_heads = q.shape[1], pages.values.shape[1]
     for row in set(rows.tolist()):
@@ -91,3 +102,32 @@ def paged_attention(
         pattern = scores.masked_fill(~seen[:, None], -torch.inf).softmax(-1)
         y[mine] = torch.einsum("thk,khd->thd", pattern, v).to(q.dtype)
     return y
+
+
+def _compiled(
+    q: Tensor,
+    pages: Pages,
+    tables: Tensor,
+    rows: Tensor,
+    lengths: Tensor,
+    scale: float,
+    window: int,
+    softcap: float,
+    bias: Tensor | None,
+) -> Tensor:
+    asked = q.detach().to(pages.keys.dtype).contiguous()
+    (tokens, heads, dim), (kv_heads, wide) = q.shape, pages.values.shape[1:4:2]
+    if dim != pages.head_dim or heads % kv_heads:
+        raise ValueError(f"{heads} heads of {dim} for pages of {kv_heads} heads of {pages.head_dim}")
+    y = torch.empty_like(asked)
+    tables, rows, lengths = (one.to(torch.int32).contiguous() for one in (tables, rows, lengths))
+    bias = None if bias is None else bias.detach().float().contiguous()
+    chunks = -(-int(lengths.max()) // CHUNK) if tokens else 0
+    parts = torch.empty(tokens * heads * chunks * (2 + wide) if chunks > 1 else 0)
+    blocks = torch.empty(tokens + 1, dtype=torch.int32)
+    given = (asked, pages.keys, pages.values, tables, rows, lengths, bias, y, parts, blocks)
+    sizes = (tokens, heads, kv_heads, dim, wide, tables.shape[1], window, 0 if bias is None else bias.shape[1], chunks)
+    bf16 = asked.dtype == torch.bfloat16
+    addresses = [None if one is None else one.data_ptr() for one in given]
+    function("paged_attention", path())(*addresses, *sizes, scale, softcap, bf16, torch.get_num_threads())
+    return y.to(q.dtype)

@@ -67,3 +67,66 @@ def float_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
     for i in (min(i ^ 1, last) if swapped else i for i in range(last + 1)):
         y = fma(x[:, i, None].float(), weight[:, i].float(), y)
     return y if bias is None else y + bias.float()
+
+
+def exponential(x: Tensor) -> Tensor:
+    """exp(x) in fp32 for x <= 0: 2^n times a polynomial of degree 7 in the rest; 0 below -88."""
+    x = x.clamp_min(-88.0)
+    n = (x * 1.44269504).round()
+    rest = fma(n, torch.tensor(-1.42860677e-6), fma(n, torch.tensor(-0.693145752), x))
+    y = torch.tensor(1 / 5040)
+    for term in (1 / 720, 1 / 120, 1 / 24, 1 / 6, 0.5, 1, 1):
+        y = fma(y, rest, torch.tensor(float(term)))
+    return y * ((n.to(torch.int32) + 127) << 23).view(torch.float32)
+
+
+def total(x: Tensor) -> Tensor:
+    """The sum of 32 weights (..., 32), as registers are added: i and i + 16, then i + 8, i + 4, i + 2, i + 1."""
+    while x.shape[-1] > 1:
+        low, high = x.chunk(2, -1)
+        x = low + high
+    return x[..., 0]
+
+
+def attention_row(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, softcap: float | None, bias: Tensor | None
+) -> Tensor:
+    """One token's softmax(q k^T) v: q (H, D), k and v (L, H, D), all seen -> (H, D) fp32.
+
+    Pages of 32 keys one after the other, each with the greatest score so far; chunks of 512 keys apart, then together.
+    """
+    heads, dim, length = *q.shape, len(k)
+    start = 0 if window is None else max(0, length - window)
+    parts = []
+    for chunk in range(start // 512, -(-length // 512)):
+        most, sums, o = torch.full((heads,), -torch.inf), torch.zeros(heads), torch.zeros(heads, dim)
+        for page in range(max(chunk * 512, start // 32 * 32), min(chunk * 512 + 512, length), 32):
+            places = torch.arange(page, page + 32)
+            seen = (places >= start) & (places < length)
+            at = places.clamp(max=length - 1)
+            scores = float_products(q, k[at].transpose(0, 1)) * scale
+            if softcap is not None:
+                e = exponential(-2 * (scores / softcap).abs())
+                scores = torch.copysign((1 - e) / (1 + e) * softcap, scores)
+            if bias is not None:
+                scores = scores + bias[:, (length - 1 - at).clamp(max=bias.shape[1] - 1)]
+            scores = scores.masked_fill(~seen, -torch.inf)
+            greatest = torch.maximum(most, scores.amax(-1))
+            pattern, shrink = exponential(scores - greatest[:, None]), exponential(most - greatest)
+            most, sums, o = greatest, sums * shrink + total(pattern), o * shrink[:, None]
+            for j in seen.nonzero().flatten().tolist():
+                o = fma(pattern[:, j, None], v[page + j].float(), o)
+        parts.append((most, sums, o))
+    if len(parts) == 1:
+        return o / sums[:, None]
+    greatest = torch.stack([most for most, _, _ in parts]).amax(0)
+    whole, y = torch.zeros(heads), torch.zeros(heads, dim)
+    for most, sums, o in parts:
+        weight = exponential(most - greatest)
+        whole, y = whole + sums * weight, fma(o, weight[:, None], y)
+    return y / whole[:, None]
+
+
+def float_products(q: Tensor, k: Tensor) -> Tensor:
+    """q (H, D) with k (H, n, D) -> (H, n): ``float_product`` for each head."""
+    return torch.stack([float_product(one[None], keys)[0] for one, keys in zip(q, k, strict=True)])

@@ -174,6 +174,25 @@ INLINE floats dot2(floats acc, ints weights, ints x) {
 #endif
 }
 
+INLINE float total(floats x) {  // lanes i and i + 8 first, then i + 4, i + 2, i + 1
+#ifdef __AVX512F__
+    __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+#else
+    __m256 eight = _mm256_add_ps(x.a, x.b);
+#endif
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
+
+INLINE float greatest(floats x) {
+    float lanes[16], most;
+    store(lanes, x);
+    most = lanes[0];
+    for (int i = 1; i < 16; i++) most = lanes[i] > most ? lanes[i] : most;
+    return most;
+}
+
 INLINE void fetch(const void *p) { __builtin_prefetch(p); }  // into the first cache; any address will do
 
 INLINE ints all_four(const void *p) {  // the same four bytes in every lane

@@ -21,6 +21,7 @@ from glassformer.inspection import counterparts, layouts, probes, ways
 from glassformer.inspection.agreement import Check, differing, tolerance
 from glassformer.nn import attention, cache, embed_head, flow, lora, norm, prepacked
 from glassformer.nn.engines import ENGINES
+from glassformer.nn.quantized import Layout, quantize_weights
 
 
 @pytest.fixture(autouse=True)
@@ -293,6 +294,7 @@ def test_the_bound_follows_the_format_and_the_depth() -> None:
     gpt2, deep = tiny.ALL["gpt2"], tiny.decoder(*[tiny.block()] * 4)
     assert tolerance(gpt2, torch.float32, 9) == 16 * 2**-23 * math.sqrt(5)
     assert tolerance(gpt2, torch.bfloat16, 9) == 4 * 2**-7 * math.sqrt(5)
+    assert tolerance(gpt2, torch.float32, 9, quantised=True) == 4 / 254 * math.sqrt(5)
     assert tolerance(deep, torch.float32, 9) == 16 * 2**-23 * math.sqrt(17)
     assert tolerance(tiny.ALL["lstm"], torch.float32, 9) == 16 * 2**-23 * math.sqrt(19)
 
@@ -347,3 +349,14 @@ def test_the_command_tells_all_and_exits_with_1_on_a_failure(
     said = capsys.readouterr().out
     assert said.startswith("compared") and "FAIL" in said and "first: decoder.blocks.0.attn." in said
     assert re.search(r"checks passed, [1-9]\d* failed, \d+ not run\n$", said)
+
+
+@pytest.mark.parametrize("name", ["llama", "t5", "mixtral"])
+def test_quantised_models_verify(name):
+    """Saved and loaded bit for bit; all else within what an input rounded the other way does; no change is merged."""
+    model = tiny.model(tiny.ALL[name])
+    quantize_weights(model, Layout(4))
+    checks = {check.name: check for check in glassformer.verify(model, None, new=4)}
+    assert not [check.line() for check in checks.values() if check.status == "FAIL"]
+    assert checks["saved and loaded / before"].difference == 0 and checks["on a tape / off it"].bound == 0
+    assert checks["LoRA merged / apart"].status == "not run"

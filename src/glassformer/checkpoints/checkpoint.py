@@ -2,7 +2,8 @@
 
 hf            config.json as published, published weight names: what transformers loads
 glassformer   config.json = {"glassformer": 1, "model": ...}, our own names: holds every model
-adapter       either of them with "base": NAME, or PEFT's adapter_config.json: what was changed in another model
+gguf          one file of llama.cpp's
+adapter       one of the first two with "base": NAME, or PEFT's adapter_config.json: what was changed in another model
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ..errors import UserError, need
 from ..recipes import sentences
 from ..recipes.recipe import Recipe
 from .headers import INDEX, SINGLE, Headers, read_headers
-from .resolve import resolve
+from .resolve import GGUF, resolve
 
 if TYPE_CHECKING:
     import torch
@@ -72,11 +73,16 @@ class Checkpoint:
         if not isinstance(found, Path):
             opened = cls(str(name), None, found)
         else:
-            base = base_of(found)
+            base = None if found.is_file() else base_of(found)
             whole = base is None or context is None
             need(whole, f"{found} is a change of {base}, which has a context of its own; leave context out.")
             opened = _read(str(name), found, base)
         return opened if context is None else replace(opened, config=for_context(opened.config, context))
+
+    @property
+    def gguf(self) -> bool:
+        """Whether ``folder`` is no folder but a file of llama.cpp's."""
+        return self.folder is not None and self.folder.suffix == GGUF and self.folder.is_file()
 
     def weights(self) -> Headers:
         """Where the tensors lie; UserError where there are none."""
@@ -120,6 +126,10 @@ class Checkpoint:
         kind = loading.dtype_of(dtype)
         if self.folder is None:
             return loading.new_model(self.config, kind or loading.DTYPES["float32"], device)
+        if self.gguf:
+            from . import gguf
+
+            return gguf.load(self.folder, kind, device)
         if self.base is None:
             files = Files(self.weights(), mapped)
             verify(self.folder, "model", "adapter")  # a header that lies was named by now
@@ -154,7 +164,7 @@ class Checkpoint:
             model = loading.new_model(cfg, kind or loading.DTYPES["float32"], device, seed)
             return loading.Fitted(model.eval(), tuple(weights.shapes(cfg)), ())
         shared = loading.differing_ends(cfg, self.config, str(self.folder))
-        if self.base is not None or self.quantization is not None:
+        if self.base is not None or self.quantization is not None or self.gguf:
             given = dict(self.model(dtype=kind, device=device).named_parameters())
             model = loading.new_model(cfg, kind or next(iter(given.values())).dtype, device, seed)
             loading.copy_weights(model, given, shared)
@@ -171,11 +181,16 @@ class Checkpoint:
 
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer in the folder, None where there is none."""
+        if self.gguf:
+            from . import gguf
+
+            assert self.folder is not None
+            return gguf.open_tokenizer(self.folder)
         return None if self.folder is None else open_tokenizer(self.folder)
 
     def source_tokenizer(self) -> Tokenizer | None:
         """The tokenizer that the model's encoder reads by, None where both sides have one."""
-        path = None if self.folder is None else self.folder / SOURCE
+        path = None if self.folder is None or self.gguf else self.folder / SOURCE
         if path is None or not path.is_file():
             return None
         from ..tokenizer.tokenizer import Tokenizer as Reader
@@ -234,6 +249,10 @@ def _base_named(folder: Path) -> str | None:
 def _read(name: str, folder: Path, base: str | None) -> Checkpoint:
     """The model that a folder's config.json describes, in either layout; an adapter's without one is its base's."""
     path = folder / CONFIG
+    if folder.is_file():
+        from . import gguf
+
+        return Checkpoint(name, folder, gguf.open_config(folder))
     if not path.exists():
         origin = None if base is None else resolve(base)
         if isinstance(origin, Path):

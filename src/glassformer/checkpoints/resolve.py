@@ -10,6 +10,7 @@ from pathlib import Path
 from .. import config, files, recipes
 from ..errors import UserError, nearest
 
+GGUF = ".gguf"  # the end of a file's name that llama.cpp opens
 WANTED = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.model", "*.txt", "*.tiktoken")  # from the hub
 HUB = {
     "bert": "google-bert/bert-base-uncased",
@@ -37,7 +38,7 @@ HUB = {
 
 
 def resolve(name: str | Path) -> Path | config.Model:
-    """The folder that a path, run folder or hub name leads to, or the config of a recipe."""
+    """The folder (or .gguf file) that a path, run folder or hub name leads to, or the config of a recipe."""
     text, path = str(name), Path(name).expanduser()
     if not text:
         raise UserError("The model's name is empty; give a model's folder, a hub name such as org/name or a recipe.")
@@ -45,12 +46,14 @@ def resolve(name: str | Path) -> Path | config.Model:
         if path.is_dir():
             return checkpoint_folder(path)
         if path.is_file():
+            if path.suffix == GGUF:
+                return path
             if path.suffix in (".pt", ".pth", ".bin", ".ckpt"):
                 line = f"glassformer convert --from nanogpt {shlex.quote(text)} --out NEW_FOLDER"
                 raise UserError(
                     f"{path} is a file of another library; make a folder of it: {line} (or mingpt, hf ...)."
                 )
-            raise UserError(f"{path} is a file; give the folder that holds it and its config.json.")
+            raise UserError(f"{path} is a file; give the folder that holds it and its config.json, or a .gguf file.")
     if (
         isinstance(name, Path)
         or text.startswith(("/", ".", "~"))

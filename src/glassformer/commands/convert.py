@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, need, note
-from .common import MODEL, new_folder, untrained, using
+from .common import MODEL, new_file, new_folder, untrained, using
 
-KINDS = ("nanogpt", "mingpt", "nanochat", "transformerlens", "hf")
+KINDS = ("nanogpt", "mingpt", "nanochat", "transformerlens", "hf", "gguf")
 EXAMPLES = (
     "glassformer convert out/mine --out published --layout hf",
+    "glassformer convert out/mine --layout gguf --numbers Q8_0 --out mine.gguf",
     "glassformer convert --from nanogpt out/ckpt.pt --out out/nanogpt --tokenizer gpt2",
 )
 GPT2 = {"nanogpt": (50_257, 50_304), "mingpt": (50_257,), "transformerlens": (50_257,)}  # GPT-2's sizes, one rounded up
@@ -26,7 +27,9 @@ def options(one: argparse.ArgumentParser) -> None:
     add("model", metavar="MODEL", help=MODEL)
     add("folder", nargs="?", help=argparse.SUPPRESS)
     add("--out", metavar="FOLDER", help="where to save it")
-    add("--layout", choices=["hf", "glassformer"], help="hf opens in transformers (hf where it can)")
+    said = "hf opens in transformers, gguf (a file, --out NAME.gguf) in llama.cpp (hf where it can)"
+    add("--layout", choices=["hf", "glassformer", "gguf"], help=said)
+    add("--numbers", metavar="K", help="of a gguf file: F32, F16, BF16, Q8_0 or Q4_0 (F16)")
     add("--from", dest="kind", choices=KINDS, help="MODEL is a file that this library saved")
     add("--config", metavar="FILE", help="with --from: JSON that says what its weights do not")
     said = "the tokenizer to save with it: a name such as gpt2, a file or a folder"
@@ -37,9 +40,19 @@ def options(one: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> None:
     from ..checkpoints import Checkpoint, store, torch_files
+    from ..nn.quantized import quantized
 
     out = given.out or given.folder
     need(out is not None, "Say where the model goes: --out FOLDER.")
+    need(given.numbers is None or given.layout == "gguf", "--numbers goes with --layout gguf.")
+    if given.kind == "gguf":
+        need(
+            given.model.endswith(".gguf") and Path(given.model).is_file(), f"{given.model} is no .gguf file; name one."
+        )
+        given.kind = None
+    if given.layout == "gguf":
+        _to_gguf(given, out)
+        return
     folder = new_folder(out)
     if given.kind is not None:
         need(given.context is None, "--context is for a model that is a folder; convert the file first.")
@@ -55,7 +68,27 @@ def run(given: argparse.Namespace) -> None:
         tokenizer = _checked(asked, given.tokenizer, model) or opened.tokenizer()
         untrained(given.model)
         reads = opened.source_tokenizer()
-        store.save(model, folder, tokenizer, layout=given.layout or "hf", labels=opened.labels, source_tokenizer=reads)
+        layout: Any = given.layout or (None if quantized(model) else "hf")
+        store.save(model, folder, tokenizer, layout=layout, labels=opened.labels, source_tokenizer=reads)
+    print(out)
+
+
+def _to_gguf(given: argparse.Namespace, out: str) -> None:
+    """A file for llama.cpp."""
+    from ..checkpoints import Checkpoint, gguf
+
+    need(
+        given.kind is None and given.config is None, "--layout gguf writes a model that is a folder; convert it first."
+    )
+    need(out.endswith(".gguf"), f"A GGUF model is one file: --out {out}.gguf.")
+    path = new_file(out, given.model)
+    opened = Checkpoint.open(given.model, given.context)
+    untrained(given.model)
+    model = opened.model()
+    tokenizer = _checked(_asked_for(given.tokenizer), given.tokenizer, model) or opened.tokenizer()
+    if tokenizer is None:
+        note("This model has no tokenizer, so llama.cpp will read ids alone; --tokenizer NAME adds one.")
+    gguf.save(model, path, (given.numbers or "F16").upper(), tokenizer, Path(given.model).name)
     print(out)
 
 

@@ -22,6 +22,8 @@ ANSWERS = ("logits", *LABELS, "decoder.out", "encoder.out")
 """What a model says, by its path on a tape; the last hidden states where it says nothing else."""
 ROUNDINGS = {torch.float16: 4.0, torch.bfloat16: 4.0}
 """See ``tolerance``; 16 for a format that is not among them."""
+CODES, HALF_A_CODE = 4.0, 1 / 254
+"""The same of what quantised weights are multiplied with."""
 NAME_WIDTH = 46  # characters of a check's name in a line
 
 
@@ -84,7 +86,7 @@ class Check:
         return said if self.first is None else f"{said}\n    first: {self.first}"
 
 
-def tolerance(cfg: config.Model, dtype: torch.dtype, steps: int) -> float:
+def tolerance(cfg: config.Model, dtype: torch.dtype, steps: int, quantised: bool = False) -> float:
     """By how much two right ways may differ, as a share of the largest answer: c * eps * sqrt(sublayers + 1).
 
     Each sublayer rounds what it adds to the stream, at about eps of the whole, and errors of no common sign add up as
@@ -92,13 +94,17 @@ def tolerance(cfg: config.Model, dtype: torch.dtype, steps: int) -> float:
     c was measured on every family of the tests, on GPT-2 124M and on stories260K, over all the ways here: at most 8.8
     in float32 and float64 (T5, whose scores are not scaled), where long sums round at every step, and 1.7 in bfloat16,
     whose sums are kept in float32. It is 16 and 4.
+
+    Before a ``quantised`` weight x is rounded to 8 bits, and where it lies between two codes, what rounds it the other
+    way may be smaller than any eps: then half a code of the largest number takes the place of eps, c is 4.
     """
     sublayers = 0
     for body in config.bodies(cfg).values():
         blocks = [body.block(i) for i in range(body.depth)] if isinstance(body, config.Stack) else []
         parts = [(block.attention, block.cross, block.feedforward) for block in blocks]
         sublayers += sum(part is not None for block in parts for part in block) if blocks else body.depth * steps
-    return float(ROUNDINGS.get(dtype, 16.0) * torch.finfo(dtype).eps * math.sqrt(sublayers + 1))
+    one = ROUNDINGS.get(dtype, 16.0) * torch.finfo(dtype).eps
+    return float(max(one, CODES * HALF_A_CODE if quantised else 0.0) * math.sqrt(sublayers + 1))
 
 
 def answers(left: Sequence[Values], right: Sequence[Values]) -> list[str]:

@@ -29,6 +29,7 @@ from ..nn.engines.inputs import AttentionInputs
 from ..nn.inference import inference
 from ..nn.linear import Linear
 from ..nn.prepacked import packable, prepack, replaced
+from ..nn.quantized import quantized
 from .layouts import Documents, Reader, Values
 
 T = TypeVar("T")
@@ -110,6 +111,8 @@ def adapters(model: Model, seed: int = 0) -> tuple[dict[str, Model], str]:
     layers, said = lora.adapted(model), "its own adapter"
     if not layers:
         plain = {path: part for path, part in model.named_modules() if type(part) is Linear}
+        if quantized(model):
+            raise NotRun("a change stays beside a quantised weight")
         chosen = [path for path in plain if path.endswith((".attn.q", ".attn.v"))]
         chosen = chosen or [path for path in plain if path.endswith((".input", ".up"))]
         if not chosen:

@@ -21,6 +21,7 @@ from torch import Tensor
 from ..errors import need
 from ..nn import Model
 from ..nn.finite import must_be_finite
+from ..nn.quantized import quantized
 from .agreement import (
     Check,
     FirstDifference,
@@ -73,6 +74,10 @@ class Verification:
         self.mixture = any(name.endswith(".ffn.router") for name, _ in model.named_modules())
         must_be_finite(model, *(value for values in self.ways.plain(False) for value in values.values()))
 
+    def share(self, dtype: torch.dtype) -> float:
+        """By how much answers of this format may differ, as a share of the largest."""
+        return tolerance(self.model.config, dtype, self.ways.longest, bool(quantized(self.model)))
+
     def checks(self, against: str | Path | None, compiles: bool) -> Iterator[Check]:
         """Every way, compared."""
         with tempfile.TemporaryDirectory(prefix="glassformer-verify-") as folder:
@@ -91,7 +96,7 @@ class Verification:
         """One way beside what it is held to; where they differ too much, where they first do."""
         texts, note = way.texts, way.note
         against = way.against or (lambda tape, held: [self.ways.plain(tape)[text] for text in texts])
-        share = 0.0 if way.dtype is None else tolerance(self.model.config, way.dtype, self.ways.longest)
+        share = 0.0 if way.dtype is None else self.share(way.dtype)
         left, right = way.read(False, None), against(False, None)
         if not answers(left, right):  # a cache pools nothing: the hidden states instead
             right = against(True, None)

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import re
 import struct
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from ..errors import UserError
 from . import sentencepiece
 from .byte_bpe import CASED_WORDS, LONGEST, LOWER, UPPER, WORDS, Kind, byte_level
+from .gguf_file import MAGIC as MAGIC
+from .gguf_file import fields
 from .sentencepiece import BPE, CONTROL, MARK, UNIGRAM, UNKNOWN, UNUSED, USER, Piece
 from .tokenizer_json import USUAL, Roles, Spec, added_token, letters_as_bytes
 from .tokenizer_json import split as cut
 from .wordpiece import wordpiece
 
-MAGIC = b"GGUF"
-SIZED = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-TEXT, LIST = 8, 9
-MOST_TEXT = 1 << 24  # bytes of one text; templates of chats are the longest
 PARTS = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown", "cls": "cls", "sep": "seperator"}
 PARTS["mask"] = "mask"  # the format's own spelling of all these
 
@@ -71,69 +68,24 @@ WHOLE_WORDS = {"llama-bpe", "llama3", "llama-v3", "tekken"}  # a word that is an
 COMPOSED = {"mpt", "olmo", "command-r", "qwen2", "deepseek-r1-qwen", "megrez"}  # Unicode NFC first
 
 
-# --------------------------------------------------------------------------------- the wire format
-
-
-class _File:
-    """A file read in order; ValueError where less is left than is said."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.file, self.left = file, os.fstat(file.fileno()).st_size
-
-    def bytes(self, size: int) -> bytes:
-        """The next bytes."""
-        self.left -= size
-        if self.left < 0:
-            raise ValueError("something is longer than what is left of the file")
-        return self.file.read(size)
-
-    def numbers(self, letters: str) -> tuple[Any, ...]:
-        """The next numbers, by `struct`'s letters."""
-        return struct.unpack("<" + letters, self.bytes(struct.calcsize("<" + letters)))
-
-    def text(self) -> str:
-        """The next text."""
-        (size,) = self.numbers("Q")
-        if size > MOST_TEXT:
-            raise ValueError(f"a text of {size} bytes is too long")
-        return self.bytes(size).decode()
-
-    def value(self, kind: int) -> Any:
-        """The next value of this type."""
-        if kind == TEXT:
-            return self.text()
-        if kind in SIZED:
-            return self.numbers(SIZED[kind])[0]
-        if kind != LIST:
-            raise ValueError(f"a field has the unknown type {kind}")
-        inner, count = self.numbers("IQ")
-        if count > self.left or inner not in (TEXT, *SIZED):
-            raise ValueError("a list is too long, or holds lists")
-        return [self.text() for _ in range(count)] if inner == TEXT else list(self.numbers(f"{count}{SIZED[inner]}"))
-
-
-def fields(path: Path) -> dict[str, Any]:
-    """The fields before the weights; raises ValueError (struct.error, UnicodeDecodeError) where they are broken."""
-    with path.open("rb") as opened:
-        file = _File(opened)
-        file.bytes(len(MAGIC))
-        version, _, count = file.numbers("IQQ")
-        if version not in (2, 3):
-            raise ValueError(f"version {version} is not known")
-        found = {}
-        for _ in range(count):
-            name = file.text()
-            found[name] = file.value(file.numbers("I")[0])
-    return found
-
-
 # ------------------------------------------------------------------------------------ the vocabulary
 
 
 def read(path: Path) -> tuple[Spec, Roles]:
     """The tokenizer of a GGUF file, and who plays each part; UserError where it is broken or of another kind."""
     try:
-        raw = fields(path)
+        return from_fields(fields(path), str(path))
+    except (ValueError, struct.error) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{path} is not a whole GGUF file with a vocabulary ({error}); restore the file.") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); check the path.") from None
+
+
+def from_fields(raw: dict[str, Any], source: str) -> tuple[Spec, Roles]:
+    """The tokenizer in a file's fields, and who plays each part; UserError as ``read`` says."""
+    try:
         found = {key.removeprefix("tokenizer.ggml."): value for key, value in raw.items()}
         names, kinds = list(map(str, found["tokens"])), list(map(int, found["token_type"]))
         scores = list(map(float, found.get("scores") or [0.0] * len(names)))
@@ -147,14 +99,14 @@ def read(path: Path) -> tuple[Spec, Roles]:
         if not all(0 < len(name) <= LONGEST for name in names):
             raise ValueError("an entry has no text or an endless one")
         if made is None:
-            raise UserError(f'{path} has a vocabulary of the kind "{found["model"]}"; give its tokenizer.json instead.')
-        return made(found, [Piece(*entry) for entry in zip(names, scores, kinds, strict=True)], str(path)), roles
-    except (ValueError, struct.error, LookupError, TypeError, AttributeError, OverflowError) as error:
+            raise UserError(
+                f'{source} has a vocabulary of the kind "{found["model"]}"; give its tokenizer.json instead.'
+            )
+        return made(found, [Piece(*entry) for entry in zip(names, scores, kinds, strict=True)], source), roles
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f"{path} is not a whole GGUF file with a vocabulary ({error}); restore the file.") from None
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); check the path.") from None
+        raise UserError(f"{source} is not a whole GGUF file with a vocabulary ({error}); restore the file.") from None
 
 
 def _byte_level(found: dict[str, Any], entries: list[Piece], source: str) -> Spec:

@@ -1,0 +1,285 @@
+"""GGUF files (llama.cpp's): read as a model, Q8_0 and Q4_0 as the codes that they are; and written, to be opened there.
+
+Q8_0   32 numbers: a scale (F16), then 32 codes
+Q4_0   32 numbers: a scale, then 16 bytes, the first half's codes + 8 in their low bits
+Q4_K   256 numbers: a scale and an offset of each of 8 groups, of 6 bits, times two F16s
+Q6_K   256 numbers: codes of 6 bits, a scale of 8 bits for each of 16 groups, times an F16
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import config
+from ..errors import need
+from ..files import temporary
+from ..nn import Model, build_model, quantized
+from ..nn.finite import is_finite
+from ..nn.model import allocate
+from ..nn.rounding import nearest, searched
+from ..recipes import gguf as recipe
+from ..tokenizer import Tokenizer
+from ..tokenizer.gguf import from_fields
+from ..tokenizer.gguf_fields import fields_of
+from ..tokenizer.gguf_file import ALIGNMENT, BLOCKS, LIST, MAGIC, NAMES, SIZED, TEXT, read
+from . import weights
+from .headers import Entry, Headers
+from .loading import Device, must_fit
+from .tensors import Files
+
+CODED = {"Q8_0": 8, "Q4_0": 4}
+FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "BF16": 32}
+"""What the field general.file_type calls the kind that most tensors have; these are written."""
+Numbers: TypeAlias = np.ndarray[Any, Any]
+LETTERS = {letter: number for number, letter in SIZED.items()}
+
+# --------------------------------------------------------------------------------------- blocks
+
+
+def decode(kind: str, raw: Numbers) -> Numbers:
+    """The numbers (.., block) in fp32 of blocks (.., bytes) of a kind."""
+    if kind in ("F32", "F16"):
+        return raw.view("<f4" if kind == "F32" else "<f2").astype(np.float32)
+    if kind == "BF16":
+        wide: Numbers = (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
+        return wide
+    return _DECODERS[kind](raw)
+
+
+def split(kind: str, raw: Numbers) -> tuple[Numbers, Numbers]:
+    """The codes (.., 32) int8 and the scale (.., 1) fp16 of blocks of Q8_0 and Q4_0."""
+    scale, rest = raw[..., :2].copy().view("<f2"), raw[..., 2:]
+    if kind == "Q8_0":
+        return rest.view(np.int8), scale
+    return np.concatenate((rest & 15, rest >> 4), -1).astype(np.int8) - 8, scale
+
+
+def join(kind: str, codes: Numbers, scale: Numbers) -> Numbers:
+    """The blocks (.., bytes) of codes (.., 32) and scales (.., 1)."""
+    head = np.ascontiguousarray(scale.astype("<f2")).view(np.uint8)
+    if kind == "Q8_0":
+        return np.concatenate((head, codes.view(np.uint8)), -1)
+    whole = (codes + 8).astype(np.uint8)
+    return np.concatenate((head, whole[..., :16] | (whole[..., 16:] << 4)), -1)
+
+
+def _coded(kind: str) -> Callable[[Numbers], Numbers]:
+    def numbers(raw: Numbers) -> Numbers:
+        codes, scale = split(kind, raw)
+        return codes * scale.astype(np.float32)
+
+    return numbers
+
+
+def _q4_k(raw: Numbers) -> Numbers:
+    ends = raw[..., :4].copy().view("<f2").astype(np.float32)  # of scales, of offsets
+    first, second, last = (raw[..., 4 + 4 * part : 8 + 4 * part] for part in range(3))
+    scales = np.concatenate((first & 63, (last & 15) | ((first >> 6) << 4)), -1).astype(np.float32)
+    offsets = np.concatenate((second & 63, (last >> 4) | ((second >> 6) << 4)), -1).astype(np.float32)
+    halves = raw[..., 16:].reshape(*raw.shape[:-1], 4, 1, 32)
+    codes = np.concatenate((halves & 15, halves >> 4), -2).reshape(*raw.shape[:-1], 8, 32)
+    wide = (ends[..., :1] * scales)[..., None] * codes - (ends[..., 1:] * offsets)[..., None]
+    return wide.reshape(*raw.shape[:-1], 256)
+
+
+def _q6_k(raw: Numbers) -> Numbers:
+    low = raw[..., :128].reshape(*raw.shape[:-1], 2, 1, 2, 32)  # half, quarter of bits, part, place
+    high = raw[..., 128:192].reshape(*raw.shape[:-1], 2, 1, 32)
+    scales = raw[..., 192:208].view(np.int8).astype(np.float32) * raw[..., 208:].copy().view("<f2").astype(np.float32)
+    nibbles = np.concatenate((low & 15, low >> 4), -3).reshape(*raw.shape[:-1], 2, 4, 32)
+    bits = (high >> (2 * np.arange(4, dtype=np.uint8))[:, None]) & 3
+    codes = (nibbles | (bits << 4)).astype(np.int8) - 32
+    wide = codes.reshape(*raw.shape[:-1], 16, 16) * scales[..., None]
+    whole: Numbers = wide.reshape(*raw.shape[:-1], 256).astype(np.float32)
+    return whole
+
+
+_DECODERS: dict[str, Callable[[Numbers], Numbers]] = {"Q4_K": _q4_k, "Q6_K": _q6_k}
+_DECODERS |= {kind: _coded(kind) for kind in CODED}
+
+# -------------------------------------------------------------------------------------- reading
+
+
+class GGUF(Files):
+    """The tensors of a file by name, as numbers of fp32; those of Q8_0 and Q4_0 also as codes."""
+
+    def __init__(self, path: Path) -> None:
+        self.fields, self.places = read(path)
+        entries = {name: Entry(path, "F32", p.shape, p.begin, p.end) for name, p in self.places.items()}
+        super().__init__(Headers(path, entries))
+
+    def raw(self, name: str) -> Numbers:
+        """The blocks of a tensor, (.., bytes of one)."""
+        place = self.places[name]
+        numbers, width = BLOCKS[place.kind]
+        whole = np.fromfile(self.entries[name].path, np.uint8, place.end - place.begin, offset=place.begin)
+        need(len(whole) == place.end - place.begin, f"{self.folder} ended while it was read; copy it again.")
+        return whole.reshape(*place.shape[:-1], place.shape[-1] // numbers, width)
+
+    def read(self, name: str) -> Tensor:
+        return torch.from_numpy(decode(self.places[name].kind, self.raw(name)).reshape(self.places[name].shape))
+
+    take = read
+
+    def codes(self, name: str) -> tuple[Tensor, Tensor]:
+        """The codes (N, C) int8 and scales (N, C / 32) of a tensor of Q8_0 or Q4_0."""
+        codes, scales = split(self.places[name].kind, self.raw(name))
+        shape = self.places[name].shape
+        return torch.from_numpy(codes.reshape(shape)), torch.from_numpy(scales[..., 0].copy())
+
+
+def open_config(path: Path) -> config.Model:
+    """Our config of the model in a file; UserError for a damaged file and for a model of another architecture."""
+    return _config(GGUF(path), path)
+
+
+def open_tokenizer(path: Path) -> Tokenizer | None:
+    """The tokenizer in a file, None where it has no vocabulary."""
+    fields, _ = read(path)
+    return None if "tokenizer.ggml.tokens" not in fields else Tokenizer(*from_fields(fields, str(path)), str(path))
+
+
+def _config(file: GGUF, path: Path) -> config.Model:
+    shapes = {name: place.shape for name, place in file.places.items()}
+    factors = file.read(recipe.FACTORS).flatten().tolist() if recipe.FACTORS in shapes else None
+    return recipe.read_config(file.fields, shapes, factors, str(path))
+
+
+def load(path: Path, dtype: torch.dtype | None, device: Device = None) -> Model:
+    """The model in a file. Its matrices of Q8_0 and Q4_0 stay the codes that they are, unless a ``dtype`` is given."""
+    file = GGUF(path)
+    cfg = _config(file, path)
+    table = recipe.table(cfg, file.fields["general.architecture"])
+    shapes = weights.shapes(cfg)
+    links = weights.check(table, shapes, file)
+    kind = dtype or torch.float32
+    must_fit(cfg, kind, device) if dtype is not None else None
+    model = build_model(cfg, device="meta", dtype=kind)
+    coded = set(quantized.plan(model, quantized.Layout(8))) if dtype is None else set()
+    where = torch.device(device or torch.get_default_device())
+    allocate(model, where)
+    for link in links:
+        bits = CODED.get(file.places[link.theirs[0]].kind) if coded.issuperset(link.ours) else None
+        if bits is None:
+            weights.fill([link], file, dict(model.named_parameters()), shapes)
+            continue
+        codes, scales = file.codes(link.theirs[0])
+        need(is_finite(scales), f"{path}: {link.theirs[0]} has scales that are not finite; copy it again.")
+        groups = [(shapes[name][0], scales.shape[1]) for name in link.ours]
+        both = zip(link.load([codes], [shapes[n] for n in link.ours]), link.load([scales], groups), strict=True)
+        for name, (part, own) in zip(link.ours, both, strict=True):
+            held = quantized.Codes.of((part.contiguous(), own.contiguous()), bits, 32).to(where)
+            quantized.put(model, name, quantized.parameter(held, kind))
+    return model.eval()
+
+
+# -------------------------------------------------------------------------------------- writing
+
+
+def save(model: Model, path: Path, kind: str, tokenizer: Tokenizer | None, name: str = "") -> None:
+    """A file that llama.cpp opens: matrices of ``kind`` (those quantised here as they are), vectors of F32.
+
+    A matrix whose rows no block divides is F16. UserError for another kind, and for a model or tokenizer that the
+    format has no words for.
+    """
+    need(kind in FILE_TYPES, f"GGUF files are written in {', '.join(FILE_TYPES)}, not in {kind}; give one of them.")
+    described, factors = recipe.write_fields(model.config)
+    table = recipe.table(model.config, described["general.architecture"])
+    fields: dict[str, Any] = {**described, "general.name": name, "general.file_type": FILE_TYPES[kind]}
+    fields["general.quantization_version"] = 2
+    if tokenizer is not None:
+        fields |= fields_of(tokenizer, model.config.embed.vocab)
+    parameters = dict(model.named_parameters())
+    shapes = weights.shapes(model.config)
+    found = [_tensor(link, parameters, shapes, kind) for link in weights.links(table, shapes)]
+    if factors is not None:
+        one = np.asarray(factors, "<f4")
+        found.append((recipe.FACTORS, "F32", (len(factors),), lambda: one.view(np.uint8)))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with temporary(path.parent, ".saving-") as beside:
+        _write(beside / path.name, fields, found)
+        (beside / path.name).replace(path)
+
+
+Made = tuple[str, str, tuple[int, ...], Callable[[], Numbers]]
+"""(name, kind, shape, what makes its bytes)."""
+
+
+def _tensor(link: weights.Link, parameters: Mapping[str, Any], shapes: Mapping[str, Any], kind: str) -> Made:
+    """One of their tensors, of our parameters."""
+    ours = [parameters[name] for name in link.ours]
+    sketch = link.save([torch.empty(shapes[name], device="meta") for name in link.ours])[0]
+    shape, name = tuple(sketch.shape), link.theirs[0]
+    held = [one.held for one in ours if isinstance(one, quantized.QuantizedWeight)]
+    alike = {(one.group, one.bits) for one in held} in ({(32, 8)}, {(32, 4)})
+    if alike and len(held) == len(ours) and shape[-1] % 32 == 0:
+        own = "Q8_0" if held[0].bits == 8 else "Q4_0"
+        return name, own, shape, lambda: _blocks(own, link, [(one.unpacked(), one.scales) for one in held])
+    if len(shape) == 1 or name.startswith("position_embd"):
+        return name, "F32", shape, lambda: _plain("F32", link.save([one.detach() for one in ours])[0])
+    if kind not in CODED or shape[-1] % 32:
+        plain = "F16" if kind in CODED else kind
+        return name, plain, shape, lambda: _plain(plain, link.save([one.detach() for one in ours])[0])
+    rounded = nearest if kind == "Q8_0" else searched
+    return name, kind, shape, lambda: _blocks(kind, link, [rounded(one.detach(), CODED[kind], 32) for one in ours])
+
+
+def _blocks(kind: str, link: weights.Link, parts: Iterable[tuple[Tensor, Tensor]]) -> Numbers:
+    codes, scales = (link.save(list(side))[0].numpy() for side in zip(*parts, strict=True))
+    return join(kind, codes.reshape(-1, 32), scales.reshape(-1, 1)).reshape(-1)
+
+
+def _plain(kind: str, tensor: Tensor) -> Numbers:
+    dtype = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[kind]
+    small = tensor.to(dtype).contiguous()
+    need(is_finite(small), f"A weight is too large for {kind}; write BF16 or F32.")
+    return small.view(-1).view(torch.uint8).numpy()
+
+
+def _write(path: Path, fields: Mapping[str, Any], tensors: list[Made]) -> None:
+    numbers = {name: number for number, name in NAMES.items()}
+    head = bytearray(MAGIC + struct.pack("<IQQ", 3, len(tensors), len(fields)))
+    for key, value in fields.items():
+        head += _text(key) + _value(value)
+    sizes, at = list[int](), 0
+    for name, kind, shape, _ in tensors:
+        block, width = BLOCKS[kind]
+        sizes.append(int(np.prod(shape)) // block * width)
+        head += _text(name) + struct.pack(f"<I{len(shape)}Q", len(shape), *shape[::-1])
+        head += struct.pack("<IQ", numbers[kind], at)
+        at += -(-sizes[-1] // ALIGNMENT) * ALIGNMENT
+    with path.open("wb") as file:
+        file.write(head + bytes(-len(head) % ALIGNMENT))
+        for (_, _, _, make), size in zip(tensors, sizes, strict=True):
+            data = make()
+            assert data.nbytes == size
+            file.write(data.tobytes() + bytes(-size % ALIGNMENT))
+
+
+def _text(text: str) -> bytes:
+    raw = text.encode()
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def _value(value: Any) -> bytes:
+    """A field's type and value: lists by their first entry."""
+    if isinstance(value, list):
+        kind, parts = _letter(value[0])
+        body = b"".join(map(_text, value)) if kind == TEXT else struct.pack(f"<{len(value)}{parts}", *value)
+        return struct.pack("<IIQ", LIST, kind, len(value)) + body
+    kind, letter = _letter(value)
+    return struct.pack("<I", kind) + (_text(value) if kind == TEXT else struct.pack(f"<{letter}", value))
+
+
+def _letter(value: Any) -> tuple[int, str]:
+    if isinstance(value, str):
+        return TEXT, ""
+    letter = "?" if isinstance(value, bool) else "f" if isinstance(value, float) else "I" if value >= 0 else "i"
+    return LETTERS[letter], letter

@@ -1,0 +1,211 @@
+"""GGUF files, against llama.cpp's own Python reader (the package gguf), and against files that lie."""
+
+from __future__ import annotations
+
+import random
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import glassformer
+import tiny
+from glassformer import recipes
+from glassformer.checkpoints import Checkpoint, gguf, store
+from glassformer.commands import common
+from glassformer.config import serial
+from glassformer.errors import UserError
+from glassformer.nn import Model, build_model
+from glassformer.nn.inference import inference
+from glassformer.nn.quantized import Layout, quantize_weights, quantized
+from glassformer.tokenizer import train
+from glassformer.tokenizer.gguf_file import BLOCKS, read
+
+TEXT = "the cat sat on the mat, and the dog sat on the cat. " * 20
+SMALL = {"dim": 64, "decoder.depth": 2, "context": 64, "embed.vocab": 300}
+
+
+def model_of(name: str = "llama/stories260k", seed: int = 1) -> Model:
+    heads = {} if name.startswith("gpt2") else {"decoder.pattern.attention.kv_heads": 2}
+    heads |= {"decoder.pattern.attention.heads": 4, "decoder.pattern.feedforward.hidden": 96}
+    heads |= {"decoder.position.length": 64} if name.startswith("gpt2") else {}
+    if name.startswith("qwen3"):
+        heads["decoder.pattern.attention.head_dim"] = 16
+    cfg = serial.change(recipes.find(name), {**SMALL, **heads})
+    cfg = serial.change(cfg, {"init": {"type": "Init", "std": 0.15, "embed_std": 0.3, "residual": "plain"}})
+    return build_model(cfg, seed=seed).eval()
+
+
+def said(model: Model) -> torch.Tensor:
+    with inference(model):
+        return model(tiny.tokens()).logits
+
+
+def written(folder: Path, kind: str = "F32", name: str = "llama/stories260k") -> Path:
+    path = folder / "model.gguf"
+    gguf.save(model_of(name), path, kind, train("bpe", [TEXT], 300), "tiny")
+    return path
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_K", "Q6_K", "F16", "BF16", "F32"])
+def test_blocks_are_the_numbers_that_llama_cpp_reads(kind: str) -> None:
+    """Every byte drawn at random but the scales, which are finite."""
+    theirs = pytest.importorskip("gguf")
+    draw, (numbers, width) = np.random.default_rng(0), BLOCKS[kind]
+    raw = draw.integers(0, 256, (7, 3, width), dtype=np.uint8)
+    places = {"Q4_K": [0, 2], "Q6_K": [208], "Q8_0": [0], "Q4_0": [0], "F16": [0]}.get(kind, [])
+    for at in places:
+        raw[..., at : at + 2] = draw.normal(size=(7, 3, 1)).astype("<f2").view(np.uint8)
+    if kind in ("F32", "BF16"):
+        raw[..., -1] &= 0x3F  # no NaN
+    mine = gguf.decode(kind, raw)
+    expected = theirs.quants.dequantize(raw.reshape(7, -1), theirs.GGMLQuantizationType[kind])
+    assert mine.shape == (7, 3, numbers) and np.array_equal(mine.reshape(7, -1), expected.reshape(7, -1))
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+def test_blocks_are_joined_as_they_are_parted(kind: str) -> None:
+    raw = np.random.default_rng(0).integers(0, 256, (5, BLOCKS[kind][1]), dtype=np.uint8)
+    assert np.array_equal(gguf.join(kind, *gguf.split(kind, raw)), raw)
+
+
+@pytest.mark.parametrize("name", ["llama/stories260k", "qwen2/0.5b", "qwen3/0.6b", "gpt2/124m"])
+def test_a_model_comes_back_bit_for_bit(tmp_path: Path, name: str) -> None:
+    model = model_of(name)
+    back, tokenizer = glassformer.load(written(tmp_path, "F32", name))
+    assert torch.equal(said(back), said(model)) and tokenizer is not None
+    assert tokenizer.encode(TEXT) == train("bpe", [TEXT], 300).encode(TEXT)
+
+
+@pytest.mark.parametrize(("kind", "most"), [("F16", 3e-3), ("BF16", 3e-2), ("Q8_0", 0.05), ("Q4_0", 0.6)])
+def test_kinds_are_as_near_as_their_bits(tmp_path: Path, kind: str, most: float) -> None:
+    theirs = pytest.importorskip("gguf")
+    model, path = model_of(), written(tmp_path, kind)
+    back, _ = glassformer.load(path)
+    assert float((said(back) - said(model)).norm() / said(model).norm()) < most
+    tensors = {tensor.name: tensor for tensor in theirs.GGUFReader(path).tensors}
+    assert tensors["blk.1.ffn_up.weight"].tensor_type.name == kind
+    assert tensors["output_norm.weight"].tensor_type.name == "F32"
+    own = theirs.quants.dequantize(tensors["blk.1.ffn_up.weight"].data, theirs.GGMLQuantizationType[kind])
+    weight = back.get_parameter("decoder.blocks.1.ffn.up.weight")
+    weight = quantized(back)["decoder.blocks.1.ffn.up.weight"].decoded() if kind[0] == "Q" else weight.detach()
+    assert np.array_equal(own.reshape(weight.shape), weight.numpy())
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_codes_go_out_and_come_back(tmp_path: Path, bits: int) -> None:
+    """Those of a model quantised here, queries and keys turned to llama.cpp's order and back."""
+    model = model_of()
+    quantize_weights(model, Layout(bits))
+    gguf.save(model, tmp_path / "a.gguf", "F16", None)
+    back, tokenizer = glassformer.load(tmp_path / "a.gguf")
+    mine, theirs = quantized(model), quantized(back)
+    assert tokenizer is None and mine.keys() == theirs.keys()
+    assert all(torch.equal(weight.held.codes, theirs[path].held.codes) for path, weight in mine.items())
+    assert torch.equal(said(back), said(model))
+    store.save(back, tmp_path / "folder")
+    assert torch.equal(said(glassformer.load(tmp_path / "folder")[0]), said(model))
+    plain, _ = glassformer.load(tmp_path / "a.gguf", dtype="float32")
+    assert not quantized(plain)
+
+
+def test_rows_that_no_block_divides_are_f16(tmp_path: Path, shared_data: Path) -> None:
+    model, tokenizer = glassformer.load(shared_data / "stories260K")
+    gguf.save(model, tmp_path / "stories.gguf", "Q8_0", tokenizer)
+    kinds = {name: place.kind for name, place in read(tmp_path / "stories.gguf")[1].items()}
+    assert kinds["blk.0.ffn_down.weight"] == "F16" and kinds["blk.0.ffn_up.weight"] == "Q8_0"
+    back, reader = glassformer.load(tmp_path / "stories.gguf")
+    text = "Once upon a time, there was a girl who didn't like 3 big dogs."
+    assert reader is not None and reader.encode(text) == tokenizer.encode(text)
+    how = {"max_new": 30, "temperature": 0}
+    one, other = (
+        "".join(step.text for step in glassformer.generate(*pair, "Once upon a time", **how))
+        for pair in ((model, tokenizer), (back, reader))
+    )
+    assert one == other
+
+
+def test_a_file_is_a_model_everywhere(tmp_path: Path) -> None:
+    path = written(tmp_path, "Q8_0")
+    opened = Checkpoint.open(path)
+    assert opened.gguf and opened.source_tokenizer() is None
+    fitted = opened.model_as(opened.config, dtype=torch.float32)
+    assert not quantized(fitted.model) and not fitted.new
+    few, _ = glassformer.load(written(tmp_path, "F16"), bits=4)
+    assert quantized(few) and common.new_file(path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"), [("Q5_K", "are written in F32, F16, Q4_0, Q8_0, BF16, not in Q5_K"), ("", "not in")]
+)
+def test_kinds_that_are_not_written(tmp_path: Path, kind: str, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        gguf.save(model_of(), tmp_path / "a.gguf", kind, None)
+    assert not list(tmp_path.iterdir())
+
+
+def _changed(path: Path, old: bytes, new: bytes) -> None:
+    raw = path.read_bytes()
+    assert raw.count(old) >= 1 and len(old) == len(new)
+    path.write_bytes(raw.replace(old, new, 1))
+
+
+def _kind(path: Path, number: int) -> None:
+    """Another number for the kind of the first tensor."""
+    name = struct.pack("<Q", 17) + b"token_embd.weight"
+    raw = bytearray(path.read_bytes())
+    at = raw.index(name) + len(name) + 4 + 16
+    raw[at : at + 4] = struct.pack("<I", number)
+    path.write_bytes(bytes(raw))
+
+
+@pytest.mark.parametrize(
+    ("number", "sentence"), [(11, "kind Q3_K"), (39, "kind MXFP4"), (31, "kind 31"), (1 << 31, "kind 2147483648")]
+)
+def test_kinds_that_are_not_read_are_named(tmp_path: Path, number: int, sentence: str) -> None:
+    path = written(tmp_path)
+    _kind(path, number)
+    with pytest.raises(UserError, match=sentence):
+        glassformer.load(path)
+
+
+def test_what_is_no_gguf_or_cut_short_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    raw = path.read_bytes()
+    for part in (raw[:3], raw[:100], raw[:-1000], b"PK" + raw[2:], raw[:4] + b"\x09\0\0\0" + raw[8:]):
+        path.write_bytes(part)
+        with pytest.raises(UserError, match=r"whole GGUF|architecture"):
+            glassformer.load(path)
+    with pytest.raises(UserError, match=r"There is no folder"):
+        glassformer.load(tmp_path / "none.gguf")
+
+
+def test_files_with_bytes_changed_give_a_model_or_a_sentence(tmp_path: Path) -> None:
+    """300 files with some of the first 6,000 bytes changed: fields, names, shapes, kinds, offsets and scales."""
+    path, draw = written(tmp_path, "Q8_0"), random.Random(0)
+    raw, loaded = path.read_bytes(), 0
+    for _ in range(300):
+        some = bytearray(raw)
+        for _ in range(draw.choice((1, 1, 2, 8))):
+            at = draw.randrange(min(len(raw), draw.choice((64, 1500, 20_000))))
+            some[at] = draw.choice((0, 1, 0x7F, 0x80, 0xFF, draw.randrange(256)))
+        path.write_bytes(bytes(some))
+        try:
+            glassformer.load(path)
+            loaded += 1
+        except UserError as error:
+            assert "\n" not in str(error) and len(str(error)) < 600
+    assert 0 < loaded < 300
+
+
+def test_a_file_that_is_there_already_survives_a_failure(tmp_path: Path) -> None:
+    path = tmp_path / "a.gguf"
+    path.write_bytes(b"before")
+    model = model_of()
+    with torch.no_grad():
+        model.get_parameter("embed.token.weight")[0, 0] = 1e6
+    with pytest.raises(UserError, match="too large for F16"):
+        gguf.save(model, path, "F16", None)
+    assert path.read_bytes() == b"before" and [one.name for one in tmp_path.iterdir()] == ["a.gguf"]

@@ -1,0 +1,93 @@
+"""``glassformer quantize`` and files for llama.cpp, from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import glassformer
+from glassformer import cli
+from glassformer.nn.quantized import quantized
+from glassformer.tokenizer import train
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model with a tokenizer, and a text beside it."""
+    place = tmp_path_factory.mktemp("quantize")
+    text = "the cat sat on the mat and the dog sat on the cat. " * 150
+    (place / "text.txt").write_text(text)
+    model, _ = glassformer.load("llama/stories260k")
+    glassformer.save(model, place / "model", train("bpe", [text], 300))
+    return place
+
+
+def run(*words: object) -> int:
+    return cli.main([str(word) for word in words]) or 0
+
+
+def test_a_folder_is_made_with_its_report(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    out, image = tmp_path / "few", tmp_path / "harm.svg"
+    how = ("--bits", 4, "--calibrate", folder / "text.txt", "--tokens", 512, "--measure", 256, "--picture", image)
+    assert run("quantize", folder / "model", out, *how) == 0
+    shown = capsys.readouterr().out
+    assert "calibrated" in shown and "became" in shown and "<svg" in image.read_text()
+    report = json.loads((out / "quantization.json").read_text())
+    assert len(report["rows"]) == 36 and report["bits"] == 4 and report["perplexity"] > 1
+    model, tokenizer = glassformer.load(out)
+    assert len(quantized(model)) == 36 and tokenizer is not None
+    assert run("generate", out, "the cat", "--max-new", 3) == 0
+    assert run("quantize", folder / "model", tmp_path / "other", "--bits", 8, "--json") == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["bits"] == 8
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--bits", 3), "no weights of 3 bits"),
+        (("--bits", 4, "--group", 48), "Groups of 48"),
+        (("--bits", 4, "--head", 4), "not 4"),
+        (("--bits", 4, "--tokens", 0), "give 1 or more"),
+        (("--bits", 4, "--picture", "x.gif"), "neither .svg nor .png"),
+        (("--bits", 4, "--calibrate", "nowhere.txt"), "nowhere.txt"),
+    ],
+)
+def test_bad_input_is_a_sentence_and_leaves_nothing(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[object, ...], sentence: str
+) -> None:
+    assert run("quantize", folder / "model", tmp_path / "out", *words) != 0
+    said = capsys.readouterr().err
+    assert sentence in said and "Traceback" not in said and not (tmp_path / "out").exists()
+
+
+def test_a_quantised_folder_does_not_train(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    few = tmp_path / "few"
+    assert run("quantize", folder / "model", few, "--bits", 8) == 0
+    assert run("quantize", few, tmp_path / "again", "--bits", 4) != 0
+    assert "quantised already" in capsys.readouterr().err
+    how = ("--data.train", folder / "text.txt", "--steps", 2, "--train.context", 32, "--train.batch", 2)
+    assert run("train", "--from", few, "--out", tmp_path / "run", *how) != 0
+    assert "codes do not train" in capsys.readouterr().err
+    assert run("train", "--from", few, "--out", tmp_path / "lora", "--train.tune", "LoRA", *how) == 0
+    model, _ = glassformer.load(tmp_path / "lora")
+    assert quantized(model)
+
+
+def test_a_model_goes_to_llama_cpp_and_back(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "a.gguf"
+    assert run("convert", folder / "model", "--layout", "gguf", "--numbers", "q8_0", "--out", path) == 0
+    assert run("generate", path, "the cat", "--max-new", 3, "--seed", 1) == 0
+    assert run("convert", "--from", "gguf", path, "--out", tmp_path / "back") == 0
+    assert quantized(glassformer.load(tmp_path / "back")[0])
+    capsys.readouterr()
+    for words, sentence in (
+        (("--layout", "gguf", "--out", tmp_path / "b"), "is one file"),
+        (("--layout", "gguf", "--numbers", "Q5_1", "--out", tmp_path / "b.gguf"), "not in Q5_1"),
+        (("--numbers", "Q8_0", "--out", tmp_path / "b"), "goes with --layout gguf"),
+        (("--from", "gguf", "--out", tmp_path / "b"), "no .gguf file"),
+    ):
+        assert run("convert", folder / "model", *words) != 0
+        assert sentence in capsys.readouterr().err

@@ -1,4 +1,5 @@
 // What stands round every screen: model, tabs, text and its tokens, layers, and the line at the foot that says what was measured.
+import { signal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import { count, number, size } from "../core/format";
 import { busy, card, failure, layers, models, run, sourceTokens, submit, tokens, useLoaded, values } from "../core/run";
@@ -79,11 +80,20 @@ function choose(name: string) {
   void submit();
 }
 
+/** What was left out of a text that was pasted: laying out megabytes would stop the page. */
+const cut = signal("");
+
 function TextBox() {
   const pair = card.value?.abilities.source;
+  const most = Math.min(1 << 20, 40 * (card.value?.context ?? 1024)); // a token is seldom as long
   const box = (id: string, signal: typeof state.prompt, name: string) => (
     <textarea
-      id={id} rows={1} value={signal.value} aria-label={name} placeholder={name} spellcheck={false} dir="auto"
+      id={id} rows={1} value={signal.value} aria-label={name} placeholder={name} spellcheck={false} dir="auto" maxLength={most}
+      onPaste={(event) => {
+        const given = event.clipboardData?.getData("text").length ?? 0, { value, selectionStart, selectionEnd } = event.currentTarget;
+        const room = most - value.length + selectionEnd - selectionStart;
+        cut.value = given > room ? `The text that was pasted has ${given.toLocaleString("en")} characters; its first ${room.toLocaleString("en")} are here: this model reads ${card.value?.context} tokens.` : "";
+      }}
       onInput={(event) => ((signal.value = event.currentTarget.value), (state.ids.value = null))}
       onKeyDown={(event) => {
         if (event.key === "Enter" && !event.shiftKey) {
@@ -101,6 +111,7 @@ function TextBox() {
         {box("prompt", state.prompt, pair ? "target text so far" : "a text")}
         <button class="primary" disabled={!transport?.live} onClick={() => void submit()}>{busy.value ? "…" : "Run ⏎"}</button>
       </div>
+      {cut.value && <p class="note" role="status">{cut.value}</p>}
       {!!(made?.left_out?.tokens || made?.left_out?.source_tokens) && (
         <p class="note" role="status">The text is longer than this model can read ({card.value?.context} tokens): {made.left_out!.tokens + made.left_out!.source_tokens} tokens at its end were left out.</p>
       )}

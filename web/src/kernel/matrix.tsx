@@ -4,6 +4,7 @@ import { effect, untracked, type Signal } from "@preact/signals";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { number } from "../core/format";
 import { dark } from "../core/state";
+import { bitmap } from "./bitmap";
 import { css, diverging, ink, sequential } from "./palette";
 import { counters, probed } from "./probe";
 import { takeOut } from "./takeout";
@@ -155,12 +156,8 @@ export function Matrix(props: MatrixProps) {
     const table = props.scale === "sequential" ? sequential.value : diverging.value;
     // As many pixels as are seen, at most one a cell.
     const pw = Math.max(1, Math.min(cols, Math.round(wide * ratio * zoom))), ph = Math.max(1, Math.min(rows, Math.round(tall * ratio * zoom)));
-    const image = document.createElement("canvas");
-    image.width = pw;
-    image.height = ph;
     const seen = props.hollow ? (v: number) => value(v) || -Infinity : value;
-    const words = paint(props.data, rows, cols, pw, ph, table, low, high, seen);
-    image.getContext("2d")!.putImageData(new ImageData(new Uint8ClampedArray(words.buffer as ArrayBuffer), pw, ph), 0, 0);
+    const image = bitmap(props.data, pw, ph, table, `${low} ${high} ${!!props.hollow} ${props.value ? "coded" : ""}`, () => paint(props.data, rows, cols, pw, ph, table, low, high, seen));
     g.imageSmoothingEnabled = false;
     g.save();
     g.beginPath();

@@ -2,7 +2,8 @@
  *
  *  Cividis (Nunez, Anderton, Renslow 2018) grows evenly in lightness and reads the same with and without red and
  *  green; the diverging one has grey at zero; the eight are those of Okabe and Ito. In the light theme cividis is
- *  reversed and begins with paper: nothing is the ground's colour, and more is always farther from it.
+ *  reversed and begins with paper: nothing is the ground's colour, and more is always farther from it; so zero is dark
+ *  where the ground is.
  */
 
 export type Rgb = readonly [number, number, number];
@@ -12,6 +13,7 @@ export type PaletteName = "sequential" | "diverging";
 const CIVIDIS = "00224e 002e6a 1a386f 32436d 434e6c 535a6d 61656f 6f7073 7d7c78 8c8878 9b9476 aba072 bcae6c cdbb63 dec958 f0d846 fee838";
 const PAPER = "faf9f5 f0e5bd dccb7c c3b36b a89e75 8c8878 757775 61656f 4b546c 32436d 0f336f 00224e";
 const DIVERGING = "2166ac 4a84bd 7aa5cf aac5df d3dde6 e2e2e2 ead9c8 e5bd93 d99c5d c87a2c b35806";
+const DIVERGING_DARK = "a6d0f7 78aee0 4f8cc4 386a99 354d66 3a3a3e 61503c 8f6230 bb7629 e0934a ffbd80";
 /** Blue, vermilion, bluish green, reddish purple, orange, sky blue, yellow, black. */
 export const CATEGORIES: readonly string[] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f0e442", "#000000"];
 /** The same where the ground is dark: none of them darker than it can bear. */
@@ -40,8 +42,7 @@ export function lut(name: PaletteName, dark: boolean): Lut {
   const key = `${name} ${dark}`;
   let table = made.get(key);
   if (!table) {
-    const stops = parsed(name === "diverging" ? DIVERGING : dark ? CIVIDIS : PAPER);
-    if (name === "diverging" && dark) stops[stops.length >> 1] = [58, 58, 62];
+    const stops = parsed(name === "diverging" ? (dark ? DIVERGING_DARK : DIVERGING) : dark ? CIVIDIS : PAPER);
     table = new Uint32Array(256);
     for (let at = 0; at < 256; at++) table[at] = pixel(between(stops, at / 255));
     made.set(key, table);

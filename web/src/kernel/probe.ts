@@ -14,7 +14,8 @@ export function probed(canvas: Element, probe: Probe): void {
   probes.set(canvas, probe);
 }
 
-export const counters = { repaints: 0, overlays: 0 };
+/** Repaints of a base canvas and of an overlay; pictures made of numbers. */
+export const counters = { repaints: 0, overlays: 0, paints: 0 };
 
 export function install(): void {
   (globalThis as any).__glassformer = {

@@ -9,7 +9,8 @@ import * as state from "../core/state";
 import { transport } from "../core/transport";
 import type { Op, Run } from "../core/types";
 import { type Answer, answerPlace, hasWords, moved, wordsOf } from "../core/whatif";
-import { Legend, Matrix } from "../kernel/matrix";
+import { bitmap } from "../kernel/bitmap";
+import { Legend, Matrix, paint } from "../kernel/matrix";
 import { Num } from "../kernel/Num";
 import { counters, probed } from "../kernel/probe";
 import { css as colour, sequential } from "../kernel/palette";
@@ -104,13 +105,14 @@ interface Thumb {
 }
 
 /** Thumbnails layer by layer, as they come. */
-function useThumbs(made: Run, list: Op[]): { done: Map<string, Thumb[]>; error: string } {
+function useThumbs(made: Run, list: Op[], shown: string): { done: Map<string, Thumb[]>; error: string } {
   const [now, set] = useState<{ done: Map<string, Thumb[]>; error: string }>({ done: new Map(), error: "" });
   useEffect(() => {
     let mine = true;
     const all = made.plan.filter(isPattern), done = new Map<string, Thumb[]>();
     set({ done, error: "" });
     (async () => {
+      await values(made.run, shown).catch(() => null); // the head that is looked at comes first
       for (const op of list) {
         const at = all.indexOf(op);
         const { tensors } = await thumbs(made.run, at, at + 1, PX);
@@ -159,7 +161,7 @@ interface Measured {
 const measured = (model: string) => transport.json<{ heads: Measured[] }>(`api/heads/${encodeURIComponent(model)}`).then((told) => new Map(told.heads.map((one) => [`${one.path}.pattern[${one.head}]`, one])));
 
 function Atlas({ made, list, op, head }: { made: Run; list: Op[]; op: Op; head: number }) {
-  const { done, error } = useThumbs(made, list);
+  const { done, error } = useThumbs(made, list, `${op.id}[${head}]`);
   const frame = useRef<HTMLDivElement>(null), base = useRef<HTMLCanvasElement>(null), over = useRef<HTMLCanvasElement>(null);
   const [width, setWidth] = useState(0);
   const hovered = useSignal<Thumb | null>(null);
@@ -225,16 +227,13 @@ function Atlas({ made, list, op, head }: { made: Run; list: Op[]; op: Op; head: 
       g.fillText(`${least ? "lowest" : "highest"} first →`, left, top / 2);
     }
     g.strokeStyle = style.getPropertyValue("--line");
-    const scratch = document.createElement("canvas");
+    const dots = Math.round(cell * ratio);
     for (const one of places) {
       const thumb = thumbOf(one);
       if (thumb) {
-        scratch.width = thumb.cols;
-        scratch.height = thumb.rows;
-        const colours = new Uint32Array(thumb.data.length);
-        for (let i = 0; i < colours.length; i++) colours[i] = table[thumb.data[i]];
-        scratch.getContext("2d")!.putImageData(new ImageData(new Uint8ClampedArray(colours.buffer), thumb.cols, thumb.rows), 0, 0);
-        g.drawImage(scratch, x(one.col), y(one.row), cell, cell);
+        // Where there are fewer dots than cells the strongest one shows: one hot cell may not vanish.
+        const wide = Math.min(thumb.cols, dots), high = Math.min(thumb.rows, dots);
+        g.drawImage(bitmap(thumb.data, wide, high, table, "u8", () => paint(thumb.data, thumb.rows, thumb.cols, wide, high, table, 0, 255)), x(one.col), y(one.row), cell, cell);
       }
       g.strokeRect(x(one.col) - 0.5, y(one.row) - 0.5, cell + 1, cell + 1);
     }

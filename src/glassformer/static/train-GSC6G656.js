@@ -1,1 +1,0 @@
-import{a,b,c}from"./chunk-PJUOWKIJ.js";import"./chunk-UWVXK3EZ.js";import"./chunk-XTJH3FKR.js";import"./chunk-IGDFJ4ER.js";import"./chunk-ZKALGXWJ.js";import"./chunk-3QUMNDAP.js";export{c as Heads,b as Train,a as joined};

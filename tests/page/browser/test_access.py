@@ -1,0 +1,104 @@
+"""Every screen for everybody: axe in four looks, each control by keyboard, narrow windows and twice the size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+AXE = Path(__file__).parents[3] / "web/node_modules/axe-core/axe.min.js"
+SERIOUS = """async () => (await axe.run(document, { resultTypes: ['violations'] })).violations
+  .filter(one => ['serious', 'critical'].includes(one.impact))
+  .map(one => [one.id, one.nodes.slice(0, 3).map(node => node.html.slice(0, 200))])"""
+CELL = "inside?m=llama&t=the+cat+sat&l=0&op=decoder.blocks.0.attn.pattern&c=decoder.blocks.0.attn.pattern[0,2,1]"
+VIEWS = {
+    "playground": ("playground?m=llama&t=the+cat+sat", "aside .bars .num"),
+    "inside": ("inside?m=llama&t=the+cat+sat", "main .op"),
+    "block": ("inside?m=llama&t=the+cat+sat&l=0", "main .op"),
+    "cell": (CELL, "section.cell .value .num"),
+    "attention": ("attention?m=llama&t=the+cat+sat", ".looks [data-sum]"),
+    "lens": ("lens?m=llama&t=the+cat+sat", "main .num"),
+    "tokens": ("tokens?m=llama", "main .pieces"),
+    "experts": ("experts?m=mixture&t=the+cat+sat", "main .num"),
+    "train": ("train?m=llama", "main p"),
+    "compare": ("compare?m=llama&t=the+cat+sat", "main .num"),
+    "seq2seq": ("playground?m=t5&t=the+cat&s=a+dog", "aside .bars .num"),
+    "fill": ("playground?m=bert&t=the+___+sat", "aside .bars .num"),
+}
+"""Screens with what stands there when they are ready."""
+REACHED = """() => {
+  const all = [...document.querySelectorAll('button, select, input, textarea, [tabindex="0"], a[href]')]
+    .filter(one => !one.disabled && one.tabIndex >= 0 && one.checkVisibility());
+  all.forEach(one => delete one.dataset.reached);
+  return all.length;
+}"""
+LEFT = """() => {
+  const all = [...document.querySelectorAll('button, select, input, textarea, [tabindex="0"], a[href]')];
+  return all.filter(one => !one.disabled && one.tabIndex >= 0 && one.checkVisibility() && !one.dataset.reached)
+    .map(one => one.outerHTML.slice(0, 120));
+}"""
+HERE = """() => {
+  const one = document.activeElement, look = getComputedStyle(one);
+  one.dataset.reached = '1';
+  return { body: one === document.body, ring: look.outlineStyle !== 'none' || look.boxShadow !== 'none' };
+}"""
+
+LOOKS = """() => [...document.querySelectorAll('header .tab:not(.off)')].map(one => getComputedStyle(one))
+  .map(look => [look.backgroundColor, look.borderColor])"""
+
+
+def opened(tab: Any, site: Any, name: str) -> None:
+    """The screen, with its numbers."""
+    view, ready = VIEWS[name]
+    tab.goto("about:blank")
+    tab.goto(f"{site.url}#{view}")
+    tab.wait_for_selector(ready, state="attached")
+    tab.wait_for_load_state("networkidle")
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_no_serious_finding_of_axe(name: str, site: Any, tab: Any) -> None:
+    if not AXE.exists():
+        pytest.skip("needs axe-core: npm ci in web/")
+    for scheme, width in (("light", 1366), ("dark", 1366), ("light", 390)):
+        tab.set_viewport_size({"width": width, "height": 900})
+        tab.emulate_media(color_scheme=scheme)
+        opened(tab, site, name)
+        tab.evaluate(AXE.read_text(encoding="utf-8"))
+        found = tab.evaluate(SERIOUS)
+        assert not found, (scheme, width, found)
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_every_control_is_reached_by_tab_and_seen_there(name: str, site: Any, tab: Any) -> None:
+    opened(tab, site, name)
+    count = tab.evaluate(REACHED)
+    for _ in range(count + 40):
+        tab.keyboard.press("Tab")
+        here = tab.evaluate(HERE)
+        assert here["body"] or here["ring"], tab.evaluate("() => document.activeElement.outerHTML.slice(0, 200)")
+        if not tab.evaluate(LEFT):
+            break
+    assert not tab.evaluate(LEFT)
+
+
+@pytest.mark.parametrize("width", [320, 390, 683, 900, 1366])
+def test_nothing_is_wider_than_the_window(width: int, site: Any, tab: Any) -> None:
+    """683 is a window of 1366 at 200 %."""
+    tab.set_viewport_size({"width": width, "height": 800})
+    for name in VIEWS:
+        opened(tab, site, name)
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width, name
+        assert tab.evaluate("document.querySelectorAll('*').length") <= 3000, name
+
+
+@pytest.mark.parametrize("name", ["attention", "inside", "playground", "experts"])
+def test_forced_colours_and_less_motion_leave_it_readable(name: str, site: Any, tab: Any) -> None:
+    """The chosen tab and what is pressed differ from the others by more than a background, which is taken away."""
+    tab.emulate_media(forced_colors="active", reduced_motion="reduce")
+    opened(tab, site, name)
+    looks = tab.evaluate(LOOKS)
+    assert len({tuple(one) for one in looks}) > 1
+    moving = "() => document.getAnimations().filter(one => one.effect.getTiming().duration > 0).length"
+    assert tab.evaluate(moving) == 0

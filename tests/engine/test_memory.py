@@ -25,7 +25,8 @@ def test_too_little_memory_is_refused_with_how_much_is_needed() -> None:
     with pytest.raises(UserError, match=r"64 tokens needs 16.00 KiB, and 9.77 KiB are there"):
         room_for(model, None, 8, 10_000)
     room = room_for(model, 30, 8, 20_000)
-    assert room.pool.free == 2 and str(room).startswith("16.00 KiB for 2 pages of 32 tokens; at most 8 texts of 30")
+    assert room.pool.free == 2 and str(room).startswith("16.00 KiB for 2 pages of 32 tokens")
+    assert str(room).endswith("; at most 8 texts of 30 tokens at once.")
 
 
 def test_a_state_needs_no_pages() -> None:

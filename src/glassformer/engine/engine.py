@@ -314,7 +314,7 @@ class Engine:
             return
         self._begin(jobs)
         try:
-            outputs = encode(self.model, [job.handle.request for job in jobs])  # type: ignore[misc]
+            outputs = encode(self.room.model, [job.handle.request for job in jobs])  # type: ignore[misc]
         except Exception as error:
             for job in jobs:
                 self._end(job, "error", error)

@@ -5,6 +5,7 @@ lies fetch at about half of what the memory gives (bf16), or compute at half of 
 are as large as the matrices.
 
     view = prepack(model)   a model around the same parameters, its products by copies; ``model`` stays as it is
+    prepack(model, exact=True)   copies for the kernels of our own, where they are compiled: a row's bits are its own
     view.current()          whether every weight is still the one that was copied
     unpack(model)           the copies are forgotten; ``model.train()`` does it too
 
@@ -25,6 +26,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from . import kernels
 from .embed_head import Projection
 from .linear import Linear
 from .quantized import QuantizedWeight
@@ -80,7 +82,7 @@ def _joined(parts: list[Tensor]) -> Tensor:
 class PackedWeight:
     """The copy for a group, and what is known of the weights that it was made of."""
 
-    matrix: Tensor
+    matrix: Tensor | kernels.Packed
     bias: Tensor | None
     rows: list[int]  # of each matrix
     group: Group
@@ -88,9 +90,14 @@ class PackedWeight:
     checksum: int
 
     @staticmethod
-    def of(group: Group) -> PackedWeight:
-        """A copy made now."""
-        matrix = torch.ops.mkldnn._reorder_linear_weight(_joined(group.weights), ROWS)
+    def of(group: Group, exact: bool = False) -> PackedWeight:
+        """A copy made now, in oneDNN's order or our kernels' own."""
+        joined = _joined(group.weights)
+        if exact:
+            pack = kernels.pack_bf16 if joined.dtype == torch.bfloat16 else kernels.pack_fp32
+            matrix: Tensor | kernels.Packed = pack(joined)
+        else:
+            matrix = torch.ops.mkldnn._reorder_linear_weight(joined, ROWS)
         rows = [len(weight) for weight in group.weights]
         return PackedWeight(matrix, group.bias(), rows, group, group.state(), group.checksum())
 
@@ -98,10 +105,12 @@ class PackedWeight:
         """Whether the copy may stand for the weights in a product with x (..., C)."""
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return False
-        return x.dtype == self.matrix.dtype and x.numel() > 0
+        return x.dtype == self.group.weights[0].dtype and x.numel() > 0
 
     def product(self, x: Tensor) -> Tensor:
         """x (..., C) times all matrices, plus the biases."""
+        if isinstance(self.matrix, kernels.Packed):
+            return kernels.matmul(x, self.matrix, self.bias)
         y: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self.matrix, self.bias, "none", [], "")
         return y
 
@@ -148,16 +157,17 @@ class View(Generic[M]):
 
 
 _lock = threading.Lock()
-_kept: WeakKeyDictionary[nn.Module, dict[Paths, PackedWeight]] = WeakKeyDictionary()
+_kept: WeakKeyDictionary[nn.Module, dict[bool, dict[Paths, PackedWeight]]] = WeakKeyDictionary()
 
 
-def prepack(model: M, room: int | None = None) -> View[M]:
+def prepack(model: M, room: int | None = None, exact: bool = False) -> View[M]:
     """A view of ``model`` with up-to-date copies: those there are, and the missing ones if they fit ``room`` bytes.
 
-    What was copied before is compared with the weights as they are now, by where they lie and the sum of their bits.
+    With ``exact`` the products are our kernels', in which a row's bits depend on nothing but the row. What was copied
+    before is compared with the weights as they are now, by where they lie and the sum of their bits.
     """
     with _lock:
-        kept, groups = _kept.setdefault(model, {}), dict(packable(model))
+        kept, groups = _kept.setdefault(model, {}).setdefault(exact, {}), dict(packable(model))
         for paths, packed in list(kept.items()):
             group = groups.get(paths)
             if group is not None and (packed.state, packed.checksum) == (group.state(), group.checksum()):
@@ -166,7 +176,7 @@ def prepack(model: M, room: int | None = None) -> View[M]:
                 del kept[paths]
         missing = [paths for paths in groups if paths not in kept]
         if room is None or sum(groups[paths].nbytes for paths in missing) <= room:
-            kept.update({paths: PackedWeight.of(groups[paths]) for paths in missing})
+            kept.update({paths: PackedWeight.of(groups[paths], exact) for paths in missing})
         copies = dict(kept)
     swaps: dict[nn.Module, nn.Module] = {}
     for paths, packed in copies.items():

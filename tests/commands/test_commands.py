@@ -267,7 +267,11 @@ def test_a_file_of_ones_own_is_used_before_anything_else(
     for verb, made in parser(VERBS).verbs.items():
         takes = {"--use" in leaf.options for leaf in (made.verbs or {"": made}).values()}
         assert takes == (
-            {False} if verb in ("data", "tokens", "completion") else {True, False} if verb == "words" else {True}
+            {False}
+            if verb in ("data", "tokens", "completion", "doctor")
+            else {True, False}
+            if verb == "words"
+            else {True}
         )
     monkeypatch.undo()
     (tmp_path / "bad.py").write_text("import nonesuch\n")

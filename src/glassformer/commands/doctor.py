@@ -1,0 +1,97 @@
+"""``glassformer doctor``: what computes on this machine, why, and what would make it faster."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+from .. import __version__
+from ..errors import note
+from .common import result
+
+EXAMPLES = ("glassformer doctor", "glassformer doctor --json")
+USAGE = "glassformer doctor [--json]"
+GAINS = ("avx2", "avx_vnni", "avx512_f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
+"""What a processor may have that products gain by; AMX is used by torch's own kernels alone."""
+COMPILE = (
+    "The compiled kernels are missing, so int8, int4 and the engine are many times slower than they can be. "
+    "Installed: pip install --force-reinstall --no-deps --no-binary glassformer glassformer; "
+    "in a clone: pip install ziglang, then python hatch_build.py."
+)
+
+
+def options(one: argparse.ArgumentParser) -> None:
+    one.add_argument("--json", action="store_true", help="as JSON")
+
+
+def run(given: argparse.Namespace) -> None:
+    found = findings()
+    rows = [(name.replace("_", " "), _words(value)) for name, value in found.items()]
+    result(given.json, found, rows, left=(0, 1))
+    for advice in advices(found):
+        note(advice)
+
+
+def findings() -> dict[str, Any]:
+    """What there is, by name: versions, processor, kernels, threads, memory."""
+    import os
+    import platform
+
+    import torch
+
+    from ..cost import available_memory
+    from ..nn import device, kernels
+    from ..nn.kernels import library
+
+    flags = kernels.features()
+    free = available_memory()
+    return {
+        "glassformer": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "system": platform.platform(),
+        "processor": torch.cpu.get_capabilities().get("cpu_name", platform.processor()),
+        "features": [flag for flag in GAINS if flags.get(flag)],
+        "kernels": kernels.path(),
+        "why": kernels.reason(),
+        "builds": library.builds(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "thread_pool": "torch's" if library.pool().value else None,
+        "memory_free_gb": None if free is None else round(free / 1e9, 1),
+        "memory_read_gb_per_s": round(memory_speed(), 1),
+        "device": device.title(device.find()),
+    }
+
+
+def advices(found: dict[str, Any]) -> list[str]:
+    """What to do about what was found, a sentence or two each; none where all is well."""
+    told = []
+    if found["kernels"] == "torch" and "x86_64" in found["system"]:
+        told.append(COMPILE if not found["builds"] and "avx2" in found["features"] else found["why"])
+    if found["threads"] < found["cores"]:
+        told.append(f"{found['threads']} of {found['cores']} cores compute: OMP_NUM_THREADS or a container says so.")
+    if found["kernels"] != "torch" and found["thread_pool"] is None:
+        told.append("torch brings no OpenMP pool of the kind that the kernels use, so that they compute on one core.")
+    return told
+
+
+def memory_speed() -> float:
+    """GB/s at which all threads read memory now, the median of five; what a token costs at one sequence."""
+    import statistics
+
+    import torch
+
+    numbers, times = torch.ones(1 << 25), []
+    for _ in range(5):
+        start = time.perf_counter()
+        numbers.sum()
+        times.append(time.perf_counter() - start)
+    return numbers.nbytes / statistics.median(times) / 1e9
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(value) or "none"
+    return "none" if value is None else str(value)

@@ -1,0 +1,42 @@
+"""What the doctor finds, and what he says to do."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from glassformer.cli import main
+from glassformer.commands import doctor
+from glassformer.nn import kernels
+
+
+def test_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["torch"] == torch.__version__ and found["kernels"] == kernels.path()
+    assert found["threads"] == torch.get_num_threads() and found["memory_read_gb_per_s"] > 0
+    assert main(["doctor"]) == 0
+    assert kernels.reason() in capsys.readouterr().out
+
+
+def test_what_to_do() -> None:
+    well = {
+        "kernels": "avx2",
+        "builds": ["avx2"],
+        "features": ["avx2"],
+        "cores": 2,
+        "threads": 2,
+        "thread_pool": "torch's",
+    }
+    well["system"] = "Linux-x86_64"
+    assert doctor.advices(well) == []
+    (missing,) = doctor.advices({**well, "kernels": "torch", "builds": []})
+    assert "hatch_build.py" in missing
+    old = {**well, "kernels": "torch", "builds": [], "features": [], "why": "This processor lacks avx2."}
+    assert doctor.advices(old) == ["This processor lacks avx2."]
+    (few,) = doctor.advices({**well, "threads": 1})
+    assert few.startswith("1 of 2 cores compute")
+    (alone,) = doctor.advices({**well, "thread_pool": None})
+    assert "one core" in alone

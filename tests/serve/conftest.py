@@ -110,7 +110,7 @@ def _extra() -> None:
 @pytest.fixture(scope="session")
 def server(chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The session's server."""
-    with started(tmp_path_factory.mktemp("log"), str(chat_model)) as one:
+    with started(tmp_path_factory.mktemp("log"), str(chat_model), "--dtype", "float32") as one:
         yield one
 
 

@@ -28,7 +28,7 @@ def flat(lists: Iterable[list[Any]]) -> list[Any]:
 @pytest.mark.parametrize("temperature", [0, 0.8])
 def test_the_tokens_are_those_of_generate(server: Server, chat_model: Path, seed: int, temperature: float) -> None:
     """Reference: glassformer.generate on the same weights."""
-    model, tokenizer = glassformer.load(chat_model)
+    model, tokenizer = glassformer.load(chat_model, dtype="float32")
     told = glassformer.generate(
         model, tokenizer, "O Romeo", max_new=24, temperature=temperature, seed=seed, top_k=50
     ).run()
@@ -62,7 +62,7 @@ def test_echo_with_logprobs_scores_the_prompt(server: Server, chat_model: Path) 
     """Reference: a plain pass of the model."""
     import torch
 
-    model, tokenizer = glassformer.load(chat_model)
+    model, tokenizer = glassformer.load(chat_model, dtype="float32")
     ids = tokenizer.encode("What is your name?")
     with torch.no_grad():
         logits = model(torch.tensor([ids])).logits[0].float().log_softmax(-1)
@@ -96,14 +96,14 @@ def test_a_stop_string_is_not_in_the_text(server: Server, stops: Any) -> None:
 
 
 def test_bias_and_bans(server: Server, chat_model: Path) -> None:
-    _, tokenizer = glassformer.load(chat_model)
+    _, tokenizer = glassformer.load(chat_model, dtype="float32")
     forced = tokenizer.encode(" king")[0]
     asked = {**ASKED, "max_tokens": 3, "logit_bias": {str(forced): 100}}
     assert server.post("/v1/completions", asked).json()["choices"][0]["text"] == tokenizer.decode([forced] * 3)
 
 
 def test_the_end_of_text_ends_it_unless_it_is_ignored(server: Server, chat_model: Path) -> None:
-    _, tokenizer = glassformer.load(chat_model)
+    _, tokenizer = glassformer.load(chat_model, dtype="float32")
     asked = {**ASKED, "max_tokens": 5, "logit_bias": {str(tokenizer.eos): 100}, "logprobs": 0}
     choice = server.post("/v1/completions", asked).json()["choices"][0]
     assert choice["text"] == "" and choice["finish_reason"] == "stop"
@@ -113,7 +113,7 @@ def test_the_end_of_text_ends_it_unless_it_is_ignored(server: Server, chat_model
 
 
 def test_a_character_in_several_tokens_is_never_shown_in_halves(server: Server, chat_model: Path) -> None:
-    _, tokenizer = glassformer.load(chat_model)
+    _, tokenizer = glassformer.load(chat_model, dtype="float32")
     ids = tokenizer.encode("鸟")
     assert len(ids) > 1
     asked = {"prompt": [*tokenizer.encode("a"), *ids[:1]], "max_tokens": len(ids) - 1, "temperature": 0, "stream": True}
@@ -128,7 +128,7 @@ def test_a_character_in_several_tokens_is_never_shown_in_halves(server: Server, 
 
 
 def test_models_and_their_tokens(server: Server, chat_model: Path) -> None:
-    _, tokenizer = glassformer.load(chat_model)
+    _, tokenizer = glassformer.load(chat_model, dtype="float32")
     listed = server.client().get("/v1/models").json()
     assert [one["id"] for one in listed["data"]] == ["tiny"] and listed["data"][0]["max_model_len"] == 256
     assert server.client().get("/v1/models/tiny").json() == listed["data"][0]

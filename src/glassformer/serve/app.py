@@ -177,8 +177,9 @@ def routes(app: FastAPI, api: Api) -> None:
 async def _mistake(http: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
         return validation_error(list(error.errors())).response()
-    if isinstance(error, HTTPException):
+    if isinstance(error, HTTPException) and not isinstance(error, ApiError):
         said = {404: "There is nothing at this address.", 405: "This address does not take that method."}
+        said[400] = "The body cannot be read as JSON; send an object in UTF-8."
         return ApiError(error.status_code, said.get(error.status_code, str(error.detail))).response()
     return api_error(error).response()
 

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
+from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from typing_extensions import TypedDict
 
@@ -36,7 +37,7 @@ class ErrorAnswer(TypedDict):
     error: ErrorObject
 
 
-class ApiError(Exception):
+class ApiError(HTTPException):  # FastAPI lets these through where it reads a body
     """An answer that is an error; ``param`` is the field of the request that is wrong."""
 
     def __init__(
@@ -47,9 +48,8 @@ class ApiError(Exception):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(status, message, dict(headers or {}))
         self.status, self.message, self.param, self.code = status, message, param, code
-        self.headers = dict(headers or {})
 
     def body(self) -> ErrorAnswer:
         """As JSON holds it."""
@@ -89,6 +89,8 @@ def validation_error(problems: list[Any]) -> ApiError:
     place = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
     if first["type"] == "json_invalid":
         return ApiError(400, "The body is not valid JSON; send an object.", code="invalid_json")
+    if first["type"] == "wrong" and not place:
+        return ApiError(400, first["msg"], param=first["msg"].split()[0])
     if not place:
         return ApiError(400, "The body is not a JSON object; send one as application/json.", code="invalid_json")
     name = _path(place)

@@ -22,6 +22,7 @@ from .limits import MOST_SCHEMA
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
+SPACES: Any = {"whitespace_flexible": True, "whitespace_pattern": " ?"}  # or a small model writes nothing else
 ENFORCED = """
 type const enum anyOf allOf $ref $defs definitions properties patternProperties additionalProperties required
 minProperties maxProperties items prefixItems minItems maxItems minLength maxLength pattern format minimum maximum
@@ -68,7 +69,7 @@ def _grammar(kind: str, source: Any) -> str:
     if isinstance(source, Mapping):
         _known(source, 0)
     try:
-        return LLMatcher.grammar_from_json_schema(text)
+        return LLMatcher.grammar_from_json_schema(text, overrides=SPACES)
     except ValueError as error:
         raise ApiError(400, f"The JSON schema cannot be held to: {_plain(str(error))}", code="bad_grammar") from None
 

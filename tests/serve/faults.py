@@ -1,0 +1,34 @@
+"""Run first by a server under test (--use): short clocks, a small queue, and seeds that make the engine fail."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from glassformer.engine import continuation
+from glassformer.serve import limits
+
+limits.HEADERS_SECONDS = 1.0
+limits.BODY_SECONDS = 1.0
+limits.WRITE_SECONDS = 2.0
+FAILS, NO_MEMORY, DIES, SLOW = 666_001, 666_002, 666_003, 666_004
+AFTER = 3  # tokens
+plain = continuation.Continuation.add
+
+
+def add(self: continuation.Continuation, *given: Any) -> Any:
+    """One more token, or what a request's seed asks for."""
+    event = plain(self, *given)
+    seed = self.handle.seed
+    if seed == SLOW:
+        time.sleep(0.02)
+    if len(self.tokens) == AFTER and seed == FAILS:
+        raise RuntimeError("the engine fails, as the test wants it")
+    if len(self.tokens) == AFTER and seed == NO_MEMORY:
+        raise MemoryError
+    if len(self.tokens) == AFTER and seed == DIES:
+        raise SystemExit
+    return event
+
+
+continuation.Continuation.add = add  # type: ignore[method-assign]

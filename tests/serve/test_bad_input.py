@@ -1,0 +1,303 @@
+"""What clients send that is wrong, line by line of the checklist: 4xx in OpenAI's form and at once, never 500."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from glassformer.serve import limits
+
+from .conftest import Server, started
+
+TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
+PROMPT = {"prompt": "O Romeo", "max_tokens": 2}
+TALK = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+
+
+def refused(answer: httpx.Response, status: int = 400, param: str | None = None) -> str:
+    """The sentence of an error; its form is held to OpenAI's."""
+    assert answer.status_code == status, (answer.status_code, answer.text[:300])
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"} and error["message"].endswith("."), error
+    assert "x-request-id" in answer.headers and "Traceback" not in answer.text
+    assert param is None or error["param"] == param, error
+    return str(error["message"])
+
+
+@pytest.mark.parametrize("path", [TEXT, CHAT, "/tokenize", "/detokenize"])
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"nonsense", b"[]", b"null", b"3", b'"x"', b"\xff\xfe", b"[" * 100_000, b'{"a":' * 50_000, b"{}"],
+)
+def test_c1_a_body_that_is_no_object(server: Server, path: str, body: bytes) -> None:
+    refused(httpx.post(f"{server.url}{path}", content=body, headers={"content-type": "application/json"}))
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
+def test_c1_another_content_type(server: Server, kind: str) -> None:
+    refused(httpx.post(f"{server.url}{TEXT}", content=json.dumps(PROMPT), headers={"content-type": kind}), 415)
+
+
+def test_c1_text_that_is_no_text(server: Server) -> None:
+    for body in (b'{"prompt": "\xff"}', b'{"prompt": "\\ud800"}', b'{"prompt": "a", "temperature": NaN}'):
+        refused(httpx.post(f"{server.url}{TEXT}", content=body, headers={"content-type": "application/json"}))
+    told = server.post(TEXT, {**PROMPT, "prompt": "a\x00b\x1b[31m\r\n"})
+    assert told.status_code == 200
+
+
+def test_c2_a_body_too_large_is_refused_before_it_is_read(server: Server) -> None:
+    with socket.create_connection(address(server)) as one:
+        one.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
+        one.sendall(f"Content-Length: {limits.MOST_BODY + 1}\r\n\r\n{{".encode())
+        one.settimeout(10)
+        assert b" 413 " in one.recv(4096).split(b"\r\n")[0]
+
+    def pieces() -> Any:
+        for _ in range(limits.MOST_BODY // 65536 + 20):
+            yield b" " * 65536
+
+    with server.client() as client:
+        try:
+            answer = client.post(TEXT, content=pieces(), headers={"content-type": "application/json"})
+            refused(answer, 413)
+        except httpx.TransportError:  # it closed while we were writing
+            pass
+    assert server.client().get("/health").status_code == 200
+
+
+@pytest.mark.parametrize("header", [b"X-A: " + b"a" * 200_000, b"\r\n".join(b"X-%d: a" % n for n in range(20_000))])
+def test_c3_headers_too_large(server: Server, header: bytes) -> None:
+    with socket.create_connection(address(server)) as one:
+        one.settimeout(10)
+        try:
+            one.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + header + b"\r\n\r\n")
+            told = one.recv(4096)
+            assert told == b"" or b" 400 " in told.split(b"\r\n")[0], told[:100]
+        except OSError:
+            pass  # closed while we wrote
+    assert server.client().get("/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "", [], [[]], ["", "a"], [-1], [[1], [-1]], [1024], [10**30], [1.5], [True], [None], [["a"]], [[[1]]], {}, 3,
+        None, ["a", 1], [1, "a"], [{}], ["a"] * 2000, False,
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("stream", [False, True])
+def test_c5_prompts(server: Server, prompt: Any, stream: bool) -> None:
+    refused(server.post(TEXT, {**PROMPT, "prompt": prompt, "stream": stream}))
+
+
+def test_c6_more_than_the_context(server: Server) -> None:
+    assert "256" in refused(server.post(TEXT, {**PROMPT, "max_tokens": 256}), param="max_tokens")
+    refused(server.post(TEXT, {**PROMPT, "prompt": [5] * 257}))
+    assert server.post(TEXT, {"prompt": [5] * 256, "max_tokens": 1}).status_code == 200
+    begun = time.monotonic()
+    refused(server.post(TEXT, {**PROMPT, "prompt": "word " * 200_000}), param="prompt")
+    refused(server.post(CHAT, {**TALK, "messages": [{"role": "user", "content": "a" * 1_000_000}]}))
+    assert time.monotonic() - begun < 10, "it is not tokenised first"
+    refused(server.post(CHAT, {**TALK, "max_tokens": 300}))
+    refused(server.post(TEXT, {**PROMPT, "prompt": ["a" * 10_000] * 200}))
+
+
+NUMBERS: dict[str, list[Any]] = {
+    "n": [0, -1, 65, 10**9, 1.5, "2", True, []],
+    "best_of": [2, 0, 10**9, "1"],
+    "logprobs": [-1, 21, 10**9, "3", 1.5],
+    "stop": ["", [""], ["a"] * 17, "a" * 300, 3, [3], {}],
+    "logit_bias": [{"a": 1}, {"5": 101}, {"5": "x"}, {"-1": 1}, {"99999": 1}, [1], 5, {str(n): 1 for n in range(1025)}],
+    "temperature": [-0.1, 101, "hot", True, [], 1e999],
+    "top_p": [0, -1, 1.01, "x", True],
+    "top_k": [-2, 1.5, "x", 10**12],
+    "min_p": [-0.1, 1.1],
+    "presence_penalty": [-2.1, 2.1, "x"],
+    "frequency_penalty": [-3, 3],
+    "repetition_penalty": [0, -1, 101],
+    "max_tokens": [0, -1, 10**12, "5", 1.5, True],
+    "seed": [2**63, -(2**64), 1.5, "x", True],
+    "stream": ["yes", 1],
+    "echo": [3],
+    "suffix": ["end"],
+    "stop_token_ids": [[-1], [1024], ["a"], 3, [1] * 65],
+    "use_beam_search": [True],
+    "prompt_logprobs": [1],
+    "model": [3, [], "a" * 300],
+    "stream_options": [{"include_usage": True}, 3],
+}
+
+
+@pytest.mark.parametrize(("field", "value"), [(name, value) for name, some in NUMBERS.items() for value in some])
+def test_c7_c8_fields_out_of_range(server: Server, field: str, value: Any) -> None:
+    body = json.dumps({**PROMPT, field: value})
+    answer = httpx.post(f"{server.url}{TEXT}", content=body, headers={"content-type": "application/json"})
+    assert field in refused(answer)
+
+
+def test_c8_what_is_defined(server: Server) -> None:
+    for more in ({"seed": -5}, {"temperature": 0}, {"top_p": 1}, {"max_tokens": 2.0}, {"top_k": -1}, {"top_k": 0}):
+        assert server.post(TEXT, {**PROMPT, **more}).status_code == 200, more
+    nothing = dict.fromkeys(
+        ("n", "temperature", "top_p", "stop", "seed", "logit_bias", "logprobs", "max_tokens", "user")
+    )
+    assert server.post(TEXT, {**PROMPT, **nothing}).status_code == 200, "null is a field's default"
+
+
+MESSAGES: list[Any] = [
+    None, "str", [], [123], [{}], [None], [[]], [{"role": 123, "content": "a"}], [{"role": "user"}], [{"content": "a"}],
+    [{"role": "user", "content": None}], [{"role": "user", "content": 3}], [{"role": "nobody", "content": "a"}],
+    [{"role": "user", "content": []}], [{"role": "user", "content": [{"type": "text"}]}],
+    [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/x"}}]}],
+    [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}],
+    [{"role": "tool", "content": "a", "tool_call_id": "1"}],
+    [{"role": "assistant", "content": "a", "tool_calls": [{"id": "1"}]}],
+    [{"role": "user", "content": "a"}] * 2000,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("messages", MESSAGES)
+def test_c9_messages(server: Server, messages: Any) -> None:
+    refused(server.post(CHAT, {**TALK, "messages": messages}))
+
+
+SCHEMAS: list[Any] = [
+    {"type": "nothing"}, {"type": "string", "pattern": "("}, {"pattern": "(?=a)"}, {"uniqueItems": True}, {"not": {}},
+    {"if": {}}, {"$ref": "http://127.0.0.1:1/schema.json"}, {"$ref": "#/nowhere"}, {"minLenght": 3}, {"contains": {}},
+    {"oneOf": [{"type": "string"}]}, {"type": "object", "propertyNames": {}}, {"description": "a" * 70_000},
+    {"type": "string", "format": "nonsense"}, {"type": "integer", "minimum": 3, "maximum": 2},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_c10_schemas_that_cannot_be_enforced(server: Server, schema: Any) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    refused(server.post(CHAT, {**TALK, "response_format": form}))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"guided_regex": "("}, {"guided_regex": "(?<=a)b"}, {"guided_regex": ""}, {"guided_regex": "a" * 70_000},
+        {"guided_grammar": "start: nowhere"}, {"guided_grammar": "nonsense ::= ("}, {"guided_json": "x"},
+        {"guided_regex": "a", "guided_grammar": "start: /a/"}, {"response_format": {"type": "json_schema"}},
+        {"response_format": {"type": "xml"}}, {"response_format": "json"}, {"response_format": {}},
+        {"guided_regex": "(" * 5000 + ")" * 5000},
+    ],
+)  # fmt: skip
+def test_c10_expressions_and_grammars(server: Server, more: dict[str, Any]) -> None:
+    refused(server.post(CHAT, {**TALK, **more}))
+
+
+def test_c10_an_explosive_grammar_ends_soon(server: Server) -> None:
+    begun = time.monotonic()
+    deep: Any = {"type": "string"}
+    for _ in range(300):
+        deep = {"type": "array", "items": deep}
+    wide = {"anyOf": [{"type": "string", "pattern": f"(a|b){{{n},{n + 50}}}c"} for n in range(400)]}
+    for schema in (deep, wide):
+        form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+        assert server.post(CHAT, {**TALK, "response_format": form}).status_code in (200, 400)
+    answer = server.post(CHAT, {**TALK, "guided_regex": "((a{1,1000}){1,1000}){1,1000}"})
+    assert answer.status_code in (200, 400) and time.monotonic() - begun < 30
+    assert server.client().get("/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"chat_template": "{{ 1 }}"}, {"chat_template_kwargs": {"a": 1}}, {"tools": [{"a": 1}]}, {"logprobs": 3},
+        {"functions": [{"name": "f"}]}, {"tool_choice": "required"}, {"top_logprobs": 3}, {"n": 65},
+        {"logprobs": True, "top_logprobs": 21}, {"max_completion_tokens": 0}, {"stream_options": {}},
+    ],
+)  # fmt: skip
+def test_c11_c28_what_a_chat_may_not_ask_for(server: Server, more: dict[str, Any]) -> None:
+    refused(server.post(CHAT, {**TALK, **more}))
+
+
+@pytest.mark.parametrize("name", ["nothing", "../../x", "file://../etc/passwd", "a\x00b", "/etc/passwd", "..%2f..%2fx"])
+def test_c12_unknown_models(server: Server, name: str) -> None:
+    refused(server.post(TEXT, {**PROMPT, "model": name}), 404, "model")
+    from urllib.parse import quote
+
+    refused(server.client().get(f"/v1/models/{quote(name, safe='')}"), 404)
+
+
+def test_c13_keys(chat_model: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("# ours\nsecret-1\n\nsecret-2\n")
+    with started(tmp_path, str(chat_model), "--api-key-file", str(keys)) as one:
+        paths = [TEXT, CHAT, "/tokenize", "/nowhere"]
+        wrong = [
+            {},
+            {"authorization": "Bearer wrong"},
+            {"authorization": "Bearer"},
+            {"authorization": "Basic secret-1"},
+        ]
+        wrong += [{"authorization": "Bearer secret-1x"}, {"authorization": "secret-1"}]
+        for header in wrong:
+            for path in paths:
+                assert "key" in refused(one.post(path, PROMPT, headers=header), 401)
+            for path in ("/v1/models", "/metrics", "/openapi.json", "/version", "/load", "/tokenizer_info"):
+                refused(one.client().get(path, headers=header), 401)
+        odd = httpx.Headers([(b"authorization", "Bearer schlüssel".encode())])
+        refused(one.post(TEXT, PROMPT, headers=odd), 401)  # type: ignore[arg-type]
+        for key in ("secret-1", "secret-2"):
+            assert one.post(TEXT, PROMPT, headers={"authorization": f"Bearer {key}"}).status_code == 200
+        assert one.client().get("/health").status_code == 200
+        assert "secret" not in one.log.read_text()
+
+
+def test_c14_other_sites_are_kept_out(server: Server) -> None:
+    json_kind = {"content-type": "application/json"}
+    preflight = {"origin": "http://evil.example", "access-control-request-method": "POST"}
+    answer = server.client().request("OPTIONS", TEXT, headers=preflight)
+    assert answer.status_code == 403 and "access-control-allow-origin" not in answer.headers
+    for header in ({"origin": "http://evil.example"}, {"origin": "null"}, {"sec-fetch-site": "cross-site"}):
+        refused(server.post(TEXT, PROMPT, headers={**json_kind, **header}), 403)
+    for host in ("evil.example", "127.0.0.1.evil.example"):
+        refused(server.client().get("/v1/models", headers={"host": host}), 403)
+
+
+def test_c23_nothing_that_is_said_is_logged_and_no_log_is_forged(server: Server) -> None:
+    said = 'kept-to-ourselves\n{"forged": true}\x1b[31m'
+    server.post(TEXT, {**PROMPT, "prompt": said}, headers={"x-request-id": "mine-1"})
+    server.client().get("/v1/models/%1b%5b31m%0a%7b%22forged%22%3atrue%7d")
+    server.post(TEXT, {**PROMPT, "model": said})
+    odd = server.post(TEXT, PROMPT, headers={"x-request-id": "a b\tc"})
+    assert odd.headers["x-request-id"].startswith("req-")
+    text = server.log.read_text()
+    assert "kept-to-ourselves" not in text and "\x1b" not in text
+    lines = server.lines()
+    assert not any("forged" in line for line in lines)
+    (mine,) = [line for line in lines if line["id"] == "mine-1"]
+    assert mine["status"] == 200 and mine["path"] == TEXT and mine["generated_tokens"] == 2
+
+
+def test_c27_more_than_is_asked_for_is_passed_over(server: Server) -> None:
+    assert server.post(TEXT, {**PROMPT, "surprise": {"deep": [1]}, "store": True}).status_code == 200
+    twice = b'{"prompt": "a", "prompt": "O Romeo", "max_tokens": 1}'
+    answer = httpx.post(f"{server.url}{TEXT}", content=twice, headers={"content-type": "application/json"})
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", TEXT), ("DELETE", TEXT), ("PUT", TEXT), ("PATCH", "/v1/models")])
+def test_other_methods(server: Server, method: str, path: str) -> None:
+    refused(server.client().request(method, path), 405)
+
+
+def test_no_such_path(server: Server) -> None:
+    for path in ("/", "/v1", "/v1/nothing", "/docs", "/../etc/passwd", "/v1//completions"):
+        refused(server.client().get(path), 404)
+
+
+def address(server: Server) -> tuple[str, int]:
+    """Where it listens."""
+    host, _, port = server.url.removeprefix("http://").rpartition(":")
+    return host, int(port)

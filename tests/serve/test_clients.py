@@ -1,0 +1,174 @@
+"""Clients that others wrote: OpenAI's, Cohere's, schemathesis, lm-evaluation-harness; and a crowd, half of which leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import glassformer
+
+from .conftest import Server, started
+from .test_process import FAILS, FAULTS, SLOW
+
+openai = pytest.importorskip("openai", reason="needs OpenAI's client: pip install openai")
+ASKED: dict[str, Any] = {"model": "tiny", "max_tokens": 12, "temperature": 0.7, "seed": 3}
+TALK: Any = [{"role": "user", "content": "Who are you?"}]
+
+
+@pytest.fixture
+def client(server: Server) -> Any:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+
+def test_openai_completions(client: Any) -> None:
+    whole = client.completions.create(prompt="O Romeo", **ASKED)
+    parts = list(client.completions.create(prompt="O Romeo", stream=True, **ASKED))
+    assert "".join(part.choices[0].text for part in parts) == whole.choices[0].text != ""
+    assert whole.usage.completion_tokens == 12 and parts[-1].choices[0].finish_reason == "length"
+    scored = client.completions.create(model="tiny", prompt="O Romeo", max_tokens=0, echo=True, logprobs=2)
+    assert (
+        scored.choices[0].logprobs.token_logprobs[0] is None and "".join(scored.choices[0].logprobs.tokens) == "O Romeo"
+    )
+
+
+def test_openai_chat(client: Any) -> None:
+    whole = client.chat.completions.create(messages=TALK, logprobs=True, top_logprobs=2, **ASKED)
+    parts = list(
+        client.chat.completions.create(messages=TALK, stream=True, stream_options={"include_usage": True}, **ASKED)
+    )
+    text = "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
+    assert text == whole.choices[0].message.content and parts[-1].usage == whole.usage
+    assert parts[0].choices[0].delta.role == "assistant" and len(whole.choices[0].logprobs.content) == 12
+    with client.chat.completions.stream(messages=TALK, **ASKED, extra_body={"guided_regex": "yes|no"}) as stream:
+        assert stream.get_final_completion().choices[0].message.content in ("yes", "no")
+
+
+def test_openai_async_models_and_raw_responses(server: Server, client: Any) -> None:
+    assert [one.id for one in client.models.list()] == ["tiny"] and client.models.retrieve("tiny").id == "tiny"
+    raw = client.completions.with_raw_response.create(prompt="O", extra_headers={"X-Request-Id": "mine"}, **ASKED)
+    assert raw.headers["x-request-id"] == "mine" and raw.parse().choices[0].text and raw.parse()._request_id == "mine"
+
+    async def ask() -> str:
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as one:
+            stream = await one.completions.create(prompt="O", stream=True, **ASKED)
+            return "".join([part.choices[0].text async for part in stream])
+
+    assert asyncio.run(ask()) == raw.parse().choices[0].text
+
+
+def test_openai_errors_have_their_classes(client: Any) -> None:
+    with pytest.raises(openai.NotFoundError) as found:
+        client.completions.create(**{**ASKED, "model": "nothing"}, prompt="a")
+    assert found.value.code == "model_not_found" and found.value.param == "model"
+    with pytest.raises(openai.BadRequestError, match="context"):
+        client.completions.create(**{**ASKED, "max_tokens": 999}, prompt="a")
+    with pytest.raises(openai.BadRequestError, match="tools"):
+        client.chat.completions.create(messages=TALK, tools=[{"type": "function", "function": {"name": "f"}}], **ASKED)
+
+
+@pytest.fixture(scope="module")
+def narrow(chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    words = ("--use", FAULTS, "--max-queue", "1", "--max-sequences", "1")
+    with started(tmp_path_factory.mktemp("narrow"), str(chat_model), *words) as one:
+        yield one
+
+
+def test_openai_retries_until_there_is_room(narrow: Server) -> None:
+    async def ask(one: Any) -> str:
+        told = await one.completions.create(prompt="O", model="tiny", max_tokens=4, seed=SLOW)
+        return str(told.choices[0].text)
+
+    async def crowd() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=f"{narrow.url}/v1", api_key="none", max_retries=20) as one:
+            return await asyncio.gather(*(ask(one) for _ in range(8)))
+
+    assert len(set(asyncio.run(crowd()))) == 1
+    assert any(line["status"] == 429 for line in narrow.lines()), "some were sent away first"
+
+
+def test_openai_raises_what_fails_in_a_stream(narrow: Server) -> None:
+    client = openai.OpenAI(base_url=f"{narrow.url}/v1", api_key="none", max_retries=0)
+    stream = client.completions.create(prompt="O", model="tiny", max_tokens=40, seed=FAILS, stream=True)
+    with pytest.raises(openai.APIError, match="RuntimeError"):
+        list(stream)
+
+
+def test_a_crowd_of_whom_half_leave(server: Server) -> None:
+    """200 clients; nothing stays behind, and those that stay get what they would get alone."""
+    asked = {"prompt": "O Romeo", "max_tokens": 8, "seed": 1, "temperature": 0}
+    alone = server.post("/v1/completions", asked).json()["choices"][0]["text"]
+    luck = random.Random(1)
+
+    async def stay(client: httpx.AsyncClient) -> str:
+        answer = await client.post("/v1/completions", json=asked)
+        return str(answer.json()["choices"][0]["text"]) if answer.status_code == 200 else str(answer.status_code)
+
+    async def leave(client: httpx.AsyncClient) -> str:
+        long = {**asked, "max_tokens": 200, "stream": luck.random() < 0.5}
+        try:
+            await asyncio.wait_for(client.post("/v1/completions", json=long), luck.random())
+        except TimeoutError:
+            return "left"
+        return "answered"
+
+    async def crowd() -> list[str]:
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits) as client:
+            return await asyncio.gather(*((stay if n % 2 else leave)(client) for n in range(200)))
+
+    told = asyncio.run(crowd())
+    stayed = set(told[1::2])
+    assert stayed <= {alone, "429"} and alone in stayed and "left" in told
+    assert server.idle(30) and server.metric("kv_cache_usage_perc") == 0
+    assert server.post("/v1/completions", asked).json()["choices"][0]["text"] == alone
+
+
+@pytest.mark.slow
+def test_schemathesis_finds_nothing(server: Server, tmp_path: Path) -> None:
+    """Its own openapi.json: no 5xx, and every answer as it is described there."""
+    import subprocess
+    import sys
+
+    pytest.importorskip("schemathesis", reason="needs schemathesis: pip install schemathesis")
+    program = Path(sys.executable).with_name("schemathesis")
+    checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
+    words = [str(program), "run", f"{server.url}/openapi.json", "--checks", checks, "--max-examples", "40"]
+    words += ["--phases", "examples,coverage,fuzzing", "--seed", "1", "--no-color", "--request-timeout", "60"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, timeout=900)
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert server.idle()
+
+
+@pytest.mark.slow
+def test_lm_eval_gets_the_scores_that_it_gets_in_process(server: Server, chat_model: Path, tmp_path: Path) -> None:
+    """lm-evaluation-harness's `local-completions`: one of its own requests, over HTTP and in this process."""
+    models = pytest.importorskip("lm_eval.models.openai_completions", reason="needs pip install 'lm_eval[api]'")
+    instances = pytest.importorskip("lm_eval.api.instance")
+    from glassformer.commands.harness import harness_model
+
+    folder = tmp_path / "tokenizer"
+    shutil.copytree(chat_model, folder)
+    url = f"{server.url}/v1/completions"
+    how = {"model": "tiny", "base_url": url, "tokenizer_backend": "huggingface", "tokenizer": str(folder)}
+    over = models.LocalCompletionsAPI(**how, max_length=256, batch_size=3)
+    pairs = [
+        ("O Romeo, Romeo", " wherefore art thou"),
+        ("What is", " your name"),
+        ("The king", " is dead"),
+        ("A", " B C D"),
+    ]
+    made = [
+        instances.Instance(request_type="loglikelihood", doc={}, arguments=pair, idx=n) for n, pair in enumerate(pairs)
+    ]
+    model, tokenizer = glassformer.load(chat_model, dtype="float32")
+    here = harness_model(model, tokenizer).loglikelihood(made)
+    there = over.loglikelihood(made)
+    assert [one[0] for one in there] == pytest.approx([one[0] for one in here], abs=1e-4)
+    assert [one[1] for one in there] == [one[1] for one in here]

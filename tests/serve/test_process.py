@@ -1,0 +1,213 @@
+"""Faults of connections, clients and the engine, against a server whose clocks are short and whose engine can fail."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from glassformer.cli import main
+
+from .conftest import Server, events, started
+from .test_bad_input import address, refused
+
+TEXT = "/v1/completions"
+FAULTS = str(Path(__file__).parent / "faults.py")
+FAILS, NO_MEMORY, DIES, SLOW = 666_001, 666_002, 666_003, 666_004
+LONG = {"prompt": "O Romeo", "max_tokens": 240, "seed": SLOW, "ignore_eos": True}  # 5 seconds or more
+
+
+@pytest.fixture(scope="module")
+def faulty(chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    words = ("--use", FAULTS, "--dtype", "float32", "--max-queue", "8", "--max-sequences", "4", "--drain", "20")
+    with started(tmp_path_factory.mktemp("faulty"), str(chat_model), *words) as one:
+        yield one
+
+
+def raw(body: dict[str, Any]) -> bytes:
+    data = json.dumps(body).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-A: b"])
+def test_c4_headers_that_do_not_come(faulty: Server, sent: bytes) -> None:
+    with socket.create_connection(address(faulty)) as one:
+        one.sendall(sent)
+        one.settimeout(20)
+        begun = time.monotonic()
+        with _either():
+            assert one.recv(100) == b""
+        assert 0.5 < time.monotonic() - begun < 15
+
+
+class _either:
+    """Closed with or without a reset."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, *_: object) -> bool:
+        return kind is not None and issubclass(kind, ConnectionError)
+
+
+def test_c4_headers_that_drip(faulty: Server) -> None:
+    with socket.create_connection(address(faulty)) as one:
+        begun = time.monotonic()
+        one.sendall(b"GET /health HTTP/1.1\r\n")
+        with _either():
+            while time.monotonic() - begun < 15:
+                one.sendall(b"X-A: b\r\n")
+                time.sleep(0.1)
+        assert time.monotonic() - begun < 14, "each line would be in time, all together are not"
+
+
+def test_c4_a_body_that_does_not_come(faulty: Server) -> None:
+    with socket.create_connection(address(faulty)) as one:
+        one.sendall(raw(LONG)[:-5])
+        one.settimeout(20)
+        assert b" 408 " in one.recv(4096).split(b"\r\n")[0]
+    assert faulty.client().get("/load").json() == {"server_load": 0}
+
+
+def test_c15_a_full_queue(faulty: Server) -> None:
+    async def ask(client: httpx.AsyncClient) -> httpx.Response:
+        return await client.post(TEXT, json={**LONG, "max_tokens": 15})
+
+    async def all_at_once() -> list[httpx.Response]:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=faulty.url, timeout=120, limits=limits) as client:
+            return await asyncio.gather(*(ask(client) for _ in range(40)))
+
+    answers = asyncio.run(all_at_once())
+    told = [one for one in answers if one.status_code == 429]
+    assert {one.status_code for one in answers} == {200, 429} and len(answers) - len(told) >= 8
+    assert all(one.headers["retry-after"] == "1" and one.json()["error"]["code"] == "queue_full" for one in told)
+    assert faulty.idle()
+
+
+def test_c16_a_client_leaves(faulty: Server) -> None:
+    """While others compute (it waits), before the first token, in the middle of a stream, and without one."""
+    stream = {**LONG, "stream": True}
+    with faulty.client() as client, client.stream("POST", TEXT, json=stream) as going:
+        lines = going.iter_lines()
+        next(lines)
+        for _ in range(6):
+            with socket.create_connection(address(faulty)) as one:
+                one.sendall(raw(stream))
+        for body in (LONG, stream):
+            with socket.create_connection(address(faulty)) as one:
+                one.sendall(raw(body))
+                time.sleep(0.4)
+    begun = time.monotonic()
+    assert faulty.idle(), "everything is given up"
+    assert time.monotonic() - begun < 5
+    assert faulty.metric("kv_cache_usage_perc") == 0 and faulty.client().get("/load").json() == {"server_load": 0}
+    assert any(line["status"] == 499 for line in faulty.lines())
+    assert faulty.post(TEXT, {**LONG, "max_tokens": 2}).status_code == 200
+
+
+@pytest.mark.slow
+def test_c17_a_client_that_does_not_read(faulty: Server) -> None:
+    """It is dropped, others are answered meanwhile."""
+    wanted = {**LONG, "n": 16, "logprobs": 20, "stream": True, "seed": 1}
+    with socket.socket() as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        one.connect(address(faulty))
+        one.sendall(raw(wanted))
+        time.sleep(1)
+        begun = time.monotonic()
+        assert faulty.post(TEXT, {"prompt": "O", "max_tokens": 2}).status_code == 200
+        assert faulty.idle(60) and time.monotonic() - begun < 60
+        one.settimeout(5)
+        with _either():
+            while one.recv(1 << 20):
+                pass
+
+
+def test_c18_c26_what_fails_on_the_way(faulty: Server) -> None:
+    whole = faulty.post(TEXT, {**LONG, "seed": FAILS})
+    assert "RuntimeError" in refused(whole, 500)
+    *chunks, last = events(faulty.post(TEXT, {**LONG, "seed": FAILS, "stream": True}))
+    assert len(chunks) >= 1 and last["error"]["type"] == "server_error"
+    assert "memory" in refused(faulty.post(TEXT, {**LONG, "seed": NO_MEMORY}), 500)
+    assert "as the test wants it" in faulty.log.read_text(), "the cause is in the log"
+    assert faulty.post(TEXT, {**LONG, "max_tokens": 2}).status_code == 200
+    assert faulty.client().get("/health").status_code == 200 and faulty.idle()
+
+
+def test_c19_a_dead_engine(chat_model: Path, tmp_path: Path) -> None:
+    with started(tmp_path, str(chat_model), "--use", FAULTS) as one:
+        *_, last = events(one.post(TEXT, {**LONG, "seed": DIES, "stream": True}))
+        assert "ended" in last["error"]["message"]
+        begun = time.monotonic()
+        refused(one.client().get("/health"), 503)
+        refused(one.post(TEXT, LONG), 503)
+        assert time.monotonic() - begun < 5
+
+
+def test_c20_sigterm_drains(chat_model: Path, tmp_path: Path) -> None:
+    with started(tmp_path, str(chat_model), "--use", FAULTS) as one:
+        with (
+            one.client() as client,
+            client.stream("POST", TEXT, json={**LONG, "max_tokens": 40, "stream": True}) as told,
+        ):
+            lines = told.iter_lines()
+            next(lines)
+            one.process.send_signal(signal.SIGTERM)
+            time.sleep(0.5)
+            with pytest.raises(httpx.TransportError):
+                httpx.get(f"{one.url}/health", timeout=5)
+            rest = list(lines)
+        assert rest[-2:] == ["data: [DONE]", ""] and sum("finish_reason" in line for line in rest) >= 30
+        assert one.process.wait(20) == 0
+
+
+def test_c20_the_drain_is_bounded(chat_model: Path, tmp_path: Path) -> None:
+    words = (str(chat_model), "--use", FAULTS, "--drain", "1")
+    with started(tmp_path, *words) as one, socket.create_connection(address(one)) as held:
+        held.sendall(raw(LONG))
+        time.sleep(0.5)
+        begun = time.monotonic()
+        one.process.send_signal(signal.SIGTERM)
+        assert one.process.wait(20) == 0 and time.monotonic() - begun < 15
+
+
+def test_c22_the_same_prefix_at_once_gives_what_it_gives_alone(faulty: Server) -> None:
+    asked = [{**LONG, "seed": seed, "max_tokens": 20, "prompt": "O Romeo, Romeo"} for seed in (1, 1, 2, 3)]
+    alone = [faulty.post(TEXT, one).json()["choices"][0]["text"] for one in asked]
+
+    async def together() -> list[str]:
+        async with httpx.AsyncClient(base_url=faulty.url, timeout=60) as client:
+            told = await asyncio.gather(*(client.post(TEXT, json=one) for one in asked))
+        return [one.json()["choices"][0]["text"] for one in told]
+
+    assert asyncio.run(together()) == alone and alone[0] == alone[1] != alone[2]
+
+
+def test_what_starts_wrong_is_a_sentence(chat_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    empty = tmp_path / "empty"
+    empty.write_text("\n")
+    broken = tmp_path / "broken.jinja"
+    broken.write_text("{% for %}")
+    model = str(chat_model)
+    for words, said in (
+        (["--host", "0.0.0.0"], "--api-key-file"),
+        (["--api-key-file", str(empty)], "holds no key"),
+        (["--api-key-file", str(tmp_path / "nothing")], "cannot be read"),
+        (["--port", "70000"], "0 to 65535"),
+        (["--drain", "0"], "--drain is 0"),
+        (["--max-queue", "0", "--port", "0"], "max_queue is 0"),
+        (["--max-context", "9999", "--port", "0"], "max_context is 9999"),
+        (["--chat-template", str(broken), "--port", "0"], "chat template is broken"),
+    ):
+        assert main(["serve", model, *words]) == 2, words
+        told = capsys.readouterr().err
+        assert said in told and told.count("\n") == 1, told

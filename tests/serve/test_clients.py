@@ -1,4 +1,4 @@
-"""Clients that others wrote: OpenAI's, Cohere's, schemathesis, lm-evaluation-harness; and a crowd, half of which leaves."""
+"""Clients that others wrote: OpenAI's, Cohere's, schemathesis, lm-evaluation-harness; a crowd, half of which leaves."""
 
 from __future__ import annotations
 

@@ -124,12 +124,12 @@ def traced(loaded: Loaded, tokens: Any, source: Any, hooks: Any, check: Check) -
     asks = [check]
 
     class Watched(Trace):
-        def _run(self, wanted: Any, records: Any) -> None:
+        def _run(self, wanted: Any, records: Any, model: Any = None) -> None:
             def asked(path: str) -> bool:
                 asks[0]()
                 return bool(wanted(path))
 
-            super()._run(asked, records)
+            super()._run(asked, records, model)
 
     made = Watched(loaded.model, loaded.tokenizer, tokens, source, hooks)
     asks[0] = lambda: None  # who looks at it later has not gone

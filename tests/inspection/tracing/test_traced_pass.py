@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from functools import partial
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -102,6 +105,36 @@ def test_what_is_over_the_bound_is_recorded_anew() -> None:
         for op in whole.plan:
             if not op.quadratic:
                 torch.testing.assert_close(little[op.id], whole[op.id], rtol=1e-5, atol=1e-5, msg=op.id)
+
+
+def note(ran: list[str], path: str, *_: object) -> None:
+    ran.append(path)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "t5", "mixtral", "gemma2", "gptj"])
+def test_a_dropped_block_is_run_again_alone(name: str) -> None:
+    """From the stream before it, and it gives the same bits, with edits in blocks before it and in it too."""
+    body = "encoder" if name == "bert" else "decoder"
+    for told in ({}, {f"{body}.blocks.0.ffn.write": lambda path, x: 1.5 * x, "*.1.attn.z": lambda path, x: x + 0.1}):
+        model = tiny.model(tiny.ALL[name])
+        given = (tiny.tokens(1, 11), tiny.tokens(1, 7, seed=1) if name == "t5" else None)
+        whole, little = (Trace(model, None, *given, edits=told, keep=keep) for keep in (1 << 30, 0))
+        little._tape_names()  # asks the model by a pass of its own, once
+        blocks = [(path, part) for path, part in model.named_modules() if re.fullmatch(r".*blocks\.\d+", path)]
+        ran: list[str] = []
+        for path, block in blocks:
+            block.register_forward_pre_hook(partial(note, ran, path))
+        opened = 0
+        for path, _ in blocks:
+            dropped = sorted(one for one in little.dropped if one.startswith(f"{path}.") and one in whole.records)
+            for one in dropped:
+                assert torch.equal(little[one], whole.records[one]), one
+            assert ran == [path] and dropped, (path, ran)
+            ran.clear()
+            opened += 1
+        assert opened == len(blocks) >= 2
+        outside = [one for one in little.dropped if ".blocks." not in one and one in whole.records and one != "logits"]
+        assert all(torch.equal(little[one], whole.records[one]) for one in outside) and not ran
 
 
 def test_edits_are_told() -> None:

@@ -10,12 +10,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from ... import config
 from ...errors import UserError
 from ...nn import Model, Tape
 from ...nn.finite import must_be_finite
 from ...nn.inference import inference
+from ...nn.prepacked import replaced
 from . import descriptions, recurrent
 from .kinds import KINDS, Line
 from .plan import TAPED, Builder, Op, Plan, describe
@@ -42,6 +44,18 @@ class Recorder(Tape):
     def record(self, path: str, x: Tensor) -> None:
         if self.wanted(path):
             self.records[path] = x.detach()
+
+
+class Given(nn.Module):
+    """Stands for a block: hands on ``states``, or what it was given where there are none."""
+
+    def __init__(self, states: Tensor | None) -> None:
+        super().__init__()
+        self.states = states
+
+    def forward(self, x: Tensor, *rest: Any) -> Tensor:
+        """x (B, T, C) or the states."""
+        return x if self.states is None else self.states
 
 
 class Values:
@@ -92,13 +106,31 @@ class Values:
             dropped |= {id, *self.names.get(id, ())}
         return dropped
 
-    def _run(self, wanted: Any, records: dict[str, Tensor]) -> None:
+    def _run(self, wanted: Any, records: dict[str, Tensor], model: Model | None = None) -> None:
+        model = self.model if model is None else model
         tape = Recorder(wanted, self.edits)
         tape.records = records
         want = "none" if "logits" in self.dropped else "all"
-        with inference(self.model):
+        with inference(model):
             inputs = (self.tokens,) if self.source is None else (self.tokens, self.source)
-            self.model(*inputs, tape=tape, logits=want)
+            model(*inputs, tape=tape, logits=want)
+
+    def _only(self, start: str) -> Model:
+        """The model without the blocks that tell nothing of what ``start`` begins: the kept stream stands in for them.
+
+        The block before hands on what it gave then, the same bits; where no stream was kept, blocks stay.
+        """
+        swaps: dict[nn.Module, nn.Module] = {}
+        for body in config.stacks(self.model.config):
+            path = f"{body}.blocks"
+            blocks: Any = self.model.get_submodule(path)
+            inside = re.match(rf"{re.escape(path)}\.(\d+)\.", start)
+            at = int(inside.group(1)) if inside else len(blocks)  # of no block: what leaves the last one
+            if at and f"{path}.{at - 1}.resid" not in self.records:
+                continue
+            before = [Given(None)] * (at - 1) + [Given(self.records[f"{path}.{at - 1}.resid"])] if at else []
+            swaps[blocks] = nn.ModuleList([*before, *blocks[at : at + 1], *[Given(None)] * (len(blocks) - at - 1)])
+        return replaced(self.model, swaps) if swaps else self.model
 
     def _linear(self, path: str) -> bool:
         """Whether a value is recorded: not those that grow with the square of the text, unless an edit changes them."""
@@ -151,6 +183,7 @@ class Values:
                     path.startswith(start) and path in self.dropped and path.rpartition(".")[2] not in QUADRATIC
                 ),
                 fresh,
+                self._only(start),
             )
             for path, value in fresh.items():
                 self._keep(("recorded", path), value)

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from glassformer import config as c
 sync = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install 'glassformer[page-test]'")
 pytest.importorskip("uvicorn", reason="needs uvicorn: pip install 'glassformer[page]'")
 CHROMIUM = "/usr/bin/chromium"
+LINKS: list[str] = []  # of the pages that the tests serve: a tab may ask these alone
 FLAGS = ["--no-sandbox", "--disable-dev-shm-usage", "--force-color-profile=srgb", "--font-render-hinting=none"]
 
 
@@ -48,13 +50,9 @@ FAMILIES: dict[str, c.Model] = {
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    import uvicorn
-
     import served
-    from glassformer.asgi.security import LOOPBACK
     from glassformer.checkpoints import store
     from glassformer.nn import build_model
-    from glassformer.page.app import application
     from glassformer.tokenizer import trainers
 
     folder = tmp_path_factory.mktemp("families")
@@ -66,14 +64,34 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         model = build_model(replace(cfg, embed=replace(cfg.embed, vocab=tokenizer.size)), seed=1)  # type: ignore[arg-type]
         store.save(model, folder / name, tokenizer)
         folders[name] = folder / name
+    with served_at(*folders.values()) as url:
+        yield Site(url, folders)
+
+
+@pytest.fixture(scope="session")
+def serving() -> Any:
+    """serving(FOLDER, ...) as a context: a page over those models, and its link."""
+    return served_at
+
+
+@contextmanager
+def served_at(*folders: Path) -> Iterator[str]:
+    """A page over models on a port of its own, and its link."""
+    import uvicorn
+
+    import served
+    from glassformer.asgi.security import LOOPBACK
+    from glassformer.page.app import application
+
     listening = socket.create_server(("127.0.0.1", 0))
-    own = application(served.page(*folders.values()), frozenset(LOOPBACK))
+    own = application(served.page(*folders), frozenset(LOOPBACK))
     server = uvicorn.Server(uvicorn.Config(own, log_level="warning", lifespan="off", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     while not server.started:
         time.sleep(0.02)
-    yield Site(f"http://127.0.0.1:{listening.getsockname()[1]}/", folders)
+    LINKS.append(f"http://127.0.0.1:{listening.getsockname()[1]}/")
+    yield LINKS[-1]
     server.should_exit = True
     thread.join(5)
 
@@ -95,7 +113,7 @@ def tab(chromium: Any, site: Site) -> Iterator[Any]:
     page, foreign, errors = context.new_page(), [], []
 
     def only_here(route: Any) -> None:
-        if route.request.url.startswith((site.url, "data:", "blob:")):
+        if route.request.url.startswith((*LINKS, "data:", "blob:")):
             route.continue_()
         else:
             foreign.append(route.request.url)

@@ -1,6 +1,6 @@
 // A matrix on a canvas: one pixel a cell through a table of colours, scaled; crosshair on a second canvas above it.
 // Hover costs one repaint of the overlay, no request and no component. A cell too small for a pixel never hides a larger one.
-import { effect, untracked, type Signal } from "@preact/signals";
+import { batch, effect, untracked, type Signal } from "@preact/signals";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { number } from "../core/format";
 import { dark } from "../core/state";
@@ -285,10 +285,18 @@ export function Matrix(props: MatrixProps) {
     const cell = cellAt(x, y), before = pointer.current;
     if (cell?.[0] === before?.[0] && cell?.[1] === before?.[1]) return;
     pointer.current = cell;
-    if (props.hoverRow) props.hoverRow.value = cell?.[0] ?? null;
-    if (props.hoverCol) props.hoverCol.value = cell?.[1] ?? null;
-    if (!props.hoverRow || !props.hoverCol) overlay();
+    point(cell);
     tell(cell);
+  }
+
+  /** Tell every matrix of this row and column, at once: one repaint of an overlay. */
+  function point(cell: [number, number] | null) {
+    const { hoverRow, hoverCol } = props, said = (hoverRow && hoverRow.value !== (cell?.[0] ?? null)) || (hoverCol && hoverCol.value !== (cell?.[1] ?? null));
+    batch(() => {
+      if (hoverRow) hoverRow.value = cell?.[0] ?? null;
+      if (hoverCol) hoverCol.value = cell?.[1] ?? null;
+    });
+    if (!said || !hoverRow || !hoverCol) overlay();
   }
 
   function settle(next: View) {
@@ -316,9 +324,7 @@ export function Matrix(props: MatrixProps) {
       const { zoom, x, y } = view.current, [row, col] = at.current;
       if (zoom > 1) settle({ zoom, x: col < x ? col : col >= x + cols / zoom ? col - cols / zoom + 1 : x, y: row < y ? row : row >= y + rows / zoom ? row - rows / zoom + 1 : y });
       pointer.current = null;
-      if (props.hoverRow) props.hoverRow.value = row;
-      if (props.hoverCol) props.hoverCol.value = col;
-      overlay();
+      point(at.current);
       tell(at.current);
     } else if (event.key === "Enter") props.onOpen?.(r, c);
     else if (event.key === " ") props.onLock?.(r, c);
@@ -352,9 +358,7 @@ export function Matrix(props: MatrixProps) {
         onPointerLeave={() => {
           drag.current = null;
           pointer.current = null;
-          if (props.hoverRow) props.hoverRow.value = null;
-          if (props.hoverCol) props.hoverCol.value = null;
-          overlay();
+          point(null);
           tell(null);
         }}
         onWheel={(event) => {

@@ -31,6 +31,8 @@ const LINES = 60; // tokens up to which lines are drawn
 const WHOLE = 160; // tokens up to which whole patterns are read to sort by
 const NODES = 600; // words of a text that are drawn
 const PX = 48;
+const MOST = 1_000_000; // weights of one answer in f32, which has 4 MiB
+const SIDE = 512; // of a pooled one
 
 const group = state.param<Group | "">("ag", "", (one) => (one in GROUPS ? (one as Group) : ""));
 const view = state.param<View>("av", "matrix", (one) => (VIEWS.includes(one as View) ? (one as View) : "matrix"));
@@ -105,14 +107,14 @@ interface Thumb {
 }
 
 /** Thumbnails layer by layer, as they come. */
-function useThumbs(made: Run, list: Op[], shown: string): { done: Map<string, Thumb[]>; error: string } {
+function useThumbs(made: Run, list: Op[], first: () => Promise<unknown>): { done: Map<string, Thumb[]>; error: string } {
   const [now, set] = useState<{ done: Map<string, Thumb[]>; error: string }>({ done: new Map(), error: "" });
   useEffect(() => {
     let mine = true;
     const all = made.plan.filter(isPattern), done = new Map<string, Thumb[]>();
     set({ done, error: "" });
     (async () => {
-      await values(made.run, shown).catch(() => null); // the head that is looked at comes first
+      await first().catch(() => null); // the head that is looked at comes first
       for (const op of list) {
         const at = all.indexOf(op);
         const { tensors } = await thumbs(made.run, at, at + 1, PX);
@@ -161,7 +163,7 @@ interface Measured {
 const measured = (model: string) => transport.json<{ heads: Measured[] }>(`api/heads/${encodeURIComponent(model)}`).then((told) => new Map(told.heads.map((one) => [`${one.path}.pattern[${one.head}]`, one])));
 
 function Atlas({ made, list, op, head }: { made: Run; list: Op[]; op: Op; head: number }) {
-  const { done, error } = useThumbs(made, list, `${op.id}[${head}]`);
+  const { done, error } = useThumbs(made, list, () => weights(made, op, head));
   const frame = useRef<HTMLDivElement>(null), base = useRef<HTMLCanvasElement>(null), over = useRef<HTMLCanvasElement>(null);
   const [width, setWidth] = useState(0);
   const hovered = useSignal<Thumb | null>(null);
@@ -378,9 +380,15 @@ interface Square {
   run: string;
 }
 
+/** A head's weights, pooled where they are more than one answer holds. */
+function weights(made: Run, op: Op, head: number) {
+  const [T, S] = op.shape.slice(-2);
+  return values(made.run, `${op.id}[${head}]`, T * S > MOST ? { as: "u8", pool: `max:${SIDE}x${SIDE}`, map: "sqrt" } : {});
+}
+
 /** A head's weights, or weight x length of the value. */
 async function square(made: Run, op: Op, head: number, weighted: boolean): Promise<Square> {
-  const one = await values(made.run, `${op.id}[${head}]`);
+  const one = await weights(made, op, head);
   const [rows, cols] = one.shape.slice(-2), full = one.full.slice(-2) as [number, number];
   const data = one.data instanceof Float32Array ? one.data : Float32Array.from(one.data, (code) => (one.max - one.min) * (one.map === "sqrt" ? (code / 255) ** 2 : code / 255) + one.min);
   if (!weighted || full[1] !== cols) return { data, rows, cols, full, weighted: false, run: made.run };

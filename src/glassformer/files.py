@@ -8,6 +8,7 @@ import errno
 import hashlib
 import importlib
 import json
+import math
 import os
 import shutil
 import stat
@@ -243,6 +244,13 @@ def lock(folder: Path, purpose: str) -> Iterator[None]:
                     if list(folder.iterdir()) == [path]:
                         path.unlink()
                         folder.rmdir()
+
+
+def json_number(value: float) -> float | str:
+    """A number as JSON holds it; one that is not finite by its name (NaN, Infinity, -Infinity), which float() reads."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def lazily(package: str, home: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:

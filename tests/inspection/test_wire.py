@@ -68,3 +68,15 @@ def test_pools_are_read_or_refused() -> None:
     for wrong in ("mean:3", "max:", "max:3x", "max:-1", "max:1x2x3", "max:0", "max:9999999", "max:٣"):
         with pytest.raises(UserError):
             pool_of(wrong)
+
+
+def test_nan_and_minus_infinity_are_told_apart() -> None:
+    """NaN stands in whatever tile has one, what is hidden only where a tile has nothing else; bytes hold no NaN."""
+    values = np.array([[1.0, -np.inf, -np.inf, -3.0], [np.nan, 2.0, -np.inf, -np.inf]], np.float32)
+    made = pooled(values, (1, 2))
+    assert np.isnan(made[0, 0]) and made[0, 1] == -3.0
+    assert pooled(values[:, 2:], (2, 1)).tolist() == [[-3.0], [-np.inf]]
+    codes, told = coded(values, "u8")
+    assert told["as"] == "f32" and np.array_equal(codes, values, equal_nan=True)
+    codes, told = coded(values[:1], "u8")
+    assert told["hole"] == "1" and codes[0].tolist() == [255, 0, 0, 1]

@@ -178,6 +178,8 @@ def test_the_cell_is_the_explanation(gpt: TestClient, folder: Path) -> None:
     assert cell["value"] == trace.explain(address).value and cell["address"] == address
     assert "decoder.blocks.1.attn.pattern" in cell["next"] and cell["words"]["plain"] == cell["sentence"]
     assert eval(cell["python"], {"trace": trace}).item() == cell["value"]
+    hidden = get(gpt, told, "cell", address="decoder.blocks.1.attn.scores[2,1,4]").json()
+    assert hidden["value"] == "-Infinity" == hidden["recomputed"], "what a mask hides is told apart from NaN"
 
 
 def test_logits_of_each_position(gpt: TestClient) -> None:

@@ -17,7 +17,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from .. import files
@@ -149,17 +148,17 @@ def canonical(value: Any) -> str:
 
 
 def dumped(value: Any) -> str:
-    """JSON without spaces; what is not finite is null."""
+    """JSON without spaces; what is not finite stands by its name."""
     return json.dumps(plain(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 def plain(value: Any) -> Any:
-    """As JSON holds it: numbers that are not finite as None."""
+    """As JSON holds it: numbers that are not finite by their names."""
     if isinstance(value, Mapping):
         return {str(key): plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
         return [plain(one) for one in value]
-    return None if isinstance(value, float) and not np.isfinite(value) else value
+    return files.json_number(value) if isinstance(value, float) else value
 
 
 # ------------------------------------------------------------------------------------------- files

@@ -82,25 +82,26 @@ def _written(place: int | slice) -> str:
 def pooled(values: Array, sizes: tuple[int, ...]) -> Array:
     """The last sides of ``values`` cut into at most ``sizes`` tiles each; of a tile what is furthest from zero.
 
-    Tile i of n over a side of s begins at floor(i s / n). Of numbers equally far the positive; a number that is not
-    finite stands only where its tile has no other.
+    Tile i of n over a side of s begins at floor(i s / n). Of numbers equally far the positive; an infinite one stands
+    only where its tile has no other, and NaN wherever its tile has one.
     """
     sizes = sizes[-values.ndim :]
     if all(size >= side for size, side in zip(sizes, values.shape[-len(sizes) :], strict=True)):
         return values
-    finite = np.isfinite(values)
+    finite, wrong = np.isfinite(values), np.isnan(values)
     high = np.where(finite, values, -np.inf)
     low = high if finite.all() and values.min() >= 0 else np.where(finite, values, np.inf)
+    some = bool(wrong.any())
     for axis, size in zip(range(-1, -len(sizes) - 1, -1), reversed(sizes), strict=True):
         starts = _starts(values.shape[axis], size)
+        wrong = np.logical_or.reduceat(wrong, starts, axis=axis) if some else wrong
         same = low is high
         high = np.maximum.reduceat(high, starts, axis=axis)
         low = high if same else np.minimum.reduceat(low, starts, axis=axis)
-    if low is high:
-        return high.astype(np.float32)
-    chosen = np.where(high >= -low, high, low)
+    chosen = high if low is high else np.where(high >= -low, high, low)
     empty = high == -np.inf  # nothing finite in the tile
-    return np.where(empty, np.float32(-np.inf), chosen).astype(np.float32)
+    chosen = np.where(empty, np.float32(-np.inf), chosen)
+    return (np.where(wrong, np.float32(np.nan), chosen) if some else chosen).astype(np.float32)
 
 
 def _starts(side: int, tiles: int) -> Array:
@@ -118,6 +119,8 @@ def coded(
     told = {"min": repr(low), "max": repr(high), "map": "lin", "as": kind, "hole": "0"}
     if kind == "f16" and max(abs(low), abs(high)) > 65_504:
         kind = told["as"] = "f32"  # too large for it
+    if kind == "u8" and np.isnan(values).any():
+        kind = told["as"] = "f32"  # a byte has one code for what is not finite: that a mask hides it
     if kind != "u8":
         return values.astype(np.float16 if kind == "f16" else np.float32), told
     if span is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import math
 import threading
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -91,7 +90,7 @@ def answer(value: Any, status: int = 200) -> Response:
 
 
 def dumped(value: Any) -> str:
-    """As JSON; what is not finite as null."""
+    """As JSON; what is not finite by its name."""
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except ValueError:
@@ -103,7 +102,7 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return files.json_number(value) if isinstance(value, float) else value
 
 
 def tagged(request: Request, data: bytes, kind: str, keep: str) -> Response:

@@ -2,7 +2,8 @@
 
 /** A number with at most `digits` significant digits, a true minus sign, and words for what is no number. */
 export function number(v: number | null | undefined, digits = 5): string {
-  if (v === null || v === undefined || Number.isNaN(v)) return "not a number";
+  if (v === null || v === undefined) return "none";
+  if (Number.isNaN(v)) return "not a number";
   if (v === Infinity) return "+∞";
   if (v === -Infinity) return "−∞";
   if (Number.isInteger(v) && Math.abs(v) < 1e7) return String(v).replace("-", "−");

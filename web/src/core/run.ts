@@ -161,9 +161,22 @@ function decoder(data: Float32Array | Uint8Array, metadata: Record<string, strin
   return (stored) => table[stored];
 }
 
+const UNREAL = new Set(["NaN", "Infinity", "-Infinity"]);
+const TOLD = new Set(["value", "recomputed", "difference"]);
+
+/** Of a cell's numbers those that are not finite, which JSON holds by their names. */
+function numbered<T>(told: T): T {
+  const all = told as Record<string, any>;
+  for (const [key, one] of Object.entries(all)) {
+    if (one && typeof one === "object") numbered(one);
+    else if (UNREAL.has(one) && (TOLD.has(key) || !("address" in all || "term" in all))) all[key] = Number(one);
+  }
+  return told;
+}
+
 export function explain(runId: string, address: string, terms = 64): Promise<Cell> {
   const path = `api/runs/${runId}/cell?${new URLSearchParams({ address, terms: String(terms) })}`;
-  return once(path, () => transport.json<Cell>(path));
+  return once(path, async () => numbered(await transport.json<Cell>(path)));
 }
 
 /** The logits of one position over the whole vocabulary: of all ids that are tokens. */

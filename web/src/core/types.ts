@@ -49,6 +49,7 @@ export interface Run {
   kept: { tier: string; bytes: number };
   check: { captured_vs_fast_max_abs: number | null };
   ms: number;
+  cut?: string | null; // a sentence, where something of the text, or of a saved file's values, is not there
   left_out?: { tokens: number; source_tokens: number }; // beyond what the model can read
   weights?: Record<string, number[]>; // shape by address
   edits?: string[];

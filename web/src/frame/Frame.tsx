@@ -112,9 +112,7 @@ function TextBox() {
         <button class="primary" disabled={!transport?.live} onClick={() => void submit()}>{busy.value ? "…" : "Run ⏎"}</button>
       </div>
       {cut.value && <p class="note" role="status">{cut.value}</p>}
-      {!!(made?.left_out?.tokens || made?.left_out?.source_tokens) && (
-        <p class="note" role="status">The text is longer than this model can read ({card.value?.context} tokens): {made.left_out!.tokens + made.left_out!.source_tokens} tokens at its end were left out.</p>
-      )}
+      {made?.cut && <p class="note" role="status">{made.left_out?.tokens || made.left_out?.source_tokens ? `The text is longer than this model can read, ${card.value?.context} tokens, and its end is left out. ` : ""}{made.cut}</p>}
       {sourceTokens.value.length > 0 && <Strip name="source tokens" pieces={sourceTokens.value} hover={state.hover.key} locked={state.key.value} onLock={(at) => (state.key.value = state.key.value === at ? null : at)} />}
       {made && <Strip pieces={tokens.value} locked={state.query.value} onLock={(at) => (state.query.value = state.query.value === at ? null : at)} onTwice={(at) => offer(at)} />}
       <Edits />

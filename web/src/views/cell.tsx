@@ -60,7 +60,7 @@ export function CellCard() {
       <div>
         <code>{one.address}</code>
         {one.place && <p class="note">{one.place}</p>}
-        <div class="value"><Num addr={one.address} v={hidden(one, one.value)} digits={8} /> <span class="tag">{one.kind}</span> {one.edited && <span class="tag">changed by an edit</span>}</div>
+        <div class="value"><Num addr={one.address} v={one.value} digits={8} /> <span class="tag">{one.kind}</span> {one.edited && <span class="tag">changed by an edit</span>}</div>
       </div>
       <Depths one={one} />
       <Terms one={one} all={() => (most.value = Math.min(one.count, 4096))} />
@@ -75,11 +75,6 @@ function Depths({ one }: { one: Cell }) {
   if (state.depth.value === "maths") return <p class="formula">{one.equation}</p>;
   if (state.depth.value === "code") return <p><code>{one.source || "given"}</code></p>;
   return <p>{one.sentence}</p>;
-}
-
-/** JSON has no infinity: among scores what is not there is what the mask hides. */
-function hidden(one: Cell, v: number | null): number | null {
-  return v === null && (one.kind === "softmax" || one.kind === "mask") ? -Infinity : v;
 }
 
 const PLAIN = new Set(["softmax"]); // shares of a whole: the terms are shares, their operands the numbers they are made of
@@ -122,7 +117,7 @@ function Terms({ one, all }: { one: Cell; all: () => void }) {
               return (
                 <tr key={row.term}>
                   <td>{row.term}</td>
-                  {Array.from({ length: factors }, (_, i) => <td key={i}>{row.operands[i] && <Num addr={row.operands[i].address} v={hidden(one, row.operands[i].value)} open={open} />}</td>)}
+                  {Array.from({ length: factors }, (_, i) => <td key={i}>{row.operands[i] && <Num addr={row.operands[i].address} v={row.operands[i].value} open={open} />}</td>)}
                   <td><span class="num" data-term={row.term} data-v={row.value ?? ""}>{signed(row.value)}</span></td>
                   <td class="num">{number(running)}</td>
                   <td class="bar"><i class={minus ? "minus" : ""} style={minus ? { right: "50%", width: `${share * 50}%` } : { left: "50%", width: `${share * 50}%` }} /></td>
@@ -179,8 +174,8 @@ function Check({ one }: { one: Cell }) {
   if (one.kind === "generic") return null;
   return (
     <p>
-      again, in float64: <span class="num" data-recomputed={one.recomputed ?? ""}>{number(hidden(one, one.recomputed), 8)}</span><br />
-      the model stored <span class="num">{number(hidden(one, one.value), 8)}</span> ({one.dtype}) · |Δ| <span class="num" data-difference={one.difference ?? ""}>{number(Math.abs(one.difference ?? 0), 2)}</span>
+      again, in float64: <span class="num" data-recomputed={one.recomputed ?? ""}>{number(one.recomputed, 8)}</span><br />
+      the model stored <span class="num">{number(one.value, 8)}</span> ({one.dtype}) · |Δ| <span class="num" data-difference={one.difference ?? ""}>{number(Math.abs(one.difference ?? 0), 2)}</span>
     </p>
   );
 }

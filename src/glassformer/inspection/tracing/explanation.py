@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
+from ... import files
 from .kinds import Line
 
 
@@ -83,14 +83,14 @@ class Explanation:
         terms = []
         for at in order:
             value, operands = self.term(at)
-            terms.append({"term": at, "value": _json(value), "operands": [_told(one) for one in operands]})
+            terms.append({"term": at, "value": files.json_number(value), "operands": [_told(one) for one in operands]})
         others = [Operand(line.address(), float(line.values[0])) for line in self.others if len(line.values) == 1]
-        numbers = {name: _json(value) for name, value in self.numbers.items()}
-        told = {"address": self.address, "kind": self.kind, "value": _json(self.value), "dtype": self.dtype}
+        numbers = {name: files.json_number(value) for name, value in self.numbers.items()}
+        told = {"address": self.address, "kind": self.kind, "value": files.json_number(self.value), "dtype": self.dtype}
         return {
             **told,
-            "recomputed": _json(self.recomputed),
-            "difference": _json(self.difference),
+            "recomputed": files.json_number(self.recomputed),
+            "difference": files.json_number(self.difference),
             "sentence": self.sentence,
             "place": self.place,
             "equation": self.equation,
@@ -141,8 +141,4 @@ class Explanation:
 
 
 def _told(one: Operand) -> dict[str, Any]:
-    return {"address": one.address, "value": _json(one.value)}
-
-
-def _json(number: float) -> float | None:
-    return number if math.isfinite(number) else None
+    return {"address": one.address, "value": files.json_number(one.value)}

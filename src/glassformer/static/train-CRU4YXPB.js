@@ -1,1 +1,0 @@
-import{a,b,c}from"./chunk-4HC7F2I3.js";import"./chunk-7XNLAFC2.js";import"./chunk-SVPYO5R6.js";import"./chunk-4EZUYJ2U.js";import"./chunk-ZKALGXWJ.js";import"./chunk-3QUMNDAP.js";export{c as Heads,b as Train,a as joined};

@@ -23,7 +23,7 @@ export function Frame() {
       <div class="body">
         {!screen.alone && <Rail />}
         <main id="main" tabIndex={-1} aria-label={screen.title}>
-          {failure.value && <p class="failure" role="alert">{failure.value}</p>}
+          {failure.value && !(screen.alone && models.value) && <p class="failure" role="alert">{failure.value}</p>}
           {why ? <p class="note">{why}</p> : screen.alone || run.value ? <Component /> : <p class="note">{busy.value ? "The model reads the text …" : models.value ? "Type a text and press Run." : "Looking for models …"}</p>}
         </main>
       </div>
@@ -77,6 +77,12 @@ function choose(name: string) {
   state.ids.value = null;
   state.edits.value = [];
   state.layer.value = state.head.value = state.query.value = state.key.value = null;
+  run.value = null; // no screen shows one model's numbers under another's name
+  const pair = card.value?.abilities.source;
+  if (pair && !state.source.value) {
+    state.source.value = state.prompt.value; // the target begins empty
+    state.prompt.value = "";
+  } else if (!pair && !state.prompt.value) state.prompt.value = state.source.value;
   void submit();
 }
 

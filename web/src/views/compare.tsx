@@ -27,8 +27,9 @@ export function Compare() {
   const second = names.includes(other.value) ? other.value : (names.find((one) => one !== made.model) ?? "");
   const loaded = useLoaded(async () => {
     if (!second) return null;
-    const body: Record<string, unknown> = { model: second, text: state.prompt.value };
-    if (made.source_tokens) body.source = state.source.value;
+    const pair = models.value?.find((one) => one.name === second.split("@")[0])?.abilities.source, read = made.source_tokens ? state.source.value : state.prompt.value;
+    // Two that read a source have the same one; beside one that does not, the source is what the other reads.
+    const body = pair ? { model: second, source: read, text: made.source_tokens ? state.prompt.value : "" } : { model: second, text: read };
     return { first: made.run, run: await transport.post<Run>("api/runs", body) };
   }, [made.run, second]);
   const b = loaded.data?.first === made.run && loaded.data.run.model === second ? loaded.data.run : null;

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from glassformer.nn import rounding
+from glassformer.quantize import gptq
 from glassformer.quantize.gptq import calibrated
 
 
@@ -32,14 +33,15 @@ def test_outputs_lose_less_than_by_the_nearest_or_a_search(group: int, inputs: i
     assert error(weight, rounded, x, group) < 0.5 * error(weight, nearest, x, group)
 
 
-def test_it_is_the_written_out_algorithm() -> None:
+def test_it_is_the_written_out_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Input after input, the rest by the inverse of what is left of H: Optimal Brain Quantization in a fixed order."""
+    monkeypatch.setattr(gptq, "TURNS", 1)  # no scales fitted to codes
     weight, x = made(32, 12)
     gram = x.T @ x
     codes, scales = calibrated(weight, 4, 32, gram)
     damped = (gram + 0.01 * gram.diagonal().mean() * torch.eye(32)).double()
     order = gram.diagonal().argsort(descending=True, stable=True).tolist()
-    left, plain = weight.double().clone(), rounding.decode(codes, scales, 32, torch.float64)
+    left = weight.double().clone()
     same = 0
     for place, c in enumerate(order):
         rest = order[place:]
@@ -49,7 +51,13 @@ def test_it_is_the_written_out_algorithm() -> None:
         change = (left[:, c] - code * scales[:, 0].double()) / inverse[0, 0]
         left[:, rest] -= change[:, None] * inverse[0]
     assert same >= 0.98 * codes.numel()  # a tie, or an output that a search alone served better
-    assert plain.shape == weight.shape
+
+
+def test_scales_fitted_to_codes_lose_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, x = made()
+    fitted = error(weight, calibrated(weight, 4, 32, x.T @ x), x)
+    monkeypatch.setattr(gptq, "TURNS", 1)
+    assert fitted < 0.99 * error(weight, calibrated(weight, 4, 32, x.T @ x), x)
 
 
 def test_a_stack_is_one_table_after_another_and_an_unmet_expert_is_searched() -> None:

@@ -271,7 +271,9 @@ def _text(text: str) -> bytes:
 def _value(value: Any) -> bytes:
     """A field's type and value: lists by their first entry."""
     if isinstance(value, list):
-        kind, parts = _letter(value[0])
+        kind, parts = _letter(
+            -1 if type(value[0]) is int else value[0]
+        )  # llama.cpp's lists are signed, its numbers not
         body = b"".join(map(_text, value)) if kind == TEXT else struct.pack(f"<{len(value)}{parts}", *value)
         return struct.pack("<IIQ", LIST, kind, len(value)) + body
     kind, letter = _letter(value)

@@ -1,6 +1,6 @@
 """GPTQ (Frantar et al. 2022, arXiv 2210.17323): what rounding an input loses is made up for by those not rounded yet.
 
-    inputs in the order of their weight in the output, the heaviest first; scales fixed before (searched)
+    inputs in the order of their weight in the output, the heaviest first; scales searched before, then fitted to codes
     code c of every output; its error / U[c, c] times row c of U is taken from the inputs after it
 
 U is the upper Cholesky factor of the inverse of H = sum x x^T (+ a little on its diagonal). N outputs, C inputs.
@@ -15,6 +15,7 @@ from ..nn import rounding
 
 DAMP = 0.01  # of the mean of H's diagonal, on the diagonal
 BLOCK = 128  # inputs whose errors reach the others together
+TURNS = 3  # of codes; between them scales are fitted to codes
 
 
 def calibrated(weight: Tensor, bits: int, group: int, gram: Tensor) -> rounding.Rounded:
@@ -26,14 +27,36 @@ def calibrated(weight: Tensor, bits: int, group: int, gram: Tensor) -> rounding.
     if not bool(matters.any()):  # an expert that no token went to
         return rounding.searched(weight, bits, group)
     floor = DAMP * matters.mean()
-    plain = rounding.searched(weight, bits, group, matters + floor)
+    best = rounding.searched(weight, bits, group, matters + floor)
+    least = _output_error(weight, *best, group, gram)
     order = matters.argsort(descending=True, stable=True)
-    wide = plain[1].float().repeat_interleave(group, -1)[:, : weight.shape[1]][:, order]
-    factor = _factor(gram[order][:, order], float(floor))
-    codes = torch.empty(weight.shape, dtype=torch.int8)
-    codes[:, order] = _descend(weight.detach().float()[:, order].clone(), wide, factor, bits)
-    better = _output_error(weight, codes, plain[1], group, gram) < _output_error(weight, *plain, group, gram)
-    return torch.where(better[:, None], codes, plain[0]), plain[1]
+    factor, scales = _factor(gram[order][:, order], float(floor)), best[1]
+    for turn in range(TURNS):
+        wide = scales.float().repeat_interleave(group, -1)[:, : weight.shape[1]][:, order]
+        codes = torch.empty(weight.shape, dtype=torch.int8)
+        codes[:, order] = _descend(weight.detach().float()[:, order].clone(), wide, factor, bits)
+        if turn + 1 < TURNS:
+            scales = _fitted(weight, codes, scales, group, gram)
+        found = _output_error(weight, codes, scales, group, gram)
+        better = (found < least)[:, None]
+        best = torch.where(better, codes, best[0]), torch.where(better, scales, best[1])
+        least = torch.minimum(found, least)
+    return best
+
+
+def _fitted(weight: Tensor, codes: Tensor, scales: Tensor, group: int, gram: Tensor) -> Tensor:
+    """The scales with the least error for these codes, each in turn while the others stay."""
+    fitted, left = scales.clone(), weight.detach().float() - rounding.decode(codes, scales, group, torch.float32)
+    slope = left @ gram
+    for g in range(scales.shape[1]):
+        some = slice(g * group, (g + 1) * group)
+        q = codes[:, some].float()
+        step = (q * slope[:, some]).sum(1) / ((q @ gram[some, some]) * q).sum(1).clamp(min=1e-30)
+        new = (scales[:, g].float() + step).to(torch.float16)
+        fitted[:, g] = torch.where(new.isfinite() & (new != 0), new, scales[:, g])
+        moved = fitted[:, g].float() - scales[:, g].float()
+        slope -= (moved[:, None] * q) @ gram[some]
+    return fitted
 
 
 def _factor(gram: Tensor, floor: float) -> Tensor:

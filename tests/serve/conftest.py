@@ -10,13 +10,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+import served
+import tiny
+from glassformer import config as c
+from glassformer.checkpoints import store
+from glassformer.nn import build_model
 from glassformer.page.models import shipped
 
 TEMPLATE = (
@@ -108,9 +113,26 @@ def _extra() -> None:
 
 
 @pytest.fixture(scope="session")
-def server(chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Untrained models of the other kinds: vectors, three labels (and blanks), one value for a pair, translations."""
+    home = tmp_path_factory.mktemp("others")
+    bert = served.worded(tiny.ALL["bert"])
+    pools = {
+        "vectors": c.Pool("mean"),
+        "labels": c.Pool("first", "tanh", labels=3),
+        "pairs": c.Pool("first", "tanh", labels=1),
+    }
+    for name, pool in pools.items():
+        store.save(build_model(replace(bert, pool=pool), seed=3), home / name, served.tokenizer("wordpiece"))
+    served.saved("vaswani", home / "translator")
+    return {name: home / name for name in (*pools, "translator")}
+
+
+@pytest.fixture(scope="session")
+def server(chat_model: Path, others: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The session's server."""
-    with started(tmp_path_factory.mktemp("log"), str(chat_model), "--dtype", "float32") as one:
+    models = [str(chat_model), *map(str, others.values())]
+    with started(tmp_path_factory.mktemp("log"), *models, "--dtype", "float32") as one:
         yield one
 
 

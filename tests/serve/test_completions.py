@@ -130,7 +130,8 @@ def test_a_character_in_several_tokens_is_never_shown_in_halves(server: Server, 
 def test_models_and_their_tokens(server: Server, chat_model: Path) -> None:
     _, tokenizer = glassformer.load(chat_model, dtype="float32")
     listed = server.client().get("/v1/models").json()
-    assert [one["id"] for one in listed["data"]] == ["tiny"] and listed["data"][0]["max_model_len"] == 256
+    assert [one["id"] for one in listed["data"]] == ["tiny", "vectors", "labels", "pairs", "translator"]
+    assert listed["data"][0]["max_model_len"] == 256
     assert server.client().get("/v1/models/tiny").json() == listed["data"][0]
     told = server.post("/tokenize", {"model": "tiny", "prompt": "O Romeo", "return_token_strs": True}).json()
     assert told["tokens"] == tokenizer.encode("O Romeo") and told["count"] == len(told["tokens"])

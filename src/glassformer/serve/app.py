@@ -17,13 +17,25 @@ from starlette.responses import JSONResponse, Response
 from .answers import DetokenizeAnswer, ModelCard, ModelList, TokenizeAnswer, TokenizerInfo
 from .chat import ChatAnswer, chat, conversation
 from .completions import CompletionAnswer, complete
+from .encoding import ClassifyAnswer, EmbeddingAnswer, Encoding, RerankAnswer, ScoreAnswer
 from .errors import ApiError, ErrorAnswer, api_error, refuse, validation_error
 from .following import Followers
 from .metrics import Metrics
 from .middleware import Doorkeeper, Outer
 from .prompts import check_lengths
 from .registry import Registry, ServedModel
-from .schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from .schemas import (
+    ChatRequest,
+    ClassifyRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    FillRequest,
+    RerankRequest,
+    ScoreRequest,
+    TokenizeRequest,
+    TranslateRequest,
+)
 from .streaming import EventStream
 
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -37,6 +49,7 @@ class Api:
     def __init__(self, registry: Registry, version: str) -> None:
         self.registry, self.metrics, self.release = registry, Metrics(registry), version
         self.followers = Followers(registry, self.metrics)
+        self.encoding = Encoding(self.followers)
         self.ending = False
 
     def end(self) -> None:
@@ -54,6 +67,32 @@ class Api:
         """Answer a conversation."""
         served = self.registry[asked.model]
         return sent(await chat(http, served, asked, self.followers, http.state.tally, client_of(http)))
+
+    # --------------------------------------------------------------------------------- encoding
+
+    async def embeddings(self, http: Request, asked: EmbeddingRequest) -> Response:
+        """A vector for each text; with ``dimensions`` its first numbers, scaled to length 1."""
+        return JSONResponse(await self.encoding.embed(http, self.registry[asked.model], asked))
+
+    async def score(self, http: Request, asked: ScoreRequest) -> Response:
+        """How alike texts are."""
+        return JSONResponse(await self.encoding.score(http, self.registry[asked.model], asked))
+
+    async def rerank(self, http: Request, asked: RerankRequest) -> Response:
+        """Documents, the one first that fits the query best."""
+        return JSONResponse(await self.encoding.rerank(http, self.registry[asked.model], asked))
+
+    async def classify(self, http: Request, asked: ClassifyRequest) -> Response:
+        """The label of each text, or pair of texts."""
+        return JSONResponse(await self.encoding.classify(http, self.registry[asked.model], asked))
+
+    async def fill(self, http: Request, asked: FillRequest) -> Response:
+        """The words for the blanks of a text."""
+        return JSONResponse(await self.encoding.fill(http, self.registry[asked.model], asked))
+
+    async def translate(self, http: Request, asked: TranslateRequest) -> Response:
+        """The best that a beam search finds for each source."""
+        return JSONResponse(await self.encoding.translate(http, self.registry[asked.model], asked))
 
     # ---------------------------------------------------------------------------------- tokens
 
@@ -163,6 +202,15 @@ def routes(app: FastAPI, api: Api) -> None:
     get: Any = {"methods": ["GET"], "response_model": None}
     add("/v1/completions", api.completions, responses=told(CompletionAnswer, True), **post)
     add("/v1/chat/completions", api.chat, responses=told(ChatAnswer, True), **post)
+    add("/v1/embeddings", api.embeddings, responses=told(EmbeddingAnswer), **post)
+    for path in ("/score", "/v1/score"):
+        add(path, api.score, responses=told(ScoreAnswer), **post)
+    for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
+        add(path, api.rerank, responses=told(RerankAnswer), **post)
+    for path in ("/classify", "/v1/classify"):
+        add(path, api.classify, responses=told(ClassifyAnswer), **post)
+    add("/v1/fill", api.fill, **post)
+    add("/v1/translate", api.translate, **post)
     add("/tokenize", api.tokenize, responses=told(TokenizeAnswer), **post)
     add("/detokenize", api.detokenize, responses=told(DetokenizeAnswer), **post)
     add("/tokenizer_info", api.tokenizer_info, responses=told(TokenizerInfo), **get)

@@ -86,7 +86,7 @@ def api_error(error: BaseException) -> ApiError:
 def validation_error(problems: list[Any]) -> ApiError:
     """What pydantic found wrong, as a sentence about the first field."""
     first = problems[0]
-    place = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
+    place = [str(part) for part in first["loc"][1:]]  # the first says where: body, query, path
     if first["type"] == "json_invalid":
         return ApiError(400, "The body is not valid JSON; send an object.", code="invalid_json")
     if first["type"] == "wrong" and not place:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, JsonValue, model_validator
 
 from .fields import Asked, Ids, Name, Number, Stops, Texts, Whole, wrong
-from .limits import MOST_BIASES, MOST_CHOICES, MOST_LOGPROBS, MOST_MESSAGES, MOST_SCHEMA, MOST_TOKENS
+from .limits import MOST_BIASES, MOST_CHOICES, MOST_LOGPROBS, MOST_MESSAGES, MOST_SCHEMA, MOST_TEXTS, MOST_TOKENS
 
 Seed = Annotated[Whole, Field(ge=-(2**63), lt=2**63)]
 Count = Annotated[Whole, Field(ge=1, le=MOST_TOKENS)]
@@ -190,3 +190,68 @@ class DetokenizeRequest(Asked):
 
     model: Name | None = None
     tokens: Annotated[Ids, Field(max_length=MOST_TOKENS)]
+
+
+class EmbeddingRequest(Asked):
+    """POST /v1/embeddings"""
+
+    model: Name | None = None
+    input: Texts
+    encoding_format: Literal["float", "base64"] | None = "float"
+    dimensions: Annotated[Whole, Field(ge=1, le=1 << 20)] | None = None
+    user: str | None = None
+
+
+Listed = str | Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS)]
+
+
+class ScoreRequest(Asked):
+    """POST /score: each text of one side with each of the other, or one with all."""
+
+    model: Name | None = None
+    text_1: Listed
+    text_2: Listed
+
+
+class ClassifyRequest(Asked):
+    """POST /classify; ``second`` are the other texts, where the model reads pairs."""
+
+    model: Name | None = None
+    input: Listed
+    second: Listed | None = None
+
+
+class Document(Asked):
+    """A document of Cohere's first rerank."""
+
+    text: str
+
+
+class RerankRequest(Asked):
+    """POST /v1/rerank and /v2/rerank, as Cohere's client sends it."""
+
+    model: Name | None = None
+    query: Annotated[str, Field(min_length=1)]
+    documents: Annotated[list[str | Document], Field(min_length=1, max_length=MOST_TEXTS)]
+    top_n: Annotated[Whole, Field(ge=1, le=MOST_TOKENS)] | None = None
+    return_documents: bool | None = False
+
+
+class FillRequest(Asked):
+    """POST /v1/fill: a text with blanks, ``___`` or the mask token."""
+
+    model: Name | None = None
+    input: Annotated[str, Field(min_length=1)]
+    top: Annotated[Whole, Field(ge=1, le=100)] = 5
+    order: Literal["apart", "left", "sure"] = "apart"
+
+
+class TranslateRequest(Asked):
+    """POST /v1/translate: sources for an encoder-decoder, searched with beams."""
+
+    model: Name | None = None
+    input: Listed
+    beams: Annotated[Whole, Field(ge=1, le=32)] = 5
+    best: Annotated[Whole, Field(ge=1, le=32)] = 1
+    length_penalty: Annotated[Number, Field(ge=-10, le=10)] = 1.0
+    max_new: Annotated[Whole, Field(ge=1, le=4096)] = 200

@@ -1,0 +1,146 @@
+"""Vectors, scores, ranks, labels, blanks and translations over HTTP: the numbers of the same call in process."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import glassformer
+from glassformer import generation
+
+from .conftest import Server
+from .test_bad_input import refused
+
+TEXTS = ["the cat sat on the mat", "the dog sat on the log", "a mat and a log"]
+
+
+def opened(path: Path) -> tuple[Any, Any]:
+    return glassformer.load(path, dtype="float32")
+
+
+def test_embeddings(server: Server, others: dict[str, Path]) -> None:
+    model, tokenizer = opened(others["vectors"])
+    own = generation.embed(model, tokenizer, TEXTS)
+    told = server.post("/v1/embeddings", {"model": "vectors", "input": TEXTS}).json()
+    assert [one["index"] for one in told["data"]] == [0, 1, 2] and told["object"] == "list"
+    torch.testing.assert_close(torch.tensor([one["embedding"] for one in told["data"]]), own, atol=1e-5, rtol=1e-5)
+    ids = tokenizer.encode(TEXTS[0])
+    by_ids = server.post("/v1/embeddings", {"model": "vectors", "input": ids}).json()["data"][0]["embedding"]
+    assert by_ids == pytest.approx(told["data"][0]["embedding"], abs=1e-6), "alone and by its ids as among others"
+    short = server.post("/v1/embeddings", {"model": "vectors", "input": TEXTS[0], "dimensions": 8}).json()
+    expected = torch.nn.functional.normalize(own[:1, :8], dim=-1)
+    torch.testing.assert_close(torch.tensor([short["data"][0]["embedding"]]), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_embeddings_as_openais_client_asks_for_them(server: Server) -> None:
+    """It asks for base64 where the caller says nothing."""
+    openai = pytest.importorskip("openai")
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
+    plain = client.embeddings.create(model="vectors", input=TEXTS, encoding_format="float")
+    coded = client.embeddings.create(model="vectors", input=TEXTS)
+    for one, other in zip(plain.data, coded.data, strict=True):
+        assert one.embedding == pytest.approx(other.embedding, abs=1e-6)
+    raw = server.post("/v1/embeddings", {"model": "vectors", "input": TEXTS[0], "encoding_format": "base64"}).json()
+    data = base64.b64decode(raw["data"][0]["embedding"])
+    assert list(struct.unpack(f"<{len(data) // 4}f", data)) == pytest.approx(plain.data[0].embedding, abs=1e-6)
+
+
+def test_a_decoder_embeds_too(server: Server, chat_model: Path) -> None:
+    model, tokenizer = opened(chat_model)
+    own = generation.embed(model, tokenizer, ["O Romeo"])[0].tolist()
+    told = server.post("/v1/embeddings", {"model": "tiny", "input": "O Romeo"}).json()["data"][0]["embedding"]
+    assert told == pytest.approx(own, abs=1e-4)
+
+
+def test_classify(server: Server, others: dict[str, Path]) -> None:
+    model, tokenizer = opened(others["labels"])
+    own = generation.classify(model, tokenizer, TEXTS)
+    told = server.post("/classify", {"model": "labels", "input": TEXTS}).json()
+    torch.testing.assert_close(torch.tensor([one["probs"] for one in told["data"]]), own, atol=1e-5, rtol=1e-5)
+    assert [one["label"] for one in told["data"]] == [str(int(row.argmax())) for row in own]
+    pairs = generation.classify(model, tokenizer, [(TEXTS[0], TEXTS[1])])
+    two = server.post("/classify", {"model": "labels", "input": TEXTS[0], "second": TEXTS[1]}).json()
+    assert two["data"][0]["probs"] == pytest.approx(pairs[0].tolist(), abs=1e-5)
+
+
+def test_score_by_vectors_and_by_a_model_for_pairs(server: Server, others: dict[str, Path]) -> None:
+    unit = generation.embed(*opened(others["vectors"]), TEXTS, unit=True)
+    told = server.post("/score", {"model": "vectors", "text_1": TEXTS[0], "text_2": TEXTS}).json()["data"]
+    assert [one["score"] for one in told] == pytest.approx((unit @ unit[0]).tolist(), abs=1e-5)
+    own = generation.classify(*opened(others["pairs"]), [(TEXTS[0], one) for one in TEXTS]).sigmoid()[:, 0]
+    told = server.post("/score", {"model": "pairs", "text_1": TEXTS[0], "text_2": TEXTS}).json()["data"]
+    assert [one["score"] for one in told] == pytest.approx(own.tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize("model", ["vectors", "pairs"])
+def test_rerank_as_coheres_client_asks_for_it(server: Server, model: str) -> None:
+    cohere = pytest.importorskip("cohere", reason="needs Cohere's client: pip install cohere")
+    scores = server.post("/score", {"model": model, "text_1": TEXTS[0], "text_2": TEXTS}).json()["data"]
+    order = sorted(range(3), key=lambda place: -scores[place]["score"])
+    two = cohere.ClientV2(api_key="none", base_url=server.url).rerank(
+        model=model, query=TEXTS[0], documents=TEXTS, top_n=2
+    )
+    assert [one.index for one in two.results] == order[:2]
+    assert two.results[0].relevance_score == pytest.approx(scores[order[0]]["score"], abs=1e-6)
+    one = cohere.Client(api_key="none", base_url=server.url).rerank(
+        model=model, query=TEXTS[0], documents=[TEXTS[0], {"text": TEXTS[1]}], return_documents=True
+    )
+    assert {item.document.text for item in one.results} == set(TEXTS[:2])
+
+
+@pytest.mark.parametrize("order", ["apart", "left", "sure"])
+def test_fill(server: Server, others: dict[str, Path], order: Any) -> None:
+    model, tokenizer = opened(others["labels"])
+    own = generation.fill(model, tokenizer, "the ___ sat on the ___", top=3, order=order)
+    asked = {"model": "labels", "input": "the ___ sat on the ___", "top": 3, "order": order}
+    told = server.post("/v1/fill", asked).json()["data"]
+    assert [[one["tokens"] for one in blank] for blank in told] == [[one.tokens for one in blank] for blank in own]
+    assert told[0][0]["probability"] == pytest.approx(own[0][0].probability, rel=1e-4)
+
+
+def test_translate(server: Server, others: dict[str, Path]) -> None:
+    model, tokenizer = opened(others["translator"])
+    own = generation.search(model, tokenizer, TEXTS, beams=3, best=2, max_new=8)
+    asked = {"model": "translator", "input": TEXTS, "beams": 3, "best": 2, "max_new": 8}
+    told = server.post("/v1/translate", asked).json()["data"]
+    assert [[one["tokens"] for one in some["best"]] for some in told] == [[one.tokens for one in some] for some in own]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        ("/v1/embeddings", {"model": "labels", "input": "a"}, "does not give vectors"),
+        ("/v1/embeddings", {"model": "vectors", "input": ""}, "empty"),
+        ("/v1/embeddings", {"model": "vectors", "input": []}, "empty"),
+        ("/v1/embeddings", {"model": "vectors", "input": [[]]}, "empty"),
+        ("/v1/embeddings", {"model": "vectors", "input": [99999]}, "Tokens are"),
+        ("/v1/embeddings", {"model": "vectors", "input": "cat " * 100}, "64"),
+        ("/v1/embeddings", {"model": "vectors", "input": "a", "dimensions": 33}, "32"),
+        ("/v1/embeddings", {"model": "vectors", "input": "a", "dimensions": 0}, "dimensions"),
+        ("/v1/embeddings", {"model": "vectors", "input": "a", "encoding_format": "int8"}, "encoding_format"),
+        ("/v1/embeddings", {"model": "vectors", "input": {"a": 1}}, "input"),
+        ("/classify", {"model": "vectors", "input": "a"}, "does not choose labels"),
+        ("/classify", {"model": "labels", "input": ["a", "b"], "second": ["c"]}, "as many"),
+        ("/score", {"model": "labels", "text_1": "a", "text_2": "b"}, "3 labels"),
+        ("/score", {"model": "vectors", "text_1": ["a", "b"], "text_2": ["c"]}, "as many"),
+        ("/score", {"model": "translator", "text_1": "a", "text_2": "b"}, "does not score"),
+        ("/v2/rerank", {"model": "vectors", "query": "", "documents": ["a"]}, "query"),
+        ("/v2/rerank", {"model": "vectors", "query": "a", "documents": []}, "documents"),
+        ("/v2/rerank", {"model": "vectors", "query": "a", "documents": ["a"], "top_n": 0}, "top_n"),
+        ("/v1/fill", {"model": "tiny", "input": "a ___"}, "does not fill"),
+        ("/v1/fill", {"model": "labels", "input": "no blank"}, "blank"),
+        ("/v1/fill", {"model": "labels", "input": "a ___", "top": 0}, "top"),
+        ("/v1/translate", {"model": "tiny", "input": "a"}, "does not translate"),
+        ("/v1/translate", {"model": "translator", "input": ""}, "empty"),
+        ("/v1/translate", {"model": "translator", "input": "a", "beams": 2, "best": 3}, "best"),
+        ("/v1/completions", {"model": "vectors", "prompt": "a"}, "does not continue"),
+        ("/v1/chat/completions", {"model": "pairs", "messages": [{"role": "user", "content": "a"}]}, "does not chat"),
+    ],
+)
+def test_bad_input_is_a_sentence(server: Server, path: str, body: dict[str, Any], said: str) -> None:
+    assert said in refused(server.post(path, body))

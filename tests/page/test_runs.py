@@ -88,3 +88,11 @@ def test_a_request_that_nobody_waits_for_ends_in_the_middle(models: Models) -> N
         with pytest.raises(Gone):
             waits.result(5)
     loaded.lock.release()
+
+
+def test_what_is_left_out_is_of_this_text_though_the_run_is_known(models: Models) -> None:
+    runs, texts = Runs(models), ["the cat " * count for count in (500, 900)]
+    first, second = (runs.make({"model": "llama", "text": text, "cut": True}) for text in texts)
+    assert second["run"] == first["run"] and second["found"]
+    assert 0 < first["left_out"]["tokens"] < second["left_out"]["tokens"]
+    assert f"of {len(first['tokens']) + second['left_out']['tokens']:,} tokens" in second["cut"]

@@ -84,8 +84,9 @@ class Runs:
         id = f"r_{whole[:16]}"
         with self._turn:
             known = self._runs.get(id)
+        over = beyond(("text", tokens, left), ("source", given, source_left))  # the same run may be of a longer text
         if known is not None:
-            return {**self[id].answer, "model": entry.id, "found": True}
+            return {**self[id].answer, **over, "model": entry.id, "found": True}
         pair = entry.card()["abilities"]["source"]
         if pair != (given is not None):
             raise UserError(
@@ -106,15 +107,20 @@ class Runs:
         answer: dict[str, Any] = {"model": entry.id, "digest": loaded.digest}
         answer |= answers.run(trace, spans, loaded.source_tokenizer, source)
         answer |= {"run": id, "edits": list(map(repr, edits)), "check": {"captured_vs_fast_max_abs": difference}}
-        parts = [("text", len(tokens[0]), left), ("source", 0 if given is None else len(given[0]), source_left)]
-        said = [
-            f"Of the {what} the first {kept:,} of {kept + more:,} tokens are read."
-            for what, kept, more in parts
-            if more
-        ]
-        answer |= {"cut": " ".join(said) or None, "left_out": {"tokens": left, "source_tokens": source_left}}
+        answer |= over
         self.add(Run(id, loaded, trace, answer, tokens, how))
         return answer
+
+
+def beyond(*parts: tuple[str, Any, int]) -> dict[str, Any]:
+    """What of (name, ids, tokens left out) was not read, in words and in numbers."""
+    said = [
+        f"Of the {what} the first {ids.shape[1]:,} of {ids.shape[1] + more:,} tokens are read."
+        for what, ids, more in parts
+        if more
+    ]
+    left = {"tokens" if what == "text" else "source_tokens": more for what, _, more in parts}
+    return {"cut": " ".join(said) or None, "left_out": left}
 
 
 def traced(loaded: Loaded, tokens: Any, source: Any, hooks: Any, check: Check) -> Trace:

@@ -63,6 +63,20 @@ def test_a_link_shows_the_same_screen(site: Any, tab: Any) -> None:
     assert tab.locator("section.cell").inner_text() == seen
 
 
+def test_a_link_to_a_cell_shows_the_matrix_of_its_head(site: Any, tab: Any) -> None:
+    cell = "decoder.blocks.0.attn.pattern[3,2,1]"
+    tab.goto(f"{site.url}#inside?{urlencode({'m': 'gpt', 't': 'the cat sat', 'l': 0, 'op': cell[:-7], 'c': cell})}")
+    tab.wait_for_selector("section.cell .value .num")
+    tab.wait_for_function(
+        """head => {
+      const box = document.querySelector('main [role=grid]').getBoundingClientRect();
+      return __glassformer.probe(box.right - 3, box.bottom - 3)?.addr.includes(`pattern[${head},`);
+    }""",
+        arg=3,
+    )
+    assert "h=3" in tab.url
+
+
 @pytest.mark.parametrize("text", ["🎵鸟", "<img src=x onerror=alert(1)>", "שלום", "a", "the " * 400, "tab\there\nand"])
 def test_any_text_is_read_or_refused_in_a_sentence(text: str, site: Any, tab: Any) -> None:
     tab.goto(f"{site.url}#inside?{urlencode({'m': 'llama', 't': text})}")

@@ -69,6 +69,12 @@ export function Inside() {
       delete actions.walk;
     };
   }, []);
+  useEffect(() => {
+    // A cell that is opened shows its own head's matrix.
+    const at = state.cell.value ? parse(state.cell.value) : null, one = at && ops.value.get(at.name);
+    const side = one ? sides(one).findIndex((side) => side.axis === "H") : -1;
+    if (at?.index && side >= 0 && side < at.index.length) state.head.value = at.index[side];
+  }, [state.cell.value, run.value?.run]);
   const op = ops.value.get(state.op.value);
   return (
     <>
@@ -281,7 +287,7 @@ function Value({ op: asked, col, main }: { op: Op; col: Signal<number | null>; m
   const rowPieces = along(op, cut.row.axis), colPieces = along(op, cut.col.axis);
   const rowLabels = useMemo(() => rowPieces?.map((one) => label(one)), [rowPieces]), colLabels = useMemo(() => colPieces?.map((one) => label(one)), [colPieces]);
   const got = loaded.data?.got, at = state.cell.value ? parse(state.cell.value) : null;
-  const here = at?.name === op.id ? at.index : null;
+  const here = at?.name === op.id && cut.lead.every((one, side) => at.index?.[side] === one.at) ? at.index : null;
   return (
     <div aria-busy={loaded.loading}>
       <Leads op={asked} />

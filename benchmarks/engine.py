@@ -1,0 +1,233 @@
+"""Our kernels beside llama.cpp's and oneDNN's: the same matrices, rows and bits in one process, taking turns.
+
+    pip install --target /tmp/llama --no-deps llama-cpp-python diskcache     # compiles llama.cpp: cmake, a C++ compiler
+    python benchmarks/engine.py --llama /tmp/llama [--rows 1 8 128] [--repeats 15] [--threads 1] [--model]
+
+A time is of the product with its quantising of activations; weights are cold (as many copies as fill 160 MB, one after
+the other). With one thread it is processor time, which neighbours on a shared machine disturb least; with more, the
+clock's. A ratio is theirs / ours turn by turn: median, and the range from the first to the third quarter. Beside it the share of the
+limit: of the memory's speed, measured between turns, at 1 row; of the cores' (fp32 products of oneDNN, times 1, 2, 4 for
+fp32, bf16, int8) at many. --model decodes with Llamas of 1.1 B parameters, random weights, instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+SHAPES = ((2048, 5632), (4096, 4096))
+TYPES = {"fp32": 0, "bf16": 30, "int8": 8, "int4": 2}
+"""What llama.cpp calls them: F32, BF16, Q8_0, Q4_0."""
+COLD = 160e6
+
+
+class Ggml:
+    """llama.cpp's own products by ctypes: a graph of one matrix times rows, on its CPU backend."""
+
+    def __init__(self, folder: Path, threads: int) -> None:
+        lib = folder / "llama_cpp" / "lib"
+        self.base, self.cpu = (
+            ctypes.CDLL(str(lib / f"lib{name}.so"), ctypes.RTLD_GLOBAL) for name in ("ggml-base", "ggml-cpu")
+        )
+        for library, names in ((self.base, BASE), (self.cpu, ("ggml_backend_cpu_init", "ggml_backend_cpu_reg"))):
+            for name in names:
+                getattr(library, name).restype = ctypes.c_void_p
+        self.backend = ctypes.c_void_p(self.cpu.ggml_backend_cpu_init())
+        self.cpu.ggml_backend_cpu_set_n_threads(self.backend, threads)
+        self.repacked = self._repacked()
+
+    def _repacked(self) -> ctypes.c_void_p | None:
+        """Its memory for weights in an order of its own (Q4_0), where it has one: what a loaded model lies in."""
+        reg = ctypes.c_void_p(self.cpu.ggml_backend_cpu_reg())
+        found = self.base.ggml_backend_reg_get_proc_address(reg, b"ggml_backend_dev_get_extra_bufts")
+        device = self.base.ggml_backend_reg_dev_get(reg, ctypes.c_size_t(0))
+        extra = ctypes.CFUNCTYPE(ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)(found)(device)
+        named = self.base.ggml_backend_buft_name
+        named.restype = ctypes.c_char_p
+        for place in range(8):
+            if not extra or not extra[place]:
+                return None
+            if b"REPACK" in named(ctypes.c_void_p(extra[place])):
+                return ctypes.c_void_p(extra[place])
+        return None
+
+    def products(self, kind: str, weight: Any, x: Any, copies: int) -> list[Callable[[], None]]:
+        """Products of x (rows, C) fp32 with ``copies`` of weight (N, C) in its type."""
+        (outputs, inputs), rows = weight.shape, len(x)
+        packed = (ctypes.c_char * (weight.numel() * 4 + 64))()
+        if kind == "fp32":
+            ctypes.memmove(packed, weight.data_ptr(), weight.nbytes)
+        elif kind == "bf16":
+            ctypes.memmove(packed, weight.bfloat16().data_ptr(), weight.nbytes // 2)
+        else:
+            arguments = ctypes.c_int64(0), ctypes.c_int64(outputs), ctypes.c_int64(inputs), None
+            self.base.ggml_quantize_chunk(TYPES[kind], ctypes.c_void_p(weight.data_ptr()), packed, *arguments)
+        made = []
+        for _ in range(copies):
+            matrices, others = self._context(), self._context()
+            matrix = self._tensor(matrices, TYPES[kind], inputs, outputs)
+            row = self._tensor(others, 0, inputs, rows)
+            y = ctypes.c_void_p(self.base.ggml_mul_mat(others, matrix, row))
+            graph = ctypes.c_void_p(self.base.ggml_new_graph(others))
+            self.base.ggml_build_forward_expand(graph, y)
+            if kind == "int4" and self.repacked is not None:
+                self.base.ggml_backend_alloc_ctx_tensors_from_buft(matrices, self.repacked)
+            else:
+                self.base.ggml_backend_alloc_ctx_tensors(matrices, self.backend)
+            self.base.ggml_backend_alloc_ctx_tensors(others, self.backend)
+            size = ctypes.c_size_t(self.base.ggml_nbytes(matrix))
+            self.base.ggml_backend_tensor_set(matrix, packed, ctypes.c_size_t(0), size)
+            there = ctypes.c_void_p(x.data_ptr())
+            self.base.ggml_backend_tensor_set(row, there, ctypes.c_size_t(0), ctypes.c_size_t(x.nbytes))
+            made.append(lambda graph=graph: self.base.ggml_backend_graph_compute(self.backend, graph))
+        return made
+
+    def _context(self) -> ctypes.c_void_p:
+        return ctypes.c_void_p(self.base.ggml_init(_Params(1 << 20, None, True)))
+
+    def _tensor(self, context: ctypes.c_void_p, kind: int, *sizes: int) -> ctypes.c_void_p:
+        return ctypes.c_void_p(self.base.ggml_new_tensor_2d(context, kind, *map(ctypes.c_int64, sizes)))
+
+
+class _Params(ctypes.Structure):
+    _fields_ = [("size", ctypes.c_size_t), ("buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool)]  # noqa: RUF012
+
+
+BASE = (
+    "ggml_init ggml_new_tensor_2d ggml_mul_mat ggml_new_graph ggml_nbytes ggml_backend_alloc_ctx_tensors "
+    "ggml_backend_alloc_ctx_tensors_from_buft ggml_backend_reg_get_proc_address ggml_backend_reg_dev_get"
+).split()
+
+
+def rounded(weight: Any, most: int) -> tuple[Any, Any]:
+    """Whole numbers and scales of groups of 32, to the nearest."""
+    groups = weight.unflatten(1, (-1, 32))
+    scales = (groups.abs().amax(-1) / most).half()
+    return (groups / scales[..., None].float()).round().clamp(-most - 1, most).flatten(1).char(), scales
+
+
+def ours(kind: str, weight: Any, x: Any, copies: int) -> list[Callable[[], Any]]:
+    """Our products."""
+    from dataclasses import replace
+
+    from glassformer.nn import kernels
+
+    if kind in ("int8", "int4"):
+        pack = kernels.pack_int8 if kind == "int8" else kernels.pack_int4
+        first = pack(*rounded(weight, 127 if kind == "int8" else 7))
+    else:
+        first = (kernels.pack_bf16 if kind == "bf16" else kernels.pack_fp32)(weight)
+    x = x.to(first.data.dtype) if kind in ("bf16", "fp32") else x
+    packed = [replace(first, data=first.data.clone()) for _ in range(copies)]
+    return [lambda one=one: kernels.matmul(x, one) for one in packed]
+
+
+def onednn(kind: str, weight: Any, x: Any, copies: int) -> list[Callable[[], Any]]:
+    """oneDNN's products by prepacked weights, of fp32 and bf16."""
+    import torch
+
+    dtype = torch.bfloat16 if kind == "bf16" else torch.float32
+    reorder, product = torch.ops.mkldnn._reorder_linear_weight, torch.ops.mkldnn._linear_pointwise.default
+    x, packed = x.to(dtype), [reorder(weight.to(dtype), 32) for _ in range(copies)]
+    return [lambda one=one: product(x, one, None, "none", [], "") for one in packed]
+
+
+def turns(sides: list[list[Callable[[], Any]]], repeats: int, clock: Callable[[], float]) -> list[list[float]]:
+    """Seconds of each side's calls, the sides taking turns, the first to go changing."""
+    for side in sides:
+        for call in side[:2]:
+            call()
+    times: list[list[float]] = [[] for _ in sides]
+    for turn in range(repeats):
+        for which in sorted(range(len(sides)), key=lambda one: (one + turn) % len(sides)):
+            call = sides[which][turn % len(sides[which])]
+            start = clock()
+            call()
+            times[which].append(clock() - start)
+    return times
+
+
+def compared(ours: list[float], theirs: list[float]) -> str:
+    """theirs / ours."""
+    ratios = sorted(b / a for a, b in zip(ours, theirs, strict=True))
+    low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
+    return f"{statistics.median(ratios):.2f} ({low:.2f} to {high:.2f})"
+
+
+def limits(threads: int, clock: Callable[[], float]) -> tuple[float, float]:
+    """What this minute's memory reads in GB/s, and GFLOP/s of a large fp32 product."""
+    import torch
+
+    numbers, square = torch.ones(1 << 25), torch.randn(1024, 1024)
+    (read, _), (multiply, _) = (
+        (statistics.median(one), None) for one in turns([[numbers.sum], [lambda: square @ square]], 7, clock)
+    )
+    return numbers.nbytes / read / 1e9, 2 * 1024**3 / multiply / 1e9
+
+
+def matrices(given: argparse.Namespace) -> Iterator[str]:
+    """A line for each shape, type and number of rows."""
+    import torch
+
+    clock = time.thread_time if given.threads == 1 else time.perf_counter
+    ggml = Ggml(given.llama, given.threads) if given.llama else None
+    yield "| matrix | type | rows | ours, ms | llama.cpp / ours | oneDNN / ours | GB/s | GFLOP/s | of the limit |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for outputs, inputs in SHAPES:
+        weight = torch.randn(outputs, inputs)
+        for kind in given.types:
+            for rows in given.rows:
+                x = torch.randn(rows, inputs)
+                size = outputs * inputs * {"fp32": 4, "bf16": 2, "int8": 8.5 / 8, "int4": 4.5 / 8}[kind]
+                copies = min(given.repeats, max(2, round(COLD / size)))
+                sides = [ours(kind, weight, x, copies)]
+                sides += [ggml.products(kind, weight, x, copies)] if ggml else []
+                sides += [onednn(kind, weight, x, copies)] if kind in ("fp32", "bf16") else []
+                times = turns(sides, given.repeats, clock)
+                ratios = [compared(times[0], other) for other in times[1:]]
+                ratios = ([] if ggml else [""]) + ratios + ([] if kind in ("fp32", "bf16") else [""])
+                memory, cores = limits(given.threads, clock)
+                best = statistics.median(times[0])
+                speed, flops = size / best / 1e9, 2 * rows * outputs * inputs / best / 1e9
+                most = {"fp32": 1, "bf16": 2, "int8": 4, "int4": 4}[kind]
+                share = f"{max(speed / memory, flops / cores / most):.0%}"
+                cells = (
+                    f"{outputs} x {inputs}",
+                    kind,
+                    rows,
+                    f"{best * 1e3:.3f}",
+                    *ratios,
+                    f"{speed:.1f}",
+                    f"{flops:.0f}",
+                )
+                yield f"| {' | '.join(map(str, cells))} | {share} of {memory:.0f} GB/s, {cores * most:.0f} GFLOP/s |"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--llama", type=Path, help="the folder that llama-cpp-python was installed to")
+    parser.add_argument("--rows", type=int, nargs="+", default=(1, 8, 128))
+    parser.add_argument("--types", nargs="+", choices=TYPES, default=tuple(TYPES))
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    given = parser.parse_args()
+    import torch
+
+    from glassformer.nn import kernels
+
+    torch.set_num_threads(given.threads)
+    print(f"torch {torch.__version__}, kernels {kernels.path()}, {given.threads} threads")
+    for line in matrices(given):
+        print(line, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -5,9 +5,9 @@
 
 A time is of the product with its quantising of activations; weights are cold (as many copies as fill 160 MB, one after
 the other). With one thread it is processor time, which neighbours on a shared machine disturb least; with more, the
-clock's. A ratio is theirs / ours turn by turn: median, and the range from the first to the third quarter. Beside it the share of the
-limit: of the memory's speed, measured between turns, at 1 row; of the cores' (fp32 products of oneDNN, times 1, 2, 4 for
-fp32, bf16, int8) at many. --model decodes with Llamas of 1.1 B parameters, random weights, instead.
+clock's. A ratio is theirs / ours turn by turn: median, and the range from the first to the third quarter. Beside it
+the share of the limit: of the memory's speed, measured between turns, or of the cores' (fp32 products of oneDNN, times
+1, 2, 4 for fp32, bf16, int8), whichever is nearer.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ class Ggml:
         self.backend = ctypes.c_void_p(self.cpu.ggml_backend_cpu_init())
         self.cpu.ggml_backend_cpu_set_n_threads(self.backend, threads)
         self.repacked = self._repacked()
+        self.base.ggml_log_set(_QUIET, None)
+        self.held: list[tuple[Any, ctypes.c_void_p]] = []  # what the last products lie in, and what frees it
 
     def _repacked(self) -> ctypes.c_void_p | None:
         """Its memory for weights in an order of its own (Q4_0), where it has one: what a loaded model lies in."""
@@ -65,11 +67,15 @@ class Ggml:
         if kind == "fp32":
             ctypes.memmove(packed, weight.data_ptr(), weight.nbytes)
         elif kind == "bf16":
-            ctypes.memmove(packed, weight.bfloat16().data_ptr(), weight.nbytes // 2)
+            half = weight.bfloat16()
+            ctypes.memmove(packed, half.data_ptr(), half.nbytes)
         else:
             arguments = ctypes.c_int64(0), ctypes.c_int64(outputs), ctypes.c_int64(inputs), None
             self.base.ggml_quantize_chunk(TYPES[kind], ctypes.c_void_p(weight.data_ptr()), packed, *arguments)
         made = []
+        while self.held:
+            free, one = self.held.pop()
+            free(one)
         for _ in range(copies):
             matrices, others = self._context(), self._context()
             matrix = self._tensor(matrices, TYPES[kind], inputs, outputs)
@@ -78,10 +84,12 @@ class Ggml:
             graph = ctypes.c_void_p(self.base.ggml_new_graph(others))
             self.base.ggml_build_forward_expand(graph, y)
             if kind == "int4" and self.repacked is not None:
-                self.base.ggml_backend_alloc_ctx_tensors_from_buft(matrices, self.repacked)
+                where = self.base.ggml_backend_alloc_ctx_tensors_from_buft(matrices, self.repacked)
             else:
-                self.base.ggml_backend_alloc_ctx_tensors(matrices, self.backend)
-            self.base.ggml_backend_alloc_ctx_tensors(others, self.backend)
+                where = self.base.ggml_backend_alloc_ctx_tensors(matrices, self.backend)
+            buffers = where, self.base.ggml_backend_alloc_ctx_tensors(others, self.backend)
+            self.held += [(self.base.ggml_free, context) for context in (matrices, others)]
+            self.held += [(self.base.ggml_backend_buffer_free, ctypes.c_void_p(buffer)) for buffer in buffers]
             size = ctypes.c_size_t(self.base.ggml_nbytes(matrix))
             self.base.ggml_backend_tensor_set(matrix, packed, ctypes.c_size_t(0), size)
             there = ctypes.c_void_p(x.data_ptr())
@@ -96,14 +104,18 @@ class Ggml:
         return ctypes.c_void_p(self.base.ggml_new_tensor_2d(context, kind, *map(ctypes.c_int64, sizes)))
 
 
+_QUIET = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda *_: None)
+
+
 class _Params(ctypes.Structure):
-    _fields_ = [("size", ctypes.c_size_t), ("buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool)]  # noqa: RUF012
+    _fields_ = [("size", ctypes.c_size_t), ("buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool)]
 
 
 BASE = (
-    "ggml_init ggml_new_tensor_2d ggml_mul_mat ggml_new_graph ggml_nbytes ggml_backend_alloc_ctx_tensors "
-    "ggml_backend_alloc_ctx_tensors_from_buft ggml_backend_reg_get_proc_address ggml_backend_reg_dev_get"
-).split()
+    *("ggml_init", "ggml_new_tensor_2d", "ggml_mul_mat", "ggml_new_graph", "ggml_nbytes"),
+    *("ggml_backend_alloc_ctx_tensors", "ggml_backend_alloc_ctx_tensors_from_buft"),
+    *("ggml_backend_reg_get_proc_address", "ggml_backend_reg_dev_get"),
+)
 
 
 def rounded(weight: Any, most: int) -> tuple[Any, Any]:
@@ -118,6 +130,7 @@ def ours(kind: str, weight: Any, x: Any, copies: int) -> list[Callable[[], Any]]
     from dataclasses import replace
 
     from glassformer.nn import kernels
+    from glassformer.nn.kernels import library
 
     if kind in ("int8", "int4"):
         pack = kernels.pack_int8 if kind == "int8" else kernels.pack_int4
@@ -125,7 +138,7 @@ def ours(kind: str, weight: Any, x: Any, copies: int) -> list[Callable[[], Any]]
     else:
         first = (kernels.pack_bf16 if kind == "bf16" else kernels.pack_fp32)(weight)
     x = x.to(first.data.dtype) if kind in ("bf16", "fp32") else x
-    packed = [replace(first, data=first.data.clone()) for _ in range(copies)]
+    packed = [replace(first, data=library.in_large_pages(first.data)) for _ in range(copies)]
     return [lambda one=one: kernels.matmul(x, one) for one in packed]
 
 

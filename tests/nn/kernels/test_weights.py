@@ -46,3 +46,10 @@ def test_what_cannot_be_packed_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match=why):
             pack_int4(bad, scales)
+
+
+def test_large_matrices_come_back_from_large_pages(build: str) -> None:
+    weight = torch.randn(1030, 1100)  # 4.3 MiB: two large pages and a rest
+    packed = pack_fp32(weight)
+    assert torch.equal(packed.matrix(), weight)
+    assert build == "torch" or packed.data.data_ptr() % (1 << 21) == 0

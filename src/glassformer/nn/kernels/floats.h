@@ -25,7 +25,7 @@ INLINE void tile(const int R, const int P, const Product *p, const char *weight,
         ints w[PANELS];
         UNROLL for (int i = 0; i < P; i++) {
             w[i] = load_ints(weight + i * stride);
-            fetch(weight + i * stride + BLOCK * SIZE * PANEL);
+            fetch(weight + i * stride + 4096);
         }
         UNROLL for (int r = 0; r < R; r++) {
             ints one = all_four(x + (r * p->steps + k) * SIZE);

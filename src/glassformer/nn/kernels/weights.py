@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .library import function, path
+from .library import function, in_large_pages, path
 
 GROUP = 32  # inputs that share a scale
 PANEL = 16  # outputs that are computed together
@@ -112,7 +112,7 @@ def _pack_integers(kind: str, weight: Tensor, scales: Tensor) -> Packed:
     data = _paneled(unsigned, 4).reshape(-1, groups, 8, PANEL, 4)
     if kind == "int4":
         data = data[:, :, :4] | (data[:, :, 4:] << 4)
-    return Packed(kind, outputs, inputs, data.contiguous(), _paneled(half, 1).squeeze(-1), path())
+    return Packed(kind, outputs, inputs, in_large_pages(data), _paneled(half, 1).squeeze(-1).contiguous(), path())
 
 
 def _pack_floats(kind: str, weight: Tensor) -> Packed:
@@ -120,13 +120,14 @@ def _pack_floats(kind: str, weight: Tensor) -> Packed:
     if path() == "torch":
         return Packed(kind, outputs, inputs, weight, None, "torch")
     step = STEP[kind]
-    return Packed(kind, outputs, inputs, _paneled(F.pad(weight, (0, -inputs % step)), step), None, path())
+    data = in_large_pages(_paneled(F.pad(weight, (0, -inputs % step)), step))
+    return Packed(kind, outputs, inputs, data, None, path())
 
 
 def _paneled(matrix: Tensor, step: int) -> Tensor:
     """(N, C) -> (N / 16, C / step, 16, step)."""
     padded = F.pad(matrix, (0, 0, 0, -len(matrix) % PANEL))
-    return padded.reshape(-1, PANEL, matrix.shape[1] // step, step).transpose(1, 2).contiguous()
+    return padded.reshape(-1, PANEL, matrix.shape[1] // step, step).transpose(1, 2)
 
 
 def _unpaneled(panels: Tensor) -> Tensor:

@@ -1,0 +1,94 @@
+"""The engine beside generation's batch: even and ragged prompts with grouped heads, tokens per second; alternating.
+
+    python benchmarks/engine_batch.py [--rows 32] [--prompt 128] [--tokens 32] [--threads 1] [--repeats 3] [--dim 512]
+
+A random Llama shape in bf16 (or fp32): grouped heads 8 / 2, 8 layers. "even" prompts have all the same length, "ragged"
+ones 35 to 128 tokens. Greedy tokens of both are compared (they may part where two tokens are equally likely to a
+rounding). Decode is counted from the first token on. Prints a table, and what one step of the engine takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import sys
+import time
+
+
+def main() -> None:
+    read = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    for name, default in (("rows", 32), ("prompt", 128), ("tokens", 32), ("threads", 1), ("repeats", 3), ("dim", 512)):
+        read.add_argument(f"--{name}", type=int, default=default)
+    read.add_argument("--dtype", default="bfloat16")
+    given = read.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", str(given.threads))
+    import torch
+
+    from glassformer import config as c
+    from glassformer import generate
+    from glassformer.engine import Engine, Request
+    from glassformer.generation.sample import Sampling
+    from glassformer.nn import build_model, kernels
+
+    torch.set_num_threads(given.threads)
+    block = c.Block(c.Attention(8, 2), c.GatedMLP(given.dim * 11 // 4 // 32 * 32))
+    stack = c.Stack(8, (block,), c.Rotary(), last_norm=c.RMSNorm())
+    cfg = c.Decoder(given.dim, 2048, c.Embed(32000), stack, c.Head(tied=False))
+    model = build_model(cfg, dtype=getattr(torch, given.dtype), seed=1).eval()
+    lot = random.Random(0)
+    lengths = {"even": [given.prompt] * given.rows}
+    lengths["ragged"] = [lot.randint(min(35, given.prompt), given.prompt) for _ in range(given.rows)]
+    print(f"{kernels.path()}, {given.threads} threads, {given.rows} rows, {given.tokens} new tokens, {given.dtype}")
+    print(
+        "| prompts | engine tokens/s | generation tokens/s | ratio | engine decode | generation decode | ratio | same |"
+    )
+    with Engine(model, max_sequences=given.rows, max_context=given.prompt + given.tokens, lookup=False) as engine:
+        print(engine.room, file=sys.stderr)
+        for name, sizes in lengths.items():
+            times: dict[str, list[tuple[float, float]]] = {"engine": [], "generation": []}
+            for turn in range(given.repeats + 1):
+                prompts = [[lot.randrange(32000) for _ in range(size)] for size in sizes]  # new ones: no prefix hits
+
+                def by_engine(prompts: list[list[int]] = prompts) -> tuple[list[list[int]], float]:
+                    requests = [Request(one, sampling=Sampling(0), max_new=given.tokens) for one in prompts]
+                    handles = [engine.submit(one) for one in requests]
+                    next(iter(handles[-1]))
+                    first = time.perf_counter()
+                    found = [[event.token for event in handle] for handle in handles]
+                    return found, time.perf_counter() - first
+
+                def by_generation(prompts: list[list[int]] = prompts) -> tuple[list[list[int]], float]:
+                    told = generate(model, None, prompts, temperature=0, max_new=given.tokens)
+                    steps = iter(told)
+                    for _ in prompts:
+                        next(steps)
+                    first = time.perf_counter()
+                    told.run()
+                    return told.tokens, time.perf_counter() - first
+
+                answers = []
+                ways = [("engine", by_engine), ("generation", by_generation)]
+                for who, way in ways if turn % 2 else reversed(ways):
+                    start = time.perf_counter()
+                    found, decode = way()
+                    if turn:
+                        times[who].append((time.perf_counter() - start, decode))
+                    answers.append(found)
+                pairs = zip(*(answers if turn % 2 else reversed(answers)), strict=True)
+                same = sum(a[-5:] == b[-5:] for a, b in pairs)
+            work, decoded = given.rows * given.tokens, given.rows * (given.tokens - 1)
+            whole, decode = (
+                {who: statistics.median(one[side] for one in times[who]) for who in times} for side in (0, 1)
+            )
+            print(
+                f"| {name} | {work / whole['engine']:.0f} | {work / whole['generation']:.0f} "
+                f"| {whole['generation'] / whole['engine']:.2f} | {decoded / decode['engine']:.0f} "
+                f"| {decoded / decode['generation']:.0f} | {decode['generation'] / decode['engine']:.2f} "
+                f"| {same}/{given.rows} |"
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -7,10 +7,10 @@ import itertools
 import random
 
 import pytest
+import torch
 
 import glassformer
 import tiny
-import torch
 from glassformer.engine import Encode, Engine, Request, Result
 from glassformer.engine.memory import room_for
 from glassformer.generation.sample import Sampling

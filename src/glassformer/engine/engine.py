@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,10 +24,12 @@ from ..errors import need
 from ..generation.prompt import end_tokens
 from ..generation.sample import likeliest, log_probability
 from ..nn import Model
+from ..nn.editing import one_token
 from ..nn.finite import must_be_finite
 from .continuation import Continuation, draw
 from .draft import PromptLookup
 from .job import Job, Stats
+from .looking import looks
 from .memory import Room, check_encode, check_request, room_for
 from .request import Encode, EngineClosed, Event, FinishReason, Handle, QueueFull, Request, TokenLogprob
 from .runner import encode
@@ -165,7 +168,17 @@ class Engine:
         source = None if request.source is None else tuple(request.source)
         texts = [Text(list(request.tokens), request.client, source, source=source, owner=row) for row in rows]
         texts[0].fresh = request.prompt_logprobs is not None
+        if request.want or request.edits:
+            read, own = looks(request, self.model, self.tokenizer, self._shapes)
+            for text, look in zip(texts, own, strict=True):
+                text.tokens, text.fresh, text.look = [*read], True, look
+                text.root = look if request.edits else source  # what an edit changes is nobody else's
         return Job(handle, rows, texts, [*range(1, request.n)], request.n)
+
+    @cached_property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every path inside the model."""
+        return {path: tuple(value.shape) for path, value in one_token(self.model).items()}
 
     def _loop(self) -> None:
         while self._arrive():
@@ -219,7 +232,8 @@ class Engine:
     def _wanted(self, chunk: Chunk) -> Sequence[int]:
         """The places in a chunk after which logits are asked for: all of a scored prompt, or the last ones."""
         length = len(chunk.tokens)
-        if chunk.text.fresh and chunk.start < len(chunk.text.owner.request.tokens):
+        request = chunk.text.owner.request
+        if self._scores(chunk.text) and chunk.start < len(request.tokens):
             return range(length)
         return range(length - 1 - chunk.drafted, length) if chunk.finishes else ()
 
@@ -281,16 +295,20 @@ class Engine:
         with self._work:
             self._stats.drafted_tokens += chunk.drafted
             self._stats.accepted_tokens += accepted
-        if self.lookup:
+        if self.lookup and text.look is None:
             row.lookup = row.lookup or PromptLookup()
             row.lookup.learn(chunk.drafted, accepted)
             text.draft = row.lookup.propose(text.tokens, row.room - len(row.tokens) - 1)
+
+    def _scores(self, text: Text) -> bool:
+        """Whether its prompt's log-probabilities are asked for: the first continuation tells them."""
+        return text.owner.index == 0 and text.owner.request.prompt_logprobs is not None
 
     def _score(self, chunk: Chunk, places: Sequence[int], logits: Tensor) -> None:
         """Of a scored prompt, the log-probabilities of the tokens after those of the chunk."""
         job, request = self._job_of(chunk.text), chunk.text.owner.request
         last = len(request.tokens) - 1 - chunk.start  # the place in the chunk that the prompt's last token has
-        if not chunk.text.fresh or not places or last < 0:
+        if not self._scores(chunk.text) or not places or last < 0:
             return
         own = logits[: min(len(places), last)]
         tokens = torch.tensor(request.tokens[chunk.start + 1 : chunk.start + 1 + len(own)], device=logits.device)
@@ -339,6 +357,8 @@ class Engine:
     def _finish(self, text: Text, event: Event) -> None:
         """A continuation has ended with this event."""
         job = self._job_of(text)
+        if text.look is not None:
+            job.handle.records[event.index] = text.look.joined()
         self._scheduler.drop(text)
         job.cached = job.texts[0].cached
         job.open -= 1

@@ -13,13 +13,14 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from torch import Tensor
 
 from ..errors import UserError, need
 from ..generation.loop import Likely
 from ..generation.sample import Sampling
+from ..nn.editing import ModelEdit
 
 FinishReason: TypeAlias = Literal["stop", "length", "cancelled", "error"]
 Guide: TypeAlias = Callable[[Sequence[int]], Tensor | None]
@@ -49,7 +50,9 @@ class Request:
     token id; ``presence_penalty`` and ``frequency_penalty`` are taken off generated tokens' logits, once and per
     occurrence. ``logprobs`` asks for so many of the likeliest tokens in each place, ``prompt_logprobs`` for the
     prompt's tokens' own log-probabilities and so many of the likeliest in their places. ``guide`` makes a Guide for
-    each continuation. The engine is fair between ``client``s. ``want`` are wishes to look inside (paths of a tape).
+    each continuation. The engine is fair between ``client``s. ``want`` are the paths (with * and ?) of values
+    inside the model to be recorded, for this request's own tokens; ``edits`` (inspection.edits) change them. Others in
+    the same step keep their bits.
     Raises UserError for what means nothing whatever the model.
     """
 
@@ -70,6 +73,7 @@ class Request:
     guide: Callable[[], Guide] | None = None
     client: str = ""
     want: Sequence[str] = ()
+    edits: Sequence[ModelEdit] = ()
 
     def __post_init__(self) -> None:
         need(self.max_new is None or self.max_new >= 0, f"max_new is {self.max_new}; give 0 or more.")
@@ -175,14 +179,16 @@ class Result:
 class Handle:
     """A request under way: iterate over its events from one thread (``for``) or one task (``async for``).
 
-    ``prompt_logprobs`` and ``output`` are there when the first event is; ``seed`` repeats the request.
+    ``prompt_logprobs`` and ``output`` are there when the first event is; ``seed`` repeats the request. ``records`` are
+    what ``want`` asked for, by continuation and path, once that has ended: each (1, T, ...) or (1, H, T, ...) over the
+    T tokens that were read, prompt first; patterns (1, H, T, T).
     """
 
     def __init__(self, request: Request | Encode, cancel: Callable[[Handle], None], seed: int = 0) -> None:
         self.request, self.seed = request, seed
         self.prompt_logprobs: list[TokenLogprob] | None = None
         self.output: Tensor | None = None
-        self.records: dict[str, Any] = {}  # what ``want`` asked for, by path
+        self.records: dict[int, dict[str, Tensor]] = {}
         self.began: float | None = None  # time.monotonic() when it stopped waiting
         self._cancel = cancel
         self._events: deque[Event] = deque()

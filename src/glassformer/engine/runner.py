@@ -8,6 +8,7 @@ N tokens in the row, S texts, R rows of logits that are wanted, C model dim, V v
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -19,7 +20,7 @@ from ..nn import Cache, EncoderDecoder, Memory, Model, Output
 from ..nn.flow import Flow
 from ..nn.inference import inference
 from ..nn.kernels import PAGE
-from ..nn.paged import PackedTexts, PagedCache
+from ..nn.paged import PackedTape, PackedTexts, PagedCache
 from ..nn.pool import Pool
 from .pages import PagePool
 from .request import Encode
@@ -87,11 +88,24 @@ class PagedRunner:
         starts = [first for first, _ in self.cache.texts.spans]
         columns = [start + place for start, places in zip(starts, wanted, strict=True) for place in places]
         told = {"memory": Memory(tokens[:, :0], tokens[:, :0])} if self.cache.texts.sources is not None else {}
+        tape = self._tape(chunks, wanted)
         with inference(self.model):
             out: Output = self.model(
-                tokens, pos=self.cache.texts.pos, cache=self.cache, logits=self._row(columns), **told
+                tokens, pos=self.cache.texts.pos, cache=self.cache, tape=tape, logits=self._row(columns), **told
             )
+        for chunk in chunks:
+            if chunk.text.look is not None:
+                chunk.text.look.keep(chunk.start)
         return out.logits[0].float()
+
+    def _tape(self, chunks: Sequence[Chunk], wanted: Sequence[Sequence[int]]) -> PackedTape | None:
+        """The tapes of the texts that are looked into."""
+        if all(chunk.text.look is None for chunk in chunks):
+            return None
+        ends = [0, *itertools.accumulate(map(len, wanted))]
+        watched = [text for text, chunk in enumerate(chunks) if chunk.text.look is not None]
+        parts = {text: (self.cache.texts.spans[text], chunks[text].text.look.tape) for text in watched}
+        return PackedTape(parts, {text: (ends[text], ends[text + 1]) for text in watched})
 
     def released(self, text: Text) -> None:
         self.sources.close(text)

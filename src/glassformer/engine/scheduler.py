@@ -26,7 +26,7 @@ class Text:
 
     ``root`` is what its keys depend on beside its tokens; ``fresh``: it reads everything itself (its prompt is scored).
     ``draft`` are guesses of what follows. ``cached`` tokens were found in pages of others when it began. ``source`` is
-    what an encoder reads beside it, and ``owner`` whoever has it read.
+    what an encoder reads beside it, ``owner`` whoever has it read and ``look`` whoever looks inside.
     """
 
     tokens: list[int]
@@ -35,6 +35,7 @@ class Text:
     fresh: bool = False
     source: tuple[int, ...] | None = None
     owner: Any = None
+    look: Any = None
     number: int = -1  # in the order of arrival
     computed: int = 0
     cached: int = 0

@@ -89,7 +89,11 @@ class Attention(TracedModule):
         kv.extend(k, v)
         bias = kv.cache.bias(position, position.bias)
         mask = Mask(flow.pos, flow.pos, self.causal, self.mask)
-        return kv.attend(AttentionInputs(q, k, v, mask, bias, self.scale, self.softcap, 0.0), self.mask, flow)
+        inputs = AttentionInputs(q, k, v, mask, bias, self.scale, self.softcap)
+        z = kv.attend(inputs, self.mask, flow)
+        if flow.watches(self, "scores", "pattern"):
+            kv.watch(self.path, inputs, self.mask, flow, z)
+        return z
 
     def apart(self, flow: Flow, position: Position, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """z (1, H, T, D) of the texts in one row, each attended to by itself as if it were alone."""

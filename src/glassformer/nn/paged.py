@@ -11,8 +11,9 @@ N tokens of S texts in the row, T of them of one text, H heads, K key-value head
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,10 +21,13 @@ from torch import Tensor
 from .. import config
 from .cache import Cache
 from .engines import attend
+from .engines.eager import eager_attention
 from .engines.inputs import AttentionInputs
-from .flow import Flow
+from .flow import Flow, Tape
 from .kernels import PAGE, Pages, paged_attention
 from .mask import Mask
+
+HEADS = ("q", "k", "v", "z")  # values (1, H, N, D); all others of a row are (1, N, ...)
 
 
 @dataclass
@@ -90,6 +94,20 @@ class PagedKV:
         flat = q[0].transpose(0, 1)
         return paged_attention(flat, self.pages, tables, texts.rows, seen, scale, None, softcap).transpose(0, 1)[None]
 
+    def watch(self, path: str, inputs: AttentionInputs, rule: config.MaskRule, flow: Flow, z: Tensor) -> None:
+        """Scores and patterns of the texts that are watched, (1, H, T, L), and what edits of them make of ``z``."""
+        assert isinstance(flow.tape, PackedTape)
+        for text, ((first, end), tape) in flow.tape.parts.items():
+            names = [f"{path}.{name}" for name in ("scores", "pattern")]
+            if not any(map(tape.watches, names)):
+                continue
+            own = self.of_text(inputs, text, rule, flow)
+            if tape.place is not None:
+                tape.place.keys, tape.place.visible = own.mask.k_pos, own.mask.dense
+            seen = eager_attention(own._replace(look=partial(_look, tape, path)))
+            if any(map(tape.changes, names)):
+                z[:, :, first:end] = seen
+
     def _by_rule(self, inputs: AttentionInputs, rule: config.MaskRule, flow: Flow) -> Tensor:
         """The same by any rule over positions, one text after another."""
         z = torch.empty_like(inputs.q)
@@ -111,6 +129,10 @@ class PagedKV:
         if bias is not None:  # (H, most) -> (1, H, T, L)
             bias = bias[:, (q_pos[0, :, None] - k_pos).clamp(min=0)][None]
         return inputs._replace(q=inputs.q[:, :, first:end], k=k, v=v, mask=mask, bias=bias)
+
+
+def _look(tape: Tape, path: str, name: str, x: Tensor) -> Tensor:
+    return tape.pass_through(f"{path}.{name}", x)
 
 
 class PagedCache(Cache):
@@ -175,3 +197,43 @@ class PagedCache(Cache):
             return () if term is None else (term[0, :, 0].flip(-1).float().contiguous(),)
 
         return next(iter(self.by_position((position, "bias"), by_distance)), None)
+
+
+class PackedTape(Tape):
+    """The tapes of some texts of a row, each shown its own columns alone; nobody else's bits change.
+
+    ``parts`` are the columns and the tape of each text that is watched in the pass under way, ``answers`` the rows of
+    logits that are its own, which are recorded, not edited.
+    """
+
+    def __init__(
+        self, parts: Mapping[int, tuple[tuple[int, int], Tape]], answers: Mapping[int, tuple[int, int]]
+    ) -> None:
+        super().__init__()
+        self.parts, self.answers = parts, answers
+
+    def begin(self, pos: Tensor, document_ids: Tensor | None) -> None:
+        for (first, end), tape in self.parts.values():
+            tape.begin(pos[:, first:end], None)
+
+    def watches(self, path: str) -> bool:
+        return any(tape.watches(path) for _, tape in self.parts.values())
+
+    def changes(self, path: str) -> bool:
+        return any(tape.changes(path) for _, tape in self.parts.values())
+
+    def pass_through(self, path: str, x: Tensor) -> Tensor:
+        """x (1, N, ...), or (1, H, N, D) of an attention's heads, where a text's edits have changed its own columns."""
+        if path == "logits":
+            for text, (_, tape) in self.parts.items():
+                tape.record(path, x[:, slice(*self.answers[text])])
+            return x
+        dim = 2 if path.rpartition(".")[2] in HEADS else 1
+        for (first, end), tape in self.parts.values():
+            if tape.watches(path):
+                own = x.narrow(dim, first, end - first)
+                changed = tape.pass_through(path, own)
+                if changed is not own:
+                    x = x.clone()
+                    x.narrow(dim, first, end - first).copy_(changed)
+        return x

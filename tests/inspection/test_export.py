@@ -152,3 +152,18 @@ def test_a_browser_opens_the_file_from_the_disk(trace: Trace, tmp_path: Path) ->
             assert held or "#attention" not in url  # Inside opens with lengths of rows
         browser.close()
     assert not wrong, wrong
+
+
+def test_a_saved_file_has_its_words(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every entry of the vocabulary, so that what is likely next has a name; left out where it is too large."""
+    told = facts(gzip.decompress(export.container(trace, 2_000_000, name="mine")))
+    data, found = base64.b64decode(told["answers"]["GET api/vocab/mine"]["base64"]), []
+    while data:
+        length = int.from_bytes(data[:4], "little")
+        found, data = [*found, data[4 : 4 + length]], data[4 + length :]
+    one = trace.tokenizer
+    assert one is not None
+    assert found == [one.token(id).encode() if one.hides(id) else one.bytes_of(id) for id in range(one.size)]
+    monkeypatch.setattr(export, "WORDS", 0.001)
+    small = facts(gzip.decompress(export.container(trace, 2_000_000, name="mine")))
+    assert "GET api/vocab/mine" not in small["answers"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -135,6 +136,15 @@ def tokens(
             }
         )
     return told
+
+
+def vocabulary(tokenizer: Tokenizer) -> bytes:
+    """For each id its length as uint32, little-endian, and its bytes; special tokens by their name."""
+    parts = []
+    for id in range(tokenizer.size):
+        raw = tokenizer.token(id).encode() if tokenizer.hides(id) else tokenizer.bytes_of(id)
+        parts += [struct.pack("<I", len(raw)), raw]
+    return b"".join(parts)
 
 
 def spans(tokenizer: Tokenizer | None, ids: Sequence[int], text: str | None) -> dict[int, tuple[int, int]]:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import torch
 
@@ -28,6 +29,8 @@ from . import answers, streams, wire
 MOST = 2_000_000  # bytes of the file
 CELLS = 400  # cells whose arithmetic is computed beforehand, at most
 TERMS = 64
+WORDS = 0.15  # of a file, at most, for the vocabulary; without it the tokens that are not in the text are numbers
+UNQUOTED = "!'()*~"  # what a browser's encodeURIComponent leaves as it is
 ROWS = (
     ("pattern", "logits"),
     ("resid", "embed", "out", "mid", "mid_cross", "state", "write", "vector"),
@@ -59,7 +62,11 @@ def container(trace: Any, most: int, cells: Iterable[str] = (), name: str = "mod
     asked = {"model": name, "text": text} | ({} if source is None else {"source": source})
     tensors: dict[str, wire.Array] = {}
     kept = 0
-    room = most - len(gzip.compress(json.dumps(told).encode())) - 4096
+    words = "" if trace.tokenizer is None else base64.b64encode(answers.vocabulary(trace.tokenizer)).decode()
+    spent = len(gzip.compress(words.encode()))
+    if spent > most * WORDS:
+        words, spent = "", 0
+    room = most - len(gzip.compress(json.dumps(told).encode())) - spent - 4096
     whole = _sizes(trace)
     kind = "f32" if sum(whole.values()) * 4 * 0.95 < room * 0.9 else "f16"
     for address in order(trace):
@@ -80,6 +87,8 @@ def container(trace: Any, most: int, cells: Iterable[str] = (), name: str = "mod
         f"POST api/runs {canonical(asked)}": told,
         f"GET api/runs/{id}": told,
     }
+    if words:
+        beside[f"GET api/vocab/{quote(name, safe=UNQUOTED)}"] = {"base64": words}
     explained: dict[str, Any] = {}
     for address in (*cells, *_pinned(trace)):
         if len(explained) >= CELLS:

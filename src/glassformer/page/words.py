@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -234,13 +233,10 @@ class Tokenizers:
         )
 
     def vocabulary(self, name: str) -> bytes:
-        """For each id its length as uint32, little-endian, and its bytes; special tokens by their name."""
-        one = self[name]
-        parts = []
-        for id in range(one.size):
-            raw = one.token(id).encode() if one.hides(id) else one.bytes_of(id)
-            parts += [struct.pack("<I", len(raw)), raw]
-        return b"".join(parts)
+        """Every entry of a tokenizer's."""
+        from ..inspection import answers
+
+        return answers.vocabulary(self[name])
 
 
 def _pieces(step: dict[str, Any]) -> list[str]:

@@ -115,7 +115,8 @@ export class StaticTransport implements Transport {
   async bytes(path: string): Promise<ArrayBuffer> {
     const made = offline.bytes(this.trace, path);
     if (made) return made;
-    const { tensor, metadata } = this.find(`GET ${path}`);
+    const { tensor, metadata, base64 } = this.find(`GET ${path}`);
+    if (base64) return Uint8Array.from(atob(base64), (one) => one.charCodeAt(0)).buffer;
     return pack(this.raw, tensor, metadata ?? {});
   }
 

@@ -1,1 +1,0 @@
-import{a,b,c}from"./chunk-ELGV4SBP.js";import"./chunk-LXMSQR7W.js";import"./chunk-SVPYO5R6.js";import"./chunk-COTPPMUG.js";import"./chunk-MFBJNLZX.js";import"./chunk-2LJGTAJ3.js";export{c as Heads,b as Train,a as joined};

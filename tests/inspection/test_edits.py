@@ -564,7 +564,7 @@ def test_a_line_that_is_no_edit_is_refused(line: str, said: str) -> None:
         ("gpt2", set_attention(ATTENTION, 0, 2, {5: 1.0}), "may not look at position 5"),
         ("gpt2", set_attention(ATTENTION, 0, 2, []), "weights are numbers"),
         ("gpt2", patch("decoder.embed", {"decoder.out": torch.zeros(1, 10, 32)}), 'no value "decoder.embed"'),
-        ("gpt2", patch("decoder.embed", torch.zeros(1, 10, 16)), "another model"),
+        ("gpt2", patch("decoder.embed", torch.zeros(1, 10, 16)), "give a run of this model"),
         ("gpt2", patch("decoder.embed", torch.zeros(1, 9, 32)), "has 9 tokens and the text has 10"),
         ("gpt2", patch("decoder.embed", torch.zeros(3, 10, 32)), "of 3 texts and 2 are read"),
         ("gpt2", patch("decoder.embed", torch.zeros(1, 4, 32), positions=5), "it has 4 tokens"),

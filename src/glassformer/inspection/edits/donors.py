@@ -67,10 +67,8 @@ def values_of(reading: Reading, path: str, values: Any, source: Any) -> Tensor:
         own == other for axis, (own, other) in enumerate(zip(given.shape, shape, strict=True)) if axis not in free
     )
     said = "x".join("*" if axis in free else str(size) for axis, size in enumerate(shape))
-    need(
-        fits,
-        f"{path} is {said} here and {'x'.join(map(str, given.shape))} in what is patched from; give a run of this model.",
-    )
+    theirs = "x".join(map(str, given.shape))
+    need(fits, f"{path} is {said} here and {theirs} in what is patched from; give a run of this model.")
     rows = reading.rows
     many = len(given) == 1 or rows is None or len(given) == len(rows)
     need(many, f"{path} is of {len(given)} texts and {len(rows or ())} are read; give one, or as many.")

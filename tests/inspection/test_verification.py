@@ -27,13 +27,13 @@ from glassformer.nn.quantized import Layout, quantize_weights
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """Shorter texts, and FlexAttention, whose plain version is slow, only where it is asked for."""
-    monkeypatch.setattr(probes, "LENGTH", 16)
+    monkeypatch.setattr(probes, "LENGTH", 12)
     if "flex" not in request.keywords:
         monkeypatch.setattr(ways, "ENGINES", [name for name in ENGINES if name != "flex"])
 
 
 def checks(model: Any, **how: Any) -> dict[str, Check]:
-    found = list(glassformer.verify(model, **{"new": 4, **how}))
+    found = list(glassformer.verify(model, **{"new": 3, **how}))
     assert len({check.name for check in found}) == len(found)
     return {check.name: check for check in found}
 

@@ -52,9 +52,9 @@ def with_engine(model: Model, name: str) -> Model:
     return view
 
 
-def engines_of(model: Model, given: Documents) -> Counter[str]:
-    """How many attentions each engine computes while the model reads; asked before each."""
-    found: Counter[str] = Counter()
+def engines_of(model: Model, given: Documents, names: Sequence[str]) -> dict[str, Counter[str]]:
+    """By the name that is asked for: how many attentions each engine would compute while the model reads."""
+    found = {name: Counter[str]() for name in names}
 
     def ask(attention: Any, given: tuple[Any, ...]) -> None:
         x, flow, position = given[:3]
@@ -62,7 +62,9 @@ def engines_of(model: Model, given: Documents) -> Counter[str]:
         bias = None if attention.cross else flow.cached((position, mask), lambda: position.bias(mask))
         one, (B, T), S, D = x.new_zeros(()), x.shape[:2], mask.k_pos.shape[1], attention.head_dim
         q, k = one.expand(B, attention.heads, T, D), one.expand(B, attention.kv_heads, S, D)
-        found[choose(AttentionInputs(q, k, k, mask, bias, attention.scale, attention.softcap), flow.engine).name] += 1
+        inputs = AttentionInputs(q, k, k, mask, bias, attention.scale, attention.softcap)
+        for name in names:
+            found[name][choose(inputs, name).name] += 1
 
     handles = [part.register_forward_pre_hook(ask) for part in model.modules() if isinstance(part, Attention)]
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -135,11 +136,16 @@ class Ways:
                 kept[tape] = read(Reader(readable, tape))
             return kept[tape]
 
+        names = ("auto", *(ENGINES if config.stacks(self.model.config) else ()))
+        counts: dict[str, Counter[str]] = {}
+
         def make(name: str) -> Way:
             view, note = counterparts.with_engine(self.model, name), ""
             if name != "auto":
-                short = Documents([self.given.tokens[0][:2]], self.given.sources and [self.given.sources[0][:2]])
-                found = counterparts.quietly(lambda: counterparts.engines_of(view, short))
+                if not counts:
+                    short = Documents([self.given.tokens[0][:2]], self.given.sources and [self.given.sources[0][:2]])
+                    counts.update(counterparts.engines_of(readable, short, names))
+                found = counts[name]
                 others = ", ".join(f"{count} by {other}" for other, count in found.items() if other != name)
                 if not found[name]:
                     raise NotRun(NEEDS.get(name, "it can compute no attention of this model"))
@@ -152,7 +158,7 @@ class Ways:
                 note,
             )
 
-        for name in ("auto", *(ENGINES if config.stacks(self.model.config) else ())):
+        for name in names:
             if name != "eager":
                 yield "engine", f"engine {name} / eager", partial(make, name)
 

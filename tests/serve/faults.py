@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from typing import Any
 
+from glassformer.asgi import listening
 from glassformer.engine import continuation
 from glassformer.serve import limits
 
@@ -13,7 +15,7 @@ limits.BODY_SECONDS = 1.0
 limits.WRITE_SECONDS = 2.0
 FAILS, NO_MEMORY, DIES, SLOW = 666_001, 666_002, 666_003, 666_004
 AFTER = 3  # tokens
-plain = continuation.Continuation.add
+plain, listen = continuation.Continuation.add, listening._listen
 
 
 def add(self: continuation.Continuation, *given: Any) -> Any:
@@ -32,3 +34,13 @@ def add(self: continuation.Continuation, *given: Any) -> Any:
 
 
 continuation.Continuation.add = add  # type: ignore[method-assign]
+
+
+def small(host: str, port: int) -> socket.socket:
+    """A socket whose connections hold little that is not read."""
+    made = listen(host, port)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16_384)
+    return made
+
+
+listening._listen = small

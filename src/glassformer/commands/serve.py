@@ -11,6 +11,7 @@ from .common import MODEL, computing
 
 EXAMPLES = (
     "glassformer serve out/mine",
+    "glassformer serve out/mine --bits 8 --port 9000",
     "glassformer serve out/mine gpt2 --host 0.0.0.0 --api-key-file keys.txt",
 )
 PORT = 8000
@@ -23,6 +24,7 @@ def options(one: argparse.ArgumentParser) -> None:
     add("models", nargs="+", metavar="MODEL", help=MODEL)
     add("--host", default="127.0.0.1", metavar="H", help="the address to listen on (127.0.0.1, this machine alone)")
     add("--port", type=int, default=PORT, metavar="N", help=f"the port ({PORT}; 0 takes any free one)")
+    add("--bits", type=int, choices=[4, 8], metavar="B", help="quantise the weights while loading: 8 or 4 bits")
     add("--api-key-file", type=Path, metavar="F", help="a file with the keys that let a client in, one a line")
     add(
         "--no-api-key", action="store_true", help="let everybody in who reaches a --host that is not this machine alone"
@@ -61,7 +63,9 @@ def run(given: argparse.Namespace) -> None:
     memory = None if given.memory is None else int(given.memory * (1 << 30))
     bounds = Bounds(given.max_context, given.max_sequences, given.max_queue, memory)
     device = devices.find(given.device)
-    models = open_models(given.models, bounds, dtype=given.dtype, device=device, template=given.chat_template)
+    models = open_models(
+        given.models, bounds, dtype=given.dtype, device=device, bits=given.bits, template=given.chat_template
+    )
     shown = f"[{given.host}]" if ":" in given.host else given.host
     print(f"http://{shown}:{bound.getsockname()[1]}/v1", flush=True)
     note(f"Serving {', '.join(models.models)}; Ctrl-C or SIGTERM ends it.")

@@ -12,7 +12,7 @@ from anyio import to_thread
 from fastapi import FastAPI, Path, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from .answers import DetokenizeAnswer, ModelCard, ModelList, TokenizeAnswer, TokenizerInfo
 from .chat import ChatAnswer, chat, conversation
@@ -20,6 +20,7 @@ from .completions import CompletionAnswer, complete
 from .encoding import ClassifyAnswer, EmbeddingAnswer, Encoding, RerankAnswer, ScoreAnswer
 from .errors import ApiError, ErrorAnswer, api_error, refuse, validation_error
 from .following import Followers
+from .inspecting import Inspection, inspect
 from .metrics import Metrics
 from .middleware import Doorkeeper, Outer
 from .prompts import check_lengths
@@ -31,6 +32,7 @@ from .schemas import (
     DetokenizeRequest,
     EmbeddingRequest,
     FillRequest,
+    InspectRequest,
     RerankRequest,
     ScoreRequest,
     TokenizeRequest,
@@ -41,6 +43,8 @@ from .streaming import EventStream
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorAnswer} for status in (400, 401, 403, 404, 405, 408, 413, 415, 429, 500, 503)
 }
+
+EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
 
 
 class Api:
@@ -61,7 +65,8 @@ class Api:
     async def completions(self, http: Request, asked: CompletionRequest) -> Response:
         """Continue one or several texts."""
         served = self.registry[asked.model]
-        return sent(await complete(http, served, asked, self.followers, http.state.tally, client_of(http)))
+        told = (self.followers, http.state.tally, client_of(http), self.encoding)
+        return sent(await complete(http, served, asked, *told))
 
     async def chat(self, http: Request, asked: ChatRequest) -> Response:
         """Answer a conversation."""
@@ -93,6 +98,10 @@ class Api:
     async def translate(self, http: Request, asked: TranslateRequest) -> Response:
         """The best that a beam search finds for each source."""
         return JSONResponse(await self.encoding.translate(http, self.registry[asked.model], asked))
+
+    async def inspect(self, http: Request, asked: InspectRequest) -> Response:
+        """What the weights compute for a text: any named value, the logit lens, the likeliest tokens; after edits."""
+        return JSONResponse(await inspect(http, self.registry[asked.model], asked, self.encoding))
 
     # ---------------------------------------------------------------------------------- tokens
 
@@ -194,7 +203,7 @@ def routes(app: FastAPI, api: Api) -> None:
     """Every path."""
 
     def told(model: Any, stream: bool = False) -> dict[int | str, dict[str, Any]]:
-        content = {"text/event-stream": {"schema": {"type": "string"}}} if stream else {}
+        content = {"text/event-stream": {"schema": EVENT}} if stream else {}
         return {200: {"model": model, "content": content}}
 
     add = app.add_api_route
@@ -209,6 +218,7 @@ def routes(app: FastAPI, api: Api) -> None:
         add(path, api.rerank, responses=told(RerankAnswer), **post)
     for path in ("/classify", "/v1/classify"):
         add(path, api.classify, responses=told(ClassifyAnswer), **post)
+    add("/v1/inspect", api.inspect, responses=told(Inspection), **post)
     add("/v1/fill", api.fill, **post)
     add("/v1/translate", api.translate, **post)
     add("/tokenize", api.tokenize, responses=told(TokenizeAnswer), **post)
@@ -219,7 +229,8 @@ def routes(app: FastAPI, api: Api) -> None:
     add("/health", api.health, **get)
     add("/version", api.version, **get)
     add("/load", api.load, **get)
-    add("/metrics", api.prometheus, **get)
+    plain: Any = {"content": {"text/plain": {"schema": {"type": "string"}}}}
+    add("/metrics", api.prometheus, responses={200: plain}, response_class=PlainTextResponse, **get)
 
 
 async def _mistake(http: Request, error: Exception) -> Response:

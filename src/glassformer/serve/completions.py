@@ -10,9 +10,11 @@ from starlette.requests import Request as HttpRequest
 from typing_extensions import TypedDict
 
 from ..engine import Event, Handle, Request, TokenLogprob, Usage
+from .encoding import Encoding
 from .errors import refuse
 from .following import Followers, Tally, unless_gone
 from .generating import Choices, Finish, Head, UsageObject, cannot, gathered, head, request_of, usage_of
+from .inspecting import Inspection, of_completion
 from .logprobs import CompletionForm, CompletionLogprobs, Pieces, Told
 from .prompts import check_context, listed, prompts
 from .registry import ServedModel
@@ -27,6 +29,7 @@ class CompletionChoice(TypedDict):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: Finish | None
+    inspect: NotRequired[Inspection]
 
 
 class CompletionAnswer(TypedDict):
@@ -41,7 +44,13 @@ class CompletionAnswer(TypedDict):
 
 
 async def complete(
-    http: HttpRequest, served: ServedModel, asked: CompletionRequest, followers: Followers, tally: Tally, client: str
+    http: HttpRequest,
+    served: ServedModel,
+    asked: CompletionRequest,
+    followers: Followers,
+    tally: Tally,
+    client: str,
+    encoding: Encoding,
 ) -> CompletionAnswer | EventStream:
     """Answer one request."""
     refuse(not served.continues, cannot(served, "continue texts"), "model")
@@ -57,7 +66,23 @@ async def complete(
     form = Form(served, asked, head(served, "cmpl"))
     if asked.stream:
         return EventStream(await unless_gone(http, begun(form.stream(followers, handles, tally))))
-    return form.answer(handles, await unless_gone(http, followers.results(handles, tally)))
+    results = await unless_gone(http, followers.results(handles, tally))
+    answer = form.answer(handles, results)
+    if asked.inspect is not None:
+        read = [
+            _whole(handle, events, n) for handle, events in zip(handles, results, strict=True) for n in range(form.n)
+        ]
+        for choice, seen in zip(
+            answer["choices"], await of_completion(http, served, read, asked.inspect, encoding), strict=True
+        ):
+            choice["inspect"] = seen
+    return answer
+
+
+def _whole(handle: Handle, events: Sequence[Event], index: int) -> list[int]:
+    """A prompt with one continuation."""
+    drawn = [event.token for event in events if event.index == index and event.token is not None]
+    return [*handle.request.tokens, *drawn]
 
 
 class Form:

@@ -181,8 +181,9 @@ class Encoding:
         """POST /v1/fill"""
         refuse(not served.fills, cannot(served, "fill blanks"), "model")
         check_lengths([asked.input], served.characters, served.context, "input")
-        how = {"top": asked.top, "order": asked.order}
-        found = await self._alone(http, partial(generation.fill, served.model, served.tokenizer, asked.input, **how))  # type: ignore[arg-type]
+        how: Any = {"top": asked.top, "order": asked.order}
+        work = partial(generation.fill, served.model, served.tokenizer, asked.input, **how)
+        found = await unless_gone(http, self.alone(work))
         return {"object": "list", "model": served.id, "data": [[one.to_dict() for one in blank] for blank in found]}
 
     async def translate(self, http: HttpRequest, served: ServedModel, asked: TranslateRequest) -> dict[str, Any]:
@@ -194,13 +195,14 @@ class Encoding:
         generation.check_beams(asked.beams, asked.best, asked.length_penalty, asked.max_new)
         how: dict[str, Any] = {"beams": asked.beams, "best": asked.best, "length_penalty": asked.length_penalty}
         how |= {"max_new": asked.max_new, "source_tokenizer": served.source_tokenizer}
-        found = await self._alone(http, partial(generation.search, served.model, served.tokenizer, texts, **how))
+        work = partial(generation.search, served.model, served.tokenizer, texts, **how)
+        found = await unless_gone(http, self.alone(work))
         data = [{"index": n, "best": [one.to_dict() for one in some]} for n, some in enumerate(found)]
         return {"object": "list", "model": served.id, "data": data}
 
-    async def _alone(self, http: HttpRequest, work: Callable[[], T]) -> T:
+    async def alone(self, work: Callable[[], T]) -> T:
         """A pass of its own, one at a time."""
-        return await unless_gone(http, to_thread.run_sync(work, limiter=self.turn, abandon_on_cancel=True))
+        return await to_thread.run_sync(work, limiter=self.turn, abandon_on_cancel=True)
 
     async def _scores(
         self, http: HttpRequest, served: ServedModel, first: Sequence[str], second: Sequence[str]

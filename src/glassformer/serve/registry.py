@@ -134,12 +134,18 @@ def model_id(name: str, taken: Sequence[str]) -> str:
 
 
 def open_models(
-    names: Sequence[str], bounds: Bounds, *, dtype: str | None = None, device: Any = None, template: Path | None = None
+    names: Sequence[str],
+    bounds: Bounds,
+    *,
+    dtype: str | None = None,
+    device: Any = None,
+    bits: int | None = None,
+    template: Path | None = None,
 ) -> Registry:
     """Load every model. Raises UserError as loading does."""
     served = list[ServedModel]()
     for name in names:
         checkpoint = Checkpoint.open(name)
-        model = checkpoint.model(dtype=dtype, device=device)
+        model = checkpoint.model(dtype=dtype, device=device, bits=bits)
         served.append(ServedModel(model_id(name, [one.id for one in served]), checkpoint, model, bounds, template))
     return Registry(served)

@@ -11,6 +11,7 @@ from .limits import MOST_BIASES, MOST_CHOICES, MOST_LOGPROBS, MOST_MESSAGES, MOS
 
 Seed = Annotated[Whole, Field(ge=-(2**63), lt=2**63)]
 Count = Annotated[Whole, Field(ge=1, le=MOST_TOKENS)]
+Wishes = Annotated[list[Name], Field(min_length=1, max_length=64)]
 Penalty = Annotated[Number, Field(ge=-2, le=2)]
 
 
@@ -99,11 +100,14 @@ class CompletionRequest(Sampled):
     logprobs: Annotated[Whole, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     suffix: str | None = None
     add_special_tokens: bool | None = True
+    inspect: Wishes | None = None
 
     @model_validator(mode="after")
     def _plain(self) -> Self:
         if self.suffix:
             raise wrong("suffix is not supported: the model continues a text and fills no gap; leave it out.")
+        if self.inspect is not None and self.stream:
+            raise wrong("inspect is answered with a whole completion; leave out stream.")
         if self.max_tokens == 0 and not self.echo:
             raise wrong("max_tokens is 0, so there is nothing to answer; give 1 or more, or echo: true.")
         return self
@@ -255,3 +259,15 @@ class TranslateRequest(Asked):
     best: Annotated[Whole, Field(ge=1, le=32)] = 1
     length_penalty: Annotated[Number, Field(ge=-10, le=10)] = 1.0
     max_new: Annotated[Whole, Field(ge=1, le=4096)] = 200
+
+
+class InspectRequest(Asked):
+    """POST /v1/inspect: one text, and what is to be seen of it; ``edits`` change the run, as in `glassformer look`."""
+
+    model: Name | None = None
+    prompt: Texts
+    inspect: Wishes
+    positions: Annotated[list[Whole], Field(min_length=1, max_length=64)] | None = None
+    top: Annotated[Whole, Field(ge=1, le=100)] = 5
+    track: Annotated[list[Name], Field(max_length=16, default_factory=list)]
+    edits: Annotated[list[Annotated[str, Field(max_length=4096)]], Field(max_length=16, default_factory=list)]

@@ -219,8 +219,7 @@ class Cost:
         rows.append((f"training FLOPs per {self.each} (context {self.context:,})", f"{self.training_flops:,.0f}"))
         at = f"(batch {self.batch:,} x context {self.context:,})"
         rows += [(f"memory to train, {dtype} {at}", gibibytes(self.train(dtype))) for dtype in ("fp32", "bf16")]
-        yet = {dtype: "" if dtype in ("fp32", "bf16") else " (nothing here runs it yet)" for dtype in BYTES}
-        rows += [(f"weights to run, {dtype}{said}", gibibytes(self.weights(dtype))) for dtype, said in yet.items()]
+        rows += [(f"weights to run, {dtype}", gibibytes(self.weights(dtype))) for dtype in BYTES]
         per_token = self.cache_per_token()
         if per_token:
             rows.append(("cache per token, bf16", f"{per_token / 1024:,g} KiB"))

@@ -29,6 +29,7 @@ class Embed(TracedModule):
         missing = cfg.vocab  # the last row of each table: there is no such token before
         self.lag = nn.ModuleList(table(missing + 1, dim) for _ in range(cfg.previous_token_embeddings))
         self.quieter = {f"lag.{back}.weight": back + 2 for back in range(len(self.lag))}  # the further back, the more
+        self.products = ("token.weight", *self.quieter)
 
     def forward(self, tokens: Tensor, flow: Flow, segments: Tensor | None = None) -> Tensor:
         """tokens (B, T) -> (B, T, C); ``segments`` (B, T) are 0 where not given."""

@@ -22,6 +22,7 @@ from glassformer.inspection.tracing import Op, Trace, plan
 from glassformer.inspection.tracing.kinds import KINDS
 from glassformer.nn import Model, build_model, lora
 from glassformer.nn.build import _MAKERS
+from glassformer.nn.quantized import Layout, quantize_weights
 
 OWN = Path(__file__).parents[2] / "own_parts.py"
 
@@ -95,6 +96,23 @@ def test_in_fp32_too(name: str) -> None:
 def test_a_recorded_pass_is_the_unwatched_one() -> None:
     for name in ("llama", "bert", "vaswani", "gru"):
         assert traced(tiny.model(tiny.ALL[name])).check() == 0.0
+
+
+@pytest.mark.parametrize("name", ["llama", "mixtral"])
+def test_quantised_weights_say_that_x_is_rounded(name: str) -> None:
+    """A pass is replayed with the same codes; a number again from its terms is off by what rounding x does."""
+    model = eager(tiny.ALL[name], torch.float32)
+    quantize_weights(model, Layout(4))
+    trace = traced(model)
+    assert trace.check() == 0.0
+    read = 0
+    for op in trace.plan:
+        if op.kind in ("linear", "lm_head", "expert") and "weight" in op.weights:
+            cell = trace.explain(f"{op.id}[{','.join('0' * len(op.shape))}]")
+            assert "codes of" in cell.sentence and "rounded to 8 bits" in cell.sentence
+            assert abs(cell.difference) < 0.02 * float(cell.terms.abs().sum())
+            read += 1
+    assert read >= 15
 
 
 def test_low_rank_changes_stand_apart() -> None:

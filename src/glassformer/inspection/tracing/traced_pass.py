@@ -14,6 +14,7 @@ from torch import Tensor
 from ...errors import UserError
 from ...nn import Model
 from ...nn.editing import ModelEdit
+from ...nn.quantized import QuantizedWeight
 from .. import export, tables
 from ..looking import Text, inputs, listing
 from ..streams import word_id
@@ -206,12 +207,20 @@ class Trace(Values):
             others=worked.others,
             numbers=worked.numbers,
             place=self._place(op, at),
-            sentence=worked.words + (" An edit has changed this value." if edited else ""),
+            sentence=worked.words + self._rounding(op) + (" An edit has changed this value." if edited else ""),
             equation=worked.equation,
             source=op.source,
             weights=dict(op.weights),
             edited=edited,
         )
+
+    def _rounding(self, op: Op) -> str:
+        """What a product with a quantised matrix does besides."""
+        weight = self._weight(op.weights["weight"]) if "weight" in op.weights else None
+        if not isinstance(weight, QuantizedWeight):
+            return ""
+        codes = f" The matrix is held in codes of {weight.held.bits} bits"
+        return f"{codes}, and its input is rounded to 8 bits, 32 numbers a scale, before: hence the difference."
 
     def _place(self, op: Op, at: Index) -> str:
         """``head 4, token 7 "it", key 2 "animal"``."""

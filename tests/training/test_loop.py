@@ -78,7 +78,7 @@ def names_and_grads(model):
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_cross_entropy_in_pieces_equals_torchs(bias, softcap, smoothing, monkeypatch):
-    monkeypatch.setattr(loss, "NEAR", 50 * 2)  # several passes a piece
+    monkeypatch.setattr(loss, "LOGITS_IN_CACHE", 50 * 2)  # several passes a piece
     draw = torch.Generator().manual_seed(0)
     shapes = [(37, 16), (50, 16)] + [(50,)] * bias
     given = [torch.randn(shape, generator=draw, dtype=torch.float64, requires_grad=True) for shape in shapes]
@@ -249,7 +249,7 @@ def test_groups_by_path():
         weight_decay=0.2, groups=(run.Group("embed.*", lr_scale=0.5), run.Group("*.ffn.*", weight_decay=0.01))
     )
     optimizer = Optimizer(build_model(tiny(tied=False)), settings)
-    found = {name: (group["base"], group["weight_decay"]) for group in optimizer.groups() for name in group["paths"]}
+    found = {name: (group["base_lr"], group["weight_decay"]) for group in optimizer.groups() for name in group["paths"]}
     rate = settings.lr
     assert found["embed.token.weight"] == (rate * 0.5, 0.0)
     assert found["head.proj.weight"] == (rate, 0.2) and found["head.proj.bias"] == (rate, 0.0)

@@ -22,7 +22,7 @@ from glassformer.nn import build_model
 from glassformer.tokenizer import train as train_tokenizer
 from glassformer.training import Batches, ExecutionSettings, Optimizer, loop, run_checkpoints, train
 from glassformer.training.loss import cross_entropy, forward
-from glassformer.training.schedule import along, factor
+from glassformer.training.schedule import factor, factor_in_extended_run
 from training.test_loop import Random, tiny
 from training.test_run_checkpoints import begin, go
 
@@ -131,12 +131,12 @@ def test_borders_of_a_second_corpus_stand_in_its_own_rows(tmp_path):
 
 def test_a_schedule_begins_anew_after_the_step_at_which_a_run_had_ended():
     for schedule in (run.Cosine(warmup=2), run.WarmupStableDecay(warmup=2)):
-        found = [along(schedule, step, 10, (4,)) for step in range(1, 11)]
+        found = [factor_in_extended_run(schedule, step, 10, (4,)) for step in range(1, 11)]
         assert found == [factor(schedule, step, 4) for step in (1, 2, 3, 4)] + [
             factor(schedule, step, 6) for step in (1, 2, 3, 4, 5, 6)
         ]
     constant = run.Constant(warmup=0.5)
-    assert [along(constant, step, 10, (4,)) for step in (1, 2, 5)] == [0.5, 1.0, 1.0]
+    assert [factor_in_extended_run(constant, step, 10, (4,)) for step in (1, 2, 5)] == [0.5, 1.0, 1.0]
 
 
 # ---------------------------------------------------------------------------------- checkpoints

@@ -70,7 +70,7 @@ class Block:
     """Attention, (cross-attention,) feed-forward (none where ``feedforward`` is None).
 
     ``place`` says where the norms stand: ``pre`` x + f(norm(x)); ``post`` norm(x + f(x)); ``sandwich``
-    x + norm(f(norm(x))); ``parallel`` x + attend(norm(x)) + think(norm(x)), one norm for both. ``norm`` None is none.
+    x + norm(f(norm(x))); ``parallel`` x + attention(norm(x)) + ffn(norm(x)), one norm for both. ``norm`` None is none.
     """
 
     attention: Attention  # over the stack's own tokens

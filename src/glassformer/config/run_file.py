@@ -49,7 +49,7 @@ def read(path: Path | str | Mapping[str, Any] | None = None, overrides: Mapping[
         _change_model(model, name, value)
     if not has_optimizer:
         train = dataclasses.replace(train, optimizer=default_optimizer(model))
-    others, rate = _rate_apart(changes["train"])
+    others, rate = _split_off_lr(changes["train"])
     data, train = _of_type(data, changes["data"]), serial.change(train, others, "train")
     if rate is not None:
         train = dataclasses.replace(train, optimizer=_at_rate(train.optimizer, rate))
@@ -104,8 +104,11 @@ def _no_type(value: Any) -> bool:
     return isinstance(value, dict) and "type" not in value
 
 
-def _rate_apart(changes: Mapping[str, Any]) -> tuple[dict[str, Any], float | None]:
-    """Changes to [train] without ``optimizer.lr``, and that; None where nobody gives it, or the rest's as well."""
+def _split_off_lr(changes: Mapping[str, Any]) -> tuple[dict[str, Any], float | None]:
+    """Changes to [train] without ``optimizer.lr``, and that learning rate.
+
+    It is None where it is not given, and where ``optimizer.rest.lr`` is given too: then each is what it says.
+    """
     flat: dict[str, Any] = {}
     for name, value in changes.items():
         flat |= (

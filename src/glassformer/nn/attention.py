@@ -50,29 +50,26 @@ class Attention(TracedModule):
         """x (B, T, C) -> what is added to the residual stream (B, T, C)."""
         x = flow.look(self, "in", x)
         if isinstance(kv, PagedKV):
-            z = flow.look(self, "z", self.paged(x, flow, position, kv))
-            return flow.look(self, "write", self.out(z.transpose(1, 2).flatten(2)))
-        if self.cross:
-            k, v, mask, bias = *self.from_memory(flow, kv), self.cross_mask(flow), None
+            z = self.paged(x, flow, position, kv)
+        elif flow.spans:
+            z = self.apart(flow, position, *self.qkv(x, flow, position))
+        elif self.cross:
+            k, v = self.from_memory(flow, kv)
             q = flow.look(self, "q", self.split(self.q(x), self.q_norm))
+            z = self.attend(flow, q, k, v, self.cross_mask(flow), None)
         else:
-            q, k, v = together(x, self.q, self.k, self.v)  # self.q(x), self.k(x), self.v(x); prepacked: one product
-            if flow.watches(self, "qkv"):
-                joined = flow.look(self, "qkv", torch.cat((q, k, v), -1))  # before heads are normed and turned
-                q, k, v = torch.split(joined, [q.shape[-1], k.shape[-1], v.shape[-1]], -1)
-            q = flow.look(self, "q", position.rotate(self.split(q, self.q_norm), flow))
-            k = flow.look(self, "k", position.rotate(self.split(k, self.k_norm), flow))
-            v = flow.look(self, "v", self.split(v))
+            q, k, v = self.qkv(x, flow, position)
             if isinstance(kv, KV):
                 k, v = kv.extend(k, v)  # the cached columns with these after them, (B, K, S, D)
             mask = self.self_mask(flow, kv)
             bias = flow.cached((position, mask), lambda: position.bias(mask))  # T5, ALiBi: once for all layers
-        z = flow.look(self, "z", self.attend(flow, q, k, v, mask, bias))  # (B, H, T, D)
+            z = self.attend(flow, q, k, v, mask, bias)
+        z = flow.look(self, "z", z)  # (B, H, T, D)
         return flow.look(self, "write", self.out(z.transpose(1, 2).flatten(2)))
 
     def qkv(self, x: Tensor, flow: Flow, position: Position) -> tuple[Tensor, Tensor, Tensor]:
         """x (B, T, C) -> its queries (B, H, T, D), keys and values (B, K, T, D), turned by their positions."""
-        q, k, v = together(x, self.q, self.k, self.v)
+        q, k, v = together(x, self.q, self.k, self.v)  # self.q(x), self.k(x), self.v(x); prepacked: one product
         if flow.watches(self, "qkv"):
             joined = flow.look(self, "qkv", torch.cat((q, k, v), -1))  # before heads are normed and turned
             q, k, v = torch.split(joined, [q.shape[-1], k.shape[-1], v.shape[-1]], -1)

@@ -24,10 +24,10 @@ class Embed(TracedModule):
     def __init__(self, cfg: config.Embed, dim: int) -> None:
         super().__init__()
         self.scale = cfg.scale
-        self.token = table(cfg.vocab, dim)
-        self.segment = table(cfg.segments, dim) if cfg.segments else None
+        self.token = make_table(cfg.vocab, dim)
+        self.segment = make_table(cfg.segments, dim) if cfg.segments else None
         missing = cfg.vocab  # the last row of each table: there is no such token before
-        self.lag = nn.ModuleList(table(missing + 1, dim) for _ in range(cfg.previous_token_embeddings))
+        self.lag = nn.ModuleList(make_table(missing + 1, dim) for _ in range(cfg.previous_token_embeddings))
         self.quieter = {f"lag.{back}.weight": back + 2 for back in range(len(self.lag))}  # the further back, the more
         self.products = ("token.weight", *self.quieter)
 
@@ -35,7 +35,7 @@ class Embed(TracedModule):
         """tokens (B, T) -> (B, T, C); ``segments`` (B, T) are 0 where not given."""
         x = flow.look(flow.embed_path, "token", self.token(tokens))
         for back, table in enumerate(self.lag, start=1):
-            earlier = table(before(tokens, flow, back, nothing=self.token.num_embeddings))
+            earlier = table(previous_tokens(tokens, flow, back, nothing=self.token.num_embeddings))
             x = x + flow.look(flow.embed_path, f"lag.{back - 1}", earlier)
         if self.scale != 1.0:
             x = x * torch.tensor(self.scale, dtype=x.dtype)  # rounded to x's precision, as published models do
@@ -45,12 +45,12 @@ class Embed(TracedModule):
         return x
 
 
-def table(rows: int, dim: int) -> nn.Embedding:
+def make_table(rows: int, dim: int) -> nn.Embedding:
     """Vectors not drawn yet: PyTorch's own draw, on the "meta" device, imports its compiler, which takes seconds."""
     return nn.Embedding(rows, dim, _weight=torch.empty(rows, dim))
 
 
-def before(tokens: Tensor, flow: Flow, back: int, nothing: int) -> Tensor:
+def previous_tokens(tokens: Tensor, flow: Flow, back: int, nothing: int) -> Tensor:
     """The token ``back`` positions before each one in its own document (B, T); ``nothing`` where there is none."""
     if flow.previous is not None:
         earlier = flow.previous[:, :, back - 1]

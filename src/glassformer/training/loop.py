@@ -30,7 +30,7 @@ from .objectives import Causal
 from .optimizer import Optimizer
 from .precision import Bf16Replica
 from .routing import Routes
-from .schedule import along
+from .schedule import factor_in_extended_run
 
 
 @renamed(
@@ -137,23 +137,23 @@ def train(
         execution = choose_execution(model, first := next(batches), objective, settings)
     if state.step == 0:
         seed(settings.seed)
-    half = state.bf16_replica = Bf16Replica(model) if execution.dtype == "bfloat16" else None
-    runner: Any = model if half is None else half.model
+    replica = state.bf16_replica = Bf16Replica(model) if execution.dtype == "bfloat16" else None
+    runner: Any = model if replica is None else replica.model
     if execution.compile:
         runner = compiled(runner)
-    base = max(group["base"] for group in state.optimizer.groups())
+    base_lr = max(group["base_lr"] for group in state.optimizer.groups())
     while state.step < settings.steps:
         begun = time.perf_counter()
         if not model.training:
             model.train()
-        if half is not None:
-            half.follow()
+        if replica is not None:
+            replica.follow()
         batch, first = first or next(batches), None
         sums = gradients(runner, batch, objective, settings.accumulate, settings.label_smoothing)
         count = max(1, sums.count)
         grads = [p.grad for p in state.optimizer.parameters.values() if p.grad is not None]
         norm = float(torch.nn.utils.get_total_norm(grads)) / count
-        rate = along(settings.schedule, state.step + 1, settings.steps, state.earlier_ends)
+        factor = factor_in_extended_run(settings.schedule, state.step + 1, settings.steps, state.earlier_ends)
         skipped = None
         if sums.count == 0:
             skipped = "the batch has no targets"
@@ -163,7 +163,7 @@ def train(
             skipped = f"the gradient is {norm}"
         else:
             _scale(grads, norm, count, settings.clip)
-            state.optimizer.step(rate)
+            state.optimizer.step(factor)
         state.optimizer.clear()
         del grads
         state.skipped_in_a_row = state.skipped_in_a_row + 1 if skipped else 0
@@ -173,8 +173,8 @@ def train(
             index=state.step,
             steps=settings.steps,
             loss=sums.loss / count,
-            lr=base * rate,
-            lrs={group["name"]: group["base"] * rate for group in state.optimizer.groups()},
+            lr=base_lr * factor,
+            lrs={group["name"]: group["base_lr"] * factor for group in state.optimizer.groups()},
             grad_norm=norm,
             tokens=sums.tokens,
             seconds=time.perf_counter() - begun,

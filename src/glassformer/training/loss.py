@@ -25,7 +25,7 @@ ONE_SHOT = 1 << 26
 Smaller pieces pay for adding up the table's gradient more often, bigger ones only take memory.
 """
 
-NEAR = 1 << 18
+LOGITS_IN_CACHE = 1 << 18
 """Logits that one pass of the softmax works on in fp32: a megabyte stays in a core's own cache."""
 
 
@@ -70,12 +70,14 @@ def forward(model: Any, batch: Batch, tape: Tape | None = None) -> Output:
 
 def token_loss(model: Any, output: Output, targets: Tensor, smoothing: float, few: bool = False) -> Loss:
     """The cross-entropy of the tokens at each place (B, T); only where a target is, where they are ``few``."""
-    head, hidden, aims = model.head, output.hidden.flatten(0, 1), targets.flatten()
-    counted = aims >= 0
+    head, hidden, targets = model.head, output.hidden.flatten(0, 1), targets.flatten()
+    counted = targets >= 0
     count = int(counted.sum())
     if few:
-        hidden, aims = hidden[counted], aims[counted]
-    total = cross_entropy(head.prepare(hidden), aims, head.table(model.embed), head.proj.bias, head.softcap, smoothing)
+        hidden, targets = hidden[counted], targets[counted]
+    total = cross_entropy(
+        head.prepare(hidden), targets, head.table(model.embed), head.proj.bias, head.softcap, smoothing
+    )
     return Loss(total, count, aux_loss(output), count, output.metrics)
 
 
@@ -214,25 +216,25 @@ def _to_grad(logits: Tensor, targets: Tensor, softcap: float | None, smoothing: 
     """The summed loss of logits (rows, V); they are overwritten with its gradient to them when ``train``."""
     total = logits.new_zeros((), dtype=_sum_dtype(logits))
     vocab = logits.shape[1]
-    near = max(1, NEAR // vocab) if logits.device.type == "cpu" else len(logits)
-    for block, aims in zip(torch.split(logits, near), torch.split(targets, near), strict=True):
+    block_rows = max(1, LOGITS_IN_CACHE // vocab) if logits.device.type == "cpu" else len(logits)
+    for block, own in zip(torch.split(logits, block_rows), torch.split(targets, block_rows), strict=True):
         scores = block.to(total.dtype)
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
-        share, aim = scores.softmax(-1), aims.clamp(min=0)[:, None]
-        # log of the softmax's denominator, from the largest share: it is at least 1 / V, so its logarithm is exact
-        denominator = scores.amax(-1) - share.amax(-1).log()
-        loss = denominator - (1 - smoothing) * scores.gather(1, aim)[:, 0]
+        probabilities, target = scores.softmax(-1), own.clamp(min=0)[:, None]
+        # logsumexp from the largest probability, which is at least 1 / V, so that its logarithm is exact
+        denominator = scores.amax(-1) - probabilities.amax(-1).log()
+        loss = denominator - (1 - smoothing) * scores.gather(1, target)[:, 0]
         if smoothing:
             loss -= smoothing * scores.mean(-1)
-        total += loss.masked_fill(aims < 0, 0.0).sum()
+        total += loss.masked_fill(own < 0, 0.0).sum()
         if train:
-            share.scatter_add_(1, aim, share.new_full(aim.shape, smoothing - 1))
+            probabilities.scatter_add_(1, target, probabilities.new_full(target.shape, smoothing - 1))
             if smoothing:
-                share -= smoothing / vocab
+                probabilities -= smoothing / vocab
             if softcap is not None:
-                share *= 1 - (scores / softcap).square()
-            block.copy_(share.masked_fill_((aims < 0)[:, None], 0.0))
+                probabilities *= 1 - (scores / softcap).square()
+            block.copy_(probabilities.masked_fill_((own < 0)[:, None], 0.0))
     return total
 
 

@@ -36,14 +36,14 @@ class Optimizer:
             self.parts.append(torch.optim.AdamW(groups, betas=settings.betas, eps=settings.eps, fused=fused))
 
     def groups(self) -> Iterator[dict[str, Any]]:
-        """Every parameter group: its ``name``, ``paths``, ``base`` rate, ``lr`` now and ``weight_decay``."""
+        """Every parameter group: its ``name``, ``paths``, ``base_lr``, ``lr`` now and ``weight_decay``."""
         for part in self.parts:
             yield from part.param_groups
 
     def step(self, factor: float) -> None:
         """Move the weights along their gradients at ``factor`` times each group's rate."""
         for group in self.groups():
-            group["lr"] = group["base"] * factor
+            group["lr"] = group["base_lr"] * factor
         for part in self.parts:
             part.step()
 
@@ -164,7 +164,7 @@ def _groups(
         title = kind if rule.lr_scale == 1 else f"{kind} {rule.pattern}"
         base = rate * rule.lr_scale
         weight_decay = rule.weight_decay if rule.weight_decay is not None else 0.0 if name in undecayed else decay
-        new = {"params": [], "paths": [], "name": title, "base": base, "lr": base, "weight_decay": weight_decay}
+        new = {"params": [], "paths": [], "name": title, "base_lr": base, "lr": base, "weight_decay": weight_decay}
         group = groups.setdefault((title, base, weight_decay), new)
         group["params"].append(parameter)
         group["paths"].append(name)

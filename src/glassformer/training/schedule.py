@@ -34,7 +34,7 @@ def factor(schedule: Schedule, step: int, steps: int) -> float:
     raise TypeError(schedule)
 
 
-def along(schedule: Schedule, step: int, steps: int, ended: Sequence[int] = ()) -> float:
+def factor_in_extended_run(schedule: Schedule, step: int, steps: int, ended: Sequence[int] = ()) -> float:
     """``factor`` in a run that was extended: it had ended at each step of ``ended`` before it got more steps.
 
     Constant and InverseSqrt go on as if nothing had been; Cosine and WarmupStableDecay, whose rate has fallen, begin
@@ -47,7 +47,7 @@ def along(schedule: Schedule, step: int, steps: int, ended: Sequence[int] = ()) 
 
 
 def describe(schedule: Schedule, added: int) -> str:
-    """What ``along`` does for the added steps, in words."""
+    """What ``factor_in_extended_run`` does for the added steps, in words."""
     name = type(schedule).__name__
     if isinstance(schedule, Constant | InverseSqrt):
         return f"the rate goes on as {name} has it"

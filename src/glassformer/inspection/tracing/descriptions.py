@@ -95,7 +95,9 @@ def embed(cfg: config.Embed, b: Builder, path: str, module: str, dim: int) -> st
 
     x = row(f"{path}.token", "token", "self.token(tokens)")
     for back in range(1, cfg.previous_token_embeddings + 1):
-        earlier = row(f"{path}.lag.{back - 1}", f"lag.{back - 1}", "table(before(", back=back, nothing=cfg.vocab)
+        earlier = row(
+            f"{path}.lag.{back - 1}", f"lag.{back - 1}", "table(previous_tokens(", back=back, nothing=cfg.vocab
+        )
         x = b.like(f"{path}.lags.{back}", "add", x, earlier, code=(Embed.forward, "x + flow.look"))
     if cfg.scale != 1.0:
         x = b.like(f"{path}.scaled", "scale", x, code=(Embed.forward, "self.scale"), by=cfg.scale, rounded=True)

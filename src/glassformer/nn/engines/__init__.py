@@ -104,7 +104,7 @@ def choose(inputs: AttentionInputs, name: str = "auto") -> Engine:
     if name != "auto" and ENGINES[name].supports(inputs):
         return ENGINES[name]
     for engine in ENGINES.values():
-        if engine.preferred(inputs) and engine.supports(inputs):  # in this order: the first says no more often
+        if engine.preferred(inputs) and engine.supports(inputs):  # preferred first: it is false more often
             return engine
     raise AssertionError("eager supports every call")
 

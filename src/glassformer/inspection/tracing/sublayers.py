@@ -121,14 +121,14 @@ def attended(cfg: config.Attention, b: Builder, path: str, x: str, causal: bool,
     H, K, D = cfg.heads, cfg.kv_heads or cfg.heads, cfg.width(b.model.config.dim)
     T, seen = b.tokens, b.memory if cross else x
     S = b.plan[seen].shape[1]
-    joined = (forward, "together(x, self.q, self.k, self.v)")
-    memory = (attention.Attention.from_memory, "self.k(hidden)")
+    joined = (attention.Attention.qkv, "together(x, self.q, self.k, self.v)")
+    memory = (attention.Attention.memory_keys, "self.k(hidden)")
     q = b.linear(f"{path}.q_proj", x, f"{path}.q", "HD", (forward, "self.q(x)") if cross else joined)
     k, v = (b.linear(f"{path}.{n}_proj", seen, f"{path}.{n}", "KD", memory if cross else joined) for n in "kv")
     begins = (0, 0, 0)
     if not cross:
         sizes = (H * D, K * D, K * D)
-        side_by_side = (forward, "torch.cat((q, k, v), -1)")
+        side_by_side = (attention.Attention.qkv, "torch.cat((q, k, v), -1)")
         sides = (("B", "T", "QKV"), (1, T, sum(sizes)), side_by_side)
         q = k = v = b.add(f"{path}.qkv", "concat", (q, k, v), *sides, sizes=sizes)
         begins = (0, H * D, (H + K) * D)

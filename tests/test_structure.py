@@ -53,7 +53,7 @@ TOPICS = {
     "nn": {"decode", "names", "parts"},
     "page": {"example", "texts"},
     "recipes": {"outside", "parity", "parity_decoders", "parity_encoders", "recipes"},
-    "serve": {"bad_input", "clients", "process"},
+    "serve": {"bad_input", "clients", "deploy", "process"},
     "tokenizer": {"bad", "cuts", "fuzz", "hostile", "other_ids", "pairs"},
     "training": {"accidents", "mutants", "tune"},
 }

@@ -1,0 +1,75 @@
+"""The systemd unit and the Dockerfile: what they start is a command that we understand, and what they copy is there."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from glassformer import cli
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+
+
+def understood(words: list[str]) -> object:
+    """The arguments of a command line as our own parser reads them; it exits for others."""
+    return cli.parser(["serve"]).understand(words)
+
+
+def test_the_unit_starts_the_server_and_lets_it_drain(tmp_path: Path) -> None:
+    unit = configparser.RawConfigParser(strict=False)
+    unit.optionxform = str  # type: ignore[assignment]
+    unit.read_string((DEPLOY / "glassformer.service").read_text())
+    program, *words = unit["Service"]["ExecStart"].split()
+    assert program.endswith("/bin/glassformer") and words[0] == "serve"
+    given = understood(words)
+    assert given.api_key_file and given.host == "0.0.0.0"  # type: ignore[attr-defined]
+    assert int(unit["Service"]["TimeoutStopSec"]) > given.drain  # type: ignore[attr-defined]
+    assert unit["Service"]["KillSignal"] == "SIGTERM" and unit["Service"]["User"] != "root"
+
+
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    analyze = shutil.which("systemd-analyze")
+    if analyze is None:
+        pytest.skip("needs systemd-analyze")
+    text = (DEPLOY / "glassformer.service").read_text().replace("/opt/glassformer/bin/glassformer", "/bin/true")
+    (tmp_path / "glassformer.service").write_text(text)
+    done = subprocess.run([analyze, "verify", str(tmp_path / "glassformer.service")], capture_output=True, text=True)
+    ours = [line for line in done.stderr.splitlines() if "glassformer.service" in line]
+    assert not ours, ours
+
+
+def test_the_image_starts_the_server_and_copies_what_is_there() -> None:
+    lines = re.sub(r"\\\n", " ", (DEPLOY / "Dockerfile").read_text()).splitlines()
+    steps = [line.split(maxsplit=1) for line in lines if line.strip() and not line.startswith("#")]
+    known = {
+        "FROM",
+        "WORKDIR",
+        "RUN",
+        "COPY",
+        "USER",
+        "ENV",
+        "EXPOSE",
+        "STOPSIGNAL",
+        "HEALTHCHECK",
+        "ENTRYPOINT",
+        "CMD",
+    }
+    assert {step for step, _ in steps} == known
+    entry, words = (json.loads(next(rest for step, rest in steps if step == name)) for name in ("ENTRYPOINT", "CMD"))
+    assert entry[-1] == "serve" and understood(["serve", *words]).api_key_file  # type: ignore[attr-defined]
+    for step, rest in steps:
+        if step == "COPY" and "--from" not in rest:
+            *sources, _ = rest.split()
+            assert all((DEPLOY.parent / one).exists() for one in sources), rest
+    assert dict(map(tuple, steps))["STOPSIGNAL"] == "SIGTERM"  # type: ignore[arg-type]
+    order = [step for step, _ in steps]
+    assert order.index("USER") < order.index("ENTRYPOINT"), "it does not run as root"
+    built = (DEPLOY.parent / "pyproject.toml").read_text()
+    for name in re.findall(r'"/?(runs|hatch_build\.py)"', built):
+        assert any(step == "COPY" and name in rest for step, rest in steps), f"the build needs {name}"

@@ -22,10 +22,10 @@ def test_no_more_is_taken_than_was_given(name: str) -> None:
 
 def test_too_little_memory_is_refused_with_how_much_is_needed() -> None:
     model = tiny.model(tiny.DECODERS["llama"])
-    with pytest.raises(UserError, match=r"64 tokens needs 16.00 KiB, and 9.77 KiB are there"):
+    with pytest.raises(UserError, match=r"64 tokens needs 24.00 KiB, and 9.77 KiB are there"):
         room_for(model, None, 8, 10_000)
-    room = room_for(model, 30, 8, 20_000)
-    assert room.pool.free == 2 and str(room).startswith("16.00 KiB for 2 pages of 32 tokens")
+    room = room_for(model, 30, 8, 30_000)
+    assert room.pool.free == 2 and str(room).startswith("24.00 KiB for 2 pages of 32 tokens")
     assert str(room).endswith("; at most 8 texts of 30 tokens at once.")
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+
 from .. import config
 from ..cost import available_memory, gibibytes
 from ..errors import UserError, need
@@ -54,10 +56,15 @@ class Room:
         """What reads chunks into these pages."""
         if not self.rewinds:
             return StateRunner(self.model)
-        cfg, weight = self.model.config, next(self.model.parameters())
+        cfg = self.model.config
         assert not isinstance(cfg, config.Encoder)
-        cache = PagedCache(cfg, self.context, len(self.pool.users), self.source_pages, weight.dtype)
+        cache = PagedCache(cfg, self.context, len(self.pool.users), self.source_pages, page_dtype(self.model))
         return PagedRunner(self.model, cache, Sources(self.source_pages))
+
+
+def page_dtype(model: Model) -> torch.dtype:
+    """What keys and values are kept in."""
+    return torch.bfloat16 if next(model.parameters()).dtype == torch.bfloat16 else torch.float32
 
 
 def reader(model: Model) -> tuple[Model, int]:
@@ -65,7 +72,7 @@ def reader(model: Model) -> tuple[Model, int]:
 
     By our own kernels where they are compiled: then a row's bits depend on no other row.
     """
-    if next(model.parameters()).device.type != "cpu" or model.training:
+    if model.training:
         return model, 0
     free = available_memory()
     view = prepack(model, None if free is None else free // 4, exact=kernels.path() != "torch")
@@ -75,17 +82,23 @@ def reader(model: Model) -> tuple[Model, int]:
 def room_for(model: Model, context: int | None, sequences: int, memory: int | None) -> Room:
     """The room that so many texts of that length at once need, or as much of it as ``memory`` (bytes) holds."""
     cfg, most = model.config, int(min(model.config.context, model.limit))
+    device = next(model.parameters()).device.type
+    need(device == "cpu", f'The engine computes on a CPU, and the model is on {device}; load it with device="cpu".')
     need(sequences >= 1, f"max_sequences is {sequences}; give 1 or more.")
     need(context is None or 1 <= context <= most, f"max_context is {context}; give 1 to {most}.")
     context = context or most
     model, copied = reader(model)
     if isinstance(cfg, config.Encoder) or isinstance(cfg.decoder, config.Recurrent):
         return Room(model, context, sequences, PagePool(sequences), 0, context + 1, 0, 0, copied)
-    weight = next(model.parameters())
-    own, across = PagedCache.page_bytes(cfg, weight.dtype)
+    blocks = [cfg.decoder.block(index) for index in range(cfg.decoder.depth)]
+    odd = [
+        one for block in blocks for one in (block.attention, block.cross) if one and config.head_dim(one, cfg.dim) % 2
+    ]
+    need(not odd, "An engine takes heads of an even number of dimensions; use glassformer.generate for this model.")
+    own, across = PagedCache.page_bytes(cfg, page_dtype(model))
     each = -(-context // PAGE)
     if memory is None:
-        free = available_memory(weight.device)
+        free = available_memory()
         memory = own * each * sequences + across * each * sequences if free is None else free // 2
     sources = each * min(sequences, max(1, memory // 2 // (across * each))) if across else 0
     pages = min(each * sequences, (memory - sources * across) // own)
@@ -95,7 +108,7 @@ def room_for(model: Model, context: int | None, sequences: int, memory: int | No
         f"One text of {context:,} tokens needs {least}, and {gibibytes(memory)} are there for it; "
         "give a smaller max_context, or more memory.",
     )
-    first = max(cfg.decoder.block(index).attention.mask.prefix_length for index in range(cfg.decoder.depth))
+    first = max(block.attention.mask.prefix_length for block in blocks)
     sequences = min(sequences, sources // each) if across else sequences
     return Room(
         model, context, sequences, PagePool(pages), sources, PAGE, pages * own + sources * across, first, copied

@@ -172,12 +172,12 @@ class PagedCache(Cache):
         assert isinstance(cfg.decoder, config.Stack)
         blocks = [cfg.decoder.block(index) for index in range(cfg.decoder.depth)]
 
-        def width(attention: config.Attention) -> int:
-            return 2 * (attention.kv_heads or attention.heads) * config.head_dim(attention, cfg.dim)
+        def size(attention: config.Attention) -> int:
+            heads = attention.kv_heads or attention.heads
+            return Pages.empty(1, heads, config.head_dim(attention, cfg.dim), dtype).nbytes
 
-        own = sum(width(block.attention) for block in blocks)
-        across = sum(width(block.cross) for block in blocks if block.cross is not None)
-        return own * PAGE * dtype.itemsize, across * PAGE * dtype.itemsize
+        across = (size(block.cross) for block in blocks if block.cross is not None)
+        return sum(size(block.attention) for block in blocks), sum(across)
 
     def advance(self, tokens: Tensor, pos: Tensor | None) -> Tensor:
         """The positions (1, N) of the tokens in the row."""

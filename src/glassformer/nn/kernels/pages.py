@@ -5,8 +5,10 @@ T tokens of S sequences, H heads, K heads of keys, D numbers a head, P pages.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,12 +32,12 @@ class Pages:
 
     @staticmethod
     def empty(count: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> Pages:
-        """``count`` pages of zeros; ``head_dim`` is even."""
+        """``count`` pages of zeros, which take memory once they are written; ``head_dim`` is even."""
         step = 2 if dtype == torch.bfloat16 else 1
         if head_dim % 2:
             raise ValueError(f"heads of {head_dim} numbers: pages take an even number")
-        keys = torch.zeros(count, kv_heads, head_dim // step, PAGE, step, dtype=dtype)
-        return Pages(keys, torch.zeros(count, kv_heads, PAGE, -(-head_dim // 16) * 16, dtype=dtype))
+        keys = _zeros((count, kv_heads, head_dim // step, PAGE, step), dtype)
+        return Pages(keys, _zeros((count, kv_heads, PAGE, -(-head_dim // 16) * 16), dtype))
 
     @property
     def head_dim(self) -> int:
@@ -62,6 +64,12 @@ class Pages:
     def copy(self, source: Tensor, target: Tensor) -> None:
         """Whole pages ``source`` to pages ``target``, both (n,) int64: before one of several sharers writes."""
         self.keys[target], self.values[target] = self.keys[source], self.values[source]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros of the operating system's own, which it gives when they are touched; torch.zeros touches all at once."""
+    raw = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(raw).view(dtype).view(shape)
 
 
 def paged_attention(

@@ -56,6 +56,7 @@ def test_several_continuations_are_those_of_generate() -> None:
 
 
 def test_a_prompt_is_scored() -> None:
+    """Each token that was scored has the log-probability that the model gives it after those before."""
     model, ids = tiny.model(tiny.DECODERS["gpt2"]), PROMPTS[2]
     logprobs = model(torch.tensor([ids])).logits[0].float().log_softmax(-1)
     with Engine(model) as engine:

@@ -106,9 +106,19 @@ class Continuation:
 def draw(
     rows: Sequence[Continuation], logits: Tensor, adjusted: Tensor, known: int | None
 ) -> list[tuple[int, float, Likely]]:
-    """Each row's next token with its log-probability and the likeliest in its place, from fp32 logits (R, V).
+    """Each row's next token with its log-probability and the likeliest in its place, from fp32 logits (R, V)."""
+    tokens = drawn(rows, adjusted, known)
+    logprobs = log_probability(logits, tokens).tolist()
+    most = max((row.request.logprobs or 0 for row in rows), default=0)
+    top = likeliest(logits, known, most) if most else [[] for _ in rows]
+    cut = [tuple(best[: row.request.logprobs or 0]) for row, best in zip(rows, top, strict=True)]
+    return list(zip(tokens.tolist(), logprobs, cut, strict=True))
 
-    Tokens are drawn from the ``adjusted`` logits, of the first ``known`` ids; rows of the same Sampling together.
+
+def drawn(rows: Sequence[Continuation], logits: Tensor, known: int | None, ahead: int = 0) -> Tensor:
+    """The token (R,) that each row's luck takes from logits (R, V), ``ahead`` places after its next one.
+
+    Only the first ``known`` ids are drawn; rows of the same Sampling are drawn together.
     """
     tokens = torch.zeros(len(rows), dtype=torch.long, device=logits.device)
     groups: dict[Sampling, list[int]] = {}
@@ -117,15 +127,11 @@ def draw(
     for how, places in groups.items():
         some = [rows[place] for place in places]
         index = torch.tensor(places, device=logits.device)
-        luck = None if how.greedy else torch.tensor([row.uniform(len(row.tokens)) for row in some])
-        own = adjusted if len(places) == len(rows) else adjusted[index]
+        luck = None if how.greedy else torch.tensor([row.uniform(len(row.tokens) + ahead) for row in some])
+        own = logits if len(places) == len(rows) else logits[index]
         uniform = None if luck is None else luck.to(logits.device)
         tokens[index] = choose(own[:, :known], uniform, _seen(some, own, known, how), how)
-    logprobs = log_probability(logits, tokens).tolist()
-    most = max((row.request.logprobs or 0 for row in rows), default=0)
-    top = likeliest(logits, known, most) if most else [[] for _ in rows]
-    cut = [tuple(best[: row.request.logprobs or 0]) for row, best in zip(rows, top, strict=True)]
-    return list(zip(tokens.tolist(), logprobs, cut, strict=True))
+    return tokens
 
 
 def _seen(rows: Sequence[Continuation], logits: Tensor, known: int | None, how: Sampling) -> Tensor | None:

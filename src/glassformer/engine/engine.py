@@ -22,18 +22,19 @@ from torch import Tensor
 
 from ..errors import need
 from ..generation.prompt import end_tokens
-from ..generation.sample import likeliest, log_probability
 from ..nn import Model
 from ..nn.editing import one_token
 from ..nn.finite import must_be_finite
 from .continuation import Continuation, draw
 from .draft import PromptLookup
+from .draft_model import DraftModel, check_draft
 from .job import Job, Stats
 from .looking import looks
 from .memory import Room, check_encode, check_request, room_for
 from .request import Encode, EngineClosed, Event, FinishReason, Handle, QueueFull, Request, TokenLogprob
 from .runner import encode
 from .scheduler import Chunk, Scheduler, Text, Turns
+from .scoring import keep_scores, scored_or_last
 
 if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer
@@ -46,7 +47,8 @@ class Engine:
     ``max_queue`` (requests that may wait; one more raises QueueFull) and ``memory`` (bytes for keys and values; None:
     half of what is free, at most what all these can need) bound it; ``room`` says what was taken. ``step_tokens`` are
     read at most in one pass, so that long prompts do not hold up others. ``lookup``: guess tokens that stand earlier in
-    a text. Close it, or use it in a ``with``. Raises UserError where memory does not hold one text.
+    a text; ``draft``: let a small decoder of the same vocabulary guess. Guesses change no answer. Close it, or use it
+    in a ``with``. Raises UserError where memory does not hold one text.
     """
 
     def __init__(
@@ -60,15 +62,19 @@ class Engine:
         memory: int | None = None,
         step_tokens: int = 512,
         lookup: bool = True,
+        draft: Model | None = None,
     ) -> None:
         need(max_queue >= 1, f"max_queue is {max_queue}; give 1 or more.")
         need(step_tokens >= 1, f"step_tokens is {step_tokens}; give 1 or more.")
         self.model, self.tokenizer, self.max_queue = model, tokenizer, max_queue
-        self.room: Room = room_for(model, max_context, max_sequences, memory)
+        if draft is not None:
+            check_draft(draft, model)
+        self.room: Room = room_for(model, max_context, max_sequences, memory, draft)
         self.max_context, self.step_tokens = self.room.context, step_tokens
         self.known = None if tokenizer is None else tokenizer.size
-        self.lookup = lookup and self.room.rewinds
-        self._runner = self.room.runner()
+        self.lookup = (lookup or draft is not None) and self.room.rewinds
+        self._runner, drafter = self.room.runner(), self.room.drafter()
+        self._drafts = None if drafter is None else DraftModel(drafter, self.known, step_tokens)
         first = self.room.first
         self._scheduler = Scheduler(
             self.room.pool,
@@ -213,7 +219,7 @@ class Engine:
         if not chunks:
             return
         self._begin(self._job_of(text) for text in self._scheduler.running)
-        wanted = [self._wanted(chunk) for chunk in chunks]
+        wanted = [scored_or_last(chunk) for chunk in chunks]
         logits = self._runner.read(chunks, wanted)
         must_be_finite(self.model, logits)
         with self._work:
@@ -222,20 +228,12 @@ class Engine:
         for chunk, places in zip(chunks, wanted, strict=True):
             own = logits[at : at + len(places)]
             at += len(places)
-            self._score(chunk, places, own)
+            keep_scores(self._job_of(chunk.text), chunk, places, own, self.known)
             if chunk.finishes:
                 drawing.append((chunk, own[len(own) - 1 - chunk.drafted :]))
             else:
                 self._scheduler.done(chunk)
         self._draw(drawing)
-
-    def _wanted(self, chunk: Chunk) -> Sequence[int]:
-        """The places in a chunk after which logits are asked for: all of a scored prompt, or the last ones."""
-        length = len(chunk.tokens)
-        request = chunk.text.owner.request
-        if self._scores(chunk.text) and chunk.start < len(request.tokens):
-            return range(length)
-        return range(length - 1 - chunk.drafted, length) if chunk.finishes else ()
 
     def _draw(self, drawing: list[tuple[Chunk, Tensor]]) -> None:
         """A token for each text, and one more for as long as its guesses are right."""
@@ -259,6 +257,12 @@ class Engine:
         for chunk, _ in drawing:
             if chunk.text.owner.finish is None:
                 self._done(chunk, accepted[chunk])
+        if self._drafts is not None:
+            self._drafts.propose([chunk.text for chunk, _ in drawing if self._guessed(chunk.text)])
+
+    def _guessed(self, text: Text) -> bool:
+        """Whether what follows is to be guessed."""
+        return text.owner.finish is None and text.look is None
 
     def _may_draw(self, chunk: Chunk) -> bool:
         """Whether a continuation takes a token now; one of none ends, and others of its prompt begin."""
@@ -298,27 +302,8 @@ class Engine:
         if self.lookup and text.look is None:
             row.lookup = row.lookup or PromptLookup()
             row.lookup.learn(chunk.drafted, accepted)
-            text.draft = row.lookup.propose(text.tokens, row.room - len(row.tokens) - 1)
-
-    def _scores(self, text: Text) -> bool:
-        """Whether its prompt's log-probabilities are asked for: the first continuation tells them."""
-        return text.owner.index == 0 and text.owner.request.prompt_logprobs is not None
-
-    def _score(self, chunk: Chunk, places: Sequence[int], logits: Tensor) -> None:
-        """Of a scored prompt, the log-probabilities of the tokens after those of the chunk."""
-        job, request = self._job_of(chunk.text), chunk.text.owner.request
-        last = len(request.tokens) - 1 - chunk.start  # the place in the chunk that the prompt's last token has
-        if not self._scores(chunk.text) or not places or last < 0:
-            return
-        own = logits[: min(len(places), last)]
-        tokens = torch.tensor(request.tokens[chunk.start + 1 : chunk.start + 1 + len(own)], device=logits.device)
-        logprobs, count = log_probability(own, tokens).tolist(), request.prompt_logprobs
-        top = likeliest(own, self.known, count) if count else [[] for _ in logprobs]
-        for place, one in enumerate(zip(tokens.tolist(), logprobs, map(tuple, top), strict=True)):
-            job.scores[chunk.start + 1 + place] = TokenLogprob(*one)
-        if len(job.scores) == len(request.tokens) - 1:
-            first = TokenLogprob(request.tokens[0], None)
-            job.handle.prompt_logprobs = [first, *(job.scores[place] for place in sorted(job.scores))]
+            if self._drafts is None:
+                text.draft = row.lookup.propose(text.tokens, row.room - len(row.tokens) - 1)
 
     def _encode(self) -> None:
         """Whole texts, as many as fit in four steps' tokens."""
@@ -353,6 +338,8 @@ class Engine:
 
     def _released(self, text: Text) -> None:
         self._runner.released(text)
+        if self._drafts is not None:
+            self._drafts.released(text)
 
     def _finish(self, text: Text, event: Event) -> None:
         """A continuation has ended with this event."""

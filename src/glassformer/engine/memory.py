@@ -39,6 +39,7 @@ class Room:
     nbytes: int
     first: int = 0
     copied: int = 0  # bytes of prepacked weights
+    draft: Model | None = None
 
     @property
     def rewinds(self) -> bool:
@@ -61,6 +62,15 @@ class Room:
         cache = PagedCache(cfg, self.context, len(self.pool.users), self.source_pages, page_dtype(self.model))
         return PagedRunner(self.model, cache, Sources(self.source_pages))
 
+    def drafter(self) -> PagedRunner | None:
+        """What reads chunks by the draft model, into pages of the same numbers."""
+        if self.draft is None or not self.rewinds:
+            return None
+        assert isinstance(self.draft.config, config.Decoder)
+        context = int(min(self.context, self.draft.config.context, self.draft.limit))
+        cache = PagedCache(self.draft.config, context, len(self.pool.users), 0, page_dtype(self.draft))
+        return PagedRunner(self.draft, cache, Sources(0))
+
 
 def page_dtype(model: Model) -> torch.dtype:
     """What keys and values are kept in."""
@@ -79,7 +89,7 @@ def reader(model: Model) -> tuple[Model, int]:
     return view.model, sum(packed.group.nbytes for packed in view.packed)
 
 
-def room_for(model: Model, context: int | None, sequences: int, memory: int | None) -> Room:
+def room_for(model: Model, context: int | None, sequences: int, memory: int | None, draft: Model | None = None) -> Room:
     """The room that so many texts of that length at once need, or as much of it as ``memory`` (bytes) holds."""
     cfg, most = model.config, int(min(model.config.context, model.limit))
     device = next(model.parameters()).device.type
@@ -91,11 +101,15 @@ def room_for(model: Model, context: int | None, sequences: int, memory: int | No
     if isinstance(cfg, config.Encoder) or isinstance(cfg.decoder, config.Recurrent):
         return Room(model, context, sequences, PagePool(sequences), 0, context + 1, 0, 0, copied)
     blocks = [cfg.decoder.block(index) for index in range(cfg.decoder.depth)]
-    odd = [
-        one for block in blocks for one in (block.attention, block.cross) if one and config.head_dim(one, cfg.dim) % 2
-    ]
-    need(not odd, "An engine takes heads of an even number of dimensions; use glassformer.generate for this model.")
+    attentions = [one for block in blocks for one in (block.attention, block.cross) if one is not None]
+    even = all(config.head_dim(one, cfg.dim) % 2 == 0 for one in attentions)
+    need(even, "An engine takes heads of an even number of dimensions; use glassformer.generate for this model.")
     own, across = PagedCache.page_bytes(cfg, page_dtype(model))
+    if draft is not None:
+        assert isinstance(draft.config, config.Decoder)
+        own += PagedCache.page_bytes(draft.config, page_dtype(draft))[0]
+        draft, more = reader(draft)
+        copied += more
     each = -(-context // PAGE)
     if memory is None:
         free = available_memory()
@@ -110,9 +124,8 @@ def room_for(model: Model, context: int | None, sequences: int, memory: int | No
     )
     first = max(block.attention.mask.prefix_length for block in blocks)
     sequences = min(sequences, sources // each) if across else sequences
-    return Room(
-        model, context, sequences, PagePool(pages), sources, PAGE, pages * own + sources * across, first, copied
-    )
+    taken = pages * own + sources * across
+    return Room(model, context, sequences, PagePool(pages), sources, PAGE, taken, first, copied, draft)
 
 
 def check_request(request: Request, model: Model, tokenizer: Tokenizer | None, context: int, first: int) -> None:

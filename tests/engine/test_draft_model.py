@@ -1,0 +1,42 @@
+"""A small model guesses; the answers are those without it."""
+
+from __future__ import annotations
+
+import pytest
+
+import tiny
+from glassformer.engine import Engine, Request, Result, Stats
+from glassformer.errors import UserError
+from glassformer.generation.sample import Sampling
+from glassformer.nn import Model
+
+HOW = [Sampling(0), Sampling(0.9), Sampling(1.0, top_p=0.8), Sampling(1, repetition_penalty=1.2)]
+PROMPTS = [[number, 3] + [5, 8] * (5 * number) for number in range(6)]
+WANTED = [Request(prompt, sampling=HOW[prompt[0] % 4], seed=1, max_new=25) for prompt in PROMPTS]
+
+
+def run(draft: Model | None, **settings: int) -> tuple[list[Result], Stats]:
+    with Engine(tiny.model(tiny.DECODERS["llama"]), draft=draft, lookup=False, **settings) as engine:  # type: ignore[arg-type]
+        handles = [engine.submit(one) for one in WANTED]
+        results = [handle.result() for handle in handles]
+        engine.room.pool.check()
+        return results, engine.stats()
+
+
+def tokens(results: list[Result]) -> list[list[int]]:
+    return [one.completions[0].tokens for one in results]
+
+
+def test_any_draft_model_gives_the_same_answers_and_a_good_one_in_fewer_steps() -> None:
+    plain, slow = run(None)
+    twin, other = tiny.model(tiny.DECODERS["llama"]), tiny.model(tiny.DECODERS["gpt2"], seed=5)
+    for settings in ({}, {"step_tokens": 9}, {"max_sequences": 2, "max_context": 64}):
+        good, fast = run(twin, **settings)
+        assert tokens(good) == tokens(plain) == tokens(run(other, **settings)[0])
+        if not settings:  # it draws by the same luck, so that drawn tokens are guessed as well as greedy ones
+            assert fast.accepted_tokens > 0.95 * fast.drafted_tokens > 0 and fast.steps < slow.steps / 3
+
+
+def test_a_model_of_another_kind_is_refused() -> None:
+    with pytest.raises(UserError, match="decoder with attention"):
+        run(tiny.model(tiny.ALL["t5"]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -170,3 +171,43 @@ def test_encoders_give_vectors_labels_and_logits() -> None:
         assert torch.allclose(vector, out.hidden[0].mean(0), atol=1e-5)
         with pytest.raises(UserError):
             engine.submit(Request(ids))
+
+
+def test_a_step_that_fails_ends_who_was_in_it_and_nobody_else() -> None:
+    engine, wanted = Engine(tiny.model(tiny.DECODERS["gpt2"]), max_sequences=4), Request([1, 2], n=3, max_new=5)
+    read, failing = engine._runner.read, [True]
+
+    def fails(*given: Any) -> torch.Tensor:
+        if failing and len(given[0]) == 4:
+            failing.clear()
+            raise MemoryError("not enough")
+        return read(*given)
+
+    engine._runner.read = fails  # type: ignore[method-assign]
+    with engine:
+        handles = [engine.submit(wanted) for _ in range(6)]
+        found = []
+        for handle in handles:
+            try:
+                found.append(handle.result().usage.generated)
+            except MemoryError:
+                found.append(None)
+        assert None in found and {*found} == {None, 15}
+        assert engine.stats().failed == found.count(None) and engine.stats().pages_used == 0
+
+
+def test_closing_ends_what_is_under_way() -> None:
+    engine = Engine(tiny.model(tiny.DECODERS["gpt2"]), max_sequences=2)
+    handles = [engine.submit(Request([1], n=2, max_new=60)) for _ in range(5)]
+    next(iter(handles[0]))
+    engine.close()
+    reasons = [one.finish_reason for handle in handles for one in handle.result().completions]
+    assert {*reasons} <= {"cancelled", "length"} and reasons[-1] == "cancelled"
+
+
+def test_weights_that_are_no_numbers_are_told() -> None:
+    model = tiny.model(tiny.DECODERS["gpt2"])
+    with torch.no_grad():
+        model.decoder.blocks[0].ffn.up.weight.fill_(torch.nan)
+    with Engine(model) as engine, pytest.raises(UserError):
+        engine.submit(Request([1])).result()

@@ -15,6 +15,7 @@ from glassformer.engine import Encode, Engine, Request, Result
 from glassformer.engine.memory import room_for
 from glassformer.generation.sample import Sampling
 from glassformer.nn import kernels
+from glassformer.nn.quantized import Layout, quantize_weights
 
 GENERATORS = [name for name, cfg in tiny.ALL.items() if cfg.head and name not in ("bert", "reader", "onward")]
 TWO = set(tiny.OTHERS)
@@ -98,6 +99,18 @@ def test_long_texts_have_the_same_bits_by_any_number_of_threads(dtype: torch.dty
             handles = {place: engine.submit(wanted[place]) for place in order}
             found.append([logprobs(handles[place].result()) for place in range(4)])
     torch.set_num_threads(threads)
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_quantised_models_have_the_same_bits_alone_and_with_others(bits: int) -> None:
+    model = tiny.model(tiny.DECODERS["llama"])
+    quantize_weights(model, Layout(bits=bits))
+    found = []
+    for settings in ({"lookup": False, "max_sequences": 1}, {"step_tokens": 7}, {}):
+        with Engine(model, **settings) as engine:  # type: ignore[arg-type]
+            results = [handle.result() for handle in [engine.submit(one) for one in requests("llama")]]
+        found.append([(one.completions[0].tokens, logprobs(one)) for one in results])
     assert found[0] == found[1] == found[2]
 
 

@@ -191,8 +191,8 @@ class Engine:
             try:
                 self._step()
             except Exception as error:  # of the model or the machine: who was in the step is told, others go on
-                for text in [*self._scheduler.running]:
-                    self._end(self._job_of(text), "error", error)
+                for job in {self._job_of(text) for text in self._scheduler.running}:
+                    self._end(job, "error", error)
 
     def _arrive(self) -> bool:
         """Wait for something to do; False: the engine was closed and nothing is left."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -113,3 +114,23 @@ def test_any_json_object(server: Server) -> None:
     (choice,) = server.post(CHAT, asked).json()["choices"]
     text = choice["message"]["content"]
     assert text.startswith("{") and (choice["finish_reason"] == "length" or isinstance(json.loads(text), dict))
+
+
+@pytest.mark.parametrize("schema", [SCHEMA, {"enum": ["red", "green"]}, {"type": "array", "maxItems": 2}])
+def test_a_tokenizer_that_puts_a_space_in_front_keeps_a_schema_too(shared_data: Path, schema: Any) -> None:
+    """SentencePiece's: each step allows something, what it allows is taken, and the end is JSON of the schema."""
+    schemas = pytest.importorskip("jsonschema_rs")
+    from glassformer.serve import grammars
+    from glassformer.tokenizer import open as open_tokenizer
+
+    tokenizer = open_tokenizer(shared_data / "stories260K")
+    make = grammars.guide(tokenizer, tokenizer.size, "json", schema)
+    for seed in range(10):
+        luck, guide, tokens = random.Random(seed), make(), list[int]()
+        while len(tokens) < 200 and (not tokens or tokens[-1] != tokenizer.eos):
+            allowed = guide(tokens)
+            assert allowed is not None and allowed.any()
+            tokens.append(luck.choice(allowed.nonzero().flatten().tolist()))
+        if tokens[-1] == tokenizer.eos:
+            text = b"".join(tokenizer.bytes_of(id) for id in tokens[:-1]).decode()
+            schemas.validate(schema, json.loads(text))

@@ -125,7 +125,7 @@ class _Vocabulary:
 
     def __call__(self, text: Any) -> list[int]:
         plain = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
-        return self.tokenizer.encode(plain)
+        return self.tokenizer.encode_continuation(plain)[0]  # nothing is put in front, as SentencePiece would
 
 
 @lru_cache(maxsize=8)

@@ -1,0 +1,126 @@
+"""The server under load: tokens a second and the time to the first token at 1, 8 and 32 clients, streaming.
+
+    python benchmarks/serve.py [MODEL] [--clients 1 8 32] [--requests 3] [--tokens 64] [--repeats 3] [--bits 8]
+        [--peer NAME=URL ...]
+
+MODEL is started here as `glassformer serve` starts it (the small one of the package where none is given); a peer is
+any server of OpenAI's API that runs already, such as llama.cpp's (`llama-server -m FILE.gguf --port 8080 -np 32`) or
+vLLM's, with the same model: --peer llama.cpp=http://127.0.0.1:8080. Every client sends its requests one after another,
+each with a prompt of its own, at temperature 0, and ignores the end of the text. Ours and the peers take turns; what
+is shown are medians over the repeats, with the least and the greatest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+
+import httpx
+
+
+@dataclass
+class Load:
+    """What a crowd of clients saw: tokens a second together, and each request's seconds to its first token."""
+
+    rate: float = 0.0
+    first: list[float] = field(default_factory=list)
+
+
+async def one_request(client: httpx.AsyncClient, prompt: str, tokens: int, load: Load) -> int:
+    """Stream one completion; the tokens that it counted."""
+    asked = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True}
+    asked["stream_options"] = {"include_usage": True}
+    begun, seen, counted = time.perf_counter(), False, 0
+    async with client.stream("POST", "/v1/completions", json=asked) as answer:
+        answer.raise_for_status()
+        async for line in answer.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            chunk = json.loads(line[6:])
+            if not seen and chunk["choices"]:
+                seen = True
+                load.first.append(time.perf_counter() - begun)
+            counted = (chunk.get("usage") or {}).get("completion_tokens", counted)
+    return counted
+
+
+async def crowd(url: str, clients: int, requests: int, tokens: int, words: int) -> Load:
+    """All clients at once."""
+    load = Load()
+
+    async def one(number: int, client: httpx.AsyncClient) -> int:
+        total = 0
+        for turn in range(requests):
+            prompt = f"Story {number} {turn}: " + "once upon a time there was a king and " * (words // 8)
+            total += await one_request(client, prompt, tokens, load)
+        return total
+
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as client:
+        begun = time.perf_counter()
+        counted = await asyncio.gather(*(one(number, client) for number in range(clients)))
+        load.rate = sum(counted) / (time.perf_counter() - begun)
+    return load
+
+
+def start(model: str | None, bits: int | None) -> tuple[subprocess.Popen[str], str]:
+    """Our own server on a free port."""
+    from glassformer.page.models import shipped
+
+    words = [sys.executable, "-m", "glassformer", "serve", model or str(shipped()), "--port", "0"]
+    words += ["--bits", str(bits)] if bits else []
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env={**os.environ})
+    assert process.stdout is not None
+    url = process.stdout.readline().strip().removesuffix("/v1")
+    while True:
+        try:
+            if httpx.get(f"{url}/health").status_code == 200:
+                return process, url
+        except httpx.TransportError:
+            time.sleep(0.1)
+
+
+def main() -> None:
+    given = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    given.add_argument("model", nargs="?")
+    given.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32])
+    given.add_argument("--requests", type=int, default=3)
+    given.add_argument("--tokens", type=int, default=64)
+    given.add_argument("--words", type=int, default=32, help="words of a prompt, about")
+    given.add_argument("--repeats", type=int, default=3)
+    given.add_argument("--bits", type=int)
+    given.add_argument("--peer", action="append", default=[], metavar="NAME=URL")
+    args = given.parse_args()
+    process, url = start(args.model, args.bits)
+    servers = {"glassformer": url, **dict(one.split("=", 1) for one in args.peer)}
+    try:
+        for where in servers.values():
+            asyncio.run(crowd(where, 1, 1, 8, args.words))  # warm
+        print(f"load of the machine {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores")
+        print("clients  server         tokens/s (least to greatest)      first token, ms (greatest)")
+        for clients in args.clients:
+            found: dict[str, list[Load]] = {name: [] for name in servers}
+            for turn in range(args.repeats):
+                order = list(servers.items())
+                for name, where in order if turn % 2 == 0 else order[::-1]:
+                    found[name].append(asyncio.run(crowd(where, clients, args.requests, args.tokens, args.words)))
+            for name, loads in found.items():
+                rates, first = [one.rate for one in loads], [1000 * s for one in loads for s in one.first]
+                spread = f"{statistics.median(rates):9.1f} ({min(rates):.1f} to {max(rates):.1f})"
+                print(
+                    f"{clients:7}  {name:13} {spread:32} {statistics.median(first):9.1f} ({max(first):.1f})", flush=True
+                )
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+if __name__ == "__main__":
+    main()

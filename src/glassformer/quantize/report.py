@@ -100,7 +100,7 @@ class Report:
             "output error",
             "KL",
             "same top-1",
-            "perplexity",
+            "change",
         )
 
     def table(self, most: int | None = None) -> list[tuple[str, ...]]:

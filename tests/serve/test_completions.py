@@ -1,4 +1,7 @@
-"""Completions: the same tokens as in process, whole as streamed; what OpenAI's clients rely on."""
+"""Completions: the same tokens as in process, whole as streamed; what OpenAI's clients rely on.
+
+Through the paths of app: registry, generating, logprobs and answers.
+"""
 
 from __future__ import annotations
 

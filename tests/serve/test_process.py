@@ -1,4 +1,7 @@
-"""Faults of connections, clients and the engine, against a server whose clocks are short and whose engine can fail."""
+"""Faults of connections, clients and the engine, against a server whose clocks are short and whose engine can fail.
+
+Of protocol, server, streaming, following and prompts.
+"""
 
 from __future__ import annotations
 

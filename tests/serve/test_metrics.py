@@ -1,0 +1,67 @@
+"""What is counted, exactly: tokens, requests by how they ended, an observation for each token and each request."""
+
+from __future__ import annotations
+
+import time
+
+import httpx
+
+from .conftest import Server
+
+COUNTED = (
+    "prompt_tokens_total",
+    "generation_tokens_total",
+    "request_success_total",
+    "time_to_first_token_seconds_count",
+    "inter_token_latency_seconds_count",
+    "e2e_request_latency_seconds_count",
+    "request_queue_time_seconds_count",
+)
+
+
+def counted(server: Server) -> dict[str, float]:
+    return {name: server.metric(name) for name in COUNTED}
+
+
+def test_exact_counts(server: Server) -> None:
+    """Three requests: of two prompts and two choices each, of one that is scored only, and of a stream."""
+    assert server.idle()
+    before = counted(server)
+    prompt = [5, 6, 7, 8]
+    plain = {"max_tokens": 3, "ignore_eos": True, "seed": 1}
+    assert server.post("/v1/completions", {**plain, "prompt": [prompt, prompt[:2]], "n": 2}).status_code == 200
+    assert server.post("/v1/completions", {"prompt": prompt, "max_tokens": 0, "echo": True}).status_code == 200
+    assert server.post("/v1/completions", {**plain, "prompt": prompt, "stream": True}).status_code == 200
+    after = counted(server)
+    assert {name: after[name] - before[name] for name in COUNTED} == {
+        "prompt_tokens_total": 4 + 2 + 4 + 4,
+        "generation_tokens_total": 4 * 3 + 3,
+        "request_success_total": 4,
+        "time_to_first_token_seconds_count": 3,
+        "inter_token_latency_seconds_count": 4 * 2 + 2,
+        "e2e_request_latency_seconds_count": 4,
+        "request_queue_time_seconds_count": 4,
+    }
+
+
+def test_what_is_refused_is_not_counted_and_who_leaves_is(server: Server) -> None:
+    assert server.idle()
+    before = counted(server)
+    assert server.post("/v1/completions", {"prompt": ""}).status_code == 400
+    assert counted(server) == before
+    long = {"prompt": "O", "max_tokens": 250, "stream": True, "ignore_eos": True}
+    with httpx.Client(base_url=server.url) as client, client.stream("POST", "/v1/completions", json=long) as told:
+        next(told.iter_lines())
+    until = time.monotonic() + 20
+    while time.monotonic() < until and counted(server)["request_success_total"] == before["request_success_total"]:
+        time.sleep(0.1)
+    text = httpx.get(f"{server.url}/metrics").text
+    assert 'glassformer:request_success_total{finished_reason="abort",model_name="tiny"}' in text
+
+
+def test_the_names_are_vllms_and_the_gauges_are_shares(server: Server) -> None:
+    text = httpx.get(f"{server.url}/metrics").text
+    names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", *COUNTED)
+    for name in names:
+        assert f"glassformer:{name}{{" in text, name
+    assert 0 <= server.metric("kv_cache_usage_perc") <= 1 and "_created" not in text

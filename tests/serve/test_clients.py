@@ -147,7 +147,10 @@ def test_schemathesis_finds_nothing(server: Server, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_lm_eval_gets_the_scores_that_it_gets_in_process(server: Server, chat_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("reads", ["huggingface", "remote"])
+def test_lm_eval_gets_the_scores_that_it_gets_in_process(
+    server: Server, chat_model: Path, tmp_path: Path, reads: str
+) -> None:
     """lm-evaluation-harness's `local-completions`: one of its own requests, over HTTP and in this process."""
     models = pytest.importorskip("lm_eval.models.openai_completions", reason="needs pip install 'lm_eval[api]'")
     instances = pytest.importorskip("lm_eval.api.instance")
@@ -156,7 +159,7 @@ def test_lm_eval_gets_the_scores_that_it_gets_in_process(server: Server, chat_mo
     folder = tmp_path / "tokenizer"
     shutil.copytree(chat_model, folder)
     url = f"{server.url}/v1/completions"
-    how = {"model": "tiny", "base_url": url, "tokenizer_backend": "huggingface", "tokenizer": str(folder)}
+    how = {"model": "tiny", "base_url": url, "tokenizer_backend": reads, "tokenizer": str(folder)}
     over = models.LocalCompletionsAPI(**how, max_length=256, batch_size=3)
     pairs = [
         ("O Romeo, Romeo", " wherefore art thou"),

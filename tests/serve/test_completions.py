@@ -98,6 +98,15 @@ def test_a_stop_string_is_not_in_the_text(server: Server, stops: Any) -> None:
     assert flat(pieces) == whole["logprobs"]["tokens"]
 
 
+def test_a_prompt_that_was_read_before_is_not_read_again(server: Server, chat_model: Path) -> None:
+    _, tokenizer = glassformer.load(chat_model, dtype="float32")
+    asked = {"prompt": [*range(10, 110)], "max_tokens": 8, "temperature": 0}
+    first, again = (server.post("/v1/completions", asked).json() for _ in range(2))
+    assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= 64
+    assert again["choices"] == first["choices"] and tokenizer.size > 110
+
+
 def test_bias_and_bans(server: Server, chat_model: Path) -> None:
     _, tokenizer = glassformer.load(chat_model, dtype="float32")
     forced = tokenizer.encode(" king")[0]

@@ -68,5 +68,7 @@ def run(given: argparse.Namespace) -> None:
     )
     shown = f"[{given.host}]" if ":" in given.host else given.host
     print(f"http://{shown}:{bound.getsockname()[1]}/v1", flush=True)
+    for id, served in models.models.items():
+        note(f"{id}: {served.engine.room}")
     note(f"Serving {', '.join(models.models)}; Ctrl-C or SIGTERM ends it.")
     server.run(models, __version__, bound, given.host, keys, given.drain)

@@ -33,7 +33,8 @@ def _compiled_product(rows: Tensor, packed: Packed, bias: Tensor | None) -> Tens
     address = added if added is None else added.data_ptr()
     if packed.scales is None:
         step = STEP[packed.kind]
-        rows = F.pad(rows.to(packed.data.dtype), (0, -inputs % step)).contiguous()
+        rows = rows.to(packed.data.dtype)
+        rows = (F.pad(rows, (0, 1)) if inputs % step else rows).contiguous()
         y = rows.new_empty(count, packed.outputs)
         sizes = (count, rows.shape[1], packed.outputs)
         packed.multiply(rows.data_ptr(), packed.data.data_ptr(), address, y.data_ptr(), *sizes, threads)

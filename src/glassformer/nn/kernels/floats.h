@@ -10,25 +10,45 @@ enum { SIZE = 4, BLOCK = 256 };
 typedef struct {
     Rows rows;
     const char *weight;
+    char *tiled;  // the rows, those of a tile together step by step: (steps, rows of the tile), tile after tile
     long steps;
 } Product;
+
+// A tile of `rows` from `row` as it is read: rows far apart would meet in the same few lines of the cache.
+static void lay_tile(const Product *p, long row, long rows) {
+    const char *x = (const char *)p->rows.x + row * p->steps * SIZE;
+    char *to = p->tiled + row * p->steps * SIZE;
+    for (long k = 0; k < p->steps; k++)
+        for (long r = 0; r < rows; r++, to += SIZE) memcpy(to, x + (r * p->steps + k) * SIZE, SIZE);
+}
+
+enum { TILES = (CHUNK + FLOAT_ROWS - 1) / FLOAT_ROWS };  // of a chunk, at most
+
+static void lay_rows(const void *task, long number) {
+    const Product *p = task;
+    long row = number / TILES * CHUNK, count = p->rows.rows - row < CHUNK ? p->rows.rows - row : CHUNK;
+    long left = (count + FLOAT_ROWS - 1) / FLOAT_ROWS;
+    if (number % TILES >= left) return;
+    for (long before = number % TILES; before > 0; before--, left--) row += count / left, count -= count / left;
+    lay_tile(p, row, count / left);
+}
 
 // R rows times P panels, of the steps `first` to `end`; the panels lie `stride` bytes apart. The sums so far are in
 // `sums`. Meanwhile the next block is fetched.
 INLINE void tile(const int R, const int P, const Product *p, const char *weight, long stride, long row, long first,
                  long end, float *sums) {
     floats y[FLOAT_ROWS][PANELS];
-    const char *x = (const char *)p->rows.x + row * p->steps * SIZE;
+    const char *x = p->tiled + (row * p->steps + first * R) * SIZE;
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < P; i++)
         y[r][i] = first ? load(sums + r * WIDTH + i * PANEL) : zeros();
-    for (long k = first; k < end; k++, weight += SIZE * PANEL) {
+    for (long k = first; k < end; k++, weight += SIZE * PANEL, x += SIZE * R) {
         ints w[PANELS];
         UNROLL for (int i = 0; i < P; i++) {
             w[i] = load_ints(weight + i * stride);
             fetch(weight + i * stride + 4096);
         }
         UNROLL for (int r = 0; r < R; r++) {
-            ints one = all_four(x + (r * p->steps + k) * SIZE);
+            ints one = all_four(x + r * SIZE);
             UNROLL for (int i = 0; i < P; i++) y[r][i] = STEP(y[r][i], w[i], one);
         }
     }
@@ -59,4 +79,11 @@ static void piece(const void *task, long number) {
             tiles(1, p, weight + i * stride, stride, at.row, at.rows, first, end, sums + i * PANEL);
     }
     finish(&p->rows, at, sums);
+}
+
+// `scratch` is as large as x; one row lies as it must already.
+static void compute(Rows rows, const void *weight, void *scratch, long steps, int threads) {
+    const Product p = {rows, weight, rows.rows > 1 ? scratch : (char *)rows.x, steps};
+    if (rows.rows > 1) run_pieces(lay_rows, &p, (rows.rows + CHUNK - 1) / CHUNK * TILES, rows.rows < 8 ? 1 : threads);
+    run_pieces(piece, &p, pieces_of(&rows), threads);
 }

@@ -10,8 +10,8 @@
 #define STEP(sum, w, x) mul_add(of_bits(x), of_bits(w), sum)
 #include "floats.h"
 
-EXPORT(matmul_fp32)(const void *x, const void *weight, const float *bias, void *y, long rows, long inputs, long outputs,
-                    int threads) {
-    const Product p = {{x, bias, y, rows, inputs, outputs, 0}, weight, inputs};
-    run_pieces(piece, &p, pieces_of(&p.rows), threads);
+EXPORT(matmul_fp32)(const void *x, const void *weight, const float *bias, void *y, void *scratch, long rows, long inputs,
+                    long outputs, int threads) {
+    const Rows all = {x, bias, y, rows, inputs, outputs, 0};
+    compute(all, weight, scratch, inputs, threads);
 }

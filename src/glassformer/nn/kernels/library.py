@@ -16,7 +16,7 @@ from torch import Tensor
 
 LARGE = 1 << 21  # bytes of a large page of memory
 MADV_HUGEPAGE = 14  # Linux: large pages here, please; refused is as good as before
-VERSION = 1  # of the functions' arguments; an older library is not used
+VERSION = 2  # of the functions' arguments; an older library is not used
 NAME = "libkernels.dylib" if sys.platform == "darwin" else "libkernels.so"
 BUILDS = {
     "avx512-vnni-bf16": ("avx512_f", "avx512_bw", "avx512_vl", "avx512_dq", "avx512_vnni", "avx512_bf16"),
@@ -127,8 +127,8 @@ def function(name: str, build: str) -> Any:
 SIGNATURES = {
     "matmul_int8": "pppppplllii",
     "matmul_int4": "pppppplllii",
-    "matmul_bf16": "ppppllli",
-    "matmul_fp32": "ppppllli",
+    "matmul_bf16": "pppppllli",
+    "matmul_fp32": "pppppllli",
     "paged_attention": "pppppppppplllllllllffii",
 }
 """What the C functions take: addresses, long, float and int."""

@@ -19,7 +19,7 @@ typedef struct {
 
 static parallel_fn *parallel;
 
-EXPORT int kernels_version(void) { return 1; }
+EXPORT int kernels_version(void) { return 2; }
 
 EXPORT void kernels_pool(void *function) { parallel = (parallel_fn *)function; }
 

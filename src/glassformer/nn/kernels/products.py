@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 import torch
@@ -11,6 +12,7 @@ from torch.nn import functional as F
 from . import reference
 from .weights import GROUP, STEP, Packed
 
+MOST = 512  # rows of a call
 AT_ONCE = 1 << 22  # results of whole numbers that torch's path holds at a time
 
 
@@ -28,26 +30,32 @@ def matmul(x: Tensor, packed: Packed, bias: Tensor | None = None) -> Tensor:
 
 
 def _compiled_product(rows: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
-    threads, (count, inputs) = torch.get_num_threads(), rows.shape
-    added = None if bias is None else bias.detach().float().contiguous()
-    address = added if added is None else added.data_ptr()
-    if packed.scales is None:
-        step = STEP[packed.kind]
-        rows = rows.to(packed.data.dtype)
-        rows = (F.pad(rows, (0, 1)) if inputs % step else rows).contiguous()
-        y = rows.new_empty(count, packed.outputs)
-        sizes = (count, rows.shape[1], packed.outputs)
-        packed.multiply(rows.data_ptr(), packed.data.data_ptr(), address, y.data_ptr(), *sizes, threads)
-        return y
-    if rows.dtype not in (torch.float32, torch.bfloat16):
-        rows = rows.float()
+    kind = torch.float32 if packed.kind == "fp32" else torch.bfloat16 if packed.kind == "bf16" else rows.dtype
+    rows = rows.to(kind if kind in (torch.float32, torch.bfloat16) else torch.float32)
+    if packed.scales is None and packed.inputs % STEP[packed.kind]:
+        rows = F.pad(rows, (0, 1))
     rows = rows.contiguous()
-    y = rows.new_empty(count, packed.outputs)
-    scratch = torch.empty(count * packed.groups * (GROUP + 8), dtype=torch.uint8)
-    where = (rows.data_ptr(), packed.data.data_ptr(), packed.scales.data_ptr(), address, y.data_ptr())
-    bf16 = rows.dtype == torch.bfloat16
-    packed.multiply(*where, scratch.data_ptr(), count, inputs, packed.outputs, bf16, threads)
+    y = rows.new_empty(len(rows), packed.outputs)
+    added = None if bias is None else bias.detach().float().contiguous()
+    matrix = [packed.data.data_ptr()] if packed.scales is None else [packed.data.data_ptr(), packed.scales.data_ptr()]
+    matrix.append(0 if added is None else added.data_ptr())
+    how = [] if packed.scales is None else [rows.dtype == torch.bfloat16]
+    threads = torch.get_num_threads()
+    for some, part in zip(torch.split(rows, MOST), torch.split(y, MOST), strict=True):
+        size = some.nbytes if packed.scales is None else len(some) * packed.groups * (GROUP + 8)
+        sizes = (len(some), rows.shape[1], packed.outputs)
+        packed.multiply(some.data_ptr(), *matrix, part.data_ptr(), _scratch(size).data_ptr(), *sizes, *how, threads)
     return y
+
+
+_kept = threading.local()
+
+
+def _scratch(size: int) -> Tensor:
+    """Memory that a call may write to, kept for the thread's next: fresh memory costs more than the copy into it."""
+    if size > getattr(_kept, "size", -1):
+        _kept.memory, _kept.size = torch.empty(size, dtype=torch.uint8), size
+    return _kept.memory  # type: ignore[no-any-return]
 
 
 def _torch_product(rows: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:

@@ -11,8 +11,8 @@
 #define STEP(sum, w, x) dot2(sum, w, x)
 #include "floats.h"
 
-EXPORT(matmul_bf16)(const void *x, const void *weight, const float *bias, void *y, void *scratch, long rows, long inputs,
-                    long outputs, int threads) {
-    const Rows all = {x, bias, y, rows, inputs, outputs, 1};
+EXPORT(matmul_bf16)(const void *x, const void *weight, const float *bias, void *y, void *scratch, long rows,
+                    long inputs, long outputs, int threads) {
+    const Rows all = {x, bias, y, rows, inputs, outputs, 1, 0};
     compute(all, weight, scratch, inputs / 2, threads);
 }

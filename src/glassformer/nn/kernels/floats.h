@@ -10,35 +10,34 @@ enum { SIZE = 4, BLOCK = 256 };
 typedef struct {
     Rows rows;
     const char *weight;
-    char *tiled;  // the rows, those of a tile together step by step: (steps, rows of the tile), tile after tile
+    char *tiled;  // the rows of a chunk as they are read: block by block, tile by tile, step by step
     long steps;
 } Product;
 
-// A tile of `rows` from `row` as it is read: rows far apart would meet in the same few lines of the cache.
-static void lay_tile(const Product *p, long row, long rows) {
-    const char *x = (const char *)p->rows.x + row * p->steps * SIZE;
-    char *to = p->tiled + row * p->steps * SIZE;
-    for (long k = 0; k < p->steps; k++)
-        for (long r = 0; r < rows; r++, to += SIZE) memcpy(to, x + (r * p->steps + k) * SIZE, SIZE);
-}
-
 enum { TILES = (CHUNK + FLOAT_ROWS - 1) / FLOAT_ROWS };  // of a chunk, at most
 
-static void lay_rows(const void *task, long number) {
+// A tile of a chunk. Rows as they come lie far apart, where they meet in the same few lines of the caches.
+static void lay_tile(const void *task, long number) {
     const Product *p = task;
-    long row = number / TILES * CHUNK, count = p->rows.rows - row < CHUNK ? p->rows.rows - row : CHUNK;
-    long left = (count + FLOAT_ROWS - 1) / FLOAT_ROWS;
+    const long chunk = number / TILES * CHUNK, all = p->rows.rows - chunk < CHUNK ? p->rows.rows - chunk : CHUNK;
+    long row = 0, left = (all + FLOAT_ROWS - 1) / FLOAT_ROWS;
     if (number % TILES >= left) return;
-    for (long before = number % TILES; before > 0; before--, left--) row += count / left, count -= count / left;
-    lay_tile(p, row, count / left);
+    for (long before = number % TILES; before > 0; before--, left--) row += (all - row) / left;
+    const long rows = (all - row) / left;
+    const char *x = (const char *)p->rows.x + (chunk + row) * p->steps * SIZE;
+    for (long first = 0; first < p->steps; first += BLOCK) {
+        const long end = first + BLOCK < p->steps ? first + BLOCK : p->steps;
+        char *to = p->tiled + (chunk * p->steps + all * first + row * (end - first)) * SIZE;
+        for (long k = first; k < end; k++)
+            for (long r = 0; r < rows; r++, to += SIZE) memcpy(to, x + (r * p->steps + k) * SIZE, SIZE);
+    }
 }
 
 // R rows times P panels, of the steps `first` to `end`; the panels lie `stride` bytes apart. The sums so far are in
 // `sums`. Meanwhile the next block is fetched.
-INLINE void tile(const int R, const int P, const Product *p, const char *weight, long stride, long row, long first,
-                 long end, float *sums) {
+INLINE void tile(const int R, const int P, const Product *p, const char *weight, long stride, const char *x,
+                 long first, long end, float *sums) {
     floats y[FLOAT_ROWS][PANELS];
-    const char *x = p->tiled + (row * p->steps + first * R) * SIZE;
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < P; i++)
         y[r][i] = first ? load(sums + r * WIDTH + i * PANEL) : zeros();
     for (long k = first; k < end; k++, weight += SIZE * PANEL, x += SIZE * R) {
@@ -57,12 +56,12 @@ INLINE void tile(const int R, const int P, const Product *p, const char *weight,
 }
 
 // `count` rows times P panels, in tiles of nearly the same size.
-INLINE void tiles(const int P, const Product *p, const char *weight, long stride, long row, long count, long first,
-                  long end, float *sums) {
+INLINE void tiles(const int P, const Product *p, const char *weight, long stride, const char *x, long count,
+                  long first, long end, float *sums) {
     for (long left = (count + FLOAT_ROWS - 1) / FLOAT_ROWS; left > 0; left--) {
         const long rows = count / left;
-        SWITCH_ROWS(rows, FLOAT_ROWS, tile(R, P, p, weight, stride, row, first, end, sums))
-        count -= rows, row += rows, sums += rows * WIDTH;
+        SWITCH_ROWS(rows, FLOAT_ROWS, tile(R, P, p, weight, stride, x, first, end, sums))
+        count -= rows, x += rows * (end - first) * SIZE, sums += rows * WIDTH;
     }
 }
 
@@ -73,17 +72,20 @@ static void piece(const void *task, long number) {
     float sums[CHUNK * WIDTH];
     for (long first = 0; first < p->steps; first += BLOCK) {
         const long end = first + BLOCK < p->steps ? first + BLOCK : p->steps;
-        const char *weight = p->weight + at.panel * stride + first * SIZE * PANEL;
-        if (at.panels == PANELS) tiles(PANELS, p, weight, stride, at.row, at.rows, first, end, sums);
-        else for (int i = 0; i < at.panels; i++)
-            tiles(1, p, weight + i * stride, stride, at.row, at.rows, first, end, sums + i * PANEL);
+        const char *x = p->tiled + (at.row * p->steps + at.rows * first) * SIZE;
+        for (long i = 0; i < at.panels; i += PANELS) {
+            const char *weight = p->weight + (at.panel + i) * stride + first * SIZE * PANEL;
+            if (at.panels - i >= PANELS) tiles(PANELS, p, weight, stride, x, at.rows, first, end, sums + i * PANEL);
+            else tiles(1, p, weight, stride, x, at.rows, first, end, sums + i * PANEL);
+        }
     }
     finish(&p->rows, at, sums);
 }
 
 // `scratch` is as large as x; one row lies as it must already.
 static void compute(Rows rows, const void *weight, void *scratch, long steps, int threads) {
+    const long pieces = pieces_of(&rows, threads);
     const Product p = {rows, weight, rows.rows > 1 ? scratch : (char *)rows.x, steps};
-    if (rows.rows > 1) run_pieces(lay_rows, &p, (rows.rows + CHUNK - 1) / CHUNK * TILES, rows.rows < 8 ? 1 : threads);
-    run_pieces(piece, &p, pieces_of(&rows), threads);
+    if (rows.rows > 1) run_pieces(lay_tile, &p, (rows.rows + CHUNK - 1) / CHUNK * TILES, rows.rows < 8 ? 1 : threads);
+    run_pieces(piece, &p, pieces, threads);
 }

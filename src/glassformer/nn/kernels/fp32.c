@@ -3,15 +3,15 @@
 //     for each input, from the first to the last:
 //         y = fma(x, w, y)                                        rounded once
 //
-// W lies as (panel, inputs, 16 outputs): a step takes one number of each row and one register of outputs, so that no sum
-// across a register is ever needed, and the order of sums is the same for any number of rows.
+// W lies as (panel, inputs, 16 outputs): a step takes one number of each row and one register of outputs, so that no
+// sum across a register is ever needed, and the order of sums is the same for any number of rows.
 
 #include "simd.h"
 #define STEP(sum, w, x) mul_add(of_bits(x), of_bits(w), sum)
 #include "floats.h"
 
-EXPORT(matmul_fp32)(const void *x, const void *weight, const float *bias, void *y, void *scratch, long rows, long inputs,
-                    long outputs, int threads) {
-    const Rows all = {x, bias, y, rows, inputs, outputs, 0};
+EXPORT(matmul_fp32)(const void *x, const void *weight, const float *bias, void *y, void *scratch, long rows,
+                    long inputs, long outputs, int threads) {
+    const Rows all = {x, bias, y, rows, inputs, outputs, 0, 0};
     compute(all, weight, scratch, inputs, threads);
 }

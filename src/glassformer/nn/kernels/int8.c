@@ -14,6 +14,6 @@ static void piece(const void *task, long at) { multiply(BYTES, task, at); }
 
 EXPORT(matmul_int8)(const void *x, const uint8_t *weight, const uint16_t *scales, const float *bias, void *y,
                     void *scratch, long rows, long inputs, long outputs, int bf16, int threads) {
-    const Rows all = {x, bias, y, rows, inputs, outputs, bf16};
+    const Rows all = {x, bias, y, rows, inputs, outputs, bf16, 0};
     compute(piece, all, weight, scales, scratch, OFFSET8, threads);
 }

@@ -77,8 +77,8 @@ typedef struct { const uint8_t *first; long stride; } Weights;
 
 enum { WIDE = GROUP * PANEL };  // bytes of a panel's group, of nibbles half
 
-// R rows from `row` times P panels, of the groups `first` to `end`. The sums so far are in `sums`. Meanwhile the weights
-// `next`, which lie as they came, are fetched.
+// R rows from `row` times P panels, of the groups `first` to `end`. The sums so far are in `sums`. Meanwhile the
+// weights `next`, which lie as they came, are fetched.
 INLINE void tile(const int R, const int P, const Kind kind, const Product *p, Weights weights, Weights next,
                  const uint16_t *scales, long row, long first, long end, float *sums) {
     floats y[INT_ROWS][PANELS];
@@ -115,8 +115,8 @@ INLINE void tile(const int R, const int P, const Kind kind, const Product *p, We
         store(sums + r * WIDTH + i * PANEL, y[r][i]);
 }
 
-// `count` rows times P panels, in tiles of nearly the same size. Few rows wait for the memory, so each tile fetches what
-// the next block needs; of many only the last does.
+// `count` rows times P panels, in tiles of nearly the same size. Few rows wait for the memory, so each tile fetches
+// what the next block needs; of many only the last does.
 INLINE void tiles(const int P, const Kind kind, const Product *p, Weights weights, Weights next, const uint16_t *scales,
                   long row, long count, long first, long end, float *sums) {
     const int few = count <= 4 * INT_ROWS;
@@ -134,7 +134,7 @@ INLINE void take_apart(const uint8_t *nibbles, long groups, uint8_t *bytes) {
         store_ints(bytes + g * WIDE + 64 * k, weights_at(NIBBLES, nibbles + g * WIDE / 2, k));
 }
 
-// Two panels times a chunk of rows. Few rows take nibbles apart in registers; many rows once, into the first cache.
+// A piece. Few rows take nibbles apart in registers; many rows once, into the first cache.
 INLINE void multiply(const Kind kind, const Product *p, long piece) {
     const Place at = place(&p->rows, piece);
     const long size = kind == NIBBLES ? WIDE / 2 : WIDE, stride = p->groups * size;
@@ -143,18 +143,20 @@ INLINE void multiply(const Kind kind, const Product *p, long piece) {
     uint8_t bytes[PANELS * BLOCK * WIDE];
     for (long first = 0; first < p->groups; first += BLOCK) {
         const long end = first + BLOCK < p->groups ? first + BLOCK : p->groups;
-        for (int i = 0; i < at.panels; i += PANELS) {
+        for (long i = 0; i < at.panels; i += PANELS) {
             const Weights here = {p->weight + (at.panel + i) * stride + first * size, stride};
             const Weights next = {here.first + BLOCK * size, stride};
             const uint16_t *scales = p->scales + (at.panel + i) * p->groups * PANEL;
-            const int pair = PANELS == 2 && at.panels == 2;
+            const int pair = PANELS == 2 && at.panels - i >= 2;
+            float *to = sums + i * PANEL;
             if (apart) {
                 const Weights there = {bytes, BLOCK * WIDE};
-                for (int j = 0; j <= pair; j++) take_apart(here.first + j * stride, end - first, bytes + j * BLOCK * WIDE);
-                if (pair) tiles(PANELS, SMALL_BYTES, p, there, next, scales, at.row, at.rows, first, end, sums);
-                else tiles(1, SMALL_BYTES, p, there, next, scales, at.row, at.rows, first, end, sums + i * PANEL);
-            } else if (pair) tiles(PANELS, kind, p, here, next, scales, at.row, at.rows, first, end, sums);
-            else tiles(1, kind, p, here, next, scales, at.row, at.rows, first, end, sums + i * PANEL);
+                take_apart(here.first, end - first, bytes);
+                if (pair) take_apart(here.first + stride, end - first, bytes + BLOCK * WIDE);
+                if (pair) tiles(PANELS, SMALL_BYTES, p, there, next, scales, at.row, at.rows, first, end, to);
+                else tiles(1, SMALL_BYTES, p, there, next, scales, at.row, at.rows, first, end, to);
+            } else if (pair) tiles(PANELS, kind, p, here, next, scales, at.row, at.rows, first, end, to);
+            else tiles(1, kind, p, here, next, scales, at.row, at.rows, first, end, to);
         }
     }
     finish(&p->rows, at, sums);
@@ -163,10 +165,10 @@ INLINE void multiply(const Kind kind, const Product *p, long piece) {
 // Quantise the rows, then multiply; `scratch` holds rows * groups * 40 bytes.
 INLINE void compute(piece_fn *piece, Rows rows, const uint8_t *weight, const uint16_t *scales, void *scratch,
                     int offset, int threads) {
-    const long groups = (rows.inputs + GROUP - 1) / GROUP, all = rows.rows * groups;
+    const long groups = (rows.inputs + GROUP - 1) / GROUP, all = rows.rows * groups, pieces = pieces_of(&rows, threads);
     float *row_scale = scratch;
     int32_t *start = (int32_t *)(row_scale + all);
     const Product p = {rows, weight, scales, (int8_t *)(start + all), row_scale, start, groups, offset};
     run_pieces(quantize_row, &p, rows.rows, rows.rows < 8 ? 1 : threads);
-    run_pieces(piece, &p, pieces_of(&rows), threads);
+    run_pieces(piece, &p, pieces, threads);
 }

@@ -6,8 +6,8 @@
 //         p = exp(scores - most);   total = total * exp(was - most) + sum(p);   o = o * exp(was - most) + p v
 //     y = the chunks' o, put together in the same way, over their total
 //
-// Keys lie as (page, head, dim / step, 32, step): a register holds one number (bf16: two) of sixteen keys, so that no sum
-// across it is needed. Values lie as (page, head, 32, dim). Queries that share keys, those of a group of heads and
+// Keys lie as (page, head, dim / step, 32, step): a register holds one number (bf16: two) of sixteen keys, so that no
+// sum across it is needed. Values lie as (page, head, 32, dim). Queries that share keys, those of a group of heads and
 // neighbouring tokens of a sequence, are computed together, each as if it were alone. Chunks begin at multiples of 512
 // whoever else is there, and are what threads share when there is one long sequence.
 
@@ -176,7 +176,8 @@ INLINE void attend(const int R, const Attention *a, Query *q, long kv_head) {
 // A block of tokens, a head of keys, a chunk.
 static void piece(const void *task, long number) {
     const Attention *a = task;
-    const long block = number % a->count, rest = number / a->count, kv_head = rest % a->kv_heads, chunk = rest / a->kv_heads;
+    const long block = number % a->count, kv_head = number / a->count % a->kv_heads;
+    const long chunk = number / a->count / a->kv_heads;
     const long group = a->heads / a->kv_heads, from = a->blocks[block], queries = (a->blocks[block + 1] - from) * group;
     long done = 0;
     for (long left = (queries + INT_ROWS - 1) / INT_ROWS; left > 0; left--) {
@@ -185,7 +186,8 @@ static void piece(const void *task, long number) {
         for (long r = 0; r < rows; r++) {
             const long token = from + (done + r) / group, start = chunk * CHUNK_KEYS, first = first_seen(a, token);
             const long length = a->lengths[token], end = length < start + CHUNK_KEYS ? length : start + CHUNK_KEYS;
-            q[r] = (Query){token, kv_head * group + (done + r) % group, first > start ? first : start, end, -INFINITY, 0};
+            const long head = kv_head * group + (done + r) % group;
+            q[r] = (Query){token, head, first > start ? first : start, end, -INFINITY, 0};
         }
         SWITCH_ROWS(rows, INT_ROWS, attend(R, a, q, kv_head))
         done += rows;

@@ -5,8 +5,8 @@
 #include "simd.h"
 
 enum {
-    CHUNK = 256,        // rows of a piece
-    WIDTH = 2 * PANEL,  // outputs of a piece
+    CHUNK = 256,        // rows of a piece, at most
+    WIDTH = 8 * PANEL,  // outputs of a piece, at most
 };
 
 typedef struct {
@@ -15,24 +15,31 @@ typedef struct {
     void *y;            // (rows, outputs), as x
     long rows, inputs, outputs;
     int bf16;
+    long panels;  // of a piece
 } Rows;
 
-typedef struct { long row, rows, panel; int panels; } Place;
+typedef struct { long row, rows, panel, panels; } Place;
 
-INLINE long pieces_of(const Rows *rows) {
-    return ((rows->outputs + WIDTH - 1) / WIDTH) * ((rows->rows + CHUNK - 1) / CHUNK);
+// Few rows are handed out in small pieces. Many rows are read again for each piece of outputs, so these are wide then,
+// unless threads would have nothing to do.
+INLINE long pieces_of(Rows *rows, int threads) {
+    const long chunks = (rows->rows + CHUNK - 1) / CHUNK, panels = (rows->outputs + PANEL - 1) / PANEL;
+    rows->panels = rows->rows > 64 && panels * chunks >= 32 * threads ? 8 : 2;
+    return (panels + rows->panels - 1) / rows->panels * chunks;
 }
 
 // Pieces of the same weights follow each other, so that these are still in a cache.
 INLINE Place place(const Rows *rows, long piece) {
-    const long chunks = (rows->rows + CHUNK - 1) / CHUNK, row = piece % chunks * CHUNK, panel = piece / chunks * 2;
-    const long left = rows->rows - row, panels = (rows->outputs + PANEL - 1) / PANEL - panel;
-    return (Place){row, left < CHUNK ? left : CHUNK, panel, panels < 2 ? 1 : 2};
+    const long chunks = (rows->rows + CHUNK - 1) / CHUNK, row = piece % chunks * CHUNK;
+    const long panel = piece / chunks * rows->panels, panels = (rows->outputs + PANEL - 1) / PANEL - panel;
+    const long left = rows->rows - row;
+    return (Place){row, left < CHUNK ? left : CHUNK, panel, panels < rows->panels ? panels : rows->panels};
 }
 
 // Sums (rows, WIDTH) plus bias, into y.
 INLINE void finish(const Rows *rows, Place at, const float *sums) {
-    const long first = at.panel * PANEL, left = rows->outputs - first, count = left < WIDTH ? left : WIDTH;
+    const long first = at.panel * PANEL, left = rows->outputs - first;
+    const long count = left < at.panels * PANEL ? left : at.panels * PANEL;
     float bias[WIDTH] = {0};
     if (rows->bias) memcpy(bias, rows->bias + first, count * sizeof *bias);
     for (long r = 0; r < at.rows; r++, sums += WIDTH) {

@@ -1,10 +1,12 @@
 """The engine beside generation's batch: even and ragged prompts with grouped heads, tokens per second; alternating.
 
     python benchmarks/engine_batch.py [--rows 32] [--prompt 128] [--tokens 32] [--threads 1] [--repeats 3] [--dim 512]
+        [--heads 8] [--kv-heads 2] [--layers 8] [--dtype bfloat16]
 
-A random Llama shape in bf16 (or fp32): grouped heads 8 / 2, 8 layers. "even" prompts have all the same length, "ragged"
-ones 35 to 128 tokens. Greedy tokens of both are compared (they may part where two tokens are equally likely to a
-rounding). Decode is counted from the first token on. Prints a table, and what one step of the engine takes.
+A random Llama shape with grouped heads. "even" prompts have all the same length, "ragged"
+ones from 35 tokens to that. Greedy tokens of both are compared (they may part where two tokens are equally likely to a
+rounding). The engine may read all prompts in
+one step here, so that decode is counted from the first token on for both. Prints a table, and what one step of the engine takes.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ def main() -> None:
     read = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     for name, default in (("rows", 32), ("prompt", 128), ("tokens", 32), ("threads", 1), ("repeats", 3), ("dim", 512)):
         read.add_argument(f"--{name}", type=int, default=default)
+    for name, default in (("heads", 8), ("kv-heads", 2), ("layers", 8)):
+        read.add_argument(f"--{name}", type=int, default=default)
     read.add_argument("--dtype", default="bfloat16")
     given = read.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", str(given.threads))
@@ -33,8 +37,8 @@ def main() -> None:
     from glassformer.nn import build_model, kernels
 
     torch.set_num_threads(given.threads)
-    block = c.Block(c.Attention(8, 2), c.GatedMLP(given.dim * 11 // 4 // 32 * 32))
-    stack = c.Stack(8, (block,), c.Rotary(), last_norm=c.RMSNorm())
+    block = c.Block(c.Attention(given.heads, given.kv_heads), c.GatedMLP(given.dim * 11 // 4 // 32 * 32))
+    stack = c.Stack(given.layers, (block,), c.Rotary(), last_norm=c.RMSNorm())
     cfg = c.Decoder(given.dim, 2048, c.Embed(32000), stack, c.Head(tied=False))
     model = build_model(cfg, dtype=getattr(torch, given.dtype), seed=1).eval()
     lot = random.Random(0)
@@ -44,7 +48,8 @@ def main() -> None:
     print(
         "| prompts | engine tokens/s | generation tokens/s | ratio | engine decode | generation decode | ratio | same |"
     )
-    with Engine(model, max_sequences=given.rows, max_context=given.prompt + given.tokens, lookup=False) as engine:
+    sizes_of = {"max_sequences": given.rows, "max_context": given.prompt + given.tokens}
+    with Engine(model, **sizes_of, step_tokens=given.rows * given.prompt, lookup=False) as engine:
         print(engine.room, file=sys.stderr)
         for name, sizes in lengths.items():
             times: dict[str, list[tuple[float, float]]] = {"engine": [], "generation": []}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 from typing import Any
 
@@ -11,9 +12,11 @@ import torch
 
 import glassformer
 import tiny
+from glassformer import config as c
 from glassformer.engine import Encode, Engine, EngineClosed, QueueFull, Request
 from glassformer.errors import UserError
 from glassformer.generation.sample import Sampling
+from glassformer.tokenizer import train as train_tokenizer
 
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7, 9, 3], [2]]
 GREEDY, WARM = Sampling(0), Sampling(0.9, top_k=20, repetition_penalty=1.2)
@@ -69,7 +72,7 @@ def test_a_prompt_is_scored() -> None:
 
 
 def test_bias_and_guide_and_stop_tokens_are_kept_to() -> None:
-    allowed = torch.zeros(tiny.VOCAB, dtype=torch.bool)
+    allowed = torch.zeros(7, dtype=torch.bool)  # what lies beyond is not allowed
     allowed[[4, 6]] = True
     seen: list[int] = []
 
@@ -211,3 +214,28 @@ def test_weights_that_are_no_numbers_are_told() -> None:
         model.decoder.blocks[0].ffn.up.weight.fill_(torch.nan)
     with Engine(model) as engine, pytest.raises(UserError):
         engine.submit(Request([1])).result()
+
+
+def test_texts_end_at_stop_strings_and_at_eos_as_those_of_generate() -> None:
+    config = dataclasses.replace(tiny.DECODERS["llama"], embed=c.Embed(300))
+    model, tokenizer = tiny.model(config), train_tokenizer("byte", [])
+    prompts = ["Once upon", "a time", "x"]
+    how: dict[str, Any] = {"temperature": 1.3, "top_k": 40}
+    whole = glassformer.generate(model, tokenizer, prompts, max_new=30, seed=3, **how).run()
+    letters = sorted(letter for letter in {*whole.text} if letter.isalnum())
+    stops = [letters[0], whole.texts[1][4:6]]
+    same = glassformer.generate(model, tokenizer, prompts, max_new=30, seed=3, stop=stops, **how).run()
+    assert "stop" in same.finishes
+    with Engine(model, tokenizer) as engine:
+        for prompt, text, tokens, finish in zip(prompts, same.texts, same.tokens, same.finishes, strict=True):
+            ids = glassformer.generate(model, tokenizer, prompt, max_new=1).rows[0].prompt
+            request = Request(ids, sampling=Sampling(**how), seed=3, max_new=30, stop=stops)
+            events = [*engine.submit(request)]
+            assert "".join(event.text for event in events) == text
+            assert [event.token for event in events] == tokens
+            last = events[-1]
+            assert last.finish_reason == {"eos": "stop"}.get(str(finish), finish)
+            assert (last.stopped_by in stops) == (finish == "stop")
+        eos = engine.submit(Request([1, 2], logit_bias={int(tokenizer.eos or 0): 99.0}, max_new=5)).result()
+        assert eos.completions[0].finish_reason == "stop" and eos.text == ""
+        assert eos.completions[0].stopped_by == tokenizer.eos

@@ -7,6 +7,7 @@ import torch
 
 import tiny
 from glassformer.engine import Engine, Request
+from glassformer.engine.memory import room_for
 from glassformer.errors import UserError
 from glassformer.generation import generate
 from glassformer.generation.sample import Sampling
@@ -66,3 +67,20 @@ def test_what_is_not_there_is_refused() -> None:
             engine.submit(Request([1], edits=[head_off("decoder.blocks.9.attn", 1)]))
     with Engine(tiny.model(tiny.ALL["gru"])) as engine, pytest.raises(UserError, match="decoders with attention alone"):
         engine.submit(Request([1], want=["*"]))
+
+
+def test_what_is_read_again_is_recorded_once() -> None:
+    """Texts that lost their pages and were read from the beginning again."""
+    model, room = tiny.model(tiny.DECODERS["llama"]), room_for(tiny.model(tiny.DECODERS["llama"]), None, 8, None)
+    prompts = [[number, *range(28)] for number in range(6)]
+    with Engine(model, memory=room.nbytes // len(room.pool.users) * 5) as engine:
+        wanted = [Request(prompt, sampling=Sampling(0), max_new=30, want=["*.1.resid"]) for prompt in prompts]
+        handles = [engine.submit(one) for one in wanted]
+        for prompt, handle in zip(prompts, handles, strict=True):
+            read, tape = [*prompt, *handle.result().completions[0].tokens][:-1], Tape("*.1.resid")
+            with torch.no_grad():
+                model(torch.tensor([read]), tape=tape)
+            found = handle.records[0]["decoder.blocks.1.resid"]
+            assert found.shape == (1, len(read), tiny.DIM)
+            assert torch.allclose(found, tape["decoder.blocks.1.resid"], atol=1e-4)
+        assert engine.stats().preempted

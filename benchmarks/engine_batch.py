@@ -5,8 +5,7 @@
 
 A random Llama shape with grouped heads. "even" prompts have all the same length, "ragged"
 ones from 35 tokens to that. Greedy tokens of both are compared (they may part where two tokens are equally likely to a
-rounding). The engine may read all prompts in
-one step here, so that decode is counted from the first token on for both. Prints a table, and what one step of the engine takes.
+rounding). The engine may read all prompts in one step here, so that decode is counted from the first token on for both.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ GROUP = 32  # the kernels' own; a larger one is a multiple of it
 LOWEST, HIGHEST = {8: -127, 4: -8}, {8: 127, 4: 7}
 CANDIDATES = tuple(sign * step / 8 for sign in (1, -1) for step in range(44, 77, 2))
 """What the largest number of a group may be in codes of 4 bits, by either sign: 5.5 to 9.5."""
+AT_ONCE = 1 << 18  # numbers that are searched together: they stay in the processor's cache
 SMALLEST = 2.0**-24  # of the scale's format
 
 
@@ -47,6 +48,18 @@ def searched(weight: Tensor, bits: int, group: int, importance: Tensor | None = 
         return nearest(weight, bits, group)
     wide = grouped(weight, group)
     matters = None if importance is None else grouped(importance.expand_as(weight), group)
+    flat, own = wide.flatten(0, -2), None if matters is None else matters.flatten(0, -2)
+    step = max(1, AT_ONCE // group)
+    parts = [
+        _search(flat[at : at + step], None if own is None else own[at : at + step], bits)
+        for at in range(0, len(flat), step)
+    ]
+    codes, scales = (torch.cat(side) for side in zip(*parts, strict=True))
+    return _flat(codes.view(wide.shape), scales.view(*wide.shape[:-1], 1), weight.shape[-1])
+
+
+def _search(wide: Tensor, matters: Tensor | None, bits: int) -> Rounded:
+    """Codes (n, group) and scales (n, 1) of some groups."""
     most = largest(wide)
     codes, scales = encode(wide, most / LOWEST[bits], bits)
     least = error(wide, codes, scales, matters)
@@ -63,7 +76,7 @@ def searched(weight: Tensor, bits: int, group: int, importance: Tensor | None = 
     for _ in range(2):
         q = codes.float() if matters is None else codes.float() * matters
         better((q * wide).sum(-1, keepdim=True) / (q * codes).sum(-1, keepdim=True).clamp(min=1e-30))
-    return _flat(codes, scales, weight.shape[-1])
+    return codes, scales
 
 
 def grouped(weight: Tensor, group: int) -> Tensor:

@@ -185,6 +185,15 @@ def test_c20_the_drain_is_bounded(chat_model: Path, tmp_path: Path) -> None:
         assert one.process.wait(20) == 0 and time.monotonic() - begun < 15
 
 
+@pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="reads Linux's table of sockets")
+def test_c25_no_port_but_its_own(faulty: Server) -> None:
+    process = Path(f"/proc/{faulty.process.pid}")
+    held = {str(one.readlink()) for one in (process / "fd").iterdir()}
+    rows = [line.split() for name in ("tcp", "tcp6") for line in (process / "net" / name).read_text().splitlines()[1:]]
+    listening = [row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in held]
+    assert listening == [f"0100007F:{address(faulty)[1]:04X}"], "this machine alone, one port"
+
+
 def test_c22_the_same_prefix_at_once_gives_what_it_gives_alone(faulty: Server) -> None:
     asked = [{**LONG, "seed": seed, "max_tokens": 20, "prompt": "O Romeo, Romeo"} for seed in (1, 1, 2, 3)]
     alone = [faulty.post(TEXT, one).json()["choices"][0]["text"] for one in asked]

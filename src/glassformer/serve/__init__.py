@@ -7,5 +7,6 @@ prompts        texts as ids, off the event loop   logprobs          tokens besid
 generating     what both share                    grammars          answers held to a schema or a grammar
 following      requests through the engine        streaming         server-sent events
 registry       the models                         metrics           what Prometheus reads
+encoding       vectors, ranks, labels, blanks     inspecting        a look inside; answers: what small paths say
 middleware     id, key, bounds, log               protocol, server  connections, signals, the process
 """

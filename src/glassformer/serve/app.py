@@ -276,5 +276,6 @@ def application(
     for kind in (RequestValidationError, HTTPException, ApiError, ValueError, MemoryError, RuntimeError):
         app.add_exception_handler(kind, _mistake)
     routes(app, api)
+    app.openapi()  # made now and kept: it takes a second, in which nobody else would be answered
     guarded = app if hosts is None else Doorkeeper(app, hosts)
     return Outer(guarded, keys, api.metrics, log), api

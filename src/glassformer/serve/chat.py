@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from functools import partial
 from typing import Literal, NotRequired
 
@@ -139,16 +140,17 @@ class Form:
         options = self.asked.stream_options
         with_usage = options is not None and options.include_usage
         growing, opened, usage = Choices(self.served, self.handle), set[int](), None
-        async for event in followers.events(self.handle, tally):
-            text, told, finish = growing.push(event)
-            usage = event.usage or usage
-            if event.index not in opened:
-                opened.add(event.index)
-                yield self._chunk(event.index, {"role": "assistant", "content": ""}, None, None, with_usage)
-            if text or (self.asked.logprobs and told):
-                yield self._chunk(event.index, {"content": text}, self._logprobs(told), None, with_usage)
-            if finish is not None:
-                yield self._chunk(event.index, {}, None, finish, with_usage)
+        async with aclosing(followers.events(self.handle, tally)) as events:
+            async for event in events:
+                text, told, finish = growing.push(event)
+                usage = event.usage or usage
+                if event.index not in opened:
+                    opened.add(event.index)
+                    yield self._chunk(event.index, {"role": "assistant", "content": ""}, None, None, with_usage)
+                if text or (self.asked.logprobs and told):
+                    yield self._chunk(event.index, {"content": text}, self._logprobs(told), None, with_usage)
+                if finish is not None:
+                    yield self._chunk(event.index, {}, None, finish, with_usage)
         if with_usage and usage is not None:
             yield {**self._open(), "choices": [], "usage": usage_of([usage])}
 

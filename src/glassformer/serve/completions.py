@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Literal, NotRequired
 
@@ -121,18 +122,19 @@ class Form:
         usages, told_usage = list[Usage](), options is not None and options.include_usage
         growing = [Choices(self.served, handle) for handle in handles]
         writers = dict[int, list[Writer]]()
-        async for number, event in followers.merged(handles, tally):
-            place = number * self.n + event.index
-            if number not in writers:
-                writers[number] = self._writers(handles[number])
-            writer = writers[number][event.index]
-            text, told, finish = growing[number].push(event)
-            usages += [event.usage] if event.usage is not None else []
-            text = writer.opening() + text if self.asked.echo and not writer.opened else text
-            logprobs = writer.tokens(told)
-            if text or finish is not None or (logprobs is not None and logprobs["tokens"]):
-                chunk = self._answer([_choice(place, text, logprobs, finish)])
-                yield {**chunk, "usage": None} if told_usage else chunk
+        async with aclosing(followers.merged(handles, tally)) as events:
+            async for number, event in events:
+                place = number * self.n + event.index
+                if number not in writers:
+                    writers[number] = self._writers(handles[number])
+                writer = writers[number][event.index]
+                text, told, finish = growing[number].push(event)
+                usages += [event.usage] if event.usage is not None else []
+                text = writer.opening() + text if self.asked.echo and not writer.opened else text
+                logprobs = writer.tokens(told)
+                if text or finish is not None or (logprobs is not None and logprobs["tokens"]):
+                    chunk = self._answer([_choice(place, text, logprobs, finish)])
+                    yield {**chunk, "usage": None} if told_usage else chunk
         if told_usage:
             yield {**self._answer([]), "usage": usage_of(usages)}
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -60,7 +60,7 @@ class Followers:
             if self.open.pop(handle, None) is not None:
                 handle.cancel()
 
-    async def events(self, handle: Handle, tally: Tally) -> AsyncIterator[Event]:
+    async def events(self, handle: Handle, tally: Tally) -> AsyncGenerator[Event]:
         """Its events; raises what made it fail. Cancels it where the reader stops early."""
         served = self.open[handle]
         begun = time.monotonic()
@@ -109,11 +109,12 @@ class Followers:
         finally:
             self.drop(handles)
 
-    async def merged(self, handles: Sequence[Handle], tally: Tally) -> AsyncIterator[tuple[int, Event]]:
+    async def merged(self, handles: Sequence[Handle], tally: Tally) -> AsyncGenerator[tuple[int, Event]]:
         """The events of several as they come, each with its handle's number; a slow reader holds them back."""
         if len(handles) == 1:
-            async for event in self.events(handles[0], tally):
-                yield 0, event
+            async with aclosing(self.events(handles[0], tally)) as events:  # given up at once, not when it is collected
+                async for event in events:
+                    yield 0, event
             return
         queue: asyncio.Queue[tuple[int, Event] | BaseException | None] = asyncio.Queue(64)
 

@@ -50,6 +50,7 @@ TOPICS = {
     "data": {"published"},
     "engine": {"laws"},
     "generation": {"slide"},
+    "inspection": {"two_tokenizers"},
     "nn": {"decode", "names", "parts"},
     "page": {"example", "texts"},
     "recipes": {"outside", "parity", "parity_decoders", "parity_encoders", "recipes"},

@@ -252,6 +252,10 @@ class Digits:
     eos: int | None = 0
     letters = "".join(map(chr, range(40, 40 + VOCAB)))
 
+    @property
+    def for_source(self) -> Digits:
+        return self
+
     def encode(self, text: str, *, bos: bool = False, eos: bool = False) -> list[int]:
         return [self.bos] * bos + [self.letters.index(letter) for letter in text] + [self.eos] * eos
 

@@ -180,13 +180,16 @@ class Checkpoint:
         return loading.Fitted(model.eval(), new, unused)
 
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer in the folder, None where there is none."""
+        """The tokenizer in the folder, with the source's own where there is one; None without any."""
         if self.gguf:
             from . import gguf
 
             assert self.folder is not None
             return gguf.open_tokenizer(self.folder)
-        return None if self.folder is None else open_tokenizer(self.folder)
+        found = None if self.folder is None else open_tokenizer(self.folder)
+        if found is not None:
+            found.source_tokenizer = self.source_tokenizer()
+        return found
 
     def source_tokenizer(self) -> Tokenizer | None:
         """The tokenizer that the model's encoder reads by, None where both sides have one."""

@@ -79,8 +79,8 @@ def save(
 
     ``layout`` None is "hf" where a published layout holds the model and "glassformer" elsewhere. ``labels`` are the
     names of what it chooses from. With ``base`` only what trains is written, and loading starts from the model of that
-    name. ``source_tokenizer`` is for a model with a ``source_embed``. Raises UserError when "hf" is asked for and no
-    published layout can hold it, or the folder cannot be written.
+    name. ``source_tokenizer`` (None: the tokenizer's) is for a model with a ``source_embed``. Raises UserError when
+    "hf" is asked for and no published layout can hold it, or the folder cannot be written.
     """
     if layout not in (None, "hf", "glassformer"):
         raise UserError(f'There is no layout "{layout}"; give "hf" or "glassformer".')
@@ -111,6 +111,8 @@ def save(
             contents = {**quantized.contents(model, page, _state(model)), "config.json": _json(book)}
         else:
             contents = {**tensorfiles.contents(tensorfiles.plain(_state(model))), "config.json": _json(book)}
+    if source_tokenizer is None and tokenizer is not None and getattr(model.config, "source_embed", None) is not None:
+        source_tokenizer = tokenizer.source_tokenizer
     if source_tokenizer is not None:
         contents[SOURCE] = source_tokenizer.to_json()
     _commit(target, contents, tokenizer)

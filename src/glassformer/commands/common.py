@@ -96,11 +96,6 @@ def untrained(name: str) -> None:
         note(f"{name} is an untrained shape: its weights are random.")
 
 
-def pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    """The strings of tokens, as they stand beside ids in JSON."""
-    return [tokenizer.token(number) for number in ids]
-
-
 def prompting(one: argparse.ArgumentParser) -> None:
     """The option of every command that reads texts."""
     said = "read texts from a file, one a line, or from JSONL (its text or prompt); - is standard input"

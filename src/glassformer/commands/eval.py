@@ -182,7 +182,6 @@ def text(given: argparse.Namespace, model: Any, tokenizer: Any) -> dict[str, Any
 def targets(given: argparse.Namespace, model: Any, tokenizer: Any) -> dict[str, Any]:
     """What the model writes for each source, against the targets."""
     from .. import evaluation, files, generation
-    from ..checkpoints import Checkpoint
     from ..training.objectives import Seq2Seq
 
     examples = read(given, Seq2Seq())
@@ -197,7 +196,6 @@ def targets(given: argparse.Namespace, model: Any, tokenizer: Any) -> dict[str, 
         length_penalty=given.length_penalty,
         max_new=given.max_new,
         cut=given.cut,
-        source_tokenizer=Checkpoint.open(given.model).source_tokenizer(),
         edits=given.edit,
     )
     whole = evaluation.whole_words if given.whole_words else str

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import need, note
+from ..tokenizer.labels import pieces
 from .common import (
     MODEL,
     computing,
@@ -23,7 +24,6 @@ from .common import (
     emit,
     model_and_tokenizer,
     new_file,
-    pieces,
     prompting,
     texts,
 )
@@ -73,7 +73,6 @@ def run(given: argparse.Namespace) -> None:
     model, tokenizer = model_and_tokenizer(given)
     if given.out is not None:
         return into_file(given, model, tokenizer, prompts, how)
-    source_tokenizer = source_tokenizer_of(given, model)
     groups = [prompts[begin : begin + given.batch] for begin in range(0, len(prompts), given.batch)]
     seed, rows = given.seed, []
     for group in groups:
@@ -83,7 +82,6 @@ def run(given: argparse.Namespace) -> None:
             group,
             max_new=given.max_new if given.next is None else 1,
             **vars(how),
-            source_tokenizer=source_tokenizer,
             stop=given.stop,
             samples=samples,
             seed=seed,
@@ -129,8 +127,7 @@ def into_file(given: argparse.Namespace, model: Any, tokenizer: Any, prompts: li
     for name in ("slide", "next", "edit"):
         need(not getattr(given, name), f"--{name} does not go with --out; leave one of them out.")
     out = new_file(given.out, given.prompts)
-    source_tokenizer = source_tokenizer_of(given, model)
-    starts, sources = starts_and_sources(prompts, tokenizer, source_tokenizer, model.config, None, None)
+    starts, sources = starts_and_sources(prompts, tokenizer, None, model.config, None, None)
     settings = {"max_new": given.max_new, "stop": given.stop, "samples": given.samples, **vars(how)}
     digest = hashlib.sha256(json.dumps([starts, sources]).encode()).hexdigest()
     job = {"model": given.model, **settings, "logprobs": given.logprobs, "prompts": digest}
@@ -173,14 +170,6 @@ def seed_of(out: Path, job: dict[str, Any]) -> int:
     return secrets.randbelow(2**31)
 
 
-def source_tokenizer_of(given: argparse.Namespace, model: Any) -> Any:
-    """What reads an encoder-decoder's sources, where it is another tokenizer."""
-    from .. import config
-    from ..checkpoints import Checkpoint
-
-    return Checkpoint.open(given.model).source_tokenizer() if isinstance(model.config, config.EncoderDecoder) else None
-
-
 def as_json(row: Any, tokenizer: Any, only_next: int | None) -> dict[str, Any]:
     """A continuation with its tokens' strings, and the likeliest in the place of each where they were asked for."""
 
@@ -188,7 +177,7 @@ def as_json(row: Any, tokenizer: Any, only_next: int | None) -> dict[str, Any]:
         return {"token": token, "piece": tokenizer.token(token), "logprob": p, "probability": math.exp(p)}
 
     likely = [[shown(token, p) for token, p in some] for some in row.likely]
-    told = {"prompt": row.prompt, "prompt_pieces": pieces(tokenizer, row.prompt)}
+    told = {"prompt": row.prompt, "prompt_pieces": pieces(tokenizer.for_source, row.prompt)}
     if only_next:
         return {**told, "next": likely[0]}
     told |= {"text": row.text, "tokens": row.tokens, "pieces": pieces(tokenizer, row.tokens), "logprobs": row.logprobs}

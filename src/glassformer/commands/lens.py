@@ -116,7 +116,6 @@ def fit(given: argparse.Namespace) -> None:
 
 def pairs(given: argparse.Namespace, model: Any, tokenizer: Any) -> tuple[str, Iterable[tuple[Any, Any]]]:
     """The examples' name, and each as an encoder-decoder reads it."""
-    from ..checkpoints import Checkpoint
     from ..data import examples
     from ..inspection import streams
     from ..training.objectives import Seq2Seq
@@ -127,7 +126,7 @@ def pairs(given: argparse.Namespace, model: Any, tokenizer: Any) -> tuple[str, I
     for line in table.notes:
         note(line)
     texts = [(one.first, one.second or "") for one in table.examples]
-    return table.name, streams.pairs(model, tokenizer, texts, Checkpoint.open(given.model).source_tokenizer())
+    return table.name, streams.pairs(model, tokenizer, texts)
 
 
 def progress(steps: int) -> Any:

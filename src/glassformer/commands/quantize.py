@@ -60,8 +60,7 @@ def run(given: argparse.Namespace) -> None:
         text = Text.of(find(given.calibrate), tokenizer, opened.config, given.tokens, given.measure)
     model = opened.model(dtype=given.dtype)
     report = quantize_model(model, layout, text, name=given.model, said=_progress())
-    source = opened.source_tokenizer()
-    store.save(model, out, tokenizer, labels=opened.labels, source_tokenizer=source)
+    store.save(model, out, tokenizer, labels=opened.labels)
     files.write(out / REPORT, json.dumps(report.to_dict(), indent=1, allow_nan=False) + "\n")
     if image is not None:
         page = io.BytesIO()

@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from ..errors import UserError, need, note
+from ..tokenizer.labels import pieces
 from .common import (
     computing,
     counting,
@@ -14,7 +15,6 @@ from .common import (
     emit,
     model_and_tokenizer,
     objective_of,
-    pieces,
     reading,
     texts,
 )
@@ -44,7 +44,6 @@ def options(one: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> None:
     from .. import config, generation
-    from ..checkpoints import Checkpoint
 
     sources = texts(given, given.text)
     need(all(text.strip() for text in sources), "A text is empty; give one on each line.")
@@ -72,7 +71,6 @@ def run(given: argparse.Namespace) -> None:
         length_penalty=given.length_penalty,
         max_new=given.max_new,
         cut=given.cut,
-        source_tokenizer=Checkpoint.open(given.model).source_tokenizer(),
         edits=edits,
         start=None if given.start is None else tokens_of(given.start, tokenizer),
     )

@@ -183,7 +183,8 @@ def search(
     need(batch >= 1, f"batch is {batch}; give 1 or more.")
     need(cut in get_args(Cut), f'cut is "{cut}"; give one of {", ".join(get_args(Cut))}.')
     order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
-    reads = tokenizer if source_tokenizer is None else source_tokenizer
+    pair = isinstance(model.config, config.EncoderDecoder)
+    reads = (source_tokenizer or tokenizer.for_source) if pair else tokenizer
     how: dict[str, Any] = {"beams": beams, "best": best, "length_penalty": length_penalty, "max_new": max_new}
     found: list[list[Hypothesis]] = [[] for _ in texts]
     for first in range(0, len(order), batch):

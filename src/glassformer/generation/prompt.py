@@ -13,7 +13,7 @@ from torch import Tensor
 from .. import config
 from ..config.context_length import longer_hint
 from ..errors import UserError, need
-from ..tokenizer.framing import document_start, target_start, text_start
+from ..tokenizer.framing import document_start, must_be_known, target_start, text_start
 
 if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer
@@ -42,10 +42,10 @@ def starts_and_sources(
         raise UserError("An encoder cannot continue a text; give a decoder, or use fill, embed or classify.")
     sentence = "This model has no head over tokens and cannot continue a text; use embed or classify, or"
     need(cfg.head is not None, f"{sentence} train one with the objective Causal.")
-    rows = encode(prompt, tokenizer if source_tokenizer is None else source_tokenizer, cfg, bos, slide)
-    if isinstance(cfg, config.EncoderDecoder):
-        return [first_tokens(tokenizer, start, cfg)] * len(rows), rows
-    return rows, None
+    pair = isinstance(cfg, config.EncoderDecoder)
+    reads = (source_tokenizer or (tokenizer and tokenizer.for_source)) if pair else tokenizer
+    rows = encode(prompt, reads, cfg, bos, slide)
+    return ([first_tokens(tokenizer, start, cfg)] * len(rows), rows) if pair else (rows, None)
 
 
 def end_tokens(eos: int | Collection[int] | None, tokenizer: Tokenizer | None) -> frozenset[int]:
@@ -86,10 +86,7 @@ def check(ids: Sequence[int], vocab: int) -> None:
     """UserError unless there are ids, and each is one of the model's."""
     if not ids:
         raise UserError("The prompt is empty; give some text, or leave it out to begin where the model's texts begin.")
-    wrong = next((token for token in ids if not 0 <= token < vocab), None)
-    if wrong is not None:
-        known = f"this model knows 0 to {vocab - 1}"
-        raise UserError(f"Token id {wrong} is out of range: {known}; use the tokenizer it was trained with.")
+    must_be_known(ids, vocab)
 
 
 def first_tokens(tokenizer: Tokenizer | None, start: Start, cfg: config.Model) -> list[int]:

@@ -111,7 +111,7 @@ def alignments(
 def _named(pictures: Mapping[str, Tensor], tokenizer: Tokenizer, told: Mapping[str, Any]) -> Iterator[Alignment]:
     read = [_word(tokenizer, number) for number in told["ids"]]
     written = [*read[1:], "" if tokenizer.eos is None else tokenizer.token(tokenizer.eos)]
-    given = [_word(tokenizer, number) for number in told.get("source", told)["ids"]]
+    given = [_word(tokenizer.for_source, number) for number in told["source"]["ids"]] if "source" in told else read
     for path, value in pictures.items():
         rows, columns = (written, given) if ".cross." in path else 2 * (given if path.startswith("encoder.") else read,)
         yield Alignment(path, rows, columns, value)

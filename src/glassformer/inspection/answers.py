@@ -175,9 +175,7 @@ def plan(trace: Any) -> list[dict[str, Any]]:
     ]
 
 
-def run(
-    trace: Any, places: Mapping[int, tuple[int, int]], source_tokenizer: Tokenizer | None, source: str | None
-) -> dict[str, Any]:
+def run(trace: Any, places: Mapping[int, tuple[int, int]], source: str | None) -> dict[str, Any]:
     """What a page is told of a pass; ``places`` are where its tokens stand in the text, before edits."""
     ids = trace.tokens[0].tolist()
     about = card(trace.model.config)
@@ -196,7 +194,8 @@ def run(
     if trace.source is not None:
         given = trace.source[0].tolist()
         told["streams"].insert(0, {"name": "encoder", "length": len(given)})
-        told["source_tokens"] = tokens(source_tokenizer, given, spans(source_tokenizer, given, source))
+        reads = trace.tokenizer and trace.tokenizer.for_source
+        told["source_tokens"] = tokens(reads, given, spans(reads, given, source))
     return told
 
 

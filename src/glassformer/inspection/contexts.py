@@ -84,7 +84,7 @@ def word_in_contexts(model: Model, tokenizer: Tokenizer, word: str, first: str, 
         word,
         [first, second],
         [seen.places for seen in pair],
-        [streams.pieces(tokenizer, [seen.ids[at] for at in seen.places]) for seen in pair],
+        [streams.pieces(_reads(model, tokenizer), [seen.ids[at] for at in seen.places]) for seen in pair],
         depths,
         cosine,
         others,
@@ -107,7 +107,7 @@ class _Seen:
         """A text as the model reads it."""
         found = must_have(text, word)
         tokens = token_ids(model, tokenizer, text)
-        every, inside = _places(tokenizer, tokens[0].tolist(), (text, *found[0]))
+        every, inside = _places(_reads(model, tokenizer), tokens[0].tolist(), (text, *found[0]))
         states = {path: value[0] for path, value in _states(model, tokens).items()}
         return cls(tokens[0].tolist(), states, inside, [at for at in every if at not in inside], len(found))
 
@@ -124,7 +124,7 @@ def word_vectors(model: Model, tokenizer: Tokenizer, places: Sequence[Place], ba
         rows = [token_ids(model, tokenizer, places[number][0], truncate=True)[0] for number in some]
         states = torch.stack(list(_states(model, *_padded(rows)).values()), 2)  # (N, T, D, C)
         for row, number in enumerate(some):
-            _, inside = _places(tokenizer, rows[row].tolist(), places[number])
+            _, inside = _places(_reads(model, tokenizer), rows[row].tolist(), places[number])
             found[number] = states[row, inside].mean(0)
     return torch.stack([found[number] for number in range(len(places))])
 
@@ -133,6 +133,10 @@ def pair_cosines(model: Model, tokenizer: Tokenizer, pairs: Sequence[tuple[Place
     """The cosine of the two vectors of each of N pairs at each depth (N, D)."""
     vectors = word_vectors(model, tokenizer, [place for pair in pairs for place in pair])
     return torch.cosine_similarity(vectors[0::2], vectors[1::2], dim=-1)
+
+
+def _reads(model: Model, tokenizer: Tokenizer) -> Tokenizer:
+    return tokenizer.for_source if isinstance(model.config, config.EncoderDecoder) else tokenizer
 
 
 def _padded(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

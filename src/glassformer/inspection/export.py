@@ -51,8 +51,9 @@ def container(trace: Any, most: int, cells: Iterable[str] = (), name: str = "mod
     """The trace as gzipped safetensors of at most ``most`` bytes: tensors by address, ``answers`` and ``cells``."""
     ids = trace.tokens[0].tolist()
     text = _decoded(trace.tokenizer, ids) if text is None else text
-    source = None if trace.source is None else _decoded(trace.tokenizer, trace.source[0].tolist())
-    told = answers.run(trace, answers.spans(trace.tokenizer, ids, text), trace.tokenizer, source)
+    reads = trace.tokenizer and trace.tokenizer.for_source
+    source = None if trace.source is None else _decoded(reads, trace.source[0].tolist())
+    told = answers.run(trace, answers.spans(trace.tokenizer, ids, text), source)
     id = run_id(trace)
     told |= {"run": id, "model": name, "digest": "", "edits": [], "check": {"captured_vs_fast_max_abs": trace.check()}}
     able = {key: can and key in ("source", "attention", "experts", "pool") for key, can in told["abilities"].items()}
@@ -240,7 +241,10 @@ def summary(trace: Any) -> str:
     patterns = [op.id for op in trace.plan if op.id.endswith(".pattern") and op.axes == ("B", "H", "T", "S")]
     if patterns:
         mean = wire.Part(trace, patterns[-1]).read((64, 64)).mean(0)
-        rows, columns = (streams.shown(tokenizer, trace.side(patterns[-1], axis)[0].tolist()) for axis in ("T", "S"))
+        rows, columns = (
+            streams.shown(trace.reads(patterns[-1], axis), trace.side(patterns[-1], axis)[0].tolist())
+            for axis in ("T", "S")
+        )
         if mean.shape != (len(rows), len(columns)):  # pooled
             rows, columns = ([""] * side for side in mean.shape)
         parts.append(Heat(f"{patterns[-1]}, the mean of its heads", mean, rows, columns, span=(0.0, 1.0)).html())

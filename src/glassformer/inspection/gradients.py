@@ -201,16 +201,21 @@ class _Asked:
             embed: Any = getattr(self.model, side, None) or self.model.embed
             table = embed.token if name == "token" else embed.lag[int(index[0])]
             if kind == "pad" and name == "token":
-                start[path], said = table.weight[(pad := self.pad())], f"{streams.pieces(self.tokenizer, [pad])[0]}"
+                pad, reads = self.pad(side), self.reads(side)
+                start[path], said = table.weight[pad], streams.pieces(reads, [pad])[0]
             else:  # the last row of an earlier token's table is for none
                 row = {"mean": streams.wide(table.weight).mean(0).to(x.dtype), "pad": table.weight[-1]}
                 start[path] = row.get(kind, torch.zeros_like(x[0, 0]))
         return said, start
 
-    def pad(self) -> int:
+    def reads(self, side: str) -> Tokenizer | None:
+        """The tokenizer of one side."""
+        return self.tokenizer and (self.tokenizer.for_source if side == "source_embed" else self.tokenizer)
+
+    def pad(self, side: str) -> int:
         """The token that stands for nothing: an encoder's mask token, else the padding."""
-        encoder = streams.body_of(self.model) == "encoder"
-        mask, pad = (None, None) if self.tokenizer is None else (self.tokenizer.mask, self.tokenizer.pad)
+        encoder, reads = streams.body_of(self.model) == "encoder", self.reads(side)
+        mask, pad = (None, None) if reads is None else (reads.mask, reads.pad)
         found = mask if encoder and mask is not None else pad
         if found is None:
             raise UserError("This tokenizer has no pad or mask token to begin from; take the baseline mean or zero.")
@@ -246,7 +251,7 @@ class _Asked:
             if path.startswith(f"{side}.lag."):
                 back = int(path.rpartition(".")[2]) + 1
                 total[:, : max(0, len(ids) - back)] += more[:, back:]
-        pieces = streams.pieces(self.tokenizer, ids)
+        pieces = streams.pieces(self.reads(side), ids)
         rows = total.T.tolist()
         return [
             Share(at, id, piece, math.sqrt(square), product, walked)

@@ -19,9 +19,9 @@ from ..nn.editing import ModelEdit, Reading, apply, one_token
 from ..nn.finite import must_be_finite
 from ..nn.flow import Edit
 from ..nn.inference import inference
-from ..tokenizer.framing import document_start, target_start
+from ..tokenizer.framing import document_start, must_be_known, target_start
+from ..tokenizer.labels import pieces, shown
 from . import tables
-from .labels import shown
 from .seen import Seen
 
 if TYPE_CHECKING:
@@ -47,7 +47,8 @@ def look(
     an edit of what is not there.
     """
     tokens, given, changes = inputs(model, tokenizer, text, source, edits)
-    read = [shown(tokenizer, ids[0].tolist()) for ids in (tokens, given) if ids is not None]
+    read = [shown(tokenizer, tokens[0].tolist())]
+    read += [] if given is None else [shown(tokenizer and tokenizer.for_source, given[0].tolist())]
     tape = Tape(*(patterns or ("*",)), edits=changes)
     _run(model, [tokens] if given is None else [tokens, given], tape)
     for pattern in patterns:
@@ -112,10 +113,10 @@ def read_tokens(
     for edit in edits:
         edit.read(reading)
 
-    def told(ids: list[int]) -> dict[str, Any]:
-        return {"ids": ids, "pieces": [tokenizer.token(number) for number in ids]}
-
-    return told(rows[0]) if sources is None else {**told(rows[0]), "source": told(sources[0])}
+    told = {"ids": rows[0], "pieces": pieces(tokenizer, rows[0])}
+    if sources is None:
+        return told
+    return {**told, "source": {"ids": sources[0], "pieces": pieces(tokenizer.for_source, sources[0])}}
 
 
 def paths(model: Model) -> list[str]:
@@ -211,6 +212,8 @@ def token_ids(
     if isinstance(text, str):
         if tokenizer is None:
             raise UserError("A text needs a tokenizer; give one, or give the text as token ids.")
+        if isinstance(cfg, config.EncoderDecoder) and not second:
+            tokenizer = tokenizer.for_source
         if isinstance(cfg, config.Decoder) or second:
             opening = target_start(tokenizer) if second else document_start(tokenizer)
             ids = ([] if opening is None else [opening]) + tokenizer.encode(text)
@@ -224,10 +227,7 @@ def token_ids(
     if tokens.numel() == 0:
         raise UserError("The text is empty; give at least one token.")
     vocab = (cfg.embed if second else config.source_embed(cfg)).vocab
-    wrong = tokens[(tokens < 0) | (tokens >= vocab)]
-    if wrong.numel():
-        known = f"this model knows 0 to {vocab - 1}"
-        raise UserError(f"Token id {int(wrong[0])} is out of range: {known}; use the tokenizer it was trained with.")
+    must_be_known((int(tokens.min()), int(tokens.max())), vocab)
     tokens = tokens[:, : cfg.context] if truncate else tokens
     if tokens.shape[-1] > cfg.context:
         raise UserError(f"The text has {tokens.shape[-1]} tokens and the model's context is {cfg.context}; shorten it.")

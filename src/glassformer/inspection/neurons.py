@@ -104,9 +104,10 @@ def top_activations(
     paired = isinstance(model.config, config.EncoderDecoder)
     sentence = "The decoder of an encoder-decoder writes beside a source, and a corpus has none; ask for its encoder."
     need(not paired or side == {"encoder"}, sentence)
+    reads = tokenizer.for_source if paired else tokenizer
     tape, read, number = _Columns(asked), 0, 0
     for rows in _batches(streams.windows(model, tokenizer, texts, context), limit):
-        tokens, pos, real = _padded(rows, tokenizer)
+        tokens, pos, real = _padded(rows, reads)
         with inference(model):
             if paired:
                 answer = model.encode(tokens, pos=pos, tape=tape).hidden  # type: ignore[operator]
@@ -114,7 +115,7 @@ def top_activations(
                 answer = model(tokens, pos=pos, tape=tape, logits="none").hidden
         must_be_finite(model, answer)
         for one in asked:
-            one.see(tape.records, rows, real, number, around, tokenizer)
+            one.see(tape.records, rows, real, number, around, reads)
         read, number = read + sum(row.shape[1] for row in rows), number + len(rows)
         if progress:
             progress(read)

@@ -201,7 +201,8 @@ def patch_grid(
             found.update(zip(some, told, strict=True))
             report(len(found), len(jobs))
     columns = run.columns(positions)
-    read, other = (streams.shown(tokenizer, row.tolist()) for row in run.told)
+    reads = tokenizer and (tokenizer.for_source if isinstance(source, tuple) else tokenizer)
+    read, other = (streams.shown(reads, row.tolist()) for row in run.told)
     said = streams.shown(tokenizer, ids)
     shown = [one for one in columns if one is not None]
     grids = [_part(run, name, jobs, columns, found, values) for name in names]

@@ -52,8 +52,7 @@ def draw(model: Model, tokenizer: Tokenizer | None, new: int, seed: int = 0) -> 
     sources = None
     if two:
         short = [max(1, min(limit, round(0.6 * length))) for length in lengths]
-        own = getattr(cfg, "source_embed", None) is not None  # another vocabulary, whose tokenizer is not here
-        sources = rows(config.source_embed(cfg).vocab, short, None if own else tokenizer, False)
+        sources = rows(config.source_embed(cfg).vocab, short, tokenizer and tokenizer.for_source, False)
     given = Documents(starts, sources)
     return (Documents(continued(model, given, new), sources), new) if grows else (given, 0)
 

@@ -21,10 +21,10 @@ from ..nn.editing import ModelEdit
 from ..nn.finite import must_be_finite
 from ..nn.flow import Edit
 from ..nn.inference import inference
-from ..tokenizer.framing import decoder_start, document_start
+from ..tokenizer.framing import decoder_start, document_start, must_be_known
 from ..tokenizer.framing import source as framed_source
-from .labels import pieces as pieces
-from .labels import shown as shown
+from ..tokenizer.labels import pieces as pieces
+from ..tokenizer.labels import shown as shown
 from .looking import Text, inputs
 
 if TYPE_CHECKING:
@@ -135,6 +135,7 @@ def windows(model: Model, tokenizer: Tokenizer, texts: Iterable[str], length: in
     """
     limit = int(min(model.config.context, model.limit))
     kind = type(model.config)
+    tokenizer = tokenizer.for_source if kind is config.EncoderDecoder else tokenizer
     opening = {config.Decoder: document_start(tokenizer), config.Encoder: tokenizer.bos}.get(kind)
     ends = (opening, None if kind is config.Decoder else tokenizer.eos)
     before, after = ([] if end is None else [end] for end in ends)
@@ -147,15 +148,13 @@ def windows(model: Model, tokenizer: Tokenizer, texts: Iterable[str], length: in
             yield torch.tensor([[*before, *ids[low : low + inside], *after]], device=device)
 
 
-def pairs(
-    model: Model, tokenizer: Tokenizer, texts: Iterable[tuple[str, str]], source_tokenizer: Tokenizer | None = None
-) -> Iterator[tuple[Tensor, Tensor]]:
+def pairs(model: Model, tokenizer: Tokenizer, texts: Iterable[tuple[str, str]]) -> Iterator[tuple[Tensor, Tensor]]:
     """(source, target) texts as an encoder-decoder reads them: what the decoder reads (1, T), and its source (1, S).
 
     What is longer than the context loses its end.
     """
     limit, device = int(min(model.config.context, model.limit)), next(model.parameters()).device
-    reads = source_tokenizer or tokenizer
+    reads = tokenizer.for_source
     for source, target in texts:
         opened = [decoder_start(tokenizer), *tokenizer.encode(target)][:limit]
         given = framed_source(reads, reads.encode(source)[: limit - 1])
@@ -210,7 +209,7 @@ def word_id(model: Model, tokenizer: Tokenizer | None, word: str | int) -> int:
     """
     vocab = model.config.embed.vocab
     if isinstance(word, int):
-        need(0 <= word < vocab, f"Token id {word} is out of range: this model knows 0 to {vocab - 1}.")
+        must_be_known([word], vocab)
         return word
     if tokenizer is None:
         raise UserError(f'"{word}" needs a tokenizer; give one, or give the token\'s id.')

@@ -32,7 +32,7 @@ def contexts(models: Models, asked: dict[str, Any], check: Check) -> dict[str, A
     first, second = (one_text({"text": one}, "text", MOST_CONTEXT) or "" for one in given or ())
     need(bool(word.strip()), "There is no word; give one that stands in both texts.")
     loaded = entry.open(check)
-    tokenizer = loaded.source_tokenizer
+    tokenizer = loaded.tokenizer
     if tokenizer is None:
         raise UserError("This model has no tokenizer, so it reads no words; take one that has.")
     with loaded.held(check):

@@ -31,7 +31,7 @@ def shipped() -> Path:
 
 
 class Loaded:
-    """A model in memory with its tokenizers; ``lock`` is held by whoever runs it."""
+    """A model in memory with its tokenizer; ``lock`` is held by whoever runs it."""
 
     def __init__(self, checkpoint: Checkpoint, dtype: str | None, device: str | None) -> None:
         from ..nn import device as devices
@@ -41,7 +41,6 @@ class Loaded:
         if dtype is None and place.type == "cpu" and next(model.parameters()).element_size() < 4:
             model = model.float()  # a CPU rounds half precision otherwise than it is shown, and is slower in it
         self.model, self.tokenizer = model, checkpoint.tokenizer()
-        self.source_tokenizer = checkpoint.source_tokenizer() or self.tokenizer
         self.lock = threading.Lock()
         self.heads: dict[str, Any] | None = None  # scores of its attention heads, once they were measured
         self.dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
@@ -60,7 +59,7 @@ class Loaded:
 
 
 def digest(model: Any, tokenizer: Any) -> str:
-    """The SHA-256 of the config, every weight and the tokenizer."""
+    """The SHA-256 of the config, every weight and the tokenizers."""
     import torch
 
     from ..config import serial
@@ -69,7 +68,8 @@ def digest(model: Any, tokenizer: Any) -> str:
     for name, weight in model.state_dict().items():
         whole.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
         whole.update(memoryview(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()))
-    whole.update((tokenizer.fingerprint if tokenizer is not None else "").encode())
+    for one in [] if tokenizer is None else dict.fromkeys((tokenizer, tokenizer.for_source)):
+        whole.update(one.fingerprint.encode())
     return f"sha256:{whole.hexdigest()}"
 
 

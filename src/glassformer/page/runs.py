@@ -105,7 +105,7 @@ class Runs:
         check()
         spans = answers.spans(loaded.tokenizer, tokens[0].tolist(), text)
         answer: dict[str, Any] = {"model": entry.id, "digest": loaded.digest}
-        answer |= answers.run(trace, spans, loaded.source_tokenizer, source)
+        answer |= answers.run(trace, spans, source)
         answer |= {"run": id, "edits": list(map(repr, edits)), "check": {"captured_vs_fast_max_abs": difference}}
         answer |= over
         self.add(Run(id, loaded, trace, answer, tokens, how))
@@ -151,7 +151,7 @@ def read(loaded: Loaded, text: Any, source: bool, cut: bool) -> tuple[Any, int]:
     from ..inspection.looking import token_ids
 
     model = loaded.model
-    tokenizer = loaded.source_tokenizer if source else loaded.tokenizer
+    tokenizer = loaded.tokenizer
     second = isinstance(model.config, config.EncoderDecoder) and not source
     if isinstance(text, list):
         need(all(type(id) is int for id in text) and len(text) <= MOST_TEXT, "ids are integers in a list; give a list.")
@@ -172,7 +172,8 @@ def read(loaded: Loaded, text: Any, source: bool, cut: bool) -> tuple[Any, int]:
     except UserError:
         if not cut:
             raise
-    every, context = _all_ids(loaded, shown, tokenizer, second), model.config.context
+    reads = tokenizer.for_source if source else tokenizer
+    every, context = _all_ids(loaded, shown, reads, second), model.config.context
     return read(loaded, every[:context], source, False)[0], max(0, len(every) - context)
 
 

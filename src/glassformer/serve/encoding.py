@@ -194,7 +194,7 @@ class Encoding:
         check_lengths(texts, served.characters, served.context, "input")
         generation.check_beams(asked.beams, asked.best, asked.length_penalty, asked.max_new)
         how: dict[str, Any] = {"beams": asked.beams, "best": asked.best, "length_penalty": asked.length_penalty}
-        how |= {"max_new": asked.max_new, "source_tokenizer": served.source_tokenizer}
+        how["max_new"] = asked.max_new
         work = partial(generation.search, served.model, served.tokenizer, texts, **how)
         found = await unless_gone(http, self.alone(work))
         data = [{"index": n, "best": [one.to_dict() for one in some]} for n, some in enumerate(found)]

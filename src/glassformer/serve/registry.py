@@ -14,7 +14,7 @@ from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.resolve import is_recipe
 from ..engine import Engine
 from ..errors import need
-from ..tokenizer import Tokenizer, chat_template
+from ..tokenizer import chat_template
 from ..tokenizer.chat_template import ChatTemplate
 from ..tokenizer.framing import document_start
 from .errors import ApiError
@@ -32,17 +32,13 @@ class Bounds:
 
 
 class ServedModel:
-    """A model that answers: ``engine`` runs it, ``tokenizer`` writes and reads for it, ``template`` makes chats of it.
-
-    ``source_tokenizer`` reads what an encoder-decoder's encoder is given.
-    """
+    """A model that answers: ``engine`` runs it, ``tokenizer`` reads and writes for it, ``template`` makes its chats."""
 
     def __init__(self, id: str, checkpoint: Checkpoint, model: Any, bounds: Bounds, template: Path | None) -> None:
         tokenizer = checkpoint.tokenizer()
         need(tokenizer is not None, f"{checkpoint.name} has no tokenizer, so it cannot be asked in words.")
         assert tokenizer is not None
         self.id, self.checkpoint, self.model, self.tokenizer = id, checkpoint, model, tokenizer
-        self.source_tokenizer: Tokenizer = checkpoint.source_tokenizer() or tokenizer
         self.created = int(time.time())
         self.config: config.Model = model.config
         folder = checkpoint.folder

@@ -40,11 +40,12 @@ class Tokenizer:
 
     ids are 0..size-1; ``specials`` maps special tokens to ids; ``bos``, ``eos``, ``pad``, ``unk``, ``cls``, ``sep``
     and ``mask`` are ids or None; ``sentinels`` are the ids of T5's <extra_id_0>, <extra_id_1>, ... in this order.
-    Special tokens in a text stay plain text unless ``special=True``. Raises UserError for what is not a tokenizer.
+    Special tokens in a text stay plain text unless ``special=True``. ``source_tokenizer`` reads an encoder-decoder's
+    sources where they have a vocabulary of their own. Raises UserError for what is not a tokenizer.
     """
 
     def __init__(self, spec: Spec, roles: Roles | None = None, source: str = "The tokenizer") -> None:
-        self._source = source
+        self._source, self.source_tokenizer = source, None
         try:
             check(spec)
             self.roles = tokenizer_json.roles_of(spec, roles or {})
@@ -80,6 +81,13 @@ class Tokenizer:
         self.cls, self.sep, self.mask = map(self._id_of_role, ("cls", "sep", "mask"))
         marks = {int(found[1]): self._ids[name] for name in special if (found := SENTINEL.fullmatch(name))}
         self.sentinels: list[int] = [marks[number] for number in sorted(marks)]
+
+    source_tokenizer: Tokenizer | None
+
+    @property
+    def for_source(self) -> Tokenizer:
+        """What reads an encoder-decoder's sources."""
+        return self.source_tokenizer or self
 
     def __len__(self) -> int:
         return self.size

@@ -173,7 +173,7 @@ def test_tokens_have_names() -> None:
     one = trace(model, tokenizer, "the cat sat")
     cell = one.explain("decoder.blocks.0.attn.pattern[1,2,0]")
     words = [tokenizer.token(number) for number in one.tokens[0].tolist()]
-    assert cell.place == f'head 1, token 2 "{words[2]}", key 0 "{words[0]}"'
+    assert words[2] == "Ġsat" and cell.place == 'head 1, token 2 "·sat", key 0 "the"'
     assert one.to_dict()["tokens"]["pieces"] == words
     assert one.explain('decoder.blocks.0.attn.pattern[1,"sat","the"]').address == cell.address
     assert one.parse('logits["cat"," sat"]')[1] == (0, 1, one.tokens[0, 2])

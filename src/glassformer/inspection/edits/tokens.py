@@ -116,6 +116,7 @@ class swap_token(Edit):
         if isinstance(token, str):
             tokenizer = reading.tokenizer
             need(tokenizer is not None, f"A tokenizer is needed to read {token!r}; give one, or the token's id.")
+            tokenizer = tokenizer.for_source if source else tokenizer
             ids = tokenizer.encode(token, special=True)
             pieces = ", ".join(repr(tokenizer.token(one)) for one in ids)
             need(len(ids) == 1, f"{token!r} is {len(ids)} tokens ({pieces}); give a text that is one, or an id.")

@@ -17,7 +17,7 @@ from ...nn.editing import ModelEdit
 from ...nn.quantized import QuantizedWeight
 from .. import export, tables
 from ..looking import Text, inputs, listing
-from ..streams import word_id
+from ..streams import pieces, shown, word_id
 from .explanation import Explanation
 from .kinds import KINDS, Index, Line, Reader
 from .plan import Op
@@ -131,12 +131,12 @@ class Trace(Values):
             return word_id(self.model, self.tokenizer, word)
         if axis not in ("T", "S") or self.tokenizer is None:
             raise UserError(f'{name} has no words along {axis}; give a number, not "{word}".')
-        pieces = [self.token(name, axis, place) or "" for place in range(self.side(name, axis).shape[1])]
-        texts = [self.tokenizer.decode([number]).strip() for number in self.side(name, axis)[0].tolist()]
-        found = [at for at, (piece, text) in enumerate(zip(pieces, texts, strict=True)) if word in (piece, text)]
+        ids, reads = self.side(name, axis)[0].tolist(), self.reads(name, axis)
+        told, named = shown(reads, ids), pieces(reads, ids)
+        found = [at for at, one in enumerate(told) if word in (one, one.strip("·"), named[at])]
         if len(found) == 1:
             return found[0]
-        known = ", ".join(f"{at} {piece}" for at, piece in enumerate(pieces[:40]))
+        known = ", ".join(f"{at} {piece}" for at, piece in enumerate(told[:40]))
         if found:
             raise UserError(f'"{word}" stands at {" and ".join(map(str, found))}; give one of these numbers.')
         raise UserError(f'No token of the text is "{word}"; give a number. There are: {known}.')
@@ -246,16 +246,21 @@ class Trace(Values):
 
     def token(self, name: str, axis: str, place: int) -> str | None:
         """The token at a place of a side of ``name``, as it reads; None where the side has no tokens."""
-        if self.tokenizer is None:
+        if self.tokenizer is None or axis not in ("T", "S", "V"):
             return None
-        if axis == "V":
-            return self.tokenizer.token(place)
-        return self.tokenizer.token(int(self.side(name, axis)[0, place])) if axis in ("T", "S") else None
+        return shown(self.reads(name, axis), [place if axis == "V" else int(self.side(name, axis)[0, place])])[0]
 
     def side(self, name: str, axis: str) -> Tensor:
         """The token ids (1, length) along a side of tokens of a value."""
-        of_source = name.startswith(("encoder.", "source")) or (axis == "S" and ".cross." in name)
-        return self.source if of_source and self.source is not None else self.tokens
+        return self.source if self.source is not None and self._of_source(name, axis) else self.tokens
+
+    def reads(self, name: str, axis: str) -> Tokenizer | None:
+        """The tokenizer of the tokens along a side of a value."""
+        return self.tokenizer and (self.tokenizer.for_source if self._of_source(name, axis) else self.tokenizer)
+
+    def _of_source(self, name: str, axis: str) -> bool:
+        across = axis == "S" and ".cross." in name
+        return self.source is not None and (name.startswith(("encoder.", "source")) or across)
 
     def lines(self) -> list[str]:
         """The plan as text: a line for each operation, in order."""
@@ -268,11 +273,11 @@ class Trace(Values):
     def to_dict(self) -> dict[str, Any]:
         """The run as JSON holds it: tokens, plan, what was kept (SIGHT 4.2)."""
         ids = self.tokens[0].tolist()
-        pieces = None if self.tokenizer is None else [self.tokenizer.token(number) for number in ids]
-        told: dict[str, Any] = {"tokens": {"ids": ids, "pieces": pieces}}
+        names = None if self.tokenizer is None else pieces(self.tokenizer, ids)
+        told: dict[str, Any] = {"tokens": {"ids": ids, "pieces": names}}
         if self.source is not None:
             given = self.source[0].tolist()
-            names = None if self.tokenizer is None else [self.tokenizer.token(number) for number in given]
+            names = None if self.tokenizer is None else pieces(self.tokenizer.for_source, given)
             told["source"] = {"ids": given, "pieces": names}
         kept = {"tier": self.tier, "bytes": self.kept_bytes}
         return {**told, "plan": self.plan.to_dict(), "kept": kept, "ms": 1000 * self.seconds}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..tokenizer.tokenizer import Tokenizer
+    from .tokenizer import Tokenizer
 
 
 def pieces(tokenizer: Tokenizer | None, ids: Sequence[int]) -> list[str]:

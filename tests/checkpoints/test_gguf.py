@@ -94,6 +94,19 @@ def test_kinds_are_as_near_as_their_bits(tmp_path: Path, kind: str, most: float)
     assert np.array_equal(own.reshape(weight.shape), weight.numpy())
 
 
+def test_queries_and_keys_lie_as_llama_cpp_opens_them(tmp_path: Path) -> None:
+    """Each head's rotary pairs, halves of it here, side by side there; values as they are."""
+    theirs = pytest.importorskip("gguf")
+    model, path = model_of(), written(tmp_path)
+    tensors = {tensor.name: tensor.data for tensor in theirs.GGUFReader(path).tensors}
+    for part, heads in (("q", 4), ("k", 2)):
+        own = model.get_parameter(f"decoder.blocks.1.attn.{part}.weight").detach().numpy()
+        turned = own.reshape(heads, 2, 8, 64).swapaxes(1, 2).reshape(own.shape)
+        assert np.array_equal(tensors[f"blk.1.attn_{part}.weight"], turned) and not np.array_equal(own, turned)
+    values = model.get_parameter("decoder.blocks.1.attn.v.weight").detach().numpy()
+    assert np.array_equal(tensors["blk.1.attn_v.weight"], values)
+
+
 @pytest.mark.parametrize("bits", [8, 4])
 def test_codes_go_out_and_come_back(tmp_path: Path, bits: int) -> None:
     """Those of a model quantised here, queries and keys turned to llama.cpp's order and back."""

@@ -13,6 +13,7 @@ import tiny
 from glassformer.config import objective as objectives
 from glassformer.errors import UserError
 from glassformer.nn import Model, Tape, lora
+from glassformer.nn.experts import grouped
 from glassformer.nn.inference import inference
 from glassformer.nn.kernels import reference
 from glassformer.nn.quantized import (
@@ -75,6 +76,14 @@ def test_a_table_is_looked_up_in_and_a_stack_has_tables() -> None:
     x = torch.randn(2, 64)
     assert torch.equal(F.linear(x, stack[1]), F.linear(x, stack.unbind()[1]))
     assert torch.equal(stack[2].decoded(), stack.decoded()[2]) and torch.equal(stack[-1].decoded(), stack.decoded()[2])
+
+
+def test_experts_multiply_by_their_codes() -> None:
+    """A token's bits are its own, whether its experts meet it alone or all rows in one product."""
+    _, stack = weight_of(4, (3, 16, 64))
+    rows, counts = torch.randn(9, 64), torch.tensor([4, 0, 5])
+    expected = torch.cat((F.linear(rows[:4], stack[0]), F.linear(rows[4:], stack[2])))
+    assert torch.equal(grouped(rows, stack, None, counts), expected)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

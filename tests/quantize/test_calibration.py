@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,11 @@ def test_rows_are_spread_and_held_out_apart(tmp_path: Path) -> None:
     path.write_text("\x01\x02\x03\x04" * 400)
     text = Text.of(open_path(path), tokenizer, cfg, 300, 64)
     assert len(text.rows) == 5 and len(text.held_out) == 1 and text.rows[0].shape == (1, 64)
+    draw = random.Random(0)
+    path.write_text("".join(chr(draw.randrange(1, 50)) for _ in range(1600)))
+    text = Text.of(open_path(path), tokenizer, cfg, 10_000, 10_000)
+    assert (len(text.rows), len(text.held_out)) == (20, 5)
+    assert not any(torch.equal(row, held) for row in text.rows for held in text.held_out)
     path.write_text("\x01\x02\x03\x04" * 70)
     with pytest.raises(UserError, match="give 320 or more"):
         Text.of(open_path(path), tokenizer, cfg, 300, 64)

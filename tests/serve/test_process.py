@@ -96,6 +96,13 @@ def test_c15_a_full_queue(faulty: Server) -> None:
     assert faulty.idle()
 
 
+def test_c15_more_than_can_ever_wait(faulty: Server) -> None:
+    assert "queue of 8" in refused(faulty.post(TEXT, {"prompt": ["a"] * 9, "max_tokens": 1}))
+    assert faulty.post(TEXT, {"prompt": ["a"] * 8, "max_tokens": 1}).status_code == 200
+    texts = [f"text {number}" for number in range(40)]
+    assert len(faulty.post("/v1/embeddings", {"input": texts}).json()["data"]) == 40, "vectors come in turns"
+
+
 def test_c16_a_client_leaves(faulty: Server) -> None:
     """While others compute (it waits), before the first token, in the middle of a stream, and without one."""
     stream = {**LONG, "stream": True}

@@ -242,8 +242,9 @@ class Encoding:
         made = [Encode(ids, kinds if segmented else None, output, client=client) for ids, kinds in rows]
         tally: Tally = http.state.tally
         found = list[Tensor]()
-        for begin in range(0, len(made), ATONCE):  # a request takes a part of the queue, not all of it
-            handles = self.followers.submit(served, made[begin : begin + ATONCE])
+        some = max(1, min(ATONCE, served.engine.max_queue // 2))
+        for begin in range(0, len(made), some):  # a request takes a part of the queue, not all of it
+            handles = self.followers.submit(served, made[begin : begin + some])
             await unless_gone(http, self.followers.results(handles, tally))
             found += [handle.output.float().cpu() for handle in handles if handle.output is not None]
         read = sum(len(ids) for ids, _ in rows)

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from starlette.requests import Request as HttpRequest
 
 from ..engine import Encode, EngineClosed, Event, Handle, Request, Usage
+from .errors import refuse
 from .metrics import Metrics
 from .registry import Registry, ServedModel
 
@@ -41,8 +42,10 @@ class Followers:
         self.open: dict[Handle, ServedModel] = {}
 
     def submit(self, served: ServedModel, requests: Sequence[Request | Encode]) -> list[Handle]:
-        """All of them or none. Raises QueueFull and UserError as the engine does."""
-        handles = list[Handle]()
+        """All of them or none. Raises as the engine does, and ApiError for more than can ever wait."""
+        handles, most = list[Handle](), served.engine.max_queue
+        said = f"A request of {len(requests)} prompts never fits in the queue of {most}; send fewer at a time."
+        refuse(len(requests) > most, said, "prompt")
         try:
             if not served.engine.alive:
                 raise EngineClosed("The model's engine has ended; try again later.")

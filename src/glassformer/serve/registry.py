@@ -36,7 +36,9 @@ class ServedModel:
 
     def __init__(self, id: str, checkpoint: Checkpoint, model: Any, bounds: Bounds, template: Path | None) -> None:
         tokenizer = checkpoint.tokenizer()
-        need(tokenizer is not None, f"{checkpoint.name} has no tokenizer, so it cannot be asked in words.")
+        need(
+            tokenizer is not None, f"{checkpoint.name} has no tokenizer, so it cannot be asked in words; serve another."
+        )
         assert tokenizer is not None
         self.id, self.checkpoint, self.model, self.tokenizer = id, checkpoint, model, tokenizer
         self.created = int(time.time())

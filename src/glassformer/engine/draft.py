@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-LONGEST, SHORTEST = 4, 2  # tokens at the end that are looked for earlier in the text
+LONGEST = 4  # tokens at the end that are compared with what stands earlier in the text; two of them have to be alike
+TRIED = 8  # places that are compared
 PATIENCE = 3  # steps that a text makes without guesses after the last ones were mostly wrong
 
 
@@ -23,20 +24,24 @@ class PromptLookup:
         self.most = most
         self.share = 0.5  # of the guesses that were right, lately
         self._pause = 0
+        self._after: dict[tuple[int, int], list[int]] = {}  # where what followed two tokens begins, each time
+        self._known = 1  # tokens before this place are in it
 
     def propose(self, tokens: Sequence[int], room: int) -> list[int]:
-        """At most ``room`` tokens that may follow; none where nothing like the end stands earlier."""
+        """At most ``room`` tokens that may follow the same text, grown; none where nothing like its end came before."""
+        for place in range(self._known, len(tokens) - 1):
+            self._after.setdefault((tokens[place - 1], tokens[place]), []).append(place + 1)
+        self._known = max(self._known, len(tokens) - 1)
         if self._pause:
             self._pause -= 1
             return []
         most = min(room, self.most if self.share >= 0.5 else 2)
-        for size in range(LONGEST, SHORTEST - 1, -1) if most > 0 else ():
-            end = tokens[-size:]
-            for start in range(len(tokens) - size - 1, -1, -1):
-                if tokens[start + size - 1] == end[-1] and tokens[start : start + size] == end:
-                    follows = tokens[start + size : start + size + most]
-                    return [follows[place % len(follows)] for place in range(most)]  # a short one is a loop
-        return []
+        begins = self._after.get((tokens[-2], tokens[-1]), [])[-TRIED:] if most > 0 and len(tokens) > 1 else []
+        if not begins:
+            return []
+        start = max(begins, key=lambda start: (_alike(tokens, start), start))
+        follows = tokens[start : start + most]
+        return [follows[place % len(follows)] for place in range(most)]  # a short one is a loop
 
     def learn(self, drafted: int, accepted: int) -> None:
         """How the last guesses went."""
@@ -44,3 +49,11 @@ class PromptLookup:
             self.share = 0.75 * self.share + 0.25 * accepted / drafted
             if accepted == 0 and self.share < 0.25:
                 self._pause = PATIENCE
+
+
+def _alike(tokens: Sequence[int], start: int) -> int:
+    """How many tokens before ``start`` are those at the end, LONGEST at most."""
+    size = 0
+    while size < min(LONGEST, start) and tokens[start - 1 - size] == tokens[-1 - size]:
+        size += 1
+    return size

@@ -7,7 +7,8 @@ A time is of the product with its quantising of activations; weights are cold (a
 the other). With one thread it is processor time, which neighbours on a shared machine disturb least; with more, the
 clock's. A ratio is theirs / ours turn by turn: median, and the range from the first to the third quarter. Beside it
 the share of the limit: of the memory's speed, measured between turns, or of the cores' (fp32 products of oneDNN, times
-1, 2, 4 for fp32, bf16, int8), whichever is nearer.
+1, 2, 4 for fp32, bf16, int8), whichever is nearer. --model decodes with a Llama of 1.1 B parameters (--depth layers of
+its 22), random weights, the same GGUF files in both, 8 tokens a turn after a prompt of 128.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ SHAPES = ((2048, 5632), (4096, 4096))
 TYPES = {"fp32": 0, "bf16": 30, "int8": 8, "int4": 2}
 """What llama.cpp calls them: F32, BF16, Q8_0, Q4_0."""
 COLD = 160e6
+PROMPT = 128
 
 
 class Ggml:
@@ -223,6 +225,66 @@ def matrices(given: argparse.Namespace) -> Iterator[str]:
                 yield f"| {' | '.join(map(str, cells))} | {share} of {memory:.0f} GB/s, {cores * most:.0f} GFLOP/s |"
 
 
+def decoding(given: argparse.Namespace) -> Iterator[str]:
+    """A line for each type: tokens a second of one sequence, and of its prompt."""
+    import tempfile
+
+    import torch
+
+    from glassformer.checkpoints import gguf
+    from glassformer.nn import Cache, build_model
+    from glassformer.nn.prepacked import prepack
+    from glassformer.recipes import llama
+
+    sys.path.insert(0, str(given.llama))
+    import llama_cpp
+
+    clock = time.thread_time if given.threads == 1 else time.perf_counter
+    described = gguf.recipe.write_fields
+    nothing = {"tokenizer.ggml.model": "no_vocab", "llama.vocab_size": 32000}  # without it llama.cpp asks for one
+    gguf.recipe.write_fields = lambda cfg: (described(cfg)[0] | nothing, described(cfg)[1])
+    prompt = torch.randint(32000, (PROMPT,), generator=torch.Generator().manual_seed(0)).tolist()
+    yield "| 1.1 B | layers | ours, tokens/s | llama.cpp / ours, seconds a token | prompt of 128 | of the memory |"
+    yield "|---|---|---|---|---|---|"
+    with tempfile.TemporaryDirectory() as folder:
+        for kind in (kind for kind in given.types if kind != "fp32"):
+            path = Path(folder) / f"{kind}.gguf"
+            model = build_model(llama.llama2(2048, given.depth, 32, 4, 5632), seed=0).bfloat16()
+            gguf.save(model, path, {"bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}[kind], None)
+            model = gguf.load(path, torch.bfloat16 if kind == "bf16" else None).eval()
+            view = prepack(model, exact=True).model
+            sizes = {"n_ctx": 512, "n_batch": 512, "n_ubatch": 512}
+            threads = {"n_threads": given.threads, "n_threads_batch": given.threads}
+            other = llama_cpp.Llama(str(path), verbose=False, **sizes, **threads)
+            caches = []
+
+            def start(view: Any = view, model: Any = model, caches: list[Any] = caches) -> None:
+                caches[:] = [Cache(model.config)]
+                with torch.inference_mode():
+                    view(torch.tensor([prompt]), cache=caches[0], logits="last")
+
+            def step(view: Any = view, caches: list[Any] = caches) -> None:
+                with torch.inference_mode():
+                    for token in prompt[:8]:
+                        view(torch.tensor([[token]]), cache=caches[0], logits="last")
+
+            def begin(other: Any = other) -> None:
+                other.reset()
+                other.eval(prompt)
+
+            def go(other: Any = other) -> None:
+                for token in prompt[:8]:
+                    other.eval([token])
+
+            prompts = turns([[start], [begin]], 3, clock)
+            times = turns([[step], [go]], given.repeats, clock)
+            memory, _ = limits(given.threads, clock)
+            speed = path.stat().st_size * 8 / statistics.median(times[0]) / 1e9
+            told = f"{8 / statistics.median(times[0]):.1f} | {compared(*times)} | {compared(*prompts)}"
+            yield f"| {kind} | {given.depth} | {told} | {speed / memory:.0%} of {memory:.0f} GB/s |"
+            path.unlink()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--llama", type=Path, help="the folder that llama-cpp-python was installed to")
@@ -230,6 +292,8 @@ def main() -> int:
     parser.add_argument("--types", nargs="+", choices=TYPES, default=tuple(TYPES))
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--model", action="store_true")
+    parser.add_argument("--depth", type=int, default=22)
     given = parser.parse_args()
     import torch
 
@@ -237,7 +301,7 @@ def main() -> int:
 
     torch.set_num_threads(given.threads)
     print(f"torch {torch.__version__}, kernels {kernels.path()}, {given.threads} threads")
-    for line in matrices(given):
+    for line in (decoding if given.model else matrices)(given):
         print(line, flush=True)
     return 0
 

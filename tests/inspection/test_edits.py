@@ -576,7 +576,9 @@ def test_what_does_not_exist_is_a_sentence(name: str, edit: Edit, said: str) -> 
 
 
 def test_what_is_no_edit_is_a_sentence() -> None:
-    for wrong in ("head_off", {"decoder.embed": abs}, [abs]):
+    with pytest.raises(UserError, match="'head_off' is no edit"):
+        look(MODELS["gpt2"], None, [1, 2], "logits", edits=["head_off"])
+    for wrong in ({"decoder.embed": abs}, [abs]):
         with pytest.raises(UserError, match="Edits are a list"):
             look(MODELS["gpt2"], None, [1, 2], "logits", edits=wrong)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="mlp_off"):
@@ -585,6 +587,42 @@ def test_what_is_no_edit_is_a_sentence() -> None:
         generate(MODELS["gpt2"], None, [1, 2], slide=True, edits=[mask_token(0)])
     with pytest.raises(UserError, match="count from 0"):
         generate(MODELS["gpt2"], None, [[1, 2], [3]], edits=[mask_token(-1)])
+
+
+@pytest.mark.parametrize("line", [f'head_off("{ATTENTION}", 2)', 'scale("decoder.blocks.1.resid", 0.5)'])
+def test_a_line_is_the_edit_that_it_writes(line: str) -> None:
+    model, (tokens, _) = MODELS["llama"], given(MODELS["llama"])
+    plain, wanted = logits(model), logits(model, parse(line))
+    assert not torch.equal(plain, wanted)
+    for edits in ([line], line, [parse(line)]):
+        assert torch.equal(look(model, None, tokens, "logits", edits=edits)["logits"], wanted)
+    texts = [
+        list(generate(model, None, [1, 2, 3], max_new=4, temperature=0, edits=[one])) for one in (line, parse(line))
+    ]
+    assert [step.token for step in texts[0]] == [step.token for step in texts[1]]
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        scale("decoder.blocks.0.resid", float("nan")),
+        scale("decoder.blocks.1.resid", float("inf"), positions=3),
+        scale("decoder.blocks.0.attn.scores", float("nan")),
+        set_value("decoder.embed", float("nan"), positions=0),
+        steer("decoder.blocks.0.resid", torch.ones(32), float("nan")),
+    ],
+)
+def test_the_edit_that_makes_nan_is_named_and_no_weight(edit: Edit) -> None:
+    with pytest.raises(UserError) as told:
+        logits(MODELS["llama"], edit)
+    assert str(told.value).startswith(repr(edit)) and "weights" not in str(told.value)
+
+
+def test_an_infinite_score_hides_a_key() -> None:
+    off = set_value(f"{ATTENTION}.scores", float("-inf"), head=1, index=0, positions="1:")
+    text, _ = given(MODELS["llama"])
+    seen = look(MODELS["llama"], None, text, f"{ATTENTION}.pattern", edits=[off])[f"{ATTENTION}.pattern"]
+    assert bool((seen[:, 1, 1:, 0] == 0).all()) and bool((seen[:, 0, 1:, 0] > 0).all())
 
 
 def test_routers_are_seen_as_edited() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -233,8 +234,6 @@ def test_near_ties_of_experts_are_told_from_routers_that_err(monkeypatch: pytest
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "t5"])
 def test_transformers_says_the_same(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    from dataclasses import replace
-
     cfg = tiny.ALL[name]
     model = tiny.model(replace(cfg, pool=None) if name == "bert" else cfg)
     assert checks(model, against="hf")["here / transformers"].status == "pass"
@@ -329,8 +328,6 @@ def test_bad_models_are_refused() -> None:
         dict(model.named_parameters())["decoder.blocks.1.attn.q.weight"][0, 0] = float("nan")
     with pytest.raises(UserError, match=r"decoder\.blocks\.1\.attn\.q\.weight"):
         checks(model)
-    from dataclasses import replace
-
     short = replace(tiny.ALL["llama"], context=1)
     with pytest.raises(UserError, match="context of 1"):
         checks(tiny.model(short))
@@ -349,6 +346,17 @@ def test_the_command_tells_all_and_exits_with_1_on_a_failure(
     said = capsys.readouterr().out
     assert said.startswith("compared") and "FAIL" in said and "first: decoder.blocks.0.attn." in said
     assert re.search(r"checks passed, [1-9]\d* failed, \d+ not run\n$", said)
+
+
+def test_a_model_that_answers_zeros_passes_nothing() -> None:
+    """A head that starts at 0: all ways agree, whatever they compute; only saved weights are compared."""
+    model = tiny.model(replace(tiny.ALL["llama"], head=config.Head(tied=False)))
+    assert checks(model)["padded left / alone"].status == "pass"
+    torch.nn.init.zeros_(model.head.proj.weight)
+    found = checks(model)
+    passed = [name for name, check in found.items() if check.status == "pass"]
+    assert passed == ["LoRA taken out again / apart", "saved and loaded / before"]
+    assert not failing(found) and "every answer is 0" in found["padded left / alone"].note
 
 
 @pytest.mark.parametrize("name", ["llama", "t5", "mixtral"])

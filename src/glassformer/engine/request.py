@@ -73,7 +73,7 @@ class Request:
     guide: Callable[[], Guide] | None = None
     client: str = ""
     want: Sequence[str] = ()
-    edits: Sequence[ModelEdit] = ()
+    edits: Sequence[ModelEdit | str] = ()
 
     def __post_init__(self) -> None:
         need(self.max_new is None or self.max_new >= 0, f"max_new is {self.max_new}; give 0 or more.")

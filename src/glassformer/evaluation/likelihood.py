@@ -35,7 +35,7 @@ def likelihoods(
     *,
     batch: int = 16,
     progress: Callable[[int], None] | None = None,
-    edits: Sequence[ModelEdit] = (),
+    edits: Sequence[ModelEdit | str] = (),
 ) -> list[Likelihood]:
     """log p(continuation | context) for each (context ids, continuation ids), in their order.
 

@@ -101,7 +101,7 @@ def score(
     batch: int = 8,
     closing: bool = True,
     progress: Progress | None = None,
-    edits: Sequence[ModelEdit] = (),
+    edits: Sequence[ModelEdit | str] = (),
 ) -> Score:
     """The model's score on a text, a corpus or its shards; every token counts once.
 

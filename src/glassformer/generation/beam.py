@@ -118,7 +118,7 @@ def beam(
     bos: bool | None = None,
     start: Start = None,
     source_tokenizer: Tokenizer | None = None,
-    edits: Sequence[ModelEdit] = (),
+    edits: Sequence[ModelEdit | str] = (),
 ) -> list[list[Hypothesis]]:
     """The ``best`` continuations of each prompt that a search with ``beams`` finds, the best first.
 
@@ -173,7 +173,7 @@ def search(
     cut: Cut = "no",
     start: Start = None,
     source_tokenizer: Tokenizer | None = None,
-    edits: Sequence[ModelEdit] = (),
+    edits: Sequence[ModelEdit | str] = (),
 ) -> list[list[Hypothesis]]:
     """``beam`` for many source texts, ``batch`` at once; the results in the order given. ``progress`` counts them.
 

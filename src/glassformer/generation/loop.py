@@ -187,7 +187,7 @@ def generate(
     source_tokenizer: Tokenizer | None = None,
     slide: bool = False,
     likely: int = 0,
-    edits: Sequence[ModelEdit] = (),
+    edits: Sequence[ModelEdit | str] = (),
 ) -> Generation:
     """What a model says after each prompt, token by token; by default drawn from its own distribution.
 

@@ -39,7 +39,7 @@ def embed(
     unit: bool | None = None,
     batch: int = 32,
     progress: Progress | None = None,
-    edits: Sequence[ModelEdit] = (),
+    edits: Sequence[ModelEdit | str] = (),
 ) -> Tensor:
     """One vector for each text (N, C), as the model's own Pool makes it, or the mean of its last hidden states.
 
@@ -62,7 +62,7 @@ def classify(
     *,
     batch: int = 32,
     progress: Progress | None = None,
-    edits: Sequence[ModelEdit] = (),
+    edits: Sequence[ModelEdit | str] = (),
 ) -> Tensor:
     """The probability of each label for each text or pair of texts, (N, L); with one label, its value (N, 1).
 
@@ -82,7 +82,7 @@ def tag(
     *,
     batch: int = 32,
     progress: Progress | None = None,
-    edits: Sequence[ModelEdit] = (),
+    edits: Sequence[ModelEdit | str] = (),
 ) -> list[Tensor]:
     """The probability of each label for each word (words, L) of each sentence, read at the word's first token.
 
@@ -122,7 +122,7 @@ def _each(
     answer: Callable[[Tensor, Flow], Tensor],
     batch: int,
     progress: Progress | None,
-    edits: Sequence[ModelEdit],
+    edits: Sequence[ModelEdit | str],
 ) -> list[Tensor]:
     """What ``answer`` makes of each row's hidden states, in fp32 on the host; short rows first: little is padded."""
     need(batch >= 1, f"batch is {batch}; give 1 or more.")

@@ -86,7 +86,7 @@ def alignments(
     *patterns: str,
     source: str | None = None,
     head: int | None = None,
-    edits: Sequence[ModelEdit] = (),
+    edits: Sequence[ModelEdit | str] = (),
 ) -> list[Alignment]:
     """The attentions that match ``patterns`` while the model reads ``text``; of a pair, by default, those across.
 

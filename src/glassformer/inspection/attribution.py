@@ -92,7 +92,7 @@ def attribute(
     against: str | int | None = None,
     position: int | None = None,
     of: Of | None = None,
-    edits: Sequence[ModelEdit] = (),
+    edits: Sequence[ModelEdit | str] = (),
 ) -> Attribution:
     """What each part of ``model`` added to the logit of ``token`` (None: the likeliest) at ``position`` of ``text``.
 

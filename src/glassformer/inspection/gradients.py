@@ -97,7 +97,7 @@ def saliency(
     label: int | None = None,
     baseline: Baseline = "mean",
     steps: int = 50,
-    edits: Sequence[ModelEdit] = (),
+    edits: Sequence[ModelEdit | str] = (),
     progress: Callable[[int], None] | None = None,
 ) -> Saliency:
     """What the logit of ``token`` (None: the likeliest) at ``position`` owes to each token of the text.

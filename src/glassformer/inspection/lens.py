@@ -181,7 +181,7 @@ def logit_lens(
     track: Sequence[str | int] = (),
     top: int = 5,
     tuned: TunedLens | None = None,
-    edits: Sequence[ModelEdit] = (),
+    edits: Sequence[ModelEdit | str] = (),
 ) -> Lens:
     """What each depth of ``model`` says at the asked positions of ``text`` (None: the last 16; "all": every one).
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from .. import config
 from ..errors import UserError, need
 from ..nn import Model, Tape
-from ..nn.editing import ModelEdit, Reading, apply, one_token
+from ..nn.editing import ModelEdit, Reading, apply, listed, one_token
 from ..nn.finite import must_be_finite
 from ..nn.flow import Edit
 from ..nn.inference import inference
@@ -36,7 +36,7 @@ def look(
     text: Text,
     *patterns: str,
     source: Text | None = None,
-    edits: Sequence[ModelEdit] = (),
+    edits: Sequence[ModelEdit | str] = (),
 ) -> Seen:
     """The values whose paths match any of ``patterns``, in the order in which the model makes them, detached.
 
@@ -61,7 +61,7 @@ def look(
 
 
 def inputs(
-    model: Model, tokenizer: Tokenizer | None, text: Text, source: Text | None, edits: Sequence[ModelEdit]
+    model: Model, tokenizer: Tokenizer | None, text: Text, source: Text | None, edits: Sequence[ModelEdit | str]
 ) -> tuple[Tensor, Tensor | None, Mapping[str, Edit]]:
     """What a model reads, (batch, length) of the text and of an encoder-decoder's source, and a tape's edits."""
     pair = isinstance(model.config, config.EncoderDecoder)
@@ -78,7 +78,7 @@ def predictions(
     text: Text,
     count: int,
     source: Text | None = None,
-    edits: Sequence[ModelEdit] = (),
+    edits: Sequence[ModelEdit | str] = (),
 ) -> list[dict[str, Any]]:
     """For each token that a decoder reads its id, piece and log-probability (None for the first), and what is next.
 
@@ -104,13 +104,13 @@ def predictions(
 
 
 def read_tokens(
-    model: Model, tokenizer: Tokenizer, text: Text, source: Text | None = None, edits: Sequence[ModelEdit] = ()
+    model: Model, tokenizer: Tokenizer, text: Text, source: Text | None = None, edits: Sequence[ModelEdit | str] = ()
 ) -> dict[str, Any]:
     """The ids that the model reads, with the piece that each stands for; of a source too."""
     rows = token_ids(model, tokenizer, text, second=source is not None).tolist()
     sources = None if source is None else token_ids(model, tokenizer, source).tolist()
     reading = Reading(model, rows, sources, tokenizer)
-    for edit in edits:
+    for edit in listed(edits):
         edit.read(reading)
 
     told = {"ids": rows[0], "pieces": pieces(tokenizer, rows[0])}

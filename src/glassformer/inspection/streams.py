@@ -71,7 +71,7 @@ def prepare(
     tokenizer: Tokenizer | None,
     text: Text,
     source: Text | None = None,
-    edits: Sequence[ModelEdit] = (),
+    edits: Sequence[ModelEdit | str] = (),
 ) -> Read:
     """The text as the model reads it; in an encoder's text ``___`` is its mask token.
 

@@ -40,6 +40,8 @@ from .ways import Way, Ways
 if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer
 
+ZEROS = "every answer is 0 however it is computed, which proves nothing: train the model first"
+
 
 def verify(
     model: Model,
@@ -55,8 +57,9 @@ def verify(
     It reads three texts (by ``tokenizer``, else drawn with ``seed``), each continued greedily by ``new`` tokens where
     the model can. ``against`` "hf" compares with ``transformers`` too, which reads the model as saved here; a folder in
     its layout instead is read by both. ``compile`` has torch.compile tried, which takes longer than all the rest on a
-    CPU. The model is not changed. Raises UserError for a model without weights, with NaN
-    among them, or without room for the texts.
+    CPU. The model is not changed. Where all answers are exactly 0, as those of a head that starts at 0 are,
+    nothing can be compared, and that is said. Raises UserError for a model without weights, with NaN among them, or
+    without room for the texts.
     """
     need(new > 0, f"There is nothing to compare in {new} tokens; give 1 or more.")
     need(not any(weight.is_meta for weight in model.parameters()), "This model has no weights; build it on a device.")
@@ -101,6 +104,10 @@ class Verification:
         left, right = way.read(False, None), against(False, None)
         if not answers(left, right):  # a cache pools nothing: the hidden states instead
             right = against(True, None)
+        if not any(bool(values[path].any()) for values in (*left, *right) for path in answers(left, right)):
+            if way.weights is None:
+                raise NotRun(ZEROS)
+            note = joined(note, "its weights alone: every answer is 0")
         difference, bound, path = largest(left, right, share)
         if difference > bound and share and self.mixture:
             choices = dict(zip(texts, against(True, None), strict=True))

@@ -6,6 +6,8 @@ for them here and gives the model the tape that comes of them.
 
 from __future__ import annotations
 
+import importlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,11 +17,14 @@ import torch
 from torch import Tensor
 
 from .. import config
-from ..errors import need
+from ..errors import UserError, need
+from .finite import is_finite
 from .flow import Edit, Place, PlacedEdit, Tape
 from .inference import inference
 from .model import Model
 
+WRITTEN = "glassformer.inspection.edits"
+"""Where edits that are written as text are read; imported by name when there is one."""
 Hook: TypeAlias = Callable[[str, Tensor, Place], Tensor]
 Ids: TypeAlias = list[list[int]]  # a row for each text
 
@@ -79,40 +84,59 @@ class Last:
 
 
 class Chain(PlacedEdit):
-    """Several functions of one path, one after the other."""
+    """Several functions of one path, one after the other; UserError for one that makes NaN of numbers."""
 
     def __init__(self) -> None:
-        self.hooks: list[Hook] = []
+        self.hooks: list[tuple[Hook, ModelEdit]] = []
 
-    def add(self, hook: Hook) -> None:
-        """One more, behind the others but for those that are the Last."""
-        self.hooks = sorted([*self.hooks, hook], key=lambda one: isinstance(one, Last))
+    def add(self, hook: Hook, edit: ModelEdit) -> None:
+        """One more, of this edit, behind the others but for those that are the Last."""
+        self.hooks = sorted([*self.hooks, (hook, edit)], key=lambda one: isinstance(one[0], Last))
 
     def __call__(self, path: str, x: Tensor, place: Place) -> Tensor:
-        for hook in self.hooks:
-            x = hook(path, x, place)
+        for hook, edit in self.hooks:
+            new = hook(path, x, place)
+            if not is_finite(new) and bool((_wrong(path, new) & ~_wrong(path, x)).any()):  # else weights are blamed
+                raise UserError(f"{edit!r} makes NaN or infinite numbers of {path}; give it finite ones.")
+            x = new
         return x
 
 
-def ready(edits: Sequence[ModelEdit], reading: Reading) -> dict[str, Edit]:
-    """Change what ``reading`` reads, and give what a Tape takes as ``edits``; those of one path in their order."""
-    said = "Edits are a list of edits, such as [head_off('decoder.blocks.0.attn', 1)]"
-    need(not isinstance(edits, str | Mapping), f"{said}; give that.")
-    several: list[Any] = [edits] if hasattr(edits, "hooks") else list(edits)
-    for edit in several:
+def _wrong(path: str, x: Tensor) -> Tensor:
+    """Which numbers no run may have; -infinity hides a key, a word or an expert."""
+    hides = path.rpartition(".")[2] in ("scores", "logits", "router")
+    return x.isnan() | (x == math.inf) if hides else ~x.isfinite()
+
+
+def listed(edits: str | ModelEdit | Sequence[str | ModelEdit]) -> list[ModelEdit]:
+    """One edit or several as a list; those that are written out, as on a command line, are read."""
+    said = "Edits are a list of edits, such as ['head_off(\"decoder.blocks.0.attn\", 1)']"
+    need(not isinstance(edits, Mapping), f"{said}; give that.")
+    found: list[Any] = [edits] if isinstance(edits, str) or hasattr(edits, "hooks") else list(edits)
+    if any(isinstance(edit, str) for edit in found):
+        parse = importlib.import_module(WRITTEN).parse
+        found = [parse(edit) if isinstance(edit, str) else edit for edit in found]
+    for edit in found:
         need(hasattr(edit, "hooks") and hasattr(edit, "read"), f"{said}; {edit!r} is none.")
+    return found
+
+
+def ready(edits: Sequence[ModelEdit | str], reading: Reading) -> dict[str, Edit]:
+    """Change what ``reading`` reads, and give what a Tape takes as ``edits``; those of one path in their order."""
+    several = listed(edits)
+    for edit in several:
         edit.read(reading)
     chains: dict[str, Edit] = {}
     for edit in several:
         for path, hook in edit.hooks(reading).items():
             chain = chains.setdefault(path, Chain())
             assert isinstance(chain, Chain)
-            chain.add(hook)
+            chain.add(hook, edit)
     return chains
 
 
 def apply(
-    edits: Sequence[ModelEdit], model: Model, tokens: Tensor, source: Tensor | None = None, tokenizer: Any = None
+    edits: Sequence[ModelEdit | str], model: Model, tokens: Tensor, source: Tensor | None = None, tokenizer: Any = None
 ) -> tuple[Tensor, Tensor | None, dict[str, Edit]]:
     """The tokens (B, T) and the source (B, S) as ``edits`` change them, and what a Tape takes as ``edits``.
 
@@ -127,7 +151,7 @@ def apply(
     return changed, source, hooks
 
 
-def tape_of(edits: Sequence[ModelEdit], reading: Reading) -> Tape | None:
+def tape_of(edits: Sequence[ModelEdit | str], reading: Reading) -> Tape | None:
     """A tape that applies ``edits``; None where there are none, and the model runs as if nobody looked."""
     return Tape(edits=ready(edits, reading)) if edits else None
 

@@ -35,7 +35,7 @@ def trace(
     tokenizer: Tokenizer | None,
     text: Text,
     source: Text | None = None,
-    edits: Sequence[ModelEdit] = (),
+    edits: Sequence[ModelEdit | str] = (),
     keep: int = KEEP,
 ) -> Trace:
     """One pass over ``text`` (or one row of token ids), everything addressable; nothing of it needs gradients.

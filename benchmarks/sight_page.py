@@ -34,7 +34,7 @@ WATCH = """(() => {
   const first = (name, there) => { if (!__seen[name] && there) __seen[name] = now(); };
   const look = () => {
     first('number', document.querySelector('main .num[data-v]'));
-    first('live', document.querySelector('footer .badge') && !document.querySelector('[data-prebaked]'));
+    first('live', document.querySelector('footer')?.textContent.startsWith('forward'));
     first('matrix', document.querySelector('[aria-label="one head"] canvas')?.width > 1);
     requestAnimationFrame(look);
   };

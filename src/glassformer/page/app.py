@@ -118,6 +118,10 @@ class Page:
         """GET api/runs/{run}: what was answered when it was made."""
         return answer(self._run(request).answer)
 
+    async def check(self, request: Request) -> Response:
+        """GET api/runs/{run}/check"""
+        return answer(await work(request, self._run(request).checked))
+
     # ---------------------------------------------------------------------------- parts of runs
 
     async def values(self, request: Request) -> Response:
@@ -306,6 +310,7 @@ class Page:
             Route("/api/heads/{name:path}", self.heads),
             Route("/api/contexts", self.contexts, methods=post),
             Route(run, self.again),
+            Route(f"{run}/check", self.check),
             Route(f"{run}/t", self.values),
             Route(f"{run}/thumbs", self.thumbs),
             Route(f"{run}/logits", self.logits),

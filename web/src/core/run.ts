@@ -72,12 +72,24 @@ export async function submit(): Promise<void> {
       const known = new Set(made.plan.map((one) => one.id));
       if (state.op.value && !known.has(state.op.value)) state.op.value = "";
     });
+    check(made).catch(() => {}); // a run that is no longer there has none
     state.announcement.value = `${made.tokens.length} tokens, ${made.ms.toFixed(0)} milliseconds.`;
   } catch (error) {
     if (asking === mine && (error as Error).name !== "AbortError") failure.value = (error as Error).message;
   } finally {
     if (asking === mine) busy.value = false;
   }
+}
+
+/** The check of the run on the page, which comes after its first picture. */
+export const checked = signal<{ run: string; difference: number } | null>(null);
+const AFTER_MS = 300; // by then a screen has asked for its own numbers, and the second pass does not go before them
+
+async function check(made: Run): Promise<void> {
+  await new Promise((done) => setTimeout(done, AFTER_MS));
+  if (run.value !== made || made.check.captured_vs_fast_max_abs !== null) return;
+  const told = await transport.json<Run["check"]>(`api/runs/${made.run}/check`);
+  checked.value = { run: made.run, difference: told.captured_vs_fast_max_abs! };
 }
 
 /** Another run beside the one on the page, for a "what if": the same text with other edits. */

@@ -2,7 +2,7 @@
 import { signal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import { count, number, size } from "../core/format";
-import { busy, card, failure, layers, models, run, sourceTokens, submit, tokens, useLoaded, values } from "../core/run";
+import { busy, card, checked, failure, layers, models, run, sourceTokens, submit, tokens, useLoaded, values } from "../core/run";
 import { prebaked } from "../core/example";
 import * as state from "../core/state";
 import { transport } from "../core/transport";
@@ -203,7 +203,8 @@ function Rail() {
 export const chosenStack = state.param("stk", "decoder", String);
 
 function Footer() {
-  const made = run.value, check = made?.check.captured_vs_fast_max_abs;
+  const made = run.value, late = checked.value?.run === made?.run ? checked.value?.difference : null;
+  const check = made?.check.captured_vs_fast_max_abs ?? late;
   return (
     <footer>
       {made ? (

@@ -1,1 +1,0 @@
-import{a,b,c}from"./chunk-746SA4NN.js";import"./chunk-TU37BBN5.js";import"./chunk-SVPYO5R6.js";import"./chunk-IPGQMA4H.js";import"./chunk-DV3AWMAE.js";import"./chunk-JIMW2WCS.js";export{c as Heads,b as Train,a as joined};

@@ -13,6 +13,8 @@ import glassformer
 import tiny
 from glassformer.figures import progress
 from glassformer.figures.progress import Progress, in_notebook
+from glassformer.inspection import saliency, top_activations
+from glassformer.tokenizer import train as train_tokenizer
 
 
 class Handle:
@@ -108,3 +110,22 @@ def test_a_patch_grid_shows_it(notebook: list[Handle]) -> None:
     grid(progress=False)
     grid(progress=lambda done, total: told.append((done, total)))
     assert len(notebook) == 1 and told[-1][0] == told[-1][1] > 0
+
+
+def test_a_work_of_unknown_length_says_how_far_it_is() -> None:
+    bar = Progress("reading", False)
+    bar(1234, 0)
+    assert "reading: 1,234, 0" in bar.html() and " of " not in bar.html() and "left" not in bar.html()
+    assert "<progress style" in bar.html()
+
+
+@pytest.mark.parametrize("limit", [None, 6])
+def test_neurons_and_saliency_tell_how_far_they_are(limit: int | None) -> None:
+    model, told = tiny.model(tiny.DECODERS["llama"]), list[Any]()
+    tokenizer = train_tokenizer("words", ["a b c d e f g"])
+    asked = ["decoder.blocks.0.ffn.hidden[0]"]
+    top_activations(model, tokenizer, ["a b c d e f g"], asked, limit=limit, progress=lambda *at: told.append(at))
+    assert told[-1] == (limit or 8, limit or 0)
+    told.clear()
+    saliency(model, None, [1, 2, 3], steps=3, progress=lambda *at: told.append(at))
+    assert told == [(3, 3)]

@@ -43,6 +43,9 @@ def results() -> dict[str, Any]:
         "lens": glassformer.logit_lens(model, tokenizer, TEXT, positions="all", track=["t"]),
         "tuned": fit_tuned_lens(model, rows, data=HOSTILE, steps=1, tokens=8),
         "heads": glassformer.head_scores(model, tokenizer, draws=2, length=6),
+        "attribution": glassformer.attribute(model, tokenizer, TEXT, against="t"),
+        "saliency": glassformer.saliency(model, tokenizer, TEXT, steps=2),
+        "contexts": glassformer.word_in_contexts(model, tokenizer, "be", TEXT, "<b>be</b> or"),
         "grid": glassformer.patch_grid(model, tokenizer, clean, corrupted, answer="s", parts="resid", progress=False)
         if len(tokenizer.encode(clean)) == len(tokenizer.encode(corrupted))
         else glassformer.patch_grid(model, None, [5, 6, 7], [5, 9, 7], answer=3, parts="resid", progress=False),
@@ -60,7 +63,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return glassformer.training_log(folder)
 
 
-KINDS = ("attention", "values", "lens", "tuned", "heads", "grid", "log")
+KINDS = ("attention", "values", "lens", "tuned", "heads", "attribution", "saliency", "contexts", "grid", "log")
 
 
 @pytest.fixture

@@ -96,7 +96,7 @@ def test_the_best_places_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -
     *expert, index = map(int, numbers.split(","))
     right = by_hand(model, path, index, expert[0] if expert else None)
     seen: list[int] = []
-    told = {"context": 16, "top": 4, "around": 3, "progress": seen.append}
+    told = {"context": 16, "top": 4, "around": 3, "progress": lambda read, of: seen.append(read + of)}
     (found,) = top_activations(model, TOKENIZER, TEXTS, [asked], **told)  # type: ignore[arg-type]
     assert [(hit.row, hit.position) for hit in found.hits] == [(row, at) for _, row, at in right[:4]]
     assert [hit.value for hit in found.hits] == pytest.approx([value for value, *_ in right[:4]], abs=1e-9)

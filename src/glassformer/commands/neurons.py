@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 from ..errors import note
 from .common import MODEL, computing, counting, emit, model_and_tokenizer, moving, unescaped
@@ -40,11 +39,9 @@ def run(given: argparse.Namespace) -> None:
     for line in corpus.notes:
         note(line)
     asked = {name: getattr(given, name) for name in ("top", "lowest", "around", "limit", "context")}
-    found = inspection.top_activations(
-        *model_and_tokenizer(given), corpus.texts(), given.neuron, **asked, progress=counting()
-    )
-    if moving():
-        print(file=sys.stderr)
+    tell = counting()
+    asked["progress"] = moving() or (lambda read, _: tell(read))
+    found = inspection.top_activations(*model_and_tokenizer(given), corpus.texts(), given.neuron, **asked)
     if given.json:
         emit([one.to_dict() for one in found])
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ..errors import note
-from .common import MODEL, computing, counting, editing, edits_of, emit, model_and_tokenizer, moving, texts
+from .common import MODEL, computing, editing, edits_of, emit, model_and_tokenizer, texts
 
 EXAMPLES = (
     'glassformer saliency out/mine "The cat sat on the"',
@@ -38,9 +38,8 @@ def run(given: argparse.Namespace) -> None:
     given.prompts = None
     (text,) = texts(given, [given.text])
     names = ("source", "token", "position", "of", "label", "baseline", "steps")
-    progress = counting("points") if moving() else None
     asked = {name: getattr(given, name) for name in names}
-    found = inspection.saliency(*model_and_tokenizer(given), text, **asked, edits=edits_of(given), progress=progress)
+    found = inspection.saliency(*model_and_tokenizer(given), text, **asked, edits=edits_of(given))
     if given.json:
         emit(found.to_dict())
         return

@@ -54,7 +54,7 @@ class Progress:
             self.board.stop()
 
     def __call__(self, done: int, total: int, said: str = "") -> None:
-        """``done`` of ``total``."""
+        """``done`` of ``total``; 0 where nobody knows how many there will be."""
         if callable(self.show):
             self.show(done, total)
             return
@@ -66,7 +66,7 @@ class Progress:
                 self._display()
         elif self.board is not None:
             what = f"{self.what} {said}" if said else self.what
-            self.board.update(self.task, completed=done, total=total, description=what)
+            self.board.update(self.task, completed=done, total=total or None, description=what)
 
     def _display(self, ended: str = "") -> None:
         """Show it below the cell, in the place where it was shown before."""
@@ -81,8 +81,10 @@ class Progress:
         """The bar, and in words how far it is and how long it takes."""
         done, total, said = self.said
         spent = time.monotonic() - self.began
-        left = "" if ended or not done else f", {spent / done * (total - done):.0f} s left"
-        words = f"{self.what}: {done:,} of {total:,}, {spent:.1f} s{left}{f' ({ended})' if ended == 'stopped' else ''}"
+        left = "" if ended or not done or not total else f", {spent / done * (total - done):.0f} s left"
+        far = f"{done:,} of {total:,}" if total else f"{done:,}"
+        words = f"{self.what}: {far}, {spent:.1f} s{left}{f' ({ended})' if ended == 'stopped' else ''}"
         words += f", {said}" if said else ""
-        bar = f'<progress value="{done}" max="{max(total, 1)}" style="width:220px;vertical-align:middle"></progress> '
+        known = f'value="{done}" max="{total}" ' if total else ""
+        bar = f'<progress {known}style="width:220px;vertical-align:middle"></progress> '
         return f'<div style="font-family:monospace;font-size:12px">{bar}{escape(words)}</div>'

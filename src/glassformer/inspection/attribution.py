@@ -7,14 +7,18 @@ the way is held at the scale that it had in this pass, so the sum is exact, and 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..errors import need
+from ..figures.charts import Chart, Heat, Prose, Table
+from ..figures.drawing import Array
+from ..figures.shown import Shown
 from ..nn import Model, Tape
 from ..nn.editing import ModelEdit
 from ..nn.finite import must_be_finite
@@ -31,8 +35,8 @@ if TYPE_CHECKING:
 Of: TypeAlias = Literal["logit", "label"]
 
 
-@dataclass(frozen=True)
-class Attribution:
+@dataclass(frozen=True, repr=False)
+class Attribution(Shown):
     """What every part added to the logit of ``token`` at ``position``, less that of ``against`` where it is given.
 
     Of a classifier ``token`` and ``against`` are labels, and ``position`` is None: it reads the text as a whole.
@@ -66,15 +70,61 @@ class Attribution:
         order = sorted(found, key=lambda name: (name != "ends", int(name.split()[-1]) if name != "ends" else 0))
         return [(name, found[name]) for name in order]
 
+    @property
+    def title(self) -> str:
+        """What is taken apart."""
+        less = "" if self.against is None else f" less {self.against_piece}"
+        return f"Attribution: the logit of {self.piece}{less}" + (
+            "" if self.position is None else f" at {self.position}"
+        )
+
+    def charts(self) -> Iterator[Chart]:
+        """What each block's parts of a kind added, then each head of it, then the parts that added or took most."""
+        yield Prose([f"sum {self.sum:+.4f}, logit {self.logit:+.4f}, difference {self.difference:.1e}", *self.notes])
+        blocks = self.by_block()
+        kinds = list(dict.fromkeys(kind for _, told in blocks for kind in told))
+        yield _added(
+            "added by", [[told.get(kind) for kind in kinds] for _, told in blocks], [n for n, _ in blocks], kinds
+        )
+        heads = {(part.block, part.index): part.value for part in self.parts if part.kind == "head"}
+        if heads:
+            rows, columns = (sorted({place[side] or 0 for place in heads}) for side in (0, 1))
+            cells = [[heads.get((row, column)) for column in columns] for row in rows]
+            yield _added("added by each head", cells, [f"L{row}" for row in rows], [f"h{column}" for column in columns])
+        yield Table("", ("part", "address", "added"), self._lines(20), (0, 1))
+
+    def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
+        """A row for each part."""
+        rows = (tuple("" if fact is None else fact for fact in vars(part).values()) for part in self.parts)
+        return tuple(Part.__dataclass_fields__), rows
+
+    def tensors(self) -> dict[str, Array]:
+        """``value`` (N): what each part added."""
+        return {"value": np.array([part.value for part in self.parts])}
+
+    def facts(self) -> Mapping[str, Any]:
+        """What the parts are."""
+        told = {name: value for name, value in vars(self).items() if name != "parts"}
+        return {**told, "addresses": [part.address for part in self.parts]}
+
     def table(self, top: int = 20) -> list[str]:
         """The parts that added or took most, as lines, rounded to four places; then the sum beside the logit."""
+        return tables.lines(self._lines(top), ("part", "address", "added"), left=(0, 1))
+
+    def _lines(self, top: int) -> list[tuple[str, str, str]]:
         ordered = sorted(self.parts, key=lambda part: -abs(part.value))
         rows = [(_label(part), part.address, f"{part.value:+.4f}") for part in ordered[:top]]
         if rest := ordered[top:]:
             rows.append((f"{len(rest):,} more", "", f"{math.fsum(part.value for part in rest):+.4f}"))
         rows += [("sum", f"of {len(self.parts):,} parts", f"{self.sum:+.4f}")]
         rows += [("logit", "the model's own", f"{self.logit:+.4f}"), ("difference", "", f"{self.difference:.1e}")]
-        return tables.lines(rows, ("part", "address", "added"), left=(0, 1))
+        return rows
+
+
+def _added(title: str, cells: list[list[float | None]], rows: Sequence[str], columns: Sequence[str]) -> Heat:
+    """Numbers as a map with zero in the middle; None is nothing there."""
+    words = [["" if value is None else f"{value:+.2f}" for value in row] for row in cells]
+    return Heat(title, np.array(cells, dtype=float), rows, columns, words, signed=True)
 
 
 def _label(part: Part) -> str:

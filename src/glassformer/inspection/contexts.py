@@ -6,16 +6,20 @@ N texts, T tokens, D depths, C model dim.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from .. import config
 from ..errors import UserError, need
+from ..figures.charts import Chart, Curves, Prose, Table
+from ..figures.drawing import Array
+from ..figures.shown import Shown
 from ..nn import Model, Tape
 from ..nn.finite import must_be_finite
 from ..nn.inference import inference
@@ -29,8 +33,8 @@ Place = tuple[str, int, int]
 """A text, and from which to before which character of it a word stands."""
 
 
-@dataclass(frozen=True)
-class Contexts:
+@dataclass(frozen=True, repr=False)
+class Contexts(Shown):
     """The cosine of a word's vectors in two texts at each depth, from the embedding on.
 
     ``others`` is what to hold it against: the mean cosine of the word in one text with each other token of the other,
@@ -50,11 +54,38 @@ class Contexts:
         """As JSON holds it."""
         return dict(vars(self))
 
+    @property
+    def title(self) -> str:
+        """What is compared."""
+        return f"One word in two contexts: {self.word}"
+
+    def charts(self) -> Iterator[Chart]:
+        """The texts; the cosines as curves over depth, and as a table."""
+        yield Prose([*self.texts, *self.notes])
+        steps = list(range(len(self.depths)))
+        lines = {"the word": (steps, self.cosine), "other words": (steps, self.others)}
+        yield Curves(f"cosine by depth (0: {self.depths[0]})", lines, "depth", tuple(lines))
+        yield Table("", ("depth", "the word", "other words"), self._lines())
+
+    def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
+        """A row for each depth."""
+        return ("depth", "cosine", "others"), zip(self.depths, self.cosine, self.others, strict=True)
+
+    def tensors(self) -> dict[str, Array]:
+        """``cosine`` and ``others`` (D)."""
+        return {"cosine": np.array(self.cosine), "others": np.array(self.others)}
+
+    def facts(self) -> Mapping[str, Any]:
+        """What was compared."""
+        return {name: value for name, value in vars(self).items() if name not in ("cosine", "others")}
+
     def table(self) -> list[str]:
         """The depths as lines, cosines rounded to four places."""
+        return tables.lines(self._lines(), ("depth", "the word", "other words"))
+
+    def _lines(self) -> list[tuple[str, str, str]]:
         rows = zip(self.depths, self.cosine, self.others, strict=True)
-        shown = [(name, f"{own:.4f}", f"{others:.4f}") for name, own, others in rows]
-        return tables.lines(shown, ("depth", "the word", "other words"))
+        return [(name, f"{own:.4f}", f"{others:.4f}") for name, own, others in rows]
 
 
 def word_in_contexts(model: Model, tokenizer: Tokenizer, word: str, first: str, second: str) -> Contexts:

@@ -10,7 +10,7 @@ B points of the walk at once, T tokens, C model dim.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,6 +19,10 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError, need
+from ..figures.charts import Chart, Heat, Prose, Table
+from ..figures.drawing import Array
+from ..figures.progress import Progress
+from ..figures.shown import Shown
 from ..nn import Model, Tape
 from ..nn.editing import ModelEdit
 from ..nn.finite import must_be_finite
@@ -46,8 +50,8 @@ class Share:
     integrated: float
 
 
-@dataclass(frozen=True)
-class Saliency:
+@dataclass(frozen=True, repr=False)
+class Saliency(Shown):
     """What the answer ``value`` owes to each token: ``of`` a logit, a log-probability or a label's logit.
 
     ``at_baseline`` is the answer where every token has the vector of the ``baseline``, in ``steps`` points from which
@@ -72,6 +76,43 @@ class Saliency:
         """As JSON holds it."""
         return {**vars(self), **{name: [vars(one) for one in getattr(self, name)] for name in ("tokens", "source")}}
 
+    @property
+    def title(self) -> str:
+        """What is asked."""
+        place = "" if self.position is None else f" at {self.position}"
+        return f"Saliency: what the {self.of} of {self.piece}{place} owes to each token"
+
+    def charts(self) -> Iterator[Chart]:
+        """The integrated gradients of each token as a map, zero in the middle; then all numbers."""
+        told = f"{self.value:.4f}, at the baseline ({self.baseline}) {self.at_baseline:.4f}"
+        yield Prose([told, f"integrated gradients add up to {self.sum:.4f}: {self.gap:.1e} is lacking"])
+        for name, shares in self._sides():
+            cells = np.array([[share.integrated for share in shares]])
+            words = [[f"{share.integrated:+.2f}" for share in shares]]
+            columns = [f"{share.position}:{share.piece}" for share in shares]
+            yield Heat(name, cells, ["integrated"], columns, words, signed=True)
+        names, rows = self.records()
+        yield Table("", names, [[_written(fact) for fact in row] for row in rows], (0, 3))
+
+    def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
+        """A row for each token."""
+        rows = ((name, *vars(share).values()) for name, shares in self._sides() for share in shares)
+        return ("side", *Share.__dataclass_fields__), rows
+
+    def tensors(self) -> dict[str, Array]:
+        """``text.norm``, ``text.product``, ``text.integrated`` (T), and those of a source."""
+        names = ("norm", "product", "integrated")
+        both = [(side, shares, name) for side, shares in self._sides() for name in names]
+        return {f"{side}.{name}": np.array([getattr(share, name) for share in shares]) for side, shares, name in both}
+
+    def facts(self) -> Mapping[str, Any]:
+        """What was asked, and the tokens."""
+        told = {name: value for name, value in vars(self).items() if name not in ("tokens", "source")}
+        return {**told, **{side: [share.piece for share in shares] for side, shares in self._sides()}}
+
+    def _sides(self) -> list[tuple[str, list[Share]]]:
+        return [(name, shares) for name, shares in (("source", self.source), ("text", self.tokens)) if shares]
+
     def table(self) -> list[str]:
         """A line for each token, rounded to four places, with a bar of its integrated gradients."""
         most = max((abs(share.integrated) for share in (*self.source, *self.tokens)), default=0.0) or 1.0
@@ -83,6 +124,10 @@ class Saliency:
                 rows.append((f"{name} {share.position}".strip(), share.piece, *numbers, bar))
         heading = ("at", "token", "gradient norm", "gradient x input", "integrated", "")
         return tables.lines(rows, heading, left=(0, 1, 5))
+
+
+def _written(fact: Any) -> str:
+    return f"{fact:+.4f}" if isinstance(fact, float) else str(fact)
 
 
 def saliency(
@@ -98,16 +143,16 @@ def saliency(
     baseline: Baseline = "mean",
     steps: int = 50,
     edits: Sequence[ModelEdit | str] = (),
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int, int], None] | bool = True,
 ) -> Saliency:
     """What the logit of ``token`` (None: the likeliest) at ``position`` owes to each token of the text.
 
     ``of`` may be "logprob", or "label": the logit of ``label`` (None: the likeliest) that a classifier gives the text;
     None is "label" for a model with labels and no head, else "logit". ``position`` None is an encoder's only mask
     token, else the last. The walk begins at the ``baseline``: the "mean" of the table, "zero", or the "pad" token's
-    vector (an encoder's mask token where there is one), in ``steps`` points of Gauss and Legendre; ``progress`` is told
-    how many are done; ``edits`` (inspection.edits) change the run. Raises UserError for an answer that the model does
-    not give.
+    vector (an encoder's mask token where there is one), in ``steps`` points of Gauss and Legendre; ``progress`` is a
+    bar on a terminal, or is told (done, of all); ``edits`` (inspection.edits) change the run. Raises UserError for an
+    answer that the model does not give.
     """
     need(steps >= 1, f"steps is {steps}; give 1 or more.")
     need(baseline in ("mean", "zero", "pad"), f'There is no baseline "{baseline}"; give mean, zero or pad.')
@@ -120,12 +165,13 @@ def saliency(
     walked = {path: torch.zeros_like(streams.fp64(grad[0])) for path, grad in at_input.items()}
     points, weights = (torch.from_numpy(part) / 2 for part in np.polynomial.legendre.leggauss(steps))
     each = max(1, TOKENS // sum(ids.shape[1] for ids in asked.given))
-    for low in range(0, steps, each):
-        _, grads = asked.gradients(start, points[low : low + each] + 0.5)
-        for path, grad in grads.items():
-            walked[path] += torch.tensordot(weights[low : low + each].to(walked[path].device), streams.fp64(grad), 1)
-        if progress:
-            progress(min(low + each, steps))
+    with Progress("integrated gradients", progress) as report:
+        for low in range(0, steps, each):
+            _, grads = asked.gradients(start, points[low : low + each] + 0.5)
+            for path, grad in grads.items():
+                share = weights[low : low + each].to(walked[path].device)
+                walked[path] += torch.tensordot(share, streams.fp64(grad), 1)
+            report(min(low + each, steps), steps)
     numbers = {}
     for path, x in asked.vectors.items():
         grad, vector, away = (streams.fp64(part[0]) for part in (at_input[path], x, x - start[path]))

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from .. import config
 from ..errors import UserError, need
+from ..figures.progress import Progress
 from ..nn import Model, Tape
 from ..nn.finite import must_be_finite
 from ..nn.inference import inference
@@ -86,13 +87,14 @@ def top_activations(
     around: int = 12,
     limit: int | None = None,
     lowest: bool = False,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int, int], None] | bool = True,
 ) -> list[Neuron]:
     """Where each of ``neurons`` is greatest (``lowest``: least) in ``texts``, read in rows of ``context`` tokens.
 
     A neuron is a value's path and its number, ``decoder.blocks.3.ffn.hidden[42]``; in a mixture the expert comes first,
     ``hidden[2,42]``, and ``router[2]`` is the probability of expert 2. ``around`` tokens are kept on both sides, at
-    most ``limit`` tokens are read (None: all); ``progress`` is told how many were. Special tokens are not counted.
+    most ``limit`` tokens are read (None: all); ``progress`` is a bar on a terminal, or is told (tokens read,
+    the limit or 0). Special tokens are not counted.
     Raises UserError for a path or number that the model does not have.
     """
     need(top >= 1, f"top is {top}; give 1 or more.")
@@ -106,19 +108,19 @@ def top_activations(
     need(not paired or side == {"encoder"}, sentence)
     reads = tokenizer.for_source if paired else tokenizer
     tape, read, number = _Columns(asked), 0, 0
-    for rows in _batches(streams.windows(model, tokenizer, texts, context), limit):
-        tokens, pos, real = _padded(rows, reads)
-        with inference(model):
-            if paired:
-                answer = model.encode(tokens, pos=pos, tape=tape).hidden  # type: ignore[operator]
-            else:
-                answer = model(tokens, pos=pos, tape=tape, logits="none").hidden
-        must_be_finite(model, answer)
-        for one in asked:
-            one.see(tape.records, rows, real, number, around, reads)
-        read, number = read + sum(row.shape[1] for row in rows), number + len(rows)
-        if progress:
-            progress(read)
+    with Progress("reading", progress) as report:
+        for rows in _batches(streams.windows(model, tokenizer, texts, context), limit):
+            tokens, pos, real = _padded(rows, reads)
+            with inference(model):
+                if paired:
+                    answer = model.encode(tokens, pos=pos, tape=tape).hidden  # type: ignore[operator]
+                else:
+                    answer = model(tokens, pos=pos, tape=tape, logits="none").hidden
+            must_be_finite(model, answer)
+            for one in asked:
+                one.see(tape.records, rows, real, number, around, reads)
+            read, number = read + sum(row.shape[1] for row in rows), number + len(rows)
+            report(read, limit or 0)
     need(read > 0, "The texts are empty; give some with words in them.")
     return [one.told(read) for one in asked]
 

@@ -49,7 +49,7 @@ def facts(data: bytes) -> dict[str, Any]:
 
 @built
 def test_a_saved_page_holds_the_numbers_bit_for_bit(trace: Trace, tmp_path: Path) -> None:
-    path = trace.save(tmp_path / "it.html", cells=["logits[3,7]"])
+    path = trace.save(tmp_path / "it.html", cells=["logits[3,7]", "probs[3,7]"])
     assert path.stat().st_size <= 2_000_000
     data = inside(path.read_text())
     tensors, told = load(data), facts(data)
@@ -59,12 +59,14 @@ def test_a_saved_page_holds_the_numbers_bit_for_bit(trace: Trace, tmp_path: Path
         assert values.tobytes() == expected.tobytes(), address
     (card,) = told["answers"]["GET api/models"]
     assert card["parameters"] == 917_760 and not card["abilities"]["generate"]
+    assert card["name"] == "decoder" and card["unsaved"] == ["generate", "lens", "attribution"]
     run = told["answers"][f"GET api/runs/{told['run']}"]
     raw = b"".join(base64.b64decode(one["bytes"]) for one in run["tokens"])
     assert raw.decode() == TEXT and run["cut"] is None and run["saved"] == {"as": "f32", "left_out": 0}
-    asked = export.canonical({"model": "model", "text": TEXT})
+    asked = export.canonical({"model": "decoder", "text": TEXT})
     assert told["answers"][f"POST api/runs {asked}"] == run
     assert told["cells"]["logits[3,7]"]["value"] == trace.explain("logits[3,7]").value
+    assert len(told["cells"]["probs[3,7]"]["terms"]) == told["cells"]["probs[3,7]"]["count"] > export.TERMS
 
 
 @built
@@ -150,6 +152,10 @@ def test_a_browser_opens_the_file_from_the_disk(trace: Trace, tmp_path: Path) ->
                     assert abs(float(value) - trace[address].item()) <= 1e-5 * max(1.0, abs(trace[address].item()))
                     held += 1
             assert held or "#attention" not in url  # Inside opens with lengths of rows
+        page = browser.new_page()
+        page.goto(f"{path.as_uri()}#lens")
+        said = page.locator("main .note").inner_text()
+        assert "This saved file does not hold the lens" in said and "no head" not in said and "`" not in said
         browser.close()
     assert not wrong, wrong
 

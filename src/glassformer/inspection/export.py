@@ -29,6 +29,8 @@ from . import answers, streams, wire
 MOST = 2_000_000  # bytes of the file
 CELLS = 400  # cells whose arithmetic is computed beforehand, at most
 TERMS = 64
+ASKED = 4096  # terms of a cell that the caller named
+HELD = ("source", "attention", "experts", "pool")  # abilities that need no model
 WORDS = 0.15  # of a file, at most, for the vocabulary; without it the tokens that are not in the text are numbers
 UNQUOTED = "!'()*~"  # what a browser's encodeURIComponent leaves as it is
 ROWS = (
@@ -47,18 +49,22 @@ def run_id(trace: Any) -> str:
     return f"r_{hashlib.sha256(repr(named).encode() + last.tobytes()).hexdigest()[:16]}"
 
 
-def container(trace: Any, most: int, cells: Iterable[str] = (), name: str = "model", text: str | None = None) -> bytes:
-    """The trace as gzipped safetensors of at most ``most`` bytes: tensors by address, ``answers`` and ``cells``."""
+def container(trace: Any, most: int, cells: Iterable[str] = (), name: str = "", text: str | None = None) -> bytes:
+    """The trace as gzipped safetensors of at most ``most`` bytes: tensors by address, ``answers`` and ``cells``.
+
+    ``name`` is what the page calls the model; without one it says its kind.
+    """
     ids = trace.tokens[0].tolist()
     text = _decoded(trace.tokenizer, ids) if text is None else text
     reads = trace.tokenizer and trace.tokenizer.for_source
     source = None if trace.source is None else _decoded(reads, trace.source[0].tolist())
     told = answers.run(trace, answers.spans(trace.tokenizer, ids, text), source)
-    id = run_id(trace)
+    id, name = run_id(trace), name or str(told["kind"])
     told |= {"run": id, "model": name, "digest": "", "edits": [], "check": {"captured_vs_fast_max_abs": trace.check()}}
-    able = {key: can and key in ("source", "attention", "experts", "pool") for key, can in told["abilities"].items()}
+    unsaved = [key for key, can in told["abilities"].items() if can and key not in HELD]
+    able = {key: can and key in HELD for key, can in told["abilities"].items()}
     card = {**answers.card(trace.model.config), "name": name, "title": name, "dtype": told["dtype"], "loaded": True}
-    card |= {"abilities": able, "labels": []}
+    card |= {"abilities": able, "unsaved": unsaved, "labels": []}
     told["abilities"] = able
     asked = {"model": name, "text": text} | ({} if source is None else {"source": source})
     tensors: dict[str, wire.Array] = {}
@@ -81,7 +87,7 @@ def container(trace: Any, most: int, cells: Iterable[str] = (), name: str = "mod
     said = f"{missing} of {len(whole)} values are left out" if missing else ""
     if kind == "f16":
         said += (" and the" if said else "The") + " numbers have 11 bits (f16)"
-    told["cut"] = f"{said[0].upper()}{said[1:]}; `glassformer page` has them all." if said else None
+    told["cut"] = f"{said[0].upper()}{said[1:]}; “glassformer page” has them all." if said else None
     told["saved"] = {"as": kind, "left_out": missing}
     beside: dict[str, Any] = {
         "GET api/models": [card],
@@ -91,11 +97,11 @@ def container(trace: Any, most: int, cells: Iterable[str] = (), name: str = "mod
     if words:
         beside[f"GET api/vocab/{quote(name, safe=UNQUOTED)}"] = {"base64": words}
     explained: dict[str, Any] = {}
-    for address in (*cells, *_pinned(trace)):
+    for address, terms in (*((one, ASKED) for one in cells), *((one, TERMS) for one in _pinned(trace))):
         if len(explained) >= CELLS:
             break
-        one = answers.cell(trace, address, TERMS)
-        explained[one["address"]] = one
+        one = answers.cell(trace, address, terms)
+        explained.setdefault(one["address"], one)
     while True:
         facts = {"answers": beside, "cells": explained, "start": {"model": name, **asked}, "run": id}
         data = wire.packed(tensors, {key: dumped(one) for key, one in facts.items()})

@@ -74,7 +74,7 @@ def test_a_head_that_is_off_moves_the_answer_as_a_model_without_its_columns(name
     ]
     shown = [
         (one.get_attribute("data-addr"), float(one.get_attribute("data-v")))
-        for one in tab.locator(".answers .num").all()
+        for one in tab.locator(".answers .num[data-addr]").all()
     ]
     attention = apart.model.get_submodule("decoder.blocks.0.attn")
     width = attention.config.width(apart.model.config.dim) if hasattr(attention, "config") else None
@@ -85,6 +85,12 @@ def test_a_head_that_is_off_moves_the_answer_as_a_model_without_its_columns(name
         attention.out.weight[:, :width] = 0
         after = apart.model(torch.tensor([ids])).logits[0, -1].softmax(-1)
     assert weight.shape[1] > width and len(shown) >= 10
+    named = {int(address.rpartition("[")[2][:-1]) for address, _ in shown}
+    assert int((after - before).argmax()) in named, "who gained the most"
+    rest = [float(one.get_attribute("data-rest")) for one in tab.locator(".answers [data-rest]").all()]
+    for row, left in zip((before, after), rest, strict=True):
+        assert close(left, 1 - float(sum(row[token] for token in named)))
+    assert tab.locator(".answers .change").last.inner_text().endswith("points")
     for at, (address, value) in enumerate(shown):
         token = int(re.search(r"\[(\d+)\]$", address).group(1))  # type: ignore[union-attr]
         assert close(value, float((before, after)[at % 2][token])), (address, at)

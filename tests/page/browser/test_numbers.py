@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from apart import FAMILIES, PROBE, close, typed
+from glassformer.checkpoints import store
 
 PLAN = """async () => {
   const runs = performance.getEntriesByType('resource').map(one => /runs.(r_[0-9a-f]+)/.exec(one.name)).filter(Boolean);
@@ -104,3 +105,48 @@ def test_the_playgrounds_probabilities_are_the_models(name: str, site: Any, tab:
     row = apart.values["probs"][int(re.search(r"\[(\d+)", shown[0][0]).group(1))]  # type: ignore[union-attr]
     bits = float(-(row * row.log2()).sum())
     assert close(float(tab.locator("[data-entropy]").get_attribute("data-v")), bits)
+
+
+OPEN = """cell => {
+  const rest = location.hash.replace(/&(op|c)=[^&]*/g, '');
+  location.hash = rest + '&op=' + cell.split('[')[0] + '&c=' + cell;
+}"""
+
+
+def opened(tab: Any, cell: str) -> list[Any]:
+    """The rows of a cell's terms."""
+    tab.evaluate(OPEN, cell)
+    tab.wait_for_selector(f"section.cell:not([aria-busy=true]) .value .num[data-addr='{cell}']")
+    return list(tab.locator("section.cell .terms tbody tr").all())
+
+
+def test_a_number_of_a_sum_stands_beside_the_name_of_its_own_part(site: Any, tab: Any) -> None:
+    typed(tab, site, "llama", "inside")
+    for order in ("by size", "by index"):
+        rows = opened(tab, "decoder.blocks.1.resid[2,3]")
+        tab.get_by_role("button", name=order).click()
+        names = [row.locator("code").inner_text().strip() for row in rows]
+        assert sorted(names) == ["L1.ffn.write", "L1.mid"]
+        for row, name in zip(rows, names, strict=True):
+            address = row.locator("button.num").get_attribute("data-addr")
+            assert address == f"decoder.blocks.{name[1:]}[2,3]"
+        assert "L1" not in tab.locator("section.cell .terms thead").inner_text()
+
+
+def test_every_term_of_a_probability_is_shown_with_its_word(site: Any, tab: Any) -> None:
+    apart, tokenizer = typed(tab, site, "llama", "inside"), store.load(site.folders["llama"])[1]
+    rows, count = opened(tab, "probs[2,10]"), apart.values["probs"].shape[-1]
+    assert len(rows) == 65 < count
+    tab.get_by_role("button", name=f"show more of {count - 64}").click()
+    tab.wait_for_function("() => document.querySelectorAll('section.cell .terms tbody tr').length > 65")
+    while tab.get_by_role("button", name="show more of").count():
+        tab.get_by_role("button", name="show more of").click()
+        tab.wait_for_timeout(300)
+    tab.wait_for_selector("section.cell .terms td.mono")
+    shown = tab.locator("section.cell .terms tbody tr").evaluate_all(
+        "all => all.map(row => [...row.children].slice(0, 2).map(one => one.textContent))"
+    )
+    assert sorted(int(id) for id, _ in shown) == list(range(count))
+    for id, word in shown:
+        if not tokenizer.hides(int(id)) and (text := tokenizer.decode([int(id)]).strip()).isalnum():
+            assert word.strip("·") == text

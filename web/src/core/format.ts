@@ -12,6 +12,13 @@ export function number(v: number | null | undefined, digits = 5): string {
   return text.replace("-", "−").replace("e+", "e").replace("e-", "e−");
 }
 
+/** A number in at most `room` characters: with fewer digits, then as a power of ten; never nothing, which would read as 0. */
+export function fitted(v: number, room: number): string {
+  if (Number.isNaN(v)) return "NaN";
+  const bare = v.toExponential(0).replace("e+", "e").replace(/-/g, "−");
+  return [...[3, 2, 1].map((digits) => number(v, digits)), bare].find((one) => one.length <= room) ?? (Math.abs(v) < 1 ? "≈0" : v < 0 ? "≪0" : "≫0");
+}
+
 export function signed(v: number | null, digits = 5): string {
   return v !== null && v > 0 ? `+${number(v, digits)}` : number(v, digits);
 }
@@ -20,6 +27,11 @@ export function percent(p: number): string {
   if (p >= 0.9995 && p < 1.0005) return "100 %";
   const v = 100 * p;
   return `${v >= 10 ? v.toFixed(1) : v >= 0.1 ? v.toFixed(2) : v === 0 ? "0" : v < 1e-3 ? v.toExponential(0) : v.toFixed(3)} %`;
+}
+
+/** A change of a probability in percentage points, with its sign. */
+export function points(change: number): string {
+  return `${change < 0 ? "−" : "+"}${percent(Math.abs(change)).replace(" %", "")} points`;
 }
 
 export function size(bytes: number): string {

@@ -33,7 +33,7 @@ export class HttpTransport implements Transport {
       answer = await fetch(this.url(path), { ...init, credentials: "same-origin" });
     } catch (error) {
       if ((error as Error).name === "AbortError") throw error;
-      throw new Refused(0, "The server does not answer. Is `glassformer page` still running?");
+      throw new Refused(0, "The server does not answer. Is “glassformer page” still running?");
     }
     if (answer.ok) return answer;
     const made = answer.status === 404 && this.made.get(/^api\/runs\/(r_\w+)\//.exec(path)?.[1] ?? "");
@@ -66,7 +66,7 @@ export class HttpTransport implements Transport {
     let waiting = "";
     for (;;) {
       const { done, value } = await reader.read().catch((error: Error) => {
-        throw error.name === "AbortError" ? error : new Refused(0, "The server stopped in the middle of its answer. Is `glassformer page` still running?");
+        throw error.name === "AbortError" ? error : new Refused(0, "The server stopped in the middle of its answer. Is “glassformer page” still running?");
       });
       waiting += value ?? "";
       const blocks = waiting.split(/\r?\n\r?\n/);
@@ -105,7 +105,7 @@ export class StaticTransport implements Transport {
   private find(request: string, otherwise?: unknown): any {
     if (request in this.answers) return this.answers[request];
     if (otherwise !== undefined) return otherwise;
-    throw new Refused(404, "This saved file does not hold that; open the model with `glassformer page` to see it.");
+    throw new Refused(404, "This saved file does not hold that; open the model with “glassformer page” to see it.");
   }
 
   async json<T>(path: string): Promise<T> {

@@ -10,6 +10,7 @@ export interface ModelCard {
   vocab: number;
   abilities: { generate: boolean; fill: boolean; source: boolean; experts: boolean; pool: boolean; lens: boolean; attention: boolean };
   loaded: boolean;
+  unsaved?: string[]; // abilities that the model has and its saved file has not
   labels?: string[];
 }
 

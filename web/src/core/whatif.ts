@@ -52,6 +52,12 @@ export async function answerOf(made: Run, position: number): Promise<Answer> {
   return { run: made, position, logits: row, probabilities, top: highest(probabilities, 5) };
 }
 
+/** The words that tell how an answer moved: the likeliest of both, and who gained the most. */
+export function telling([before, after]: readonly Answer[], most = 5): number[] {
+  const gain = after.probabilities.map((p, id) => p - before.probabilities[id]);
+  return [...new Set([...before.top, ...after.top, ...highest(gain, most).filter((id) => gain[id] > 0)])];
+}
+
 /** The answers without and with one more edit, at the same place. */
 export async function moved(edit: string): Promise<[Answer, Answer]> {
   const made = run.value!, place = answerPlace(made);

@@ -2,7 +2,7 @@
 // Hover costs one repaint of the overlay, no request and no component. A cell too small for a pixel never hides a larger one.
 import { batch, effect, untracked, type Signal } from "@preact/signals";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { number } from "../core/format";
+import { fitted, number } from "../core/format";
 import { dark } from "../core/state";
 import { bitmap } from "./bitmap";
 import { css, diverging, ink, sequential } from "./palette";
@@ -174,8 +174,7 @@ export function Matrix(props: MatrixProps) {
           const v = value(props.data[r * cols + c]);
           if (props.hollow && v === 0) continue;
           g.fillStyle = v === -Infinity ? text : ink(table, (v - low) / (high - low));
-          const words = [3, 2, 1].map((digits) => number(v, digits)).find((one) => one.length * 6 <= cw);
-          if (words) g.fillText(words, left + (c + 0.5 - vx) * cw, top + (r + 0.5 - vy) * ch);
+          g.fillText(fitted(v, Math.floor(cw / 6)), left + (c + 0.5 - vx) * cw, top + (r + 0.5 - vy) * ch);
         }
     }
     g.restore();

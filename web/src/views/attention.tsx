@@ -8,7 +8,7 @@ import { along, ops, run, submit, thumbs, useLoaded, values } from "../core/run"
 import * as state from "../core/state";
 import { transport } from "../core/transport";
 import type { Op, Run } from "../core/types";
-import { type Answer, answerPlace, hasWords, moved, wordsOf } from "../core/whatif";
+import { type Answer, answerPlace, hasWords, moved, telling, wordsOf } from "../core/whatif";
 import { bitmap } from "../kernel/bitmap";
 import { Legend, Matrix, paint } from "../kernel/matrix";
 import { Num } from "../kernel/Num";
@@ -448,7 +448,7 @@ function Head({ made, op, head }: { made: Run; op: Op; head: number }) {
         <>
           {now === "matrix" && (
             <Matrix
-              data={shown} rows={data.rows} cols={data.cols} addr={address} scale="sequential" range={[0, ceiling]} hollow={whole && !data.weighted}
+              data={shown} rows={data.rows} cols={data.cols} addr={address} scale="sequential" range={[0, ceiling]} hollow={whole && !data.weighted} title={`${op.id}[${head}]`}
               label={`attention of ${short(op.id)}, head ${head}: rows look at columns`}
               rowLabels={whole ? rowWords : undefined} colLabels={whole ? colWords : undefined} rowName="query" colName="key"
               hoverRow={whole ? state.hover.query : undefined} hoverCol={whole ? state.hover.key : undefined}
@@ -465,7 +465,7 @@ function Head({ made, op, head }: { made: Run; op: Op; head: number }) {
           {now === "lines" && whole && <Lines data={shown} rows={T} cols={S} rowWords={rowWords} colWords={colWords} top={ceiling} address={address} />}
           <Row made={made} op={op} head={head} query={query} rowWords={rowWords} colWords={colWords} />
           <div class="row">
-            <TakeAway grid={() => ({ address: `${op.id}[${head}]`, rows: data.rows, cols: data.cols, values: data.data, rowWords: whole ? rowWords : [], colWords: whole ? colWords : [], min: 0, max: data.weighted ? ceiling : 1 })} />
+            {now !== "matrix" && <TakeAway grid={() => ({ address: `${op.id}[${head}]`, rows: data.rows, cols: data.cols, values: data.data, rowWords: whole ? rowWords : [], colWords: whole ? colWords : [], min: 0, max: data.weighted ? ceiling : 1 })} />}
             <span class="soft">An attention weight is not an explanation by itself: switch the head off and see.</span>
           </div>
         </>
@@ -579,7 +579,7 @@ function WhatIf({ made, op, head }: { made: Run; op: Op; head: number }) {
     setError("");
     try {
       const answers = await moved(edit);
-      const ids = [...new Set([...answers[0].top, ...answers[1].top])];
+      const ids = telling(answers);
       const said = await wordsOf(ids);
       setChange({ edit, answers, words: new Map(ids.map((id, at) => [id, said[at]])) });
     } catch (problem) {

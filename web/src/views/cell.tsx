@@ -3,12 +3,17 @@ import { signal, useSignal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import { parse, short } from "../core/address";
 import { number, signed } from "../core/format";
-import { explain, ops, run, useLoaded } from "../core/run";
+import { label } from "../core/pieces";
+import { along, explain, ops, run, useLoaded } from "../core/run";
 import * as state from "../core/state";
+import { columns, side } from "../core/terms";
+import { transport } from "../core/transport";
+import { wordsOf } from "../core/whatif";
 import type { Cell } from "../core/types";
 import { actions } from "../frame/keys";
 import { Num } from "../kernel/Num";
 
+const MOST = 20_000; // terms that the server gives at most
 const trail = signal<string[]>([]);
 
 /** Ask about a number: the way back is kept. */
@@ -63,7 +68,7 @@ export function CellCard() {
         <div class="value"><Num addr={one.address} v={one.value} digits={8} /> <span class="tag">{one.kind}</span> {one.edited && <span class="tag">changed by an edit</span>}</div>
       </div>
       <Depths one={one} />
-      <Terms one={one} all={() => (most.value = Math.min(one.count, 4096))} />
+      <Terms one={one} more={transport.live && one.count > one.terms.length && one.terms.length < MOST ? () => (most.value = Math.min(4 * one.terms.length, MOST)) : undefined} />
       <Others one={one} />
       <Check one={one} />
       <Python address={one.address} />
@@ -79,13 +84,23 @@ function Depths({ one }: { one: Cell }) {
 
 const PLAIN = new Set(["softmax"]); // shares of a whole: the terms are shares, their operands the numbers they are made of
 
-function Terms({ one, all }: { one: Cell; all: () => void }) {
+/** The words that the terms are of: tokens of the vocabulary or of the text; null where their side has none. */
+async function named(one: Cell): Promise<string[] | null> {
+  const found = side(one.terms, (name) => ops.value.get(name)?.axes);
+  if (found?.axis === "V") return wordsOf(found.places, run.value!.model);
+  const pieces = found && along(ops.value.get(found.name)!, found.axis);
+  return pieces ? found.places.map((at) => label(pieces[at])) : null;
+}
+
+function Terms({ one, more }: { one: Cell; more: (() => void) | undefined }) {
   const sort = useSignal<"size" | "index">("size");
+  const loaded = useLoaded(() => named(one).then((said) => ({ one, said })), [one]); // without the vocabulary: ids alone
+  const said = loaded.data?.one === one ? loaded.data.said : null, words = new Map(said?.map((word, at) => [one.terms[at].term, word]));
   if (!one.terms.length) return null;
   const rows = [...one.terms];
   if (sort.value === "index") rows.sort((a, b) => a.term - b.term);
   const most = Math.max(...rows.map((row) => Math.abs(row.value ?? 0)), 1e-30);
-  const factors = Math.max(...rows.map((row) => row.operands.length));
+  const names = columns(rows), factors = names.length;
   const extra = one.numbers.bias ?? 0, shown = rows.reduce((sum, row) => sum + (row.value ?? 0), 0);
   const total = PLAIN.has(one.kind) ? 1 : (one.recomputed ?? NaN) - (extra ?? 0), rest = total - shown;
   let running = 0;
@@ -104,7 +119,8 @@ function Terms({ one, all }: { one: Cell; all: () => void }) {
           <thead>
             <tr>
               <th scope="col">#</th>
-              {Array.from({ length: factors }, (_, i) => <th scope="col" key={i}>{heading(one, i)}</th>)}
+              {said && <th scope="col" class="left">token</th>}
+              {names.map((name, i) => <th scope="col" key={i}>{name || "of"}</th>)}
               <th scope="col">{factors > 1 ? "product" : PLAIN.has(one.kind) ? "share" : "term"}</th>
               <th scope="col">running</th>
               <th scope="col"><span class="hidden">size</span></th>
@@ -117,7 +133,8 @@ function Terms({ one, all }: { one: Cell; all: () => void }) {
               return (
                 <tr key={row.term}>
                   <td>{row.term}</td>
-                  {Array.from({ length: factors }, (_, i) => <td key={i}>{row.operands[i] && <Num addr={row.operands[i].address} v={row.operands[i].value} open={open} />}</td>)}
+                  {said && <td class="left mono">{words.get(row.term)}</td>}
+                  {names.map((name, i) => <td key={i}>{!name && row.operands[i] && <code>{short(parse(row.operands[i].address).name)} </code>}{row.operands[i] && <Num addr={row.operands[i].address} v={row.operands[i].value} open={open} />}</td>)}
                   <td><span class="num" data-term={row.term} data-v={row.value ?? ""}>{signed(row.value)}</span></td>
                   <td class="num">{number(running)}</td>
                   <td class="bar"><i class={minus ? "minus" : ""} style={minus ? { right: "50%", width: `${share * 50}%` } : { left: "50%", width: `${share * 50}%` }} /></td>
@@ -127,7 +144,7 @@ function Terms({ one, all }: { one: Cell; all: () => void }) {
             {one.count > rows.length && (
               <tr>
                 <td />
-                <td class="left" colSpan={factors}><button class="quiet" onClick={all}>{one.count - rows.length} more …</button></td>
+                <td class="left" colSpan={factors + (said ? 1 : 0)}>{more ? <button onClick={more}>show more of {one.count - rows.length} ▾</button> : `${one.count - rows.length} more${transport.live ? "" : ", not in this file"}`}</td>
                 <td class="num">{signed(rest)}</td>
                 <td class="num">{number(total)}</td>
                 <td />
@@ -138,11 +155,6 @@ function Terms({ one, all }: { one: Cell; all: () => void }) {
       </div>
     </div>
   );
-}
-
-function heading(one: Cell, i: number): string {
-  const address = one.terms[0]?.operands[i]?.address;
-  return address ? short(parse(address).name) : "";
 }
 
 function Others({ one }: { one: Cell }) {

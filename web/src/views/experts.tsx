@@ -6,7 +6,7 @@ import { along, ops, run, submit, useLoaded } from "../core/run";
 import * as state from "../core/state";
 import { transport } from "../core/transport";
 import type { Run } from "../core/types";
-import { type Answer, hasWords, moved, wordsOf } from "../core/whatif";
+import { type Answer, hasWords, moved, telling, wordsOf } from "../core/whatif";
 import { Num } from "../kernel/Num";
 import { css, ink, sequential } from "../kernel/palette";
 import { Moved } from "./moved";
@@ -157,7 +157,7 @@ function WithoutExpert({ made, mixture }: { made: Run; mixture: Mixture }) {
     setWaiting(true);
     setError("");
     try {
-      const answers = await moved(edit), ids = [...new Set([...answers[0].top, ...answers[1].top])], said = await wordsOf(ids);
+      const answers = await moved(edit), ids = telling(answers), said = await wordsOf(ids);
       setChange({ edit, answers, words: new Map(ids.map((id, at) => [id, said[at]])) });
     } catch (problem) {
       setError((problem as Error).message);

@@ -3,6 +3,7 @@
 import { signal } from "@preact/signals";
 import type { ComponentType } from "preact";
 import { useEffect } from "preact/hooks";
+import type { ModelCard } from "../core/types";
 import { Playground } from "./playground";
 import type { Screen } from "./screen";
 
@@ -14,7 +15,7 @@ function later(load: () => Promise<ComponentType>): ComponentType {
   const fetch = () => {
     if (asked) return;
     asked = true;
-    load().then((one) => (found.value = one), () => ((asked = false), (failed.value = "This screen did not come from the server. Is `glassformer page` still running?")));
+    load().then((one) => (found.value = one), () => ((asked = false), (failed.value = "This screen did not come from the server. Is “glassformer page” still running?")));
   };
   waiting.push(fetch);
   return function Later() {
@@ -29,6 +30,9 @@ export function fetchAll(): void {
   for (const fetch of waiting) fetch();
 }
 
+/** Of what the model has and a saved file leaves out. */
+const unsaved = (card: ModelCard, ability: string) => (card.unsaved?.includes(ability) ? `This saved file does not hold the ${ability}: it needs the model. Open the model with “glassformer page” to see it.` : null);
+
 export const screens: readonly Screen[] = [
   { name: "playground", title: "Playground", order: 1, component: Playground },
   { name: "inside", title: "Inside", order: 2, component: later(() => import("./inside").then((one) => one.Inside)) },
@@ -38,7 +42,7 @@ export const screens: readonly Screen[] = [
   },
   {
     name: "lens", title: "Lens", order: 4, component: later(() => import("./lens").then((one) => one.LensScreen)),
-    absent: (card) => (card.abilities.lens ? null : "This model has no head over words, so its depths cannot be read as words."),
+    absent: (card) => (card.abilities.lens ? null : unsaved(card, "lens") ?? "This model has no head over words, so its depths cannot be read as words."),
   },
   { name: "tokens", title: "Tokens", order: 5, component: later(() => import("./tokens").then((one) => one.Tokens)), alone: true },
   {

@@ -1,6 +1,6 @@
 // What the model would say if it stopped at each depth; words followed through the depths; and who wrote the answer.
 import { useMemo, useState } from "preact/hooks";
-import { number, visible } from "../core/format";
+import { number, signed, visible } from "../core/format";
 import { label } from "../core/pieces";
 import { card, run, tokens, useLoaded, vocabulary } from "../core/run";
 import * as state from "../core/state";
@@ -271,7 +271,7 @@ function Attributed({ made, lens, depth, column }: { made: Run; lens: Lens; dept
                     <td><Num addr={`attribution(${told.token},${told.position}) ${one.address} ${one.kind}`} v={one.value} as="signed" digits={4} /></td>
                   </tr>
                 ))}
-                {shown.length < sorted.length && <tr><td class="left"><button class="quiet" onClick={() => setAll(true)}>{sorted.length - shown.length} more</button></td><td class="bar" /><td>{number(rest, 4)}</td></tr>}
+                {shown.length < sorted.length && <tr><td class="left"><button class="quiet" onClick={() => setAll(true)}>{sorted.length - shown.length} more</button></td><td class="bar" /><td class="num">{signed(rest, 4)}</td></tr>}
               </tbody>
             </table>
           </div>

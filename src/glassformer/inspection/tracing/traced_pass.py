@@ -161,7 +161,8 @@ class Trace(Values):
     def save(self, path: str | Path, **how: Any) -> Path:
         """Write the trace as one HTML file that opens without a server, 2 MB at most, or all of it as .safetensors.
 
-        ``cells``: addresses whose arithmetic the file is to hold; ``most``: the bytes of the file.
+        ``cells``: addresses whose arithmetic the file is to hold; ``most``: the bytes of the file; ``name``: of the
+        model, as the file calls it.
         """
         return export.save(self, path, **how)
 

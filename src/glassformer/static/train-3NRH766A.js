@@ -1,1 +1,0 @@
-import{a,b,c}from"./chunk-OESWJKF2.js";import"./chunk-VXY3AD3L.js";import"./chunk-SVPYO5R6.js";import"./chunk-G4JN2Y2P.js";import"./chunk-NJJL7CK4.js";import"./chunk-IONPAM6Z.js";export{c as Heads,b as Train,a as joined};

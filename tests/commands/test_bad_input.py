@@ -210,6 +210,7 @@ def test_a_decoder_that_never_learned_pairs_is_not_asked_to_translate(home, refu
         (["generate", ".", "x"], "has no config.json; give the folder of a saved model"),
         (["look", "model", "1 and", "*.nonesuch"], 'No value is called "*.nonesuch"'),
         (["look", "model", "1 and", "*.atn.q"], 'Did you mean "'),
+        (["look", "model", "1", "--out", "p.png"], "give --draw as well, and a name that ends in .svg"),
         (["look", "model", "", "*.q"], "The text is empty"),
         (["look", "model", "1 and " * 9, "*.q"], "model's context is 16; shorten it"),
         (["cost", "glass/2m"], 'There is no recipe "glass/2m"'),

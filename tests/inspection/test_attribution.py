@@ -271,7 +271,14 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert told["sum"] == pytest.approx(sum(part["value"] for part in told["parts"]))
     assert main([*words, "--against", "s", "--top", "3"]) == 0
     said = capsys.readouterr().out
-    assert "The logit of ▁play less that of s at position 19" in said and "43 more" in said
+    assert "The logit of ▁play less that of s at position 19: " in said and "43 more" in said
+    assert "the model's own" in said
+    off = 'head_off("decoder.blocks.4.attn", 2)'
+    assert main([*words, "--top", "3", "--edit", off]) == 0
+    said = capsys.readouterr().out
+    assert f", with {off}: " in said and "the edited run's own" in said and "the model's own" not in said
+    assert main([*words, "--json", "--edit", off]) == 0
+    assert json.loads(capsys.readouterr().out)["edits"] == [off]
 
 
 POOLS = {

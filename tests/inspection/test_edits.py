@@ -563,6 +563,7 @@ def test_a_line_that_is_no_edit_is_refused(line: str, said: str) -> None:
         ("bert", scale("pool.write", 1.0, positions=1), "has no positions"),
         ("gpt2", set_attention(ATTENTION, 0, 2, {5: 1.0}), "may not look at position 5"),
         ("gpt2", set_attention(ATTENTION, 0, 2, []), "weights are numbers"),
+        ("gpt2", set_attention(ATTENTION, 0, 2, {1: -0.5}), "weights are numbers of at least 0"),
         ("gpt2", patch("decoder.embed", {"decoder.out": torch.zeros(1, 10, 32)}), 'no value "decoder.embed"'),
         ("gpt2", patch("decoder.embed", torch.zeros(1, 10, 16)), "give a run of this model"),
         ("gpt2", patch("decoder.embed", torch.zeros(1, 9, 32)), "has 9 tokens and the text has 10"),

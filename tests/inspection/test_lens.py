@@ -202,6 +202,11 @@ def test_a_trained_model_makes_up_its_mind_on_the_way(capsys: pytest.CaptureFixt
     assert main(["lens", str(STORIES), text, "--track", "play"]) == 0
     said, notes = capsys.readouterr()
     assert "·play 0.59" in said and "The last 16 of 20 positions" in notes
+    off = 'head_off("decoder.blocks.4.attn", 2)'
+    assert main(["lens", str(STORIES), text, "--positions", "-2,-1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["positions"] == [18, 19]
+    assert main(["lens", str(STORIES), text, "--positions", "-3--1", "--edit", off]) == 0
+    assert capsys.readouterr().out.startswith(f"logit lens, with {off}: ")
 
 
 def test_weights_that_are_not_numbers_are_named() -> None:

@@ -160,6 +160,7 @@ def test_a_limit_and_bounded_memory() -> None:
     [
         ("gpt2", "hidden", "is no neuron; give a path and a number"),
         ("gpt2", "decoder.blocks.0.ffn.hiden[0]", r"Did you mean decoder\.blocks\.0\.ffn\.hidden\?"),
+        ("gpt2", "nosuch[5]", r'is called "nosuch"\. There are: .*decoder\.blocks\.\*\.ffn\.\{.*hidden'),
         ("gpt2", "decoder.blocks.0.ffn.hidden[64]", r"has numbers up to \[63\]"),
         ("gpt2", "decoder.blocks.0.ffn.hidden[0,1]", r"has numbers up to \[63\]"),
         ("mixtral", "decoder.blocks.0.ffn.hidden[0]", r"up to \[3,31\] \(expert, neuron\)"),

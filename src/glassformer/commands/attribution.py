@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ..errors import need, note
-from .common import MODEL, computing, editing, edits_of, emit, model_and_tokenizer, table, texts
+from .common import MODEL, computing, editing, edits_of, emit, model_and_tokenizer, table, texts, with_edits
 
 EXAMPLES = (
     'glassformer attribution out/mine "The cat sat on the"',
@@ -33,10 +33,10 @@ def run(given: argparse.Namespace) -> None:
     from .. import inspection
 
     need(given.top >= 1, f"top is {given.top}; give 1 or more.")
-    given.prompts = None
+    given.prompts, edits = None, edits_of(given)
     (text,) = texts(given, [given.text])
     asked = {name: getattr(given, name) for name in ("source", "token", "against", "position", "of")}
-    found = inspection.attribute(*model_and_tokenizer(given), text, **asked, edits=edits_of(given))
+    found = inspection.attribute(*model_and_tokenizer(given), text, **asked, edits=edits)
     if given.json:
         emit(found.to_dict())
         return
@@ -45,7 +45,7 @@ def run(given: argparse.Namespace) -> None:
     against = "" if found.against is None else f" less that of {found.against_piece}"
     capped = "" if found.capped is None else f" ({found.capped:.4f} after the cap)"
     place = "" if found.position is None else f" at position {found.position}"
-    print(f"The logit of {found.piece}{against}{place}: {found.logit:.4f}{capped}\n")
+    print(f"The logit of {found.piece}{against}{place}{with_edits(edits)}: {found.logit:.4f}{capped}\n")
     print("\n".join(found.table(given.top)) + "\n")
     blocks = found.by_block()
     kinds = list(dict.fromkeys(kind for _, sums in blocks for kind in sums))

@@ -50,6 +50,11 @@ def edits_of(given: argparse.Namespace) -> list[Any]:
     return [edits.parse(text) for text in given.edit]
 
 
+def with_edits(edits: Sequence[Any]) -> str:
+    """What is said behind a result's name where the run was changed."""
+    return f", with {' and '.join(map(repr, edits))}" if edits else ""
+
+
 def model_and_tokenizer(given: argparse.Namespace) -> tuple[Any, Any]:
     """The model and the tokenizer it needs to read text; UserError where it has none."""
     model, tokenizer = loaded(given)

@@ -23,6 +23,7 @@ from .common import (
     result,
     texts,
     unescaped,
+    with_edits,
 )
 
 EXAMPLES = (
@@ -37,7 +38,7 @@ def options(one: argparse.ArgumentParser) -> None:
     one.add_argument("model", metavar="MODEL", help=MODEL)
     one.add_argument("text", nargs="*", metavar="TEXT", help="what the model reads; - is standard input")
     one.add_argument("--source", metavar="TEXT", help="what an encoder-decoder's encoder reads")
-    one.add_argument("--positions", metavar="N,...", help="tokens of the text: 0,3-5, all, =-3--1 (the last 16)")
+    one.add_argument("--positions", metavar="N,...", help="tokens of the text: 0,3-5, all, -3--1 (the last 16)")
     one.add_argument("--track", action="append", default=[], metavar="WORD", help="follow this token; may be repeated")
     one.add_argument("--top", type=int, default=5, metavar="N", help="the N likeliest tokens (5)")
     one.add_argument("--tuned", type=Path, metavar="FILE", help="look through a tuned lens, as --fit writes it")
@@ -67,18 +68,18 @@ def run(given: argparse.Namespace) -> None:
     need(len(given.text) == 1, f"There are {counted(len(given.text), 'text')}; give one.")
     from ..inspection import TunedLens, logit_lens
 
-    given.prompts = None
+    given.prompts, edits = None, edits_of(given)
     (text,) = texts(given, given.text)
     tuned = None if given.tuned is None else TunedLens.load(given.tuned)
     model, tokenizer = model_and_tokenizer(given)
     asked = {"positions": given.positions, "track": given.track, "top": given.top, "tuned": tuned}
-    seen = logit_lens(model, tokenizer, text, source=given.source, edits=edits_of(given), **asked)
+    seen = logit_lens(model, tokenizer, text, source=given.source, edits=edits, **asked)
     if given.json:
         emit(seen.to_dict())
         return
     for line in seen.notes:
         note(line)
-    print(f"{seen.lens}: the likeliest token and its probability\n{seen.text()}\n")
+    print(f"{seen.lens}{with_edits(edits)}: the likeliest token and its probability\n{seen.text()}\n")
     print(f"at {seen.positions[-1]}:{seen.pieces[-1]}")
     print("\n".join(seen.table()))
 

@@ -47,7 +47,8 @@ def options(one: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> None:
     from .. import inspection
 
-    need(given.draw or given.out is None, "--out is for a picture; give --draw as well.")
+    said = "--out is for a picture of attention; give --draw as well, and a name that ends in .svg."
+    need(given.draw or given.out is None, said)
     need(given.draw or given.head is None, "--head is for a picture; give --draw as well.")
     given.prompts, given.edit = None, edits_of(given)
     (given.text,) = texts(given, [given.text])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 import sys
 import textwrap
@@ -19,6 +20,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **words: Any) -> None:
         shape = argparse.RawDescriptionHelpFormatter  # examples keep their lines
         super().__init__(**words, formatter_class=shape, allow_abbrev=False)
+        self._negative_number_matcher = re.compile(r"-\.?\d[\d.,e_-]*$")  # "-2,-1" is a value, as "-2" is
 
     def add_argument(self, *names: str, **words: Any) -> argparse.Action:
         """One more argument; what may be left out (``nargs="*"``) is not said to be required."""

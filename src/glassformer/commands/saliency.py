@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ..errors import note
-from .common import MODEL, computing, editing, edits_of, emit, model_and_tokenizer, texts
+from .common import MODEL, computing, editing, edits_of, emit, model_and_tokenizer, texts, with_edits
 
 EXAMPLES = (
     'glassformer saliency out/mine "The cat sat on the"',
@@ -35,17 +35,18 @@ def run(given: argparse.Namespace) -> None:
     """The command; its exit code, None for 0."""
     from .. import inspection
 
-    given.prompts = None
+    given.prompts, edits = None, edits_of(given)
     (text,) = texts(given, [given.text])
     names = ("source", "token", "position", "of", "label", "baseline", "steps")
-    asked = {name: getattr(given, name) for name in names}
-    found = inspection.saliency(*model_and_tokenizer(given), text, **asked, edits=edits_of(given))
+    how = {name: getattr(given, name) for name in names}
+    found = inspection.saliency(*model_and_tokenizer(given), text, **how, edits=edits)
     if given.json:
         emit(found.to_dict())
         return
     note(f"Integrated gradients begin at {found.baseline} and go through {found.steps} points of Gauss and Legendre.")
     place = "" if found.position is None else f" at position {found.position}"
-    print(f"The {found.of} of {found.piece}{place}: {found.value:.4f}, at the baseline {found.at_baseline:.4f}\n")
+    asked = f"{found.of} of {found.piece}{place}{with_edits(edits)}"
+    print(f"The {asked}: {found.value:.4f}, at the baseline {found.at_baseline:.4f}\n")
     print("\n".join(found.table()))
     change = abs(found.value - found.at_baseline)
     share = f", {abs(found.gap) / change:.2%} of the change" if change else ""

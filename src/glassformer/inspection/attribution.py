@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
@@ -20,7 +20,7 @@ from ..figures.charts import Chart, Heat, Prose, Table
 from ..figures.drawing import Array
 from ..figures.shown import Shown
 from ..nn import Model, Tape
-from ..nn.editing import ModelEdit
+from ..nn.editing import ModelEdit, listed
 from ..nn.finite import must_be_finite
 from ..nn.inference import inference
 from . import streams, tables
@@ -41,7 +41,7 @@ class Attribution(Shown):
 
     Of a classifier ``token`` and ``against`` are labels, and ``position`` is None: it reads the text as a whole.
     ``logit`` is the model's own (before a softcap; ``capped`` after it), ``sum`` that of all ``parts``, ``difference``
-    what is between them: rounding.
+    what is between them: rounding. ``edits`` are those of the run, as they are written.
     """
 
     token: int
@@ -55,6 +55,7 @@ class Attribution(Shown):
     difference: float
     capped: float | None
     notes: list[str]
+    edits: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON holds it."""
@@ -117,7 +118,8 @@ class Attribution(Shown):
         if rest := ordered[top:]:
             rows.append((f"{len(rest):,} more", "", f"{math.fsum(part.value for part in rest):+.4f}"))
         rows += [("sum", f"of {len(self.parts):,} parts", f"{self.sum:+.4f}")]
-        rows += [("logit", "the model's own", f"{self.logit:+.4f}"), ("difference", "", f"{self.difference:.1e}")]
+        own = "the edited run's own" if self.edits else "the model's own"
+        rows += [("logit", own, f"{self.logit:+.4f}"), ("difference", "", f"{self.difference:.1e}")]
         return rows
 
 
@@ -153,12 +155,13 @@ def attribute(
     Raises UserError for a model without the answer or without a residual stream, and for blocks and norms whose
     arithmetic is not known here.
     """
+    changes = listed(edits)
     labels = answer_kind(model, of) == "label"
     streams.needs_stream(model, "Direct logit attribution", INSTEAD)
-    read = streams.prepare(model, tokenizer, text, source, edits)
+    read = streams.prepare(model, tokenizer, text, source, changes)
     if labels:
         need(position is None, "A label is of the whole text, of no position; leave it out.")
-        return _of_label(model, read, token, against)
+        return replace(_of_label(model, read, token, against), edits=[*map(repr, changes)])
     head: Any = streams.needs_head(model, "`glassformer contexts` compares its vectors.")
     at = streams.place(position, read.tokens, tokenizer)
     tape = AtOnePlace(at, streams.body_of(model), read.edits)
@@ -183,7 +186,20 @@ def attribute(
     capped = None if cap is None else told(cap * torch.tanh(logits / cap))
     piece, *rest = streams.pieces(tokenizer, [chosen] if other is None else [chosen, other])
     beside, parts = rest[0] if rest else None, sweep.parts[::-1]
-    return Attribution(chosen, piece, other, beside, at, parts, total, own, abs(total - own), capped, sweep.notes)
+    return Attribution(
+        chosen,
+        piece,
+        other,
+        beside,
+        at,
+        parts,
+        total,
+        own,
+        abs(total - own),
+        capped,
+        sweep.notes,
+        [*map(repr, changes)],
+    )
 
 
 def answer_kind(model: Model, of: Of | None) -> Of:

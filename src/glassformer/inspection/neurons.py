@@ -24,6 +24,7 @@ from ..nn import Model, Tape
 from ..nn.finite import must_be_finite
 from ..nn.inference import inference
 from . import streams, tables
+from .looking import listing
 
 if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer
@@ -151,7 +152,9 @@ class _Asked:
         if path not in shapes:
             close = get_close_matches(path, shapes, n=1)
             hint = f" Did you mean {close[0]}?" if close else ""
-            raise UserError(f'No value of each token is called "{path}".{hint}')
+            raise UserError(
+                f'No value of each token is called "{path}".{hint} There are: {", ".join(listing(list(shapes)))}.'
+            )
         sizes = shapes[path]
         have = f"{path} has numbers up to [{','.join(str(size - 1) for size in sizes)}]"
         fits = len(numbers) == len(sizes) and all(n < size for n, size in zip(numbers, sizes, strict=True))

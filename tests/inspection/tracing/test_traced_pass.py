@@ -192,7 +192,10 @@ def test_tokens_have_names() -> None:
         ("decoder.blocks.0.attn.score[0,1,1]", r'Did you mean "decoder.blocks.0.attn.scores"'),
         ("decoder.blocks.7.attn.q", "Nothing has the address"),
         ("decoder.blocks.0.attn.scores[4,1,1]", "has 4 places along H, 0 to 3; 4 is none"),
-        ("decoder.blocks.0.attn.scores[0,1,1,1,1]", "has 4 sides .* and the index 5"),
+        (
+            "decoder.blocks.0.attn.scores[0,1,1,1,1]",
+            r"has 3 sides \(H 4 x T 11 x S 11\) and the index 5; give 3, without the batch row",
+        ),
         ("decoder.blocks.0.attn.scores[a]", "is no index"),
         ("[3", "is no address"),
         ("decoder.blocks.0.attn.scores[0,1,:]", "give one of them"),
@@ -202,6 +205,16 @@ def test_tokens_have_names() -> None:
 def test_what_is_no_address_gets_a_sentence(address: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         of("llama").explain(address)
+
+
+def test_a_masked_share_says_that_the_mask_hides_the_key() -> None:
+    hidden = of("llama").explain("decoder.blocks.0.attn.pattern[1,3,7]")
+    assert hidden.value == 0 and "The mask hides this key" in hidden.sentence
+    assert "hides" not in of("llama").explain("decoder.blocks.0.attn.pattern[1,7,3]").sentence
+
+
+def test_a_trace_says_what_it_is() -> None:
+    assert repr(of("llama")).startswith(f"<Trace of 11 tokens, {len(of('llama').plan.ops)} operations")
 
 
 def test_texts_that_cannot_be_traced_get_a_sentence() -> None:

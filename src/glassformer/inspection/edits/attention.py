@@ -37,10 +37,12 @@ class set_attention(Edit):
 
     def hooks(self, reading: Reading) -> Mapping[str, Hook]:
         given = dict(self.weights) if isinstance(self.weights, Mapping) else dict(enumerate(self.weights))
-        numbers = all(type(key) is int and isinstance(weight, int | float) for key, weight in given.items())
+        numbers = all(
+            type(key) is int and isinstance(weight, int | float) and weight >= 0 for key, weight in given.items()
+        )
         need(
             numbers and bool(given),
-            "weights are numbers, one for each key from 0 on, or {position: weight}; give some.",
+            "weights are numbers of at least 0, one for each key from 0 on, or {position: weight}; give such.",
         )
         made: dict[str, Hook] = {}
         for part in parts(reading, self.path, "pattern", "attention"):

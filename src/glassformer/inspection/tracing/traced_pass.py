@@ -87,6 +87,10 @@ class Trace(Values):
         value = self._value(name, select)
         return value[tuple(0 if axis in select else place for axis, place in zip(op.axes, index, strict=False))]
 
+    def __repr__(self) -> str:
+        size = f"{self.tokens.shape[1]} tokens, {len(self.plan.ops)} operations"
+        return f"<Trace of {size}: trace[address], trace.explain(address), trace.lines() lists the addresses>"
+
     def parse(self, address: str) -> tuple[str, tuple[int | slice, ...] | None]:
         """An address as a name and an index of every side; raises UserError where there is no such number."""
         match = re.fullmatch(r"\s*([^\[\]\s]+)\s*(?:\[(.*)\])?\s*", address)
@@ -107,8 +111,11 @@ class Trace(Values):
             raise UserError(f'"[{inside}]" is no index; give integers, as in {self.example()}.') from None
         places += [0] * (len(parts) - len(own[1]))  # too many, as is told below
         if len(places) > len(shape):
-            sides = " x ".join(f"{axis} {size}" for axis, size in zip(axes, shape, strict=True))
-            raise UserError(f"{name} has {len(shape)} sides ({sides}) and the index {len(places)}; fix the index.")
+            first = axes[0] in ("B", "N")
+            own_sides = [f"{axis} {size}" for axis, size in zip(axes, shape, strict=True)][first:]
+            said = f"{name} has {len(own_sides)} sides ({' x '.join(own_sides)})"
+            said += f" and the index {len(places)}; "
+            raise UserError(f"{said}give {len(own_sides)}{', without the batch row' * first}.")
         for axis, size, place in zip(axes, shape, places, strict=False):
             if isinstance(place, int) and not -size <= place < size:
                 raise UserError(f"{name} has {size} places along {axis}, 0 to {size - 1}; {place} is none of them.")

@@ -83,7 +83,9 @@ class Softmax(Kind):
         exps = (row.values - top).exp()
         total = float(exps.sum())
         own = float(exps[at[-1]])
-        words = f"e^(x - {top:.6g}) = {own:.6g}, divided by the sum of all {len(exps)}, {total:.6g}."
+        hidden = "The mask hides this key: e^-infinity is 0" if op.axes[-1] == "S" else "e^-infinity is 0"
+        words = hidden if row.values[at[-1]] == -math.inf else f"e^(x - {top:.6g}) = {own:.6g}"
+        words += f", divided by the sum of all {len(exps)}, {total:.6g}."
         numbers = {"max": top, "sum": total, "exp": own}
         line = read.input(0, *at)
         return Worked(own / total, exps / total, (row,), words, "e^(x_j - max) / sum_i e^(x_i - max)", (line,), numbers)

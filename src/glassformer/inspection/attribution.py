@@ -75,9 +75,9 @@ class Attribution(Shown):
     def title(self) -> str:
         """What is taken apart."""
         less = "" if self.against is None else f" less {self.against_piece}"
-        return f"Attribution: the logit of {self.piece}{less}" + (
-            "" if self.position is None else f" at {self.position}"
-        )
+        place = "" if self.position is None else f" at {self.position}"
+        edited = f", with {' and '.join(self.edits)}" if self.edits else ""
+        return f"Attribution: the logit of {self.piece}{less}{place}{edited}"
 
     def charts(self) -> Iterator[Chart]:
         """What each block's parts of a kind added, then each head of it, then the parts that added or took most."""

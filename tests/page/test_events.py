@@ -116,6 +116,8 @@ def test_a_run_folder_becomes_a_model(tmp_path: Path) -> None:
     assert client.post("/api/runs", json={"model": "mine@15", "text": "the cat"}).status_code == 404
     assert client.post("/api/runs", json={"model": "mine@../10", "text": "the cat"}).status_code == 404
     assert client.get("/api/train/other/series").status_code == 404
+    both = served.client(served.page(folder, run=tmp_path / "runs"))
+    assert [one["name"] for one in both.get("/api/models").json()] == ["mine"], "given and watched: one model"
 
 
 def test_news_come_by_cursor(tmp_path: Path) -> None:

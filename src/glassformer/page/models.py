@@ -163,6 +163,8 @@ class Models:
         return self.entries[id]
 
     def cards(self) -> list[dict[str, Any]]:
-        """A card of each; those that others know of (trainings) at the end."""
-        others = [entry for one in self.finders for entry in one.found()]
+        """A card of each; those that others know of (trainings) at the end, without what was given by name too."""
+        given = {folder.resolve() for entry in self.entries.values() if (folder := Path(entry.name)).is_dir()}
+        found = [entry for one in self.finders for entry in one.found()]
+        others = [entry for entry in found if Path(entry.name).resolve() not in given]
         return [entry.card() for entry in (*self.entries.values(), *others)]

@@ -17,7 +17,7 @@ from glassformer.checkpoints import Checkpoint, gguf, store
 from glassformer.commands import common
 from glassformer.config import serial
 from glassformer.errors import UserError
-from glassformer.nn import Model, build_model
+from glassformer.nn import Model, build_model, lora
 from glassformer.nn.inference import inference
 from glassformer.nn.quantized import Layout, quantize_weights, quantized
 from glassformer.tokenizer import train
@@ -122,6 +122,15 @@ def test_codes_go_out_and_come_back(tmp_path: Path, bits: int) -> None:
     assert torch.equal(said(glassformer.load(tmp_path / "folder")[0]), said(model))
     plain, _ = glassformer.load(tmp_path / "a.gguf", dtype="float32")
     assert not quantized(plain)
+
+
+def test_an_adapter_on_codes_is_not_left_out_silently(tmp_path: Path) -> None:
+    model = model_of()
+    quantize_weights(model, Layout(8))
+    lora.adapt(model, {"decoder.blocks.0.attn.q": (2, 1.0)})
+    with pytest.raises(UserError, match=r"blocks\.0\.attn\.q has an adapter beside quantised weights"):
+        gguf.save(model, tmp_path / "a.gguf", "F16", None)
+    assert not list(tmp_path.iterdir())
 
 
 def test_rows_that_no_block_divides_are_f16(tmp_path: Path, shared_data: Path) -> None:

@@ -74,6 +74,13 @@ def test_a_quantised_folder_does_not_train(folder: Path, tmp_path: Path, capsys:
     assert run("train", "--from", few, "--out", tmp_path / "lora", "--train.tune", "LoRA", *how) == 0
     model, _ = glassformer.load(tmp_path / "lora")
     assert quantized(model)
+    assert run("quantize", tmp_path / "lora", tmp_path / "again", "--bits", 4) != 0
+    assert "adapter on quantised weights" in capsys.readouterr().err
+    assert run("convert", tmp_path / "lora", "--layout", "gguf", "--out", tmp_path / "a.gguf") != 0
+    assert "has an adapter beside quantised weights" in capsys.readouterr().err
+    assert run("convert", few, "--layout", "gguf", "--out", tmp_path / "few.gguf") == 0
+    assert run("quantize", tmp_path / "few.gguf", tmp_path / "again", "--bits", 8) != 0
+    assert "quantised already" in capsys.readouterr().err and not (tmp_path / "again").exists()
 
 
 def test_a_model_goes_to_llama_cpp_and_back(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

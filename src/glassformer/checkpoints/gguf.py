@@ -20,7 +20,7 @@ from torch import Tensor
 from .. import config
 from ..errors import need
 from ..files import temporary
-from ..nn import Model, build_model, quantized
+from ..nn import Model, build_model, lora, quantized
 from ..nn.finite import is_finite
 from ..nn.model import allocate
 from ..nn.rounding import nearest, searched
@@ -189,6 +189,9 @@ def save(model: Model, path: Path, kind: str, tokenizer: Tokenizer | None, name:
     A matrix whose rows no block divides is F16. UserError for another kind, and for a model or tokenizer that the
     format has no words for.
     """
+    adapted = next(iter(lora.adapted(model)), None)
+    sentence = f"{adapted} has an adapter beside quantised weights, which GGUF has no place for"
+    need(adapted is None, f"{sentence}; train the adapter on the model before it was quantised, and convert that.")
     need(kind in FILE_TYPES, f"GGUF files are written in {', '.join(FILE_TYPES)}, not in {kind}; give one of them.")
     described, factors = recipe.write_fields(model.config)
     table = recipe.table(model.config, described["general.architecture"])

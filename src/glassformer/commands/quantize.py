@@ -39,7 +39,7 @@ def options(one: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> None:
     from ..checkpoints import Checkpoint, store
-    from ..nn.quantized import Layout
+    from ..nn.quantized import Layout, quantized
     from ..quantize import Text, picture, quantize_model
 
     layout = Layout(given.bits, given.group, given.head)
@@ -48,7 +48,10 @@ def run(given: argparse.Namespace) -> None:
     suffixes = (".svg", ".png")
     need(image is None or image.suffix in suffixes, f"--picture {given.picture} is neither .svg nor .png; name one.")
     out, opened = new_folder(given.folder), Checkpoint.open(given.model)
-    need(opened.quantization is None, f"{given.model} is quantised already; give the model that it was made of.")
+    already = f"{given.model} is quantised already; give the model that it was made of."
+    adapter = f"{given.model} is an adapter on quantised weights; give a model that is not quantised."
+    need(opened.quantization is None, already)
+    need(opened.base is None or Checkpoint.open(opened.base).quantization is None, adapter)
     untrained(given.model)
     tokenizer, text = opened.tokenizer(), None
     if given.calibrate is not None:
@@ -59,7 +62,8 @@ def run(given: argparse.Namespace) -> None:
             raise UserError(none)
         text = Text.of(find(given.calibrate), tokenizer, opened.config, given.tokens, given.measure)
     model = opened.model(dtype=given.dtype)
-    report = quantize_model(model, layout, text, name=given.model, said=_progress())
+    need(not quantized(model), already)  # a GGUF file's codes
+    report = quantize_model(model, layout, text, name=given.model, said=_progress(text is not None))
     store.save(model, out, tokenizer, labels=opened.labels)
     files.write(out / REPORT, json.dumps(report.to_dict(), indent=1, allow_nan=False) + "\n")
     if image is not None:
@@ -80,9 +84,13 @@ def _show(report: Any, top: int) -> None:
     table(report.summary(), ("rounded", "weight error", "output error", "KL", "same top-1", "change", "perplexity"))
 
 
-def _progress() -> Any:
+def _progress(reads: bool) -> Any:
     """What is being done, in a line that is written over; nothing where standard error is no terminal."""
     if not moving():
-        note("Calibrating and measuring reads the text once for each matrix; a large model takes minutes.")
+        note(
+            "Calibrating and measuring reads the text once for each matrix; a large model takes minutes."
+            if reads
+            else "Without --calibrate only the weights' own errors are measured."
+        )
         return lambda _: None
     return lambda said: print(f"\r\x1b[K{said}", end="", file=sys.stderr, flush=True)

@@ -68,7 +68,7 @@ def position_embedding(b: Builder, x: str, embed_path: str) -> str:
                 "endpoint": cfg.endpoint,
                 "first": cfg.offset,
             }
-            code = (position.Sinusoidal.embed, "angle =")
+            code = (position.Sinusoidal.wave, "angle =")
             dtype = next(b.model.parameters()).dtype
             own = b.add(id, "pos_sin", (b.pos,), op.axes, op.shape, code, dtype=dtype, **params)
         case _:

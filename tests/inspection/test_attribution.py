@@ -1,4 +1,7 @@
-"""What the parts added sums to the logit, and each is the gradient along what it wrote when norms and readers hold."""
+"""What the parts added sums to the logit, and each is the gradient along what it wrote when norms and readers hold.
+
+``attribution`` reads what ``direction`` carried back.
+"""
 
 from __future__ import annotations
 

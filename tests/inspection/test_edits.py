@@ -1,4 +1,7 @@
-"""Edits do what their names say, held against passes written out by hand; what touches nothing changes no bit."""
+"""Edits do what their names say, held against passes written out by hand; what touches nothing changes no bit.
+
+For each page of edits: attention, donors (what a patch takes from), parts, places, tokens, values, and parsing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A grid's cells are those of runs that are patched one by one, in full."""
+"""A grid's cells are those of runs patched one by one, in full; ``patched_runs`` begins each at the patched block."""
 
 from __future__ import annotations
 

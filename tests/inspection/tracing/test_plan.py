@@ -1,4 +1,8 @@
-"""The law of the plan: replayed operation by operation, it gives the model's own values, for every family."""
+"""The law of the plan: replayed operation by operation, it gives the model's own values, for every family.
+
+So it holds each kind of operation (attention, places, recurrent, sums, closed) and what describes them: descriptions,
+sublayers, recurrent.
+"""
 
 from __future__ import annotations
 

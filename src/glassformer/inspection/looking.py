@@ -227,7 +227,7 @@ def token_ids(
     if tokens.numel() == 0:
         raise UserError("The text is empty; give at least one token.")
     vocab = (cfg.embed if second else config.source_embed(cfg)).vocab
-    must_be_known((int(tokens.min()), int(tokens.max())), vocab)
+    must_be_known(tokens.flatten().tolist(), vocab)
     tokens = tokens[:, : cfg.context] if truncate else tokens
     if tokens.shape[-1] > cfg.context:
         raise UserError(f"The text has {tokens.shape[-1]} tokens and the model's context is {cfg.context}; shorten it.")

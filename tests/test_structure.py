@@ -19,7 +19,7 @@ FLOORS = [
     {"errors", "files", "figures", "asgi", "config", "tokenizer", "data"},
     {"nn"},
     {"recipes", "checkpoints", "cost"},
-    {"quantize"},  # parallel will stand here
+    {"quantize", "parallel"},
     {"generation", "training", "inspection", "evaluation", "classics"},
     {"page", "engine", "serve"},
     {"cli", "commands", "_moved", "__main__", "__init__"},

@@ -47,6 +47,7 @@ TABLES = {
     "Train": ("[train]", "How to train"),
     "Data": ("[data]", "What to train on"),
     "Run": ("[model]", "What to train: any field of the config by its path"),
+    "Parallel": ("[parallel]", "How several processes share the training (torchrun; scale.md)"),
 }
 
 

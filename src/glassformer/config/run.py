@@ -17,6 +17,7 @@ from . import objective as objectives
 from .objective import Full, Objective, Tune
 from .old_names import moved, renamed
 from .optimizer import AdamW, Constant, Cosine, Group, InverseSqrt, Muon, Optimizer, Schedule, WarmupStableDecay
+from .parallel import Parallel
 from .serial import frozen
 
 # -------------------------------------------------------------------------------------- the run
@@ -174,6 +175,7 @@ class Run:
     model: dict[str, Any] = field(default_factory=lambda: {"recipe": "glass/1m"})
     data: Data | Examples = Data()
     train: Train = field(default_factory=Train)
+    parallel: Parallel = Parallel()
 
 
 __getattr__ = moved(__name__, {"GENTLE": "FINETUNE", "LIVELY": "FROM_SCRATCH"})

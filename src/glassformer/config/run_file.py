@@ -53,7 +53,8 @@ def read(path: Path | str | Mapping[str, Any] | None = None, overrides: Mapping[
     data, train = _of_type(data, changes["data"]), serial.change(train, others, "train")
     if rate is not None:
         train = dataclasses.replace(train, optimizer=_at_rate(train.optimizer, rate))
-    return Run(model, serial.change(data, changes["data"], "data"), train)
+    parallel = serial.change(run.parallel, changes["parallel"], "parallel")
+    return Run(model, serial.change(data, changes["data"], "data"), train, parallel)
 
 
 def _check_places(table: Mapping[str, Any]) -> None:
@@ -68,7 +69,7 @@ def _check_places(table: Mapping[str, Any]) -> None:
 
 def _by_table(overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Overrides by the table of the run file they belong to; ``lr`` is short for ``optimizer.lr``."""
-    found: dict[str, dict[str, Any]] = {"train": {}, "data": {}, "model": {}}
+    found: dict[str, dict[str, Any]] = {"train": {}, "data": {}, "model": {}, "parallel": {}}
     for name, value in overrides.items():
         first, _, inside = name.partition(".")
         if first in found and inside:

@@ -46,7 +46,7 @@ MODEL = [
 
 def every() -> Iterator[Setting]:
     """The settings of a run file in its order, as the command line writes them; a class at each of its places."""
-    for kind, prefix in ((run.Train, ""), (run.Data, "data."), (run.Examples, "data.")):
+    for kind, prefix in ((run.Train, ""), (run.Data, "data."), (run.Examples, "data."), (run.Parallel, "parallel.")):
         yield from _inside(kind, prefix, ())
     yield from MODEL
     for model in typing.get_args(config.Model):
@@ -63,6 +63,7 @@ def types() -> dict[str, Type]:
         ("", (run.Train,)),
         ("data.", (run.Data, run.Examples)),
         ("", typing.get_args(config.Model)),
+        ("parallel.", (run.Parallel,)),
     )
     for prefix, kinds in sections:
         waiting = [(kind, prefix, "") for kind in kinds]

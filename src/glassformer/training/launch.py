@@ -68,6 +68,7 @@ def run(
     ``chosen`` says which of the settings nobody gave, and why they are so; it is printed and kept in run.json.
     Every line goes to standard error. Raises UserError for whatever a user can fix.
     """
+    settings.parallel.of(1)
     with files.lock(out, "training"):
         run_checkpoints.tidy(out)
         before = previous_run(settings, out, resume)

@@ -1,0 +1,60 @@
+"""How several processes share one training: the axes of their mesh. No torch here.
+
+[parallel]
+replicate = 2      # two groups, each with the whole model in shards
+tensor = 4         # each matrix in four parts
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from ..errors import UserError, need
+from .serial import PositiveFloat, PositiveInt, frozen
+
+AXES = ("pipeline", "replicate", "data", "expert", "context", "tensor")
+"""The axes from the outside in: neighbours on the last lie on neighbouring ranks, which talk fastest and most."""
+ROWS = ("replicate", "data", "expert")
+"""The axes that share out the rows of a batch; a rank of any other reads the rows of its neighbours."""
+
+
+@frozen
+class Parallel:
+    """How many processes stand along each axis; their product is the number of processes that torchrun starts.
+
+    ``data`` shards weights, gradients and the optimizer's state (FSDP2), ``replicate`` keeps so many copies of the
+    shards (HSDP). ``exact`` adds gradients in the order in which one process would, so that its bits come out.
+    """
+
+    data: PositiveInt | None = None  # shards of weights and state, each with rows of its own; none: what is left
+    replicate: PositiveInt = 1  # copies of all shards, each with rows of its own
+    tensor: PositiveInt = 1  # parts that each matrix is cut into
+    context: PositiveInt = 1  # parts that each row of tokens is cut into
+    expert: PositiveInt = 1  # groups that the experts of each mixture are shared out to, each with rows of its own
+    pipeline: PositiveInt = 1  # stages that the blocks are shared out to
+    exact: bool = True  # the bits of one process, whatever the number of processes; false: plain collectives
+    timeout: PositiveFloat = 600.0  # seconds that a process waits for the others before it gives up
+
+    def of(self, processes: int) -> Parallel:
+        """The same with ``data`` filled in for so many processes; UserError where the axes do not multiply to them."""
+        others = math.prod(self.size(name) for name in AXES if name != "data")
+        said = " x ".join(f"{name} {self.size(name)}" for name in AXES if getattr(self, name) not in (None, 1))
+        count = "1 process" if processes == 1 else f"{processes} processes"
+        if self.data is None:
+            fits = processes % others == 0
+            need(fits, f"{count} cannot be divided by {said} of [parallel]; start a multiple of {others}.")
+            return replace(self, data=processes // others)
+        if self.data * others != processes:
+            fix = f"start {self.data * others} by torchrun --nproc-per-node, or leave out data"
+            raise UserError(f"[parallel] {said or 'data 1'} is for {self.data * others}, but there is {count}; {fix}.")
+        return self
+
+    def size(self, *axes: str) -> int:
+        """How many processes stand along these axes together; ``data`` has to be filled in."""
+        return math.prod(getattr(self, name) or 1 for name in axes)
+
+    @property
+    def rows(self) -> int:
+        """In how many shares the rows of a batch are worked on."""
+        return self.size(*ROWS)

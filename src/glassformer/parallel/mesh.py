@@ -1,0 +1,291 @@
+"""Who takes part in a training: this process's rank, the axes it stands on, and what processes tell each other.
+
+    rank = ((((pipeline * R + replicate) * D + data) * E + expert) * C + context) * T + tensor
+
+Alone (``ALONE``) every question has the answer of one process and torch.distributed is not imported. Only tensors and
+JSON travel; nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import importlib
+import json
+import math
+import os
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..config.parallel import AXES, ROWS, Parallel
+from ..errors import UserError, need
+from ..nn import device as devices
+
+ERROR = "error"
+"""Where a process that ends by a mistake leaves its sentence for the others."""
+PATIENCE = 5.0  # seconds that a process which lost another waits for that sentence
+
+
+class Lost(RuntimeError):
+    """Another process of the training is gone or does not answer; what is not saved yet must not be saved now."""
+
+
+class Mesh:
+    """``size`` processes of which this is ``rank``, in the order of ``layout``'s axes; it computes on ``device``."""
+
+    def __init__(self, layout: Parallel, rank: int = 0, device: torch.device | None = None, store: Any = None) -> None:
+        self.layout, self.rank, self.store = layout, rank, store
+        self.size = layout.size(*AXES)
+        self.device = device or torch.device("cpu")
+        self._groups: dict[tuple[str, ...], Any] = {}
+        self._turns = 0
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is no other process."""
+        return self.size == 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the process that prints, locks and logs."""
+        return self.rank == 0
+
+    # ------------------------------------------------------------------------------------ axes
+
+    def coordinate(self, rank: int | None = None) -> dict[str, int]:
+        """Where a rank (None: this one) stands along each axis."""
+        left, found = self.rank if rank is None else rank, {}
+        for axis in reversed(AXES):
+            left, found[axis] = divmod(left, self.layout.size(axis))
+        return found
+
+    def extent(self, *axes: str) -> int:
+        """How many processes stand along these axes together."""
+        return self.layout.size(*axes)
+
+    def index(self, *axes: str, rank: int | None = None) -> int:
+        """This process's (or a ``rank``'s) place among those, the last axis moving fastest."""
+        at, place = self.coordinate(rank), 0
+        for axis in axes:
+            place = place * self.layout.size(axis) + at[axis]
+        return place
+
+    def neighbours(self, *axes: str, of: int | None = None) -> list[int]:
+        """The ranks that differ from this one (or ``of``) along these axes alone, in the order of ``index``."""
+        here = self.coordinate(of)
+        same = [axis for axis in AXES if axis not in axes]
+        found = [rank for rank in range(self.size) if all(self.coordinate(rank)[a] == here[a] for a in same)]
+        return sorted(found, key=lambda rank: self.index(*axes, rank=rank))
+
+    def group(self, *axes: str) -> Any:
+        """The ProcessGroup of ``neighbours(*axes)``; None where there is no other process along them.
+
+        Every process asks for the same groups in the same order.
+        """
+        if self.extent(*axes) == 1:
+            return None
+        import torch.distributed as dist
+
+        if axes not in self._groups:
+            for start in range(self.size):
+                ranks = self.neighbours(*axes, of=start)
+                if ranks[0] == start:  # each once
+                    made = dist.new_group(ranks)
+                    if self.rank in ranks:
+                        self._groups[axes] = made
+        return self._groups[axes]
+
+    @property
+    def rows(self) -> int:
+        """In how many shares the pieces of a batch are worked on."""
+        return self.layout.rows
+
+    @property
+    def row(self) -> int:
+        """Which of them is this process's: of pieces 0, 1, 2, .. it takes ``row``, ``row + rows``, .."""
+        return self.index(*ROWS)
+
+    # ------------------------------------------------------------------- what is said and heard
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """Every process's tensor (of one shape and dtype) in the order of ranks, on this tensor's device."""
+        if self.alone:
+            return [tensor]
+        import torch.distributed as dist
+
+        found = [torch.empty_like(tensor) for _ in range(self.size)]
+        with self.watched():
+            dist.all_gather(found, tensor.contiguous())
+        return found
+
+    def gather_bytes(self, content: bytes) -> list[bytes]:
+        """Every process's bytes, of any length, in the order of ranks."""
+        if self.alone:
+            return [content]
+        sizes = [int(size) for size in self.gather(torch.tensor([len(content)]))]
+        padded = torch.zeros(max(*sizes, 1), dtype=torch.uint8)
+        padded[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else 0
+        parts = zip(self.gather(padded), sizes, strict=True)
+        return [part[:size].numpy().tobytes() for part, size in parts]
+
+    def gather_json(self, value: Any) -> list[Any]:
+        """Every process's value, as JSON gives it back, in the order of ranks."""
+        if self.alone:
+            return [value]
+        return [json.loads(part) for part in self.gather_bytes(json.dumps(value).encode())]
+
+    def first(self, value: Any = None) -> Any:
+        """The first process's value, as JSON gives it back; what the others give counts for nothing."""
+        if self.alone:
+            return value
+        import torch.distributed as dist
+
+        content = json.dumps(value).encode() if self.is_first else b""
+        size = torch.tensor([len(content)])
+        with self.watched():
+            dist.broadcast(size, 0)
+            told = torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0)
+            told = told if self.is_first else torch.empty(int(size), dtype=torch.uint8)
+            dist.broadcast(told, 0)
+        return json.loads(told.numpy().tobytes())
+
+    def total(self, values: Sequence[float]) -> list[float]:
+        """The sums of everybody's numbers, each added up in the order of ranks in fp64."""
+        if self.alone:
+            return list(values)
+        columns = torch.stack(self.gather(torch.tensor(values, dtype=torch.float64))).T
+        return [sum(column) for column in columns.tolist()]
+
+    def most(self, value: float) -> float:
+        """The largest of everybody's numbers."""
+        if self.alone:
+            return value
+        return max(float(one) for one in self.gather(torch.tensor([value], dtype=torch.float64)))
+
+    def agree(self, mistake: UserError | None = None) -> None:
+        """UserError on every process where any has one: that of the lowest rank."""
+        told = self.gather_json(None if mistake is None else str(mistake))
+        found = next((sentence for sentence in told if sentence is not None), None)
+        if found is not None:
+            raise mistake or UserError(found)
+
+    @contextlib.contextmanager
+    def agreeing(self) -> Iterator[None]:
+        """A mistake that a process meets inside is everybody's afterwards; no collective may stand inside."""
+        mistake = None
+        try:
+            yield
+        except UserError as error:
+            mistake = error
+        self.agree(mistake)
+
+    @contextlib.contextmanager
+    def in_turn(self) -> Iterator[None]:
+        """The first process of each machine goes before its others, however long it takes: it fills the caches.
+
+        No collective may stand inside.
+        """
+        if self.alone:
+            yield
+            return
+        self._turns += 1
+        local = int(os.environ.get("LOCAL_RANK", self.rank))
+        key = f"turn{self._turns}-{self.rank - local}"
+        if local:
+            self._wait(key)
+        yield  # a mistake of the first one is not told by the key: who waits finds it under ERROR
+        if not local:
+            self.store.set(key, "1")
+
+    def _wait(self, key: str) -> None:
+        """Until somebody sets the key, without the group's timeout: a corpus may take hours."""
+        while not self.store.check([key]):
+            if self.store.check([ERROR]):
+                raise Lost("another process ended")
+            time.sleep(0.05)
+
+    # ------------------------------------------------------------------------------- accidents
+
+    def leave_word(self, sentence: str) -> None:
+        """Tell the others why this process ends."""
+        if self.store is not None:
+            with contextlib.suppress(RuntimeError):  # the store may be gone with its host
+                self.store.set(ERROR, sentence)
+
+    def word_left(self) -> str | None:
+        """Why another process ended, where it said so."""
+        until = time.monotonic() + PATIENCE
+        with contextlib.suppress(RuntimeError):
+            while self.store is not None and time.monotonic() < until:
+                if self.store.check([ERROR]):
+                    return str(self.store.get(ERROR).decode())
+                time.sleep(0.1)
+        return None
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """What a collective raises inside is Lost: a process that it needs is gone, or took too long."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise Lost(str(error).splitlines()[0]) from None
+
+
+ALONE = Mesh(Parallel(data=1))
+"""One process."""
+
+
+def processes() -> int:
+    """How many processes ``torchrun`` started; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
+
+
+def restarts() -> int:
+    """How often ``torchrun`` has started this training anew after it lost a process."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+@contextlib.contextmanager
+def started(settings: Parallel, device: str | None = None) -> Iterator[Mesh]:
+    """This process's place among those that torchrun started; ``device`` as ``nn.device.find`` takes it.
+
+    Raises UserError where the axes do not multiply to the processes that there are.
+    """
+    layout = settings.of(processes())
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    if processes() == 1:
+        yield Mesh(layout, device=devices.find(device))
+        return
+    found = devices.find(device)
+    if found.type == "cuda":
+        need(device in (None, "cuda"), f"train.device is {device}, but each process takes a GPU of its own; give cuda.")
+        need(
+            local < torch.cuda.device_count(),
+            f"There are {torch.cuda.device_count()} GPUs here for more processes; start one a GPU.",
+        )
+        found = torch.device("cuda", local)
+        torch.cuda.set_device(found)
+    dist: Any = importlib.import_module("torch.distributed")
+    backend = "cpu:gloo,cuda:nccl" if found.type == "cuda" else "gloo"
+    limit = datetime.timedelta(seconds=settings.timeout)
+    try:
+        store, rank, size = next(dist.rendezvous("env://", timeout=limit))
+        store = dist.PrefixStore(f"attempt{restarts()}", store)  # addresses of processes that are gone stay behind
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+    except RuntimeError as error:
+        raise Lost(str(error).splitlines()[0]) from None
+    try:
+        yield Mesh(layout, rank, found, store)
+    finally:
+        with contextlib.suppress(RuntimeError):
+            dist.destroy_process_group()
+
+
+def share(rows: int, parts: int, part: int) -> tuple[int, int]:
+    """The rows [low, high) of ``rows`` that lie with this part, as FSDP2 and torch.chunk cut them; perhaps none."""
+    size = math.ceil(rows / parts)
+    return min(rows, part * size), min(rows, (part + 1) * size)

@@ -1,0 +1,97 @@
+"""A pool of processes that stay up and are one another's neighbours, for tests of ``parallel/``.
+
+``Processes(2).call(function, name=value)`` runs a function of a test file, ``function(mesh, name=value)``, on each of
+them and gives their answers in the order of ranks. Arguments and answers are JSON.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import json
+import os
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def environment(rank: int, size: int, port: int, **more: str) -> dict[str, str]:
+    """What torchrun would tell a process."""
+    said = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return {**os.environ, **{name: str(value) for name, value in said.items()}, "OMP_NUM_THREADS": "1", **more}
+
+
+class Processes:
+    """So many processes with a mesh over all of them."""
+
+    def __init__(self, size: int) -> None:
+        port, self.started = free_port(), list[subprocess.Popen[str]]()
+        for rank in range(size):
+            given: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+            words = [sys.executable, __file__]
+            self.started.append(subprocess.Popen(words, env=environment(rank, size, port), **given))
+
+    def call(self, function: Callable[..., Any], **given: Any) -> list[Any]:
+        """The answers; the first error of any process is raised."""
+        line = json.dumps([inspect.getsourcefile(function), function.__name__, given])
+        for process in self.started:
+            assert process.stdin is not None
+            process.stdin.write(line + "\n")
+            process.stdin.flush()
+        answers = [json.loads(process.stdout.readline() or '{"error": "it ended"}') for process in self.started]  # type: ignore[union-attr]
+        wrong = [f"rank {rank}: {answer['error']}" for rank, answer in enumerate(answers) if "error" in answer]
+        assert not wrong, "\n".join(wrong)
+        return [answer["value"] for answer in answers]
+
+    def close(self) -> None:
+        """End them."""
+        for process in self.started:
+            assert process.stdin is not None
+            process.stdin.close()
+        for process in self.started:
+            process.wait(30)
+
+
+def _module(path: str) -> Any:
+    name = f"pool_{Path(path).stem}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None and spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+def main() -> None:
+    """One process of the pool: a line of JSON in, a line of JSON out."""
+    import torch
+
+    from glassformer.config.parallel import Parallel
+    from glassformer.parallel.mesh import started
+
+    answers, sys.stdout = sys.stdout, sys.stderr
+    torch.set_num_threads(1)
+    with started(Parallel(timeout=120.0), "cpu") as mesh:
+        for line in sys.stdin:
+            path, name, given = json.loads(line)
+            try:
+                answer = {"value": getattr(_module(path), name)(mesh, **given)}
+            except Exception:
+                answer = {"error": traceback.format_exc()}
+            answers.write(json.dumps(answer) + "\n")
+            answers.flush()
+
+
+if __name__ == "__main__":
+    main()

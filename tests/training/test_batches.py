@@ -17,7 +17,9 @@ from glassformer.data.shards import Shards, _Whole
 from glassformer.errors import UserError
 from glassformer.nn import build_model
 from glassformer.tokenizer import Tokenizer
-from glassformer.training.batches import Batch, Batches, every_token_once
+from glassformer.training.batches import Batch, Batches, Prepared, every_token_once, next_pieces
+from glassformer.training.loss import split
+from glassformer.training.objectives import Prefix
 
 EOS = 0
 
@@ -33,7 +35,7 @@ def corpus(
     tokenizer = cast(Tokenizer, SimpleNamespace(eos=eos, bos=bos, size=1 << 30))
     marks = np.stack([starts, starts], axis=1)
     source = Source(name, Path(name), ())
-    return Shards(tokens, starts, 0, _Whole(source, tokenizer, name, marks, starts))
+    return Shards(tokens, 0, _Whole(source, tokenizer, name, marks, starts))
 
 
 def one_epoch(batches: Batches) -> list[Batch]:
@@ -287,6 +289,66 @@ def test_a_checkpoint_of_another_order_is_refused() -> None:
     state = {name: value for name, value in batches.state().items() if name != "order"}
     with pytest.raises(UserError, match=r"another version of Glassformer.*continue it with that version"):
         batches.restore(state)
+
+
+# -------------------------------------------------------------------------------------------- pieces
+
+
+class Watched:
+    """Windows over a corpus's tokens that note which of them are read."""
+
+    def __init__(self, windows: np.ndarray) -> None:
+        self.windows, self.read = windows, list[int]()
+
+    def __getitem__(self, first: np.ndarray) -> np.ndarray:
+        self.read += first.tolist()
+        return cast(np.ndarray, self.windows[first])
+
+
+@pytest.mark.parametrize("eos", [EOS, None])
+@pytest.mark.parametrize("long", [True, False])
+@pytest.mark.parametrize("count", [1, 3, 5])
+def test_a_piece_read_alone_is_that_piece_of_the_batch(count: int, long: bool, eos: int | None) -> None:
+    """Bit for bit, also whether it carries positions, which another piece may be the reason for; through epochs."""
+
+    def fresh() -> Batches:
+        lengths = [900, 40, 900] if long else [3, 7, 12, 2, 30] * 12
+        mixture = [(corpus(lengths, eos), 2.0), (corpus([300], eos, name="other", first=5000), 1.0)]
+        return Batches(mixture, batch=5, context=16, seed=2)
+
+    whole, packed = fresh(), 0
+    ranks = [fresh() for _ in range(count)]
+    for _ in range(120):
+        expected = split(next(whole), count)
+        for rank, batches in enumerate(ranks):
+            (piece,) = next_pieces(batches, count, [rank])
+            assert equal(piece, expected[rank])
+            packed += piece.document_ids is not None and int(piece.document_ids.max()) == 0
+        assert all(batches.state() == whole.state() for batches in ranks)
+    assert packed > 0 or not long or count == 1  # the case that is hard occurs: another piece is packed
+
+
+def test_a_rank_reads_only_its_rows() -> None:
+    batches, whole = (Batches(corpus([5000], eos=None), batch=12, context=16, seed=2) for _ in range(2))
+    rows = batches._cursors[0].rows
+    watched = rows.windows = Watched(rows.windows)  # type: ignore[assignment]
+    pieces = next_pieces(batches, 4, [1, 3])
+    assert [len(piece.tokens) for piece in pieces] == [3, 3]
+    expected = next(whole).tokens[[3, 4, 5, 9, 10, 11], 0] - 1
+    assert sorted(watched.read) == sorted([*expected.tolist(), *(expected + 1).tolist()])
+
+
+def test_pieces_of_what_is_prepared_are_cut_from_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fresh() -> Prepared:
+        return Prepared(Batches(corpus([7, 30] * 30), 6, 16, seed=2), Prefix(), None, 5)
+
+    one, two = fresh(), fresh()
+    for _ in range(5):
+        expected = split(next(one), 3)
+        for piece, number in zip(next_pieces(two, 3, [2, 0]), (2, 0), strict=True):
+            assert equal(piece, expected[number]) and piece.prefix is not None
+            assert torch.equal(piece.prefix, cast(torch.Tensor, expected[number].prefix))
+    assert one.state() == two.state()
 
 
 # -------------------------------------------------------------------------------------------- mixing

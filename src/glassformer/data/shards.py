@@ -72,23 +72,33 @@ class _Whole:
 class Shards:
     """Token ids of a corpus, or of a stretch of it.
 
-    ``tokens`` (length) is a memory map; ``starts`` (documents + 1) holds the document borders in it.
+    ``tokens`` (length) is a memory map; so is ``borders`` (documents - 1): where in the whole corpus each document
+    but the first begins. ``starts`` (documents + 1) is a copy: every document's start in ``tokens``, and the end.
     ``shared_border`` is true when the token that closes a document also opens the next (GPT-2's
     ``<|endoftext|>``), false when documents have an opening token of their own or no closing one.
     """
 
     tokens: Array
-    starts: Array
     first: int  # where this stretch begins in the whole
     whole: _Whole
 
     def __len__(self) -> int:
         return len(self.tokens)
 
+    @functools.cached_property
+    def borders(self) -> Array:
+        low = np.searchsorted(self.whole.starts, self.first, side="right")
+        high = np.searchsorted(self.whole.starts, self.first + len(self), side="left")
+        return self.whole.starts[low:high]
+
+    @property
+    def starts(self) -> Array:
+        return np.concatenate([[0], self.borders - self.first, [len(self)]])
+
     @property
     def documents(self) -> int:
         """How many documents there are, a part of one counted as one."""
-        return len(self.starts) - 1
+        return len(self.borders) + 1
 
     @property
     def name(self) -> str:
@@ -133,8 +143,9 @@ class Shards:
 
     def _border(self, place: int, near: float) -> int:
         """The document border next to ``place``, if it is at most ``near`` tokens away; else the place itself."""
-        at = int(np.searchsorted(self.starts, place))
-        border = int(min(self.starts[max(at - 1, 0) : at + 1], key=lambda start: abs(int(start) - place)))
+        at = int(np.searchsorted(self.borders, self.first + place))
+        close = [0, *(int(border) - self.first for border in self.borders[max(at - 1, 0) : at + 1]), len(self)]
+        border = min(close, key=lambda start: abs(start - place))
         return border if abs(border - place) <= near else place
 
     def check(self) -> None:
@@ -143,9 +154,7 @@ class Shards:
         need(whole, f"The tokenised copy of {self.name} was cut while in use; start again, it is made anew.")
 
     def _stretch(self, begin: int, end: int) -> Shards:
-        low, high = np.searchsorted(self.starts, [begin + 1, end])
-        starts = np.concatenate([[0], self.starts[low:high] - begin, [end - begin]])
-        return Shards(self.tokens[begin:end], starts, self.first + begin, self.whole)
+        return Shards(self.tokens[begin:end], self.first + begin, self.whole)
 
 
 def tokenise(
@@ -177,9 +186,9 @@ def tokenise(
             for name, dtype in zip(_MAPPED, (kept["dtype"], "int64", "int64"), strict=True)
         )
     maps: list[Any] = [tokens, starts, marks]
-    plain = np.asarray(starts)
-    whole = _Whole(source, tokenizer, key, np.asarray(marks).reshape(-1, 2), plain, tuple(m._mmap for m in maps))
-    return Shards(tokens, plain, 0, whole)
+    pairs = np.asarray(marks).reshape(-1, 2)
+    whole = _Whole(source, tokenizer, key, pairs, np.asarray(starts), tuple(m._mmap for m in maps))
+    return Shards(tokens, 0, whole)
 
 
 def _sound(folder: Path) -> bool:

@@ -9,6 +9,7 @@ Shapes: B rows of a batch, T context, N tokens of a corpus.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,10 +25,9 @@ from ..config.old_names import renamed
 from ..data.shards import Shards
 from ..errors import UserError
 from ..nn.flow import document_starts
+from .order import COMPUTED, LISTED, order_of, way_for
 
 Array = np.ndarray[Any, Any]
-ORDER = 2
-"""How rows are put in order; kept in checkpoints, since a run must go on as it began."""
 
 
 @renamed(docs="document_ids", source_docs="source_document_ids")
@@ -79,7 +79,13 @@ class CorpusRows:
         self.windows = sliding_window_view(np.asarray(shards.tokens), context)
         # a closing token that also opens the next document is the last one's target and the next one's first
         self.shared = shards.shared_border
-        self.borders = shards.starts[1:-1] - 1 if self.shared else shards.starts[1:-1]
+        self.borders, self.base = shards.borders, shards.first + self.shared  # mapped: not a number of them is copied
+
+    def packed(self, low: Array, high: Array) -> bool:
+        """Whether a row of ``read`` holds more than one document; no token is read for it."""
+        begin = np.maximum(high - self.context, 0) + self.base
+        ends = np.searchsorted(self.borders, begin + self.context - 1, side="right")
+        return bool((ends > np.searchsorted(self.borders, begin, side="right")).any())
 
     def read(self, low: Array, high: Array) -> tuple[Array, Array, Array]:
         """The rows that predict the successors of tokens low..high-1 (each R long).
@@ -94,13 +100,13 @@ class CorpusRows:
         if (high - low < T).any():
             place = begin[:, None] + np.arange(T)
             targets[(place < low[:, None]) | (place >= high[:, None])] = -1
-        first = np.searchsorted(self.borders, begin, side="right")
-        count = np.searchsorted(self.borders, begin + T, side="right") - first
+        first = np.searchsorted(self.borders, begin + self.base, side="right")
+        count = np.searchsorted(self.borders, begin + self.base + T, side="right") - first
         if count.any():
             # every border in a row, one after another: nth counts it among all borders, column is its place in the row
             row = np.repeat(np.arange(rows), count)
             nth = np.arange(len(row)) - np.repeat(np.cumsum(count) - count - first, count)
-            column = self.borders[nth] - begin[row]
+            column = self.borders[nth] - self.base - begin[row]
             if not self.shared:
                 targets[row, column - 1] = -1  # the next document cannot be told from this one
             inside = column < T
@@ -108,11 +114,11 @@ class CorpusRows:
         return tokens, targets, opens
 
 
-def _batch(parts: Iterable[tuple[Array, Array, Array]]) -> Batch:
-    """A batch of what ``CorpusRows.read`` gave."""
+def _batch(parts: Iterable[tuple[Array, Array, Array]], packed: bool = False) -> Batch:
+    """A batch of what ``CorpusRows.read`` gave; ``packed`` where it is a piece of one with several documents a row."""
     tokens, targets, opens = (np.concatenate(part) for part in zip(*parts, strict=True))
     columns = [tokens, targets]
-    if opens.any():
+    if packed or opens.any():
         place = np.arange(opens.shape[1])
         pos = place - np.maximum.accumulate(np.where(opens, place, 0), axis=1)
         columns += [pos, np.cumsum(opens, axis=1, dtype=np.int64)]
@@ -135,34 +141,37 @@ def every_token_once(shards: Shards, batch: int, context: int, stride: int | Non
         yield _batch([rows.read(low, np.minimum(low + step, rows.last))])
 
 
+Drawn = tuple[CorpusRows, Array, Array]
+"""Rows that are drawn and not yet read: what ``CorpusRows.read`` takes."""
+
+
 class _Cursor:
     """How far one corpus has been gone through: row ``index`` of ``epoch``, ``drawn`` rows in all."""
 
-    def __init__(self, rows: CorpusRows, seed: Sequence[int]) -> None:
+    def __init__(self, rows: CorpusRows, seed: Sequence[int], way: int) -> None:
         self.rows, self.seed = rows, seed
         self.drawn = 0
-        self.go(0, 0)
+        self.go(0, 0, way)
 
-    def go(self, epoch: int, index: int) -> None:
-        self.epoch, self.index = epoch, index
+    def go(self, epoch: int, index: int, way: int) -> None:
+        self.epoch, self.index, self.way = epoch, index, way
         order, offset = np.random.SeedSequence([*self.seed, epoch]).spawn(2)
         T, last = self.rows.context, self.rows.last
         # the first stretch is this short, so that borders differ between epochs
         self.offset = 1 + int(offset.generate_state(1, np.uint64)[0]) % T
         self.size = 1 + -(-(last - self.offset) // T)
-        # RandomState's stream is the same in all versions of NumPy; 8 bytes a row: 0.8 GB for 10^8 rows
-        self.order = np.random.RandomState(np.random.PCG64(order)).permutation(self.size)
+        self.order = order_of(self.size, order, way)
 
-    def draw(self, count: int) -> Iterator[tuple[Array, Array, Array]]:
+    def draw(self, count: int) -> Iterator[Drawn]:
         """The next ``count`` rows, from this epoch and the ones after it."""
         self.drawn += count
         while count:
             some = min(count, self.size - self.index)
-            high = self.order[self.index : self.index + some] * self.rows.context + self.offset
-            yield self.rows.read(np.maximum(high - self.rows.context, 0), np.minimum(high, self.rows.last))
+            high = self.order(self.index, self.index + some) * self.rows.context + self.offset
+            yield self.rows, np.maximum(high - self.rows.context, 0), np.minimum(high, self.rows.last)
             count, self.index = count - some, self.index + some
             if self.index == self.size:
-                self.go(self.epoch + 1, 0)
+                self.go(self.epoch + 1, 0, self.way)
 
 
 class Batches(Iterator[Batch]):
@@ -192,11 +201,25 @@ class Batches(Iterator[Batch]):
         self.weights = [weight / total for _, weight in mixture]
         self.keys = [part.key for part, _ in mixture]
         rows = [CorpusRows(part, context) for part, _ in mixture]
-        self._cursors = [_Cursor(some, (seed % 2**64, number)) for number, some in enumerate(rows)]
+        self._way = way_for(max(some.last // context for some in rows))
+        self._cursors = [_Cursor(some, (seed % 2**64, number), self._way) for number, some in enumerate(rows)]
 
     def __next__(self) -> Batch:
-        shares = zip(self._cursors, self._shares(), strict=True)
-        return _batch(part for cursor, count in shares for part in cursor.draw(count))
+        return _batch(rows.read(low, high) for rows, low, high in self._draw())
+
+    def pieces(self, count: int, mine: Iterable[int]) -> list[Batch]:
+        """Of the ``count`` pieces that the next batch is cut into, those whose numbers are ``mine``.
+
+        Each has the bits that it has in the whole batch; no token of another piece is read.
+        """
+        drawn, cuts = list(self._draw()), piece_borders(self.batch, count)
+        packed = any(rows.packed(low, high) for rows, low, high in drawn)
+        return [_batch((rows.read(*ends) for rows, *ends in _between(drawn, *cuts[n])), packed) for n in mine]
+
+    def _draw(self) -> Iterator[Drawn]:
+        """The next batch's rows, in order."""
+        for cursor, count in zip(self._cursors, self._shares(), strict=True):
+            yield from cursor.draw(count)
 
     def _shares(self) -> list[int]:
         """Rows of the next batch from each corpus: one by one to whichever lags its weight most."""
@@ -217,22 +240,52 @@ class Batches(Iterator[Batch]):
     def state(self) -> dict[str, Any]:
         """Where the iterator stands, as JSON holds it."""
         cursors = [[cursor.epoch, cursor.index, cursor.drawn] for cursor in self._cursors]
-        return {**self._identity(), "order": ORDER, "cursors": cursors}
+        return {**self._identity(), "order": self._way, "cursors": cursors}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on exactly where ``state()`` was taken; UserError when it is of other data, context, weights or seed."""
-        if state.get("order") != ORDER:
+        if state.get("order") not in (LISTED, COMPUTED):
             raise UserError(
                 "This run was begun by another version of Glassformer, which reads the data in another order; continue "
                 "it with that version, or begin a new run from its weights."
             )
         check_same(state, self._identity())
+        self._way = state["order"]
         for cursor, (epoch, index, drawn) in zip(self._cursors, state["cursors"], strict=True):
-            cursor.go(epoch, index)
+            cursor.go(epoch, index, self._way)
             cursor.drawn = drawn
 
     def _identity(self) -> dict[str, Any]:
         return {"seed": self.seed, "context": self.context, "weights": self.weights, "content": self.keys}
+
+
+def next_pieces(batches: Iterator[Batch], count: int, mine: Iterable[int]) -> list[Batch]:
+    """Of the ``count`` pieces that the next batch is cut into, those whose numbers are ``mine``.
+
+    Every process calls it with the same ``batches`` and ``count``, so that all cursors stay alike. Running text is read
+    for these pieces alone; what an objective prepares is a function of the whole batch, so that is made and cut.
+    """
+    if isinstance(batches, Batches):
+        return batches.pieces(count, mine)
+    batch = next(batches)
+    cuts = piece_borders(len(batch.tokens), count)
+    return [batch.rows(*cuts[number]) for number in mine]
+
+
+def piece_borders(rows: int, pieces: int) -> list[tuple[int, int]]:
+    """The first row of each piece of so many rows, and the row after its last."""
+    size, more = divmod(rows, pieces)
+    return list(itertools.pairwise(at * size + min(at, more) for at in range(pieces + 1)))
+
+
+def _between(drawn: Iterable[Drawn], low: int, high: int) -> Iterator[Drawn]:
+    """Rows number ``low`` to ``high`` - 1 of those that are drawn."""
+    begin = 0
+    for rows, *ends in drawn:
+        part = slice(max(low - begin, 0), max(high - begin, 0))
+        begin += len(ends[0])
+        if len(ends[0][part]):
+            yield rows, ends[0][part], ends[1][part]
 
 
 class Prepared(Iterator[Batch]):

@@ -6,7 +6,6 @@ B batch, T tokens, N counted rows (B * T), C model dim, V vocabulary
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from ..config.objective import Objective
 from ..nn import Output, Tape
-from .batches import Batch
+from .batches import Batch, piece_borders
 
 ONE_SHOT = 1 << 26
 """Logits up to this many (128 MiB in bf16) are held at once; beyond, in pieces of this size.
@@ -142,9 +141,7 @@ def split(batch: Batch, pieces: int) -> list[Batch]:
     """The batch in pieces of rows, none of them empty."""
     if pieces == 1:
         return [batch]
-    size, more = divmod(len(batch.tokens), pieces)
-    cuts = [at * size + min(at, more) for at in range(pieces + 1)]
-    return [batch.rows(low, high) for low, high in itertools.pairwise(cuts) if low < high]
+    return [batch.rows(low, high) for low, high in piece_borders(len(batch.tokens), pieces) if low < high]
 
 
 def cross_entropy(

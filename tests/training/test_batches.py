@@ -17,7 +17,7 @@ from glassformer.data.shards import Shards, _Whole
 from glassformer.errors import UserError
 from glassformer.nn import build_model
 from glassformer.tokenizer import Tokenizer
-from glassformer.training.batches import Batch, Batches, Prepared, every_token_once, next_pieces
+from glassformer.training.batches import Batch, Batches, CorpusRows, Prepared, every_token_once, next_pieces
 from glassformer.training.loss import split
 from glassformer.training.objectives import Prefix
 
@@ -326,6 +326,15 @@ def test_a_piece_read_alone_is_that_piece_of_the_batch(count: int, long: bool, e
             packed += piece.document_ids is not None and int(piece.document_ids.max()) == 0
         assert all(batches.state() == whole.state() for batches in ranks)
     assert packed > 0 or not long or count == 1  # the case that is hard occurs: another piece is packed
+
+
+@pytest.mark.parametrize("eos", [EOS, None])
+def test_rows_are_packed_where_a_document_opens_in_them(eos: int | None) -> None:
+    """Told from the borders alone, at every place a row can have."""
+    rows = CorpusRows(corpus([20, 9, 30], eos), 8)
+    for high in range(8, rows.last + 1):
+        ends = np.array([high - 8]), np.array([high])
+        assert rows.packed(*ends) == rows.read(*ends)[2].any(), high
 
 
 def test_a_rank_reads_only_its_rows() -> None:

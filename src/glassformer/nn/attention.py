@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import config
+from ..errors import need
 from .build import build, builds
 from .cache import KV, CrossKV
-from .engines import attend
+from .engines import Engine, attend
 from .engines.eager import eager_attention
 from .engines.inputs import AttentionInputs
 from .flow import Flow, TracedModule
@@ -56,14 +57,12 @@ class Attention(TracedModule):
         elif self.cross:
             k, v = self.from_memory(flow, kv)
             q = flow.look(self, "q", self.split(self.q(x), self.q_norm))
-            z = self.attend(flow, q, k, v, self.cross_mask(flow), None)
+            z = self.attend(flow, q, k, v, self.cross_mask(flow))
         else:
             q, k, v = self.qkv(x, flow, position)
             if isinstance(kv, KV):
                 k, v = kv.extend(k, v)  # the cached columns with these after them, (B, K, S, D)
-            mask = self.self_mask(flow, kv)
-            bias = flow.cached((position, mask), lambda: position.bias(mask))  # T5, ALiBi: once for all layers
-            z = self.attend(flow, q, k, v, mask, bias)
+            z = self.attend(flow, q, k, v, self.self_mask(flow, kv), position)
         z = flow.look(self, "z", z)  # (B, H, T, D)
         return flow.look(self, "write", self.out(z.transpose(1, 2).flatten(2)))
 
@@ -99,19 +98,25 @@ class Attention(TracedModule):
             pos = flow.cached(end - first, partial(torch.arange, end - first, device=q.device))[None]
             made = partial(Mask, pos, pos, self.causal, self.mask, contiguous=True)
             mask = flow.cached(("apart", end - first, self.causal, self.mask), made)
-            bias = flow.cached((position, mask), partial(position.bias, mask))
             own = slice(first, end)
-            z[:, :, own] = self.attend(flow, q[:, :, own], k[:, :, own], v[:, :, own], mask, bias)
+            z[:, :, own] = self.attend(flow, q[:, :, own], k[:, :, own], v[:, :, own], mask, position)
         return z
 
-    def attend(self, flow: Flow, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None) -> Tensor:
+    def attend(
+        self, flow: Flow, q: Tensor, k: Tensor, v: Tensor, mask: Mask, position: Position | None = None
+    ) -> Tensor:
         """softmax(q k^T) v by the flow's engine -> (B, H, T, D).
 
         Fused engines never hold the pattern: a tape that records it has the eager engine compute it beside the chosen
         one, whose output is used; a tape that edits it gets the eager engine's output.
         """
-        inputs = AttentionInputs(q, k, v, mask, bias, self.scale, self.softcap, self.dropout if self.training else 0.0)
+        bias, dropout = None, self.dropout if self.training else 0.0
+        if position is not None and not isinstance(flow.engine, Engine):  # one from outside asks the scheme itself
+            bias = flow.cached((position, mask), partial(position.bias, mask))  # T5, ALiBi: once for all layers
+        inputs = AttentionInputs(q, k, v, mask, bias, self.scale, self.softcap, dropout, position=position)
         if flow.watches(self, "scores", "pattern"):
+            alone = not isinstance(flow.engine, Engine)
+            need(alone, "Attention patterns lie on several processes here; look at them with one process.")
             watched = inputs._replace(look=partial(flow.look, self))
             if flow.changes(self, "scores", "pattern"):
                 flow.keys(mask.k_pos, mask.dense)

@@ -12,8 +12,10 @@ N tokens (B * T), C model dim, H hidden, E experts, K chosen by each token, P ch
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +28,7 @@ from .feedforward import ACTIVATIONS
 from .flow import Flow, TracedModule
 from .linear import linear
 
+Total: TypeAlias = Callable[[Tensor], Tensor]
 HALFWAY = ("pre", "gate", "up", "hidden")  # what the tape may see between up and down
 
 
@@ -49,6 +52,7 @@ class MoE(TracedModule):
         experts, hidden = cfg.experts, cfg.expert.hidden
         gated, bias = isinstance(cfg.expert, config.GatedMLP), cfg.expert.bias
         self.cfg, self.act = cfg, ACTIVATIONS[cfg.expert.act]
+        self.total: Total = _own  # of a sum over tokens: where their row lies on several processes, over all of these
         self.router = linear(dim, experts, bias=False)
         self.noise = linear(dim, experts, bias=False) if cfg.noise else None
         self.gate = _table(gated, experts, hidden, dim)
@@ -173,17 +177,16 @@ class MoE(TracedModule):
         is_token = choices.is_token
         normal = logits.logsumexp(-1)  # (N,)
         router_probs = (logits - normal[:, None]).exp()
-        load = choices.counts / choices.counts.sum().clamp(min=1)
+        counts, mean = self.total(choices.counts), partial(_mean, is_token=is_token, total=self.total)
+        load = counts / counts.sum().clamp(min=1)
         if self.cfg.balance_loss:
-            flow.add_loss(
-                "balance", self.cfg.balance_loss * self.cfg.experts * (load * _mean(router_probs, is_token)).sum()
-            )
+            flow.add_loss("balance", self.cfg.balance_loss * self.cfg.experts * (load * mean(router_probs)).sum())
         if self.cfg.z_loss:
-            flow.add_loss("z", self.cfg.z_loss * _mean(normal.square(), is_token))
+            flow.add_loss("z", self.cfg.z_loss * mean(normal.square()))
         if self.training:
             flow.add_metric("load", load)
-            flow.add_metric("entropy", _mean(normal - (router_probs * logits).sum(-1), is_token))
-            flow.add_metric("dropped", 1 - choices.kept.sum() / choices.counts.sum().clamp(min=1))
+            flow.add_metric("entropy", mean(normal - (router_probs * logits).sum(-1)))
+            flow.add_metric("dropped", 1 - self.total(choices.kept.sum()) / counts.sum().clamp(min=1))
 
 
 @dataclass
@@ -251,12 +254,18 @@ def _kernel(rows: Tensor, table: Tensor) -> bool:
     return rows.dtype in kinds and rows.device.type in ("cpu", "cuda") and aligned and len(rows) > 0
 
 
-def _mean(values: Tensor, is_token: Tensor | None) -> Tensor:
+def _own(x: Tensor) -> Tensor:
+    return x
+
+
+def _mean(values: Tensor, is_token: Tensor | None, total: Total) -> Tensor:
     """The mean of values (N, ..) over the tokens that are not padding."""
-    if is_token is None:
+    if is_token is None and total is _own:
         return values.mean(0)
+    if is_token is None:
+        is_token = values.new_ones(len(values), dtype=torch.bool)
     kept = is_token.view(-1, *[1] * (values.ndim - 1))
-    return values.masked_fill(~kept, 0.0).sum(0) / is_token.sum().clamp(min=1)
+    return total(values.masked_fill(~kept, 0.0).sum(0)) / total(is_token.sum()).clamp(min=1)
 
 
 def _table(wanted: bool, *shape: int) -> nn.Parameter | None:

@@ -153,7 +153,7 @@ class Flow:
         prefix: Tensor | None = None,
         history: tuple[Tensor, Tensor] | None = None,  # tokens and positions (B, N) that a cache remembers
         tape: Tape | None = None,
-        engine: str = "auto",
+        engine: Any = "auto",  # a name, or an Engine from outside (engines/)
         embed_path: str = "embed",  # the path of its values on a tape; "source_embed" for a source
     ) -> None:
         self.pos, self.contiguous, self.document_ids = pos, contiguous, document_ids

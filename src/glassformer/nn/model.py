@@ -18,7 +18,7 @@ from ..config.context_length import longer_hint
 from ..errors import UserError, old_name
 from .build import build, builds
 from .cache import Cache
-from .engines import engine_name
+from .engines import Engine, engine_name
 from .flow import Flow, Memory, Tape, TracedModule
 from .paged import PagedCache
 from .prepacked import unpack
@@ -67,7 +67,7 @@ class Model(TracedModule):
     def __init__(self, cfg: configs.Model) -> None:
         super().__init__()
         self.config = cfg
-        self._engine = "auto"
+        self._engine: str | Engine = "auto"
         self.embed = build(cfg.embed, configs.embed_dim(cfg))
         self.head = build(cfg.head, cfg.dim, cfg.embed.vocab) if cfg.head is not None else None
         if cfg.pool is not None:
@@ -76,12 +76,12 @@ class Model(TracedModule):
         self.token_head = build(own, cfg.dim) if own is not None else None
 
     @property
-    def engine(self) -> str:
-        """What computes attention: "auto", or one of ``nn.engines.ENGINES`` by name; UserError for another name."""
+    def engine(self) -> str | Engine:
+        """What computes attention: "auto", one of ``nn.engines.ENGINES`` by name, or an Engine; no other."""
         return self._engine
 
     @engine.setter
-    def engine(self, name: str) -> None:
+    def engine(self, name: str | Engine) -> None:
         self._engine = engine_name(name)
 
     def train(self, mode: bool = True) -> Self:

@@ -89,8 +89,10 @@ ENGINES = {
 _OLD = {"sparse": "block_sparse", "blocks": "cpu_blocks"}
 
 
-def engine_name(name: str) -> str:
-    """Which engine a name means today: one of ENGINES, or "auto"; UserError where it means none."""
+def engine_name(name: str | Engine) -> str | Engine:
+    """Which engine a name means today: of ENGINES, or "auto", or an Engine itself; UserError where it means none."""
+    if isinstance(name, Engine):
+        return name
     if name in _OLD:
         old_name(f'The engine "{name}"', f'"{_OLD[name]}"')
     name = _OLD.get(name, name)
@@ -99,8 +101,13 @@ def engine_name(name: str) -> str:
     return name
 
 
-def choose(inputs: AttentionInputs, name: str = "auto") -> Engine:
-    """The engine of that name where it supports the call; otherwise, and for "auto", the table's first."""
+def choose(inputs: AttentionInputs, name: str | Engine = "auto") -> Engine:
+    """The engine of that name where it supports the call; otherwise, and for "auto", the table's first.
+
+    An Engine from outside (``parallel/ring.py``) is always taken.
+    """
+    if isinstance(name, Engine):
+        return name
     if name != "auto" and ENGINES[name].supports(inputs):
         return ENGINES[name]
     for engine in ENGINES.values():
@@ -109,6 +116,6 @@ def choose(inputs: AttentionInputs, name: str = "auto") -> Engine:
     raise AssertionError("eager supports every call")
 
 
-def attend(inputs: AttentionInputs, engine: str = "auto") -> Tensor:
+def attend(inputs: AttentionInputs, engine: str | Engine = "auto") -> Tensor:
     """Attention (B, H, T, D) by the engine that ``choose`` gives."""
     return choose(inputs, engine).run(inputs)

@@ -168,6 +168,11 @@ class BlockMask:
             made += map(self._tile, torch.split(q_blocks, several), torch.split(k_blocks, several))
         return made
 
+    def positions(self, tile: Tile) -> tuple[Tensor, Tensor]:
+        """Where the queries (G, E) and the keys (G, n * E) of a tile stand."""
+        q, k = (layout.info.pos.flatten(0, 1) for layout in (self.queries, self.keys))
+        return q[tile.q_blocks], k[tile.k_blocks].flatten(1)
+
     def _tile(self, q_blocks: Tensor, k_blocks: Tensor) -> Tile:
         q = self.queries.info.map(lambda x: x.flatten(0, 1)[q_blocks][:, :, None])
         k = self.keys.info.map(lambda x: x.flatten(0, 1)[k_blocks].flatten(1)[:, None, :])

@@ -4,8 +4,9 @@
     backward    P again from q and k   delta = rowsum(dout * out)      dv = dropout(P)^T dout
                 dP = dropout(dout v^T)      dS = P * (dP - delta)      dq = dS k * scale      dk = dS^T q * scale
 
-P is not kept, so memory does not grow with the pairs. Where a rule is split in sub-rules, each has a softmax over its
-own keys; its share of the softmax over all keys is told by the log-sum-exps, as in split-KV decoding.
+P is not kept, so memory does not grow with the pairs. Where a rule is split in sub-rules, or keys lie in several places
+(``parallel/ring.py``), each has a softmax over its own keys; its share of the softmax over all keys is told by the
+log-sum-exps, as in split-KV decoding. A position scheme is asked for the bias of one tile at a time.
 
 B batch, T queries, S keys, H heads, K key-value heads, D head dim; the other letters as in block_mask.py.
 """
@@ -21,7 +22,8 @@ import torch
 from torch import Tensor
 
 from ..dropout import keep_mask
-from .block_mask import MASKED, BlockMask, block_masks
+from ..mask import Mask
+from .block_mask import MASKED, BlockMask, Tile, block_masks
 from .inputs import AttentionInputs
 
 QKV: TypeAlias = tuple[Tensor, Tensor, Tensor]
@@ -29,88 +31,125 @@ QKV: TypeAlias = tuple[Tensor, Tensor, Tensor]
 
 def block_sparse_attention(inputs: AttentionInputs) -> Tensor:
     """Time and memory by the blocks that the mask leaves -> (B, H, T, D), zero where a query is padding; no bias."""
-    call = _Call(block_masks(inputs.mask), inputs.scale, inputs.softcap, inputs.dropout)
-    out: Tensor = _BlockSparse.apply(inputs.q, inputs.k, inputs.v, call)  # type: ignore[no-untyped-call]
+    call = Call(inputs.scale, inputs.softcap, inputs.dropout)
+    made = block_masks(inputs.mask)
+    out: Tensor = _BlockSparse.apply(inputs.q, inputs.k, inputs.v, made, call)  # type: ignore[no-untyped-call]
     return out
 
 
 class _BlockSparse(torch.autograd.Function):
-    """Keeps q, k, v, out and, of several sub-rules, the share of each in the softmax."""
+    """Keeps q, k, v, out and, of several sub-rules, the log-sum-exp over the keys of all."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, call: _Call) -> Tensor:
-        shape, kv_shape, rows = q.shape, k.shape, len(call.block_masks[0].blocks)
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, block_masks: list[BlockMask], call: Call) -> Tensor:
+        shape, kv_shape, rows = q.shape, k.shape, len(block_masks[0].blocks)
         q, k, v = (x.reshape(rows, -1, *x.shape[2:]) for x in (q, k, v))  # (R, M, T or S, D)
-        parts = [call.forward(block_mask, q, k, v) for block_mask in call.block_masks]
-        out, shares = parts[0][0], list[Tensor]()
-        if len(parts) > 1:
-            shares = list(torch.stack([lse for _, lse in parts]).softmax(0))  # (R, M, T, 1) each
-            out = reduce(Tensor.add_, (part.mul_(share) for (part, _), share in zip(parts, shares, strict=True)))
+        several = len(block_masks) > 1
+        parts = (call.forward(block_mask, q, k, v, several) for block_mask in block_masks)
+        out, lse = reduce(merged, parts)
         out = out.to(q.dtype)
-        ctx.save_for_backward(q, k, v, out, *shares)
-        ctx.call, ctx.shape, ctx.kv_shape = call, shape, kv_shape
+        ctx.save_for_backward(q, k, v, out, lse if several else None)
+        ctx.call, ctx.block_masks, ctx.shape, ctx.kv_shape = call, block_masks, shape, kv_shape
         return out.view(shape)
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> Any:
-        (q, k, v, out, *shares), call = ctx.saved_tensors, ctx.call
+        (q, k, v, out, lse), call = ctx.saved_tensors, ctx.call
         dout = dout.reshape(out.shape)
-        delta = _in_fp32(dout * out).sum(-1, keepdim=True)
-        keep = iter(call.keep)
-        parts = [
-            call.backward(block_mask, (q, k, v), dout, delta, share, keep)
-            for block_mask, share in zip(call.block_masks, shares or [None], strict=True)
-        ]
+        delta, keep = row_delta(dout, out), iter(call.keep)
+        parts = [call.backward(block_mask, (q, k, v), dout, delta, lse, keep) for block_mask in ctx.block_masks]
         dq, dk, dv = (reduce(Tensor.add_, some) for some in zip(*parts, strict=True))
         grads = dq.mul_(call.scale).view(ctx.shape), dk.mul_(call.scale).view(ctx.kv_shape), dv.view(ctx.kv_shape)
-        return *(x.to(q.dtype) for x in grads), None
+        return *(x.to(q.dtype) for x in grads), None, None
+
+
+OutLse: TypeAlias = tuple[Tensor, Tensor]
+
+
+def merged(one: OutLse, other: OutLse) -> OutLse:
+    """Attention over the keys of both: out (.., T, D) and lse (.., T, 1) of each; ``one`` is overwritten."""
+    (out, lse), (more, more_lse) = one, other
+    both = torch.logaddexp(lse, more_lse)
+    return out.mul_((lse - both).exp()).add_(more.mul_((more_lse - both).exp())), both
+
+
+def row_delta(dout: Tensor, out: Tensor) -> Tensor:
+    """The ``delta`` of the backward pass (.., T, 1)."""
+    return _in_fp32(dout * out).sum(-1, keepdim=True)
 
 
 @dataclass
-class _Call:
-    """One call's settings, and the dropout masks it drew: one for each tile and head, in the order of computation."""
+class Call:
+    """One call's settings, and the dropout masks it drew: one for each tile and head, in the order of computation.
 
-    block_masks: list[BlockMask]
+    ``position`` is a scheme that adds to the scores; the gradient of what it is made of, by parameter, goes to
+    ``dposition``.
+    """
+
     scale: float
     softcap: float | None
     dropout: float
+    position: Any = None
+    heads: int = 1  # of q
     keep: list[Tensor] = field(default_factory=list)
+    dposition: list[Tensor] = field(default_factory=list)
 
-    def scores(self, q: Tensor, k: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Scores (G, E, n * E) of q (G, E, D) and k (G, n * E, D) and, where they are capped, the cap's derivative."""
+    def scores(
+        self, q: Tensor, k: Tensor, bias: Tensor | None, more: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Scores (G, E, n * E) of q (G, E, D) and k (G, n * E, D) and, where they are capped, the cap's derivative.
+
+        ``bias`` masks, ``more`` is what the position scheme adds.
+        """
         if self.softcap is None and bias is not None:  # scale and mask go into the product itself
-            return _in_fp32(torch.baddbmm(bias, q, k.mT, alpha=self.scale)), None
+            scores = _in_fp32(torch.baddbmm(bias, q, k.mT, alpha=self.scale))
+            return scores if more is None else scores.add_(more), None
         scores, derivative = _in_fp32(torch.bmm(q, k.mT)).mul_(self.scale), None
         if self.softcap is not None:
             tanh = scores.div_(self.softcap).tanh_()
             derivative, scores = 1 - tanh * tanh, tanh * self.softcap
+        scores = scores if more is None else scores.add_(more)
         return scores if bias is None else scores.add_(bias), derivative
+
+    def added(self, block_mask: BlockMask, tile: Tile) -> Tensor | None:
+        """What the position scheme adds to a tile's scores, (G, H, E, n * E)."""
+        if self.position is None:
+            return None
+        q, k = block_mask.positions(tile)
+        found: Tensor | None = self.position.bias(Mask(q, k, False))
+        return found
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """What the position scheme is made of."""
+        return [] if self.position is None else [p for p in self.position.parameters() if p.requires_grad]
 
     def dropped(self, x: Tensor, keep: Tensor) -> Tensor:
         """``x`` with 0 where ``keep`` is false, the rest divided by 1 - dropout."""
         return x.mul(keep).mul_(1 / (1 - self.dropout))
 
-    def forward(self, block_mask: BlockMask, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """One sub-rule's out (R, M, T, D) and, where there are several, its lse (R, M, T, 1)."""
-        group, several = q.shape[1] // k.shape[1], len(self.block_masks) > 1
+    def forward(self, block_mask: BlockMask, q: Tensor, k: Tensor, v: Tensor, with_lse: bool) -> OutLse:
+        """Over one block mask: out (R, M, T, D) and, where it is asked for, lse (R, M, T, 1)."""
+        group = q.shape[1] // k.shape[1]
         queries, keys = block_mask.queries, block_mask.keys
         q, k, v = queries.to_blocks(q), keys.to_blocks(k), keys.to_blocks(v)
         out = _empty_out(block_mask, q)
-        lse = out.new_full((*q.shape[:-1], 1) if several else (0,), MASKED)
+        lse = out.new_full((*q.shape[:-1], 1) if with_lse else (0,), MASKED)
         for tile in block_mask.tiles:
-            bias = tile.bias(q.dtype)
+            bias, more = tile.bias(q.dtype), self.added(block_mask, tile)
             for head in range(len(q)):
                 k_tile, v_tile = (_gather(x[head // group], tile.k_blocks) for x in (k, v))
-                scores, _ = self.scores(_gather(q[head], tile.q_blocks), k_tile, bias)
+                extra = None if more is None else more[:, head % self.heads]
+                scores, _ = self.scores(_gather(q[head], tile.q_blocks), k_tile, bias, extra)
                 pattern = scores.softmax(-1)
-                if several:  # of the likeliest key: log p = score - lse
+                if with_lse:  # of the likeliest key: log p = score - lse
                     row_lse = scores.amax(-1, keepdim=True) - pattern.amax(-1, keepdim=True).log()
                     lse[head].index_copy_(0, tile.q_blocks, row_lse)
                 if self.dropout:
                     self.keep.append(keep_mask(pattern, self.dropout))
                     pattern = self.dropped(pattern, self.keep[-1])
                 out[head].index_copy_(0, tile.q_blocks, _in_fp32(torch.bmm(pattern.to(v.dtype), v_tile)))
-        return queries.from_blocks(out), queries.from_blocks(lse) if several else lse
+        return queries.from_blocks(out), queries.from_blocks(lse) if with_lse else lse
 
     def backward(
         self,
@@ -118,33 +157,42 @@ class _Call:
         qkv: QKV,
         dout: Tensor,
         delta: Tensor,
-        share: Tensor | None,
+        lse: Tensor | None,
         keep: Iterator[Tensor],
     ) -> QKV:
-        """One sub-rule's part of dq, dk (both still to be scaled) and dv."""
+        """One block mask's part of dq, dk (both still to be scaled) and dv; ``lse`` is that over all keys, if these
+        are not all."""
         group, queries, keys = qkv[0].shape[1] // qkv[1].shape[1], block_mask.queries, block_mask.keys
         q, dout, delta = (queries.to_blocks(x) for x in (qkv[0], dout, delta))
         k, v = keys.to_blocks(qkv[1]), keys.to_blocks(qkv[2])
-        share = None if share is None else queries.to_blocks(share)
+        lse = None if lse is None else queries.to_blocks(lse)
         dq, dk, dv = _empty_out(block_mask, q), *(torch.zeros_like(x, dtype=delta.dtype) for x in (k, v))
         for tile in block_mask.tiles:
             bias = tile.bias(q.dtype)
+            with torch.enable_grad():
+                more = self.added(block_mask, tile)
+            dmore = None if more is None or not more.requires_grad else torch.zeros_like(more, dtype=delta.dtype)
             for head in range(len(q)):
                 q_tile, dout_tile, delta_tile = (_gather(x[head], tile.q_blocks) for x in (q, dout, delta))
                 k_tile, v_tile = (_gather(x[head // group], tile.k_blocks) for x in (k, v))
-                scores, derivative = self.scores(q_tile, k_tile, bias)
-                pattern = scores.softmax(-1)
-                if share is not None:
-                    pattern.mul_(_gather(share[head], tile.q_blocks))
+                extra = None if more is None else more.detach()[:, head % self.heads]
+                scores, derivative = self.scores(q_tile, k_tile, bias, extra)
+                pattern = scores.softmax(-1) if lse is None else scores.sub_(_gather(lse[head], tile.q_blocks)).exp_()
                 dpattern, kept = _in_fp32(torch.bmm(dout_tile, v_tile.mT)), pattern
                 if self.dropout:
                     alive = next(keep)
                     dpattern, kept = self.dropped(dpattern, alive), self.dropped(pattern, alive)
                 _add(dv[head // group], tile.k_blocks, torch.bmm(kept.to(v.dtype).mT, dout_tile))
                 dscores = dpattern.sub_(delta_tile).mul_(pattern)
+                if dmore is not None:
+                    dmore[:, head % self.heads] += dscores
                 dscores = (dscores if derivative is None else dscores.mul_(derivative)).to(q.dtype)
                 dq[head].index_copy_(0, tile.q_blocks, _in_fp32(torch.bmm(dscores, k_tile)))
                 _add(dk[head // group], tile.k_blocks, torch.bmm(dscores.mT, q_tile))
+            if more is not None and dmore is not None:
+                found = torch.autograd.grad(more, self.parameters, dmore.to(more.dtype), materialize_grads=True)
+                held = self.dposition or [torch.zeros_like(one) for one in found]
+                self.dposition = [a + b for a, b in zip(held, found, strict=True)]
         return queries.from_blocks(dq), keys.from_blocks(dk), keys.from_blocks(dv)
 
 

@@ -11,7 +11,7 @@ from .inputs import AttentionInputs, fold_groups
 
 def eager_attention(inputs: AttentionInputs) -> Tensor:
     """Attention as the paper writes it (Vaswani et al. 2017, section 3.2.1) -> (B, H, T, D)."""
-    q, k, v, mask, bias, scale, softcap, dropout, look = inputs
+    q, k, v, mask, bias, scale, softcap, dropout, look, _ = inputs
     kv_heads = k.shape[1]
     scores = (fold_groups(q, kv_heads) @ k.transpose(-1, -2)).view(*q.shape[:3], -1) * scale  # (B, H, T, S)
     if softcap is not None:

@@ -6,7 +6,7 @@ B batch, T queries, S keys, H heads, K key-value heads, D head dim.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ class AttentionInputs(NamedTuple):
     softcap: float | None = None  # scores become softcap * tanh(scores / softcap)
     dropout: float = 0.0  # share of the attention pattern set to 0
     look: Look = unwatched  # given "scores" and "pattern" (B, H, T, S), by the eager engine alone
+    position: Any = None  # the scheme whose ``bias(mask)`` that is: for an engine that asks for some pairs at a time
 
     @property
     def group_size(self) -> int:

@@ -17,7 +17,7 @@ saves."""
 
 def sdpa_attention(inputs: AttentionInputs) -> Tensor:
     """``F.scaled_dot_product_attention`` -> (B, H, T, D); it cannot cap scores."""
-    q, k, v, mask, bias, scale, _, dropout, _ = inputs
+    q, k, v, mask, bias, scale, _, dropout, *_ = inputs
     group, queries = inputs.group_size, q.shape[2]
     fast = mask.fast_path if bias is None else None
     dense = None

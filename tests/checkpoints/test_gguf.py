@@ -13,7 +13,7 @@ import torch
 import glassformer
 import tiny
 from glassformer import recipes
-from glassformer.checkpoints import Checkpoint, gguf, store
+from glassformer.checkpoints import Checkpoint, gguf, gguf_blocks, store
 from glassformer.commands import common
 from glassformer.config import serial
 from glassformer.errors import UserError
@@ -60,7 +60,7 @@ def test_blocks_are_the_numbers_that_llama_cpp_reads(kind: str) -> None:
         raw[..., at : at + 2] = draw.normal(size=(7, 3, 1)).astype("<f2").view(np.uint8)
     if kind in ("F32", "BF16"):
         raw[..., -1] &= 0x3F  # no NaN
-    mine = gguf.decode(kind, raw)
+    mine = gguf_blocks.decode(kind, raw)
     expected = theirs.quants.dequantize(raw.reshape(7, -1), theirs.GGMLQuantizationType[kind])
     assert mine.shape == (7, 3, numbers) and np.array_equal(mine.reshape(7, -1), expected.reshape(7, -1))
 
@@ -68,7 +68,7 @@ def test_blocks_are_the_numbers_that_llama_cpp_reads(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
 def test_blocks_are_joined_as_they_are_parted(kind: str) -> None:
     raw = np.random.default_rng(0).integers(0, 256, (5, BLOCKS[kind][1]), dtype=np.uint8)
-    assert np.array_equal(gguf.join(kind, *gguf.split(kind, raw)), raw)
+    assert np.array_equal(gguf_blocks.join(kind, *gguf_blocks.split(kind, raw)), raw)
 
 
 @pytest.mark.parametrize("name", ["llama/stories260k", "qwen2/0.5b", "qwen3/0.6b", "gpt2/124m"])
@@ -122,6 +122,27 @@ def test_codes_go_out_and_come_back(tmp_path: Path, bits: int) -> None:
     assert torch.equal(said(glassformer.load(tmp_path / "folder")[0]), said(model))
     plain, _ = glassformer.load(tmp_path / "a.gguf", dtype="float32")
     assert not quantized(plain)
+
+
+def test_larger_groups_go_out_as_their_codes_too(tmp_path: Path) -> None:
+    """A scale is repeated for each block of 32, so nothing is rounded again."""
+    model = model_of()
+    quantize_weights(model, Layout(4, group=64))
+    held = gguf.save(model, tmp_path / "a.gguf", "F16", None)
+    back, _ = glassformer.load(tmp_path / "a.gguf")
+    assert held["Q4_0"] == 14 and held["Q8_0"] == 1 and held.total() == 20
+    mine, theirs = quantized(model), quantized(back)
+    assert all(torch.equal(weight.decoded(), theirs[path].decoded()) for path, weight in mine.items())
+    assert read(tmp_path / "a.gguf")[0]["general.file_type"] == gguf.FILE_TYPES["Q4_0"]
+
+
+@pytest.mark.parametrize(("bits", "kind"), [(8, "Q4_0"), (4, "Q8_0")])
+def test_codes_are_not_rounded_again(tmp_path: Path, bits: int, kind: str) -> None:
+    model = model_of()
+    quantize_weights(model, Layout(bits))
+    with pytest.raises(UserError, match=f"codes of {bits} bits, and {kind} would round them a second time"):
+        gguf.save(model, tmp_path / "a.gguf", kind, None)
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_adapter_on_codes_is_not_left_out_silently(tmp_path: Path) -> None:
@@ -202,6 +223,28 @@ def test_what_is_no_gguf_or_cut_short_is_refused(tmp_path: Path) -> None:
             glassformer.load(path)
     with pytest.raises(UserError, match=r"There is no folder"):
         glassformer.load(tmp_path / "none.gguf")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        (b"general.name", b"general.n\xffme", "the name of field 14 of 24: a text is not UTF-8 at its byte 9"),
+        (b"\x04\0\0\0\0\0\0\0tiny", b"\x04\0\0\0\0\0\0\0t\xffny", "the field 'general.name': a text is not UTF-8"),
+        (
+            b"token_embd.weight\x02",
+            b"token_embd.weight\x07",
+            "tensor 1 of 20, 'token_embd.weight': a tensor has 7 axes",
+        ),
+        (b"general.architecture", b"general.architectuRe", "lacks general.architecture"),
+        (b"tokenizer.ggml.model", b"tokenizer.ggml.Model", "it lacks tokenizer.ggml.model"),
+        (b"blk.1.attn_q.weight", b"blk.1.attn_Q.weight", "no place for blk.1.attn_Q.weight; copy or convert it again"),
+    ],
+)
+def test_what_is_broken_is_named(tmp_path: Path, old: bytes, new: bytes, sentence: str) -> None:
+    path = written(tmp_path)
+    _changed(path, old, new)
+    with pytest.raises(UserError, match=sentence):
+        glassformer.load(path)
 
 
 def test_files_with_bytes_changed_give_a_model_or_a_sentence(tmp_path: Path) -> None:

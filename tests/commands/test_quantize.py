@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 import glassformer
+import tiny
 from glassformer import cli
+from glassformer.checkpoints import gguf
+from glassformer.nn import build_model
 from glassformer.nn.quantized import quantized
 from glassformer.tokenizer import train
 
@@ -34,6 +37,7 @@ def test_a_folder_is_made_with_its_report(folder: Path, tmp_path: Path, capsys: 
     how = ("--bits", 4, "--calibrate", folder / "text.txt", "--tokens", 512, "--measure", 256, "--picture", image)
     assert run("quantize", folder / "model", out, *how) == 0
     shown = capsys.readouterr().out
+    assert f"{image}: the harm" in shown and "nats a token" in shown and "--calibrate" not in shown
     assert "calibrated" in shown and "became" in shown and "<svg" in image.read_text()
     report = json.loads((out / "quantization.json").read_text())
     assert len(report["rows"]) == 36 and report["bits"] == 4 and report["perplexity"] > 1
@@ -53,6 +57,9 @@ def test_a_folder_is_made_with_its_report(folder: Path, tmp_path: Path, capsys: 
         (("--bits", 4, "--tokens", 0), "give 1 or more"),
         (("--bits", 4, "--picture", "x.gif"), "neither .svg nor .png"),
         (("--bits", 4, "--calibrate", "nowhere.txt"), "nowhere.txt"),
+        (("--bits", 4, "--target", "text.de"), "--target goes with --calibrate"),
+        (("--bits", 4, "--calibrate", "a.en", "--target", "a.de"), "is no encoder-decoder; leave --target out"),
+        (("--bits", 4, "--group", 4096), "the longest row here has 172 numbers; give 192 or less"),
     ],
 )
 def test_bad_input_is_a_sentence_and_leaves_nothing(
@@ -61,6 +68,34 @@ def test_bad_input_is_a_sentence_and_leaves_nothing(
     assert run("quantize", folder / "model", tmp_path / "out", *words) != 0
     said = capsys.readouterr().err
     assert sentence in said and "Traceback" not in said and not (tmp_path / "out").exists()
+
+
+def test_a_translator_with_two_vocabularies_is_calibrated_with_pairs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sources, targets = ["a b c d e"] * 40, ["f g h i j k"] * 40
+    for name, lines in (("a.en", sources), ("a.de", targets)):
+        (tmp_path / name).write_text("\n".join(lines) + "\n")
+    model = build_model(tiny.ALL["two vocabularies"], seed=0)
+    specials = ["<pad>", "<s>", "</s>", "<unk>"]
+    reads, writes = (train("char", some, specials=specials) for some in (sources, targets))
+    glassformer.save(model, tmp_path / "pair", writes, source_tokenizer=reads)
+    how = ("--bits", 4, "--calibrate", tmp_path / "a.en", "--tokens", 100, "--measure", 30)
+    assert run("quantize", tmp_path / "pair", tmp_path / "few", *how) != 0
+    said = capsys.readouterr().err
+    assert "a vocabulary of its own" in said and not (tmp_path / "few").exists()
+    assert run("quantize", tmp_path / "pair", tmp_path / "few", *how, "--target", tmp_path / "a.de") == 0
+    assert "perplexity change" in capsys.readouterr().out
+    assert run("translate", tmp_path / "few", "a b c", "--max-new", 3) == 0
+
+
+def test_without_a_text_it_is_said_what_one_would_add(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("quantize", folder / "model", tmp_path / "few", "--bits", 4, "--group", 128) == 0
+    told = capsys.readouterr()
+    assert "--calibrate DATA, a text, adds" in told.out and " - " not in told.out and "KL" not in told.out
+    assert "31 of 36 matrices have rows shorter than a group of 128" in told.err
 
 
 def test_a_quantised_folder_does_not_train(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,6 +124,12 @@ def test_a_model_goes_to_llama_cpp_and_back(folder: Path, tmp_path: Path, capsys
     assert run("generate", path, "the cat", "--max-new", 3, "--seed", 1) == 0
     assert run("convert", "--from", "gguf", path, "--out", tmp_path / "back") == 0
     assert quantized(glassformer.load(tmp_path / "back")[0])
+    assert run("convert", tmp_path / "back", "--layout", "gguf", "--out", tmp_path / "again.gguf") == 0
+    assert gguf.name(tmp_path / "again.gguf") == "back" and gguf.name(path) == "model"
+    assert "of Q8_0, " in capsys.readouterr().err
+    how = ("--layout", "gguf", "--numbers", "Q4_0", "--out", tmp_path / "few.gguf")
+    assert run("convert", tmp_path / "back", *how) != 0 and not (tmp_path / "few.gguf").exists()
+    assert "codes of 8 bits, and Q4_0 would round them a second time" in capsys.readouterr().err
     capsys.readouterr()
     for words, sentence in (
         (("--layout", "gguf", "--out", tmp_path / "b"), "is one file"),

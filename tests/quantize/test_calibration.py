@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import tiny
+from glassformer import config
 from glassformer.data.corpus import open_path
 from glassformer.errors import UserError
 from glassformer.nn import Tape
@@ -21,7 +22,8 @@ from glassformer.tokenizer import train
 
 def sums(name: str, rows: list[torch.Tensor]) -> dict[str, torch.Tensor]:
     model = tiny.model(tiny.ALL[name])
-    return {path: one for part in grams(model, rows, list(plan(model, Layout(8)))) for path, one in part.items()}
+    sides = [(row, row if isinstance(model.config, config.EncoderDecoder) else None) for row in rows]
+    return {path: one for part in grams(model, sides, list(plan(model, Layout(8)))) for path, one in part.items()}
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "t5", "glass", "gemma2", "vaswani"])
@@ -63,7 +65,7 @@ def test_parts_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "MEMORY", 3 * 4 * 32 * 32)
     model = tiny.model(tiny.DECODERS["llama"])
     told: list[str] = []
-    parts = list(grams(model, rows, list(plan(model, Layout(8))), told.append))
+    parts = list(grams(model, [(row, None) for row in rows], list(plan(model, Layout(8))), told.append))
     assert len(parts) > 3 and told[-1] == f"calibrating, reading {len(parts)} of {len(parts)}"
     assert all(torch.equal(whole[path], one) for part in parts for path, one in part.items())
     assert whole.keys() == {path for part in parts for path in part}
@@ -78,12 +80,26 @@ def test_rows_are_spread_and_held_out_apart(tmp_path: Path) -> None:
         Text.of(source, tokenizer, cfg, 100, 100)
     path.write_text("\x01\x02\x03\x04" * 400)
     text = Text.of(open_path(path), tokenizer, cfg, 300, 64)
-    assert len(text.rows) == 5 and len(text.held_out) == 1 and text.rows[0].shape == (1, 64)
+    assert (
+        len(text.rows) == 5 and len(text.held_out) == 1 and text.rows[0][0].shape == (1, 64) and text.rows[0][1] is None
+    )
     draw = random.Random(0)
     path.write_text("".join(chr(draw.randrange(1, 50)) for _ in range(1600)))
     text = Text.of(open_path(path), tokenizer, cfg, 10_000, 10_000)
     assert (len(text.rows), len(text.held_out)) == (20, 5)
-    assert not any(torch.equal(row, held) for row in text.rows for held in text.held_out)
+    assert not any(torch.equal(row, held) for row, _ in text.rows for held, _ in text.held_out)
     path.write_text("\x01\x02\x03\x04" * 70)
     with pytest.raises(UserError, match="give 320 or more"):
         Text.of(open_path(path), tokenizer, cfg, 300, 64)
+
+
+def test_two_vocabularies_need_pairs(tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text("\x01\x02\x03\x04" * 400)
+    tokenizer = train("byte", [], specials=[])
+    with pytest.raises(UserError, match=r"a vocabulary of its own.*--target"):
+        Text.of(open_path(path), tokenizer, tiny.ALL["two vocabularies"], 300, 64)
+    text = Text.of(open_path(path), tokenizer, tiny.ALL["t5"], 300, 64)
+    assert all(source is tokens for tokens, source in text.rows)
+    with pytest.raises(UserError, match="4 pairs of texts are too few; give 5"):
+        Text.of_pairs([([1], [2])] * 4, 10, 10)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
 import tiny
+from glassformer import config
+from glassformer.errors import UserError
 from glassformer.nn import Model
 from glassformer.nn.inference import inference
 from glassformer.nn.quantized import Layout, QuantizedWeight, put, quantize_weights, quantized
-from glassformer.quantize import Report, Text, picture, quantize_model
+from glassformer.quantize import Report, Text, display, picture, quantize_model, quantizing
 
-TEXT = Text([tiny.tokens(1, 40, seed=i) for i in range(8)], [tiny.tokens(1, 40, seed=100 + i) for i in range(3)])
+ROWS = [tiny.tokens(1, 40, seed=i) for i in range(11)]
+TEXT = Text([(row, None) for row in ROWS[:8]], [(row, None) for row in ROWS[8:]])
 
 
 def logits(model: Model, row: torch.Tensor) -> torch.Tensor:
@@ -25,20 +29,23 @@ def logits(model: Model, row: torch.Tensor) -> torch.Tensor:
 def reported(name: str = "llama", bits: int = 4) -> tuple[Model, Model, Report]:
     before = tiny.model(tiny.ALL[name])
     after = copy.deepcopy(before)
-    return before, after, quantize_model(after, Layout(bits), TEXT, name="tiny")
+    text = TEXT
+    if isinstance(before.config, config.EncoderDecoder):
+        text = Text([(row, row) for row in ROWS[:8]], [(row, row) for row in ROWS[8:]])
+    return before, after, quantize_model(after, Layout(bits), text, name="tiny")
 
 
 def test_figures_are_those_of_the_models() -> None:
     before, after, report = reported()
     kl, same = 0.0, 0
-    for row in TEXT.held_out:
+    for row, _ in TEXT.held_out:
         p, q = (logits(model, row).log_softmax(-1) for model in (before, after))
         kl += float((p.exp() * (p - q)).sum())
         same += int((p.argmax(-1) == q.argmax(-1)).sum())
     effect = report.wholes[-1].effect
     assert effect is not None and report.measured == 120 and report.calibrated == 320
     assert effect.kl == pytest.approx(kl / 120, rel=1e-3) and effect.agreement == pytest.approx(same / 120)
-    nats = [torch.nn.functional.cross_entropy(logits(after, row)[:-1], row[0, 1:]) for row in TEXT.held_out]
+    nats = [torch.nn.functional.cross_entropy(logits(after, row)[:-1], row[0, 1:]) for row, _ in TEXT.held_out]
     assert effect.perplexity == pytest.approx(float(torch.stack(nats).mean().exp()), rel=1e-4)
     held = quantized(after)
     assert {row.name for row in report.rows} == held.keys()
@@ -51,12 +58,13 @@ def test_figures_are_those_of_the_models() -> None:
     assert report.after == sum(weight.nbytes for weight in after.parameters())
 
 
-def test_a_row_is_that_matrix_alone() -> None:
+def test_a_row_is_that_matrix_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantizing, "TOKENS_EACH", 41)  # so two rows of 40
     before, after, report = reported()
     row = report.rows[0]
     put(before, row.name, after.get_parameter(row.name))
     plain, kl = tiny.model(tiny.DECODERS["llama"]), 0.0
-    for text in TEXT.held_out[:2]:
+    for text, _ in TEXT.held_out[:2]:
         p, q = (logits(model, text).log_softmax(-1) for model in (plain, before))
         kl += float((p.exp() * (p - q)).sum())
     assert row.effect is not None and row.effect.kl == pytest.approx(kl / 80, rel=1e-3)
@@ -83,6 +91,40 @@ def test_other_shapes_are_reported_too(name: str) -> None:
     }
     assert (report.perplexity is None) == (name in ("bert", "t5", "attention-pair"))
     assert all(isinstance(after.get_parameter(row.name), QuantizedWeight) for row in report.rows)
+
+
+def test_pairs_are_read_on_both_sides_and_their_targets_predicted() -> None:
+    before, other = (tiny.model(tiny.ALL["two vocabularies"]) for _ in range(2))
+    pairs = [(ROWS[i][0, :20].tolist(), ROWS[-i][0, :30].tolist()) for i in range(10)]
+    text = Text.of_pairs(pairs, 150, 60)
+    assert [len(side) for side in (text.rows, text.held_out)] == [5, 2]
+    report = quantize_model(other, Layout(8), text)
+    nats = []
+    for tokens, source in text.held_out:
+        with inference(before):
+            logits = before(tokens, source=source, logits="all").logits[0]
+        nats.append(torch.nn.functional.cross_entropy(logits[:-1], tokens[0, 1:]))
+    assert report.perplexity == pytest.approx(float(torch.stack(nats).mean().exp()), rel=1e-4)
+    assert all(row.output is not None for row in report.rows if not row.name.startswith(("embed", "source_embed")))
+
+
+def test_columns_are_those_that_say_something() -> None:
+    _, _, report = reported()
+    heading, *lines = display.matrices(report, 3)
+    assert heading[-3:] == ("KL", "same top-1", "perplexity change") and len(lines) == 3
+    assert {head for head, _ in display.legend(report)} == display.LEGEND.keys() - {"vector error"}
+    plain = quantize_model(tiny.model(tiny.DECODERS["llama"]), Layout(4))
+    assert display.matrices(plain)[0] == ("matrix", "bits", "KiB before", "after", "weight error")
+    assert [line[0] for line in display.wholes(plain)] == ["rounded", "nearest", "searched"]
+    assert {head for head, _ in display.legend(plain)} == {"KiB before", "weight error"}
+    encoder = replace(tiny.ALL["bert"], head=None, pool=config.Pool("first", labels=2), token_head=None)
+    vectors = quantize_model(tiny.model(encoder), Layout(8), TEXT)
+    assert display.matrices(vectors)[0][-1] == "vector error"
+
+
+def test_groups_longer_than_any_row_are_refused() -> None:
+    with pytest.raises(UserError, match=r"the longest row here has \d+ numbers; give \d+ or less"):
+        quantize_model(tiny.model(tiny.DECODERS["llama"]), Layout(8, group=4096))
 
 
 def test_without_a_text_the_codes_are_those_of_load() -> None:

@@ -1,17 +1,13 @@
-"""GGUF files (llama.cpp's): read as a model, Q8_0 and Q4_0 as the codes that they are; and written, to be opened there.
-
-Q8_0   32 numbers: a scale (F16), then 32 codes
-Q4_0   32 numbers: a scale, then 16 bytes, the first half's codes + 8 in their low bits
-Q4_K   256 numbers: a scale and an offset of each of 8 groups, of 6 bits, times two F16s
-Q6_K   256 numbers: codes of 6 bits, a scale of 8 bits for each of 16 groups, times an F16
-"""
+"""GGUF files (llama.cpp's): read as a model, Q8_0 and Q4_0 as the codes that they are; written, to be opened there."""
 
 from __future__ import annotations
 
+import math
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,79 +26,14 @@ from ..tokenizer.gguf import from_fields
 from ..tokenizer.gguf_fields import fields_of
 from ..tokenizer.gguf_file import ALIGNMENT, BLOCKS, LIST, MAGIC, NAMES, SIZED, TEXT, read
 from . import weights
+from .gguf_blocks import CODED, Numbers, decode, join, split
 from .headers import Entry, Headers
 from .loading import Device, must_fit
 from .tensors import Files
 
-CODED = {"Q8_0": 8, "Q4_0": 4}
 FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "BF16": 32}
 """What the field general.file_type calls the kind that most tensors have; these are written."""
-Numbers: TypeAlias = np.ndarray[Any, Any]
 LETTERS = {letter: number for number, letter in SIZED.items()}
-
-# --------------------------------------------------------------------------------------- blocks
-
-
-def decode(kind: str, raw: Numbers) -> Numbers:
-    """The numbers (.., block) in fp32 of blocks (.., bytes) of a kind."""
-    if kind in ("F32", "F16"):
-        return raw.view("<f4" if kind == "F32" else "<f2").astype(np.float32)
-    if kind == "BF16":
-        wide: Numbers = (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
-        return wide
-    return _DECODERS[kind](raw)
-
-
-def split(kind: str, raw: Numbers) -> tuple[Numbers, Numbers]:
-    """The codes (.., 32) int8 and the scale (.., 1) fp16 of blocks of Q8_0 and Q4_0."""
-    scale, rest = raw[..., :2].copy().view("<f2"), raw[..., 2:]
-    if kind == "Q8_0":
-        return rest.view(np.int8), scale
-    return np.concatenate((rest & 15, rest >> 4), -1).astype(np.int8) - 8, scale
-
-
-def join(kind: str, codes: Numbers, scale: Numbers) -> Numbers:
-    """The blocks (.., bytes) of codes (.., 32) and scales (.., 1)."""
-    head = np.ascontiguousarray(scale.astype("<f2")).view(np.uint8)
-    if kind == "Q8_0":
-        return np.concatenate((head, codes.view(np.uint8)), -1)
-    whole = (codes + 8).astype(np.uint8)
-    return np.concatenate((head, whole[..., :16] | (whole[..., 16:] << 4)), -1)
-
-
-def _coded(kind: str) -> Callable[[Numbers], Numbers]:
-    def numbers(raw: Numbers) -> Numbers:
-        codes, scale = split(kind, raw)
-        return codes * scale.astype(np.float32)
-
-    return numbers
-
-
-def _q4_k(raw: Numbers) -> Numbers:
-    ends = raw[..., :4].copy().view("<f2").astype(np.float32)  # of scales, of offsets
-    first, second, last = (raw[..., 4 + 4 * part : 8 + 4 * part] for part in range(3))
-    scales = np.concatenate((first & 63, (last & 15) | ((first >> 6) << 4)), -1).astype(np.float32)
-    offsets = np.concatenate((second & 63, (last >> 4) | ((second >> 6) << 4)), -1).astype(np.float32)
-    halves = raw[..., 16:].reshape(*raw.shape[:-1], 4, 1, 32)
-    codes = np.concatenate((halves & 15, halves >> 4), -2).reshape(*raw.shape[:-1], 8, 32)
-    wide = (ends[..., :1] * scales)[..., None] * codes - (ends[..., 1:] * offsets)[..., None]
-    return wide.reshape(*raw.shape[:-1], 256)
-
-
-def _q6_k(raw: Numbers) -> Numbers:
-    low = raw[..., :128].reshape(*raw.shape[:-1], 2, 1, 2, 32)  # half, quarter of bits, part, place
-    high = raw[..., 128:192].reshape(*raw.shape[:-1], 2, 1, 32)
-    scales = raw[..., 192:208].view(np.int8).astype(np.float32) * raw[..., 208:].copy().view("<f2").astype(np.float32)
-    nibbles = np.concatenate((low & 15, low >> 4), -3).reshape(*raw.shape[:-1], 2, 4, 32)
-    bits = (high >> (2 * np.arange(4, dtype=np.uint8))[:, None]) & 3
-    codes = (nibbles | (bits << 4)).astype(np.int8) - 32
-    wide = codes.reshape(*raw.shape[:-1], 16, 16) * scales[..., None]
-    whole: Numbers = wide.reshape(*raw.shape[:-1], 256).astype(np.float32)
-    return whole
-
-
-_DECODERS: dict[str, Callable[[Numbers], Numbers]] = {"Q4_K": _q4_k, "Q6_K": _q6_k}
-_DECODERS |= {kind: _coded(kind) for kind in CODED}
 
 # -------------------------------------------------------------------------------------- reading
 
@@ -146,6 +77,12 @@ def open_tokenizer(path: Path) -> Tokenizer | None:
     return None if "tokenizer.ggml.tokens" not in fields else Tokenizer(*from_fields(fields, str(path)), str(path))
 
 
+def name(path: Path) -> str:
+    """What a file calls its model, or else what the file is called."""
+    said = read(path)[0].get("general.name")
+    return said if isinstance(said, str) and said.strip() else path.stem
+
+
 def _config(file: GGUF, path: Path) -> config.Model:
     shapes = {name: place.shape for name, place in file.places.items()}
     factors = file.read(recipe.FACTORS).flatten().tolist() if recipe.FACTORS in shapes else None
@@ -183,19 +120,26 @@ def load(path: Path, dtype: torch.dtype | None, device: Device = None) -> Model:
 # -------------------------------------------------------------------------------------- writing
 
 
-def save(model: Model, path: Path, kind: str, tokenizer: Tokenizer | None, name: str = "") -> None:
+def save(model: Model, path: Path, kind: str, tokenizer: Tokenizer | None, name: str = "") -> Counter[str]:
     """A file that llama.cpp opens: matrices of ``kind`` (those quantised here as they are), vectors of F32.
 
-    A matrix whose rows no block divides is F16. UserError for another kind, and for a model or tokenizer that the
-    format has no words for.
+    A matrix whose rows no block divides is F16. Gives the number of tensors of each kind. UserError for another kind,
+    for codes that would be rounded again, and for a model or tokenizer that the format has no words for.
     """
     adapted = next(iter(lora.adapted(model)), None)
     sentence = f"{adapted} has an adapter beside quantised weights, which GGUF has no place for"
     need(adapted is None, f"{sentence}; train the adapter on the model before it was quantised, and convert that.")
     need(kind in FILE_TYPES, f"GGUF files are written in {', '.join(FILE_TYPES)}, not in {kind}; give one of them.")
+    held = Counter(weight.held.bits for weight in quantized.quantized(model).values())
+    bits = held.most_common(1)[0][0] if held else None
+    again = (
+        f"This model's matrices are codes of {bits} bits, and {kind} would round them a second time; leave --numbers"
+    )
+    again += f" out to write them as they are, or convert the model that they were made of with --numbers {kind}."
+    need(kind not in CODED or bits in (None, CODED[kind]), again)
     described, factors = recipe.write_fields(model.config)
     table = recipe.table(model.config, described["general.architecture"])
-    fields: dict[str, Any] = {**described, "general.name": name, "general.file_type": FILE_TYPES[kind]}
+    fields: dict[str, Any] = {**described, "general.name": name}
     fields["general.quantization_version"] = 2
     if tokenizer is not None:
         fields |= fields_of(tokenizer, model.config.embed.vocab)
@@ -205,10 +149,15 @@ def save(model: Model, path: Path, kind: str, tokenizer: Tokenizer | None, name:
     if factors is not None:
         one = np.asarray(factors, "<f4")
         found.append((recipe.FACTORS, "F32", (len(factors),), lambda: one.view(np.uint8)))
+    numbers = Counter[str]()
+    for _, stored, shape, _ in found:
+        numbers[stored] += math.prod(shape)
+    fields["general.file_type"] = FILE_TYPES[numbers.most_common(1)[0][0]]
     path.parent.mkdir(parents=True, exist_ok=True)
     with temporary(path.parent, ".saving-") as beside:
         _write(beside / path.name, fields, found)
         (beside / path.name).replace(path)
+    return Counter(stored for _, stored, _, _ in found)
 
 
 Made = tuple[str, str, tuple[int, ...], Callable[[], Numbers]]
@@ -221,10 +170,10 @@ def _tensor(link: weights.Link, parameters: Mapping[str, Any], shapes: Mapping[s
     sketch = link.save([torch.empty(shapes[name], device="meta") for name in link.ours])[0]
     shape, name = tuple(sketch.shape), link.theirs[0]
     held = [one.held for one in ours if isinstance(one, quantized.QuantizedWeight)]
-    alike = {(one.group, one.bits) for one in held} in ({(32, 8)}, {(32, 4)})
+    alike = len({one.bits for one in held}) == 1
     if alike and len(held) == len(ours) and shape[-1] % 32 == 0:
         own = "Q8_0" if held[0].bits == 8 else "Q4_0"
-        return name, own, shape, lambda: _blocks(own, link, [(one.unpacked(), one.scales) for one in held])
+        return name, own, shape, lambda: _blocks(own, link, [(one.unpacked(), one.fine_scales()) for one in held])
     if len(shape) == 1 or name.startswith("position_embd"):
         return name, "F32", shape, lambda: _plain("F32", link.save([one.detach() for one in ours])[0])
     if kind not in CODED or shape[-1] % 32:

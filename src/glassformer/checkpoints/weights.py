@@ -209,7 +209,7 @@ def check(table: Table, ours: Mapping[str, Shape], files: Files, optional: Itera
             if entry.shape != tuple(tensor.shape):
                 raise UserError(
                     f"{files.folder}: {name} has shape {entry.shape}, but {', '.join(link.ours)} of the model "
-                    f"needs {tuple(tensor.shape)}; fix config.json or fetch the weights that belong to it."
+                    f"needs {tuple(tensor.shape)}; {_fix(files.folder)}"
                 )
             dtype = DTYPES[entry.dtype]
             if not dtype.is_floating_point or dtype.itemsize < 2:
@@ -286,7 +286,13 @@ def _unmatched(folder: Path, missing: Sequence[Link], left_over: Sequence[str], 
     absent = [f"{t} (for {', '.join(link.ours)})" for link in missing for t in link.theirs if t not in present]
     parts = [f"the files lack {short(absent)}"] if absent else []
     parts += [f"the model has no place for {short(left_over)}"] if left_over else []
-    return f"{folder}: {', and '.join(parts)}; fix config.json or fetch the weights that belong to it."
+    return f"{folder}: {', and '.join(parts)}; {_fix(folder)}"
+
+
+def _fix(folder: Path) -> str:
+    """What to do about weights that are not those of their config; ``folder`` may be a GGUF file."""
+    alone = folder.suffix == ".gguf" and folder.is_file()
+    return "copy or convert it again." if alone else "fix config.json or fetch the weights that belong to it."
 
 
 # --------------------------------------------------------------------------------------- saving

@@ -29,7 +29,7 @@ def options(one: argparse.ArgumentParser) -> None:
     add("--out", metavar="FOLDER", help="where to save it")
     said = "hf opens in transformers, gguf (a file, --out NAME.gguf) in llama.cpp (hf where it can)"
     add("--layout", choices=["hf", "glassformer", "gguf"], help=said)
-    add("--numbers", metavar="K", help="of a gguf file: F32, F16, BF16, Q8_0 or Q4_0 (F16)")
+    add("--numbers", metavar="K", help="of a gguf file: F32, F16, BF16, Q8_0 or Q4_0 (F16; codes stay as they are)")
     add("--from", dest="kind", choices=KINDS, help="MODEL is a file that this library saved")
     add("--config", metavar="FILE", help="with --from: JSON that says what its weights do not")
     said = "the tokenizer to save with it: a name such as gpt2, a file or a folder"
@@ -88,8 +88,20 @@ def _to_gguf(given: argparse.Namespace, out: str) -> None:
     tokenizer = _checked(_asked_for(given.tokenizer), given.tokenizer, model) or opened.tokenizer()
     if tokenizer is None:
         note("This model has no tokenizer, so llama.cpp will read ids alone; --tokenizer NAME adds one.")
-    gguf.save(model, path, (given.numbers or "F16").upper(), tokenizer, Path(given.model).name)
+    held = gguf.save(model, path, (given.numbers or "F16").upper(), tokenizer, _name(given.model, opened))
+    note(f"Tensors by their numbers: {', '.join(f'{count} of {kind}' for kind, count in held.most_common())}.")
     print(out)
+
+
+def _name(model: str, opened: Any) -> str:
+    """What a GGUF file calls the model: the folder's name (of a checkpoint the run's too), or the hub's or recipe's."""
+    from ..checkpoints import gguf
+
+    if opened.gguf:
+        return gguf.name(opened.folder)
+    folder = Path(model).expanduser()
+    whole = folder.resolve() if folder.is_dir() else folder
+    return f"{whole.parent.name}-{whole.name}" if whole.name.startswith("step-") else whole.name
 
 
 def _asked_for(name: str | None) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import io
 import json
 import sys
@@ -10,11 +11,12 @@ from typing import Any
 
 from .. import files
 from ..errors import UserError, need, note
-from .common import MODEL, emit, moving, new_file, new_folder, table, untrained, using
+from .common import MODEL, emit, moving, new_file, new_folder, rows, table, untrained, using
 
 EXAMPLES = (
     "glassformer quantize out/mine out/mine-int8 --bits 8",
     "glassformer quantize out/mine out/mine-int4 --bits 4 --calibrate notes.txt --picture harm.svg",
+    "glassformer quantize out/pair out/pair-int8 --bits 8 --calibrate valid.en --target valid.de",
 )
 EPILOG = "The report is kept in FOLDER/quantization.json. What it says and how it is measured: docs/quantize.md."
 REPORT = "quantization.json"
@@ -28,6 +30,7 @@ def options(one: argparse.ArgumentParser) -> None:
     add("--group", type=int, default=32, metavar="N", help="weights that share a scale: a multiple of 32 (32)")
     add("--head", type=int, default=8, metavar="N", help="bits of embeddings and head: 8, or 16 to leave them (8)")
     add("--calibrate", metavar="DATA", help="a text to round for and to measure on: a file, a folder or a corpus")
+    add("--target", metavar="FILE", help="of an encoder-decoder: what it is to write for --calibrate, line by line")
     add("--tokens", type=int, default=16_384, metavar="N", help="of it, to round for (16,384)")
     add("--measure", type=int, default=2_048, metavar="N", help="of it, held out, to measure on (2,048)")
     add("--dtype", metavar="D", help="of what is left: float32, bfloat16 or float16 (the checkpoint's own)")
@@ -40,13 +43,16 @@ def options(one: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> None:
     from ..checkpoints import Checkpoint, store
     from ..nn.quantized import Layout, quantized
-    from ..quantize import Text, picture, quantize_model
+    from ..quantize import picture, quantize_model
 
     layout = Layout(given.bits, given.group, given.head)
     need(min(given.tokens, given.measure) > 0, "--tokens and --measure are numbers of tokens; give 1 or more.")
-    image = None if given.picture is None else new_file(given.picture, given.model, given.calibrate)
+    need(given.target is None or given.calibrate is not None, "--target goes with --calibrate, which has its sources.")
+    image = None if given.picture is None else new_file(given.picture, given.model, given.calibrate, given.target)
     suffixes = (".svg", ".png")
     need(image is None or image.suffix in suffixes, f"--picture {given.picture} is neither .svg nor .png; name one.")
+    drawn = image is None or importlib.util.find_spec("matplotlib") is not None
+    need(drawn, "--picture needs matplotlib; pip install matplotlib, or leave it out.")
     out, opened = new_folder(given.folder), Checkpoint.open(given.model)
     already = f"{given.model} is quantised already; give the model that it was made of."
     adapter = f"{given.model} is an adapter on quantised weights; give a model that is not quantised."
@@ -55,42 +61,74 @@ def run(given: argparse.Namespace) -> None:
     untrained(given.model)
     tokenizer, text = opened.tokenizer(), None
     if given.calibrate is not None:
-        from ..data.registry import find
-
         none = f"{given.model} has no tokenizer, so no text can be read; leave --calibrate out."
         if tokenizer is None:
             raise UserError(none)
-        text = Text.of(find(given.calibrate), tokenizer, opened.config, given.tokens, given.measure)
+        text = _text(given, opened.config, tokenizer)
     model = opened.model(dtype=given.dtype)
     need(not quantized(model), already)  # a GGUF file's codes
-    report = quantize_model(model, layout, text, name=given.model, said=_progress(text is not None))
+    said = _progress(text is not None)
+    report = quantize_model(model, layout, text, name=given.model, said=said)
+    said("")
     store.save(model, out, tokenizer, labels=opened.labels)
     files.write(out / REPORT, json.dumps(report.to_dict(), indent=1, allow_nan=False) + "\n")
     if image is not None:
         page = io.BytesIO()
         picture(report).savefig(page, format=image.suffix[1:])
         files.write(image, page.getvalue())
+    short = sum(row.shape[-1] < layout.group for row in report.rows)
+    if short:
+        note(f"{short} of {len(report.rows)} matrices have rows shorter than a group of {layout.group}: a scale a row.")
     if given.json:
         emit(report.to_dict())
         return
     _show(report, given.top)
     print(f"\n{out}: {report.before / 1e6:,.2f} MB of {report.dtype} became {report.after / 1e6:,.2f} MB.")
+    if image is not None:
+        print(f"{image}: the harm of each matrix, layer by layer.")
+    if text is None:
+        better = ", and 4 bits are rounded for it" if layout.bits == 4 else ""
+        print(f"These are the weights' own errors. --calibrate DATA, a text, adds what becomes of the answers{better}.")
+
+
+def _text(given: argparse.Namespace, cfg: Any, tokenizer: Any) -> Any:
+    """The text of --calibrate as the model reads it, and with --target in pairs."""
+    from ..config import EncoderDecoder
+    from ..quantize import Text
+
+    if given.target is None:
+        from ..data.registry import find
+
+        return Text.of(find(given.calibrate), tokenizer, cfg, given.tokens, given.measure)
+    from ..data import examples
+    from ..training.encoded import encode
+    from ..training.objectives import Seq2Seq
+
+    need(isinstance(cfg, EncoderDecoder), f"{given.model} is no encoder-decoder; leave --target out.")
+    objective = Seq2Seq()
+    read = examples.read({"source": given.calibrate, "target": given.target}, objective)
+    encoded = encode(read, tokenizer, objective, cfg, cfg.context, "end", tokenizer.source_tokenizer)
+    target, source = (side.rows(name) for side, name in zip(encoded.sides, ("tokens", "source"), strict=True))
+    return Text.of_pairs(list(zip(source, target, strict=True)), given.tokens, given.measure)
 
 
 def _show(report: Any, top: int) -> None:
+    from ..quantize import display
+
     print(f"Each matrix alone, the most harmful of {len(report.rows)} first:")
-    table(report.table(top), report.heading())
+    heading, *lines = display.matrices(report, top)
+    table(lines, heading)
     print("\nAll of them, by how they were rounded (the last is kept):")
-    table(report.summary(), ("rounded", "weight error", "output error", "KL", "same top-1", "change", "perplexity"))
+    heading, *lines = display.wholes(report)
+    table(lines, heading)
+    print()
+    rows(*display.legend(report))
 
 
 def _progress(reads: bool) -> Any:
     """What is being done, in a line that is written over; nothing where standard error is no terminal."""
-    if not moving():
-        note(
-            "Calibrating and measuring reads the text once for each matrix; a large model takes minutes."
-            if reads
-            else "Without --calibrate only the weights' own errors are measured."
-        )
-        return lambda _: None
-    return lambda said: print(f"\r\x1b[K{said}", end="", file=sys.stderr, flush=True)
+    if moving():
+        return lambda said: print(f"\r\x1b[K{said}", end="\r", file=sys.stderr, flush=True)
+    if reads:
+        note("Calibrating and measuring reads the text once for each matrix; a large model takes minutes.")
+    return lambda _: None

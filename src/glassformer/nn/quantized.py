@@ -113,17 +113,17 @@ class Codes:
             return x.new_zeros(*x.shape[:-1], self.shape[0])
         if self.device.type != "cpu":
             rows = x.reshape(-1, x.shape[-1])
-            y = kernels.reference.integer_product(rows, self.unpacked(), self._fine_scales(), bias)
+            y = kernels.reference.integer_product(rows, self.unpacked(), self.fine_scales(), bias)
             return y.to(x.dtype).view(*x.shape[:-1], self.shape[0])
         if self._packed is None:
             pack = kernels.pack_int4 if self.bits == 4 else kernels.pack_int8
-            self._packed = pack(self.unpacked(), self._fine_scales())
+            self._packed = pack(self.unpacked(), self.fine_scales())
             if self._packed.build != "torch" and not self.looked_up:
                 self._codes = None
         return kernels.matmul(x, self._packed, bias)
 
-    def _fine_scales(self) -> Tensor:
-        """The scale of each of the kernels' groups."""
+    def fine_scales(self) -> Tensor:
+        """The scale of each of the kernels' groups of 32: that of the group it lies in."""
         count = -(-self.shape[-1] // rounding.GROUP)
         return self.scales.repeat_interleave(self.group // rounding.GROUP, -1)[..., :count]
 
@@ -273,7 +273,7 @@ def quantized(model: nn.Module) -> dict[str, QuantizedWeight]:
 def plan(model: nn.Module, layout: Layout) -> dict[str, int]:
     """The bits of each weight that is quantised, by its path: what modules declare as ``products``.
 
-    UserError where that is nothing but the ends of the model.
+    UserError where that is nothing but the ends of the model, and for groups longer than any row.
     """
     exact = tuple(f"{path}." for path in declared(model, "exact"))
     names = [name for name in declared(model, "products") if not name.startswith(exact)]
@@ -282,6 +282,11 @@ def plan(model: nn.Module, layout: Layout) -> dict[str, int]:
     bits = {name: layout.head if name.startswith(ENDS) else layout.bits for name in there}
     inside = [name for name in there if not name.startswith(ENDS)]
     need(bool(inside), "This model's layers are recurrent cells, which are computed in their own format; take a Stack.")
+    longest = max(parameters[name].shape[-1] for name in there)
+    fits = layout.group - rounding.GROUP < longest
+    most = -(-longest // rounding.GROUP) * rounding.GROUP
+    rows = f"the longest row here has {longest} numbers; give {most} or less ({most}: a scale a row)."
+    need(fits, f"Groups of {layout.group} are longer than that: {rows}")
     even = (name for name in there if parameters[name].shape[-1] % 2 == 0)  # 4 bits lie two in a byte
     return {name: bits[name] for name in even if bits[name] < 16}
 

@@ -6,6 +6,6 @@ report = quantize_model(model, Layout(bits=4), text)
 
 from ..nn.quantized import Layout as Layout
 from .calibration import Text as Text
+from .display import picture as picture
 from .quantizing import quantize_model as quantize_model
 from .report import Report as Report
-from .report import picture as picture

@@ -1,15 +1,17 @@
 """What a model's matrices are multiplied with while it reads a text: the sum of x x^T of each, for rounding and report.
 
-C inputs of a matrix, B rows, T tokens.
+C inputs of a matrix, B rows, T tokens, S tokens of a source.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -26,6 +28,9 @@ from ..tokenizer import Tokenizer
 ROW = 256  # tokens that are read together
 MEMORY = 1 << 30  # bytes of sums that are held at a time; more matrices are more readings
 HELD_OUT = 5  # one row of so many is not calibrated with but measured on
+Sides: TypeAlias = tuple[Tensor, Tensor | None]
+"""Tokens (1, T), and those (1, S) that an encoder-decoder's encoder reads beside them."""
+Ids: TypeAlias = Sequence[int] | np.ndarray[Any, Any]
 Gram = dict[str, Tensor]
 """(C, C) of each matrix by its path; of a stack of tables (E, C, C)."""
 Progress = Callable[[str], None]
@@ -33,14 +38,23 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Text:
-    """Rows of tokens (1, T): those that are calibrated with, and those that the report measures on."""
+    """Rows of tokens: those that are calibrated with, and those that the report measures on."""
 
-    rows: Sequence[Tensor]
-    held_out: Sequence[Tensor]
+    rows: Sequence[Sides]
+    held_out: Sequence[Sides]
 
     @classmethod
     def of(cls, source: Source, tokenizer: Tokenizer, model: config.Model, tokens: int, measured: int) -> Text:
-        """Rows spread evenly over a corpus: ``tokens`` to calibrate with, ``measured`` ones; UserError for too few."""
+        """Rows spread evenly over a corpus: ``tokens`` to calibrate with, ``measured`` ones; UserError for too few.
+
+        An encoder-decoder reads the same on both sides, so one with two vocabularies is refused: it needs ``of_pairs``.
+        """
+        pair = isinstance(model, config.EncoderDecoder)
+        two = f"This model reads its source by a vocabulary of its own, so {source.name} is half of what it needs"
+        need(
+            config.source_embed(model) is model.embed,
+            f"{two}; give sources and targets: --calibrate FILE --target FILE.",
+        )
         shards = tokenise(source, tokenizer)
         length = min(ROW, model.context)
         there = len(shards) // length
@@ -50,30 +64,45 @@ class Text:
             highest < model.embed.vocab,
             f"{shards.name} has token {highest}, which this model does not; it is another's.",
         )
-        found = [
-            torch.from_numpy(shards.tokens[i * length : (i + 1) * length].astype("int64"))[None] for i in range(there)
-        ]
-        apart = found[HELD_OUT - 1 :: HELD_OUT]
+        found = [_row(shards.tokens[i * length : (i + 1) * length]) for i in range(there)]
+        return cls._apart([(row, row if pair else None) for row in found], tokens, measured)
+
+    @classmethod
+    def of_pairs(cls, pairs: Sequence[tuple[Ids, Ids]], tokens: int, measured: int) -> Text:
+        """Sources and what a decoder reads to write their targets, as ids; spread evenly, as many as have ``tokens``.
+
+        Raises UserError for fewer than HELD_OUT.
+        """
+        need(len(pairs) >= HELD_OUT, f"{len(pairs)} pairs of texts are too few; give {HELD_OUT} or more.")
+        return cls._apart([(_row(target), _row(source)) for source, target in pairs], tokens, measured)
+
+    @classmethod
+    def _apart(cls, found: Sequence[Sides], tokens: int, measured: int) -> Text:
+        """Every HELD_OUT-th row apart, and of both so many tokens."""
+        length = sum(row.numel() for row, _ in found) / len(found)
         rest = [row for number, row in enumerate(found) if (number + 1) % HELD_OUT]
-        return cls(spread(rest, -(-tokens // length)), spread(apart, -(-measured // length)))
+        held_out = found[HELD_OUT - 1 :: HELD_OUT]
+        return cls(spread(rest, math.ceil(tokens / length)), spread(held_out, math.ceil(measured / length)))
 
 
-def spread(rows: Sequence[Tensor], count: int) -> list[Tensor]:
+def _row(ids: Ids) -> Tensor:
+    return torch.from_numpy(np.asarray(ids, np.int64))[None]
+
+
+def spread(rows: Sequence[Sides], count: int) -> list[Sides]:
     """So many of the rows, evenly from the first to the last."""
     count = min(max(count, 1), len(rows))
     return [rows[number * len(rows) // count] for number in range(count)]
 
 
-def read(model: Model, tokens: Tensor, logits: Any = "all") -> Any:
-    """What the model makes of tokens (1, T); an encoder-decoder reads them on both sides."""
-    tokens = tokens.to(next(model.parameters()).device)
-    sides = {"source": tokens} if isinstance(model.config, config.EncoderDecoder) else {}
-    return model(tokens, logits=logits, **sides)
+def read(model: Model, row: Sides) -> Any:
+    """What the model makes of a row, with logits at every token."""
+    where = next(model.parameters()).device
+    tokens, source = row
+    return model(tokens.to(where), logits="all", **({} if source is None else {"source": source.to(where)}))
 
 
-def grams(
-    model: Model, rows: Sequence[Tensor], paths: Sequence[str], said: Progress = lambda _: None
-) -> Iterator[Gram]:
+def grams(model: Model, rows: Sequence[Sides], paths: Sequence[str], said: Progress = lambda _: None) -> Iterator[Gram]:
     """The sums of some of the matrices at a time, as many as MEMORY holds; those never met are left out."""
     view = copy.copy(model)
     view.engine = "eager"  # which multiplies by one matrix after another

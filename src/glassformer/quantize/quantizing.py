@@ -14,7 +14,7 @@ from .calibration import Gram, Progress, Text, grams
 from .gptq import calibrated
 from .report import Answers, Effect, Report, Row, Whole, ordered, ratio, relative, relative_output
 
-ROWS_EACH = 2  # of the held-out text, for each matrix alone
+TOKENS_EACH = 512  # of the held-out text, for each matrix alone
 Ways = dict[str, dict[str, quantized.Codes]]
 """The codes of every matrix by its path, by how they were rounded."""
 
@@ -80,7 +80,7 @@ def quantize_model(
         rest + sum(row.before for row in rows),
         rest + sum(row.after for row in rows),
         None if answers is None else answers.perplexity,
-        0 if text is None else sum(row.numel() for row in text.rows),
+        0 if text is None else sum(row.numel() for row, _ in text.rows),
         0 if answers is None else answers.tokens,
         ordered(rows, effects),
         tuple(wholes),
@@ -139,7 +139,7 @@ def _alone(
     effects: dict[str, Effect] = {}
     for number, (path, own) in enumerate(codes.items(), 1):
         quantized.put(model, path, quantized.parameter(own, before[path].dtype))
-        effects[path] = answers.effect(model, ROWS_EACH)
+        effects[path] = answers.effect(model, TOKENS_EACH)
         quantized.put(model, path, before[path])
         said(f"measuring, matrix {number} of {len(codes)}")
     return effects

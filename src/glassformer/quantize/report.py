@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from .. import config
 from ..nn import Model
 from ..nn.inference import inference
-from .calibration import read
+from .calibration import Sides, read
 
 LOGITS = 1 << 26  # numbers of the answers that are kept to compare with
 
@@ -22,8 +21,8 @@ LOGITS = 1 << 26  # numbers of the answers that are kept to compare with
 @dataclass(frozen=True)
 class Effect:
     """How far the answers move: ``kl`` in nats a token, from the model's own distribution; ``agreement``, the share of
-    tokens whose likeliest one is the same; ``perplexity`` of a decoder, and ``change`` of it on the same tokens, as a
-    share. Without logits: ``difference``, the relative error of the vectors.
+    tokens whose likeliest one is the same; ``perplexity`` where it writes, and ``change`` of it, as a
+    share, on the text or the targets of pairs. Without logits: ``difference``, the relative error of the vectors.
     """
 
     kl: float | None = None
@@ -89,60 +88,6 @@ class Report:
         """As JSON holds it."""
         return asdict(self)
 
-    def heading(self) -> tuple[str, ...]:
-        """The heads of the columns of ``table``."""
-        return (
-            "matrix",
-            "bits",
-            "KiB before",
-            "after",
-            "weight error",
-            "output error",
-            "KL",
-            "same top-1",
-            "change",
-        )
-
-    def table(self, most: int | None = None) -> list[tuple[str, ...]]:
-        """A line for each matrix, the most harmful first."""
-        return [
-            (
-                row.name,
-                str(row.bits),
-                f"{row.before / 1024:,.1f}",
-                f"{row.after / 1024:,.1f}",
-                f"{row.weight:.4f}",
-                _shown(row.output, ".4f"),
-                *_effect(row.effect),
-            )
-            for row in self.rows[:most]
-        ]
-
-    def summary(self) -> list[tuple[str, ...]]:
-        """A line for the model before, and for each way to round."""
-        first: tuple[str, ...] = ("before", "-", "-", "-", "-", "-", _shown(self.perplexity, ",.3f"))
-        return [first] + [
-            (
-                whole.rounding,
-                f"{whole.weight:.4f}",
-                _shown(whole.output, ".4f"),
-                *_effect(whole.effect),
-                _shown(None if whole.effect is None else whole.effect.perplexity, ",.3f"),
-            )
-            for whole in self.wholes
-        ]
-
-
-def _effect(effect: Effect | None) -> tuple[str, str, str]:
-    if effect is None:
-        return "-", "-", "-"
-    moved = f"{effect.harm:.2e}"
-    return moved, _shown(effect.agreement, ".2%"), _shown(effect.change, "+.2%")
-
-
-def _shown(value: float | None, how: str) -> str:
-    return "-" if value is None else format(value, how)
-
 
 def relative(weight: Tensor, rounded: Tensor) -> tuple[float, float]:
     """(squared error, squared size) of a weight."""
@@ -165,14 +110,17 @@ def ratio(error: float, size: float) -> float:
 class Answers:
     """What a model says to some rows of text before it is changed; ``effect`` compares what it says then."""
 
-    def __init__(self, model: Model, rows: Sequence[Tensor]) -> None:
-        most = max(1, LOGITS // (model.config.embed.vocab * rows[0].numel())) if model.head is not None else len(rows)
-        self.rows, self.decoder = rows[:most], isinstance(model.config, config.Decoder)
-        self.tokens = sum(row.numel() for row in self.rows)
+    def __init__(self, model: Model, rows: Sequence[Sides]) -> None:
+        longest = max(tokens.numel() for tokens, _ in rows)
+        most = max(1, LOGITS // (model.config.embed.vocab * longest)) if model.head is not None else len(rows)
+        self.rows = rows[:most]
+        self.tokens = sum(tokens.numel() for tokens, _ in self.rows)
+        paired = any(source is not None and source is not tokens for tokens, source in rows)  # not one text twice
+        self.predicts = isinstance(model.config, config.Decoder) or paired
         self.own = [self.answer(model, row) for row in self.rows]
         self.perplexity = self.effect(model).perplexity
 
-    def answer(self, model: Model, row: Tensor) -> Tensor:
+    def answer(self, model: Model, row: Sides) -> Tensor:
         """Logits as log-probabilities (T, V); the vectors of a model without a head."""
         with inference(model):
             said = read(model, row)
@@ -183,10 +131,14 @@ class Answers:
         return vectors.float().flatten(0, -2)
 
     def effect(self, model: Model, only: int | None = None) -> Effect:
-        """How far the model's answers are from those before; ``only`` the first so many rows."""
+        """How far the model's answers are from those before; ``only`` the first rows, of so many tokens in all."""
         kl = same = loss = first = error = size = 0.0
         count = predicted = 0
-        for row, own in list(zip(self.rows, self.own, strict=True))[:only]:
+        seen = 0
+        for row, own in zip(self.rows, self.own, strict=True):
+            if only is not None and seen >= only:
+                break
+            seen += row[0].numel()
             now = self.answer(model, row)
             if model.head is None:
                 error, size = error + float((now - own).square().sum()), size + float(own.square().sum())
@@ -194,8 +146,8 @@ class Answers:
             kl += float(F.kl_div(now, own, reduction="sum", log_target=True))
             same += int((now.argmax(-1) == own.argmax(-1)).sum())
             count += len(now)
-            if self.decoder:
-                targets = row[0, 1:].to(now.device)
+            if self.predicts:
+                targets = row[0][0, 1:].to(now.device)
                 loss += float(F.nll_loss(now[:-1], targets, reduction="sum"))
                 first += float(F.nll_loss(own[:-1], targets, reduction="sum"))
                 predicted += len(now) - 1
@@ -211,36 +163,3 @@ def ordered(rows: Sequence[Row], effects: Mapping[str, Effect]) -> tuple[Row, ..
     """The rows with their effects, the most harmful first; without any by the error of the output or the weight."""
     found = [replace(row, effect=effects.get(row.name)) for row in rows]
     return tuple(sorted(found, key=lambda row: -(row.effect.harm if row.effect else row.output or row.weight)))
-
-
-def picture(report: Report) -> Any:
-    """A figure: the harm of each matrix, layers across, kinds down; UserError without matplotlib."""
-    import re
-
-    from ..errors import UserError
-
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UserError("Pictures need matplotlib; pip install matplotlib.") from None
-    cells: dict[str, dict[int, float]] = {}
-    for row in report.rows:
-        found = re.fullmatch(r"(.*)\.blocks\.(\d+)\.(.*)", row.name)
-        kind, layer = (f"{found[1]} {found[3]}", int(found[2])) if found else (row.name, 0)
-        harm = row.effect.harm if row.effect else row.output if row.output is not None else row.weight
-        cells.setdefault(kind.removesuffix(".weight"), {})[layer] = math.log10(max(harm, 1e-12))
-    kinds, layers = sorted(cells), max(max(line) for line in cells.values()) + 1
-    grid = torch.full((len(kinds), layers), math.nan)
-    for y, kind in enumerate(kinds):
-        for x, value in cells[kind].items():
-            grid[y, x] = value
-    figure = Figure(figsize=(3.5 + 0.35 * layers, 1.5 + 0.3 * len(kinds)), layout="constrained")
-    axes = figure.add_subplot()
-    image = axes.imshow(grid.numpy(), aspect="auto", cmap="viridis")
-    axes.set_yticks(range(len(kinds)), kinds)
-    axes.set_xticks(range(layers))
-    axes.set_xlabel("layer")
-    said = "KL" if report.rows and report.rows[0].effect and report.rows[0].effect.kl is not None else "error"
-    figure.colorbar(image, label=f"log10 of the {said} of one matrix alone")
-    axes.set_title(f"{report.model}: {report.bits} bits, groups of {report.group}")
-    return figure

@@ -57,6 +57,7 @@ def read_config(
     kind = fields.get("general.architecture")
     there = isinstance(kind, str) and kind in CLASSES
     known = ", ".join(CLASSES)
+    need(kind is not None, f"{source} lacks general.architecture; copy or convert it again.")
     need(there, f'{source} holds the architecture "{str(kind)[:40]}"; only {known} are read here.')
     assert isinstance(kind, str)
     own = {key.removeprefix(f"{kind}."): value for key, value in fields.items() if key.startswith(f"{kind}.")}

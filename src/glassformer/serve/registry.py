@@ -11,7 +11,7 @@ from typing import Any
 
 from .. import config
 from ..checkpoints.checkpoint import Checkpoint
-from ..checkpoints.resolve import is_recipe
+from ..checkpoints.resolve import GGUF, is_recipe
 from ..engine import Engine
 from ..errors import need
 from ..tokenizer import chat_template
@@ -126,7 +126,7 @@ class Registry:
 
 def model_id(name: str, taken: Sequence[str]) -> str:
     """What clients call a model: the folder's name, or the hub's or recipe's, with a number where it is taken."""
-    plain = Path(name).resolve().name if Path(name).exists() and not is_recipe(name) else name
+    plain = Path(name).resolve().name.removesuffix(GGUF) if Path(name).exists() and not is_recipe(name) else name
     base = re.sub(r"[^A-Za-z0-9._/-]+", "-", plain).strip("-./")[:LONGEST_NAME] or "model"
     return next(one for one in (base, *(f"{base}-{n}" for n in range(2, 10_000))) if one not in taken)
 

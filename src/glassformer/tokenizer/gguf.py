@@ -87,6 +87,8 @@ def from_fields(raw: dict[str, Any], source: str) -> tuple[Spec, Roles]:
     """The tokenizer in a file's fields, and who plays each part; UserError as ``read`` says."""
     try:
         found = {key.removeprefix("tokenizer.ggml."): value for key, value in raw.items()}
+        if lacks := [key for key in ("tokens", "token_type", "model") if key not in found]:
+            raise ValueError(f"it lacks tokenizer.ggml.{lacks[0]}")
         names, kinds = list(map(str, found["tokens"])), list(map(int, found["token_type"]))
         scores = list(map(float, found.get("scores") or [0.0] * len(names)))
         made = {"gpt2": _byte_level, "llama": _pieces, "t5": _pieces, "bert": _words}.get(found["model"])

@@ -44,6 +44,7 @@ class _File:
 
     def __init__(self, file: BinaryIO) -> None:
         self.file, self.left = file, os.fstat(file.fileno()).st_size
+        self.at = "its first bytes"  # what is being read, for who has to say what is broken
 
     def bytes(self, size: int) -> bytes:
         """The next bytes."""
@@ -61,7 +62,10 @@ class _File:
         (size,) = self.numbers("Q")
         if size > MOST_TEXT:
             raise ValueError(f"a text of {size} bytes is too long")
-        return self.bytes(size).decode()
+        try:
+            return self.bytes(size).decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"a text is not UTF-8 at its byte {error.start}") from None
 
     def value(self, kind: int) -> Any:
         """The next value of this type."""
@@ -78,7 +82,7 @@ class _File:
 
 
 def fields(path: Path) -> dict[str, Any]:
-    """The fields before the weights; raises ValueError (struct.error, UnicodeDecodeError) where they are broken."""
+    """The fields before the weights; raises ValueError (struct.error) where they are broken."""
     with path.open("rb") as opened:
         return _fields(_File(opened))[0]
 
@@ -91,35 +95,43 @@ def _fields(file: _File) -> tuple[dict[str, Any], int]:
     if version not in (2, 3):
         raise ValueError(f"version {version} is not known")
     found = {}
-    for _ in range(count):
+    for number in range(count):
+        file.at = f"the name of field {number + 1} of {count}"
         name = file.text()
+        file.at = f"the field {name[:100]!a}"
         found[name] = file.value(file.numbers("I")[0])
     return found, tensors
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, Place]]:
     """The fields and the tensors of a file; UserError for one that is damaged or of a kind that is not read here."""
+    file: _File | None = None
     try:
         with path.open("rb") as opened:
             size = os.fstat(opened.fileno()).st_size
             file = _File(opened)
             found, count = _fields(file)
+            file.at = "its header"
             if count > file.left:
                 raise ValueError(f"it cannot hold {count} tensors")
-            stated = [_stated(file) for _ in range(count)]
+            stated = [_stated(file, f"tensor {number + 1} of {count}") for number in range(count)]
+            file.at = "the tensors' places"
         places = _placed(stated, size - file.left, size, found.get("general.alignment", ALIGNMENT), path)
     except (ValueError, struct.error) as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f"{path} is not a whole GGUF file ({error}); copy it again.") from None
+        at = "" if file is None else f"{file.at}: "
+        raise UserError(f"{path} is not a whole GGUF file ({at}{error}); copy it again.") from None
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); check the path.") from None
     return found, places
 
 
-def _stated(file: _File) -> tuple[str, tuple[int, ...], int, int]:
+def _stated(file: _File, which: str) -> tuple[str, tuple[int, ...], int, int]:
     """Name, shape (rows first), kind and offset of the next tensor."""
+    file.at = f"the name of {which}"
     name = file.text()
+    file.at = f"{which}, {name[:100]!a}"
     (axes,) = file.numbers("I")
     if not 1 <= axes <= 4:
         raise ValueError(f"a tensor has {axes} axes")
@@ -137,7 +149,8 @@ def _placed(
     for name, shape, number, offset in stated:
         kind = NAMES.get(number, "-")
         shown = f"{path}: {name[:100]!a} holds numbers of the kind {kind if kind != '-' else number}"
-        need(kind in BLOCKS, f"{shown}, which is not read here; give one of {', '.join(BLOCKS)}.")
+        fix = f"load the model it was made of, or quantize that anew as one of {', '.join(BLOCKS)}."
+        need(kind in BLOCKS, f"{shown}, which is not read here; {fix}")
         numbers, width = BLOCKS[kind]
         if math.prod(shape) > 1 << 48 or shape[-1] % numbers or name in found:
             raise ValueError(f"the tensor {name[:100]!a} cannot be of the shape {list(shape)}, or comes twice")

@@ -40,6 +40,10 @@ class Side:
         """The length of each example."""
         return np.diff(self.starts)
 
+    def rows(self, name: str) -> list[Array]:
+        """A column, example by example."""
+        return np.split(self.columns[name], self.starts[1:-1])
+
 
 @dataclass(frozen=True)
 class Encoded:

@@ -114,9 +114,9 @@ def test_columns_are_those_that_say_something() -> None:
     assert heading[-3:] == ("KL", "same top-1", "perplexity change") and len(lines) == 3
     assert {head for head, _ in display.legend(report)} == display.LEGEND.keys() - {"vector error"}
     plain = quantize_model(tiny.model(tiny.DECODERS["llama"]), Layout(4))
-    assert display.matrices(plain)[0] == ("matrix", "bits", "KiB before", "after", "weight error")
+    assert display.matrices(plain)[0] == ("matrix", "bits", "KiB before", "KiB after", "weight error")
     assert [line[0] for line in display.wholes(plain)] == ["rounded", "nearest", "searched"]
-    assert {head for head, _ in display.legend(plain)} == {"KiB before", "weight error"}
+    assert {head for head, _ in display.legend(plain)} == {"weight error"}
     encoder = replace(tiny.ALL["bert"], head=None, pool=config.Pool("first", labels=2), token_head=None)
     vectors = quantize_model(tiny.model(encoder), Layout(8), TEXT)
     assert display.matrices(vectors)[0][-1] == "vector error"

@@ -99,7 +99,8 @@ def save(
         )
         need(layout != "hf", f"{unpublished} the model that it was made of.")
         beside = not lora.adapted(model)
-        need(beside, "An adapter on quantised weights is saved by itself: give base, the name of the quantised model.")
+        alone = "An adapter beside quantised weights is saved alone, as in its run's folder, which loads as any model"
+        need(beside, f"{alone} (in Python: save(.., base=NAME)).")
     published = layout != "glassformer" and base is None and page is None
     contents = _published(model, tokenizer, layout, named) if published else None
     if contents is None:

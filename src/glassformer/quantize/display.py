@@ -15,7 +15,6 @@ from .report import Effect, Report, Row
 Lines = list[tuple[str, ...]]
 """The heads of some columns, then a line for each row."""
 LEGEND = {
-    "KiB before": "and after: 1,024 bytes",
     "weight error": "of the numbers of the matrix, relative: 0.01 is 1 % (Frobenius norm)",
     "output error": "of its products with what it meets in the text, relative",
     "KL": "nats a token between what the model says before and after, 0 where nothing moved",
@@ -28,7 +27,7 @@ LEGEND = {
 
 def matrices(report: Report, most: int | None = None) -> Lines:
     """A line for each matrix, the most harmful first; columns that the report has nothing for are left out."""
-    heading = ("matrix", "bits", "KiB before", "after", "weight error", "output error", *_heads(report))
+    heading = ("matrix", "bits", "KiB before", "KiB after", "weight error", "output error", *_heads(report))
     lines = [
         (
             row.name,

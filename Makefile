@@ -7,7 +7,13 @@ PYTHON ?= python3
 PIP_ARGS ?=
 BIN := .venv/bin
 READY := .venv/.ready
-DEV := .venv/.ready-dev
+# Where Chromium is, Playwright (165 MB) comes too and the page is looked at in it; where npm is, the page is built again.
+EXTRAS := dev
+ifneq ($(shell command -v chromium 2> /dev/null),)
+EXTRAS := dev,page-test
+endif
+DEV := .venv/.ready-$(EXTRAS)
+NODE := $(if $(shell command -v npm 2> /dev/null),web/node_modules/.package-lock.json)
 
 .PHONY: demo test test-all test-page check format bench bench-gpu clean
 .DELETE_ON_ERROR:
@@ -20,18 +26,15 @@ demo: $(READY)
 	@echo; echo "The curves are in out/demo/curves.png. Now on your own text, any file or folder:"
 	@echo "  $(BIN)/glassformer train --data.train YOUR_FILE --out out/mine"
 
-test: $(DEV)
+test: $(DEV) $(NODE)
 	$(BIN)/python -m pytest -m "not slow"
 
-test-all: $(DEV)
+test-all: $(DEV) $(NODE)
 	$(BIN)/python -m pytest
 
-# The page in a real browser, and its build against its sources. On Debian: apt-get install chromium fonts-dejavu; what
-# is missing (Chromium, Playwright, Node) is skipped by name.
-test-page: $(DEV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS) -e '.[page-test]'
-	@if command -v npm > /dev/null; then cd web && npm ci --no-audit --no-fund && npm run check && npm test; \
-	else echo "skipped: npm is missing, so the page's sources are not checked"; fi
+# The page alone: its server, its build against its sources, and a real browser. On Debian: apt-get install chromium
+# fonts-dejavu npm; what is missing is skipped by name.
+test-page: $(DEV) $(NODE)
 	$(BIN)/python -m pytest tests/page -rs
 
 check: $(DEV)
@@ -69,5 +72,9 @@ $(READY): .venv/bin/python pyproject.toml constraints.txt
 	@touch $@
 
 $(DEV): .venv/bin/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS) -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS) -e '.[$(EXTRAS)]'
 	@touch $@ $(READY)
+
+# Without its registry npm fails: what needs these packages is skipped then.
+web/node_modules/.package-lock.json: web/package-lock.json
+	-cd web && npm ci --no-audit --no-fund --loglevel=error

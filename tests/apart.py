@@ -17,6 +17,7 @@ PROBE = """([x, y]) => {
   const one = window.__glassformer.probe(x, y);
   return one && { addr: one.addr, value: String(one.value) };
 }"""
+SAID = "all => all.map(one => [one.dataset.addr, one.dataset.v])"
 SENTENCE, SOURCE = "the cat sat on a mat", "a dog and a log"
 
 
@@ -29,7 +30,7 @@ class Apart:
 
         def strip(label: str) -> torch.Tensor:
             there = tab.locator(f'.text .strip[aria-label="{label}"] .token')
-            return torch.tensor([[int(one.get_attribute("data-id")) for one in there.all()]])
+            return torch.tensor([[int(id) for id in there.evaluate_all("all => all.map(one => one.dataset.id)")]])
 
         tokens, source = strip("tokens"), strip("source tokens") if pair else None
         with torch.no_grad():

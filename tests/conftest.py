@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,6 +57,33 @@ def flex_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     if not hasattr(flex_attention, "_validate_device"):
         pytest.skip("this PyTorch refuses FlexAttention's gradient on a CPU in another place")
     monkeypatch.setattr(flex_attention, "_validate_device", lambda *given: None)
+
+
+FLAGS = [
+    "--no-sandbox",
+    "--disable-dev-shm-usage",
+    "--force-color-profile=srgb",
+    "--font-render-hinting=none",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",  # no other host is ever reached
+]
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """Debian's Chromium, one for all tests that look with it; they are skipped by name where it is missing."""
+    program = shutil.which("chromium")
+    if program is None:
+        pytest.skip("needs Chromium: apt-get install chromium fonts-dejavu")
+    api = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install 'glassformer[page-test]'")
+    with api.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=program, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests with a browser come last: Playwright's event loop runs until the end, and nobody else can start one."""
+    items.sort(key=lambda item: "chromium" in getattr(item, "fixturenames", ()))
 
 
 @pytest.fixture(autouse=True, scope="session")

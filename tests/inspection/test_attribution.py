@@ -274,7 +274,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert told["sum"] == pytest.approx(sum(part["value"] for part in told["parts"]))
     assert main([*words, "--against", "s", "--top", "3"]) == 0
     said = capsys.readouterr().out
-    assert "The logit of ▁play less that of s at position 19: " in said and "43 more" in said
+    assert "The logit of ·play less that of s at position 19: " in said and "43 more" in said
     assert "the model's own" in said
     off = 'head_off("decoder.blocks.4.attn", 2)'
     assert main([*words, "--top", "3", "--edit", off]) == 0

@@ -20,7 +20,6 @@ from glassformer.inspection import export
 from glassformer.inspection.tracing import Trace
 from glassformer.page.models import shipped
 
-CHROMIUM = Path("/usr/bin/chromium")
 TEXT = "To be, or not to be: that is the question"
 built = pytest.mark.skipif(
     not (Path(glassformer.__file__).parent / "static" / "inline.js").is_file(), reason="the page is not built (web/)"
@@ -123,40 +122,35 @@ def test_a_file_of_another_kind_is_refused(trace: Trace, tmp_path: Path) -> None
 
 
 @built
-@pytest.mark.skipif(not CHROMIUM.exists(), reason="needs Chromium: apt-get install chromium")
-def test_a_browser_opens_the_file_from_the_disk(trace: Trace, tmp_path: Path) -> None:
+def test_a_browser_opens_the_file_from_the_disk(chromium: Any, trace: Trace, tmp_path: Path) -> None:
     """Numbers on the screen are the trace's; nothing is asked of any network, nothing goes wrong."""
-    api = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright")
     path = trace.save(tmp_path / "it.html")
     notebook = tmp_path / "notebook.html"
     notebook.write_text(f"<!doctype html>{trace._repr_html_()}")
     wrong: list[str] = []
-    with api.sync_playwright() as started:
-        arguments = ["--no-sandbox", "--disable-dev-shm-usage"]
-        browser = started.chromium.launch(executable_path=str(CHROMIUM), args=arguments)
-        for url in (f"{path.as_uri()}#attention", f"{path.as_uri()}#inside", notebook.as_uri()):
-            page = browser.new_page()
-            page.on("pageerror", lambda error: wrong.append(str(error)))
-            page.on("console", lambda one: wrong.append(one.text) if one.type == "error" else None)
-            page.on("request", lambda one: wrong.append(one.url) if one.url.startswith(("http", "ws")) else None)
-            page.goto(url)
-            frame = page.frames[-1]
-            frame.wait_for_selector("[data-addr]", timeout=20_000)
-            page.wait_for_timeout(500)
-            assert "does not hold that" not in frame.inner_text("body")
-            shown = frame.eval_on_selector_all("[data-addr]", "all => all.map(e => [e.dataset.addr, e.dataset.v])")
-            held = 0
-            for address, value in shown:
-                name = address.partition("[")[0]
-                if name in trace.plan and value and trace[address].ndim == 0:
-                    assert abs(float(value) - trace[address].item()) <= 1e-5 * max(1.0, abs(trace[address].item()))
-                    held += 1
-            assert held or "#attention" not in url  # Inside opens with lengths of rows
-        page = browser.new_page()
-        page.goto(f"{path.as_uri()}#lens")
-        said = page.locator("main .note").inner_text()
-        assert "This saved file does not hold the lens" in said and "no head" not in said and "`" not in said
-        browser.close()
+    for url in (f"{path.as_uri()}#attention", f"{path.as_uri()}#inside", notebook.as_uri()):
+        page = chromium.new_page()
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("console", lambda one: wrong.append(one.text) if one.type == "error" else None)
+        page.on("request", lambda one: wrong.append(one.url) if one.url.startswith(("http", "ws")) else None)
+        page.goto(url)
+        frame = page.frames[-1]
+        frame.wait_for_selector("[data-addr]", timeout=60_000)
+        page.wait_for_timeout(500)
+        assert "does not hold that" not in frame.inner_text("body")
+        shown = frame.eval_on_selector_all("[data-addr]", "all => all.map(e => [e.dataset.addr, e.dataset.v])")
+        held = 0
+        for address, value in shown:
+            name = address.partition("[")[0]
+            if name in trace.plan and value and trace[address].ndim == 0:
+                assert abs(float(value) - trace[address].item()) <= 1e-5 * max(1.0, abs(trace[address].item()))
+                held += 1
+        assert held or "#attention" not in url  # Inside opens with lengths of rows
+    page = chromium.new_page()
+    page.goto(f"{path.as_uri()}#lens")
+    said = page.locator("main .note").inner_text()
+    assert "This saved file does not hold the lens" in said and "no head" not in said and "`" not in said
+    page.close()
     assert not wrong, wrong
 
 

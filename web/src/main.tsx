@@ -3,7 +3,7 @@ import { render } from "preact";
 import "./style.css";
 import { Ahead, example, json, prebaked, type Example } from "./core/example";
 import { failure, models, run, stand, submit } from "./core/run";
-import { announcement, arrived, edits, ids, mirror, model, prompt, source } from "./core/state";
+import { arrived, edits, ids, mirror, model, notice, prompt, source, view } from "./core/state";
 import { canonical, connect, HttpTransport, transport, use } from "./core/transport";
 import type { ModelCard } from "./core/types";
 import { Frame } from "./frame/Frame";
@@ -23,6 +23,7 @@ async function begin() {
   listen(screens);
   mirror();
   arrived.then = () => void submit();
+  arrived.settle = (had, screen) => models.value && settle(models.value, had, screen);
   render(<Frame />, document.getElementById("app")!);
   try {
     const list = await listed, stays = models.value?.[0]; // the example's model may be none of the server's
@@ -31,20 +32,27 @@ async function begin() {
     failure.value = (error as Error).message;
     return;
   }
-  if (!stand.in && !run.value) choose(models.value);
+  settle(models.value);
   if (model.value) await submit();
   fetchAll();
 }
 
-/** The model of the link, or the first. */
-function choose(list: ModelCard[]) {
-  if (!list.some((one) => one.name === model.value) && list.length) {
-    if (model.value) announcement.value = `There is no model ${model.value} here; the first is open.`;
-    model.value = list[0].name;
+/** The link's model and screen; where they are not here the ones that were open, else the first, and a sentence that says so. */
+function settle(list: ModelCard[], had = "", screen = screens[0].name) {
+  const said: string[] = [];
+  let card = list.find((one) => one.name === model.value);
+  if (!card && list.length) {
+    card = list.find((one) => one.name === had) ?? list[0];
+    if (model.value || had) said.push(`${model.value ? `There is no model ${model.value} here` : "The link names no model"}; ${card.name} ${card.name === had ? "stays" : "is open"}.`);
+    model.value = card.name;
   }
-  const card = list.find((one) => one.name === model.value);
+  if (!screens.some((one) => one.name === view.value)) {
+    said.push(`There is no screen ${view.value}; ${screen} ${had ? "stays" : "is open"}.`);
+    view.value = screen;
+  }
+  notice.value = said.join(" ");
   if (!card) failure.value = "There is no model here. Start the page with one: glassformer page MODEL.";
-  if (!prompt.value) prompt.value = "The animal didn't cross the street because it was too tired";
+  if (!prompt.value && !ids.value && !(card?.abilities.source && source.value)) prompt.value = "The animal didn't cross the street because it was too tired";
   if (card?.abilities.source && !source.value) source.value = prompt.value;
 }
 

@@ -42,10 +42,10 @@ def run(given: argparse.Namespace) -> None:
         return
     for line in found.notes:
         note(line)
-    against = "" if found.against is None else f" less that of {found.against_piece}"
+    against = "" if found.against_piece is None else f" less that of {found.against_piece.shown}"
     capped = "" if found.capped is None else f" ({found.capped:.4f} after the cap)"
     place = "" if found.position is None else f" at position {found.position}"
-    print(f"The logit of {found.piece}{against}{place}{with_edits(edits)}: {found.logit:.4f}{capped}\n")
+    print(f"The logit of {found.piece.shown}{against}{place}{with_edits(edits)}: {found.logit:.4f}{capped}\n")
     print("\n".join(found.table(given.top)) + "\n")
     blocks = found.by_block()
     kinds = list(dict.fromkeys(kind for _, sums in blocks for kind in sums))

@@ -31,6 +31,6 @@ def run(given: argparse.Namespace) -> None:
     for line in found.notes:
         note(line)
     for text, places, pieces in zip(found.texts, found.positions, found.pieces, strict=True):
-        print("  ".join(f"{place}:{piece}" for place, piece in zip(places, pieces, strict=True)), f"  in: {text}")
+        print("  ".join(f"{place}:{piece.shown}" for place, piece in zip(places, pieces, strict=True)), f"  in: {text}")
     print("\ncosine of the word's two vectors, and of the word with the other text's other words\n")
     print("\n".join(found.table()))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import need, note
-from ..tokenizer.labels import pieces
+from ..tokenizer.labels import pieces, shown
 from .common import (
     MODEL,
     computing,
@@ -105,8 +105,9 @@ def run(given: argparse.Namespace) -> None:
             print(prompts[number // each] or "")
             for token, likely in zip(row.tokens, row.likely, strict=True):
                 if given.logprobs:
-                    print(f"  {tokenizer.token(token)}")
-                print("\n".join(f"  {math.exp(p):8.4f}  {tokenizer.token(other)}" for other, p in likely))
+                    print(f"  {shown(tokenizer, [token])[0]}")
+                words = shown(tokenizer, [other for other, _ in likely])
+                print("\n".join(f"  {math.exp(p):8.4f}  {word}" for (_, p), word in zip(likely, words, strict=True)))
     elif len(rows) > 1:
         for number, row in enumerate(rows):
             print(f"[{number}] {prompts[number // given.samples] or ''}{row.text}\n")
@@ -173,10 +174,10 @@ def seed_of(out: Path, job: dict[str, Any]) -> int:
 def as_json(row: Any, tokenizer: Any, only_next: int | None) -> dict[str, Any]:
     """A continuation with its tokens' strings, and the likeliest in the place of each where they were asked for."""
 
-    def shown(token: int, p: float) -> dict[str, Any]:
+    def told_of(token: int, p: float) -> dict[str, Any]:
         return {"token": token, "piece": tokenizer.token(token), "logprob": p, "probability": math.exp(p)}
 
-    likely = [[shown(token, p) for token, p in some] for some in row.likely]
+    likely = [[told_of(token, p) for token, p in some] for some in row.likely]
     told = {"prompt": row.prompt, "prompt_pieces": pieces(tokenizer.for_source, row.prompt)}
     if only_next:
         return {**told, "next": likely[0]}

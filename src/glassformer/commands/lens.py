@@ -80,7 +80,7 @@ def run(given: argparse.Namespace) -> None:
     for line in seen.notes:
         note(line)
     print(f"{seen.lens}{with_edits(edits)}: the likeliest token and its probability\n{seen.text()}\n")
-    print(f"at {seen.positions[-1]}:{seen.pieces[-1]}")
+    print(f"at {seen.positions[-1]}:{seen.pieces[-1].shown}")
     print("\n".join(seen.table()))
 
 

@@ -45,7 +45,7 @@ def run(given: argparse.Namespace) -> None:
         return
     note(f"Integrated gradients begin at {found.baseline} and go through {found.steps} points of Gauss and Legendre.")
     place = "" if found.position is None else f" at position {found.position}"
-    asked = f"{found.of} of {found.piece}{place}{with_edits(edits)}"
+    asked = f"{found.of} of {found.piece.shown}{place}{with_edits(edits)}"
     print(f"The {asked}: {found.value:.4f}, at the baseline {found.at_baseline:.4f}\n")
     print("\n".join(found.table()))
     change = abs(found.value - found.at_baseline)

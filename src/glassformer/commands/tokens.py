@@ -194,11 +194,11 @@ def _row(console: Console, tokens: tuple[Token, ...], plain: bool) -> None:
     """The tokens as a text, on grounds that alternate, or between bars where there is no colour."""
     from rich.text import Text
 
-    from ..inspection.tokens.display import blanks
+    from ..tokenizer.labels import visible
 
     line = Text("|" if plain else "")
     for at, token in enumerate(tokens):
-        line.append(blanks(token.shown), None if plain else GROUNDS[at % 2] + MARKS[token.kind])
+        line.append(visible(token.shown), None if plain else GROUNDS[at % 2] + MARKS[token.kind])
         line.append("|" if plain else "")
         if token.shown.endswith("\n"):
             console.print(line)
@@ -212,11 +212,11 @@ def _cells(console: Console, tokens: tuple[Token, ...], plain: bool) -> None:
     from rich.cells import cell_len
     from rich.text import Text
 
-    from ..inspection.tokens.display import blanks
+    from ..tokenizer.labels import visible
 
     above, below, used = Text(), Text(), 0
     for at, token in enumerate(tokens):
-        shown, id = blanks(token.shown), str(token.id)
+        shown, id = visible(token.shown), str(token.id)
         wide = max(cell_len(shown), len(id))
         if used and used + wide + 1 > console.width:
             console.print(above)

@@ -26,7 +26,7 @@ from ..nn.inference import inference
 from . import streams, tables
 from .direction import HELD, INSTEAD, AtOnePlace, Part, Sweep, back, gated, watched
 from .looking import Text
-from .streams import fp64
+from .streams import Piece, fp64
 
 if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer
@@ -45,9 +45,9 @@ class Attribution(Shown):
     """
 
     token: int
-    piece: str
+    piece: Piece
     against: int | None
-    against_piece: str | None
+    against_piece: Piece | None
     position: int | None
     parts: list[Part]
     sum: float
@@ -74,10 +74,10 @@ class Attribution(Shown):
     @property
     def title(self) -> str:
         """What is taken apart."""
-        less = "" if self.against is None else f" less {self.against_piece}"
+        less = "" if self.against_piece is None else f" less {self.against_piece.shown}"
         place = "" if self.position is None else f" at {self.position}"
         edited = f", with {' and '.join(self.edits)}" if self.edits else ""
-        return f"Attribution: the logit of {self.piece}{less}{place}{edited}"
+        return f"Attribution: the logit of {self.piece.shown}{less}{place}{edited}"
 
     def charts(self) -> Iterator[Chart]:
         """What each block's parts of a kind added, then each head of it, then the parts that added or took most."""
@@ -229,9 +229,9 @@ def _of_label(model: Model, read: streams.Read, label: str | int | None, against
         parts, notes = _through_pool(model, tape, hidden, chosen, other)
     own = (logits[chosen] - (0.0 if other is None else logits[other])).item()
     total = math.fsum(part.value for part in parts)
-    beside = None if other is None else f"label {other}"
+    beside = None if other is None else Piece(f"label {other}")
     return Attribution(
-        chosen, f"label {chosen}", other, beside, None, parts[::-1], total, own, abs(total - own), None, notes
+        chosen, Piece(f"label {chosen}"), other, beside, None, parts[::-1], total, own, abs(total - own), None, notes
     )
 
 

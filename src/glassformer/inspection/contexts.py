@@ -25,6 +25,7 @@ from ..nn.finite import must_be_finite
 from ..nn.inference import inference
 from . import streams, tables
 from .looking import token_ids
+from .streams import Piece
 
 if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer
@@ -44,7 +45,7 @@ class Contexts(Shown):
     word: str
     texts: list[str]
     positions: list[list[int]]
-    pieces: list[list[str]]
+    pieces: list[list[Piece]]
     depths: list[str]
     cosine: list[float]
     others: list[float]

@@ -29,6 +29,7 @@ from ..nn.finite import must_be_finite
 from ..nn.inference import inference
 from . import streams, tables
 from .looking import Text
+from .streams import Piece
 
 if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer
@@ -44,7 +45,7 @@ class Share:
 
     position: int
     token: int
-    piece: str
+    piece: Piece
     norm: float
     product: float
     integrated: float
@@ -61,7 +62,7 @@ class Saliency(Shown):
 
     of: str
     token: int
-    piece: str
+    piece: Piece
     position: int | None
     value: float
     baseline: str
@@ -80,7 +81,7 @@ class Saliency(Shown):
     def title(self) -> str:
         """What is asked."""
         place = "" if self.position is None else f" at {self.position}"
-        return f"Saliency: what the {self.of} of {self.piece}{place} owes to each token"
+        return f"Saliency: what the {self.of} of {self.piece.shown}{place} owes to each token"
 
     def charts(self) -> Iterator[Chart]:
         """The integrated gradients of each token as a map, zero in the middle; then all numbers."""
@@ -89,7 +90,7 @@ class Saliency(Shown):
         for name, shares in self._sides():
             cells = np.array([[share.integrated for share in shares]])
             words = [[f"{share.integrated:+.2f}" for share in shares]]
-            columns = [f"{share.position}:{share.piece}" for share in shares]
+            columns = [f"{share.position}:{share.piece.shown}" for share in shares]
             yield Heat(name, cells, ["integrated"], columns, words, signed=True)
         names, rows = self.records()
         yield Table("", names, [[_written(fact) for fact in row] for row in rows], (0, 3))
@@ -121,7 +122,7 @@ class Saliency(Shown):
             for share in shares:
                 numbers = (f"{share.norm:.4f}", f"{share.product:+.4f}", f"{share.integrated:+.4f}")
                 bar = ("+" if share.integrated > 0 else "-") * round(20 * abs(share.integrated) / most)
-                rows.append((f"{name} {share.position}".strip(), share.piece, *numbers, bar))
+                rows.append((f"{name} {share.position}".strip(), share.piece.shown, *numbers, bar))
         heading = ("at", "token", "gradient norm", "gradient x input", "integrated", "")
         return tables.lines(rows, heading, left=(0, 1, 5))
 
@@ -207,7 +208,7 @@ class _Asked:
         self.model, self.tokenizer, self.of = model, tokenizer, of
         self.given, self.edits = read.given, read.edits
         self.position = streams.place(position, read.tokens, tokenizer)
-        self.chosen, self.name = 0, ""
+        self.chosen, self.name = 0, Piece("")
         inputs = ("embed.token", "embed.lag.*", "source_embed.token", "source_embed.lag.*")
         tape = Tape(*inputs, edits=self.edits)
         with inference(model):
@@ -231,7 +232,7 @@ class _Asked:
                 wanted is None or wanted in range(many), f"Label {wanted} is not there; this model has 0 to {many - 1}."
             )
             self.chosen = int(self.answers.argmax()) if wanted is None else int(wanted)
-            self.name = f"label {self.chosen}"
+            self.name = Piece(f"label {self.chosen}")
             return
         known = many if self.tokenizer is None else min(many, self.tokenizer.size)
         likeliest = int(self.answers[:known].argmax())

@@ -29,6 +29,7 @@ from ..nn.finite import must_be_finite
 from ..nn.inference import inference
 from . import streams, tables
 from .looking import Text
+from .streams import Piece
 
 if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer
@@ -44,7 +45,7 @@ class Tracked:
     """One token through the depths: ``probability`` and ``rank`` are (D, P); rank 1 is the likeliest."""
 
     token: int
-    piece: str
+    piece: Piece
     probability: list[list[float]]
     rank: list[list[int]]
 
@@ -62,22 +63,19 @@ class Lens(Shown):
     depths: list[str]
     positions: list[int]
     tokens: list[int]
-    pieces: list[str]
+    pieces: list[Piece]
     length: int
     top: list[list[list[int]]]
-    top_pieces: list[list[list[str]]]
+    top_pieces: list[list[list[Piece]]]
     probability: list[list[list[float]]]
     entropy: list[list[float]]
     kl: list[list[float]]
     tracked: list[Tracked]
     notes: list[str]
-    columns: list[str]  # of ``tokens``, as they read, for a table
-    words: list[list[list[str]]]  # of ``top``, the same
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON holds it."""
-        told = {name: value for name, value in vars(self).items() if name not in ("columns", "words")}
-        return {**told, "tracked": [vars(one) for one in self.tracked]}
+        return {**vars(self), "tracked": [vars(one) for one in self.tracked]}
 
     @property
     def title(self) -> str:
@@ -88,8 +86,8 @@ class Lens(Shown):
         """The likeliest tokens as a map of depths and positions; the tracked ones and KL as lines over the depths."""
         yield Prose(self.notes)
         chance = np.array(self.probability)[::-1, :, 0]
-        words = [[word[0] for word in row] for row in reversed(self.words)]
-        heads = [f"{number}:{piece}" for number, piece in zip(self.positions, self.columns, strict=True)]
+        words = [[word[0].shown for word in row] for row in reversed(self.top_pieces)]
+        heads = [f"{number}:{piece.shown}" for number, piece in zip(self.positions, self.pieces, strict=True)]
         for low in range(0, len(heads), BESIDE):
             some = slice(low, low + BESIDE)
             named = f"positions {self.positions[low]} to {self.positions[some][-1]} of {self.length}"
@@ -98,7 +96,7 @@ class Lens(Shown):
         steps = list(range(len(self.depths)))
         last = f"at {heads[-1]}, by depth (0: {self.depths[0]})"
         if self.tracked:
-            lines = {one.piece: (steps, [row[-1] for row in one.probability]) for one in self.tracked}
+            lines = {one.piece.shown: (steps, [row[-1] for row in one.probability]) for one in self.tracked}
             yield Curves(f"probability {last}", lines, "depth", tuple(lines))
         kl = {"KL to the answer": (steps, [row[-1] for row in self.kl])}
         yield Curves(f"nats {last}", kl | {"entropy": (steps, [row[-1] for row in self.entropy])}, "depth")
@@ -137,21 +135,22 @@ class Lens(Shown):
         """One position's depths as lines, the answer first: the likeliest tokens, entropy, KL, tracked tokens."""
         rows = []
         for depth in reversed(range(len(self.depths))):
-            words, chances = self.words[depth][column], self.probability[depth][column]
-            likely = "  ".join(f"{word} {chance:.3f}" for word, chance in zip(words, chances, strict=True))
+            words, chances = self.top_pieces[depth][column], self.probability[depth][column]
+            likely = "  ".join(f"{word.shown} {chance:.3f}" for word, chance in zip(words, chances, strict=True))
             numbers = [f"{self.entropy[depth][column]:.3f}", f"{self.kl[depth][column]:.3f}"]
             for one in self.tracked:
                 numbers += [f"{one.probability[depth][column]:.4f}", f"{one.rank[depth][column]:,}"]
             rows.append((self.depths[depth], *numbers, likely))
-        named = [name for one in self.tracked for name in (f"p({one.piece})", "rank")]
+        named = [name for one in self.tracked for name in (f"p({one.piece.shown})", "rank")]
         heading = ("depth", "entropy", "KL", *named, "likeliest, with their probabilities")
         return tables.lines(rows, heading, left=(0, len(heading) - 1))
 
     def text(self, width: int | None = None) -> str:
         """For a terminal: the likeliest token of every depth and position, as many columns side by side as fit."""
         width = width or shutil.get_terminal_size((100, 24)).columns
-        cells = [[f"{w[0]} {p[0]:.2f}" for w, p in zip(*row, strict=True)] for row in self._likeliest()]
-        heads = [f"{number}:{piece}" for number, piece in zip(self.positions, self.columns, strict=True)]
+        likely = zip(self.top_pieces, self.probability, strict=True)
+        cells = [[f"{w[0].shown} {p[0]:.2f}" for w, p in zip(*row, strict=True)] for row in likely]
+        heads = [f"{number}:{piece.shown}" for number, piece in zip(self.positions, self.pieces, strict=True)]
         sizes = [max(map(len, column)) + 2 for column in zip(heads, *cells, strict=True)]
         first = max(map(len, self.depths)) + 2
         borders, used = [0], first
@@ -166,9 +165,6 @@ class Lens(Shown):
             lines = tables.lines(reversed(rows), ("depth", *heads[low:high]), left=range(high - low + 1))
             blocks.append("\n".join(lines))
         return "\n\n".join(blocks)
-
-    def _likeliest(self) -> Iterator[tuple[list[list[str]], list[list[float]]]]:
-        return zip(self.words, self.probability, strict=True)
 
 
 def logit_lens(
@@ -227,8 +223,6 @@ def logit_lens(
             for at, number in enumerate(followed.tolist())
         ],
         notes,
-        streams.shown(tokenizer, ids),
-        [[streams.shown(tokenizer, cell) for cell in row] for row in likely],
     )
 
 

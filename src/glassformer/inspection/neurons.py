@@ -25,6 +25,7 @@ from ..nn.finite import must_be_finite
 from ..nn.inference import inference
 from . import streams, tables
 from .looking import listing
+from .streams import visible
 
 if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer
@@ -73,8 +74,8 @@ class Neuron:
 
 
 def _line(hit: Hit) -> str:
-    text = f"{hit.before}«{hit.piece}»{hit.after}".replace("\r", "").replace("\n", "↵").replace("\t", " ")
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+    before, after = (" ".join(map(visible, text.split(" "))) for text in (hit.before, hit.after))
+    return f"{before}«{visible(hit.piece)}»{after}"
 
 
 def top_activations(

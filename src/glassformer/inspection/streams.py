@@ -23,8 +23,10 @@ from ..nn.flow import Edit
 from ..nn.inference import inference
 from ..tokenizer.framing import decoder_start, document_start, must_be_known
 from ..tokenizer.framing import source as framed_source
+from ..tokenizer.labels import Piece as Piece
 from ..tokenizer.labels import pieces as pieces
 from ..tokenizer.labels import shown as shown
+from ..tokenizer.labels import visible as visible
 from .looking import Text, inputs
 
 if TYPE_CHECKING:
@@ -203,7 +205,8 @@ def place(asked: int | None, tokens: Tensor, tokenizer: Tokenizer | None) -> int
 
 
 def word_id(model: Model, tokenizer: Tokenizer | None, word: str | int) -> int:
-    """The one token that a word is: an id, a name of the vocabulary (``Ġtired``), or a text of one token (" tired").
+    """The one token that a word is: an id, a name of the vocabulary (``Ġtired``), a text of one token (" tired"), or
+    the token as a table shows it (``·tired``).
 
     Raises UserError for an id that the model lacks and for a text of several tokens, which are named.
     """
@@ -216,7 +219,11 @@ def word_id(model: Model, tokenizer: Tokenizer | None, word: str | int) -> int:
     found = tokenizer.id(word)
     if found is None:
         ids = tokenizer.encode(word)
-        named = " ".join(pieces(tokenizer, ids))
+        if len(ids) != 1:
+            ids = [
+                id for id, piece in enumerate(pieces(tokenizer, range(tokenizer.size))) if piece.shown == word
+            ] or ids
+        named = " ".join(shown(tokenizer, ids))
         hint = f"; give one of them, or a word of one token{'' if word.startswith(' ') else ', perhaps with a space'}"
         need(len(ids) == 1, f'"{word}" is {len(ids)} tokens for this tokenizer ({named}){hint if ids else ""}.')
         found = ids[0]

@@ -9,6 +9,7 @@ from typing import Any
 
 from .. import cost
 from ..errors import UserError, need
+from ..tokenizer import labels
 from .models import Check, Loaded, Missing, Models
 from .runs import MOST_TEXT, edit_lines, one_edit, one_text, read
 
@@ -246,12 +247,6 @@ def _pieces(step: dict[str, Any]) -> list[str]:
 
 
 def _shown(tokenizer: Any, piece: str) -> str:
-    """A piece as text; bytes that are no whole character in hexadecimal."""
+    """A piece as text; one that is no entry of the vocabulary as it is written."""
     found = tokenizer.id(piece)
-    if found is None or tokenizer.hides(found):
-        return piece
-    raw = tokenizer.bytes_of(found)
-    try:
-        return str(raw.decode())
-    except UnicodeDecodeError:
-        return "".join(f"⟨{byte:02x}⟩" for byte in raw)
+    return piece if found is None else labels.text(tokenizer, found)

@@ -1,4 +1,4 @@
-"""What a token is called beside its numbers."""
+"""What a token is called beside its numbers: by its vocabulary in data, as it reads in a table."""
 
 from __future__ import annotations
 
@@ -8,21 +8,54 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer
 
+SIGNS = {" ": "·", "\t": "⇥", "\n": "↵", "\r": "␍"}
 
-def pieces(tokenizer: Tokenizer | None, ids: Sequence[int]) -> list[str]:
+
+class Piece(str):
+    """A token by its name in the vocabulary (``Ġthe``, ``▁the``); ``shown`` is the text it stands for (``·the``)."""
+
+    __slots__ = ("shown",)
+    shown: str
+
+    def __new__(cls, name: str, shown: str | None = None) -> Piece:
+        """``shown`` None: as it is called."""
+        made = super().__new__(cls, name)
+        made.shown = name if shown is None else shown
+        return made
+
+
+def visible(text: str) -> str:
+    """The text with signs for what cannot be seen: · a space, ⇥ a tab, ↵ a new line, \\x.. a control character."""
+    return "".join(SIGNS.get(letter) or printed(letter) for letter in text)
+
+
+def printed(letter: str) -> str:
+    """A letter that a terminal can show, else a sign for it."""
+    return letter if letter.isprintable() else SIGNS.get(letter, ascii(letter)[1:-1])
+
+
+def pieces(tokenizer: Tokenizer | None, ids: Sequence[int]) -> list[Piece]:
     """Tokens by the names that the vocabulary gives them; by their numbers without one, and where it has none."""
     size = 0 if tokenizer is None else tokenizer.size
-    return [tokenizer.token(number) if tokenizer and number < size else f"#{number}" for number in ids]
+    return [_piece(tokenizer, number) if tokenizer and number < size else Piece(f"#{number}") for number in ids]
 
 
 def shown(tokenizer: Tokenizer | None, ids: Sequence[int]) -> list[str]:
-    """Tokens for a table: as they read, a space in front as a dot and a line's end as an arrow."""
-    if tokenizer is None:
-        return pieces(None, ids)
-    told = []
-    for number in ids:
-        text = "" if number >= tokenizer.size else tokenizer.bytes_of(number).decode("utf-8", "replace")
-        text = text.replace("\n", "↵").replace("\t", "⇥").replace(" ", "·")
-        plain = text and text.isprintable() and not tokenizer.hides(number)
-        told.append(text if plain else pieces(tokenizer, [number])[0])
-    return told
+    """Tokens for a table: as they read, with signs for blanks; bytes that are no character by themselves as ⟨f0⟩."""
+    return [piece.shown for piece in pieces(tokenizer, ids)]
+
+
+def text(tokenizer: Tokenizer, id: int) -> str:
+    """The text that a token stands for; bytes that are no character by themselves as ⟨f0⟩, a special token its name."""
+    name = tokenizer.token(id)
+    if tokenizer.hides(id):
+        return name
+    raw = tokenizer.bytes_of(id)
+    try:
+        return raw.decode() or name
+    except UnicodeDecodeError:
+        return "".join(f"⟨{byte:02x}⟩" for byte in raw)
+
+
+def _piece(tokenizer: Tokenizer, id: int) -> Piece:
+    return Piece(tokenizer.token(id), visible(text(tokenizer, id)))

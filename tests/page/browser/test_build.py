@@ -15,9 +15,20 @@ STATIC, WEB = ROOT / "src/glassformer/static", ROOT / "web"
 EXAMPLE = "example.trace"
 
 
+needs_node = pytest.mark.skipif(
+    shutil.which("npm") is None or not (WEB / "node_modules/esbuild").is_dir(), reason="needs npm, and npm ci in web/"
+)
+
+
+@needs_node
+@pytest.mark.parametrize("script", ["check", "test"])
+def test_the_sources_types_and_pure_parts(script: str) -> None:
+    done = subprocess.run(["npm", "run", script], cwd=WEB, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs_node
 def test_the_bundle_is_the_sources(tmp_path: Path) -> None:
-    if shutil.which("node") is None or not (WEB / "node_modules/esbuild").is_dir():
-        pytest.skip("needs Node and npm ci in web/")
     subprocess.run(["node", "esbuild.mjs", "--out", str(tmp_path)], cwd=WEB, check=True, capture_output=True)
     built = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     kept = {path.name: path.read_bytes() for path in STATIC.iterdir() if path.name != EXAMPLE}

@@ -63,6 +63,42 @@ def test_a_link_shows_the_same_screen(site: Any, tab: Any) -> None:
     assert tab.locator("section.cell").inner_text() == seen
 
 
+@pytest.mark.parametrize(
+    ("link", "said", "view"),
+    [
+        ("#v=attention", "The link names no model; llama stays.", "lens"),
+        ("#inside?l=1", "The link names no model; llama stays.", "inside"),
+        ("#inside?m=gone", "There is no model gone here; llama stays.", "inside"),
+        ("#heads?m=llama", "There is no screen heads; lens stays.", "lens"),
+        ("#inside?m=llama&l=1", "", "inside"),
+    ],
+)
+def test_a_link_that_asks_for_what_is_not_here_leaves_what_is(
+    link: str, said: str, view: str, site: Any, tab: Any
+) -> None:
+    """Written into the address bar of an open page: model, text and numbers stay, and a sentence says so."""
+    tab.goto(f"{site.url}#lens?m=llama&t=the+cat+sat")
+    tab.wait_for_selector("main .num")
+    words = tab.locator(".text .strip").inner_text()
+    tab.evaluate("link => { location.hash = link }", link)
+    tab.wait_for_function("view => location.hash.startsWith('#' + view) && location.hash.includes('m=llama')", arg=view)
+    tab.wait_for_selector("main .num")
+    assert tab.locator('select[aria-label="model"]').input_value() == "llama"
+    assert tab.locator("#prompt").input_value() == "the cat sat" and tab.locator(".text .strip").inner_text() == words
+    assert tab.locator("main > .note").all_inner_texts() == ([said] if said else [])
+    assert tab.locator(".failure").count() == 0
+
+
+@pytest.mark.parametrize("link", ["#v=x", "#inside?m=gone", "#gone", "#inside?m=gone&t=a+dog"])
+def test_such_a_link_opens_the_first_model(link: str, site: Any, tab: Any) -> None:
+    tab.goto(f"{site.url}{link}")
+    tab.wait_for_selector("footer .badge")
+    assert tab.locator('select[aria-label="model"]').input_value() == "gpt"
+    assert ("There is no" in "".join(tab.locator("main > .note").all_inner_texts())) == ("gone" in link)
+    assert tab.locator("#prompt").input_value() == ("a dog" if "dog" in link else tab.locator("#prompt").input_value())
+    assert tab.locator(".failure").count() == 0 and tab.locator("main .num").count() > 0
+
+
 def test_a_link_to_a_cell_shows_the_matrix_of_its_head(site: Any, tab: Any) -> None:
     cell = "decoder.blocks.0.attn.pattern[3,2,1]"
     tab.goto(f"{site.url}#inside?{urlencode({'m': 'gpt', 't': 'the cat sat', 'l': 0, 'op': cell[:-7], 'c': cell})}")

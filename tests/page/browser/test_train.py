@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,13 +23,8 @@ def line(step: int) -> str:
 
 
 @pytest.fixture
-def training(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+def training(tmp_path: Path, serving: Any) -> Iterator[tuple[str, Path]]:
     """A page over a training's folder of 3,000 steps, one of them a spike: its URL and its log."""
-    import uvicorn
-
-    from glassformer.asgi.security import LOOPBACK
-    from glassformer.page.app import application
-
     log = tmp_path / "log.jsonl"
     log.write_text("".join(map(line, range(1, 3001))))
     told = {"train": {"steps": 9000, "objective": {"type": "Causal"}}, "model": {"embed": {"vocab": 300}}}
@@ -43,22 +35,13 @@ def training(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     for step in (1000, 3000):
         served.saved("gpt2", tmp_path / f"step-{step:06d}", seed=step)
     (tmp_path / "last").write_text("step-003000\n")
-    listening = socket.create_server(("127.0.0.1", 0))
-    own = application(served.page(served.saved("gpt2", tmp_path / "model"), run=tmp_path), frozenset(LOOPBACK))
-    server = uvicorn.Server(uvicorn.Config(own, log_level="warning", lifespan="off", timeout_graceful_shutdown=1))
-    threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True).start()
-    while not server.started:
-        time.sleep(0.02)
-    yield f"http://127.0.0.1:{listening.getsockname()[1]}/", log
-    server.should_exit = True
+    with serving(served.saved("gpt2", tmp_path / "model"), run=tmp_path) as url:
+        yield url, log
 
 
-def test_a_training_is_seen_as_it_grows(training: tuple[str, Path], chromium: Any) -> None:
+def test_a_training_is_seen_as_it_grows(training: tuple[str, Path], tab: Any) -> None:
     url, log = training
-    page = chromium.new_page(viewport={"width": 1366, "height": 900})
-    errors: list[str] = []
-    page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
-    page.on("pageerror", lambda error: errors.append(str(error)))
+    page = tab
     page.goto(f"{url}#train")
     page.wait_for_selector('.curves [role="slider"]')
     page.wait_for_function("() => document.querySelector('.train [data-addr$=\".step\"]')?.dataset.v === '3000'")
@@ -73,9 +56,7 @@ def test_a_training_is_seen_as_it_grows(training: tuple[str, Path], chromium: An
         assert found["value"] == pytest.approx(sum(values) / len(values), rel=1e-9), found
     with log.open("a") as opened:
         opened.write(line(3001))
-    page.wait_for_function(
-        "() => document.querySelector('.train [data-addr$=\".step\"]')?.dataset.v === '3001'", timeout=5000
-    )
+    page.wait_for_function("() => document.querySelector('.train [data-addr$=\".step\"]')?.dataset.v === '3001'")
     last = page.locator('.train [data-addr$=".loss[3001]"]')
     assert float(last.get_attribute("data-v")) == pytest.approx(json.loads(line(3001))["loss"], rel=1e-12)
     samples = log.with_name("samples.jsonl")
@@ -95,5 +76,3 @@ def test_a_training_is_seen_as_it_grows(training: tuple[str, Path], chromium: An
     assert log.with_name("stop").is_file()
     page.mouse.click(box["x"] + 52 + 0.1 * (box["width"] - 64), box["y"] + 60)
     page.wait_for_function("() => location.hash.startsWith('#inside') && location.hash.includes('%401000')")
-    page.close()
-    assert not errors, errors

@@ -14,7 +14,8 @@ export const view = signal("playground");
 
 function read() {
   const hash = location.hash.replace(/^#\/?/, "");
-  const [name, rest] = hash.split("?", 2);
+  const bare = !hash.includes("?") && hash.includes("="); // a selection without a screen
+  const [name, rest] = bare ? ["", hash] : hash.split("?", 2);
   given = new URLSearchParams(rest ?? "");
   if (name) view.value = name;
   for (const [key, one] of entries) one.signal.value = given.has(key) ? one.parse(given.get(key)!) : one.start;
@@ -84,8 +85,11 @@ function asked(): string {
   return JSON.stringify([model.value, prompt.value, source.value, ids.value, edits.value]);
 }
 
-/** What is done when somebody has written another link into the address bar. */
-export const arrived: { then: () => void } = { then: () => undefined };
+/** When somebody has written another link into the address bar: `settle` puts what was there in the place of what is not here, `then` reads the text. */
+export const arrived: { settle: (model: string, view: string) => void; then: () => void } = { settle: () => undefined, then: () => undefined };
+
+/** What the link asks for and the page does not have. */
+export const notice = signal("");
 
 /** Begin to mirror the selection in the URL. */
 export function mirror() {
@@ -106,8 +110,12 @@ export function mirror() {
   });
   addEventListener("hashchange", () => {
     if (location.hash === written) return;
-    const before = asked();
-    batch(read);
+    const before = asked(), had = [model, view, prompt, source, ids].map((one) => one.value) as [string, string, string, string, number[] | null];
+    batch(() => {
+      read();
+      if (!["t", "s", "i"].some((key) => given.has(key))) [, , prompt.value, source.value, ids.value] = had; // the text stays
+      arrived.settle(had[0], had[1]);
+    });
     if (asked() !== before) arrived.then();
   });
 }

@@ -23,6 +23,7 @@ export function Frame() {
       <div class="body">
         {!screen.alone && <Rail />}
         <main id="main" tabIndex={-1} aria-label={screen.title}>
+          {state.notice.value && <p class="note" role="status">{state.notice.value}</p>}
           {failure.value && !(screen.alone && models.value) && <p class="failure" role="alert">{failure.value}</p>}
           {why ? <p class="note">{why}</p> : screen.alone || run.value ? <Component /> : <p class="note">{busy.value ? "The model reads the text …" : models.value ? "Type a text and press Run." : "Looking for models …"}</p>}
         </main>
@@ -72,6 +73,7 @@ function Header({ screen }: { screen: Screen }) {
 
 function choose(name: string) {
   state.model.value = name;
+  state.notice.value = "";
   state.op.value = "";
   state.cell.value = "";
   state.ids.value = null;

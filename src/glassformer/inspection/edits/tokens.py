@@ -14,6 +14,7 @@ from ... import config
 from ...errors import UserError, need
 from ...nn.editing import Hook, Reading
 from ...nn.flow import Place
+from ...tokenizer.labels import shown
 from . import places
 from .base import Edit
 
@@ -118,7 +119,7 @@ class swap_token(Edit):
             need(tokenizer is not None, f"A tokenizer is needed to read {token!r}; give one, or the token's id.")
             tokenizer = tokenizer.for_source if source else tokenizer
             ids = tokenizer.encode(token, special=True)
-            pieces = ", ".join(repr(tokenizer.token(one)) for one in ids)
+            pieces = ", ".join(shown(tokenizer, ids))
             need(len(ids) == 1, f"{token!r} is {len(ids)} tokens ({pieces}); give a text that is one, or an id.")
             token = int(ids[0])
         need(type(token) is int and 0 <= token < vocab, f"Token {token!r} is none; this model knows 0 to {vocab - 1}.")

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
+from ...tokenizer.labels import printed
 from ...tokenizer.stream import bytes_by_letter
 from .segmentation import Match, Merge, Path, Trace
-
-SIGNS = {" ": "·", "\t": "→", "\n": "↵", "\r": "␍"}
-
-
-def blanks(text: str) -> str:
-    """The text with signs for what cannot be seen: · a space, → a tab, ↵ a new line, \\x.. a control character."""
-    return "".join(SIGNS.get(letter) or _printed(letter) for letter in text)
 
 
 def steps(trace: Trace) -> list[str]:
     """How a word came to its pieces, a step a line, without control characters."""
-    return ["".join(map(_printed, line)) for line in _steps(trace)]
-
-
-def _printed(letter: str) -> str:
-    return letter if letter.isprintable() else SIGNS.get(letter, ascii(letter)[1:-1])
+    return ["".join(map(printed, line)) for line in _steps(trace)]
 
 
 def _steps(trace: Trace) -> list[str]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from ...tokenizer.labels import visible
 from .compare import BYTES, UNKNOWN, Sheet, Token, counted
-from .display import blanks, steps
+from .display import steps
 from .segmentation import Trace
 
 GROUNDS = ("#cfe6f7", "#ffe3b0")
@@ -73,4 +74,4 @@ def _token(token: Token, at: int) -> str:
     kinds = f"token {token.kind}" + (" odd" if at % 2 else "")
     title = escape(f"{token.name} ({token.id}), characters {token.start} to {token.end}")
     line = "<br>" if token.shown.endswith("\n") else ""
-    return f'<span class="{kinds}" title="{title}">{escape(blanks(token.shown))}<small>{token.id}</small></span>{line}'
+    return f'<span class="{kinds}" title="{title}">{escape(visible(token.shown))}<small>{token.id}</small></span>{line}'

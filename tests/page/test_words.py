@@ -76,6 +76,27 @@ def test_beams_are_the_librarys(kind: str, tmp_path: Path) -> None:
     assert far.status_code == 400 and "1 to 8" in far.json()["error"]
 
 
+def test_a_search_that_nobody_waits_for_ends_before_the_next_token(tmp_path: Path) -> None:
+    from glassformer.page import words
+
+    class Gone(Exception):
+        pass
+
+    asked = {"model": "mine", "text": "the cat", "max_new": 6}
+    models, left = served.page(served.saved("gpt2", tmp_path / "mine")).models, [9]
+
+    def check() -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise Gone
+
+    words.beams(models, asked | {"max_new": 1}, check)  # loading and waiting ask too
+    left[0] = 9 - left[0] + 2  # so many, and two tokens more
+    with pytest.raises(Gone):
+        words.beams(models, asked, check)
+    assert left == [-1]
+
+
 def test_a_target_that_has_begun_is_continued(tmp_path: Path) -> None:
     """What an encoder-decoder has written so far is what its next tokens follow; a decoder has its text for that."""
     path = served.saved("t5", tmp_path / "mine")

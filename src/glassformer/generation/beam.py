@@ -119,12 +119,14 @@ def beam(
     start: Start = None,
     source_tokenizer: Tokenizer | None = None,
     edits: Sequence[ModelEdit | str] = (),
+    check: Callable[[], None] = lambda: None,
 ) -> list[list[Hypothesis]]:
     """The ``best`` continuations of each prompt that a search with ``beams`` finds, the best first.
 
     A prompt is done when ``beams`` hypotheses have ended, as published translation systems do it; what has not ended
     after ``max_new`` tokens counts as it stands. ``length_penalty`` 0 ranks by the sum of log-probabilities (which
-    favours short texts), 1 by their mean; above 1 favours long ones. The other arguments are those of ``generate``.
+    favours short texts), 1 by their mean; above 1 favours long ones. ``check`` is called before each token: what it
+    raises ends the search. The other arguments are those of ``generate``.
     Raises UserError for settings that mean nothing and prompts that cannot be read.
     """
     check_beams(beams, best, length_penalty, max_new)
@@ -134,7 +136,7 @@ def beam(
     states = [BeamState([Beam(0.0), *[Beam()] * (beams - 1)], ends, length_penalty) for _ in starts]
     reading = Reading.growing(model, starts, sources, tokenizer)
     session, known = Session(model, tape_of(edits, reading)), None if tokenizer is None else tokenizer.size
-    _search(session, states, reading.rows or starts, reading.sources, room, known)
+    _search(session, states, reading.rows or starts, reading.sources, room, known, check)
     ranked = [sorted(state.found, key=lambda hypothesis: -hypothesis.score)[:best] for state in states]
     if tokenizer is None:
         return ranked
@@ -204,11 +206,13 @@ def _search(
     sources: Sequence[Sequence[int]] | None,
     room: int,
     known: int | None,
+    check: Callable[[], None],
 ) -> None:
     """Fill each state's ``found``; only the first ``known`` ids are written."""
     width = len(states[0].beams)
     logits = session.prefill(starts, sources, width)
     for index in range(room):
+        check()
         must_be_finite(session.model, logits)
         totals = torch.tensor([[beam.total for beam in state.beams] for state in states], device=logits.device)
         going, rows = [], []

@@ -76,7 +76,9 @@ def beams(models: Models, asked: dict[str, Any], check: Check) -> dict[str, Any]
     reading = Reading.of(models, asked, check, 32)
     loaded = reading.loaded
     with loaded.held(check):
-        (found,) = beam(loaded.model, loaded.tokenizer, [reading.ids], beams=count, best=count, **reading.how)
+        (found,) = beam(
+            loaded.model, loaded.tokenizer, [reading.ids], beams=count, best=count, check=check, **reading.how
+        )
     told = []
     for one in found:
         pieces = answers.tokens(loaded.tokenizer, one.tokens, dict.fromkeys(range(len(one.tokens)), (1, 1)))

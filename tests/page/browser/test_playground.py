@@ -32,6 +32,18 @@ def test_beams_become_branches(site: Any, tab: Any) -> None:
                           arg=len(start) + len(found[1].tokens))  # fmt: skip
 
 
+def test_a_search_is_stopped(site: Any, tab: Any) -> None:
+    """The request is given up, which the server sees, and the button is what it was."""
+    tab.goto(f"{site.url}#playground?{urlencode({'m': 'gpt', 't': SENTENCE})}")
+    tab.wait_for_selector("footer .badge")
+    tab.route("**/api/beam", lambda route: None)  # a search without an end
+    tab.get_by_role("button", name="Beams").click()
+    with tab.expect_event("requestfailed", lambda one: one.url.endswith("api/beam")):
+        tab.get_by_role("button", name="Stop").click()
+    tab.wait_for_function("() => [...document.querySelectorAll('button')].some(one => one.textContent === 'Beams')")
+    assert tab.locator('[aria-label="output"] .failure').count() == 0
+
+
 def test_the_sandbox_needs_no_model(site: Any, tab: Any) -> None:
     tab.goto(f"{site.url}#inside?{urlencode({'m': 'gpt', 't': SENTENCE, 'sb': 'softmax'})}")
     tab.wait_for_selector(".sandbox table")

@@ -115,6 +115,7 @@ export function mirror() {
       read();
       if (!["t", "s", "i"].some((key) => given.has(key))) [, , prompt.value, source.value, ids.value] = had; // the text stays
       arrived.settle(had[0], had[1]);
+      registered.value += 1; // the address bar shows what is here, not what was asked for
     });
     if (asked() !== before) arrived.then();
   });

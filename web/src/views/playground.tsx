@@ -120,12 +120,14 @@ interface Beam {
 
 /** What a beam search finds, each as a branch from here. */
 async function search() {
+  if (searching.value) return stop();
   const made = run.value!, pair = !!made.source_tokens, ids = made.tokens.map((one) => one.id), { model, source, edits } = request() as Record<string, unknown>;
   const body = { model, edits, beams: BEAMS, max_new: Math.min(maxNew.value, made.task === "causal" ? 64 : 128), ...(pair ? { source, start: ids } : { ids }) };
+  stopper = new AbortController();
   searching.value = true;
   trouble.value = "";
   try {
-    const { beams } = await transport.post<{ beams: Beam[] }>("api/beam", body);
+    const { beams } = await transport.post<{ beams: Beam[] }>("api/beam", body, stopper.signal);
     if (run.value !== made) return;
     const born = beams.map(({ tokens, finish }, nth) => {
       const one = begin(tokens.map((token) => ({ ...token, top: [], ms: 0, kv_bytes: 0 })));
@@ -134,7 +136,7 @@ async function search() {
     });
     active.value = born[0] ?? active.value;
   } catch (error) {
-    trouble.value = (error as Error).message;
+    if ((error as Error).name !== "AbortError") trouble.value = (error as Error).message;
   } finally {
     searching.value = false;
   }
@@ -349,14 +351,14 @@ function Output({ chosen, words, place }: { chosen: Chosen | null; words: readon
   return (
     <section class="card" aria-label="output">
       <div class="row">
-        <button class="primary" disabled={!transport.live} onClick={() => void generate()}>{generating.value ? "Stop ." : "Generate ▸"}</button>
+        <button class="primary" disabled={searching.value || !transport.live} onClick={() => void generate()}>{generating.value ? "Stop ." : "Generate ▸"}</button>
         <button disabled={!chosen || !end || generating.value || !transport.live} title={end ? "write the token that the needle points at" : "choose the last token first"} onClick={() => void put(chosen!.token, words, chosen!)}>Step</button>
         <button disabled={!own?.tokens.length || generating.value} onClick={() => {
           change({ tokens: own!.tokens.slice(0, -1), finish: "" });
           picked.value = null;
           void look(branch.value!, own!.tokens.length - 1);
         }}>Undo</button>
-        <button disabled={generating.value || searching.value || !transport.live} title={`the ${BEAMS} likeliest continuations as a whole, by beam search`} onClick={() => void search()}>{searching.value ? "…" : "Beams"}</button>
+        <button disabled={generating.value || !transport.live} title={`the ${BEAMS} likeliest continuations as a whole, by beam search`} onClick={() => void search()}>{searching.value ? "Stop ." : "Beams"}</button>
         <label>seed <input type="number" min={0} step={1} value={seed.value} onChange={(event) => (seed.value = Math.max(0, Math.round(Number(event.currentTarget.value) || 0)))} /></label>
         <label>most <input type="number" min={1} max={4096} value={maxNew.value} onChange={(event) => (maxNew.value = Math.max(1, Math.min(4096, Math.round(Number(event.currentTarget.value) || 1))))} /></label>
       </div>

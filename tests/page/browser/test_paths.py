@@ -82,7 +82,7 @@ def test_a_link_that_asks_for_what_is_not_here_leaves_what_is(
     words = tab.locator(".text .strip").inner_text()
     tab.evaluate("link => { location.hash = link }", link)
     tab.wait_for_function("view => location.hash.startsWith('#' + view) && location.hash.includes('m=llama')", arg=view)
-    tab.wait_for_selector("main .num")
+    tab.wait_for_selector("main .num, main .op")
     assert tab.locator('select[aria-label="model"]').input_value() == "llama"
     assert tab.locator("#prompt").input_value() == "the cat sat" and tab.locator(".text .strip").inner_text() == words
     assert tab.locator("main > .note").all_inner_texts() == ([said] if said else [])
@@ -92,11 +92,12 @@ def test_a_link_that_asks_for_what_is_not_here_leaves_what_is(
 @pytest.mark.parametrize("link", ["#v=x", "#inside?m=gone", "#gone", "#inside?m=gone&t=a+dog"])
 def test_such_a_link_opens_the_first_model(link: str, site: Any, tab: Any) -> None:
     tab.goto(f"{site.url}{link}")
-    tab.wait_for_selector("footer .badge")
+    tab.wait_for_function("() => !document.querySelector('[data-prebaked]') && document.querySelector('footer .badge')")
     assert tab.locator('select[aria-label="model"]').input_value() == "gpt"
     assert ("There is no" in "".join(tab.locator("main > .note").all_inner_texts())) == ("gone" in link)
     assert tab.locator("#prompt").input_value() == ("a dog" if "dog" in link else tab.locator("#prompt").input_value())
-    assert tab.locator(".failure").count() == 0 and tab.locator("main .num").count() > 0
+    tab.wait_for_selector("main .num, main .op")
+    assert tab.locator(".failure").count() == 0
 
 
 def test_a_link_to_a_cell_shows_the_matrix_of_its_head(site: Any, tab: Any) -> None:

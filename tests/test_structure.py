@@ -21,7 +21,7 @@ FLOORS = [
     {"recipes", "checkpoints", "cost"},
     {"quantize", "parallel"},
     {"generation", "training", "inspection", "evaluation", "classics"},
-    {"page", "engine", "serve"},
+    {"page", "engine", "serve", "learn"},
     {"cli", "commands", "_moved", "__main__", "__init__"},
 ]
 TESTS = Path(__file__).parent

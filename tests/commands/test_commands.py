@@ -268,7 +268,7 @@ def test_a_file_of_ones_own_is_used_before_anything_else(
         takes = {"--use" in leaf.options for leaf in (made.verbs or {"": made}).values()}
         assert takes == (
             {False}
-            if verb in ("data", "tokens", "completion", "doctor")
+            if verb in ("data", "tokens", "completion", "doctor", "learn", "define")
             else {True, False}
             if verb == "words"
             else {True}

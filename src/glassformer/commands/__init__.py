@@ -30,6 +30,7 @@ VERBS = {
     "compare": "Several models on the same data under one budget: one table and one picture.",
     "tokens": "A text as tokens, under several tokenizers side by side; train one; how large it should be.",
     "words": "Words as numbers: word2vec, bags of words, one word in two contexts.",
+    "learn": "Exercises that check themselves: a file with TODOs, a check in seconds, hints, the solution.",
     "doctor": "What computes on this machine and why: versions, processor, kernels, threads, memory.",
     "completion": "What teaches a shell to complete commands, options and settings with the tab key.",
 }

@@ -1,0 +1,30 @@
+"""Exercises that check themselves.
+
+    from glassformer.learn import catalogue
+
+    for exercise in catalogue():  # Exercise: name, title, task, road, hints, starter, solution
+        print(exercise.name, exercise.title)
+
+exercise   one Python file that is an exercise: task, hints, starter, solution; the catalogue in the order of the road
+exercises/ ours
+starting   the learner's file: a .py or a notebook with TODOs, and back from it to code
+progress   what is done, a plain file in the learner's folder
+checking   asks the worker for verdicts, of a file or of a class; needs no torch
+worker     runs a learner's code in a process of its own, with limits
+report     what a check says: equal or not, where, what to look at
+models     the real model, and the places in it where a learner's part goes
+"""
+
+from ..files import lazily
+
+__getattr__, __dir__ = lazily(
+    __name__,
+    {
+        "Exercise": ".exercise",
+        "catalogue": ".exercise",
+        "find": ".exercise",
+        "Checker": ".checking",
+        "Verdict": ".checking",
+        "Report": ".report",
+    },
+)

@@ -1,0 +1,158 @@
+"""An exercise is one Python file: the task, the learner's part with its solution, and the check (docs/learn.md).
+
+    \"\"\"The title            first line; then the task, in Markdown\"\"\"
+    ROAD = 4.2               page of the road, and place on it
+    HINTS = ("...", "...")   from vague to plain
+    SECONDS = 20             of the processor that a check may take (20 where it says nothing)
+
+    # %% yours               the learner's file, solved; between "# TODO" and "# END" stands what the learner writes
+    # %% check               def check(theirs, report): raises where theirs is wrong (report.py)
+
+Read as text, not run: a list of exercises needs no torch.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError, nearest, need
+
+OURS = Path(__file__).parent / "exercises"
+YOURS, CHECK = "# %% yours\n", "# %% check\n"
+FORMAT = "docs/learn.md shows the format"
+ROAD = (
+    "From text to numbers",
+    "What came before",
+    "Embeddings and positions",
+    "Attention, by hand",
+    "The block",
+    "Three shapes",
+    "The head and decoding",
+    "Training",
+    "Efficient attention",
+    "Experts",
+    "Look inside your own model",
+    "Run it",
+)
+"""The titles of the road's pages, counted from 1."""
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """One exercise as its file says it; ``solution`` is the learner's file as it should become."""
+
+    name: str  # as people say it: causal-mask
+    title: str
+    task: str  # Markdown
+    road: float  # page of the road, and the place on it behind the point
+    hints: tuple[str, ...]
+    seconds: float  # of the processor that a check may take
+    solution: str
+    path: Path
+
+    @property
+    def page(self) -> str:
+        """The title of its page of the road; "" where the road has no such page."""
+        return ROAD[int(self.road) - 1] if 1 <= self.road < len(ROAD) + 1 else ""
+
+    @property
+    def file(self) -> str:
+        """What the learner's file is called."""
+        return f"{self.name.replace('-', '_')}.py"
+
+    @cached_property
+    def starter(self) -> str:
+        """The solution without what stands between TODO and END."""
+        return without_answers(self.solution)
+
+
+def without_answers(solution: str) -> str:
+    """Code whose answers are cut out: each TODO keeps its comment and raises NotImplementedError."""
+    lines: list[str] = []
+    indent: str | None = None  # of the TODO we are in
+    for line in solution.splitlines():
+        bare = line.strip()
+        if indent is None:
+            lines.append(line)
+            if bare.startswith("# TODO"):
+                indent, answered = line[: line.index("#")], False
+        elif bare == "# END":
+            lines.append(f"{indent}raise NotImplementedError")
+            indent = None
+        elif bare.startswith("#") and not answered:
+            lines.append(line)  # the TODO's own words go on
+        else:
+            answered = True
+    return "\n".join(lines) + "\n"
+
+
+def read(path: Path) -> Exercise:
+    """The exercise in a file; UserError where it is none."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        tree = ast.parse(text)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); check the path.") from None
+    except (SyntaxError, ValueError) as error:  # ValueError: no UTF-8, or a NUL
+        line = getattr(error, "lineno", None)
+        raise UserError(f"{path}{f', line {line}' if line else ''} is not Python ({error}); mend it.") from None
+    told = (ast.get_docstring(tree) or "").partition("\n")
+    need(bool(told[0]), f"{path} is no exercise: it does not begin with a title; {FORMAT}.")
+    for mark in (YOURS, CHECK):
+        need(mark in text, f"{path} is no exercise: it has no line {mark.strip()!r}; {FORMAT}.")
+    solution = text.partition(YOURS)[2].partition(CHECK)[0].strip("\n") + "\n"
+    todos, ends = (len(re.findall(rf"^\s*# {word}\b", solution, re.MULTILINE)) for word in ("TODO", "END"))
+    if not todos or todos != ends:
+        raise UserError(f"{path} has {todos} TODO and {ends} END; each TODO needs an END after it; {FORMAT}.")
+    functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    need("check" in functions, f"{path} is no exercise: it has no function check(theirs, report); {FORMAT}.")
+    said = {name: _constant(tree, name, path) for name in ("ROAD", "HINTS", "SECONDS")}
+    try:
+        road, seconds = float(said["ROAD"] or 0), float(said["SECONDS"] or 20)
+        hints = tuple(str(hint) for hint in said["HINTS"] or ())
+    except (TypeError, ValueError):
+        raise UserError(f"{path}: ROAD and SECONDS are numbers, HINTS texts in brackets; {FORMAT}.") from None
+    name = path.stem.replace("_", "-")
+    return Exercise(name, told[0].rstrip("."), told[2].strip(), road, hints, seconds, solution, path)
+
+
+def _constant(tree: ast.Module, name: str, path: Path) -> Any:
+    """What the file says of a name, without running it; None where it says nothing."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and any(isinstance(to, ast.Name) and to.id == name for to in node.targets):
+            try:
+                return ast.literal_eval(node.value)
+            except ValueError:
+                raise UserError(f"{path}, line {node.lineno}: {name} is computed; write it out.") from None
+    return None
+
+
+def catalogue(folder: str | Path | None = None) -> list[Exercise]:
+    """Our exercises and those of a teacher's folder, in the order of the road; one of the same name replaces ours.
+
+    Raises UserError for a folder that is none, or has no exercise, or one that cannot be read.
+    """
+    files = [path for path in sorted(OURS.glob("*.py")) if path.stem != "__init__"]
+    if folder is not None:
+        home = Path(folder).expanduser()
+        need(home.is_dir(), f"{folder} is not a folder; give one with exercises in it.")
+        own = [path for path in sorted(home.glob("*.py")) if not path.stem.startswith("_")]
+        need(bool(own), f"{folder} holds no exercise; {FORMAT}.")
+        files += own
+    made = {exercise.name: exercise for exercise in map(read, files)}
+    return sorted(made.values(), key=lambda exercise: (exercise.road, exercise.name))
+
+
+def find(name: str, folder: str | Path | None = None) -> Exercise:
+    """The exercise of that name; UserError with the nearest where there is none."""
+    known = {exercise.name: exercise for exercise in catalogue(folder)}
+    asked = name.strip().lower().replace("_", "-").replace(" ", "-").removesuffix(".py")
+    if asked not in known:
+        hint = nearest(asked.replace("-", "_"), known)
+        raise UserError(f'There is no exercise "{name}".{hint} glassformer learn lists them.')
+    return known[asked]

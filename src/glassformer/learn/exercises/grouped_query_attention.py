@@ -1,0 +1,93 @@
+"""Grouped-query attention
+
+The cache of keys and values is what a long text costs. So let several query heads share one key-value head (Ainslie et
+al. 2023): Llama 3 8B has 32 query heads and 8 key-value heads, and its cache is a quarter of what it would be. One
+key-value head for all is multi-query attention, as many as query heads is plain multi-head attention: one function for
+the three.
+
+Query head h reads key-value head h // (H / K): neighbours share.
+"""
+
+from typing import Any
+
+from glassformer.learn import models
+from glassformer.learn.report import Report
+
+ROAD = 9.1
+HINTS = (
+    "group = H // K query heads share one key-value head.",
+    "k.repeat_interleave(group, dim=0) is (H, S, d): head 0, 0, ..., 1, 1, ...",
+    "The rest is attention as ever: q @ k.transpose(-1, -2) / d ** 0.5, mask, softmax, @ v.",
+)
+
+# %% yours
+import torch
+from torch import Tensor
+
+
+def grouped(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
+    """q (H, T, d), k and v (K, S, d) where K divides H, allowed (T, S) booleans -> (H, T, d)."""
+    # TODO: give each query head its keys and values; then attention as ever
+    group = len(q) // len(k)
+    k, v = k.repeat_interleave(group, dim=0), v.repeat_interleave(group, dim=0)
+    scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+    return scores.masked_fill(~allowed, float("-inf")).softmax(-1) @ v
+    # END
+
+
+# %% check
+from torch import nn
+
+
+def check(theirs: Any, report: Report) -> None:
+    T, S, d = 3, 5, 4
+    allowed = torch.arange(S)[None] <= torch.arange(S - T, S)[:, None]
+
+    def right(q: Tensor, k: Tensor, v: Tensor, woven: bool = False, scale: float = d**-0.5) -> Tensor:
+        H, K = len(q), len(k)
+        heads = [h % K if woven else h // (H // K) for h in range(H)]
+        rows = [
+            (q[h] @ k[at].T * scale).masked_fill(~allowed, float("-inf")).softmax(-1) @ v[at]
+            for h, at in enumerate(heads)
+        ]
+        return torch.stack(rows)
+
+    for H, K in ((8, 2), (6, 3), (4, 1), (4, 4)):
+        q, k, v = report.randn(H, T, d), report.randn(K, S, d), report.randn(K, S, d)
+        slips = {
+            "the groups: neighbours share, head h reads h // (H / K), not h % K (repeat_interleave, not repeat)": right(
+                q, k, v, True
+            ),
+            "the scale: the square root of one head's width": right(q, k, v, scale=1.0),
+            "the mask: it hides what is not allowed": torch.nn.functional.scaled_dot_product_attention(
+                q, k.repeat_interleave(H // K, 0), v.repeat_interleave(H // K, 0)
+            ),
+        }
+        report.equal(
+            f"grouped(q of {H} heads, k and v of {K})", theirs.grouped(q, k, v, allowed), right(q, k, v), slips=slips
+        )
+    report.say("8 heads over 2, 6 over 3, 4 over 1 (multi-query) and 4 over 4 (multi-head): all right")
+
+    found = models.stories()
+    if found is not None:
+        model, tokenizer = found
+        ours = models.greedy(model, tokenizer)
+        report.equal(
+            "the story that stories260K tells with your attention",
+            models.greedy(models.attend_with(model, theirs.grouped), tokenizer),
+            ours,
+        )
+        report.say(f"in stories260K, 8 heads over 4, the same story: {ours!r}")
+        return
+    model, tokenizer = models.real()
+    for module in models.attentions(model):  # as a trained model is converted: the mean of a group's heads
+
+        def shared(weight: Tensor, d: int = module.head_dim) -> Any:
+            return nn.Parameter(weight.detach().view(2, -1, d, weight.shape[1]).mean(1).flatten(0, 1))
+
+        module.k.weight, module.v.weight, module.kv_heads = shared(module.k.weight), shared(module.v.weight), 2
+    ours = models.greedy(model, tokenizer)
+    report.equal(
+        "the text with your attention", models.greedy(models.attend_with(model, theirs.grouped), tokenizer), ours
+    )
+    report.say(f"in the real model, its 4 key-value heads made 2 by their means, the same text: {ours!r}")

@@ -1,0 +1,133 @@
+"""A matrix in 8 bits
+
+A weight of 32 bits can be held as an integer from -127 to 127 and a scale that a whole row shares:
+
+    scale = the row's largest size / 127            one number a row
+    code = round(weight / scale)                    int8
+    weight again = code * scale                     off by at most half a scale
+
+A quarter of the memory, and the error is known. A row of zeros must not divide by zero.
+"""
+
+from typing import Any
+
+from glassformer.learn import models
+from glassformer.learn.report import Report
+
+ROAD = 12.1
+HINTS = (
+    "w.abs().amax(-1) is the largest size of each row.",
+    "Where a row is all zeros take any scale, such as 1: its codes are 0 anyway.",
+    "(w / scale[:, None]).round().to(torch.int8): round first, .to(int8) alone cuts off.",
+)
+
+# %% yours
+import torch
+from torch import Tensor
+
+
+def quantize(w: Tensor) -> tuple[Tensor, Tensor]:
+    """w (N, C) -> codes (N, C) of torch.int8, and scales (N,)."""
+    # TODO: the scale of each row; the codes, rounded to the nearest
+    scales = w.abs().amax(-1) / 127
+    scales = torch.where(scales == 0, 1.0, scales)
+    return (w / scales[:, None]).round().to(torch.int8), scales
+    # END
+
+
+def dequantize(codes: Tensor, scales: Tensor) -> Tensor:
+    """The numbers (N, C) that codes and scales stand for."""
+    # TODO: each code times the scale of its row
+    return codes * scales[:, None]
+    # END
+
+
+def largest_error(w: Tensor) -> float:
+    """How far a number of w is from what its code stands for, at most, in scales of its row: 0.5 or less."""
+    # TODO: quantize, dequantize, the largest distance divided by the row's scale
+    codes, scales = quantize(w)
+    return float(((dequantize(codes, scales) - w).abs() / scales[:, None]).max())
+    # END
+
+
+# %% check
+
+
+def check(theirs: Any, report: Report) -> None:
+    w = report.randn(5, 9) * torch.tensor([1.0, 100.0, 0.01, 3.0, 1.0])[:, None]
+    w[4] = 0
+    given = theirs.quantize(w)
+    report.true(
+        isinstance(given, tuple) and len(given) == 2, "quantize gives back two things: the codes and the scales."
+    )
+    codes, scales = given
+    right = w[:4].abs().amax(-1) / 127
+    slips: Any = {
+        "the row: each has a scale of its own; yours is one for all": (w.abs().max() / 127).expand(4),
+        "the size: the largest of the absolute values": w[:4].amax(-1) / 127,
+        "127: codes go from -127 to 127, so that both signs reach the same": w[:4].abs().amax(-1) / 128,
+        "the column: one scale for each row (the last dimension is what it shares)": w.abs().amax(0)[:4] / 127,
+    }
+    report.true(
+        tuple(torch.as_tensor(scales).shape) == (5,),
+        f"The scales have the shape {tuple(scales.shape)} and should have (5,).",
+    )
+    report.equal("scales[:4]", scales[:4], right, tolerance=1e-5, slips=slips)
+    report.true(
+        codes.dtype == torch.int8, f"The codes are {codes.dtype}; they should be torch.int8.", ".to(torch.int8)"
+    )
+    want = torch.cat(((w[:4] / right[:, None]).round(), torch.zeros(1, 9))).to(torch.int8)
+    slips = {
+        "the rounding: to the nearest; .to(torch.int8) alone cuts off": torch.cat(
+            ((w[:4] / right[:, None]).trunc(), torch.zeros(1, 9))
+        )
+    }
+    report.equal("the codes (row 4 is all zeros)", codes, want, slips=slips)
+    some = report.randint(-127, 128, (3, 4)).to(torch.int8), report.rand(3) + 0.1
+    report.equal(
+        "dequantize(codes, scales)",
+        theirs.dequantize(*some),
+        some[0].float() * some[1][:, None],
+        look="code times scale",
+    )
+    error = ((want[:4].float() * right[:, None] - w[:4]).abs() / right[:, None]).max()
+    report.equal(
+        "largest_error(w)",
+        theirs.largest_error(w),
+        float(error),
+        look="the largest |difference| / scale; and a row of zeros, which must not become 0 / 0",
+    )
+    report.say(
+        f"codes, scales and error are right; no number is further off than {float(error):.3f} of its row's scale"
+    )
+
+    from glassformer.nn.linear import Linear
+
+    model, tokenizer = models.real()
+    ids = torch.tensor([tokenizer.encode(". ".join(models.texts()))])
+
+    def loss() -> float:
+        return float(torch.nn.functional.cross_entropy(models.logits(model, ids[:, :-1])[0], ids[0, 1:]))
+
+    before, text, count, size = loss(), models.greedy(model, tokenizer), 0, 0
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, Linear):
+                codes, scales = theirs.quantize(module.weight.detach())
+                again = theirs.dequantize(codes, scales).float()
+                ours = module.weight.abs().amax(-1, keepdim=True) / 127
+                report.true(
+                    bool(((again - module.weight).abs() <= 0.51 * ours).all()),
+                    "A matrix of the real model is off by more than half a scale.",
+                )
+                module.weight.copy_(again)
+                count, size = count + 1, size + codes.numel()
+    after = loss()
+    report.true(
+        after < before + 0.05, f"The loss of the real model goes from {before:.4f} to {after:.4f} with your codes."
+    )
+    report.say(
+        f"in the real model {count} matrices: {4 * size:,} bytes become {size:,}, loss {before:.4f} becomes {after:.4f}"
+    )
+    same = models.greedy(model, tokenizer)
+    report.say(f"it writes {'the same' if same == text else 'another'} text: {same!r}")

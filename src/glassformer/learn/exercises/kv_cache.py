@@ -1,0 +1,127 @@
+"""A KV cache
+
+To say the next token a model needs the keys and values of all tokens before it. They do not change: so keep them, and
+compute only those of the new token. The text stays the same and a token costs one token.
+
+One cache is one layer's. `extend` is given the new keys and values and gives back all of them, the old ones first.
+Room is what matters: to lay all keys anew for each token (torch.cat) copies everything every time. Keep a buffer with
+room to spare; when it is full, double it.
+"""
+
+from typing import Any
+
+from glassformer.learn import models
+from glassformer.learn.report import Report
+
+ROAD = 7.3
+HINTS = (
+    "Keep two buffers (K, room, d) and a number: how many places of them are filled.",
+    "buffer[:, filled : filled + new] = k writes in place; buffer[:, :filled] is a view, not a copy.",
+    "When there is no room: make a buffer twice as large (or as large as is needed), copy the old part once.",
+)
+
+# %% yours
+import torch
+from torch import Tensor
+
+
+class Cache:
+    """The keys and values of one layer."""
+
+    def __init__(self) -> None:
+        # TODO: nothing is kept yet
+        self.k = self.v = torch.empty(0)
+        self.filled = 0
+        # END
+
+    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Keep k and v (K, new, d); returns all keys and all values so far, (K, all, d) each."""
+        # TODO: write the new ones behind the old ones, make room first where there is none
+        end = self.filled + k.shape[1]
+        if self.k.ndim < 3 or self.k.shape[1] < end:
+            room = max(64, 2 * end)
+            old_k, old_v = self.k, self.v
+            self.k, self.v = k.new_empty(len(k), room, k.shape[2]), v.new_empty(len(v), room, v.shape[2])
+            if self.filled:
+                self.k[:, : self.filled] = old_k[:, : self.filled]
+                self.v[:, : self.filled] = old_v[:, : self.filled]
+        self.k[:, self.filled : end] = k
+        self.v[:, self.filled : end] = v
+        self.filled = end
+        return self.k[:, :end], self.v[:, :end]
+        # END
+
+
+# %% check
+
+
+def check(theirs: Any, report: Report) -> None:
+    import time
+
+    from glassformer.nn import Cache
+    from glassformer.nn.cache import KV
+
+    one, other = theirs.Cache(), theirs.Cache()
+    k, v = report.randn(2, 150, 4), report.randn(2, 150, 4)
+    sizes, at = [5, 1, 1, 60, 1, 82], 0
+    for size in sizes:
+        new = slice(at, at + size)
+        given = one.extend(k[:, new].clone(), v[:, new].clone())
+        at += size
+        report.true(isinstance(given, tuple) and len(given) == 2, "extend gives back two things: all keys, all values.")
+        slips = {
+            "the old ones: they come first, then the new ones": k[:, new],
+            "keys and values: they are exchanged": v[:, :at],
+        }
+        report.equal(f"the keys after {at} places", given[0], k[:, :at], slips=slips)
+        report.equal(
+            f"the values after {at} places", given[1], v[:, :at], slips={"the values: these are the keys": k[:, :at]}
+        )
+    given = other.extend(k[:, :2].clone(), v[:, :2].clone())
+    look = "what is kept belongs to the object (self), not to the class: every layer has its own cache"
+    report.equal("the keys of a second cache", given[0], k[:, :2], look=look)
+    report.say(f"{at} places in pieces of {', '.join(map(str, sizes))}: every key and value, each cache by itself")
+
+    model, tokenizer = models.real()
+
+    class Yours(KV):
+        def __init__(self, slots: Any) -> None:
+            super().__init__(slots)
+            self.own = theirs.Cache()
+
+        def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+            keys, values = self.own.extend(k[0], v[0])
+            return keys[None], values[None]
+
+    prompt = tokenizer.encode(". ".join(models.texts()))[:150]
+    count = 40
+
+    @torch.no_grad()
+    def write(kind: str) -> tuple[str, float]:
+        """The text after a long prompt, and the seconds of this processor without those for the prompt."""
+        cache = None if kind == "none" else Cache(model.config)
+        if cache is not None and kind == "yours":
+            cache.layers = [(Yours(kv.slots), cross) for kv, cross in cache.layers]
+        ids = new = prompt
+        begun = 0.0
+        for step in range(count + 1):
+            read = ids if cache is None else new
+            new = [int(model(torch.tensor([read]), cache=cache, logits="last").logits[0, -1].argmax())]
+            ids, begun = ids + new, begun if step else time.process_time()
+        return tokenizer.decode(ids[len(prompt) :]), time.process_time() - begun
+
+    kinds = ("none", "yours", "ours")
+    texts, seconds = zip(*map(write, kinds), strict=True)
+    report.equal("the text that our model writes with your cache", texts[1], texts[0])
+    for _ in range(3):  # the quickest of several, on a busy machine
+        if seconds[1] < 0.7 * seconds[0]:
+            break
+        seconds = tuple(min(old, write(kind)[1]) for old, kind in zip(seconds, kinds, strict=True))
+    rates = [f"{count / one:,.0f}" for one in seconds]
+    report.true(
+        seconds[1] < 0.7 * seconds[0],
+        f"With your cache the model writes {rates[1]} tokens a second, without any {rates[0]}, with ours {rates[2]}.",
+        "what extend does for each token: it should write the new ones in place, and return views",
+    )
+    report.say(f"in the real model the same {count} tokens as without a cache")
+    report.say(f"tokens a second, after {len(prompt)}: {rates[0]} without, {rates[1]} with yours, {rates[2]} with ours")

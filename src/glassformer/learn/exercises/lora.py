@@ -1,0 +1,148 @@
+"""A LoRA layer
+
+To fine-tune a large model you need not move its matrices. LoRA (Hu et al. 2021) freezes W and learns a change of low
+rank beside it, two thin matrices:
+
+    y = W x + b + scale * B (A x)        A (rank, inputs), B (outputs, rank)
+
+B begins at zero, so at first nothing changes; A begins with small random numbers, so that B has something to learn
+from. Only A and B get gradients. What is learnt goes into the matrix, W + scale * B A, and costs nothing more.
+"""
+
+from typing import Any
+
+from glassformer.learn import models
+from glassformer.learn.report import Report
+
+ROAD = 8.3
+HINTS = (
+    "linear.weight.requires_grad_(False) freezes a matrix; do the same with the bias where there is one.",
+    "self.a = nn.Parameter(torch.randn(rank, linear.in_features) * 0.02), self.b = nn.Parameter(torch.zeros(...)).",
+    "x @ A.T @ B.T is B (A x) for rows; the change as a matrix is B @ A.",
+)
+
+# %% yours
+import torch
+from torch import Tensor, nn
+
+
+class LoRA(nn.Module):
+    """A frozen linear layer with a change of low rank beside it."""
+
+    def __init__(self, linear: nn.Linear, rank: int, scale: float) -> None:
+        super().__init__()
+        # TODO: keep the layer, freeze it; A (rank, inputs) small and random, B (outputs, rank) zero
+        self.linear, self.scale = linear, scale
+        for weight in linear.parameters():
+            weight.requires_grad_(False)
+        self.a = nn.Parameter(torch.randn(rank, linear.in_features) * 0.02)
+        self.b = nn.Parameter(torch.zeros(linear.out_features, rank))
+        # END
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (..., inputs) -> (..., outputs)."""
+        # TODO: the frozen layer's answer plus scale * B (A x)
+        return self.linear(x) + self.scale * (x @ self.a.T @ self.b.T)
+        # END
+
+    def merged(self) -> Tensor:
+        """The matrix (outputs, inputs) that does the same by itself."""
+        # TODO: W with the change in it
+        return self.linear.weight + self.scale * (self.b @ self.a)
+        # END
+
+
+# %% check
+
+
+def check(theirs: Any, report: Report) -> None:
+    plain = nn.Linear(6, 4)
+    weight, bias = report.randn(4, 6), report.randn(4)
+    with torch.no_grad():
+        plain.weight.copy_(weight)
+        plain.bias.copy_(bias)
+    rank, scale = 2, 0.5
+    layer, x = theirs.LoRA(plain, rank, scale), report.randn(3, 6)
+    report.true(isinstance(layer, nn.Module), "LoRA has to be a torch.nn.Module.")
+    report.equal("LoRA(linear, 2, 0.5)(x) before training", layer(x), x @ weight.T + bias, look="B begins at zero")
+    learn = [weight for weight in layer.parameters() if weight.requires_grad]
+    shapes = sorted(tuple(weight.shape) for weight in learn)
+    look = "nn.Parameter for A and B; requires_grad_(False) for the weight and bias of the layer"
+    report.true(
+        shapes == [(rank, 6), (4, rank)],
+        f"The shapes that learn are {shapes}; they should be {[(rank, 6), (4, rank)]}.",
+        look,
+    )
+    down = next(weight for weight in learn if tuple(weight.shape) == (rank, 6))
+    up = next(weight for weight in learn if tuple(weight.shape) == (4, rank))
+    report.true(
+        bool(down.detach().abs().sum() > 0), "A is zero: with B zero too no gradient ever comes.", "A begins at random"
+    )
+    change = report.randn(4, rank)
+    with torch.no_grad():
+        up.copy_(change)
+    delta = change @ down.detach()
+    slips = {
+        "the scale: the change is multiplied by it": x @ (weight + delta).T + bias,
+        "the bias: the frozen layer has one": x @ (weight + scale * delta).T,
+        "the scale: once, not for A and B each": x @ (weight + scale * scale * delta).T + bias,
+    }
+    report.equal("LoRA(x) with B filled", layer(x), x @ (weight + scale * delta).T + bias, slips=slips)
+    slips = {
+        "the scale: the change is multiplied by it": weight + delta,
+        "what is asked for: W with the change": scale * delta,
+    }
+    report.equal("merged()", layer.merged(), weight + scale * delta, slips=slips)
+    report.say("nothing changes at first, A and B alone learn, merged or beside it is the same")
+
+    from glassformer.nn.linear import Linear
+
+    model, tokenizer = models.real()
+    before = models.greedy(model, tokenizer)
+    places = [
+        path
+        for path, module in model.named_modules()
+        if isinstance(module, Linear) and path.endswith(("attn.q", "attn.v"))
+    ]
+    for weight in model.parameters():
+        weight.requires_grad_(False)
+    layers = {path: theirs.LoRA(model.get_submodule(path), 4, 2.0) for path in places}
+
+    class Beside(Linear):  # as the model calls its layers
+        def __init__(self, of: Any) -> None:
+            nn.Module.__init__(self)
+            self.of = of
+            self.register_parameter("bias", None)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.of(x)
+
+    for path, layer in layers.items():
+        model.set_submodule(path, Beside(layer))
+    report.equal("the text with your layers before training", models.greedy(model, tokenizer), before)
+    parts = [weight for layer in layers.values() for weight in layer.parameters() if weight.requires_grad]
+    optimizer, ids = torch.optim.Adam(parts, lr=0.02), torch.tensor([tokenizer.encode(". ".join(models.texts()))])
+    fell = []
+    for _ in range(12):
+        logits = model(ids[:, :-1]).logits
+        loss = torch.nn.functional.cross_entropy(logits[0], ids[0, 1:])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        fell.append(float(loss.detach()))
+    report.true(
+        fell[-1] < 0.9 * fell[0], f"12 steps on a few sentences: the loss goes from {fell[0]:.3f} to {fell[-1]:.3f}."
+    )
+    beside = models.logits(model, ids[:, :40])
+    for path, layer in layers.items():
+        outputs, inputs = layer.merged().shape
+        merged = Linear(inputs, outputs, bias=False)
+        merged.weight = nn.Parameter(layer.merged().detach())
+        model.set_submodule(path, merged)
+    report.equal(
+        "the logits with your changes in the matrices", models.logits(model, ids[:, :40]), beside, tolerance=1e-3
+    )
+    few, all_ = sum(weight.numel() for weight in parts), sum(weight.numel() for weight in model.parameters())
+    report.say(
+        f"in the real model {few:,} numbers beside {all_:,}: loss {fell[0]:.3f} to {fell[-1]:.3f}; merged the same"
+    )

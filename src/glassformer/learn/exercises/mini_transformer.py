@@ -1,0 +1,225 @@
+"""MiniTransformerLM: a whole language model
+
+The smallest that has every part: vocabulary 50, width 16, 2 blocks of 2 heads, feed-forward 64, post-norm, sinusoidal
+positions, context 10, a head with a bias. As it is often published it has 8,210 parameters, it may look at the future,
+and it is trained on random numbers. Four things are yours:
+
+1. the causal mask, so that it does not see what it has to say;
+2. the head tied to the embedding (one matrix does both): 7,410 parameters;
+3. a real training loop;
+4. real text instead of random numbers: windows of a text, the targets one further.
+
+The published figures stand beside yours at the end: the untied model's first loss 4.22294 after torch.manual_seed(42)
+(ln 50 = 3.912 is guessing), and five steps of Adam on random data, 12.4078, 8.8194, 6.9047, 5.6511, 4.8191 (on a GPU).
+"""
+
+import math
+from typing import Any
+
+from glassformer.learn import models
+from glassformer.learn.report import Report
+
+ROAD = 8.1
+SECONDS = 40
+HINTS = (
+    "torch.nn.TransformerEncoderLayer takes src_mask, True where a query may NOT look: the upper triangle.",
+    "Two modules may share one parameter: self.head.weight = self.embed.weight.",
+    "The loop: loss = F.cross_entropy(logits.flatten(0, 1), y.flatten()); zero_grad, backward, step.",
+    "A window that begins at i is x = ids[i : i + length], y = ids[i + 1 : i + 1 + length].",
+)
+
+# %% yours
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+VOCAB, WIDTH, HEADS, BLOCKS, HIDDEN, LENGTH = 50, 16, 2, 2, 64, 10
+
+
+def positions(length: int, dim: int) -> Tensor:
+    """Sines and cosines (length, dim), as in the exercise sinusoidal-positions."""
+    angle = torch.arange(length)[:, None] * 10000 ** (-torch.arange(0, dim, 2) / dim)
+    return torch.stack((angle.sin(), angle.cos()), -1).flatten(1)
+
+
+class MiniTransformerLM(nn.Module):
+    """tokens (B, T) -> logits (B, T, 50)."""
+
+    def __init__(self, tied: bool = True) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCAB, WIDTH)
+        layer = nn.TransformerEncoderLayer
+        self.blocks = nn.ModuleList(layer(WIDTH, HEADS, HIDDEN, dropout=0.0, batch_first=True) for _ in range(BLOCKS))
+        self.head = nn.Linear(WIDTH, VOCAB)
+        if tied:
+            self.tie()
+
+    def tie(self) -> None:
+        """From now on the head's matrix is the embedding's."""
+        # TODO: one parameter for both
+        self.head.weight = self.embed.weight
+        # END
+
+    def mask(self, length: int) -> Tensor:
+        """Booleans (length, length), True where a query may NOT look (as PyTorch's layers have it)."""
+        # TODO: whatever comes after the query
+        return torch.ones(length, length, dtype=torch.bool).triu(1)
+        # END
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens) + positions(tokens.shape[1], WIDTH)
+        for block in self.blocks:
+            x = block(x, src_mask=self.mask(tokens.shape[1]))
+        return self.head(x)
+
+
+def windows(ids: Tensor, starts: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """ids (N,) of a text, starts (B,) -> inputs (B, length) that begin there, and targets: the same, one further on."""
+    # TODO: a row for each start
+    at = starts[:, None] + torch.arange(length)
+    return ids[at], ids[at + 1]
+    # END
+
+
+def train(model: nn.Module, batches: list[tuple[Tensor, Tensor]], lr: float) -> list[float]:
+    """One step of Adam for each batch (inputs, targets); the loss before each step: the mean over all tokens."""
+    # TODO: loss, gradients, step; each time from fresh gradients
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+    losses = []
+    for x, y in batches:
+        loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+    # END
+
+
+# %% check
+
+
+class Reference(nn.Module):
+    """The same shape, written apart: attention and norms as formulas over the same weights."""
+
+    def __init__(self, of: Any) -> None:
+        super().__init__()
+        self.of = of
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.of.embed(tokens) + positions(tokens.shape[1], WIDTH)
+        for block in self.of.blocks:
+            q, k, v = F.linear(x, block.self_attn.in_proj_weight, block.self_attn.in_proj_bias).chunk(3, -1)
+            q, k, v = (y.unflatten(-1, (HEADS, -1)).transpose(1, 2) for y in (q, k, v))
+            z = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+            x = block.norm1(x + block.self_attn.out_proj(z))
+            x = block.norm2(x + block.linear2(block.linear1(x).relu()))
+        return self.of.head(x)
+
+
+def check(theirs: Any, report: Report) -> None:
+    free, tied = theirs.MiniTransformerLM(tied=False), theirs.MiniTransformerLM(tied=True)
+    sizes = [sum(weight.numel() for weight in model.parameters()) for model in (free, tied)]
+    report.equal(
+        "the parameters of the untied model", sizes[0], 8210, look="leave the parts that are given as they are"
+    )
+    report.equal(
+        "the parameters of the tied model", sizes[1], 7410, look="tied means one and the same parameter, not a copy"
+    )
+    report.say("8,210 parameters untied, 7,410 tied: as published")
+
+    length = int(report.randint(4, 9, (1,)))
+    slips: Any = {
+        "the mask: True is what may NOT be seen here": torch.ones(length, length, dtype=torch.bool).tril(),
+        "one off: a token sees itself": torch.ones(length, length, dtype=torch.bool).triu(),
+    }
+    report.equal(
+        f"mask({length})", tied.mask(length), torch.ones(length, length, dtype=torch.bool).triu(1), slips=slips
+    )
+    tokens = report.randint(0, VOCAB, (3, LENGTH))
+    report.equal("the logits of your tied model", tied(tokens), Reference(tied)(tokens), tolerance=1e-3)
+    report.say("the mask is right, and the model computes what its formulas say")
+
+    ids, starts = report.randint(0, VOCAB, (60,)), report.randint(0, 40, (4,))
+    given = theirs.windows(ids, starts, LENGTH)
+    rows = [ids[int(at) : int(at) + LENGTH + 1] for at in starts]
+    report.equal("the inputs of windows", given[0], torch.stack([row[:-1] for row in rows]))
+    slips = {"the targets: one further on; these are the inputs again": torch.stack([row[:-1] for row in rows])}
+    report.equal("the targets of windows", given[1], torch.stack([row[1:] for row in rows]), slips=slips)
+
+    def adam(seed: int, batches: Any, kept: bool = False) -> list[float]:
+        torch.manual_seed(seed)
+        model = theirs.MiniTransformerLM(tied=True)
+        optimizer, losses = torch.optim.Adam(model.parameters(), lr=0.01), []
+        for x, y in batches:
+            loss = -model(x).log_softmax(-1).gather(-1, y[..., None]).mean()
+            if not kept:
+                optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss.detach()))
+        return losses
+
+    seed = report.random.randrange(10_000)
+    batch = [(report.randint(0, VOCAB, (4, LENGTH)), report.randint(0, VOCAB, (4, LENGTH)))] * 5
+    torch.manual_seed(seed)
+    mine = theirs.train(theirs.MiniTransformerLM(tied=True), batch, 0.01)
+    slips = {"the gradients: PyTorch adds them up; zero_grad before each backward": adam(seed, batch, kept=True)}
+    look = "the loss before each step, the mean over all tokens; Adam with the rate that is given"
+    report.equal("the losses of five steps", mine, adam(seed, batch), tolerance=1e-3, slips=slips, look=look)
+    report.say(f"five steps of Adam on random data: {', '.join(f'{x:.4f}' for x in mine)}")
+    report.say("published, on a GPU, from other draws: 12.4078, 8.8194, 6.9047, 5.6511, 4.8191")
+
+    torch.manual_seed(42)  # the order that gives the published first loss: inputs, targets, then the model
+    x, y = torch.randint(0, VOCAB, (4, LENGTH)), torch.randint(0, VOCAB, (4, LENGTH))
+    model = theirs.MiniTransformerLM(tied=False)
+    seeing = type("Seeing", (), {"mask": lambda self, length: torch.zeros(length, length, dtype=torch.bool)})
+    blind = float(F.cross_entropy(model(x).flatten(0, 1), y.flatten()))
+    model.mask = seeing().mask
+    first = float(F.cross_entropy(model(x).flatten(0, 1), y.flatten()))
+    report.say(f"the untied model's first loss after manual_seed(42): {first:.5f} without a mask (published: 4.22294)")
+    report.say(f"with your mask {blind:.5f}; guessing would be ln 50 = {math.log(VOCAB):.3f}")
+
+    text = ". ".join(models.texts())
+    letters = sorted(set(text))
+    ids = torch.tensor([letters.index(letter) for letter in text])
+    torch.manual_seed(seed)
+    model = theirs.MiniTransformerLM(tied=True)
+    batches = [theirs.windows(ids, report.randint(0, len(ids) - LENGTH, (16,)), LENGTH) for _ in range(200)]
+    fell = theirs.train(model, batches, 0.01)
+    report.true(fell[-1] < 2.3, f"200 steps on real text end at a loss of {fell[-1]:.3f}; below 2.3 is expected.")
+    with torch.no_grad():
+        said = ids[:3].tolist()
+        for _ in range(40):
+            said.append(int(model(torch.tensor([said[-LENGTH:]]))[0, -1, : len(letters)].argmax()))
+    report.say(f"200 steps on a real text of {len(letters)} different letters: {fell[0]:.3f} to {fell[-1]:.3f}")
+    report.say(f"and then it writes {''.join(letters[i] for i in said)!r}")
+    ours = family(model)
+    same = ours(tokens).logits
+    report.equal("your weights in our own library's model", same.detach(), model(tokens).detach(), tolerance=1e-3)
+    count = sum(weight.numel() for weight in ours.parameters())
+    report.say(f"your trained weights run in glassformer's own 2017 blocks ({count:,} parameters): the same logits")
+
+
+def family(of: Any) -> Any:
+    """The same model from the library's blocks, with the learner's weights."""
+    from glassformer import config as c
+    from glassformer.nn import build_model
+
+    attention, relu = c.Attention(HEADS, bias=True), c.MLP(HIDDEN, "relu", bias=True)
+    stack = c.Stack(BLOCKS, (c.Block(attention, relu, c.LayerNorm(), "post"),), c.Sinusoidal())
+    model: Any = build_model(c.Decoder(WIDTH, LENGTH, c.Embed(VOCAB), stack, c.Head(tied=True, bias=True)), seed=0)
+    with torch.no_grad():
+        model.embed.token.weight.copy_(of.embed.weight)
+        model.head.proj.bias.copy_(of.head.bias)
+        for ours, theirs in zip(model.decoder.blocks, of.blocks, strict=True):
+            names = ("weight", "bias")
+            for name in names:
+                parts = getattr(theirs.self_attn, f"in_proj_{name}").chunk(3)
+                pairs = [*zip((ours.attn.q, ours.attn.k, ours.attn.v), parts, strict=True)]
+                pairs += [(ours.attn.out, getattr(theirs.self_attn.out_proj, name))]
+                pairs += [(ours.attn_norm, getattr(theirs.norm1, name)), (ours.ffn_norm, getattr(theirs.norm2, name))]
+                pairs += [(ours.ffn.up, getattr(theirs.linear1, name)), (ours.ffn.down, getattr(theirs.linear2, name))]
+                for module, value in pairs:
+                    getattr(module, name).copy_(value)
+    return model.eval()

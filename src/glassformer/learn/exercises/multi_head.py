@@ -1,0 +1,110 @@
+"""Many heads from one
+
+One head can look in one way at a time. So the vectors are cut into several narrow ones, each head attends with its own
+part, and the answers are laid side by side again and mixed by one more matrix:
+
+    q = x W_q^T   (T, C)  ->  heads pieces of (T, C / heads)      the same for k and v
+    answer of head h = attend(q_h, k_h, v_h)
+    out = [answer of head 0 | head 1 | ...] W_out^T                (T, C)
+
+Head 0 has the first C / heads columns, head 1 the next ones, and so on. `attend` is given: attention of one head (in
+our model it also turns q and k by their positions).
+
+Weights are (outputs, inputs), as PyTorch keeps them: x goes through them by `x @ w.T`.
+"""
+
+from typing import Any
+
+from glassformer.learn import models
+from glassformer.learn.report import Report
+
+ROAD = 4.3
+HINTS = (
+    "q[:, 0:d] is head 0, q[:, d:2 * d] is head 1, where d = C / heads.",
+    "q.chunk(heads, dim=-1) cuts the last dimension into heads pieces.",
+    "torch.cat(answers, dim=-1) @ w_out.T",
+)
+
+# %% yours
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def multi_head(
+    x: Tensor,
+    w_q: Tensor,
+    w_k: Tensor,
+    w_v: Tensor,
+    w_out: Tensor,
+    heads: int,
+    attend: Callable[[Tensor, Tensor, Tensor], Tensor],
+) -> Tensor:
+    """x (T, C), four matrices (C, C); attend(q, k, v) takes and gives (T, C / heads) -> (T, C)."""
+    # TODO: project, cut into heads, attend with each, lay side by side, mix by w_out
+    q, k, v = (part.chunk(heads, dim=-1) for part in (x @ w_q.T, x @ w_k.T, x @ w_v.T))
+    answers = [attend(q[h], k[h], v[h]) for h in range(heads)]
+    return torch.cat(answers, dim=-1) @ w_out.T
+    # END
+
+
+# %% check
+
+
+def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.nn.functional.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True)[0]
+
+
+def check(theirs: Any, report: Report) -> None:
+    T, C, heads = 5, 12, 3
+    x, (w_q, w_k, w_v, w_out) = report.randn(T, C), (report.randn(C, C) * 0.3 for _ in range(4))
+
+    def right(mixed: bool = True, woven: bool = False, turned: bool = False) -> Tensor:
+        def split(y: Tensor) -> Tensor:  # (H, T, D)
+            return y.view(T, C // heads, heads).permute(2, 0, 1) if woven else y.view(T, heads, -1).transpose(0, 1)
+
+        q, k, v = (split(x @ (w if turned else w.T)) for w in (w_q, w_k, w_v))
+        z = torch.stack([causal(q[h], k[h], v[h]) for h in range(heads)])
+        joined = z.permute(1, 2, 0).flatten(1) if woven else z.transpose(0, 1).flatten(1)
+        return joined @ (w_out if turned else w_out.T) if mixed else joined
+
+    slips = {
+        "the end: the heads' answers still have to go through w_out": lambda: right(mixed=False),
+        "the cut: head 0 has the first C / heads columns, not every heads-th one": lambda: right(woven=True),
+        "the matrices: they are (outputs, inputs), so x @ w.T": lambda: right(turned=True),
+        "the joining: put each token's answers side by side (heads before width), without mixing up tokens": lambda: (
+            torch.stack(
+                [causal(*((x @ w.T).view(T, heads, -1)[:, h] for w in (w_q, w_k, w_v))) for h in range(heads)]
+            ).reshape(T, C)
+            @ w_out.T
+        ),
+    }
+    asked: list[tuple[int, ...]] = []
+
+    def watched(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        asked.append(tuple(q.shape))
+        return causal(q, k, v)
+
+    out = theirs.multi_head(x, w_q, w_k, w_v, w_out, heads, watched)
+    want = [(T, C // heads)] * heads
+    calls = f"attend was called {len(asked)} times, with q of {', '.join(map(str, asked[:3])) or 'nothing'}"
+    report.true(asked == want, f"{calls}; it should be {heads} times with {want[0]}.", "one call for each head")
+    report.equal("multi_head(x, ...)", out, right(), slips=slips)
+    report.say(f"{heads} heads of width {C // heads}: every number is right")
+
+    model, tokenizer = models.real()
+    ours = models.greedy(model, tokenizer)
+    for module in models.attentions(model):
+
+        def forward(x: Tensor, flow: Any, position: Any, kv: Any = None, module: Any = module) -> Tensor:
+            def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+                q, k = (norm(y[None, None]) for norm, y in ((module.q_norm, q), (module.k_norm, k)))
+                return causal(position.rotate(q, flow)[0, 0], position.rotate(k, flow)[0, 0], v)
+
+            weights = (module.q.weight, module.k.weight, module.v.weight, module.out.weight)
+            return theirs.multi_head(x[0], *weights, module.heads, attend)[None]
+
+        module.forward = forward
+    report.equal("the text that our model writes with your heads", models.greedy(model, tokenizer), ours)
+    report.say(f"in the real model, 4 blocks of 4 heads, the same text: {ours!r}")

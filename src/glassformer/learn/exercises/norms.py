@@ -1,0 +1,105 @@
+"""LayerNorm and RMSNorm
+
+After each sum on the residual stream numbers may have grown. A norm brings every token's vector to a common size, by
+itself: no other token, no other text of the batch has a say.
+
+    LayerNorm   (x - mu) / sqrt(sigma^2 + eps) * gamma + beta
+    RMSNorm     x / sqrt(mean(x^2) + eps) * gamma                 no mean taken away, no beta: Llama's
+
+mu and sigma^2 are mean and variance of the vector's own numbers; sigma^2 divides by the number of entries n, not by
+n - 1. eps keeps a vector of zeros from becoming 0 / 0.
+"""
+
+from typing import Any
+
+from glassformer.learn import models
+from glassformer.learn.report import Report
+
+ROAD = 5.1
+HINTS = (
+    "x.mean(-1, keepdim=True) keeps the dimension, so that it can be subtracted.",
+    "x.var(-1) divides by n - 1; x.var(-1, correction=0) by n.",
+    "eps stands inside the root, beside the variance or the mean square.",
+)
+
+# %% yours
+import torch
+from torch import Tensor
+
+
+def layer_norm(x: Tensor, gamma: Tensor, beta: Tensor, eps: float) -> Tensor:
+    """x (..., C), gamma and beta (C,) -> (..., C)."""
+    # TODO: take the mean away, divide by the root of variance plus eps, scale, shift
+    mean = x.mean(-1, keepdim=True)
+    variance = (x - mean).square().mean(-1, keepdim=True)
+    return (x - mean) / torch.sqrt(variance + eps) * gamma + beta
+    # END
+
+
+def rms_norm(x: Tensor, gamma: Tensor, eps: float) -> Tensor:
+    """x (..., C), gamma (C,) -> (..., C)."""
+    # TODO: divide by the root of the mean square plus eps, scale
+    return x / torch.sqrt(x.square().mean(-1, keepdim=True) + eps) * gamma
+    # END
+
+
+# %% check
+
+
+def check(theirs: Any, report: Report) -> None:
+    F = torch.nn.functional
+    x, gamma, beta = report.randn(2, 3, 6) * 2 + 1, report.randn(6), report.randn(6)
+    eps = 0.1  # large: whoever leaves it out is seen
+    mean, var = x.mean(-1, keepdim=True), x.var(-1, correction=0, keepdim=True)
+    slips: Any = {
+        "eps: it is added to the variance, under the root": (x - mean) / var.sqrt() * gamma + beta,
+        "eps: it stands under the root, not beside it": (x - mean) / (var.sqrt() + eps) * gamma + beta,
+        "the variance: divide by n, not by n - 1 (torch's var has correction=1)": (x - mean)
+        / (x.var(-1, keepdim=True) + eps).sqrt()
+        * gamma
+        + beta,
+        "the mean: it is taken away first": x / (var + eps).sqrt() * gamma + beta,
+        "beta: it is added at the end": (x - mean) / (var + eps).sqrt() * gamma,
+        "gamma and beta: scale first, then shift": ((x - mean) / (var + eps).sqrt() + beta) * gamma,
+        "the dimension: each vector by itself, along the last one; not the whole batch": (x - x.mean())
+        / (x.var(correction=0) + eps).sqrt()
+        * gamma
+        + beta,
+    }
+    right = F.layer_norm(x, (6,), gamma, beta, eps)
+    report.equal("layer_norm(x, gamma, beta, eps)", theirs.layer_norm(x, gamma, beta, eps), right, slips=slips)
+    square = x.square().mean(-1, keepdim=True)
+    slips = {
+        "eps: it is added to the mean square, under the root": x / square.sqrt() * gamma,
+        "eps: it stands under the root, not beside it": x / (square.sqrt() + eps) * gamma,
+        "the mean: RMSNorm takes none away": F.layer_norm(x, (6,), gamma, None, eps),
+        "the size: the mean of the squares, not their sum": x / (x.square().sum(-1, keepdim=True) + eps).sqrt() * gamma,
+    }
+    right = F.rms_norm(x, (6,), gamma, eps)
+    report.equal("rms_norm(x, gamma, eps)", theirs.rms_norm(x, gamma, eps), right, slips=slips)
+    zeros = torch.zeros(1, 6)
+    report.equal("rms_norm of zeros", theirs.rms_norm(zeros, gamma, 1e-5), zeros, look="eps under the root")
+    report.say("both norms are right, with eps, and a vector of zeros stays one")
+
+    from glassformer.nn.norm import LayerNorm, RMSNorm
+
+    model, tokenizer = models.real()
+    ours = models.greedy(model, tokenizer)
+
+    def rms(of: Any) -> Any:
+        gain = torch.ones(of.shape) if of.weight is None else of.weight.detach()
+        return models.Call(lambda x: theirs.rms_norm(x, gain, of.eps))
+
+    count = models.replace(model, RMSNorm, rms)
+    report.equal("the text that our model writes with your rms_norm", models.greedy(model, tokenizer), ours)
+    report.say(f"in the real model, all {count} norms by your function, the same text: {ours!r}")
+    model = models.translator()
+    tokens = report.randint(0, 50, (2, 7))
+    before = models.logits(model, tokens, tokens)
+    count = models.replace(
+        model,
+        LayerNorm,
+        lambda of: models.Call(lambda x: theirs.layer_norm(x, of.weight.detach(), of.bias.detach(), of.eps)),
+    )
+    report.equal("the logits of the 2017 model with your layer_norm", models.logits(model, tokens, tokens), before)
+    report.say(f"and the {count} LayerNorms of the 2017 encoder-decoder: the same logits")

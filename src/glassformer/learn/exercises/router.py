@@ -1,0 +1,132 @@
+"""A router with top-k
+
+A mixture of experts has many feed-forward networks and asks only a few of them for each token. A small matrix, the
+router, scores the experts; the k best are asked, and their answers are summed by weights that sum to 1:
+
+    probability = softmax(x W_router^T)             (N, experts)
+    the k largest, divided by their sum             (N, k)
+    out = sum over the chosen of weight * expert(x)
+
+Each expert should see only the tokens that chose it: that is what makes it cheap.
+"""
+
+from typing import Any
+
+from glassformer.learn import models
+from glassformer.learn.report import Report
+
+ROAD = 10.1
+HINTS = (
+    "(x @ w_router.T).softmax(-1).topk(k, dim=-1) gives the values and which experts.",
+    "For each expert: (chosen == e).nonzero() tells the tokens and at which of their k places it was chosen.",
+    "out[tokens] += weights[tokens, places][:, None] * experts[e](x[tokens])",
+)
+
+# %% yours
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+
+def route(x: Tensor, w_router: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """x (N, C), w_router (E, C) -> weights (N, k), each row summing to 1, and the chosen experts (N, k), best first."""
+    # TODO: probabilities, the k largest, divided by their sum
+    weights, chosen = (x @ w_router.T).softmax(-1).topk(k, dim=-1)
+    return weights / weights.sum(-1, keepdim=True), chosen
+    # END
+
+
+def mixture(x: Tensor, weights: Tensor, chosen: Tensor, experts: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
+    """x (N, C), weights and chosen (N, k), experts: functions (n, C) -> (n, C) -> the weighed sum (N, C)."""
+    # TODO: ask each expert for the tokens that chose it, and for no others; sum by the weights
+    out = torch.zeros_like(x)
+    for number, expert in enumerate(experts):
+        tokens, places = (chosen == number).nonzero(as_tuple=True)
+        if len(tokens):
+            out[tokens] += weights[tokens, places][:, None] * expert(x[tokens])
+    return out
+    # END
+
+
+# %% check
+
+
+def check(theirs: Any, report: Report) -> None:
+    N, C, E, k = 7, 6, 5, 2
+    x, w_router = report.randn(N, C), report.randn(E, C)
+    chance = (x @ w_router.T).softmax(-1)
+    best, chosen = chance.topk(k)
+    weights = best / best.sum(-1, keepdim=True)
+    given = theirs.route(x, w_router, k)
+    report.true(
+        isinstance(given, tuple) and len(given) == 2, "route gives back two things: the weights and the chosen."
+    )
+    slips: Any = {
+        "the number: the k best of each token": chance.topk(1).indices,
+        "the order: the largest first": chosen.flip(1),
+    }
+    report.equal("the chosen experts", given[1], chosen, slips=slips)
+    slips = {
+        "the sum: the k weights of a token are divided by their sum, so that they sum to 1": best,
+        "the softmax: probabilities first; these are the bare scores": (x @ w_router.T).topk(k).values,
+    }
+    report.equal("the weights", given[0], weights, slips=slips)
+    matrices, asked = report.randn(E, C, C), [0] * E
+
+    def expert(number: int) -> Any:
+        def answer(rows: Tensor) -> Tensor:
+            asked[number] += len(rows)
+            return torch.tanh(rows @ matrices[number])
+
+        return answer
+
+    answers = torch.tanh(torch.einsum("nc,ecd->ned", x, matrices))
+    rows = torch.arange(N)[:, None]
+    right = (answers[rows, chosen] * weights[..., None]).sum(1)
+    slips = {
+        "the weights: each answer is multiplied by its own": answers[rows, chosen].sum(1),
+        "the sum: over all k chosen experts, not the best one alone": answers[rows, chosen][:, 0] * weights[:, :1],
+        "overwriting: add to what other experts have given (+=), do not put in its place": lambda: overwritten(
+            answers, weights, chosen
+        ),
+    }
+    report.equal(
+        "mixture(x, weights, chosen, experts)",
+        theirs.mixture(x, weights, chosen, [expert(e) for e in range(E)]),
+        right,
+        slips=slips,
+    )
+    counts = torch.bincount(chosen.flatten(), minlength=E).tolist()
+    look = "x[tokens] of those that chose the expert, not all of x"
+    report.true(sum(asked) <= N * k, f"Your experts computed {sum(asked)} rows; {N * k} were chosen.", look)
+    report.say(f"{N} tokens chose {k} of {E} experts each; their loads: {', '.join(map(str, counts))}")
+
+    from glassformer import config as c
+    from glassformer.nn.experts import MoE
+
+    model = models.decoder(c.MoE(4, 2, c.GatedMLP(32)))
+    tokens = report.randint(0, 50, (2, 9))
+    before, loads = models.logits(model, tokens), torch.zeros(4)
+    for module in (m for m in model.modules() if isinstance(m, MoE)):
+
+        def forward(x: Tensor, flow: Any, module: Any = module) -> Tensor:
+            flat = x.flatten(0, 1)
+            weights, chosen = theirs.route(flat, module.router.weight.detach(), 2)
+            loads.add_(torch.bincount(chosen.flatten(), minlength=4))
+            experts = [lambda rows, e=e: module.expert_output(e, rows) for e in range(4)]
+            return theirs.mixture(flat, weights, chosen, experts).view_as(x)
+
+        module.forward = forward
+    report.equal("the logits of a Mixtral of 4 experts with your router", models.logits(model, tokens), before)
+    report.say(
+        f"in a small Mixtral (2 blocks, 2 of 4 experts): the same logits; loads {', '.join(f'{n:.0f}' for n in loads)}"
+    )
+
+
+def overwritten(answers: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+    out = torch.zeros_like(answers[:, 0])
+    for number in range(answers.shape[1]):
+        tokens, places = (chosen == number).nonzero(as_tuple=True)
+        out[tokens] = weights[tokens, places][:, None] * answers[tokens, number]
+    return out

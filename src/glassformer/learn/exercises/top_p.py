@@ -1,0 +1,92 @@
+"""Top-p sampling
+
+Draw from all tokens, and once in a while comes one that fits nothing. Top-p (nucleus sampling, Holtzman et al. 2020)
+keeps the fewest likeliest tokens whose probabilities reach p together, and draws from those. Where the model is sure
+these are few, where it is not they are many.
+
+The token that brings the sum to p or above still belongs to the nucleus; so the likeliest one is always kept.
+"""
+
+from typing import Any
+
+from glassformer.learn import models
+from glassformer.learn.report import Report
+
+ROAD = 7.1
+HINTS = (
+    "Sort the probabilities, the largest first, and add them up with cumsum.",
+    "A token stays while the sum of those *before* it is below p: cumsum - itself < p.",
+    "The sorted order has to be undone: sort gives indices, scatter puts back.",
+)
+
+# %% yours
+import torch
+from torch import Tensor
+
+
+def top_p(logits: Tensor, p: float) -> Tensor:
+    """logits (V,) -> the same, minus infinity for every token outside the nucleus."""
+    # TODO: probabilities, the largest first; which of them belong to the nucleus; back in the order of the vocabulary
+    values, order = logits.softmax(-1).sort(descending=True)
+    before = values.cumsum(-1) - values
+    outside = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, before >= p)
+    return logits.masked_fill(outside, float("-inf"))
+    # END
+
+
+# %% check
+
+
+def nucleus(logits: Tensor, p: float, last: bool = True, normed: bool = True) -> Tensor:
+    chance = logits.softmax(-1).tolist()
+    kept, total = set[int](), 0.0
+    for at in sorted(range(len(chance)), key=lambda at: -chance[at]):
+        if total >= p:
+            break
+        total += chance[at]
+        if last or total < p:
+            kept.add(at)
+    return torch.tensor([float(x) if at in kept else float("-inf") for at, x in enumerate(logits)])
+
+
+def check(theirs: Any, report: Report) -> None:
+    clear = torch.tensor([0.1, 0.5, 0.15, 0.25]).log()
+    for p, kept in ((0.4, [1]), (0.7, [1, 3]), (0.99, [0, 1, 2, 3])):
+        given = theirs.top_p(clear, p)
+        found = [at for at in range(4) if float(given[at]) > float("-inf")]
+        look = "the token that brings the sum to p or above is the last one that is kept"
+        report.equal(f"the tokens kept of probabilities 0.1, 0.5, 0.15, 0.25 at p = {p}", found, kept, look=look)
+    for _ in range(5):
+        logits, p = report.randn(40) * 2, 0.2 + 0.7 * report.random.random()
+        slips = {
+            "the last one: the token that reaches p belongs to the nucleus too": lambda logits=logits, p=p: nucleus(
+                logits, p, False
+            ),
+            "the order: tokens must stand at their own places in the vocabulary again": lambda logits=logits, p=p: (
+                nucleus(logits, p).sort(descending=True).values
+            ),
+            "what is asked for: logits, not probabilities": lambda logits=logits, p=p: nucleus(logits, p).softmax(-1),
+        }
+        report.equal(f"top_p(logits, {p:.3f})", theirs.top_p(logits, p), nucleus(logits, p), slips=slips)
+    report.say("the right tokens on clear and on drawn logits")
+
+    from glassformer.generation import generate, sample
+
+    model, tokenizer = models.real()
+    seed, held = report.random.randrange(1000), list[int]()
+
+    def text() -> str:
+        return generate(model, tokenizer, models.PROMPT, max_new=20, top_p=0.9, seed=seed).run().text
+
+    def rows(logits: Tensor, p: float) -> Tensor:
+        cut = torch.stack([theirs.top_p(row, p) for row in logits])
+        held.append(int((cut > float("-inf")).sum()))
+        return cut
+
+    ours = text()
+    sample.top_p = rows  # this process is yours alone
+    report.equal(f"the text that our model draws with your top_p (--seed {seed})", text(), ours)
+    report.say(
+        f"in the real model (--top-p 0.9 --seed {seed}) your nucleus held {min(held)} to {max(held)} tokens of 1,024"
+    )
+    report.say(f"and the text is the same: {ours!r}")

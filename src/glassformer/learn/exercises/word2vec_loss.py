@@ -1,0 +1,103 @@
+"""word2vec: the loss of a pair with its noise
+
+A word is known by the company it keeps. Each word has two vectors: one as a centre, one as company. The vector u of a
+centre should fit the vector v of a word that stood beside it, and not those of some words drawn at random, n_1..n_k:
+
+    loss = -log sigmoid(u . v)  -  sum over k of log sigmoid(-u . n_k)
+
+where sigmoid(x) = 1 / (1 + e^-x). (Skip-gram with negative sampling, Mikolov et al. 2013.) A batch's loss is the mean.
+For large negative x log(sigmoid(x)) must stay finite.
+"""
+
+from typing import Any
+
+from glassformer.learn import models
+from glassformer.learn.report import Report
+
+ROAD = 2.1
+HINTS = (
+    "(u * v).sum(-1) is the product of each row of u with the same row of v.",
+    "The noise is (B, K, D): (noise * u[:, None]).sum(-1) is (B, K).",
+    "torch.nn.functional.logsigmoid stays finite where log(sigmoid(x)) does not.",
+)
+
+# %% yours
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def loss(centre: Tensor, company: Tensor, noise: Tensor) -> Tensor:
+    """centre (B, D), company (B, D), noise (B, K, D) -> one number: the mean over the B pairs."""
+    # TODO: the score of the right pair, those of the K wrong ones; logsigmoid of each with its sign
+    right = (centre * company).sum(-1)
+    wrong = (noise * centre[:, None]).sum(-1)
+    return -(F.logsigmoid(right) + F.logsigmoid(-wrong).sum(-1)).mean()
+    # END
+
+
+# %% check
+
+
+def ours(centre: Tensor, company: Tensor, noise: Tensor) -> Tensor:
+    return (
+        F.softplus(-(centre * company).sum(-1)) + F.softplus(torch.einsum("bkd,bd->bk", noise, centre)).sum(-1)
+    ).mean()
+
+
+def check(theirs: Any, report: Report) -> None:
+    B, K, D = 4, 3, 6
+    u, v, n = report.randn(B, D), report.randn(B, D), report.randn(B, K, D)
+    right, wrong = (u * v).sum(-1), (n * u[:, None]).sum(-1)
+    slips = {
+        "the sign of the noise: these pairs are wrong, so sigmoid(-u . n)": -(
+            F.logsigmoid(right) + F.logsigmoid(wrong).sum(-1)
+        ).mean(),
+        "the noise: a sum over the K words, not their mean": -(
+            F.logsigmoid(right) + F.logsigmoid(-wrong).mean(-1)
+        ).mean(),
+        "the batch: the mean of the pairs, not their sum": -(F.logsigmoid(right) + F.logsigmoid(-wrong).sum(-1)).sum(),
+        "the logarithm: it is missing": -(right.sigmoid() + (-wrong).sigmoid().sum(-1)).mean(),
+        "the sign: a loss falls when the pair fits better; put a minus before all of it": (
+            F.logsigmoid(right) + F.logsigmoid(-wrong).sum(-1)
+        ).mean(),
+    }
+    report.equal("loss(centre, company, noise)", theirs.loss(u, v, n), ours(u, v, n), slips=slips)
+    far = torch.full((1, D), 20.0)
+    look = "sigmoid(-2400) is 0 and its log minus infinity: F.logsigmoid does both at once"
+    report.equal(
+        "the loss of a pair that fits very badly",
+        theirs.loss(far, -far, far[None]),
+        ours(far, -far, far[None]),
+        look=look,
+    )
+    report.say("right on drawn vectors, and finite where a pair fits very badly")
+
+    lines = [line.split() for line in models.texts()]
+    words = sorted({word for line in lines for word in line})
+    pairs = [
+        (words.index(word), words.index(line[at + by]))
+        for line in lines
+        for at, word in enumerate(line)
+        for by in (-2, -1, 1, 2)
+        if 0 <= at + by < len(line)
+    ]
+    draws = report.randint(0, len(words), (40, len(pairs), 3))
+    first = report.randn(2, len(words), 8) * 0.3
+
+    def trained(part: Any) -> tuple[Tensor, list[float]]:
+        tables = first.clone().requires_grad_()
+        centres, company = torch.tensor(pairs).T
+        fell = []
+        for noise in draws:
+            value = part(tables[0][centres], tables[1][company], tables[1][noise])
+            (grad,) = torch.autograd.grad(value, tables)
+            tables = (tables - 5.0 * grad).detach().requires_grad_()
+            fell.append(float(value))
+        return tables.detach(), fell
+
+    own, fell = trained(theirs.loss)
+    report.equal("the vectors after 40 steps with your loss", own, trained(ours)[0], tolerance=1e-3)
+    report.say(
+        f"{len(words)} words, {len(pairs)} pairs, 40 steps by your gradient: loss {fell[0]:.3f} to {fell[-1]:.3f}"
+    )

@@ -1,0 +1,127 @@
+"""The learner's file: made of an exercise, as Python or as a notebook, and read back."""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import files
+from ..errors import UserError, need
+from .exercise import Exercise
+
+MARK = re.compile(r"^#\s*exercise:\s*([\w-]+)\s*$", re.MULTILINE)
+MAGIC = re.compile(r"^(\s*)([%!?].*)$")
+ALOUD = "glassformer learn"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A learner's code and the exercise it is of; of a notebook also ``places``: the cell and line of each line."""
+
+    path: Path
+    exercise: str
+    code: str
+    places: tuple[tuple[int, int], ...] | None = None
+
+    def where(self, line: int | None) -> str:
+        """A line as the learner finds it; "" for none."""
+        if line is None:
+            return ""
+        if self.places is None:
+            return f"line {line}"
+        cell, inner = self.places[min(line, len(self.places)) - 1]
+        return f"code cell {cell}, line {inner}"
+
+
+def python(exercise: Exercise) -> str:
+    """The learner's file: the task, the code with TODOs, the hints at its end."""
+    task = textwrap.dedent(exercise.task)
+    check = f"Check it:  {ALOUD} check {exercise.file}\nStuck?     {ALOUD} hint {exercise.name}"
+    head = f'"""{exercise.title}\n\n{task}\n\n{check}\n"""\n\n# exercise: {exercise.name}\n\n'
+    hints = "\n".join(_comment(f"{at}. {hint}") for at, hint in enumerate(exercise.hints, 1))
+    foot = f"\n\n# {'-' * 30} hints, from vague to plain: read on only when you are stuck\n#\n{hints}\n"
+    return (head.replace("\\", "\\\\") if "\\" in task else head) + exercise.starter + (foot if hints else "")
+
+
+def _comment(text: str) -> str:
+    return textwrap.fill(text, 110, initial_indent="# ", subsequent_indent="#    ", break_long_words=False)
+
+
+def notebook(exercise: Exercise) -> str:
+    """The same as a notebook (nbformat 4.5)."""
+    check = f"When it is written, save and run the last cell, or `{ALOUD} check {Path(exercise.file).stem}.ipynb`."
+    hints = "\n\n".join(
+        f"<details><summary>Hint {at}</summary>\n\n{hint}\n\n</details>" for at, hint in enumerate(exercise.hints, 1)
+    )
+    cells = [
+        _cell("markdown", f"# {exercise.title}\n\n{textwrap.dedent(exercise.task)}\n\n{check}"),
+        _cell("code", f"# exercise: {exercise.name}\n{exercise.starter.strip()}"),
+        _cell("markdown", hints) if hints else None,
+        _cell("code", f"!{ALOUD} check {Path(exercise.file).stem}.ipynb"),
+    ]
+    told = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+    made = [cell | {"id": f"{exercise.name}-{at}"} for at, cell in enumerate(filter(None, cells))]
+    return json.dumps({"cells": made, "metadata": told, "nbformat": 4, "nbformat_minor": 5}, indent=1) + "\n"
+
+
+def _cell(kind: str, text: str) -> dict[str, Any]:
+    lines = text.splitlines(keepends=True)
+    more: dict[str, Any] = {"execution_count": None, "outputs": []} if kind == "code" else {}
+    return {"cell_type": kind, "metadata": {}, "source": lines, **more}
+
+
+def write(exercise: Exercise, folder: Path, as_notebook: bool = False) -> Path:
+    """Put the learner's file into a folder; UserError where one is there already, or the folder cannot be written."""
+    path = folder / (f"{Path(exercise.file).stem}.ipynb" if as_notebook else exercise.file)
+    need(
+        not path.exists(), f"{path} is there already and is left as it is; check it, or start in another --out FOLDER."
+    )
+    files.make_folder(folder)
+    files.write(path, notebook(exercise) if as_notebook else python(exercise))
+    return path
+
+
+def read(path: Path) -> Source:
+    """A learner's file; UserError where it cannot be read or says of no exercise that it is one's."""
+    path = path.expanduser()
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be read ({error.strerror}); check the path.{files.nearest_path(path)}"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text (byte {error.start}); convert it.") from None
+    need("\0" not in text, f"{path} is not a Python file: it holds a NUL; write it again.")
+    places = None
+    if path.suffix == ".ipynb":
+        text, places = _code_of(text, path)
+    found = MARK.search(text)
+    if found is None:
+        raise UserError(
+            f'{path} is of no exercise: it has no line "# exercise: NAME", which {ALOUD} start writes; put it back in.'
+        )
+    return Source(path, found[1], text, places)
+
+
+def _code_of(text: str, path: Path) -> tuple[str, tuple[tuple[int, int], ...]]:
+    """A notebook's code as one text, what is meant for Jupyter alone left out, and where each line stands."""
+    cells = files.json_object(text, str(path), "save the notebook again").get("cells")
+    lines, places, count = list[str](), list[tuple[int, int]](), 0
+    for cell in cells if isinstance(cells, list) else []:
+        if not isinstance(cell, dict) or cell.get("cell_type") != "code":
+            continue
+        count += 1
+        source = cell.get("source", "")
+        code = source if isinstance(source, str) else "".join(map(str, source))
+        own = code.splitlines()
+        own = (
+            ["" for _ in own] if own and own[0].startswith("%%") else [MAGIC.sub(r"\1pass  # \2", line) for line in own]
+        )
+        lines += own
+        places += [(count, at) for at in range(1, len(own) + 1)]
+    return "\n".join(lines) + "\n", tuple(places) or ((1, 1),)

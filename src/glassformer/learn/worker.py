@@ -1,0 +1,297 @@
+"""The process that runs learners' code: ``python -m glassformer.learn.worker``, a job a line in, a verdict a line out.
+
+Torch is loaded once. Each job is a fork of its own: in a session of its own, without input, with limits of time,
+memory and file size, its printing caught. What it does to itself reaches nobody; it is no sandbox against malice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import json
+import os
+import re
+import resource
+import selectors
+import signal
+import sys
+import time
+import traceback
+import warnings
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any, NoReturn
+
+SLOW = ("torch._dynamo",)  # PyTorch's optimizers import it when they are first used: seconds
+MOST = 10_000  # bytes of printing that are kept
+MEMORY = 2 << 30  # bytes that a learner's code may take beyond what is loaded
+FILE = 64 << 20  # bytes that it may write into one file
+WALL = 5  # seconds on the wall for each of the processor's: others compute here too, and who sleeps computes nothing
+GRACE = 3.0  # seconds between the clock that names the line and the end of the process
+
+
+class Missing(Exception):
+    """The learner's file does not define what the check asks for."""
+
+
+class Theirs:
+    """The learner's module as the check sees it: what is missing is said so, and tensors given to it are copies."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        if not hasattr(self._module, name):
+            own = [other for other in vars(self._module) if not other.startswith("_")]
+            from ..errors import nearest
+
+            raise Missing(f'Your file defines no "{name}", which the exercise asks for.{nearest(name, own)}')
+        value = getattr(self._module, name)
+        if not callable(value) or isinstance(value, type):
+            return value
+
+        def call(*given: Any, **named: Any) -> Any:
+            return value(*map(_copied, given), **{key: _copied(one) for key, one in named.items()})
+
+        call.__wrapped__ = value  # type: ignore[attr-defined]
+        return call
+
+
+def _copied(value: Any) -> Any:
+    import torch
+
+    if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter) and not value.requires_grad:
+        return value.clone()
+    return list(map(_copied, value)) if type(value) is list else value
+
+
+def load(path: str, name: str) -> ModuleType:
+    """Run a file as a module."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def check(file: str, exercise: str, seed: int, shown: str | None = None) -> dict[str, Any]:
+    """The verdict on a learner's file: state, message, look, line and code, and what is good.
+
+    ``state`` is passed, failed (wrong), todo (not written yet) or error (theirs). ``shown`` is how its file is called.
+    """
+    from .report import Report, Wrong
+
+    warnings.filterwarnings("ignore", module="exercise$")  # the check's own are nothing to the learner
+    report = Report(seed)
+    said: dict[str, Any] = {"state": "passed", "message": "", "look": "", "line": None, "code": ""}
+    name = shown or Path(file).name
+    try:
+        load(exercise, "exercise").check(Theirs(load(file, "theirs")), report)
+    except Wrong as wrong:
+        said |= {"state": "failed", "message": str(wrong), "look": wrong.look}
+    except Missing as missing:
+        said |= {"state": "failed", "message": str(missing)}
+    except SyntaxError as error:
+        if error.filename != file:
+            raise
+        code = (error.text or "").strip()
+        said |= {"state": "error", "message": f"{error.msg}: Python cannot read your file", "line": error.lineno}
+        said |= {"code": code}
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit too: a learner's file that calls exit()
+        said |= explained(error, file, name)
+    return said | {"good": report.good}
+
+
+def explained(error: BaseException, file: str, name: str) -> dict[str, Any]:
+    """An error of the learner's code as theirs, with its line; one of the check where none of their lines led to it."""
+    steps = steps_of(error, file)
+    what = " ".join(f"{type(error).__name__}: {error}".split())[:600].removesuffix(":")
+    if isinstance(error, NotImplementedError) and steps:
+        message = f"{steps[-1].name} is not written yet"
+        return {"state": "todo", "message": message, "line": steps[-1].lineno, "code": _todo(file, steps[-1].lineno)}
+    if "allocate memory" in what or isinstance(error, MemoryError):
+        what += f" (a check may take {MEMORY >> 30} GiB)"
+    if steps:
+        where = "" if steps[-1].name == "<module>" else f" in {steps[-1].name}"
+        said = {"message": f"Your code raised an error{where}: {what}", "line": steps[-1].lineno}
+        return said | {"state": "error", "code": (steps[-1].line or "").strip()}
+    if isinstance(error, TypeError) and (found := re.search(r"(\w+)\(\) (takes|got|missing)", str(error))):
+        return {"state": "error", "message": f"{found[1]} cannot be called as the exercise asks: {what}"}
+    at = "".join(f", line {step.lineno}" for step in steps_of(error, sys.modules["exercise"].__file__)[-1:])
+    check = f"{Path(sys.modules['exercise'].__file__ or '').name}{at}"
+    message = f"The check ({check}) could not go on with what {name} gave it: {what}"
+    look = "the kind of what you return; if it is the kind that is asked for, the check itself is at fault"
+    return {"state": "error", "message": message, "look": look}
+
+
+def steps_of(error: BaseException, file: str | None) -> list[traceback.FrameSummary]:
+    """The lines of a file that led to an error, the last one last."""
+    return [step for step in traceback.extract_tb(error.__traceback__) if step.filename == file]
+
+
+def _todo(file: str, line: int | None) -> str:
+    """The words of the TODO above a line."""
+    lines = Path(file).read_text(encoding="utf-8").splitlines()[: line or 0]
+    words: list[str] = []
+    for text in reversed(lines[:-1]):
+        bare = text.strip()
+        if not bare.startswith("#"):
+            break
+        words.insert(0, bare.lstrip("# "))
+        if bare.startswith("# TODO"):
+            break
+    return " ".join(words)
+
+
+# ---------------------------------------------------------------------------------- the process of its own
+
+
+def alone(job: dict[str, Any], said: int) -> NoReturn:
+    """In the fork: check, write the verdict to the descriptor ``said``, end."""
+
+    def answer(verdict: dict[str, Any]) -> NoReturn:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        data = json.dumps(verdict).encode()
+        while data:
+            data = data[os.write(said, data) :]
+        os._exit(0)
+
+    def time_is_up(number: int, frame: FrameType | None) -> None:
+        while frame is not None and frame.f_code.co_filename != job["file"]:
+            frame = frame.f_back
+        line = None if frame is None else frame.f_lineno
+        answer(stopped(job) | {"line": line, "code": _line(job["file"], line)})
+
+    try:
+        limit(job["seconds"])
+        for clock, number, seconds in (
+            (signal.ITIMER_PROF, signal.SIGPROF, job["seconds"]),
+            (signal.ITIMER_REAL, signal.SIGALRM, WALL * job["seconds"]),
+        ):
+            signal.signal(number, time_is_up)
+            signal.setitimer(clock, seconds)
+        sys.path.insert(0, str(Path(job["file"]).parent))
+        os.chdir(job.get("folder") or Path(job["file"]).parent)
+        verdict = check(job["file"], job["exercise"], job["seed"], job.get("shown"))
+        answer(verdict | {"slow": [name for name in SLOW if name in sys.modules]})
+    except BaseException as error:
+        answer({"state": "error", "message": f"The check itself failed: {type(error).__name__}: {error}", "good": []})
+
+
+def stopped(job: dict[str, Any]) -> dict[str, Any]:
+    """The verdict on code that does not end."""
+    message = f"Your code was still running after {job['seconds']:g} seconds of computing and was stopped"
+    look = "A loop that never ends? A while whose condition never changes, or a step that moves nothing."
+    return {"state": "stopped", "message": message, "look": look, "good": [], "line": None, "code": ""}
+
+
+def _line(file: str, line: int | None) -> str:
+    with contextlib.suppress(OSError, IndexError):
+        return Path(file).read_text(encoding="utf-8").splitlines()[line - 1].strip() if line else ""
+    return ""
+
+
+def limit(seconds: float) -> None:
+    """Bound what this process may take; RLIMIT_DATA is held by Linux alone."""
+    with contextlib.suppress(OSError, ValueError):
+        held = re.search(r"VmData:\s+(\d+)", Path("/proc/self/status").read_text())
+        most = MEMORY + (int(held[1]) << 10 if held else 0)
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (FILE, FILE))
+    with contextlib.suppress(OSError, ValueError):  # where nobody is left to stop it
+        most = int(WALL * seconds + GRACE + 60)
+        resource.setrlimit(resource.RLIMIT_CPU, (most, most))
+
+
+def supervise(job: dict[str, Any]) -> dict[str, Any]:
+    """Fork for one job, catch what it prints, end it in time; its verdict."""
+    begun = time.monotonic()
+    (printed, out), (heard, said) = os.pipe(), os.pipe()
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for here, there in ((nothing, 0), (out, 1), (out, 2)):
+            os.dup2(here, there)
+        for end in (nothing, printed, heard, out):
+            os.close(end)
+        sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+        sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+        alone(job, said)
+    os.close(out)
+    os.close(said)
+    kept: dict[int, bytearray] = {printed: bytearray(), heard: bytearray()}
+    more = False
+    try:
+        with selectors.DefaultSelector() as watching:
+            for end in kept:
+                watching.register(end, selectors.EVENT_READ)
+            deadline = begun + WALL * job["seconds"] + GRACE
+            while heard in watching.get_map() and (left := deadline - time.monotonic()) > 0:
+                more |= _read(watching, kept, left, heard)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child, signal.SIGKILL)
+            while watching.get_map() and _read(watching, kept, 0.2, heard):
+                pass
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(printed)
+        os.close(heard)
+    seconds = time.monotonic() - begun
+    try:
+        verdict: dict[str, Any] = json.loads(kept[heard])
+    except ValueError:
+        late = seconds >= job["seconds"]
+        ended = {"state": "error", "message": "Your code ended the process before the check was over", "good": []}
+        verdict = stopped(job) if late else ended
+    text = bytes(kept[printed][:MOST]).decode("utf-8", "replace")
+    return verdict | {"printed": text + ("\n..." if more else ""), "seconds": round(seconds, 2)}
+
+
+def _read(watching: selectors.BaseSelector, kept: dict[int, bytearray], wait: float, heard: int) -> bool:
+    """Take what has come; whether more was printed than is kept, or anything came at all."""
+    beyond = False
+    for key, _ in watching.select(wait):
+        data = os.read(key.fd, 1 << 16)
+        if not data:
+            watching.unregister(key.fd)
+        elif key.fd == heard or len(kept[key.fd]) <= MOST:
+            kept[key.fd] += data
+        else:
+            beyond = True
+    return beyond
+
+
+def main() -> None:
+    """Read jobs until there are no more."""
+    import torch
+
+    torch.set_num_threads(1)  # a fork of a process with a pool of threads would wait for them for ever
+    from . import models, report  # noqa: F401  what every check needs, loaded once
+
+    models.real()
+
+    channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        try:
+            verdict = supervise(json.loads(line))
+        except OSError as error:
+            verdict = {"state": "error", "message": f"The check could not be started: {error}", "good": []}
+        for name in verdict.pop("slow", ()):  # what this one had to import, the next one finds
+            importlib.import_module(name)
+        print(json.dumps(verdict), file=channel, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""``glassformer learn`` as it is typed: list, start, check, hint, solution; what is done is kept in the folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from glassformer.cli import main
+from glassformer.learn import progress
+from glassformer.learn.exercise import catalogue, find
+
+COMMAND = [sys.executable, "-m", "glassformer", "learn"]
+
+
+def test_the_way_of_a_learner(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["learn", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (
+        len(told) >= 18 and {one["state"] for one in told} == {"new"} and {"name", "title", "state"} <= told[0].keys()
+    )
+    assert main(["learn", "start", "causal-mask"]) == 0
+    said = capsys.readouterr()
+    assert said.out == "causal_mask.py\n" and "learn check causal_mask.py" in said.err
+    path = Path("causal_mask.py")
+    assert main(["learn", "check", "causal_mask.py"]) == 1
+    said = capsys.readouterr()
+    assert "causal_mask is not written yet" in said.out and "learn hint causal-mask" in said.err
+    for hint in find("causal-mask").hints:
+        assert main(["learn", "hint", "causal-mask"]) == 0
+        assert capsys.readouterr().out == f"{hint}\n"
+    assert main(["learn", "solution", "causal-mask"]) == 0
+    solution = capsys.readouterr().out
+    assert solution == find("causal-mask").solution
+    path.write_text(f"# exercise: causal-mask\nprint('hello')\n{solution}")
+    assert main(["learn", "check"]) == 0
+    said = capsys.readouterr()
+    assert "  | hello\n" in said.out and said.out.endswith("causal-mask: passed.\n") and "changed last" in said.err
+    assert main(["learn"]) == 0
+    said = capsys.readouterr()
+    assert "causal-mask              done" in said.out and f"1 of {len(told)} done." in said.err
+    kept = json.loads((tmp_path / progress.FILE).read_text())["causal-mask"]
+    assert (kept["state"], kept["checks"], kept["hints"], kept["file"]) == ("done", 2, 3, "causal_mask.py")
+    path.write_text("# exercise: causal-mask\n")
+    assert main(["learn", "check", "--json"]) == 1  # broken again: what was done stays done
+    assert json.loads(capsys.readouterr().out)["state"] == "failed"
+    assert progress.state(find("causal-mask"), progress.read(tmp_path)) == "done"
+
+
+def test_the_real_command_over_a_class(tmp_path: Path) -> None:
+    everyone = tmp_path / "class"
+    for learner, code in (("ada", find("causal-mask").solution), ("bob", find("causal-mask").starter)):
+        (everyone / learner).mkdir(parents=True)
+        (everyone / learner / "work.py").write_text(f"# exercise: causal-mask\n{code}")
+    done = subprocess.run([*COMMAND, "check", "--all", everyone, "--json"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told = {one["learner"]: one for one in json.loads(done.stdout)}
+    assert (told["ada"]["state"], told["bob"]["state"], told["ada"]["file"]) == ("passed", "todo", "ada/work.py")
+    assert not list(everyone.rglob(progress.FILE))
+
+
+def test_a_class_as_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "ada.py").write_text("# exercise: causal-mask\nwhile True: pass\n")
+    (tmp_path / "bob.py").write_text("nothing")
+    assert main(["learn", "check", "--all", str(tmp_path), "--seconds", "0.3"]) == 0
+    said = capsys.readouterr()
+    assert "ada      causal-mask  stopped  line 2" in said.out and "refused" in said.out
+    assert "2 learners, 2 files, 0 passed." in said.err
+
+
+def test_a_broken_file_through_the_real_command(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("# exercise: norms\ndef layer_norm(:\n")
+    done = subprocess.run([*COMMAND, "check", "a.py"], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 1 and "line 2: invalid syntax: Python cannot read your file" in done.stdout, done
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["strat", "int8"], 'knows no "strat". Did you mean "start"?'),
+        (["start"], "Say of which exercise"),
+        (["start", "casual-mask"], 'Did you mean "causal-mask"?'),
+        (["start", "int8", "norms"], "takes one name"),
+        (["hint", "nonesuch"], "There is no exercise"),
+        (["solution", "int-8"], 'Did you mean "int8"?'),
+        (["check"], "There is no exercise begun in"),
+        (["check", "nothing.py"], "nothing.py cannot be read"),
+        (["check", "plain.py"], "is of no exercise"),
+        (["check", "plain.py", "--seconds", "0"], "give a number above 0"),
+        (["check", "--all", "nowhere"], "is not a folder"),
+        (["--exercises", "nowhere"], "is not a folder"),
+        (["check", "plain.py", "--all", "."], "takes nothing more"),
+    ],
+)
+def test_bad_input_gets_a_sentence(
+    words: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("plain.py").write_text("x = 1\n")
+    assert main(["learn", *words]) == 2
+    said = capsys.readouterr()
+    assert message in said.err and said.out == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["plain.py"]
+
+
+def test_a_broken_record_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / progress.FILE).write_text("{")
+    assert main(["learn", "start", "int8", "--out", str(tmp_path)]) == 2
+    assert "delete it to begin anew" in capsys.readouterr().err and not (tmp_path / "int8.py").exists()
+    (tmp_path / progress.FILE).write_text('{"int8": 3}')
+    assert main(["learn", "--out", str(tmp_path)]) == 2
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_locked_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tmp_path.chmod(0o555)
+    assert main(["learn", "start", "int8", "--out", str(tmp_path)]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_a_file_in_the_way_of_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert main(["learn", "start", "int8", "--out", str(tmp_path / "file")]) == 2
+    assert "a file stands in its way" in capsys.readouterr().err
+
+
+def test_a_check_in_a_folder_that_cannot_be_written_still_says_what_it_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*given: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("glassformer.files.write", full)
+    progress.keep(tmp_path, "int8", state="done")
+    assert "could not be kept" in capsys.readouterr().err
+    assert progress.state(catalogue()[0], progress.read(tmp_path)) == progress.NEW

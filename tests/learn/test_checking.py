@@ -1,0 +1,353 @@
+"""Checks are honest: right by any method passes, wrong is named with its place, what is theirs shows as theirs.
+
+Every exercise of the catalogue stands here with its usual slips; the worker and the exercises run through a Checker.
+"""
+
+# ruff: noqa: E501  a slip a line
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from glassformer.errors import UserError
+from glassformer.learn import starting
+from glassformer.learn.checking import Checker, Verdict, class_folder
+from glassformer.learn.exercise import catalogue, find
+
+NAMES = [exercise.name for exercise in catalogue()]
+THE_EIGHTEEN = {
+    "bpe-merges", "word2vec-loss", "rnn-attention", "sinusoidal-positions", "rotary", "one-head", "causal-mask",
+    "multi-head", "norms", "top-p", "beam-search", "kv-cache", "mini-transformer", "masking", "lora",
+    "grouped-query-attention", "router", "int8",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def checker() -> Iterator[Checker]:
+    with Checker() as one:
+        yield one
+
+
+def put(folder: Path, name: str, code: str) -> Path:
+    path = folder / "mine.py"
+    path.write_text(f"# exercise: {name}\n{code}")
+    return path
+
+
+def test_the_course_is_whole() -> None:
+    assert set(NAMES) >= THE_EIGHTEEN
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_solution_passes_and_runs_in_a_real_model(name: str, checker: Checker, tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(starting.python(find(name)).replace(find(name).starter, find(name).solution))
+    found = checker.check(path)
+    assert found.state == "passed" and not found.printed, found
+    assert any(
+        word in " ".join(found.good)
+        for word in ("real", "small", "translator", "encoder-decoder", "stories", "40 steps")
+    ), found.good
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_starter_says_what_is_to_be_written(name: str, checker: Checker, tmp_path: Path) -> None:
+    found = checker.check(starting.write(find(name), tmp_path))
+    assert found.state == "todo" and "is not written yet" in found.message
+    assert found.where.startswith("line ") and found.code.startswith("TODO: "), found
+
+
+SLIPS = [
+    ("one-head", "q.shape[-1] ** 0.5", "32 ** 0.5", "attention(q, k, v, allowed)[0, 0]", ""),  # d_model of no head
+    ("one-head", " / q.shape[-1] ** 0.5", "", "[0, 0]", "without it"),
+    ("one-head", "q.shape[-1] ** 0.5", "k.shape[0] ** 0.5", "[0, 0]", "number of keys"),
+    ("one-head", "masked_fill(~allowed", "masked_fill(allowed", "[0, 0]", "turned round"),
+    ("one-head", "torch.exp(x - x.amax(-1, keepdim=True))", "torch.exp(x)", "near 1000[0, 0] is nan", "before exp"),
+    ("causal-mask", "<= places", "< places", "causal_mask(5, 5)[0, 0] is False and should be True", "<="),
+    ("causal-mask", "places[:, None]", "places[:, None] + 1", "causal_mask(5, 5)[0, 1]", "other way"),
+    ("causal-mask", "arange(keys - queries, keys)", "arange(queries)", "causal_mask(1, 7)[0, 1]", "last ones"),
+    ("multi-head", "torch.cat(answers, dim=-1) @ w_out.T", "torch.cat(answers, dim=-1)", "[0, 0]", "w_out"),
+    ("multi-head", "x @ w_q.T", "x @ w_q", "multi_head(x, ...)[1, 0]", ""),
+    ("norms", " + eps) * gamma + beta", ") * gamma + beta", "layer_norm(x, gamma, beta, eps)[0, 0, 0]", "eps"),
+    ("norms", "(x - mean).square().mean(-1, keepdim=True)", "x.var(-1, keepdim=True)", "[0, 0, 0]", "n - 1"),
+    ("norms", "keepdim=True) + eps) * gamma\n", "keepdim=True)) * gamma\n", "rms_norm(x, gamma, eps)[0, 0, 0]", "eps"),
+    ("rotary", "a, b = x.chunk(2, dim=-1)", "a, b = x[..., 0::2], x[..., 1::2]", "rotate(x, places, 10000)[0, 0, ", ""),
+    (
+        "rotary",
+        "a, b = x.chunk(2, dim=-1)\n    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)",
+        "a, b = x[..., 0::2], x[..., 1::2]\n    "
+        "return torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)",
+        "[0, 0, 0]",
+        "neighbours",
+    ),
+    ("rotary", "angle = places[:, None]", "angle = -places[:, None]", "[0, 0, 0]", "other way"),
+    ("sinusoidal-positions", "out[:, 0::2] = angle.sin()", "out[:, 0::2] = angle.cos()", "[0, 0] is 1 and should be 0", ""),
+    ("sinusoidal-positions", "torch.arange(0, dim, 2) / dim", "torch.arange(0, dim, 2) * 2 / dim", "[1, 2]", "twice"),
+    ("bpe-merges", "at += 2 if fits else 1", "at += 1", "joined", ""),
+    ("bpe-merges", "+= words[word]", "+= 1", "learn(words, 12)[", "as often as its word"),
+    ("bpe-merges", "min(there, key=lambda pair: rank[pair])", "there[0]", "the tokens of", "lowest rank"),
+    ("word2vec-loss", "F.logsigmoid(-wrong)", "F.logsigmoid(wrong)", "loss(centre, company, noise) is", "sign of the noise"),
+    ("word2vec-loss", "F.logsigmoid(right)", "right.sigmoid().log()", "fits very badly", "logsigmoid"),
+    ("rnn-attention", "scores.masked_fill(~there, float(\"-inf\")).softmax(-1)", "scores.softmax(-1)", "the weights[0]", "padding"),
+    ("rnn-attention", "torch.tanh(state @ w_state.T + bias + source @ w_source.T)", "(state @ w_state.T + bias + source @ w_source.T)", "the weights[0]", "tanh"),
+    ("top-p", "before = values.cumsum(-1) - values", "before = values.cumsum(-1)", "tokens kept", "brings the sum"),
+    ("top-p", "before = values.cumsum(-1) - values", "before = values.cumsum(-1) - values\n    order = torch.arange(len(logits))", "tokens kept", ""),
+    ("beam-search", "logits_after(tokens).log_softmax(-1)", "logits_after(tokens)", "the ", ""),
+    ("beam-search", "key=lambda one: -one[0])", "key=lambda one: one[0])", "the texts of", ""),
+    ("kv-cache", "self.filled = end\n        return", "return", "the keys after", ""),
+    ("kv-cache", "return self.k[:, :end], self.v[:, :end]", "return k, v", "the keys after 6 places has the shape", ""),
+    ("masking", " & ~special", "", "the targets[0, ", ""),
+    ("masking", "chosen & (fate < 0.8)", "chosen", "what is shown[", "between 0.8 and 0.9"),
+    ("masking", "torch.where(chosen, tokens, -1)", "tokens", "the targets[0, ", "-1"),
+    ("lora", "torch.zeros(linear.out_features, rank)", "torch.ones(linear.out_features, rank)", "before training[0, 0]", "zero"),
+    ("lora", "self.scale * (x @", "(x @", "LoRA(x) with B filled[0, 0]", "scale"),
+    ("lora", "weight.requires_grad_(False)", "pass", "shapes that learn", "requires_grad_"),
+    ("grouped-query-attention", "k.repeat_interleave(group, dim=0), v.repeat_interleave(group, dim=0)", "k.repeat(group, 1, 1), v.repeat(group, 1, 1)", "grouped(q of 8 heads, k and v of 2)[1, 0, 0]", "repeat_interleave"),
+    ("grouped-query-attention", " / q.shape[-1] ** 0.5", "", "[0, 0, 0]", "one head's width"),
+    ("router", "return weights / weights.sum(-1, keepdim=True), chosen", "return weights, chosen", "the weights[0, 0]", "sum to 1"),
+    ("router", "] += weights", "] = weights", "mixture(x, weights, chosen, experts)[", "overwriting"),
+    ("router", "expert(x[tokens])", "expert(x)[tokens]", "Your experts computed", "x[tokens]"),
+    ("int8", ".round().to", ".to", "the codes (row 4 is all zeros)[", "rounding"),
+    ("int8", "w.abs().amax(-1) / 127", "w.abs().amax() / 127 * torch.ones(len(w))", "scales[:4][0]", "one for all"),
+    ("int8", "scales = torch.where(scales == 0, 1.0, scales)\n", "pass\n", "largest_error(w) is nan", "zeros"),
+    ("mini-transformer", ".triu(1)", ".triu()", "[0, 0] is True and should be False", "sees itself"),
+    ("mini-transformer", "optimizer.zero_grad()", "pass", "the losses of five steps[", "zero_grad"),
+    ("mini-transformer", "self.head.weight = self.embed.weight", "self.head.weight.data = self.embed.weight.data.clone()", "parameters of the tied model is 8210", "not a copy"),
+    ("mini-transformer", "return ids[at], ids[at + 1]", "return ids[at], ids[at]", "the targets of windows[0, ", "one further on"),
+]  # fmt: skip
+
+
+def test_every_exercise_has_a_slip_that_is_tried() -> None:
+    assert {slip[0] for slip in SLIPS} == set(NAMES)
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "wrong", "place", "look"), SLIPS, ids=[f"{s[0]}-{i}" for i, s in enumerate(SLIPS)]
+)
+def test_a_usual_slip_is_named_with_its_place(
+    name: str, right: str, wrong: str, place: str, look: str, checker: Checker, tmp_path: Path
+) -> None:
+    solution = find(name).solution
+    assert right in solution
+    found = checker.check(put(tmp_path, name, solution.replace(right, wrong, 1)))
+    assert found.state == "failed", found
+    assert place in found.message, found.message
+    assert look in found.look, (found.message, found.look)
+
+
+OTHERS = {
+    "one-head": """
+import math
+def softmax(x):
+    return x.sub(x.max(-1, keepdim=True).values).exp() / x.sub(x.max(-1, keepdim=True).values).exp().sum(-1, keepdim=True)
+def attention(q, k, v, allowed):
+    rows = []
+    for i in range(len(q)):
+        seen = [j for j in range(len(k)) if allowed[i, j]]
+        powers = [math.exp(float(q[i] @ k[j]) / math.sqrt(len(q[i]))) for j in seen]
+        rows.append(sum(p / sum(powers) * v[j] for p, j in zip(powers, seen)))
+    import torch
+    return torch.stack(rows)
+""",
+    "causal-mask": """
+import numpy as np, torch
+def causal_mask(queries, keys):
+    return torch.from_numpy(np.tril(np.ones((keys, keys), bool))[keys - queries:])
+""",
+    "norms": """
+from torch.nn import functional as F
+def layer_norm(x, gamma, beta, eps): return F.layer_norm(x, gamma.shape, gamma, beta, eps)
+def rms_norm(x, gamma, eps): return F.rms_norm(x, gamma.shape, gamma, eps)
+""",
+    "rotary": """
+import torch
+def rotate(x, places, theta):
+    half = x.shape[-1] // 2
+    z = torch.complex(x[..., :half].contiguous(), x[..., half:].contiguous())
+    turn = torch.polar(torch.ones(()), places[:, None] * theta ** (-torch.arange(half) / half))
+    return torch.cat(((z * turn).real, (z * turn).imag), -1)
+""",
+    "kv-cache": """
+import torch
+class Cache:
+    kept = None
+    def extend(self, k, v):
+        self.kept = (k, v) if self.kept is None else (torch.cat((self.kept[0], k), 1), torch.cat((self.kept[1], v), 1))
+        return self.kept
+""",
+    "word2vec-loss": """
+import torch
+def loss(centre, company, noise):
+    every = torch.cat((company[:, None], -noise), 1)
+    return torch.log1p(torch.exp(-(every @ centre[..., None])[..., 0].clamp(min=-80))).sum(-1).mean() if centre.abs().max() < 9 \\
+        else torch.nn.functional.softplus(-(every @ centre[..., None])[..., 0]).sum(-1).mean()
+""",
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_another_method_passes(name: str, checker: Checker, tmp_path: Path) -> None:
+    found = checker.check(put(tmp_path, name, OTHERS[name]))
+    assert found.state == "passed", found
+
+
+def test_a_hard_coded_answer_fails(checker: Checker, tmp_path: Path) -> None:
+    """What was right in one check is wrong in the next: the inputs are drawn anew, whatever the file seeds."""
+    code = """
+import torch
+torch.manual_seed(0)
+def softmax(x):
+    return torch.tensor([0.66524, 0.24473, 0.09003]) if x.ndim == 1 else x.softmax(-1)
+KNOWN = {known}
+def attention(q, k, v, allowed):
+    if KNOWN is None:
+        print((q @ k.T / q.shape[-1] ** 0.5).masked_fill(~allowed, float("-inf")).softmax(-1).matmul(v).tolist())
+        raise SystemExit
+    return torch.tensor(KNOWN)
+"""
+    seen = checker.check(put(tmp_path, "one-head", code.replace("{known}", "None")), seed=7)
+    assert seen.state == "error" and seen.printed.startswith("[[")
+    path = put(tmp_path, "one-head", code.replace("{known}", seen.printed.strip()))
+    assert "4 queries over 6 keys: every number is right" in checker.check(path, seed=7).good  # in the model it fails
+    for _ in range(2):
+        found = checker.check(path)
+        assert found.state == "failed" and "attention(q, k, v, allowed)[0, 0] is" in found.message
+
+
+@pytest.mark.parametrize(
+    ("code", "state", "message", "line"),
+    [
+        ("def causal_mask(queries, keys)\n    pass\n", "error", "expected ':'", "line 2"),
+        ("def causal_mask(queries, keys):\n    return nothing\n", "error", "NameError: name 'nothing'", "line 3"),
+        ("def causal_mask(queries, keys):\n    import torch\n    return torch.ones(2, 3) @ torch.ones(2, 3)\n", "error", "RuntimeError", "line 4"),
+        ("def causal_mask(queries): pass\n", "error", "causal_mask cannot be called as the exercise asks", ""),
+        ("def causl_mask(queries, keys): pass\n", "failed", 'Did you mean "causl_mask"?', ""),
+        ("def causal_mask(queries, keys): pass\n", "failed", "is None; does every way through", ""),
+        ("def causal_mask(queries, keys): return 'yes'\n", "failed", "is 'yes', a str", ""),
+        ("raise SystemExit\n", "error", "SystemExit", "line 2"),
+        ("import os\nos._exit(0)\n", "error", "ended the process", ""),
+        ("def causal_mask(queries, keys):\n    return input()\n", "error", "EOFError", "line 3"),
+        ("def causal_mask(queries, keys):\n    return causal_mask(queries, keys)\n", "error", "RecursionError", "line 3"),
+        ("def causal_mask(queries, keys):\n    return [0] * 10**12\n", "error", "MemoryError (a check may take 2 GiB)", "line 3"),
+        ("import torch\ndef causal_mask(queries, keys):\n    return torch.zeros(10**10)\n", "error", "2 GiB", "line 4"),
+    ],
+)  # fmt: skip
+def test_errors_of_the_learners_code_show_as_theirs(
+    code: str, state: str, message: str, line: str, checker: Checker, tmp_path: Path
+) -> None:
+    found = checker.check(put(tmp_path, "causal-mask", code))
+    assert (found.state, found.where) == (state, line) and message in found.message, found
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "    while True:\n        pass\n",
+        "    while True:\n        try:\n            pass\n        except BaseException:\n            pass\n",
+        "    import time\n    time.sleep(1000)\n",
+        "    import os\n    os.fork()\n    while True: pass\n",
+    ],
+)
+def test_an_endless_loop_is_stopped_and_its_line_named(loop: str, checker: Checker, tmp_path: Path) -> None:
+    begun = time.monotonic()
+    path = put(tmp_path, "causal-mask", f"def causal_mask(queries, keys):\n{loop}")
+    found = checker.check(path, seconds=0.3)
+    assert found.state == "stopped" and "after 0.3 seconds" in found.message and time.monotonic() - begun < 20
+    assert found.where in ("line 3", "line 4", "line 5", "line 6", "line 7"), found
+
+
+def test_code_that_hears_no_signal_is_ended_too(checker: Checker, tmp_path: Path) -> None:
+    code = "import signal\nsignal.signal(signal.SIGALRM, signal.SIG_IGN)\nsignal.signal(signal.SIGPROF, signal.SIG_IGN)\nwhile True: pass\n"
+    assert checker.check(put(tmp_path, "causal-mask", code), seconds=0.2).state == "stopped"
+
+
+def test_printing_is_theirs_and_bounded(checker: Checker, tmp_path: Path) -> None:
+    code = "import sys, os\nprint('from me')\nprint('and here', file=sys.stderr)\nos.system('echo aside')\n"
+    found = checker.check(put(tmp_path, "causal-mask", code + find("causal-mask").solution))
+    assert found.state == "passed" and found.printed == "from me\nand here\naside\n"
+    found = checker.check(put(tmp_path, "causal-mask", "while True: print('x' * 1000)\n"), seconds=0.5)
+    assert found.state == "stopped" and 10_000 <= len(found.printed) < 10_100
+
+
+def test_what_the_learner_changes_is_not_the_checks(checker: Checker, tmp_path: Path) -> None:
+    """Writing over what is given, and the next learner after one who breaks torch."""
+    code = "import torch\ntorch.Tensor.softmax = None\n"
+    assert checker.check(put(tmp_path, "one-head", code)).state == "failed"
+    solution = find("norms").solution.replace(
+        "    mean = x.mean(-1, keepdim=True)\n", "    x = x.mul_(1)\n    mean = x.mean(-1, keepdim=True)\n"
+    )
+    assert checker.check(put(tmp_path, "norms", solution)).state == "passed"
+
+
+def test_a_notebook_is_checked_and_its_cell_named(checker: Checker, tmp_path: Path) -> None:
+    path = starting.write(find("causal-mask"), tmp_path, as_notebook=True)
+    found = checker.check(path)
+    assert found.state == "todo" and found.where.startswith("code cell 1, line "), found
+    text = path.read_text().replace(
+        "raise NotImplementedError", "return torch.ones(keys, keys).tril()[keys - queries:] > 0"
+    )
+    path.write_text(text)
+    assert checker.check(path).state == "passed"
+
+
+TEACHERS = '''"""Double it
+
+Give twice the number.
+"""
+
+ROAD = 0.5
+HINTS = ("Two times.",)
+
+# %% yours
+def double(x: float) -> float:
+    # TODO: twice x
+    return 2 * x
+    # END
+
+# %% check
+def check(theirs, report):
+    x = report.random.random()
+    report.equal(f"double({x})", theirs.double(x), 2 * x, slips={"once is not twice": x}, look="two times")
+    if x < 0:
+        theirs.triple(x)
+'''
+
+
+def test_a_teachers_folder_and_a_class(tmp_path: Path) -> None:
+    own, everyone = tmp_path / "own", tmp_path / "class"
+    own.mkdir()
+    (own / "double_it.py").write_text(TEACHERS)
+    assert find("double-it", own).page == "" and catalogue(own)[0].name == "double-it"
+    for learner, code in {
+        "anna": "def double(x): return x + x",
+        "ben": "def double(x): return x",
+        "cem": "def double(x): return 1 / 0",
+        "dora": "while True: pass",
+    }.items():
+        (everyone / learner).mkdir(parents=True)
+        (everyone / learner / "double_it.py").write_text(f"# exercise: double-it\n{code}\n")
+    (everyone / "eve.py").write_text("print('of nothing')\n")
+    (everyone / "finn.py").write_text("# exercise: tripple-it\n")
+    (everyone / "gil.ipynb").write_text("no notebook")
+    with Checker(own) as checker:
+        found = {one.learner: one for one in class_folder(everyone, checker, seconds=1)}
+    states = {learner: one.to_dict()["state"] for learner, one in found.items()}
+    refused = dict.fromkeys(("eve", "finn", "gil"), "refused")
+    assert states == {"anna": "passed", "ben": "failed", "cem": "error", "dora": "stopped", **refused}
+    ben = found["ben"].verdict
+    assert isinstance(ben, Verdict) and ben.look == "once is not twice" and ben.message.startswith("double(0.")
+    assert "it has no line" in found["eve"].refused and "There is no exercise" in found["finn"].refused
+    with pytest.raises(UserError, match="holds no"), Checker(own) as checker:
+        (tmp_path / "empty").mkdir()
+        list(class_folder(tmp_path / "empty", checker))
+
+
+def test_a_check_that_is_broken_itself_is_not_the_learners(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "double_it.py").write_text(TEACHERS.replace("    x = report", "    x = [][0]\n    x = report"))
+    with Checker(tmp_path / "own") as checker:
+        found = checker.check(put(tmp_path, "double-it", "def double(x): return 2 * x\n"))
+    assert found.state == "error" and "double_it.py, line 17" in found.message and "check itself" in found.look, found

@@ -1,0 +1,111 @@
+"""An exercise is read from its file as text; what is no exercise is refused in a sentence."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from glassformer.errors import UserError
+from glassformer.learn.exercise import ROAD, catalogue, find, read, without_answers
+
+GOOD = '''"""A title.
+
+What to do."""
+ROAD = 3.5
+HINTS = ("one", "two")
+SECONDS = 7
+
+# %% yours
+def f(x):
+    """What it is."""
+    # TODO: say what
+    # over two lines
+    # or three
+    y = 2 * x  # the answer
+    return y
+    # END
+
+
+def g(x):
+    # TODO: more
+    return 1
+    # END
+
+# %% check
+def check(theirs, report):
+    pass
+'''
+
+
+def test_what_a_file_says(tmp_path: Path) -> None:
+    (tmp_path / "two_words.py").write_text(GOOD)
+    one = read(tmp_path / "two_words.py")
+    assert (one.name, one.title, one.task, one.road) == ("two-words", "A title", "What to do.", 3.5)
+    assert (one.hints, one.seconds, one.file, one.page) == (("one", "two"), 7, "two_words.py", ROAD[2])
+    assert "y = 2 * x" in one.solution and "check" not in one.solution
+    assert one.starter == (
+        'def f(x):\n    """What it is."""\n    # TODO: say what\n    # over two lines\n    # or three\n'
+        "    raise NotImplementedError\n\n\ndef g(x):\n    # TODO: more\n    raise NotImplementedError\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"""A title.\n\nWhat to do."""', "", "does not begin with a title"),
+        ("# %% yours", "# yours", "no line '# %% yours'"),
+        ("# %% check", "", "no line '# %% check'"),
+        ("    # END\n\n\ndef g", "\n\ndef g", "has 2 TODO and 1 END"),
+        ("def check", "def chek", "no function check"),
+        ("3.5", '"three"', "ROAD and SECONDS are numbers"),
+        ("3.5", "3 + 1 + x", "line 4: ROAD is computed"),
+        ("def f(x):", "def f(x)", "line 9 is not Python"),
+    ],
+)
+def test_what_is_no_exercise_is_refused(old: str, new: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text(GOOD.replace(old, new, 1))
+    with pytest.raises(UserError) as refused:
+        catalogue(tmp_path)
+    assert message in str(refused.value)
+
+
+def test_folders_that_hold_none(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is not a folder"):
+        catalogue(tmp_path / "none")
+    with pytest.raises(UserError, match="holds no exercise"):
+        catalogue(tmp_path)
+
+
+def test_the_order_of_the_road_and_a_teachers_own(tmp_path: Path) -> None:
+    ours = catalogue()
+    assert [one.road for one in ours] == sorted({one.road for one in ours}) and all(one.page for one in ours)
+    assert all(len(one.hints) >= 2 and one.task and one.title for one in ours)
+    (tmp_path / "rotary.py").write_text(GOOD)
+    both = catalogue(tmp_path)
+    assert len(both) == len(ours) and find("rotary", tmp_path).title == "A title"
+
+
+@pytest.mark.parametrize("name", ["causal-mask", "causal_mask", "Causal mask", "causal_mask.py"])
+def test_a_name_is_found_as_people_write_it(name: str) -> None:
+    assert find(name).name == "causal-mask"
+
+
+def test_an_unknown_name_gets_the_nearest() -> None:
+    with pytest.raises(UserError, match=r'no exercise "casual-mask".* Did you mean "causal-mask"'):
+        find("casual-mask")
+
+
+def test_no_answer_is_left_in_a_starter() -> None:
+    for one in catalogue():
+        kept = one.starter.splitlines()
+        cut = [line for line in one.solution.splitlines() if line not in kept]
+        assert cut and kept.count("") >= 1 and one.starter.count("raise NotImplementedError") >= 1
+        assert one.starter == without_answers(one.solution) and "# END" not in one.starter
+
+
+def test_exercises_are_listed_without_torch() -> None:
+    code = "import sys; from glassformer.cli import main; assert not main(['learn']); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

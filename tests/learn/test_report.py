@@ -1,0 +1,80 @@
+"""What differs is said with the first place that differs; what is the same in another form passes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from glassformer.learn.report import Report, Wrong, close, difference
+
+X = torch.arange(6.0).view(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        (X.tolist(), X),
+        (X.double(), X),
+        (X.numpy(), X),
+        (X.clone().requires_grad_(), X),
+        (X + 1e-6, X),
+        (torch.tensor(2.0), 2.0),
+        (np.float32(2), 2.0),
+        ((1, 2), [1, 2]),
+        (torch.tensor([1, 2]), [1, 2]),
+        ("a", "a"),
+        ([float("nan")], torch.tensor([float("nan")])),
+        ([("a", "b")], [("a", "b")]),
+        ([["a", "b"]], [("a", "b")]),
+    ],
+)
+def test_the_same_in_another_form(theirs: object, ours: object) -> None:
+    assert difference("y", theirs, ours) == "" and close(theirs, ours)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "message"),
+    [
+        (X + torch.eye(2, 3) * 0.5, X, "y[0, 0] is 0.5 and should be 0. 2 of 6 numbers differ."),
+        (X.T, X, "y has the shape (3, 2) and should have (2, 3)."),
+        (X * torch.nan, X, "y[0, 0] is nan and should be 0. 6 of 6 numbers differ."),
+        (X > 2, X > 3, "y[1, 0] is True and should be False. 1 of 6 numbers differ."),
+        (X, X > 3, "y holds torch.float32; booleans are asked for (torch.bool)."),
+        (None, X, "y is None; does every way through your function end in return?"),
+        ("text", X, "y is 'text', a str; a tensor (2, 3) is asked for."),
+        (2.5, 2.0, "y is 2.5 and should be 2."),
+        ([1, 3], [1, 2], "y[1] is 3 and should be 2."),
+        ([1], [1, 2], "y has 1 entries and should have 2."),
+        (7, [1, 2], "y is 7, a int; a list of 2 is asked for."),
+        (["a", "x"], ["a", "b"], "y[1] is 'x' and should be 'b'."),
+        ("ab", "ac", "y is 'ab' and should be 'ac'."),
+        (X.to(torch.complex64), X, "y holds complex numbers; real ones are asked for."),
+    ],
+)
+def test_what_differs_is_said(theirs: object, ours: object, message: str) -> None:
+    assert difference("y", theirs, ours) == message
+
+
+def test_a_slip_is_recognised_by_its_numbers() -> None:
+    report = Report(0)
+    slips = {"twice": lambda: X * 2, "half": X / 2}
+    for theirs, look in ((X * 2, "twice"), (X / 2, "half"), (X + 1, "all")):
+        with pytest.raises(Wrong) as wrong:
+            report.equal("y", theirs, X, slips=slips, look="all")
+        assert wrong.value.look == look
+    report.equal("y", X, X, slips=slips)
+    with pytest.raises(Wrong, match="no"):
+        report.true(False, "no")
+
+
+def test_nothing_that_a_learner_seeds_makes_the_inputs_known() -> None:
+    torch.manual_seed(0)
+    one, other, again = Report(1), Report(2), Report(1)
+    first = one.randn(3)
+    torch.manual_seed(0)
+    assert not close(first, other.randn(3)) and close(first, again.randn(3))
+    assert one.rand(4).max() < 1 and set(one.randint(0, 2, (50,)).tolist()) == {0, 1}
+    assert one.random.random() == again.random.random()
+    one.say("good")
+    assert one.good == ["good"]

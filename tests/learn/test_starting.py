@@ -1,0 +1,82 @@
+"""The learner's file: it holds task, TODOs and hints, is never written over, and is read back."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+
+from glassformer.errors import UserError
+from glassformer.learn import starting
+from glassformer.learn.exercise import catalogue, find
+
+
+@pytest.mark.parametrize("name", [one.name for one in catalogue()])
+def test_both_kinds_hold_the_same_code(name: str, tmp_path: Path) -> None:
+    one = find(name)
+    path, notebook = starting.write(one, tmp_path), starting.write(one, tmp_path, as_notebook=True)
+    text = path.read_text()
+    assert ast.get_docstring(ast.parse(text), clean=False).startswith(f"{one.title}\n")  # type: ignore[union-attr]
+    assert one.starter in text and "# 1. " in text and f"learn check {path.name}" in text
+    assert all(len(line) <= 120 for line in text.splitlines()), max(text.splitlines(), key=len)
+    assert starting.read(path).exercise == starting.read(notebook).exercise == name
+    assert one.starter.strip() in starting.read(notebook).code
+    told = json.loads(notebook.read_text())
+    assert (told["nbformat"], [cell["cell_type"] for cell in told["cells"]][:2]) == (4, ["markdown", "code"])
+    ids = [cell["id"] for cell in told["cells"]]
+    assert len(set(ids)) == len(ids) and all(one.hints[0] not in "".join(c["source"]) for c in told["cells"][:2])
+
+
+def test_a_file_that_is_there_stays(tmp_path: Path) -> None:
+    path = starting.write(find("int8"), tmp_path)
+    path.write_text("mine")
+    with pytest.raises(UserError, match="is there already"):
+        starting.write(find("int8"), tmp_path)
+    assert path.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.py", b"x = 1\n", "of no exercise"),
+        ("a.py", b"\xff\xfe", "not UTF-8"),
+        ("a.py", b"# exercise: x\n\0", "holds a NUL"),
+        ("a.ipynb", b"{", "not valid JSON"),
+        ("a.ipynb", b"[]", "not a JSON object"),
+        ("a.ipynb", b"{}", "of no exercise"),
+        ("a.ipynb", b'{"cells": 3}', "of no exercise"),
+    ],
+)
+def test_what_cannot_be_read_is_said(name: str, content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError) as refused:
+        starting.read(tmp_path / name)
+    assert message in str(refused.value)
+
+
+def test_a_missing_file_gets_the_nearest(tmp_path: Path) -> None:
+    (tmp_path / "causal_mask.py").touch()
+    with pytest.raises(UserError, match="Did you mean"):
+        starting.read(tmp_path / "casual_mask.py")
+
+
+def test_cells_lines_and_magics(tmp_path: Path) -> None:
+    cells = [
+        {"cell_type": "markdown", "source": "# exercise: not-this"},
+        {"cell_type": "code", "source": ["# exercise: int8\n", "%matplotlib inline\n", "x = 1"]},
+        {"cell_type": "code", "source": "%%time\ny = 2"},
+        {"cell_type": "code", "source": "if x:\n    !ls\nz = 3"},
+    ]
+    (tmp_path / "n.ipynb").write_text(json.dumps({"cells": cells}))
+    source = starting.read(tmp_path / "n.ipynb")
+    assert source.exercise == "int8"
+    ast.parse(source.code)
+    assert [source.where(line) for line in (3, 6, 8, None)] == [
+        "code cell 1, line 3",
+        "code cell 3, line 1",
+        "code cell 3, line 3",
+        "",
+    ]
+    assert "y = 2" not in source.code and source.code.splitlines()[6] == "    pass  # !ls"

@@ -2,67 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 import tiny
-from glassformer import config as c
+from axes import FAMILIES, LENGTHS, result, row, worst
 from glassformer.config.parallel import Parallel
 from glassformer.errors import UserError
-from glassformer.nn import EncoderDecoder, Tape, build_model
+from glassformer.nn import Tape, build_model
 from glassformer.parallel import ring as rings
+from glassformer.parallel.collectives import summed
 from glassformer.parallel.mesh import Mesh
 from tiny import ALL, DECODERS, tokens
-
-LENGTHS = 22, 150  # one fills no shard, the other is several blocks of the engine
-
-
-def longer(cfg):
-    """The same for rows of 150, without a pool."""
-    table = c.Learned(LENGTHS[1])
-    stacks = {n: replace(s, position=table) for n, s in c.stacks(cfg).items() if isinstance(s.position, c.Learned)}
-    return replace(cfg, pool=None, **stacks)
-
-
-FAMILIES = {name: longer(cfg) for name, cfg in ALL.items() if not c.recurrent(cfg)}
-
-
-def row(cfg, scene, length):
-    """Tokens and what else a model is given of a row; and that of its source."""
-    given = tokens(2, length)
-    pos = torch.arange(length).expand(2, -1).clone()
-    kept = {"pos": pos}
-    if scene == "packed":
-        border = torch.tensor([[length // 3], [length // 2]])
-        kept["document_ids"] = (pos >= border).long()
-        kept["pos"] = torch.where(pos >= border, pos - border, pos)
-    if scene == "padded":
-        kept["pos"] = torch.stack((pos[0], torch.cat((torch.full((5,), -1), pos[1, :-5]))))
-    if scene == "prefix" and isinstance(cfg, c.Decoder):
-        kept["prefix"] = pos < torch.tensor([[4], [length // 2]])
-    if isinstance(cfg, c.EncoderDecoder):
-        kept["source"] = tokens(2, 13, seed=5)
-        kept["source_pos"] = torch.arange(13).expand(2, -1).clone()
-        if scene == "padded":
-            kept["source_pos"][0, 9:] = -1
-        if scene == "packed":
-            kept["source_document_ids"] = (kept["source_pos"] > 6).long()
-    if getattr(cfg.embed, "segments", 0):
-        kept["segments"] = (pos > 7).long()
-    return given, kept
-
-
-def result(model, given, kept, weigh, count):
-    """Logits, and the gradients of a weighted sum of them and of the auxiliary losses."""
-    model.zero_grad()
-    source = (kept["source"],) if isinstance(model, EncoderDecoder) else ()
-    out = model(given, *source, **{name: x for name, x in kept.items() if name != "source"})
-    real = (kept["pos"] >= 0)[..., None]
-    loss = (out.logits * weigh * real).sum() + sum(out.aux.values()) * count
-    loss.backward()
-    return (out.logits * real).detach(), {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
 
 
 def compare(mesh, names, scene, length, double):
@@ -82,14 +33,7 @@ def compare(mesh, names, scene, length, double):
         logits, own = result(shared, local, mine, ring.cut(weigh, 0), int((ring.cut(given) >= 0).sum()))
         whole = ring.join(logits)[:, :length]
         far = (whole - wanted).abs().max() / wanted.abs().max()
-        loudest = max(float(grad.abs().max()) for grad in grads.values())
-        worst = 0.0
-        for path, grad in grads.items():
-            got = own[path].clone()
-            torch.distributed.all_reduce(got, group=ring.group)
-            size = max(float(grad.abs().max()), loudest / 100)  # the bias of keys has none: what is there is rounding
-            worst = max(worst, float((got - grad).abs().max()) / size)
-        found[name] = [float(far), worst]
+        found[name] = [float(far), worst({path: summed(own[path], ring.group) for path in grads}, grads)]
     return found
 
 

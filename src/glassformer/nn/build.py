@@ -67,6 +67,11 @@ def build(config: Any, *args: Any) -> Any:
     return _MAKERS[type(config)](config, *args)
 
 
+def kind_of(module: Any) -> type | None:
+    """The config type that builds a module of this class; None where none does."""
+    return next((kind for kind, maker in _MAKERS.items() if maker is type(module)), None)
+
+
 def built() -> set[type]:
     """Every config type that has a module."""
     return set(_MAKERS)
@@ -79,6 +84,8 @@ def built() -> set[type]:
 #     tables = ("weight",)          parameters that tokens are looked up in, not multiplied with
 #     products = ("weight",)        matrices (.., N, C) that may be held in few bits (quantized.py)
 #     exact = ("router",)           parts of it whose matrices are not
+#     columns = ("up",)             layers whose outputs may lie on several processes, and in ``rows`` = ("down",) those
+#                                   that take these as inputs (parallel/tensor.py); without them a part is whole on each
 #     quieter = {"old.weight": 2}   tables of an embedding that start with a standard deviation divided by so much
 #     def reset(std, generator)     fills in what no rule of ``init`` draws
 

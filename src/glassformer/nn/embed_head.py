@@ -5,6 +5,8 @@ B batch, T tokens, C model dim, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -71,6 +73,7 @@ class Projection(nn.Module):
 
     def __init__(self, dim: int, vocab: int, tied: bool, bias: bool) -> None:
         super().__init__()
+        self.vocab = vocab
         self.weight = None if tied else nn.Parameter(torch.empty(vocab, dim))
         self.bias = nn.Parameter(torch.zeros(vocab)) if bias else None
 
@@ -89,6 +92,7 @@ class Head(TracedModule):
         self.act = ACTIVATIONS[cfg.transform] if cfg.transform else None
         self.norm = norm(cfg.norm, dim)
         self.proj = Projection(dim, vocab, cfg.tied, cfg.bias)
+        self.cross_entropy: Callable[..., Tensor] | None = None  # where the vocabulary lies on several processes
 
     def forward(self, hidden: Tensor, embed: Embed) -> Tensor:
         """hidden (..., C) -> logits (..., V)."""

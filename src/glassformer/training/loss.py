@@ -74,7 +74,7 @@ def token_loss(model: Any, output: Output, targets: Tensor, smoothing: float, fe
     count = int(counted.sum())
     if few:
         hidden, targets = hidden[counted], targets[counted]
-    total = cross_entropy(
+    total = (head.cross_entropy or cross_entropy)(
         head.prepare(hidden), targets, head.table(model.embed), head.proj.bias, head.softcap, smoothing
     )
     return Loss(total, count, aux_loss(output), count, output.metrics)

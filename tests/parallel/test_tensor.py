@@ -1,0 +1,131 @@
+"""Matrices in parts on several processes equal one process: logits, loss and gradients of every family."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import tiny
+from axes import FAMILIES, LENGTHS, result, row, worst
+from glassformer import config as c
+from glassformer.config.parallel import Parallel
+from glassformer.errors import UserError
+from glassformer.nn import build_model, built
+from glassformer.parallel import tensor
+from glassformer.parallel.mesh import Mesh
+from glassformer.training.loss import token_loss
+from tiny import ALL, DECODERS, tokens
+
+EVERY = {**FAMILIES, **{name: cfg for name, cfg in ALL.items() if c.recurrent(cfg)}}
+
+
+def fits(cfg, parts):
+    try:
+        tensor.check(cfg, parts)
+    except UserError:
+        return False
+    return True
+
+
+def compare(mesh, names, scene, double):
+    """The largest differences of logits, gradients, and the loss with its gradients, for each family."""
+    group, found = Mesh(Parallel(data=1, tensor=mesh.size), mesh.rank).group("tensor"), {}
+    length = LENGTHS[0]
+    weigh = torch.randn(2, length, 60, generator=torch.Generator().manual_seed(3), dtype=torch.float64) / length
+    for name in names:
+        cfg = EVERY[name]
+        one, shared = (build_model(cfg, seed=1, dtype=torch.float64 if double else None).eval() for _ in range(2))
+        cuts = tensor.split_model(shared, group)
+        given, kept = row(cfg, scene, length)
+        own = weigh[..., : cfg.embed.vocab].to(next(one.parameters()).dtype)
+        wanted, grads = result(one, given, kept, own, given.numel())
+        logits, parts = result(shared, given, kept, own, given.numel())
+        assert parts.keys() == grads.keys() and all(
+            parts[path].shape == cuts[path].of(grads[path]).shape for path in cuts
+        )
+        answers = [float((logits - wanted).abs().max() / wanted.abs().max())]
+        answers.append(worst(parts, {path: cuts[path].of(g) if path in cuts else g for path, g in grads.items()}))
+        whole = {path: cuts[path].whole(x, group) if path in cuts else x for path, x in parts.items()}
+        assert all(whole[path].shape == grads[path].shape for path in grads)
+        answers.append(worst(whole, grads))
+        losses = []
+        for model in (one, shared):
+            model.zero_grad()
+            out = model(given, **kept, logits="none")
+            targets = tokens(2, length, seed=9).where(kept["pos"] > 2, -1)
+            loss = token_loss(model, out, targets, 0.1)
+            (loss.sum / loss.count).backward()
+            losses.append((loss.sum, {n: p.grad for n, p in model.named_parameters() if p.grad is not None}))
+        (wanted, grads), (sum, parts) = losses
+        answers.append(abs(float((sum - wanted) / wanted)))
+        answers.append(worst(parts, {path: cuts[path].of(g) if path in cuts else g for path, g in grads.items()}))
+        found[name] = answers
+    return found
+
+
+def near(processes, scene, double, parts):
+    names = [name for name, cfg in EVERY.items() if fits(cfg, parts)]
+    bound = 1e-12 if double else 1e-5
+    for answer in processes.call(compare, names=names, scene=scene, double=double):
+        assert len(answer) == len(names) > 15
+        assert not {name: far for name, far in answer.items() if not max(far) < bound}
+
+
+def test_every_family_in_fp64(two):
+    near(two, "packed", True, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("double", [True, False])
+@pytest.mark.parametrize("scene", ["plain", "padded", "prefix"])
+def test_every_family(two, four, scene, double):
+    near(two, scene, double, 2)
+    near(four, scene, double, 4)
+
+
+def test_every_config_type_is_in_the_table_or_declared_whole():
+    whole = [kind for kinds in tensor.WHOLE.values() for kind in kinds]
+    assert len(whole) == len(set(whole)) and not set(whole) & tensor.TABLE.keys()
+    assert {kind for kind in built() if kind.__module__.startswith("glassformer.")} == set(whole) | tensor.TABLE.keys()
+
+
+def own_part(mesh, told):
+    """A feed-forward of a user's own: parameters here and in all, and the largest differences."""
+    import own_parts
+
+    made = own_parts.ReluSquaredModule
+    made.columns, made.rows = (("up",), ("down",)) if told else ((), ())
+    cfg = tiny.decoder(tiny.block(c.Attention(4), own_parts.ReluSquared(64)))
+    group = Mesh(Parallel(data=1, tensor=mesh.size), mesh.rank).group("tensor")
+    one, shared = (build_model(cfg, seed=1, dtype=torch.float64) for _ in range(2))
+    cuts = tensor.split_model(shared, group)
+    given, kept = row(cfg, "plain", LENGTHS[0])
+    (wanted, grads), (logits, parts) = (result(model, given, kept, 0.1, 1) for model in (one, shared))
+    grads = {path: cuts[path].of(g) if path in cuts else g for path, g in grads.items()}
+    ffn = sum(p.numel() for p in shared.decoder.blocks[0].ffn.parameters())
+    return [ffn, float((logits - wanted).abs().max()), worst(parts, grads)]
+
+
+def test_a_part_of_ones_own_is_whole_or_says_how_it_is_cut(two):
+    whole, cut = (2 * 64 * 32 + 64 + 32) * 1.0, 64 * 32 + 32 + 32
+    for told, size in ((False, whole), (True, cut)):
+        assert all(one[0] == size and max(one[1:]) < 1e-12 for one in two.call(own_part, told=told))
+
+
+def test_what_does_not_divide_is_refused_in_a_sentence():
+    with pytest.raises(UserError, match="4 heads over 1 of keys and values cannot be cut in"):
+        tensor.check(DECODERS["starcoder2"], 2)
+    with pytest.raises(UserError, match="hidden 64 is below"):
+        tensor.check(replace(DECODERS["nothing"], decoder=c.Stack(1, (tiny.block(c.Attention(128, head_dim=2)),))), 128)
+    assert fits(DECODERS["llama"], 2) and not fits(DECODERS["llama"], 4) and fits(DECODERS["gpt2"], 4)
+
+
+def test_shares_differ_by_one_at_most():
+    for size in range(4, 12):
+        cuts = [tensor.bounds(size, 4, rank) for rank in range(4)]
+        assert (
+            [low for low, _ in cuts[1:]] == [high for _, high in cuts[:-1]] and cuts[0][0] == 0 and cuts[-1][1] == size
+        )
+        assert max(high - low for low, high in cuts) - min(high - low for low, high in cuts) <= 1

@@ -154,15 +154,18 @@ class MoE(TracedModule):
         token, weight = order % len(tokens), choices.weight.flatten().index_select(0, order)
         if real is not None:
             weight = weight * real
-        rows = tokens.index_select(0, token)  # (P, C)
-        gate = None if self.gate is None else grouped(rows, self.gate, self.gate_bias, counts)
 
         def look(name: str, value: Tensor) -> Tensor:
             return self.look_at(name, value, order, real, x, flow) if flow.watches(self, name) else value
 
-        hidden = self.activation(grouped(rows, self.up, self.up_bias, counts), gate, look)
-        answers = grouped(hidden, self.down, self.down_bias, counts) * weight[:, None]
+        answers = self.think(tokens.index_select(0, token), counts, look) * weight[:, None]
         return answers.new_zeros(tokens.shape).index_add(0, token, answers).to(x.dtype).view_as(x)
+
+    def think(self, rows: Tensor, counts: Tensor, look: Look) -> Tensor:
+        """What each expert makes of its rows: the first counts[0] of rows (P, C) are the first one's -> (P, C)."""
+        gate = None if self.gate is None else grouped(rows, self.gate, self.gate_bias, counts)
+        hidden = self.activation(grouped(rows, self.up, self.up_bias, counts), gate, look)
+        return grouped(hidden, self.down, self.down_bias, counts)
 
     def look_at(self, name: str, rows: Tensor, order: Tensor, real: Tensor | None, x: Tensor, flow: Flow) -> Tensor:
         """Sorted rows (P, H) shown as each token's own, (B, T, K, H); zeros where a choice went nowhere."""

@@ -199,8 +199,8 @@ def _split_of(module: nn.Module) -> Split | None:
     kind = kind_of(module)
     if kind in TABLE:
         return TABLE[kind]
-    told = {name: getattr(type(module), name, ()) for name in ("columns", "rows")}
-    return Split(**told) if any(told.values()) else None
+    columns, rows = (getattr(type(module), name, ()) for name in ("columns", "rows"))
+    return Split(columns, rows) if columns or rows else None
 
 
 def _show(module: nn.Module) -> None:

@@ -55,6 +55,7 @@ def test_a_folder_is_made_with_its_report(folder: Path, tmp_path: Path, capsys: 
         (("--bits", 4, "--group", 48), "Groups of 48"),
         (("--bits", 4, "--head", 4), "not 4"),
         (("--bits", 4, "--tokens", 0), "give 1 or more"),
+        (("--bits", 4, "--top", -1), "give 0 or more"),
         (("--bits", 4, "--picture", "x.gif"), "neither .svg nor .png"),
         (("--bits", 4, "--calibrate", "nowhere.txt"), "nowhere.txt"),
         (("--bits", 4, "--target", "text.de"), "--target goes with --calibrate"),

@@ -100,7 +100,7 @@ def save(
         need(layout != "hf", f"{unpublished} the model that it was made of.")
         beside = not lora.adapted(model)
         alone = "An adapter beside quantised weights is saved alone, as in its run's folder, which loads as any model"
-        need(beside, f"{alone} (in Python: save(.., base=NAME)).")
+        need(beside, f"{alone} (in Python give base, its name).")
     published = layout != "glassformer" and base is None and page is None
     contents = _published(model, tokenizer, layout, named) if published else None
     if contents is None:

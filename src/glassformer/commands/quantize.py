@@ -47,6 +47,7 @@ def run(given: argparse.Namespace) -> None:
 
     layout = Layout(given.bits, given.group, given.head)
     need(min(given.tokens, given.measure) > 0, "--tokens and --measure are numbers of tokens; give 1 or more.")
+    need(given.top >= 0, "--top is a number of matrices; give 0 or more.")
     need(given.target is None or given.calibrate is not None, "--target goes with --calibrate, which has its sources.")
     image = None if given.picture is None else new_file(given.picture, given.model, given.calibrate, given.target)
     suffixes = (".svg", ".png")

@@ -25,7 +25,7 @@ FOLDER = Path(__file__).parent / "src" / "glassformer" / "nn" / "kernels"
 LIBRARY = FOLDER / "libkernels.so"
 VNNI = "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mfma -mf16c"
 BUILDS = {"avx2": "-mavx2 -mfma -mf16c", "avx512-vnni": VNNI, "avx512-vnni-bf16": f"{VNNI} -mavx512bf16"}
-KERNELS = ("int8", "int4", "bf16", "fp32", "paged")
+KERNELS = ("int8", "int4", "bf16", "fp32", "paged", "stack")
 FLAGS = "-O3 -std=gnu11 -fPIC -fvisibility=hidden -ffp-contract=off -fno-math-errno -Wall"
 GLIBC = "2.17"  # the oldest Linux that a wheel compiled by zig runs on
 TAG = f"py3-none-manylinux_{GLIBC.replace('.', '_')}_x86_64"

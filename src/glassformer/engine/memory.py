@@ -12,6 +12,7 @@ from ..cost import available_memory, gibibytes
 from ..errors import UserError, need
 from ..generation.prompt import check
 from ..nn import Model, kernels
+from ..nn.fused import fuse
 from ..nn.kernels import PAGE
 from ..nn.paged import PagedCache
 from ..nn.prepacked import prepack
@@ -86,7 +87,7 @@ def reader(model: Model) -> tuple[Model, int]:
         return model, 0
     free = available_memory()
     view = prepack(model, None if free is None else free // 4, exact=kernels.path() != "torch")
-    return view.model, sum(packed.group.nbytes for packed in view.packed)
+    return fuse(view.model), sum(packed.group.nbytes for packed in view.packed)
 
 
 def room_for(model: Model, context: int | None, sequences: int, memory: int | None, draft: Model | None = None) -> Room:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from .engines.eager import eager_attention
 from .engines.inputs import AttentionInputs
 from .flow import Flow, Tape
 from .kernels import PAGE, Pages, paged_attention
+from .kernels.stack import addresses
 from .mask import Mask
 
 HEADS = ("q", "k", "v", "z")  # values (1, H, N, D); all others of a row are (1, N, ...)
@@ -51,6 +52,11 @@ class PackedTexts:
         self.lengths = (places + 1).int()  # keys that each token sees, itself included
         page = self.tables[self.rows.long(), places // PAGE].long()
         self.slots = page * PAGE + places % PAGE
+
+    @cached_property
+    def longest(self) -> int:
+        """The most keys that a token sees."""
+        return int(self.lengths.max())
 
     def keys(self, text: int) -> tuple[int, Tensor]:
         """How many keys a text has, and the slots they lie in (L,)."""
@@ -165,6 +171,7 @@ class PagedCache(Cache):
             for block in blocks
         ]
         self.layers = self.pages  # type: ignore[assignment]
+        self.dtype, self.addresses = dtype, addresses([own.pages for own, _ in self.pages])
 
     @staticmethod
     def page_bytes(cfg: config.Decoder | config.EncoderDecoder, dtype: torch.dtype) -> tuple[int, int]:

@@ -98,13 +98,19 @@ class Rotary(Position):
         self.scaling: RopeScaling | None = build(cfg.scaling) if cfg.scaling else None
 
     def rotate(self, x: Tensor, flow: Flow) -> Tensor:
-        turned = int(x.shape[-1] * self.fraction)
-        key = (self, turned, x.dtype)
-        make = partial(self.table, turned=turned, dtype=x.dtype)
-        cos, sin = flow.cached(key, lambda: flow.at_positions(key, make, dim=2))
+        cos, sin = self.cos_sin(x.shape[-1], x.dtype, flow)
+        turned = cos.shape[-1]
         if turned < x.shape[-1]:
             return torch.cat((self.turn(x[..., :turned], cos, sin), x[..., turned:]), dim=-1)
         return self.turn(x, cos, sin)
+
+    def cos_sin(self, dim: int, dtype: torch.dtype, flow: Flow) -> tuple[Tensor, Tensor]:
+        """The ``table`` at a pass's positions for heads of ``dim``, made once for all layers."""
+        turned = int(dim * self.fraction)
+        key = (self, turned, dtype)
+        make = partial(self.table, turned=turned, dtype=dtype)
+        found: tuple[Tensor, Tensor] = flow.cached(key, lambda: flow.at_positions(key, make, dim=2))
+        return found
 
     def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """(a, b) -> (a cos - b sin, b cos + a sin) for the two halves a, b of the last dimension, or its neighbours."""

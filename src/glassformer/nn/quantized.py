@@ -115,12 +115,16 @@ class Codes:
             rows = x.reshape(-1, x.shape[-1])
             y = kernels.reference.integer_product(rows, self.unpacked(), self.fine_scales(), bias)
             return y.to(x.dtype).view(*x.shape[:-1], self.shape[0])
+        return kernels.matmul(x, self.packed(), bias)
+
+    def packed(self) -> kernels.Packed:
+        """A table (N, C) in the kernels' order, on a CPU."""
         if self._packed is None:
             pack = kernels.pack_int4 if self.bits == 4 else kernels.pack_int8
             self._packed = pack(self.unpacked(), self.fine_scales())
             if self._packed.build != "torch" and not self.looked_up:
                 self._codes = None
-        return kernels.matmul(x, self._packed, bias)
+        return self._packed
 
     def fine_scales(self) -> Tensor:
         """The scale of each of the kernels' groups of 32: that of the group it lies in."""

@@ -11,8 +11,14 @@
 #define STEP(sum, w, x) dot2(sum, w, x)
 #include "floats.h"
 
+// A row of y lies `stride` numbers after the other.
+void JOIN(strided_bf16, BUILD)(const void *x, const void *weight, const float *bias, void *y, void *scratch, long rows,
+                           long inputs, long outputs, long stride, int threads) {
+    const Rows all = {x, bias, y, rows, inputs, outputs, stride, 1, 0};
+    compute(all, weight, scratch, inputs / 2, threads);
+}
+
 EXPORT(matmul_bf16)(const void *x, const void *weight, const float *bias, void *y, void *scratch, long rows,
                     long inputs, long outputs, int threads) {
-    const Rows all = {x, bias, y, rows, inputs, outputs, 1, 0};
-    compute(all, weight, scratch, inputs / 2, threads);
+    JOIN(strided_bf16, BUILD)(x, weight, bias, y, scratch, rows, inputs, outputs, outputs, threads);
 }

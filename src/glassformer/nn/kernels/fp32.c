@@ -10,8 +10,14 @@
 #define STEP(sum, w, x) mul_add(of_bits(x), of_bits(w), sum)
 #include "floats.h"
 
+// A row of y lies `stride` numbers after the other.
+void JOIN(strided_fp32, BUILD)(const void *x, const void *weight, const float *bias, void *y, void *scratch, long rows,
+                           long inputs, long outputs, long stride, int threads) {
+    const Rows all = {x, bias, y, rows, inputs, outputs, stride, 0, 0};
+    compute(all, weight, scratch, inputs, threads);
+}
+
 EXPORT(matmul_fp32)(const void *x, const void *weight, const float *bias, void *y, void *scratch, long rows,
                     long inputs, long outputs, int threads) {
-    const Rows all = {x, bias, y, rows, inputs, outputs, 0, 0};
-    compute(all, weight, scratch, inputs, threads);
+    JOIN(strided_fp32, BUILD)(x, weight, bias, y, scratch, rows, inputs, outputs, outputs, threads);
 }

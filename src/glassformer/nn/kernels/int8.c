@@ -12,8 +12,14 @@
 
 static void piece(const void *task, long at) { multiply(BYTES, task, at); }
 
+// A row of y lies `stride` numbers after the other.
+void JOIN(strided_int8, BUILD)(const void *x, const uint8_t *weight, const uint16_t *scales, const float *bias, void *y,
+                           void *scratch, long rows, long inputs, long outputs, long stride, int bf16, int threads) {
+    const Rows all = {x, bias, y, rows, inputs, outputs, stride, bf16, 0};
+    compute(piece, all, weight, scales, scratch, OFFSET8, threads);
+}
+
 EXPORT(matmul_int8)(const void *x, const uint8_t *weight, const uint16_t *scales, const float *bias, void *y,
                     void *scratch, long rows, long inputs, long outputs, int bf16, int threads) {
-    const Rows all = {x, bias, y, rows, inputs, outputs, bf16, 0};
-    compute(piece, all, weight, scales, scratch, OFFSET8, threads);
+    JOIN(strided_int8, BUILD)(x, weight, scales, bias, y, scratch, rows, inputs, outputs, outputs, bf16, threads);
 }

@@ -114,6 +114,11 @@ def in_large_pages(tensor: Tensor) -> Tensor:
     return made.copy_(tensor)
 
 
+def has(name: str) -> bool:
+    """Whether the library that computes has a function: one compiled before it was written has not."""
+    return path() != "torch" and hasattr(library(), f"{name}_{path().replace('-', '_')}")
+
+
 @cache
 def function(name: str, build: str) -> Any:
     """The C function ``name`` of a build."""
@@ -130,6 +135,10 @@ SIGNATURES = {
     "matmul_bf16": "pppppllli",
     "matmul_fp32": "pppppllli",
     "paged_attention": "pppppppppplllllllllffii",
+    "norm": "ppplli",
+    "activation": "pplli",
+    "stack_room": "pp",
+    "stack": "p",
 }
 """What the C functions take: addresses, long, float and int."""
 _TYPES: dict[str, Any] = {"p": ctypes.c_void_p, "l": ctypes.c_long, "i": ctypes.c_int, "f": ctypes.c_float}

@@ -29,17 +29,6 @@ typedef struct {
     int bf16;
 } Attention;
 
-// exp(x) for x <= 0: 2^n times a polynomial of degree 7 in the rest; 0 below -88.
-INLINE floats exponential(floats x) {
-    x = greater(all(-88), x);
-    floats n = nearest(mul(x, all(1.44269504f)));
-    floats r = mul_add(n, all(-0.693145752f), x), y = all(1 / 5040.0f);
-    r = mul_add(n, all(-1.42860677e-6f), r);
-    const float terms[] = {1 / 720.0f, 1 / 120.0f, 1 / 24.0f, 1 / 6.0f, 0.5f, 1, 1};
-    UNROLL for (int i = 0; i < 7; i++) y = mul_add(y, r, all(terms[i]));
-    return mul(y, of_bits(up23(add_int(int_of(n), all_int(127)))));
-}
-
 INLINE float exponential_of(float x) {
     float lanes[16];
     store(lanes, exponential(all(x)));

@@ -12,8 +12,8 @@ enum {
 typedef struct {
     const void *x;      // (rows, inputs) fp32 or bf16
     const float *bias;  // (outputs) or null
-    void *y;            // (rows, outputs), as x
-    long rows, inputs, outputs;
+    void *y;            // (rows, outputs), as x; a row lies `stride` numbers after the other
+    long rows, inputs, outputs, stride;
     int bf16;
     long panels;  // of a piece
 } Rows;
@@ -43,7 +43,7 @@ INLINE void finish(const Rows *rows, Place at, const float *sums) {
     float bias[WIDTH] = {0};
     if (rows->bias) memcpy(bias, rows->bias + first, count * sizeof *bias);
     for (long r = 0; r < at.rows; r++, sums += WIDTH) {
-        const long to = (at.row + r) * rows->outputs + first;
+        const long to = (at.row + r) * rows->stride + first;
         for (long i = 0; i < count; i++) {
             const float y = rows->bias ? sums[i] + bias[i] : sums[i];
             if (rows->bf16) ((uint16_t *)rows->y)[to + i] = bf16_of(y);

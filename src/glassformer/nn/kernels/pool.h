@@ -8,3 +8,7 @@
 typedef void piece_fn(const void *task, long piece);
 
 void run_pieces(piece_fn *compute, const void *task, long pieces, int threads);
+
+// Runs `program` on one thread while the others wait, without sleeping, for the pieces that it hands out: between two
+// products of a token there is no time to wake them.
+void run_team(void (*program)(void *), void *data, int threads);

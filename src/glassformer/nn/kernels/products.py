@@ -44,14 +44,14 @@ def _compiled_product(rows: Tensor, packed: Packed, bias: Tensor | None) -> Tens
     for some, part in zip(torch.split(rows, MOST), torch.split(y, MOST), strict=True):
         size = some.nbytes if packed.scales is None else len(some) * packed.groups * (GROUP + 8)
         sizes = (len(some), rows.shape[1], packed.outputs)
-        packed.multiply(some.data_ptr(), *matrix, part.data_ptr(), _scratch(size).data_ptr(), *sizes, *how, threads)
+        packed.multiply(some.data_ptr(), *matrix, part.data_ptr(), scratch(size).data_ptr(), *sizes, *how, threads)
     return y
 
 
 _kept = threading.local()
 
 
-def _scratch(size: int) -> Tensor:
+def scratch(size: int) -> Tensor:
     """Memory that a call may write to, kept for the thread's next: fresh memory costs more than the copy into it."""
     if size > getattr(_kept, "size", -1):
         _kept.memory, _kept.size = torch.empty(size, dtype=torch.uint8), size

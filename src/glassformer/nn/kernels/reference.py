@@ -88,6 +88,37 @@ def total(x: Tensor) -> Tensor:
     return x[..., 0]
 
 
+def normed(x: Tensor, gain: Tensor | None, shift: Tensor | None, eps: float, centred: bool) -> Tensor:
+    """x (M, C), less its mean where ``centred``, over its root mean square, times gain plus shift (C,) -> (M, C) fp32.
+
+    Sums are sixteen: of every sixteenth number, from the first to the last, then as registers are added.
+    """
+    lanes = F.pad(x.float(), (0, -x.shape[1] % LANES)).view(len(x), -1, LANES)
+    mean, sums = torch.zeros(len(x), 1), torch.zeros(len(x), LANES)
+    if centred:
+        for step in lanes.unbind(1):
+            sums = sums + step
+        mean = (total(sums) / x.shape[1])[:, None]
+    away = x.float() - mean
+    sums = torch.zeros(len(x), LANES)
+    for step in F.pad(away, (0, -x.shape[1] % LANES)).view(len(x), -1, LANES).unbind(1):
+        sums = fma(step, step, sums)
+    size = (total(sums) / x.shape[1] + eps).double().sqrt().float()  # torch's own of fp32 is off by a last place
+    y = away * (1 / size)[:, None]
+    y = y if gain is None else y * gain.float()
+    return y if shift is None else y + shift.float()
+
+
+def activated(name: str, x: Tensor) -> Tensor:
+    """relu, relu2, silu or gelu_tanh of each number of x, in fp32: both of the latter by 1 / (1 + exp(-x))."""
+    x = x.float()
+    if name in ("relu", "relu2"):
+        return x.clamp_min(0) if name == "relu" else x.clamp_min(0).square()
+    inside = x if name == "silu" else (x + x * x * x * 0.044715) * 1.5957691216
+    e = exponential(-inside.abs())
+    return x * (torch.where(inside.signbit(), e, 1.0) / (1 + e))
+
+
 def attention_row(
     q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, softcap: float | None, bias: Tensor | None
 ) -> Tensor:

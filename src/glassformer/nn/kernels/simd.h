@@ -54,6 +54,13 @@ INLINE ints greater_int(ints a, ints b) { return _mm512_max_epi32(a, b); }
 INLINE ints int_of(floats a) { return _mm512_cvtps_epi32(a); }  // to the nearest, of two the even
 INLINE ints up23(ints a) { return _mm512_slli_epi32(a, 23); }
 INLINE ints up16(ints a) { return _mm512_slli_epi32(a, 16); }
+INLINE ints down16(ints a) { return _mm512_srli_epi32(a, 16); }
+INLINE ints sub_int(ints a, ints b) { return _mm512_sub_epi32(a, b); }
+INLINE void store_halves(uint16_t *p, ints a) { _mm256_storeu_si256((void *)p, _mm512_cvtepi32_epi16(a)); }
+// a where x has a minus sign, elsewhere b
+INLINE floats by_sign(floats x, floats a, floats b) {
+    return _mm512_mask_blend_ps(_mm512_movepi32_mask(_mm512_castps_si512(x)), b, a);
+}
 INLINE ints down4(ints a) { return _mm512_srli_epi16(a, 4); }
 INLINE void store_bytes(int8_t *p, ints a) { _mm_storeu_si128((void *)p, _mm512_cvtepi32_epi8(a)); }
 INLINE int32_t sum_int(ints a) { return _mm512_reduce_add_epi32(a); }
@@ -116,6 +123,15 @@ INLINE ints greater_int(ints x, ints y) { return PAIR(ints, _mm256_max_epi32, x,
 INLINE ints int_of(floats x) { return BOTH(ints, _mm256_cvtps_epi32, x); }
 INLINE ints up23(ints x) { return (ints){_mm256_slli_epi32(x.a, 23), _mm256_slli_epi32(x.b, 23)}; }
 INLINE ints up16(ints x) { return (ints){_mm256_slli_epi32(x.a, 16), _mm256_slli_epi32(x.b, 16)}; }
+INLINE ints down16(ints x) { return (ints){_mm256_srli_epi32(x.a, 16), _mm256_srli_epi32(x.b, 16)}; }
+INLINE ints sub_int(ints x, ints y) { return PAIR(ints, _mm256_sub_epi32, x, y); }
+INLINE void store_halves(uint16_t *p, ints x) {
+    __m256i mixed = _mm256_packus_epi32(x.a, x.b);  // its four quarters lie as a, b, a, b
+    _mm256_storeu_si256((void *)p, _mm256_permute4x64_epi64(mixed, 0xd8));
+}
+INLINE floats by_sign(floats x, floats a, floats b) {
+    return (floats){_mm256_blendv_ps(b.a, a.a, x.a), _mm256_blendv_ps(b.b, a.b, x.b)};
+}
 INLINE ints down4(ints x) { return (ints){_mm256_srli_epi16(x.a, 4), _mm256_srli_epi16(x.b, 4)}; }
 INLINE void store_bytes(int8_t *p, ints x) {
     int32_t lanes[16];
@@ -206,4 +222,23 @@ INLINE uint16_t bf16_of(float x) {  // to the nearest, of two the even
     memcpy(&bits, &x, 4);
     if (x != x) return 0x7fc0;
     return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+// to the nearest bf16, of two the even; what is no number stays one
+INLINE floats as_bf16(floats x) {
+    ints bits = bits_of(x), odd = and_int(down16(bits), all_int(1));
+    ints rounded = and_int(add_int(add_int(bits, all_int(0x7fff)), odd), all_int((int32_t)0xffff0000));
+    ints over = sub_int(all_int(0x7f800000), and_int(bits, all_int(0x7fffffff)));  // below 0: no number
+    return by_sign(of_bits(over), of_bits(all_int(0x7fc00000)), of_bits(rounded));
+}
+
+// exp(x) for x <= 0: 2^n times a polynomial of degree 7 in the rest; 0 below -88.
+INLINE floats exponential(floats x) {
+    x = greater(all(-88), x);
+    floats n = nearest(mul(x, all(1.44269504f)));
+    floats r = mul_add(n, all(-0.693145752f), x), y = all(1 / 5040.0f);
+    r = mul_add(n, all(-1.42860677e-6f), r);
+    const float terms[] = {1 / 720.0f, 1 / 120.0f, 1 / 24.0f, 1 / 6.0f, 0.5f, 1, 1};
+    UNROLL for (int i = 0; i < 7; i++) y = mul_add(y, r, all(terms[i]));
+    return mul(y, of_bits(up23(add_int(int_of(n), all_int(127)))));
 }

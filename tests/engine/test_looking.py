@@ -11,7 +11,7 @@ from glassformer.engine.memory import room_for
 from glassformer.errors import UserError
 from glassformer.generation import generate
 from glassformer.generation.sample import Sampling
-from glassformer.inspection.edits import head_off
+from glassformer.inspection.edits import head_off, scale
 from glassformer.nn import Tape, kernels
 
 PATHS = ["*.resid", "*.pattern", "*.scores", "*.z", "*.hidden", "logits"]
@@ -40,9 +40,56 @@ def test_a_running_request_is_looked_into(name: str) -> None:
     records = looked.records[0]
     assert records.keys() == tape.records.keys()
     for path, value in records.items():
-        expected = tape.records[path][:, len(prompt) - 1 :] if path == "logits" else tape.records[path]
-        assert value.shape == expected.shape, path
-        assert torch.allclose(value, expected, atol=1e-4), path
+        assert value.shape == tape.records[path].shape, path
+        assert torch.allclose(value, tape.records[path], atol=1e-4), path
+
+
+def test_only_what_is_asked_for_is_read_again() -> None:
+    """Values from a place on, of every continuation, event by event; what pages hold before it is not computed."""
+    model, prompt = tiny.model(tiny.DECODERS["llama"]), [3, 1, 4, 1, 5] * 10
+    paths, tape = ["*.1.attn.pattern", "*.0.resid", "logits"], Tape("*.1.attn.pattern", "*.0.resid", "logits")
+    with Engine(model, step_tokens=17) as engine:
+        engine.submit(Request(prompt, max_new=1)).result()
+        how = {"max_new": 7, "n": 2, "seed": 3, "want": paths, "since": 40, "prompt_logprobs": 2}
+        handle = engine.submit(Request(prompt, **how))  # type: ignore[arg-type]
+        events = list(handle)
+        result = handle.collect(events)
+        assert result.usage.cached == 32 and result.prompt_logprobs is not None
+        whole = engine.score(prompt, 2)
+        assert [one.token for one in result.prompt_logprobs] == prompt[40:]
+        for a, b in zip(result.prompt_logprobs[1:], whole[41:], strict=True):
+            assert a.logprob == pytest.approx(b.logprob, abs=1e-5)
+    for index, one in enumerate(result.completions):
+        read = [*prompt, *one.tokens[:-1]]
+        with torch.no_grad():
+            model(torch.tensor([read]), tape=tape)
+        for path, value in handle.records[index].items():
+            axis = 2 if path.endswith("pattern") else 1
+            assert torch.allclose(value, tape[path].narrow(axis, 40, len(read) - 40), atol=1e-4), path
+        seen = [event.seen for event in events if event.index == index and event.seen is not None]
+        assert [piece.start for piece in seen] == [40, *range(50, 56)], "the prompt's, then one at a time"
+
+
+def test_an_ablation_by_the_mean_is_the_same_in_chunks() -> None:
+    model, prompt = tiny.model(tiny.DECODERS["llama"]), [3, 1, 4, 1, 5] * 8
+    edit, how = head_off("decoder.blocks.0.attn", 1, fill="mean"), {"sampling": Sampling(0), "max_new": 12}
+    alone = generate(model, None, prompt, temperature=0, max_new=12, edits=[edit]).run().tokens[0]
+    with Engine(model, step_tokens=90) as engine:
+        others = [engine.submit(Request([number] * 50, max_new=12)) for number in range(3)]
+        assert engine.submit(Request(prompt, edits=[edit], **how)).result().completions[0].tokens == alone  # type: ignore[arg-type]
+        assert all(one.result() for one in others)
+    with Engine(model, step_tokens=32) as engine, pytest.raises(UserError, match="mean over 40 tokens"):
+        engine.submit(Request(prompt, edits=[edit], **how))  # type: ignore[arg-type]
+
+
+def test_logits_can_be_edited() -> None:
+    model, prompt = tiny.model(tiny.DECODERS["llama"]), [3, 1, 4, 1, 5]
+    edits, how = [scale("logits", -1.0)], {"sampling": Sampling(0), "max_new": 8}
+    alone = generate(model, None, prompt, temperature=0, max_new=8, edits=edits).run().tokens[0]
+    plain = generate(model, None, prompt, temperature=0, max_new=8).run().tokens[0]
+    with Engine(model) as engine:
+        handles = [engine.submit(Request(prompt, edits=some, **how)) for some in (edits, [])]  # type: ignore[arg-type]
+        assert [one.result().completions[0].tokens for one in handles] == [alone, plain] and alone != plain
 
 
 def test_an_edit_is_of_one_request_alone() -> None:

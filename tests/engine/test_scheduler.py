@@ -97,7 +97,7 @@ def play(seed: int) -> None:
     for step in range(400):
         while todo and lot.random() < 0.6:
             tokens = [place % 3 for place in range(lot.randint(3, longest - 3))][: lot.randint(3, 20)]
-            text = Text(tokens, lot.choice("abc"), root=lot.choice([None, 7]), fresh=lot.random() < 0.1)
+            text = Text(tokens, lot.choice("abc"), root=lot.choice([None, 7]), own=lot.choice([None] * 9 + [0]))
             ends[text] = min(longest, len(tokens) + lot.randint(1, 9))
             scheduler.add(text)
             live.append(text)

@@ -12,6 +12,7 @@ from .request import (
     QueueFull,
     Request,
     Result,
+    Seen,
     TokenLogprob,
     Usage,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "QueueFull",
     "Request",
     "Result",
+    "Seen",
     "Stats",
     "TokenLogprob",
     "Usage",

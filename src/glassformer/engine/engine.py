@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ..errors import need
 from ..generation.prompt import end_tokens
+from ..generation.sample import likeliest
 from ..nn import Model
 from ..nn.editing import one_token
 from ..nn.finite import must_be_finite
@@ -29,12 +30,12 @@ from .continuation import Continuation, draw
 from .draft import PromptLookup
 from .draft_model import DraftModel, check_draft
 from .job import Job, Stats
-from .looking import looks
+from .looking import like, looks, taken
 from .memory import Room, check_encode, check_request, room_for
 from .request import Encode, EngineClosed, Event, FinishReason, Handle, QueueFull, Request, TokenLogprob
 from .runner import encode
 from .scheduler import Chunk, Scheduler, Text, Turns
-from .scoring import keep_scores, scored_or_last
+from .scoring import keep_scores, scored, scored_or_last
 
 if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer
@@ -173,17 +174,17 @@ class Engine:
         rows = [Continuation(handle, index, room, ends, self.tokenizer) for index in range(request.n)]
         source = None if request.source is None else tuple(request.source)
         texts = [Text(list(request.tokens), request.client, source, source=source, owner=row) for row in rows]
-        texts[0].fresh = request.prompt_logprobs is not None
+        texts[0].own = None if request.prompt_logprobs is None else request.since
         if request.want or request.edits:
-            read, own = looks(request, self.model, self.tokenizer, self._shapes)
+            handle.read, whole, own = looks(request, self.model, self.tokenizer, self.shapes, self.step_tokens)
             for text, look in zip(texts, own, strict=True):
-                text.tokens, text.fresh, text.look = [*read], True, look
-                text.root = look if request.edits else source  # what an edit changes is nobody else's
+                text.tokens, text.own, text.whole, text.look = [*handle.read], request.since, whole, look
+                text.root = own[0] if request.edits else source  # what an edit changes is nobody else's
         return Job(handle, rows, texts, [*range(1, request.n)], request.n)
 
     @cached_property
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every path inside the model."""
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every path inside the model, with the shape of its value for one token."""
         return {path: tuple(value.shape) for path, value in one_token(self.model).items()}
 
     def _loop(self) -> None:
@@ -238,7 +239,7 @@ class Engine:
     def _draw(self, drawing: list[tuple[Chunk, Tensor]]) -> None:
         """A token for each text, and one more for as long as its guesses are right."""
         accepted = dict.fromkeys((chunk for chunk, _ in drawing), 0)
-        turn = [one for one in drawing if self._may_draw(one[0])]
+        turn = [one for one in drawing if self._may_draw(*one)]
         for place in range(1 + max((chunk.drafted for chunk, _ in drawing), default=0)):
             ready = [(chunk, own[place], self._adjusted(chunk.text.owner, own[place])) for chunk, own in turn]
             some = [(chunk, raw, changed) for chunk, raw, changed in ready if changed is not None]
@@ -264,15 +265,16 @@ class Engine:
         """Whether what follows is to be guessed."""
         return text.owner.finish is None and text.look is None
 
-    def _may_draw(self, chunk: Chunk) -> bool:
+    def _may_draw(self, chunk: Chunk, logits: Tensor) -> bool:
         """Whether a continuation takes a token now; one of none ends, and others of its prompt begin."""
         row: Continuation = chunk.text.owner
         job = self._jobs[row.handle]
         for index in reversed(job.later):
-            self._scheduler.add(job.texts[index], first=True)
+            self._scheduler.add(like(chunk.text, job.texts[index]), first=True)
         job.later.clear()
         if row.room == 0:
-            self._finish(chunk.text, row.end("length"))
+            top = likeliest(logits[:1], self.known, row.request.logprobs) if row.request.logprobs else [()]
+            self._finish(chunk.text, replace(row.end("length"), top=tuple(top[0]), seen=taken(chunk.text)))
         return row.finish is None
 
     def _adjusted(self, row: Continuation, logits: Tensor) -> Tensor | None:
@@ -285,7 +287,7 @@ class Engine:
 
     def _add(self, text: Text, row: Continuation, found: tuple[int, float, Sequence[tuple[int, float]]]) -> None:
         text.tokens.append(found[0])
-        event, job = row.add(*found), self._jobs[row.handle]
+        event, job = replace(row.add(*found), seen=taken(text)), self._jobs[row.handle]
         job.generated += 1
         if event.finish_reason is None:
             row.handle.put(event)
@@ -338,14 +340,14 @@ class Engine:
 
     def _released(self, text: Text) -> None:
         self._runner.released(text)
+        if text.look is not None and not scored(text):
+            text.own = text.look.next  # what was recorded need not be read again for it
         if self._drafts is not None:
             self._drafts.released(text)
 
     def _finish(self, text: Text, event: Event) -> None:
         """A continuation has ended with this event."""
         job = self._job_of(text)
-        if text.look is not None:
-            job.handle.records[event.index] = text.look.joined()
         self._scheduler.drop(text)
         job.cached = job.texts[0].cached
         job.open -= 1

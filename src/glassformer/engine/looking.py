@@ -1,4 +1,4 @@
-"""A look inside one request while others run beside it: its tape, and its records put together."""
+"""A look inside one request while others run beside it: its tape, and what it has recorded, chunk by chunk."""
 
 from __future__ import annotations
 
@@ -6,55 +6,55 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-import torch
-from torch import Tensor
-from torch.nn import functional as F
-
 from .. import config
 from ..errors import UserError, need
 from ..nn import Model, Tape
-from ..nn.editing import Reading, ready
-from ..nn.paged import HEADS
-from .request import Request
+from ..nn.editing import Reading, listed, ready
+from .request import Request, Seen, joined, token_axis
+from .scheduler import Text
 
 
 class Look:
-    """The tape of one continuation, and what it has recorded, by the place at which each chunk began."""
+    """The tape of one continuation, and the values that nobody took yet; ``next`` is the first place to be recorded."""
 
-    def __init__(self, patterns: Sequence[str], edits: Mapping[str, Any]) -> None:
-        self.tape = Tape(*patterns, edits=edits)
-        self.pieces: dict[int, dict[str, Tensor]] = {}
+    def __init__(self, patterns: Sequence[str], edits: Mapping[str, Any], since: int = 0) -> None:
+        self.tape, self.next = Tape(*patterns, edits=edits), since
+        self.pieces: list[Seen] = []
 
-    def keep(self, start: int) -> None:
-        """A chunk that began at place ``start`` was read; from 0 on all is read again."""
-        if start == 0:
-            self.pieces.clear()
-        self.pieces[start] = {path: x.clone() for path, x in self.tape.records.items()}
+    def keep(self, start: int, length: int) -> None:
+        """A chunk of so many tokens that began at place ``start`` was read; what is known of it is not kept again."""
+        known, self.next = max(0, self.next - start), max(self.next, start + length)
+        if self.tape.records and known < length:
+            cut = {
+                path: x.narrow(token_axis(path), known, length - known).clone()
+                for path, x in self.tape.records.items()
+            }
+            self.pieces.append(Seen(start + known, cut))
         self.tape.records.clear()
 
-    def joined(self) -> dict[str, Tensor]:
-        """Each path's values over all tokens."""
-        found: dict[str, list[Tensor]] = {}
-        for start in sorted(self.pieces):
-            for path, x in self.pieces[start].items():
-                found.setdefault(path, []).append(x)
-        return {path: _joined(path.rpartition(".")[2], some) for path, some in found.items()}
+
+def like(first: Text, other: Text) -> Text:
+    """``other``, which knows of their prompt what ``first`` has recorded of it."""
+    if first.look is not None:
+        other.look.next, other.look.pieces, other.own = first.look.next, [*first.look.pieces], first.look.next
+    return other
 
 
-def _joined(leaf: str, pieces: Sequence[Tensor]) -> Tensor:
-    if leaf in ("scores", "pattern"):  # later tokens have more keys
-        widest, nothing = pieces[-1].shape[-1], 0.0 if leaf == "pattern" else float("-inf")
-        pieces = [F.pad(x, (0, widest - x.shape[-1]), value=nothing) for x in pieces]
-        return torch.cat(list(pieces), 2)
-    return torch.cat(list(pieces), 2 if leaf in HEADS else 1)
+def taken(text: Text) -> Seen | None:
+    """What was recorded of a text since the last time; None where nobody looks."""
+    if text.look is None or not text.look.pieces:
+        return None
+    pieces, text.look.pieces = text.look.pieces, []
+    return joined(pieces)
 
 
 def looks(
-    request: Request, model: Model, tokenizer: Any, shapes: dict[str, tuple[int, ...]]
-) -> tuple[list[int], list[Look]]:
-    """What a request with wishes reads, its edits applied, and a Look for each of its continuations.
+    request: Request, model: Model, tokenizer: Any, shapes: dict[str, tuple[int, ...]], step: int
+) -> tuple[list[int], int, list[Look]]:
+    """What a request with wishes reads, its edits applied; how much of it in one go; a Look for each continuation.
 
-    ``shapes`` are the model's paths. Raises UserError for a path or an edit of what is not there.
+    ``shapes`` are the model's paths, ``step`` the tokens of a step. Raises UserError for a path or an edit of what is
+    not there.
     """
     stack = isinstance(getattr(model.config, "decoder", None), config.Stack)
     if not stack or request.source is not None:
@@ -63,6 +63,9 @@ def looks(
         need(any(fnmatchcase(path, pattern) for path in shapes), f'Nothing in this model is called "{pattern}".')
     reading = Reading.growing(model, [request.tokens], None, tokenizer)
     reading.__dict__["shapes"] = shapes  # known already
-    hooks = ready(request.edits, reading)
+    hooks, whole = ready(request.edits, reading), 0
     assert reading.rows is not None
-    return reading.rows[0], [Look(request.want, hooks) for _ in range(request.n)]
+    if any(getattr(edit, "fill", "") == "mean" for edit in listed(request.edits)):  # a mean over the prompt
+        whole, said = len(request.tokens), f"shorten it to {step // 2}, or ablate with zeros"
+        need(whole <= step // 2, f"A mean over {whole} tokens of prompt is more than one step of the engine; {said}.")
+    return reading.rows[0], whole, [Look(request.want, hooks, request.since) for _ in range(request.n)]

@@ -146,7 +146,8 @@ def check_request(request: Request, model: Model, tokenizer: Tokenizer | None, c
     need(not request.stop or tokenizer is not None, "Stop strings need a tokenizer; give the engine one.")
     wrong = next((token for token in request.logit_bias if not 0 <= token < cfg.embed.vocab), None)
     need(wrong is None, f"logit_bias names token {wrong}; this model knows 0 to {cfg.embed.vocab - 1}.")
-    need(request.max_new != 0 or request.prompt_logprobs is not None, "max_new is 0; ask for prompt_logprobs then.")
+    read = request.prompt_logprobs is not None or bool(request.want)
+    need(request.max_new != 0 or read, "max_new is 0; ask for prompt_logprobs or want something then.")
 
 
 def check_encode(request: Encode, model: Model, context: int) -> None:

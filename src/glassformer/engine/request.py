@@ -15,12 +15,15 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
+import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ..errors import UserError, need
 from ..generation.loop import Likely
 from ..generation.sample import Sampling
 from ..nn.editing import ModelEdit
+from ..nn.paged import HEADS
 
 FinishReason: TypeAlias = Literal["stop", "length", "cancelled", "error"]
 Guide: TypeAlias = Callable[[Sequence[int]], Tensor | None]
@@ -43,7 +46,7 @@ class Request:
     """A text to be continued.
 
     ``tokens`` are what the decoder begins with; ``source`` is what an encoder-decoder's encoder reads. At most
-    ``max_new`` tokens follow (None: to the end of the context; 0: the prompt is only scored), ending at a string of
+    ``max_new`` tokens follow (None: to the end of the context; 0: the prompt is only read), ending at a string of
     ``stop`` or a token of ``stop_tokens`` (None: the tokenizer's eos; () never). ``n`` continuations of one prompt are
     read once; the same ``seed`` gives the same tokens as ``glassformer.generate``, whose samples of a prompt are
     counted from ``first`` on. ``logit_bias`` is added to logits by
@@ -52,7 +55,8 @@ class Request:
     prompt's tokens' own log-probabilities and so many of the likeliest in their places. ``guide`` makes a Guide for
     each continuation. The engine is fair between ``client``s. ``want`` are the paths (with * and ?) of values
     inside the model to be recorded, for this request's own tokens; ``edits`` (inspection.edits) change them. Others in
-    the same step keep their bits.
+    the same step keep their bits. Of what stands before place ``since`` nothing is recorded or scored, and what pages
+    hold of it is not read again.
     Raises UserError for what means nothing whatever the model.
     """
 
@@ -74,8 +78,10 @@ class Request:
     client: str = ""
     want: Sequence[str] = ()
     edits: Sequence[ModelEdit | str] = ()
+    since: int = 0
 
     def __post_init__(self) -> None:
+        need(0 <= self.since < max(1, len(self.tokens)), f"since is {self.since}; give a place in the prompt.")
         need(self.max_new is None or self.max_new >= 0, f"max_new is {self.max_new}; give 0 or more.")
         need(self.n >= 1, f"n is {self.n}; give 1 or more.")
         need("" not in self.stop, "A stop string is empty; give at least one character.")
@@ -126,13 +132,42 @@ class TokenLogprob(NamedTuple):
     top: Likely = ()
 
 
+class Seen(NamedTuple):
+    """Values by their paths of the tokens from place ``start`` on: (1, T, ...), (1, H, T, ...); patterns (1, H, T, S)."""
+
+    start: int
+    values: dict[str, Tensor]
+
+
+SQUARE = ("scores", "pattern")  # a row for each token, which has a column for each token up to it
+
+
+def token_axis(path: str) -> int:
+    """Along which side of a recorded value its tokens lie."""
+    leaf = path.rpartition(".")[2]
+    return 2 if leaf in SQUARE or leaf in HEADS else 1
+
+
+def joined(pieces: Sequence[Seen]) -> Seen:
+    """Pieces that follow one another as one; later tokens of a pattern have more keys."""
+    values = {}
+    for path in pieces[0].values if len(pieces) > 1 else ():
+        some, leaf = [piece.values[path] for piece in pieces], path.rpartition(".")[2]
+        if leaf in SQUARE:
+            widest, nothing = some[-1].shape[-1], 0.0 if leaf == "pattern" else float("-inf")
+            some = [F.pad(x, (0, widest - x.shape[-1]), value=nothing) for x in some]
+        values[path] = torch.cat(some, token_axis(path))
+    return Seen(pieces[0].start, values) if len(pieces) > 1 else pieces[0]
+
+
 @dataclass(frozen=True)
 class Event:
     """One more token of one continuation, or its end.
 
     ``index`` counts the continuations of the request, 0 to n - 1. ``text`` is what may be shown now: empty while a
     character is incomplete or a stop string may have begun. ``logprob`` is of the model's own distribution, before
-    penalties, temperature and cuts; ``top`` are the likeliest in the token's place. ``finish_reason`` is set on a
+    penalties, temperature and cuts; ``top`` are the likeliest in the token's place. ``seen`` is what ``want`` records of the tokens
+    that were read for this one: of the prompt, then each time of the token before. ``finish_reason`` is set on a
     continuation's last event, with the ``stopped_by`` string or token; ``token`` is None where it ended without one.
     ``usage`` is set on the last event of the request, and nothing comes after it. ``error`` says why it failed.
     """
@@ -146,6 +181,7 @@ class Event:
     stopped_by: str | int | None = None
     usage: Usage | None = None
     error: Exception | None = None
+    seen: Seen | None = None
 
 
 @dataclass
@@ -179,15 +215,16 @@ class Result:
 class Handle:
     """A request under way: iterate over its events from one thread (``for``) or one task (``async for``).
 
-    ``prompt_logprobs`` and ``output`` are there when the first event is; ``seed`` repeats the request. ``records`` are
-    what ``want`` asked for, by continuation and path, once that has ended: each (1, T, ...) or (1, H, T, ...) over the
-    T tokens that were read, prompt first; patterns (1, H, T, T).
+    ``prompt_logprobs`` and ``output`` are there when the first event is; ``seed`` repeats the request; ``read`` is the
+    prompt as its edits change it. ``records`` are all that was ``seen``, by continuation and path, once ``result`` has
+    given all: over the T tokens that were read, prompt first, the last one that was drawn never.
     """
 
     def __init__(self, request: Request | Encode, cancel: Callable[[Handle], None], seed: int = 0) -> None:
         self.request, self.seed = request, seed
         self.prompt_logprobs: list[TokenLogprob] | None = None
         self.output: Tensor | None = None
+        self.read: Sequence[int] = request.tokens
         self.records: dict[int, dict[str, Tensor]] = {}
         self.began: float | None = None  # time.monotonic() when it stopped waiting
         self._cancel = cancel
@@ -267,4 +304,7 @@ class Handle:
             if event.finish_reason is not None:
                 one.finish_reason, one.stopped_by = event.finish_reason, event.stopped_by
             usage = event.usage or usage
+        for index in range(several if getattr(self.request, "want", ()) else 0):
+            seen = [one.seen for one in events if one.index == index and one.seen is not None]
+            self.records[index] = joined(seen).values if seen else {}
         return Result(completions, usage, self.prompt_logprobs, self.output)

@@ -95,7 +95,7 @@ class PagedRunner:
             )
         for chunk in chunks:
             if chunk.text.look is not None:
-                chunk.text.look.keep(chunk.start)
+                chunk.text.look.keep(chunk.start, len(chunk.tokens))
         return out.logits[0].float()
 
     def _tape(self, chunks: Sequence[Chunk], wanted: Sequence[Sequence[int]]) -> PackedTape | None:

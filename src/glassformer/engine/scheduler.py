@@ -24,7 +24,8 @@ from .prefix import Prefix
 class Text:
     """A text that grows: its ``tokens`` (prompt and continuation), of which the first ``computed`` are in ``pages``.
 
-    ``root`` is what its keys depend on beside its tokens; ``fresh``: it reads everything itself (its prompt is scored).
+    ``root`` is what its keys depend on beside its tokens. From place ``own`` on it reads all itself, whatever pages hold (None: its
+    last token alone). The first ``whole`` tokens are read in one go.
     ``draft`` are guesses of what follows. ``cached`` tokens were found in pages of others when it began. ``source`` is
     what an encoder reads beside it, ``owner`` whoever has it read and ``look`` whoever looks inside.
     """
@@ -32,7 +33,8 @@ class Text:
     tokens: list[int]
     client: str = ""
     root: Hashable = None
-    fresh: bool = False
+    own: int | None = None
+    whole: int = 0
     source: tuple[int, ...] | None = None
     owner: Any = None
     look: Any = None
@@ -167,7 +169,7 @@ class Scheduler:
                 spare -= len(draft)
         for text in self._in_turns([text for text in self.running if text.remaining > 1]):
             count = min(left, text.remaining)
-            if text.computed == 0 and count < min(self.first, text.remaining):
+            if text.computed == 0 and count < min(max(self.first, text.whole), text.remaining):
                 continue
             if count > 0 and text in self.running and self._reserve(text, text.computed + count, chunks):
                 read = text.tokens[text.computed : text.computed + count]
@@ -203,7 +205,8 @@ class Scheduler:
     def _admit(self) -> None:
         """Let texts in whose turn it is while there are places, and pages for all that they are to read."""
         while len(self.running) < self.most and (text := self.waiting.peek()) is not None:
-            found = [] if text.fresh or not self._shares else self.prefix.find(text.root, text.tokens[:-1])
+            known = len(text.tokens) - 1 if text.own is None else min(text.own, len(text.tokens) - 1)
+            found = self.prefix.find(text.root, text.tokens[:known]) if self._shares else []
             missing = -(-len(text.tokens) // self.size) - len(found)
             if missing > self.pool.available - sum(self.pool.users[page] == 0 for page in found):
                 return

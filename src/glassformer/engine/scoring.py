@@ -22,25 +22,28 @@ def scored(text: Text) -> bool:
 
 
 def scored_or_last(chunk: Chunk) -> Sequence[int]:
-    """The places in a chunk after which logits are asked for: all of a scored prompt, or the last ones."""
-    length = len(chunk.tokens)
-    if scored(chunk.text) and chunk.start < len(chunk.text.owner.request.tokens):
+    """The places in a chunk after which logits are asked for: of a scored prompt those from ``since`` on, or the last."""
+    length, text, request = len(chunk.tokens), chunk.text, chunk.text.owner.request
+    if text.look is not None and text.look.tape.watches("logits"):
         return range(length)
+    if scored(text) and chunk.start < len(request.tokens):
+        return range(min(max(0, request.since - chunk.start), length - 1), length)
     return range(length - 1 - chunk.drafted, length) if chunk.finishes else ()
 
 
 def keep_scores(job: Job, chunk: Chunk, places: Sequence[int], logits: Tensor, known: int | None) -> None:
     """Of a scored prompt, what the logits (R, V) after a chunk's ``places`` say of the tokens that come there."""
-    tokens = job.handle.request.tokens
+    tokens, since = job.handle.read, chunk.text.owner.request.since
     last = len(tokens) - 1 - chunk.start  # the place in the chunk that the prompt's last token has
-    if not scored(chunk.text) or not places or last < 0:
+    some = [place for place in places if place < last and chunk.start + place >= since]
+    if not scored(chunk.text) or last < 0:
         return
-    own = logits[: min(len(places), last)]
-    following = torch.tensor(tokens[chunk.start + 1 : chunk.start + 1 + len(own)], device=logits.device)
+    own = logits[some[0] - places[0] : some[0] - places[0] + len(some)] if some else logits[:0]
+    following = torch.tensor([tokens[chunk.start + place + 1] for place in some], device=logits.device).long()
     logprobs, count = log_probability(own, following).tolist(), chunk.text.owner.request.prompt_logprobs
     top = likeliest(own, known, count) if count else [[] for _ in logprobs]
-    for place, one in enumerate(zip(following.tolist(), logprobs, map(tuple, top), strict=True)):
+    for place, one in zip(some, zip(following.tolist(), logprobs, map(tuple, top), strict=True), strict=True):
         job.scores[chunk.start + 1 + place] = TokenLogprob(*one)
-    if len(job.scores) == len(tokens) - 1:
+    if len(job.scores) == len(tokens) - 1 - since:
         rest = (job.scores[place] for place in sorted(job.scores))
-        job.handle.prompt_logprobs = [TokenLogprob(tokens[0], None), *rest]
+        job.handle.prompt_logprobs = [TokenLogprob(tokens[since], None), *rest]

@@ -210,7 +210,7 @@ class PackedTape(Tape):
     """The tapes of some texts of a row, each shown its own columns alone; nobody else's bits change.
 
     ``parts`` are the columns and the tape of each text that is watched in the pass under way, ``answers`` the rows of
-    logits that are its own, which are recorded, not edited.
+    logits that are its own: all of its columns where the tape watches them.
     """
 
     def __init__(
@@ -233,7 +233,12 @@ class PackedTape(Tape):
         """x (1, N, ...), or (1, H, N, D) of an attention's heads, where a text's edits have changed its own columns."""
         if path == "logits":
             for text, (_, tape) in self.parts.items():
-                tape.record(path, x[:, slice(*self.answers[text])])
+                if tape.watches(path):  # then all its columns were asked for
+                    own = slice(*self.answers[text])
+                    changed = tape.pass_through(path, x[:, own])
+                    if tape.changes(path):
+                        x = x.clone()
+                        x[:, own] = changed
             return x
         dim = 2 if path.rpartition(".")[2] in HEADS else 1
         for (first, end), tape in self.parts.values():

@@ -108,7 +108,7 @@ def test_an_edit_is_of_one_request_alone() -> None:
 
 def test_what_is_not_there_is_refused() -> None:
     with Engine(tiny.model(tiny.DECODERS["llama"])) as engine:
-        with pytest.raises(UserError, match="Nothing in this model is called"):
+        with pytest.raises(UserError, match="No value is called"):
             engine.submit(Request([1], want=["decoder.nothing"]))
         with pytest.raises(UserError):
             engine.submit(Request([1], edits=[head_off("decoder.blocks.9.attn", 1)]))
@@ -131,3 +131,17 @@ def test_what_is_read_again_is_recorded_once() -> None:
             assert found.shape == (1, len(read), tiny.DIM)
             assert torch.allclose(found, tape["decoder.blocks.1.resid"], atol=1e-4)
         assert engine.stats().preempted
+
+
+def test_an_edit_that_fails_is_of_its_request_alone() -> None:
+    """One that makes infinite numbers in the middle, and one whose effect overflows later."""
+    model, prompt = tiny.model(tiny.DECODERS["llama"]), [3, 1, 4, 1, 5]
+    far = [scale("decoder.blocks.0.attn.q", float("1e39")), scale("logits", 3e38)]
+    with Engine(model) as engine:
+        alone = engine.submit(Request(prompt, seed=1, max_new=8)).result().completions
+        wrong = [engine.submit(Request(prompt, edits=[edit], n=2, max_new=8)) for edit in far]
+        other = engine.submit(Request(prompt, seed=1, max_new=8))
+        for one in wrong:
+            with pytest.raises(UserError, match="infinite"):
+                one.result()
+        assert other.result().completions == alone and engine.alive

@@ -27,7 +27,7 @@ def refused(answer: httpx.Response, status: int = 400, param: str | None = None)
     """The sentence of an error; its form is held to OpenAI's."""
     assert answer.status_code == status, (answer.status_code, answer.text[:300])
     error = answer.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"} and error["message"].endswith("."), error
+    assert set(error) == {"message", "type", "param", "code"} and error["message"][-1] in ".?", error
     assert "x-request-id" in answer.headers and "Traceback" not in answer.text
     assert param is None or error["param"] == param, error
     return str(error["message"])

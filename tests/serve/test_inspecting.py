@@ -14,11 +14,12 @@ import glassformer
 from glassformer import inspection
 from glassformer.inspection import edits
 
-from .conftest import Server
+from .conftest import Server, events
 from .test_bad_input import refused
 
-INSPECT, TEXT = "/v1/inspect", "/v1/completions"
+INSPECT, TEXT, CHAT = "/v1/inspect", "/v1/completions", "/v1/chat/completions"
 PROMPT = "O Romeo, Romeo"
+NEAR = {"atol": 5e-5, "rtol": 1e-4}  # the engine's kernels beside PyTorch's: sums of fp32 in another order
 
 
 def opened(path: Path) -> tuple[Any, Any]:
@@ -35,10 +36,10 @@ def test_values_are_those_of_look(server: Server, chat_model: Path) -> None:
     told = server.post(INSPECT, {"prompt": PROMPT, "inspect": names}).json()
     assert list(told["values"]) == list(own) and told["tokens"] == tokenizer.encode(PROMPT)
     for path, value in own.items():
-        torch.testing.assert_close(torch.tensor(told["values"][path]["values"]), value[0], atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(torch.tensor(told["values"][path]["values"]), value[0], **NEAR)
     some = server.post(INSPECT, {"prompt": PROMPT, "inspect": names, "positions": [0, -1]}).json()["values"]
     for path, value in own.items():
-        torch.testing.assert_close(torch.tensor(some[path]["values"]), value[0][..., [0, -1], :], atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(torch.tensor(some[path]["values"]), value[0][..., [0, -1], :], **NEAR)
 
 
 def test_the_logit_lens_and_the_likeliest_tokens(server: Server, chat_model: Path) -> None:
@@ -64,15 +65,89 @@ def test_an_ablation(server: Server, chat_model: Path) -> None:
     assert plain != pytest.approx(own.tolist(), abs=1e-3)
 
 
-def test_a_completion_with_a_look_inside(server: Server, chat_model: Path) -> None:
-    asked = {"prompt": PROMPT, "max_tokens": 6, "seed": 4, "n": 2}
+WISHES = ["decoder.blocks.*.attn.pattern", "*.2.resid", "logits", "lens", "top_tokens"]
+
+
+def held(model: Any, tokenizer: Any, seen: dict[str, Any], read: list[int], edit: str | None = None) -> None:
+    """What is told of some places equals the same looks in process at the whole text."""
+    changes = [] if edit is None else [edits.parse(edit)]
+    begin, end = seen["start"], seen["start"] + len(seen["tokens"])
+    assert read[begin:end] == seen["tokens"]
+    own = glassformer.look(model, tokenizer, read[:end], *WISHES[:3], edits=changes)
+    assert list(seen["values"]) == list(own)
+    for path, value in own.items():
+        rows = value[0][:, begin:end] if path.endswith("pattern") else value[0][begin:end]
+        told = torch.tensor(seen["values"][path]["values"])
+        torch.testing.assert_close(told, rows, **NEAR)
+    predicted = inspection.predictions(model, tokenizer, read[:end], 3, edits=changes)[begin:end]
+    for row, mine in zip(seen["top_tokens"], predicted, strict=True):
+        assert row["token"] == mine["token"] and row["piece"] == mine["piece"]
+        assert row["logprob"] == pytest.approx(mine["logprob"], abs=1e-4)
+        assert [one["logprob"] for one in row["next"]] == pytest.approx(
+            [one["logprob"] for one in mine["next"]], abs=1e-4
+        )
+    asked = seen["lens"]["positions"]
+    lens = inspection.logit_lens(model, tokenizer, read[:end], positions=asked, top=3, edits=changes)
+    for depth, rows in zip(lens.probability, seen["lens"]["probability"], strict=True):
+        for one, other in zip(depth, rows, strict=True):
+            assert other == pytest.approx(one, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "edit", [None, 'head_off("decoder.blocks.1.attn", 2)', 'patch("*.1.resid", "O Juliet, Julie", positions=(3,))']
+)
+def test_a_completion_with_a_look_inside(server: Server, chat_model: Path, edit: str | None) -> None:
+    """Whole and as a stream: the numbers of `look`, `logit_lens` and `predictions`, and the text of no look."""
+    model, tokenizer = opened(chat_model)
+    more = {} if edit is None else {"edits": [edit]}
+    asked = {"prompt": PROMPT, "max_tokens": 6, "seed": 4, "n": 2, **more}
     plain = server.post(TEXT, asked).json()["choices"]
-    told = server.post(TEXT, {**asked, "inspect": ["decoder.blocks.0.attn.pattern", "top_tokens"]}).json()["choices"]
+    look = {**asked, "inspect": WISHES, "top": 3}
+    told = server.post(TEXT, look).json()["choices"]
     assert [one["text"] for one in told] == [one["text"] for one in plain]
+    assert (edit is None) == (plain == server.post(TEXT, {**asked, "edits": []}).json()["choices"])
     for one in told:
         seen = one["inspect"]
-        heads, rows, _ = seen["values"]["decoder.blocks.0.attn.pattern"]["shape"]
-        assert rows == len(seen["tokens"]) and heads == 4 and len(seen["top_tokens"]) == rows
+        assert seen["by"] == "the engine's own steps" and seen["start"] == 0
+        assert len(seen["tokens"]) == len(tokenizer.encode(PROMPT)) + 5, "the last token is drawn and not read"
+        held(model, tokenizer, seen, seen["tokens"], edit)
+    chunks = events(server.post(TEXT, {**look, "stream": True}))
+    for index, one in enumerate(told):
+        parts = [c["choices"][0]["inspect"] for c in chunks if c["choices"][0]["index"] == index]
+        read = [token for part in parts for token in part["tokens"]]
+        assert read == one["inspect"]["tokens"] and len(parts) > 3
+        for part in (parts[0], parts[-1]):
+            held(model, tokenizer, part, read, edit)
+
+
+def test_only_the_places_that_are_asked_for(server: Server) -> None:
+    prompt = PROMPT * 8
+    asked = {"prompt": prompt, "max_tokens": 4, "temperature": 0, "inspect": ["*.0.attn.pattern", "top_tokens"]}
+    (whole,) = server.post(TEXT, asked).json()["choices"]
+    (new,) = server.post(TEXT, {**asked, "positions": "new"}).json()["choices"]
+    length = len(whole["inspect"]["tokens"])
+    (path, rows), *_ = new["inspect"]["values"].items()
+    assert (
+        rows["positions"] == [*range(length - 4, length)] == [one["position"] for one in new["inspect"]["top_tokens"]]
+    )
+    assert rows["values"] == [head[length - 4 :] for head in whole["inspect"]["values"][path]["values"]]
+    answer = server.post(TEXT, {**asked, "positions": "new"}).json()
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] >= 32, "the pages hold what stands before"
+    (some,) = server.post(TEXT, {**asked, "positions": [2, length - 1]}).json()["choices"]
+    assert [one["position"] for one in some["inspect"]["top_tokens"]] == [2, length - 1]
+
+
+def test_a_chat_with_a_look_inside(server: Server) -> None:
+    asked = {
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 4,
+        "seed": 1,
+        "inspect": ["lens", "*.resid"],
+    }
+    (one,) = server.post(CHAT, asked).json()["choices"]
+    parts = [chunk["choices"][0].get("inspect") for chunk in events(server.post(CHAT, {**asked, "stream": True}))]
+    read = [token for part in parts if part for token in part["tokens"]]
+    assert read == one["inspect"]["tokens"] and one["inspect"]["lens"]["depths"][0] == "decoder.embed"
 
 
 def test_nobodys_answer_changes_while_others_look(server: Server) -> None:
@@ -117,4 +192,23 @@ def test_an_encoder_too(server: Server, others: dict[str, Path]) -> None:
 )
 def test_bad_input_is_a_sentence(server: Server, body: dict[str, Any], said: str) -> None:
     assert said in refused(server.post(INSPECT, {"prompt": PROMPT, **body}))
-    assert "stream" in refused(server.post(TEXT, {"prompt": PROMPT, "inspect": ["lens"], "stream": True}))
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"inspect": ["decoder.blocks.0.attn.patern"]}, "decoder.blocks.0.attn.pattern"),
+        ({"inspect": ["*.pattern"], "max_tokens": 240}, "numbers"),
+        ({"inspect": ["lens"], "positions": [40]}, "Position 40"),
+        ({"inspect": ["lens"], "positions": [-1]}, "Position -1"),
+        ({"positions": [1]}, "inspect is missing"),
+        ({"inspect": ["lens"], "track": ["a word of many tokens"]}, "token"),
+        ({"edits": ["head_of('decoder.blocks.1.attn', 2)"]}, "head_off"),
+        ({"edits": ["scale('logits', 1e39)"]}, "infinite"),
+    ],
+)
+@pytest.mark.parametrize("path", [TEXT, CHAT])
+def test_bad_wishes_of_a_completion(server: Server, body: dict[str, Any], said: str, path: str) -> None:
+    for stream in (False, True):
+        asked = {"prompt": PROMPT, "messages": [{"role": "user", "content": "a"}], "max_tokens": 8, "stream": stream}
+        assert said in refused(server.post(path, {**asked, **body}))

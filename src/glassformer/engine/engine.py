@@ -30,7 +30,7 @@ from .continuation import Continuation, draw
 from .draft import PromptLookup
 from .draft_model import DraftModel, check_draft
 from .job import Job, Stats
-from .looking import like, looks, taken
+from .looking import fault, like, looks, taken
 from .memory import Room, check_encode, check_request, room_for
 from .request import Encode, EngineClosed, Event, FinishReason, Handle, QueueFull, Request, TokenLogprob
 from .runner import encode
@@ -221,14 +221,17 @@ class Engine:
             return
         self._begin(self._job_of(text) for text in self._scheduler.running)
         wanted = [scored_or_last(chunk) for chunk in chunks]
-        logits = self._runner.read(chunks, wanted)
-        must_be_finite(self.model, logits)
+        logits = torch.split(self._runner.read(chunks, wanted), [len(places) for places in wanted])
         with self._work:
             self._stats.steps += 1
-        drawing, at = list[tuple[Chunk, Tensor]](), 0
-        for chunk, places in zip(chunks, wanted, strict=True):
-            own = logits[at : at + len(places)]
-            at += len(places)
+        for chunk, own in zip(chunks, logits, strict=True):
+            if (error := fault(chunk.text, own)) is not None and chunk.text.owner.handle in self._jobs:
+                self._end(self._job_of(chunk.text), "error", error)
+        drawing = list[tuple[Chunk, Tensor]]()
+        for chunk, places, own in zip(chunks, wanted, logits, strict=True):
+            if chunk.text.owner.handle not in self._jobs:
+                continue
+            must_be_finite(self.model, own)
             keep_scores(self._job_of(chunk.text), chunk, places, own, self.known)
             if chunk.finishes:
                 drawing.append((chunk, own[len(own) - 1 - chunk.drafted :]))

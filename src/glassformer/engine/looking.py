@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Any
+
+from torch import Tensor
 
 from .. import config
 from ..errors import UserError, need
+from ..inspection.looking import must_match
 from ..nn import Model, Tape
 from ..nn.editing import Reading, listed, ready
+from ..nn.finite import is_finite
 from .request import Request, Seen, joined, token_axis
 from .scheduler import Text
 
@@ -20,14 +23,14 @@ class Look:
     def __init__(self, patterns: Sequence[str], edits: Mapping[str, Any], since: int = 0) -> None:
         self.tape, self.next = Tape(*patterns, edits=edits), since
         self.pieces: list[Seen] = []
+        self.error: Exception | None = None  # of an edit
 
     def keep(self, start: int, length: int) -> None:
         """A chunk of so many tokens that began at place ``start`` was read; what is known of it is not kept again."""
         known, self.next = max(0, self.next - start), max(self.next, start + length)
         if self.tape.records and known < length:
             cut = {
-                path: x.narrow(token_axis(path), known, length - known).clone()
-                for path, x in self.tape.records.items()
+                path: x.narrow(token_axis(path), known, length - known).clone() for path, x in self.tape.records.items()
             }
             self.pieces.append(Seen(start + known, cut))
         self.tape.records.clear()
@@ -38,6 +41,14 @@ def like(first: Text, other: Text) -> Text:
     if first.look is not None:
         other.look.next, other.look.pieces, other.own = first.look.next, [*first.look.pieces], first.look.next
     return other
+
+
+def fault(text: Text, logits: Tensor) -> Exception | None:
+    """What an edit did wrong in the pass that gave these logits: it fails its own text, no other in the step."""
+    look: Look | None = text.look
+    if look is None or look.error is not None or not look.tape.edits or is_finite(logits):
+        return None if look is None else look.error
+    return UserError("The edits make NaN or infinite numbers of the logits; give smaller ones.")
 
 
 def taken(text: Text) -> Seen | None:
@@ -59,8 +70,7 @@ def looks(
     stack = isinstance(getattr(model.config, "decoder", None), config.Stack)
     if not stack or request.source is not None:
         raise UserError("An engine looks inside decoders with attention alone; use glassformer.look for this model.")
-    for pattern in request.want:
-        need(any(fnmatchcase(path, pattern) for path in shapes), f'Nothing in this model is called "{pattern}".')
+    must_match(request.want, [*shapes])
     reading = Reading.growing(model, [request.tokens], None, tokenizer)
     reading.__dict__["shapes"] = shapes  # known already
     hooks, whole = ready(request.edits, reading), 0

@@ -93,8 +93,9 @@ class PagedRunner:
             out: Output = self.model(
                 tokens, pos=self.cache.texts.pos, cache=self.cache, tape=tape, logits=self._row(columns), **told
             )
-        for chunk in chunks:
-            if chunk.text.look is not None:
+        for text, chunk in enumerate(chunks):
+            if chunk.text.look is not None and tape is not None:
+                chunk.text.look.error = tape.errors.get(text)
                 chunk.text.look.keep(chunk.start, len(chunk.tokens))
         return out.logits[0].float()
 

@@ -24,8 +24,8 @@ from .prefix import Prefix
 class Text:
     """A text that grows: its ``tokens`` (prompt and continuation), of which the first ``computed`` are in ``pages``.
 
-    ``root`` is what its keys depend on beside its tokens. From place ``own`` on it reads all itself, whatever pages hold (None: its
-    last token alone). The first ``whole`` tokens are read in one go.
+    ``root`` is what its keys depend on beside its tokens. From place ``own`` on it reads all itself, whatever
+    pages hold (None: its last token alone). The first ``whole`` tokens are read in one go.
     ``draft`` are guesses of what follows. ``cached`` tokens were found in pages of others when it began. ``source`` is
     what an encoder reads beside it, ``owner`` whoever has it read and ``look`` whoever looks inside.
     """

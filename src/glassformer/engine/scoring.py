@@ -22,7 +22,7 @@ def scored(text: Text) -> bool:
 
 
 def scored_or_last(chunk: Chunk) -> Sequence[int]:
-    """The places in a chunk after which logits are asked for: of a scored prompt those from ``since`` on, or the last."""
+    """The places in a chunk after which logits are asked for: of a scored prompt all from ``since``, or the last."""
     length, text, request = len(chunk.tokens), chunk.text, chunk.text.owner.request
     if text.look is not None and text.look.tape.watches("logits"):
         return range(length)

@@ -191,26 +191,43 @@ def logit_lens(
     read = streams.prepare(model, tokenizer, text, source, edits)
     length = read.tokens.shape[1]
     asked = streams.places(positions, length, MOST)
-    known = model.config.embed.vocab if tokenizer is None else min(tokenizer.size, model.config.embed.vocab)
-    followed = torch.tensor([streams.word_id(model, tokenizer, word) for word in track], dtype=torch.long)
-    seen = streams.states(model, read)
     if tuned is not None:
         tuned.must_fit(model)
+    followed = [streams.word_id(model, tokenizer, word) for word in track]
+    ids, seen = read.tokens[0, asked].tolist(), streams.states(model, read).at(asked)
+    made = lens_of_states(model, tokenizer, seen, ids, asked, length, track=followed, top=top, tuned=tuned)
+    if positions is None and length > MOST:
+        made.notes.append(f"The last {MOST} of {length} positions; --positions chooses others (all: every one).")
+    return made
+
+
+def lens_of_states(
+    model: Model,
+    tokenizer: Tokenizer | None,
+    seen: streams.States,
+    ids: Sequence[int],
+    asked: Sequence[int],
+    length: int,
+    *,
+    track: Sequence[int] = (),
+    top: int = 5,
+    tuned: TunedLens | None = None,
+) -> Lens:
+    """The same of states that are there: ``seen`` (P, C) of the tokens ``ids`` at the positions ``asked`` of a text."""
+    known = model.config.embed.vocab if tokenizer is None else min(tokenizer.size, model.config.embed.vocab)
+    followed = torch.tensor(track, dtype=torch.long)
     made = _Columns(model, min(top, known), known, followed)
     vocab = model.config.embed.vocab
     step = max(1, min(len(asked), NUMBERS // vocab))
     with inference(model):
         for low in range(0, len(asked), step):
-            made.add(_logits(model, seen, asked[low : low + step], tuned))
-    ids, likely = read.tokens[0, asked].tolist(), made.table("top")
-    notes = _notes(model, tuned)
-    if positions is None and length > MOST:
-        notes.append(f"The last {MOST} of {length} positions; --positions chooses others (all: every one).")
+            made.add(_logits(model, seen, range(low, min(low + step, len(asked))), tuned))
+    likely = made.table("top")
     return Lens(
         "logit lens" if tuned is None else "tuned lens",
         list(seen.by_path),
-        asked,
-        ids,
+        list(asked),
+        list(ids),
         streams.pieces(tokenizer, ids),
         length,
         likely,
@@ -222,7 +239,7 @@ def logit_lens(
             Tracked(number, streams.pieces(tokenizer, [number])[0], made.table("chance", at), made.table("rank", at))
             for at, number in enumerate(followed.tolist())
         ],
-        notes,
+        _notes(model, tuned),
     )
 
 
@@ -250,11 +267,11 @@ def _logits(model: Model, seen: streams.States, asked: Sequence[int], tuned: Tun
     """The logits (P, V) of the last depth, which are the model's own, then of each depth before it in order."""
     head: Any = model.head
     last_norm = getattr(model.get_submodule(seen.body), "last_norm", torch.nn.Identity())
-    yield head(seen.out[None, asked], model.embed)[0]
+    yield head(seen.out[None, list(asked)], model.embed)[0]
     before = list(seen.by_path.values())[:-1]
     group = max(1, NUMBERS // (len(asked) * model.config.embed.vocab))  # the head's table is read once for them all
     for low in range(0, len(before), group):
-        some = [states[asked] for states in before[low : low + group]]
+        some = [states[list(asked)] for states in before[low : low + group]]
         if tuned is not None:
             some = [tuned.translate(low + number, states) for number, states in enumerate(some)]
         yield from head(last_norm(torch.stack(some)), model.embed)

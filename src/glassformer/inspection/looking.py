@@ -51,13 +51,18 @@ def look(
     read += [] if given is None else [shown(tokenizer and tokenizer.for_source, given[0].tolist())]
     tape = Tape(*(patterns or ("*",)), edits=changes)
     _run(model, [tokens] if given is None else [tokens, given], tape)
+    if not all(any(fnmatchcase(path, pattern) for path in tape.records) for pattern in patterns):
+        must_match(patterns, paths(model))
+    return Seen(tape.records, *read)
+
+
+def must_match(patterns: Sequence[str], known: Sequence[str]) -> None:
+    """UserError for a pattern that none of a model's paths matches, with the nearest one and all there are."""
     for pattern in patterns:
-        if not any(fnmatchcase(path, pattern) for path in tape.records):
-            known = paths(model)
+        if not any(fnmatchcase(path, pattern) for path in known):
             ends = {f"*.{path.rpartition('.')[2]}" for path in known}
             meant = "".join(f' Did you mean "{name}"?' for name in get_close_matches(pattern, [*known, *ends], n=1))
             raise UserError(f'No value is called "{pattern}".{meant} There are: {", ".join(listing(known))}.')
-    return Seen(tape.records, *read)
 
 
 def inputs(

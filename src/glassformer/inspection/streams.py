@@ -43,6 +43,10 @@ class States:
     by_path: dict[str, Tensor]
     out: Tensor
 
+    def at(self, asked: Sequence[int]) -> States:
+        """Those of some tokens alone."""
+        return States(self.body, {path: x[list(asked)] for path, x in self.by_path.items()}, self.out[list(asked)])
+
 
 def body_of(model: Model) -> str:
     """The stack whose states the head reads."""

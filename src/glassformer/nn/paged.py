@@ -110,7 +110,7 @@ class PagedKV:
             own = self.of_text(inputs, text, rule, flow)
             if tape.place is not None:
                 tape.place.keys, tape.place.visible = own.mask.k_pos, own.mask.dense
-            seen = eager_attention(own._replace(look=partial(_look, tape, path)))
+            seen = eager_attention(own._replace(look=partial(_look, flow.tape, text, tape, path)))
             if any(map(tape.changes, names)):
                 z[:, :, first:end] = seen
 
@@ -137,8 +137,8 @@ class PagedKV:
         return inputs._replace(q=inputs.q[:, :, first:end], k=k, v=v, mask=mask, bias=bias)
 
 
-def _look(tape: Tape, path: str, name: str, x: Tensor) -> Tensor:
-    return tape.pass_through(f"{path}.{name}", x)
+def _look(packed: PackedTape, text: int, tape: Tape, path: str, name: str, x: Tensor) -> Tensor:
+    return packed.of_text(text, tape, f"{path}.{name}", x)
 
 
 class PagedCache(Cache):
@@ -218,6 +218,7 @@ class PackedTape(Tape):
     ) -> None:
         super().__init__()
         self.parts, self.answers = parts, answers
+        self.errors: dict[int, Exception] = {}  # by text: what its edits raised, which are not asked any more
 
     def begin(self, pos: Tensor, document_ids: Tensor | None) -> None:
         for (first, end), tape in self.parts.values():
@@ -229,22 +230,32 @@ class PackedTape(Tape):
     def changes(self, path: str) -> bool:
         return any(tape.changes(path) for _, tape in self.parts.values())
 
+    def of_text(self, text: int, tape: Tape, path: str, own: Tensor) -> Tensor:
+        """One text's value as its tape has it; an edit that fails is of that text alone."""
+        if text in self.errors:
+            return own
+        try:
+            return tape.pass_through(path, own)
+        except Exception as error:
+            self.errors[text] = error
+            return own
+
     def pass_through(self, path: str, x: Tensor) -> Tensor:
         """x (1, N, ...), or (1, H, N, D) of an attention's heads, where a text's edits have changed its own columns."""
         if path == "logits":
             for text, (_, tape) in self.parts.items():
                 if tape.watches(path):  # then all its columns were asked for
-                    own = slice(*self.answers[text])
-                    changed = tape.pass_through(path, x[:, own])
+                    first, end = self.answers[text]
+                    changed = self.of_text(text, tape, path, x[:, first:end])
                     if tape.changes(path):
                         x = x.clone()
-                        x[:, own] = changed
+                        x[:, first:end] = changed
             return x
         dim = 2 if path.rpartition(".")[2] in HEADS else 1
-        for (first, end), tape in self.parts.values():
+        for text, ((first, end), tape) in self.parts.items():
             if tape.watches(path):
                 own = x.narrow(dim, first, end - first)
-                changed = tape.pass_through(path, own)
+                changed = self.of_text(text, tape, path, own)
                 if changed is not own:
                     x = x.clone()
                     x.narrow(dim, first, end - first).copy_(changed)

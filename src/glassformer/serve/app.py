@@ -65,8 +65,7 @@ class Api:
     async def completions(self, http: Request, asked: CompletionRequest) -> Response:
         """Continue one or several texts."""
         served = self.registry[asked.model]
-        told = (self.followers, http.state.tally, client_of(http), self.encoding)
-        return sent(await complete(http, served, asked, *told))
+        return sent(await complete(http, served, asked, self.followers, http.state.tally, client_of(http)))
 
     async def chat(self, http: Request, asked: ChatRequest) -> Response:
         """Answer a conversation."""
@@ -101,7 +100,7 @@ class Api:
 
     async def inspect(self, http: Request, asked: InspectRequest) -> Response:
         """What the weights compute for a text: any named value, the logit lens, the likeliest tokens; after edits."""
-        return JSONResponse(await inspect(http, self.registry[asked.model], asked, self.encoding))
+        return JSONResponse(await inspect(http, self.registry[asked.model], asked, self.followers, client_of(http)))
 
     # ---------------------------------------------------------------------------------- tokens
 
@@ -110,7 +109,7 @@ class Api:
         served = self.registry[asked.model]
         tokenizer = served.tokenizer
         if asked.messages is not None:
-            ids = await conversation(served, ChatRequest(messages=asked.messages))
+            ids = await conversation(served, ChatRequest(messages=asked.messages, track=[], edits=[]))
         else:
             text = asked.prompt or ""
             check_lengths([text], 1 << 30, served.context, "prompt")

@@ -13,8 +13,9 @@ from typing_extensions import TypedDict
 
 from ..engine import Event, Handle
 from .errors import refuse
-from .following import Followers, Tally, unless_gone
+from .following import Followers, Tally, alone, unless_gone
 from .generating import Choices, Finish, Head, UsageObject, cannot, gathered, head, request_of, usage_of
+from .inspecting import Inspection, Inspector, watched
 from .logprobs import ChatLogprobs, Told, chat_logprobs
 from .prompts import check_context, check_lengths
 from .registry import ServedModel
@@ -37,6 +38,7 @@ class ChatChoice(TypedDict):
     message: AnsweredMessage
     logprobs: ChatLogprobs | None
     finish_reason: Finish
+    inspect: NotRequired[Inspection]
 
 
 class ChatAnswer(TypedDict):
@@ -64,6 +66,7 @@ class ChatPiece(TypedDict):
     delta: Delta
     logprobs: ChatLogprobs | None
     finish_reason: Finish | None
+    inspect: NotRequired[Inspection]
 
 
 class ChatChunk(TypedDict):
@@ -87,12 +90,16 @@ async def chat(
     check_context(served, row, 1 if new is None else new, "messages")
     top = asked.top_logprobs or 0
     request = await request_of(served, asked, row, new, top if asked.logprobs else None, client)
-    handles = followers.submit(served, [request])
+    handles = await unless_gone(http, followers.submitted(served, [watched(served, asked, request)]))
     form = Form(served, asked, head(served, "chatcmpl"), handles[0])
     if asked.stream:
         return EventStream(await unless_gone(http, begun(form.stream(followers, tally))))
     (events,) = await unless_gone(http, followers.results(handles, tally))
-    return form.answer(events)
+    answer = form.answer(events)
+    for choice in answer["choices"] if asked.inspect is not None else ():
+        seen = Inspector(served, asked, handles[0], choice["index"]).push(events)
+        choice["inspect"] = await unless_gone(http, alone(seen.part))
+    return answer
 
 
 async def conversation(served: ServedModel, asked: ChatRequest) -> list[int]:
@@ -140,6 +147,7 @@ class Form:
         options = self.asked.stream_options
         with_usage = options is not None and options.include_usage
         growing, opened, usage = Choices(self.served, self.handle), set[int](), None
+        looks = dict[int, Inspector]()
         async with aclosing(followers.events(self.handle, tally)) as events:
             async for event in events:
                 text, told, finish = growing.push(event)
@@ -147,10 +155,19 @@ class Form:
                 if event.index not in opened:
                     opened.add(event.index)
                     yield self._chunk(event.index, {"role": "assistant", "content": ""}, None, None, with_usage)
+                if self.asked.inspect is not None:
+                    looks.setdefault(event.index, Inspector(self.served, self.asked, self.handle, event.index))
+                    looks[event.index].push([event])
                 if text or (self.asked.logprobs and told):
-                    yield self._chunk(event.index, {"content": text}, self._logprobs(told), None, with_usage)
+                    chunk = self._chunk(event.index, {"content": text}, self._logprobs(told), None, with_usage)
+                    if event.index in looks:
+                        chunk["choices"][0]["inspect"] = await alone(looks[event.index].part)
+                    yield chunk
                 if finish is not None:
-                    yield self._chunk(event.index, {}, None, finish, with_usage)
+                    chunk = self._chunk(event.index, {}, None, finish, with_usage)
+                    if event.index in looks and not looks[event.index].whole:
+                        chunk["choices"][0]["inspect"] = await alone(looks[event.index].part)
+                    yield chunk
         if with_usage and usage is not None:
             yield {**self._open(), "choices": [], "usage": usage_of([usage])}
 

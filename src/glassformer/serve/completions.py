@@ -11,11 +11,10 @@ from starlette.requests import Request as HttpRequest
 from typing_extensions import TypedDict
 
 from ..engine import Event, Handle, Request, TokenLogprob, Usage
-from .encoding import Encoding
 from .errors import refuse
-from .following import Followers, Tally, unless_gone
+from .following import Followers, Tally, alone, unless_gone
 from .generating import Choices, Finish, Head, UsageObject, cannot, gathered, head, request_of, usage_of
-from .inspecting import Inspection, of_completion
+from .inspecting import Inspection, Inspector, watched
 from .logprobs import CompletionForm, CompletionLogprobs, Pieces, Told
 from .prompts import check_context, listed, prompts
 from .registry import ServedModel
@@ -51,7 +50,6 @@ async def complete(
     followers: Followers,
     tally: Tally,
     client: str,
-    encoding: Encoding,
 ) -> CompletionAnswer | EventStream:
     """Answer one request."""
     refuse(not served.continues, cannot(served, "continue texts"), "model")
@@ -62,28 +60,19 @@ async def complete(
         check_context(served, row, new, "max_tokens")
         request = await request_of(served, asked, row, new, asked.logprobs, client)
         scored = asked.logprobs if asked.echo and asked.logprobs is not None else 0 if new == 0 else None
-        made.append(replace(request, prompt_logprobs=scored))
-    handles = followers.submit(served, made)
+        made.append(watched(served, asked, replace(request, prompt_logprobs=scored)))
+    handles = await unless_gone(http, followers.submitted(served, made))
     form = Form(served, asked, head(served, "cmpl"))
     if asked.stream:
         return EventStream(await unless_gone(http, begun(form.stream(followers, handles, tally))))
     results = await unless_gone(http, followers.results(handles, tally))
     answer = form.answer(handles, results)
     if asked.inspect is not None:
-        read = [
-            _whole(handle, events, n) for handle, events in zip(handles, results, strict=True) for n in range(form.n)
-        ]
-        for choice, seen in zip(
-            answer["choices"], await of_completion(http, served, read, asked.inspect, encoding), strict=True
-        ):
-            choice["inspect"] = seen
+        for choice in answer["choices"]:
+            number, index = divmod(choice["index"], form.n)
+            seen = Inspector(served, asked, handles[number], index).push(results[number])
+            choice["inspect"] = await unless_gone(http, alone(seen.part))
     return answer
-
-
-def _whole(handle: Handle, events: Sequence[Event], index: int) -> list[int]:
-    """A prompt with one continuation."""
-    drawn = [event.token for event in events if event.index == index and event.token is not None]
-    return [*handle.request.tokens, *drawn]
 
 
 class Form:
@@ -121,19 +110,26 @@ class Form:
         options = self.asked.stream_options
         usages, told_usage = list[Usage](), options is not None and options.include_usage
         growing = [Choices(self.served, handle) for handle in handles]
-        writers = dict[int, list[Writer]]()
+        writers, looks = dict[int, list[Writer]](), dict[int, Inspector]()
         async with aclosing(followers.merged(handles, tally)) as events:
             async for number, event in events:
                 place = number * self.n + event.index
                 if number not in writers:
                     writers[number] = self._writers(handles[number])
                 writer = writers[number][event.index]
+                if self.asked.inspect is not None:
+                    looks.setdefault(place, Inspector(self.served, self.asked, handles[number], event.index)).push(
+                        [event]
+                    )
                 text, told, finish = growing[number].push(event)
                 usages += [event.usage] if event.usage is not None else []
                 text = writer.opening() + text if self.asked.echo and not writer.opened else text
                 logprobs = writer.tokens(told)
                 if text or finish is not None or (logprobs is not None and logprobs["tokens"]):
-                    chunk = self._answer([_choice(place, text, logprobs, finish)])
+                    choice = _choice(place, text, logprobs, finish)
+                    if self.asked.inspect is not None:
+                        choice["inspect"] = await alone(looks[place].part)
+                    chunk = self._answer([choice])
                     yield {**chunk, "usage": None} if told_usage else chunk
         if told_usage:
             yield {**self._answer([]), "usage": usage_of(usages)}

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal, NotRequired, TypeVar
+from typing import Any, Literal, NotRequired
 
 import torch
-from anyio import CapacityLimiter, to_thread
+from anyio import to_thread
 from starlette.requests import Request as HttpRequest
 from torch import Tensor
 from typing_extensions import TypedDict
@@ -21,7 +21,7 @@ from typing_extensions import TypedDict
 from .. import generation
 from ..engine import Encode
 from .errors import ApiError, refuse
-from .following import Followers, Tally, unless_gone
+from .following import Followers, Tally, alone, unless_gone
 from .generating import cannot
 from .prompts import check_lengths, listed
 from .registry import ServedModel
@@ -34,7 +34,6 @@ from .schemas import (
     TranslateRequest,
 )
 
-T = TypeVar("T")
 Text = str | list[int] | tuple[str, str]
 
 
@@ -125,7 +124,6 @@ class Encoding:
 
     def __init__(self, followers: Followers) -> None:
         self.followers = followers
-        self.turn = CapacityLimiter(1)
 
     async def embed(self, http: HttpRequest, served: ServedModel, asked: EmbeddingRequest) -> EmbeddingAnswer:
         """POST /v1/embeddings"""
@@ -183,7 +181,7 @@ class Encoding:
         check_lengths([asked.input], served.characters, served.context, "input")
         how: Any = {"top": asked.top, "order": asked.order}
         work = partial(generation.fill, served.model, served.tokenizer, asked.input, **how)
-        found = await unless_gone(http, self.alone(work))
+        found = await unless_gone(http, alone(work))
         return {"object": "list", "model": served.id, "data": [[one.to_dict() for one in blank] for blank in found]}
 
     async def translate(self, http: HttpRequest, served: ServedModel, asked: TranslateRequest) -> dict[str, Any]:
@@ -196,13 +194,9 @@ class Encoding:
         how: dict[str, Any] = {"beams": asked.beams, "best": asked.best, "length_penalty": asked.length_penalty}
         how["max_new"] = asked.max_new
         work = partial(generation.search, served.model, served.tokenizer, texts, **how)
-        found = await unless_gone(http, self.alone(work))
+        found = await unless_gone(http, alone(work))
         data = [{"index": n, "best": [one.to_dict() for one in some]} for n, some in enumerate(found)]
         return {"object": "list", "model": served.id, "data": data}
-
-    async def alone(self, work: Callable[[], T]) -> T:
-        """A pass of its own, one at a time."""
-        return await to_thread.run_sync(work, limiter=self.turn, abandon_on_cancel=True)
 
     async def _scores(
         self, http: HttpRequest, served: ServedModel, first: Sequence[str], second: Sequence[str]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from anyio import CapacityLimiter, to_thread
 from starlette.requests import Request as HttpRequest
 
 from ..engine import Encode, EngineClosed, Event, Handle, Request, Usage
@@ -18,6 +19,9 @@ from .registry import Registry, ServedModel
 
 T = TypeVar("T")
 WATCHED = 0.5  # seconds between looks at the engines
+
+
+TURN = CapacityLimiter(1)
 
 
 class Gone(Exception):
@@ -56,6 +60,17 @@ class Followers:
             self.drop(handles)
             raise
         return handles
+
+    async def submitted(self, served: ServedModel, requests: Sequence[Request | Encode]) -> list[Handle]:
+        """``submit``; in a thread where a request's edits may have to read another text first."""
+        if not any(getattr(one, "edits", ()) for one in requests):
+            return self.submit(served, requests)
+        doing = asyncio.ensure_future(to_thread.run_sync(self.submit, served, requests))
+        try:
+            return await asyncio.shield(doing)
+        except asyncio.CancelledError:
+            doing.add_done_callback(lambda done: self.drop(() if done.exception() else done.result()))
+            raise
 
     def drop(self, handles: Sequence[Handle]) -> None:
         """Nobody wants these any more; those that have ended are left alone."""
@@ -175,6 +190,11 @@ async def unless_gone(http: HttpRequest, work: Awaitable[T]) -> T:
     finally:
         for task in (doing, leaving):
             await ended(task)
+
+
+async def alone(work: Callable[[], T]) -> T:
+    """What ``work`` gives, in a thread, one at a time."""
+    return await to_thread.run_sync(work, limiter=TURN, abandon_on_cancel=True)
 
 
 async def ended(task: asyncio.Future[Any]) -> None:

@@ -138,7 +138,7 @@ class CompletionForm:
             offsets.append(self.offset)
             self.offset += len(self.decoder.decode(one.raw))
             named: dict[str, float] = {}
-            for likely in (*_likely(self.tokenizer, one), one):  # OpenAI names the token itself too
+            for likely in (*[*_likely(self.tokenizer, one)][: self.top], one):  # OpenAI names the token itself too
                 named.setdefault(piece(self.tokenizer, likely), likely.logprob or 0.0)
             tops.append(None if one.logprob is None else named)
         return {

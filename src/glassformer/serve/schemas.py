@@ -11,6 +11,7 @@ from .limits import MOST_BIASES, MOST_CHOICES, MOST_LOGPROBS, MOST_MESSAGES, MOS
 
 Seed = Annotated[Whole, Field(ge=-(2**63), lt=2**63)]
 Count = Annotated[Whole, Field(ge=1, le=MOST_TOKENS)]
+Places = Annotated[list[Whole], Field(min_length=1, max_length=64)]
 Wishes = Annotated[list[Name], Field(min_length=1, max_length=64)]
 Penalty = Annotated[Number, Field(ge=-2, le=2)]
 
@@ -43,9 +44,19 @@ class ResponseFormat(Asked):
         return self
 
 
-class Sampled(Asked):
-    """The fields that completions and chat share."""
+class Looked(Asked):
+    """What is to be seen of a pass, and where; ``edits`` change it, as in `glassformer look`."""
 
+    inspect: Wishes | None = None
+    top: Annotated[Whole, Field(ge=1, le=100)] = 5
+    track: Annotated[list[Name], Field(max_length=16, default_factory=list)]
+    edits: Annotated[list[Annotated[str, Field(max_length=4096)]], Field(max_length=16, default_factory=list)]
+
+
+class Sampled(Looked):
+    """The fields that completions and chat share; ``positions`` "new" are those that the new tokens follow."""
+
+    positions: Places | Literal["new"] | None = None
     model: Name | None = None
     n: Annotated[Whole, Field(ge=1, le=MOST_CHOICES)] | None = 1
     best_of: Annotated[Whole, Field(ge=1, le=MOST_CHOICES)] | None = None
@@ -80,6 +91,8 @@ class Sampled(Asked):
             raise wrong("stream_options is for a stream; give stream: true, or leave it out.")
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise wrong("best_of is not supported, since all n continuations are answered; leave it out and give n.")
+        if self.inspect is None and (self.positions is not None or self.track):
+            raise wrong("inspect is missing; positions and track say more of it.")
         if self.use_beam_search:
             raise wrong("use_beam_search is not supported here; translations are searched for by /v1/translate.")
         if self.prompt_logprobs is not None:
@@ -100,14 +113,11 @@ class CompletionRequest(Sampled):
     logprobs: Annotated[Whole, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     suffix: str | None = None
     add_special_tokens: bool | None = True
-    inspect: Wishes | None = None
 
     @model_validator(mode="after")
     def _plain(self) -> Self:
         if self.suffix:
             raise wrong("suffix is not supported: the model continues a text and fills no gap; leave it out.")
-        if self.inspect is not None and self.stream:
-            raise wrong("inspect is answered with a whole completion; leave out stream.")
         if self.max_tokens == 0 and not self.echo:
             raise wrong("max_tokens is 0, so there is nothing to answer; give 1 or more, or echo: true.")
         return self
@@ -261,13 +271,10 @@ class TranslateRequest(Asked):
     max_new: Annotated[Whole, Field(ge=1, le=4096)] = 200
 
 
-class InspectRequest(Asked):
-    """POST /v1/inspect: one text, and what is to be seen of it; ``edits`` change the run, as in `glassformer look`."""
+class InspectRequest(Looked):
+    """POST /v1/inspect: one text, and what is to be seen of it."""
 
     model: Name | None = None
     prompt: Texts
     inspect: Wishes
-    positions: Annotated[list[Whole], Field(min_length=1, max_length=64)] | None = None
-    top: Annotated[Whole, Field(ge=1, le=100)] = 5
-    track: Annotated[list[Name], Field(max_length=16, default_factory=list)]
-    edits: Annotated[list[Annotated[str, Field(max_length=4096)]], Field(max_length=16, default_factory=list)]
+    positions: Places | None = None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import regex
 
-from glassformer.data import corpus, tokenise
+from glassformer.data import text_streams, tokenise
 from glassformer.data import find as find_corpus
 from glassformer.tokenizer import byte_bpe
 from glassformer.tokenizer import open as open_tokenizer
@@ -65,7 +65,7 @@ def test_bytes_before_any_token_are_those_of_the_whole(
 def test_no_published_split_reaches_over_a_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(corpus, "PIECE", 200)
     whole = article(20_000) + "\nend */\n/ x*/\n/\n y"
-    pieces = [piece for piece, _ in corpus._cut(iter([whole[at : at + 150] for at in range(0, len(whole), 150)]))]
+    pieces = [piece for piece, _ in text_streams.cut(iter([whole[at : at + 150] for at in range(0, len(whole), 150)]))]
     assert "".join(pieces) == whole and len(pieces) > 40
     gpt2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
     for name, kind in byte_bpe.KINDS.items():

@@ -1,6 +1,6 @@
 """A corpus: documents read from files as a stream of pieces, never whole.
 
-    file, folder, .jsonl, .gz  ->  Part (one file, how its documents are told apart)  ->  Piece, Piece, ...
+    file, folder, .jsonl, .gz, .zst, .parquet, .arrow  ->  Part (one file, how its documents are told apart)  ->  Piece, ...
 
 A long document is cut where a line ends and the next begins with a letter or digit: there every published tokenizer
 gives the same ids as for the whole text, if it puts nothing in front of the rest (``Tokenizer.encode_continuation``).
@@ -9,24 +9,21 @@ gives the same ids as for the whole text, if it puts nothing in front of the res
 from __future__ import annotations
 
 import contextlib
-import gzip
 import hashlib
 import json
-import re
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import NamedTuple
 
 from .. import files
 from ..errors import UserError, nearest, need
+from . import tables, text_streams
+from .compression import PACKED, damage, plain_suffix, unpacked
+from .text_streams import PIECE, unreadable
 
-PIECE = 1 << 16  # characters of a piece: long enough to tokenise well, short enough to share out
 MARK = "<|endoftext|>"  # between the documents of many published corpora
 _HEAD = 8192  # bytes that tell whether a file of a folder is text
-_LINE_BORDER = re.compile(r"\S\n(?=\w)")
-_WORD_BORDER = re.compile(r"\S(?= \w)")
 
 
 class Piece(NamedTuple):
@@ -39,7 +36,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """One file of a corpus: a single document, documents between ``separator``s, or a JSONL ``field`` per line."""
+    """One file of a corpus: a single document, documents between ``separator``s, or a ``field`` of each line or row."""
 
     path: Path
     separator: str | None = None
@@ -52,28 +49,38 @@ class Part:
 
     def digest(self) -> str:
         """What the documents depend on: the file's content and how it is split."""
-        how = json.dumps([self.separator, self.field, self.path.suffix == ".gz"])
+        how = json.dumps([self.separator, self.field, self.path.suffix == ".gz", *self._kind()])
         try:
             return hashlib.sha256((files.sha256(self.path) + how).encode()).hexdigest()
         except OSError as error:
             raise unreadable(self.path, error) from None
 
+    def _kind(self) -> list[str]:
+        """How it is read where that is younger than the caches: theirs stay good."""
+        return [self.path.suffix] if self.path.suffix in (".zst", *tables.SUFFIXES) else []
+
     def pieces(self) -> Iterator[Piece]:
         """The documents in order, long ones in several pieces; UserError where the file is not readable text."""
+        if self.field is not None and self.path.suffix in tables.SUFFIXES:
+            yield from (Piece(text, True, read) for text, read in tables.columns(self.path, self.field))
+            return
         try:
             with self.path.open("rb") as raw:
-                blocks = _decoded(_unpacked(raw, self.path), self.path)
+                blocks = text_streams.decoded(unpacked(raw, self.path), self.path)
                 ended: Iterator[tuple[str, bool]]
                 if self.field is not None:
-                    ended = ((text, True) for text in _jsonl(_split(blocks, "\n"), self.path, self.field))
+                    ended = (
+                        (text, True)
+                        for text in text_streams.jsonl(text_streams.split(blocks, "\n"), self.path, self.field)
+                    )
                 elif self.separator is not None:
-                    ended = ((text.strip("\r\n"), True) for text in _split(blocks, self.separator))
+                    ended = ((text.strip("\r\n"), True) for text in text_streams.split(blocks, self.separator))
                 else:
-                    ended = _cut(blocks)
+                    ended = text_streams.cut(blocks)
                 for text, last in ended:
                     if text:
                         yield Piece(text, last, raw.tell())
-        except (OSError, EOFError, zlib.error) as error:
+        except damage(self.path) as error:
             raise unreadable(self.path, error) from None
 
 
@@ -173,8 +180,19 @@ def _unasked(path: Path) -> tuple[str, ...]:
 
 
 def _open_folder(folder: Path, field: str, separator: str | None) -> Source:
+    saved = tables.saved_dataset(folder)
+    if saved is not None:
+        return Source(
+            folder.resolve().name, folder, tuple(Part(path, field=field) for path in saved[0]), tuple(saved[1])
+        )
     parts, notes = [], []
-    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+    there = sorted(p for p in folder.rglob("*") if p.is_file())
+    rows = [path for path in there if path.suffix in tables.SUFFIXES and not path.name.startswith(".")]
+    if rows:  # a data set as it lies on the hub: what else is there describes it
+        chosen, notes = tables.training_split(folder, rows)
+        notes += [f"{path.relative_to(folder)} left out: no table" for path in there if path not in rows]
+        return Source(folder.resolve().name, folder, tuple(Part(path, field=field) for path in chosen), tuple(notes))
+    for path in there:
         inside = path.relative_to(folder)
         if any(name.startswith(".") for name in inside.parts):
             notes.append(f"{inside} left out: hidden")
@@ -189,19 +207,19 @@ def _open_folder(folder: Path, field: str, separator: str | None) -> Source:
 
 
 def _part(path: Path, field: str, separator: str | None) -> Part:
-    plain = path.with_suffix("") if path.suffix == ".gz" else path
-    return Part(path, field=field) if plain.suffix in (".jsonl", ".ndjson") else Part(path, separator or None)
+    rows = plain_suffix(path) in (".jsonl", ".ndjson", *tables.SUFFIXES)
+    return Part(path, field=field) if rows else Part(path, separator or None)
 
 
 def _looks_like_text(path: Path) -> bool:
     try:
         with path.open("rb") as raw:
-            head = _unpacked(raw, path).read(_HEAD)
+            head = unpacked(raw, path).read(_HEAD)
             head.decode()
     except UnicodeDecodeError as error:
         cut_through = error.reason == "unexpected end of data" and len(head) == _HEAD
         return cut_through and b"\0" not in head
-    except (OSError, EOFError, zlib.error):
+    except damage(path):
         return False
     return b"\0" not in head
 
@@ -217,94 +235,3 @@ def in_turn(place: Path) -> Iterator[None]:
     with file:
         files.exclusive(file)
         yield
-
-
-# ---------------------------------------------------------------------------- streams of text
-
-
-def _unpacked(raw: BinaryIO, path: Path) -> BinaryIO:
-    return cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if path.suffix == ".gz" else raw
-
-
-def _decoded(stream: BinaryIO, path: Path) -> Iterator[str]:
-    """The file's text in blocks; UserError with the byte offset where it is not UTF-8 or is binary."""
-    at, rest = 0, b""
-    while block := stream.read(PIECE):
-        raw, rest = rest + block, b""
-        if b"\0" in block:
-            raise binary(path, at + raw.index(b"\0"))
-        try:
-            text = raw.decode()
-        except UnicodeDecodeError as error:
-            if error.reason != "unexpected end of data":
-                raise _not_utf8(path, at + error.start) from None
-            raw, rest = raw[: error.start], raw[error.start :]
-            text = raw.decode()
-        yield text.removeprefix("\ufeff") if at == 0 else text
-        at += len(raw)
-    if rest:
-        raise _not_utf8(path, at)
-
-
-def binary(path: Path, offset: int) -> UserError:
-    """What is said of a file with a zero byte."""
-    return UserError(f"{path} is a binary file (a zero byte at byte {offset}); give a text file in UTF-8.")
-
-
-def unreadable(path: Path, error: Exception) -> UserError:
-    """What is said of a file that the system or gzip cannot read."""
-    reason = getattr(error, "strerror", None) or error
-    return UserError(f"{path} cannot be read ({reason}); check the file and its rights.")
-
-
-def _not_utf8(path: Path, offset: int) -> UserError:
-    return UserError(f"{path} is not UTF-8 text (byte {offset}); convert it, for example with `iconv -t utf-8`.")
-
-
-def _split(blocks: Iterator[str], separator: str) -> Iterator[str]:
-    """The texts between separators, which may lie across two blocks."""
-    rest = ""
-    for block in blocks:
-        *whole, rest = (rest + block).split(separator)
-        yield from whole
-    yield rest
-
-
-def _cut(blocks: Iterator[str]) -> Iterator[tuple[str, bool]]:
-    """One document in pieces of about ``PIECE`` characters, cut at line borders where there are any."""
-    rest = ""
-    for block in blocks:
-        rest += block
-        while len(rest) > 2 * PIECE:
-            found = _LINE_BORDER.search(rest, PIECE) or _WORD_BORDER.search(rest, PIECE)
-            end = found.end() if found else len(rest) - 1
-            yield rest[:end], False
-            rest = rest[end:]
-    yield rest, True
-
-
-def _jsonl(lines: Iterator[str], path: Path, field: str) -> Iterator[str]:
-    """The named field of each line; UserError with the line's number where it is missing or no text."""
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        record = json_line(line, f"{path} line {number}", "one {...} with a text field per line")
-        text = record.get(field)
-        if not isinstance(text, str):
-            fields = ", ".join(sorted(key for key, value in record.items() if isinstance(value, str))) or "none"
-            raise UserError(
-                f'{path} line {number} has no text field "{field}" (there: {fields}); say which by --field, in a '
-                f"training by --data.field."
-            )
-        yield text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
-def json_line(line: str, where: str, shape: str) -> dict[str, Any]:
-    """The JSON object of a line; UserError that says ``where`` it is and what ``shape`` lines have."""
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:  # ValueError also of a number of 5,000 digits
-        raise UserError(f"{where} is not valid JSON ({error}); fix or remove that line.") from None
-    if not isinstance(record, dict):
-        raise UserError(f"{where} is not a JSON object; write {shape}.")
-    return record

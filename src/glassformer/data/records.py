@@ -10,10 +10,8 @@ CoNLL's columns    a word and its label a line, an empty line between sentences
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import itertools
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +20,10 @@ from typing import Any
 from ..config.objective import Objective
 from ..config.serial import members
 from ..errors import UserError, nearest, need
-from .corpus import binary, json_line, meant, unreadable
+from .compression import damage, plain_suffix, unpacked
+from .corpus import meant
 from .registry import locate
+from .text_streams import binary, json_line, unreadable
 
 Record = dict[str, Any]  # part -> what stands there
 Records = Iterator[tuple[int, Record]]  # each with its line, from 1
@@ -67,7 +67,7 @@ def records(where: str | Mapping[str, str], objective: Objective, columns: Mappi
 
 def _file(path: Path, parts: Parts) -> Records:
     content = _content(path)
-    kind = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
+    kind = plain_suffix(path)
     if kind in (".jsonl", ".ndjson"):
         return _jsonl(path, content, parts)
     if "tokens" in parts.names:
@@ -92,8 +92,9 @@ def _content(path: Path) -> str:
     if not path.is_file():
         raise UserError(f"{path} is not a file; give a file of examples.{meant(path)}")
     try:
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError, zlib.error) as error:
+        with path.open("rb") as raw:
+            data = unpacked(raw, path).read()
+    except damage(path) as error:
         raise unreadable(path, error) from None
     if b"\0" in data:
         raise binary(path, data.index(0))

@@ -57,6 +57,10 @@ class Batch:
         """The batch on another device."""
         return self._each(lambda name, part: part.to(device, non_blocking=True))
 
+    def pinned(self) -> Batch:
+        """The batch in memory that a GPU copies from while others compute."""
+        return self._each(lambda name, part: part.pin_memory())
+
     def rows(self, low: int, high: int) -> Batch:
         """The rows from ``low`` to before ``high``, with the labels of the documents in them."""
         if self.labels is None:
@@ -237,6 +241,11 @@ class Batches(Iterator[Batch]):
         """Times the corpus has been gone through; of a mixture, the corpus repeated most."""
         return max(cursor.epoch + cursor.index / cursor.size for cursor in self._cursors)
 
+    @property
+    def bytes(self) -> int:
+        """What the corpora take on the disk."""
+        return sum(cursor.rows.windows.itemsize * (cursor.rows.last + 1) for cursor in self._cursors)
+
     def state(self) -> dict[str, Any]:
         """Where the iterator stands, as JSON holds it."""
         cursors = [[cursor.epoch, cursor.index, cursor.drawn] for cursor in self._cursors]
@@ -304,6 +313,11 @@ class Prepared(Iterator[Batch]):
     def epoch(self) -> float:
         """Times the data has been gone through."""
         return getattr(self.batches, "epoch", 0)
+
+    @property
+    def bytes(self) -> int:
+        """What the data takes on the disk; of examples, which lie in memory, 0."""
+        return getattr(self.batches, "bytes", 0)
 
     def state(self) -> dict[str, Any]:
         """Where the iterator stands, as JSON holds it."""

@@ -12,7 +12,7 @@ import math
 import signal
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -31,6 +31,7 @@ from .hooks import Evaluate, Hook, Log, Routing, Save, TensorBoard, draw
 from .loop import State, Step, Stuck, train
 from .optimizer import Optimizer
 from .plan import RunPlan, plan_run
+from .prefetch import read_ahead
 from .prepare import RunData, base_of, build, digest, run_data
 from .progress import Live
 from .report import duration
@@ -92,6 +93,7 @@ def _train(
     if "extended" in before:
         note(before["extended"])
     data = run_data(plan)
+    data = replace(data, batches=read_ahead(data.batches, device))
     needed, free = plan.memory(how.dtype), available_memory(device)
     if free is not None and needed > free:
         sentence = f"Training needs about {gibibytes(needed)} and {gibibytes(free)} are free; lower train.batch or"

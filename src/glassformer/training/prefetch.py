@@ -1,0 +1,59 @@
+"""Batches read ahead in a thread: the disk is waited for while the model computes, and no bit is another."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from ..cost import available_memory
+
+
+class Prefetched(Iterator[Any]):
+    """What ``draw`` gives of ``batches``, ``depth`` of them ahead.
+
+    ``state()`` and ``epoch`` are those of the batch that was handed out last, so that a run goes on from there. What
+    ``draw`` raises is raised in its turn. With ``pin`` the batches lie in memory that a GPU copies from by itself.
+    """
+
+    def __init__(self, batches: Any, depth: int = 2, draw: Callable[[Any], Any] = next, pin: bool = False) -> None:
+        self.batches, self.depth, self.draw, self.pin = batches, depth, draw, pin
+        self._thread = ThreadPoolExecutor(1, "batches")  # one: batches are drawn in order
+        self._ahead: collections.deque[Future[Any]] = collections.deque()
+        self._state, self.epoch = batches.state(), batches.epoch
+
+    def __next__(self) -> Any:
+        while len(self._ahead) <= self.depth:
+            self._ahead.append(self._thread.submit(self._one))
+        drawn, self._state, self.epoch = self._ahead.popleft().result()
+        return drawn
+
+    def _one(self) -> Any:
+        drawn = self.draw(self.batches)
+        if self.pin:
+            drawn = [one.pinned() for one in drawn] if isinstance(drawn, list) else drawn.pinned()
+        return drawn, self.batches.state(), self.batches.epoch
+
+    def state(self) -> dict[str, Any]:
+        """Where the iterator stands, as JSON holds it."""
+        state: dict[str, Any] = self._state
+        return state
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on exactly where ``state()`` was taken; what was read ahead is dropped."""
+        while self._ahead:
+            future = self._ahead.pop()  # the newest first: what has not begun never does
+            if not future.cancel():
+                future.exception()  # waits
+        self.batches.restore(state)
+        self._state, self.epoch = self.batches.state(), self.batches.epoch
+
+
+def read_ahead(batches: Any, device: torch.device) -> Any:
+    """``batches`` prefetched where that pays: for a GPU, and from a corpus that this machine's memory cannot hold."""
+    free = available_memory(torch.device("cpu"))
+    cold = free is not None and getattr(batches, "bytes", 0) > free
+    return Prefetched(batches, pin=device.type == "cuda") if device.type != "cpu" or cold else batches

@@ -1,0 +1,93 @@
+"""Batches read ahead are the same batches, and the cursor is where the reader stands."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from glassformer.training import prefetch
+from glassformer.training.batches import Batches, Prepared, next_pieces
+from glassformer.training.objectives import Prefix
+from glassformer.training.prefetch import Prefetched, read_ahead
+from training.test_batches import corpus, equal
+
+
+def batches() -> Batches:
+    lengths = np.random.default_rng(2).integers(1, 90, 40).tolist()
+    return Batches(corpus(lengths), batch=4, context=16, seed=11)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 5])
+def test_ahead_or_not_the_batches_and_states_are_the_same(depth: int) -> None:
+    plain, ahead = batches(), Prefetched(batches(), depth)
+    assert ahead.state() == plain.state()
+    for _ in range(60):
+        assert equal(next(ahead), next(plain))
+        assert ahead.state() == plain.state()
+        assert ahead.epoch == plain.epoch
+
+
+def test_it_goes_on_from_a_state_in_the_middle() -> None:
+    ahead, plain = Prefetched(batches()), batches()
+    for _ in range(9):
+        next(ahead), next(plain)
+    state = json.loads(json.dumps(ahead.state()))
+    expected = [next(plain) for _ in range(5)]
+    for other in (ahead, Prefetched(batches())):
+        for _ in range(3):
+            next(other)
+        other.restore(state)
+        assert other.state() == state
+        assert all(equal(next(other), batch) for batch in expected)
+
+
+def test_it_draws_what_it_is_asked_to_draw() -> None:
+    ahead, plain = Prefetched(batches(), draw=lambda b: next_pieces(b, 2, [1])), batches()
+    for _ in range(7):
+        (piece,) = next(ahead)
+        assert equal(piece, next(plain).rows(2, 4))
+
+
+def test_the_thread_works_while_the_reader_does() -> None:
+    """With the first batch handed out, ``depth`` more are drawn without being asked for, and not one more."""
+    drawn, enough = list[str](), threading.Event()
+
+    def draw(source: Any) -> Any:
+        drawn.append(threading.current_thread().name)
+        if len(drawn) == 3:
+            enough.set()
+        return next(source)
+
+    ahead = Prefetched(batches(), 2, draw)
+    next(ahead)
+    assert enough.wait(30)
+    assert len(drawn) == 3 and all(name.startswith("batches") for name in drawn)
+
+
+def test_an_error_comes_in_its_turn() -> None:
+    source, left = batches(), iter([True, True, False, False, False])
+
+    def draw(some: Any) -> Any:
+        if not next(left):
+            raise OSError("the disk is gone")
+        return next(some)
+
+    ahead = Prefetched(source, 2, draw)
+    next(ahead), next(ahead)
+    with pytest.raises(OSError, match="the disk is gone"):
+        next(ahead)
+
+
+def test_it_is_used_for_a_gpu_and_for_what_the_memory_cannot_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    some, cpu = batches(), torch.device("cpu")
+    assert read_ahead(some, cpu) is some
+    assert some.bytes == 4 * len(corpus(np.random.default_rng(2).integers(1, 90, 40).tolist()))
+    assert isinstance(read_ahead(some, torch.device("meta")), Prefetched)
+    monkeypatch.setattr(prefetch, "available_memory", lambda device: some.bytes - 1)
+    assert isinstance(read_ahead(some, cpu), Prefetched)
+    assert isinstance(read_ahead(Prepared(some, Prefix(), None, 0), cpu), Prefetched)

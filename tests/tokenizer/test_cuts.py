@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import regex
 
-from glassformer.data import text_streams, tokenise
 from glassformer.data import find as find_corpus
+from glassformer.data import text_streams, tokenise
 from glassformer.tokenizer import byte_bpe
 from glassformer.tokenizer import open as open_tokenizer
 
@@ -50,7 +50,7 @@ def test_bytes_before_any_token_are_those_of_the_whole(
     shared_data: Path, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also in a piece that continues a document: nothing is put in front of it, as it would be of a whole text."""
-    monkeypatch.setattr(corpus, "PIECE", 150)
+    monkeypatch.setattr(text_streams, "PIECE", 150)
     text = article(3_000)
     (tmp_path / "long.txt").write_text(text, encoding="utf-8")
     tokenizer = open_tokenizer(shared_data / name)
@@ -63,7 +63,7 @@ def test_bytes_before_any_token_are_those_of_the_whole(
 
 
 def test_no_published_split_reaches_over_a_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpus, "PIECE", 200)
+    monkeypatch.setattr(text_streams, "PIECE", 200)
     whole = article(20_000) + "\nend */\n/ x*/\n/\n y"
     pieces = [piece for piece, _ in text_streams.cut(iter([whole[at : at + 150] for at in range(0, len(whole), 150)]))]
     assert "".join(pieces) == whole and len(pieces) > 40

@@ -10,6 +10,7 @@ from typing import Any, BinaryIO, cast
 from ..errors import UserError
 
 PACKED = (".gz", ".zst")
+SLICE = 1 << 14  # packed bytes unpacked at a time: few, as each may become a thousand
 
 
 def plain_suffix(path: Path) -> str:
@@ -22,9 +23,33 @@ def unpacked(raw: BinaryIO, path: Path) -> BinaryIO:
     if path.suffix == ".gz":
         return cast(BinaryIO, gzip.GzipFile(fileobj=raw))
     if path.suffix == ".zst":
-        opened: BinaryIO = _zstandard(path).ZstdDecompressor().stream_reader(raw, read_across_frames=True)
-        return opened
+        return cast(BinaryIO, _Zstandard(raw, _zstandard(path)))
     return raw
+
+
+class _Zstandard:
+    """The bytes of all frames; EOFError where the last one is cut, which the package's own reader passes over."""
+
+    def __init__(self, raw: BinaryIO, package: Any) -> None:
+        self.raw, self.package = raw, package
+        self.frame: Any = None  # that is being read
+        self.held = b""
+
+    def read(self, size: int = -1) -> bytes:
+        parts, there = [self.held], len(self.held)
+        while (size < 0 or there < size) and (block := self.raw.read(SLICE)):
+            while block:
+                self.frame = self.frame or self.package.ZstdDecompressor().decompressobj()
+                parts.append(self.frame.decompress(block))
+                there += len(parts[-1])
+                block = self.frame.unused_data if self.frame.eof else b""
+                self.frame = None if self.frame.eof else self.frame
+        if self.frame is not None and (size < 0 or there < size):
+            raise EOFError("it ends in the middle of a frame")
+        whole = b"".join(parts)
+        size = len(whole) if size < 0 else size
+        self.held = whole[size:]
+        return whole[:size]
 
 
 def damage(path: Path) -> tuple[type[Exception], ...]:

@@ -1,6 +1,6 @@
 """A corpus: documents read from files as a stream of pieces, never whole.
 
-    file, folder, .jsonl, .gz, .zst, .parquet, .arrow  ->  Part (one file, how its documents are told apart)  ->  Piece, ...
+    file, folder, .jsonl, .gz, .zst, .parquet  ->  Part (one file, how its documents are told apart)  ->  Piece, Piece
 
 A long document is cut where a line ends and the next begins with a letter or digit: there every published tokenizer
 gives the same ids as for the whole text, if it puts nothing in front of the rest (``Tokenizer.encode_continuation``).
@@ -19,7 +19,7 @@ from typing import NamedTuple
 from .. import files
 from ..errors import UserError, nearest, need
 from . import tables, text_streams
-from .compression import PACKED, damage, plain_suffix, unpacked
+from .compression import damage, plain_suffix, unpacked
 from .text_streams import PIECE, unreadable
 
 MARK = "<|endoftext|>"  # between the documents of many published corpora
@@ -64,6 +64,7 @@ class Part:
         if self.field is not None and self.path.suffix in tables.SUFFIXES:
             yield from (Piece(text, True, read) for text, read in tables.columns(self.path, self.field))
             return
+        documents = 0
         try:
             with self.path.open("rb") as raw:
                 blocks = text_streams.decoded(unpacked(raw, self.path), self.path)
@@ -78,10 +79,11 @@ class Part:
                 else:
                     ended = text_streams.cut(blocks)
                 for text, last in ended:
+                    documents += last
                     if text:
                         yield Piece(text, last, raw.tell())
         except damage(self.path) as error:
-            raise unreadable(self.path, error) from None
+            raise unreadable(self.path, error, f", after {documents} documents" if documents else "") from None
 
 
 @dataclass(frozen=True)
@@ -185,7 +187,7 @@ def _open_folder(folder: Path, field: str, separator: str | None) -> Source:
         return Source(
             folder.resolve().name, folder, tuple(Part(path, field=field) for path in saved[0]), tuple(saved[1])
         )
-    parts, notes = [], []
+    parts, notes = list[Part](), list[str]()
     there = sorted(p for p in folder.rglob("*") if p.is_file())
     rows = [path for path in there if path.suffix in tables.SUFFIXES and not path.name.startswith(".")]
     if rows:  # a data set as it lies on the hub: what else is there describes it

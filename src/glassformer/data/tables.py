@@ -80,7 +80,7 @@ def _lacks(path: Path, field: str, there: list[str]) -> str:
 def _pyarrow(path: Path) -> Any:
     try:
         import pyarrow
-        import pyarrow.types  # noqa: F401
+        import pyarrow.types
     except ImportError:
         raise UserError(f'{path} is read by pyarrow, which is missing: pip install "glassformer[streams]".') from None
     return pyarrow
@@ -108,12 +108,14 @@ def saved_dataset(folder: Path) -> tuple[list[Path], list[str]] | None:
     if not (folder / "state.json").is_file():
         return None
     listed = files.read_json(folder / "state.json").get("_data_files")
-    names = [one.get("filename") for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    names: list[Any] = (
+        [one.get("filename") for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    )
     need(
         bool(names) and all(isinstance(name, str) for name in names),
         f"{folder}/state.json lists no data files; restore it.",
     )
-    paths = [files.inside(folder, name) for name in names]
+    paths = [files.inside(folder, str(name)) for name in names]
     for name, path in zip(names, paths, strict=True):
         need(
             path is not None and path.is_file(), f"{folder} lacks {name}, which its state.json lists; restore the file."

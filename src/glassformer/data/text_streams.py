@@ -1,4 +1,4 @@
-"""A file's bytes as streams of text: blocks decoded, split at separators, cut into pieces, or the field of each line."""
+"""A file's bytes as text: blocks decoded, split at separators, cut into pieces, or the field of each line."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def binary(path: Path, offset: int) -> UserError:
     return UserError(f"{path} is a binary file (a zero byte at byte {offset}); give a text file in UTF-8.")
 
 
-def unreadable(path: Path, error: Exception) -> UserError:
-    """What is said of a file that the system or gzip cannot read."""
+def unreadable(path: Path, error: Exception, where: str = "") -> UserError:
+    """What is said of a file that the system cannot read or unpack, ``where`` in it."""
     reason = getattr(error, "strerror", None) or error
-    return UserError(f"{path} cannot be read ({reason}); check the file and its rights.")
+    return UserError(f"{path} cannot be read ({reason}{where}); check the file and its rights.")
 
 
 def _not_utf8(path: Path, offset: int) -> UserError:

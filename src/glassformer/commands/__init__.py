@@ -31,6 +31,7 @@ VERBS = {
     "tokens": "A text as tokens, under several tokenizers side by side; train one; how large it should be.",
     "words": "Words as numbers: word2vec, bags of words, one word in two contexts.",
     "learn": "Exercises that check themselves: a file with TODOs, a check in seconds, hints, the solution.",
+    "define": "A term of the field: a sentence, the formula, the line of code, a number of a model, computed now.",
     "doctor": "What computes on this machine and why: versions, processor, kernels, threads, memory.",
     "completion": "What teaches a shell to complete commands, options and settings with the tab key.",
 }

@@ -67,7 +67,7 @@ def logits(model: Model, *tokens: Tensor) -> Tensor:
     return found
 
 
-def attentions(model: nn.Module) -> list[Attention]:
+def attentions(model: nn.Module) -> list[Any]:
     """Each block's attention."""
     return [module for module in model.modules() if isinstance(module, Attention)]
 
@@ -82,7 +82,7 @@ def attend_with(model: Model, part: Callable[[Tensor, Tensor, Tensor, Tensor], T
         def attend(flow: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, bias: Any) -> Tensor:
             return part(q[0], k[0], v[0], mask.dense()[0, 0])[None]
 
-        module.attend = attend  # type: ignore[method-assign]
+        module.attend = attend
     return model
 
 

@@ -1,0 +1,122 @@
+"""The glossary: each term in a sentence, with its formula, its line of code and a number of a model, computed now.
+
+from glassformer.learn import glossary
+
+glossary.terms()                 # every Term, in the order of the road; needs no torch
+glossary.find("MQA")             # by its name or another of its names
+glossary.live(term)              # a sentence with a number, computed on the shipped model (needs torch)
+glossary.names()                 # what is linked in a text -> the term: {"causal mask": ..., "look-ahead mask": ...}
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError, nearest
+from ..files import read_toml
+from .exercise import ROAD
+
+PACKAGE = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Code:
+    """A piece of the package's source: ``module`` (``nn.engines.eager``) and the ``text`` that stands in it."""
+
+    module: str
+    text: str
+
+    @property
+    def path(self) -> str:
+        """The file, from the package's folder: ``nn/engines/eager.py``."""
+        return f"{self.module.replace('.', '/')}.py"
+
+    @property
+    def line(self) -> int:
+        """The line on which it begins; UserError where it no longer stands there."""
+        source = (PACKAGE / self.path).read_text(encoding="utf-8")
+        before, found, _ = source.partition(self.text)
+        if not found:
+            raise UserError(f"{self.path} no longer has {self.text!r}; point the glossary at the line that has.")
+        return before.count("\n") + 1
+
+
+@dataclass(frozen=True)
+class Term:
+    """One word of the field; ``road`` is its page of the road, ``exercise`` the one that writes it by hand, or ""."""
+
+    name: str
+    sentence: str
+    formula: str
+    code: Code
+    road: int
+    also: tuple[str, ...] = ()
+    related: tuple[str, ...] = ()
+    exercise: str = ""
+
+    @property
+    def key(self) -> str:
+        """The name as an anchor or a function: ``causal_mask``."""
+        return re.sub(r"\W+", "_", self.name.lower())
+
+    @property
+    def page(self) -> str:
+        """The title of its page of the road."""
+        return ROAD[self.road - 1]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        code = {"module": self.code.module, "path": self.code.path, "line": self.code.line, "text": self.code.text}
+        told = {"name": self.name, "also": list(self.also), "sentence": self.sentence, "formula": self.formula}
+        return (
+            told
+            | {"code": code, "road": self.road, "page": self.page}
+            | {
+                "related": list(self.related),
+                "exercise": self.exercise,
+            }
+        )
+
+
+@functools.lru_cache(maxsize=1)
+def terms() -> tuple[Term, ...]:
+    """Every term, in the order of the road."""
+    made: list[Term] = []
+    for one in read_toml(Path(__file__).parent / "glossary.toml")["term"]:
+        told: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in one.items()}
+        made.append(Term(**(told | {"code": Code(*one["code"])})))
+    return tuple(sorted(made, key=lambda term: term.road))
+
+
+def names() -> dict[str, Term]:
+    """Every name by which a term goes, as it is written in the middle of a sentence."""
+    return {name: term for term in terms() for name in (term.name, *term.also)}
+
+
+def find(name: str) -> Term:
+    """The term of that name, capitals, hyphens and plurals aside; UserError with the nearest where there is none."""
+    known = {_plain(other): term for other, term in names().items()}
+    asked = _plain(name)
+    if found := known.get(asked) or known.get(asked.removesuffix("s")):
+        return found
+    spelt = {_plain(other).replace(" ", "_"): other for other in names()}
+    hint = nearest(asked.replace(" ", "_"), spelt)
+    for plain, other in spelt.items():
+        hint = hint.replace(f'"{plain}"', f'"{other}"')
+    raise UserError(f'The glossary has no "{name}".{hint} glassformer define lists the terms.')
+
+
+def _plain(name: str) -> str:
+    return " ".join(re.sub(r"[-_]", " ", name.lower()).split())
+
+
+def live(term: Term) -> str:
+    """A sentence with a number of a real model, computed now: the shipped one, or a small one of the family."""
+    from .numbers import LIVE
+
+    said: str = LIVE[term.key]()
+    return said

@@ -1,0 +1,162 @@
+"""Every term of the course: its line of code stands in the source, its number is computed, its links lead somewhere."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from glassformer.cli import main
+from glassformer.errors import UserError
+from glassformer.learn import glossary, models
+from glassformer.learn.exercise import catalogue
+from glassformer.learn.numbers import LIVE, blocks, scale, uses
+from glassformer.learn.numbers.shipped import TEXT
+
+ASKED = """
+attention, self-attention, cross-attention, multi-head attention, query, key, value, residual connection,
+layer normalization, FFN, causal mask, embedding matrix, weight tying, positional embedding, rotary embedding,
+vocabulary, token, logits, softmax, temperature, top-k, top-p, beam search, KV cache, MQA, GQA, encoder,
+decoder, MLM, prefix LM, span corruption, fine-tuning, LoRA, perplexity, bits per byte, BLEU, mixture of
+experts, router, sparse attention, ring attention, quantization, speculative decoding, logit lens, activation
+patching, induction head, attention sink
+"""
+TERMS = glossary.terms()
+
+
+@pytest.mark.parametrize("name", [" ".join(name.split()) for name in ASKED.split(",")])
+def test_every_term_of_the_course_is_there(name: str) -> None:
+    assert name in glossary.names() and glossary.find(name.upper().replace("-", " ")) is glossary.names()[name]
+
+
+@pytest.mark.parametrize("term", TERMS, ids=[term.key for term in TERMS])
+def test_a_term_is_whole(term: glossary.Term) -> None:
+    source = (Path(glossary.PACKAGE) / term.code.path).read_text(encoding="utf-8")
+    assert (
+        term.key in LIVE
+        and source.count(term.code.text) == 1
+        and term.code.text in "".join(source.splitlines()[term.code.line - 1 :])
+    )
+    assert term.sentence.endswith(".") and term.sentence[0].isupper() and term.formula
+    assert term.page and all(glossary.find(other) is not term for other in term.related)
+    assert not term.exercise or term.exercise in {one.name for one in catalogue()}
+    json.dumps(term.to_dict())
+
+
+def test_names_are_told_apart_and_in_the_order_of_the_road() -> None:
+    said = [name.lower() for term in TERMS for name in (term.name, *term.also)]
+    assert len(said) == len(set(said)) and len({term.key for term in TERMS}) == len(TERMS)
+    assert [term.road for term in TERMS] == sorted(term.road for term in TERMS)
+    assert set(LIVE) == {term.key for term in TERMS}
+    with pytest.raises(UserError, match="no longer has"):
+        _ = glossary.Code("nn.norm", "nothing like this").line
+
+
+@pytest.mark.parametrize("term", TERMS, ids=[term.key for term in TERMS])
+def test_a_live_number_is_computed(term: glossary.Term) -> None:
+    said = glossary.live(term)
+    assert (re.search(r"\d", said) and said.endswith((".", "ired"))) or term.key == "token", said
+    assert "nan" not in re.findall(r"\w+", said) and "tensor" not in said
+
+
+def test_numbers_are_the_models() -> None:
+    """Some of them, computed in another way."""
+    model, tokenizer = models.real()
+    ids = torch.tensor([tokenizer.encode(TEXT)])
+    said = models.logits(model, ids)[0]
+    loss = float(torch.nn.functional.cross_entropy(said[:-1], ids[0, 1:]))
+    assert f"{loss:.3f} a token, so {math.exp(loss):.1f};" in uses.perplexity()
+    assert f"{float(said[-1].softmax(-1).max()):.4f}." in blocks.softmax()
+    T = ids.shape[1]
+    assert blocks.causal_mask().startswith(f"{T * (T - 1) // 2} of the {T * T} scores")
+    assert (
+        f"causally {T * (T + 1) // 2}." in uses.prefix_lm() and f"sees {T * (T + 1) // 2 + 6} pairs" in uses.prefix_lm()
+    )
+    assert "0.6652, 0.2447, 0.0900" in blocks.softmax()  # of COURSE
+    assert "128 KiB a token in bf16 instead of 512." in scale.grouped_query_attention()
+    assert "46.7 billion parameters" in scale.mixture_of_experts() and "12.9 of them" in scale.mixture_of_experts()
+    assert "(0.5403, 0.8415)" in blocks.rotary_embedding()  # cos 1, sin 1
+    assert "53.7." in uses.bleu()
+    models.real()[0].load_state_dict({name: weight * 0 for name, weight in model.state_dict().items()})
+    assert models.greedy(*models.real()) != models.greedy(*_zeroed())  # a copy each time
+
+
+def _zeroed() -> tuple[object, object]:
+    model, tokenizer = models.real()
+    model.load_state_dict({name: weight * 0 for name, weight in model.state_dict().items()})
+    return model, tokenizer
+
+
+def test_bleu_is_sacrebleus() -> None:
+    sacrebleu = pytest.importorskip("sacrebleu")
+    score = sacrebleu.corpus_bleu(["the cat sat on a mat"], [["the cat sat on the mat"]]).score
+    assert f": {score:.1f}." in uses.bleu()
+
+
+@pytest.mark.parametrize("words", [["causal", "mask"], ["causal mask"], ["Causal-Masks"], ["look-ahead mask"]])
+def test_define_prints_it(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["define", *words]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("causal mask (also look-ahead mask, triangular mask)\n  Hides from each token")
+    assert (
+        "config/mask_arrays.py, line " in said.out
+        and "136 of the 289" in said.out
+        and "learn start causal-mask" in said.err
+    )
+
+
+def test_define_as_json_and_as_a_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["define", "MQA", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["name"] == "multi-query attention" and "live" in told and told["code"]["line"] > 1
+    assert main(["define", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == len(TERMS)
+    assert main(["define"]) == 0
+    assert "attention sink" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["casual mask"], 'Did you mean "causal mask"?'),
+        (["kv cash"], 'Did you mean "KV cache"?'),
+        (["zzz"], "lists the terms"),
+    ],
+)
+def test_an_unknown_term_gets_the_nearest(words: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["define", *words]) == 2
+    assert hint in capsys.readouterr().err
+
+
+def test_the_data_needs_no_torch() -> None:
+    code = "import sys; from glassformer.learn import glossary, catalogue; glossary.names(); catalogue(); "
+    code += (
+        "from glassformer.cli import main; main(['define', 'router', '--no-number']); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_the_page_of_the_format_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """docs/learn.md: the teacher's exercise is one, and the lines of Python run."""
+    page = (Path(__file__).parents[2] / "docs" / "learn.md").read_text(encoding="utf-8")
+    exercise, program = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    (tmp_path / "double_it.py").write_text(exercise)
+    own = ["--exercises", str(tmp_path)]
+    work = tmp_path / "work"
+    assert main(["learn", "start", "double-it", "--out", str(work), *own]) == 0
+    path = work / "double_it.py"
+    assert main(["learn", "check", str(path), *own]) == 1
+    text = path.read_text()
+    path.write_text(text.replace("raise NotImplementedError", "return x * x"))
+    assert main(["learn", "check", str(path), *own]) == 1
+    assert "Look at: twice is not squared" in capsys.readouterr().out
+    path.write_text(text.replace("raise NotImplementedError", "return x + x"))
+    assert main(["learn", "check", str(path), *own]) == 0
+    exec(compile(program, "learn.md", "exec"), {})
+    assert "raise NotImplementedError" in capsys.readouterr().out

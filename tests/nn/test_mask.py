@@ -19,6 +19,7 @@ from glassformer.cli import main
 from glassformer.config import serial
 from glassformer.config.mask import parse_rule, rules
 from glassformer.config.mask_arrays import count_pairs
+from glassformer.config.parallel import ring_pieces
 from glassformer.errors import UserError
 from glassformer.inspection import masks
 from glassformer.nn import Cache, Mask
@@ -365,6 +366,26 @@ def test_a_picture_is_the_mask_that_a_model_has(name: str) -> None:
         Mask(pos, keys, causal and name != "cross", mask_rule, document_ids).dense()[0, 0] for causal in (False, True)
     )
     assert torch.equal(torch.from_numpy(masks.picture(name).cells), both.long() + before.long())
+
+
+@pytest.mark.parametrize("name", ["full", "window(5)", "strided(4)", "prefix(6)"])
+def test_a_ring_shows_who_computes_what(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    length, size = 21, 3
+    drawn = masks.picture(name, length, ring=size)
+    shards = [[i for piece in both for i in piece if i < length] for both in ring_pieces(length, size)]
+    pos = torch.arange(length)[None]
+    mask = Mask(pos, pos, True, parse_rule(name)).dense()[0, 0]
+    for process, own in enumerate(shards):
+        seen = mask[own]
+        assert torch.equal(torch.from_numpy(drawn.cells[own] == masks.SEEN + process), seen)
+        steps = [int(seen[:, shards[(process - step) % size]].sum()) for step in range(size)]
+        assert drawn.pairs is not None and drawn.pairs[process].tolist() == steps
+    assert main(["masks", name, "--ring", "3", "--length", "21"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(" 0") and lines[-1].startswith("process 2: columns 8-11 and 12-15;")
+    assert b"PLTE" in drawn.png() and masks.PROCESSES[2] in drawn.svg()
+    assert [len(one["steps"]) for one in drawn.to_dict()["ring"]] == [3, 3, 3]  # type: ignore[attr-defined]
+    assert main(["masks", name, "--ring", "1"]) == 2 and "2 or more" in capsys.readouterr().err
 
 
 def test_names_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Pictures of who may look at whom: a row for each query, a column for each key."""
+"""Pictures of who may look at whom: a row for each query, a column for each key; and of which process computes what."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 from .. import config
 from ..config.mask import MaskRule, parse_rule, rules
 from ..config.mask_arrays import PAIRS_AT_ONCE, TokenInfo, dense_mask
+from ..config.parallel import ring_pieces
 from ..errors import need
 
 EXAMPLES = {
@@ -37,11 +38,17 @@ NEVER, LATER, SEEN = 0, 1, 2
 COLORS = ("#f2f2f0", "#9ec5e8", "#1f5f9e")
 GLYPHS = (" ·", "░░", "██"), (" .", "--", "##")
 PAINT = ("\x1b[2m", "\x1b[36m", "\x1b[34m")
+PROCESSES = ("#1f5f9e", "#d1722b", "#3f8f55", "#8a5aa8", "#b03a48", "#7a6a4f", "#c2679b", "#5b6470", "#a8a032")
+"""The colour of each process of a ring; they repeat."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """One rule in a row of ``length`` tokens, ``cells`` of NEVER, LATER, SEEN, each for ``scale`` x ``scale`` pairs."""
+    """One rule in a row of ``length`` tokens, ``cells`` of NEVER, LATER, SEEN, each for ``scale`` x ``scale`` pairs.
+
+    In a ``ring`` of processes SEEN + r is a pair that a decoder visits on process r, and ``pairs`` (r, s) counts those
+    of process r's queries after s steps, when the keys of process r - s have come round.
+    """
 
     name: str
     length: int
@@ -49,6 +56,7 @@ class Picture:
     scale: int
     encoder: int  # pairs visited where tokens see both ways
     decoder: int  # pairs visited where they see what came before
+    pairs: np.ndarray[Any, Any] | None = None
 
     def to_dict(self) -> dict[str, object]:
         """The counts."""
@@ -62,11 +70,25 @@ class Picture:
             "visited": {"encoder": self.encoder, "decoder": self.decoder},
             "share": {"encoder": self.encoder / every, "decoder": self.decoder / every},
             "share_of_causal": self.decoder / causal,
+            **({} if self.pairs is None else {"ring": [{"columns": c, "steps": s} for c, s in self.processes()]}),
         }
+
+    def processes(self) -> list[tuple[list[list[int]], list[int]]]:
+        """Of each process of the ring its columns, [first, last] of each piece, and the pairs of each step."""
+        assert self.pairs is not None
+        pieces = (
+            [[piece[0], min(piece[-1], self.length - 1)] for piece in both if piece[0] < self.length]
+            for both in ring_pieces(self.length, len(self.pairs))
+        )
+        return list(zip(pieces, self.pairs.tolist(), strict=True))
 
     def text(self, color: bool = False, plain: bool = False) -> str:
         """For a terminal; ``plain`` in ASCII."""
         signs = [f"{PAINT[cell]}{glyph}\x1b[0m" if color else glyph for cell, glyph in enumerate(GLYPHS[plain])]
+        if self.pairs is not None:
+            told = [f"{process:>2}" for process in range(len(self.pairs))]
+            ansi = [f"\x1b[{31 + process % 6}m{sign}\x1b[0m" for process, sign in enumerate(told)]
+            signs = [*signs[:SEEN], *(ansi if color else told)]
         return "\n".join("".join(signs[cell] for cell in row) for row in self.cells.tolist())
 
     def legend(self, plain: bool = False) -> list[str]:
@@ -74,12 +96,27 @@ class Picture:
         never, later, seen = (glyph.strip() for glyph in GLYPHS[plain])
         every, causal = self.length**2, self.length * (self.length + 1) // 2
         scale = "" if self.scale == 1 else f"; a sign stands for {self.scale} x {self.scale} pairs"
+        if self.pairs is not None:
+            said = f"0, 1, ..: the process that computes it   {later} later   {never} never{scale}"
+            return [said, *(self._process(number, *one) for number, one in enumerate(self.processes()))]
         return [
             f"{seen} visited   {later} only where tokens see both ways (encoder)   {never} never{scale}",
             f"encoder: {self.encoder:,} of {every:,} pairs ({self.encoder / every:.2%})",
             f"decoder: {self.decoder:,} of {every:,} pairs ({self.decoder / every:.2%}), "
             f"{self.decoder / causal:.2%} of {causal:,} causal ones",
         ]
+
+    def _process(self, number: int, pieces: list[list[int]], steps: list[int]) -> str:
+        columns = " and ".join(f"{first}-{last}" for first, last in pieces)
+        shown, share = " + ".join(f"{pairs:,}" for pairs in steps), sum(steps) / max(1, self.decoder)
+        return f"process {number}: columns {columns}; {sum(steps):,} pairs ({share:.1%}), step by step {shown}"
+
+    @property
+    def colors(self) -> tuple[str, ...]:
+        """Of each kind of cell."""
+        if self.pairs is None:
+            return COLORS
+        return *COLORS[:SEEN], *(PROCESSES[process % len(PROCESSES)] for process in range(len(self.pairs)))
 
     def svg(self) -> str:
         """As a drawing; equal neighbours in a row are one rectangle."""
@@ -90,7 +127,7 @@ class Picture:
             while x < columns:
                 end = next((i for i in range(x, columns) if row[i] != row[x]), columns)
                 if row[x] != NEVER:
-                    parts.append(f'<rect x="{x}" y="{y}" width="{end - x}" height="1" fill="{COLORS[row[x]]}"/>')
+                    parts.append(f'<rect x="{x}" y="{y}" width="{end - x}" height="1" fill="{self.colors[row[x]]}"/>')
                 x = end
         head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {columns} {rows}" width="{8 * columns}"'
         name = self.name.replace("&", "&amp;")
@@ -100,7 +137,7 @@ class Picture:
         """As an image, at least 512 dots wide."""
         size = max(1, 512 // self.cells.shape[1])
         dots = self.cells.repeat(size, 0).repeat(size, 1)
-        palette = b"".join(bytes.fromhex(color[1:]) for color in COLORS)
+        palette = b"".join(bytes.fromhex(color[1:]) for color in self.colors)
         lines = b"".join(b"\0" + bytes(row) for row in dots.tolist())  # each begins with the name of no filter
         head = struct.pack(">IIBBBBB", dots.shape[1], dots.shape[0], 8, 3, 0, 0, 0)
         chunks = ((b"IHDR", head), (b"PLTE", palette), (b"IDAT", zlib.compress(lines)), (b"IEND", b""))
@@ -108,25 +145,38 @@ class Picture:
         return b"\x89PNG\r\n\x1a\n" + b"".join(framed)
 
 
-def picture(name: str, length: int = 24, most: int = 64) -> Picture:
-    """What ``name`` (a rule's name, an expression of rules, or a scene) looks like, in at most ``most`` cells a side.
+def picture(name: str, length: int = 24, most: int = 64, ring: int | None = None) -> Picture:
+    """What ``name`` (a rule's name, an expression of rules, or a scene) looks like, in at most ``most`` cells a side;
+    with a ``ring`` of so many processes, who computes what of a decoder's pairs.
 
-    Raises UserError for a rule that there is not, and for a length below 1 or past LONGEST.
+    Raises UserError for a rule that there is not, for a length below 1 or past LONGEST, and a ring that is too long.
     """
+    fits = ring is None or 2 <= ring <= min(length // 2, 99)
+    need(fits, f"--ring is {ring}; give 2 or more processes, at most half as many as tokens and 99.")
     need(length > 0, f"--length is {length}; give 1 or more.")
     need(length <= LONGEST, f"--length is {length}; give at most {LONGEST:,}: every pair is counted.")
     scene = name.strip().lower()
     mask_rule: MaskRule = config.Full() if scene in SCENES else parse_rule(EXAMPLES.get(scene, name))
     q, k = _scene(scene, np.arange(length))
     scale, rows, counts = -(-length // most), [], np.zeros(2, int)
+    owner, pairs = np.zeros(length, int), None if ring is None else np.zeros((ring, ring), int)
+    for process, pieces in enumerate(ring_pieces(length, ring or 1)):
+        for piece in pieces:
+            owner[piece.start : piece.stop] = process
     several = scale * max(1, PAIRS_AT_ONCE // (scale * length))  # whole rows of cells at a time
     for start in range(0, length, several):
         part = TokenInfo(*(None if x is None else x[start : start + several] for x in q))
         both, before = (dense_mask(mask_rule, part, k, causal=causal) for causal in (False, scene != "cross"))
         counts += both.sum(), before.sum()
-        rows.append(_shrink(np.where(before, SEEN, np.where(both, LATER, NEVER)), scale))
+        own = owner[start : start + several, None]
+        rows.append(_shrink(np.where(before, SEEN + own, np.where(both, LATER, NEVER)), scale))
+        if pairs is not None:
+            at, keys = before.nonzero()
+            np.add.at(pairs, (own[at, 0], (own[at, 0] - owner[keys]) % len(pairs)), 1)
     encoder, decoder = counts.tolist()
-    return Picture(scene if scene in SCENES else str(mask_rule), length, np.concatenate(rows), scale, encoder, decoder)
+    return Picture(
+        scene if scene in SCENES else str(mask_rule), length, np.concatenate(rows), scale, encoder, decoder, pairs
+    )
 
 
 def _shrink(cells: np.ndarray[Any, Any], scale: int) -> np.ndarray[Any, Any]:

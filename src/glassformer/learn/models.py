@@ -79,7 +79,7 @@ def attend_with(model: Model, part: Callable[[Tensor, Tensor, Tensor, Tensor], T
     """
     for module in attentions(model):
 
-        def attend(flow: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, bias: Any) -> Tensor:
+        def attend(flow: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, position: Any = None) -> Tensor:
             return part(q[0], k[0], v[0], mask.dense()[0, 0])[None]
 
         module.attend = attend

@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.distributed import P2POp, ProcessGroup, Work
 
 from .. import config
+from ..config.parallel import ring_pieces
 from ..errors import UserError, need
 from ..nn import Model
 from ..nn.embed_head import Embed, previous_tokens
@@ -80,8 +81,7 @@ class Ring:
 
     def columns(self, length: int) -> Tensor:
         """Which columns of rows of ``length``, a multiple of 2 * size, lie here: pieces ``rank`` and, from the back."""
-        pieces = torch.arange(length).view(2 * self.size, -1)
-        return torch.cat((pieces[self.rank], pieces[-1 - self.rank]))
+        return torch.tensor([column for piece in ring_pieces(length, self.size)[self.rank] for column in piece])
 
     def cut(self, x: Tensor, fill: int = -1) -> Tensor:
         """The columns of x (B, T, ..) that lie here, after filling rows up to a multiple of 2 * size."""

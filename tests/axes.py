@@ -34,7 +34,7 @@ def row(cfg, scene, length):
         kept["pos"] = torch.where(pos >= border, pos - border, pos)
     if scene == "padded":
         kept["pos"] = torch.stack((pos[0], torch.cat((torch.full((5,), -1), pos[1, :-5]))))
-    if scene == "prefix" and isinstance(cfg, c.Decoder):
+    if scene == "prefix" and isinstance(cfg, c.Decoder) and not c.recurrent(cfg):
         kept["prefix"] = pos < torch.tensor([[4], [length // 2]])
     if isinstance(cfg, c.EncoderDecoder):
         kept["source"] = tokens(2, 13, seed=5)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import math
+import os
 import secrets
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import need, note
 from ..tokenizer.labels import pieces, shown
@@ -28,10 +31,14 @@ from .common import (
     texts,
 )
 
+if TYPE_CHECKING:
+    from ..generation.session import Reader
+
 EXAMPLES = (
     'glassformer generate out/mine "Once upon a time" --max-new 100',
     "glassformer generate out/mine --prompts prompts.txt --temperature 0 --json",
     "glassformer generate out/mine --prompts many.jsonl --out answers.jsonl --seed 1",
+    "torchrun --nproc-per-node 4 -m glassformer generate out/mine --prompts long.txt",
 )
 
 
@@ -59,7 +66,35 @@ def options(one: argparse.ArgumentParser) -> None:
     add("--out", metavar="FILE.jsonl", help="a JSON line for each continuation; stopped, it goes on where it was")
 
 
+@contextlib.contextmanager
+def readers(given: argparse.Namespace) -> Iterator[Reader | None]:
+    """What reads the prompts: all processes that torchrun started, each a share; the first one alone goes on."""
+    from ..config.parallel import Parallel
+    from ..parallel.mesh import processes, started
+    from ..parallel.prefill import prefill
+    from ..parallel.ring import Ring
+
+    if processes() == 1:
+        yield None
+        return
+    need(given.out is None, "--out is for one process; leave out torchrun.")
+    with contextlib.ExitStack() as opened:
+        mesh = opened.enter_context(started(Parallel(data=1, context=processes()), given.device))
+        ring = Ring(mesh.group("context"))
+        if not mesh.is_first:
+            given.max_new, nowhere = 1, opened.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
+            opened.enter_context(contextlib.redirect_stdout(nowhere))
+            opened.enter_context(contextlib.redirect_stderr(nowhere))
+        yield lambda model, tokens, pos: prefill(model, tokens, pos, ring, keep=mesh.is_first)
+
+
 def run(given: argparse.Namespace) -> None:
+    with readers(given) as reader:
+        answer(given, reader)
+
+
+def answer(given: argparse.Namespace, reader: Reader | None) -> None:
+    """Continue the prompts, which ``reader`` reads if there is one."""
     from .. import config, generation
 
     need(given.batch > 0, f"--batch is {given.batch}; give 1 or more.")
@@ -88,6 +123,7 @@ def run(given: argparse.Namespace) -> None:
             slide=given.slide,
             likely=given.next or given.logprobs,
             edits=edits,
+            reader=reader,
         )
         seed = told.seed
         if len(prompts) == given.samples == 1 and not (given.json or given.next or given.logprobs):

@@ -21,7 +21,7 @@ from ..nn.editing import ModelEdit, Reading, tape_of
 from ..nn.finite import must_be_finite
 from .prompt import Prompt, Start, end_tokens, starts_and_sources
 from .sample import Sampling, choose, likeliest, log_probability
-from .session import PREPACK_AFTER, Session
+from .session import PREPACK_AFTER, Reader, Session
 from .stop_strings import Writer
 
 if TYPE_CHECKING:
@@ -188,6 +188,7 @@ def generate(
     slide: bool = False,
     likely: int = 0,
     edits: Sequence[ModelEdit | str] = (),
+    reader: Reader | None = None,
 ) -> Generation:
     """What a model says after each prompt, token by token; by default drawn from its own distribution.
 
@@ -202,8 +203,9 @@ def generate(
     prompts count as samples of one); None draws a seed from torch's generator. ``bos`` as in ``prompt.encode``. An
     encoder-decoder's encoder reads the prompt, by ``source_tokenizer`` where it has its own, and its decoder begins
     with ``start`` (an id or several; None: the tokenizer's bos, or its pad). ``edits`` (inspection.edits) change what
-    the model computes at every token; their positions count prompt and continuation together. Raises UserError for
-    what cannot be continued, for settings that mean nothing and for an edit of what is not there.
+    the model computes at every token; their positions count prompt and continuation together. A ``reader`` reads the
+    prompts (``parallel.prefill``: on several processes). Raises UserError for what cannot be continued, for settings
+    that mean nothing and for an edit of what is not there.
     """
     how = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
@@ -215,7 +217,8 @@ def generate(
     starts, sources = starts_and_sources(prompt, tokenizer, source_tokenizer, model.config, bos, start, slide)
     need(not (slide and edits), "A sliding context forgets its positions, and edits count them; leave out one.")
     reading = Reading.growing(model, starts, sources, tokenizer)
-    session = Session(model, tape_of(edits, reading))
+    need(reader is None or not (edits or slide or sources), "Several processes read plain prompts of decoders alone.")
+    session = Session(model, tape_of(edits, reading), reader)
     limits = Limits(end_tokens(eos, tokenizer), max_new, model.config.context, slide)
     if seed is None:
         seed = int(torch.randint(2**31, ()))

@@ -5,8 +5,8 @@ B rows, T tokens, S source tokens, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,14 +23,19 @@ PREPACK_AFTER_BF16 = (
 )
 
 
+Reader: TypeAlias = Callable[[Model, Tensor, Tensor | None], tuple[Tensor, Cache]]
+"""(model, tokens (B, T), positions or None) -> logits (B, V) after the last column, and the cache of all of them."""
+
+
 class Session:
     """A model with its cache, the encoder's memory and each row's next position.
 
     ``pos`` (B, 1) holds each row's next position once rows differ; None while the cache's own count does. A ``tape``
-    edits what the model computes.
+    edits what the model computes; a ``reader`` reads prompts instead of the model alone (parallel/prefill.py).
     """
 
-    def __init__(self, model: Model, tape: Tape | None = None) -> None:
+    def __init__(self, model: Model, tape: Tape | None = None, reader: Reader | None = None) -> None:
+        self.reader = reader
         self.model, self.cache, self.tape = model, Cache(model.config), tape
         self.memory: Memory | None = None
         self.pos: Tensor | None = None
@@ -50,7 +55,10 @@ class Session:
             source, source_pos = pad_left(sources, weight.device)
             with inference(self.model):
                 self.memory = self.model.encode(source, pos=source_pos, tape=self.tape)
-        logits = self._last_logits(tokens, pos)
+        if self.reader is None:
+            logits = self._last_logits(tokens, pos)
+        else:
+            logits, self.cache = self.reader(self.model, tokens, pos)
         self.pos = None if pos is None else pos[:, -1:] + 1
         if samples > 1:
             rows = [row for row in range(len(starts)) for _ in range(samples)]

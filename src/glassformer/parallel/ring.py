@@ -15,7 +15,8 @@ B batch, T columns here, S keys here, H heads, K key-value heads, D head dim; th
 from __future__ import annotations
 
 import dataclasses
-from functools import partial, reduce
+from collections.abc import Callable
+from functools import reduce
 from typing import Any, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -48,7 +49,9 @@ def check(cfg: config.Model, training: bool = True) -> None:
     way = "train it with parallel.context = 1"
     for name in config.recurrent(cfg):
         raise UserError(f"The {name} is recurrent: it reads a row from one end to the other on one process; {way}.")
-    need(cfg.pool is None, f"A pool makes one vector of a whole row, which lies on several processes; {way}.")
+    need(
+        not (training and cfg.pool), f"A pool makes one vector of a whole row, which lies on several processes; {way}."
+    )
     for block in (block for stack in config.stacks(cfg).values() for block in stack.pattern):
         capped = training and isinstance(block.feedforward, config.MoE) and block.feedforward.capacity_factor
         need(not capped, f"An expert's capacity counts the tokens of a whole row; leave capacity_factor out, or {way}.")
@@ -64,18 +67,32 @@ class Ring:
         self.next, self.previous = (dist.get_global_rank(group, rank) for rank in around)
         self._masks: WeakKeyDictionary[Mask, list[list[BlockMask]]] = WeakKeyDictionary()
 
-    def attach(self, model: Model, training: bool = True) -> None:
+    def __deepcopy__(self, memo: Any) -> Ring:
+        """Itself: a model's copy stands in the same ring."""
+        return self
+
+    def attach(self, model: Model, training: bool = True) -> Callable[[], None]:
         """Compute every attention of ``model`` round the ring, and what else looks beyond a shard over all of it.
 
-        Raises UserError for a model that reads rows from end to end (recurrent parts, pools, an expert's capacity).
+        What is given back undoes it. Raises UserError for a model that reads rows from end to end (recurrent parts,
+        pools, an expert's capacity).
         """
         check(model.config, training)
-        model.engine = self.engine
-        for part in model.modules():
-            if isinstance(part, MoE):
-                part.total = partial(total, group=self.group)
-            elif isinstance(part, Embed) and len(part.lag):
-                part.register_forward_pre_hook(self._halo)
+        mixtures = [(part, part.total) for part in model.modules() if isinstance(part, MoE)]
+        embeddings = [part for part in model.modules() if isinstance(part, Embed) and len(part.lag)]
+        before, model.engine = model.engine, self.engine
+        for mixture, _ in mixtures:
+            mixture.total = lambda x: total(x, self.group)  # a function: it is not copied with the model
+        hooks = [part.register_forward_pre_hook(self._halo) for part in embeddings]
+
+        def detach() -> None:
+            model.engine = before
+            for mixture, own in mixtures:
+                mixture.total = own
+            for hook in hooks:
+                hook.remove()
+
+        return detach
 
     # ------------------------------------------------------------------------------------------------ columns
 

@@ -1,0 +1,100 @@
+"""A prompt read by several processes is the prompt read by one: logits, cache, what is generated, the command."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import tiny
+from glassformer import generation
+from glassformer.checkpoints import store
+from glassformer.config.parallel import Parallel
+from glassformer.errors import UserError
+from glassformer.nn import Cache, build_model
+from glassformer.parallel.mesh import Mesh
+from glassformer.parallel.prefill import prefill
+from glassformer.parallel.ring import Ring
+from many import environment, free_port
+from tiny import ALL, DECODERS, tokens
+
+READ = [name for name in DECODERS if name not in ("gru", "lstm")]
+
+
+def compare(mesh, padded):
+    """The largest difference of the prompt's last logits and of those of five tokens after it, for each family."""
+    ring, found = Ring(Mesh(Parallel(data=1, context=mesh.size), mesh.rank).group("context")), {}
+    for name in READ:
+        model = build_model(DECODERS[name], seed=1, dtype=torch.float64).eval()
+        given, pos = tokens(2, 27), None
+        if padded:
+            pos = torch.arange(22).expand(2, -1) - torch.tensor([[0], [6]])
+            pos = pos.clamp(min=-1)
+        prompt, engine = given[:, :22], model.engine
+        logits, cache = prefill(model, prompt, pos, ring, keep=mesh.rank == 0)
+        assert model.engine == engine and all(not part._forward_pre_hooks for part in model.modules())
+        with torch.no_grad():
+            alone = Cache(model.config)
+            wanted = [model(prompt, pos=pos, cache=alone, logits="last").logits[:, -1].float()]
+            got = [logits]
+            for at in range(22, 27):
+                if mesh.rank == 0:
+                    after = None if pos is None else (pos[:, -1:] + 1 + at - 22)
+                    step = given[:, at : at + 1]
+                    wanted.append(model(step, pos=after, cache=alone).logits[:, 0])
+                    got.append(model(step, pos=after, cache=cache).logits[:, 0])
+        found[name] = max(float((a - b).abs().max()) for a, b in zip(got, wanted, strict=True))
+    return found
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_every_decoder(two, padded):
+    for answer in two.call(compare, padded=padded):
+        assert len(answer) == len(READ) and max(answer.values()) < 1e-5, answer
+
+
+def said(mesh):
+    """What is generated after prompts of two lengths, and what is refused."""
+    ring = Ring(Mesh(Parallel(data=1, context=mesh.size), mesh.rank).group("context"))
+    model = tiny.model(DECODERS["gemma2"])
+
+    def reader(*given):
+        return prefill(*given, ring)
+
+    prompts = [tokens(1, 30)[0].tolist(), tokens(1, 21)[0].tolist()]
+    how = {"max_new": 12, "seed": 3, "samples": 2}
+    told = generation.generate(model, None, prompts, reader=reader, **how).run().tokens
+    alone = generation.generate(model, None, prompts, **how).run().tokens
+    refused = []
+    for name, cfg in (("gru", DECODERS["gru"]), ("t5", ALL["t5"])):
+        try:
+            start = {"start": 1} if name == "t5" else {}
+            generation.generate(tiny.model(cfg), None, prompts[0], reader=reader, max_new=2, **start).run()
+        except UserError as error:
+            refused.append(str(error))
+    return [told == alone, refused]
+
+
+def test_what_is_generated_and_refused(two):
+    for same, refused in two.call(said):
+        assert same and "recurrent" in refused[0] and "decoders alone" in refused[1]
+
+
+def test_the_command(tmp_path: Path):
+    store.save(tiny.model(DECODERS["llama"]), tmp_path / "m", layout="glassformer")
+    words = ["-m", "glassformer", "generate", str(tmp_path / "m"), "--ids", "--max-new", "5", "--temperature", "0"]
+    words = [one for one in words if one != "--ids"]
+    port = free_port()
+    alone = subprocess.run([sys.executable, *words, "1 2 3"], capture_output=True, text=True)
+    both = [
+        subprocess.Popen(
+            [sys.executable, *words, "1 2 3"], env=environment(rank, 2, port), stdout=-1, stderr=-1, text=True
+        )
+        for rank in range(2)
+    ]
+    answers = [(*one.communicate(timeout=120), one.returncode) for one in both]
+    assert answers[0] == (alone.stdout, alone.stderr, alone.returncode), answers
+    assert answers[1][:2] == ("", "")

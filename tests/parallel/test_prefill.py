@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import tiny
-from glassformer import generation
+from glassformer import generation, tokenizer
 from glassformer.checkpoints import store
+from glassformer.cli import main
 from glassformer.config.parallel import Parallel
 from glassformer.errors import UserError
 from glassformer.nn import Cache, build_model
@@ -83,18 +84,19 @@ def test_what_is_generated_and_refused(two):
         assert same and "recurrent" in refused[0] and "decoders alone" in refused[1]
 
 
-def test_the_command(tmp_path: Path):
-    store.save(tiny.model(DECODERS["llama"]), tmp_path / "m", layout="glassformer")
-    words = ["-m", "glassformer", "generate", str(tmp_path / "m"), "--ids", "--max-new", "5", "--temperature", "0"]
-    words = [one for one in words if one != "--ids"]
-    port = free_port()
-    alone = subprocess.run([sys.executable, *words, "1 2 3"], capture_output=True, text=True)
+@pytest.mark.parametrize(
+    ("more", "code"), [(["that is the question"], 0), pytest.param(["to", "--edit", "no"], 2, marks=pytest.mark.slow)]
+)
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], code: int):
+    model, chars = tiny.model(DECODERS["llama"]), tokenizer.train("char", ["to be or not to be, that is the question"])
+    store.save(model, tmp_path / "m", chars, layout="glassformer")
+    words = ["generate", str(tmp_path / "m"), "--max-new", "5", "--temperature", "0", *more]
+    command, port = [sys.executable, "-m", "glassformer", *words], free_port()
     both = [
-        subprocess.Popen(
-            [sys.executable, *words, "1 2 3"], env=environment(rank, 2, port), stdout=-1, stderr=-1, text=True
-        )
-        for rank in range(2)
+        subprocess.Popen(command, env=environment(rank, 2, port), stdout=-1, stderr=-1, text=True) for rank in range(2)
     ]
     answers = [(*one.communicate(timeout=120), one.returncode) for one in both]
-    assert answers[0] == (alone.stdout, alone.stderr, alone.returncode), answers
-    assert answers[1][:2] == ("", "")
+    assert main(words) == code
+    alone = capsys.readouterr()
+    assert answers == [(alone.out, alone.err, code), ("", "", code)]
+    assert (len(alone.out) > 3) is (code == 0)

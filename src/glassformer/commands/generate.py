@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import need, note
+from ..errors import UserError, need, note
 from ..tokenizer.labels import pieces, shown
 from .common import (
     MODEL,
@@ -85,7 +85,12 @@ def readers(given: argparse.Namespace) -> Iterator[Reader | None]:
             given.max_new, nowhere = 1, opened.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
             opened.enter_context(contextlib.redirect_stdout(nowhere))
             opened.enter_context(contextlib.redirect_stderr(nowhere))
-        yield lambda model, tokens, pos: prefill(model, tokens, pos, ring, keep=mesh.is_first)
+        try:
+            yield lambda model, tokens, pos: prefill(model, tokens, pos, ring, keep=mesh.is_first)
+        except UserError:  # everybody's: the first one says it
+            if mesh.is_first:
+                raise
+            raise SystemExit(2) from None
 
 
 def run(given: argparse.Namespace) -> None:

@@ -46,7 +46,7 @@ PROCESSES = ("#1f5f9e", "#d1722b", "#3f8f55", "#8a5aa8", "#b03a48", "#7a6a4f", "
 class Picture:
     """One rule in a row of ``length`` tokens, ``cells`` of NEVER, LATER, SEEN, each for ``scale`` x ``scale`` pairs.
 
-    In a ``ring`` of processes SEEN + r is a pair that a decoder visits on process r, and ``pairs`` (r, s) counts those
+    In a ring of processes SEEN + r is a pair that a decoder visits on process r, and ``pairs`` (r, s) counts those
     of process r's queries after s steps, when the keys of process r - s have come round.
     """
 

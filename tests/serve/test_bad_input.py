@@ -290,6 +290,40 @@ def test_c27_more_than_is_asked_for_is_passed_over(server: Server) -> None:
     assert answer.status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"guided_jsn": {}}, "guided_json"), ({"guided_choice": ["a"]}, "guided_json"),
+        ({"grammar": "a"}, "guided_grammar"), ({"ebnf": "a"}, "guided_grammar"), ({"inspct": ["lens"]}, "inspect"),
+        ({"response_fromat": {"type": "json_object"}}, "response_format"), ({"structured_outputs": {}}, "guided_json"),
+        ({"max_token": 3}, "max_tokens"), ({"temprature": 0}, "temperature"),
+        ({"response_format": {"type": "json_schema", "jsonschema": {}}}, "json_schema"),
+    ],
+)  # fmt: skip
+def test_d_a_misspelt_field_is_refused_with_the_nearest(server: Server, more: dict[str, Any], said: str) -> None:
+    for path, body in ((TEXT, PROMPT), (CHAT, TALK)):
+        told = refused(server.post(path, {**body, **more}))
+        assert said in told and next(reversed(more)) in told
+    others = {"min_tokens": 1, "store": True, "metadata": {}, "parallel_tool_calls": False, "skip_special_tokens": True}
+    assert server.post(TEXT, {**PROMPT, **others}).status_code == 200, "what other servers know is passed over"
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"temperature": -1}, "temperature is -1; give 0 or more."), ({"n": "3"}, 'n is "3"; give a whole number.'),
+        ({"stop": 3}, "stop is 3; give a text or a list."), ({"top_p": 0}, "top_p is 0; give more than 0."),
+        ({"stop": [""]}, "stop[0] is empty; give at least one of its characters."), ({"n": 65}, "give 64 or less."),
+        ({"stop": ["a"] * 17}, "stop has more than 16 entries; give fewer."), ({"seed": 1.5}, "give a whole number."),
+        ({"response_format": {"type": "xml"}}, "give 'text', 'json_object' or 'json_schema'."),
+        ({"logit_bias": []}, "logit_bias is a list; give an object."), ({"stream": 1}, "give true or false."),
+        ({"inspect": ["lens"], "positions": "old"}, "positions is \"old\"; give a list or 'new'."),
+    ],
+)  # fmt: skip
+def test_d_a_field_what_was_wrong_and_what_is_allowed(server: Server, more: dict[str, Any], said: str) -> None:
+    assert refused(server.post(TEXT, {**PROMPT, **more})).endswith(said)
+
+
 @pytest.mark.parametrize(("method", "path"), [("GET", TEXT), ("DELETE", TEXT), ("PUT", TEXT), ("PATCH", "/v1/models")])
 def test_other_methods(server: Server, method: str, path: str) -> None:
     refused(server.client().request(method, path), 405)

@@ -9,6 +9,8 @@ import asyncio
 import json
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -221,6 +223,28 @@ def test_c22_the_same_prefix_at_once_gives_what_it_gives_alone(faulty: Server) -
     assert asyncio.run(together()) == alone and alone[0] == alone[1] != alone[2]
 
 
+def test_a_taken_port_is_said_before_anything_is_loaded(chat_model: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        command = [
+            sys.executable,
+            "-X",
+            "importtime",
+            "-m",
+            "glassformer",
+            "serve",
+            str(chat_model),
+            "--port",
+            str(port),
+        ]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    told = ended.stderr.splitlines()
+    assert ended.returncode == 2 and f"Port {port} is in use; port" in told[-1]
+    assert not [line for line in told if line.endswith("| torch")], "torch was not imported before it was known"
+
+
 def test_what_starts_wrong_is_a_sentence(chat_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     empty = tmp_path / "empty"
     empty.write_text("\n")
@@ -236,6 +260,7 @@ def test_what_starts_wrong_is_a_sentence(chat_model: Path, tmp_path: Path, capsy
         (["--max-queue", "0", "--port", "0"], "max_queue is 0"),
         (["--max-context", "9999", "--port", "0"], "max_context is 9999"),
         (["--chat-template", str(broken), "--port", "0"], "chat template is broken"),
+        (["--chat-template", str(tmp_path / "nothing"), "--port", "0"], "there is no such file"),
     ):
         assert main(["serve", model, *words]) == 2, words
         told = capsys.readouterr().err

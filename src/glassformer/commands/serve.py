@@ -51,15 +51,18 @@ def run(given: argparse.Namespace) -> None:
     except ImportError:
         raise UserError(EXTRA) from None
     from ..asgi import listening, security
+
+    near = security.is_loopback(given.host)
+    said = f"--host {given.host} is reached by others; give --api-key-file F, or --no-api-key to let everybody in."
+    need(near or given.api_key_file is not None or given.no_api_key, said)
+    bound = listening.bound(given.host, given.port, PORT)  # before torch and the models, which take seconds
+    template = given.chat_template
+    need(template is None or template.is_file(), f"--chat-template {template}: there is no such file; check the path.")
     from ..nn import device as devices
     from ..serve import server
     from ..serve.registry import Bounds, open_models
 
     keys = None if given.api_key_file is None else server.keys_of(given.api_key_file)
-    near = security.is_loopback(given.host)
-    said = f"--host {given.host} is reached by others; give --api-key-file F, or --no-api-key to let everybody in."
-    need(near or keys is not None or given.no_api_key, said)
-    bound = listening.bound(given.host, given.port, PORT)
     memory = None if given.memory is None else int(given.memory * (1 << 30))
     bounds = Bounds(given.max_context, given.max_sequences, given.max_queue, memory)
     device = devices.find(given.device)

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import json
 import traceback
 from collections.abc import Mapping
 from typing import Any
@@ -93,9 +94,13 @@ def validation_error(problems: list[Any]) -> ApiError:
         return ApiError(400, first["msg"], param=first["msg"].split()[0])
     if not place:
         return ApiError(400, "The body is not a JSON object; send one as application/json.", code="invalid_json")
-    name = _path(place)
-    said = {"missing": f"{name} is missing; give it."}.get(first["type"])
-    return ApiError(400, said or f"{name}: {_sentence(first['msg'])}", param=name)
+    several = [first]
+    if _path(place[:-1]) == _path(place):  # one of several forms that a field may have: it is held to its own
+        several = [one for one in problems if [*map(str, one["loc"][1:])][: len(place) - 1] == place[:-1]]
+        inner = [one for one in several if not one["type"].endswith("_type")]
+        several = inner[:1] if inner and inner[0]["type"] != "literal_error" else several
+    name = _path([str(part) for part in several[0]["loc"][1:]])
+    return ApiError(400, _said(name, several), param=name)
 
 
 def _path(place: list[str]) -> str:
@@ -104,11 +109,52 @@ def _path(place: list[str]) -> str:
     for part in place:
         if part.isdigit():
             shown += f"[{part}]"
-        elif part.isidentifier() and part not in ("str", "int", "list", "dict", "float", "bool"):
+        elif (
+            part.isidentifier()
+            and not part[0].isupper()
+            and part not in ("str", "int", "list", "dict", "float", "bool")
+        ):
             shown += f".{part}" if shown else part
     return shown[:200] or "The body"
 
 
-def _sentence(said: str) -> str:
-    said = said.removeprefix("Value error, ").strip()
-    return said if said.endswith(".") else f"{said[:1].lower()}{said[1:]}."
+KINDS_OF = {"int": "a whole number", "float": "a number", "bool": "true or false", "string": "a text", "list": "a list"}
+BOUNDS = {"ge": "{} or more", "gt": "more than {}", "le": "{} or less", "lt": "less than {}"}
+
+
+def _said(name: str, several: list[dict[str, Any]]) -> str:
+    """A field, what was wrong with it, and what is allowed; in our words for every kind of error that fields have."""
+    problem = several[0]
+    kind, told = problem["type"], problem.get("ctx", {})
+    bound = next((one.format(_number(told[word])) for word, one in BOUNDS.items() if word in told), None)
+    entries = "characters" if kind.startswith("string") else "entries"
+    if kind == "missing":
+        return f"{name} is missing; give it."
+    if kind == "wrong":
+        return f"{name}: {problem['msg']}"
+    if bound is not None:
+        return f"{name} is {_shown(problem['input'])}; give {bound}."
+    if "max_length" in told:
+        return f"{name} has more than {told['max_length']:,} {entries}; give fewer."
+    if "min_length" in told:
+        return f"{name} is empty; give at least one of its {entries}."
+    if kind == "finite_number":
+        return f"{name} is not finite; give a number."
+    allowed = dict.fromkeys(one.get("ctx", {}).get("expected") or _kind(one["type"]) for one in several)
+    return f"{name} is {_shown(problem['input'])}; give {' or '.join(allowed)}."
+
+
+def _kind(error: str) -> str:
+    return KINDS_OF.get(error.partition("_")[0], "an object")
+
+
+def _number(value: float) -> str:
+    return f"{value:g}" if isinstance(value, float) else f"{value:,}"
+
+
+def _shown(value: Any) -> str:
+    """What was sent, in a few characters."""
+    if isinstance(value, list | dict):
+        return "a list" if isinstance(value, list) else "an object"
+    said = json.dumps(value) if value is None or isinstance(value, str | int | float) else type(value).__name__
+    return said if len(said) <= 60 else f"{said[:56]} ..."

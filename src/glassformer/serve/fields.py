@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from .limits import LONGEST_NAME, LONGEST_STOP, MOST_STOPS, MOST_TEXTS
 
+NEAR = 0.85  # max_token is max_tokens; min_tokens, which others know, is not
+
 
 class Asked(BaseModel):
-    """A request's body; fields that are unknown here are passed over, since clients send many."""
+    """A request's body; unknown fields are passed over, since clients send many, but not misspelt ones."""
 
     model_config = ConfigDict(extra="ignore", strict=True, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _misspelt(cls, value: Any) -> Any:
+        known = [field.alias or name for name, field in cls.model_fields.items()]
+        for name in value if isinstance(value, dict) else ():
+            if isinstance(name, str) and name not in known:
+                cls.unknown(name, known)
+        return value
+
+    @classmethod
+    def unknown(cls, name: str, known: list[str]) -> None:
+        """Refuse a field that is nearly one of ours."""
+        near = get_close_matches(name, known, 1, NEAR) if 4 <= len(name) <= 64 else []
+        if near:
+            raise wrong(f'{name} is no field here; did you mean "{near[0]}"?')
 
 
 def wrong(sentence: str) -> PydanticCustomError:

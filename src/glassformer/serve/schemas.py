@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
@@ -44,6 +45,10 @@ class ResponseFormat(Asked):
         return self
 
 
+FORMS = ("response_format", "guided_json", "guided_regex", "guided_grammar")
+FORMS_OF_OTHERS = ("guided", "structur", "response_format", "grammar", "json_schema", "regex", "ebnf")
+
+
 class Looked(Asked):
     """What is to be seen of a pass, and where; ``edits`` change it, as in `glassformer look`."""
 
@@ -55,6 +60,14 @@ class Looked(Asked):
 
 class Sampled(Looked):
     """The fields that completions and chat share; ``positions`` "new" are those that the new tokens follow."""
+
+    @classmethod
+    def unknown(cls, name: str, known: list[str]) -> None:
+        """A form that is not enforced is refused, whatever another server calls it."""
+        if name.lower().startswith(FORMS_OF_OTHERS) or get_close_matches(name, FORMS, 1, 0.7):
+            near = (get_close_matches(name, FORMS, 1, 0.6) or ["guided_json"])[0]
+            raise wrong(f'{name[:80]} is no field here; did you mean "{near}"? Forms are given by {", ".join(FORMS)}.')
+        super().unknown(name, known)
 
     positions: Places | Literal["new"] | None = None
     model: Name | None = None

@@ -1,0 +1,90 @@
+"""What a look inside costs those who do not look: a crowd beside one request, which is inspected or not, in turns.
+
+    python benchmarks/serve_inspect.py [MODEL] [--crowd 8] [--tokens 96] [--repeats 15] [--wish PATTERN ...]
+
+The engine runs in this process; another thread makes each part of the answer with its JSON, as the server does. Shown
+are medians of the pairs' ratios with the least and the greatest: the crowd's seconds, and the seconds of processor of
+the engine's own thread, which a busy machine moves less. That the crowd's tokens and log-probabilities are the same
+bits both times is asserted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from glassformer.engine import Handle, Request
+from glassformer.generation.sample import Sampling
+from glassformer.page.models import shipped
+from glassformer.serve.inspecting import Inspector, watched
+from glassformer.serve.logprobs import as_json
+from glassformer.serve.registry import Bounds, ServedModel, open_models
+from glassformer.serve.schemas import CompletionRequest
+
+
+def processor(thread: int) -> float:
+    """Seconds of processor of one thread of this process (Linux)."""
+    told = Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()
+    return (int(told[11]) + int(told[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def tell(served: ServedModel, asked: CompletionRequest, handle: Handle, sent: list[int]) -> None:
+    """Every part of what is seen, as a stream sends it."""
+    inspector = Inspector(served, asked, handle, 0)
+    for event in handle:
+        sent.append(len(as_json(inspector.push([event]).part())) if asked.inspect else 0)
+
+
+def turn(served: ServedModel, crowd: int, tokens: int, wishes: list[str] | None) -> tuple[float, float, Any, int]:
+    """The crowd's seconds, those of the engine's thread, the crowd's answers, bytes told to the one that looks."""
+    engine, encode = served.engine, served.tokenizer.encode
+    how: dict[str, Any] = {"sampling": Sampling(0), "max_new": tokens, "stop_tokens": ()}
+    asked = CompletionRequest.model_validate(
+        {"prompt": "a", "inspect": wishes, "positions": "new"} if wishes else {"prompt": "a"}
+    )
+    thread, sent = engine._thread.native_id or 0, list[int]()
+    begun, used = time.perf_counter(), processor(thread)
+    one = engine.submit(watched(served, asked, Request(encode("A look inside: there was a king and a queen"), **how)))
+    handles = [engine.submit(Request(encode(f"Story {number}: once upon"), **how)) for number in range(crowd)]
+    looker = threading.Thread(target=tell, args=(served, asked, one, sent))
+    looker.start()
+    told = [handle.result().completions for handle in handles]
+    took = time.perf_counter() - begun
+    looker.join()
+    return took, processor(thread) - used, told, sum(sent)
+
+
+def main() -> None:
+    given = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    given.add_argument("model", nargs="?", default=str(shipped()))
+    given.add_argument("--crowd", type=int, default=8)
+    given.add_argument("--tokens", type=int, default=96)
+    given.add_argument("--repeats", type=int, default=15)
+    given.add_argument("--wish", nargs="+", default=["*.2.attn.pattern", "*.2.resid", "top_tokens"])
+    args = given.parse_args()
+    (served,) = open_models([args.model], Bounds()).models.values()
+    served.engine.lookup = False  # guesses that turn out right would count as speed
+    for side in (None, args.wish):
+        turn(served, args.crowd, 8, side)
+    walls, cores = [], []
+    for number in range(args.repeats):
+        found = {}
+        for side in (None, args.wish) if number % 2 == 0 else (args.wish, None):
+            found[side is not None] = turn(served, args.crowd, args.tokens, side)
+        assert found[True][2] == found[False][2], "the crowd's answers changed"
+        walls.append(found[True][0] / found[False][0])
+        cores.append(found[True][1] / found[False][1])
+    print(f"load of the machine {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores; {' '.join(args.wish)}")
+    print(f"{found[True][3] / 1024:.0f} KiB told of {args.tokens} tokens, a crowd of {args.crowd} beside it")
+    for name, ratios in (("the crowd's seconds", walls), ("the engine's thread", cores)):
+        print(f"{name}: {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
+    served.engine.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -15,7 +15,7 @@ endif
 DEV := .venv/.ready-$(EXTRAS)
 NODE := $(if $(shell command -v npm 2> /dev/null),web/node_modules/.package-lock.json)
 
-.PHONY: demo test test-all test-page check format bench bench-gpu clean
+.PHONY: demo test test-all test-page docs check format bench bench-gpu clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)
@@ -36,6 +36,12 @@ test-all: $(DEV) $(NODE)
 # fonts-dejavu npm; what is missing is skipped by name.
 test-page: $(DEV) $(NODE)
 	$(BIN)/python -m pytest tests/page -rs
+
+# The site, every number on it computed anew; `glassformer docs` opens it.
+docs: $(DEV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS) -e '.[docs]'
+	rm -rf src/glassformer/site
+	$(BIN)/python -m sphinx -W --keep-going -q -E -d out/doctrees docs src/glassformer/site
 
 check: $(DEV)
 	$(BIN)/ruff format --check .

@@ -32,6 +32,7 @@ VERBS = {
     "words": "Words as numbers: word2vec, bags of words, one word in two contexts.",
     "learn": "Exercises that check themselves: a file with TODOs, a check in seconds, hints, the solution.",
     "define": "A term of the field: a sentence, the formula, the line of code, a number of a model, computed now.",
+    "docs": "The site: the course, how to do each task, the reference; opened offline.",
     "doctor": "What computes on this machine and why: versions, processor, kernels, threads, memory.",
     "completion": "What teaches a shell to complete commands, options and settings with the tab key.",
 }

@@ -1,0 +1,200 @@
+"""Pages whose numbers are computed when the site is built: cells of Python, values in the text, live traces.
+
+    ```{computed}            runs, shows the code and what it gives; a page whose code fails does not build
+    :code: folded            shown (the default), folded, or hidden
+    ```
+    {value}`share:.1%`       an expression's value in the middle of a sentence
+    ```{live} trace          a trace on the page of the explainer, in a frame, alive without a server
+    :view: attention         as a link of the page has it after "#/": a screen, then ?name=value&...
+    ```
+
+All cells of a page share one namespace, in which ``glassformer``, ``torch`` and the site's own ``prelude`` stand. One
+process builds all pages, so torch is imported once and a model is loaded once.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import html
+import io
+import shutil
+import traceback
+from importlib import resources
+from pathlib import Path
+from typing import Any, ClassVar
+
+from docutils import nodes
+from docutils.parsers.rst import Directive, directives
+from sphinx.application import Sphinx
+from sphinx.errors import ExtensionError
+
+FRAME = "width:100%;border:1px solid var(--color-background-border);border-radius:6px"
+INLINE = 'src="../_static/glass/inline.js"'
+
+
+class Note:
+    """What stands where something could not be computed."""
+
+    def __init__(self, told: str) -> None:
+        self.told = told
+
+    def _repr_html_(self) -> str:
+        return f'<p class="absent">{html.escape(self.told)}</p>'
+
+
+class Pages:
+    """The namespaces of the pages that were read, and how their code is run."""
+
+    def __init__(self) -> None:
+        self.spaces: dict[str, dict[str, Any]] = {}
+        self.absent: dict[str, str] = {}  # what a page needs and did not find
+
+    def space(self, page: str) -> dict[str, Any]:
+        """What the cells of a page share; begun with the prelude."""
+        if page not in self.spaces:
+            import prelude
+
+            self.spaces[page] = {name: getattr(prelude, name) for name in prelude.__all__}
+        return self.spaces[page]
+
+    def run(self, page: str, code: str, where: str) -> tuple[str, Any]:
+        """What a cell prints, and the value of its last expression (None where it ends in none)."""
+        space, printed = self.space(page), io.StringIO()
+        try:
+            tree = ast.parse(code, where)
+            last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+            with contextlib.redirect_stdout(printed):
+                exec(compile(tree, where, "exec"), space)
+                value = None
+                if isinstance(last, ast.Expr):
+                    value = eval(compile(ast.Expression(last.value), where, "eval"), space)
+        except Exception as error:
+            if type(error).__name__ == "Absent":
+                self.absent[page] = str(error)
+                return "", Note(f"Not computed in this build: it needs {error}.")
+            if isinstance(error, NameError) and page in self.absent:  # it comes of a cell that was not computed
+                return "", Note("Not computed in this build.")
+            raise ExtensionError(f"{where} fails:\n{code}\n{traceback.format_exc()}") from error
+        return printed.getvalue(), value
+
+    def value(self, page: str, text: str, where: str) -> str:
+        """An expression's value, formatted as an f-string would."""
+        _, said = self.run(page, f"f{'{' + text + '}'!r}", where)
+        return "(not computed in this build)" if isinstance(said, Note) else str(said)
+
+
+pages = Pages()
+
+
+def _page(directive: Directive) -> str:
+    page: str = directive.state.document.settings.env.docname
+    return page
+
+
+def shown(value: Any) -> list[nodes.Node]:
+    """A value as the page shows it: its own HTML, or its repr."""
+    if value is None:
+        return []
+    rich = getattr(value, "_repr_html_", None)
+    if rich is not None:
+        return [nodes.raw("", f'<div class="shown">{rich()}</div>', format="html")]
+    text = value if isinstance(value, str) else repr(value)
+    return [nodes.literal_block(text, text, language="text", classes=["result"])]
+
+
+class Computed(Directive):
+    """A cell: Python that runs, with what it prints and gives below it."""
+
+    has_content = True
+    option_spec: ClassVar[dict[str, Any]] = {
+        "code": lambda word: directives.choice(word, ("shown", "folded", "hidden"))
+    }
+
+    def run(self) -> list[nodes.Node]:
+        code = "\n".join(self.content)
+        printed, value = pages.run(_page(self), code, f"{_page(self)}, line {self.lineno}")
+        made: list[nodes.Node] = []
+        how = self.options.get("code", "shown")
+        block = nodes.literal_block(code, code, language="python")
+        if how == "shown":
+            made.append(block)
+        elif how == "folded":
+            made += [
+                nodes.raw("", "<details class='code'><summary>The code that computes this</summary>", format="html"),
+                block,
+                nodes.raw("", "</details>", format="html"),
+            ]
+        if printed.strip():
+            made.append(nodes.literal_block(printed, printed.rstrip("\n"), language="text", classes=["result"]))
+        return made + shown(value)
+
+
+class Live(Directive):
+    """A trace in a frame: the page of ``glassformer page`` with these numbers, one script for the whole site."""
+
+    required_arguments = 1
+    final_argument_whitespace = True
+    option_spec: ClassVar[dict[str, Any]] = {
+        "view": directives.unchanged,
+        "height": directives.positive_int,
+        "title": directives.unchanged,
+    }
+
+    def run(self) -> list[nodes.Node]:
+        env = self.state.document.settings.env
+        page = _page(self)
+        _, trace = pages.run(page, self.arguments[0], f"{page}, line {self.lineno}")
+        if isinstance(trace, Note):
+            return shown(trace)
+        name = f"{page.replace('/', '-')}-{env.new_serialno('live')}.html"
+        title = self.options.get("title", self.arguments[0])
+        folder = Path(env.app.outdir) / "live"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(document(trace, title), encoding="utf-8")
+        up = "../" * page.count("/")
+        link = f"{up}live/{name}#/{self.options.get('view', 'attention')}"
+        size = self.options.get("height", 520)
+        title = html.escape(title)
+        frame = f'<iframe loading="lazy" title="{title}" src="{link}" style="{FRAME};height:{size}px"></iframe>'
+        made = f'<figure class="live">{frame}<figcaption>{title} <a href="{link}">alone</a></figcaption>'
+        return [nodes.raw("", f"{made}</figure>", format="html")]
+
+
+def document(trace: Any, title: str) -> str:
+    """The page that a trace saves, with its script and style taken from the site instead of written into each."""
+    from glassformer.inspection import export
+
+    whole = export.page(trace, title)
+    script, style = export._built("inline.js").replace("</script", "<\\/script"), export._built("app.css")
+    whole = whole.replace(f"<script>{script}</script>", f"<script {INLINE}></script>")
+    whole = whole.replace(f"<style>{style}</style>", '<link rel="stylesheet" href="../_static/glass/app.css">')
+    if INLINE not in whole or "app.css" not in whole:
+        raise ExtensionError("A saved trace is no longer made as the site takes it apart; see export.page.")
+    # the same promise as the file's own: nothing is fetched; only the script and the style beside it are let in
+    return whole.replace("script-src 'unsafe-inline'", "script-src 'self' 'unsafe-inline' file:").replace(
+        "style-src 'unsafe-inline'", "style-src 'self' 'unsafe-inline' file:"
+    )
+
+
+def _value(name: str, raw: str, text: str, line: int, inliner: Any, *_: Any) -> tuple[list[nodes.Node], list[Any]]:
+    page: str = inliner.document.settings.env.docname
+    said = pages.value(page, text, f"{page}, line {line}")
+    return [nodes.inline(said, said, classes=["value"])], []
+
+
+def _glass(app: Sphinx) -> None:
+    """The explainer's script and style, once for all live frames."""
+    folder = Path(app.outdir) / "_static" / "glass"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("inline.js", "app.css"):
+        shutil.copy(str(resources.files("glassformer") / "static" / name), folder / name)
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Sphinx asks for this."""
+    app.add_directive("computed", Computed)
+    app.add_directive("live", Live)
+    app.add_role("value", _value)
+    app.connect("builder-inited", _glass)
+    return {"parallel_read_safe": False}

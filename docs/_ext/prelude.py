@@ -1,0 +1,198 @@
+"""What every cell of the site finds: the library, torch, a trained model of ours, tables, pictures, small trainings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cache
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import glassformer
+from glassformer import config, recipes
+from glassformer.figures.charts import Curves, Heat
+
+ROOT = Path(__file__).parents[2]
+DATA = ROOT.parent / "shared" / "data"
+
+torch.manual_seed(0)
+torch.set_printoptions(precision=4, sci_mode=False, linewidth=110)
+
+
+class Absent(Exception):
+    """A cell needs something that is not here; the page says what, and goes on."""
+
+
+@cache
+def small() -> tuple[Any, Any]:
+    """The model that the package ships (four blocks, trained on Shakespeare's plays), and its tokenizer."""
+    from glassformer.page.models import shipped
+
+    return glassformer.load(shipped())
+
+
+@cache
+def pretrained(name: str) -> tuple[Any, Any]:
+    """A model of the data folder, as stories260K, and its tokenizer."""
+    return glassformer.load(data(name))
+
+
+def data(name: str) -> Path:
+    """A folder beside the checkout that users download; Absent where it is not here."""
+    if not (DATA / name).exists():
+        raise Absent(f"the folder {name}")
+    return DATA / name
+
+
+@cache
+def tokenizer_of(name: str) -> Any:
+    """A published tokenizer of the data folder, as tok-llama3."""
+    from glassformer import tokenizer
+
+    return tokenizer.open(data(name))
+
+
+class Table:
+    """A table that shows itself."""
+
+    def __init__(self, heading: Sequence[Any], rows: Sequence[Sequence[Any]], digits: int) -> None:
+        self.heading, self.rows, self.digits = heading, rows, digits
+
+    def _said(self, one: Any) -> str:
+        if isinstance(one, torch.Tensor):
+            one = one.item()
+        return (
+            f"{one:.{self.digits}f}" if isinstance(one, float) else escape(f"{one:,}" if type(one) is int else str(one))
+        )
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{self._said(one)}</th>" for one in self.heading)
+        body = "".join("<tr>" + "".join(f"<td>{self._said(one)}</td>" for one in row) + "</tr>" for row in self.rows)
+        whole = f'<table class="numbers"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+        return f'<div class="scroll" tabindex="0">{whole}</div>'
+
+
+def table(heading: Sequence[Any], rows: Sequence[Sequence[Any]], digits: int = 4) -> Table:
+    """Rows as a table; a tensor of one number is a number."""
+    return Table(heading, rows, digits)
+
+
+class Picture:
+    """A chart that shows itself, with a text for who does not see it."""
+
+    def __init__(self, chart: Any, told: str) -> None:
+        self.chart, self.told = chart, told
+
+    def _repr_html_(self) -> str:
+        return (
+            f'<figure class="picture" role="img" aria-label="{escape(self.told)}">{self.chart.drawing().svg()}</figure>'
+        )
+
+
+def heat(
+    title: str, values: Any, rows: Sequence[str] = (), columns: Sequence[str] = (), signed: bool = False
+) -> Picture:
+    """Numbers as colours (darker is more); ``signed`` has zero in the middle."""
+    found = np.asarray(values.detach().float() if isinstance(values, torch.Tensor) else values, dtype=np.float64)
+    return Picture(Heat(title, found, list(rows), list(columns), signed=signed), title)
+
+
+def curves(title: str, lines: Mapping[str, Sequence[float]], every: int = 1) -> Picture:
+    """Lines over steps: name -> numbers, one for each step (or each ``every`` steps)."""
+    drawn = {name: ([every * (at + 1) for at in range(len(line))], list(line)) for name, line in lines.items()}
+    return Picture(Curves(title, drawn), title)
+
+
+@cache
+def lesson(vocab: int = 512, kilobytes: int = 400) -> tuple[Any, Any, Any]:
+    """A small text for trainings on these pages, Python's own documentation: its tokenizer, to learn from, held out."""
+    from glassformer import data as corpora
+    from glassformer import tokenizer
+
+    texts, size = [], 0
+    for text in corpora.find("python-docs").texts():
+        texts.append(text)
+        size += len(text)
+        if size > 1000 * kilobytes:
+            break
+    bpe = tokenizer.train("bpe", iter(texts), vocab)
+    whole = "\n".join(texts)
+    ids = bpe.encode(whole)
+    return bpe, ids[: len(ids) * 9 // 10], ids[len(ids) * 9 // 10 :]
+
+
+def trained(
+    model: Any, steps: int = 150, rate: float = 3e-3, warmup: int = 0, batch: int = 8, seed: int = 0
+) -> list[float]:
+    """The loss of each step while a model learns the lesson's text with AdamW; the model is trained in place."""
+    _, learn, _ = lesson()
+    ids, width = torch.tensor(learn), model.config.context
+    draws = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95))
+    losses = []
+    model.train()
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = rate * min(1.0, (step + 1) / warmup if warmup else 1.0)
+        begins = torch.randint(len(ids) - width - 1, (batch,), generator=draws)
+        rows = torch.stack([ids[begin : begin + width + 1] for begin in begins.tolist()])
+        logits = model(rows[:, :-1]).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    model.eval()
+    return losses
+
+
+@torch.no_grad()
+def held_out(model: Any) -> float:
+    """The mean loss a token on the lesson's held-out text."""
+    _, _, rest = lesson()
+    width = model.config.context
+    ids = torch.tensor(rest[: (len(rest) - 1) // width * width + 1])
+    logits = model(ids[:-1].view(-1, width)).logits
+    return float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[1:]))
+
+
+def model_of(changes: Mapping[str, Any] | None = None, seed: int = 0) -> Any:
+    """A decoder to train on a page: two blocks, 64 wide, 64 tokens; its settings changed by their path."""
+    from glassformer.config.serial import change
+    from glassformer.nn import build_model
+
+    base = {"embed.vocab": 512, "dim": 64, "context": 64, "decoder.depth": 2, "embed.previous_token_embeddings": 0}
+    base |= {"decoder.pattern.attention.heads": 4, "decoder.pattern.feedforward.hidden": 256}
+    return build_model(change(recipes.find("glass/1m"), {**base, **(changes or {})}), seed=seed)
+
+
+def smooth(line: Sequence[float], over: int = 10) -> list[float]:
+    """The mean of each ``over`` numbers and those before them."""
+    return [float(np.mean(line[max(0, at - over + 1) : at + 1])) for at in range(len(line))]
+
+
+__all__ = [
+    "DATA",
+    "config",
+    "curves",
+    "data",
+    "glassformer",
+    "heat",
+    "held_out",
+    "lesson",
+    "math",
+    "model_of",
+    "np",
+    "pretrained",
+    "recipes",
+    "small",
+    "smooth",
+    "table",
+    "tokenizer_of",
+    "torch",
+    "trained",
+]

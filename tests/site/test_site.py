@@ -1,0 +1,187 @@
+"""The site: cells that run, values in sentences, five depths, our own source, live frames; and the whole of it."""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from glassformer.cli import main
+
+pytest.importorskip("sphinx", reason="sphinx is missing: pip install 'glassformer[docs]'")
+from sphinx.application import Sphinx
+from sphinx.errors import SphinxError
+
+DOCS = Path(__file__).parents[2] / "docs"
+MOST = 10_000_000  # bytes of the site
+
+
+def built(source: Path, out: Path) -> subprocess.CompletedProcess[str]:
+    """The pages of a folder, as `make docs` builds ours."""
+    command = [sys.executable, "-m", "sphinx", "-W", "-q", "-E", "-c", str(DOCS), "-d", str(out / "trees")]
+    return subprocess.run([*command, str(source), str(out / "site")], capture_output=True, text=True, timeout=900)
+
+
+PAGE = """# A page
+
+```{computed}
+row = torch.tensor([2.0, 1.0, 0.0])
+print("printed")
+table(["score", "share"], [[a, b] for a, b in zip(row, row.softmax(0))])
+```
+
+The sum is {value}`row.exp().sum():.3f`, and $\\frac{1}{2}$.
+
+```{computed}
+:code: folded
+row.shape
+```
+
+::::{depths}
+:::{depth} story
+one
+:::
+:::{depth} plain
+two
+:::
+:::{depth} vectors
+three
+:::
+:::{depth} equations
+$$x^2$$
+:::
+:::{depth} functions
+five
+:::
+::::
+
+:::{question} Why so?
+Because.
+:::
+
+```{code-of} glassformer.nn.norm.RMSNorm.forward
+```
+
+```{computed}
+:code: hidden
+model, tokenizer = small()
+trace = glassformer.trace(model, tokenizer, "The cat sat")
+```
+
+```{live} trace
+:view: attention
+:title: A title & more
+```
+"""
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    (folder / "source").mkdir()
+    (folder / "source" / "index.md").write_text(PAGE)
+    done = built(folder / "source", folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "site"
+
+
+def test_what_a_page_can_do(page: Path) -> None:
+    text = (page / "index.html").read_text()
+    assert "11.107" in text and "<td>0.6652</td>" in text and "torch.Size([3])" in text and "printed" in text
+    assert text.count('type="radio"') == 5 and "<mfrac>" in text and "Why so?" in text
+    plain = re.sub("<[^>]+>", "", text)
+    assert "def forward(self, x" in plain and "glassformer/nn/norm.py:" in plain
+    assert "Every number on this page was computed when it was built, by Glassformer" in text
+    live = (page / "live" / "index-0.html").read_text()
+    assert '<script src="../_static/glass/inline.js">' in live and "A title &amp; more" in live
+    assert len(live) < 400_000 and (page / "_static" / "glass" / "app.css").exists()
+
+
+@pytest.mark.parametrize(
+    ("cell", "said"),
+    [
+        ("```{computed}\n1 / 0\n```", "ZeroDivisionError"),
+        ("{value}`nothing_here`", "NameError"),
+        (":::{depths}\n:::", "depths are"),
+        ("```{code-of} glassformer.nn.norm.Nothing\n```", "Nothing"),
+        ("[gone](gone.md)", "gone"),
+    ],
+)
+def test_a_page_that_fails_does_not_build(tmp_path: Path, cell: str, said: str) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "index.md").write_text(f"# A page\n\n{cell}\n")
+    folders = [tmp_path / "source", DOCS, tmp_path / "site", tmp_path / "trees"]
+    told = io.StringIO()
+    try:
+        app = Sphinx(*folders, "html", status=None, warning=told, warningiserror=True)
+        app.build()
+        assert app.statuscode != 0
+    except SphinxError as error:
+        told.write(str(error))
+    assert said in told.getvalue()
+
+
+class _Links(HTMLParser):
+    """What a page links to, what it loads, and the places in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.links, self.loads, self.places = list[str](), list[str](), set[str]()
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        given = dict(attrs)
+        self.places |= {given[name] for name in ("id", "name") if given.get(name)}
+        if tag == "a" and given.get("href"):
+            self.links.append(given["href"])
+        for name in ("src", "href") if tag in ("script", "link", "img", "iframe", "source") else ():
+            if given.get(name):
+                self.loads.append(given[name])
+
+
+def _read(path: Path) -> _Links:
+    made = _Links()
+    made.feed(path.read_text(encoding="utf-8"))
+    return made
+
+
+@pytest.mark.slow
+def test_the_whole_site(tmp_path: Path) -> None:
+    """It builds without a warning; every link leads somewhere; nothing is loaded from elsewhere; it is small."""
+    done = built(DOCS, tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    site = tmp_path / "site"
+    pages = {path: _read(path) for path in site.rglob("*.html")}
+    for path, page in pages.items():
+        for link in page.links + page.loads:
+            parts = urlsplit(link)
+            if parts.scheme:
+                assert link in page.links or parts.scheme == "data", f"{path.name} loads {link}"
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            assert target.exists(), f"{path.relative_to(site)} links to {link}"
+            if parts.fragment and target in pages and not parts.fragment.startswith("/"):
+                assert unquote(parts.fragment) in pages[target].places, f"{path.relative_to(site)} links to {link}"
+    styles = "".join(path.read_text(encoding="utf-8") for path in site.rglob("*.css"))
+    assert not re.search(r"url\(\s*['\"]?https?:", styles) and "@import" not in styles
+    assert sum(path.stat().st_size for path in site.rglob("*") if path.is_file()) < MOST
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from glassformer.commands import docs
+
+    monkeypatch.setattr(docs.resources, "files", lambda name: tmp_path)
+    assert main(["docs", "--print"]) == 2 and "make docs" in capsys.readouterr().err
+    (tmp_path / "site" / "learn").mkdir(parents=True)
+    (tmp_path / "site" / "index.html").write_text("")
+    (tmp_path / "site" / "learn" / "04-attention.html").write_text("")
+    assert main(["docs", "--print", "learn/04-attention.md"]) == 0
+    assert capsys.readouterr().out.strip().endswith("/site/learn/04-attention.html")
+    assert main(["docs", "--print", "learn/04-atention"]) == 2
+    assert 'Did you mean "learn/04-attention"?' in capsys.readouterr().err

@@ -19,7 +19,7 @@ pytest.importorskip("sphinx", reason="sphinx is missing: pip install 'glassforme
 from sphinx.application import Sphinx
 from sphinx.errors import SphinxError
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[1] / "docs"
 MOST = 10_000_000  # bytes of the site
 
 

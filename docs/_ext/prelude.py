@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from html import escape
 from pathlib import Path
@@ -14,6 +14,7 @@ import torch
 
 import glassformer
 from glassformer import config, recipes
+from glassformer.cost import cost
 from glassformer.figures.charts import Curves, Heat
 
 ROOT = Path(__file__).parents[2]
@@ -32,13 +33,13 @@ def small() -> tuple[Any, Any]:
     """The model that the package ships (four blocks, trained on Shakespeare's plays), and its tokenizer."""
     from glassformer.page.models import shipped
 
-    return glassformer.load(shipped())
+    return glassformer.load(shipped(), dtype=torch.float32)
 
 
 @cache
 def pretrained(name: str) -> tuple[Any, Any]:
     """A model of the data folder, as stories260K, and its tokenizer."""
-    return glassformer.load(data(name))
+    return glassformer.load(data(name), dtype=torch.float32)
 
 
 def data(name: str) -> Path:
@@ -125,23 +126,34 @@ def lesson(vocab: int = 512, kilobytes: int = 400) -> tuple[Any, Any, Any]:
     return bpe, ids[: len(ids) * 9 // 10], ids[len(ids) * 9 // 10 :]
 
 
-def trained(
-    model: Any, steps: int = 150, rate: float = 3e-3, warmup: int = 0, batch: int = 8, seed: int = 0
-) -> list[float]:
-    """The loss of each step while a model learns the lesson's text with AdamW; the model is trained in place."""
-    _, learn, _ = lesson()
-    ids, width = torch.tensor(learn), model.config.context
+def rows_of_text(model: Any, batch: int = 8, seed: int = 0) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
+    """What draws rows of the lesson's text and the tokens that follow each."""
+    ids, width = torch.tensor(lesson()[1]), model.config.context
     draws = torch.Generator().manual_seed(seed)
+
+    def draw() -> tuple[torch.Tensor, torch.Tensor]:
+        begins = torch.randint(len(ids) - width - 1, (batch,), generator=draws).tolist()
+        rows = torch.stack([ids[begin : begin + width + 1] for begin in begins])
+        return rows[:, :-1], rows[:, 1:]
+
+    return draw
+
+
+def trained(
+    model: Any, draw: Any = None, steps: int = 150, rate: float = 3e-3, warmup: int = 0, balance: bool = False
+) -> list[float]:
+    """The loss of each step of AdamW on what ``draw`` gives (None: text); the model is trained in place."""
+    draw = draw or rows_of_text(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95))
     losses = []
     model.train()
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = rate * min(1.0, (step + 1) / warmup if warmup else 1.0)
-        begins = torch.randint(len(ids) - width - 1, (batch,), generator=draws)
-        rows = torch.stack([ids[begin : begin + width + 1] for begin in begins.tolist()])
-        logits = model(rows[:, :-1]).logits
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten())
+        tokens, targets = draw()
+        output = model(tokens)
+        loss = torch.nn.functional.cross_entropy(output.logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+        loss = loss + sum(output.aux.values()) if balance else loss
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -160,14 +172,17 @@ def held_out(model: Any) -> float:
     return float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[1:]))
 
 
-def model_of(changes: Mapping[str, Any] | None = None, seed: int = 0) -> Any:
-    """A decoder to train on a page: two blocks, 64 wide, 64 tokens; its settings changed by their path."""
+def model_of(changes: Mapping[str, Any] | None = None, shape: str = "decoder", seed: int = 0) -> Any:
+    """A decoder or encoder to train on a page: two blocks, 64 wide, 64 tokens; its settings changed by their path."""
     from glassformer.config.serial import change
     from glassformer.nn import build_model
 
-    base = {"embed.vocab": 512, "dim": 64, "context": 64, "decoder.depth": 2, "embed.previous_token_embeddings": 0}
-    base |= {"decoder.pattern.attention.heads": 4, "decoder.pattern.feedforward.hidden": 256}
-    return build_model(change(recipes.find("glass/1m"), {**base, **(changes or {})}), seed=seed)
+    base = {"embed.vocab": 512, "dim": 64, "context": 64, f"{shape}.depth": 2}
+    base |= {f"{shape}.pattern.attention.heads": 4, f"{shape}.pattern.feedforward.hidden": 256}
+    if shape == "decoder":
+        base["embed.previous_token_embeddings"] = 0
+    recipe = recipes.find("glass/1m" if shape == "decoder" else "glass/encoder-1m")
+    return build_model(change(recipe, {**base, **(changes or {})}), seed=seed)
 
 
 def smooth(line: Sequence[float], over: int = 10) -> list[float]:
@@ -178,6 +193,7 @@ def smooth(line: Sequence[float], over: int = 10) -> list[float]:
 __all__ = [
     "DATA",
     "config",
+    "cost",
     "curves",
     "data",
     "glassformer",
@@ -189,6 +205,7 @@ __all__ = [
     "np",
     "pretrained",
     "recipes",
+    "rows_of_text",
     "small",
     "smooth",
     "table",

@@ -128,6 +128,28 @@ def test_a_page_that_fails_does_not_build(tmp_path: Path, cell: str, said: str) 
     assert said in told.getvalue()
 
 
+GOLDEN = {
+    "01-tokens": ["2028, 7257, 1495, 690, 387, 4037, 1534", "28,996", "30,522", "50,257", "32,100", "49,152", "32,011"],
+    "04-attention": ["7.389", "2.718", "11.107", "0.665", "0.245", "0.090"],
+    "09-efficient": [
+        *("8,030,261,248", "70,553,706,496", "405,853,388,800", "14,336", "28,672", "53,248", "128,256", "500,000"),
+        *("  128  512", "  320  2,560", "  504  8,064"),
+    ],
+}
+"""Published numbers that a page must come to by computing: of tokenizers, of softmax, of Llama 3."""
+
+
+@pytest.mark.parametrize("page", GOLDEN)
+def test_golden_numbers(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DOCS / "_ext"))
+    from computed import computed_text  # type: ignore[import-not-found,unused-ignore]
+
+    text = computed_text(DOCS / "learn" / f"{page}.md")
+    if "Not computed" in text:
+        pytest.skip("the data folder is missing")
+    assert [number for number in GOLDEN[page] if number not in text] == []
+
+
 class _Links(HTMLParser):
     """What a page links to, what it loads, and the places in it."""
 

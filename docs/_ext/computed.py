@@ -18,6 +18,7 @@ import ast
 import contextlib
 import html
 import io
+import re
 import shutil
 import traceback
 from importlib import resources
@@ -85,6 +86,23 @@ class Pages:
 
 
 pages = Pages()
+
+CELL = re.compile(
+    r"```\{computed\}\n(?::[^\n]*\n)*(?P<code>.*?)\n```|\{value\}`(?P<value>[^`]+)`|```\{live\} (?P<live>[^\n]*)", re.S
+)
+
+
+def computed_text(path: Path) -> str:
+    """What the cells and values of a page give, one after another, without the rest of the site."""
+    page, said = str(path), list[str]()
+    for found in CELL.finditer(path.read_text(encoding="utf-8")):
+        if found["value"] is not None:
+            said.append(pages.value(page, found["value"], page))
+            continue
+        printed, value = pages.run(page, found["code"] or found["live"], page)
+        rich = getattr(value, "_repr_html_", None)
+        said += [printed, re.sub("<[^>]+>", " ", rich())] if rich else [printed, "" if value is None else str(value)]
+    return "\n".join(filter(None, said))
 
 
 def _page(directive: Directive) -> str:

@@ -223,6 +223,26 @@ def test_c22_the_same_prefix_at_once_gives_what_it_gives_alone(faulty: Server) -
     assert asyncio.run(together()) == alone and alone[0] == alone[1] != alone[2]
 
 
+def test_the_page_over_what_is_served(chat_model: Path, tmp_path: Path) -> None:
+    """Its numbers are of the very weights, of 8 bits here; answers stay the same bits; both end at SIGTERM."""
+    with started(tmp_path, str(chat_model), "--bits", "8", "--dtype", "float32", "--page") as one:
+        asked = {"prompt": "O Romeo", "max_tokens": 8, "seed": 3, "logprobs": 5}
+        alone = one.post(TEXT, asked).json()["choices"]
+        said = next(line for line in one.log.read_text().splitlines() if line.startswith("The page is at "))
+        url = said.split()[-1]
+        (card,) = httpx.get(f"{url}api/models", timeout=60).json()
+        run = httpx.post(f"{url}api/runs", json={"model": card["name"], "text": "O Romeo"}, timeout=60).json()
+        address = {"address": f"logits[{len(run['tokens']) - 1},5]"}
+        cell = httpx.get(f"{url}api/runs/{run['run']}/cell", params=address, timeout=60).json()
+        look = {"prompt": "O Romeo", "inspect": ["logits"], "positions": [-1]}
+        logits = one.post("/v1/inspect", look).json()["values"]["logits"]["values"]
+        assert cell["value"] == pytest.approx(logits[0][5], abs=1e-3)
+        assert one.post(TEXT, asked).json()["choices"] == alone
+        assert httpx.get(url, headers={"host": "evil.example"}, timeout=60).status_code == 403
+        one.process.send_signal(signal.SIGTERM)
+        assert one.process.wait(30) == 0
+
+
 def test_a_taken_port_is_said_before_anything_is_loaded(chat_model: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .. import __version__
 from ..errors import UserError, need, note
 from .common import MODEL, computing
+
+if TYPE_CHECKING:
+    from ..serve.registry import Registry
 
 EXAMPLES = (
     "glassformer serve out/mine",
@@ -34,6 +39,7 @@ def options(one: argparse.ArgumentParser) -> None:
     add("--max-sequences", type=int, default=32, metavar="N", help="continuations that are computed at once (32)")
     add("--max-queue", type=int, default=256, metavar="N", help="requests that may wait; more are told 429 (256)")
     add("--memory", type=float, metavar="GIB", help="GiB for keys and values (half of what is free)")
+    add("--page", action="store_true", help="the page in a browser too, over the same weights, on this machine alone")
     add("--drain", type=int, default=30, metavar="S", help="seconds to end what is under way at SIGTERM (30)")
     computing(one)
 
@@ -73,5 +79,25 @@ def run(given: argparse.Namespace) -> None:
     print(f"http://{shown}:{bound.getsockname()[1]}/v1", flush=True)
     for id, served in models.models.items():
         note(f"{id}: {served.engine.room}")
+    if given.page:
+        note(f"The page is at {_page(models)}")
     note(f"Serving {', '.join(models.models)}; Ctrl-C or SIGTERM ends it.")
     server.run(models, __version__, bound, given.host, keys, given.drain)
+
+
+def _page(models: Registry) -> str:
+    """The page over the models that are served, in a thread; its address."""
+    import uvicorn
+
+    from ..asgi import listening, security
+    from ..page.app import Page, application
+    from ..page.events import Trainings
+    from ..page.models import HeldEntry, Models
+
+    served = models.models.items()
+    held = Models.of([HeldEntry(id.replace("/", "-"), one.checkpoint, one.model, one.tokenizer) for id, one in served])
+    bound = listening.bound(security.LOOPBACK[0], 0, PORT)
+    app = application(Page(held, Trainings(None, held)), frozenset(security.LOOPBACK))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off"))
+    threading.Thread(target=server.run, args=([bound],), name="glassformer-page", daemon=True).start()
+    return f"http://{security.LOOPBACK[0]}:{bound.getsockname()[1]}/"

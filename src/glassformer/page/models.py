@@ -33,18 +33,23 @@ def shipped() -> Path:
 class Loaded:
     """A model in memory with its tokenizer; ``lock`` is held by whoever runs it."""
 
-    def __init__(self, checkpoint: Checkpoint, dtype: str | None, device: str | None) -> None:
+    def __init__(self, model: Any, tokenizer: Any) -> None:
+        self.model, self.tokenizer = model, tokenizer
+        self.lock = threading.Lock()
+        self.heads: dict[str, Any] | None = None  # scores of its attention heads, once they were measured
+        self.dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+        self.digest = digest(model, self.tokenizer)
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, dtype: str | None, device: str | None) -> Loaded:
+        """Read from a checkpoint."""
         from ..nn import device as devices
 
         place = devices.find(device)
         model = checkpoint.model(dtype=dtype, device=place)
         if dtype is None and place.type == "cpu" and next(model.parameters()).element_size() < 4:
             model = model.float()  # a CPU rounds half precision otherwise than it is shown, and is slower in it
-        self.model, self.tokenizer = model, checkpoint.tokenizer()
-        self.lock = threading.Lock()
-        self.heads: dict[str, Any] | None = None  # scores of its attention heads, once they were measured
-        self.dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-        self.digest = digest(model, self.tokenizer)
+        return cls(model, checkpoint.tokenizer())
 
     @contextmanager
     def held(self, check: Check) -> Iterator[None]:
@@ -93,7 +98,7 @@ class Entry:
             now = stamp(checkpoint)
             if self.loaded is None or now != self.stamp:
                 self.checkpoint, self.loaded = checkpoint, None
-                self.loaded = Loaded(checkpoint, self.dtype, self.device)
+                self.loaded = Loaded.of(checkpoint, self.dtype, self.device)
                 self.stamp = now
             return self.loaded
         finally:
@@ -109,6 +114,19 @@ class Entry:
             "dtype": None if self.loaded is None else self.loaded.dtype,
             "loaded": self.loaded is not None,
         }
+
+
+class HeldEntry(Entry):
+    """A model that somebody else holds in memory, whatever becomes of its files."""
+
+    def __init__(self, id: str, checkpoint: Checkpoint, model: Any, tokenizer: Any) -> None:
+        super().__init__(id, checkpoint.name, id, None, None)
+        self.held = model, tokenizer
+
+    def open(self, check: Check = lambda: None) -> Loaded:
+        with self.turn:
+            self.loaded = self.loaded or Loaded(*self.held)
+        return self.loaded
 
 
 def stamp(checkpoint: Checkpoint) -> tuple[Any, ...]:
@@ -145,6 +163,14 @@ class Models:
             self.add(name)
         if not names:
             self.add(shipped(), SHIPPED)
+
+    @classmethod
+    def of(cls, entries: Sequence[Entry]) -> Models:
+        """Those and no others."""
+        made = cls.__new__(cls)
+        made.dtype, made.device, made.finders = None, None, []
+        made.entries = {one.id: one for one in entries}
+        return made
 
     def add(self, name: str | Path, title: str | None = None) -> Entry:
         """Offer one more. Raises UserError where no model is described there."""

@@ -16,6 +16,7 @@ from glassformer import config as c
 from glassformer.engine import Encode, Engine, EngineClosed, QueueFull, Request
 from glassformer.errors import UserError
 from glassformer.generation.sample import Sampling
+from glassformer.nn import kernels
 from glassformer.tokenizer import train as train_tokenizer
 
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7, 9, 3], [2]]
@@ -57,6 +58,30 @@ def test_several_continuations_are_those_of_generate() -> None:
     assert [one.tokens for one in result.completions] == same.tokens
     for ours, theirs in zip(result.completions, same.logprobs, strict=True):
         assert torch.allclose(torch.tensor(ours.logprobs), torch.tensor(theirs), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["llama", "t5", "glass", "gru"])
+def test_the_prompt_of_several_continuations_is_read_once(name: str) -> None:
+    """To the middle of a page, which is copied; a state is not, and is made again. The same bits as one by one."""
+    model, prompt, paged = tiny.model(tiny.ALL[name]), [*range(1, 22)] * 2, name != "gru"
+    how = {"seed": 5, "max_new": 4, "sampling": Sampling(1.0)}
+    with Engine(model, lookup=False) as engine:
+        start = Request([*range(1, 20)], prompt, **how) if name == "t5" else Request(prompt, **how)  # type: ignore[arg-type]
+        length, read = len(start.tokens), list[int]()
+        alone = [engine.submit(dataclasses.replace(start, first=place)).result().completions[0] for place in range(3)]
+        plain = engine._runner.read
+        engine._runner.read = lambda chunks, wanted: (  # type: ignore[method-assign]
+            read.extend(len(chunk.tokens) for chunk in chunks) or plain(chunks, wanted)
+        )
+        fresh = [token + 1 for token in start.tokens]  # nothing of it is in pages
+        again = engine.submit(dataclasses.replace(start, tokens=fresh, n=3)).result().completions
+        assert sum(read) == length + 3 * 3 + 2 * (1 if paged else length)
+        apart = [engine.submit(dataclasses.replace(start, tokens=fresh, first=place)).result() for place in range(3)]
+        several = engine.submit(dataclasses.replace(start, n=3)).result().completions
+    exact = kernels.path() != "torch" and paged
+    for one, other in [*zip(several, alone, strict=True), *zip(again, (x.completions[0] for x in apart), strict=True)]:
+        assert one.tokens == other.tokens
+        assert one.logprobs == (other.logprobs if exact else pytest.approx(other.logprobs, abs=1e-5))
 
 
 def test_a_prompt_is_scored() -> None:

@@ -91,6 +91,9 @@ def play(seed: int) -> None:
         most=lot.randint(1, 5),
         first=lot.choice([0, 0, 3]),
         released=released.append,
+        copy=lambda source, target: held.update(
+            {target * SIZE + at: held[source * SIZE + at] for at in range(SIZE) if source * SIZE + at in held}
+        ),
     )
     held: dict[int, tuple[int, int]] = {}  # what a careful reader would find in each slot: place and token
     todo, ends, live = lot.randint(1, 9), dict[Text, int](), list[Text]()
@@ -98,6 +101,10 @@ def play(seed: int) -> None:
         while todo and lot.random() < 0.6:
             tokens = [place % 3 for place in range(lot.randint(3, longest - 3))][: lot.randint(3, 20)]
             text = Text(tokens, lot.choice("abc"), root=lot.choice([None, 7]), own=lot.choice([None] * 9 + [0]))
+            running = [one for one in scheduler.running if one.computed]
+            if running and lot.random() < 0.3:
+                text.twin = twin = lot.choice(running)
+                text.tokens, text.root = twin.tokens[: max(1, lot.randint(3, len(twin.tokens)))], twin.root
             ends[text] = min(longest, len(tokens) + lot.randint(1, 9))
             scheduler.add(text)
             live.append(text)

@@ -33,7 +33,7 @@ from .job import Job, Stats
 from .looking import fault, like, looks, taken
 from .memory import Room, check_encode, check_request, room_for
 from .request import Encode, EngineClosed, Event, FinishReason, Handle, QueueFull, Request, TokenLogprob
-from .runner import encode
+from .runner import PagedRunner, encode
 from .scheduler import Chunk, Scheduler, Text, Turns
 from .scoring import keep_scores, scored, scored_or_last
 
@@ -84,6 +84,7 @@ class Engine:
             most=self.room.sequences,
             first=first,
             released=self._released,
+            copy=self._runner.copy if isinstance(self._runner, PagedRunner) else None,
         )
         self._encodes = Turns[Job]()
         self._jobs: dict[Handle, Job] = {}

@@ -37,7 +37,8 @@ class Look:
 
 
 def like(first: Text, other: Text) -> Text:
-    """``other``, which knows of their prompt what ``first`` has recorded of it."""
+    """``other``, another continuation of the prompt of ``first``, with what is known of it by now."""
+    other.twin = first
     if first.look is not None:
         other.look.next, other.look.pieces, other.own = first.look.next, [*first.look.pieces], first.look.next
     return other

@@ -99,6 +99,11 @@ class PagedRunner:
                 chunk.text.look.keep(chunk.start, len(chunk.tokens))
         return out.logits[0].float()
 
+    def copy(self, source: int, target: int) -> None:
+        """The keys and values of one page to another."""
+        for own, _ in self.cache.pages:
+            own.pages.copy(self._row([source]), self._row([target]))
+
     def _tape(self, chunks: Sequence[Chunk], wanted: Sequence[Sequence[int]]) -> PackedTape | None:
         """The tapes of the texts that are looked into."""
         if all(chunk.text.look is None for chunk in chunks):

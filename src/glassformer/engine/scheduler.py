@@ -26,6 +26,7 @@ class Text:
 
     ``root`` is what its keys depend on beside its tokens. From place ``own`` on it reads all itself, whatever
     pages hold (None: its last token alone). The first ``whole`` tokens are read in one go.
+    ``twin`` begins alike: what that has computed, to the middle of a page, is taken over while it still runs.
     ``draft`` are guesses of what follows. ``cached`` tokens were found in pages of others when it began. ``source`` is
     what an encoder reads beside it, ``owner`` whoever has it read and ``look`` whoever looks inside.
     """
@@ -38,6 +39,7 @@ class Text:
     source: tuple[int, ...] | None = None
     owner: Any = None
     look: Any = None
+    twin: Text | None = None
     number: int = -1  # in the order of arrival
     computed: int = 0
     cached: int = 0
@@ -120,7 +122,8 @@ class Scheduler:
     """Plans steps over the pages of ``pool``, which must hold one text of the greatest length.
 
     ``budget`` is the most tokens a step, ``most`` the most texts at once; the ``first`` tokens of a text are read in
-    one go. ``released`` is told of a text that gives its pages back.
+    one go. ``released`` is told of a text that gives its pages back, ``copy`` of a page that is to be copied to
+    another (None: none can be).
     """
 
     def __init__(
@@ -132,9 +135,10 @@ class Scheduler:
         most: int,
         first: int = 0,
         released: Callable[[Text], None] = lambda text: None,
+        copy: Callable[[int, int], None] | None = None,
     ) -> None:
         self.pool, self.size, self.budget, self.most, self.first = pool, size, max(budget, first, most), most, first
-        self.released = released
+        self.released, self.copy = released, copy
         self.prefix = Prefix(pool, size)
         self.waiting = Turns[Text]()
         self.running: list[Text] = []  # the oldest first
@@ -207,13 +211,20 @@ class Scheduler:
         while len(self.running) < self.most and (text := self.waiting.peek()) is not None:
             known = len(text.tokens) - 1 if text.own is None else min(text.own, len(text.tokens) - 1)
             found = self.prefix.find(text.root, text.tokens[:known]) if self._shares else []
+            same, twin = len(found) * self.size, text.twin
+            if twin is not None and twin in self.running and self.copy is not None and twin.computed > same:
+                same = min(known, twin.computed)
+                found = twin.pages[: same // self.size]
             missing = -(-len(text.tokens) // self.size) - len(found)
             if missing > self.pool.available - sum(self.pool.users[page] == 0 for page in found):
                 return
             for page in found:
                 self.pool.share(page)
             self.waiting.pop()
-            text.pages, text.computed = found, len(found) * self.size
+            text.pages, text.computed, text.twin = [*found], same, None
+            if same % self.size and twin is not None and self.copy is not None:
+                text.pages.append(self.pool.take())
+                self.copy(twin.pages[len(found)], text.pages[-1])
             if not text.started:
                 text.started, text.cached = True, text.computed
             self.running.append(text)

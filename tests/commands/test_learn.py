@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -80,6 +82,19 @@ def test_a_broken_file_through_the_real_command(tmp_path: Path) -> None:
     done = subprocess.run([*COMMAND, "check", "a.py"], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 1 and "line 2: invalid syntax: Python cannot read your file" in done.stdout, done
     assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_ctrl_c_ends_a_check_without_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(
+        "# exercise: norms\nfrom pathlib import Path\nPath('begun').touch()\nwhile True: pass\n"
+    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    running = subprocess.Popen([*COMMAND, "check", "a.py"], cwd=tmp_path, **pipes)  # type: ignore[call-overload]
+    while not (tmp_path / "begun").exists() and running.poll() is None:
+        time.sleep(0.05)
+    os.killpg(running.pid, signal.SIGINT)
+    said, notes = running.communicate(timeout=60)
+    assert running.returncode == 130 and "stopped." in notes and "Traceback" not in said + notes, (said, notes)
 
 
 @pytest.mark.parametrize(

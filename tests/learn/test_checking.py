@@ -279,7 +279,11 @@ def test_what_the_learner_changes_is_not_the_checks(checker: Checker, tmp_path: 
     solution = find("norms").solution.replace(
         "    mean = x.mean(-1, keepdim=True)\n", "    x = x.mul_(1)\n    mean = x.mean(-1, keepdim=True)\n"
     )
+    spoilt = find("norms").solution.replace(
+        "    return x / torch", "    y = x.clone()\n    x.zero_()\n    x = y\n    return x / torch"
+    )
     assert checker.check(put(tmp_path, "norms", solution)).state == "passed"
+    assert checker.check(put(tmp_path, "norms", spoilt)).state == "passed"
 
 
 def test_a_notebook_is_checked_and_its_cell_named(checker: Checker, tmp_path: Path) -> None:
@@ -337,6 +341,7 @@ def test_a_teachers_folder_and_a_class(tmp_path: Path) -> None:
     states = {learner: one.to_dict()["state"] for learner, one in found.items()}
     refused = dict.fromkeys(("eve", "finn", "gil"), "refused")
     assert states == {"anna": "passed", "ben": "failed", "cem": "error", "dora": "stopped", **refused}
+    assert len({one.verdict.seed for one in found.values() if one.verdict}) == 1
     ben = found["ben"].verdict
     assert isinstance(ben, Verdict) and ben.look == "once is not twice" and ben.message.startswith("double(0.")
     assert "it has no line" in found["eve"].refused and "There is no exercise" in found["finn"].refused

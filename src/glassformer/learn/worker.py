@@ -273,7 +273,8 @@ def _read(watching: selectors.BaseSelector, kept: dict[int, bytearray], wait: fl
 
 
 def main() -> None:
-    """Read jobs until there are no more."""
+    """Read jobs until there are no more; Ctrl-C ends it, and the job under way, without a word."""
+    signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
     import torch
 
     torch.set_num_threads(1)  # a fork of a process with a pool of threads would wait for them for ever

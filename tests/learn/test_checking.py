@@ -139,6 +139,182 @@ def test_a_usual_slip_is_named_with_its_place(
 
 
 OTHERS = {
+    "bpe-merges": """
+def merge(text, pair):
+    words, out = text.split("\\x00"), []
+    while words:
+        head = words.pop(0)
+        if words and (head, words[0]) == tuple(pair):
+            head += words.pop(0)
+        out.append(head)
+    return "\\x00".join(out)
+def joined(pieces, pair): return merge("\\x00".join(pieces), pair).split("\\x00")
+def learn(words, merges):
+    texts, out = {"\\x00".join(w): n for w, n in words.items()}, []
+    for _ in range(merges):
+        counts = {}
+        for text, n in texts.items():
+            p = text.split("\\x00")
+            for i in range(len(p) - 1):
+                counts[p[i], p[i + 1]] = counts.get((p[i], p[i + 1]), 0) + n
+        if counts:
+            out.append(sorted(counts.items(), key=lambda c: (-c[1], c[0]))[0][0])
+            texts = {merge(t, out[-1]): n for t, n in texts.items()}
+    return out
+def tokenise(word, merges):
+    pieces = list(word)
+    for pair in merges:  # in their order, each once: the same
+        pieces = joined(pieces, pair)
+    return pieces
+""",
+    "rnn-attention": """
+import torch
+def attend(state, source, there, w_state, bias, w_source, w):
+    scores = []
+    for j in range(len(source)):
+        scores.append(sum(w[a] * torch.tanh(w_state[a] @ state + bias[a] + w_source[a] @ source[j]) for a in range(len(w))))
+    powers = torch.stack([s.exp() * bool(t) for s, t in zip(scores, there)])
+    weights = powers / powers.sum()
+    return weights, sum(weights[j] * source[j] for j in range(len(source)))
+""",
+    "sinusoidal-positions": """
+import math, torch
+def positions(length, dim):
+    wave = (math.sin, math.cos)
+    return torch.tensor([[wave[c % 2](p / 10000 ** (2 * (c // 2) / dim)) for c in range(dim)] for p in range(length)])
+""",
+    "multi-head": """
+import torch
+def multi_head(x, w_q, w_k, w_v, w_out, heads, attend):
+    out, d = 0, x.shape[1] // heads
+    for h in range(heads):
+        own = slice(h * d, (h + 1) * d)
+        out = out + attend(x @ w_q[own].T, x @ w_k[own].T, x @ w_v[own].T) @ w_out[:, own].T
+    return out
+""",
+    "top-p": """
+import numpy as np, torch
+def top_p(logits, p):
+    x = logits.numpy().astype(np.float64)
+    chance = np.exp(x - x.max()) / np.exp(x - x.max()).sum()
+    out, total = np.full_like(x, -np.inf), 0.0
+    for at in np.argsort(-chance):
+        out[at] = x[at]
+        total += chance[at]
+        if total >= p:
+            break
+    return torch.from_numpy(out).float()
+""",
+    "beam-search": """
+import heapq, torch
+def beam_search(logits_after, beams, length):
+    best = [(torch.tensor(0.0), ())]
+    for _ in range(length):
+        every = [(score + s, tokens + (t,)) for score, tokens in best for t, s in enumerate(torch.log_softmax(logits_after(list(tokens)), 0))]
+        best = heapq.nlargest(beams, every, key=lambda one: float(one[0]))
+    return best
+""",
+    "masking": """
+def hide(tokens, special, choose, fate, other, mask, rate):
+    shown, targets = tokens.clone(), tokens * 0 - 1
+    for b in range(len(tokens)):
+        for t in range(len(tokens[b])):
+            if special[b, t] or choose[b, t] >= rate:
+                continue
+            targets[b, t] = tokens[b, t]
+            if fate[b, t] < 0.8:
+                shown[b, t] = mask
+            elif fate[b, t] >= 0.9:
+                shown[b, t] = other[b, t]
+    return shown, targets
+""",
+    "lora": """
+import torch
+from torch import nn
+class LoRA(nn.Module):
+    def __init__(self, linear, rank, scale):
+        super().__init__()
+        self.register_buffer("w", linear.weight.detach().clone())
+        self.register_buffer("bias", None if linear.bias is None else linear.bias.detach().clone())
+        self.down, self.up = nn.Linear(linear.in_features, rank, bias=False), nn.Linear(rank, linear.out_features, bias=False)
+        nn.init.zeros_(self.up.weight)
+        self.scale = scale
+    def merged(self): return self.w + self.scale * self.up.weight @ self.down.weight
+    def forward(self, x): return nn.functional.linear(x, self.merged(), self.bias)
+""",
+    "grouped-query-attention": """
+import torch
+def grouped(q, k, v, allowed):
+    group = q.shape[0] // k.shape[0]
+    return torch.cat([torch.nn.functional.scaled_dot_product_attention(q[i * group:(i + 1) * group], k[i:i+1], v[i:i+1], attn_mask=allowed) for i in range(len(k))])
+""",
+    "router": """
+import torch
+def route(x, w_router, k):
+    scores = x @ w_router.T
+    chosen = scores.argsort(-1, descending=True)[:, :k]
+    return scores.gather(1, chosen).softmax(-1), chosen  # the softmax over the chosen alone is the same
+def mixture(x, weights, chosen, experts):
+    return torch.stack([sum(w * experts[int(e)](row[None])[0] for w, e in zip(ws, es)) for row, ws, es in zip(x, weights, chosen)])
+""",
+    "int8": """
+import numpy as np, torch
+def quantize(w):
+    a = w.numpy()
+    scales = np.maximum(np.abs(a).max(1), 1e-20) / 127
+    return torch.from_numpy(np.rint(a / scales[:, None]).astype(np.int8)), torch.from_numpy(scales)
+def dequantize(codes, scales): return codes.float().mul(scales.view(-1, 1))
+def largest_error(w):
+    codes, scales = quantize(w)
+    return ((dequantize(codes, scales) - w).abs().amax(1) / scales).max()
+""",
+    "mini-transformer": """
+import torch
+from torch import nn
+from torch.nn import functional as F
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        like = nn.TransformerEncoderLayer(16, 2, 64, dropout=0.0, batch_first=True)
+        self.self_attn, self.linear1, self.linear2 = like.self_attn, like.linear1, like.linear2
+        self.norm1, self.norm2 = like.norm1, like.norm2
+    def forward(self, x, hidden):
+        x = self.norm1(x + self.self_attn(x, x, x, attn_mask=hidden, need_weights=False)[0])
+        return self.norm2(x + self.linear2(self.linear1(x).relu()))
+class MiniTransformerLM(nn.Module):
+    def __init__(self, tied=True):
+        super().__init__()
+        self.embed = nn.Embedding(50, 16)
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.head = nn.Linear(16, 50)
+        if tied:
+            self.embed.weight = self.head.weight
+            nn.init.normal_(self.embed.weight)
+    def mask(self, length):
+        return torch.arange(length)[None] > torch.arange(length)[:, None]
+    def forward(self, tokens):
+        angle = torch.arange(tokens.shape[1])[:, None] / 10000 ** (torch.arange(8) / 8)
+        x = self.embed(tokens) + torch.stack((angle.sin(), angle.cos()), -1).flatten(1)
+        for block in self.blocks:
+            x = block(x, self.mask(tokens.shape[1]))
+        return self.head(x)
+def windows(ids, starts, length):
+    rows = ids.unfold(0, length + 1, 1)[starts]
+    return rows[:, :-1], rows[:, 1:]
+def train(model, batches, lr):
+    moments = [(torch.zeros_like(w), torch.zeros_like(w)) for w in model.parameters()]
+    losses = []
+    for step, (x, y) in enumerate(batches, 1):
+        loss = nn.CrossEntropyLoss()(model(x).transpose(1, 2), y)
+        grads = torch.autograd.grad(loss, list(model.parameters()))
+        with torch.no_grad():
+            for w, (m, s), g in zip(model.parameters(), moments, grads):  # Adam by hand
+                m.mul_(0.9).add_(0.1 * g)
+                s.mul_(0.999).add_(0.001 * g * g)
+                w -= lr * (m / (1 - 0.9**step)) / ((s / (1 - 0.999**step)).sqrt() + 1e-8)
+        losses.append(loss.item())
+    return losses
+""",
     "one-head": """
 import math
 def softmax(x):
@@ -188,7 +364,7 @@ def loss(centre, company, noise):
 }
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", NAMES)
 def test_another_method_passes(name: str, checker: Checker, tmp_path: Path) -> None:
     found = checker.check(put(tmp_path, name, OTHERS[name]))
     assert found.state == "passed", found

@@ -53,6 +53,12 @@ def run(given: argparse.Namespace) -> int:
     )
     if verb == "list":
         return _list(given)
+    most = 86_400
+    need(
+        given.seconds is None or 0 < given.seconds <= most,
+        f"--seconds is {given.seconds}; give 0 to {most:,}, above 0.",
+    )
+    need(given.seed is None or 0 <= given.seed < 1 << 31, f"--seed is {given.seed}; give 0 to {(1 << 31) - 1:,}.")
     if verb == "check":
         return _class(given) if given.everyone else _check(given, Path(rest[0]) if rest else None)
     need(bool(rest), f"Say of which exercise: glassformer learn {verb} NAME; glassformer learn lists them.")
@@ -108,7 +114,6 @@ def _check(given: argparse.Namespace, file: Path | None) -> int:
     from ..learn import progress
     from ..learn.checking import Checker
 
-    need(given.seconds is None or given.seconds > 0, f"--seconds is {given.seconds}; give a number above 0.")
     file = _latest(given) if file is None else file
     with Checker(given.exercises) as checker:
         verdict = checker.check(file, given.seed, given.seconds)

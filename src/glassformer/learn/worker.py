@@ -176,8 +176,8 @@ def alone(job: dict[str, Any], said: int) -> NoReturn:
         ):
             signal.signal(number, time_is_up)
             signal.setitimer(clock, seconds)
-        sys.path.insert(0, str(Path(job["file"]).parent))
-        os.chdir(job.get("folder") or Path(job["file"]).parent)
+        sys.path.insert(0, job["folder"])  # where the learner's other files are
+        os.chdir(job["folder"])
         verdict = check(job["file"], job["exercise"], job["seed"], job.get("shown"))
         answer(verdict | {"slow": [name for name in SLOW if name in sys.modules]})
     except BaseException as error:

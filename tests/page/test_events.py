@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 pytest.importorskip("starlette", reason="the page needs its extra: pip install 'glassformer[page]'")
 pytest.importorskip("httpx", reason="tests of the page need httpx")
 
 import served
-from glassformer.page.events import Tail, Trainings
+from glassformer.config.run import PAUSED
+from glassformer.page.events import Trainings
 
 
 def line(step: int, **more: float) -> str:
@@ -29,64 +31,6 @@ def write(path: Path, first: int, last: int, mode: str = "a", **more: float) -> 
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open(mode) as opened:
         opened.writelines(line(step, **more) for step in range(first, last + 1))
-
-
-def test_what_is_appended_is_read_once(tmp_path: Path) -> None:
-    path = tmp_path / "log.jsonl"
-    tail = Tail(path)
-    assert tail.series(0, 100)["cursor"] == 0
-    write(path, 1, 3)
-    with path.open("a") as opened:
-        opened.write(line(4)[:9])  # a line that is half written
-    first = tail.series(0, 100)
-    assert first["first"] == [1, 2, 3] and first["columns"]["loss"]["mean"] == [5.0, 2.5, 5 / 3]
-    with path.open("a") as opened:
-        opened.write(line(4)[9:] + "not json\n[1]\n")
-    second = tail.series(first["cursor"], 100)
-    assert second["first"] == [4] and not second["reset"] and second["cursor"] == 4
-
-
-def test_a_column_that_comes_later_stands_at_its_steps(tmp_path: Path) -> None:
-    path = tmp_path / "log.jsonl"
-    write(path, 1, 2)
-    write(path, 3, 3, valid=1.5)  # as it was called
-    write(path, 4, 4, valid_loss=1.0)
-    told = Tail(path).series(0, 100)
-    assert told["columns"]["valid_loss"]["mean"] == [None, None, 1.5, 1.0]
-
-
-def test_a_training_that_goes_back_begins_anew(tmp_path: Path) -> None:
-    path = tmp_path / "log.jsonl"
-    tail = Tail(path)
-    write(path, 1, 10)
-    cursor = tail.series(0, 100)["cursor"]
-    write(path, 1, 4, "w")  # resumed at step 4: what came after was dropped
-    told = tail.series(cursor, 100)
-    assert told["reset"] and told["first"] == [1, 2, 3, 4] and told["turn"] == 1
-
-
-def test_a_spike_is_in_every_bucket_size(tmp_path: Path) -> None:
-    """100,000 steps in 1,000 points: least, greatest and mean are NumPy's, and buckets do not move as it grows."""
-    path = tmp_path / "log.jsonl"
-    values = np.sin(np.arange(100_000) / 1000)
-    values[54_321] = 99.0
-    path.write_text("".join(json.dumps({"step": n + 1, "loss": value}) + "\n" for n, value in enumerate(values)))
-    tail = Tail(path)
-    told = tail.series(0, 1000)
-    size = told["bucket"]
-    assert size == 128 and len(told["first"]) == math.ceil(100_000 / 128)
-    cut = [values[at : at + size] for at in range(0, len(values), size)]
-    assert told["columns"]["loss"]["max"] == [part.max() for part in cut]
-    assert told["columns"]["loss"]["min"] == [part.min() for part in cut]
-    np.testing.assert_allclose(told["columns"]["loss"]["mean"], [part.mean() for part in cut])
-    assert max(told["columns"]["loss"]["max"]) == 99.0
-    write(path, 100_001, 100_010)
-    later = tail.series(0, 1000)
-    assert (
-        later["first"] == told["first"] and later["columns"]["loss"]["max"][:-1] == told["columns"]["loss"]["max"][:-1]
-    )
-    part = tail.series(70_000, 100)
-    assert part["first"][0] == 70_001 and part["first"][1] % part["bucket"] == 1
 
 
 def test_a_run_folder_becomes_a_model(tmp_path: Path) -> None:
@@ -195,3 +139,33 @@ def test_a_training_is_asked_to_stop_by_a_file(tmp_path: Path) -> None:
     refused = client.post("/api/train/mine/stop", json={})
     assert refused.status_code == 400 and "not running" in refused.json()["error"]
     assert client.post("/api/train/other/stop", json={}).status_code == 404
+
+
+def test_a_training_waits_as_long_as_a_file_is_there(tmp_path: Path) -> None:
+    """A run that waits writes no line and yet lives, by the age of that file; one killed meanwhile does not."""
+    folder = tmp_path / "mine"
+    write(folder / "log.jsonl", 1, 20, seconds=0.1)
+    (folder / "run.json").write_text(json.dumps({"train": {"steps": 40}}))
+    client = served.client(served.page(run=folder))
+    pause = folder / "pause"
+
+    def told() -> tuple[bool, ...]:
+        (card,) = client.get("/api/train").json()
+        return card["live"], card["pausing"], card["paused"]
+
+    def ask(paused: Any) -> Any:
+        return client.post("/api/train/mine/pause", json={"paused": paused})
+
+    assert told() == (True, False, False) and ask("yes").status_code == 400
+    assert ask(True).json()["asked"] and told() == (True, True, False)
+    pause.write_text(PAUSED)
+    long_ago = time.time() - 600
+    os.utime(folder / "log.jsonl", (long_ago, long_ago))
+    served.saved("gpt2", folder / "step-000020")
+    assert told() == (True, False, True), "its last step was saved and nothing came since: it waits"
+    assert ask(True).json()["asked"] and pause.read_text() == PAUSED
+    os.utime(pause, (long_ago, long_ago))
+    assert told() == (False, False, False), "nobody waits there any more"
+    assert ask(False).json()["asked"] and not pause.exists() and ask(False).status_code == 200
+    refused = ask(True)
+    assert refused.status_code == 400 and "not running" in refused.json()["error"]

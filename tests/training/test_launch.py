@@ -22,6 +22,7 @@ from glassformer import training
 from glassformer.checkpoints import Checkpoint, resolve, store
 from glassformer.config import run, run_file, serial
 from glassformer.config.old_names import LOG_KEYS
+from glassformer.config.run import PAUSED
 from glassformer.errors import UserError
 from glassformer.training import hooks, progress
 from glassformer.training.compare import figures
@@ -161,6 +162,40 @@ def test_a_file_in_the_folder_stops_a_run(corpus, tmp_path):
     last = logged(out)[-1]
     assert process.returncode == 128 + signal.SIGTERM and 3 <= last < 40 and not (out / "stop").exists()
     assert (out / "last").read_text() == f"step-{last:06d}\n" and "asks this run to stop" in said
+
+
+def hold(process, out, after):
+    """Have a run wait once step ``after`` is in the log; the step after which it waits, by its own word."""
+    attend(process, out, after)
+    (out / "pause").touch()
+    until = time.monotonic() + 120
+    while (out / "pause").read_text() != PAUSED:
+        assert process.poll() is None and time.monotonic() < until, process.stderr.read()
+        time.sleep(0.005)
+    return logged(out)[-1]
+
+
+def test_a_file_in_the_folder_holds_a_run(corpus, whole, tmp_path):
+    """It waits after a step as long as the file is there; one killed meanwhile waits no more when it goes on."""
+    out = tmp_path / "run"
+    process = start(corpus, out)
+    held = hold(process, out, after=3)
+    time.sleep(0.5)
+    assert logged(out)[-1] == held < 40
+    (out / "pause").unlink()
+    held = hold(process, out, after=held + 1)
+    process.kill()
+    said = process.communicate(timeout=60)[1]
+    assert said.count("it goes on when that file is gone") == 2 and said.count("Going on.") == 1
+
+    process = start(corpus, out, resume=True)
+    held = hold(process, out, after=held + 1)
+    (out / "stop").touch()
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 128 + signal.SIGTERM and f"SIGTERM after step {held};" in said
+    assert not (out / "pause").exists() and not (out / "stop").exists()
+    training.run(settings(corpus), out, resume=True)
+    assert equal(weights(out), weights(whole)), "pauses change no bit"
 
 
 @pytest.mark.slow

@@ -25,6 +25,10 @@ from .serial import frozen
 
 STOP = "stop"
 """A file of this name in a run folder asks the training there to save and end."""
+PAUSE = "pause"
+"""A file of this name makes it wait after its step until the file is gone."""
+PAUSED = "Paused: take this file away to go on.\n"
+"""What a training that waits writes into that file, again and again: its age says whether the training lives."""
 LARGEST_VOCAB = 1 << 20
 """More entries than any published tokenizer has; a trainer would take their memory before it reads a text."""
 

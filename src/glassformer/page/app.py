@@ -283,6 +283,11 @@ class Page:
         await body(request)
         return answer(await to_thread.run_sync(self.trainings.stop, request.path_params["name"]))
 
+    async def pause(self, request: Request) -> Response:
+        """POST api/train/{name}/pause"""
+        wanted, name = (await body(request)).get("paused"), request.path_params["name"]
+        return answer(await to_thread.run_sync(self.trainings.pause, name, wanted))
+
     async def probe(self, request: Request) -> Response:
         """GET api/train/{name}/probe"""
         name, query = request.path_params["name"], request.query_params
@@ -330,6 +335,7 @@ class Page:
             Route(f"{train}/samples", self.samples),
             Route(f"{train}/routing", self.routing),
             Route(f"{train}/stop", self.stop, methods=post),
+            Route(f"{train}/pause", self.pause, methods=post),
             Route(f"{train}/probe", self.probe),
             Route("/api/events", self.events),
             Route("/{name}", self.file),

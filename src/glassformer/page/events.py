@@ -13,7 +13,6 @@ import math
 import re
 import threading
 import time
-from array import array
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -22,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 from anyio import to_thread
 
 from .. import files
-from ..config.old_names import log_line
-from ..config.run import STOP
+from ..config.run import PAUSE, PAUSED, STOP
 from ..errors import UserError, need
 from . import records
 from .models import Check, Entry, Missing, Models
+from .tail import Tail
 
 if TYPE_CHECKING:
     from .runs import Runs
@@ -38,101 +37,6 @@ BEAT = 15.0  # seconds after which a silent stream says that it lives
 LOADED = 4  # checkpoints that stay in memory
 PROBE = "The king said to the queen that"
 OVER_TOKENS = {"Causal", "Prefix", "Masked", "Span", "Seq2Seq"}  # objectives whose loss is that of guessing a token
-
-
-class Tail:
-    """A log of JSON lines as columns of numbers; ``rows`` were read so far, ``turn`` counts how often it began anew."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.lock = threading.Lock()
-        self.turn = 0
-        self._begin()
-
-    def _begin(self) -> None:
-        self.offset, self.inode, self.rest = 0, 0, b""
-        self.columns: dict[str, array[float]] = {}
-        self.rows = 0
-
-    def read(self) -> None:
-        """Take what was appended; from the start where the file is another one or has become shorter."""
-        try:
-            told = self.path.stat()
-        except OSError:
-            return
-        if self.inode and (told.st_ino != self.inode or told.st_size < self.offset):
-            self._begin()
-            self.turn += 1
-        self.inode = told.st_ino
-        if told.st_size == self.offset:
-            return
-        with contextlib.suppress(OSError), self.path.open("rb") as opened:
-            opened.seek(self.offset)
-            data = opened.read()
-            self.offset += len(data)
-            *lines, self.rest = (self.rest + data).split(b"\n")  # the last line may be half written
-            for line in lines:
-                self._add(line)
-
-    def _add(self, line: bytes) -> None:
-        try:
-            found = json.loads(line)
-        except (ValueError, RecursionError):
-            return
-        if not isinstance(found, dict) or not isinstance(found.get("step"), int):
-            return
-        for name, value in log_line(found).items():
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                if name not in self.columns:
-                    if len(self.columns) >= 100:
-                        continue
-                    self.columns[name] = array("d", [math.nan]) * self.rows
-                self.columns[name].append(float(value))
-        self.rows += 1
-        for column in self.columns.values():
-            if len(column) < self.rows:
-                column.append(math.nan)
-
-    def series(self, since: int, most: int) -> dict[str, Any]:
-        """The rows from ``since`` on, in buckets of a power of two of them where they are more than ``most``.
-
-        A bucket of rows says the least, greatest and mean number of each column and its first and last step; buckets
-        begin at multiples of their size, so a point never moves and a spike never vanishes.
-        """
-        with self.lock:
-            self.read()
-            reset = since > self.rows
-            since = 0 if reset else since
-            size = 1
-            while (self.rows - since) / size > most:
-                size *= 2
-            edges = sorted({since, *range(since // size * size, self.rows, size)} - set(range(since)))
-            spans = list(zip(edges, [*edges[1:], self.rows], strict=True)) if self.rows > since else []
-            steps = self.columns.get("step", array("d"))
-            told: dict[str, Any] = {}
-            for name, column in self.columns.items():
-                if name != "step":
-                    told[name] = [_bucket(column[low:high]) for low, high in spans]
-            return {
-                "cursor": self.rows,
-                "since": since,
-                "reset": reset,
-                "turn": self.turn,
-                "bucket": size,
-                "first": [int(steps[low]) for low, _ in spans],
-                "last": [int(steps[high - 1]) for _, high in spans],
-                "columns": {
-                    name: {key: [one[at] for one in rows] for at, key in enumerate(("min", "max", "mean"))}
-                    for name, rows in told.items()
-                },
-            }
-
-
-def _bucket(column: array[float]) -> tuple[float | None, float | None, float | None]:
-    some = [value for value in column if math.isfinite(value)]
-    if not some:
-        return None, None, None
-    return min(some), max(some), math.fsum(some) / len(some)
 
 
 class Trainings:
@@ -191,7 +95,11 @@ class Trainings:
         steps, objective = train.get("steps"), (train.get("objective") or {}).get("type")
         vocab = ((settings.get("model") or {}).get("embed") or {}).get("vocab")
         done, kept = isinstance(steps, int) and step >= steps, checkpoints(path)
-        ended = kept[-1:] == [step] and age is not None and age > max(3.0, 3 * spent)  # it was saved, and nothing came
+        asked, waited = _pause(path)
+        if age is not None and waited is not None:
+            age = min(age, waited)
+        late = age is not None and age > max(3.0, 3 * spent)
+        ended = kept[-1:] == [step] and late and waited is None  # it was saved, and nothing came
         return {
             "name": name,
             "title": str(path),
@@ -204,6 +112,8 @@ class Trainings:
             "objective": objective,
             "chance": math.log(vocab) if objective in OVER_TOKENS and isinstance(vocab, int) and vocab > 1 else None,
             "stopping": (path / STOP).is_file(),
+            "pausing": asked and waited is None,
+            "paused": waited is not None and waited < QUIET,
             "samples": records.size(path / records.SAMPLES),
             "routing": records.size(path / records.ROUTING),
             "checkpoints": [{"step": number, "model": f"{name}@{number}"} for number in kept],
@@ -256,6 +166,18 @@ class Trainings:
         files.write(path / STOP, "The page asked this training to save and end.\n")
         return {"name": name, "asked": True}
 
+    def pause(self, name: str, wanted: Any) -> dict[str, Any]:
+        """Ask a training that runs to wait after its step, or no longer, by a file in its folder as well."""
+        path = self._path(name)
+        need(isinstance(wanted, bool), '"paused" is true or false.')
+        if wanted:
+            need(self._card(name, path)["live"], f'The training "{name}" is not running, so there is nothing to pause.')
+            if not (path / PAUSE).is_file():  # what a training that waits has written there stays
+                files.write(path / PAUSE, "The page asked this training to wait.\n")
+        else:
+            (path / PAUSE).unlink(missing_ok=True)
+        return {"name": name, "asked": True}
+
     def probe(self, runs: Runs, name: str, text: str, check: Check) -> dict[str, Any]:
         """One text read by each checkpoint that is there: a run of each, whose heads and answers are then asked for."""
         path, told = self._path(name), []
@@ -303,6 +225,16 @@ class Trainings:
                 said = time.monotonic()
                 yield b": still here\n\n"
             await asyncio.sleep(OFTEN)
+
+
+def _pause(path: Path) -> tuple[bool, float | None]:
+    """Whether a training is asked to wait, and how many seconds ago it last said that it does; None: it never did."""
+    try:
+        told = (path / PAUSE).stat()
+        waits = (path / PAUSE).read_text(encoding="utf-8", errors="replace").startswith(PAUSED)
+    except OSError:
+        return False, None
+    return True, max(0.0, time.time() - told.st_mtime) if waits else None
 
 
 def _named(step: int) -> str:

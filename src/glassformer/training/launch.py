@@ -11,6 +11,7 @@ import importlib.util
 import math
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any
 from .. import config, files
 from ..config import serial
 from ..config.old_names import renamed
-from ..config.run import STOP, Run, Train
+from ..config.run import PAUSE, PAUSED, STOP, Run, Train
 from ..cost import available_memory, gibibytes
 from ..errors import UserError, need, note
 from ..nn import device as devices
@@ -38,6 +39,7 @@ from .report import duration
 from .resume import is_stale, must_be_same, previous_run, restore_newest
 
 MANY_EPOCHS = 20  # times over the text, from which on validation soon rises again
+PULSE = 5.0  # seconds between signs of life of a run that waits
 Sampler = Callable[..., str]
 """(model, tokenizer, source or None) -> some text it wrote; with ``source_tokenizer=`` where the source has its own."""
 
@@ -125,7 +127,7 @@ def _train(
     about |= {"asked": settings.model, "chosen": chosen or before.get("chosen", "")}
     files.write(out / "run.json", serial.dumps(about))
 
-    with Signals(out / STOP) as signals:
+    with Signals(out) as signals:
         with contextlib.ExitStack() as opened:
             two_sided = isinstance(plan.model, config.EncoderDecoder)  # sides are seldom equally long
             flops = 0.0 if two_sided else plan.cost.training_flops
@@ -136,7 +138,12 @@ def _train(
             hooks, save = _hooks(opened, plan, data, state, live, out)
             ended = _stale(state, how)
             steps = () if ended else train(model, data.batches, how.objective, how, state=state, execution=execution)
-            step, valid = _consume(steps, hooks, save, lambda: signals.heard() or _stale(state, how))
+
+            def ends() -> Any:
+                live.began += signals.wait()  # the time that is left is of steps, not of pauses
+                return signals.heard() or _stale(state, how)
+
+            step, valid = _consume(steps, hooks, save, ends)
         if signals.number and step and not step.last:
             kept = run_checkpoints.newest(out)
             where = f"the last checkpoint is {kept}" if kept else "nothing was saved yet"
@@ -226,17 +233,18 @@ def _sampling(sample: Sampler | None, plan: RunPlan, data: RunData) -> Callable[
 class Signals:
     """While entered, the first Ctrl-C, SIGTERM or SIGHUP is only noted in ``number``; a second Ctrl-C interrupts.
 
-    A SIGHUP that is ignored, as under nohup, stays so. A file ``stop`` that comes to be meanwhile counts as a SIGTERM:
-    who shares the folder can end the run, on another machine too.
+    A SIGHUP that is ignored, as under nohup, stays so. A file ``stop`` that comes to be in ``folder`` meanwhile counts
+    as a SIGTERM, and while a file ``pause`` is there the run can ``wait``: who shares the folder can end or hold the
+    run, on another machine too. Both are taken away at the beginning and at the end: they are of one run alone.
     """
 
-    def __init__(self, stop: Path | None = None) -> None:
-        self.stop = stop
+    def __init__(self, folder: Path | None = None) -> None:
+        self.stop, self.pause = (None, None) if folder is None else (folder / STOP, folder / PAUSE)
         self.number: int | None = None
         self.old: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
-        self._clear()  # one that was meant for a run that has ended
+        self._clear()
         if threading.current_thread() is threading.main_thread():
             heard = [signal.SIGINT, signal.SIGTERM]
             if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
@@ -245,9 +253,10 @@ class Signals:
         return self
 
     def _clear(self) -> None:
-        if self.stop is not None:
-            with contextlib.suppress(OSError):
-                self.stop.unlink(missing_ok=True)
+        for path in (self.stop, self.pause):
+            if path is not None:
+                with contextlib.suppress(OSError):
+                    path.unlink(missing_ok=True)
 
     def heard(self) -> int | None:
         """The signal so far."""
@@ -256,6 +265,23 @@ class Signals:
             note(f"{self.stop} asks this run to stop: saving.")
             self.number = signal.SIGTERM
         return self.number
+
+    def wait(self) -> float:
+        """Wait as long as the run is paused and nothing ends it; the seconds that it took."""
+        if self.pause is None or not self.pause.exists():
+            return 0.0
+        begun, told = time.monotonic(), -math.inf
+        note(f"Paused by {self.pause}: it goes on when that file is gone. Ctrl-C saves and ends.")
+        while self.heard() is None and self.pause.exists():
+            if time.monotonic() - told > PULSE:
+                told = time.monotonic()
+                with contextlib.suppress(OSError), self.pause.open("r+") as opened:  # made by others, never by the run
+                    opened.write(PAUSED)
+                    opened.truncate()
+            time.sleep(0.1)
+        if self.number is None:
+            note("Going on.")
+        return time.monotonic() - begun
 
     def notice(self, number: int, frame: FrameType | None) -> None:
         if self.number is not None:
@@ -266,6 +292,7 @@ class Signals:
         note("Finishing this step, then saving; once more to stop at once.")
 
     def __exit__(self, *_: object) -> None:
+        self._clear()
         for number, handler in self.old.items():
             signal.signal(number, handler)
 

@@ -12,6 +12,7 @@ import torch
 
 import served
 from glassformer.checkpoints import store
+from glassformer.config.run import PAUSED
 from glassformer.inspection.looking import token_ids
 
 
@@ -39,9 +40,19 @@ def training(tmp_path: Path, serving: Any) -> Iterator[tuple[str, Path]]:
         yield url, log
 
 
-def test_a_training_is_seen_as_it_grows(training: tuple[str, Path], tab: Any) -> None:
+def test_a_training_is_seen_as_it_grows(training: tuple[str, Path], tab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from glassformer.page.events import OFTEN, Trainings
+
     url, log = training
-    page = tab
+    page, looks, asked, news = tab, list[tuple[int, Any]](), list[str](), Trainings.news
+
+    def noted(self: Trainings, cursors: dict[str, int]) -> dict[str, Any]:
+        size, told = log.stat().st_size, news(self, cursors)
+        looks.append((size, told["trainings"]))
+        return told
+
+    monkeypatch.setattr(Trainings, "news", noted)
+    page.on("request", lambda request: asked.append(request.url) if "/series" in request.url else None)
     page.goto(f"{url}#train")
     page.wait_for_selector('.curves [role="slider"]')
     page.wait_for_function("() => document.querySelector('.train [data-addr$=\".step\"]')?.dataset.v === '3000'")
@@ -57,6 +68,9 @@ def test_a_training_is_seen_as_it_grows(training: tuple[str, Path], tab: Any) ->
     with log.open("a") as opened:
         opened.write(line(3001))
     page.wait_for_function("() => document.querySelector('.train [data-addr$=\".step\"]')?.dataset.v === '3001'")
+    # The first look at the longer log tells of the line, and the page shows it without asking for the curves again.
+    first = next(told for size, told in looks if size == log.stat().st_size)
+    assert [one["last"] for one in first.values()] == [[3001]] and len(asked) == 1 and OFTEN <= 0.5
     last = page.locator('.train [data-addr$=".loss[3001]"]')
     assert float(last.get_attribute("data-v")) == pytest.approx(json.loads(line(3001))["loss"], rel=1e-12)
     samples = log.with_name("samples.jsonl")
@@ -71,6 +85,15 @@ def test_a_training_is_seen_as_it_grows(training: tuple[str, Path], tab: Any) ->
         row = model(token_ids(model, tokenizer, "The king said to the queen that")).logits[0, -1]
     row = row[: tokenizer.size].softmax(-1)  # of the words that there are
     assert float(shown.get_attribute("data-v")) == pytest.approx(float(row[token]), rel=1e-4)
+    log.touch()  # it lives, however long this test has taken
+    page.get_by_role("button", name="Pause").click()
+    page.wait_for_selector("text=pauses after this step")
+    log.with_name("pause").write_text(PAUSED)  # as a training does that waits
+    page.wait_for_selector(".train .live >> text=paused")
+    page.get_by_role("button", name="Go on").click()
+    page.wait_for_selector(".train .live >> text=● live")
+    assert not log.with_name("pause").exists()
+    log.touch()
     page.get_by_role("button", name="Stop & save").click()
     page.wait_for_selector("text=saves and stops after this step")
     assert log.with_name("stop").is_file()

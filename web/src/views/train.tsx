@@ -25,6 +25,8 @@ interface Training {
   objective: string | null;
   chance: number | null; // the loss of a guess at random
   stopping: boolean;
+  pausing: boolean; // it is asked to
+  paused: boolean; // it waits
   samples: number; // bytes of the files: they grow when there is more
   routing: number;
   checkpoints: { step: number; model: string }[];
@@ -137,11 +139,11 @@ export function Train() {
       <div class="row">
         <h2>Training</h2>
         <select aria-label="training" value={one.name} onChange={(event) => (chosen.value = event.currentTarget.value)}>{list.map((other) => <option key={other.name} value={other.name}>{other.name}</option>)}</select>
-        <span class={one.live ? "live" : "soft"}>{one.live ? "● live" : one.done ? "finished" : "not running"}</span>
+        <span class={one.live ? "live" : "soft"}>{one.live ? (one.paused ? "❚❚ paused" : "● live") : one.done ? "finished" : "not running"}</span>
         <span>step <Num addr={`train.${one.name}.step`} v={series?.last.at(-1) ?? one.step} />{one.steps !== null && <> of <Num addr={`train.${one.name}.steps`} v={one.steps} /></>}</span>
         <Speed series={series} one={one} />
         {one.objective && <span class="soft">{one.objective}</span>}
-        {one.live && <Stop one={one} />}
+        {one.live && <Controls one={one} />}
         <label>smooth <input type="range" min="0" max="0.99" step="0.01" value={smoothing.value} onInput={(event) => (smoothing.value = Number(event.currentTarget.value))} /> {smoothing.value}</label>
       </div>
       {(lost || error) && <p class="failure" role="alert">{lost || error} The curves stay as they were; the page asks again.</p>}
@@ -155,19 +157,27 @@ export function Train() {
   );
 }
 
-/** Asks the training by a file in its folder; it saves after its step and ends, wherever it runs. */
-function Stop({ one }: { one: Training }) {
+/** Asks the training by files in its folder, wherever it runs: after its step it waits, or saves and ends. */
+function Controls({ one }: { one: Training }) {
   const [said, say] = useState("");
-  const ask = () => transport.post(`api/train/${encodeURIComponent(one.name)}/stop`, {}).then(() => say(""), (problem) => say((problem as Error).message));
+  const ask = (what: string, asked: object) => void transport.post(`api/train/${encodeURIComponent(one.name)}/${what}`, asked).then(() => say(""), (problem) => say((problem as Error).message));
   if (one.stopping) return <span class="soft">saves and stops after this step …</span>;
-  return <><button title="it saves after its step and ends; --resume goes on from there" onClick={() => void ask()}>Stop &amp; save</button>{said && <span class="failure">{said}</span>}</>;
+  const held = one.paused || one.pausing;
+  return (
+    <>
+      <button title={held ? "it goes on with its next step" : "it waits after its step until it is told to go on"} onClick={() => ask("pause", { paused: !held })}>{held ? "Go on" : "Pause"}</button>
+      {one.pausing && <span class="soft">pauses after this step …</span>}
+      <button title="it saves after its step and ends; --resume goes on from there" onClick={() => ask("stop", {})}>Stop &amp; save</button>
+      {said && <span class="failure">{said}</span>}
+    </>
+  );
 }
 
 function Speed({ series, one }: { series: Series | null; one: Training }) {
   const seconds = series?.columns.seconds?.mean, tokens = series?.columns.tokens?.mean;
   if (!series || !seconds || seconds.length < 2) return null;
   const recent = seconds.slice(-20).filter((v): v is number => v !== null), each = recent.reduce((a, v) => a + v, 0) / recent.length;
-  const rate = tokens?.at(-1), left = one.steps !== null && one.live ? (one.steps - (series.last.at(-1) ?? 0)) * each : null;
+  const rate = tokens?.at(-1), left = one.steps !== null && one.live && !one.paused ? (one.steps - (series.last.at(-1) ?? 0)) * each : null;
   return <span class="soft">{rate ? `${count(Math.round(rate / each))} tokens/s` : ""}{left !== null && ` · ${left > 90 ? `${Math.round(left / 60)} min` : `${Math.round(left)} s`} left`}</span>;
 }
 

@@ -2,14 +2,16 @@ import { batch } from "@preact/signals";
 import { render } from "preact";
 import "./style.css";
 import { Ahead, example, json, prebaked, type Example } from "./core/example";
-import { failure, models, run, stand, submit } from "./core/run";
+import { AFTER_MS, failure, models, run, stand, submit } from "./core/run";
 import { arrived, edits, ids, mirror, model, notice, prompt, source, view } from "./core/state";
 import { canonical, connect, HttpTransport, transport, use } from "./core/transport";
 import type { ModelCard } from "./core/types";
 import { Frame } from "./frame/Frame";
 import { listen } from "./frame/keys";
 import { install } from "./kernel/probe";
-import { fetchAll, screens } from "./views";
+import { fetchAll, fetchScreen, screens } from "./views";
+
+const FIRST = "The animal didn't cross the street because it was too tired"; // the example's text
 
 async function begin() {
   install();
@@ -17,7 +19,8 @@ async function begin() {
   const listed = transport.json<ModelCard[]>("api/models");
   const soon: { list?: ModelCard[] } = {};
   listed.then((list) => (soon.list = list), () => undefined);
-  const held = transport.live && !ids.value && !edits.value.length ? await example() : null;
+  fetchScreen(view.value); // while the model reads
+  const held = transport.live && !ids.value && !edits.value.length && ["", FIRST].includes(prompt.value) ? await example() : null;
   const others = soon.list && soon.list[0]?.name !== held?.model && soon.list[0]?.loaded; // it answers at once itself
   if (held && !others && ["", held.model].includes(model.value) && ["", held.text].includes(prompt.value)) show(held, listed);
   listen(screens);
@@ -34,7 +37,7 @@ async function begin() {
   }
   settle(models.value);
   if (model.value) await submit();
-  fetchAll();
+  setTimeout(fetchAll, AFTER_MS);
 }
 
 /** The link's model and screen; where they are not here the ones that were open, else the first, and a sentence that says so. */
@@ -52,7 +55,7 @@ function settle(list: ModelCard[], had = "", screen = screens[0].name) {
   }
   notice.value = said.join(" ");
   if (!card) failure.value = "There is no model here. Start the page with one: glassformer page MODEL.";
-  if (!prompt.value && !ids.value && !(card?.abilities.source && source.value)) prompt.value = "The animal didn't cross the street because it was too tired";
+  if (!prompt.value && !ids.value && !(card?.abilities.source && source.value)) prompt.value = FIRST;
   if (card?.abilities.source && !source.value) source.value = prompt.value;
 }
 

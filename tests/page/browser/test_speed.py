@@ -142,3 +142,14 @@ def test_ten_megabytes_pasted_are_cut_and_said(long: str, tab: Any) -> None:
     tab.wait_for_function("() => /left out/.test(document.querySelector('.text').innerText)", timeout=60_000)
     assert tab.locator(".text .token").count() <= 600
     assert max([0, *tab.evaluate("() => __tasks")]) < 1000
+
+
+def test_what_is_looked_at_comes_first(long: str, tab: Any) -> None:
+    """Once the text is read the next thing asked for is the matrix: no script is missing, no other number goes before."""
+    opened(tab, long, 400)
+    tab.wait_for_load_state("networkidle")
+    asked = tab.evaluate("() => performance.getEntriesByType('resource').map(one => [one.startTime, one.name])")
+    names = [name for _, name in sorted(asked)]
+    at = next(at for at, name in enumerate(names) if name.endswith("api/runs"))
+    assert "pattern" in names[at + 1], names[at : at + 3]
+    assert any(name.endswith(".js") for name in names[at + 2 :]), "the other screens come later"

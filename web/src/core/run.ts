@@ -83,7 +83,7 @@ export async function submit(): Promise<void> {
 
 /** The check of the run on the page, which comes after its first picture. */
 export const checked = signal<{ run: string; difference: number } | null>(null);
-const AFTER_MS = 300; // by then a screen has asked for its own numbers, and the second pass does not go before them
+export const AFTER_MS = 300; // by then a screen has asked for its own numbers, and nothing goes before them
 
 async function check(made: Run): Promise<void> {
   await new Promise((done) => setTimeout(done, AFTER_MS));

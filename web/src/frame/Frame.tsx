@@ -6,6 +6,7 @@ import { busy, card, checked, failure, layers, models, run, sourceTokens, submit
 import { prebaked } from "../core/example";
 import * as state from "../core/state";
 import { transport } from "../core/transport";
+import type { Run } from "../core/types";
 import { Strip } from "../kernel/strip";
 import { screens } from "../views";
 import type { Screen } from "../views/screen";
@@ -156,10 +157,13 @@ interface Share {
   addr: string;
 }
 
+const LATER_MS = 50; // the screen asks first
+
 /** For every layer the length of what it added, over that of what it gave on, at one token. */
-async function shares(): Promise<Share[]> {
-  const made = run.value!, place = state.query.value ?? made.tokens.length - 1, before = new Map<string, string>();
-  return Promise.all(layers.value.map(async ({ stack, layer, ops }) => {
+async function shares(made: Run): Promise<Share[]> {
+  const place = state.query.value ?? made.tokens.length - 1, before = new Map<string, string>(), all = layers.value;
+  await new Promise((done) => setTimeout(done, LATER_MS));
+  return Promise.all(all.map(async ({ stack, layer, ops }) => {
     const out = [...ops].reverse().find((one) => one.id.endsWith(".resid"))?.id ?? ops[ops.length - 1].id;
     const into = before.get(stack) ?? ops.find((one) => one.kind === "residual")?.in[0];
     before.set(stack, out);
@@ -181,7 +185,7 @@ async function shares(): Promise<Share[]> {
 
 function Rail() {
   const made = run.value;
-  const loaded = useLoaded(() => (made ? shares() : null), [made?.run, state.query.value]);
+  const loaded = useLoaded(() => (made ? shares(made) : null), [made?.run, state.query.value]);
   if (!made || !layers.value.length) return <div class="rail" />;
   const list: Share[] = loaded.data?.length === layers.value.length ? loaded.data : layers.value.map(({ stack, layer }) => ({ stack, layer, share: null, addr: "" }));
   const most = Math.max(1e-9, ...list.map((one) => one.share ?? 0));

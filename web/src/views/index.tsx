@@ -7,9 +7,9 @@ import type { ModelCard } from "../core/types";
 import { Playground } from "./playground";
 import type { Screen } from "./screen";
 
-const waiting: (() => void)[] = [];
+const waiting = new Map<string, () => void>();
 
-function later(load: () => Promise<ComponentType>): ComponentType {
+function later(name: string, load: () => Promise<ComponentType>): ComponentType {
   const found = signal<ComponentType | null>(null), failed = signal("");
   let asked = false;
   const fetch = () => {
@@ -17,7 +17,7 @@ function later(load: () => Promise<ComponentType>): ComponentType {
     asked = true;
     load().then((one) => (found.value = one), () => ((asked = false), (failed.value = "This screen did not come from the server. Is “glassformer page” still running?")));
   };
-  waiting.push(fetch);
+  waiting.set(name, fetch);
   return function Later() {
     useEffect(fetch, []);
     const Component = found.value;
@@ -25,9 +25,12 @@ function later(load: () => Promise<ComponentType>): ComponentType {
   };
 }
 
+/** Fetch a screen before it is drawn. */
+export const fetchScreen = (name: string): void => waiting.get(name)?.();
+
 /** Fetch the screens that nobody has opened yet. */
 export function fetchAll(): void {
-  for (const fetch of waiting) fetch();
+  for (const fetch of waiting.values()) fetch();
 }
 
 /** Of what the model has and a saved file leaves out. */
@@ -35,20 +38,20 @@ const unsaved = (card: ModelCard, ability: string) => (card.unsaved?.includes(ab
 
 export const screens: readonly Screen[] = [
   { name: "playground", title: "Playground", order: 1, component: Playground },
-  { name: "inside", title: "Inside", order: 2, component: later(() => import("./inside").then((one) => one.Inside)) },
+  { name: "inside", title: "Inside", order: 2, component: later("inside", () => import("./inside").then((one) => one.Inside)) },
   {
-    name: "attention", title: "Attention", order: 3, component: later(() => import("./attention").then((one) => one.Attention)),
+    name: "attention", title: "Attention", order: 3, component: later("attention", () => import("./attention").then((one) => one.Attention)),
     absent: (card, made) => (!card.abilities.attention || (made && !made.plan.some((op) => op.id.endsWith(".pattern") && op.axes.includes("H") && op.axes.includes("S"))) ? "This model has no attention heads: its tokens meet in a recurrent state. Inside shows how." : null),
   },
   {
-    name: "lens", title: "Lens", order: 4, component: later(() => import("./lens").then((one) => one.LensScreen)),
+    name: "lens", title: "Lens", order: 4, component: later("lens", () => import("./lens").then((one) => one.LensScreen)),
     absent: (card) => (card.abilities.lens ? null : unsaved(card, "lens") ?? "This model has no head over words, so its depths cannot be read as words."),
   },
-  { name: "tokens", title: "Tokens", order: 5, component: later(() => import("./tokens").then((one) => one.Tokens)), alone: true },
+  { name: "tokens", title: "Tokens", order: 5, component: later("tokens", () => import("./tokens").then((one) => one.Tokens)), alone: true },
   {
-    name: "experts", title: "Experts", order: 6, component: later(() => import("./experts").then((one) => one.Experts)),
+    name: "experts", title: "Experts", order: 6, component: later("experts", () => import("./experts").then((one) => one.Experts)),
     absent: (card) => (card.abilities.experts ? null : "Every token takes the same way through this model: it has no router and no experts."),
   },
-  { name: "train", title: "Train", order: 7, component: later(() => import("./train").then((one) => one.Train)), alone: true },
-  { name: "compare", title: "Compare", order: 8, component: later(() => import("./compare").then((one) => one.Compare)) },
+  { name: "train", title: "Train", order: 7, component: later("train", () => import("./train").then((one) => one.Train)), alone: true },
+  { name: "compare", title: "Compare", order: 8, component: later("compare", () => import("./compare").then((one) => one.Compare)) },
 ];

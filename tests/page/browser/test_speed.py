@@ -145,7 +145,7 @@ def test_ten_megabytes_pasted_are_cut_and_said(long: str, tab: Any) -> None:
 
 
 def test_what_is_looked_at_comes_first(long: str, tab: Any) -> None:
-    """Once the text is read the next thing asked for is the matrix: no script is missing, no other number goes before."""
+    """Once the text is read the matrix is asked for next: no script is missing, no other number goes before."""
     opened(tab, long, 400)
     tab.wait_for_load_state("networkidle")
     asked = tab.evaluate("() => performance.getEntriesByType('resource').map(one => [one.startTime, one.name])")

@@ -1,17 +1,58 @@
-// What the server says, as the contract has it. Names are Python's.
+// What the server answers, by its paths. Names are Python's. tests/page/test_types.py asks a real server for every
+// answer of `Answers` and holds it to these types: a field that is not here, or that never comes, fails there.
+
+export interface Answers {
+  "GET api/models": ModelCard[];
+  "POST api/runs": Run;
+  "GET api/runs/{run}": Run;
+  "GET api/runs/{run}/check": Run["check"];
+  "GET api/runs/{run}/cell": Cell;
+  "POST api/runs/{run}/lens": Lens;
+  "GET api/runs/{run}/attribution": Attribution;
+  "GET api/runs/{run}/experts": Experts;
+  "GET api/heads/{model}": Heads;
+  "POST api/contexts": InContexts;
+  "POST api/generate token": Generated;
+  "POST api/generate start": { ids: number[]; seed: number; model: string };
+  "POST api/generate end": { finish: string; text: string };
+  "POST api/beam": { beams: Beam[] };
+  "POST api/tokenize": Cut[];
+  "POST api/tokenize/steps": Steps;
+  "GET api/tokenizers": KnownTokenizer[];
+  "GET api/train": Training[];
+  "GET api/train/{name}/series": Series;
+  "GET api/train/{name}/samples": Sample[];
+  "GET api/train/{name}/routing": Routing[];
+  "GET api/train/{name}/probe": Probed;
+  "POST api/train/{name}/pause": { name: string; asked: boolean };
+  "POST api/train/{name}/stop": { name: string; asked: boolean };
+  "GET api/events": { cursor: string; trainings: Record<string, Series> };
+}
+
+export interface Abilities {
+  generate: boolean;
+  fill: boolean;
+  source: boolean;
+  experts: boolean;
+  pool: boolean;
+  lens: boolean;
+  attention: boolean;
+  attribution: boolean;
+}
 
 export interface ModelCard {
   name: string;
   title: string;
   kind: "decoder" | "encoder" | "encoder-decoder" | "recurrent";
   parameters: number;
-  dtype: string;
+  dtype: string | null; // null until it is loaded
   context: number;
   vocab: number;
-  abilities: { generate: boolean; fill: boolean; source: boolean; experts: boolean; pool: boolean; lens: boolean; attention: boolean };
+  abilities: Abilities;
   loaded: boolean;
-  unsaved?: string[]; // abilities that the model has and its saved file has not
-  labels?: string[];
+  labels: string[];
+  /** Of a saved file alone: abilities that the model has and the file has not. */
+  unsaved?: string[];
 }
 
 export interface Token {
@@ -33,8 +74,10 @@ export interface Op {
   axes: string[];
   shape: number[];
   params: Record<string, number | string | boolean>;
+  names: string[];
+  quadratic: boolean;
   src: string;
-  words?: string;
+  words: string;
 }
 
 export interface Run {
@@ -42,6 +85,8 @@ export interface Run {
   model: string;
   digest: string;
   task: string;
+  kind: string;
+  abilities: Abilities;
   dtype: string;
   streams: { name: string; length: number }[];
   tokens: Token[];
@@ -50,10 +95,11 @@ export interface Run {
   kept: { tier: string; bytes: number };
   check: { captured_vs_fast_max_abs: number | null };
   ms: number;
-  cut?: string | null; // a sentence, where something of the text, or of a saved file's values, is not there
-  left_out?: { tokens: number; source_tokens: number }; // beyond what the model can read
-  weights?: Record<string, number[]>; // shape by address
-  edits?: string[];
+  cut: string | null; // a sentence, where something of the text, or of a saved file's values, is not there
+  left_out?: { tokens: number; source_tokens?: number }; // beyond what the model can read
+  weights: Record<string, number[]>; // shape by address
+  edits: string[];
+  found?: boolean; // it was made before
 }
 
 export interface Operand {
@@ -78,8 +124,89 @@ export interface Cell {
   others: Operand[];
   source: string;
   edited: boolean;
-  next?: string[]; // operations that read it
-  python?: string;
+  words: { plain: string; place: string; value: string };
+  next: string[]; // operations that read it
+  weights: Record<string, string>;
+  python: string;
+}
+
+/** Lens.to_dict: (depth, position) and (depth, position, nth). */
+export interface Lens {
+  lens: string;
+  depths: string[];
+  positions: number[];
+  tokens: number[];
+  pieces: string[];
+  length: number;
+  top: number[][][];
+  top_pieces: string[][][];
+  probability: number[][][];
+  entropy: number[][];
+  kl: number[][];
+  tracked: { token: number; piece: string; probability: number[][]; rank: number[][] }[];
+  notes: string[];
+}
+
+export interface Attribution {
+  token: number;
+  piece: string;
+  against: number | null;
+  against_piece: string | null;
+  position: number;
+  parts: { kind: string; address: string; value: number; block: number | null; index: number | null }[];
+  sum: number;
+  logit: number;
+  capped: number | null; // after a soft cap, where there is one
+  difference: number;
+  notes: string[];
+  edits: string[];
+}
+
+export interface Experts {
+  layers: Mixture[];
+  idle: number;
+  of: number;
+}
+
+/** Of each mixture: a row a token, its chosen experts in order of their shares. */
+export interface Mixture {
+  address: string;
+  layer: number;
+  experts: number;
+  chosen: number[][];
+  weight: number[][];
+  probabilities: number[][] | null;
+  load: number[];
+  idle: number;
+}
+
+export interface Heads {
+  heads: Measured[];
+  draws: number;
+  length: number;
+  seed: number;
+}
+
+export interface Measured {
+  path: string;
+  head: number;
+  scores: Record<string, number | null>;
+  baseline: Record<string, number>;
+  deviation: Record<string, number>;
+  even: Record<string, number>;
+  labels: string[];
+}
+
+/** One word in two texts. */
+export interface InContexts {
+  word: string;
+  texts: string[];
+  positions: number[][];
+  pieces: string[][];
+  depths: string[];
+  cosine: number[];
+  others: number[];
+  notes: string[];
 }
 
 export interface Settings {
@@ -93,9 +220,104 @@ export interface Settings {
 export interface Generated {
   id: number;
   bytes: string;
+  text: string; // that is finished by it
   logprob: number;
-  top: { id: number; logprob: number; bytes?: string }[];
+  top: { id: number; logprob: number }[];
   ms: number;
   kv_bytes: number;
-  special?: boolean;
+  special: boolean;
+}
+
+export interface Beam {
+  tokens: (Token & { logprob: number })[];
+  score: number;
+  finish: string;
+  text: string;
+}
+
+export interface KnownTokenizer {
+  name: string;
+  title: string;
+  vocab: number | null;
+  available: boolean;
+  command?: string;
+}
+
+/** A text under a tokenizer. */
+export interface Cut {
+  name: string;
+  vocab: number;
+  algorithm: string;
+  tokens: Token[];
+  round_trip?: boolean;
+}
+
+/** How the word that a token stands in came to its pieces. */
+export interface Steps {
+  word: string;
+  algorithm: string;
+  start: string[];
+  /** Of BPE merges, of WordPiece matches, of Unigram paths. */
+  steps: { rank?: number; left?: string; right?: string; pieces?: string[]; rest?: string; tried?: number; piece?: string | null; score?: number }[];
+  pieces: string[];
+  ids: number[];
+  whole: boolean;
+  first: number;
+  shown: Record<string, string>;
+}
+
+export interface Training {
+  name: string;
+  title: string;
+  step: number;
+  steps: number | null;
+  rows: number;
+  age_s: number | null;
+  live: boolean;
+  done: boolean;
+  objective: string | null;
+  chance: number | null; // the loss of a guess at random
+  stopping: boolean;
+  pausing: boolean; // it is asked to
+  paused: boolean; // it waits
+  samples: number; // bytes of the files: they grow when there is more
+  routing: number;
+  checkpoints: { step: number; model: string }[];
+}
+
+export interface Column {
+  min: (number | null)[];
+  max: (number | null)[];
+  mean: (number | null)[];
+}
+
+export interface Series {
+  name: string;
+  cursor: number;
+  since: number;
+  reset: boolean;
+  turn: number;
+  bucket: number;
+  first: number[];
+  last: number[];
+  columns: Record<string, Column>;
+}
+
+export interface Sample {
+  step: number;
+  text: string;
+}
+
+export interface Routing {
+  address: string;
+  steps: number[];
+  share: number[][];
+  tokens: [string, number, number][][];
+}
+
+/** One sentence, a run of each checkpoint. */
+export interface Probed {
+  name: string;
+  text: string;
+  steps: { step: number; model: string; run: string }[];
 }

@@ -7,7 +7,7 @@ import { label, type Piece } from "../core/pieces";
 import { along, ops, run, submit, thumbs, useLoaded, values } from "../core/run";
 import * as state from "../core/state";
 import { transport } from "../core/transport";
-import type { Op, Run } from "../core/types";
+import type { Heads, Measured, Op, Run } from "../core/types";
 import { type Answer, answerPlace, hasWords, moved, telling, wordsOf } from "../core/whatif";
 import { bitmap } from "../kernel/bitmap";
 import { Legend, Matrix, paint } from "../kernel/matrix";
@@ -151,16 +151,7 @@ async function scored(made: Run, list: Op[]): Promise<Scores> {
   return found;
 }
 
-interface Measured {
-  path: string;
-  head: number;
-  scores: Record<string, number | null>;
-  baseline: Record<string, number>;
-  deviation: Record<string, number>;
-  labels: string[];
-}
-
-const measured = (model: string) => transport.json<{ heads: Measured[] }>(`api/heads/${encodeURIComponent(model)}`).then((told) => new Map(told.heads.map((one) => [`${one.path}.pattern[${one.head}]`, one])));
+const measured = (model: string) => transport.json<Heads>(`api/heads/${encodeURIComponent(model)}`).then((told) => new Map(told.heads.map((one) => [`${one.path}.pattern[${one.head}]`, one])));
 
 function Atlas({ made, list, op, head }: { made: Run; list: Op[]; op: Op; head: number }) {
   const { done, error } = useThumbs(made, list, () => weights(made, op, head));

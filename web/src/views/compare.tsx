@@ -6,7 +6,7 @@ import { aligned, label, pieces, type Stretch } from "../core/pieces";
 import { logits, models, run, thumbs, useLoaded, values } from "../core/run";
 import * as state from "../core/state";
 import { transport } from "../core/transport";
-import type { Run } from "../core/types";
+import type { InContexts, Run, Training } from "../core/types";
 import { type Answer, answerOf, answerPlace, hasWords, softmax, wordsOf } from "../core/whatif";
 import { Num } from "../kernel/Num";
 import "./compare.css";
@@ -14,11 +14,6 @@ import { Heads } from "./train";
 
 const POSITIONS = 32; // the last ones, whose whole rows of logits are read
 const other = state.param("cb", "", (one) => one);
-
-interface Training {
-  name: string;
-  checkpoints: { step: number; model: string }[];
-}
 
 export function Compare() {
   const made = run.value!;
@@ -184,15 +179,6 @@ function Stretches({ a, b }: { a: Run; b: Run }) {
       </div>
     </section>
   );
-}
-
-interface InContexts {
-  positions: number[][];
-  pieces: string[][];
-  depths: string[];
-  cosine: number[];
-  others: number[];
-  notes: string[];
 }
 
 const contextWord = state.param("cw", "bank", (one) => one), contextOne = state.param("c1", "Bank has lot of money", (one) => one), contextTwo = state.param("c2", "That river bank is beautiful", (one) => one);

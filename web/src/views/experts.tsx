@@ -5,30 +5,18 @@ import { label } from "../core/pieces";
 import { along, ops, run, submit, useLoaded } from "../core/run";
 import * as state from "../core/state";
 import { transport } from "../core/transport";
-import type { Run } from "../core/types";
+import type { Experts as Told, Mixture, Run } from "../core/types";
 import { type Answer, hasWords, moved, telling, wordsOf } from "../core/whatif";
 import { Num } from "../kernel/Num";
 import { css, ink, sequential } from "../kernel/palette";
 import { Moved } from "./moved";
 import "./experts.css";
 
-/** Of each mixture: a row a token, its chosen experts in order of their shares. */
-interface Mixture {
-  address: string;
-  layer: number;
-  experts: number;
-  chosen: number[][];
-  weight: number[][];
-  probabilities: number[][] | null;
-  load: number[];
-  idle: number;
-}
-
 const MOST = 200; // tokens of the table
 
 export function Experts() {
   const made = run.value!;
-  const loaded = useLoaded(async () => ({ told: await transport.json<{ layers: Mixture[]; idle: number; of: number }>(`api/runs/${made.run}/experts`), run: made.run }), [made.run]);
+  const loaded = useLoaded(async () => ({ told: await transport.json<Told>(`api/runs/${made.run}/experts`), run: made.run }), [made.run]);
   const told = loaded.data?.run === made.run ? loaded.data.told : null;
   if (loaded.error) return <p class="failure" role="alert">{loaded.error}</p>;
   if (!told) return <p class="note">…</p>;

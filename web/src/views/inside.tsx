@@ -8,7 +8,7 @@ import { label } from "../core/pieces";
 import { along, card, layers, logits, ops, run, sibling, useLoaded, values } from "../core/run";
 import * as state from "../core/state";
 import { transport } from "../core/transport";
-import type { Op, Run } from "../core/types";
+import type { Attribution, Op, Run } from "../core/types";
 import { highest, wordsOf } from "../core/whatif";
 import { chosenStack } from "../frame/Frame";
 import { actions } from "../frame/keys";
@@ -127,14 +127,6 @@ function MapView() {
       <Cards ops={after} />
     </>
   );
-}
-
-interface Attribution {
-  token: number;
-  position: number;
-  logit: number;
-  capped: number | null; // after a soft cap, where there is one
-  parts: { address: string; value: number }[];
 }
 
 /** What the answer's logit is made of, and, where something was changed, what it was made of before. */

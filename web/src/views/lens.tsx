@@ -6,39 +6,12 @@ import { card, run, tokens, useLoaded, vocabulary } from "../core/run";
 import * as state from "../core/state";
 import { shown } from "../core/whatif";
 import { transport } from "../core/transport";
-import type { Run } from "../core/types";
+import type { Attribution, Lens, Run } from "../core/types";
 import { Legend } from "../kernel/matrix";
 import { Num } from "../kernel/Num";
 import { css, ink, sequential } from "../kernel/palette";
 import { CATEGORIES as LIGHT, CATEGORIES_DARK } from "../kernel/palettes";
 import "./lens.css";
-
-/** Lens.to_dict: (depth, position) and (depth, position, nth). */
-interface Lens {
-  lens: string;
-  depths: string[];
-  positions: number[];
-  length: number;
-  top: number[][][];
-  top_pieces: string[][][];
-  probability: number[][][];
-  entropy: number[][];
-  kl: number[][];
-  tracked: { token: number; piece: string; probability: number[][]; rank: number[][] }[];
-  notes: string[];
-}
-
-interface Attribution {
-  token: number;
-  piece: string;
-  position: number;
-  parts: { kind: string; address: string; value: number; block: number | null; index: number | null }[];
-  sum: number;
-  logit: number;
-  capped: number | null;
-  difference: number;
-  notes: string[];
-}
 
 type Shade = "probability" | "entropy" | "kl";
 const SHADES: Record<Shade, string> = { probability: "probability of the word shown", entropy: "entropy (nats)", kl: "KL to the model's own answer (nats)" };

@@ -8,7 +8,7 @@ import { sample, type Chosen } from "../core/sampler";
 import { bytes } from "../core/safetensors";
 import * as state from "../core/state";
 import { transport } from "../core/transport";
-import type { Generated, Settings, Token } from "../core/types";
+import type { Beam, Generated, Settings } from "../core/types";
 import { actions } from "../frame/keys";
 import { Num } from "../kernel/Num";
 import { css, ink, sequential } from "../kernel/palette";
@@ -24,12 +24,15 @@ const seed = state.param<number>("seed", 1337, (one) => real(one) ?? 1337);
 const maxNew = state.param<number>("n_new", 48, (one) => real(one) ?? 48);
 const settings = computed<Settings>(() => ({ temperature: temperature.value, top_k: topK.value, top_p: topP.value, min_p: minP.value, repetition_penalty: penalty.value }));
 
+/** A token of a branch: written by the model, chosen by hand, or found by a search. */
+type Written = Pick<Generated, "id" | "bytes" | "logprob" | "top" | "ms" | "kv_bytes">;
+
 interface Branch {
   number: number;
   name: string;
   prompt: number[]; // what the luck is made of
   start: number[]; // what the decoder begins with
-  tokens: Generated[];
+  tokens: Written[];
   finish: string;
 }
 
@@ -49,7 +52,7 @@ function change(made: Partial<Branch>, which = active.value) {
   branches.value = branches.value.map((one) => (one.number === which ? { ...one, ...made } : one));
 }
 
-function begin(tokens: Generated[] = [], from?: Branch): Branch {
+function begin(tokens: Written[] = [], from?: Branch): Branch {
   const made = run.value!, start = from?.start ?? made.tokens.map((one) => one.id);
   const prompt = from?.prompt ?? (made.source_tokens ?? made.tokens).map((one) => one.id);
   const born: Branch = { number: ++numbers, name: "", prompt, start, tokens, finish: "" };
@@ -113,11 +116,6 @@ async function generate() {
 
 const BEAMS = 4;
 
-interface Beam {
-  tokens: (Token & { logprob: number })[];
-  finish: string;
-}
-
 /** What a beam search finds, each as a branch from here. */
 async function search() {
   if (searching.value) return stop();
@@ -151,7 +149,7 @@ async function put(token: number, words: readonly Uint8Array[] | null, chosen: C
   if (read < own.tokens.length) own = begin(own.tokens.slice(0, read), own); // an earlier place was looked at: the rest stays as it is
   const best = Array.from(chosen.order.subarray(0, 10), (id) => ({ id, logprob: Math.log(chosen.raw[id]) }));
   const piece = words?.[token] ?? new Uint8Array();
-  const step: Generated = { id: token, bytes: btoa(String.fromCharCode(...piece)), logprob: Math.log(chosen.raw[token]), top: best, ms: 0, kv_bytes: 0 };
+  const step: Written = { id: token, bytes: btoa(String.fromCharCode(...piece)), logprob: Math.log(chosen.raw[token]), top: best, ms: 0, kv_bytes: 0 };
   const list = [...own.tokens, step];
   change({ tokens: list }, own.number);
   await look({ ...own, tokens: list }, list.length);
@@ -385,7 +383,7 @@ function Output({ chosen, words, place }: { chosen: Chosen | null; words: readon
   );
 }
 
-function text(one: Generated): string {
+function text(one: Written): string {
   const raw = bytes(one.bytes), made = read.decode(raw);
   return made.includes("�") ? Array.from(raw, (each) => `⟨${each.toString(16).padStart(2, "0")}⟩`).join("") : visible(made) || "∅";
 }

@@ -6,27 +6,10 @@ import { models, useLoaded, vocabulary } from "../core/run";
 import { bytes } from "../core/safetensors";
 import * as state from "../core/state";
 import { transport } from "../core/transport";
-import type { Token } from "../core/types";
+import type { Cut, KnownTokenizer, Steps as Told } from "../core/types";
 import { shown } from "../core/whatif";
 import { Num } from "../kernel/Num";
 import "./tokens.css";
-
-interface Known {
-  name: string;
-  title: string;
-  vocab: number | null;
-  available: boolean;
-  command?: string;
-}
-
-interface Read {
-  name: string;
-  vocab: number;
-  algorithm: string;
-  tokens: Token[];
-  round_trip?: boolean;
-  refused?: string;
-}
 
 const MOST = 800; // tokens that are drawn of each
 const SHOW_TOKENS = 'English and CAPITALIZATION\n🎵 鸟\nshow_tokens False None elif == >= else: two tabs:"\t\t" Three tabs: "\t\t\t"\n12.0*50=600';
@@ -41,17 +24,19 @@ const PRESETS: [string, string][] = [
 const text = state.param("tt", SHOW_TOKENS, (one) => one);
 const chosen = state.param<string[]>("tn", [], (one) => (one ? one.split(",") : []), (list) => (list ?? []).join(","));
 
+type Read = Cut & { refused?: string };
+
 /** A text under one tokenizer; what cannot be is said in its own panel. */
 async function cut(name: string, whole: string): Promise<Read> {
   try {
-    return (await transport.post<Read[]>("api/tokenize", { text: whole, tokenizers: [name] }))[0];
+    return (await transport.post<Cut[]>("api/tokenize", { text: whole, tokenizers: [name] }))[0];
   } catch (error) {
     return { name, vocab: 0, algorithm: "", tokens: [], refused: (error as Error).message };
   }
 }
 
 export function Tokens() {
-  const listing = useLoaded(() => transport.json<Known[]>("api/tokenizers"), []);
+  const listing = useLoaded(() => transport.json<KnownTokenizer[]>("api/tokenizers"), []);
   const [ids, setIds] = useState(true), [raw, setRaw] = useState(false);
   const asked = chosen.value.length ? chosen.value : (models.value ?? []).slice(0, 3).map((one) => one.name);
   const loaded = useLoaded(() => (asked.length && text.value ? Promise.all(asked.map((name) => cut(name, text.value))) : null), [text.value, asked.join()]);
@@ -134,22 +119,10 @@ function arrows(event: KeyboardEvent) {
   event.stopPropagation();
 }
 
-interface Trace {
-  word: string;
-  algorithm: string;
-  start: string[];
-  /** Of BPE merges, of WordPiece matches, of Unigram paths. */
-  steps: { rank?: number; left?: string; right?: string; pieces?: string[]; rest?: string; tried?: number; piece?: string | null; score?: number }[];
-  pieces: string[];
-  ids: number[];
-  whole: boolean;
-  shown: Record<string, string>;
-}
-
 /** How the word that a token stands in came to its pieces. */
 function Steps({ name, at }: { name: string; at: number }) {
   const whole = text.value;
-  const loaded = useLoaded(() => transport.post<Trace>("api/tokenize/steps", { tokenizer: name, text: whole, at }).then((told) => told, (problem) => ({ refused: (problem as Error).message })), [name, at, whole]);
+  const loaded = useLoaded(() => transport.post<Told>("api/tokenize/steps", { tokenizer: name, text: whole, at }).then((told) => told, (problem) => ({ refused: (problem as Error).message })), [name, at, whole]);
   const told = loaded.data;
   if (!told) return <p class="soft">…</p>;
   if ("refused" in told) return <p class="failure" role="alert">{told.refused}</p>;

@@ -5,44 +5,13 @@ import { count, number, percent, readable, visible } from "../core/format";
 import { failure, logits, models, submit, thumbs, useLoaded } from "../core/run";
 import * as state from "../core/state";
 import { transport } from "../core/transport";
-import type { ModelCard } from "../core/types";
+import type { Column, Lens, ModelCard, Probed, Routing as Routes, Sample, Series, Training } from "../core/types";
 import { highest, softmax, wordsOf } from "../core/whatif";
 import { Chart, type Line } from "../kernel/chart";
 import { Matrix } from "../kernel/matrix";
 import { Num } from "../kernel/Num";
 import { sequential } from "../kernel/palette";
 import "./train.css";
-
-interface Training {
-  name: string;
-  title: string;
-  step: number;
-  steps: number | null;
-  rows: number;
-  age_s: number | null;
-  live: boolean;
-  done: boolean;
-  objective: string | null;
-  chance: number | null; // the loss of a guess at random
-  stopping: boolean;
-  pausing: boolean; // it is asked to
-  paused: boolean; // it waits
-  samples: number; // bytes of the files: they grow when there is more
-  routing: number;
-  checkpoints: { step: number; model: string }[];
-}
-
-type Column = { min: (number | null)[]; max: (number | null)[]; mean: (number | null)[] };
-interface Series {
-  cursor: number;
-  since: number;
-  reset: boolean;
-  turn: number;
-  bucket: number;
-  first: number[];
-  last: number[];
-  columns: Record<string, Column>;
-}
 
 const MANY = 6000; // buckets on the page beyond which the whole is asked for again, coarser
 const chosen = state.param("rn", "", (one) => one);
@@ -229,11 +198,6 @@ async function openModel(name: string): Promise<void> {
 
 // ----------------------------------------------------------------------------------------- the probe
 
-interface Probed {
-  text: string;
-  steps: { step: number; model: string; run: string }[];
-}
-
 function Probe({ one }: { one: Training }) {
   const text = useSignal("");
   const last = one.checkpoints.at(-1)?.step ?? -1;
@@ -295,7 +259,7 @@ export function Heads({ run }: { run: string }) {
 
 function Answers({ run, text }: { run: string; text: string }) {
   const loaded = useLoaded(async () => {
-    const told = await transport.post<{ top: number[][][]; top_pieces: string[][][]; probability: number[][][] }>(`api/runs/${run}/lens`, { positions: [-1], top: 4 });
+    const told = await transport.post<Lens>(`api/runs/${run}/lens`, { positions: [-1], top: 4 });
     const last = told.top.length - 1;
     return { run, best: told.top[last][0].map((id, n) => ({ id, word: readable(told.top_pieces[last][0][n]), p: told.probability[last][0][n] })) };
   }, [run]);
@@ -325,13 +289,6 @@ function Course({ told, one }: { told: Probed; one: Training }) {
   );
 }
 
-interface Routes {
-  address: string;
-  steps: number[];
-  share: number[][];
-  tokens: [string, number, number][][];
-}
-
 /** Which share of all choices each expert got at each validation, and the tokens that come to it most. */
 function Routing({ one }: { one: Training }) {
   const loaded = useLoaded(() => transport.json<Routes[]>(`api/train/${encodeURIComponent(one.name)}/routing`), [one.name, one.routing]);
@@ -358,7 +315,7 @@ function Routing({ one }: { one: Training }) {
 }
 
 function Samples({ one }: { one: Training }) {
-  const loaded = useLoaded(() => transport.json<{ step: number; text: string }[]>(`api/train/${encodeURIComponent(one.name)}/samples`), [one.name, one.samples]);
+  const loaded = useLoaded(() => transport.json<Sample[]>(`api/train/${encodeURIComponent(one.name)}/samples`), [one.name, one.samples]);
   const list = loaded.data ?? [];
   if (!list.length) return null;
   return (

@@ -1,0 +1,282 @@
+"""web/src/core/types.ts is what the server answers, path by path: no field more, no field less."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+
+pytest.importorskip("starlette", reason="the page needs its extra: pip install 'glassformer[page]'")
+pytest.importorskip("httpx", reason="tests of the page need httpx")
+
+import served
+import tiny
+from glassformer.checkpoints import store
+from glassformer.nn import build_model
+
+TYPES = Path(__file__).parents[2] / "web/src/core/types.ts"
+FAMILIES = ("gpt2", "gemma2", "mixtral", "bert", "t5")
+SAVED = {"ModelCard.unsaved"}  # of a saved file alone, which no server sends (core/offline.ts)
+UNREAL = ("NaN", "Infinity", "-Infinity")
+Type: TypeAlias = tuple[Any, ...]
+"""("name", it), ("literal", it), ("list", of), ("tuple", ofs), ("record", of), ("one of", ofs), ("all of", ofs) or
+("object", {field: (type, whether it may be left out)}, its path)."""
+
+
+class Reader:
+    """The interfaces of a file of TypeScript, in the part of the language that types of JSON need."""
+
+    def __init__(self, text: str) -> None:
+        plain = re.sub(r"/\*.*?\*/|//[^\n]*", "", text, flags=re.DOTALL)
+        self.words = re.findall(r'"[^"]*"|\w+|[^\s\w]', plain)
+        self.at = 0
+        self.interfaces: dict[str, Type] = {}
+        while self.at < len(self.words):
+            self.take("export"), self.take("interface")
+            name = self.take()
+            self.interfaces[name] = self.fields(name)
+
+    def take(self, wanted: str | None = None) -> str:
+        word = self.words[self.at]
+        assert wanted is None or word == wanted, f"types.ts has {' '.join(self.words[self.at - 5 : self.at + 5])}"
+        self.at += 1
+        return word
+
+    def ahead(self, word: str) -> bool:
+        found = self.at < len(self.words) and self.words[self.at] == word
+        self.at += found
+        return found
+
+    def fields(self, path: str) -> Type:
+        self.take("{")
+        found = {}
+        while not self.ahead("}"):
+            name = self.take().strip('"')
+            optional = self.ahead("?")
+            self.take(":")
+            found[name] = (self.type(f"{path}.{name}"), optional)
+            self.ahead(";")
+        return "object", found, path
+
+    def type(self, path: str) -> Type:
+        some = [self.both(path)]
+        while self.ahead("|"):
+            some.append(self.both(path))
+        return some[0] if len(some) == 1 else ("one of", some)
+
+    def both(self, path: str) -> Type:
+        some = [self.lists(path)]
+        while self.ahead("&"):
+            some.append(self.lists(path))
+        return some[0] if len(some) == 1 else ("all of", some)
+
+    def lists(self, path: str) -> Type:
+        found = self.single(path)
+        while self.ahead("["):
+            if self.ahead("]"):
+                found = "list", found
+            else:  # Run["check"]
+                found = "field", found, self.take().strip('"')
+                self.take("]")
+        return found
+
+    def single(self, path: str) -> Type:
+        if self.words[self.at] == "{":
+            return self.fields(path)
+        if self.ahead("("):
+            found = self.type(path)
+            self.take(")")
+            return found
+        if self.ahead("["):
+            some = [self.type(path)]
+            while self.ahead(","):
+                some.append(self.type(path))
+            self.take("]")
+            return "tuple", some
+        word = self.take()
+        if word == "Record":
+            for sign in ("<", "string", ","):
+                self.take(sign)
+            found = "record", self.type(path)
+            self.take(">")
+            return found
+        return ("literal", word[1:-1]) if word[0] == '"' else ("name", word)
+
+
+READ = Reader(TYPES.read_text(encoding="utf-8"))
+ANSWERS: dict[str, Any] = {path: type for path, (type, _) in READ.interfaces.pop("Answers")[1].items()}
+SEEN: set[str] = set()
+
+
+def whole(type: Type) -> Type:
+    """Names of interfaces as what they stand for, and several objects as one."""
+    if type[0] == "name" and type[1] in READ.interfaces:
+        return READ.interfaces[type[1]]
+    if type[0] == "field":
+        return whole(whole(type[1])[1][type[2]][0])
+    if type[0] == "all of":
+        parts = [whole(one) for one in type[1]]
+        merged = {name: (field, optional, part[2]) for part in parts for name, (field, optional) in part[1].items()}
+        return "object", merged, None
+    return type
+
+
+def faults(value: Any, type: Type, where: str) -> Iterator[str]:
+    """What is not as the type says."""
+    type = whole(type)
+    kind, of = type[0], type[1]
+    if kind == "object":
+        if not isinstance(value, dict):
+            yield f"{where} is no object"
+            return
+        for name in value.keys() - of.keys():
+            yield f"{where} has {name}, which types.ts does not"
+        for name, (field, optional, *owner) in of.items():
+            if name in value:
+                SEEN.add(f"{owner[0] if owner else type[2]}.{name}")
+                yield from faults(value[name], field, f"{where}.{name}")
+            elif not optional:
+                yield f"{where} has no {name}"
+    elif kind in ("list", "record"):
+        if not isinstance(value, list if kind == "list" else dict):
+            yield f"{where} is no {kind}"
+        else:
+            for at, one in enumerate(value) if kind == "list" else value.items():
+                yield from faults(one, of, f"{where}[{at}]")
+    elif kind == "tuple":
+        if not isinstance(value, list) or len(value) != len(of):
+            yield f"{where} is not {len(of)} values"
+        else:
+            for at, (one, each) in enumerate(zip(value, of, strict=True)):
+                yield from faults(one, each, f"{where}[{at}]")
+    elif kind == "one of":
+        tried = [list(faults(value, one, where)) for one in of]
+        if all(tried):
+            yield f"{where} is {value!r:.60}: {'; '.join(one[0] for one in tried)}"
+    elif kind == "literal":
+        if value != of:
+            yield f"{where} is not {of}"
+    else:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        number |= "/cell" in where and value in UNREAL  # JSON has no other way; core/run.ts makes numbers of them
+        told = {"number": number, "string": isinstance(value, str), "boolean": isinstance(value, bool)}
+        if not {**told, "null": value is None}[of]:
+            yield f"{where} is {value!r:.60}, no {of}"
+
+
+def training(folder: Path) -> Path:
+    """A run folder with all that a training writes for the page."""
+    folder.mkdir()
+    lines = [{"step": step, "loss": 4 / step, "valid_loss": 3.0} for step in range(1, 21)]
+    (folder / "log.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    told = {"train": {"steps": 40, "objective": {"type": "Causal"}}, "model": {"embed": {"vocab": 300}}}
+    (folder / "run.json").write_text(json.dumps(told))
+    (folder / "samples.jsonl").write_text(json.dumps({"step": 20, "text": "the cat"}) + "\n")
+    experts = [{"share": 0.5, "tokens": [["e", 3, 1.0]]}] * 2
+    route = {"step": 20, "mixture": "decoder.blocks.0.ffn", "choices": 8, "experts": experts}
+    (folder / "routing.jsonl").write_text(json.dumps(route) + "\n")
+    served.saved("gpt2", folder / "step-000010")
+    return folder
+
+
+def events(text: str) -> Iterator[tuple[str, Any]]:
+    for block in filter(None, text.split("\n\n")):
+        fields = dict(line.split(": ", 1) for line in block.split("\n"))
+        yield fields.get("event", "token"), json.loads(fields["data"])
+
+
+def asked(folder: Path) -> Iterator[tuple[str, Any]]:
+    """Every path of ``Answers`` and an answer of it; some more than once."""
+    run = training(folder / "mine")
+    store.save(build_model(served.worded(tiny.ALL["gpt2"])), folder / "unigram", served.tokenizer("unigram"))
+    folders = [folder / "unigram", *(served.saved(name, folder / name) for name in FAMILIES)]
+    client = served.client(served.page(*folders, run=run))
+
+    def get(path: str, name: str = "", **query: Any) -> tuple[str, Any]:
+        return f"GET {name or path}", client.get(f"/{path}", params=query).json()
+
+    def post(path: str, name: str = "", **body: Any) -> tuple[str, Any]:
+        return f"POST {name or path}", client.post(f"/{path}", json=body).json()
+
+    text = "the cat sat"
+    yield get("api/models")
+    runs = {}
+    for name in FAMILIES:
+        source = {"source": "a dog"} if name == "t5" else {}
+        made = post("api/runs", model=name, text=text, **source)
+        yield made
+        runs[name] = f"api/runs/{made[1]['run']}"
+        yield get(f"{runs[name]}/check", "api/runs/{run}/check")
+        for op in made[1]["plan"][:: max(1, len(made[1]["plan"]) // 20)]:
+            index = ",".join("0" for _ in op["shape"])
+            yield get(f"{runs[name]}/cell", "api/runs/{run}/cell", address=f"{op['id']}[{index}]")
+        if name != "bert":
+            yield get(f"{runs[name]}/attribution", "api/runs/{run}/attribution", token=5)
+    yield get(f"{runs['gpt2']}/attribution", "api/runs/{run}/attribution", token=5, against=6)
+    yield get("api/models")  # now they are loaded
+    yield post("api/runs", model="gpt2", text=text)  # found
+    long = {"text": text * 100, "cut": True}
+    yield post("api/runs", model="gpt2", edits=["head_off('decoder.blocks.0.attn', 0)"], **long)
+    yield post("api/runs", model="t5", source=text * 100, **long)
+    yield get(runs["gpt2"], "api/runs/{run}")
+    yield post(f"{runs['gpt2']}/lens", "api/runs/{run}/lens", track=["the"], top=3)
+    yield get(f"{runs['mixtral']}/experts", "api/runs/{run}/experts")
+    yield get("api/heads/gpt2", "api/heads/{model}")
+    yield post("api/contexts", model="gpt2", word="cat", texts=["the cat sat", "a cat"])
+    sent = client.post("/api/generate", json={"model": "gpt2", "text": text, "max_new": 3})
+    for event, data in events(sent.text):
+        yield f"POST api/generate {event}", data
+    yield post("api/beam", model="gpt2", text=text, max_new=3)
+    for name in ("gpt2", "bert", "unigram"):
+        yield post("api/tokenize", text=text, tokenizers=[name])
+        yield post("api/tokenize/steps", text=text, tokenizer=name, at=1)
+    yield get("api/tokenizers")
+    yield get("api/train")
+    for what in ("series", "samples", "routing", "probe"):
+        yield get(f"api/train/mine/{what}", f"api/train/{{name}}/{what}")
+    yield get("api/events", topics="train:mine", poll=1)
+    yield post("api/train/mine/pause", "api/train/{name}/pause", paused=True)
+    yield post("api/train/mine/stop", "api/train/{name}/stop")
+
+
+def fields_of(type: Type, path: str) -> Iterator[str]:
+    """Every field of an interface and of the objects in it, by their paths."""
+    if type[0] == "object":
+        for name, (field, _) in type[1].items():
+            yield f"{type[2]}.{name}"
+            yield from fields_of(field, path)
+    elif type[0] in ("list", "record"):
+        yield from fields_of(type[1], path)
+    elif type[0] in ("one of", "all of", "tuple"):
+        for one in type[1]:
+            yield from fields_of(one, path)
+
+
+def test_every_answer_is_as_its_type_says_and_every_field_of_a_type_is_sent(tmp_path: Path) -> None:
+    told, paths = list[str](), set[str]()
+    for path, answer in asked(tmp_path):
+        paths.add(path)
+        assert path in ANSWERS, f"{path} is not in types.ts"
+        told += faults(answer, ANSWERS[path], path)
+    assert not told, "\n".join(sorted({re.sub(r"\[\d+\]", "[]", one) for one in told}))
+    assert paths == ANSWERS.keys()
+    named = {field for name, type in READ.interfaces.items() if name != "Settings" for field in fields_of(type, name)}
+    assert named - SEEN == SAVED, sorted(named - SEEN)
+
+
+def test_a_fault_is_found() -> None:
+    """A field too many, one too few, one of another type: as the page would meet it."""
+    sample = ANSWERS["GET api/train/{name}/samples"]
+    assert not list(faults([{"step": 1, "text": "a"}], sample, "it"))
+    assert list(faults([{"step": 1, "text": "a", "more": 0}], sample, "it")) == [
+        "it[0] has more, which types.ts does not"
+    ]
+    assert list(faults([{"step": 1}], sample, "it")) == ["it[0] has no text"]
+    assert list(faults([{"step": "1", "text": "a"}], sample, "it")) == ["it[0].step is '1', no number"]
+    probed = ANSWERS["GET api/train/{name}/routing"]
+    (wrong,) = faults([{"address": "a", "steps": [], "share": [[True]], "tokens": [[["a", 1, 1]]]}], probed, "it")
+    assert wrong == "it[0].share[0][0] is True, no number"

@@ -20,7 +20,16 @@ copyright = author
 _told = subprocess.run(["git", "-C", str(HERE), "describe", "--always", "--dirty"], capture_output=True, text=True)
 built_by = f"Glassformer {release}" + (f", {_told.stdout.strip()}" if _told.returncode == 0 else "")
 
-extensions = ["myst_parser", "computed", "mathml", "teaching", "commandline", "sphinx.ext.autodoc", "sphinx_copybutton"]
+extensions = [
+    "myst_parser",
+    "computed",
+    "mathml",
+    "teaching",
+    "commandline",
+    "glossary",
+    "sphinx.ext.autodoc",
+    "sphinx_copybutton",
+]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_ext", "_static"]
 myst_enable_extensions = ["colon_fence", "dollarmath", "deflist", "attrs_inline"]

@@ -83,15 +83,15 @@ def table(heading: Sequence[Any], rows: Sequence[Sequence[Any]], digits: int = 4
 
 
 class Picture:
-    """A chart that shows itself, with a text for who does not see it."""
+    """A chart that shows itself, with its title below, which also tells who does not see it."""
 
     def __init__(self, chart: Any, told: str) -> None:
-        self.chart, self.told = chart, told
+        self.chart, self.told = chart, escape(told)
 
     def _repr_html_(self) -> str:
-        return (
-            f'<figure class="picture" role="img" aria-label="{escape(self.told)}">{self.chart.drawing().svg()}</figure>'
-        )
+        drawn = self.chart.drawing().svg()
+        figure = f'<div role="img" aria-label="{self.told}">{drawn}</div><figcaption>{self.told}</figcaption>'
+        return f'<figure class="picture">{figure}</figure>'
 
 
 def heat(
@@ -99,13 +99,13 @@ def heat(
 ) -> Picture:
     """Numbers as colours (darker is more); ``signed`` has zero in the middle."""
     found = np.asarray(values.detach().float() if isinstance(values, torch.Tensor) else values, dtype=np.float64)
-    return Picture(Heat(title, found, list(rows), list(columns), signed=signed), title)
+    return Picture(Heat("", found, list(rows), list(columns), signed=signed), title)
 
 
 def curves(title: str, lines: Mapping[str, Sequence[float]], every: int = 1) -> Picture:
     """Lines over steps: name -> numbers, one for each step (or each ``every`` steps)."""
     drawn = {name: ([every * (at + 1) for at in range(len(line))], list(line)) for name, line in lines.items()}
-    return Picture(Curves(title, drawn), title)
+    return Picture(Curves("", drawn), title)
 
 
 @cache

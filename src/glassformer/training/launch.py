@@ -239,7 +239,8 @@ class Signals:
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        self.stop, self.pause = (None, None) if folder is None else (folder / STOP, folder / PAUSE)
+        self.stop: Path | None = None if folder is None else folder / STOP
+        self.pause: Path | None = None if folder is None else folder / PAUSE
         self.number: int | None = None
         self.old: dict[int, Any] = {}
 

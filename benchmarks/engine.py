@@ -7,8 +7,9 @@ A time is of the product with its quantising of activations; weights are cold (a
 the other). With one thread it is processor time, which neighbours on a shared machine disturb least; with more, the
 clock's. A ratio is theirs / ours turn by turn: median, and the range from the first to the third quarter. Beside it
 the share of the limit: of the memory's speed, measured between turns, or of the cores' (fp32 products of oneDNN, times
-1, 2, 4 for fp32, bf16, int8), whichever is nearer. --model decodes with a Llama of 1.1 B parameters (--depth layers of
-its 22), random weights, the same GGUF files in both, 8 tokens a turn after a prompt of 128.
+1, 2, 4 for fp32, bf16, int8), whichever is nearer. --model decodes as ``glassformer.generate`` does, a Llama of 1.1 B
+parameters (--depth layers of its 22) or with --shape gpt2 GPT-2 124M, random weights, the same GGUF files in both, 8
+tokens a turn after a prompt of --prompt. On a busy machine: --threads 1.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ SHAPES = ((2048, 5632), (4096, 4096))
 TYPES = {"fp32": 0, "bf16": 30, "int8": 8, "int4": 2}
 """What llama.cpp calls them: F32, BF16, Q8_0, Q4_0."""
 COLD = 160e6
-PROMPT = 128
 
 
 class Ggml:
@@ -225,6 +225,13 @@ def matrices(given: argparse.Namespace) -> Iterator[str]:
                 yield f"| {' | '.join(map(str, cells))} | {share} of {memory:.0f} GB/s, {cores * most:.0f} GFLOP/s |"
 
 
+def shaped(name: str, depth: int) -> Any:
+    """The configs of --model: a Llama of 1.1 B at 22 layers, GPT-2 of 124 M."""
+    from glassformer.recipes import find, llama
+
+    return find("gpt2/124m") if name == "gpt2" else llama.llama2(2048, depth, 32, 4, 5632)
+
+
 def decoding(given: argparse.Namespace) -> Iterator[str]:
     """A line for each type: tokens a second of one sequence, and of its prompt."""
     import tempfile
@@ -232,41 +239,41 @@ def decoding(given: argparse.Namespace) -> Iterator[str]:
     import torch
 
     from glassformer.checkpoints import gguf
-    from glassformer.nn import Cache, build_model
-    from glassformer.nn.prepacked import prepack
-    from glassformer.recipes import llama
+    from glassformer.generation.session import Session
+    from glassformer.nn import build_model
 
     sys.path.insert(0, str(given.llama))
     import llama_cpp
 
     clock = time.thread_time if given.threads == 1 else time.perf_counter
-    described = gguf.recipe.write_fields
-    nothing = {"tokenizer.ggml.model": "no_vocab", "llama.vocab_size": 32000}  # without it llama.cpp asks for one
+    cfg = shaped(given.shape, given.depth)
+    described, vocab = gguf.recipe.write_fields, cfg.embed.vocab
+    nothing = {"tokenizer.ggml.model": "no_vocab", f"{given.shape}.vocab_size": vocab}  # without it llama.cpp asks
     gguf.recipe.write_fields = lambda cfg: (described(cfg)[0] | nothing, described(cfg)[1])
-    prompt = torch.randint(32000, (PROMPT,), generator=torch.Generator().manual_seed(0)).tolist()
-    yield "| 1.1 B | layers | ours, tokens/s | llama.cpp / ours, seconds a token | prompt of 128 | of the memory |"
+    draw = torch.Generator().manual_seed(0)
+    prompt = torch.randint(vocab, (given.prompt,), generator=draw).tolist()
+    yield f"| {given.shape}, {cfg.decoder.depth} layers | ours, tokens/s | llama.cpp / ours, seconds a token | " + (
+        f"ours, prompt of {given.prompt}, tokens/s | llama.cpp / ours | of the memory |"
+    )
     yield "|---|---|---|---|---|---|"
     with tempfile.TemporaryDirectory() as folder:
         for kind in (kind for kind in given.types if kind != "fp32"):
             path = Path(folder) / f"{kind}.gguf"
-            model = build_model(llama.llama2(2048, given.depth, 32, 4, 5632), seed=0).bfloat16()
+            model = build_model(cfg, seed=0).bfloat16()
             gguf.save(model, path, {"bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}[kind], None)
             model = gguf.load(path, torch.bfloat16 if kind == "bf16" else None).eval()
-            view = prepack(model, exact=True).model
-            sizes = {"n_ctx": 512, "n_batch": 512, "n_ubatch": 512}
+            sizes = {"n_ctx": given.prompt + 8 * (given.repeats + 8), "n_batch": 512, "n_ubatch": 512}
             threads = {"n_threads": given.threads, "n_threads_batch": given.threads}
             other = llama_cpp.Llama(str(path), verbose=False, **sizes, **threads)
-            caches = []
+            sessions = []
 
-            def start(view: Any = view, model: Any = model, caches: list[Any] = caches) -> None:
-                caches[:] = [Cache(model.config)]
-                with torch.inference_mode():
-                    view(torch.tensor([prompt]), cache=caches[0], logits="last")
+            def start(model: Any = model, sessions: list[Any] = sessions) -> None:
+                sessions[:] = [Session(model)]
+                sessions[0].prefill([prompt], None, 1)
 
-            def step(view: Any = view, caches: list[Any] = caches) -> None:
-                with torch.inference_mode():
-                    for token in prompt[:8]:
-                        view(torch.tensor([[token]]), cache=caches[0], logits="last")
+            def step(sessions: list[Any] = sessions) -> None:
+                for token in prompt[:8]:
+                    sessions[0].decode(torch.tensor([token]))
 
             def begin(other: Any = other) -> None:
                 other.reset()
@@ -276,12 +283,17 @@ def decoding(given: argparse.Namespace) -> Iterator[str]:
                 for token in prompt[:8]:
                     other.eval([token])
 
+            start()
+            sessions[0].prepack(steps=8)  # the copies, which later prompts read too
             prompts = turns([[start], [begin]], 3, clock)
+            sessions[0].prepack(steps=8 * (given.repeats + 4))
             times = turns([[step], [go]], given.repeats, clock)
             memory, _ = limits(given.threads, clock)
             speed = path.stat().st_size * 8 / statistics.median(times[0]) / 1e9
-            told = f"{8 / statistics.median(times[0]):.1f} | {compared(*times)} | {compared(*prompts)}"
-            yield f"| {kind} | {given.depth} | {told} | {speed / memory:.0%} of {memory:.0f} GB/s |"
+            told = f"{8 / statistics.median(times[0]):.1f} | {compared(*times)} | "
+            told += f"{given.prompt / statistics.median(prompts[0]):.0f} | {compared(*prompts)}"
+            yield f"| {kind} | {told} | {speed / memory:.0%} of {memory:.0f} GB/s |"
+            del other
             path.unlink()
 
 
@@ -293,7 +305,9 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--model", action="store_true")
+    parser.add_argument("--shape", choices=("llama", "gpt2"), default="llama")
     parser.add_argument("--depth", type=int, default=22)
+    parser.add_argument("--prompt", type=int, default=128)
     given = parser.parse_args()
     import torch
 

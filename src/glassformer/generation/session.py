@@ -6,6 +6,7 @@ B rows, T tokens, S source tokens, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
@@ -13,8 +14,10 @@ from torch import Tensor
 
 from ..cost import available_memory
 from ..nn import Cache, EncoderDecoder, Memory, Model, Tape
+from ..nn.fused import FusedStack, fits, fuse
 from ..nn.inference import inference
 from ..nn.prepacked import View, prepack
+from .paged_rows import PagedRows
 from .prompt import pad_left
 
 PREPACK_AFTER = 32  # tokens that repay another look at the weights
@@ -40,6 +43,9 @@ class Session:
         self.memory: Memory | None = None
         self.pos: Tensor | None = None
         self.view: View[Model] | None = None  # with prepacked weights, once they are worth it
+        plain = tape is None and reader is None and not model.config.embed.previous_token_embeddings
+        self.fits = plain and fits(model)
+        self.paged: PagedRows | None = None  # what the cache held, where the blocks in C go on
 
     def prefill(self, starts: Sequence[Sequence[int]], sources: Sequence[Sequence[int]] | None, samples: int) -> Tensor:
         """The logits (B, V) that follow each of ``starts``, every row ``samples`` times over.
@@ -68,6 +74,9 @@ class Session:
 
     def decode(self, tokens: Tensor) -> Tensor:
         """The logits (B, V) after one more token per row, ``tokens`` (B,)."""
+        if self.paged is not None:
+            with inference(self.model):
+                return self.paged.decode(self._computing(), tokens).float()
         logits = self._last_logits(tokens[:, None], self.pos)
         if self.pos is not None:
             self.pos = self.pos + 1
@@ -78,6 +87,9 @@ class Session:
 
         ``same_prompts``: rows only change places with others of the same prompt, so the encoder's side can stay.
         """
+        if self.paged is not None:
+            self.paged.select(rows)
+            return
         index = torch.tensor(rows, device=next(self.model.parameters()).device)
         self.cache.select(index, cross=not same_prompts)
         if self.tape is not None:
@@ -88,21 +100,35 @@ class Session:
             hidden, pos = self.memory.hidden, self.memory.pos
             self.memory = Memory(hidden[index], pos if pos.shape[0] == 1 else pos[index], self.memory.contiguous)
 
-    def prepack(self, new: bool = True) -> None:
+    def prepack(self, new: bool = True, steps: int = 0) -> None:
         """Prepare for many tokens: on a CPU, weights in the order its kernels read fastest, where memory has room.
 
-        Without ``new`` only what an earlier session left is compared and used. Not in the middle of a training, whose
-        next step would undo it.
+        Without ``new`` only what an earlier session left is compared and used. With ``steps``, after the prompt: so
+        many tokens at most follow, and rows are selected at most once each. Not in the middle of a training, whose next
+        step would undo it.
         """
-        done = self.view is not None and self.view.complete
-        if next(self.model.parameters()).device.type == "cpu" and not self.model.training and not done:
+        if next(self.model.parameters()).device.type != "cpu" or self.model.training:
+            return
+        if self.view is None or not self.view.complete:
             room = available_memory() if new else 0
-            self.view = prepack(self.model, None if room is None else room // 2)
+            self.view = prepack(self.model, None if room is None else room // 2, exact=self.fits)
+        if steps and self.fits and self.paged is None:
+            fused = fuse(self.view.model)
+            if isinstance(fused.decoder, FusedStack):
+                self.view = replace(self.view, model=fused)
+                rows = len(self.cache.layers[0][0].k)
+                after = torch.full((rows,), self.cache.length) if self.pos is None else self.pos[:, 0]
+                self.paged, self.cache = PagedRows(fused, self.cache, after, steps), Cache(self.model.config)
+
+    def _computing(self) -> Model:
+        """The view with prepacked weights, as long as these are the model's."""
+        return self.view.model if self.view is not None and self.view.current() else self.model
 
     def _last_logits(self, tokens: Tensor, pos: Tensor | None) -> Tensor:
         """tokens (B, T) -> fp32 logits (B, V) after the last column."""
         told: dict[str, Any] = {} if self.memory is None else {"memory": self.memory}
-        model = self.view.model if self.view is not None and self.view.current() else self.model
         with inference(self.model):
-            logits: Tensor = model(tokens, pos=pos, cache=self.cache, tape=self.tape, logits="last", **told).logits
+            logits: Tensor = self._computing()(
+                tokens, pos=pos, cache=self.cache, tape=self.tape, logits="last", **told
+            ).logits
         return logits[:, -1].float()

@@ -37,7 +37,31 @@ POSITIONS = (Position, Sinusoidal, Learned, Rotary, RelativeBias, Alibi)
 
 
 class Unfit(Exception):
-    """A stack that stays as it is."""
+    """A stack whose weights the kernels cannot read stays as it is."""
+
+
+def fits(model: nn.Module) -> bool:
+    """Whether a decoder's blocks are of the kinds that stack.c knows, whatever its weights lie in."""
+    stack, dtype = getattr(model, "decoder", None), next(model.parameters()).dtype
+    return has("stack") and type(stack) is Stack and suits(stack, dtype)
+
+
+def suits(stack: Stack, dtype: torch.dtype) -> bool:
+    """Whether a stack's position, blocks, attention and feed-forward are such, and nobody listens at them."""
+    watched = (part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part) for part in stack.modules())
+    if dtype not in (torch.float32, torch.bfloat16) or any(watched) or type(stack.position) not in POSITIONS:
+        return False
+    blocks: list[Any] = [*stack.blocks]
+    if not all(type(block) is Block and type(block.attn) is Attention and block.cross is None for block in blocks):
+        return False
+    attns, ffns = [block.attn for block in blocks], [block.ffn for block in blocks if block.ffn is not None]
+    acts = {ACTIVATIONS[name] for name in c.ACTIVATIONS}
+    return (
+        all(attn.causal and isinstance(attn.mask, config.Full | config.Causal | config.Window) for attn in attns)
+        and len({attn.head_dim for attn in attns}) == 1
+        and attns[0].head_dim % 2 == 0
+        and all(type(ffn) in (MLP, GatedMLP) and ffn.act in acts for ffn in ffns)
+    )
 
 
 def fuse(model: M) -> M:
@@ -45,7 +69,7 @@ def fuse(model: M) -> M:
     if not has("stack"):
         return model
     dtype, swaps = next(model.parameters()).dtype, dict[nn.Module, nn.Module]()
-    for stack in (module for module in model.modules() if type(module) is Stack):
+    for stack in (module for module in model.modules() if type(module) is Stack and suits(module, dtype)):
         parts = {part: exact(part) for part in stack.modules() if type(part) in (RMSNorm, LayerNorm, MLP, GatedMLP)}
         try:
             swaps[stack] = FusedStack(replaced(stack, parts), dtype)
@@ -60,7 +84,7 @@ def exact(part: nn.Module) -> nn.Module:
         kind: type[nn.Module] = KernelRMSNorm if isinstance(part, RMSNorm) else KernelLayerNorm
         return _around(part, kind)
     name = next(name for name, act in ACTIVATIONS.items() if act is part.act)
-    return _around(part, type(part), act=KernelActivation(name)) if name in c.ACTIVATIONS else part
+    return _around(part, type(part), act=KernelActivation(name))
 
 
 def _around(part: nn.Module, kind: type[nn.Module], **others: object) -> nn.Module:
@@ -119,14 +143,9 @@ class FusedStack(Stack):
     def __init__(self, stack: Stack, dtype: torch.dtype) -> None:
         self.__dict__.update(stack.__dict__)
         self.dtype, self.kept = dtype, list[Any]()
-        watched = (part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part) for part in self.modules())
-        dims = {getattr(block.attn, "head_dim", 0) for block in self.blocks}
-        if dtype not in (torch.float32, torch.bfloat16) or any(watched):
-            raise Unfit
-        if type(self.position) not in POSITIONS or len(dims) != 1 or self.training:
-            raise Unfit
-        self.head_dim = dims.pop()
-        self.described = (c.Block * len(self.blocks))(*map(self.describe, self.blocks))
+        blocks: list[Any] = [*self.blocks]
+        self.head_dim = blocks[0].attn.head_dim
+        self.described = (c.Block * len(self.blocks))(*map(self.describe, blocks))
 
     def forward(self, x: Tensor, flow: Flow, cache: Cache | None = None) -> Tensor:
         fits = isinstance(cache, PagedCache) and cache.dtype == x.dtype == self.dtype
@@ -155,12 +174,8 @@ class FusedStack(Stack):
         return isinstance(self.position, Rotary) and self.position.interleaved
 
     def describe(self, block: Any) -> c.Block:
-        """A block as stack.c takes it; Unfit for one that it does not know."""
-        attn, ffn = getattr(block, "attn", None), getattr(block, "ffn", None)
-        if type(block) is not Block or type(attn) is not Attention or block.cross is not None or not attn.causal:
-            raise Unfit
-        if not isinstance(attn.mask, config.Full | config.Causal | config.Window):
-            raise Unfit
+        """A block as stack.c takes it; Unfit where its weights are not in the kernels' order."""
+        attn, ffn = block.attn, block.ffn
         own = ("attn_norm", "attn_post_norm", "ffn_norm", "ffn_post_norm")
         norms = {name: self.norm(getattr(block, name, None)) for name in own}
         made = c.Block(**norms, q_norm=self.norm(attn.q_norm), k_norm=self.norm(attn.k_norm))
@@ -171,8 +186,6 @@ class FusedStack(Stack):
         made.scale, made.softcap = attn.scale, attn.softcap or 0.0
         made.place = c.PLACES.index(block.place)
         if ffn is not None:
-            if type(ffn) not in (MLP, GatedMLP) or not isinstance(ffn.act, KernelActivation):
-                raise Unfit
             made.gated = type(ffn) is GatedMLP
             made.up[:] = self.matrices(2, *([ffn.gate, ffn.up] if made.gated else [ffn.up]))
             (made.down,) = self.matrices(1, ffn.down)

@@ -101,6 +101,14 @@ class PackedWeight:
         rows = [len(weight) for weight in group.weights]
         return PackedWeight(matrix, group.bias(), rows, group, group.state(), group.checksum())
 
+    def unchanged(self) -> bool:
+        """Whether the weights are where and what they were, as ``Group.state`` tells; asked at every token."""
+        tensors = self.group.weights + self.group.biases
+        for tensor, (where, version, dtype) in zip(tensors, self.state, strict=True):
+            if tensor._version != version or tensor.data_ptr() != where or tensor.dtype != dtype:
+                return False
+        return True
+
     def usable(self, x: Tensor) -> bool:
         """Whether the copy may stand for the weights in a product with x (..., C)."""
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
@@ -153,7 +161,7 @@ class View(Generic[M]):
 
     def current(self) -> bool:
         """Whether no weight or bias was written to or moved since its copy was made, as far as PyTorch counts it."""
-        return all(packed.state == packed.group.state() for packed in self.packed)
+        return all(packed.unchanged() for packed in self.packed)
 
 
 _lock = threading.Lock()

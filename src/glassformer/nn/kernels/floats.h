@@ -5,7 +5,7 @@
 
 // STEP inputs are multiplied at a time, of SIZE bytes together; in a panel they lie as (inputs / STEP, 16, STEP). BLOCK
 // steps of 32 outputs are 32 KiB, most of the first cache.
-enum { SIZE = 4, BLOCK = 256 };
+enum { SIZE = 4, BLOCK = 256, AHEAD = 4096 };
 
 typedef struct {
     Rows rows;
@@ -34,9 +34,9 @@ static void lay_tile(const void *task, long number) {
 }
 
 // R rows times P panels, of the steps `first` to `end`; the panels lie `stride` bytes apart. The sums so far are in
-// `sums`. Meanwhile the next block is fetched.
+// `sums`. Meanwhile what lies `ahead` bytes on is fetched.
 INLINE void tile(const int R, const int P, const Product *p, const char *weight, long stride, const char *x,
-                 long first, long end, float *sums) {
+                 long first, long end, long ahead, float *sums) {
     floats y[FLOAT_ROWS][PANELS];
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < P; i++)
         y[r][i] = first ? load(sums + r * WIDTH + i * PANEL) : zeros();
@@ -44,7 +44,7 @@ INLINE void tile(const int R, const int P, const Product *p, const char *weight,
         ints w[PANELS];
         UNROLL for (int i = 0; i < P; i++) {
             w[i] = load_ints(weight + i * stride);
-            fetch(weight + i * stride + 4096);
+            fetch(weight + i * stride + ahead);
         }
         UNROLL for (int r = 0; r < R; r++) {
             ints one = all_four(x + r * SIZE);
@@ -60,9 +60,26 @@ INLINE void tiles(const int P, const Product *p, const char *weight, long stride
                   long first, long end, float *sums) {
     for (long left = (count + FLOAT_ROWS - 1) / FLOAT_ROWS; left > 0; left--) {
         const long rows = count / left;
-        SWITCH_ROWS(rows, FLOAT_ROWS, tile(R, P, p, weight, stride, x, first, end, sums))
+        SWITCH_ROWS(rows, FLOAT_ROWS, tile(R, P, p, weight, stride, x, first, end, AHEAD, sums))
         count -= rows, x += rows * (end - first) * SIZE, sums += rows * WIDTH;
     }
+}
+
+// A tile of rows times P panels, which waits for the memory: the last steps fetch the first of the next panels.
+INLINE void straight(const int P, const Product *p, const char *weight, long stride, const char *x, long rows,
+                     float *sums) {
+    const long turn = p->steps > AHEAD / (SIZE * PANEL) ? p->steps - AHEAD / (SIZE * PANEL) : 0;
+    SWITCH_ROWS(rows, FLOAT_ROWS, {
+        for (long first = 0; first < p->steps;) {
+            const long block = first - first % BLOCK;
+            const long stop = block + BLOCK < p->steps ? block + BLOCK : p->steps;
+            const long end = first < turn && turn < stop ? turn : stop;
+            const char *from = x + first * rows * SIZE;
+            tile(R, P, p, weight + first * SIZE * PANEL, stride, from, first, end,
+                 first < turn ? AHEAD : AHEAD + (P - 1) * stride, sums);
+            first = end;
+        }
+    })
 }
 
 static void piece(const void *task, long number) {
@@ -70,6 +87,16 @@ static void piece(const void *task, long number) {
     const Place at = place(&p->rows, number);
     const long stride = p->steps * SIZE * PANEL;
     float sums[CHUNK * WIDTH];
+    if (at.rows <= FLOAT_ROWS) {
+        const char *x = p->tiled + at.row * p->steps * SIZE;
+        for (long i = 0; i < at.panels; i += PANELS) {
+            const char *weight = p->weight + (at.panel + i) * stride;
+            if (at.panels - i >= PANELS) straight(PANELS, p, weight, stride, x, at.rows, sums + i * PANEL);
+            else straight(1, p, weight, stride, x, at.rows, sums + i * PANEL);
+        }
+        finish(&p->rows, at, sums);
+        return;
+    }
     for (long first = 0; first < p->steps; first += BLOCK) {
         const long end = first + BLOCK < p->steps ? first + BLOCK : p->steps;
         const char *x = p->tiled + (at.row * p->steps + at.rows * first) * SIZE;

@@ -10,6 +10,7 @@
 #pragma once
 #include "piece.h"
 
+enum { AHEAD = 4096 };  // bytes of a panel that are fetched before they are needed
 enum { BLOCK = 32 };  // groups that are multiplied at a time: 32 outputs of them are 32 KiB, most of the first cache
 
 typedef enum { BYTES, SMALL_BYTES, NIBBLES } Kind;  // of weights; small ones lie from 0 to 15
@@ -72,15 +73,15 @@ INLINE ints weights_at(const Kind kind, const uint8_t *group, int k) {
     return and_int(k < 4 ? both : down4(both), all_int(0x0f0f0f0f));
 }
 
-// Where weights lie: those of a panel's first group, and how far it is to the next panel's.
-typedef struct { const uint8_t *first; long stride; } Weights;
+// Where weights lie: those of a panel's first group, how far it is to the next panel's, and their scales.
+typedef struct { const uint8_t *first; long stride; const uint16_t *scales; } Weights;
 
 enum { WIDE = GROUP * PANEL };  // bytes of a panel's group, of nibbles half
 
 // R rows from `row` times P panels, of the groups `first` to `end`. The sums so far are in `sums`. Meanwhile the
 // weights `next`, which lie as they came, are fetched.
 INLINE void tile(const int R, const int P, const Kind kind, const Product *p, Weights weights, Weights next,
-                 const uint16_t *scales, long row, long first, long end, float *sums) {
+                 long row, long first, long end, float *sums) {
     floats y[INT_ROWS][PANELS];
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < P; i++)
         y[r][i] = first ? load(sums + r * WIDTH + i * PANEL) : zeros();
@@ -102,7 +103,8 @@ INLINE void tile(const int R, const int P, const Kind kind, const Product *p, We
             }
         }
         UNROLL for (int i = 0; i < P; i++) {
-            floats scale = load_half(scales + (i * p->groups + g) * PANEL);
+            floats scale = load_half(weights.scales + i * p->groups * PANEL);
+            fetch(next.scales + i * p->groups * PANEL);
             UNROLL for (int r = 0; r < R; r++) {
                 floats both = mul(scale, all(p->row_scale[at + r * p->groups]));
                 y[r][i] = add(y[r][i], mul(float_of(sum[r][i]), both));
@@ -110,6 +112,7 @@ INLINE void tile(const int R, const int P, const Kind kind, const Product *p, We
         }
         weights.first += kind == NIBBLES ? WIDE / 2 : WIDE;
         next.first += kind == BYTES ? WIDE : WIDE / 2;
+        weights.scales += PANEL, next.scales += PANEL;
     }
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < P; i++)
         store(sums + r * WIDTH + i * PANEL, y[r][i]);
@@ -117,13 +120,13 @@ INLINE void tile(const int R, const int P, const Kind kind, const Product *p, We
 
 // `count` rows times P panels, in tiles of nearly the same size. Few rows wait for the memory, so each tile fetches
 // what the next block needs; of many only the last does.
-INLINE void tiles(const int P, const Kind kind, const Product *p, Weights weights, Weights next, const uint16_t *scales,
-                  long row, long count, long first, long end, float *sums) {
+INLINE void tiles(const int P, const Kind kind, const Product *p, Weights weights, Weights next, long row,
+                  long count, long first, long end, float *sums) {
     const int few = count <= 4 * INT_ROWS;
     for (long left = (count + INT_ROWS - 1) / INT_ROWS; left > 0; left--) {
         const long rows = count / left;
         const Weights ahead = few || left == 1 ? next : weights;
-        SWITCH_ROWS(rows, INT_ROWS, tile(R, P, kind, p, weights, ahead, scales, row, first, end, sums))
+        SWITCH_ROWS(rows, INT_ROWS, tile(R, P, kind, p, weights, ahead, row, first, end, sums))
         count -= rows, row += rows, sums += rows * WIDTH;
     }
 }
@@ -134,31 +137,60 @@ INLINE void take_apart(const uint8_t *nibbles, long groups, uint8_t *bytes) {
         store_ints(bytes + g * WIDE + 64 * k, weights_at(NIBBLES, nibbles + g * WIDE / 2, k));
 }
 
-// A piece. Few rows take nibbles apart in registers; many rows once, into the first cache.
-INLINE void multiply(const Kind kind, const Product *p, long piece) {
-    const Place at = place(&p->rows, piece);
-    const long size = kind == NIBBLES ? WIDE / 2 : WIDE, stride = p->groups * size;
+// Where a group of a panel lies.
+INLINE Weights weights_from(const Kind kind, const Product *p, long panel, long group) {
+    const long size = kind == NIBBLES ? WIDE / 2 : WIDE;
+    const uint16_t *scales = p->scales + (panel * p->groups + group) * PANEL;
+    return (Weights){p->weight + (panel * p->groups + group) * size, p->groups * size, scales};
+}
+
+// A tile of rows times P panels, which waits for the memory: groups ahead are fetched, at the end the next panels'.
+INLINE void straight(const int P, const Kind kind, const Product *p, Place at, long panel, float *sums) {
+    const long groups = AHEAD / (kind == NIBBLES ? WIDE / 2 : WIDE), ahead = p->groups > groups ? groups : p->groups;
+    const long turn = p->groups - ahead;
+    SWITCH_ROWS(at.rows, INT_ROWS, {
+        if (turn) tile(R, P, kind, p, weights_from(kind, p, panel, 0), weights_from(kind, p, panel, ahead),
+                       at.row, 0, turn, sums);
+        tile(R, P, kind, p, weights_from(kind, p, panel, turn), weights_from(kind, p, panel + P, 0),
+             at.row, turn, p->groups, sums);
+    })
+}
+
+// A piece of few rows: nibbles are taken apart in registers.
+INLINE void multiply_few(const Kind kind, const Product *p, Place at, float *sums) {
+    for (long i = 0; i < at.panels; i += PANELS, sums += PANELS * PANEL)
+        if (PANELS == 2 && at.panels - i >= 2) straight(PANELS, kind, p, at, at.panel + i, sums);
+        else straight(1, kind, p, at, at.panel + i, sums);
+}
+
+// A piece of many rows, block by block of weights; nibbles are taken apart once, into the first cache.
+INLINE void multiply_many(const Kind kind, const Product *p, Place at, float *sums) {
     const int apart = kind == NIBBLES && at.rows > 2 * INT_ROWS;
-    float sums[CHUNK * WIDTH];
     uint8_t bytes[PANELS * BLOCK * WIDE];
     for (long first = 0; first < p->groups; first += BLOCK) {
         const long end = first + BLOCK < p->groups ? first + BLOCK : p->groups;
         for (long i = 0; i < at.panels; i += PANELS) {
-            const Weights here = {p->weight + (at.panel + i) * stride + first * size, stride};
-            const Weights next = {here.first + BLOCK * size, stride};
-            const uint16_t *scales = p->scales + (at.panel + i) * p->groups * PANEL;
+            const Weights here = weights_from(kind, p, at.panel + i, first);
+            const Weights next = weights_from(kind, p, at.panel + i, first + BLOCK);
             const int pair = PANELS == 2 && at.panels - i >= 2;
             float *to = sums + i * PANEL;
             if (apart) {
-                const Weights there = {bytes, BLOCK * WIDE};
+                const Weights there = {bytes, BLOCK * WIDE, here.scales};
                 take_apart(here.first, end - first, bytes);
-                if (pair) take_apart(here.first + stride, end - first, bytes + BLOCK * WIDE);
-                if (pair) tiles(PANELS, SMALL_BYTES, p, there, next, scales, at.row, at.rows, first, end, to);
-                else tiles(1, SMALL_BYTES, p, there, next, scales, at.row, at.rows, first, end, to);
-            } else if (pair) tiles(PANELS, kind, p, here, next, scales, at.row, at.rows, first, end, to);
-            else tiles(1, kind, p, here, next, scales, at.row, at.rows, first, end, to);
+                if (pair) take_apart(here.first + here.stride, end - first, bytes + BLOCK * WIDE);
+                if (pair) tiles(PANELS, SMALL_BYTES, p, there, next, at.row, at.rows, first, end, to);
+                else tiles(1, SMALL_BYTES, p, there, next, at.row, at.rows, first, end, to);
+            } else if (pair) tiles(PANELS, kind, p, here, next, at.row, at.rows, first, end, to);
+            else tiles(1, kind, p, here, next, at.row, at.rows, first, end, to);
         }
     }
+}
+
+INLINE void multiply(const Kind kind, const Product *p, long piece) {
+    const Place at = place(&p->rows, piece);
+    float sums[CHUNK * WIDTH];
+    if (at.rows <= INT_ROWS) multiply_few(kind, p, at, sums);
+    else multiply_many(kind, p, at, sums);
     finish(&p->rows, at, sums);
 }
 

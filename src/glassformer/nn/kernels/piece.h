@@ -20,11 +20,11 @@ typedef struct {
 
 typedef struct { long row, rows, panel, panels; } Place;
 
-// Few rows are handed out in small pieces. Many rows are read again for each piece of outputs, so these are wide then,
-// unless threads would have nothing to do.
+// Many rows are read again for each piece of outputs, so pieces are wide then; few rows are handed out in smaller ones,
+// each long enough to be read ahead in. Neither so wide that threads would have nothing to do.
 INLINE long pieces_of(Rows *rows, int threads) {
     const long chunks = (rows->rows + CHUNK - 1) / CHUNK, panels = (rows->outputs + PANEL - 1) / PANEL;
-    rows->panels = rows->rows > 64 && panels * chunks >= 32 * threads ? 8 : 2;
+    rows->panels = panels * chunks < 32 * threads ? 2 : rows->rows > 64 ? 8 : 4;
     return (panels + rows->panels - 1) / rows->panels * chunks;
 }
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from glassformer.config.objective import Contrast
-from glassformer.data import corpus, records, shards
+from glassformer.data import corpus, records, tokenising
 from glassformer.data.corpus import PIECE, Source
 from glassformer.data.registry import find
 from glassformer.data.shards import Shards, tokenise
@@ -399,7 +399,7 @@ class AtOnce(Executor):
 
 def test_memory_stays_flat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four times the file, the same peak: also for a single document."""
-    monkeypatch.setattr(shards, "pool", lambda workers: contextlib.nullcontext(AtOnce(workers)))
+    monkeypatch.setattr(tokenising, "pool", lambda workers: contextlib.nullcontext(AtOnce(workers)))
     peaks = []
     for size in (4_000_000, 16_000_000):
         source = find(write(tmp_path / f"{size}.txt", b"a line of some words\n" * (size // 21)))

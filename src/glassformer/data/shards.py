@@ -8,15 +8,12 @@ shards.json  what the three must be; written with them in one rename
 
 from __future__ import annotations
 
-import collections
+import bisect
 import functools
 import hashlib
 import itertools
 import json
 import mmap
-import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,17 +22,13 @@ import numpy as np
 
 from .. import files
 from ..errors import need
-from ..tokenizer.budget import pool
 from ..tokenizer.framing import document_start
 from ..tokenizer.tokenizer import Tokenizer
-from .corpus import Piece, Source, in_turn
+from . import tokenising
+from .corpus import Source, in_turn
+from .tokenising import MAPPED, Progress
 
 Array = np.ndarray[Any, Any]
-Progress = Callable[[int, int], None]  # bytes of the files read, bytes there are
-
-_FORMAT = 2
-_BATCH = 1 << 17  # characters tokenised at a time by one thread
-_MAPPED = ("tokens.bin", "starts.bin", "marks.bin")
 
 
 @dataclass(frozen=True)
@@ -54,7 +47,7 @@ class _Whole:
 
         A token that ends inside a character counts the whole character.
         """
-        piece = int(np.searchsorted(self.marks[:, 0], token, side="right")) - 1
+        piece = bisect.bisect_right(self.marks[:, 0], token) - 1  # searchsorted would copy the column
         inside, before = token - int(self.marks[piece, 0]), int(self.marks[piece, 1])
         if inside == 0:
             return before
@@ -163,27 +156,27 @@ def tokenise(
     *,
     cache: Path | None = None,
     workers: int | None = None,
+    processes: int | None = None,
     progress: Progress | None = None,
 ) -> Shards:
     """The corpus as shards, from the cache when this content was tokenised with this tokenizer before.
 
-    ``cache`` is a folder (by default below ``files.cache_home()``), ``workers`` a number of threads (the
-    tokenizers library works outside Python's lock). Raises UserError for an empty corpus, a full disk
-    and whatever ``source`` finds wrong with its files.
+    ``cache`` is a folder (by default below ``files.cache_home()``), ``workers`` a number of threads, ``processes`` of
+    processes instead (None: one a processor for a large corpus, 0: threads). Stopped, and asked for again, it goes on.
+    Raises UserError for an empty corpus, a full disk and whatever ``source`` finds wrong with its files.
     """
-    content = f"{_FORMAT} {source.digest()} {tokenizer.fingerprint} {tokenizer.bos} {tokenizer.eos}"
+    content = f"{tokenising.FORMAT} {source.digest()} {tokenizer.fingerprint} {tokenizer.bos} {tokenizer.eos}"
     key = hashlib.sha256(content.encode()).hexdigest()[:32]
     folder = (cache or files.cache_home() / "shards") / key
     with in_turn(folder):
         if not _sound(folder):
-            with files.write_folder(folder, lasting=False) as beside:
-                _write(beside, source, tokenizer, workers or os.cpu_count() or 1, progress)
+            tokenising.make(folder, source, tokenizer, workers, processes, progress)
         if progress:
             progress(source.size, source.size)
         kept = json.loads((folder / "shards.json").read_text())
         tokens, starts, marks = (
             np.memmap(folder / name, dtype, mode="r")
-            for name, dtype in zip(_MAPPED, (kept["dtype"], "int64", "int64"), strict=True)
+            for name, dtype in zip(MAPPED, (kept["dtype"], "int64", "int64"), strict=True)
         )
     maps: list[Any] = [tokens, starts, marks]
     pairs = np.asarray(marks).reshape(-1, 2)
@@ -195,89 +188,6 @@ def _sound(folder: Path) -> bool:
     """Whether the cache entry is there and its files are what they were when it was made."""
     try:
         kept = json.loads((folder / "shards.json").read_text())
-        return all(files.sha256(folder / name) == kept["sha256"][name] for name in _MAPPED)
+        return all(files.sha256(folder / name) == kept["sha256"][name] for name in MAPPED)
     except (OSError, ValueError, KeyError, TypeError):
         return False
-
-
-def _write(folder: Path, source: Source, tokenizer: Tokenizer, workers: int, progress: Progress | None) -> None:
-    dtype = "uint16" if tokenizer.size <= 1 << 16 else "uint32"
-    bos, eos = document_start(tokenizer), tokenizer.eos
-    written = size = 0  # tokens, text bytes
-    opening, start = True, 0
-    with (
-        (folder / "tokens.bin").open("wb") as tokens,
-        (folder / "starts.bin").open("wb") as starts,
-        (folder / "marks.bin").open("wb") as marks,
-    ):
-        for pieces, encoded in _encoded(source, tokenizer, workers):
-            stream: list[Array] = []
-            length = 0  # of the stream
-            borders: list[int] = []
-            before: list[tuple[int, int]] = []
-            for piece, ids in zip(pieces, encoded, strict=True):
-                before.append((written + length, size))
-                first = [bos] if opening and bos is not None else []
-                opening = piece.last
-                last = [eos] if opening and eos is not None else []
-                stream += [np.asarray(part, dtype) for part in (first, ids, last)]
-                length += len(first) + len(ids) + len(last)
-                size += len(piece.text.encode())
-                if opening and written + length > start:
-                    borders.append(start)
-                    start = written + length
-            tokens.write(np.concatenate(stream).tobytes())
-            starts.write(np.array(borders, "int64").tobytes())
-            marks.write(np.array(before, "int64").tobytes())
-            written += length
-            if progress:
-                progress(min(pieces[-1].read, source.size), source.size)
-        starts.write(np.array([written], "int64").tobytes())
-        marks.write(np.array([written, size], "int64").tobytes())
-    need(size > 0 and written > 0, f"{source.path} holds no text; give a corpus with some.")
-    record = {"format": _FORMAT, "dtype": dtype, "corpus": source.name, "tokens": written, "bytes": size}
-    hashes = {name: files.sha256(folder / name) for name in _MAPPED}
-    (folder / "shards.json").write_text(json.dumps({**record, "sha256": hashes}, indent=1) + "\n")
-
-
-def _encoded(
-    source: Source, tokenizer: Tokenizer, workers: int
-) -> Iterator[tuple[list[Piece], Sequence[Sequence[int]]]]:
-    """Pieces by the batch with their ids, in order; a few batches are held at a time, not more."""
-    encode = tokenizer.encoder(source.size)
-
-    def ids(batch: list[Piece], opening: bool) -> Sequence[Sequence[int]]:
-        opens = [opening, *(piece.last for piece in batch[:-1])]
-        if not tokenizer.adds_prefix or all(opens):
-            return encode([piece.text for piece in batch])
-        first = iter(encode([piece.text for piece, opened in zip(batch, opens, strict=True) if opened]))
-        return [
-            next(first) if opened else tokenizer.encode_continuation(piece.text)[0]
-            for piece, opened in zip(batch, opens, strict=True)
-        ]
-
-    opening = True
-    with pool(workers) as threads:
-        ahead: collections.deque[tuple[list[Piece], Future[Sequence[Sequence[int]]]]] = collections.deque()
-        for batch in _batched(source.pieces()):
-            ahead.append((batch, threads.submit(ids, batch, opening)))
-            opening = batch[-1].last
-            if len(ahead) > workers:
-                ready, future = ahead.popleft()
-                yield ready, future.result()
-        while ahead:
-            ready, future = ahead.popleft()
-            yield ready, future.result()
-
-
-def _batched(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    held: list[Piece] = []
-    size = 0
-    for piece in pieces:
-        held.append(piece)
-        size += len(piece.text)
-        if size >= _BATCH:
-            yield held
-            held, size = [], 0
-    if held:
-        yield held

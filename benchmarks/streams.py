@@ -1,0 +1,101 @@
+"""Data for big runs: tokenising by threads and processes, reading rows, order and memory.
+
+    python benchmarks/streams.py --text FILE [--tokenizer FOLDER --megabytes 48 --rounds 3 --rows 512 --context 1024]
+
+FILE is repeated until it has so many megabytes. Sides take turns; medians and ranges are of the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from glassformer.data import find, tokenise
+from glassformer.tokenizer import open as open_tokenizer
+from glassformer.training.batches import Batches
+from glassformer.training.order import COMPUTED, LISTED, order_of
+
+
+def private() -> float:
+    """MiB of this process that are its own: mapped files are not counted."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith(("Private_Dirty", "Anonymous"))) / 2048
+
+
+def seconds(work: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun
+
+
+def said(name: str, values: list[float], unit: str) -> None:
+    print(f"{name:<44} {statistics.median(values):10.2f} ({min(values):.2f} to {max(values):.2f}) {unit}", flush=True)
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("--text", type=Path, required=True)
+    asked.add_argument("--tokenizer", default="gpt2")
+    asked.add_argument("--megabytes", type=int, default=48)
+    asked.add_argument("--rounds", type=int, default=3)
+    asked.add_argument("--rows", type=int, default=512)
+    asked.add_argument("--context", type=int, default=1024)
+    given = asked.parse_args()
+    tokenizer = open_tokenizer(given.tokenizer)
+    with tempfile.TemporaryDirectory() as place:
+        path, content = Path(place) / "text.txt", given.text.read_bytes()
+        path.write_bytes(content * -(-given.megabytes * 10**6 // len(content)))
+        source = find(path, separator="<|endoftext|>")
+        ways = {"1 thread": (1, 0), "2 threads": (2, 0), "1 process": (1, 1), "2 processes": (2, 2)}
+        found: dict[str, list[float]] = {name: [] for name in ways}
+        for turn in range(given.rounds):
+            for name, (workers, processes) in ways.items():
+                cache, begun = Path(place) / f"{turn} {name}", time.perf_counter()
+                shards = tokenise(source, tokenizer, cache=cache, workers=workers, processes=processes)
+                found[name].append(len(shards) / (time.perf_counter() - begun) / 1e6)
+        print(f"{source.size / 1e6:.0f} MB, {len(shards):,} tokens, {tokenizer.backend}, {os.cpu_count()} cores")
+        for name, speeds in found.items():
+            said(f"tokenising, {name}", speeds, "M tokens/s")
+        read(shards.tokens.filename, given)
+        batches = Batches(shards, given.rows, given.context)
+        before = private()
+        speeds = []
+        for _ in range(given.rounds):
+            took = seconds(lambda: [next(batches) for _ in range(20)])
+            speeds.append(20 * given.rows * given.context / took / 1e6)
+        said(f"rows of {given.context} read, file in memory", speeds, "M tokens/s")
+        print(f"own memory after {given.rounds * 20} batches: {private() - before:+.1f} MiB")
+    for way, name, rows in ((LISTED, "listed", 10**7), (COMPUTED, "computed", 10**7), (COMPUTED, "computed", 10**9)):
+        before, begun = private(), time.perf_counter()
+        order = order_of(rows, np.random.SeedSequence(0), way)
+        order(0, 512)
+        took = time.perf_counter() - begun
+        print(f"order of {rows:,} rows, {name}: {took * 1000:.1f} ms to begin, {private() - before:.1f} MiB")
+
+
+def read(path: str | os.PathLike[str], given: argparse.Namespace) -> None:
+    """Random rows of a file that the disk cache does not hold."""
+    size = Path(path).stat().st_size
+    speeds = []
+    for turn in range(given.rounds):
+        with Path(path).open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        tokens = np.memmap(path, np.uint16, "r")
+        rows = order_of(size // 2 // given.context, np.random.SeedSequence(turn), LISTED)(0, given.rows)
+        begun = time.perf_counter()
+        for row in rows:
+            tokens[row * given.context : (row + 1) * given.context].sum()
+        speeds.append(len(rows) * given.context / (time.perf_counter() - begun) / 1e6)
+    said(f"rows of {given.context} read, file not in memory", speeds, "M tokens/s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,240 @@
+"""A corpus written as tokens: read once, in order, tokenised in threads or processes; stopped, it is gone on with.
+
+Every ``JOURNAL_EVERY`` seconds what is written is pushed to the disk, and a journal beside it says how far that is.
+Whoever asks for the same corpus again cuts the files back to there, passes over the text that was read, and goes on:
+the files are, byte for byte, what they would have been.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import itertools
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from .. import files
+from ..errors import UserError, need, note
+from ..tokenizer.budget import pool
+from ..tokenizer.framing import document_start
+from ..tokenizer.tokenizer import Tokenizer
+from .corpus import Piece, Source
+from .workers import Array, Encode, WorkerLost, encoder_by_processes, encoder_of
+
+Progress = Callable[[int, int], None]  # bytes of the files read, bytes there are
+
+FORMAT = 2
+MAPPED = ("tokens.bin", "starts.bin", "marks.bin")
+JOURNAL = "journal.json"
+JOURNAL_EVERY = 20.0  # seconds
+BATCH = 1 << 17  # characters tokenised at a time by one thread or process
+BY_PROCESSES = 64 << 20  # bytes of files from which processes are worth their start
+
+
+@dataclass
+class _Place:
+    """How far the work is: the part of the corpus, the pieces read of it, and what is written."""
+
+    part: int = 0
+    pieces: int = 0
+    tokens: int = 0
+    bytes: int = 0
+    documents: int = 0
+    marks: int = 0
+    start: int = 0  # of the document that is open, in tokens
+    opening: bool = True  # whether the next piece opens one
+
+    def sizes(self, width: int) -> tuple[int, int, int]:
+        """Bytes of the three files."""
+        return self.tokens * width, self.documents * 8, self.marks * 16
+
+
+def make(
+    folder: Path,
+    source: Source,
+    tokenizer: Tokenizer,
+    workers: int | None,
+    processes: int | None,
+    progress: Progress | None,
+) -> None:
+    """Fill ``folder``, which appears when it is whole, or go on with what was begun; the caller holds its lock.
+
+    Raises UserError for an empty corpus, a full disk and whatever ``source`` finds wrong with its files.
+    """
+    work = folder.with_name(f".{folder.name}.work")
+    if processes is None:
+        processes = os.cpu_count() or 1 if source.size >= BY_PROCESSES else 0
+    threads = processes or workers or os.cpu_count() or 1
+    with contextlib.ExitStack() as opened, files.explaining(folder):
+        work.mkdir(parents=True, exist_ok=True)
+        try:
+            if processes:
+                encode = opened.enter_context(encoder_by_processes(tokenizer, source.size, processes))
+            else:
+                encode = encoder_of(tokenizer, source.size)
+            with pool(threads) as threaded:
+                _write(work, source, tokenizer, _in_order(threaded.submit, encode, threads), progress)
+        except BaseException as error:
+            broken = isinstance(error, UserError) and not isinstance(error, WorkerLost)  # mended, it is another corpus
+            if broken or not (work / JOURNAL).exists():
+                shutil.rmtree(work, ignore_errors=True)
+            else:
+                note(f"Tokenising {source.name} stopped; asked for again, it goes on from where it was.")
+            raise
+        (work / JOURNAL).unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)  # a damaged one
+        work.rename(folder)
+
+
+Encoded = Iterator[tuple["_Batch", Any]]
+
+
+@dataclass
+class _Batch:
+    """Pieces tokenised together, and where in the corpus (part, pieces of it) they end."""
+
+    pieces: list[Piece]
+    end: tuple[int, int]
+
+
+def _write(
+    folder: Path,
+    source: Source,
+    tokenizer: Tokenizer,
+    encoded: Callable[[Iterator[_Batch], bool], Encoded],
+    progress: Progress | None,
+) -> None:
+    dtype = "uint16" if tokenizer.size <= 1 << 16 else "uint32"
+    bos, eos = document_start(tokenizer), tokenizer.eos
+    with contextlib.ExitStack() as opened:
+        outputs = [opened.enter_context((folder / name).open("ab")) for name in MAPPED]
+        at = _resumed(folder, outputs, np.dtype(dtype).itemsize)
+        if at.tokens:
+            note(f"Tokenising {source.name} goes on after {at.tokens:,} tokens.")
+        tokens, starts, marks = outputs
+        clock = _Clock(source, at)
+        for batch, found in encoded(_batched(_from(source, at.part, at.pieces)), at.opening):
+            stream: list[Array] = []
+            borders: list[int] = []
+            before: list[tuple[int, int]] = []
+            for piece, ids in zip(batch.pieces, found, strict=True):
+                before.append((at.tokens, at.bytes))
+                first = [bos] if at.opening and bos is not None else []
+                at.opening = piece.last
+                last = [eos] if at.opening and eos is not None else []
+                stream += [np.asarray(part, dtype) for part in (first, ids, last)]
+                at.tokens += len(first) + len(ids) + len(last)
+                at.bytes += len(piece.text.encode())
+                if at.opening and at.tokens > at.start:
+                    borders.append(at.start)
+                    at.start = at.tokens
+            tokens.write(np.concatenate(stream).tobytes())
+            starts.write(np.array(borders, "int64").tobytes())
+            marks.write(np.array(before, "int64").tobytes())
+            at.documents += len(borders)
+            at.marks += len(before)
+            at.part, at.pieces = batch.end
+            clock.passed(batch.pieces[-1].read, at.tokens * np.dtype(dtype).itemsize)
+            if clock.due():
+                for file in outputs:
+                    file.flush()
+                    os.fsync(file.fileno())
+                files.write(folder / JOURNAL, json.dumps(dataclasses.asdict(at)))
+            if progress:
+                progress(min(batch.pieces[-1].read, source.size), source.size)
+        starts.write(np.array([at.tokens], "int64").tobytes())
+        marks.write(np.array([at.tokens, at.bytes], "int64").tobytes())
+    need(at.bytes > 0 and at.tokens > 0, f"{source.path} holds no text; give a corpus with some.")
+    record = {"format": FORMAT, "dtype": dtype, "corpus": source.name, "tokens": at.tokens, "bytes": at.bytes}
+    hashes = {name: files.sha256(folder / name) for name in MAPPED}
+    (folder / "shards.json").write_text(json.dumps({**record, "sha256": hashes}, indent=1) + "\n")
+
+
+def _resumed(folder: Path, outputs: Sequence[BinaryIO], width: int) -> _Place:
+    """Where the journal says that the work stands, the files cut back to there; the beginning where there is none."""
+    at = _Place()
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        kept = _Place(**json.loads((folder / JOURNAL).read_text()))
+        if all(file.tell() >= size for file, size in zip(outputs, kept.sizes(width), strict=True)):
+            at = kept
+    for file, size in zip(outputs, at.sizes(width), strict=True):
+        file.truncate(size)
+    return at
+
+
+class _Clock:
+    """When the journal is due, and what is said once it is known how long the work takes."""
+
+    def __init__(self, source: Source, at: _Place) -> None:
+        self.source, self.size = source, source.size
+        self.begun = self.last = time.monotonic()
+        self.first: tuple[float, int] | None = None  # when the first batch was done, and how much was read by then
+        self.said = False
+
+    def passed(self, read: int, written: int) -> None:
+        now = time.monotonic()
+        self.first = self.first or (now, read)
+        seconds, some = now - self.first[0], read - self.first[1]
+        if not self.said and seconds > 5 and some > 0:
+            self.said = True
+            left = (self.size - read) / some * seconds
+            speed = f"{self.size / 1e9:.1f} GB of files, {some / seconds / 1e6:.1f} MB/s"
+            cost = f"about {left / 60:.0f} minutes more, {written / read * self.size / 1e9:.1f} GB of tokens"
+            if left > 60:
+                note(f"Tokenising {self.source.name}: {speed}, {cost}.")
+
+    def due(self) -> bool:
+        due = time.monotonic() - self.last >= JOURNAL_EVERY
+        self.last = time.monotonic() if due else self.last
+        return due
+
+
+def _from(source: Source, part: int, skipped: int) -> Iterator[tuple[tuple[int, int], Piece]]:
+    """The pieces of a corpus after some of a part, each with (its part, how many of it were read then)."""
+    before = sum(one.size for one in source.parts[:part])
+    for number, one in enumerate(source.parts[part:], part):
+        for count, (text, last, read) in enumerate(itertools.islice(one.pieces(), skipped, None), skipped + 1):
+            yield (number, count), Piece(text, last, before + read)
+        before, skipped = before + one.size, 0
+
+
+def _in_order(submit: Callable[..., Future[Any]], encode: Encode, workers: int) -> Callable[..., Encoded]:
+    """Batches with their ids, in order; a few batches are held at a time, not more."""
+
+    def encoded(batches: Iterator[_Batch], opening: bool) -> Encoded:
+        ahead: collections.deque[tuple[_Batch, Future[Any]]] = collections.deque()
+        for batch in batches:
+            opens = [opening, *(piece.last for piece in batch.pieces[:-1])]
+            ahead.append((batch, submit(encode, [piece.text for piece in batch.pieces], opens)))
+            opening = batch.pieces[-1].last
+            if len(ahead) > workers:
+                ready, future = ahead.popleft()
+                yield ready, future.result()
+        while ahead:
+            ready, future = ahead.popleft()
+            yield ready, future.result()
+
+    return encoded
+
+
+def _batched(pieces: Iterator[tuple[tuple[int, int], Piece]]) -> Iterator[_Batch]:
+    held: list[Piece] = []
+    size, end = 0, (0, 0)
+    for end, piece in pieces:
+        held.append(piece)
+        size += len(piece.text)
+        if size >= BATCH:
+            yield _Batch(held, end)
+            held, size = [], 0
+    if held:
+        yield _Batch(held, end)

@@ -1,6 +1,6 @@
 """Everything that is measured on an NVIDIA GPU, in one go and one table: training, its speed, decoding.
 
-    python benchmarks/gpu.py [--nanogpt FOLDER] [--only learn train decode] [--rounds 3] [--rehearse]
+    python benchmarks/gpu.py [--nanogpt FOLDER] [--only learn train decode] [--shapes 124m] [--batches 16 32] [--rehearse]
 
 learn   seconds to a validation loss of 1.4697 on Shakespeare's characters: ours (runs/shakespeare-gpu.toml) beside
         nanoGPT's GPU settings, whole processes; ours must need at most a third.
@@ -10,6 +10,7 @@ decode  tokens/s of one sequence for GPT-2's 124M shape and a Llama of 1.1 B par
         measured memory bandwidth that reading the weights takes, beside transformers with its static cache.
 
 Every measurement is a process of its own, so that none leaves memory behind; contenders alternate for --rounds.
+Where a command may take ten minutes, take a cut of it: --only train --shapes 350m --batches 16 --rounds 1.
 --rehearse runs every line of it in a minute on a CPU with toy shapes: the figures mean nothing, but it must come
 through. Exit 1 when a measurement fails or an aim is missed, 2 where there is no GPU.
 """
@@ -79,7 +80,7 @@ def train(given: argparse.Namespace) -> dict[str, Any]:
     where, context = device(given.rehearse), 64 if given.rehearse else 1024
     depth, heads, dim, vocab = (TOYS if given.rehearse else SHAPES)[given.shape]
     best: dict[str, Any] = {"tokens": 0.0}
-    for batch in BATCHES[:2] if given.rehearse else BATCHES:
+    for batch in BATCHES[:2] if given.rehearse else given.batches:
         try:
             step = (nanogpt_step if given.who.startswith("nanoGPT") else our_step)(
                 given, depth, heads, dim, vocab, context, batch, where
@@ -194,6 +195,7 @@ def measure(given: argparse.Namespace, part: str, who: str = "", shape: str = ""
     command = [sys.executable, __file__, "--part", part, "--who", who, "--shape", shape]
     command += ["--nanogpt", str(given.nanogpt)] if given.nanogpt else []
     command += ["--rehearse"] if given.rehearse else []
+    command += ["--batches", *map(str, given.batches)]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "TOKENIZERS_PARALLELISM": "0"})
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not lines:
@@ -239,6 +241,8 @@ def main() -> int:
     parser.add_argument("--nanogpt", type=Path, help="a checkout of nanoGPT")
     parser.add_argument("--only", nargs="+", choices=("learn", "train", "decode"), default=("learn", "train", "decode"))
     parser.add_argument("--rounds", type=int, default=3, help="turns of each (3)")
+    parser.add_argument("--shapes", nargs="+", choices=(*SHAPES, *DECODED), default=(*SHAPES, *DECODED), help="all")
+    parser.add_argument("--batches", nargs="+", type=int, default=BATCHES, help="rows a step that are tried")
     parser.add_argument("--rehearse", action="store_true", help="toy shapes on a CPU, to see that it runs")
     for hidden in ("--part", "--who", "--shape"):
         parser.add_argument(hidden, default="", help=argparse.SUPPRESS)
@@ -256,7 +260,7 @@ def main() -> int:
         well &= learn(given)
     if "train" in given.only:
         names = ["ours", "ours compiled"] + (["nanoGPT", "nanoGPT compiled"] if given.nanogpt else [])
-        for shape in TOYS if given.rehearse else SHAPES:
+        for shape in TOYS if given.rehearse else [one for one in SHAPES if one in given.shapes]:
             found = best_of(given, "train", names, shape)
             well &= len(found) == len(names)
             for name, one in found.items():
@@ -266,7 +270,7 @@ def main() -> int:
                     f"| train {shape} | {name}, batch {batch} | {one['tokens']:,.0f} tokens/s | {share} |", flush=True
                 )
     if "decode" in given.only:
-        for shape in list(DECODED)[: 1 if given.rehearse else None]:
+        for shape in [one for one in DECODED if one in given.shapes][: 1 if given.rehearse else None]:
             found = best_of(given, "decode", ["ours", "transformers"], shape)
             well &= len(found) == 2
             for name, one in found.items():

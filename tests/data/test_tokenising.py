@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -128,6 +129,23 @@ def test_processes_write_what_threads_write(tmp_path: Path, shared_data: Path, k
     tokenise(source, tokenizer, cache=tmp_path / "threads", workers=2, processes=0)
     tokenise(source, tokenizer, cache=tmp_path / "processes", processes=2)
     assert made(tmp_path / "threads") == made(tmp_path / "processes")
+
+
+def test_the_number_of_processes_may_stand_in_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, counts = find(write(tmp_path / "a.txt", "some text")), list[int]()
+
+    def noted(tokenizer: Any, characters: int, count: int) -> Any:
+        counts.append(count)
+        return contextlib.nullcontext(workers.encoder_of(tokenizer, characters))
+
+    monkeypatch.setattr(tokenising, "encoder_by_processes", noted)
+    tokenise(source, Bytes(), cache=tmp_path / "0")
+    monkeypatch.setenv("GLASSFORMER_PROCESSES", "3")
+    tokenise(source, Bytes(), cache=tmp_path / "3")
+    assert counts == [3]
+    monkeypatch.setenv("GLASSFORMER_PROCESSES", "many")
+    with pytest.raises(UserError, match="GLASSFORMER_PROCESSES is many"):
+        tokenise(source, Bytes(), cache=tmp_path / "many")
 
 
 def test_what_a_tokenizer_refuses_in_a_process_is_told(tmp_path: Path) -> None:

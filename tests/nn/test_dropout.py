@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from glassformer.nn.dropout import Dropout, dropout
+from glassformer.nn.dropout import Dropout, dropout, keep_mask
 from glassformer.nn.engines import ENGINES
 from glassformer.nn.engines.inputs import AttentionInputs
 from glassformer.nn.mask import Mask
@@ -18,6 +18,12 @@ def test_the_share_and_the_scale(rate: float) -> None:
     y = dropout(x, rate)
     assert float((y == 0).float().mean()) == pytest.approx(rate, abs=0.004)
     assert torch.equal(y[y != 0], torch.full_like(y[y != 0], 1 / (1 - rate)))
+
+
+def test_the_mask_is_drawn_where_the_numbers_are() -> None:
+    assert keep_mask(torch.empty(3, 5, device="meta"), 0.1).device.type == "meta"
+    torch.manual_seed(0)
+    assert keep_mask(torch.empty(2, 4), 0.5).int().tolist() == [[0, 0, 1, 0], [0, 0, 0, 0]]  # the draw of a seed stays
 
 
 def test_every_place_is_drawn_by_itself() -> None:

@@ -162,7 +162,7 @@ def tokenise(
     """The corpus as shards, from the cache when this content was tokenised with this tokenizer before.
 
     ``cache`` is a folder (by default below ``files.cache_home()``), ``workers`` a number of threads, ``processes`` of
-    processes instead (None: one a processor for a large corpus, 0: threads). Stopped, and asked for again, it goes on.
+    processes instead (0: threads; None: ``$GLASSFORMER_PROCESSES``, or 0). Stopped, and asked for again, it goes on.
     Raises UserError for an empty corpus, a full disk and whatever ``source`` finds wrong with its files.
     """
     content = f"{tokenising.FORMAT} {source.digest()} {tokenizer.fingerprint} {tokenizer.bos} {tokenizer.eos}"

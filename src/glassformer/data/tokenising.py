@@ -38,7 +38,6 @@ MAPPED = ("tokens.bin", "starts.bin", "marks.bin")
 JOURNAL = "journal.json"
 JOURNAL_EVERY = 20.0  # seconds
 BATCH = 1 << 17  # characters tokenised at a time by one thread or process
-BY_PROCESSES = 64 << 20  # bytes of files from which processes are worth their start
 
 
 @dataclass
@@ -73,7 +72,9 @@ def make(
     """
     work = folder.with_name(f".{folder.name}.work")
     if processes is None:
-        processes = os.cpu_count() or 1 if source.size >= BY_PROCESSES else 0
+        asked = os.environ.get("GLASSFORMER_PROCESSES", "0")
+        need(asked.isdecimal(), f"GLASSFORMER_PROCESSES is {asked}; give a number of processes, or 0 for threads.")
+        processes = int(asked)
     threads = processes or workers or os.cpu_count() or 1
     with contextlib.ExitStack() as opened, files.explaining(folder):
         work.mkdir(parents=True, exist_ok=True)

@@ -15,9 +15,9 @@ STEPS = 1 << 16  # in which a rate is counted
 
 
 def keep_mask(x: Tensor, rate: float) -> Tensor:
-    """Booleans in the shape of ``x``, false for a share of ``rate``; drawn from torch's own generator."""
+    """Booleans in the shape of ``x``, false for a share of ``rate``; drawn from its device's own generator."""
     # all of int64, so that each of its four int16 is uniform from -STEPS / 2 on: hence the shifted threshold
-    bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
+    bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64, device=x.device).random_(-(2**63), None)
     return bits.view(torch.int16)[: x.numel()].view(x.shape) >= round(rate * STEPS) - STEPS // 2
 
 

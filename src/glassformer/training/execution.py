@@ -162,7 +162,8 @@ def _step_seconds(model: nn.Module, batch: Batch, objective: Objective, settings
     model.train()
     half = Bf16Replica(model) if dtype == "bfloat16" else None
     runner = model if half is None else half.model
-    with torch.random.fork_rng():
+    device = next(model.parameters()).device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):  # no other GPU is woken for it
         best = _fastest(lambda: gradients(runner, part, objective, 1), patience=0.5)
     model.zero_grad(set_to_none=True)
     model.train(training)
@@ -183,7 +184,8 @@ def _fastest(work: Callable[[], Any], patience: float, times: int = 3) -> float:
     return min(found)
 
 
-def matmul_peak(dtype: torch.dtype, device: torch.device, size: int = 1024) -> float:
-    """The fastest measured matrix product of this machine, FLOP/s."""
+def matmul_peak(dtype: torch.dtype, device: torch.device) -> float:
+    """The fastest measured matrix product of this machine, FLOP/s; a GPU is only busy with a large one."""
+    size = 8192 if device.type == "cuda" else 1024
     left, right = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
     return 2 * size**3 / _fastest(lambda: left @ right, patience=1.0, times=6)

@@ -34,8 +34,9 @@ PROGRESS = 10.0  # seconds after which a validation says how far it is
 def evaluating(model: Any) -> Iterator[None]:
     """Use the model without training it: no dropout, no gradients, every random state as it was afterwards."""
     python_state, numpy_state = random.getstate(), np.random.get_state()
+    device = next(model.parameters()).device
     try:
-        with torch.random.fork_rng(), inference(model):
+        with torch.random.fork_rng([device] if device.type == "cuda" else []), inference(model):
             yield
     finally:
         random.setstate(python_state)

@@ -1,6 +1,6 @@
 """Everything that is measured on an NVIDIA GPU, in one go and one table: training, its speed, decoding.
 
-    python benchmarks/gpu.py [--nanogpt FOLDER] [--only learn train decode] [--shapes 124m] [--batches 16 32] [--rehearse]
+    python benchmarks/gpu.py [--nanogpt FOLDER] [--only learn train decode] [--shapes 124m] [--batches 16] [--rehearse]
 
 learn   seconds to a validation loss of 1.4697 on Shakespeare's characters: ours (runs/shakespeare-gpu.toml) beside
         nanoGPT's GPU settings, whole processes; ours must need at most a third.

@@ -20,9 +20,9 @@ from glassformer.nn.quantized import Layout, quantize_weights
 GENERATORS = [name for name, cfg in tiny.ALL.items() if cfg.head and name not in ("bert", "reader", "onward")]
 TWO = set(tiny.OTHERS)
 BOUND = 2e-5  # of log-probabilities, where torch's products decide: they sum in another order for other row counts
-TORCH = {"mixtral", "deepseek", "noisy", "nanomoe", "strided", "fixed", "prefix", "mixed"}
+TORCH = {"strided", "fixed", "prefix", "mixed"}
 TORCH |= {"gru", "lstm", "cho", "bahdanau", "additive-lstm"}
-"""Families in which they do even with compiled kernels: experts, rules that are no window, recurrent cells."""
+"""Families in which they do even with compiled kernels: rules that are no window, recurrent cells."""
 
 
 def requests(name: str) -> list[Request]:

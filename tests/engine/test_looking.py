@@ -30,7 +30,7 @@ def test_a_running_request_is_looked_into(name: str) -> None:
         results = [handle.result() for handle in handles]
         tokens = looked.result().completions[0].tokens
     assert [one.completions[0].tokens for one in results] == [one.completions[0].tokens for one in alone]
-    bound = 0.0 if name in ("llama", "gemma2") and kernels.path() != "torch" else 2e-5
+    bound = 0.0 if name in ("llama", "gemma2", "mixtral") and kernels.path() != "torch" else 2e-5
     for a, b in zip(alone, results, strict=True):
         pairs = zip(a.completions[0].logprobs, b.completions[0].logprobs, strict=True)
         assert max(abs(x - y) for x, y in pairs) <= bound

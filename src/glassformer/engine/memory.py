@@ -12,6 +12,7 @@ from ..cost import available_memory, gibibytes
 from ..errors import UserError, need
 from ..generation.prompt import check
 from ..nn import Model, kernels
+from ..nn.exact_experts import exact_experts
 from ..nn.fused import fuse
 from ..nn.kernels import PAGE
 from ..nn.paged import PagedCache
@@ -86,8 +87,13 @@ def reader(model: Model) -> tuple[Model, int]:
     if model.training:
         return model, 0
     free = available_memory()
-    view = prepack(model, None if free is None else free // 4, exact=kernels.path() != "torch")
-    return fuse(view.model), sum(packed.group.nbytes for packed in view.packed)
+    compiled, room = kernels.path() != "torch", None if free is None else free // 4
+    view = prepack(model, room, exact=compiled)
+    taken = sum(packed.group.nbytes for packed in view.packed)
+    if not compiled:
+        return fuse(view.model), taken
+    exact, more = exact_experts(view.model, None if room is None else room - taken)
+    return fuse(exact), taken + more
 
 
 def room_for(model: Model, context: int | None, sequences: int, memory: int | None, draft: Model | None = None) -> Room:

@@ -118,6 +118,10 @@ def test_often_said_is_said_less() -> None:
         bias = {3: 50.0, 4: 49.5, 5: 49.0}
         once = engine.submit(Request([1], sampling=GREEDY, max_new=3, logit_bias=bias, presence_penalty=60.0)).result()
         assert sorted(once.completions[0].tokens) == [3, 4, 5]
+        bias = {3: 500.0, 4: 450.0}  # 3 is said until it was said twice: 500, 470, then 440 against 450
+        often = {"logit_bias": bias, "frequency_penalty": 30.0}
+        twice = engine.submit(Request([1], sampling=GREEDY, max_new=4, **often)).result()
+        assert twice.completions[0].tokens == [3, 3, 4, 3]
 
 
 def test_a_cancelled_request_ends_and_says_so() -> None:

@@ -66,6 +66,17 @@ def test_what_followed_a_forgotten_page_is_not_found_behind_another() -> None:
     assert prefix.find(None, [*range(8)]) == [again]  # the second hangs on a page that is gone
 
 
+def test_who_is_preempted_is_the_first_of_its_client_to_go_on() -> None:
+    scheduler = Scheduler(PagePool(2), SIZE, budget=SIZE, most=1)
+    texts = [Text([number, 8, 9], "one") for number in range(3)]
+    for text in texts:
+        scheduler.add(text)
+    scheduler.plan()
+    assert scheduler.running == texts[:1] and [*scheduler.waiting] == texts[1:]
+    scheduler.preempt(texts[0])
+    assert [*scheduler.waiting] == texts and not scheduler.running and scheduler.pool.used == 0
+
+
 def test_clients_take_turns() -> None:
     turns = Turns[Text]()
     for client, number in (("a", 1), ("a", 2), ("a", 3), ("b", 4), ("c", 5), ("b", 6)):

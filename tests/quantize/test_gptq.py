@@ -60,6 +60,28 @@ def test_scales_fitted_to_codes_lose_less(monkeypatch: pytest.MonkeyPatch) -> No
     assert fitted < 0.99 * error(weight, calibrated(weight, 4, 32, x.T @ x), x)
 
 
+def test_each_scale_is_fitted_to_what_those_before_it_left() -> None:
+    weight, x = made()
+    gram = x.T @ x
+    codes, scales = rounding.nearest(weight, 4, 32)
+    expected = scales.clone()
+    for g in range(3):
+        some = slice(32 * g, 32 * g + 32)
+        left = (weight - rounding.decode(codes, expected, 32, torch.float32)) @ x.T  # (N, rows)
+        own = codes[:, some].float() @ x[:, some].T
+        step = (left * own).sum(1) / own.square().sum(1)
+        expected[:, g] = (scales[:, g].float() + step).half()
+    torch.testing.assert_close(gptq._fitted(weight, codes, scales, 32, gram), expected, rtol=2e-3, atol=1e-5)
+
+
+def test_a_round_that_loses_more_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, x = made()
+    gram = x.T @ x
+    monkeypatch.setattr(gptq, "_descend", lambda weight, *_: torch.zeros(weight.shape, dtype=torch.int8))
+    codes, _ = calibrated(weight, 4, 32, gram)
+    assert bool(codes.any(1).all()) and error(weight, calibrated(weight, 4, 32, gram), x) < 0.2
+
+
 def test_blocks_of_inputs_pass_their_errors_on(monkeypatch: pytest.MonkeyPatch) -> None:
     weight, x = made()
     whole, _ = calibrated(weight, 4, 32, x.T @ x)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from glassformer.nn.kernels import matmul, pack_bf16, pack_fp32, pack_int4, pack_int8, reference
+from glassformer.nn.kernels import matmul, pack_bf16, pack_fp32, pack_int4, pack_int8, products, reference, use
 
 PACKS = {"int8": (pack_int8, 127), "int4": (pack_int4, 7)}
 
@@ -97,3 +97,13 @@ def test_a_rows_bits_are_its_own(build: str, kind: str) -> None:
                     assert torch.equal(matmul(x[first : first + count], packed, bias), whole[first : first + count])
     finally:
         torch.set_num_threads(threads)
+
+
+def test_torchs_path_in_slices_is_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, scales = drawn("int8", 70, 64)
+    bias, x = torch.randn(70), torch.randn(3, 64)
+    with use("torch"):
+        packed = pack_int8(weight, scales)
+        whole = matmul(x, packed, bias)
+        monkeypatch.setattr(products, "AT_ONCE", 60)  # 20 outputs at a time
+        assert torch.equal(matmul(x, packed, bias), whole)

@@ -66,11 +66,19 @@ def batches(folder: Path) -> Iterator[tuple[list[int], dict[str, Any]]]:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    limit = json.loads((folder / "model" / "sentence_bert_config.json").read_text())[
+        "max_seq_length"
+    ]  # ours keeps to it
     texts = json.loads((folder / "texts.json").read_text())
     order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
     for first in range(0, len(order), BATCH):
         places = order[first : first + BATCH]
-        yield places, tokenizer([texts[place] for place in places], padding=True, truncation=True, return_tensors="np")
+        yield (
+            places,
+            tokenizer(
+                [texts[place] for place in places], padding=True, truncation=True, max_length=limit, return_tensors="np"
+            ),
+        )
 
 
 def pooled(folder: Path, hidden_of: Callable[[dict[str, Any]], Any]) -> list[list[float]]:

@@ -53,6 +53,7 @@ TOPICS = {
     "inspection": {"two_tokenizers"},
     "nn": {"decode", "names", "parts"},
     "page": {"example", "texts"},
+    "parallel": {"accidents", "laws"},
     "recipes": {"outside", "parity", "parity_decoders", "parity_encoders", "recipes"},
     "serve": {"bad_input", "clients", "deploy", "process"},
     "tokenizer": {"bad", "cuts", "fuzz", "hostile", "other_ids", "pairs"},

@@ -39,9 +39,18 @@ def need(fact: bool, sentence: str) -> None:
         raise UserError(sentence)
 
 
+_MUTED = False
+
+
+def mute() -> None:
+    """Say nothing from now on: of several processes that train together, the first one speaks."""
+    global _MUTED
+    _MUTED = True
+
+
 def note(text: str) -> None:
     """A line for the reader, on standard error; where that is closed, full or gone, the work goes on without."""
-    if sys.stderr is not None:  # None where it was closed before we began
+    if sys.stderr is not None and not _MUTED:  # None where it was closed before we began
         try:
             print(text, file=sys.stderr, flush=True)
         except (OSError, ValueError, RuntimeError):  # RuntimeError: a signal came in the middle of another line

@@ -56,13 +56,30 @@ def test_going_on_is_bit_exact_with_dropout_and_accumulation(tmp_path, chosen, a
     settings = run.Train(steps=7, batch=4, accumulate=accumulate, optimizer=chosen)
     whole = go(begin(chosen=chosen), settings)
     path = run_checkpoints.save(tmp_path, go(begin(chosen=chosen), settings, stop=4))
-    drawn = random.random(), np.random.rand(), torch.rand(3)
-    random.seed(99), np.random.seed(99), torch.manual_seed(99)  # another process
+    random.seed(99), np.random.seed(99), torch.manual_seed(99)  # another process: draws belong to step and piece
     state = begin(chosen=chosen)
     run_checkpoints.restore(path, state)
+    assert state.step == 4 and same(go(state, settings), whole)
+
+
+def test_a_run_that_began_with_one_stream_of_random_numbers_goes_on_with_it(tmp_path):
+    settings = run.Train(steps=7, batch=4, accumulate=3)
+
+    def begun():
+        state = begin()
+        state.draws_by_piece = False
+        return state
+
+    whole = go(begun(), settings)
+    path = run_checkpoints.save(tmp_path, go(begun(), settings, stop=4))
+    drawn = random.random(), np.random.rand(), torch.rand(3)
+    random.seed(99), np.random.seed(99), torch.manual_seed(99)  # another process
+    state = begin()
+    run_checkpoints.restore(path, state)
+    assert not state.draws_by_piece
     assert (random.random(), np.random.rand()) == drawn[:2] and torch.equal(torch.rand(3), drawn[2])
     run_checkpoints.restore(path, state)
-    assert state.step == 4 and same(go(state, settings), whole)
+    assert same(go(state, settings), whole) and not same(go(begin(), settings), whole)
 
 
 def test_a_checkpoint_is_a_model_that_loads(tmp_path):
@@ -250,7 +267,9 @@ def test_damage_is_found_by_its_sha256(tmp_path, name, harm):
 
 
 def test_a_state_that_lacks_something_is_one_sentence(tmp_path):
-    path = run_checkpoints.save(tmp_path, go(begin(), run.Train(steps=1, batch=4)))
+    state = begin()
+    state.draws_by_piece = False
+    path = run_checkpoints.save(tmp_path, go(state, run.Train(steps=1, batch=4)))
     metrics = json.loads((path / "state.json").read_text())
     del metrics["best_step"]  # as an older version wrote it, which had no sums either
     for name in ("step", "batches", "random"):

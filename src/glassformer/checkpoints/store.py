@@ -82,11 +82,24 @@ def save(
     name. ``source_tokenizer`` (None: the tokenizer's) is for a model with a ``source_embed``. Raises UserError when
     "hf" is asked for and no published layout can hold it, or the folder cannot be written.
     """
+    named: dict[str, Any] = {"labels": labels, "base": base, "source_tokenizer": source_tokenizer}
+    _commit(Path(folder).expanduser(), contents_of(model, tokenizer, layout, **named), tokenizer)
+
+
+def contents_of(
+    model: Model,
+    tokenizer: Tokenizer | None = None,
+    layout: Layout | None = None,
+    *,
+    labels: Sequence[str] = (),
+    base: str | None = None,
+    source_tokenizer: Tokenizer | None = None,
+) -> Contents:
+    """The files that ``save`` writes beside the tokenizer's own, by name."""
     if layout not in (None, "hf", "glassformer"):
         raise UserError(f'There is no layout "{layout}"; give "hf" or "glassformer".')
     if any(weight.is_meta for weight in model.parameters()):
         raise UserError("This model is on the meta device and has no weights to save; build it on a real one.")
-    target = Path(folder).expanduser()
     named: dict[str, Any] = {}
     if labels:
         named["id2label"] = {str(i): name for i, name in enumerate(labels)}
@@ -116,7 +129,7 @@ def save(
         source_tokenizer = tokenizer.source_tokenizer
     if source_tokenizer is not None:
         contents[SOURCE] = source_tokenizer.to_json()
-    _commit(target, contents, tokenizer)
+    return contents
 
 
 def _must_load(cfg: config.Model, state: Mapping[str, torch.Tensor] | None) -> None:

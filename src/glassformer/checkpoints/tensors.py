@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +59,16 @@ class Files(Headers):
     def read(self, name: str) -> Tensor:
         """The tensor ``name``, in memory of its own."""
         entry = self.entries[name]
-        tensor = torch.empty(entry.shape, dtype=DTYPES[entry.dtype], device="cpu")
-        into, at = memoryview(_bytes(tensor)), 0
+        return self.numbers(name, 0, math.prod(entry.shape)).view(entry.shape)
+
+    def numbers(self, name: str, low: int, high: int) -> Tensor:
+        """Its numbers ``low`` to before ``high`` in the order of the file, flat."""
+        entry = self.entries[name]
+        tensor = torch.empty(high - low, dtype=DTYPES[entry.dtype], device="cpu")
+        into, at = memoryview(flat_bytes(tensor)), 0
         try:
             with entry.path.open("rb", buffering=0) as file:
-                file.seek(entry.begin)
+                file.seek(entry.begin + low * tensor.element_size())
                 while at < len(into):  # one call reads at most 2 GiB
                     count = file.readinto(into[at:])
                     need(bool(count), damaged(entry.path, "it ended while it was read"))
@@ -141,7 +147,7 @@ def _stays(device: int) -> bool:
     return not any(kind.partition(".")[0] in REMOTE for kind in kinds)
 
 
-def _bytes(tensor: Tensor) -> Any:
+def flat_bytes(tensor: Tensor) -> Any:
     """The tensor's memory as a flat array of bytes."""
     return tensor.detach().reshape(-1).view(torch.uint8).numpy()
 
@@ -186,25 +192,53 @@ def contents(
         shards[-1].append(piece)
         held += piece.size
     if len(shards) == 1:
-        return {SINGLE: partial(_write, shards[0], said)}
+        return {SINGLE: TensorFile(shards[0], said)}
     names = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
     placed = {piece.name: name for name, shard in zip(names, shards, strict=True) for piece in shard}
     total = sum(piece.size for shard in shards for piece in shard)
     index = json.dumps({"metadata": {"total_size": total}, "weight_map": placed}, indent=1) + "\n"
-    return {**{name: partial(_write, shard, said) for name, shard in zip(names, shards, strict=True)}, INDEX: index}
+    return {**{name: TensorFile(shard, said) for name, shard in zip(names, shards, strict=True)}, INDEX: index}
 
 
-def _write(parts: Sequence[Piece], metadata: Mapping[str, str], path: Path) -> None:
-    """A safetensors file at ``path``, written one tensor at a time."""
+@dataclass(frozen=True)
+class TensorFile:
+    """A safetensors file to be written: a call writes it at a path, one tensor at a time."""
+
+    pieces: Sequence[Piece]
+    metadata: Mapping[str, str]
+
     # Saving a GPT-2 124M takes 16 MiB more memory; safetensors' save_file, which needs all tensors at once, 603.
-    header: dict[str, Any] = {"__metadata__": {"format": "pt", **metadata}}
-    at = 0
-    for piece in parts:
-        header[piece.name] = {"dtype": NAMES[piece.dtype], "shape": piece.shape, "data_offsets": [at, at + piece.size]}
-        at += piece.size
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-(8 + len(text)) % ALIGNED)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for piece in parts:
-            file.write(_bytes(piece.make().cpu().contiguous()))
+    def __call__(self, path: Path) -> None:
+        with path.open("wb") as file:
+            file.write(self.header)
+            for piece in self.pieces:
+                file.write(flat_bytes(piece.make().cpu().contiguous()))
+
+    @cached_property
+    def header(self) -> bytes:
+        """All that comes before the tensors."""
+        said: dict[str, Any] = {"__metadata__": {"format": "pt", **self.metadata}}
+        at = 0
+        for piece in self.pieces:
+            said[piece.name] = {
+                "dtype": NAMES[piece.dtype],
+                "shape": piece.shape,
+                "data_offsets": [at, at + piece.size],
+            }
+            at += piece.size
+        text = json.dumps(said, separators=(",", ":")).encode()
+        text += b" " * (-(8 + len(text)) % ALIGNED)
+        return len(text).to_bytes(8, "little") + text
+
+    @property
+    def places(self) -> Iterator[tuple[Piece, int]]:
+        """Each tensor, and the byte of the file at which it begins."""
+        at = len(self.header)
+        for piece in self.pieces:
+            yield piece, at
+            at += piece.size
+
+    @property
+    def size(self) -> int:
+        """The bytes of the file."""
+        return len(self.header) + sum(piece.size for piece in self.pieces)

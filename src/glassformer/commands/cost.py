@@ -11,14 +11,19 @@ from .parsing import settings
 
 if TYPE_CHECKING:
     from ..config import Model
+    from ..parallel.layout import Layout
+    from ..training.plan import RunPlan
 
 EXAMPLES = (
     "glassformer cost glass/1m --batch 16",
     "glassformer cost glass/1m --decoder.depth 8",
     "glassformer cost runs/demo.toml --json",
+    "glassformer cost runs/demo.toml --processes 4",
 )
 OPEN = True  # settings are those of train
-USAGE = "glassformer cost NAME|RUN.toml [--batch N] [--context N] [--json] [--use FILE] [--NAME VALUE ...]"
+USAGE = (
+    "glassformer cost NAME|RUN.toml [--batch N] [--context N] [--processes N] [--json] [--use FILE] [--NAME VALUE ...]"
+)
 EPILOG = (
     "NAME is a recipe or a folder. Settings of the model, and of a run file, as train takes them: --decoder.depth 8."
 )
@@ -28,6 +33,7 @@ def options(one: argparse.ArgumentParser) -> None:
     add = one.add_argument
     add("--batch", type=int, metavar="N", help="rows in a batch")
     add("--context", type=int, metavar="N", help="tokens in a row (the model's context)")
+    add("--processes", type=int, metavar="N", help="a run file on so many processes: what each holds and receives")
     add("--json", action="store_true", help="as JSON")
     using(one)
 
@@ -36,7 +42,7 @@ def run(given: argparse.Namespace) -> None:
     from ..config import run_file
     from ..cost import cost
 
-    for name in ("batch", "context"):
+    for name in ("batch", "context", "processes"):
         value = getattr(given, name)
         need(value is None or value >= 1, f"--{name} is {value}; give 1 or more.")
     named, changes = settings(given.rest)
@@ -50,7 +56,28 @@ def run(given: argparse.Namespace) -> None:
     else:
         model, batch, context = _changed(named, changes), given.batch or 1, given.context
     found = cost(model, batch, context)
-    result(given.json, found.to_dict(), found.table())
+    numbers, rows = found.to_dict(), found.table()
+    if given.processes is not None:
+        need(named.endswith(".toml"), "--processes is for a run file, which says the batch and its pieces; give one.")
+        for layout in _layouts(plan, given.processes):
+            numbers["layout"] = layout.to_dict()
+            rows += layout.rows()[3 if layout.dtype == "bf16" else 0 :]  # what is held and sent differs
+    result(given.json, numbers, rows)
+
+
+def _layouts(plan: RunPlan, processes: int) -> list[Layout]:
+    """The run on so many processes, in fp32 and in bf16."""
+    from ..config.run import Muon
+    from ..cost import cost
+    from ..parallel.layout import Layout, pieces_for
+
+    how, parallel = plan.settings.train, plan.settings.parallel.of(processes)
+    pieces = pieces_for(how.accumulate, parallel)
+    few = f"train.batch is {how.batch} rows, too few for {pieces} pieces, a multiple of the processes; raise it."
+    need(pieces <= how.batch, few)
+    found = cost(plan.model, -(-how.batch // pieces), plan.context)
+    muon = isinstance(how.optimizer, Muon)
+    return [Layout(found, parallel, pieces, dtype, muon) for dtype in ("fp32", "bf16")]
 
 
 def _changed(name: str, changes: dict[str, str]) -> Model:

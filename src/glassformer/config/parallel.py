@@ -40,14 +40,16 @@ class Parallel:
         """The same with ``data`` filled in for so many processes; UserError where the axes do not multiply to them."""
         others = math.prod(self.size(name) for name in AXES if name != "data")
         said = " x ".join(f"{name} {self.size(name)}" for name in AXES if getattr(self, name) not in (None, 1))
-        count = "1 process" if processes == 1 else f"{processes} processes"
+        count, verb = ("1 process", "is") if processes == 1 else (f"{processes} processes", "are")
         if self.data is None:
             fits = processes % others == 0
             need(fits, f"{count} cannot be divided by {said} of [parallel]; start a multiple of {others}.")
             return replace(self, data=processes // others)
         if self.data * others != processes:
             fix = f"start {self.data * others} by torchrun --nproc-per-node, or leave out data"
-            raise UserError(f"[parallel] {said or 'data 1'} is for {self.data * others}, but there is {count}; {fix}.")
+            raise UserError(
+                f"[parallel] {said or 'data 1'} is for {self.data * others}, but there {verb} {count}; {fix}."
+            )
         return self
 
     def size(self, *axes: str) -> int:

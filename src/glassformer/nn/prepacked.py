@@ -218,6 +218,8 @@ def packable(model: nn.Module) -> Iterator[tuple[Paths, Group]]:
     """The layers that multiply, on a processor whose kernels gain by copies; joined ones together."""
     if platform.machine() not in ("x86_64", "AMD64") or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return
+    if any(hasattr(weight, "placements") for weight in model.parameters()):  # in shards: a copy would hold all of it
+        return
     kinds = {torch.float32, torch.bfloat16} if torch.ops.mkldnn._is_mkldnn_bf16_supported() else {torch.float32}
     modules = {module: path for path, module in model.named_modules()}
     joined = [tuple(getattr(module, name) for name in getattr(module, "joined", ())) for module in modules]

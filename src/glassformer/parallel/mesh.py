@@ -100,6 +100,22 @@ class Mesh:
         return self._groups[axes]
 
     @property
+    def neighbours_here(self) -> int:
+        """How many processes share this machine's memory, or this one's GPU."""
+        return 1 if self.device.type == "cuda" or self.alone else int(os.environ.get("LOCAL_WORLD_SIZE", self.size))
+
+    def own_group(self) -> Any:
+        """The ProcessGroup of this process alone; every process asks for it at the same time."""
+        import torch.distributed as dist
+
+        if () not in self._groups:
+            for rank in range(self.size):
+                made = dist.new_group([rank])
+                if rank == self.rank:
+                    self._groups[()] = made
+        return self._groups[()]
+
+    @property
     def rows(self) -> int:
         """In how many shares the pieces of a batch are worked on."""
         return self.layout.rows
@@ -184,22 +200,31 @@ class Mesh:
         self.agree(mistake)
 
     @contextlib.contextmanager
-    def in_turn(self) -> Iterator[None]:
+    def in_turn(self, machines: bool = True) -> Iterator[None]:
         """The first process of each machine goes before its others, however long it takes: it fills the caches.
 
-        No collective may stand inside.
+        Without ``machines`` the first process of all goes before all others. No collective may stand inside.
         """
         if self.alone:
             yield
             return
         self._turns += 1
-        local = int(os.environ.get("LOCAL_RANK", self.rank))
+        local = int(os.environ.get("LOCAL_RANK", self.rank)) if machines else self.rank
         key = f"turn{self._turns}-{self.rank - local}"
         if local:
             self._wait(key)
         yield  # a mistake of the first one is not told by the key: who waits finds it under ERROR
         if not local:
             self.store.set(key, "1")
+
+    def tell(self, key: str, text: str) -> None:
+        """Keep a text for the others, from within ``in_turn``."""
+        if self.store is not None:
+            self.store.set(key, text)
+
+    def told(self, key: str) -> str:
+        """The text that the first process kept under this key before its turn was over."""
+        return str(self.store.get(key).decode())
 
     def _wait(self, key: str) -> None:
         """Until somebody sets the key, without the group's timeout: a corpus may take hours."""
@@ -270,6 +295,12 @@ def started(settings: Parallel, device: str | None = None) -> Iterator[Mesh]:
         found = torch.device("cuda", local)
         torch.cuda.set_device(found)
     dist: Any = importlib.import_module("torch.distributed")
+    if dist.is_initialized():  # by whoever called; each run's words to each other are apart
+        global _runs
+        _runs += 1
+        store = dist.PrefixStore(f"run{_runs}", dist.distributed_c10d._get_default_store())
+        yield Mesh(layout, dist.get_rank(), found, store)
+        return
     backend = "cpu:gloo,cuda:nccl" if found.type == "cuda" else "gloo"
     limit = datetime.timedelta(seconds=settings.timeout)
     try:
@@ -283,6 +314,9 @@ def started(settings: Parallel, device: str | None = None) -> Iterator[Mesh]:
     finally:
         with contextlib.suppress(RuntimeError):
             dist.destroy_process_group()
+
+
+_runs = 0  # in a process group that somebody else began
 
 
 def share(rows: int, parts: int, part: int) -> tuple[int, int]:

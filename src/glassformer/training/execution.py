@@ -21,6 +21,7 @@ from torch import nn
 from .. import config
 from ..config import run
 from ..config.objective import Objective
+from ..errors import need
 from ..nn import Model
 from .batches import Batch
 from .loss import gradients, split
@@ -117,6 +118,17 @@ def choose_execution(model: Model, batch: Batch, objective: Objective, settings:
     seconds = _step_seconds(model, batch, objective, settings, dtype)
     peak = matmul_peak(getattr(torch, dtype), device)
     return ExecutionSettings(dtype, asked == "yes", seconds, peak, f"{dtype}: {why}; {reason}", kind)
+
+
+def choose_by_table(made: config.Model, device: torch.device, settings: run.Train) -> ExecutionSettings:
+    """The same for a model that no process holds as a whole: by the table alone, its time not measured."""
+    need(settings.auto_by == "table", "train.auto_by measures on one process; on several leave it out.")
+    need(settings.compile != "yes", "train.compile is for one process so far; on several leave it out.")
+    kind = machine(device)
+    row = chosen(made, kind)
+    dtype = row.dtype if settings.dtype == "auto" else settings.dtype
+    why = row.why if settings.dtype == "auto" else "as asked"
+    return ExecutionSettings(dtype, False, why=f"{dtype}: {why}; no torch.compile on several processes", machine=kind)
 
 
 def _measured(model: Model, batch: Batch, objective: Objective, settings: run.Train, kind: str) -> ExecutionSettings:

@@ -19,12 +19,15 @@ from .. import files
 from ..config.objective import Objective
 from ..errors import UserError, note
 from ..nn.inference import inference
+from ..parallel.mesh import ALONE, Mesh
+from ..parallel.shard import let_go
 from . import run_checkpoints
 from .batches import Batch
 from .history import read_log as read_log
 from .loop import Step
 from .loss import Loss, mean_metrics
-from .routing import counted
+from .routing import Counted, counted
+from .shared import in_order, shared_out
 
 Hook = Callable[[Step], None]
 PROGRESS = 10.0  # seconds after which a validation says how far it is
@@ -51,15 +54,22 @@ class Evaluate:
     """
 
     def __init__(
-        self, batches: Callable[[], Iterable[Batch]], objective: Objective, every: int, labels: tuple[str, ...] = ()
+        self,
+        batches: Callable[[], Iterable[Batch]],
+        objective: Objective,
+        every: int,
+        labels: tuple[str, ...] = (),
+        mesh: Mesh = ALONE,
     ) -> None:
-        self.batches, self.objective, self.every, self.labels = batches, objective, every, labels
+        self.batches, self.objective, self.every, self.labels, self.mesh = batches, objective, every, labels, mesh
         self.count = 0  # batches of the last evaluation
+        self.routes = Counted()
 
     def __call__(self, step: Step) -> None:
         if step.due(self.every):
             model = step.state.eval_model()
-            with counted(model) as step.routes:
+            with counted(model, self.mesh) as step.routes:
+                self.routes = step.routes
                 step.valid_loss, found = self.measure(model)
             step.metrics = {**step.metrics, **{f"valid_{name}": fact for name, fact in found.items()}}
 
@@ -69,12 +79,17 @@ class Evaluate:
         losses: list[Loss] = []
         noted = time.monotonic()
         with evaluating(model):
-            for batch in self.batches():
-                losses.append(self.objective.loss(model, batch.to(device)))
+            for batch, counts in shared_out(self.batches(), self.mesh):
+                self.routes.paused = not counts  # then it is computed only for others, which need this process
+                loss = self.objective.loss(model, batch.to(device))
+                losses += [loss] if counts else []
                 if time.monotonic() - noted > PROGRESS:
                     noted = time.monotonic()
                     note(f"  validated on {len(losses):,} batches{f' of {self.count:,}' if self.count else ''}")
             self.count = len(losses)
+            if not self.mesh.alone:
+                losses = in_order(losses, self.mesh)
+                let_go(model)
             metrics = mean_metrics(losses)
             answered = [(loss.predictions, loss.labels) for loss in losses if loss.predictions is not None]
             if answered:
@@ -106,11 +121,37 @@ class Save:
 
     def save(self, step: Step) -> None:
         """Save now what is not saved yet; what no longer counts among the last is removed after that."""
-        kept = run_checkpoints.newest(self.folder)
+        mesh, kept = step.state.mesh, run_checkpoints.newest(self.folder)
+        kept_step = mesh.first(run_checkpoints.number(kept) if kept else 0)
         moved = step.index - step.state.skipped_in_a_row  # the step that last moved the weights
-        if step.last or not step.state.skipped_in_a_row or moved > (run_checkpoints.number(kept) if kept else 0):
+        if step.last or not step.state.skipped_in_a_row or moved > kept_step:
             run_checkpoints.save(self.folder, step.state, self.tokenizer, self.source_tokenizer)
-            run_checkpoints.rotate(self.folder, self.keep)
+            if mesh.is_first:
+                run_checkpoints.rotate(self.folder, self.keep)
+
+
+class Agreed:
+    """Hooks of the first process alone: a mistake that it meets there is everybody's."""
+
+    def __init__(self, hooks: Iterable[Hook], mesh: Mesh) -> None:
+        self.hooks, self.mesh = list(hooks), mesh
+
+    def __call__(self, step: Step) -> None:
+        with self.mesh.agreeing():
+            for hook in self.hooks:
+                hook(step)
+
+
+class Sampled:
+    """What another process than the first does while that shows a sample: the same, since the model needs all."""
+
+    def __init__(self, sample: Callable[[Any], str] | None, every: int) -> None:
+        self.sample, self.every = sample, every
+
+    def __call__(self, step: Step) -> None:
+        if self.sample is not None and step.due(self.every):
+            with evaluating(step.state.model):
+                self.sample(step.state.model)
 
 
 class Log:

@@ -26,17 +26,20 @@ from ..cost import available_memory, gibibytes
 from ..errors import UserError, need, note
 from ..nn import device as devices
 from ..nn.experts import MoE
+from ..parallel.mesh import Mesh, started
+from ..parallel.shard import let_go, shard
 from . import run_checkpoints
-from .execution import ExecutionSettings, choose_execution
-from .hooks import Evaluate, Hook, Log, Routing, Save, TensorBoard, draw
+from .execution import ExecutionSettings, choose_by_table, choose_execution
+from .hooks import Agreed, Evaluate, Hook, Log, Routing, Sampled, Save, TensorBoard, draw
 from .loop import State, Step, Stuck, train
 from .optimizer import Optimizer
 from .plan import RunPlan, plan_run
 from .prefetch import read_ahead
 from .prepare import RunData, base_of, build, digest, run_data
+from .processes import check, in_pieces, layout_of, one_voice, previous, say_layout, with_tokenizer
 from .progress import Live
 from .report import duration
-from .resume import is_stale, must_be_same, previous_run, restore_newest
+from .resume import is_stale, must_be_same, restore_newest
 
 MANY_EPOCHS = 20  # times over the text, from which on validation soon rises again
 PULSE = 5.0  # seconds between signs of life of a run that waits
@@ -71,32 +74,40 @@ def run(
     ``chosen`` says which of the settings nobody gave, and why they are so; it is printed and kept in run.json.
     Every line goes to standard error. Raises UserError for whatever a user can fix.
     """
-    settings.parallel.of(1)
-    with files.lock(out, "training"):
-        run_checkpoints.tidy(out)
-        before = previous_run(settings, out, resume)
+    with started(settings.parallel, settings.train.device) as mesh, one_voice(mesh), contextlib.ExitStack() as held:
+        with mesh.agreeing():
+            if mesh.is_first:
+                held.enter_context(files.lock(out, "training"))
+                run_checkpoints.tidy(out)
+        before = previous(settings, out, resume, mesh)
         if chosen:
             note(chosen)
-        return _train(settings, out, before, sample, command or "the same call with resume=True", chosen)
+        return _train(settings, out, before, sample, command or "the same call with resume=True", chosen, mesh)
 
 
 def _train(
-    settings: Run, out: Path, before: dict[str, Any], sample: Sampler | None, command: str, chosen: str
+    settings: Run, out: Path, before: dict[str, Any], sample: Sampler | None, command: str, chosen: str, mesh: Mesh
 ) -> Ended:
-    how, start = settings.train, run_checkpoints.newest(out) if before else None
+    how = in_pieces(settings.train, before, mesh, out)
+    check(how, mesh)
+    named = mesh.first(str(run_checkpoints.newest(out) or "") if before else "")
+    start = Path(named) if named else None
     here = importlib.util.find_spec("tensorboard") is not None
     need(here or not how.tensorboard, "train.tensorboard is true, but it is missing: pip install tensorboard.")
-    device = devices.find(how.device)
+    device = mesh.device
     if how.device or device.type != "cpu":
         note(f"Training on {devices.title(device)}.")
-    plan = plan_run(settings, start).with_tokenizer()
+    plan = with_tokenizer(plan_run(replace(settings, train=how), start), mesh)
     if before:
         must_be_same(before.get("model"), serial.to_dict(plan.model), out, "model")
     if "extended" in before:
         note(before["extended"])
-    data = run_data(plan)
-    data = replace(data, batches=read_ahead(data.batches, device))
-    needed, free = plan.memory(how.dtype), available_memory(device)
+    with mesh.in_turn():
+        data = run_data(plan)
+    data = replace(data, batches=read_ahead(data.batches, device) if mesh.alone else data.batches)
+    layout = layout_of(plan, how, mesh, how.dtype)
+    needed = plan.memory(how.dtype) if mesh.alone else layout.memory * mesh.neighbours_here
+    free = available_memory(device)
     if free is not None and needed > free:
         sentence = f"Training needs about {gibibytes(needed)} and {gibibytes(free)} are free; lower train.batch or"
         raise UserError(f"{sentence} train.context, raise train.accumulate, or take a smaller model.")
@@ -104,44 +115,55 @@ def _train(
     for line in (*plan.notes, *notes, *data.notes):
         if "--data.separator" not in line or "--data.separator" not in chosen:  # said already
             note(line)
-    state = State(
-        model, Optimizer(model, how.optimizer), data.batches, labels=plan.labels, base_model=base_of(settings)
-    )
-    state.earlier_ends = tuple(before.get("ended", ()))
-    state.frozen_digest = None if state.base_model is None else digest(model)
-    if start is not None:
-        restore_newest(out, start, state)
-        note(f"Going on from {start}, step {state.step} of {how.steps}.")
+    base = base_of(settings)
+    frozen_digest = None if base is None else digest(model)
     if before.get("execution"):  # as decided for the run that is resumed
         execution: ExecutionSettings = serial.from_dict(ExecutionSettings, before["execution"])
+    elif not mesh.alone:
+        table = mesh.first(serial.to_dict(choose_by_table(plan.model, device, how)))
+        execution = serial.from_dict(ExecutionSettings, table)
     else:
         cursor = data.batches.state()
         batch = next(data.batches)
         data.batches.restore(cursor)
         execution = choose_execution(model, batch, how.objective, how)
-    announce(plan, data, execution, sum(p.numel() for p in model.parameters() if not p.requires_grad))
-    about: dict[str, Any] = {"data": settings.data, "train": how, "model": plan.model, "execution": execution}
+    frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
+    if not mesh.alone:
+        shard(model, mesh, execution.dtype, mesh.layout.exact)
+    state = State(model, Optimizer(model, how.optimizer, mesh), data.batches, labels=plan.labels, base_model=base)
+    state.mesh, state.frozen_digest = mesh, frozen_digest
+    state.earlier_ends = tuple(before.get("ended", ()))
+    if start is not None:
+        restore_newest(out, start, state)
+        note(f"Going on from {start}, step {state.step} of {how.steps}.")
+    announce(plan, data, execution, frozen)
+    say_layout(layout_of(plan, how, mesh, execution.dtype), how, plan.context, mesh)
+    about: dict[str, Any] = {"data": settings.data, "train": settings.train, "model": plan.model}
+    about |= {"execution": execution, "pieces": how.accumulate}
     about |= {"ended": state.earlier_ends, "glassformer": 1, "tokenizer": plan.tokenizer and plan.tokenizer.fingerprint}
     if plan.source_tokenizer is not None:
         about["source_tokenizer"] = plan.source_tokenizer.fingerprint
     about |= {"asked": settings.model, "chosen": chosen or before.get("chosen", "")}
-    files.write(out / "run.json", serial.dumps(about))
+    with mesh.agreeing():
+        if mesh.is_first:
+            files.write(out / "run.json", serial.dumps(about))
 
-    with Signals(out) as signals:
+    with Signals(out if mesh.is_first else None, patient=not mesh.alone) as signals:
         with contextlib.ExitStack() as opened:
             two_sided = isinstance(plan.model, config.EncoderDecoder)  # sides are seldom equally long
             flops = 0.0 if two_sided else plan.cost.training_flops
             shown = Live(
                 flops, execution.peak, _sampling(sample, plan, data), how.sample_every, written=out / "samples.jsonl"
             )
-            live = opened.enter_context(shown)
-            hooks, save = _hooks(opened, plan, data, state, live, out)
+            if mesh.is_first:
+                opened.enter_context(shown)
+            hooks, save = _hooks(opened, plan, data, state, shown, out)
             ended = _stale(state, how)
             steps = () if ended else train(model, data.batches, how.objective, how, state=state, execution=execution)
 
             def ends() -> Any:
-                live.began += signals.wait()  # the time that is left is of steps, not of pauses
-                return signals.heard() or _stale(state, how)
+                shown.began += signals.wait_with(mesh)  # the time that is left is of steps, not of pauses
+                return signals.heard_by(mesh) or _stale(state, how)
 
             step, valid = _consume(steps, hooks, save, ends)
         if signals.number and step and not step.last:
@@ -150,7 +172,8 @@ def _train(
             note(f"Stopped by {signal.Signals(signals.number).name} after step {step.index}; {where}. Continue with:")
             note(f"  {command}")
             return Ended(out, step.index, step.loss, valid, signals.number)
-        _conclude(state, how, data, out)
+        if mesh.is_first:
+            _conclude(state, how, data, out)
     return Ended(out, state.step, step.loss if step else None, valid)
 
 
@@ -158,7 +181,11 @@ def _hooks(
     opened: contextlib.ExitStack, plan: RunPlan, data: RunData, state: State, live: Live, out: Path
 ) -> tuple[list[Hook], Save]:
     """What every step goes through, closed with ``opened``; what is logged comes before what is saved."""
-    how, logs = plan.settings.train, list[Any]()
+    how, logs, mesh = plan.settings.train, list[Any](), state.mesh
+    save = Save(out, how.save_every, how.keep, plan.tokenizer, plan.source_tokenizer)
+    evaluate = Evaluate(data.validation, how.objective, how.evaluate_every, plan.labels, mesh)
+    if not mesh.is_first:
+        return [evaluate, Agreed((), mesh), Sampled(live.sample, live.sample_every), save], save
     if any(isinstance(module, MoE) for module in state.model.modules()):
         logs.append(Routing(out / "routing.jsonl", plan.tokenizer, state.step, plan.source_tokenizer))
     if how.tensorboard is not False:
@@ -167,8 +194,7 @@ def _hooks(
     logs.append(Log(out / "log.jsonl", state.step))
     for log in logs:
         opened.enter_context(contextlib.closing(log))
-    save = Save(out, how.save_every, how.keep, plan.tokenizer, plan.source_tokenizer)
-    return [Evaluate(data.validation, how.objective, how.evaluate_every, plan.labels), *logs, live, save], save
+    return [evaluate, Agreed(logs, mesh), live, save], save
 
 
 def _consume(
@@ -226,6 +252,8 @@ def _sampling(sample: Sampler | None, plan: RunPlan, data: RunData) -> Callable[
             return sample(model, plan.tokenizer, data.prompt, **own)
         except UserError as error:  # what is only looked at ends no training
             return f"(none: {error})"
+        finally:
+            let_go(model)
 
     return written
 
@@ -238,9 +266,11 @@ class Signals:
     run, on another machine too. Both are taken away at the beginning and at the end: they are of one run alone.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self, folder: Path | None = None, patient: bool = False) -> None:
+        """``patient``: only noted however often; torchrun passes on what the terminal has sent already."""
         self.stop: Path | None = None if folder is None else folder / STOP
         self.pause: Path | None = None if folder is None else folder / PAUSE
+        self.patient, self.paused = patient, False
         self.number: int | None = None
         self.old: dict[int, Any] = {}
 
@@ -267,26 +297,47 @@ class Signals:
             self.number = signal.SIGTERM
         return self.number
 
-    def wait(self) -> float:
-        """Wait as long as the run is paused and nothing ends it; the seconds that it took."""
-        if self.pause is None or not self.pause.exists():
+    def heard_by(self, mesh: Mesh) -> int | None:
+        """The signal that any process heard so far."""
+        if not mesh.alone:
+            self.number = int(mesh.most(self.heard() or 0)) or None
+        return self.heard()
+
+    def wait_with(self, mesh: Mesh) -> float:
+        """``wait``, of all processes together: none waits for another longer than a second."""
+        if mesh.alone:
+            return self.wait()
+        begun = time.monotonic()
+        while mesh.most(self.wait(1.0)):
+            pass
+        return time.monotonic() - begun if mesh.is_first else 0.0
+
+    def wait(self, most: float = math.inf) -> float:
+        """Wait as long as the run is paused and nothing ends it, or ``most`` seconds; the seconds that it took."""
+        if self.pause is None or self.number is not None or not self.pause.exists():
+            if self.paused and self.number is None:
+                note("Going on.")
+            self.paused = False
             return 0.0
         begun, told = time.monotonic(), -math.inf
-        note(f"Paused by {self.pause}: it goes on when that file is gone. Ctrl-C saves and ends.")
-        while self.heard() is None and self.pause.exists():
+        if not self.paused:
+            note(f"Paused by {self.pause}: it goes on when that file is gone. Ctrl-C saves and ends.")
+        self.paused = True
+        while self.heard() is None and self.pause.exists() and time.monotonic() < begun + most:
             if time.monotonic() - told > PULSE:
                 told = time.monotonic()
                 with contextlib.suppress(OSError), self.pause.open("r+") as opened:  # made by others, never by the run
                     opened.write(PAUSED)
                     opened.truncate()
             time.sleep(0.1)
-        if self.number is None:
+        if most == math.inf and self.number is None:
+            self.paused = False
             note("Going on.")
         return time.monotonic() - begun
 
     def notice(self, number: int, frame: FrameType | None) -> None:
         if self.number is not None:
-            if number in (signal.SIGINT, signal.SIGTERM):
+            if not self.patient and number in (signal.SIGINT, signal.SIGTERM):
                 raise KeyboardInterrupt
             return  # a terminal that closes says so more than once
         self.number = number

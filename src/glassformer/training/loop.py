@@ -5,6 +5,7 @@ batch -> pieces -> objective -> backward -> (finite?) -> scale and clip -> optim
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 import time
@@ -22,6 +23,8 @@ from ..config.old_names import renamed
 from ..errors import UserError
 from ..nn import Model
 from ..nn.build import compiled
+from ..parallel.mesh import ALONE, Mesh
+from ..parallel.shard import in_shards
 from .batches import Batch
 from .execution import ExecutionSettings, choose_execution
 from .loss import gradients
@@ -31,6 +34,7 @@ from .optimizer import Optimizer
 from .precision import Bf16Replica
 from .routing import Routes
 from .schedule import factor_in_extended_run
+from .shared import shared_gradients
 
 
 @renamed(
@@ -48,7 +52,8 @@ class State:
     ``best`` is the lowest validation loss so far, of step ``best_step``. Training may run through ``bf16_replica``, a
     copy of the model. Where only a change of another model is trained, ``base_model`` is its name and ``frozen_digest``
     tells its weights; ``labels`` are the names of what is chosen from. ``earlier_ends`` are the steps at which the run
-    had ended before more were asked for.
+    had ended before more were asked for. ``draws_by_piece`` is false in a run that was begun when random numbers still
+    came from one stream, whose state its checkpoints keep; ``mesh`` are the processes that share the run.
     """
 
     model: Model
@@ -63,6 +68,8 @@ class State:
     frozen_digest: str | None = None
     labels: tuple[str, ...] = ()
     earlier_ends: tuple[int, ...] = ()
+    draws_by_piece: bool = True
+    mesh: Mesh = ALONE
     bf16_replica: Bf16Replica | None = field(default=None, repr=False)
 
     def eval_model(self) -> Any:
@@ -137,7 +144,8 @@ def train(
         execution = choose_execution(model, first := next(batches), objective, settings)
     if state.step == 0:
         seed(settings.seed)
-    replica = state.bf16_replica = Bf16Replica(model) if execution.dtype == "bfloat16" else None
+    low = execution.dtype == "bfloat16" and not in_shards(model)  # shards are gathered in bf16
+    replica = state.bf16_replica = Bf16Replica(model) if low else None
     runner: Any = model if replica is None else replica.model
     if execution.compile:
         runner = compiled(runner)
@@ -148,11 +156,15 @@ def train(
             model.train()
         if replica is not None:
             replica.follow()
-        batch, first = first or next(batches), None
-        sums = gradients(runner, batch, objective, settings.accumulate, settings.label_smoothing)
+        draws = functools.partial(seed_piece, settings.seed, state.step) if state.draws_by_piece else None
+        if state.mesh.rows > 1:
+            sums = shared_gradients(runner, batches, objective, settings, draws, state.mesh)
+        else:
+            batch, first = first or next(batches), None
+            sums = gradients(runner, batch, objective, settings.accumulate, settings.label_smoothing, draws)
         count = max(1, sums.count)
-        grads = [p.grad for p in state.optimizer.parameters.values() if p.grad is not None]
-        norm = float(torch.nn.utils.get_total_norm(grads)) / count
+        found = state.optimizer.gradients()
+        grads, norm = list(found.values()), state.optimizer.norm(found) / count
         factor = factor_in_extended_run(settings.schedule, state.step + 1, settings.steps, state.earlier_ends)
         skipped = None
         if sums.count == 0:
@@ -165,7 +177,7 @@ def train(
             _scale(grads, norm, count, settings.clip)
             state.optimizer.step(factor)
         state.optimizer.clear()
-        del grads
+        del found, grads
         state.skipped_in_a_row = state.skipped_in_a_row + 1 if skipped else 0
         state.step += 1
         state.tokens += sums.tokens
@@ -195,6 +207,16 @@ def seed(number: int) -> None:
     torch.manual_seed(number)
     np.random.seed(number % 2**32)
     random.seed(number)
+
+
+def seed_piece(number: int, step: int, piece: int) -> None:
+    """Start every random generator for one piece of one step: what is drawn for it is the same on any process."""
+    drawn = int(np.random.SeedSequence((number, step, piece)).generate_state(1, np.uint64)[0])
+    torch.default_generator.manual_seed(drawn)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed(drawn)
+    np.random.seed(drawn % 2**32)
+    random.seed(drawn)
 
 
 def _scale(grads: list[Tensor], norm: float, count: int, clip: float | None) -> None:

@@ -6,7 +6,7 @@ B batch, T tokens, N counted rows (B * T), C model dim, V vocabulary
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,19 +107,43 @@ class Sums:
     metrics: dict[str, Any]
 
 
-def gradients(model: Any, batch: Batch, objective: Objective, pieces: int, smoothing: float = 0.0) -> Sums:
-    """Leave the gradients of the batch's summed loss in ``.grad``, worked through in so many pieces."""
+def gradients(
+    model: Any,
+    batch: Batch,
+    objective: Objective,
+    pieces: int,
+    smoothing: float = 0.0,
+    draws: Callable[[int], None] | None = None,
+) -> Sums:
+    """Leave the gradients of the batch's summed loss in ``.grad``, worked through in so many pieces.
+
+    ``draws`` is called with each piece's number before it: it starts the random generators that the piece draws from.
+    """
     device = next(model.parameters()).device
     parts = [piece.to(device) for piece in split(batch, pieces)]
     if objective.all_pieces is not None and len(parts) > 1:
+        if draws is not None:
+            draws(0)
         losses = [objective.all_pieces(model, parts, smoothing)]
     else:
         losses = []
-        for part in parts:
-            loss: Loss = objective.loss(model, part, smoothing)
-            loss.total.backward()  # type: ignore[no-untyped-call]
-            aux = None if loss.aux is None else loss.aux.detach()  # the numbers alone: no graph is held
-            losses.append(dataclasses.replace(loss, sum=loss.sum.detach(), aux=aux))
+        for number, part in enumerate(parts):
+            if draws is not None:
+                draws(number)
+            losses.append(backward(model, part, objective, smoothing))
+    return sums(losses)
+
+
+def backward(model: Any, part: Batch, objective: Objective, smoothing: float, weight: float = 1.0) -> Loss:
+    """Add a piece's gradients, times a ``weight``, to ``.grad``; its loss, without a graph."""
+    loss: Loss = objective.loss(model, part, smoothing)
+    (loss.total if weight == 1 else loss.total * weight).backward()  # type: ignore[no-untyped-call]
+    aux = None if loss.aux is None else loss.aux.detach()  # the numbers alone: no graph is held
+    return dataclasses.replace(loss, sum=loss.sum.detach(), aux=aux)
+
+
+def sums(losses: Sequence[Loss]) -> Sums:
+    """Those of a batch from its pieces' losses, in their order."""
     return Sums(
         float(sum(loss.total for loss in losses)),
         float(sum(loss.sum for loss in losses)),

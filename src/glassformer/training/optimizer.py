@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -13,20 +13,27 @@ from torch import Tensor, nn
 from ..config import run
 from ..errors import UserError
 from ..nn.build import matches, vectors
+from ..parallel.mesh import ALONE, Mesh
+from ..parallel.owners import Owners
+from ..parallel.shard import Window, in_shards, norm, windows
 
 
 class Optimizer:
     """One or two of torch's optimizers that step together; each group's rate is its own times the schedule's."""
 
-    def __init__(self, model: nn.Module, settings: run.Optimizer) -> None:
-        self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    def __init__(self, model: nn.Module, settings: run.Optimizer, mesh: Mesh = ALONE) -> None:
+        """Of a model in shards (``parallel.shard``) each process moves its own numbers, in windows."""
+        self.model, self.mesh = model, mesh
+        whole = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.windows = windows(model, mesh) if in_shards(model) else None
+        self.parameters = whole if self.windows is None else {n: one.tensor for n, one in self.windows.items()}
         left, flat = dict(self.parameters), vectors(model)
         self.parts: list[torch.optim.Optimizer] = []
         if isinstance(settings, run.Muon):
-            matrices = [name for name, p in left.items() if p.ndim in (2, 3) and name not in flat]
+            matrices = [name for name in left if whole[name].ndim in (2, 3) and name not in flat]
             if chosen := {name: left.pop(name) for name in matrices if matches(name, settings.paths)}:
                 groups = _groups("Muon", chosen, settings.groups, settings.lr, settings.weight_decay, set())
-                self.parts.append(Muon(groups, settings.momentum))
+                self.parts.append(Muon(groups, settings.momentum, mesh, self.windows))
             settings = settings.rest
         if left:
             undecayed = flat | {name for name in left if matches(name, settings.undecayed)}
@@ -40,28 +47,49 @@ class Optimizer:
         for part in self.parts:
             yield from part.param_groups
 
+    def gradients(self) -> dict[str, Tensor]:
+        """The gradients that backward left, by their parameters' paths; of a model in shards our numbers of them."""
+        for window in (self.windows or {}).values():
+            window.pull()
+        return {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
+
+    def norm(self, grads: Mapping[str, Tensor]) -> float:
+        """The norm of all ``gradients()`` together; on a CPU the same bits on any number of processes."""
+        if self.windows is None and any(grad.is_cuda for grad in grads.values()):
+            return float(torch.nn.utils.get_total_norm(list(grads.values())))
+        return norm(grads, self.windows, self.mesh)
+
     def step(self, factor: float) -> None:
         """Move the weights along their gradients at ``factor`` times each group's rate."""
         for group in self.groups():
             group["lr"] = group["base_lr"] * factor
         for part in self.parts:
             part.step()
+        for window in (self.windows or {}).values():
+            window.push()
 
     def clear(self) -> None:
         """Forget the gradients."""
         for parameter in self.parameters.values():
             parameter.grad = None
+        for window in (self.windows or {}).values():
+            window.weight.grad = None
 
-    def state(self) -> dict[str, Tensor]:
-        """The moments and counts, each named ``parameter path:what``."""
-        return {
-            f"{name}:{what}": torch.as_tensor(value)
-            for part in self.parts
-            for name, parameter in self.parameters.items()
-            for what, value in part.state.get(parameter, {}).items()
-        }
+    def state(self) -> dict[str, Any]:
+        """The moments and counts, each named ``parameter path:what``; of a model in shards as ``Share``s."""
+        found: dict[str, Any] = {}
+        for part in self.parts:
+            for name, parameter in self.parameters.items():
+                for what, value in part.state.get(parameter, {}).items():
+                    shared = self.windows is not None and what != "step"
+                    found[f"{name}:{what}"] = self.windows[name].share(value) if shared else torch.as_tensor(value)  # type: ignore[index]
+        return found
 
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+    def shares(self, key: str) -> bool:
+        """Whether each process holds its numbers alone of what ``state()`` has under this key."""
+        return self.windows is not None and not key.endswith(":step") and key.rpartition(":")[0] in self.windows
+
+    def restore(self, tensors: Mapping[str, Any]) -> None:
         """Take up a ``state()`` again; UserError when it is another model's or another optimizer's."""
         parts = {name: part for part in self.parts for group in part.param_groups for name in group["paths"]}
         for part in self.parts:
@@ -73,10 +101,15 @@ class Optimizer:
                 raise UserError(f'The checkpoint\'s optimizer knows "{name}", this model does not; check the config.')
             if what not in KEPT[type(parts[name])]:
                 raise UserError(f'The checkpoint keeps "{what}" of "{name}": it is another optimizer\'s; set that one.')
-            if what != "step" and tensor.shape != parameter.shape:
-                shapes = f"{list(tensor.shape)}, this model {list(parameter.shape)}"
+            window = None if self.windows is None or what == "step" else self.windows[name]
+            shape = parameter.shape if window is None else window.shape
+            if what != "step" and tensor.shape != shape:
+                shapes = f"{list(tensor.shape)}, this model {list(shape)}"
                 raise UserError(f'The checkpoint\'s optimizer has "{name}" as {shapes}; check the config.')
-            parts[name].state[parameter][what] = tensor.to(parameter.device, copy=True)
+            held = tensor if window is None else window.widened(tensor.numbers)
+            parts[name].state[parameter][what] = held.to(parameter.device, copy=True)
+        for window in (self.windows or {}).values():  # the weights were put in place before
+            window.refresh()
 
 
 class Muon(torch.optim.Optimizer):
@@ -85,8 +118,16 @@ class Muon(torch.optim.Optimizer):
     A parameter of three sides is a stack of matrices, an expert's each.
     """
 
-    def __init__(self, groups: list[dict[str, Any]], momentum: float) -> None:
+    def __init__(
+        self,
+        groups: list[dict[str, Any]],
+        momentum: float,
+        mesh: Mesh = ALONE,
+        windows: Mapping[str, Window] | None = None,
+    ) -> None:
         super().__init__(groups, {"momentum": momentum})
+        self.mesh, self.windows = mesh, windows
+        self.owners: dict[tuple[str, ...], Owners] = {}
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -100,15 +141,27 @@ class Muon(torch.optim.Optimizer):
             buffers = [self.state[p]["momentum_buffer"] for p in moved]
             torch._foreach_lerp_(buffers, grads, 1 - group["momentum"])
             # Nesterov: the gradient as the momentum of the next step will see it, as in torch.optim.Muon
-            wanted = _matrices(torch._foreach_lerp(grads, buffers, group["momentum"]))
+            ahead = torch._foreach_lerp(grads, buffers, group["momentum"])
             torch._foreach_mul_(moved, 1 - group["lr"] * group["weight_decay"])
-            weights = _matrices(moved)
-            for indices in _alike(weights):
+            if self.windows is not None:
+                self._move_windows(group, ahead)
+                continue
+            wanted, weights = _matrices(ahead), _matrices(moved)
+            for indices in _alike([tuple(weight.shape) for weight in weights]):
                 wide = torch.stack([_wide(wanted[i]).bfloat16() for i in indices])
                 found = orthogonal(wide)
                 rate = group["lr"] * 0.2 * math.sqrt(found.shape[2])  # the longer side: of AdamW's size
                 for i, update in zip(indices, found, strict=True):
                     _wide(weights[i]).add_(update, alpha=-rate)
+
+    def _move_windows(self, group: dict[str, Any], ahead: Sequence[Tensor]) -> None:
+        """The same where each process has its numbers of the weights: their owners do the products."""
+        assert self.windows is not None
+        moved = tuple(n for n, p in zip(group["paths"], group["params"], strict=True) if p.grad is not None)
+        if moved not in self.owners:
+            self.owners[moved] = Owners(self.mesh, [self.windows[name] for name in moved], _alike)
+        directions = self.owners[moved].orthogonal(ahead, _solved)
+        self.owners[moved].add(directions, lambda rows, columns: group["lr"] * 0.2 * math.sqrt(max(rows, columns)))
 
 
 def orthogonal(x: Tensor) -> Tensor:
@@ -125,11 +178,18 @@ TOGETHER = 1 << 20
 """Numbers in a stack of matrices at most: they stay in the cache, and bigger ones gain nothing from company."""
 
 
-def _alike(matrices: list[Tensor]) -> list[list[int]]:
+def _solved(matrices: list[Tensor]) -> list[Tensor]:
+    """The directions of one stack's matrices (R, C), in bf16."""
+    found = orthogonal(torch.stack([_wide(matrix).bfloat16() for matrix in matrices]))
+    turned = [matrix.shape[0] > matrix.shape[1] for matrix in matrices]
+    return [one.mT if turn else one for one, turn in zip(found, turned, strict=True)]
+
+
+def _alike(matrices: Sequence[tuple[int, ...]]) -> list[list[int]]:
     """Indices of matrices to stack: of one shape once tall ones are transposed, ``TOGETHER`` numbers at most."""
     shapes: dict[tuple[int, ...], list[int]] = {}
-    for i, matrix in enumerate(matrices):
-        shapes.setdefault(_wide(matrix).shape, []).append(i)
+    for i, shape in enumerate(matrices):
+        shapes.setdefault((min(shape), max(shape)), []).append(i)
     sizes = {shape: max(1, TOGETHER // math.prod(shape)) for shape in shapes}
     return [same[i : i + sizes[shape]] for shape, same in shapes.items() for i in range(0, len(same), sizes[shape])]
 

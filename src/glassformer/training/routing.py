@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..config.parallel import ROWS
 from ..nn import Model, Tape
 from ..nn.experts import MoE
+from ..parallel.mesh import ALONE, Mesh
 
 SHOWN = 8  # tokens of an expert in the log
 
@@ -45,13 +47,20 @@ class Routes:
         return found
 
 
+class Counted(dict[str, Routes]):
+    """Each mixture's routes by its path; while ``paused``, what the model does is not counted."""
+
+    paused = False
+
+
 @contextlib.contextmanager
-def counted(model: Model) -> Iterator[dict[str, Routes]]:
-    """While entered, every call of ``model`` is watched; then what was given holds each mixture's routes by its path.
+def counted(model: Model, mesh: Mesh = ALONE) -> Iterator[Counted]:
+    """While entered, every call of ``model`` is watched; then what was given holds each mixture's routes by its path,
+    those that other processes counted among them.
 
     Padding does not count. Nothing is watched in a model without mixtures.
     """
-    routes: dict[str, Routes] = {}
+    routes = Counted()
     mixtures = {part.path: part.cfg for part in model.modules() if isinstance(part, MoE)}
     if not mixtures:
         yield routes
@@ -66,6 +75,9 @@ def counted(model: Model) -> Iterator[dict[str, Routes]]:
         for path, cfg in mixtures.items():
             source = "source" in named and path.startswith("encoder.")
             tokens, pos = (named["source"], named.get("source_pos")) if source else (given[0], named.get("pos"))
+            if routes.paused:
+                tape.records.pop(f"{path}.chosen")
+                continue
             pairs = tokens.flatten()[:, None] * cfg.experts + tape.records.pop(f"{path}.chosen").flatten(0, 1)
             seen[path].append((pairs if pos is None else pairs[(pos >= 0).expand(tokens.shape).flatten()]).flatten())
 
@@ -73,6 +85,22 @@ def counted(model: Model) -> Iterator[dict[str, Routes]]:
     with first, model.register_forward_hook(after, with_kwargs=True):
         yield routes
     for path, cfg in mixtures.items():
-        if seen[path]:
-            pair, times = torch.cat(seen[path]).cpu().unique(return_counts=True)  # type: ignore[no-untyped-call]
-            routes[path] = Routes(cfg.experts, cfg.top_k, pair, times)
+        if seen[path] or not mesh.alone:
+            mine = torch.cat(seen[path]).cpu() if seen[path] else torch.zeros(0, dtype=torch.long)
+            pair, times = mine.unique(return_counts=True)  # type: ignore[no-untyped-call]
+            parts = [
+                torch.frombuffer(bytearray(b), dtype=torch.long).view(2, -1) for b in _everybodys(pair, times, mesh)
+            ]
+            if parts:
+                pair, place = torch.cat([part[0] for part in parts]).unique(return_inverse=True)  # type: ignore[no-untyped-call]
+                times = torch.zeros_like(pair).index_add_(0, place, torch.cat([part[1] for part in parts]))
+            if len(pair):
+                routes[path] = Routes(cfg.experts, cfg.top_k, pair, times)
+
+
+def _everybodys(pair: Tensor, times: Tensor, mesh: Mesh) -> list[bytes]:
+    """Pairs and times (2, P) as bytes, of each process that has rows of its own and found any."""
+    if mesh.alone:
+        return []
+    parts = mesh.gather_bytes(torch.stack((pair, times)).numpy().tobytes())
+    return [parts[rank] for rank in mesh.neighbours(*ROWS) if parts[rank]]

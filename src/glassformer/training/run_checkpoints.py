@@ -24,11 +24,11 @@ from .. import files
 from ..checkpoints import Checkpoint, store
 from ..checkpoints import tensors as tensorfiles
 from ..checkpoints.checkpoint import ANOTHER, SUMS, verify
-from ..checkpoints.headers import SINGLE
 from ..config import serial
 from ..config.differences import differences
 from ..errors import UserError, need
 from ..nn import lora
+from ..parallel import shares
 from .loop import State
 
 STEP = re.compile(r"step-(\d{6,})")
@@ -41,33 +41,45 @@ def save(folder: Path, state: State, tokenizer: Any = None, source_tokenizer: An
     A checkpoint of this step that is there already stays. Raises UserError when a weight is not finite or the disk
     is full; what was saved before still stands.
     """
-    path = folder / _name(state.step)
-    if not path.exists():
-        for name, tensor in state.model.named_parameters():
-            if not bool(torch.isfinite(tensor).all()):
-                raise UserError(f'The weights of "{name}" are not finite; nothing was saved, use the last checkpoint.')
-        with files.write_folder(path) as beside:
+    path, mesh = folder / _name(state.step), state.mesh
+    if not mesh.first(path.exists()):
+        with mesh.agreeing():
+            for name, tensor in state.model.named_parameters():
+                held = tensor if not hasattr(tensor, "to_local") else tensor.to_local()
+                if not bool(torch.isfinite(held).all()):
+                    raise UserError(
+                        f'The weights of "{name}" are not finite; nothing was saved, use the last checkpoint.'
+                    )
+        with shares.write_folder(path, mesh) as beside:
             named: dict[str, Any] = {
                 "labels": state.labels,
                 "base": state.base_model,
                 "source_tokenizer": source_tokenizer,
             }
-            store.save(state.model, beside, tokenizer, layout="glassformer", **named)
-            kept = {**state.optimizer.state(), "random:torch": torch.get_rng_state()}
-            if torch.cuda.is_available():
-                kept |= {f"random:cuda:{i}": one for i, one in enumerate(torch.cuda.get_rng_state_all())}
-            if lora.adapted(state.model):  # an adapter's own file names its tensors as others do
-                kept |= {f"weight:{name}": weight.detach() for name, weight in lora.trained(state.model)}
-            write: Any = tensorfiles.contents(tensorfiles.plain(kept), limit=1 << 62)[SINGLE]
-            write(beside / "state.safetensors")
+            joined = [name for name, _ in lora.trained(state.model)] if state.base_model else []
+            with shares.whole(state.model, joined):
+                contents = store.contents_of(state.model, tokenizer, "glassformer", **named)
+                shares.write(beside, contents, mesh)
+            kept: dict[str, Any] = state.optimizer.state()
             numbers = {name: getattr(state, name) for name in ("step", "tokens", "best_step")}
             numbers |= {"bad": state.skipped_in_a_row, "content": state.frozen_digest}  # as older checkpoints have them
             numbers["best"] = state.best if math.isfinite(state.best) else None
             numbers["batches"] = state.batches.state()
-            numbers["random"] = {"python": random.getstate(), "numpy": np.random.get_state()}
-            (beside / "state.json").write_text(json.dumps(numbers, default=_json_value) + "\n")
-            sums = [f"{files.sha256(file)}  {file.name}\n" for file in sorted(beside.iterdir())]
-            (beside / SUMS).write_text("".join(sums))
+            if not state.draws_by_piece:
+                kept["random:torch"] = torch.get_rng_state()
+                if torch.cuda.is_available():
+                    kept |= {f"random:cuda:{i}": one for i, one in enumerate(torch.cuda.get_rng_state_all())}
+                numbers["random"] = {"python": random.getstate(), "numpy": np.random.get_state()}
+            if lora.adapted(state.model):  # an adapter's own file names its tensors as others do
+                kept |= {f"weight:{name}": weight.detach() for name, weight in lora.trained(state.model)}
+            (content,) = tensorfiles.contents(tensorfiles.plain(kept), limit=1 << 62).values()
+            written = {"state.safetensors": content, "state.json": json.dumps(numbers, default=_json_value) + "\n"}
+            shares.write(beside, written, mesh)
+            with mesh.agreeing():
+                if mesh.is_first and tokenizer is not None:
+                    tokenizer.save(beside)
+            found = shares.sums(beside, mesh)
+            shares.write(beside, {SUMS: "".join(f"{one}  {name}\n" for name, one in found.items())}, mesh)
     point(folder, state)
     return path
 
@@ -77,12 +89,16 @@ def point(folder: Path, state: State) -> None:
 
     Where the best checkpoint was removed, the next validation is the best.
     """
-    if state.best_step is not None and not (folder / _name(state.best_step)).is_dir():
-        state.best, state.best_step = math.inf, None
-        (folder / "best").unlink(missing_ok=True)
-    for pointer, step in (("best", state.best_step), ("last", state.step)):
-        if step is not None:
-            files.write(folder / pointer, _name(step) + "\n")
+    mesh = state.mesh
+    with mesh.agreeing():
+        if mesh.is_first:
+            if state.best_step is not None and not (folder / _name(state.best_step)).is_dir():
+                state.best, state.best_step = math.inf, None
+                (folder / "best").unlink(missing_ok=True)
+            for pointer, step in (("best", state.best_step), ("last", state.step)):
+                if step is not None:
+                    files.write(folder / pointer, _name(step) + "\n")
+    state.best, state.best_step = mesh.first([state.best, state.best_step])
 
 
 def restore(path: Path, state: State) -> dict[str, Any]:
@@ -90,27 +106,36 @@ def restore(path: Path, state: State) -> dict[str, Any]:
 
     Raises UserError when it is broken or another model's; ``state`` may then be half filled: build it anew.
     """
-    saved_state = verified(path)
+    mesh = state.mesh
+    with mesh.agreeing():
+        saved_state = verified(path) if mesh.is_first else read_json(path / "state.json")
     differs = difference(serial.to_dict(Checkpoint.open(path).config), serial.to_dict(state.model.config))
     need(not differs, f"{path} is a checkpoint of another model: {differs}; give the same config or another folder.")
     same = saved_state.get("content") == state.frozen_digest
     need(same, f"{state.base_model} has other weights than when {path} was made; put back those it began with.")
-    saved = path / "state.safetensors"
-    kept = tensorfiles.open_file(saved)
-    tensors = {name: kept.read(name) for name in kept.entries}
-    randoms = {name: tensors.pop(name) for name in list(tensors) if name.startswith("random:")}
-    weights = {name[7:]: tensors.pop(name) for name in list(tensors) if name.startswith("weight:")}
+    kept = tensorfiles.open_file(path / "state.safetensors")
+    names = [name for name in kept.entries if not name.startswith(("random:", "weight:"))]
+    randoms = {name: kept.read(name) for name in kept.entries if name.startswith("random:")}
+    weights = {name[7:]: (kept, name) for name in kept.entries if name.startswith("weight:")}
     if not weights:
         held = tensorfiles.open_files(path)
-        weights = {name: held.read(name) for name in held.entries}
+        weights = {name: (held, name) for name in held.entries}
     mine = dict(state.model.named_parameters() if state.base_model is None else lora.trained(state.model))
-    here, there = ({name: list(tensor.shape) for name, tensor in side.items()} for side in (mine, weights))
+    here = {name: list(weight.shape) for name, weight in mine.items()}
+    there = {name: list(file.entries[own].shape) for name, (file, own) in weights.items()}
     differs = difference(there, here)
     need(not differs, f"{path} holds another model's weights: the shape of {differs}; use another checkpoint.")
     with torch.no_grad():
-        for name, tensor in mine.items():
-            tensor.copy_(weights[name])
-    state.optimizer.restore(tensors)
+        for name, weight in mine.items():
+            sharded: Any = weight if hasattr(weight, "to_local") else None
+            found: Any = shares.read(*weights[name], mesh, sharded is not None)
+            if sharded is not None:
+                sharded.to_local().view(-1).copy_(found.numbers)
+            else:
+                weight.copy_(found)
+    moments = {name: state.optimizer.shares(name) for name in names}
+    state.optimizer.restore({name: shares.read(kept, name, mesh, shared) for name, shared in moments.items()})
+    state.draws_by_piece = "random:torch" not in randoms
     try:
         state.step, state.tokens, state.skipped_in_a_row = (
             saved_state["step"],
@@ -120,12 +145,13 @@ def restore(path: Path, state: State) -> dict[str, Any]:
         state.best = math.inf if saved_state["best"] is None else saved_state["best"]
         state.best_step = saved_state.get("best_step")
         state.batches.restore(saved_state["batches"])
-        version, inner, gauss = saved_state["random"]["python"]
-        random.setstate((version, tuple(inner), gauss))
-        np.random.set_state(tuple(saved_state["random"]["numpy"]))
-        torch.set_rng_state(randoms.pop("random:torch"))
-        for name, stood in randoms.items():
-            torch.cuda.set_rng_state(stood, int(name.rpartition(":")[2]))
+        if randoms:  # of a run that was begun when there was one stream of random numbers
+            version, inner, gauss = saved_state["random"]["python"]
+            random.setstate((version, tuple(inner), gauss))
+            np.random.set_state(tuple(saved_state["random"]["numpy"]))
+            torch.set_rng_state(randoms.pop("random:torch"))
+            for name, stood in randoms.items():
+                torch.cuda.set_rng_state(stood, int(name.rpartition(":")[2]))
     except (KeyError, TypeError) as error:
         raise UserError(f"{path / 'state.json'} lacks {error}; it is damaged, use another checkpoint.") from None
     return saved_state

@@ -1,0 +1,129 @@
+"""What several processes do around a run: the first one speaks and prepares, a mistake of any is everybody's."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..config.parallel import AXES
+from ..config.run import Muon, Run, Train
+from ..errors import UserError, mute, need, note
+from ..parallel.layout import Layout, pieces_for
+from ..parallel.mesh import Lost, Mesh, restarts
+from ..tokenizer import Tokenizer
+from . import run_checkpoints
+from .execution import matmul_peak
+from .plan import RunPlan
+from .resume import previous_run
+
+SHARED = ("data", "replicate")
+PROBE = 1 << 22  # bytes sent to see how fast
+
+
+@contextlib.contextmanager
+def one_voice(mesh: Mesh) -> Iterator[None]:
+    """Only the first process speaks; a mistake of another, or its loss, becomes the first one's sentence."""
+    if mesh.alone:
+        yield
+        return
+    if not mesh.is_first:
+        mute()
+    try:
+        yield
+    except UserError as error:
+        mesh.leave_word(str(error))
+        raise
+    except Lost as error:
+        word = mesh.word_left()
+        gone = f"A process of this training was lost or did not answer within {mesh.layout.timeout:g} s ({error})"
+        raise UserError(word or f"{gone}; start again with --resume: it goes on from the last checkpoint.") from None
+    except Exception as error:
+        mesh.leave_word(f"A process failed: {type(error).__name__}: {error}")
+        raise
+
+
+def previous(settings: Run, out: Path, resume: bool, mesh: Mesh) -> dict[str, Any]:
+    """``resume.previous_run`` as the first process finds it; started anew after a loss, a run goes on by itself."""
+    found: dict[str, Any] = {}
+    with mesh.agreeing():
+        if mesh.is_first:
+            begun = (out / "run.json").exists() or bool(run_checkpoints.steps(out))
+            found = previous_run(settings, out, resume or (restarts() > 0 and begun))
+    return dict(mesh.first(found))
+
+
+def with_tokenizer(plan: RunPlan, mesh: Mesh) -> RunPlan:
+    """``plan.with_tokenizer``; the first process finds or trains it and tells the others."""
+    if mesh.alone:
+        return plan.with_tokenizer()
+    with mesh.in_turn(machines=False):
+        if mesh.is_first:
+            plan = plan.with_tokenizer()
+            both = [None if one is None else one.to_json() for one in (plan.tokenizer, plan.source_tokenizer)]
+            mesh.tell("tokenizers", json.dumps(both))
+        else:
+            texts = json.loads(mesh.told("tokenizers"))
+            own, source = (None if text is None else Tokenizer.from_json(text) for text in texts)
+            plan = replace(plan, tokenizer=own, source_tokenizer=source)
+    plan.check(plan.shape)
+    return plan
+
+
+def in_pieces(how: Train, before: dict[str, Any], mesh: Mesh, out: Path) -> Train:
+    """The settings with ``accumulate`` a multiple of the processes that share the rows; a run keeps what it began with.
+
+    Raises UserError where that cannot be.
+    """
+    if before:
+        pieces = int(before.get("pieces", how.accumulate))
+        shared = f"The run in {out} works through a step in {pieces} pieces, which {mesh.rows} processes cannot share"
+        fits = [str(n) for n in range(1, pieces + 1) if pieces % n == 0]
+        need(pieces % mesh.rows == 0, f"{shared} evenly; start {', '.join(fits[:-1])} or {fits[-1]} of them.")
+    else:
+        pieces = pieces_for(how.accumulate, mesh.layout)
+        few = f"train.batch is {how.batch} rows, too few for {pieces} pieces, a multiple of the {mesh.rows} processes"
+        need(pieces <= how.batch, f"{few}; raise it or start fewer.")
+    return replace(how, accumulate=pieces)
+
+
+def check(how: Train, mesh: Mesh) -> None:
+    """UserError for what a run on several processes cannot do."""
+    if mesh.alone:
+        return
+    other = next((axis for axis in AXES if axis not in SHARED and mesh.extent(axis) > 1), None)
+    need(other is None, f"parallel.{other} is not for glassformer train yet; leave it out, or give parallel.data.")
+    name = type(how.objective).__name__
+    whole = f"The objective {name} compares all texts of a batch, so its rows cannot be shared out"
+    need(how.objective.all_pieces is None, f"{whole}; train on one process, with train.accumulate.")
+
+
+def layout_of(plan: RunPlan, how: Train, mesh: Mesh, dtype: str) -> Layout:
+    """Who holds and sends what."""
+    short = "bf16" if dtype == "bfloat16" else "fp32"
+    return Layout(plan.cost, mesh.layout, how.accumulate, short, isinstance(how.optimizer, Muon))
+
+
+def say_layout(layout: Layout, how: Train, context: int, mesh: Mesh) -> None:
+    """The layout, and how much faster than one process it may be, from a product and a transfer measured now."""
+    if mesh.alone:
+        return
+    numbers = torch.zeros(PROBE // mesh.size, dtype=torch.uint8)
+    mesh.gather(numbers)
+    begun = time.perf_counter()
+    mesh.gather(numbers)
+    rate = PROBE / mesh.most(time.perf_counter() - begun)
+    flops = layout.cost.training_flops * how.batch * context
+    peak = matmul_peak(torch.bfloat16 if layout.dtype == "bf16" else torch.float32, mesh.device, 512)
+    slowest = -mesh.most(-peak)
+    alone, sent = flops / slowest, layout.traffic / rate
+    gain = alone / (alone / mesh.rows + sent)
+    order = "added in one order: the bits of one process" if mesh.layout.exact else "added in any order"
+    note(f"On {layout.sentence()} Gradients are {order}.")
+    note(f"Expected: about {gain:.1f} times the speed of one process ({rate / 1e9:.2f} GB/s between them).")

@@ -1,0 +1,100 @@
+"""A step's or a validation's batches shared out to processes: each works on its pieces, all know every piece's loss.
+
+piece      0   1   2   3 | 4   5   6   7        accumulate = 8
+process    0   1   2   3 | 0   1   2   3        one round | the next
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..config.objective import Objective
+from ..config.parallel import ROWS
+from ..config.run import Train
+from ..errors import need
+from ..parallel.mesh import Mesh
+from ..parallel.shard import begin_round, in_shards
+from .batches import Batch, Batches, next_pieces
+from .loss import Loss, Sums, backward, sums
+
+
+def shared_gradients(
+    model: Any,
+    batches: Iterator[Batch],
+    objective: Objective,
+    settings: Train,
+    draws: Callable[[int], None] | None,
+    mesh: Mesh,
+) -> Sums:
+    """As ``loss.gradients`` of the next batch; this process's pieces are ``mesh.row`` and every ``mesh.rows`` on."""
+    mine = range(mesh.row, settings.accumulate, mesh.rows)
+    device = mesh.device
+    parts = [piece.to(device) for piece in next_pieces(batches, settings.accumulate, mine)]
+    present = [mesh.rows] * len(parts)
+    if not isinstance(batches, Batches):  # what an objective prepares may have fewer rows than were read
+        full = mesh.gather(torch.tensor([int(len(part.tokens) > 0) for part in parts]))
+        present = torch.stack([full[rank] for rank in mesh.neighbours(*ROWS)]).sum(0).tolist()
+        few = f"A batch came to fewer than {mesh.rows} rows, one for each process; raise train.batch."
+        need(present[0] == mesh.rows, few)
+    losses = []
+    for number, (part, there) in enumerate(zip(parts, present, strict=True)):
+        if draws is not None:
+            draws(mine[number])
+        if in_shards(model):
+            begin_round(model, number == 0, there)
+        if len(part.tokens):
+            losses.append(backward(model, part, objective, settings.label_smoothing))
+        elif there:  # the others need this process to gather the weights; what it finds counts for nothing
+            backward(model, parts[0], objective, settings.label_smoothing, weight=0.0)
+    return sums(in_order(losses, mesh))
+
+
+def in_order(losses: Sequence[Loss], mesh: Mesh) -> list[Loss]:
+    """Everybody's losses, the first of each process, then the second of each, as tensors on this device."""
+    every = [_unpacked(part, mesh.device) for part in mesh.gather_bytes(_packed(losses))]
+    shares = [every[rank] for rank in mesh.neighbours(*ROWS)]
+    return [share[turn] for turn in range(len(shares[0])) for share in shares if turn < len(share)]
+
+
+def _packed(losses: Sequence[Loss]) -> bytes:
+    """Losses as the bytes of a safetensors file."""
+    from safetensors.torch import save
+
+    tensors: dict[str, Tensor] = {}
+    for number, loss in enumerate(losses):
+        named = {"sum": loss.sum, "aux": loss.aux, "predictions": loss.predictions, "labels": loss.labels}
+        named |= {f"metrics.{name}": metric for name, metric in loss.metrics.items()}
+        named["counts"] = torch.tensor([loss.count, loss.tokens])
+        tensors |= {f"{number}.{name}": x.detach().cpu().contiguous() for name, x in named.items() if x is not None}
+    return save(tensors)
+
+
+def _unpacked(content: bytes, device: torch.device) -> list[Loss]:
+    from safetensors.torch import load
+
+    found: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in load(content).items():
+        piece, _, name = key.partition(".")
+        found.setdefault(int(piece), {})[name] = tensor.to(device)
+    losses = []
+    for _, parts in sorted(found.items()):
+        count, tokens = parts.pop("counts").tolist()
+        metrics = {name[8:]: parts.pop(name) for name in list(parts) if name.startswith("metrics.")}
+        losses.append(Loss(count=count, tokens=tokens, metrics=metrics, **parts))
+    return losses
+
+
+def shared_out(batches: Iterable[Batch], mesh: Mesh) -> Iterator[tuple[Batch, bool]]:
+    """This process's batches of those, and whether each counts: all take part in the last round."""
+    last, turn = None, 0
+    for number, batch in enumerate(batches):
+        turn = number % mesh.rows
+        last = batch if last is None or turn == mesh.row else last
+        if turn == mesh.row:
+            yield batch, True
+    if last is not None and turn < mesh.row:
+        yield last, False

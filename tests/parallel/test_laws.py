@@ -1,0 +1,157 @@
+"""A run's folder is the same, byte for byte, whatever the number of processes that trained it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from glassformer import files, training
+from glassformer.config import run_file
+from glassformer.config.parallel import Parallel
+from glassformer.errors import UserError
+from glassformer.parallel import shares
+from glassformer.parallel.mesh import Mesh
+from glassformer.training.shared import shared_out
+
+LINES = [
+    f"the {word} {verb} the {other}" for word in ("cat", "dog", "owl") for verb in ("saw", "met") for other in "abcdefg"
+]
+SMALL = {"recipe": "glass/200k", "decoder.depth": 2, "context": 24, "data.tokenizer": "char"}
+SMALL |= {"steps": 4, "batch": 9, "accumulate": 4, "evaluate_every": 2, "save_every": 2, "keep": 9, "sample_every": 2}
+SMALL |= {"tensorboard": False, "dtype": "float32", "data.valid": 0.2, "evaluate_batches": 3}
+KINDS = {
+    "dropout": {"decoder.dropout": 0.1},
+    "bf16": {"dtype": "bfloat16", "optimizer": "AdamW", "clip": 0.01},
+    "experts": {
+        "decoder.pattern.feedforward": '{type = "MoE", experts = 4, top_k = 2, balance_loss = 0.01, noise = true, '
+        'expert = {type = "GatedMLP", hidden = 24}}'
+    },
+    "schedule": {"schedule": "Cosine", "label_smoothing": 0.1, "accumulate": 2},
+}
+
+
+EXAMPLES = {
+    "recipe": "glass/encoder-1m", "encoder.depth": 1, "dim": 32, "encoder.dropout": 0.1, "data.type": "Examples",
+    "objective": '{type = "Classify", rdrop = 1.0, adversarial = 0.5}', "data.tokenizer": "char",
+}  # fmt: skip
+
+
+def settings(folder: Path, kind: str, more: dict | None = None):
+    text = folder / "text.txt"
+    if not text.exists():
+        text.write_text("\n".join(LINES * 3))
+    said = {**SMALL, "data.train": str(text), **KINDS.get(kind, {}), **(more or {})}
+    if kind == "examples":
+        table = folder / "table.tsv"
+        rows = [f"{line}\t{line.split()[1]}" for line in LINES]
+        if not table.exists():
+            table.write_text("\n".join(["text\tlabel", *rows]) + "\n")
+        left_out = ("decoder.depth", "evaluate_batches")
+        said = {name: value for name, value in {**said, **EXAMPLES}.items() if name not in left_out}
+        said["data.train"] = str(table)
+    if kind == "lora":
+        said = {
+            name: value for name, value in said.items() if name not in ("recipe", "decoder.depth", "data.tokenizer")
+        }
+        said |= {"from": str(folder / "base"), "train.tune": '{type = "LoRA", rank = 2, dropout = 0.1}'}
+    return run_file.read(None, said)
+
+
+def ran(mesh: Mesh | None, folder: str, out: str, kind: str, resume: bool = False, more: dict | None = None):
+    """Run it on all processes of the mesh's group; how it ended, or the mistake."""
+    try:
+        ended = training.run(settings(Path(folder), kind, more), Path(out), resume, sample=lambda model, *_: "text")
+    except UserError as error:
+        return str(error)
+    return [ended.step, ended.loss, ended.valid_loss]
+
+
+def sums(out: Path) -> dict[str, str]:
+    return {path.name: files.sha256(path / "SHA256SUMS") for path in sorted(out.glob("step-*"))}
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_two_processes_leave_the_folder_of_one(two, tmp_path, kind):
+    alone = ran(None, str(tmp_path), str(tmp_path / "alone"), kind)
+    one, other = two.call(ran, folder=str(tmp_path), out=str(tmp_path / "both"), kind=kind)
+    assert one == other == alone
+    assert sums(tmp_path / "both") == sums(tmp_path / "alone") and len(sums(tmp_path / "both")) == 2
+
+
+def test_an_adapter_and_a_classifier_too(two, tmp_path):
+    """LoRA on a base that stays, and a classifier that reads each text twice and once more pushed."""
+    ran(None, str(tmp_path), str(tmp_path / "base"), "schedule")
+    for kind in ("lora", "examples"):
+        alone = ran(None, str(tmp_path), str(tmp_path / f"{kind}-1"), kind)
+        one, other = two.call(ran, folder=str(tmp_path), out=str(tmp_path / f"{kind}-2"), kind=kind)
+        assert one == other == alone, kind
+        assert sums(tmp_path / f"{kind}-2") == sums(tmp_path / f"{kind}-1") != {}, kind
+
+
+def test_a_run_goes_on_with_another_number_of_processes(two, tmp_path):
+    kind, whole = "dropout", tmp_path / "whole"
+    ran(None, str(tmp_path), str(whole), kind)
+    for begins, out in (("one", tmp_path / "1-2"), ("two", tmp_path / "2-1")):
+        out.mkdir()
+        shutil.copytree(whole / "step-000002", out / "step-000002")
+        shutil.copy(whole / "run.json", out)
+        if begins == "one":
+            two.call(ran, folder=str(tmp_path), out=str(out), kind=kind, resume=True)
+        else:
+            ran(None, str(tmp_path), str(out), kind, resume=True)
+        assert sums(out) == sums(whole)
+    assert "3 processes cannot share" in str(shared_by(3, whole))
+
+
+def test_batches_of_a_validation_are_shared_out_and_all_take_part_in_the_last_round():
+    """Each counts once, with one process; all processes compute as often."""
+    found = [list(shared_out(range(5), Mesh(Parallel(data=3), rank))) for rank in range(3)]
+    assert [[number for number, counts in one if counts] for one in found] == [[0, 3], [1, 4], [2]]
+    assert {len(one) for one in found} == {2} and not list(shared_out([], Mesh(Parallel(data=3))))
+
+
+def shared_by(rows: int, out: Path) -> UserError:
+    """What is said where so many processes would go on with a run."""
+    from glassformer.training.processes import in_pieces
+    from glassformer.training.run_checkpoints import read_json
+
+    mesh = Mesh(Parallel(data=rows))
+    with pytest.raises(UserError) as told:
+        in_pieces(settings(out.parent, "dropout").train, read_json(out / "run.json"), mesh, out)
+    return told.value
+
+
+def refused(mesh: Mesh, folder: str, out: str) -> list[str]:
+    """What is said of a folder that another training holds, of a mistake of the second alone, of what does not fit."""
+    found = []
+    with files.lock(Path(out), "training") if mesh.is_first else files.temporary(Path(folder), "x"):
+        mesh.gather_json(0)
+        found.append(ran(mesh, folder, out, "dropout"))
+    write = shares._add
+
+    def full(*given: object) -> None:
+        if mesh.rank == 1:
+            raise OSError(28, "No space left on device")
+        write(*given)  # type: ignore[arg-type]
+
+    shares._add = full
+    try:
+        found.append(ran(mesh, folder, out, "dropout"))
+    finally:
+        shares._add = write
+    found.append(ran(mesh, folder, f"{out}-2", "dropout", more={"parallel.tensor": "2"}))
+    found.append(ran(mesh, folder, f"{out}-2", "dropout", more={"batch": 1, "accumulate": 1}))
+    found.append(ran(mesh, folder, f"{out}-2", "dropout", more={"parallel.data": "3"}))
+    return found
+
+
+def test_a_mistake_of_one_is_everybodys_and_leaves_nothing_half_written(two, tmp_path):
+    one, other = two.call(refused, folder=str(tmp_path), out=str(tmp_path / "out"))
+    assert one == other
+    held, full, axis, rows, count = one
+    assert held.startswith("Another process is training in") and full.startswith("The disk that holds")
+    assert axis.startswith("parallel.tensor is not for glassformer train yet") and "too few for 2 pieces" in rows
+    assert "data 3 is for 3, but there are 2 processes" in count
+    assert not list((tmp_path / "out").glob("*step*")) and not list((tmp_path / "out").glob(".*.part"))

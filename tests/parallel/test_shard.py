@@ -1,0 +1,123 @@
+"""N processes make the bits of one that works through the same pieces."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import pytest
+import torch
+
+import tiny
+from glassformer import config as c
+from glassformer.config import run
+from glassformer.config.parallel import Parallel
+from glassformer.nn import build_model
+from glassformer.parallel import owners, shard
+from glassformer.parallel.mesh import ALONE, Mesh
+from glassformer.training import Batch, Causal, ExecutionSettings, Optimizer, State, train
+
+ADAMW = run.AdamW(lr=1e-2)
+MUON = run.Muon(lr=1e-2)
+ODD = c.Decoder(
+    20,
+    24,
+    c.Embed(51),
+    c.Stack(2, (c.Block(c.Attention(2, head_dim=6, bias=True), c.GatedMLP(27, bias=True)),), c.Rotary(), dropout=0.2),
+    c.Head(tied=False, bias=True),
+)
+MODELS = {**tiny.DECODERS, "odd": ODD}
+
+
+def batches(rows: int, vocab: int, length: int = 16):
+    draw = torch.Generator().manual_seed(1)
+    while True:
+        tokens = torch.randint(vocab, (rows, length + 1), generator=draw)
+        targets = tokens[:, 1:].clone()
+        targets[torch.rand(targets.shape, generator=draw) < 0.2] = -1
+        yield Batch(tokens[:, :-1].contiguous(), targets)
+
+
+def learned(mesh: Mesh, name: str, dtype: str, optimizer: str, steps: int = 3, axes=None, exact: bool = True):
+    """Digests of weights and moments after some steps, the losses and norms on the way; whole ones as lists."""
+    torch.set_num_threads(1)
+    mesh = mesh if axes is None else Mesh(Parallel(**axes), mesh.rank, mesh.device, mesh.store)
+    cfg = MODELS[name]
+    model = build_model(cfg, seed=0)
+    how = run.Train(steps=steps, batch=9, accumulate=8, schedule=run.Constant(), clip=0.5)
+    if not mesh.alone:
+        shard.shard(model, mesh, dtype, exact)
+    made = Optimizer(model, ADAMW if optimizer == "AdamW" else MUON, mesh)
+    feed = batches(how.batch, cfg.embed.vocab)
+    state = State(model, made, feed, mesh=mesh)
+    execution = ExecutionSettings(dtype=dtype)
+    seen = [
+        [s.loss, s.grad_norm, s.metrics] for s in train(model, feed, Causal(), how, state=state, execution=execution)
+    ]
+    found = {name: whole(weight) for name, weight in model.named_parameters()}
+    for key, value in made.state().items():
+        found[key] = gathered(value, mesh) if isinstance(value, shard.Share) else value
+    return seen, {
+        key: hashlib.sha256(x.detach().contiguous().numpy().tobytes()).hexdigest()[:12] for key, x in found.items()
+    }
+
+
+def whole(weight):
+    return weight.full_tensor() if hasattr(weight, "full_tensor") else weight
+
+
+def gathered(part: shard.Share, mesh: Mesh):
+    whole = torch.zeros(math.prod(part.shape))
+    whole[part.low : part.low + len(part.numbers)] = part.numbers
+    if mesh.extent("data") > 1:
+        torch.distributed.all_reduce(whole, group=mesh.group("data"))
+    return whole.view(part.shape)
+
+
+def test_owners_have_equal_shares_and_every_matrix_has_one():
+    """Owners give the largest stack away first; what each holds of a matrix adds up to the whole of it."""
+    windows = [type("Weight", (), {"shape": shape, "size": math.prod(shape), "begin": 0}) for shape in SHAPES]
+    alike = owners.Owners(Mesh(Parallel(data=3)), windows, lambda shapes: [[i] for i in range(len(shapes))])
+    load = [0, 0, 0]
+    for stack, owner in zip(alike.stacks, alike.owner, strict=True):
+        load[owner] += sum(alike.matrices[i].rows * alike.matrices[i].columns for i in stack)
+    assert len(alike.matrices) == 2 + 4 + 1 and max(load) - min(load) <= 16 * 8
+    for matrix, parts in zip(alike.matrices, alike.cut, strict=True):
+        assert sum(high - low for low, high in parts) == matrix.rows * matrix.columns
+
+
+SHAPES = [(16, 8), (8, 16), (4, 8, 4), (7, 3)]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "odd", "mixtral"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("optimizer", ["AdamW", "Muon"])
+def test_two_processes_make_the_bits_of_one(two, name, dtype, optimizer):
+    alone = learned(ALONE, name, dtype, optimizer)
+    for found in two.call(learned, name=name, dtype=dtype, optimizer=optimizer):
+        assert found[1] == alone[1], [key for key in alone[1] if alone[1][key] != found[1][key]]
+        assert found[0] == alone[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["AdamW", "Muon"])
+def test_four_processes_and_copies_of_shards(four, optimizer):
+    """Every family of decoders on four shards; two copies of two, and four copies, on some."""
+    for name in MODELS:
+        alone = learned(ALONE, name, "float32", optimizer)
+        laid: list[dict[str, int]] = [{"data": 4}]
+        laid += [{"data": 2, "replicate": 2}, {"data": 1, "replicate": 4}] * (name in ("odd", "mixtral"))
+        for axes in laid:
+            for found in four.call(learned, name=name, dtype="float32", optimizer=optimizer, axes=axes):
+                assert found == [alone[0], alone[1]], (name, axes)
+
+
+def test_copies_of_the_whole_and_plain_collectives(two):
+    """Two copies make the bits of one process; sums in any order come close to them."""
+    alone = learned(ALONE, "odd", "float32", "Muon")
+    axes = {"data": 1, "replicate": 2}
+    for found in two.call(learned, name="odd", dtype="float32", optimizer="Muon", axes=axes):
+        assert found == [alone[0], alone[1]]
+    for given in ({}, {"axes": axes}):
+        for found in two.call(learned, name="odd", dtype="float32", optimizer="Muon", exact=False, **given):
+            assert [step[0] for step in found[0]] == pytest.approx([step[0] for step in alone[0]], rel=1e-5)

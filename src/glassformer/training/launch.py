@@ -268,8 +268,11 @@ class Signals:
 
     def __init__(self, folder: Path | None = None, patient: bool = False) -> None:
         """``patient``: only noted however often; torchrun passes on what the terminal has sent already."""
+    def __init__(self, folder: Path | None = None, patient: bool = False) -> None:
+        """``patient``: only noted however often; torchrun passes on what the terminal has sent already."""
         self.stop: Path | None = None if folder is None else folder / STOP
         self.pause: Path | None = None if folder is None else folder / PAUSE
+        self.patient, self.paused = patient, False
         self.patient, self.paused = patient, False
         self.number: int | None = None
         self.old: dict[int, Any] = {}
@@ -308,7 +311,7 @@ class Signals:
         if mesh.alone:
             return self.wait()
         begun = time.monotonic()
-        while mesh.most(self.wait(1.0)):
+        while mesh.most(self.wait(1.0)) and not mesh.most(self.number or 0):
             pass
         return time.monotonic() - begun if mesh.is_first else 0.0
 

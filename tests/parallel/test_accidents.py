@@ -1,0 +1,112 @@
+"""Runs under torchrun whose processes are killed, stopped and started again: nothing is lost and nothing hangs."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from glassformer import files
+
+pytestmark = pytest.mark.slow
+LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+KILLS = int(os.environ.get("GLASSFORMER_KILLS", "100"))
+SETTINGS = ["--recipe", "glass/200k", "--decoder.depth", "2", "--context", "24", "--decoder.dropout", "0.1", "--data.tokenizer", "char", "--data.valid", "0.2", "--batch", "8", "--accumulate", "4", "--evaluate_every", "20", "--save_every", "2", "--keep", "3", "--sample_every", "0", "--dtype", "float32", "--tensorboard", "false", "--early_stop", "0", "--evaluate_batches", "2", "--parallel.timeout", "60"]
+
+
+def words(folder: Path, out: str, steps: int, *more: str) -> list[str]:
+    text = folder / "text.txt"
+    if not text.exists():
+        draw = random.Random(0)
+        text.write_text("\n".join(" ".join(draw.choices(["the", "cat", "dog", "owl", "saw", "met", "a"], k=9)) for _ in range(300)))
+    given = ["--data.train", str(text), "--out", str(folder / out), "--steps", str(steps)]
+    return ["-m", "glassformer", "train", *SETTINGS, *given, *more]
+
+
+def begin(many: int, said: list[str], restarts: int = 0) -> subprocess.Popen[str]:
+    how = ["--nproc-per-node", str(many), "--max-restarts", str(restarts)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([*LAUNCH, *how, *said], env=env, stderr=subprocess.PIPE, text=True)
+
+
+def workers(launched: subprocess.Popen[str]) -> list[int]:
+    found = subprocess.run(["ps", "--ppid", str(launched.pid), "-o", "pid="], capture_output=True, text=True)
+    return [int(word) for word in found.stdout.split()]
+
+
+def wait_for(path: Path, launched: subprocess.Popen[str]) -> None:
+    while not path.exists():
+        assert launched.poll() is None, launched.stderr.read()  # type: ignore[union-attr]
+        time.sleep(0.1)
+
+
+def sums(out: Path) -> str:
+    return files.sha256(sorted(out.glob("step-*"))[-1] / "SHA256SUMS")
+
+
+def test_many_random_kills_of_one_of_all_and_of_the_agent_lose_nothing(tmp_path):
+    steps, draw, killed = 600, random.Random(5), 0
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, *words(tmp_path, "alone", steps)], env=env, check=True)
+    out, launched = tmp_path / "killed", None
+    while True:
+        if launched is None:
+            begun = (out / "run.json").exists()
+            launched = begin(draw.choice((2, 4)), words(tmp_path, "killed", steps, *["--resume"] * begun), 50)
+        until = time.monotonic() + draw.uniform(3, 15)
+        while launched.poll() is None and (killed >= KILLS or time.monotonic() < until):
+            time.sleep(0.1)
+        if launched.poll() is not None:
+            assert launched.returncode == 0, launched.stderr.read()  # type: ignore[union-attr]
+            break
+        if not (them := workers(launched)):
+            continue
+        kind = draw.choice(("one", "one", "all", "agent"))
+        for pid in {"one": [draw.choice(them)], "all": them, "agent": [launched.pid, *them]}[kind]:
+            os.kill(pid, signal.SIGKILL)
+        killed += 1
+        if kind == "agent":
+            launched.wait()
+            launched = None
+    print(f"{killed} kills")
+    assert sums(out) == sums(tmp_path / "alone")
+
+
+@pytest.mark.parametrize("whom", ["one", "agent"])
+def test_a_signal_to_any_of_them_saves_and_ends_all(tmp_path, whom):
+    launched = begin(2, words(tmp_path, "stopped", 5000))
+    wait_for(tmp_path / "stopped" / "step-000004", launched)
+    os.kill(launched.pid if whom == "agent" else workers(launched)[1], signal.SIGTERM)
+    _, said = launched.communicate(timeout=90)
+    assert launched.returncode != 0 and said.count("Stopped by SIGTERM after step") == 1 and "--resume" in said
+
+
+def test_a_second_launch_into_the_folder_is_refused_in_one_sentence(tmp_path):
+    first = begin(2, words(tmp_path, "out", 5000))
+    wait_for(tmp_path / "out" / "step-000002", first)
+    second = begin(2, words(tmp_path, "out", 5000, "--resume"))
+    _, said = second.communicate(timeout=120)
+    assert second.returncode != 0 and said.count("glassformer: Another process is training in") == 1
+    assert 'Traceback (most recent call last):\n  File "<frozen runpy>"' not in said.partition("torch.distributed")[0]
+    os.kill(first.pid, signal.SIGTERM)
+    first.communicate(timeout=90)
+
+
+def test_a_process_that_is_slow_beyond_the_timeout_ends_all(tmp_path):
+    launched = begin(2, words(tmp_path, "slow", 5000, "--parallel.timeout", "5"))
+    wait_for(tmp_path / "slow" / "step-000004", launched)
+    stopped = workers(launched)[1]
+    os.kill(stopped, signal.SIGSTOP)
+    began = time.monotonic()
+    try:
+        _, said = launched.communicate(timeout=90)
+    finally:
+        os.kill(stopped, signal.SIGCONT) if Path(f"/proc/{stopped}").exists() else None
+    assert launched.returncode != 0 and time.monotonic() - began < 60
+    assert said.count("was lost or did not answer within 5 s") == 1

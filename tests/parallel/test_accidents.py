@@ -17,14 +17,21 @@ from glassformer import files
 pytestmark = pytest.mark.slow
 LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 KILLS = int(os.environ.get("GLASSFORMER_KILLS", "100"))
-SETTINGS = ["--recipe", "glass/200k", "--decoder.depth", "2", "--context", "24", "--decoder.dropout", "0.1", "--data.tokenizer", "char", "--data.valid", "0.2", "--batch", "8", "--accumulate", "4", "--evaluate_every", "20", "--save_every", "2", "--keep", "3", "--sample_every", "0", "--dtype", "float32", "--tensorboard", "false", "--early_stop", "0", "--evaluate_batches", "2", "--parallel.timeout", "60"]
+# fmt: off
+SETTINGS = """
+    --recipe glass/200k --decoder.depth 2 --context 24 --decoder.dropout 0.1 --data.tokenizer char --data.valid 0.2
+    --batch 8 --accumulate 4 --evaluate_every 20 --save_every 2 --keep 3 --sample_every 0 --dtype float32
+    --tensorboard false --early_stop 0 --evaluate_batches 2 --parallel.timeout 60
+""".split()  # noqa: SIM905
+# fmt: on
 
 
 def words(folder: Path, out: str, steps: int, *more: str) -> list[str]:
     text = folder / "text.txt"
     if not text.exists():
         draw = random.Random(0)
-        text.write_text("\n".join(" ".join(draw.choices(["the", "cat", "dog", "owl", "saw", "met", "a"], k=9)) for _ in range(300)))
+        known = ["the", "cat", "dog", "owl", "saw", "met", "a"]
+        text.write_text("\n".join(" ".join(draw.choices(known, k=9)) for _ in range(300)))
     given = ["--data.train", str(text), "--out", str(folder / out), "--steps", str(steps)]
     return ["-m", "glassformer", "train", *SETTINGS, *given, *more]
 

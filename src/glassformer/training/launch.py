@@ -268,6 +268,7 @@ class Signals:
 
     def __init__(self, folder: Path | None = None, patient: bool = False) -> None:
         """``patient``: only noted however often; torchrun passes on what the terminal has sent already."""
+
     def __init__(self, folder: Path | None = None, patient: bool = False) -> None:
         """``patient``: only noted however often; torchrun passes on what the terminal has sent already."""
         self.stop: Path | None = None if folder is None else folder / STOP

@@ -268,12 +268,8 @@ class Signals:
 
     def __init__(self, folder: Path | None = None, patient: bool = False) -> None:
         """``patient``: only noted however often; torchrun passes on what the terminal has sent already."""
-
-    def __init__(self, folder: Path | None = None, patient: bool = False) -> None:
-        """``patient``: only noted however often; torchrun passes on what the terminal has sent already."""
         self.stop: Path | None = None if folder is None else folder / STOP
         self.pause: Path | None = None if folder is None else folder / PAUSE
-        self.patient, self.paused = patient, False
         self.patient, self.paused = patient, False
         self.number: int | None = None
         self.old: dict[int, Any] = {}

@@ -120,7 +120,7 @@ def say_layout(layout: Layout, how: Train, context: int, mesh: Mesh) -> None:
     mesh.gather(numbers)
     rate = PROBE / mesh.most(time.perf_counter() - begun)
     flops = layout.cost.training_flops * how.batch * context
-    peak = matmul_peak(torch.bfloat16 if layout.dtype == "bf16" else torch.float32, mesh.device, 512)
+    peak = matmul_peak(torch.bfloat16 if layout.dtype == "bf16" else torch.float32, mesh.device)
     slowest = -mesh.most(-peak)
     alone, sent = flops / slowest, layout.traffic / rate
     gain = alone / (alone / mesh.rows + sent)

@@ -27,6 +27,7 @@ FLOORS = [
 TESTS = Path(__file__).parent
 TOPICS = {
     "browser": {
+        "heap",
         "attention",
         "compare",
         "experts",

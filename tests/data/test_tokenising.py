@@ -106,6 +106,7 @@ def test_what_lies_behind_the_journal_is_cut_off_and_a_journal_ahead_of_the_file
             tokenise(source, Stopped(30, KeyboardInterrupt), cache=cache, workers=1)
         (work,) = cache.glob(".*.work")
         (work / name).write_bytes(change((work / name).read_bytes()))
+        (work / ".journal.json.x.part").touch()  # killed while it wrote one
         tokenise(source, Bytes(bos=257), cache=cache)
         assert made(cache) == whole, (name, number)
 

@@ -92,7 +92,8 @@ def make(
             else:
                 note(f"Tokenising {source.name} stopped; asked for again, it goes on from where it was.")
             raise
-        (work / JOURNAL).unlink(missing_ok=True)
+        for left in {*work.iterdir()} - {work / name for name in (*MAPPED, "shards.json")}:
+            left.unlink()  # the journal, and what a kill in the middle of one left
         shutil.rmtree(folder, ignore_errors=True)  # a damaged one
         work.rename(folder)
 

@@ -1,6 +1,6 @@
 """Processes that tokenise: texts go in and ids come out over their standard streams, as JSON and plain numbers.
 
-A worker that loses its parent reads the end of its input and ends too. On two cores threads were faster
+A worker that loses its parent reads the end of its input and ends too. On two busy cores no gain over threads was seen
 (``benchmarks/streams.py``): what a worker gets and gives costs the parent 0.7 s for 26 MB.
 """
 

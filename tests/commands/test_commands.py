@@ -27,7 +27,8 @@ EXAMPLES = [line for verb in VERBS for line in import_module(f"glassformer.comma
 
 
 def understood(line: str) -> dict[str, object]:
-    return vars(parser(VERBS).understand(shlex.split(line)[1:]))
+    words = shlex.split(line)
+    return vars(parser(VERBS).understand(words[words.index("glassformer") + 1 :]))  # torchrun may stand before it
 
 
 @pytest.mark.parametrize("words", [[], ["help"], ["--help"], ["-h"], ["help", "train"], ["train", "--help"], ["words"]])
@@ -268,7 +269,7 @@ def test_a_file_of_ones_own_is_used_before_anything_else(
         takes = {"--use" in leaf.options for leaf in (made.verbs or {"": made}).values()}
         assert takes == (
             {False}
-            if verb in ("data", "tokens", "completion", "doctor", "learn", "define")
+            if verb in ("data", "tokens", "completion", "docs", "doctor", "learn", "define")
             else {True, False}
             if verb == "words"
             else {True}

@@ -150,6 +150,11 @@ class Cost:
         """Bytes of keys and values that one more token adds, before any window is full."""
         return int(sum(self._kv_width(a) for _, a, crosses in _attentions(self.model, cached=True)) * BYTES[dtype])
 
+    @property
+    def kv_per_token(self) -> int:
+        """Numbers of keys and values that all attentions make of a token."""
+        return sum(self._kv_width(attention) for _, attention, _ in _attentions(self.model))
+
     def cache(self, dtype: str = "bf16") -> int:
         """Bytes of keys and values of the whole batch at the full context; a window holds no more than its size."""
         held = 0

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 
 import tiny
 from axes import FAMILIES, LENGTHS, result, row, worst
+from glassformer import training
+from glassformer.config import run_file
 from glassformer.config.parallel import Parallel
 from glassformer.errors import UserError
 from glassformer.nn import Tape, build_model
@@ -105,3 +110,61 @@ def patterns(mesh):
 
 def test_patterns_are_not_shown_of_a_shard(two):
     assert all("one process" in answer for answer in two.call(patterns))
+
+
+LINES = [f"the {word} {verb} the {other}" for word in ("cat", "owl") for verb in ("saw", "met") for other in "abcdefg"]
+RUN = {"recipe": "glass/200k", "decoder.depth": 2, "context": 26, "data.tokenizer": "char", "data.valid": 0.2}
+RUN |= {"steps": 4, "batch": 8, "accumulate": 2, "evaluate_every": 2, "save_every": 2, "sample_every": 3}
+RUN |= {"tensorboard": False, "dtype": "float32", "evaluate_batches": 3}
+MIXTURE = '{type = "MoE", experts = 4, top_k = 2, balance_loss = 0.01, expert = {type = "MLP", hidden = 24}}'
+RUNS = {
+    "plain": {},
+    "experts, previous tokens": {"decoder.pattern.feedforward": MIXTURE, "embed.previous_token_embeddings": 2},
+    "bf16": {"dtype": "bfloat16"},
+}
+
+
+def trained(mesh, folder, out, more, resume=False):
+    """How a run ends whose rows lie on all processes of ``mesh``, or on one; the mistake where there is one."""
+    text = Path(folder) / "text.txt"
+    said = {**RUN, "data.train": str(text), **more}
+    if mesh is not None:
+        said["parallel.context"] = 2
+    try:
+        ended = training.run(run_file.read(None, said), Path(out), resume, sample=lambda model, *_: "text")
+    except UserError as error:
+        return str(error)
+    return [ended.step, ended.loss, ended.valid_loss]
+
+
+@pytest.mark.parametrize("name", ["plain", pytest.param("experts, previous tokens", marks=pytest.mark.slow), "bf16"])
+def test_a_run_whose_rows_lie_on_two_processes(two, tmp_path, name):
+    (tmp_path / "text.txt").write_text("\n".join(LINES * 3))
+    alone = trained(None, str(tmp_path), str(tmp_path / "one"), RUNS[name])
+    both = two.call(trained, folder=str(tmp_path), out=str(tmp_path / "two"), more=RUNS[name])
+    assert both[0] == both[1] and alone[0] == 4
+    logs = [[json.loads(line) for line in (tmp_path / way / "log.jsonl").open()] for way in ("one", "two")]
+    close = 1e-2 if name == "bf16" else 1e-5
+    for fact in ("loss", "grad_norm"):  # of the first step: an optimizer makes more of what rounding leaves
+        assert logs[1][0][fact] == pytest.approx(logs[0][0][fact], rel=close)
+    assert both[0][1:] == pytest.approx(alone[1:], rel=max(close, 1e-3))
+    more = {"steps": 6, **RUNS[name]}  # and on with one process
+    on = trained(None, str(tmp_path), str(tmp_path / "two"), more, True)
+    assert on[0] == 6 and on[1] < alone[1] + 0.5
+
+
+@pytest.mark.slow
+def test_a_run_on_two_by_two(four, tmp_path):
+    (tmp_path / "text.txt").write_text("\n".join(LINES * 3))
+    alone = trained(None, str(tmp_path), str(tmp_path / "one"), {})
+    for answer in four.call(trained, folder=str(tmp_path), out=str(tmp_path / "four"), more={}):
+        assert answer == pytest.approx(alone, rel=1e-3)
+    one, four = (json.loads((tmp_path / way / "log.jsonl").read_text().splitlines()[0]) for way in ("one", "four"))
+    assert all(four[fact] == pytest.approx(one[fact], rel=1e-5) for fact in ("loss", "grad_norm"))
+
+
+def test_what_does_not_go_round_is_refused_before_it_starts(two, tmp_path):
+    (tmp_path / "text.txt").write_text("\n".join(LINES * 3))
+    gru = {"decoder": '{type = "Recurrent", depth = 1}'}
+    for answer in two.call(trained, folder=str(tmp_path), out=str(tmp_path / "x"), more=gru):
+        assert "recurrent" in answer

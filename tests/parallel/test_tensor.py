@@ -15,6 +15,7 @@ from glassformer.errors import UserError
 from glassformer.nn import build_model, built
 from glassformer.parallel import tensor
 from glassformer.parallel.mesh import Mesh
+from glassformer.parallel.shard import shard
 from glassformer.training.loss import token_loss
 from tiny import ALL, DECODERS, tokens
 
@@ -112,6 +113,33 @@ def test_a_part_of_ones_own_is_whole_or_says_how_it_is_cut(two):
     whole, cut = (2 * 64 * 32 + 64 + 32) * 1.0, 64 * 32 + 32 + 32
     for told, size in ((False, whole), (True, cut)):
         assert all(one[0] == size and max(one[1:]) < 1e-12 for one in two.call(own_part, told=told))
+
+
+def with_data(mesh, names):
+    """The largest difference of gradients where weights are cut and then sharded (FSDP2), rows shared out."""
+    axes, found = Mesh(Parallel(data=2, tensor=2), mesh.rank), {}
+    group = axes.group("tensor")
+    for name in names:
+        one, shared = (build_model(EVERY[name], seed=1, dtype=torch.float64).eval() for _ in range(2))
+        cuts = tensor.split_model(shared, group)
+        shard(shared, axes, exact=False)
+        wanted = {}
+        for number in range(2):
+            given, kept = row(EVERY[name], "packed", LENGTHS[0] + number)
+            _, grads = result(one, given, kept, 0.1, given.numel())
+            wanted = {path: wanted.get(path, 0) + grad for path, grad in grads.items()}
+        given, kept = row(EVERY[name], "packed", LENGTHS[0] + axes.row)
+        _, parts = result(shared, given, kept, 0.1, given.numel())
+        wanted = {path: cuts[path].of(grad) if path in cuts else grad for path, grad in wanted.items()}
+        found[name] = worst({path: grad.full_tensor() for path, grad in parts.items()}, wanted)
+    return found
+
+
+@pytest.mark.slow
+def test_data_and_tensor(four):
+    names = ["gpt2", "llama", "gemma2", "mixtral", "t5", "vaswani", "alibi"]
+    for answer in four.call(with_data, names=names):
+        assert len(answer) == len(names) and max(answer.values()) < 1e-12, answer
 
 
 def test_what_does_not_divide_is_refused_in_a_sentence():

@@ -50,11 +50,11 @@ class Layout:
         width = HALF if self.dtype == "bf16" else FP32
         gathered = (2 * rest + 3 * max(blocks, default=0)) * width
         held = -(-self.cost.total * TRAIN // self.shards)
-        return held + (gathered if self.shards > 1 else 0) + self.cost.activations(self.dtype)
+        return held + (gathered if self.shards > 1 else 0) + self.cost.activations(self.dtype) // self.parallel.context
 
     @property
     def traffic(self) -> int:
-        """Bytes that a process receives in a step: weights for both passes, gradients, Muon's matrices."""
+        """Bytes that it receives in a step: weights for both passes, gradients, Muon's matrices, keys and values."""
         *blocks, rest = self.groups
         rounds = self.pieces // self.parallel.rows
         width = HALF if self.dtype == "bf16" else FP32
@@ -65,7 +65,10 @@ class Layout:
         again = 2 * self.cost.total / self.shards * FP32 * (copies > 1)
         matrices = sum(size for multiplied, size in self.cost.sizes.values() if multiplied)
         owners = 2 * matrices * HALF * away / self.shards if self.muon else 0.0
-        return int(rounds * (gather + scatter + again) + owners)
+        others, row = 1 - 1 / self.parallel.context, self.cost.kv_per_token * self.cost.batch * self.cost.context
+        # keys and values go round in both passes, their gradients all the way home; then all gradients are added up
+        ring = rounds * row * (2 * width * others + FP32) + 2 * self.cost.total / self.shards * FP32 * others
+        return int(rounds * (gather + scatter + again) + owners + (ring if others else 0))
 
     def rows(self) -> list[tuple[str, str]]:
         """Everything as (what, how much), ready to print."""

@@ -27,7 +27,7 @@ from .history import read_log as read_log
 from .loop import Step
 from .loss import Loss, mean_metrics
 from .routing import Counted, counted
-from .shared import in_order, shared_out
+from .shared import columns, in_order, shared_out
 
 Hook = Callable[[Step], None]
 PROGRESS = 10.0  # seconds after which a validation says how far it is
@@ -78,10 +78,10 @@ class Evaluate:
         device = next(model.parameters()).device
         losses: list[Loss] = []
         noted = time.monotonic()
-        with evaluating(model):
+        with evaluating(model), columns(model, self.mesh) as cut:
             for batch, counts in shared_out(self.batches(), self.mesh):
                 self.routes.paused = not counts  # then it is computed only for others, which need this process
-                loss = self.objective.loss(model, batch.to(device))
+                loss = self.objective.loss(model, cut(batch.to(device)))
                 losses += [loss] if counts else []
                 if time.monotonic() - noted > PROGRESS:
                     noted = time.monotonic()

@@ -89,7 +89,6 @@ def _train(
     settings: Run, out: Path, before: dict[str, Any], sample: Sampler | None, command: str, chosen: str, mesh: Mesh
 ) -> Ended:
     how = in_pieces(settings.train, before, mesh, out)
-    check(how, mesh)
     named = mesh.first(str(run_checkpoints.newest(out) or "") if before else "")
     start = Path(named) if named else None
     here = importlib.util.find_spec("tensorboard") is not None
@@ -98,6 +97,7 @@ def _train(
     if how.device or device.type != "cpu":
         note(f"Training on {devices.title(device)}.")
     plan = with_tokenizer(plan_run(replace(settings, train=how), start), mesh)
+    check(how, plan.model, mesh)
     if before:
         must_be_same(before.get("model"), serial.to_dict(plan.model), out, "model")
     if "extended" in before:

@@ -157,7 +157,7 @@ def train(
         if replica is not None:
             replica.follow()
         draws = functools.partial(seed_piece, settings.seed, state.step) if state.draws_by_piece else None
-        if state.mesh.rows > 1:
+        if not state.mesh.alone:
             sums = shared_gradients(runner, batches, objective, settings, draws, state.mesh)
         else:
             batch, first = first or next(batches), None

@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 
+from .. import config
 from ..config.parallel import AXES
 from ..config.run import Muon, Run, Train
 from ..errors import UserError, mute, need, note
+from ..parallel import ring
 from ..parallel.layout import Layout, pieces_for
 from ..parallel.mesh import Lost, Mesh, restarts
 from ..tokenizer import Tokenizer
@@ -23,7 +25,7 @@ from .execution import matmul_peak
 from .plan import RunPlan
 from .resume import previous_run
 
-SHARED = ("data", "replicate")
+SHARED = ("data", "replicate", "context")
 PROBE = 1 << 22  # bytes sent to see how fast
 
 
@@ -93,10 +95,12 @@ def in_pieces(how: Train, before: dict[str, Any], mesh: Mesh, out: Path) -> Trai
     return replace(how, accumulate=pieces)
 
 
-def check(how: Train, mesh: Mesh) -> None:
+def check(how: Train, model: config.Model, mesh: Mesh) -> None:
     """UserError for what a run on several processes cannot do."""
     if mesh.alone:
         return
+    if mesh.extent("context") > 1:
+        ring.check(model)
     other = next((axis for axis in AXES if axis not in SHARED and mesh.extent(axis) > 1), None)
     need(other is None, f"parallel.{other} is not for glassformer train yet; leave it out, or give parallel.data.")
     name = type(how.objective).__name__
@@ -123,7 +127,8 @@ def say_layout(layout: Layout, how: Train, context: int, mesh: Mesh) -> None:
     peak = matmul_peak(torch.bfloat16 if layout.dtype == "bf16" else torch.float32, mesh.device)
     slowest = -mesh.most(-peak)
     alone, sent = flops / slowest, layout.traffic / rate
-    gain = alone / (alone / mesh.rows + sent)
-    order = "added in one order: the bits of one process" if mesh.layout.exact else "added in any order"
+    gain = alone / (alone / (mesh.rows * mesh.extent("context")) + sent)
+    exact = mesh.layout.exact and mesh.extent("context") == 1
+    order = "added in one order: the bits of one process" if exact else "added in any order"
     note(f"On {layout.sentence()} Gradients are {order}.")
     note(f"Expected: about {gain:.1f} times the speed of one process ({rate / 1e9:.2f} GB/s between them).")

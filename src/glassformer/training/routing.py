@@ -103,4 +103,4 @@ def _everybodys(pair: Tensor, times: Tensor, mesh: Mesh) -> list[bytes]:
     if mesh.alone:
         return []
     parts = mesh.gather_bytes(torch.stack((pair, times)).numpy().tobytes())
-    return [parts[rank] for rank in mesh.neighbours(*ROWS) if parts[rank]]
+    return [parts[rank] for rank in mesh.neighbours(*ROWS, "context") if parts[rank]]

@@ -6,7 +6,9 @@ process    0   1   2   3 | 0   1   2   3        one round | the next
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +18,9 @@ from ..config.objective import Objective
 from ..config.parallel import ROWS
 from ..config.run import Train
 from ..errors import need
+from ..parallel.collectives import summed
 from ..parallel.mesh import Mesh
+from ..parallel.ring import Ring
 from ..parallel.shard import begin_round, in_shards
 from .batches import Batch, Batches, next_pieces
 from .loss import Loss, Sums, backward, sums
@@ -41,23 +45,77 @@ def shared_gradients(
         few = f"A batch came to fewer than {mesh.rows} rows, one for each process; raise train.batch."
         need(present[0] == mesh.rows, few)
     losses = []
-    for number, (part, there) in enumerate(zip(parts, present, strict=True)):
-        if draws is not None:
-            draws(mine[number])
-        if in_shards(model):
-            begin_round(model, number == 0, there)
-        if len(part.tokens):
-            losses.append(backward(model, part, objective, settings.label_smoothing))
-        elif there:  # the others need this process to gather the weights; what it finds counts for nothing
-            backward(model, parts[0], objective, settings.label_smoothing, weight=0.0)
+    with columns(model, mesh) as cut:
+        for number, (part, there) in enumerate(zip(parts, present, strict=True)):
+            if draws is not None:  # other columns of a piece draw other numbers
+                draws(mine[number] + settings.accumulate * mesh.index("context"))
+            if in_shards(model):
+                begin_round(model, number == 0, there)
+            if len(part.tokens):
+                losses.append(backward(model, cut(part), objective, settings.label_smoothing))
+            elif there:  # the others need this process to gather the weights; what it finds counts for nothing
+                backward(model, cut(parts[0]), objective, settings.label_smoothing, weight=0.0)
+    add_columns(model, mesh)
     return sums(in_order(losses, mesh))
+
+
+@contextlib.contextmanager
+def columns(model: Any, mesh: Mesh) -> Iterator[Callable[[Batch], Batch]]:
+    """While entered, ``model`` computes with those that hold the other columns of a row (ring attention).
+
+    What is given leaves of a batch the columns of this process.
+    """
+    group = mesh.group("context")
+    if group is None:
+        yield lambda batch: batch
+        return
+    ring = Ring(group)
+    detach = ring.attach(model, training=False)  # what a training cannot do, ``processes.check`` has refused
+    try:
+        with mesh.watched():
+            yield ring.shard
+    finally:
+        detach()
+
+
+def add_columns(model: Any, mesh: Mesh) -> None:
+    """Add up what the gradients of a step are made of: each process that holds columns found a part."""
+    group = mesh.group("context")
+    if group is None:
+        return
+    grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    parts = [grad.to_local() if hasattr(grad, "to_local") else grad for grad in grads]
+    with mesh.watched():
+        whole = torch.split(summed(torch.cat([part.reshape(-1) for part in parts]), group), [p.numel() for p in parts])
+    for part, found in zip(parts, whole, strict=True):
+        part.copy_(found.view_as(part))
 
 
 def in_order(losses: Sequence[Loss], mesh: Mesh) -> list[Loss]:
     """Everybody's losses, the first of each process, then the second of each, as tensors on this device."""
     every = [_unpacked(part, mesh.device) for part in mesh.gather_bytes(_packed(losses))]
-    shares = [every[rank] for rank in mesh.neighbours(*ROWS)]
+    shares = []
+    for rank in mesh.neighbours(*ROWS):
+        pieces = zip(*(every[other] for other in mesh.neighbours("context", of=rank)), strict=True)
+        shares.append([_joined(piece) for piece in pieces])
     return [share[turn] for turn in range(len(shares[0])) for share in shares if turn < len(share)]
+
+
+def _joined(parts: Sequence[Loss]) -> Loss:
+    """The loss of a piece from those of its columns; ``aux`` is of all of them on each."""
+    if len(parts) == 1:
+        return parts[0]
+    sums, count = [loss.sum for loss in parts], sum(loss.count for loss in parts)
+    metrics: dict[str, Any] = {
+        name: sum(one.metrics[name] * one.count for one in parts) / max(1, count) for name in parts[0].metrics
+    }
+    said = {
+        name: torch.cat([getattr(one, name) for one in parts])
+        for name in ("predictions", "labels")
+        if getattr(parts[0], name) is not None
+    }
+    tokens = sum(loss.tokens for loss in parts)
+    return replace(parts[0], sum=torch.stack(sums).sum(), count=count, tokens=tokens, metrics=metrics, **said)
 
 
 def _packed(losses: Sequence[Loss]) -> bytes:

@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from many import Processes
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Here as in the pools: with another number of threads kernels add up in another order (docs/scale.md)."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

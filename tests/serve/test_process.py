@@ -126,14 +126,15 @@ def test_c16_a_client_leaves(faulty: Server) -> None:
     assert faulty.post(TEXT, {**LONG, "max_tokens": 2}).status_code == 200
 
 
-def test_c17_a_client_that_does_not_read(faulty: Server) -> None:
-    """It is dropped, others are answered meanwhile."""
+@pytest.mark.parametrize(("seed", "n"), [(SLOW, 8), (1, 3)])
+def test_c17_a_client_that_does_not_read(faulty: Server, seed: int, n: int) -> None:
+    """It is dropped, others are answered meanwhile; also where all of its answer was there before that."""
 
     def dropped() -> list[int]:  # how many tokens were written to each client that left or was dropped
         return [line.get("generated_tokens", 0) for line in faulty.lines() if line["status"] == 499]
 
     before = len(dropped())
-    wanted = {**LONG, "n": 8, "logprobs": 20, "stream": True, "seed": 1}
+    wanted = {**LONG, "n": n, "logprobs": 20, "stream": True, "seed": seed}
     with socket.socket() as one:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         one.connect(address(faulty))
@@ -151,7 +152,8 @@ def test_c17_a_client_that_does_not_read(faulty: Server) -> None:
                 read += len(piece)
         assert read < 1 << 20, "most of it was never sent"
     *_, written = dropped()
-    assert len(dropped()) == before + 1 and 8 < written < 8 * 240
+    assert len(dropped()) == before + 1 and 8 < written <= n * 240
+    assert seed != SLOW or written < n * 240, "nothing is computed for a client that was dropped"
 
 
 def test_c18_c26_what_fails_on_the_way(faulty: Server) -> None:

@@ -31,8 +31,8 @@ class EventStream(Response):
         self.chunks = chunks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = asyncio.ensure_future(self._send(send))
         leaving = asyncio.ensure_future(disconnected(HttpRequest(scope, receive)))
+        sending = asyncio.ensure_future(self._send(send, leaving))
         try:
             await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if not sending.done():
@@ -42,7 +42,7 @@ class EventStream(Response):
             await ended(sending)
             await ended(leaving)
 
-    async def _send(self, send: Send) -> None:
+    async def _send(self, send: Send, leaving: asyncio.Future[None]) -> None:
         async def write(data: str, more: bool = True) -> None:
             await send({"type": "http.response.body", "body": data.encode("utf-8", "replace"), "more_body": more})
 
@@ -56,6 +56,10 @@ class EventStream(Response):
             await write(f"data: {as_json(api_error(error).body())}\n\n")
         finally:
             await self.chunks.aclose()
+        # To a closed connection uvicorn writes nothing and does not wait: let the news of it come first.
+        await asyncio.sleep(0)
+        if leaving.done():
+            raise Gone
         await write("data: [DONE]\n\n", more=False)
 
 

@@ -100,7 +100,7 @@ def test_a_second_launch_into_the_folder_is_refused_in_one_sentence(tmp_path):
     second = begin(2, words(tmp_path, "out", 5000, "--resume"))
     _, said = second.communicate(timeout=120)
     assert second.returncode != 0 and said.count("glassformer: Another process is training in") == 1
-    assert 'Traceback (most recent call last):\n  File "<frozen runpy>"' not in said.partition("torch.distributed")[0]
+    assert "glassformer/cli.py" not in said  # torchrun shows a traceback of its own, the training none
     os.kill(first.pid, signal.SIGTERM)
     first.communicate(timeout=90)
 
@@ -115,5 +115,5 @@ def test_a_process_that_is_slow_beyond_the_timeout_ends_all(tmp_path):
         _, said = launched.communicate(timeout=90)
     finally:
         os.kill(stopped, signal.SIGCONT) if Path(f"/proc/{stopped}").exists() else None
-    assert launched.returncode != 0 and time.monotonic() - began < 60
-    assert said.count("was lost or did not answer within 5 s") == 1
+    assert launched.returncode != 0 and time.monotonic() - began < 60, said
+    assert said.count("was lost or did not answer within 5 s") == 1 and "glassformer/cli.py" not in said

@@ -8,7 +8,10 @@ import sys
 import tiny
 from glassformer.config.parallel import Parallel
 from glassformer.cost import cost
-from glassformer.parallel.layout import Layout, pieces_for
+from glassformer.nn import build_model
+from glassformer.parallel.layout import TABLES, Layout, pieces_for
+from glassformer.parallel.mesh import Mesh
+from glassformer.parallel.shard import shard
 
 
 def test_pieces_are_a_multiple_of_the_processes_that_share_rows():
@@ -33,3 +36,35 @@ def test_cost_says_it_without_torch():
     code += "; assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert not done.returncode and "received a step and process, bf16" in done.stdout, done.stderr
+
+
+def kept(mesh, names, axis):
+    """Numbers that this process keeps of each model, and what the formula says; shares of rows differ by a row."""
+    found = {}
+    layout = Parallel(**{axis: 2}).of(mesh.size)
+    for name in names:
+        model = build_model(tiny.DECODERS[name], seed=0)
+        shard(model, Mesh(layout, mesh.rank))
+        ours = sum(weight.to_local().numel() for weight in model.parameters())
+        found[name] = [ours, Layout(cost(tiny.DECODERS[name], 2), layout, 4).kept]
+    return found
+
+
+def test_the_tensor_and_expert_axes_leave_what_the_formula_says(two):
+    for axis, names in (("tensor", ["gpt2", "llama", "mixtral", "alibi", "gemma2"]), ("expert", ["mixtral"])):
+        for answer in two.call(kept, names=names, axis=axis):
+            for name, (ours, said) in answer.items():
+                assert ours == said < cost(tiny.DECODERS[name]).total, (axis, name)
+
+
+def test_traffic_of_the_inner_axes():
+    """Sums of activations there and back (Megatron-LM: two a block in each pass), tokens to experts and back."""
+    found = cost(tiny.DECODERS["mixtral"], 2)
+    blocks, stream = found.model.decoder.depth, 2 * found.context * found.model.dim * 4
+    tensor = Layout(found, Parallel(data=1, tensor=2), 3)
+    assert tensor.traffic == 3 * 2 * (2 * blocks + 1) * stream
+    assert tensor.memory < Layout(found, Parallel(data=1), 3).memory
+    (mixture,) = {block.feedforward for block in found.model.decoder.pattern}
+    expert = Layout(found, Parallel(data=1, expert=2), 4)
+    others = found.total - sum(size for name, (_, size) in found.sizes.items() if TABLES.search(name))
+    assert expert.traffic == 2 * (4 * blocks * mixture.top_k * stream // 2) + 2 * 2 * others * 4

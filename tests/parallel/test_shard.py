@@ -15,6 +15,7 @@ from glassformer.config.parallel import Parallel
 from glassformer.nn import build_model
 from glassformer.parallel import owners, shard
 from glassformer.parallel.mesh import ALONE, Mesh
+from glassformer.parallel.place import Share
 from glassformer.training import Batch, Causal, ExecutionSettings, Optimizer, State, train
 
 ADAMW = run.AdamW(lr=1e-2)
@@ -56,7 +57,7 @@ def learned(mesh: Mesh, name: str, dtype: str, optimizer: str, steps: int = 3, a
     ]
     found = {name: whole(weight) for name, weight in model.named_parameters()}
     for key, value in made.state().items():
-        found[key] = gathered(value, mesh) if isinstance(value, shard.Share) else value
+        found[key] = gathered(value, mesh) if isinstance(value, Share) else value
     return seen, {
         key: hashlib.sha256(x.detach().contiguous().numpy().tobytes()).hexdigest()[:12] for key, x in found.items()
     }
@@ -66,9 +67,10 @@ def whole(weight):
     return weight.full_tensor() if hasattr(weight, "full_tensor") else weight
 
 
-def gathered(part: shard.Share, mesh: Mesh):
+def gathered(part: Share, mesh: Mesh):
     whole = torch.zeros(math.prod(part.shape))
-    whole[part.low : part.low + len(part.numbers)] = part.numbers
+    for low, count in part.place.runs():
+        whole[low : low + count] = part.numbers.reshape(-1)
     if mesh.extent("data") > 1:
         torch.distributed.all_reduce(whole, group=mesh.group("data"))
     return whole.view(part.shape)
@@ -76,14 +78,14 @@ def gathered(part: shard.Share, mesh: Mesh):
 
 def test_owners_have_equal_shares_and_every_matrix_has_one():
     """Owners give the largest stack away first; what each holds of a matrix adds up to the whole of it."""
-    windows = [type("Weight", (), {"shape": shape, "size": math.prod(shape), "begin": 0}) for shape in SHAPES]
+    windows = [type("Weight", (), {"shape": shape, "size": math.prod(shape), "cut": None}) for shape in SHAPES]
     alike = owners.Owners(Mesh(Parallel(data=3)), windows, lambda shapes: [[i] for i in range(len(shapes))])
     load = [0, 0, 0]
     for stack, owner in zip(alike.stacks, alike.owner, strict=True):
         load[owner] += sum(alike.matrices[i].rows * alike.matrices[i].columns for i in stack)
     assert len(alike.matrices) == 2 + 4 + 1 and max(load) - min(load) <= 16 * 8
-    for matrix, parts in zip(alike.matrices, alike.cut, strict=True):
-        assert sum(high - low for low, high in parts) == matrix.rows * matrix.columns
+    for matrix, boxes in zip(alike.matrices, alike.boxes, strict=True):
+        assert sum(map(owners.numbers, boxes)) == matrix.rows * matrix.columns
 
 
 SHAPES = [(16, 8), (8, 16), (4, 8, 4), (7, 3)]

@@ -15,7 +15,7 @@ from glassformer.errors import UserError
 from glassformer.nn import build_model, built
 from glassformer.parallel import tensor
 from glassformer.parallel.mesh import Mesh
-from glassformer.parallel.shard import shard
+from glassformer.parallel.shard import cuts_of, shard
 from glassformer.training.loss import token_loss
 from tiny import ALL, DECODERS, tokens
 
@@ -118,11 +118,10 @@ def test_a_part_of_ones_own_is_whole_or_says_how_it_is_cut(two):
 def with_data(mesh, names):
     """The largest difference of gradients where weights are cut and then sharded (FSDP2), rows shared out."""
     axes, found = Mesh(Parallel(data=2, tensor=2), mesh.rank), {}
-    group = axes.group("tensor")
     for name in names:
         one, shared = (build_model(EVERY[name], seed=1, dtype=torch.float64).eval() for _ in range(2))
-        cuts = tensor.split_model(shared, group)
         shard(shared, axes, exact=False)
+        cuts = cuts_of(shared)
         wanted = {}
         for number in range(2):
             given, kept = row(EVERY[name], "packed", LENGTHS[0] + number)

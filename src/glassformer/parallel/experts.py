@@ -25,7 +25,7 @@ from ..nn.engines.inputs import Look, unwatched
 from ..nn.experts import HALFWAY, Dispatch, MoE
 from ..nn.flow import Flow
 from .collectives import exchange
-from .tensor import Cut
+from .place import Cut
 
 TABLES = ("gate", "up", "down", "gate_bias", "up_bias", "down_bias")
 
@@ -49,7 +49,7 @@ def split_model(model: Model, group: ProcessGroup) -> dict[str, Cut]:
             own: Any = module  # of the class that it is given here
             own.__class__ = SharedExperts
             share = module.cfg.experts // group.size()
-            cut = Cut(0, group.rank() * share, (group.rank() + 1) * share, module.cfg.experts)
+            cut = Cut("expert", 0, group.rank() * share, (group.rank() + 1) * share, module.cfg.experts)
             own.travel = lambda rows, send, receive: exchange(rows, send, receive, group)
             own.told = lambda counts: _told(counts, group)
             for name in TABLES:

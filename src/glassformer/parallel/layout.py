@@ -1,18 +1,23 @@
 """What each of several processes holds and sends, from the config alone. No torch here.
 
-A shard has 1/D of weights, gradients and moments; a block is gathered while it computes (FSDP2: Zhao et al. 2023).
+A shard has 1/D of weights, gradients and moments; a block is gathered while it computes (FSDP2: Zhao et al. 2023). The
+tensor axis leaves each process the model of a config with fewer heads and hidden, the expert axis fewer experts.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
+from .. import config
 from ..config.parallel import AXES, Parallel
 from ..cost import FP32, TRAIN, Cost, gibibytes
 
 HALF = 2  # bytes a number in bf16
+TABLES = re.compile(r"\.ffn\.(gate|up|down)(_bias)?$")
+"""The weights of a mixture's experts, which the expert axis shares out."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +33,27 @@ class Layout:
     dtype: str = "fp32"
     muon: bool = False
 
+    @cached_property
+    def part(self) -> Cost:
+        """The cost of what the tensor axis leaves to a process."""
+        return replace(self.cost, model=cut(self.cost.model, self.parallel.tensor))
+
+    @cached_property
+    def sizes(self) -> dict[str, tuple[bool, int]]:
+        """As ``Cost.sizes``, of a process before its weights are in shards."""
+        parts = self.parallel.expert
+        return {n: (m, size // parts if TABLES.search(n) else size) for n, (m, size) in self.part.sizes.items()}
+
+    @property
+    def numbers(self) -> int:
+        """Weights of a process before they are in shards."""
+        return sum(size for _, size in self.sizes.values())
+
     @property
     def groups(self) -> list[int]:
         """Numbers of each block, then of what belongs to none."""
         found: dict[str, int] = {"": 0}
-        for name, (_, size) in self.cost.sizes.items():
+        for name, (_, size) in self.sizes.items():
             block = re.match(r"\w+\.blocks\.\d+\.", name)
             key = block[0] if block else ""
             found[key] = found.get(key, 0) + size
@@ -44,31 +65,56 @@ class Layout:
         return self.parallel.size("data")
 
     @property
+    def kept(self) -> int:
+        """Weights that a process keeps."""
+        return -(-self.numbers // self.shards)
+
+    @property
     def memory(self) -> int:
         """Bytes a process: its shard, the gathered rest and two blocks with the gradient of one, the activations."""
         *blocks, rest = self.groups
         width = HALF if self.dtype == "bf16" else FP32
         gathered = (2 * rest + 3 * max(blocks, default=0)) * width
-        held = -(-self.cost.total * TRAIN // self.shards)
-        return held + (gathered if self.shards > 1 else 0) + self.cost.activations(self.dtype) // self.parallel.context
+        held = -(-self.numbers * TRAIN // self.shards)
+        return held + (gathered if self.shards > 1 else 0) + self.part.activations(self.dtype) // self.parallel.context
 
     @property
     def traffic(self) -> int:
-        """Bytes that it receives in a step: weights for both passes, gradients, Muon's matrices, keys and values."""
+        """Bytes that it receives in a step: weights for both passes, gradients, Muon's matrices; for the other axes
+        keys and values, sums of activations, tokens on their way to experts."""
         *blocks, rest = self.groups
-        rounds = self.pieces // self.parallel.rows
+        rounds, exact = self.pieces // self.parallel.rows, self.parallel.exact
         width = HALF if self.dtype == "bf16" else FP32
         away = (self.shards - 1) / self.shards
         gather = (2 * sum(blocks) + rest) * width * away  # what belongs to no block stays between the passes
-        scatter = self.cost.total * (width if self.parallel.exact else FP32) * away
-        copies = self.parallel.rows // self.shards
-        again = 2 * self.cost.total / self.shards * FP32 * (copies > 1)
-        matrices = sum(size for multiplied, size in self.cost.sizes.values() if multiplied)
-        owners = 2 * matrices * HALF * away / self.shards if self.muon else 0.0
-        others, row = 1 - 1 / self.parallel.context, self.cost.kv_per_token * self.cost.batch * self.cost.context
+        scatter = self.numbers * (width if exact else FP32) * away
+        tables = sum(size for name, (_, size) in self.sizes.items() if TABLES.search(name))
+        experts = tables if self.parallel.expert > 1 else 0  # whose copies are those of replicate alone
+        again = experts * (self.parallel.replicate > 1)
+        again += (self.numbers - experts) * (self.parallel.rows > self.shards)
+        matrices = sum(size for multiplied, size in self.sizes.values() if multiplied)
+        members = self.shards * self.parallel.tensor
+        owners = 2 * matrices / self.shards * HALF * (1 - 1 / members) if self.muon else 0.0
+        inner = sum(self._inner(width, rounds))
+        return int(rounds * (gather + scatter + 2 * again / self.shards * FP32) + owners + inner)
+
+    def _inner(self, width: int, rounds: int) -> tuple[float, float, float]:
+        """Bytes that a step receives along the axes context, tensor and expert."""
+        found, context, parallel = self.cost, 1 - 1 / self.parallel.context, self.parallel
+        tokens = rounds * found.batch * found.context
         # keys and values go round in both passes, their gradients all the way home; then all gradients are added up
-        ring = rounds * row * (2 * width * others + FP32) + 2 * self.cost.total / self.shards * FP32 * others
-        return int(rounds * (gather + scatter + again) + owners + (ring if others else 0))
+        ring = tokens * found.kv_per_token * (2 * width * context + FP32)
+        ring += 2 * self.numbers / self.shards * FP32 * context
+        stacks = config.stacks(found.model).values()
+        blocks = [stack.block(i) for stack in stacks for i in range(stack.depth)]
+        sums = 1 + sum(1 + (b.cross is not None) + (b.feedforward is not None) for b in blocks)  # and the embedding's
+        stream = tokens * found.model.dim * width
+        chosen = sum(b.feedforward.top_k for b in blocks if isinstance(b.feedforward, config.MoE))
+        return (
+            ring if parallel.context > 1 else 0.0,
+            2 * sums * stream * 2 * (1 - 1 / parallel.tensor),  # in both passes, there and back
+            4 * chosen * stream * (1 - 1 / parallel.expert),  # to the experts and back, in both passes
+        )
 
     def rows(self) -> list[tuple[str, str]]:
         """Everything as (what, how much), ready to print."""
@@ -76,7 +122,7 @@ class Layout:
         own = self.pieces // self.parallel.rows
         return [
             ("processes", f"{self.parallel.size(*AXES)}: {' x '.join(said) or 'alone'}"),
-            ("parameters a process keeps", f"{-(-self.cost.total // self.shards):,} of {self.cost.total:,}"),
+            ("parameters a process keeps", f"{self.kept:,} of {self.cost.total:,}"),
             ("pieces of a step a process", f"{own} of {self.pieces}, {self.cost.batch:,} rows each at most"),
             (f"memory a process, {self.dtype}", gibibytes(self.memory)),
             (f"received a step and process, {self.dtype}", gibibytes(self.traffic)),
@@ -87,7 +133,7 @@ class Layout:
         return {
             "processes": self.parallel.size(*AXES),
             "axes": {axis: self.parallel.size(axis) for axis in AXES},
-            "parameters": -(-self.cost.total // self.shards),
+            "parameters": self.kept,
             "pieces": self.pieces,
             "memory_bytes": self.memory,
             "traffic_bytes": self.traffic,
@@ -98,6 +144,34 @@ class Layout:
         (_, axes), (_, kept), (_, own), (_, memory), (_, traffic) = self.rows()
         tail = f"{memory} of memory and {traffic} received a step each"
         return f"{axes.replace(':', ' processes:', 1)}; each keeps {kept} parameters and works on {own}; {tail}."
+
+
+def cut(model: config.Model, parts: int) -> config.Model:
+    """The config of what each of so many processes on the tensor axis computes."""
+    if parts == 1:
+        return model
+
+    def share(size: int) -> int:
+        return -(-size // parts)
+
+    def thinner(part: Any) -> Any:
+        if isinstance(part, config.MLP | config.GatedMLP):
+            return replace(part, hidden=share(part.hidden))
+        if isinstance(part, config.MoE):
+            return replace(part, expert=thinner(part.expert), shared=thinner(part.shared))
+        if isinstance(part, config.Attention):
+            heads, kv = share(part.heads), share(part.kv_heads or part.heads)
+            return replace(part, heads=heads, kv_heads=kv, head_dim=config.head_dim(part, model.dim))
+        return part
+
+    parts_of = ("attention", "cross", "feedforward")
+    stacks: dict[str, Any] = {
+        name: replace(
+            stack, pattern=tuple(replace(b, **{n: thinner(getattr(b, n)) for n in parts_of}) for b in stack.pattern)
+        )
+        for name, stack in config.stacks(model).items()
+    }
+    return replace(model, embed=replace(model.embed, vocab=share(model.embed.vocab)), **stacks)
 
 
 def pieces_for(asked: int, parallel: Parallel) -> int:

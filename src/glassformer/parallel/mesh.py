@@ -27,6 +27,7 @@ from ..nn import device as devices
 
 ERROR = "error"
 """Where a process that ends by a mistake leaves its sentence for the others."""
+START = 300.0  # seconds that processes wait for each other at the start at least
 PATIENCE = 5.0  # seconds that a process which lost another waits for that sentence
 
 
@@ -303,12 +304,18 @@ def started(settings: Parallel, device: str | None = None) -> Iterator[Mesh]:
         return
     backend = "cpu:gloo,cuda:nccl" if found.type == "cuda" else "gloo"
     limit = datetime.timedelta(seconds=settings.timeout)
+    start = max(limit, datetime.timedelta(seconds=START))
     try:
-        store, rank, size = next(dist.rendezvous("env://", timeout=limit))
+        store, rank, size = next(dist.rendezvous("env://", timeout=start))
         store = dist.PrefixStore(f"attempt{restarts()}", store)  # addresses of processes that are gone stay behind
+        store.set(f"here{rank}", "1")
+        store.wait([f"here{other}" for other in range(size)], start)  # some machines are slower to import
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
     except RuntimeError as error:
-        raise Lost(str(error).splitlines()[0]) from None
+        reason = str(error).splitlines()[0]
+        raise UserError(
+            f"The {processes()} processes did not find each other ({reason}); start all of them again."
+        ) from None
     try:
         yield Mesh(layout, rank, found, store)
     finally:

@@ -8,20 +8,18 @@ its row of 64 where one process would have it (``Window``), and the gradient's n
 from __future__ import annotations
 
 import importlib
-import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .mesh import Mesh, share
+from . import experts, tensor
+from .mesh import Mesh
+from .place import Cut
+from .windows import Window
 
-GRID = 64
-"""Numbers that a vector loop of a kernel takes at most; those left over at a tensor's end are rounded otherwise."""
-AT_ONCE = 1 << 20  # numbers whose squares are held in fp64 at once
 COPIES = ("replicate", "expert")
 """The axes along which shards are the same: each process has a copy."""
 
@@ -29,9 +27,16 @@ COPIES = ("replicate", "expert")
 def shard(model: nn.Module, mesh: Mesh, dtype: str = "float32", exact: bool = True) -> None:
     """Leave each process its rows of every weight of ``model``; forward and backward compute in ``dtype``.
 
-    A block of a stack is gathered when it computes and let go afterwards; what belongs to no block, while the whole
-    model computes. ``model`` may be on the "meta" device; ``exact`` adds gradients up as one process would.
+    What the tensor and expert axes cut is cut first. A block of a stack is gathered when it computes and let go
+    afterwards; what belongs to no block, while the whole model computes. ``model`` may be on the "meta" device;
+    ``exact`` adds gradients up as one process would.
     """
+    model.cuts = {}  # type: ignore[assignment]
+    if mesh.extent("tensor") > 1:
+        model.cuts = tensor.split_model(model, mesh.group("tensor"))  # type: ignore[arg-type, assignment]
+    if mesh.extent("expert") > 1:
+        model.cuts = experts.split_model(model, mesh.group("expert"))  # type: ignore[arg-type, assignment]
+    tables = {name for name, cut in cuts_of(model).items() if cut.axis == "expert"}
     fsdp: Any = importlib.import_module("torch.distributed.fsdp")
     meshes: Any = importlib.import_module("torch.distributed.device_mesh")
     group = mesh.group("data") or mesh.own_group()
@@ -41,15 +46,26 @@ def shard(model: nn.Module, mesh: Mesh, dtype: str = "float32", exact: bool = Tr
     stacks = [module for name, module in model.named_modules() if name.rpartition(".")[2] == "blocks"]
     blocks = [block for stack in stacks for block in stack.children()]
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # nothing is changed in place
-    for module in (*blocks, model):
-        fsdp.fully_shard(module, mesh=along, mp_policy=policy)
+
+    def sharded(module: Any, copies: tuple[str, ...], *others: nn.Parameter) -> None:
+        fsdp.fully_shard(module, mesh=along, mp_policy=policy, ignored_params=set(others))
         module.set_gradient_divide_factor(1.0)  # losses are sums
         module.set_force_sum_reduction_for_comms(True)  # gloo has no other
-        kind = InOrder if exact else Plain
-        reduction = kind(mesh, narrow=dtype == "bfloat16")
-        module.set_custom_reduce_scatter(reduction)
-        module.set_all_reduce_hook(reduction.settle)
-        module.gradient_sums = reduction
+        module.gradient_sums = (InOrder if exact else Plain)(mesh, dtype == "bfloat16", copies)
+        module.set_custom_reduce_scatter(module.gradient_sums)
+        module.set_all_reduce_hook(module.gradient_sums.settle)
+
+    apart = [weight for name, weight in model.named_parameters() if name in tables]
+    for module in (*blocks, model):
+        sharded(module, COPIES, *apart)
+    for path in {name.rpartition(".")[0]: None for name in tables}:  # their gradients come from all rows already
+        mixture = model.get_submodule(path)
+        sharded(mixture, ("replicate",), *(weight for weight in mixture.parameters() if hasattr(weight, "placements")))
+
+
+def cuts_of(model: nn.Module) -> Mapping[str, Cut]:
+    """How the tensor or the expert axis has cut the weights that it has, by their paths."""
+    return getattr(model, "cuts", {})
 
 
 def reductions(model: nn.Module) -> Iterator[Any]:
@@ -67,9 +83,9 @@ def let_go(model: nn.Module) -> None:
 class Plain:
     """The sum of everybody's gradients by the library's own collectives, in whatever order they take."""
 
-    def __init__(self, mesh: Mesh, narrow: bool) -> None:
+    def __init__(self, mesh: Mesh, narrow: bool, copies: tuple[str, ...] = COPIES) -> None:
         self.mesh, self.narrow = mesh, narrow
-        self.copies = mesh.group(*COPIES)
+        self.copies = mesh.group(*copies)
 
     def allocate(self, size: Iterable[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Memory for what is sent or received."""
@@ -96,9 +112,9 @@ class InOrder(Plain):
     them up. Copies of a shard do so one after the other, and the last one tells the others.
     """
 
-    def __init__(self, mesh: Mesh, narrow: bool) -> None:
-        super().__init__(mesh, narrow)
-        self.near = mesh.neighbours(*COPIES)
+    def __init__(self, mesh: Mesh, narrow: bool, copies: tuple[str, ...] = COPIES) -> None:
+        super().__init__(mesh, narrow, copies)
+        self.near = mesh.neighbours(*copies)
         self.sum: Tensor | None = None  # of the rounds before
         self.parts: tuple[Tensor, ...] = ()
         self.present = mesh.rows
@@ -131,7 +147,8 @@ class InOrder(Plain):
 
     def begin(self, first: bool, present: int) -> None:
         """The first ``present`` processes have a piece in this round; what the others send does not count."""
-        self.present = present
+        if self.mesh.extent("expert") == 1:  # else pieces do not follow ranks; what is not there is 0
+            self.present = present
         if first:
             self.sum = None
 
@@ -145,87 +162,6 @@ def begin_round(model: nn.Module, first: bool, present: int) -> None:
             parameter.grad = None  # the sum is carried by InOrder; FSDP2 would add it once more
 
 
-# ------------------------------------------------------------------------------ a shard's numbers
-
-
-@dataclass(frozen=True)
-class Share:
-    """Flat ``numbers`` of a tensor of this ``shape``, from its number ``low`` on."""
-
-    shape: tuple[int, ...]
-    low: int
-    numbers: Tensor
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.numbers.dtype
-
-    def detach(self) -> Share:
-        """Itself, as of a tensor: it has no graph."""
-        return self
-
-
-class Window:
-    """This process's numbers of a weight, as the optimizer's kernels see them: ``tensor`` is flat, and begins at a
-    multiple of ``GRID`` in the whole weight's order.
-
-    Of ``size`` numbers in all ``low`` to before ``high`` are ours; a row has ``width``. Where they begin or end between
-    two multiples, the tensor is a copy with zeros around them.
-    """
-
-    def __init__(self, weight: Any, mesh: Mesh) -> None:
-        self.weight, self.shape, self.size = weight, tuple(weight.shape), weight.numel()
-        inside = self.size // max(1, self.shape[0])
-        first, last = share(self.shape[0], mesh.extent("data"), mesh.index("data"))
-        self.low, self.high = first * inside, last * inside
-        self.begin = self.low - self.low % GRID
-        self.end = min(self.size, -(-self.high // GRID) * GRID) if self.high > self.low else self.begin
-        self.fits = (self.begin, self.end) == (self.low, self.high)
-        self.tensor = self.widened(self.local(weight))
-
-    @staticmethod
-    def local(tensor: Any) -> Tensor:
-        """This process's rows of a DTensor, flat."""
-        return tensor.to_local().detach().reshape(-1)  # type: ignore[no-any-return]
-
-    def widened(self, ours: Tensor) -> Tensor:
-        """Our numbers in a window: the same memory where they fill it."""
-        if self.fits:
-            return ours
-        wide = ours.new_zeros(self.end - self.begin)
-        wide[self.low - self.begin : self.high - self.begin] = ours
-        return wide
-
-    def ours(self, wide: Tensor) -> Tensor:
-        """Our numbers out of a window."""
-        return wide if self.fits else wide[self.low - self.begin : self.high - self.begin]
-
-    def share(self, wide: Tensor) -> Share:
-        """Our numbers out of a window, with the place that they have in the whole."""
-        return Share(self.shape, self.low, self.ours(wide))
-
-    def pull(self) -> None:
-        """Take up the gradient that backward left on the weight."""
-        grad = self.weight.grad
-        self.tensor.grad = None if grad is None else self.widened(self.local(grad))
-
-    @torch.no_grad()
-    def push(self) -> None:
-        """Give the weight the numbers that the optimizer made."""
-        if not self.fits:
-            self.local(self.weight).copy_(self.ours(self.tensor))
-
-    @torch.no_grad()
-    def refresh(self) -> None:
-        """Take up the weight's numbers where it was written to by another."""
-        self.ours(self.tensor).copy_(self.local(self.weight))
-
-    @property
-    def width(self) -> int:
-        """Numbers of a row, the last dimension."""
-        return self.shape[-1] if len(self.shape) > 1 else 1
-
-
 def in_shards(model: nn.Module) -> bool:
     """Whether ``shard`` has cut this model."""
     return next(reductions(model), None) is not None
@@ -233,36 +169,5 @@ def in_shards(model: nn.Module) -> bool:
 
 def windows(model: nn.Module, mesh: Mesh) -> dict[str, Window]:
     """A window on each weight that trains, by its path."""
-    return {name: Window(weight, mesh) for name, weight in model.named_parameters() if weight.requires_grad}
-
-
-def norm(grads: Mapping[str, Tensor], found: Mapping[str, Window] | None, mesh: Mesh) -> float:
-    """The norm of the whole gradient: squares are added up in fp64 row by row, then all rows in one order.
-
-    ``grads`` are flat windows where ``found`` says so, else whole.
-    """
-    totals = []
-    for name, grad in grads.items():
-        if found is None:
-            totals.append(squares(grad.reshape(-1), grad.shape[-1] if grad.ndim > 1 else 1))
-            continue
-        one = found[name]
-        rows = torch.zeros(one.size // one.width, dtype=torch.float64)
-        rows[one.low // one.width : one.high // one.width] = squares(one.ours(grad), one.width).cpu()
-        totals.append(rows)
-    if not totals:
-        return 0.0
-    whole = torch.cat(totals)
-    if found is not None and mesh.extent("data") > 1:
-        with mesh.watched():  # each row is one process's and 0 elsewhere, so that the order does not matter
-            torch.distributed.all_reduce(whole, group=mesh.group("data"))
-    return math.sqrt(float(whole.sum()))
-
-
-def squares(numbers: Tensor, width: int) -> Tensor:
-    """The sum of squares of each row of ``width`` numbers, in fp64."""
-    if width == 1:
-        return numbers.double().square()
-    rows = numbers.view(-1, width)
-    parts = [part.double().square().sum(-1) for part in torch.split(rows, max(1, AT_ONCE // width))]
-    return torch.cat(parts) if len(parts) != 1 else parts[0]
+    cuts = cuts_of(model)
+    return {n: Window(weight, mesh, cuts.get(n)) for n, weight in model.named_parameters() if weight.requires_grad}

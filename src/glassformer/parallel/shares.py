@@ -10,18 +10,22 @@ pickled, so torch.distributed.checkpoint, whose metadata is, is not used. Every 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-import torch
 from torch import Tensor, nn
 
 from .. import files
 from ..checkpoints.tensors import Files, TensorFile, flat_bytes
-from .mesh import Mesh, share
-from .shard import COPIES, Share, Window
+from .mesh import Mesh
+from .place import Place, Share, place_of, share_of
+from .shard import cuts_of
+
+Contents: TypeAlias = Mapping[str, str | Callable[[Path], None]]
 
 
 @contextlib.contextmanager
@@ -37,7 +41,7 @@ def write_folder(path: Path, mesh: Mesh) -> Iterator[Path]:
             made.close()
 
 
-def write(folder: Path, contents: Mapping[str, str | Callable[[Path], None]], mesh: Mesh) -> None:
+def write(folder: Path, contents: Contents, mesh: Mesh) -> None:
     """Write files into a folder that is there: safetensors by everybody, the rest by the first process."""
     for name, content in contents.items():
         path = folder / name
@@ -65,35 +69,22 @@ def _begin(path: Path, content: Any) -> None:
 
 def _add(path: Path, content: TensorFile, mesh: Mesh) -> None:
     """This process's numbers of every tensor, and those of tensors that are whole where it is the first."""
-    if mesh.index(*COPIES):
-        return
     with path.open("r+b", buffering=0) as file:
-        for piece, at in content.places:
+        for piece, begin in content.places:
             made: Any = piece.make()
             part = made if isinstance(made, Share) else share_of(made, mesh)
-            if part is None and not mesh.is_first:
+            if not (mesh.is_first if part is None else part.place.is_written_by(mesh)):
                 continue
-            low, numbers = (0, made) if part is None else (part.low, part.numbers)
-            file.seek(at + low * numbers.element_size())
-            left = memoryview(flat_bytes(numbers.cpu().contiguous()))
-            while len(left):
-                left = left[file.write(left) :]
+            found = made if part is None else part.numbers
+            runs = [(0, found.numel())] if part is None else part.place.runs()
+            mine, width, at = memoryview(flat_bytes(found.cpu().contiguous())), found.element_size(), 0
+            for first, count in runs:
+                file.seek(begin + first * width)
+                left = mine[at * width : (at + count) * width]
+                while len(left):
+                    left = left[file.write(left) :]
+                at += count
         os.fsync(file.fileno())
-
-
-def share_of(tensor: Any, mesh: Mesh) -> Share | None:
-    """This process's numbers of a DTensor; None of a plain tensor."""
-    if not hasattr(tensor, "placements"):
-        return None
-    low, _ = numbers_of(tuple(tensor.shape), mesh)
-    return Share(tuple(tensor.shape), low, Window.local(tensor))
-
-
-def numbers_of(shape: tuple[int, ...], mesh: Mesh) -> tuple[int, int]:
-    """Which numbers of a sharded tensor of this shape are this process's: [low, high) in its flat order."""
-    inside = torch.Size(shape[1:]).numel()
-    low, high = share(shape[0], mesh.extent("data"), mesh.index("data"))
-    return low * inside, high * inside
 
 
 def sums(folder: Path, mesh: Mesh) -> dict[str, str]:
@@ -106,28 +97,69 @@ def sums(folder: Path, mesh: Mesh) -> dict[str, str]:
     return {name: found[name] for name in names}
 
 
-def read(saved: Files, name: str, mesh: Mesh, sharded: bool) -> Tensor | Share:
+def read(saved: Files, name: str, place: Place | None) -> Tensor | Share:
     """A tensor of a file: whole, or this process's numbers of it."""
-    if not sharded:
+    if place is None:
         return saved.read(name)
-    shape = saved.entries[name].shape
-    low, high = numbers_of(shape, mesh)
-    return Share(shape, low, saved.numbers(name, low, high))
+    low, high, inside = place.start[0], place.start[0] + place.size[0], math.prod(place.shape[1:])
+    rows = saved.numbers(name, low * inside, high * inside).view(-1, *place.shape[1:])
+    box = tuple(slice(low, low + size) for low, size in zip(place.start[1:], place.size[1:], strict=True))
+    return Share(place, rows[(slice(None), *box)])
+
+
+def place_in(model: nn.Module, name: str, mesh: Mesh) -> Place | None:
+    """Where this process's numbers of a weight lie in the whole; None of one that is whole here."""
+    weight: Any = model.get_parameter(name)
+    return place_of(tuple(weight.shape), mesh, cuts_of(model).get(name)) if hasattr(weight, "to_local") else None
 
 
 @contextlib.contextmanager
-def whole(model: nn.Module, names: Iterable[str]) -> Iterator[None]:
+def whole(model: nn.Module, names: Iterable[str], mesh: Mesh) -> Iterator[None]:
     """While entered, these weights are whole on every process: for what is small and joined before it is written."""
-    held = []
+    found = {}
     for name in names:
-        home, _, leaf = name.rpartition(".")
-        module = model.get_submodule(home)
-        weight: Any = module._parameters[leaf]
+        weight: Any = model.get_parameter(name)
         if hasattr(weight, "full_tensor"):
-            held.append((module, leaf, weight))
-            module._parameters[leaf] = nn.Parameter(weight.detach().full_tensor(), weight.requires_grad)
+            full, cut = weight.detach().full_tensor(), cuts_of(model).get(name)
+            found[name] = full if cut is None else cut.whole(full, mesh.group(cut.axis))
+    with _instead(model, found):
+        yield
+
+
+@contextlib.contextmanager
+def uncut(model: nn.Module, mesh: Mesh) -> Iterator[Callable[[Contents], Contents]]:
+    """While entered, weights that an axis cuts have their whole shapes and no numbers, so that files can be laid out.
+
+    What is given puts this process's numbers of them into such files.
+    """
+    cut = {name: place for name in cuts_of(model) if (place := place_in(model, name, mesh)) is not None}
+    ours = {name: Share(place, model.get_parameter(name).detach().to_local()) for name, place in cut.items()}  # type: ignore[attr-defined]
+    shaped = {name: part.numbers.new_empty(1).expand(part.shape) for name, part in ours.items()}
+
+    def filled(contents: Contents) -> Contents:
+        found = dict(contents)
+        make: Any = lambda name: lambda: ours[name]  # noqa: E731
+        for name, file in contents.items():
+            if isinstance(file, TensorFile):
+                pieces = [replace(p, make=make(p.name)) if p.name in ours else p for p in file.pieces]
+                found[name] = replace(file, pieces=pieces)
+        return found
+
+    with _instead(model, shaped):
+        yield filled
+
+
+@contextlib.contextmanager
+def _instead(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+    """While entered, these tensors stand for the weights of their names."""
+    held: list[Any] = []
+    for name, tensor in tensors.items():
+        home, _, leaf = name.rpartition(".")
+        weights = model.get_submodule(home)._parameters
+        held.append((weights, leaf, weights[leaf]))
+        weights[leaf] = nn.Parameter(tensor, held[-1][2].requires_grad)
     try:
         yield
     finally:
-        for module, leaf, weight in held:
-            module._parameters[leaf] = weight
+        for weights, leaf, weight in held:
+            weights[leaf] = weight

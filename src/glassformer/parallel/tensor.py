@@ -30,26 +30,7 @@ from ..nn.experts import Dispatch, MoE
 from ..nn.flow import Flow
 from ..nn.linear import Linear
 from .collectives import enter, leave, summed
-
-
-@dataclass(frozen=True)
-class Cut:
-    """A parameter of which this process has ``low`` to before ``high`` of ``size`` along ``dim``."""
-
-    dim: int
-    low: int
-    high: int
-    size: int
-
-    def of(self, x: Tensor) -> Tensor:
-        """This process's part of the whole."""
-        return x.narrow(self.dim, self.low, self.high - self.low)
-
-    def whole(self, x: Tensor, group: ProcessGroup) -> Tensor:
-        """The whole of which each process has a part; no gradient."""
-        filled = x.new_zeros([self.size if dim == self.dim else size for dim, size in enumerate(x.shape)])
-        self.of(filled).copy_(x)
-        return summed(filled, group)
+from .place import Cut
 
 
 @dataclass(frozen=True)
@@ -183,7 +164,7 @@ def split_model(model: Model, group: ProcessGroup) -> dict[str, Cut]:
             weight = getattr(owner, last, None)
             if weight is None:
                 continue
-            cut = Cut(dim, *bounds(weight.shape[dim], group.size(), group.rank()), weight.shape[dim])
+            cut = Cut("tensor", dim, *bounds(weight.shape[dim], group.size(), group.rank()), weight.shape[dim])
             own = cut.of(weight.detach()).clone(memory_format=torch.contiguous_format)
             setattr(owner, last, nn.Parameter(own, weight.requires_grad))
             cuts[f"{path}.{name}" if path else name] = cut

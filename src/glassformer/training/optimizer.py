@@ -15,7 +15,9 @@ from ..errors import UserError
 from ..nn.build import matches, vectors
 from ..parallel.mesh import ALONE, Mesh
 from ..parallel.owners import Owners
-from ..parallel.shard import Window, in_shards, norm, windows
+from ..parallel.place import Place
+from ..parallel.shard import in_shards, windows
+from ..parallel.windows import Window, norm
 
 
 class Optimizer:
@@ -85,9 +87,10 @@ class Optimizer:
                     found[f"{name}:{what}"] = self.windows[name].share(value) if shared else torch.as_tensor(value)  # type: ignore[index]
         return found
 
-    def shares(self, key: str) -> bool:
-        """Whether each process holds its numbers alone of what ``state()`` has under this key."""
-        return self.windows is not None and not key.endswith(":step") and key.rpartition(":")[0] in self.windows
+    def place(self, key: str) -> Place | None:
+        """Where this process's numbers lie of what ``state()`` has under this key; None where it is whole."""
+        name, _, what = key.rpartition(":")
+        return None if what == "step" or name not in (self.windows or {}) else self.windows[name].place  # type: ignore[index]
 
     def restore(self, tensors: Mapping[str, Any]) -> None:
         """Take up a ``state()`` again; UserError when it is another model's or another optimizer's."""
@@ -102,11 +105,11 @@ class Optimizer:
             if what not in KEPT[type(parts[name])]:
                 raise UserError(f'The checkpoint keeps "{what}" of "{name}": it is another optimizer\'s; set that one.')
             window = None if self.windows is None or what == "step" else self.windows[name]
-            shape = parameter.shape if window is None else window.shape
+            shape = parameter.shape if window is None else window.place.shape
             if what != "step" and tensor.shape != shape:
                 shapes = f"{list(tensor.shape)}, this model {list(shape)}"
                 raise UserError(f'The checkpoint\'s optimizer has "{name}" as {shapes}; check the config.')
-            held = tensor if window is None else window.widened(tensor.numbers)
+            held = tensor if window is None else window.widened(tensor.numbers.reshape(-1))
             parts[name].state[parameter][what] = held.to(parameter.device, copy=True)
         for window in (self.windows or {}).values():  # the weights were put in place before
             window.refresh()

@@ -16,7 +16,7 @@ from .. import config
 from ..config.parallel import AXES
 from ..config.run import Muon, Run, Train
 from ..errors import UserError, mute, need, note
-from ..parallel import ring
+from ..parallel import experts, ring, tensor
 from ..parallel.layout import Layout, pieces_for
 from ..parallel.mesh import Lost, Mesh, restarts
 from ..tokenizer import Tokenizer
@@ -25,7 +25,8 @@ from .execution import matmul_peak
 from .plan import RunPlan
 from .resume import previous_run
 
-SHARED = ("data", "replicate", "context")
+INNER = tuple(axis for axis in AXES if axis not in ("data", "replicate"))
+CHECKS = {"tensor": tensor.check, "expert": experts.check}
 PROBE = 1 << 22  # bytes sent to see how fast
 
 
@@ -99,10 +100,16 @@ def check(how: Train, model: config.Model, mesh: Mesh) -> None:
     """UserError for what a run on several processes cannot do."""
     if mesh.alone:
         return
-    if mesh.extent("context") > 1:
-        ring.check(model)
-    other = next((axis for axis in AXES if axis not in SHARED and mesh.extent(axis) > 1), None)
-    need(other is None, f"parallel.{other} is not for glassformer train yet; leave it out, or give parallel.data.")
+    inner = [axis for axis in INNER if mesh.extent(axis) > 1]
+    need(
+        "pipeline" not in inner, "parallel.pipeline is not for glassformer train; leave it out, or give parallel.data."
+    )
+    both = (
+        f"parallel.{' and parallel.'.join(inner)} in one training are not built; give one of them beside parallel.data."
+    )
+    need(len(inner) < 2, both)
+    for axis in inner:
+        ring.check(model) if axis == "context" else CHECKS[axis](model, mesh.extent(axis))
     name = type(how.objective).__name__
     whole = f"The objective {name} compares all texts of a batch, so its rows cannot be shared out"
     need(how.objective.all_pieces is None, f"{whole}; train on one process, with train.accumulate.")
@@ -127,8 +134,8 @@ def say_layout(layout: Layout, how: Train, context: int, mesh: Mesh) -> None:
     peak = matmul_peak(torch.bfloat16 if layout.dtype == "bf16" else torch.float32, mesh.device)
     slowest = -mesh.most(-peak)
     alone, sent = flops / slowest, layout.traffic / rate
-    gain = alone / (alone / (mesh.rows * mesh.extent("context")) + sent)
-    exact = mesh.layout.exact and mesh.extent("context") == 1
+    gain = alone / (alone / (mesh.rows * mesh.extent("context", "tensor")) + sent)
+    exact = mesh.layout.exact and mesh.extent(*INNER) == 1
     order = "added in one order: the bits of one process" if exact else "added in any order"
     note(f"On {layout.sentence()} Gradients are {order}.")
     note(f"Expected: about {gain:.1f} times the speed of one process ({rate / 1e9:.2f} GB/s between them).")

@@ -29,6 +29,8 @@ from ..config.differences import differences
 from ..errors import UserError, need
 from ..nn import lora
 from ..parallel import shares
+from ..parallel.place import share_of
+from ..parallel.shard import cuts_of
 from .loop import State
 
 STEP = re.compile(r"step-(\d{6,})")
@@ -57,9 +59,9 @@ def save(folder: Path, state: State, tokenizer: Any = None, source_tokenizer: An
                 "source_tokenizer": source_tokenizer,
             }
             joined = [name for name, _ in lora.trained(state.model)] if state.base_model else []
-            with shares.whole(state.model, joined):
+            with shares.whole(state.model, joined, mesh), shares.uncut(state.model, mesh) as filled:
                 contents = store.contents_of(state.model, tokenizer, "glassformer", **named)
-                shares.write(beside, contents, mesh)
+                shares.write(beside, filled(contents), mesh)
             kept: dict[str, Any] = state.optimizer.state()
             numbers = {name: getattr(state, name) for name in ("step", "tokens", "best_step")}
             numbers |= {"bad": state.skipped_in_a_row, "content": state.frozen_digest}  # as older checkpoints have them
@@ -71,7 +73,9 @@ def save(folder: Path, state: State, tokenizer: Any = None, source_tokenizer: An
                     kept |= {f"random:cuda:{i}": one for i, one in enumerate(torch.cuda.get_rng_state_all())}
                 numbers["random"] = {"python": random.getstate(), "numpy": np.random.get_state()}
             if lora.adapted(state.model):  # an adapter's own file names its tensors as others do
-                kept |= {f"weight:{name}": weight.detach() for name, weight in lora.trained(state.model)}
+                cuts = cuts_of(state.model)
+                for name, weight in lora.trained(state.model):
+                    kept[f"weight:{name}"] = share_of(weight, mesh, cuts.get(name)) or weight.detach()
             (content,) = tensorfiles.contents(tensorfiles.plain(kept), limit=1 << 62).values()
             written = {"state.safetensors": content, "state.json": json.dumps(numbers, default=_json_value) + "\n"}
             shares.write(beside, written, mesh)
@@ -120,21 +124,22 @@ def restore(path: Path, state: State) -> dict[str, Any]:
     if not weights:
         held = tensorfiles.open_files(path)
         weights = {name: (held, name) for name in held.entries}
-    mine = dict(state.model.named_parameters() if state.base_model is None else lora.trained(state.model))
-    here = {name: list(weight.shape) for name, weight in mine.items()}
+    mine: dict[str, Any] = dict(
+        state.model.named_parameters() if state.base_model is None else lora.trained(state.model)
+    )
+    places = {name: shares.place_in(state.model, name, mesh) for name in mine}
+    here = {name: list((places[name] or weight).shape) for name, weight in mine.items()}
     there = {name: list(file.entries[own].shape) for name, (file, own) in weights.items()}
     differs = difference(there, here)
     need(not differs, f"{path} holds another model's weights: the shape of {differs}; use another checkpoint.")
     with torch.no_grad():
         for name, weight in mine.items():
-            sharded: Any = weight if hasattr(weight, "to_local") else None
-            found: Any = shares.read(*weights[name], mesh, sharded is not None)
-            if sharded is not None:
-                sharded.to_local().view(-1).copy_(found.numbers)
+            found: Any = shares.read(*weights[name], places[name])
+            if places[name] is not None:
+                weight.to_local().copy_(found.numbers)
             else:
                 weight.copy_(found)
-    moments = {name: state.optimizer.shares(name) for name in names}
-    state.optimizer.restore({name: shares.read(kept, name, mesh, shared) for name, shared in moments.items()})
+    state.optimizer.restore({name: shares.read(kept, name, state.optimizer.place(name)) for name in names})
     state.draws_by_piece = "random:torch" not in randoms
     try:
         state.step, state.tokens, state.skipped_in_a_row = (

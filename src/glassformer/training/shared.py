@@ -67,7 +67,8 @@ def columns(model: Any, mesh: Mesh) -> Iterator[Callable[[Batch], Batch]]:
     """
     group = mesh.group("context")
     if group is None:
-        yield lambda batch: batch
+        with mesh.watched() if mesh.extent("tensor", "expert") > 1 else contextlib.nullcontext():
+            yield lambda batch: batch
         return
     ring = Ring(group)
     detach = ring.attach(model, training=False)  # what a training cannot do, ``processes.check`` has refused

@@ -1,0 +1,221 @@
+"""What several processes cost on one machine: each axis, exactness, a checkpoint, memory beside ``cost``'s formula.
+
+    python benchmarks/scale.py [--rounds 5] [--memory 96] [--only steps memory context] [--json FILE]
+
+Processes of one thread each work in turn with one process alone, so that a busy machine is as busy for all. Two cores
+make nothing faster than two times, and four processes only wait for one another: what can be shown is the processor's
+time of all together beside that of one, memory, and the longest row that fits into it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from glassformer import config as c
+from glassformer.config import run
+from glassformer.config.parallel import Parallel
+from glassformer.cost import cost
+from glassformer.nn import build_model
+from glassformer.parallel.layout import Layout
+from glassformer.parallel.mesh import Mesh
+from glassformer.parallel.shard import shard
+from glassformer.training import Batch, Causal, ExecutionSettings, Optimizer, State, run_checkpoints, train
+from glassformer.training.memory import peak_memory, reset_peak_memory
+
+sys.path[:0] = [str(Path(__file__).parents[1] / "tests"), str(Path(__file__).parent)]
+from many import Processes  # noqa: E402
+
+MIB = 1 << 20
+CASES: dict[str, dict[str, Any]] = {
+    "one process": {"data": 1},
+    "data 2": {"data": 2},
+    "data 2, exact = false": {"data": 2, "exact": False},
+    "data 4": {"data": 4},
+    "data 4, exact = false": {"data": 4, "exact": False},
+    "replicate 2": {"data": 1, "replicate": 2},
+    "context 2": {"data": 1, "context": 2},
+    "tensor 2": {"data": 1, "tensor": 2},
+    "data 2 x tensor 2": {"data": 2, "tensor": 2},
+    "one process, experts": {"data": 1},
+    "expert 2": {"data": 1, "expert": 2},
+    "data 2 x expert 2": {"data": 2, "expert": 2},
+}
+ROWS, PIECES = 8, 4
+held: dict[str, Any] = {}
+
+
+def processes(name: str) -> int:
+    return Parallel(**CASES[name]).size("replicate", "data", "expert", "context", "tensor")
+
+
+def model_of(name: str, wide: bool) -> c.Decoder:
+    """256 wide, 4 blocks, 256 tokens: 4 M parameters; ``wide`` 512, 8 blocks: 25 M and few activations."""
+    dim, depth, context = (512, 8, 64) if wide else (256, 4, 256)
+    ffn: Any = c.MoE(4, 2, c.GatedMLP(dim)) if "expert" in name else c.GatedMLP(2 * dim)
+    stack = c.Stack(depth, (c.Block(c.Attention(8), ffn),), c.Rotary(), last_norm=c.RMSNorm())
+    return c.Decoder(dim, context, c.Embed(1024), stack)
+
+
+def steps(mesh: Mesh, name: str, wide: bool) -> tuple[Any, State]:
+    """A training of this case, a step at a time; ``mesh`` are all processes that there are."""
+    layout, cfg = Parallel(**CASES[name]), model_of(name, wide)
+    own = Mesh(layout, mesh.rank, mesh.device, mesh.store)
+    model = build_model(cfg, seed=0)
+    how = run.Train(steps=1 << 20, batch=ROWS, accumulate=PIECES, schedule=run.Constant(), optimizer=run.AdamW())
+    if not own.alone:
+        shard(model, own, exact=layout.exact)
+
+    def batches() -> Any:
+        draw = torch.Generator().manual_seed(1)
+        while True:
+            tokens = torch.randint(1024, (ROWS, cfg.context + 1), generator=draw)
+            yield Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
+
+    feed = batches()
+    state = State(model, Optimizer(model, how.optimizer, own), feed, mesh=own)
+    execution = ExecutionSettings(dtype="float32")
+    return train(model, feed, Causal(), how, state=state, execution=execution), state
+
+
+def step(mesh: Mesh, name: str) -> tuple[float, float]:
+    """Seconds of the next step of this case, and those of the processor."""
+    if name not in held:
+        held[name] = steps(mesh, name, False)[0]
+    begun, used = time.perf_counter(), time.process_time()
+    next(held[name])
+    return time.perf_counter() - begun, time.process_time() - used
+
+
+class Cursor:
+    """Stands for batches whose place a checkpoint keeps."""
+
+    def state(self) -> dict[str, int]:
+        return {}
+
+
+def memory(mesh: Mesh, name: str, folder: str) -> dict[str, float]:
+    """The most bytes of two steps beyond what was held before the model was made, the formula's, seconds of a save."""
+    layout, cfg = Parallel(**CASES[name]), model_of(name, True)
+    found = cost(cfg, ROWS // PIECES)
+    said = Layout(found, layout, PIECES).memory
+    reset_peak_memory()
+    before = peak_memory()
+    training, state = steps(mesh, name, True)
+    next(training)
+    next(training)
+    most, saved = peak_memory() - before, []
+    state.batches = Cursor()
+    for number in range(3):
+        state.step, begun = number, time.perf_counter()
+        run_checkpoints.save(Path(folder), state)
+        saved.append(time.perf_counter() - begun)
+    return {"measured": most, "formula": said, "save": statistics.median(saved)}
+
+
+def contexts(mesh: Mesh, limit: int) -> list[tuple[int, int]]:
+    """benchmarks/axes.py's: longer and longer rows until a step holds more than ``limit`` bytes a process."""
+    import axes
+
+    return axes.longest(Mesh(Parallel(data=1, context=mesh.size), mesh.rank).group("context"), mesh.size, limit)
+
+
+# ------------------------------------------------------------------------------------------- reports
+
+
+def measure_steps(rounds: int) -> dict[str, list[list[float]]]:
+    """For each case the seconds and the processor's seconds of its steps, each of all its processes, in turn."""
+    taken: dict[str, list[list[float]]] = {name: [] for name in CASES}
+    with contextlib.ExitStack() as stack:
+        pools = {}
+        for size in sorted({processes(name) for name in CASES}):
+            pools[size] = Processes(size)
+            stack.callback(pools[size].close)
+        for turn in range(rounds + 1):
+            for name in CASES:
+                answers = pools[processes(name)].call(step, name=name)
+                if turn:  # the first one warms up
+                    taken[name].append([max(wall for wall, _ in answers), sum(cpu for _, cpu in answers)])
+    print(f"a step of {ROWS} x 256 tokens in {PIECES} pieces, 4 M parameters, beside one process in the same turn")
+    print(f"{'':<24} processes   seconds (range)         beside one           processor's time of all, beside one")
+    for name, steps in taken.items():
+        base = taken["one process, experts" if "expert" in name else "one process"]
+        wall = [one for one, _ in steps]
+        ratio, cpu = ([one[i] / alone[i] for one, alone in zip(steps, base, strict=True)] for i in (0, 1))
+        print(f"{name:<24} {processes(name):>9}   {spread(wall):<22}  {spread(ratio):<19}  {spread(cpu)}")
+    for size in (2, 4):
+        both = zip(taken[f"data {size}"], taken[f"data {size}, exact = false"], strict=True)
+        price = [(one[0] / other[0], one[1] / other[1]) for one, other in both]
+        words = (
+            f"{spread([one for one, _ in price])} of the time, {spread([cpu for _, cpu in price])} of the processor's"
+        )
+        print(f"exactness, {size} processes: {words}")
+    return taken
+
+
+def measure_memory() -> dict[str, Any]:
+    """Each case in processes of its own."""
+    print("\nmemory of two steps, the largest of a case's processes: 25 M parameters, 2 x 64 tokens a piece, AdamW")
+    print(f"{'':<24} processes   measured    cost's formula   ratio   a checkpoint")
+    found = {}
+    for name in (name for name in CASES if "exact" not in name):
+        with tempfile.TemporaryDirectory() as folder:
+            pool = Processes(processes(name))
+            answers = pool.call(memory, name=name, folder=folder)
+            pool.close()
+        most = max(answer["measured"] for answer in answers)
+        found[name] = {**answers[0], "measured": most}
+        said, save = answers[0]["formula"], answers[0]["save"]
+        numbers = f"{most / MIB:>7.0f} MiB  {said / MIB:>11.0f} MiB   {most / said:>5.2f}   {save:>7.2f} s"
+        print(f"{name:<24} {processes(name):>9}   {numbers}", flush=True)
+    return found
+
+
+def measure_contexts(limit: int) -> dict[int, Any]:
+    print(f"\nthe longest row whose step (forward, backward) holds at most {limit} MiB a process, 3 M parameters")
+    found = {}
+    for size in (1, 2, 4):
+        pool = Processes(size)
+        found[size] = pool.call(contexts, limit=limit * MIB)[0]
+        pool.close()
+        (length, most), (more, over) = found[size][-2:]
+        print(f"{size} processes: {length:,} ({most / MIB:.0f} MiB); {more:,} took {over / MIB:.0f}", flush=True)
+    return found
+
+
+def spread(numbers: list[float]) -> str:
+    return f"{statistics.median(numbers):.2f} ({min(numbers):.2f} to {max(numbers):.2f})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="steps of each case (5)")
+    parser.add_argument("--memory", type=int, default=96, metavar="MIB", help="a process's memory for a row (96)")
+    parser.add_argument(
+        "--only", nargs="+", default=["steps", "memory", "context"], choices=["steps", "memory", "context"]
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="everything measured")
+    given = parser.parse_args()
+    begun, found = time.monotonic(), dict[str, Any]()
+    if "steps" in given.only:
+        found["steps"] = measure_steps(given.rounds)
+    if "memory" in given.only:
+        found["memory"] = measure_memory()
+    if "context" in given.only:
+        found["contexts"] = measure_contexts(given.memory)
+    print(f"\n{time.monotonic() - begun:.0f} s in all")
+    if given.json is not None:
+        given.json.write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""A shard's numbers as one process's kernels would meet them, and their norm, summed in one order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .collectives import summed
+from .mesh import Mesh
+from .place import Cut, Share, place_of
+
+GRID = 64
+"""Numbers that a vector loop of a kernel takes at most; those left over at a tensor's end are rounded otherwise."""
+AT_ONCE = 1 << 20  # numbers whose squares are held in fp64 at once
+
+
+class Window:
+    """This process's numbers of a weight, as the optimizer's kernels see them: ``tensor`` is flat, and begins at a
+    multiple of ``GRID`` in the weight's order (of the part that a ``cut`` left here).
+
+    Of ``size`` numbers in all ``low`` to before ``high`` are ours; a row has ``width``. Where they begin or end between
+    two multiples, the tensor is a copy with zeros around them.
+    """
+
+    def __init__(self, weight: Any, mesh: Mesh, cut: Cut | None = None) -> None:
+        self.weight, self.shape, self.size, self.cut = weight, tuple(weight.shape), weight.numel(), cut
+        self.place = place_of(self.shape, mesh, cut)
+        inside = self.size // max(1, self.shape[0])
+        first = self.place.start[0] - (cut.low if cut is not None and cut.dim == 0 else 0)
+        self.low, self.high = first * inside, (first + self.place.size[0]) * inside
+        self.begin = self.low - self.low % GRID
+        self.end = min(self.size, -(-self.high // GRID) * GRID) if self.high > self.low else self.begin
+        self.fits = (self.begin, self.end) == (self.low, self.high)
+        self.tensor = self.widened(self.local(weight))
+
+    @staticmethod
+    def local(tensor: Any) -> Tensor:
+        """This process's rows of a DTensor, flat."""
+        return tensor.to_local().detach().reshape(-1)  # type: ignore[no-any-return]
+
+    def widened(self, ours: Tensor) -> Tensor:
+        """Our flat numbers in a window: the same memory where they fill it."""
+        if self.fits:
+            return ours
+        wide = ours.new_zeros(self.end - self.begin)
+        wide[self.low - self.begin : self.high - self.begin] = ours
+        return wide
+
+    def ours(self, wide: Tensor) -> Tensor:
+        """Our numbers out of a window."""
+        return wide if self.fits else wide[self.low - self.begin : self.high - self.begin]
+
+    def share(self, wide: Tensor) -> Share:
+        """Our numbers out of a window, with the place that they have in the whole."""
+        return Share(self.place, self.ours(wide).view(self.place.size))
+
+    def pull(self) -> None:
+        """Take up the gradient that backward left on the weight."""
+        grad = self.weight.grad
+        self.tensor.grad = None if grad is None else self.widened(self.local(grad))
+
+    @torch.no_grad()
+    def push(self) -> None:
+        """Give the weight the numbers that the optimizer made."""
+        if not self.fits:
+            self.local(self.weight).copy_(self.ours(self.tensor))
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Take up the weight's numbers where it was written to by another."""
+        self.ours(self.tensor).copy_(self.local(self.weight))
+
+    @property
+    def width(self) -> int:
+        """Numbers of a row, the last dimension."""
+        return self.shape[-1] if len(self.shape) > 1 else 1
+
+
+def norm(grads: Mapping[str, Tensor], found: Mapping[str, Window] | None, mesh: Mesh) -> float:
+    """The norm of the whole gradient: squares are added up in fp64 row by row, then all rows in one order.
+
+    ``grads`` are flat windows where ``found`` says so, else whole. Those of what an axis cuts are added over it last.
+    """
+    totals: dict[str | None, list[Tensor]] = {None: []}  # by the axis that cuts them
+    for name, grad in grads.items():
+        if found is None:
+            totals[None].append(squares(grad.reshape(-1), grad.shape[-1] if grad.ndim > 1 else 1))
+            continue
+        one = found[name]
+        rows = torch.zeros(one.size // one.width, dtype=torch.float64)
+        rows[one.low // one.width : one.high // one.width] = squares(one.ours(grad), one.width).cpu()
+        totals.setdefault(None if one.cut is None else one.cut.axis, []).append(rows)
+    square = 0.0
+    for axis, parts in totals.items():
+        whole = torch.cat(parts) if parts else torch.zeros(1, dtype=torch.float64)
+        with mesh.watched():
+            if found is not None and mesh.extent("data") > 1:
+                # each row is one process's and 0 elsewhere, so that the order does not matter
+                torch.distributed.all_reduce(whole, group=mesh.group("data"))
+            square += float(whole.sum() if axis is None else summed(whole.sum(), mesh.group(axis)))
+    return math.sqrt(square)
+
+
+def squares(numbers: Tensor, width: int) -> Tensor:
+    """The sum of squares of each row of ``width`` numbers, in fp64."""
+    if width == 1:
+        return numbers.double().square()
+    rows = numbers.view(-1, width)
+    parts = [part.double().square().sum(-1) for part in torch.split(rows, max(1, AT_ONCE // width))]
+    return torch.cat(parts) if len(parts) != 1 else parts[0]

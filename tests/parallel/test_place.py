@@ -1,0 +1,157 @@
+"""``train`` with matrices or experts on several processes: close to one process, in the folder that one would leave."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from glassformer import training
+from glassformer.checkpoints.tensors import open_files
+from glassformer.commands.train import write_a_little
+from glassformer.config import run_file
+from glassformer.config.parallel import Parallel
+from glassformer.errors import UserError
+from glassformer.parallel.mesh import Mesh
+from glassformer.parallel.place import Cut, place_of
+
+LINES = [f"the {word} {verb} the {other}" for word in ("cat", "owl") for verb in ("saw", "met") for other in "abcdefg"]
+RUN = {"recipe": "glass/200k", "decoder.depth": 2, "context": 26, "data.tokenizer": "char", "data.valid": 0.2}
+RUN |= {"steps": 4, "batch": 8, "accumulate": 4, "evaluate_every": 2, "save_every": 1, "keep": 9, "sample_every": 3}
+RUN |= {"tensorboard": False, "dtype": "float32", "evaluate_batches": 3, "schedule": "Constant"}
+MIXTURE = (
+    '{type = "MoE", experts = 4, top_k = 2, balance_loss = 0.01, '
+    'expert = {type = "GatedMLP", hidden = 24, bias = true}, shared = {type = "MLP", hidden = 12}}'
+)
+EXPERTS = {"decoder.pattern.feedforward": MIXTURE}
+TENSOR, EXPERT = {"parallel.tensor": 2}, {"parallel.expert": 2}
+RUNS = {
+    "tensor, Muon": (TENSOR, {}),
+    "tensor of experts, AdamW": (TENSOR, {**EXPERTS, "optimizer": "AdamW"}),
+    "tensor, bf16": (TENSOR, {"dtype": "bfloat16"}),
+    "experts, Muon": (EXPERT, EXPERTS),
+    "experts, bf16": (EXPERT, {**EXPERTS, "dtype": "bfloat16", "optimizer": "AdamW"}),
+    "experts, plain sums": (EXPERT, {**EXPERTS, "parallel.exact": False}),
+}
+
+
+def test_the_runs_of_a_box_are_its_numbers_in_the_order_of_the_whole():
+    ways = ((6, 4), "tensor", (1, 1, 3)), ((4, 3, 5), "tensor", (2, 0, 2)), ((6, 4), "expert", (0, 2, 5))
+    for shape, axis, cut in ways:
+        whole = torch.arange(torch.Size(shape).numel()).view(shape)
+        one = Cut(axis, *cut, shape[cut[0]])
+        for data in range(2):
+            place = place_of(tuple(one.of(whole).shape), Mesh(Parallel(data=2), data), one)
+            wanted = one.of(whole).chunk(2)[data]
+            found = [number for low, count in place.runs() for number in range(low, low + count)]
+            assert found == wanted.flatten().tolist() and place.shape == shape and place.size == tuple(wanted.shape)
+    assert list(place_of((4, 3), Mesh(Parallel(data=2), 1)).runs()) == [(6, 6)]
+    copy = Mesh(Parallel(data=1, expert=2), 1)
+    whole, own = place_of((4, 3), copy), place_of((2, 3), copy, Cut("expert", 0, 2, 4, 4))
+    assert own.is_written_by(copy) and not whole.is_written_by(copy)
+
+
+def trained(mesh, folder, out, more, resume=False, speaks=False):
+    """How a run ends; the mistake where there is one. Where it ``speaks``, its samples are the model's own."""
+    text = Path(folder) / "text.txt"
+    if not text.exists():
+        text.write_text("\n".join(LINES * 3))
+    said = {**RUN, "data.train": str(text), **more}
+    try:
+        ended = training.run(
+            run_file.read(None, said), Path(out), resume, sample=write_a_little if speaks else lambda *_: "text"
+        )
+    except UserError as error:
+        return str(error)
+    return [ended.step, ended.loss, ended.valid_loss]
+
+
+def log(folder):
+    return [json.loads(line) for line in (folder / "log.jsonl").open()]
+
+
+def moved(folder, step, start=0):
+    """How far each weight has moved between two checkpoints."""
+    one, other = (open_files(folder / f"step-{number:06d}") for number in (step, start))
+    return {name: one.read(name) - other.read(name) for name in one.entries}
+
+
+def near(processes, folder, axis, more, close):
+    """A run on one process and on all of them, each going on from a checkpoint of the other."""
+    alone = trained(None, str(folder), str(folder / "one"), more)
+    both = processes.call(trained, folder=str(folder), out=str(folder / "all"), more={**more, **axis})
+    assert all(one == both[0] for one in both) and alone[0] == 4 == both[0][0], both
+    assert both[0][1:] == pytest.approx(alone[1:], rel=max(close, 2e-3))
+    for fact in ("loss", "grad_norm"):  # of the first step: an optimizer makes more of what rounding leaves
+        assert log(folder / "all")[0][fact] == pytest.approx(log(folder / "one")[0][fact], rel=close)
+    one, every = (folder / way / "step-000002" for way in ("one", "all"))
+    assert sorted(path.name for path in one.iterdir()) == sorted(path.name for path in every.iterdir())
+    for name in ("model.safetensors", "state.safetensors"):  # the same tensors at the same bytes
+        size = int.from_bytes((one / name).read_bytes()[:8], "little") + 8
+        assert (one / name).read_bytes()[:size] == (every / name).read_bytes()[:size]
+        assert (one / name).stat().st_size == (every / name).stat().st_size
+    wanted, found = (moved(folder / way, 2, 1) for way in ("one", "all"))
+    for name, far in wanted.items():  # what the optimizer made of the same gradients, all numbers of a weight together
+        assert float((found[name] - far).norm() / far.norm().clamp(min=1e-6)) < (0.05 if close == 1e-5 else 0.3), name
+    for begun, on, way in (("one", "all", axis), ("all", "one", {})):
+        out = folder / f"{begun} then {on}"
+        out.mkdir()
+        shutil.copytree(folder / begun / "step-000002", out / "step-000002")
+        shutil.copy(folder / begun / "run.json", out)
+        shutil.copy(folder / begun / "log.jsonl", out)
+        told = {"folder": str(folder), "out": str(out), "more": {**more, **way}, "resume": True}
+        answer = processes.call(trained, **told)[0] if on == "all" else trained(None, **told)
+        assert answer[0] == 4, answer
+        for step in (2, 3):  # the weights as they were saved, then as the saved moments moved them
+            for fact in ("loss", "grad_norm"):
+                tolerance = close * 10 ** (step - 1)
+                assert log(out)[step][fact] == pytest.approx(log(folder / begun)[step][fact], rel=tolerance), step
+
+
+@pytest.mark.parametrize("name", ["tensor, Muon", "experts, Muon"])
+def test_a_run_on_two_processes(two, tmp_path, name):
+    near(two, tmp_path, *RUNS[name], 1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tensor, Muon", "experts, bf16"])
+def test_samples_while_it_trains(two, tmp_path, name):
+    axis, more = RUNS[name]
+    out, given = tmp_path / "out", {**more, **axis, "sample_every": 2}
+    first, _ = two.call(trained, folder=str(tmp_path), out=str(out), more=given, speaks=True)
+    assert first[0] == 4, first
+    told = [json.loads(line)["text"] for line in (out / "samples.jsonl").open()]
+    assert len(told) == 2 and all(len(text) > 40 for text in told), told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(RUNS)[1:3] + list(RUNS)[4:])
+def test_other_runs_on_two_processes(two, tmp_path, name):
+    near(two, tmp_path, *RUNS[name], 1e-2 if "bf16" in name else 1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(RUNS))
+def test_a_run_on_two_by_two(four, tmp_path, name):
+    """Data beside the axis, then copies beside it."""
+    axis, more = RUNS[name]
+    for way in ({"parallel.data": 2}, {"parallel.replicate": 2}):
+        (folder := tmp_path / next(iter(way))).mkdir()
+        near(four, folder, {**axis, **way}, more, 1e-2 if "bf16" in name else 1e-5)
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_written(two, tmp_path):
+    three = MIXTURE.replace("experts = 4", "experts = 3")
+    wrong = {
+        "heads over 1 of keys and values cannot be cut in": {**TENSOR, "decoder.pattern.attention.kv_heads": 1},
+        "parallel.expert is 2 and the model has no mixture of experts": EXPERT,
+        "3 experts cannot be shared out to parallel.expert 2": {**EXPERT, "decoder.pattern.feedforward": three},
+        "parallel.pipeline is not for glassformer train": {"parallel.pipeline": 2},
+    }
+    for sentence, more in wrong.items():
+        for answer in two.call(trained, folder=str(tmp_path), out=str(tmp_path / "x"), more=more):
+            assert sentence in answer, answer
+    assert not list((tmp_path / "x").glob("*"))

@@ -23,6 +23,8 @@ built_by = f"Glassformer {release}" + (f", {_told.stdout.strip()}" if _told.retu
 extensions = [
     "myst_parser",
     "computed",
+    "frames",
+    "sources",
     "mathml",
     "teaching",
     "commandline",
@@ -46,6 +48,7 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_js_files = ["site.js"]
 html_copy_source = False
+html_show_search_summary = False  # it would fetch pages, which a browser refuses from disk
 html_show_sphinx = False
 html_show_copyright = False
 html_theme_options = {"footer_icons": [], "top_of_page_buttons": []}

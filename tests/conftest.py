@@ -59,6 +59,20 @@ def flex_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flex_attention, "_validate_device", lambda *given: None)
 
 
+@pytest.fixture(scope="session")
+def site_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a site of one page with all that a page can have, built once."""
+    pytest.importorskip("sphinx", reason="sphinx is missing: pip install 'glassformer[docs]'")
+    from site_page import PAGE, built
+
+    folder = tmp_path_factory.mktemp("site")
+    (folder / "source").mkdir()
+    (folder / "source" / "index.md").write_text(PAGE)
+    done = built(folder / "source", folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "site"
+
+
 FLAGS = [
     "--no-sandbox",
     "--disable-dev-shm-usage",

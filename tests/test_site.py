@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -19,90 +17,24 @@ pytest.importorskip("sphinx", reason="sphinx is missing: pip install 'glassforme
 from sphinx.application import Sphinx
 from sphinx.errors import SphinxError
 
-DOCS = Path(__file__).parents[1] / "docs"
+from site_page import DOCS, PAGE, built
+
 MOST = 10_000_000  # bytes of the site
 
 
-def built(source: Path, out: Path) -> subprocess.CompletedProcess[str]:
-    """The pages of a folder, as `make docs` builds ours."""
-    command = [sys.executable, "-m", "sphinx", "-W", "-q", "-E", "-c", str(DOCS), "-d", str(out / "trees")]
-    return subprocess.run([*command, str(source), str(out / "site")], capture_output=True, text=True, timeout=900)
-
-
-PAGE = """# A page
-
-```{computed}
-row = torch.tensor([2.0, 1.0, 0.0])
-print("printed")
-table(["score", "share"], [[a, b] for a, b in zip(row, row.softmax(0))])
-```
-
-The sum is {value}`row.exp().sum():.3f`, and $\\frac{1}{2}$.
-
-```{computed}
-:code: folded
-row.shape
-```
-
-::::{depths}
-:::{depth} story
-one
-:::
-:::{depth} plain
-two
-:::
-:::{depth} vectors
-three
-:::
-:::{depth} equations
-$$x^2$$
-:::
-:::{depth} functions
-five
-:::
-::::
-
-:::{question} Why so?
-Because.
-:::
-
-```{code-of} glassformer.nn.norm.RMSNorm.forward
-```
-
-```{computed}
-:code: hidden
-model, tokenizer = small()
-trace = glassformer.trace(model, tokenizer, "The cat sat")
-```
-
-```{live} trace
-:view: attention
-:title: A title & more
-```
-"""
-
-
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("site")
-    (folder / "source").mkdir()
-    (folder / "source" / "index.md").write_text(PAGE)
-    done = built(folder / "source", folder)
-    assert done.returncode == 0, done.stderr
-    return folder / "site"
-
-
-def test_what_a_page_can_do(page: Path) -> None:
-    text = (page / "index.html").read_text()
+def test_what_a_page_can_do(site_page: Path) -> None:
+    text = (site_page / "index.html").read_text()
     assert "11.107" in text and "<td>0.6652</td>" in text and "torch.Size([3])" in text and "printed" in text
     assert text.count('type="radio"') == 5 and "<mfrac>" in text and "Why so?" in text
     plain = re.sub("<[^>]+>", "", text)
     assert "def forward(self, x" in plain and "glassformer/nn/norm.py:" in plain
     assert "Every number on this page was computed when it was built, by Glassformer" in text
-    live = (page / "live" / "index-0.html").read_text()
+    live = (site_page / "live" / "index-0.html").read_text()
     assert '<script src="../_static/glass/inline.js">' in live and "A title &amp; more" in live
-    around = re.sub(r'(id="glassformer-trace">)[^<]*', r"\1", live)  # script and style are the site's, one for all frames
-    assert len(around) < 2_000 < len(live) and (page / "_static" / "glass" / "app.css").exists()
+    around = re.sub(
+        r'(id="glassformer-trace">)[^<]*', r"\1", live
+    )  # script and style are the site's, one for all frames
+    assert len(around) < 2_000 < len(live) and (site_page / "_static" / "glass" / "app.css").exists()
 
 
 @pytest.mark.parametrize(

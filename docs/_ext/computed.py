@@ -4,9 +4,6 @@
     :code: folded            shown (the default), folded, or hidden
     ```
     {value}`share:.1%`       an expression's value in the middle of a sentence
-    ```{live} trace          a trace on the page of the explainer, in a frame, alive without a server
-    :view: attention         as a link of the page has it after "#/": a screen, then ?name=value&...
-    ```
 
 All cells of a page share one namespace, in which ``glassformer``, ``torch`` and the site's own ``prelude`` stand. One
 process builds all pages, so torch is imported once and a model is loaded once.
@@ -19,9 +16,7 @@ import contextlib
 import html
 import io
 import re
-import shutil
 import traceback
-from importlib import resources
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -29,9 +24,6 @@ from docutils import nodes
 from docutils.parsers.rst import Directive, directives
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
-
-FRAME = "width:100%;border:1px solid var(--color-background-border);border-radius:6px"
-INLINE = 'src="../_static/glass/inline.js"'
 
 
 class Note:
@@ -105,7 +97,8 @@ def computed_text(path: Path) -> str:
     return "\n".join(filter(None, said))
 
 
-def _page(directive: Directive) -> str:
+def page_of(directive: Directive) -> str:
+    """The name of the page on which a directive stands."""
     page: str = directive.state.document.settings.env.docname
     return page
 
@@ -131,7 +124,7 @@ class Computed(Directive):
 
     def run(self) -> list[nodes.Node]:
         code = "\n".join(self.content)
-        printed, value = pages.run(_page(self), code, f"{_page(self)}, line {self.lineno}")
+        printed, value = pages.run(page_of(self), code, f"{page_of(self)}, line {self.lineno}")
         made: list[nodes.Node] = []
         how = self.options.get("code", "shown")
         block = nodes.literal_block(code, code, language="python")
@@ -148,71 +141,14 @@ class Computed(Directive):
         return made + shown(value)
 
 
-class Live(Directive):
-    """A trace in a frame: the page of ``glassformer page`` with these numbers, one script for the whole site."""
-
-    required_arguments = 1
-    final_argument_whitespace = True
-    option_spec: ClassVar[dict[str, Any]] = {
-        "view": directives.unchanged,
-        "height": directives.positive_int,
-        "title": directives.unchanged,
-    }
-
-    def run(self) -> list[nodes.Node]:
-        env = self.state.document.settings.env
-        page = _page(self)
-        _, trace = pages.run(page, self.arguments[0], f"{page}, line {self.lineno}")
-        if isinstance(trace, Note):
-            return shown(trace)
-        name = f"{page.replace('/', '-')}-{env.new_serialno('live')}.html"
-        title = self.options.get("title", self.arguments[0])
-        folder = Path(env.app.outdir) / "live"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(document(trace, title), encoding="utf-8")
-        up = "../" * page.count("/")
-        link = f"{up}live/{name}#/{self.options.get('view', 'attention')}"
-        size = self.options.get("height", 520)
-        title = html.escape(title)
-        frame = f'<iframe loading="lazy" title="{title}" src="{link}" style="{FRAME};height:{size}px"></iframe>'
-        made = f'<figure class="live">{frame}<figcaption>{title} <a href="{link}">alone</a></figcaption>'
-        return [nodes.raw("", f"{made}</figure>", format="html")]
-
-
-def document(trace: Any, title: str) -> str:
-    """The page that a trace saves, with its script and style taken from the site instead of written into each."""
-    from glassformer.inspection import export
-
-    whole = export.page(trace, title)
-    script, style = export._built("inline.js").replace("</script", "<\\/script"), export._built("app.css")
-    whole = whole.replace(f"<script>{script}</script>", f"<script {INLINE}></script>")
-    whole = whole.replace(f"<style>{style}</style>", '<link rel="stylesheet" href="../_static/glass/app.css">')
-    if INLINE not in whole or "app.css" not in whole:
-        raise ExtensionError("A saved trace is no longer made as the site takes it apart; see export.page.")
-    # the same promise as the file's own: nothing is fetched; only the script and the style beside it are let in
-    return whole.replace("script-src 'unsafe-inline'", "script-src 'self' 'unsafe-inline' file:").replace(
-        "style-src 'unsafe-inline'", "style-src 'self' 'unsafe-inline' file:"
-    )
-
-
 def _value(name: str, raw: str, text: str, line: int, inliner: Any, *_: Any) -> tuple[list[nodes.Node], list[Any]]:
     page: str = inliner.document.settings.env.docname
     said = pages.value(page, text, f"{page}, line {line}")
     return [nodes.inline(said, said, classes=["value"])], []
 
 
-def _glass(app: Sphinx) -> None:
-    """The explainer's script and style, once for all live frames."""
-    folder = Path(app.outdir) / "_static" / "glass"
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in ("inline.js", "app.css"):
-        shutil.copy(str(resources.files("glassformer") / "static" / name), folder / name)
-
-
 def setup(app: Sphinx) -> dict[str, Any]:
     """Sphinx asks for this."""
     app.add_directive("computed", Computed)
-    app.add_directive("live", Live)
     app.add_role("value", _value)
-    app.connect("builder-inited", _glass)
     return {"parallel_read_safe": False}

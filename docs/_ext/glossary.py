@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import sources
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
@@ -30,7 +31,9 @@ class Glossary(SphinxDirective):
             if term.formula:
                 section += nodes.literal_block(term.formula, term.formula, language="text")
             section += nodes.paragraph("", "", nodes.Text(glossary.live(term)), classes=["value"])
-            where = nodes.paragraph("", "", nodes.literal("", f"{term.code.path}:{term.code.line}"))
+            where = nodes.paragraph(
+                "", "", sources.link(self.env.app, self.env.docname, term.code.path, term.code.line)
+            )
             if term.road <= len(pages):
                 uri = self.env.app.builder.get_relative_uri(self.env.docname, pages[term.road - 1])
                 title = exercise.ROAD[term.road - 1]

@@ -23,8 +23,9 @@ import textwrap
 from pathlib import Path
 from typing import Any, ClassVar
 
+import sources
 from docutils import nodes
-from docutils.parsers.rst import Directive, directives
+from docutils.parsers.rst import directives
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 from sphinx.util.docutils import SphinxDirective
@@ -81,7 +82,7 @@ class Question(SphinxDirective):
         return [nodes.raw("", head, format="html"), *self.parse_content_to_nodes(), tail]
 
 
-class CodeOf(Directive):
+class CodeOf(SphinxDirective):
     """The source of one of our objects as it stands now."""
 
     required_arguments = 1
@@ -94,10 +95,9 @@ class CodeOf(Directive):
         code = textwrap.dedent("".join(lines)).rstrip()
         if "docstring" not in self.options:
             code = without_docstring(code, found)
-        root = Path(inspect.getsourcefile(importlib.import_module("glassformer")) or "").parent.parent
-        file = Path(inspect.getsourcefile(found) or "").relative_to(root)
+        file = Path(inspect.getsourcefile(found) or "").relative_to(sources.PACKAGE)
         block = nodes.literal_block(code, code, language="python")
-        said = nodes.caption("", "", nodes.literal("", f"{file}:{first}"))
+        said = nodes.caption("", "", sources.link(self.env.app, self.env.docname, file.as_posix(), first))
         return [nodes.container("", said, block, literal_block=True, classes=["literal-block-wrapper", "code-of"])]
 
 
@@ -131,8 +131,15 @@ def without_docstring(code: str, found: Any) -> str:
     return "\n".join(lines[: told.lineno - 1] + lines[told.end_lineno :])
 
 
+def reachable(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: Any) -> None:
+    """Code that may be wider than the window is scrolled by keyboard too."""
+    if "body" in context:
+        context["body"] = context["body"].replace("<pre>", '<pre tabindex="0">')
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Sphinx asks for this."""
     for name, one in {"depths": Depths, "depth": Depth, "question": Question, "code-of": CodeOf}.items():
         app.add_directive(name, one)
+    app.connect("html-page-context", reachable)
     return {"parallel_read_safe": True}

@@ -19,3 +19,13 @@ addEventListener("DOMContentLoaded", () => {
     try { localStorage.setItem("depth", input.value); } catch { /* a page opened from disk may have no storage */ }
   });
 });
+// A sandbox tells how high it is and is told whether the page is light or dark; from disk a frame is reached in no other way.
+addEventListener("message", ({ data, source }) => {
+  const frame = [...document.querySelectorAll("iframe.sandbox")].find((one) => one.contentWindow === source);
+  if (!frame || !(data?.height > 0)) return;
+  frame.style.height = `${Math.ceil(data.height) + 2}px`;
+  tell(frame);
+});
+const tell = (frame) => frame.contentWindow?.postMessage({ theme: { light: "light", dark: "dark" }[document.body.dataset.theme] ?? "system" }, "*");
+addEventListener("DOMContentLoaded", () => new MutationObserver(() => document.querySelectorAll("iframe.sandbox").forEach(tell))
+  .observe(document.body, { attributes: true, attributeFilter: ["data-theme"] }));

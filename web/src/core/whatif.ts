@@ -3,6 +3,9 @@ import { logits, run, sibling, vocabulary } from "./run";
 import * as state from "./state";
 import type { Run } from "./types";
 import { visible } from "./format";
+import { softmax } from "./arithmetic";
+
+export { softmax };
 
 export interface Answer {
   run: Run;
@@ -11,16 +14,6 @@ export interface Answer {
   probabilities: Float64Array;
   /** The ids with the highest probabilities, the highest first. */
   top: number[];
-}
-
-export function softmax(row: ArrayLike<number>): Float64Array {
-  let most = -Infinity;
-  for (let i = 0; i < row.length; i++) if (row[i] > most) most = row[i];
-  const out = new Float64Array(row.length);
-  let total = 0;
-  for (let i = 0; i < row.length; i++) total += out[i] = Math.exp(row[i] - most);
-  for (let i = 0; i < row.length; i++) out[i] /= total;
-  return out;
 }
 
 /** The `count` places with the highest numbers. */

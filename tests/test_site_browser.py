@@ -1,0 +1,163 @@
+"""The site in Chromium, opened from disk: numbers of the sandbox against the library, axe, search, nothing foreign."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from glassformer import config
+from glassformer.generation import sample
+
+AXE = Path(__file__).parents[1] / "web/node_modules/axe-core/axe.min.js"
+SERIOUS = """async () => (await axe.run(document, { resultTypes: ['violations'], iframes: false, preload: false })).violations
+  .filter(one => ['serious', 'critical'].includes(one.impact))
+  .map(one => [one.id, one.nodes.slice(0, 3).map(node => node.html.slice(0, 200))])"""
+LOOKS = (("light", 1366), ("dark", 1366), ("light", 390), ("dark", 390))
+SHOWN = "all => all.map(one => Number(one.dataset.v))"
+PROBED = """count => {
+  const canvas = document.querySelector('canvas'), box = canvas.getBoundingClientRect();
+  const found = {};
+  for (let y = box.top; y < box.bottom; y += 3) for (let x = box.left; x < box.right; x += 3) {
+    const one = __glassformer.probe(x, y);
+    if (one) found[one.addr] = one.value;
+  }
+  return Object.keys(found).length === count && found;
+}"""
+
+
+@pytest.fixture
+def tab(chromium: Any) -> Iterator[Any]:
+    """A tab that may read files alone and must leave the console empty."""
+    context = chromium.new_context(viewport={"width": 1366, "height": 900}, color_scheme="light")
+    page, foreign, errors = context.new_page(), [], []
+    page.on("request", lambda one: None if one.url.startswith(("file:", "data:", "blob:")) else foreign.append(one.url))
+    page.on("console", lambda said: errors.append(said.text) if said.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.set_default_timeout(60_000)
+    yield page
+    context.close()
+    assert not foreign and not errors, (foreign, errors)
+
+
+def card(tab: Any, site: Path, name: str) -> Any:
+    """One card of the sandbox, alone."""
+    tab.goto("about:blank")  # a link that differs after # alone loads nothing
+    tab.goto(f"{(site / 'live' / 'sandbox.html').as_uri()}#{name}")
+    tab.wait_for_selector("main.sandbox")
+    return tab
+
+
+def cells(tab: Any, count: int) -> dict[str, float]:
+    """Every number of the matrix by its address, when it has been painted with so many."""
+    found: dict[str, float] = tab.wait_for_function(PROBED, arg=count, polling=200).json_value()
+    return found
+
+
+def numbers(tab: Any, of: str) -> torch.Tensor:
+    return torch.tensor(tab.locator(of).evaluate_all(SHOWN), dtype=torch.float64)
+
+
+def test_softmax_and_attention_are_the_librarys(site_page: Path, tab: Any) -> None:
+    card(tab, site_page, "softmax").get_by_label("scores").fill("1 -2 0.5 7")
+    row = torch.tensor([1, -2, 0.5, 7], dtype=torch.float64)
+    torch.testing.assert_close(numbers(tab, "tbody b .num"), row.softmax(0))
+    card(tab, site_page, "av").get_by_label("causal mask").check()
+    X = torch.tensor([[1, 0, 1, 0], [0, 2, 0, 2], [1, 1, 1, 1]], dtype=torch.float64)
+    true = torch.nn.functional.scaled_dot_product_attention(X[None], X[None], X[None], is_causal=True)[0]
+    torch.testing.assert_close(numbers(tab, '[aria-label="what comes out"] .num').view(3, 4), true)
+
+
+@pytest.mark.parametrize("name", ["full", "causal", "window", "every", "chunk", "strided", "fixed"])
+def test_masks_are_the_rules(name: str, site_page: Path, tab: Any) -> None:
+    card(tab, site_page, "mask").get_by_label("words").fill("one two three four five six seven")
+    tab.get_by_label("rule").select_option(name)
+    if name not in ("full", "causal"):
+        tab.get_by_label("its number").fill("3")
+    rules = {"window": config.Window(3), "every": config.Every(3), "chunk": config.Chunk(3)}
+    rules |= {"strided": config.Strided(3), "fixed": config.Fixed(3, 1)}
+    q, k = torch.arange(7)[:, None], torch.arange(7)[None]
+    sees = torch.ones(7, 7, dtype=torch.bool) if name == "full" else k <= q
+    if name in rules:
+        sees = sees & rules[name].allows(True)(q, k)
+    found = cells(tab, 49)
+    assert all(found[f"sandbox.mask[{t},{s}]"] == float(sees[t, s]) for t in range(7) for s in range(7))
+    scores = torch.tensor([1, 2, -1, 0.5, 3, 0, 1], dtype=torch.float64)
+    tab.get_by_label("scores of the word").fill(" ".join(map(str, scores.tolist())))
+    tab.get_by_label("word that asks").fill("4")
+    torch.testing.assert_close(numbers(tab, "td b .num"), scores.masked_fill(~sees[4], -torch.inf).softmax(0))
+
+
+def test_positions_and_rotation_are_the_librarys(site_page: Path, tab: Any) -> None:
+    from glassformer.nn import position
+
+    card(tab, site_page, "pos_sin").get_by_label("pairs of dimensions").fill("4")
+    tab.get_by_label("positions", exact=True).fill("6")
+    found = cells(tab, 48)
+    (wave,) = position.Sinusoidal(config.Sinusoidal(), 8, 16, True).wave(torch.arange(6)[None])
+    shown = torch.tensor([[found[f"sandbox.sin[{t},{i}]"] for i in range(8)] for t in range(6)])
+    torch.testing.assert_close(shown, wave[0], rtol=1e-5, atol=1e-6)
+    card(tab, site_page, "rope").get_by_label("a pair of numbers").fill("0.6 0.8")
+    tab.get_by_label("position", exact=True).fill("11")
+    tab.get_by_label("which pair of 32").fill("3")
+    rotary = position.Rotary(config.Rotary(), 64, 64, True)
+    cos, sin = rotary.table(torch.tensor([[11]]), 64, torch.float32)
+    x = torch.zeros(1, 1, 1, 64)
+    x[..., 3], x[..., 35] = 0.6, 0.8
+    turned = rotary.turn(x, cos, sin)[0, 0, 0, [3, 35]].double()
+    torch.testing.assert_close(numbers(tab, "p .num")[3:5], turned, rtol=1e-5, atol=1e-6)
+
+
+def test_sampling_is_the_librarys(site_page: Path, tab: Any) -> None:
+    logits = [2.0, 1.0, 0.5, -1.0, 3.0]
+    typed = "\n".join(f"{word} {score}" for word, score in zip("abcde", logits, strict=True))
+    card(tab, site_page, "sampling").get_by_label("a token and its logit on each line").fill(typed)
+    for temperature, k, p, luck in ((1.0, 0, 1.0, 0.5), (0.5, 3, 1.0, 0.93), (1.7, 0, 0.8, 0.1), (2.0, 4, 0.6, 0.77)):
+        for name, value in (("temperature (0", temperature), ("top-k", k), ("top-p", p), ("luck", luck)):
+            tab.locator(f'input[aria-label^="{name}"]').fill(str(value))
+        how = sample.Sampling(temperature, k or None, p)
+        row = torch.tensor([logits])
+        shares = sample.cut(row / temperature, how).softmax(-1)[0]
+        drawn = int(sample.choose(row, torch.tensor([luck]), None, how))
+        order = row[0].argsort(descending=True)
+        torch.testing.assert_close(numbers(tab, "td b .num").float(), shares[order], rtol=1e-5, atol=1e-6)
+        assert tab.locator("p[role=status]").inner_text().startswith(f"“{'abcde'[drawn]}”")
+
+
+@pytest.mark.parametrize("name", ["softmax", "av", "mask", "pos_sin", "rope", "sampling"])
+def test_the_sandbox_is_for_everybody(name: str, site_page: Path, tab: Any) -> None:
+    card(tab, site_page, name)
+    no_serious_finding(tab)
+
+
+def no_serious_finding(tab: Any) -> None:
+    """axe in light and dark, at 1366 and 390 pixels; and nothing is wider than the window."""
+    if not AXE.exists():
+        pytest.skip("needs axe-core: npm ci in web/")
+    tab.evaluate(AXE.read_text(encoding="utf-8"))
+    for scheme, width in LOOKS:
+        tab.set_viewport_size({"width": width, "height": 900})
+        tab.emulate_media(color_scheme=scheme)
+        found = tab.evaluate(SERIOUS)
+        assert not found, (tab.url, scheme, width, found)
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width, (tab.url, width)
+
+
+def test_a_page_from_disk(site_page: Path, tab: Any) -> None:
+    """Frames compute, the depth is remembered, the sandbox has its height, the search finds, axe finds nothing."""
+    tab.goto((site_page / "index.html").as_uri())
+    no_serious_finding(tab)
+    tab.get_by_label("A story").check()
+    tab.reload()
+    assert tab.locator(".depth.story").is_visible() and not tab.locator(".depth.plain").is_visible()
+    frame = tab.frame_locator("iframe.sandbox").first
+    tab.locator("iframe.sandbox").first.scroll_into_view_if_needed()
+    frame.locator("tbody b .num").first.wait_for()
+    tab.wait_for_function("document.querySelector('iframe.sandbox').style.height !== '300px'")
+    tab.locator("iframe").first.scroll_into_view_if_needed()
+    tab.frame_locator("iframe").first.locator(".looks [data-sum]").first.wait_for()
+    tab.goto(f"{(site_page / 'search.html').as_uri()}?q=page")
+    tab.locator("#search-results li a").first.wait_for()

@@ -17,7 +17,7 @@ pytest.importorskip("sphinx", reason="sphinx is missing: pip install 'glassforme
 from sphinx.application import Sphinx
 from sphinx.errors import SphinxError
 
-from site_page import DOCS, PAGE, built
+from site_page import DOCS, built
 
 MOST = 10_000_000  # bytes of the site
 

@@ -13,7 +13,8 @@ from glassformer import config
 from glassformer.generation import sample
 
 AXE = Path(__file__).parents[1] / "web/node_modules/axe-core/axe.min.js"
-SERIOUS = """async () => (await axe.run(document, { resultTypes: ['violations'], iframes: false, preload: false })).violations
+SERIOUS = """async () => (await axe.run(document, { resultTypes: ['violations'], iframes: false, preload: false }))
+  .violations
   .filter(one => ['serious', 'critical'].includes(one.impact))
   .map(one => [one.id, one.nodes.slice(0, 3).map(node => node.html.slice(0, 200))])"""
 LOOKS = (("light", 1366), ("dark", 1366), ("light", 390), ("dark", 390))

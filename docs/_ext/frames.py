@@ -1,4 +1,4 @@
-"""What moves on a page: a trace in the explainer's own page, and its sandbox, in frames that ask no server for anything.
+"""What moves on a page: a trace in the explainer's own page, and its sandbox, in frames without a server.
 
     ```{live} trace          a trace on the page of ``glassformer page``, alive without a server
     :view: attention         as a link of the page has it after "#/": a screen, then ?name=value&...
@@ -73,8 +73,9 @@ class Live(Directive):
         link = f"{up}live/{self.written[id(trace)][1]}#/{self.options.get('view', 'attention')}"
         size = self.options.get("height", 520)
         title = html.escape(title)
-        frame = f'<iframe loading="lazy" title="{title}" src="{html.escape(link)}" style="{FRAME};height:{size}px"></iframe>'
-        made = f'<figure class="live">{frame}<figcaption>{title} <a href="{html.escape(link)}">alone</a></figcaption>'
+        link = html.escape(link)
+        frame = f'<iframe loading="lazy" title="{title}" src="{link}" style="{FRAME};height:{size}px"></iframe>'
+        made = f'<figure class="live">{frame}<figcaption>{title} <a href="{link}">alone</a></figcaption>'
         return [nodes.raw("", f"{made}</figure>", format="html")]
 
 
@@ -110,7 +111,8 @@ class Sandbox(Directive):
             _, start = pages.run(page, self.options["start"], f"{page}, line {self.lineno}")
             link += f"?v={quote(str(start))}"
         size = self.options.get("height", 300)
-        frame = f'<iframe loading="lazy" class="sandbox" title="{CARDS[card]}" src="{link}" style="{FRAME};height:{size}px"></iframe>'
+        told = f'loading="lazy" class="sandbox" title="{CARDS[card]}" style="{FRAME};height:{size}px"'
+        frame = f'<iframe {told} src="{html.escape(link)}"></iframe>'
         said = f"{CARDS[card]}: type your own numbers; your browser computes, as the library does."
         made = f'<figure class="live">{frame}<figcaption>{said}</figcaption></figure>'
         return [nodes.raw("", made, format="html")]

@@ -1,4 +1,4 @@
-"""Our own source beside the site: each file that a page points to as a page of its own, with an address for each line."""
+"""Our own source beside the site: each file that a page points to, with an address for each line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ import glassformer
 PACKAGE = Path(glassformer.__file__).parent
 PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>
 <meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">
-<link rel="icon" href="data:,"><link rel="stylesheet" href="{up}_static/pygments.css"><link rel="stylesheet" href="{up}_static/site.css">
+<link rel="icon" href="data:,"><link rel="stylesheet" href="{up}_static/pygments.css">
+<link rel="stylesheet" href="{up}_static/site.css">
 </head><body data-theme="auto" class="source"><main><h1>{title}</h1><p><a href="{up}index.html">Glassformer</a></p>
 {code}</main></body></html>
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -165,3 +166,28 @@ def test_a_training_begins_from_the_same_bits(tmp_path: Path) -> None:
     found = Checkpoint.open(folder)
     fitted = found.model_as(found.config, seed=3, dtype=torch.float32)
     assert not fitted.new and torch.equal(said(fitted.model), said(found.model()))
+
+
+def test_the_memory_that_is_asked_for_is_that_of_few_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model fits in 8 bits where it does not fit whole; one that is drawn stands there whole first, and says so."""
+    from glassformer import cost
+
+    model = tiny.model(tiny.DECODERS["llama"])
+    glassformer.save(model, tmp_path / "plain")
+    whole = sum(weight.nbytes for weight in model.parameters())
+    quantize_weights(model, Layout(8))
+    few = sum(weight.nbytes for weight in model.parameters())
+    assert few < whole / 2
+    for have in (few, few - 1):
+        monkeypatch.setattr(cost, "available_memory", lambda *_, have=have: have)
+        with pytest.raises(UserError, match="float32"):
+            Checkpoint.open(tmp_path / "plain").model()
+        if have == few:
+            again = Checkpoint.open(tmp_path / "plain").model(bits=8)
+            assert torch.equal(said(again), said(model)) and len(quantized(again)) == len(quantized(model))
+        else:
+            with pytest.raises(UserError, match=f"take {re.escape(cost.gibibytes(few))} in 8 bits and cpu has"):
+                Checkpoint.open(tmp_path / "plain").model(bits=8)
+    monkeypatch.setattr(cost, "available_memory", lambda *_: 40 << 30)
+    with pytest.raises(UserError, match=r"take 69\.\d+ GiB in 8 bits \(262\.\d+ GiB in float32 while"):
+        Checkpoint.open("llama/3-70b").model(bits=8)

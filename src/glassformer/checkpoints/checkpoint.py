@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from ..nn import Model
+    from ..nn.quantized import Layout
     from ..tokenizer import Tokenizer
     from .loading import Fitted
 
@@ -112,12 +113,13 @@ class Checkpoint:
         from ..nn import quantized
 
         layout = quantized.Layout(bits, group, head)
-        model = self._model(dtype, device, mapped)
-        quantized.quantize_weights(model, layout)
+        model = self._model(dtype, device, mapped, layout)
+        if self.folder is not None and (self.gguf or self.base is not None or self.quantization is not None):
+            quantized.quantize_weights(model, layout)  # the others were quantised while they were made
         return model
 
-    def _model(self, dtype: Dtype, device: Device, mapped: bool) -> Model:
-        """The model as it is held here."""
+    def _model(self, dtype: Dtype, device: Device, mapped: bool, layout: Layout | None = None) -> Model:
+        """The model as it is held here; new or of plain files, in few bits where a ``layout`` is given."""
         from ..nn import lora
         from . import adapters, loading
         from . import quantized as few_bits
@@ -125,7 +127,7 @@ class Checkpoint:
 
         kind = loading.dtype_of(dtype)
         if self.folder is None:
-            return loading.new_model(self.config, kind or loading.DTYPES["float32"], device)
+            return loading.new_model(self.config, kind or loading.DTYPES["float32"], device, layout=layout)
         if self.gguf:
             from . import gguf
 
@@ -137,7 +139,7 @@ class Checkpoint:
                 page = few_bits.Page.read(self.quantization, str(self.folder / CONFIG))
                 own = loading.dtype_of(page.dtype)
                 return few_bits.load(self.config, page, files, kind or own or files.dtype, device).eval()
-            return loading.load_model(self.config, self.recipe, files, kind or files.dtype, device).eval()
+            return loading.load_model(self.config, self.recipe, files, kind or files.dtype, device, layout).eval()
         try:
             model = Checkpoint.open(self.base).model_as(self.config, dtype=kind, device=device).model
         except UserError as error:

@@ -13,6 +13,7 @@ from ..errors import UserError
 from ..nn import Model, build_model, quantized
 from ..nn.finite import check_when_used
 from ..nn.model import allocate
+from ..nn.quantized import Layout
 from ..recipes.recipe import Recipe, Table
 from . import weights
 from .headers import Shape
@@ -33,19 +34,37 @@ class Fitted:
     unused: tuple[str, ...]
 
 
-def new_model(cfg: config.Model, dtype: torch.dtype, device: Device, seed: int | None = None) -> Model:
-    """The model of a config, newly initialised."""
-    must_fit(cfg, dtype, device)
-    return build_model(cfg, device=device, dtype=dtype, seed=seed)
+def new_model(
+    cfg: config.Model, dtype: torch.dtype, device: Device, seed: int | None = None, layout: Layout | None = None
+) -> Model:
+    """The model of a config, newly initialised; a ``layout`` quantises it once all is drawn."""
+    must_fit(cfg, dtype, device, layout, drawn=True)
+    model = build_model(cfg, device=device, dtype=dtype, seed=seed)
+    if layout is not None:
+        quantized.quantize_weights(model, layout)
+    return model
 
 
-def load_model(cfg: config.Model, names: Names, files: Files, dtype: torch.dtype, device: Device) -> Model:
-    """The model with the files' weights, which have the names of a recipe or table (None: our own)."""
+def load_model(
+    cfg: config.Model, names: Names, files: Files, dtype: torch.dtype, device: Device, layout: Layout | None = None
+) -> Model:
+    """The model with the files' weights, which have the names of a recipe or table (None: our own).
+
+    A ``layout`` quantises each weight as it is read, so the model never stands here as a whole.
+    """
     links, shapes = linked(cfg, names, files)
-    must_fit(cfg, dtype, device)
+    must_fit(cfg, dtype, device, layout)
     model = build_model(cfg, device="meta", dtype=dtype)
+    bits, mapped = {} if layout is None else quantized.plan(model, layout), list[str]()
     allocate(model, device or torch.get_default_device())
-    check_when_used(model, weights.fill(links, files, dict(model.named_parameters()), shapes))
+    own = dict(model.named_parameters())
+    for link in links:
+        mapped += [name for name in weights.fill([link], files, own, shapes) if name not in bits]
+        some = {name: bits[name] for name in link.ours if name in bits}
+        quantized.quantize_some(model, some, layout.group if layout is not None else 0)
+        for name in some:
+            del own[name]  # what was read of it is given back
+    check_when_used(model, mapped)
     return model
 
 
@@ -78,18 +97,27 @@ def copy_weights(model: Model, given: Mapping[str, Tensor], names: Iterable[str]
                 model.get_parameter(name).copy_(given[name])
 
 
-def must_fit(cfg: config.Model, dtype: torch.dtype, device: Device) -> None:
-    """UserError where the device has not the memory for the model's weights."""
+def must_fit(
+    cfg: config.Model, dtype: torch.dtype, device: Device, layout: Layout | None = None, drawn: bool = False
+) -> None:
+    """UserError where the device has not the memory for the model's weights.
+
+    Those of a ``layout`` take what few bits take, but where they are ``drawn`` they stand there in ``dtype`` first.
+    """
     from ..cost import available_memory, gibibytes
 
     where = torch.device(device) if device is not None else torch.get_default_device()
-    needed = dtype.itemsize * sum(torch.Size(shape).numel() for shape in weights.shapes(cfg).values())
+    whole = dtype.itemsize * sum(torch.Size(shape).numel() for shape in weights.shapes(cfg).values())
+    plain = f"{gibibytes(whole)} in {str(dtype).removeprefix('torch.')}"
+    needed, told, smaller = whole, plain, "a smaller model or dtype"
+    if layout is not None:
+        few = quantized.nbytes(build_model(cfg, device="meta", dtype=dtype), layout)
+        needed, told = (whole if drawn else few), f"{gibibytes(few)} in {layout.bits} bits"
+        told += f" ({plain} while they are drawn)" if drawn else ""
+        smaller = "a smaller model" if drawn else "a smaller model or fewer bits"
     have = available_memory(where)
     if have is not None and needed > have:
-        raise UserError(
-            f"The weights take {gibibytes(needed)} in {str(dtype).removeprefix('torch.')} and {where} has "
-            f"{gibibytes(have)} free; use a smaller model or dtype."
-        )
+        raise UserError(f"The weights take {told} and {where} has {gibibytes(have)} free; use {smaller}.")
 
 
 def dtype_of(name: torch.dtype | str | None) -> torch.dtype | None:

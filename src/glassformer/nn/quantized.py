@@ -295,6 +295,16 @@ def plan(model: nn.Module, layout: Layout) -> dict[str, int]:
     return {name: bits[name] for name in even if bits[name] < 16}
 
 
+def nbytes(model: nn.Module, layout: Layout) -> int:
+    """The bytes that a model's weights, of any device, take in a layout."""
+    bits, total = plan(model, layout), 0
+    for path, weight in model.named_parameters():
+        rows, longest = weight.numel() // max(1, weight.shape[-1]), weight.shape[-1] if weight.ndim else 1
+        few = weight.numel() * bits.get(path, 0) // 8 + 2 * rows * -(-longest // layout.group)
+        total += few if path in bits else weight.numel() * weight.itemsize
+    return total
+
+
 def quantize_weights(model: nn.Module, layout: Layout, how: Rounding | None = None) -> dict[str, int]:
     """Put quantised weights in the place of a model's matrices, one after another; the bits of each, by path.
 
@@ -303,11 +313,16 @@ def quantize_weights(model: nn.Module, layout: Layout, how: Rounding | None = No
     """
     need(not quantized(model), "This model is quantised already; give the one that it was made of.")
     chosen = plan(model, layout)
+    quantize_some(model, chosen, layout.group, how)
+    return chosen
+
+
+def quantize_some(model: nn.Module, chosen: Mapping[str, int], group: int, how: Rounding | None = None) -> None:
+    """Put quantised weights in the place of those whose paths and bits are given."""
     for path, bits in chosen.items():
         weight = model.get_parameter(path)
-        rounded = how(path, weight, bits, layout.group) if how else rounding.searched(weight, bits, layout.group)
-        put(model, path, parameter(Codes.of(rounded, bits, layout.group), weight.dtype))
-    return chosen
+        rounded = how(path, weight, bits, group) if how else rounding.searched(weight, bits, group)
+        put(model, path, parameter(Codes.of(rounded, bits, group), weight.dtype))
 
 
 def dequantize_weights(model: nn.Module) -> None:

@@ -243,6 +243,13 @@ def test_weights_that_are_no_numbers_are_told() -> None:
         model.decoder.blocks[0].ffn.up.weight.fill_(torch.nan)
     with Engine(model) as engine, pytest.raises(UserError):
         engine.submit(Request([1])).result()
+    model = tiny.model(tiny.OTHERS["bert"])
+    with torch.no_grad():
+        model.encoder.blocks[0].ffn.up.weight.fill_(torch.nan)
+    with Engine(model) as engine:
+        with pytest.raises(UserError, match="NaN"):
+            engine.encode(Encode([1, 2]))
+        assert engine.stats().failed == 1
 
 
 def test_texts_end_at_stop_strings_and_at_eos_as_those_of_generate() -> None:

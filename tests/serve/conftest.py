@@ -114,7 +114,8 @@ def _extra() -> None:
 
 @pytest.fixture(scope="session")
 def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Untrained models of the other kinds: vectors, three labels (and blanks), one value for a pair, translations."""
+    """Untrained models of the other kinds: vectors, three labels (and blanks), one value for a pair, labels
+    of words, translations."""
     home = tmp_path_factory.mktemp("others")
     bert = served.worded(tiny.ALL["bert"])
     pools = {
@@ -124,8 +125,12 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
     for name, pool in pools.items():
         store.save(build_model(replace(bert, pool=pool), seed=3), home / name, served.tokenizer("wordpiece"))
+    named = replace(bert, pool=None, token_head=c.TokenHead(3))
+    store.save(
+        build_model(named, seed=3), home / "names", served.tokenizer("wordpiece"), labels=("O", "B-PER", "I-PER")
+    )
     served.saved("vaswani", home / "translator")
-    return {name: home / name for name in (*pools, "translator")}
+    return {name: home / name for name in (*pools, "names", "translator")}
 
 
 @pytest.fixture(scope="session")

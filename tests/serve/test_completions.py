@@ -107,6 +107,11 @@ def test_a_prompt_that_was_read_before_is_not_read_again(server: Server, chat_mo
     assert again["choices"] == first["choices"] and tokenizer.size > 110
 
 
+def test_without_a_model_the_first_one_answers_and_says_so(server: Server) -> None:
+    named, plain = (server.post("/v1/completions", {**ASKED, **more}).json() for more in ({"model": "tiny"}, {}))
+    assert plain["model"] == "tiny" and plain["choices"] == named["choices"]
+
+
 def test_bias_and_bans(server: Server, chat_model: Path) -> None:
     _, tokenizer = glassformer.load(chat_model, dtype="float32")
     forced = tokenizer.encode(" king")[0]
@@ -142,7 +147,7 @@ def test_a_character_in_several_tokens_is_never_shown_in_halves(server: Server, 
 def test_models_and_their_tokens(server: Server, chat_model: Path) -> None:
     _, tokenizer = glassformer.load(chat_model, dtype="float32")
     listed = server.client().get("/v1/models").json()
-    assert [one["id"] for one in listed["data"]] == ["tiny", "vectors", "labels", "pairs", "translator"]
+    assert [one["id"] for one in listed["data"]] == ["tiny", "vectors", "labels", "pairs", "names", "translator"]
     assert listed["data"][0]["max_model_len"] == 256
     assert server.client().get("/v1/models/tiny").json() == listed["data"][0]
     told = server.post("/tokenize", {"model": "tiny", "prompt": "O Romeo", "return_token_strs": True}).json()

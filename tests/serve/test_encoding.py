@@ -93,6 +93,21 @@ def test_rerank_as_coheres_client_asks_for_it(server: Server, model: str) -> Non
     assert {item.document.text for item in one.results} == set(TEXTS[:2])
 
 
+def test_tags(server: Server, others: dict[str, Path]) -> None:
+    model, tokenizer = opened(others["names"])
+    sentences = [TEXTS[0].split(), ["dog"], TEXTS[2].split()]
+    own = generation.tag(model, tokenizer, sentences)
+    told = server.post("/v1/tag", {"model": "names", "input": [TEXTS[0], ["dog"], TEXTS[2]]}).json()
+    assert [one["words"] for one in told["data"]] == sentences and told["labels"] == ["O", "B-PER", "I-PER"]
+    for one, probs in zip(told["data"], own, strict=True):
+        torch.testing.assert_close(torch.tensor(one["probs"]), probs, atol=1e-5, rtol=1e-5)
+        assert one["labels"] == [told["labels"][int(row.argmax())] for row in probs]
+    single = server.post("/v1/tag", {"model": "names", "input": TEXTS[0]}).json()
+    assert single["data"][0]["labels"] == told["data"][0]["labels"] and single["usage"]["prompt_tokens"] >= 6
+    cards = {one["id"]: one["abilities"] for one in server.client().get("/v1/models").json()["data"]}
+    assert "tag" in cards["names"] and "tag" not in cards["labels"]
+
+
 @pytest.mark.parametrize("order", ["apart", "left", "sure"])
 def test_fill(server: Server, others: dict[str, Path], order: Any) -> None:
     model, tokenizer = opened(others["labels"])
@@ -132,6 +147,12 @@ def test_translate(server: Server, others: dict[str, Path]) -> None:
         ("/v2/rerank", {"model": "vectors", "query": "", "documents": ["a"]}, "query"),
         ("/v2/rerank", {"model": "vectors", "query": "a", "documents": []}, "documents"),
         ("/v2/rerank", {"model": "vectors", "query": "a", "documents": ["a"], "top_n": 0}, "top_n"),
+        ("/v1/tag", {"model": "labels", "input": "a b"}, "does not label words"),
+        ("/v1/tag", {"model": "names", "input": " "}, "empty"),
+        ("/v1/tag", {"model": "names", "input": [["cat", ""]]}, "empty"),
+        ("/v1/tag", {"model": "names", "input": [[]]}, "input"),
+        ("/v1/tag", {"model": "names", "input": "cat " * 100}, "64"),
+        ("/v1/tag", {"model": "names", "input": [[3]]}, "input"),
         ("/v1/fill", {"model": "tiny", "input": "a ___"}, "does not fill"),
         ("/v1/fill", {"model": "labels", "input": "no blank"}, "blank"),
         ("/v1/fill", {"model": "labels", "input": "a ___", "top": 0}, "top"),

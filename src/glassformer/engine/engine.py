@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..errors import need
+from ..errors import UserError, need
 from ..generation.prompt import end_tokens
 from ..generation.sample import likeliest
 from ..nn import Model
@@ -329,6 +329,11 @@ class Engine:
                 self._end(job, "error", error)
             return
         for job, output in zip(jobs, outputs, strict=True):
+            try:
+                must_be_finite(self.model, output)
+            except UserError as error:
+                self._end(job, "error", error)
+                continue
             job.handle.output = output
             self._close(job, Event(0, finish_reason="stop", usage=job.usage))
 

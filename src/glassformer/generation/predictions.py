@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 Text: TypeAlias = str | tuple[str, str]
 Progress = Callable[[int], None]  # texts done so far
+Order: TypeAlias = Literal["apart", "left", "sure"]
 BLANK = "___"  # stands for the mask token, whatever that is called
 
 
@@ -91,15 +92,25 @@ def tag(
     if not tags(model.config) or model.token_head is None:
         raise UserError("This model has no labels for words; train it with the objective Tag first.")
     need(bool(sentences) and all(sentences), "A sentence is empty; give at least one, and words in each.")
+    rows, firsts = worded(tokenizer, sentences, int(min(model.config.context, model.limit)))
+    found = _each(model, rows, model.token_head, batch, progress, edits)
+    return [logits[own].softmax(-1) for logits, own in zip(found, firsts, strict=True)]
+
+
+def worded(
+    tokenizer: Tokenizer, sentences: Sequence[Sequence[str]], most: int
+) -> tuple[list[tuple[list[int], list[int]]], list[list[int]]]:
+    """The ids and segments of sentences cut into words, and where each word's first token stands.
+
+    UserError for a sentence of more than ``most`` tokens.
+    """
     words = list(words_apart(tokenizer, sentences))
     rows = [tokenizer.framed([[id for word in one for id in word]]) for one in words]
     longest = max(range(len(rows)), key=lambda place: len(rows[place][0]))
-    most, length = int(min(model.config.context, model.limit)), len(rows[longest][0])
+    length = len(rows[longest][0])
     need(length <= most, f"Sentence {longest + 1} has {length} tokens and the model reads {most}; cut it in two.")
     opened = tokenizer.framed([[-1]])[0].index(-1)
-    firsts = [list(itertools.accumulate(map(len, one), initial=opened))[:-1] for one in words]
-    found = _each(model, rows, model.token_head, batch, progress, edits)
-    return [logits[own].softmax(-1) for logits, own in zip(found, firsts, strict=True)]
+    return rows, [list(itertools.accumulate(map(len, one), initial=opened))[:-1] for one in words]
 
 
 def tags(cfg: config.Model) -> bool:
@@ -170,7 +181,7 @@ def fill(
     text: str,
     *,
     top: int = 5,
-    order: Literal["apart", "left", "sure"] = "apart",
+    order: Order = "apart",
 ) -> list[list[Filled]]:
     """What an encoder puts in the blanks of a text, written as its mask token or as ``___``, the likeliest first.
 
@@ -182,65 +193,78 @@ def fill(
     if not isinstance(model, Encoder) or model.head is None:
         what = "has no head over words" if isinstance(model, Encoder) else "writes texts, use `generate` or `translate`"
         raise UserError(f"Blanks are filled by an encoder with a masked-language head; this model {what}.")
-    if tokenizer.mask is None:
-        raise UserError("This tokenizer has no mask token, so a blank cannot be shown to the model; use another.")
-    need(top >= 1, f"top is {top}; give 1 or more.")
-    mark = tokenizer.token(tokenizer.mask)
-    text = text.replace(BLANK, mark)
-    ids, segments = tokenizer.encode_pair(text, special=True)
-    blanks = [place for place, token in enumerate(ids) if token == tokenizer.mask]
-    need(bool(blanks), f"The text has no blank; write {BLANK} or {mark} where one is.")
-    most = int(min(model.config.context, model.limit))
-    need(len(ids) <= most, f"The text has {len(ids)} tokens and the model reads {most}; shorten it.")
-    if order == "apart":
-        logprobs = _at(model, [ids], segments, known=tokenizer.size)[0]
-        told = []
-        for number, blank in enumerate(blanks):
-            best = logprobs[blank].topk(min(top, logprobs.shape[-1]))
-            pairs = zip(best.values.tolist(), best.indices.tolist(), strict=True)
-            told.append([_filled(tokenizer, text, mark, {number: token}, value) for value, token in pairs])
-        return told
-    ways = _one_after_the_other(model, tokenizer.size, ids, segments, blanks, top, order)
-    return [[_filled(tokenizer, text, mark, dict(enumerate(tokens)), total) for total, tokens in ways]]
+    filling = Filling(tokenizer, text, int(min(model.config.context, model.limit)), top, order)
+    while filling.rows:
+        filling.read(_logits(model, filling))
+    return filling.found
 
 
-def _one_after_the_other(
-    model: Model, known: int, ids: list[int], segments: list[int], blanks: list[int], top: int, order: str
-) -> list[tuple[float, list[int]]]:
-    """The ``top`` ways that a search of that width finds: log-probability, and the tokens from the left."""
-    ways: list[tuple[float, list[int], tuple[int, ...]]] = [(0.0, ids, tuple(blanks))]
-    for _ in blanks:
-        logprobs = _at(model, [way for _, way, _ in ways], segments, known)
-        grown = {}
-        for (total, way, open), row in zip(ways, logprobs, strict=True):
-            surest = max(open, key=lambda blank: float(row[blank].max()))
-            blank = open[0] if order == "left" else surest
-            best = row[blank].topk(min(top, row.shape[-1]))
-            for value, token in zip(best.values.tolist(), best.indices.tolist(), strict=True):
-                longer = [*way[:blank], token, *way[blank + 1 :]]
-                rest = tuple(place for place in open if place != blank)
-                grown[tuple(longer), rest] = (total + value, longer, rest)
-        ways = sorted(grown.values(), key=lambda way: -way[0])[:top]
-    return [(total, [way[place] for place in blanks]) for total, way, _ in ways]
+class Filling:
+    """The blanks of one text as they are filled: whoever reads ``rows`` tells what the model says at ``blanks``.
 
-
-def _at(model: Model, rows: list[list[int]], segments: list[int], known: int) -> Tensor:
-    """Log-probabilities (B, T, known) of the first ids at every place of rows of one length, as ``generate`` says them.
-
-    They are the model's own, over all rows of its vocabulary: a table rounded up has ids that no tokenizer can write.
+    ``found`` is there once no rows are left to be read. Each row is as long as ``segments``.
     """
-    device = next(model.parameters()).device
-    tokens = torch.tensor(rows, device=device)
-    told = {"segments": torch.tensor([segments] * len(rows), device=device)} if model.config.embed.segments else {}
+
+    def __init__(self, tokenizer: Tokenizer, text: str, most: int, top: int, order: Order) -> None:
+        if tokenizer.mask is None:
+            raise UserError("This tokenizer has no mask token, so a blank cannot be shown to the model; use another.")
+        need(top >= 1, f"top is {top}; give 1 or more.")
+        self.tokenizer, self.top, self.order = tokenizer, top, order
+        self.mark = tokenizer.token(tokenizer.mask)
+        self.text = text.replace(BLANK, self.mark)
+        ids, self.segments = tokenizer.encode_pair(self.text, special=True)
+        self.blanks = [place for place, token in enumerate(ids) if token == tokenizer.mask]
+        need(bool(self.blanks), f"The text has no blank; write {BLANK} or {self.mark} where one is.")
+        need(len(ids) <= most, f"The text has {len(ids)} tokens and the model reads {most}; shorten it.")
+        self.found: list[list[Filled]] = []
+        # log-probability, ids, and the numbers of the blanks that are still open
+        self._ways: list[tuple[float, list[int], tuple[int, ...]]] = [(0.0, ids, tuple(range(len(self.blanks))))]
+
+    @property
+    def rows(self) -> list[list[int]]:
+        """What is to be read now; nothing once all is found."""
+        return [] if self.found else [way for _, way, _ in self._ways]
+
+    def read(self, logits: Tensor) -> None:
+        """Logits (B, P, V) of the rows at the P blanks.
+
+        Probabilities are over all rows of the model's vocabulary; a table rounded up has ids that nobody can write.
+        """
+        logprobs = logits.float().log_softmax(-1)[..., : self.tokenizer.size]
+        count = min(self.top, logprobs.shape[-1])
+        if self.order == "apart":
+            for number, row in enumerate(logprobs[0]):
+                pairs = zip(*(x.tolist() for x in row.topk(count)), strict=True)
+                self.found.append([self._filled({number: token}, value) for value, token in pairs])
+            return
+        grown = {}
+        for (total, way, open), row in zip(self._ways, logprobs, strict=True):
+            number = open[0] if self.order == "left" else max(open, key=lambda one: float(row[one].max()))
+            rest = tuple(one for one in open if one != number)
+            for value, token in zip(*(x.tolist() for x in row[number].topk(count)), strict=True):
+                longer = [*way]
+                longer[self.blanks[number]] = token
+                grown[tuple(longer), rest] = (total + value, longer, rest)
+        self._ways = sorted(grown.values(), key=lambda way: -way[0])[: self.top]
+        if not self._ways[0][2]:
+            told = ((total, [way[place] for place in self.blanks]) for total, way, _ in self._ways)
+            self.found = [[self._filled(dict(enumerate(tokens)), total) for total, tokens in told]]
+
+    def _filled(self, chosen: dict[int, int], logprob: float) -> Filled:
+        """The text with the tokens chosen, by the blank's number."""
+        words = {number: self.tokenizer.decode([token], special=True).strip() for number, token in chosen.items()}
+        first, *rest = self.text.split(self.mark)
+        shown = first + "".join(words.get(number, BLANK) + part for number, part in enumerate(rest))
+        return Filled(list(chosen.values()), list(words.values()), math.exp(logprob), shown)
+
+
+def _logits(model: Model, filling: Filling) -> Tensor:
+    """What a model says of the rows at the blanks (B, P, V)."""
+    rows, device = filling.rows, next(model.parameters()).device
+    told = {}
+    if model.config.embed.segments:
+        told["segments"] = torch.tensor([filling.segments] * len(rows), device=device)
     with inference(model):
-        logits: Tensor = model(tokens, **told).logits
+        logits: Tensor = model(torch.tensor(rows, device=device), **told).logits
     must_be_finite(model, logits)
-    return logits.float().log_softmax(-1)[..., :known]
-
-
-def _filled(tokenizer: Tokenizer, text: str, mark: str, chosen: dict[int, int], logprob: float) -> Filled:
-    """``text`` with the tokens chosen, by the blank's number, in the place of ``mark``."""
-    words = {number: tokenizer.decode([token], special=True).strip() for number, token in chosen.items()}
-    first, *rest = text.split(mark)
-    shown = first + "".join(words.get(number, BLANK) + part for number, part in enumerate(rest))
-    return Filled(list(chosen.values()), list(words.values()), math.exp(logprob), shown)
+    return logits[:, filling.blanks]

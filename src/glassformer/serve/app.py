@@ -17,9 +17,9 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from .answers import DetokenizeAnswer, ModelCard, ModelList, TokenizeAnswer, TokenizerInfo
 from .chat import ChatAnswer, chat, conversation
 from .completions import CompletionAnswer, complete
-from .encoding import ClassifyAnswer, EmbeddingAnswer, Encoding, RerankAnswer, ScoreAnswer
+from .encoding import ClassifyAnswer, EmbeddingAnswer, Encoding, RerankAnswer, ScoreAnswer, TagAnswer
 from .errors import ApiError, ErrorAnswer, api_error, refuse, validation_error
-from .following import Followers
+from .following import Followers, client_of
 from .inspecting import Inspection, inspect
 from .metrics import Metrics
 from .middleware import Doorkeeper, Outer
@@ -35,9 +35,11 @@ from .schemas import (
     InspectRequest,
     RerankRequest,
     ScoreRequest,
+    TagRequest,
     TokenizeRequest,
     TranslateRequest,
 )
+from .searching import FillAnswer, TranslateAnswer, fill, translate
 from .streaming import EventStream
 
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -90,13 +92,17 @@ class Api:
         """The label of each text, or pair of texts."""
         return JSONResponse(await self.encoding.classify(http, self.registry[asked.model], asked))
 
+    async def tag(self, http: Request, asked: TagRequest) -> Response:
+        """The label of each word of each sentence."""
+        return JSONResponse(await self.encoding.tag(http, self.registry[asked.model], asked))
+
     async def fill(self, http: Request, asked: FillRequest) -> Response:
         """The words for the blanks of a text."""
-        return JSONResponse(await self.encoding.fill(http, self.registry[asked.model], asked))
+        return JSONResponse(await fill(http, self.registry[asked.model], asked, self.followers))
 
     async def translate(self, http: Request, asked: TranslateRequest) -> Response:
         """The best that a beam search finds for each source."""
-        return JSONResponse(await self.encoding.translate(http, self.registry[asked.model], asked))
+        return JSONResponse(await translate(http, self.registry[asked.model], asked, self.followers))
 
     async def inspect(self, http: Request, asked: InspectRequest) -> Response:
         """What the weights compute for a text: any named value, the logit lens, the likeliest tokens; after edits."""
@@ -174,11 +180,6 @@ class Api:
         )
 
 
-def client_of(http: Request) -> str:
-    """Whom the engine is fair to: an address."""
-    return http.client.host if http.client else ""
-
-
 def card(served: ServedModel) -> ModelCard:
     """What is said of a model."""
     return {
@@ -218,8 +219,9 @@ def routes(app: FastAPI, api: Api) -> None:
     for path in ("/classify", "/v1/classify"):
         add(path, api.classify, responses=told(ClassifyAnswer), **post)
     add("/v1/inspect", api.inspect, responses=told(Inspection), **post)
-    add("/v1/fill", api.fill, **post)
-    add("/v1/translate", api.translate, **post)
+    add("/v1/tag", api.tag, responses=told(TagAnswer), **post)
+    add("/v1/fill", api.fill, responses=told(FillAnswer), **post)
+    add("/v1/translate", api.translate, responses=told(TranslateAnswer), **post)
     add("/tokenize", api.tokenize, responses=told(TokenizeAnswer), **post)
     add("/detokenize", api.detokenize, responses=told(DetokenizeAnswer), **post)
     add("/tokenizer_info", api.tokenizer_info, responses=told(TokenizerInfo), **get)

@@ -1,8 +1,4 @@
-"""What whole texts give: vectors, scores, ranks, labels, the words for blanks, translations.
-
-Vectors and labels come from the engine. Blanks and beams are read by passes of their own on the same weights, one
-after another in a thread: the engine's answers do not change by it.
-"""
+"""What whole texts give, by the engine: vectors, scores, ranks, labels of texts and of words."""
 
 from __future__ import annotations
 
@@ -18,23 +14,24 @@ from starlette.requests import Request as HttpRequest
 from torch import Tensor
 from typing_extensions import TypedDict
 
-from .. import generation
 from ..engine import Encode
+from ..engine.request import Encoded
+from ..generation.predictions import worded
 from .errors import ApiError, refuse
-from .following import Followers, Tally, alone, unless_gone
+from .following import Followers, client_of
 from .generating import cannot
 from .prompts import check_lengths, listed
 from .registry import ServedModel
 from .schemas import (
     ClassifyRequest,
     EmbeddingRequest,
-    FillRequest,
     RerankRequest,
     ScoreRequest,
-    TranslateRequest,
+    TagRequest,
 )
 
 Text = str | list[int] | tuple[str, str]
+Rows = list[tuple[list[int], list[int]]]  # ids and segments
 
 
 class Read(TypedDict):
@@ -94,6 +91,25 @@ class ClassifyAnswer(TypedDict):
     model: str
     labels: list[str]
     data: list[Class]
+    usage: Read
+
+
+class Tagged(TypedDict):
+    """The words of one sentence, the label of each, and its ``probs`` in the order of ``labels``."""
+
+    index: int
+    words: list[str]
+    labels: list[str]
+    probs: list[list[float]]
+
+
+class TagAnswer(TypedDict):
+    """The labels of every word, in the order of the sentences."""
+
+    object: Literal["list"]
+    model: str
+    labels: list[str]
+    data: list[Tagged]
     usage: Read
 
 
@@ -175,28 +191,21 @@ class Encoding:
             data.append({"index": index, "label": best, "probs": row.tolist(), "num_classes": len(row)})
         return {"object": "list", "model": served.id, "labels": served.labels, "data": data, "usage": read}
 
-    async def fill(self, http: HttpRequest, served: ServedModel, asked: FillRequest) -> dict[str, Any]:
-        """POST /v1/fill"""
-        refuse(not served.fills, cannot(served, "fill blanks"), "model")
-        check_lengths([asked.input], served.characters, served.context, "input")
-        how: Any = {"top": asked.top, "order": asked.order}
-        work = partial(generation.fill, served.model, served.tokenizer, asked.input, **how)
-        found = await unless_gone(http, alone(work))
-        return {"object": "list", "model": served.id, "data": [[one.to_dict() for one in blank] for blank in found]}
-
-    async def translate(self, http: HttpRequest, served: ServedModel, asked: TranslateRequest) -> dict[str, Any]:
-        """POST /v1/translate"""
-        refuse(not served.translates, cannot(served, "translate"), "model")
-        texts = [asked.input] if isinstance(asked.input, str) else asked.input
-        refuse(not all(texts), "A text is empty; give some text.", "input")
-        check_lengths(texts, served.characters, served.context, "input")
-        generation.check_beams(asked.beams, asked.best, asked.length_penalty, asked.max_new)
-        how: dict[str, Any] = {"beams": asked.beams, "best": asked.best, "length_penalty": asked.length_penalty}
-        how["max_new"] = asked.max_new
-        work = partial(generation.search, served.model, served.tokenizer, texts, **how)
-        found = await unless_gone(http, alone(work))
-        data = [{"index": n, "best": [one.to_dict() for one in some]} for n, some in enumerate(found)]
-        return {"object": "list", "model": served.id, "data": data}
+    async def tag(self, http: HttpRequest, served: ServedModel, asked: TagRequest) -> TagAnswer:
+        """POST /v1/tag"""
+        refuse(not served.tags, cannot(served, "label words"), "model")
+        given = [asked.input] if isinstance(asked.input, str) else asked.input
+        sentences = [one.split() if isinstance(one, str) else one for one in given]
+        refuse(not all(map(all, sentences)) or not all(sentences), "A sentence is empty; give words in each.", "input")
+        check_lengths([" ".join(one) for one in sentences], served.characters, served.context, "input")
+        rows, firsts = await to_thread.run_sync(partial(worded, served.tokenizer, sentences, served.context))
+        logits = await self._read(http, served, rows, "tags")
+        data = list[Tagged]()
+        for index, (words, own, some) in enumerate(zip(sentences, logits, firsts, strict=True)):
+            probs = own[some].softmax(-1)
+            labels = [served.labels[best] for best in probs.argmax(-1).tolist()]
+            data.append({"index": index, "words": words, "labels": labels, "probs": probs.tolist()})
+        return {"object": "list", "model": served.id, "labels": served.labels, "data": data, "usage": _usage(rows)}
 
     async def _scores(
         self, http: HttpRequest, served: ServedModel, first: Sequence[str], second: Sequence[str]
@@ -231,26 +240,23 @@ class Encoding:
         if longest > served.context:
             said = f"A text has {longest} tokens and the model reads {served.context}; shorten it."
             raise ApiError(400, said, "input", "context_length_exceeded")
-        segmented = bool(served.config.embed.segments)
-        client = http.client.host if http.client else ""
+        return torch.stack(await self._read(http, served, rows, output)), _usage(rows)
+
+    async def _read(self, http: HttpRequest, served: ServedModel, rows: Rows, output: Encoded) -> list[Tensor]:
+        """What the engine makes of ids with their segments."""
+        segmented, client = bool(served.config.embed.segments), client_of(http)
         made = [Encode(ids, kinds if segmented else None, output, client=client) for ids, kinds in rows]
-        tally: Tally = http.state.tally
-        found = list[Tensor]()
-        some = max(1, min(ATONCE, served.engine.max_queue // 2))
-        for begin in range(0, len(made), some):  # a request takes a part of the queue, not all of it
-            handles = self.followers.submit(served, made[begin : begin + some])
-            await unless_gone(http, self.followers.results(handles, tally))
-            found += [handle.output.float().cpu() for handle in handles if handle.output is not None]
-        read = sum(len(ids) for ids, _ in rows)
-        return torch.stack(found), {"prompt_tokens": read, "total_tokens": read}
+        return await self.followers.outputs(http, served, made)
 
 
-ATONCE = 32
+def _usage(rows: Rows) -> Read:
+    read = sum(len(ids) for ids, _ in rows)
+    return {"prompt_tokens": read, "total_tokens": read}
 
 
-def _framed(served: ServedModel, texts: Sequence[Text]) -> list[tuple[list[int], list[int]]]:
+def _framed(served: ServedModel, texts: Sequence[Text]) -> Rows:
     """Ids with what stands around a text or a pair, and segments; UserError for ids that the model does not know."""
-    tokenizer, rows = served.tokenizer, list[tuple[list[int], list[int]]]()
+    tokenizer, rows = served.tokenizer, Rows()
     for one in texts:
         if isinstance(one, list):
             refuse(any(not 0 <= id < tokenizer.size for id in one), f"Tokens are 0 to {tokenizer.size - 1}.", "input")

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 from starlette.requests import Request as HttpRequest
+from torch import Tensor
 
 from ..engine import Encode, EngineClosed, Event, Handle, Request, Usage
 from .errors import refuse
@@ -19,8 +20,7 @@ from .registry import Registry, ServedModel
 
 T = TypeVar("T")
 WATCHED = 0.5  # seconds between looks at the engines
-
-
+ATONCE = 32  # texts of one request that are encoded side by side
 TURN = CapacityLimiter(1)
 
 
@@ -127,6 +127,15 @@ class Followers:
         finally:
             self.drop(handles)
 
+    async def outputs(self, http: HttpRequest, served: ServedModel, made: Sequence[Encode]) -> list[Tensor]:
+        """What the engine makes of whole texts, in fp32; raises Gone where the client leaves."""
+        found, some = list[Tensor](), max(1, min(ATONCE, served.engine.max_queue // 2))
+        for begin in range(0, len(made), some):  # a request takes a part of the queue, not all of it
+            handles = self.submit(served, made[begin : begin + some])
+            await unless_gone(http, self.results(handles, http.state.tally))
+            found += [handle.output.float().cpu() for handle in handles if handle.output is not None]
+        return found
+
     async def merged(self, handles: Sequence[Handle], tally: Tally) -> AsyncGenerator[tuple[int, Event]]:
         """The events of several as they come, each with its handle's number; a slow reader holds them back."""
         if len(handles) == 1:
@@ -195,6 +204,11 @@ async def unless_gone(http: HttpRequest, work: Awaitable[T]) -> T:
 async def alone(work: Callable[[], T]) -> T:
     """What ``work`` gives, in a thread, one at a time."""
     return await to_thread.run_sync(work, limiter=TURN, abandon_on_cancel=True)
+
+
+def client_of(http: HttpRequest) -> str:
+    """Whom the engine is fair to: an address."""
+    return http.client.host if http.client else ""
 
 
 async def ended(task: asyncio.Future[Any]) -> None:

@@ -14,6 +14,7 @@ from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.resolve import GGUF, is_recipe
 from ..engine import Engine
 from ..errors import need
+from ..generation.predictions import tags
 from ..tokenizer import chat_template
 from ..tokenizer.chat_template import ChatTemplate
 from ..tokenizer.framing import document_start
@@ -53,7 +54,7 @@ class ServedModel:
         self.engine = Engine(model, tokenizer, **vars(bounds))
         self.context = self.engine.max_context
         self.characters = self.context * max(longest, 1)  # a longer text cannot fit, however it is cut
-        own = self.config.pool
+        own: Any = self.config.token_head if self.tags else self.config.pool
         self.labels = list(checkpoint.labels) or [str(number) for number in range(own.labels if own else 0)]
 
     @property
@@ -84,6 +85,11 @@ class ServedModel:
         return self.config.pool is not None and bool(self.config.pool.labels)
 
     @property
+    def tags(self) -> bool:
+        """Whether it gives each word a label."""
+        return tags(self.config)
+
+    @property
     def embeds(self) -> bool:
         """Whether it gives a vector for a text."""
         return not self.translates and not self.labelled
@@ -96,6 +102,7 @@ class ServedModel:
             "embeddings": self.embeds,
             "score": self.embeds or self.labelled,
             "classify": self.labelled,
+            "tag": self.tags,
             "fill": self.fills,
             "translate": self.translates,
         }

@@ -229,6 +229,7 @@ class EmbeddingRequest(Asked):
     user: str | None = None
 
 
+Words = Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS)]
 Listed = str | Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS)]
 
 
@@ -246,6 +247,13 @@ class ClassifyRequest(Asked):
     model: Name | None = None
     input: Listed
     second: Listed | None = None
+
+
+class TagRequest(Asked):
+    """POST /v1/tag: sentences, each a text whose words stand between spaces, or a list of words."""
+
+    model: Name | None = None
+    input: str | Annotated[list[str | Words], Field(min_length=1, max_length=MOST_TEXTS)]
 
 
 class Document(Asked):

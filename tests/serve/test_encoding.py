@@ -1,4 +1,5 @@
-"""Vectors, scores, ranks, labels, blanks and translations over HTTP: the numbers of the same call in process."""
+"""Vectors, scores, ranks, labels, blanks and translations over HTTP (encoding, searching): the numbers of the same call
+in process."""
 
 from __future__ import annotations
 

@@ -85,13 +85,16 @@ CELL = re.compile(
 
 
 def computed_text(path: Path) -> str:
-    """What the cells and values of a page give, one after another, without the rest of the site."""
+    """What the cells and values of a page give, one after another, without traces, trainings and what needs them."""
     page, said = str(path), list[str]()
     for found in CELL.finditer(path.read_text(encoding="utf-8")):
+        if found["live"] or "trained(" in (found["code"] or ""):
+            pages.absent[page] = "a training"
+            continue
         if found["value"] is not None:
             said.append(pages.value(page, found["value"], page))
             continue
-        printed, value = pages.run(page, found["code"] or found["live"], page)
+        printed, value = pages.run(page, found["code"], page)
         rich = getattr(value, "_repr_html_", None)
         said += [printed, re.sub("<[^>]+>", " ", rich())] if rich else [printed, "" if value is None else str(value)]
     return "\n".join(filter(None, said))

@@ -37,6 +37,12 @@ def small() -> tuple[Any, Any]:
 
 
 @cache
+def seen(text: str) -> Any:
+    """The shipped model's trace of a text: the same one, and so one file of the site, on every page that asks."""
+    return glassformer.trace(*small(), text)
+
+
+@cache
 def pretrained(name: str) -> tuple[Any, Any]:
     """A model of the data folder, as stories260K, and its tokenizer."""
     return glassformer.load(data(name), dtype=torch.float32)
@@ -126,9 +132,9 @@ def lesson(vocab: int = 512, kilobytes: int = 400) -> tuple[Any, Any, Any]:
     return bpe, ids[: len(ids) * 9 // 10], ids[len(ids) * 9 // 10 :]
 
 
-def rows_of_text(model: Any, batch: int = 8, seed: int = 0) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
-    """What draws rows of the lesson's text and the tokens that follow each."""
-    ids, width = torch.tensor(lesson()[1]), model.config.context
+def rows_of_text(model: Any, batch: int = 8, seed: int = 0, ids: Any = None) -> Callable[[], tuple[Any, Any]]:
+    """What draws rows of the lesson's text (or of ``ids``) and the tokens that follow each."""
+    ids, width = torch.tensor(lesson()[1]) if ids is None else ids, model.config.context
     draws = torch.Generator().manual_seed(seed)
 
     def draw() -> tuple[torch.Tensor, torch.Tensor]:
@@ -151,7 +157,7 @@ def trained(
         for group in optimizer.param_groups:
             group["lr"] = rate * min(1.0, (step + 1) / warmup if warmup else 1.0)
         tokens, targets = draw()
-        output = model(tokens)
+        output = model(*tokens) if isinstance(tokens, tuple) else model(tokens)  # a target and its source
         loss = torch.nn.functional.cross_entropy(output.logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
         loss = loss + sum(output.aux.values()) if balance else loss
         optimizer.zero_grad()
@@ -206,6 +212,7 @@ __all__ = [
     "pretrained",
     "recipes",
     "rows_of_text",
+    "seen",
     "small",
     "smooth",
     "table",

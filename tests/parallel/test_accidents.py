@@ -36,10 +36,14 @@ def words(folder: Path, out: str, steps: int, *more: str) -> list[str]:
     return ["-m", "glassformer", "train", *SETTINGS, *given, *more]
 
 
-def begin(many: int, said: list[str], restarts: int = 0) -> subprocess.Popen[str]:
+def begin(many: int, said: list[str], restarts: int = 0, told: Path | None = None) -> subprocess.Popen[str]:
+    """A launch whose standard error is read at its end, or goes to the file ``told`` where it is long."""
     how = ["--nproc-per-node", str(many), "--max-restarts", str(restarts)]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([*LAUNCH, *how, *said], env=env, stderr=subprocess.PIPE, text=True)
+    if told is None:
+        return subprocess.Popen([*LAUNCH, *how, *said], env=env, stderr=subprocess.PIPE, text=True)
+    with told.open("a") as file:
+        return subprocess.Popen([*LAUNCH, *how, *said], env=env, stderr=file, text=True)
 
 
 def workers(launched: subprocess.Popen[str]) -> list[int]:
@@ -57,31 +61,50 @@ def sums(out: Path) -> str:
     return files.sha256(sorted(out.glob("step-*"))[-1] / "SHA256SUMS")
 
 
+def pause(launched: subprocess.Popen[str], seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while launched.poll() is None and time.monotonic() < until:
+        time.sleep(0.05)
+
+
+def wait_for_training(launched: subprocess.Popen[str], log: Path) -> None:
+    """Until it has logged a step since now."""
+    before = log.stat().st_mtime if log.exists() else 0.0
+    while launched.poll() is None and (not log.exists() or log.stat().st_mtime == before):
+        time.sleep(0.05)
+
+
+@pytest.mark.timeout(120 * KILLS + 600)
 def test_many_random_kills_of_one_of_all_and_of_the_agent_lose_nothing(tmp_path):
-    steps, draw, killed = 600, random.Random(5), 0
+    steps, draw, killed, kinds = 100 + 6 * KILLS, random.Random(5), 0, dict.fromkeys(("one", "all", "agent"), 0)
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, *words(tmp_path, "alone", steps)], env=env, check=True)
-    out, launched = tmp_path / "killed", None
+    out, told, launched = tmp_path / "killed", tmp_path / "told", None
     while True:
         if launched is None:
             begun = (out / "run.json").exists()
-            launched = begin(draw.choice((2, 4)), words(tmp_path, "killed", steps, *["--resume"] * begun), 50)
-        until = time.monotonic() + draw.uniform(3, 15)
-        while launched.poll() is None and (killed >= KILLS or time.monotonic() < until):
-            time.sleep(0.1)
+            said = words(tmp_path, "killed", steps, *["--resume"] * begun)
+            launched = begin(draw.choice((2, 4)), said, 2 * KILLS, told)
+        if killed == KILLS:
+            launched.wait()
+        elif draw.random() < 2 / 3:
+            wait_for_training(launched, out / "log.jsonl")
+        else:
+            pause(launched, draw.uniform(0, 10))  # of which most is the start
+        pause(launched, draw.uniform(0, 1))
         if launched.poll() is not None:
-            assert launched.returncode == 0, launched.stderr.read()  # type: ignore[union-attr]
+            assert launched.returncode == 0, told.read_text()[-5000:]
             break
         if not (them := workers(launched)):
             continue
         kind = draw.choice(("one", "one", "all", "agent"))
         for pid in {"one": [draw.choice(them)], "all": them, "agent": [launched.pid, *them]}[kind]:
             os.kill(pid, signal.SIGKILL)
-        killed += 1
+        killed, kinds[kind] = killed + 1, kinds[kind] + 1
         if kind == "agent":
             launched.wait()
             launched = None
-    print(f"{killed} kills")
+    print(f"{killed} kills: {kinds}")
     assert sums(out) == sums(tmp_path / "alone")
 
 

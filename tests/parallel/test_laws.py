@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from glassformer import files, training
 from glassformer.config import run_file
 from glassformer.config.parallel import Parallel
+from glassformer.data import corpus, shards
 from glassformer.errors import UserError
 from glassformer.parallel import shares
 from glassformer.parallel.mesh import Mesh
@@ -155,3 +157,21 @@ def test_a_mistake_of_one_is_everybodys_and_leaves_nothing_half_written(two, tmp
     assert axis.startswith("parallel.pipeline is not for glassformer train") and "too few for 2 pieces" in rows
     assert "data 3 is for 3, but there are 2 processes" in count
     assert not list((tmp_path / "out").glob("*step*")) and not list((tmp_path / "out").glob(".*.part"))
+
+
+def looked_through(mesh: Mesh, folder: str, out: str) -> int:
+    """How often this process reads all of a corpus, or of its tokens, to tell whether they are what they were."""
+    found, own = [], files.sha256
+    for module in (shards, corpus):
+        module.files = SimpleNamespace(**{**vars(files), "sha256": lambda path: found.append(path) or own(path)})
+    try:
+        ran(mesh, folder, out, "dropout")
+    finally:
+        shards.files = corpus.files = files
+    return len(found)
+
+
+def test_one_process_of_a_machine_looks_through_the_corpus(two, tmp_path):
+    ran(None, str(tmp_path), str(tmp_path / "alone"), "dropout")  # it is tokenised
+    first, other = two.call(looked_through, folder=str(tmp_path), out=str(tmp_path / "both"))
+    assert first >= 4 and other == 0

@@ -123,3 +123,49 @@ def test_copies_of_the_whole_and_plain_collectives(two):
     for given in ({}, {"axes": axes}):
         for found in two.call(learned, name="odd", dtype="float32", optimizer="Muon", exact=False, **given):
             assert [step[0] for step in found[0]] == pytest.approx([step[0] for step in alone[0]], rel=1e-5)
+
+
+def drawn(mesh: Mesh, name: str, axes: dict[str, int]) -> bool:
+    """Whether weights that were drawn one by one into shards on no device are the whole model's."""
+    cfg, layout = MODELS[name], Mesh(Parallel(**axes), mesh.rank, mesh.device, mesh.store)
+    wanted, model = dict(build_model(cfg, seed=3).named_parameters()), build_model(cfg, device="meta")
+    shard.shard(model, layout)
+    model.to_empty(device="cpu")
+    shard.draw(model, layout, 3)
+    same = []
+    for path, weight in model.named_parameters():
+        place = shard.place_in(model, path, layout)
+        box = tuple(slice(low, low + size) for low, size in zip(place.start, place.size, strict=True))
+        same.append(torch.equal(weight.to_local(), wanted[path][box]))
+    return all(same) and len(same) == len(wanted)
+
+
+@pytest.mark.parametrize("axis", ["data", "tensor", "expert"])
+def test_weights_drawn_into_shards_are_those_of_one_process(two, axis):
+    names = ["mixtral"] if axis == "expert" else ["gpt2", "mixtral", "alibi", *["odd"] * (axis == "data")]
+    for name in names:
+        assert all(two.call(drawn, name=name, axes={"data": 1, axis: 2}))
+
+
+def test_only_shards_gathered_for_a_text_stay(two):
+    for found in two.call(stays):
+        assert found == [False, True, False]
+
+
+def stays(mesh: Mesh) -> list[bool]:
+    """Whether a block is whole after a pass: usually, while a text is made, afterwards."""
+    model = build_model(MODELS["gpt2"], seed=0).eval()
+    shard.shard(model, mesh)
+    weight = "decoder.blocks.0.ffn.up.weight"
+    found = []
+
+    def gone_through() -> None:
+        with torch.no_grad():
+            model(torch.zeros(1, 4, dtype=torch.long))
+        found.append(not hasattr(model.get_parameter(weight), "to_local"))
+
+    gone_through()
+    with shard.gathered(model, mesh, 1):
+        gone_through()
+    gone_through()
+    return found

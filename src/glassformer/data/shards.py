@@ -173,11 +173,17 @@ def tokenise(
             tokenising.make(folder, source, tokenizer, workers, processes, progress)
         if progress:
             progress(source.size, source.size)
-        kept = json.loads((folder / "shards.json").read_text())
-        tokens, starts, marks = (
-            np.memmap(folder / name, dtype, mode="r")
-            for name, dtype in zip(MAPPED, (kept["dtype"], "int64", "int64"), strict=True)
-        )
+        return shards_under(key, source, tokenizer, cache)
+
+
+def shards_under(key: str, source: Source, tokenizer: Tokenizer, cache: Path | None = None) -> Shards:
+    """The shards that ``tokenise`` has just left in the cache under this key, without looking through them again."""
+    folder = (cache or files.cache_home() / "shards") / key
+    kept = json.loads((folder / "shards.json").read_text())
+    tokens, starts, marks = (
+        np.memmap(folder / name, dtype, mode="r")
+        for name, dtype in zip(MAPPED, (kept["dtype"], "int64", "int64"), strict=True)
+    )
     maps: list[Any] = [tokens, starts, marks]
     pairs = np.asarray(marks).reshape(-1, 2)
     whole = _Whole(source, tokenizer, key, pairs, np.asarray(starts), tuple(m._mmap for m in maps))

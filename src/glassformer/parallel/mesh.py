@@ -55,6 +55,20 @@ class Mesh:
         """Whether this is the process that prints, locks and logs."""
         return self.rank == 0
 
+    @property
+    def is_first_here(self) -> bool:
+        """Whether this is the first process of its machine."""
+        return self._local == 0
+
+    @property
+    def _local(self) -> int:
+        return 0 if self.alone else int(os.environ.get("LOCAL_RANK", self.rank))
+
+    @property
+    def limit(self) -> datetime.timedelta:
+        """How long a process waits for another within a collective."""
+        return datetime.timedelta(seconds=self.layout.timeout)
+
     # ------------------------------------------------------------------------------------ axes
 
     def coordinate(self, rank: int | None = None) -> dict[str, int]:
@@ -95,7 +109,7 @@ class Mesh:
             for start in range(self.size):
                 ranks = self.neighbours(*axes, of=start)
                 if ranks[0] == start:  # each once
-                    made = dist.new_group(ranks)
+                    made = dist.new_group(ranks, timeout=self.limit)  # its own default is half an hour
                     if self.rank in ranks:
                         self._groups[axes] = made
         return self._groups[axes]
@@ -111,7 +125,7 @@ class Mesh:
 
         if () not in self._groups:
             for rank in range(self.size):
-                made = dist.new_group([rank])
+                made = dist.new_group([rank], timeout=self.limit)
                 if rank == self.rank:
                     self._groups[()] = made
         return self._groups[()]
@@ -210,7 +224,7 @@ class Mesh:
             yield
             return
         self._turns += 1
-        local = int(os.environ.get("LOCAL_RANK", self.rank)) if machines else self.rank
+        local = self._local if machines else self.rank
         key = f"turn{self._turns}-{self.rank - local}"
         if local:
             self._wait(key)

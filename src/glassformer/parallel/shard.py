@@ -7,6 +7,7 @@ its row of 64 where one process would have it (``Window``), and the gradient's n
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,9 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .. import config
+from ..cost import available_memory
+from ..nn import build_model
+from ..nn.build import build
 from . import experts, tensor
 from .mesh import Mesh
-from .place import Cut
+from .place import Cut, Place, place_of
 from .windows import Window
 
 COPIES = ("replicate", "expert")
@@ -68,9 +73,64 @@ def cuts_of(model: nn.Module) -> Mapping[str, Cut]:
     return getattr(model, "cuts", {})
 
 
+def place_in(model: nn.Module, name: str, mesh: Mesh) -> Place | None:
+    """Where this process's numbers of a weight lie in the whole; None of one that is whole here."""
+    weight: Any = model.get_parameter(name)
+    return place_of(tuple(weight.shape), mesh, cuts_of(model).get(name)) if hasattr(weight, "to_local") else None
+
+
+@torch.no_grad()
+def draw(model: Any, mesh: Mesh, seed: int) -> None:
+    """Draw the weights of a model in shards, to the bits of ``build_model``: no process holds more than a whole weight
+    at a time, and those of the modules that ``reset`` their own."""
+    twin: Any = build_model(model.config, device="meta")
+
+    def put(name: str, whole: Tensor) -> None:
+        place = place_in(model, name, mesh)
+        assert place is not None
+        box = tuple(slice(low, low + size) for low, size in zip(place.start, place.size, strict=True))
+        model.get_parameter(name).to_local().copy_(whole[box])
+
+    def one_by_one(recurse: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
+        for name, weight in type(twin).named_parameters(twin, recurse=recurse):
+            drawn = nn.Parameter(torch.empty(weight.shape, dtype=weight.dtype)) if weight.is_meta else weight
+            yield name, drawn
+            if weight.is_meta:
+                put(name, drawn)
+
+    for module in twin.modules():
+        if hasattr(module, "reset") or any(weight.ndim < 2 for weight in module.parameters(recurse=False)):
+            for name, weight in module.named_parameters(recurse=False):
+                module._parameters[name] = nn.Parameter(torch.empty(weight.shape, dtype=weight.dtype))
+    twin.named_parameters = one_by_one
+    build(model.config.init, twin, config.stacks(model.config).values(), seed)
+    for name, weight in type(twin).named_parameters(twin):
+        if not weight.is_meta:
+            put(name, weight)
+
+
 def reductions(model: nn.Module) -> Iterator[Any]:
     """What adds up the gradients of each group of weights."""
     return (module.gradient_sums for module in model.modules() if hasattr(module, "gradient_sums"))
+
+
+@contextlib.contextmanager
+def gathered(model: Any, mesh: Mesh, needed: int) -> Iterator[None]:
+    """While entered, blocks stay gathered after they computed, where everybody has ``needed`` bytes free for that.
+
+    A text that is made token by token then gathers them once, not for each token.
+    """
+    parts = [module for module in model.modules() if hasattr(module, "gradient_sums")]
+    free = available_memory(mesh.device)
+    fits = bool(parts) and not mesh.most(float(free is not None and free < 2 * needed))
+    for module in parts:
+        module.set_reshard_after_forward(not fits and module is not model, recurse=False)
+    try:
+        yield
+    finally:
+        for module in parts:
+            module.set_reshard_after_forward(module is not model, recurse=False)
+        let_go(model)
 
 
 def let_go(model: nn.Module) -> None:

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from .. import files
 from ..checkpoints.tensors import Files, TensorFile, flat_bytes
 from .mesh import Mesh
-from .place import Place, Share, place_of, share_of
-from .shard import cuts_of
+from .place import Place, Share, share_of
+from .shard import cuts_of, place_in
 
 Contents: TypeAlias = Mapping[str, str | Callable[[Path], None]]
 
@@ -105,12 +105,6 @@ def read(saved: Files, name: str, place: Place | None) -> Tensor | Share:
     rows = saved.numbers(name, low * inside, high * inside).view(-1, *place.shape[1:])
     box = tuple(slice(low, low + size) for low, size in zip(place.start[1:], place.size[1:], strict=True))
     return Share(place, rows[(slice(None), *box)])
-
-
-def place_in(model: nn.Module, name: str, mesh: Mesh) -> Place | None:
-    """Where this process's numbers of a weight lie in the whole; None of one that is whole here."""
-    weight: Any = model.get_parameter(name)
-    return place_of(tuple(weight.shape), mesh, cuts_of(model).get(name)) if hasattr(weight, "to_local") else None
 
 
 @contextlib.contextmanager

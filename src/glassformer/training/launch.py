@@ -19,12 +19,13 @@ from .. import config, files
 from ..config import serial
 from ..config.old_names import renamed
 from ..config.run import Run, Train
-from ..cost import available_memory, gibibytes
+from ..cost import FP32, available_memory, gibibytes
 from ..errors import UserError, need, note
 from ..nn import device as devices
 from ..nn.experts import MoE
 from ..parallel.mesh import Mesh, started
-from ..parallel.shard import let_go, shard
+from ..parallel.shard import draw as draw_weights
+from ..parallel.shard import gathered, shard
 from . import run_checkpoints
 from .execution import ExecutionSettings, choose_by_table, choose_execution
 from .hooks import Agreed, Evaluate, Hook, Log, Routing, Sampled, Save, TensorBoard, draw
@@ -100,7 +101,7 @@ def _train(
     if "extended" in before:
         note(before["extended"])
     with mesh.in_turn():
-        data = run_data(plan)
+        data = run_data(plan, mesh)
     data = replace(data, batches=read_ahead(data.batches, device) if mesh.alone else data.batches)
     layout = layout_of(plan, how, mesh, how.dtype)
     needed = plan.memory(how.dtype) if mesh.alone else layout.memory * mesh.neighbours_here
@@ -108,7 +109,7 @@ def _train(
     if free is not None and needed > free:
         sentence = f"Training needs about {gibibytes(needed)} and {gibibytes(free)} are free; lower train.batch or"
         raise UserError(f"{sentence} train.context, raise train.accumulate, or take a smaller model.")
-    model, notes = build(plan, device, fresh=start is None)
+    model, notes = build(plan, device, start is None, mesh)
     for line in (*plan.notes, *notes, *data.notes):
         if "--data.separator" not in line or "--data.separator" not in chosen:  # said already
             note(line)
@@ -126,7 +127,12 @@ def _train(
         execution = choose_execution(model, batch, how.objective, how)
     frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
     if not mesh.alone:
+        empty = next(model.parameters()).is_meta
         shard(model, mesh, execution.dtype, mesh.layout.exact)
+        if empty:
+            model.to_empty(device=device)
+            if start is None:
+                draw_weights(model, mesh, how.seed)
     state = State(model, Optimizer(model, how.optimizer, mesh), data.batches, labels=plan.labels, base_model=base)
     state.mesh, state.frozen_digest = mesh, frozen_digest
     state.earlier_ends = tuple(before.get("ended", ()))
@@ -150,7 +156,11 @@ def _train(
             two_sided = isinstance(plan.model, config.EncoderDecoder)  # sides are seldom equally long
             flops = 0.0 if two_sided else plan.cost.training_flops
             shown = Live(
-                flops, execution.peak, _sampling(sample, plan, data), how.sample_every, written=out / "samples.jsonl"
+                flops,
+                execution.peak,
+                _sampling(sample, plan, data, mesh),
+                how.sample_every,
+                written=out / "samples.jsonl",
             )
             if mesh.is_first:
                 opened.enter_context(shown)
@@ -238,7 +248,7 @@ def _stale(state: State, how: Train) -> bool:
     return is_stale(state.step, state.best_step, state.earlier_ends, how.early_stop, how.evaluate_every)
 
 
-def _sampling(sample: Sampler | None, plan: RunPlan, data: RunData) -> Callable[[Any], str] | None:
+def _sampling(sample: Sampler | None, plan: RunPlan, data: RunData, mesh: Mesh) -> Callable[[Any], str] | None:
     """What writes a sample: the model's own text, or its answer to a source that is held out."""
     if sample is None or not plan.settings.train.objective.generates:
         return None
@@ -246,11 +256,10 @@ def _sampling(sample: Sampler | None, plan: RunPlan, data: RunData) -> Callable[
 
     def written(model: Any) -> str:
         try:
-            return sample(model, plan.tokenizer, data.prompt, **own)
+            with gathered(model, mesh, plan.cost.total * FP32):
+                return sample(model, plan.tokenizer, data.prompt, **own)
         except UserError as error:  # what is only looked at ends no training
             return f"(none: {error})"
-        finally:
-            let_go(model)
 
     return written
 

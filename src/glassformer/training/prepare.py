@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,10 +15,12 @@ import torch
 from ..checkpoints import Checkpoint, resolve
 from ..config.objective import Full
 from ..config.run import Data, Run, Train
-from ..data import Shards, tokenise
+from ..cost import gibibytes
+from ..data import Shards, shards_under, tokenise
 from ..data import find as find_corpus
-from ..errors import UserError, need
+from ..errors import UserError, need, note
 from ..nn import build_model, lora
+from ..parallel.mesh import ALONE, Mesh
 from .batches import Batch, Batches, Prepared, every_token_once, prepared_alike
 from .encoded import encode
 from .packing import ExampleBatches, each_once
@@ -25,12 +28,14 @@ from .plan import RunPlan
 
 MAX_PIECES = 10  # of a text whose validation is spread, each at least PIECE_ROWS contexts long
 PIECE_ROWS = 16
+PROGRESS = 10.0  # seconds after which tokenising says how far it is, and again
 PROMPT_LENGTH = 60  # characters of the source whose answer is shown while training, about
 
 
-def build(plan: RunPlan, device: torch.device, fresh: bool) -> tuple[Any, list[str]]:
+def build(plan: RunPlan, device: torch.device, fresh: bool, mesh: Mesh = ALONE) -> tuple[Any, list[str]]:
     """The model to train, with its checkpoint's weights where the run begins from one; and, for a ``fresh`` run, what
-    was newly drawn and what trains, in sentences.
+    was newly drawn and what trains, in sentences. Where several processes will share it out, one that begins from no
+    checkpoint is on the "meta" device: no process ever holds the whole of it.
     """
     settings = plan.settings
     seed, tune = settings.train.seed, settings.train.tune
@@ -38,7 +43,7 @@ def build(plan: RunPlan, device: torch.device, fresh: bool) -> tuple[Any, list[s
     sentence = f'{type(tune).__name__} changes a model that was trained; name it, [model] from = "FOLDER".'
     need(whole or "from" in settings.model, sentence)
     if "from" not in settings.model or (whole and not fresh):
-        return build_model(plan.model, device=device, seed=seed), []
+        return build_model(plan.model, device=device if mesh.alone else "meta", seed=seed), []
     name = str(settings.model["from"])
     found = Checkpoint.open(name).model_as(plan.model, seed=seed, dtype=torch.float32, device=device)
     drawn = sorted({path.rpartition(".")[0] for path in found.new})
@@ -83,25 +88,47 @@ class RunData:
     held_out: tuple[Shards, ...] = ()
 
 
-def run_data(plan: RunPlan) -> RunData:
-    """The run's batches and those it is validated on; the plan has its tokenizer."""
+def run_data(plan: RunPlan, mesh: Mesh = ALONE) -> RunData:
+    """The run's batches and those it is validated on; the plan has its tokenizer.
+
+    Of several processes the first of each machine comes before its others (``mesh.in_turn``).
+    """
     how = plan.settings.train
-    found = _running_text(plan) if plan.examples is None else _examples(plan)
+    found = _running_text(plan, mesh) if plan.examples is None else _examples(plan)
     asked = how.objective, plan.tokenizer, how.seed
     batches = Prepared(found.batches, *asked) if how.objective.prepares else found.batches
     return replace(found, batches=batches, validation=lambda: prepared_alike(found.validation(), *asked))
 
 
-def _running_text(plan: RunPlan) -> RunData:
-    data, how, context, tokenizer = plan.settings.data, plan.settings.train, plan.context, plan.tokenizer
-    assert isinstance(data, Data) and tokenizer is not None
+def _tokenised(name: str, plan: RunPlan, mesh: Mesh) -> Shards:
+    """The corpus of this name as shards: the first process of a machine looks through it, its others take its word."""
+    data = plan.settings.data
+    assert isinstance(data, Data) and plan.tokenizer is not None
+    source = find_corpus(name, data.field, data.separator)
+    if not mesh.is_first_here:
+        return shards_under(mesh.told(f"shards of {name}"), source, plan.tokenizer)
+    noted = time.monotonic()
+
+    def progress(read: int, there: int) -> None:
+        nonlocal noted
+        if time.monotonic() - noted > PROGRESS:
+            noted = time.monotonic()
+            note(f"  tokenised {read / max(1, there):.0%} of {source.name} ({gibibytes(there)})")
+
+    shards = tokenise(source, plan.tokenizer, progress=progress)
+    mesh.tell(f"shards of {name}", shards.whole.key)
+    return shards
+
+
+def _running_text(plan: RunPlan, mesh: Mesh) -> RunData:
+    data, how, context = plan.settings.data, plan.settings.train, plan.context
+    assert isinstance(data, Data)
     training: list[tuple[Shards, float]] = []
     held_out: list[Shards] = []
     notes: list[str] = []
     for name, weight in data.sources().items():
-        source = find_corpus(name, data.field, data.separator)
-        notes += getattr(source, "notes", ())
-        shards = tokenise(source, tokenizer)
+        shards = _tokenised(name, plan, mesh)
+        notes += getattr(shards.whole.source, "notes", ())
         if isinstance(data.valid, float):
             # in pieces long enough for some rows each
             count = max(1, min(MAX_PIECES, len(shards) // (PIECE_ROWS * context)))
@@ -112,7 +139,7 @@ def _running_text(plan: RunPlan) -> RunData:
         else:
             training.append((shards, weight))
     if isinstance(data.valid, str):
-        held_out.append(tokenise(find_corpus(data.valid, data.field, data.separator), tokenizer))
+        held_out.append(_tokenised(data.valid, plan, mesh))
     batches = Batches(training, how.batch, context, how.seed)
     short = next((part for part in held_out if len(part) < 2), None)
     if short is not None and how.evaluate_every:

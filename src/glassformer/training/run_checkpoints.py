@@ -30,7 +30,7 @@ from ..errors import UserError, need
 from ..nn import lora
 from ..parallel import shares
 from ..parallel.place import share_of
-from ..parallel.shard import cuts_of
+from ..parallel.shard import cuts_of, place_in
 from .loop import State
 
 STEP = re.compile(r"step-(\d{6,})")
@@ -127,7 +127,7 @@ def restore(path: Path, state: State) -> dict[str, Any]:
     mine: dict[str, Any] = dict(
         state.model.named_parameters() if state.base_model is None else lora.trained(state.model)
     )
-    places = {name: shares.place_in(state.model, name, mesh) for name in mine}
+    places = {name: place_in(state.model, name, mesh) for name in mine}
     here = {name: list((places[name] or weight).shape) for name, weight in mine.items()}
     there = {name: list(file.entries[own].shape) for name, (file, own) in weights.items()}
     differs = difference(there, here)

@@ -37,6 +37,7 @@ if (process.argv.includes("--tests")) {
   const empty = { ".css": "empty" };
   const made = await build({ ...page, entryPoints: { app: "src/main.tsx" }, outdir: out, format: "esm", splitting: true, loader: empty, metafile: true });
   await build({ ...page, entryPoints: { inline: "src/main.tsx" }, outdir: out, format: "iife" });
+  await build({ ...page, entryPoints: { widget: "src/widget.ts" }, outdir: out, format: "esm" });
   renameSync(join(out, "inline.css"), join(out, "app.css"));
   await build({ ...page, entryPoints: { sandbox: "src/sandbox.tsx" }, outdir: out, format: "iife", loader: empty });
   const size = (names) => names.reduce((sum, name) => sum + gzipSync(readFileSync(join(out, basename(name))), { level: 9 }).length, 0);

@@ -182,19 +182,27 @@ def plain(value: Any) -> Any:
 
 def page(trace: Any, title: str = "glassformer", most: int = MOST, **how: Any) -> str:
     """One HTML document with the page and the trace, ``most`` bytes at most. Raises UserError without the build."""
-    script, style = _built("inline.js"), _built("app.css")
-    script = script.replace("</script", "<\\/script")
+    room = (most - len(_with(title, "trace", "").encode())) * 3 // 4 - 16
+    need(room > 20_000, f"{most:,} bytes have no room for a trace beside the page itself; allow more.")
+    return _with(title, "trace", base64.b64encode(container(trace, room, **how)).decode())
+
+
+def live(start: Mapping[str, Any]) -> str:
+    """The page as one document whose requests go to whoever holds its frame (page/live.py), opened at ``start``."""
+    return _with("glassformer", "live", dumped(start).replace("<", "\\u003c"))
+
+
+def _with(title: str, kind: str, held: str) -> str:
+    """The page as one document, with what it holds in a script element."""
+    script, style = built("inline.js").replace("</script", "<\\/script"), built("app.css")
     head = f'<meta name="color-scheme" content="light dark"><style>{style}</style>'
     body = '<div id="app"><noscript>This page is drawn by JavaScript, all of it in this file.</noscript></div>'
-    body += '<script type="text/plain" id="glassformer-trace">'
-    tail = f"</script><script>{script}</script>"
-    room = (most - len(document(title, body + tail, POLICY, head).encode())) * 3 // 4 - 16
-    need(room > 20_000, f"{most:,} bytes have no room for a trace beside the page itself; allow more.")
-    data = container(trace, room, **how)
-    return document(title, f"{body}{base64.b64encode(data).decode()}{tail}", POLICY, head)
+    body += f'<script type="text/plain" id="glassformer-{kind}">{held}</script><script>{script}</script>'
+    return document(title, body, POLICY, head)
 
 
-def _built(name: str) -> str:
+def built(name: str) -> str:
+    """A file of the page's build. Raises UserError where it was not built."""
     try:
         return (resources.files("glassformer") / "static" / name).read_text(encoding="utf-8")
     except OSError:

@@ -9,6 +9,7 @@ wire       parts of a trace as safetensors, within a bound
 words      generation token by token, tokenizers, vocabularies
 events     training folders, read as they grow
 records    samples and expert loads that a training wrote
+live       a trace as a widget in a notebook (extra ``live``), answered by the kernel
 
 Who may ask is in asgi/security.
 """

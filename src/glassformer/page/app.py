@@ -344,5 +344,10 @@ class Page:
 
 def application(page: Page, hosts: frozenset[str] | None, token: str | None = None) -> Guard:
     """The server: the page's routes behind the guard."""
+    return Guard(routed(page), hosts, token)
+
+
+def routed(page: Page) -> Starlette:
+    """The page's routes, for whoever may ask them."""
     told: dict[Any, Any] = {UserError: mistake, Gone: left, 404: unknown, 405: unknown, Exception: broken}
-    return Guard(Starlette(routes=page.routes(), exception_handlers=told), hosts, token)
+    return Starlette(routes=page.routes(), exception_handlers=told)

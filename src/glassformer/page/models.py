@@ -11,7 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..checkpoints.checkpoint import Checkpoint
+from ..checkpoints.checkpoint import Checkpoint, has_tokenizer
 from ..checkpoints.resolve import is_recipe
 from ..errors import UserError
 from ..inspection.answers import card
@@ -81,9 +81,17 @@ def digest(model: Any, tokenizer: Any) -> str:
 class Entry:
     """One offered model: ``id`` is what a browser calls it, ``title`` what the user called it."""
 
-    def __init__(self, id: str, name: str | Path, title: str, dtype: str | None, device: str | None) -> None:
+    def __init__(
+        self,
+        id: str,
+        name: str | Path,
+        title: str,
+        dtype: str | None,
+        device: str | None,
+        checkpoint: Checkpoint | None = None,
+    ) -> None:
         self.id, self.name, self.title, self.dtype, self.device = id, name, title, dtype, device
-        self.checkpoint = Checkpoint.open(name)
+        self.checkpoint = checkpoint or Checkpoint.open(name)
         self.stamp = stamp(self.checkpoint)
         self.loaded: Loaded | None = None
         self.turn = threading.Lock()
@@ -104,6 +112,14 @@ class Entry:
         finally:
             self.turn.release()
 
+    def has_tokenizer(self) -> bool:
+        """Whether one lies beside the model."""
+        return self.checkpoint.folder is not None and has_tokenizer(self.checkpoint.folder)
+
+    def tokenizer(self) -> Any:
+        """Its tokenizer, without its weights; None where it has none."""
+        return self.checkpoint.tokenizer()
+
     def card(self) -> dict[str, Any]:
         """What the page shows of it before it is loaded."""
         return {
@@ -117,11 +133,17 @@ class Entry:
 
 
 class HeldEntry(Entry):
-    """A model that somebody else holds in memory, whatever becomes of its files."""
+    """A model that somebody else holds in memory, whatever becomes of its files, if it has any."""
 
     def __init__(self, id: str, checkpoint: Checkpoint, model: Any, tokenizer: Any) -> None:
-        super().__init__(id, checkpoint.name, id, None, None)
+        super().__init__(id, checkpoint.name, id, None, None, checkpoint)
         self.held = model, tokenizer
+
+    def has_tokenizer(self) -> bool:
+        return self.held[1] is not None
+
+    def tokenizer(self) -> Any:
+        return self.held[1]
 
     def open(self, check: Check = lambda: None) -> Loaded:
         with self.turn:

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError, need
-from .models import Check, Loaded, Missing, Models
+from .models import Check, Entry, Loaded, Missing, Models
 
 if TYPE_CHECKING:
     from ..inspection.tracing import Trace
@@ -87,9 +87,7 @@ class Runs:
         cut = bool(asked.get("cut"))
         tokens, left = read(loaded, asked.get("ids", text), False, cut)
         given, source_left = (None, 0) if source is None else read(loaded, source, True, cut)
-        named = [list(map(repr, edits)), tokens.tolist(), None if given is None else given.tolist()]
-        whole = hashlib.sha256(repr([FORMAT, loaded.digest, *named]).encode()).hexdigest()
-        id = f"r_{whole[:16]}"
+        id = _id(loaded, edits, tokens, given)
         with self._turn:
             known = self._runs.get(id)
         over = beyond(("text", tokens, left), ("source", given, source_left))  # the same run may be of a longer text
@@ -117,6 +115,23 @@ class Runs:
         answer |= over
         self.add(Run(id, loaded, trace, answer, tokens, how))
         return answer
+
+    def keep(self, entry: Entry, trace: Trace, text: str | None, source: str | None) -> None:
+        """A trace without edits that was made elsewhere: whoever asks for its ids is answered from it."""
+        from ..inspection import answers
+
+        loaded, ids = entry.open(), trace.tokens
+        id = _id(loaded, [], ids, trace.source)
+        answer: dict[str, Any] = {"model": entry.id, "digest": loaded.digest}
+        answer |= answers.run(trace, answers.spans(loaded.tokenizer, ids[0].tolist(), text), source)
+        answer |= {"run": id, "edits": [], "check": {"captured_vs_fast_max_abs": None}}
+        self.add(Run(id, loaded, trace, answer, ids, {"source": trace.source, "edits": []}))
+
+
+def _id(loaded: Loaded, edits: list[Any], tokens: Any, source: Any) -> str:
+    """The same model, edits and ids have the same run."""
+    named = [list(map(repr, edits)), tokens.tolist(), None if source is None else source.tolist()]
+    return f"r_{hashlib.sha256(repr([FORMAT, loaded.digest, *named]).encode()).hexdigest()[:16]}"
 
 
 def beyond(*parts: tuple[str, Any, int]) -> dict[str, Any]:

@@ -146,13 +146,11 @@ class Tokenizers:
 
         "vocab" is None of a model's own until it is opened.
         """
-        from ..checkpoints.checkpoint import has_tokenizer
         from ..tokenizer import pretrained
 
         told: list[dict[str, Any]] = []
         for id, entry in self.models.entries.items():
-            folder = entry.checkpoint.folder
-            if folder is not None and has_tokenizer(folder):
+            if entry.has_tokenizer():
                 one = self._open.get(f"{id} {entry.stamp}")
                 told.append({"name": id, "title": entry.title, "vocab": one and one.size, "available": True})
         for name, known in pretrained.KNOWN.items():
@@ -179,7 +177,7 @@ class Tokenizers:
                 return None
             key = f"{name} {entry.stamp}"
             if key not in self._open:
-                self._open[key] = entry.checkpoint.tokenizer()
+                self._open[key] = entry.tokenizer()
             return self._open[key]
         if name not in self._open:
             self._open[name] = pretrained.at_hand(name)

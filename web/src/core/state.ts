@@ -81,6 +81,12 @@ export function url(): string {
   return `#${view.value}${rest ? `?${rest}` : ""}`;
 }
 
+/** Begin with this text, where the link does not say another. */
+export function open(said: { model: string; text: string; source: string; ids: number[]; view: string }) {
+  if (given.size) return;
+  [view.value, model.value, prompt.value, source.value, ids.value] = [said.view, said.model, said.text, said.source, said.ids];
+}
+
 function asked(): string {
   return JSON.stringify([model.value, prompt.value, source.value, ids.value, edits.value]);
 }

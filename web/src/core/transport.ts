@@ -1,6 +1,8 @@
-// Three ways to the same answers: a server, or a saved file that holds what was asked before it was saved.
+// Three ways to the same answers: a server, a notebook's kernel, or a saved file that holds what was asked before it was saved.
+import { asking, opened, port } from "./kernel";
 import * as offline from "./offline";
 import { read, type Container } from "./safetensors";
+import { notice, open } from "./state";
 
 export interface Transport {
   readonly live: boolean;
@@ -23,6 +25,9 @@ export class HttpTransport implements Transport {
   private readonly made = new Map<string, unknown>(); // what each run was made of
   private readonly token = new URLSearchParams(location.search).get("token");
 
+  /** `fetch` is the browser's, or a notebook's kernel that answers in its place. */
+  constructor(private readonly fetch: typeof globalThis.fetch = (path, init) => globalThis.fetch(path, init), private readonly there = "Is “glassformer page” still running?") {}
+
   private url(path: string): string {
     return this.token ? `${path}${path.includes("?") ? "&" : "?"}token=${encodeURIComponent(this.token)}` : path;
   }
@@ -30,16 +35,16 @@ export class HttpTransport implements Transport {
   private async ask(path: string, init: RequestInit): Promise<Response> {
     let answer: Response;
     try {
-      answer = await fetch(this.url(path), { ...init, credentials: "same-origin" });
+      answer = await this.fetch(this.url(path), { ...init, credentials: "same-origin" });
     } catch (error) {
       if ((error as Error).name === "AbortError") throw error;
-      throw new Refused(0, "The server does not answer. Is “glassformer page” still running?");
+      throw new Refused(0, `The server does not answer. ${this.there}`);
     }
     if (answer.ok) return answer;
     const made = answer.status === 404 && this.made.get(/^api\/runs\/(r_\w+)\//.exec(path)?.[1] ?? "");
     if (made && !init.signal?.aborted) { // the server began anew, or needed the room: the same request makes the same run
-      const again = await fetch(this.url("api/runs"), { ...this.sending(made), credentials: "same-origin" });
-      if (again.ok) answer = await fetch(this.url(path), { ...init, credentials: "same-origin" });
+      const again = await this.fetch(this.url("api/runs"), { ...this.sending(made), credentials: "same-origin" });
+      if (again.ok) answer = await this.fetch(this.url(path), { ...init, credentials: "same-origin" });
       if (answer.ok) return answer;
     }
     const details = await answer.json().catch(() => ({}));
@@ -66,7 +71,7 @@ export class HttpTransport implements Transport {
     let waiting = "";
     for (;;) {
       const { done, value } = await reader.read().catch((error: Error) => {
-        throw error.name === "AbortError" ? error : new Refused(0, "The server stopped in the middle of its answer. Is “glassformer page” still running?");
+        throw error.name === "AbortError" ? error : new Refused(0, `The server stopped in the middle of its answer. ${this.there}`);
       });
       waiting += value ?? "";
       const blocks = waiting.split(/\r?\n\r?\n/);
@@ -171,10 +176,19 @@ export function use(other: Transport): void {
   transport = other;
 }
 
+const KERNEL = "Is the notebook's kernel still running?";
+const BUSY = "The notebook's kernel has not answered for a while: it runs another cell, or it is gone.";
+
+function silent(waits: boolean) {
+  if (waits || notice.value === BUSY) notice.value = waits ? BUSY : "";
+}
+
 export async function connect(): Promise<Transport> {
   const raw = await saved();
   const held = raw && read(raw);
   if (held) offline.start(held);
-  transport = raw && held ? new StaticTransport(held, raw) : new HttpTransport();
+  const here = opened();
+  if (here) open(here);
+  transport = raw && held ? new StaticTransport(held, raw) : here ? new HttpTransport(asking(await port(), silent), KERNEL) : new HttpTransport();
   return transport;
 }

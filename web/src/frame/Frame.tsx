@@ -228,7 +228,7 @@ function Footer() {
       ) : (
         <span>nothing was read yet</span>
       )}
-      <span class="right">{transport?.live ? `${location.host || "local"} ${busy.value ? "· the model reads …" : "connected"}` : "a saved file: nothing leaves it"}</span>
+      <span class="right">{transport?.live ? `${location.host || "the kernel"} ${busy.value ? "· the model reads …" : "connected"}` : "a saved file: nothing leaves it"}</span>
     </footer>
   );
 }

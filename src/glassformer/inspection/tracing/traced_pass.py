@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
@@ -172,6 +173,14 @@ class Trace(Values):
         model, as the file calls it.
         """
         return export.save(self, path, **how)
+
+    def live(self, view: str = "playground", height: int = 640) -> Any:
+        """A widget for a notebook (extra ``live``): the page on this text, every number computed by the kernel.
+
+        ``view`` is one of its screens, such as "attention". It lives as long as the kernel does.
+        """
+        made = importlib.import_module("glassformer.page.live")  # by its name: the page stands above this room
+        return made.live(self, view, height)
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the page in a frame, with these numbers, alive after the kernel has gone."""

@@ -1,0 +1,94 @@
+"""A trace as a live page: the messages of a notebook are answered as the server answers."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import queue
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import glassformer
+import served
+import tiny
+from glassformer.errors import UserError
+from glassformer.inspection.edits import head_off
+from glassformer.inspection.tracing import Trace
+from glassformer.nn import build_model
+from glassformer.page.app import routed
+from glassformer.page.live import Answering
+
+Ask = Callable[..., tuple[int, bytes]]
+
+
+@pytest.fixture
+def traced() -> Trace:
+    model = build_model(served.worded(tiny.ALL["llama"]), seed=1)
+    return glassformer.trace(model, served.tokenizer(), "the cat sat")
+
+
+@pytest.fixture
+def ask(tmp_path: Any) -> Ask:
+    """ask(method, path, body) -> status and bytes of the whole answer."""
+    heard: queue.Queue[Any] = queue.Queue()
+    ids = itertools.count(1)
+    answering = Answering(routed(served.page(served.saved("llama", tmp_path))), lambda *told: heard.put(told))
+
+    def asked(method: str, path: str, body: Any = None, cancel_after: int = 0) -> tuple[int, bytes]:
+        id = next(ids)
+        answering.hear(
+            {"to": "a", "id": id, "method": method, "path": path, "body": "" if body is None else json.dumps(body)}
+        )
+        status, held, count = 0, b"", 0
+        while True:
+            told, data = heard.get(timeout=60)
+            assert (told["to"], told["id"]) == ("a", id)
+            status, held, count = told.get("status", status), held + b"".join(data), count + 1
+            if count == cancel_after:
+                answering.hear({"to": "a", "id": id, "cancel": True})
+                while answering.left:
+                    pass
+                return status, held
+            if not told["more"]:
+                return status, held
+
+    return asked
+
+
+def test_it_answers_as_the_server_does(ask: Ask) -> None:
+    status, cards = ask("GET", "api/models")
+    name = json.loads(cards)[0]["name"]
+    assert status == 200
+    made = json.loads(ask("POST", "api/runs", {"model": name, "text": "the cat"})[1])
+    status, values = ask("GET", f"api/runs/{made['run']}/t?address=logits%5B0%5D&as=f32")
+    assert status == 200 and values[8:9] == b"{"
+    status, said = ask("POST", "api/runs", {"model": name, "text": ""})
+    assert status == 400 and "empty" in json.loads(said)["error"]
+    assert ask("GET", "api/runs/none")[0] == 404
+    assert ask("GET", "../pyproject.toml")[0] == 404
+
+
+def test_what_nobody_waits_for_is_not_computed_to_its_end(ask: Ask) -> None:
+    name = json.loads(ask("GET", "api/models")[1])[0]["name"]
+    how = {"model": name, "text": "the", "max_new": 8}
+    whole = ask("POST", "api/generate", how)[1]
+    assert 0 < len(ask("POST", "api/generate", how, cancel_after=3)[1]) < len(whole)
+
+
+def test_without_the_extra_it_says_what_to_install(traced: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "anywidget", None)
+    with pytest.raises(UserError, match=r"pip install 'glassformer\[live\]'"):
+        traced.live()
+
+
+def test_what_it_cannot_show_is_refused(traced: Trace) -> None:
+    with pytest.raises(UserError, match="There is no screen"):
+        traced.live("heads")
+    with pytest.raises(UserError, match="no height"):
+        traced.live(height=1)
+    edited = glassformer.trace(traced.model, traced.tokenizer, "the cat", edits=[head_off("decoder.blocks.0.attn", 0)])
+    with pytest.raises(UserError, match="edits"):
+        edited.live()

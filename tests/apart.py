@@ -13,10 +13,8 @@ from glassformer.checkpoints import store
 from glassformer.inspection.looking import look
 
 FAMILIES = ("gpt", "llama", "mixture", "bert", "t5", "odd")
-PROBE = """([x, y]) => {
-  const one = window.__glassformer.probe(x, y);
-  return one && { addr: one.addr, value: String(one.value) };
-}"""
+PROBE = """points => points.map(([x, y]) => __glassformer.probe(x, y)).filter(one => one)
+  .map(one => [one.addr, String(one.value)])"""
 SAID = "all => all.map(one => [one.dataset.addr, one.dataset.v])"
 SENTENCE, SOURCE = "the cat sat on a mat", "a dog and a log"
 
@@ -50,6 +48,16 @@ class Apart:
         name, _, index = address.partition("[")
         value = self.values[name] if name in self.values else self.weights[name]
         return float(value[tuple(int(one) for one in index.rstrip("]").split(","))])
+
+
+def numbers(found: Any) -> list[tuple[str, float]]:
+    """Address and value of everything that a locator finds."""
+    return [(address, float(value.replace("Infinity", "inf"))) for address, value in found.evaluate_all(SAID)]
+
+
+def probed(tab: Any, points: list[tuple[float, float]]) -> list[tuple[str, float]]:
+    """Address and value of what is drawn at these points, where something is."""
+    return [(address, float(value.replace("Infinity", "inf"))) for address, value in tab.evaluate(PROBE, points)]
 
 
 def close(shown: float, true: float) -> bool:

@@ -91,11 +91,33 @@ def served_at(*folders: Path, run: Path | None = None) -> Iterator[str]:
     thread.join(5)
 
 
-@pytest.fixture
-def tab(chromium: Any, site: Site) -> Iterator[Any]:
-    """A tab that may ask this machine alone and must leave the console empty."""
+@pytest.fixture(scope="session")
+def window(chromium: Any) -> Iterator[Any]:
+    """One window for all tabs: what the first has fetched the next has at hand, as with a reader."""
     context = chromium.new_context(viewport={"width": 1366, "height": 900}, color_scheme="light")
-    page, foreign, errors = context.new_page(), [], []
+    yield context
+    context.close()
+
+
+@pytest.fixture
+def tab(window: Any, site: Site) -> Iterator[Any]:
+    """A tab that may ask this machine alone and must leave the console empty."""
+    with looking(window) as page:
+        yield page
+
+
+@pytest.fixture(scope="module")
+def screen(request: pytest.FixtureRequest, window: Any, site: Site) -> Iterator[Any]:
+    """Such a tab for all tests of a module that have the same parameter, one after the other."""
+    with looking(window) as page:
+        page.name = request.param
+        yield page
+
+
+@contextmanager
+def looking(window: Any) -> Iterator[Any]:
+    """A tab, closed at the end, that has asked no one else and whose console stayed empty."""
+    page, foreign, errors = window.new_page(), [], []
 
     def asked(request: Any) -> None:
         if not request.url.startswith((*LINKS, "data:", "blob:")):
@@ -106,5 +128,7 @@ def tab(chromium: Any, site: Site) -> Iterator[Any]:
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.set_default_timeout(60_000)  # of a machine with much else to do
     yield page
-    context.close()
+    page.evaluate("() => { try { localStorage.clear() } catch { /* of a page that may have none */ } }")
+    page.close()
+    window.clear_permissions()
     assert not foreign and not errors, (foreign, errors)

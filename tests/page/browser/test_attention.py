@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from apart import FAMILIES, PROBE, Apart, close, typed
+from apart import FAMILIES, Apart, close, numbers, probed, typed
 from glassformer.checkpoints import store
 from glassformer.inspection.heads import head_scores
 
@@ -19,13 +19,12 @@ LAST = '[aria-label="one head"] .looks [data-sum]'
 
 def probes(tab: Any, grid: str, count: int, seed: str) -> list[tuple[str, float]]:
     """What the canvas of ``grid`` says at points picked at random, by address."""
-    luck, box, found = random.Random(seed), tab.locator(grid).bounding_box(), []
+    luck, box = random.Random(seed), tab.locator(grid).bounding_box()
     tab.evaluate("y => window.scrollTo(0, y)", 0)
-    for _ in range(count):
-        at = [box["x"] + luck.random() * box["width"], box["y"] + luck.random() * min(box["height"], 880 - box["y"])]
-        if (one := tab.evaluate(PROBE, at)) is not None:
-            found.append((one["addr"], float(one["value"])))
-    return found
+    high = min(box["height"], 880 - box["y"])
+    return probed(
+        tab, [(box["x"] + luck.random() * box["width"], box["y"] + luck.random() * high) for _ in range(count)]
+    )
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -44,9 +43,8 @@ def test_every_weight_that_is_drawn_is_the_models(name: str, site: Any, tab: Any
             kind, _, place = address.rpartition(" ")
             assert kind == "u8" and abs(value**0.5 - apart[place] ** 0.5) < 0.6 / 255, address
             checked += 1
-        for one in tab.locator(".looks [data-addr]").all():
-            address = one.get_attribute("data-addr")
-            assert close(float(one.get_attribute("data-v")), apart[address]), address
+        for address, value in numbers(tab.locator(".looks [data-addr]")):
+            assert close(value, apart[address]), address
         assert close(float(tab.locator(LAST).get_attribute("data-v")), 1.0)
     assert checked >= 200, checked
 
@@ -57,10 +55,10 @@ def test_words_and_lines_have_the_weights_too(view: str, site: Any, tab: Any) ->
     tab.get_by_role("button", name=view, exact=True).click()
     shown = f'[aria-label="one head"] .{"textview" if view == "text" else "lines"} [data-addr]'
     tab.wait_for_selector(shown, state="attached")
-    found = tab.locator(shown).all()
+    found = numbers(tab.locator(shown))
     assert len(found) >= len(apart.values["logits"])
-    for one in found:
-        assert close(float(one.get_attribute("data-v")), apart[one.get_attribute("data-addr")])
+    for address, value in found:
+        assert close(value, apart[address])
 
 
 @pytest.mark.parametrize("name", ["gpt", "llama", "odd"])
@@ -72,10 +70,7 @@ def test_a_head_that_is_off_moves_the_answer_as_a_model_without_its_columns(name
     ids = [
         int(one) for one in tab.evaluate("() => [...document.querySelectorAll('.strip .token')].map(e => e.dataset.id)")
     ]
-    shown = [
-        (one.get_attribute("data-addr"), float(one.get_attribute("data-v")))
-        for one in tab.locator(".answers .num[data-addr]").all()
-    ]
+    shown = numbers(tab.locator(".answers .num[data-addr]"))
     attention = apart.model.get_submodule("decoder.blocks.0.attn")
     width = attention.config.width(apart.model.config.dim) if hasattr(attention, "config") else None
     weight = attention.out.weight.detach()
@@ -112,11 +107,10 @@ def test_heads_are_sorted_and_shown_by_what_they_do_on_random_tokens(site: Any, 
         tab.wait_for_timeout(60)
     layer = re.search(r"blocks\.(\d+)", best.path).group(1)  # type: ignore[union-attr]
     assert f"layer {layer}, head {best.head}," in grid.get_attribute("aria-label")
-    for one in tab.locator('[data-addr^="heads."]').all():
-        address = one.get_attribute("data-addr")
+    for address, value in numbers(tab.locator('[data-addr^="heads."]')):
         path, head, name = re.fullmatch(r"heads\.(.*)\[(\d+)\]\.(\w+)", address).groups()  # type: ignore[union-attr]
         (mine,) = [head_ for head_ in found.heads if (head_.path, head_.head) == (path, int(head))]
-        assert float(one.get_attribute("data-v")) == mine.scores[name]
+        assert value == mine.scores[name]
     for label in ("previous", "first"):
         tab.get_by_role("combobox", name="show").select_option(label)
         marked = sum(label in head.labels for head in found.heads)

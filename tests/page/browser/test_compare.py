@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 import torch
 
-from apart import SENTENCE, Apart, close
+from apart import SENTENCE, Apart, close, numbers
 from glassformer.checkpoints import store
 from glassformer.inspection.contexts import word_in_contexts
 from glassformer.inspection.looking import token_ids
@@ -23,14 +23,13 @@ def test_two_models_on_one_text(site: Any, tab: Any) -> None:
     first, second = Apart(site, "gpt", tab), Apart(site, "llama", tab)
     ids = [int(one.get_attribute("data-id")) for one in tab.locator(".text .strip .token").all()]
     p, q = (one.values["logits"].double().log_softmax(-1) for one in (first, second))
-    for number, one in enumerate(tab.locator(".compare .bars .num").all()):
-        token = int(re.search(r"\[(\d+)\]$", one.get_attribute("data-addr")).group(1))  # type: ignore[union-attr]
-        assert close(float(one.get_attribute("data-v")), float((p if number < 5 else q)[-1, token].exp()))
+    for number, (address, value) in enumerate(numbers(tab.locator(".compare .bars .num"))):
+        token = int(re.search(r"\[(\d+)\]$", address).group(1))  # type: ignore[union-attr]
+        assert close(value, float((p if number < 5 else q)[-1, token].exp()))
     kl = (p.exp() * (p - q)).sum(-1)
     seen = 0
-    for one in tab.locator(".positions [data-addr]").all():
-        kind, at = one.get_attribute("data-addr").partition("(")[0], one.get_attribute("data-addr").rpartition("[")[2]
-        value, at = float(one.get_attribute("data-v")), int(at.rstrip("]"))
+    for address, value in numbers(tab.locator(".positions [data-addr]")):
+        kind, at = address.partition("(")[0], int(address.rpartition("[")[2].rstrip("]"))
         if kind == "kl":
             assert close(value, float(kl[at])), at
         else:
@@ -50,10 +49,10 @@ def test_two_tokenizers_meet_where_both_cut(site: Any, tab: Any) -> None:
         with torch.no_grad():
             row = model(ids).logits[0, :, : tokenizer.size].double().log_softmax(-1)
         seen: list[int] = []
-        for one in tab.locator(f'.positions [data-addr^="surprise({run})"]').all():
-            places = [int(at) for at in one.get_attribute("data-addr").rpartition("[")[2].rstrip("]").split("+")]
+        for address, value in numbers(tab.locator(f'.positions [data-addr^="surprise({run})"]')):
+            places = [int(at) for at in address.rpartition("[")[2].rstrip("]").split("+")]
             mine = -sum(float(row[at - 1, ids[0, at]]) for at in places)
-            assert close(float(one.get_attribute("data-v")), mine), places
+            assert close(value, mine), places
             seen += places
         assert seen == list(range(seen[0], ids.shape[1])) and seen[0] <= 3, "all but what has nothing before it"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from apart import close, typed
+from apart import close, numbers, typed
 
 
 def test_routing_is_the_models(site: Any, tab: Any) -> None:
@@ -15,18 +15,16 @@ def test_routing_is_the_models(site: Any, tab: Any) -> None:
         tab.wait_for_selector(f'.routing [data-addr^="decoder.blocks.{layer}."]')
         path = f"decoder.blocks.{layer}.ffn"
         chosen = apart.values[f"{path}.chosen"]
-        cells = tab.locator(".routing td.first, .routing td.other").all()
+        cells = numbers(tab.locator(".routing td.first, .routing td.other"))
         assert len(cells) == chosen.numel()
-        for one in cells:
-            assert close(float(one.get_attribute("data-v")), apart[one.get_attribute("data-addr")])
+        for address, value in cells:
+            assert close(value, apart[address])
         probabilities = apart.values[f"{path}.router"].float().softmax(-1)
-        for one in tab.locator('[aria-label="router"] [data-addr*="router_probs"]').all():
-            token, expert = (int(part) for part in one.get_attribute("data-addr").split("[")[1].rstrip("]").split(","))
-            assert close(float(one.get_attribute("data-v")), float(probabilities[token, expert]))
-        loads = tab.locator(f'.lensgrid [data-addr^="experts.load[{path},"]').all()
-        assert [int(one.get_attribute("data-v")) for one in loads] == chosen.flatten().bincount(
-            minlength=len(loads)
-        ).tolist()
+        for address, value in numbers(tab.locator('[aria-label="router"] [data-addr*="router_probs"]')):
+            token, expert = (int(part) for part in address.split("[")[1].rstrip("]").split(","))
+            assert close(value, float(probabilities[token, expert]))
+        loads = numbers(tab.locator(f'.lensgrid [data-addr^="experts.load[{path},"]'))
+        assert [value for _, value in loads] == chosen.flatten().bincount(minlength=len(loads)).tolist()
 
 
 def test_a_model_without_a_router_says_so(site: Any, tab: Any) -> None:

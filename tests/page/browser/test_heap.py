@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 RUNS, MOST = 50, 20 << 20  # SIGHT 7.2: bytes of the heap
 DIGEST = "() => performance.getEntriesByType('resource').filter(one => one.name.endsWith('api/runs')).length"
 
@@ -23,6 +25,7 @@ def run(tab: Any, text: str) -> None:
     tab.wait_for_selector("main .num[data-v]")
 
 
+@pytest.mark.slow
 def test_fifty_runs_leave_no_more_than_they_may_and_a_second_tab_its_own(site: Any, tab: Any) -> None:
     other = tab.context.new_page()
     session = tab.context.new_cdp_session(tab)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from apart import close, typed
+from apart import close, numbers, typed
 
 
 @pytest.mark.parametrize("name", ["gpt", "llama", "mixture", "odd"])
@@ -18,16 +18,16 @@ def test_each_depth_says_what_norm_and_head_make_of_its_states(name: str, site: 
     apart = typed(tab, site, name, "lens")
     tab.wait_for_selector(".lensgrid [data-addr]")
     model: Any = apart.model
-    cells = tab.locator(".lensgrid [data-addr]").all()
+    cells = numbers(tab.locator(".lensgrid [data-addr]"))
     checked = 0
-    for one in cells:
-        path, at = re.fullmatch(r"lens\.probability\[(.+),(\d+)\]", one.get_attribute("data-addr")).groups()  # type: ignore[union-attr]
+    for address, value in cells:
+        path, at = re.fullmatch(r"lens\.probability\[(.+),(\d+)\]", address).groups()  # type: ignore[union-attr]
         states = apart.values[path][int(at)]
         with torch.no_grad():
             normed = states if path.endswith(".out") else model.decoder.last_norm(states)
             chance = model.head(normed[None, None], model.embed)[0, 0].softmax(-1)
         if path != list(apart.values)[-1] and checked < 400:
-            assert close(float(one.get_attribute("data-v")), float(chance.max())), (path, at)
+            assert close(value, float(chance.max())), (path, at)
             checked += 1
     assert checked == len(cells) and checked >= 2 * len(apart.values["logits"])
 
@@ -38,7 +38,7 @@ def test_the_parts_of_a_logit_add_up_to_the_models(name: str, site: Any, tab: An
     tab.wait_for_selector(".parts .num")
     if tab.locator(".parts button").count():
         tab.locator(".parts button").click()
-    parts = [float(one.get_attribute("data-v")) for one in tab.locator(".parts .num").all()]
+    parts = [value for _, value in numbers(tab.locator(".parts .num"))]
     logit = tab.locator('[aria-label="who wrote it"] [data-addr^="logits["]')
     assert close(float(logit.get_attribute("data-v")), apart[logit.get_attribute("data-addr")])
     assert math.isclose(math.fsum(parts), apart[logit.get_attribute("data-addr")], rel_tol=1e-4, abs_tol=1e-4)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from apart import FAMILIES, PROBE, SAID, close, typed
+from apart import FAMILIES, close, numbers, probed, typed
 from glassformer.checkpoints import store
 
 PLAN = """async () => {
@@ -20,6 +20,17 @@ GO = """id => {
   all.set('op', id);
   all.delete('c');
   location.hash = name + '?' + all;
+}"""
+CELL = """before => {
+  const here = document.querySelector('section.cell:not([aria-busy=true])'), shown = here?.querySelector('.value .num');
+  if (!shown || shown.dataset.addr === before) return null;
+  return {
+    address: shown.dataset.addr,
+    value: shown.dataset.v,
+    kind: here.querySelector('.value .tag').innerText,
+    again: here.querySelector('[data-recomputed]')?.dataset.recomputed,
+    operands: [...here.querySelectorAll('button.num.link')].map(one => [one.dataset.addr, one.dataset.v]),
+  };
 }"""
 SHOWN = """id => {
   const grid = document.querySelector('main [role=grid]');
@@ -42,18 +53,12 @@ def test_what_inside_draws_is_the_models(name: str, site: Any, tab: Any) -> None
         tab.evaluate(GO, id)
         tab.wait_for_function(SHOWN, arg=id)
         box = tab.locator("main [role=grid]").first.bounding_box()
-        for _ in range(16):
-            x, y = (
-                box["x"] + luck.random() * box["width"],
-                box["y"] + luck.random() * min(box["height"], 850 - box["y"]),
-            )
-            found = tab.evaluate(PROBE, [x, y])
-            if found is None:
-                continue
-            shown = float(found["value"].replace("Infinity", "inf"))
-            assert close(shown, apart[found["addr"]]), (found, apart[found["addr"]])
+        high = min(box["height"], 850 - box["y"])
+        points = [(box["x"] + luck.random() * box["width"], box["y"] + luck.random() * high) for _ in range(16)]
+        for address, shown in probed(tab, points):
+            assert close(shown, apart[address]), (address, shown, apart[address])
             checked += 1
-            told.add(found["addr"])
+            told.add(address)
     assert checked >= 200 and len(told) > 100, (checked, len(told))
 
 
@@ -68,25 +73,18 @@ def test_a_cell_opens_to_its_arithmetic_and_every_operand_is_the_models(name: st
     )
     seen: list[str] = []
     for _ in range(400):
-        tab.wait_for_selector("section.cell:not([aria-busy=true]) .value .num")
-        address = tab.locator("section.cell .value .num").get_attribute("data-addr")
-        if seen and address == seen[-1]:
-            tab.wait_for_timeout(30)
-            continue
+        cell = tab.wait_for_function(CELL, arg=seen[-1] if seen else "").json_value()
+        address, value, kind = cell["address"], float(cell["value"]), cell["kind"]
         seen.append(address)
-        value = float(tab.locator("section.cell .value .num").get_attribute("data-v") or "nan")
         if address in apart:
             assert close(value, apart[address]), address
-        kind = tab.locator("section.cell .value .tag").first.inner_text()
         if kind in ("weight", "leaf"):
             break
-        again = tab.locator("section.cell [data-recomputed]").get_attribute("data-recomputed")
-        assert close(value, float(again)), (address, value, again)
-        operands = tab.locator("section.cell button.num.link").evaluate_all(SAID)
-        for operand, shown in operands[:12]:
+        assert close(value, float(cell["again"])), (address, value, cell["again"])
+        for operand, shown in cell["operands"][:12]:
             if operand in apart and shown not in ("", "-Infinity"):
                 assert close(float(shown), apart[operand]), operand
-        assert operands, f"{address} is a dead end"
+        assert cell["operands"], f"{address} is a dead end"
         tab.locator("section.cell button.num.link").first.click()
     assert kind in ("weight", "leaf") and len(seen) > 5, seen
 
@@ -95,10 +93,7 @@ def test_a_cell_opens_to_its_arithmetic_and_every_operand_is_the_models(name: st
 def test_the_playgrounds_probabilities_are_the_models(name: str, site: Any, tab: Any) -> None:
     apart = typed(tab, site, name, "playground")
     tab.wait_for_selector("aside .bars .num")
-    shown = [
-        (one.get_attribute("data-addr"), float(one.get_attribute("data-v")))
-        for one in tab.locator("aside .bars [data-addr]").all()
-    ]
+    shown = numbers(tab.locator("aside .bars [data-addr]"))
     assert len(shown) >= 14
     for address, value in shown:
         assert close(value, apart[address]), address

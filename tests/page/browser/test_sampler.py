@@ -74,7 +74,8 @@ def test_steps_on_the_page_write_what_the_server_writes(site: Any, tab: Any) -> 
         tab.wait_for_timeout(150)
 
     def written() -> list[str]:
-        return [one.get_attribute("data-id") for one in tab.locator("section[aria-label=output] .token").all()]
+        shown = tab.locator("section[aria-label=output] .token")
+        return list(shown.evaluate_all("all => all.map(one => one.dataset.id)"))
 
     steps = written()
     tab.goto("about:blank")

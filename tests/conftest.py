@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -47,6 +50,23 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(engines, "choose", recorded)
     return names
+
+
+@pytest.fixture
+def asked_nothing(monkeypatch: pytest.MonkeyPatch) -> Callable[[], AbstractContextManager[None]]:
+    """While entered, whatever asks a device for a number fails: tensors of "meta" have none.
+
+    On a GPU it would wait for all that was asked before, and the GPU then for the host.
+    """
+
+    @contextlib.contextmanager
+    def entered() -> Iterator[None]:
+        with monkeypatch.context() as patched:  # autocast does not know this device
+            patched.setattr(torch, "is_autocast_enabled", lambda *given: False)
+            patched.setattr(torch, "autocast", lambda *given, **named: contextlib.nullcontext())
+            yield
+
+    return entered
 
 
 @pytest.fixture

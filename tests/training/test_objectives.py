@@ -354,6 +354,21 @@ def test_compiled_is_as_written_out(name):
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
+def test_the_compiled_loss_is_the_loss(monkeypatch):
+    monkeypatch.setattr(loss, "_compiled_to_grad", lambda: torch.compile(loss._to_grad, backend="aot_eager"))
+    draw = torch.Generator().manual_seed(0)
+    found = []
+    for fused in (False, True):
+        draw.manual_seed(0)
+        hidden, table = (torch.randn(n, 16, generator=draw).requires_grad_() for n in (12, 40))
+        targets = torch.randint(-1, 40, (12,), generator=draw)
+        total = loss.cross_entropy(hidden, targets, table, None, 5.0, 0.1, fused=fused)
+        total.backward()
+        found.append((total.detach(), hidden.grad, table.grad))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 # --------------------------------------------------------------------- more from few examples
 
 

@@ -12,11 +12,13 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from .. import config
 from ..cost import available_memory
 from ..nn import Cache, EncoderDecoder, Memory, Model, Tape
 from ..nn.fused import FusedStack, fits, fuse
 from ..nn.inference import inference
 from ..nn.prepacked import View, prepack
+from .captured import CapturedStep
 from .paged_rows import PagedRows
 from .prompt import pad_left
 
@@ -24,6 +26,11 @@ PREPACK_AFTER = 32  # tokens that repay another look at the weights
 PREPACK_AFTER_BF16 = (
     256  # and tokens of a prompt that do in bf16, where prepacked weights gain less for many rows at once
 )
+
+CAPTURE = False
+"""Whether decoding on a GPU plays recorded steps (``CapturedStep``). Not run on a GPU yet, hence off."""
+
+ROOM = 512  # columns of a captured step's cache at first
 
 
 Reader: TypeAlias = Callable[[Model, Tensor, Tensor | None], tuple[Tensor, Cache]]
@@ -45,6 +52,9 @@ class Session:
         self.view: View[Model] | None = None  # with prepacked weights, once they are worth it
         plain = tape is None and reader is None and not model.config.embed.previous_token_embeddings
         self.fits = plain and fits(model)
+        self.one_shape = plain and isinstance(model.config.decoder, config.Stack)  # type: ignore[union-attr]
+        self.captured: CapturedStep | None = None  # on a GPU, once CAPTURE is set
+        self.read, self.room = 0, 0  # columns that captured steps have filled, and those they have
         self.paged: PagedRows | None = None  # what the cache held, where the blocks in C go on
 
     def prefill(self, starts: Sequence[Sequence[int]], sources: Sequence[Sequence[int]] | None, samples: int) -> Tensor:
@@ -77,10 +87,26 @@ class Session:
         if self.paged is not None:
             with inference(self.model):
                 return self.paged.decode(self._computing(), tokens).float()
+        if self.captured is not None:
+            if self.read >= self.room:
+                self.capture()
+            self.read += 1
+            return self.captured(tokens[:, None])
         logits = self._last_logits(tokens[:, None], self.pos)
         if self.pos is not None:
             self.pos = self.pos + 1
         return logits
+
+    def capture(self) -> None:
+        """Decode from now on in steps of one shape, which a GPU records once and plays again.
+
+        The room doubles when it is full, and each time the step is recorded anew.
+        """
+        self.read = max(self.read, self.cache.length)  # the cache does not see the steps that are played
+        self.room = 2 * max(ROOM // 2, self.room, self.read)
+        self.cache.fix(self.room)
+        self.pos = None  # the cache's own count does
+        self.captured = CapturedStep(lambda tokens: self._last_logits(tokens, None))
 
     def select(self, rows: Sequence[int], same_prompts: bool = False) -> None:
         """Row i becomes what row ``rows[i]`` was; the others are left out.
@@ -107,7 +133,11 @@ class Session:
         many tokens at most follow, and rows are selected at most once each. Not in the middle of a training, whose next
         step would undo it.
         """
-        if next(self.model.parameters()).device.type != "cpu" or self.model.training:
+        if self.model.training:
+            return
+        if next(self.model.parameters()).device.type != "cpu":
+            if CAPTURE and steps and self.one_shape:
+                self.capture()
             return
         if self.view is None or not self.view.complete:
             room = available_memory() if new else 0

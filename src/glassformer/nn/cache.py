@@ -50,6 +50,7 @@ class Slots:
 
     def __init__(self, ring: int | None) -> None:
         self.ring = ring
+        self.fixed = False  # a ring that is made larger before it is full (Cache.fix)
         self.filled = 0  # columns in use, empty ones of padding included
         self.capacity = ring or 0
         self.pos = torch.empty(0)  # (B or 1, capacity) or, in a ring, (B or 1, capacity + 1): the last is a bin
@@ -214,7 +215,7 @@ class Cache:
             assert self._last is not None
             pos = self._last + 1 + offsets
         if self._last is not None:
-            self._last = torch.maximum(self._last, pos.amax(1, keepdim=True))
+            torch.maximum(self._last, pos.amax(1, keepdim=True), out=self._last)  # in place: a step may be recorded
         for slots in self.slots.values():
             slots.advance(pos, self.contiguous)
         if self._previous:
@@ -228,6 +229,28 @@ class Cache:
         """Keep the latest tokens of each row, padding left out: enough to look back after a trim of up to SPARE."""
         latest, columns = pos.topk(min(most, pos.shape[1]), dim=1)
         self.history = (tokens.gather(1, columns.flip(1)), latest.flip(1))
+
+    def fix(self, room: int) -> None:
+        """Take one shape from now on, for positions up to ``room``: each step does the same to the same memory.
+
+        So a step can be recorded and played again (CUDA graphs), and nothing is asked of the device. The price: every
+        step looks at all of the room. Full attention becomes a ring that is never full: call again before it is.
+        """
+        for slots in self.slots.values():
+            if slots.ring is None or slots.fixed:
+                held = slots.ring or slots.filled
+                pos = slots.pos[:, :held]
+                index = pos.where(pos >= 0, room)
+                for kv in [kv for kv, _ in self.layers if kv.slots is slots]:
+                    kv.k, kv.v = (_placed(x.narrow(2, 0, held), index, room) for x in (kv.k, kv.v))
+                slots.pos = pos.new_full((len(pos), room + 1), -1).scatter_(1, index, pos)
+                slots.ring, slots.capacity, slots.fixed = room, room, True
+        rows = len(self.layers[0][0].k)
+        for slots in self.slots.values():
+            slots.pos = slots.pos.expand(rows, -1).clone()
+        if self._last is None:
+            self._last = torch.full((rows, 1), self.length - 1, device=slots.pos.device)
+        self.contiguous = False
 
     @property
     def evicts(self) -> bool:
@@ -277,6 +300,12 @@ class Cache:
         """Each row ``times`` times, side by side: several continuations of one reading."""
         held = self.layers[0][0].k if self.carried is None else self.carried.states[0][0]
         self.select(torch.arange(len(held), device=held.device).repeat_interleave(times))
+
+
+def _placed(x: Tensor, index: Tensor, room: int) -> Tensor:
+    """x (B, K, N, D) with column n in column index[n] of ``room`` + 1; index (B or 1, N), zeros elsewhere."""
+    wide = x.new_zeros(*x.shape[:2], room + 1, x.shape[3])
+    return wide.scatter_(2, index[:, None, :, None].expand(x.shape), x)
 
 
 def enlarged(x: Tensor, used: int, room: int, dim: int) -> Tensor:

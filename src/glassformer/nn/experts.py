@@ -69,7 +69,8 @@ class MoE(TracedModule):
         if self.cfg.normalize:
             weight = weight / weight.sum(-1, keepdim=True)
         weight, chosen = flow.look(self, "weight", weight), flow.look(self, "chosen", chosen)
-        if chosen.shape[:2] == (1, 1) and flow.contiguous and not (self.training or torch.is_grad_enabled()):
+        alone = chosen.shape[:2] == (1, 1) and flow.contiguous and not (self.training or torch.is_grad_enabled())
+        if alone and x.device.type == "cpu":  # it asks for the experts by number: a GPU would be waited for
             write = self.decode(x, weight, chosen, flow)
         else:
             choices = self.dispatch(weight, chosen, flow)
@@ -99,10 +100,11 @@ class MoE(TracedModule):
             expert_index = expert_index.where(is_token, experts)
         flat, capacity = expert_index.flatten(), None
         counts = flat.new_zeros(experts + 1).scatter_add_(0, flat, torch.ones_like(flat))[:experts]  # asks no GPU
-        if self.training and self.cfg.capacity_factor is not None:  # made even and at least 4, as nanoMoE does
-            tokens = expert_index.shape[1] if is_token is None else int(is_token.sum())
-            capacity = math.floor(self.cfg.top_k * self.cfg.capacity_factor * tokens / experts)
-            capacity = max(4, capacity + capacity % 2)
+        if self.training and self.cfg.capacity_factor is not None:
+            tokens = counts.new_full((), expert_index.shape[1]) if is_token is None else is_token.sum()
+            wide = torch.float32 if flat.device.type == "mps" else torch.float64  # MPS has no other
+            capacity = (self.cfg.top_k * self.cfg.capacity_factor * tokens.to(wide) / experts).floor().long()
+            capacity = (capacity + capacity % 2).clamp(min=4)  # even and at least 4, as in nanoMoE
         return Dispatch(expert_index, weight.flatten(0, 1).mT, counts, is_token, capacity)
 
     def reference(self, x: Tensor, choices: Dispatch) -> Tensor:
@@ -110,7 +112,8 @@ class MoE(TracedModule):
         tokens = x.flatten(0, 1)
         write = torch.zeros_like(tokens, dtype=choices.weight.dtype)
         for expert in range(self.cfg.experts):
-            found = (choices.expert_index == expert).nonzero()[: choices.capacity]  # first choices, then second ones
+            found = (choices.expert_index == expert).nonzero()  # first choices, then second ones
+            found = found if choices.capacity is None else found[: int(choices.capacity)]
             slot, token = found.unbind(1)
             output = self.expert_output(expert, tokens[token]) * choices.weight[slot, token, None]
             write = write.index_add(0, token, output)
@@ -204,12 +207,12 @@ class Dispatch:
     weight: Tensor
     counts: Tensor
     is_token: Tensor | None
-    capacity: int | None
+    capacity: Tensor | None
 
     @property
     def kept(self) -> Tensor:
         """How many choices each expert takes (E,)."""
-        return self.counts if self.capacity is None else self.counts.clamp(max=self.capacity)
+        return self.counts if self.capacity is None else self.counts.minimum(self.capacity)
 
     def rows(self, step: int) -> tuple[Tensor, Tensor | None, Tensor]:
         """Indices (P,) into the flat choices, one expert after another; which are real (P,); rows of each expert (E,).
@@ -219,12 +222,23 @@ class Dispatch:
         order = self.expert_index.flatten().argsort(stable=True)
         if step == 1 and self.is_token is None and self.capacity is None:
             return order, None, self.counts
+        if order.device.type != "cpu":
+            return self._every_row(order)
         filled = (self.kept + step - 1) // step * step
         expert = torch.repeat_interleave(filled)  # (P,)
         rank = torch.arange(len(expert), device=order.device) - (filled.cumsum(0) - filled)[expert]
         last = self.kept[expert] - 1
         first = (self.counts.cumsum(0) - self.counts)[expert]
         return order[first + rank.minimum(last)], rank <= last, filled
+
+    def _every_row(self, order: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """``rows`` on a GPU, which is not asked how many are left: all are worked on, by the last expert at worst."""
+        expert = self.expert_index.flatten()[order]
+        counts = F.pad(self.counts, (0, 1))
+        counts[-1] = len(order) - self.counts.sum()  # those that go nowhere are sorted to the end
+        rank = torch.arange(len(order), device=order.device) - (counts.cumsum(0) - counts)[expert]
+        real = rank < F.pad(self.kept, (0, 1))[expert]
+        return order, real, torch.cat((counts[:-2], counts[-2:].sum(0, keepdim=True)))
 
 
 def _step(x: Tensor, cfg: config.MoE) -> int:
@@ -252,9 +266,9 @@ def _kernel(rows: Tensor, table: Tensor) -> bool:
     """Whether torch's own grouped product takes these: 16-byte rows; on CUDA bf16 alone, on a CPU fp32 too."""
     if hasattr(table, "held"):  # quantised: it has a product of its own
         return False
-    kinds = (torch.bfloat16,) if rows.is_cuda else (torch.bfloat16, torch.float32)
+    kinds = (torch.bfloat16, torch.float32) if rows.device.type == "cpu" else (torch.bfloat16,)
     aligned = all(size * rows.element_size() % 16 == 0 for size in table.shape[1:])
-    return rows.dtype in kinds and rows.device.type in ("cpu", "cuda") and aligned and len(rows) > 0
+    return rows.dtype in kinds and rows.device.type in ("cpu", "cuda", "meta") and aligned and len(rows) > 0
 
 
 def _own(x: Tensor) -> Tensor:

@@ -95,7 +95,7 @@ class Evaluate:
             if answered:
                 predictions, labels = (torch.cat(part) for part in zip(*answered, strict=True))
                 metrics |= self.objective.metrics(predictions, labels, self.labels)
-        targets = sum(loss.count for loss in losses)
+        targets = int(sum(loss.count for loss in losses))
         return sum(float(loss.sum) for loss in losses) / targets if targets else math.nan, metrics
 
 

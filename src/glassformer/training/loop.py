@@ -22,12 +22,11 @@ from ..config.objective import Objective
 from ..config.old_names import renamed
 from ..errors import UserError
 from ..nn import Model
-from ..nn.build import compiled
 from ..parallel.mesh import ALONE, Mesh
 from ..parallel.shard import in_shards
 from .batches import Batch
 from .execution import ExecutionSettings, choose_execution
-from .loss import gradients
+from .loss import compiled_with_loss, gradients
 from .memory import keep_freed_memory
 from .objectives import Causal
 from .optimizer import Optimizer
@@ -148,7 +147,7 @@ def train(
     replica = state.bf16_replica = Bf16Replica(model) if low else None
     runner: Any = model if replica is None else replica.model
     if execution.compile:
-        runner = compiled(runner)
+        runner = compiled_with_loss(runner)
     base_lr = max(group["base_lr"] for group in state.optimizer.groups())
     while state.step < settings.steps:
         begun = time.perf_counter()

@@ -5,7 +5,9 @@ B batch, T tokens, N counted rows (B * T), C model dim, V vocabulary
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +18,8 @@ from torch import Tensor
 
 from ..config.objective import Objective
 from ..nn import Output, Tape
+from ..nn.build import compiled
+from ..nn.prepacked import replaced
 from .batches import Batch, piece_borders
 
 ONE_SHOT = 1 << 26
@@ -33,14 +37,15 @@ class Loss:
     """A loss as ``sum`` over ``count`` targets, so that pieces of a batch add up to the batch.
 
     ``aux`` is a mean already (a mixture's balance and z-loss); ``total`` weighs it by the count. ``tokens`` were read
-    for it. ``metrics`` are means over the targets, for the log; ``predictions`` and ``labels`` what
-    ``Objective.metrics`` reads of a whole validation.
+    for it. Both numbers may still lie on the device: asked for before the backward pass, they would make the host wait
+    for the forward pass and the GPU for the host. ``metrics`` are means over the targets, for the log; ``predictions``
+    and ``labels`` what ``Objective.metrics`` reads of a whole validation.
     """
 
     sum: Tensor
-    count: int
+    count: int | Tensor
     aux: Tensor | None = None
-    tokens: int = 0
+    tokens: int | Tensor = 0
     metrics: dict[str, Tensor] = field(default_factory=dict)
     predictions: Tensor | None = None
     labels: Tensor | None = None
@@ -53,7 +58,7 @@ class Loss:
     @property
     def mean(self) -> float:
         """The loss a target, without ``aux``."""
-        return float(self.sum.detach()) / max(1, self.count)
+        return float(self.sum.detach()) / max(1, int(self.count))
 
 
 def forward(model: Any, batch: Batch, tape: Tape | None = None) -> Output:
@@ -71,7 +76,7 @@ def token_loss(model: Any, output: Output, targets: Tensor, smoothing: float, fe
     """The cross-entropy of the tokens at each place (B, T); only where a target is, where they are ``few``."""
     head, hidden, targets = model.head, output.hidden.flatten(0, 1), targets.flatten()
     counted = targets >= 0
-    count = int(counted.sum())
+    count = counted.sum()
     if few:
         hidden, targets = hidden[counted], targets[counted]
     total = (head.cross_entropy or cross_entropy)(
@@ -86,9 +91,9 @@ def chosen_loss(model: Any, batch: Batch, smoothing: float) -> Loss:
     return dataclasses.replace(loss, tokens=tokens_in(batch))
 
 
-def tokens_in(batch: Batch) -> int:
+def tokens_in(batch: Batch) -> int | Tensor:
     """The tokens of a batch that are not padding; those of a source are not counted."""
-    return batch.tokens.numel() if batch.pos is None else int((batch.pos >= 0).sum())
+    return batch.tokens.numel() if batch.pos is None else (batch.pos >= 0).sum()
 
 
 def aux_loss(output: Output) -> Tensor | None:
@@ -143,19 +148,18 @@ def backward(model: Any, part: Batch, objective: Objective, smoothing: float, we
 
 
 def sums(losses: Sequence[Loss]) -> Sums:
-    """Those of a batch from its pieces' losses, in their order."""
-    return Sums(
-        float(sum(loss.total for loss in losses)),
-        float(sum(loss.sum for loss in losses)),
-        sum(loss.count for loss in losses),
-        sum(loss.tokens for loss in losses),
-        mean_metrics(losses),
-    )
+    """Those of a batch from its pieces' losses, in their order; the device is waited for once."""
+    device = losses[0].sum.device
+    found: list[Any] = [sum(loss.total for loss in losses), sum(loss.sum for loss in losses)]
+    found += [sum(loss.count for loss in losses), sum(loss.tokens for loss in losses)]
+    parts = [torch.as_tensor(one, device=device).detach().double() for one in found]  # fp32, and counts below 2^53
+    total, loss, count, tokens = torch.stack(parts).tolist()
+    return Sums(total, loss, int(count), int(tokens), mean_metrics(losses))
 
 
 def mean_metrics(losses: Sequence[Loss]) -> dict[str, Any]:
     """Each fact's mean over the targets of several losses, as plain numbers."""
-    count = sum(loss.count for loss in losses)
+    count = int(sum(loss.count for loss in losses))
     names = dict.fromkeys(name for loss in losses for name in loss.metrics)
     sums = {n: sum(loss.metrics[n].detach() * loss.count for loss in losses if n in loss.metrics) for n in names}
     return {name: (total / count).tolist() for name, total in sums.items() if count}  # type: ignore[union-attr]
@@ -176,17 +180,35 @@ def cross_entropy(
     softcap: float | None = None,
     smoothing: float = 0.0,
     limit: int | None = None,
+    fused: bool = False,
 ) -> Tensor:
     """The summed cross-entropy of the logits hidden table^T + bias, capped, against targets; in fp32 at least.
 
-    hidden (N, C), table (V, C), targets (N,) with -1 not counted. No more than ``limit`` logits exist at once.
+    hidden (N, C), table (V, C), targets (N,) with -1 not counted. No more than ``limit`` logits exist at once;
+    ``fused``: what is done to them is compiled to one kernel or two, not a dozen passes over memory.
     """
     if torch.is_autocast_enabled(hidden.device.type):
         dtype = torch.get_autocast_dtype(hidden.device.type)
         hidden, table, bias = hidden.to(dtype), table.to(dtype), None if bias is None else bias.to(dtype)
     rows = max(1, (limit or ONE_SHOT) // len(table))
-    total: Tensor = _HeadLoss.apply(hidden, table, bias, targets, softcap, smoothing, rows)  # type: ignore[no-untyped-call]
+    to_grad = _compiled_to_grad() if fused else _to_grad
+    given = (hidden, table, bias, targets, softcap, smoothing, rows, to_grad)
+    total: Tensor = _HeadLoss.apply(*given)  # type: ignore[no-untyped-call]
     return total
+
+
+@functools.cache
+def _compiled_to_grad() -> Callable[..., Tensor]:
+    return torch.compile(_to_grad, dynamic=False)
+
+
+def compiled_with_loss(model: Any) -> Any:
+    """``nn.build.compiled``; on a GPU, where the vocabulary's logits are the largest tensors, with the head's loss."""
+    if model.head is not None and next(model.parameters()).device.type == "cuda":
+        head = copy.copy(model.head)
+        head.cross_entropy = head.cross_entropy or functools.partial(cross_entropy, fused=True)
+        model = replaced(model, {model.head: head})
+    return compiled(model)
 
 
 class _HeadLoss(torch.autograd.Function):
@@ -202,6 +224,7 @@ class _HeadLoss(torch.autograd.Function):
         softcap: float | None,
         smoothing: float,
         rows: int,
+        to_grad: Callable[..., Tensor],
     ) -> Tensor:
         train = any(ctx.needs_input_grad)  # then a backward may come
         total = hidden.new_zeros((), dtype=_sum_dtype(hidden))
@@ -211,7 +234,7 @@ class _HeadLoss(torch.autograd.Function):
         for start in range(0, len(hidden), rows):
             part = hidden[start : start + rows]
             grad = F.linear(part, table, bias)  # (rows, V): logits now, their gradient after the next line
-            total += _to_grad(grad, targets[start : start + rows], softcap, smoothing, train)
+            total += to_grad(grad, targets[start : start + rows], softcap, smoothing, train)
             if to_hidden is not None:
                 torch.mm(grad, table, out=to_hidden[start : start + rows])
             if ctx.needs_input_grad[1]:
@@ -230,7 +253,7 @@ class _HeadLoss(torch.autograd.Function):
         if scale.device.type != "cpu" or float(scale) != 1.0:  # usually it is 1: spare a pass over the vocabulary
             found = tuple(None if grad is None else grad * scale for grad in found)
         to_hidden, to_table, to_bias = (None if grad is None else grad.to(ctx.dtype) for grad in found)
-        return to_hidden, to_table, to_bias, None, None, None, None
+        return to_hidden, to_table, to_bias, None, None, None, None, None
 
 
 def _to_grad(logits: Tensor, targets: Tensor, softcap: float | None, smoothing: float, train: bool) -> Tensor:

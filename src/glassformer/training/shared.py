@@ -106,7 +106,7 @@ def _joined(parts: Sequence[Loss]) -> Loss:
     """The loss of a piece from those of its columns; ``aux`` is of all of them on each."""
     if len(parts) == 1:
         return parts[0]
-    sums, count = [loss.sum for loss in parts], sum(loss.count for loss in parts)
+    sums, count = [loss.sum for loss in parts], int(sum(loss.count for loss in parts))
     metrics: dict[str, Any] = {
         name: sum(one.metrics[name] * one.count for one in parts) / max(1, count) for name in parts[0].metrics
     }
@@ -127,7 +127,7 @@ def _packed(losses: Sequence[Loss]) -> bytes:
     for number, loss in enumerate(losses):
         named = {"sum": loss.sum, "aux": loss.aux, "predictions": loss.predictions, "labels": loss.labels}
         named |= {f"metrics.{name}": metric for name, metric in loss.metrics.items()}
-        named["counts"] = torch.tensor([loss.count, loss.tokens])
+        named["counts"] = torch.tensor([int(loss.count), int(loss.tokens)])
         tensors |= {f"{number}.{name}": x.detach().cpu().contiguous() for name, x in named.items() if x is not None}
     return save(tensors)
 

@@ -1,0 +1,74 @@
+"""Training on a GPU: between the first layer and the last gradient nothing is asked of the device."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+import tiny
+from glassformer import config
+from glassformer.nn import build_model
+from glassformer.nn.experts import Dispatch
+from glassformer.training import Batch, Causal
+from glassformer.training.loss import backward, sums, tokens_in
+
+STACKS = [name for name, cfg in tiny.DECODERS.items() if isinstance(cfg.decoder, config.Stack)]
+
+
+def rows(packed: bool, device: str) -> Batch:
+    """Four rows of 16 tokens; ``packed``: two documents in each."""
+    tokens = torch.zeros(4, 16, dtype=torch.long, device=device)
+    place = torch.arange(16, device=device).expand(4, 16)
+    return Batch(tokens, tokens.clone(), *((place % 8, place // 8) if packed else ()))
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed"])
+@pytest.mark.parametrize("name", STACKS)
+def test_a_piece_asks_the_device_nothing(name: str, packed: bool, asked_nothing: Any) -> None:
+    """bf16, as it is trained there: of fp32 experts torch has no grouped product on a GPU."""
+    shape = dataclasses.replace(tiny.DECODERS[name], pool=None)  # how many documents there are, a pool must ask
+    with asked_nothing():
+        model = build_model(shape, seed=0).bfloat16().to("meta").train()
+        found = backward(model, rows(packed, "meta"), Causal(), 0.0)
+        assert found.sum.device.type == "meta" and all(p.grad is not None for p in model.parameters())
+
+
+def test_what_is_counted_on_the_device_is_told_once() -> None:
+    model = tiny.model(tiny.DECODERS["llama"])
+    batch = rows(True, "cpu")
+    batch.targets[0, :5] = -1
+    loss = backward(model, batch, Causal(), 0.0)
+    assert isinstance(loss.count, torch.Tensor) and tokens_in(batch) == 64
+    found = sums([loss, loss])
+    assert (found.count, found.tokens) == (118, 118) and found.loss == 2 * float(loss.sum)
+    assert found.loss == pytest.approx(loss.mean * 118)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "noisy", "nanomoe", "deepseek"])
+@pytest.mark.parametrize("padded", [False, True])
+def test_experts_on_a_gpu_work_on_every_choice(name: str, padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that go nowhere or are over capacity count for nothing; output and gradients are the definition's."""
+    shape = tiny.DECODERS[name]
+    model = tiny.model(shape).double().train()
+    tokens = torch.randint(shape.embed.vocab, (4, 16), generator=torch.Generator().manual_seed(1))
+    pos = torch.arange(16).expand(4, 16) - (torch.tensor([0, 3, 9, 1])[:, None] if padded else 0)
+    given = {"pos": pos.clamp(min=-1)} if padded else {}
+    found = []
+    for engine, way in (("eager", Dispatch.rows), ("auto", lambda self, step: self._every_row(_order(self)))):
+        monkeypatch.setattr(Dispatch, "rows", way)
+        model.engine = engine
+        model.zero_grad()
+        torch.manual_seed(0)
+        output = model(tokens, **given)
+        there = output.logits if not padded else output.logits[pos >= 0]
+        there.square().mean().backward()
+        found.append((there.detach(), *(p.grad for p in model.parameters())))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+
+def _order(choices: Dispatch) -> torch.Tensor:
+    return choices.expert_index.flatten().argsort(stable=True)

@@ -28,7 +28,7 @@ from glassformer.cost import cost
 from glassformer.nn import build_model
 from glassformer.parallel.layout import Layout
 from glassformer.parallel.mesh import Mesh
-from glassformer.parallel.shard import shard
+from glassformer.parallel.shard import draw, shard
 from glassformer.training import Batch, Causal, ExecutionSettings, Optimizer, State, run_checkpoints, train
 from glassformer.training.memory import peak_memory, reset_peak_memory
 
@@ -70,10 +70,12 @@ def steps(mesh: Mesh, name: str, wide: bool) -> tuple[Any, State]:
     """A training of this case, a step at a time; ``mesh`` are all processes that there are."""
     layout, cfg = Parallel(**CASES[name]), model_of(name, wide)
     own = Mesh(layout, mesh.rank, mesh.device, mesh.store)
-    model = build_model(cfg, seed=0)
+    model = build_model(cfg, seed=0, device=None if own.alone else "meta")
     how = run.Train(steps=1 << 20, batch=ROWS, accumulate=PIECES, schedule=run.Constant(), optimizer=run.AdamW())
     if not own.alone:
         shard(model, own, exact=layout.exact)
+        model.to_empty(device="cpu")
+        draw(model, own, 0)
 
     def batches() -> Any:
         draw = torch.Generator().manual_seed(1)

@@ -10,6 +10,7 @@ import torch
 from glassformer.config.parallel import AXES, Parallel
 from glassformer.errors import UserError
 from glassformer.parallel.mesh import ALONE, Mesh, share
+from glassformer.training.processes import one_voice
 
 
 def test_what_is_left_is_the_data_axis_and_what_does_not_multiply_is_refused():
@@ -71,3 +72,11 @@ def told(mesh):
 def test_two_processes_hear_the_same(two):
     one, other = two.call(told)
     assert one == other == [[2.0, 2], 1, {"rank": 0}, [[0], [1]], [0, 1], "the second's"]
+
+
+def test_what_a_backend_says_of_a_lost_process_is_one_sentence_and_a_bug_is_not():
+    mesh = Mesh(Parallel(data=2, timeout=7.0))
+    with pytest.raises(UserError, match=r"lost or did not answer within 7 s .*--resume"), one_voice(mesh):
+        raise RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error: reset\nmore")
+    with pytest.raises(RuntimeError, match="mat1 and mat2"), one_voice(mesh):
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")

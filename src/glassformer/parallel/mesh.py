@@ -35,6 +35,11 @@ class Lost(RuntimeError):
     """Another process of the training is gone or does not answer; what is not saved yet must not be saved now."""
 
 
+def is_loss(error: Exception) -> bool:
+    """Whether an error says that another process is gone: FSDP's own collectives raise what their backend does."""
+    return isinstance(error, Lost) or any(word in str(error) for word in ("/gloo/", "NCCL", "c10d"))
+
+
 class Mesh:
     """``size`` processes of which this is ``rank``, in the order of ``layout``'s axes; it computes on ``device``."""
 

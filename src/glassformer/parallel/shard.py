@@ -152,8 +152,10 @@ class Plain:
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False) -> Any:
+        dist: Any = torch.distributed
+        reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # its older name
         with self.mesh.watched():
-            torch.distributed.reduce_scatter_tensor(output_tensor, input_tensor, op, group)
+            reduce_scatter(output_tensor, input_tensor, op, group)
 
     def settle(self, output: Tensor) -> None:
         """Add what the copies of this shard found."""

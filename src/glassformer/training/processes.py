@@ -18,7 +18,7 @@ from ..config.run import Muon, Run, Train
 from ..errors import UserError, mute, need, note
 from ..parallel import experts, ring, tensor
 from ..parallel.layout import Layout, pieces_for
-from ..parallel.mesh import Lost, Mesh, restarts
+from ..parallel.mesh import Mesh, is_loss, restarts
 from ..tokenizer import Tokenizer
 from . import run_checkpoints
 from .execution import matmul_peak
@@ -43,13 +43,13 @@ def one_voice(mesh: Mesh) -> Iterator[None]:
     except UserError as error:
         mesh.leave_word(str(error))
         raise
-    except Lost as error:
-        word = mesh.word_left()
-        gone = f"A process of this training was lost or did not answer within {mesh.layout.timeout:g} s ({error})"
-        raise UserError(word or f"{gone}; start again with --resume: it goes on from the last checkpoint.") from None
     except Exception as error:
-        mesh.leave_word(f"A process failed: {type(error).__name__}: {error}")
-        raise
+        if not is_loss(error):
+            mesh.leave_word(f"A process failed: {type(error).__name__}: {error}")
+            raise
+        word, reason = mesh.word_left(), str(error).splitlines()[0]
+        gone = f"A process of this training was lost or did not answer within {mesh.layout.timeout:g} s ({reason})"
+        raise UserError(word or f"{gone}; start again with --resume: it goes on from the last checkpoint.") from None
 
 
 def previous(settings: Run, out: Path, resume: bool, mesh: Mesh) -> dict[str, Any]:

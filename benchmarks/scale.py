@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import statistics
 import sys
@@ -32,7 +33,7 @@ from glassformer.parallel.shard import draw, shard
 from glassformer.training import Batch, Causal, ExecutionSettings, Optimizer, State, run_checkpoints, train
 from glassformer.training.memory import peak_memory, reset_peak_memory
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "tests"), str(Path(__file__).parent)]
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from many import Processes  # noqa: E402
 
 MIB = 1 << 20
@@ -126,8 +127,9 @@ def memory(mesh: Mesh, name: str, folder: str) -> dict[str, float]:
 
 def contexts(mesh: Mesh, limit: int) -> list[tuple[int, int]]:
     """benchmarks/axes.py's: longer and longer rows until a step holds more than ``limit`` bytes a process."""
-    import axes
-
+    spec: Any = importlib.util.spec_from_file_location("longer_rows", Path(__file__).with_name("axes.py"))
+    axes: Any = importlib.util.module_from_spec(spec)  # the tests have a module of that name too
+    spec.loader.exec_module(axes)
     return axes.longest(Mesh(Parallel(data=1, context=mesh.size), mesh.rank).group("context"), mesh.size, limit)
 
 

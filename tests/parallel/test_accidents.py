@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -140,3 +141,60 @@ def test_a_process_that_is_slow_beyond_the_timeout_ends_all(tmp_path):
         os.kill(stopped, signal.SIGCONT) if Path(f"/proc/{stopped}").exists() else None
     assert launched.returncode != 0 and time.monotonic() - began < 60, said
     assert said.count("was lost or did not answer within 5 s") == 1 and "glassformer/cli.py" not in said
+
+
+HOSTS = ("10.77.0.1", "10.77.0.2")
+
+
+@pytest.fixture
+def hosts() -> Iterator[list[str]]:
+    """Two hosts of one network, each a namespace of this machine's."""
+    names = [f"gf{os.getpid() % 100000}{letter}" for letter in "ab"]
+
+    def ip(*words: str) -> None:
+        subprocess.run(["ip", *words], check=True, capture_output=True)
+
+    try:
+        for name in names:
+            ip("netns", "add", name)
+        ip("link", "add", names[0], "type", "veth", "peer", "name", names[1])
+        for name, address in zip(names, HOSTS, strict=True):
+            ip("link", "set", name, "netns", name)
+            ip("-n", name, "addr", "add", f"{address}/24", "dev", name)
+            ip("-n", name, "link", "set", name, "up")
+            ip("-n", name, "link", "set", "lo", "up")
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no rights to make network namespaces: {error}")
+    yield names
+    for name in names:
+        ip("netns", "del", name)
+
+
+def on_hosts(names: list[str], port: int, said: list[str], told: Path) -> list[subprocess.Popen[str]]:
+    found = []
+    for name, address in zip(names, HOSTS, strict=True):
+        how = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--local-addr", address]
+        how += ["--rdzv-endpoint", f"{HOSTS[0]}:{port}", "--rdzv-id", "two"]
+        how += ["--rdzv-conf", f"is_host={address == HOSTS[0]}", *said]  # both have one name, so it cannot tell
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": name}
+        with told.open("a") as file:
+            words = ["ip", "netns", "exec", name, sys.executable, "-m", "torch.distributed.run", *how]
+            found.append(subprocess.Popen(words, env=env, stderr=file, text=True))
+    return found
+
+
+def test_two_hosts_of_which_one_is_killed(hosts, tmp_path):
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, *words(tmp_path, "alone", 60)], env=env, check=True)
+    out, told = tmp_path / "both", tmp_path / "told"
+    first, second = on_hosts(hosts, 29500, words(tmp_path, "both", 60), told)
+    while not (out / "step-000004").exists():
+        assert first.poll() is None, told.read_text()
+        time.sleep(0.05)
+    for pid in (*workers(second), second.pid):
+        os.kill(pid, signal.SIGKILL)
+    assert first.wait(120) != 0 and not any(out.glob(".*.part"))
+    assert "was lost or did not answer" in told.read_text() and "glassformer/cli.py" not in told.read_text()
+    for launched in on_hosts(hosts, 29501, words(tmp_path, "both", 60, "--resume"), told):
+        assert launched.wait(300) == 0, told.read_text()[-5000:]
+    assert sums(out) == sums(tmp_path / "alone")

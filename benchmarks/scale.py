@@ -34,7 +34,7 @@ from glassformer.training import Batch, Causal, ExecutionSettings, Optimizer, St
 from glassformer.training.memory import peak_memory, reset_peak_memory
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from many import Processes  # noqa: E402
+from many import Processes
 
 MIB = 1 << 20
 CASES: dict[str, dict[str, Any]] = {

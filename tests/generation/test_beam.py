@@ -13,6 +13,7 @@ import tiny
 from glassformer import UserError
 from glassformer import config as c
 from glassformer.generation import beam, generate, search
+from glassformer.generation.beam import _likeliest
 from glassformer.nn import EncoderDecoder, build_model
 from glassformer.tokenizer import train as train_tokenizer
 
@@ -226,3 +227,12 @@ def test_only_endings_among_the_best_count(beams: int) -> None:
     found = beam(made, None, [prompt], eos=ends, **how)[0]  # type: ignore[arg-type]
     assert [likeliest[0]] in [one.tokens for one in found]
     assert [likeliest[beams]] not in [one.tokens for one in found]
+
+
+def test_the_likeliest_of_a_large_vocabulary_are_all_found() -> None:
+    """With what is left over behind the last whole block, and equals across blocks."""
+    logprobs = torch.randn(5, 128 * 40 + 77, generator=torch.Generator().manual_seed(2))
+    logprobs[0, -1], logprobs[1, 300:420], logprobs[2, 128 * 7 : 128 * 7 + 9] = 9.0, 8.0, torch.arange(9.0) + 5
+    best, places = _likeliest(logprobs, 8)
+    assert torch.equal(best, logprobs.topk(8)[0]) and torch.equal(logprobs.gather(1, places), best)
+    assert all(len(set(row)) == 8 for row in places.tolist())

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 import tiny
+from glassformer.generation import beam
 from glassformer.generation.session import Session
+from glassformer.nn import EncoderDecoder
 from glassformer.nn.kernels.library import has
 
 FAMILIES = ["gpt2", "llama", "qwen3", "gemma2", "alibi", "starcoder2", "phi2"]
@@ -36,6 +38,43 @@ def test_ragged_rows_go_on_in_pages_as_in_the_cache(name: str) -> None:
         found.append(logits)
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["llama", "vaswani", "t5"])
+def test_beams_share_pages_and_part_where_they_write(name: str) -> None:
+    """Three prompts (of a pair: three sources), two rows of each; over a page's end and with a prompt that is done."""
+    if not has("stack"):
+        pytest.skip("needs the compiled kernels: python hatch_build.py")
+    model = tiny.model(replace(tiny.ALL[name], context=64))
+    pair = isinstance(model, EncoderDecoder)
+    prompts = [[5, 3, 9, 2, 7, 1, 4, 8], [1, 2], [4, 4, 6, 1, 9, 3]]
+    orders = {0: [0, 0, 3, 2, 5, 5], 5: [1, 0, 2, 2, 4, 5], 6: [0, 0, 4, 4], 28: [1, 0, 3, 3], 30: [1, 1, 2, 3]}
+    found = []
+    for paged in (True, False):
+        session = Session(model)
+        starts = [[0]] * 3 if pair else prompts
+        logits = [session.prefill(starts, prompts if pair else None, 2)]
+        if paged:
+            session.prepack(steps=40)
+            assert session.paged is not None
+        for step in range(34):
+            if step in orders:
+                session.select(orders[step])
+            rows = 6 if step < 6 else 4
+            logits.append(session.decode(torch.tensor([(3 + 5 * step + 7 * row) % 50 for row in range(rows)])))
+        found.append(logits)
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-4)
+
+
+def test_beams_in_c_find_the_same_alone_and_in_a_batch() -> None:
+    if not has("stack"):
+        pytest.skip("needs the compiled kernels: python hatch_build.py")
+    model, sources = tiny.model(tiny.ALL["vaswani"]), [[5, 3, 9, 2], [1, 2, 8], [4] * 11]
+    how = {"beams": 3, "best": 3, "max_new": 20, "eos": (), "start": 0}
+    together = beam(model, None, sources, **how)  # type: ignore[arg-type]
+    alone = [beam(model, None, [source], **how)[0] for source in sources]  # type: ignore[arg-type]
+    assert [[one.tokens for one in some] for some in together] == [[one.tokens for one in some] for some in alone]
 
 
 def test_a_model_that_does_not_fit_goes_on_in_its_cache() -> None:

@@ -224,7 +224,7 @@ def _search(
         if not states or index + 1 == room:
             break
         if index == 0 and room * len(rows) >= PREPACK_AFTER:
-            session.prepack()
+            session.prepack(steps=room - 1)
         session.select(rows, same_prompts=same)
         tokens = [beam.tokens[-1] for state in states for beam in state.beams]
         logits = session.decode(torch.tensor(tokens, device=logits.device))
@@ -238,9 +238,27 @@ def _best(logits: Tensor, totals: Tensor, count: int) -> list[list[Candidate]]:
 
     logits (P * K, V), totals (P, K).
     """
-    logprobs = logits.log_softmax(-1).view(*totals.shape, -1)
-    vocab = logprobs.shape[-1]
-    best, places = (totals[:, :, None] + logprobs).flatten(1).topk(min(count, totals.shape[1] * vocab), dim=1)
-    own = logprobs.flatten(1).gather(1, places)
-    columns = (x.tolist() for x in (best, places // vocab, places % vocab, own))
+    logprobs, tokens = _likeliest(logits.log_softmax(-1), count)
+    each = logprobs.shape[1]
+    own, ids = (x.reshape(len(totals), -1) for x in (logprobs, tokens))
+    best, places = (totals.repeat_interleave(each, 1) + own).topk(min(count, own.shape[1]), dim=1)
+    columns = (x.tolist() for x in (best, places // each, ids.gather(1, places), own.gather(1, places)))
     return [[Candidate(*one) for one in zip(*row, strict=True)] for row in zip(*columns, strict=True)]
+
+
+BLOCK = 128
+
+
+def _likeliest(logprobs: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The ``count`` greatest of each row (R, V) and their places, the greatest first: they are in the blocks whose
+    maximum is among the ``count`` greatest, which is found faster than by sorting all."""
+    rows, vocab = logprobs.shape
+    blocks = vocab // BLOCK
+    if blocks < 4 * count:
+        return logprobs.topk(min(count, vocab))
+    _, chosen = logprobs[:, : blocks * BLOCK].view(rows, blocks, BLOCK).amax(2).topk(count)
+    inside = (chosen[:, :, None] * BLOCK + torch.arange(BLOCK, device=chosen.device)).flatten(1)
+    rest = torch.arange(blocks * BLOCK, vocab, device=chosen.device).expand(rows, -1)
+    places = torch.cat((inside, rest), 1)
+    best, which = logprobs.gather(1, places).topk(count)
+    return best, places.gather(1, which)

@@ -278,7 +278,7 @@ def _steps(
             uniform = uniform[keep] if uniform is not None else None
             seen = seen[keep] if seen is not None else None
         if index == 0 and longest * len(rows) >= PREPACK_AFTER:  # not before: the first token is waited for
-            session.prepack(steps=longest)
+            session.prepack(steps=longest - 1)
         if limits.slide and any(row.full(limits) for row in rows):
             session = Session(model)
             logits = session.prefill([row.window(limits) for row in rows], None, 1)

@@ -1,5 +1,7 @@
 """Rows under way whose keys and values lie in pages, where the blocks in C read them (nn/fused.py).
 
+Beams that come of one share its pages, but the last one, which each goes on to write: that is copied.
+
 B rows that still grow, V vocabulary.
 """
 
@@ -10,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..nn import Cache, Model
+from ..nn import Cache, Memory, Model
 from ..nn.kernels import PAGE
 from ..nn.paged import PackedTexts, PagedCache
 
@@ -18,35 +20,89 @@ from ..nn.paged import PackedTexts, PagedCache
 class PagedRows:
     """A batch taken over from a Cache: each row goes on at its own position, the rows side by side in one.
 
-    ``next`` (B,) are the positions of the tokens that come next; at most ``steps`` of them follow.
+    ``next`` (B,) are the positions of the tokens that come next; at most ``steps`` of them follow. ``memory`` is what
+    an encoder made of each row's source, ``source_of`` (B,) which source that is: rows of one source read one copy.
     """
 
-    def __init__(self, model: Model, cache: Cache, next: Tensor, steps: int) -> None:
+    def __init__(
+        self,
+        model: Model,
+        cache: Cache,
+        next: Tensor,
+        steps: int,
+        memory: Memory | None = None,
+        source_of: Sequence[int] = (),
+    ) -> None:
         held = cache.layers[0][0].k
         self.next, rows = next, len(held)
         each = -(-min(int(next.max()) + steps, model.config.context + 1) // PAGE)
         self.tables = torch.arange(rows * each, dtype=torch.int32).view(rows, each)
-        self.cache = PagedCache(model.config, each * PAGE, rows * each, 0, held.dtype)  # type: ignore[arg-type]
+        self.pages = rows * each
+        first = {source: row for row, source in reversed([*enumerate(source_of)])}
+        order = {source: number for number, source in enumerate(first)}
+        self.source_of = torch.tensor([order[source] for source in source_of], dtype=torch.int32)
+        widest = 0 if memory is None else -(-memory.pos.shape[1] // PAGE)
+        sizes = self.pages, len(first) * widest
+        self.cache = PagedCache(model.config, each * PAGE, *sizes, held.dtype)  # type: ignore[arg-type]
         for (kv, _), (own, _) in zip(cache.layers, self.cache.pages, strict=True):
             there = kv.slots.pos[:, : kv.slots.ring or kv.slots.filled].expand(rows, -1)
-            for row, places in enumerate(there):
-                columns = (places >= 0).nonzero().flatten()
-                at = places[columns]
-                to = self.tables[row, at // PAGE].long() * PAGE + at % PAGE
-                own.pages.write(kv.k[row, :, columns].transpose(0, 1), kv.v[row, :, columns].transpose(0, 1), to)
+            row, column = (there >= 0).nonzero(as_tuple=True)
+            at = there[row, column]
+            to = self.tables[row, at // PAGE].long() * PAGE + at % PAGE
+            own.pages.write(kv.k[row, :, column], kv.v[row, :, column], to)
+        self.sources = None if memory is None else self._take_sources(cache, memory, [*first.values()], widest)
+
+    def _take_sources(self, cache: Cache, memory: Memory, rows: Sequence[int], widest: int) -> tuple[Tensor, Tensor]:
+        """Pages and lengths of the sources that ``rows`` read, each once."""
+        tables = torch.arange(len(rows) * widest, dtype=torch.int32).view(len(rows), widest)
+        index = torch.tensor(rows)
+        there = memory.pos.expand(len(memory.hidden), -1)[index] >= 0
+        number, column = there.nonzero(as_tuple=True)
+        to = number * widest * PAGE + (there.cumsum(1) - 1)[number, column]
+        for (_, crossed), (_, across) in zip(cache.layers, self.cache.pages, strict=True):
+            if across is not None:
+                assert crossed.kv is not None
+                k, v = (x[index[number], :, column] for x in crossed.kv)
+                across.pages.write(k, v, to)
+        return tables, there.sum(1).int()
 
     def decode(self, model: Model, tokens: Tensor) -> Tensor:
         """The logits (B, V) after one more token per row, ``tokens`` (B,)."""
         count = len(self.next)
         spans = [(row, row + 1) for row in range(count)]
         pos = self.next[None]
-        self.cache.texts = PackedTexts(pos, torch.arange(count, dtype=torch.int32), self.tables, spans)
+        rows, source_of = torch.arange(count, dtype=torch.int32), self.source_of
+        self.cache.texts = PackedTexts(pos, rows, self.tables, spans, self.sources, source_of=source_of)
         self.next = self.next + 1
-        logits: Tensor = model(tokens[None], pos=pos, cache=self.cache).logits
+        told = {} if self.sources is None else {"memory": Memory(tokens[None, :0], tokens[None, :0])}
+        logits: Tensor = model(tokens[None], pos=pos, cache=self.cache, **told).logits
         return logits[0]
 
     def select(self, rows: Sequence[int]) -> None:
-        """Row i becomes what row ``rows[i]`` was, none of them twice."""
-        assert len(set(rows)) == len(rows), "two rows cannot write to the same pages"
+        """Row i becomes what row ``rows[i]`` was; some may come twice, not more than there were at first."""
         index = torch.tensor(rows)
-        self.next, self.tables = self.next[index], self.tables[index]
+        self.next, tables = self.next[index], self.tables[index]
+        if len(self.source_of):
+            self.source_of = self.source_of[index]
+        if len(set(rows)) < len(rows):
+            tables = self._part(tables)
+        self.tables = tables
+
+    def _part(self, tables: Tensor) -> Tensor:
+        """Rows that were one get pages of their own for what they will write, the last written one copied."""
+        tables, last = tables.clone(), self.next // PAGE
+        begun = torch.arange(tables.shape[1]) * PAGE < self.next[:, None]
+        used = torch.bincount(tables[begun], minlength=self.pages)
+        free = (used == 0).nonzero().flatten().tolist()
+        seen, copies = set[int](), list[tuple[int, int]]()
+        for row, (at, place) in enumerate(zip(last.tolist(), (self.next % PAGE).tolist(), strict=True)):
+            page = int(tables[row, at]) if place else -1
+            if page in seen:
+                copies.append((page, free.pop()))
+                tables[row, at] = copies[-1][1]
+            seen.add(page)
+        tables[~begun] = torch.tensor(free[: int((~begun).sum())], dtype=torch.int32)
+        source, target = (torch.tensor([pair[side] for pair in copies], dtype=torch.long) for side in (0, 1))
+        for own, _ in self.cache.pages:
+            own.pages.copy(source, target)
+        return tables

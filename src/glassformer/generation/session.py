@@ -48,6 +48,7 @@ class Session:
         self.reader = reader
         self.model, self.cache, self.tape = model, Cache(model.config), tape
         self.memory: Memory | None = None
+        self.source_of: list[int] = []  # of each row, where there is a memory
         self.pos: Tensor | None = None
         self.view: View[Model] | None = None  # with prepacked weights, once they are worth it
         plain = tape is None and reader is None and not model.config.embed.previous_token_embeddings
@@ -71,6 +72,7 @@ class Session:
             source, source_pos = pad_left(sources, weight.device)
             with inference(self.model):
                 self.memory = self.model.encode(source, pos=source_pos, tape=self.tape)
+            self.source_of = [*range(len(sources))]
         if self.reader is None:
             logits = self._last_logits(tokens, pos)
         else:
@@ -116,6 +118,8 @@ class Session:
         if self.paged is not None:
             self.paged.select(rows)
             return
+        if self.memory is not None:
+            self.source_of = [self.source_of[row] for row in rows]
         index = torch.tensor(rows, device=next(self.model.parameters()).device)
         self.cache.select(index, cross=not same_prompts)
         if self.tape is not None:
@@ -130,8 +134,7 @@ class Session:
         """Prepare for many tokens: on a CPU, weights in the order its kernels read fastest, where memory has room.
 
         Without ``new`` only what an earlier session left is compared and used. With ``steps``, after the prompt: so
-        many tokens at most follow, and rows are selected at most once each. Not in the middle of a training, whose next
-        step would undo it.
+        many tokens at most follow. Not in the middle of a training, whose next step would undo it.
         """
         if self.model.training:
             return
@@ -148,7 +151,9 @@ class Session:
                 self.view = replace(self.view, model=fused)
                 rows = len(self.cache.layers[0][0].k)
                 after = torch.full((rows,), self.cache.length) if self.pos is None else self.pos[:, 0]
-                self.paged, self.cache = PagedRows(fused, self.cache, after, steps), Cache(self.model.config)
+                sources = self.memory, self.source_of
+                self.paged, self.cache = PagedRows(fused, self.cache, after, steps, *sources), Cache(self.model.config)
+                self.memory = None
 
     def _computing(self) -> Model:
         """The view with prepacked weights, as long as these are the model's."""

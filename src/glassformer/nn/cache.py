@@ -37,9 +37,13 @@ class RowSelection:
 
     def of(self, x: Tensor, columns: int | None = None) -> Tensor:
         """The rows of x (B, ...); ``columns`` says how many along dimension 2 hold something."""
-        if not self.in_place:
-            return x[self.index]
         used = x if columns is None else x.narrow(2, 0, columns)
+        if not self.in_place:
+            if columns is None or columns == x.shape[2]:
+                return x[self.index]
+            made = x.new_empty(len(self.index), *x.shape[1:])  # a buffer is filled as far as it holds something
+            made.narrow(2, 0, columns).copy_(used[self.index])
+            return made
         for place, row in self.moves:
             used[place].copy_(used[row])
         return x[: len(self.index)]

@@ -5,7 +5,7 @@
 A token's step otherwise waits for Python between its products. ``FusedStack`` stands in a stack's place and computes
 all its blocks in one call; with a tape, with gradients, or with a cache that is not in pages, the blocks' own forward
 passes run. Their norms and activations are then the same kernels, so that both ways give the same bits. A block of
-another kind (experts, cross-attention, a part of somebody's own) leaves its stack as it is.
+another kind (experts, a part of somebody's own) leaves its stack as it is.
 """
 
 from __future__ import annotations
@@ -52,14 +52,16 @@ def suits(stack: Stack, dtype: torch.dtype) -> bool:
     if dtype not in (torch.float32, torch.bfloat16) or any(watched) or type(stack.position) not in POSITIONS:
         return False
     blocks: list[Any] = [*stack.blocks]
-    if not all(type(block) is Block and type(block.attn) is Attention and block.cross is None for block in blocks):
+    if not all(type(block) is Block and type(block.attn) is Attention for block in blocks):
         return False
+    across = [block.cross for block in blocks if block.cross is not None]
     attns, ffns = [block.attn for block in blocks], [block.ffn for block in blocks if block.ffn is not None]
     acts = {ACTIVATIONS[name] for name in c.ACTIVATIONS}
     return (
         all(attn.causal and isinstance(attn.mask, config.Full | config.Causal | config.Window) for attn in attns)
         and len({attn.head_dim for attn in attns}) == 1
-        and attns[0].head_dim % 2 == 0
+        and all(type(attn) is Attention for attn in across)
+        and all(attn.head_dim % 2 == 0 for attn in attns + across)
         and all(type(ffn) in (MLP, GatedMLP) and ffn.act in acts for ffn in ffns)
     )
 
@@ -161,8 +163,11 @@ class FusedStack(Stack):
         bias = cache.bias(self.position, self.position.bias)
         for first in range(0, x.shape[1], MOST):
             own = slice(first, first + MOST)
-            places = texts.rows[own], texts.lengths[own], texts.slots[own]
-            told = c.Rows(texts.tables, *places, texts.longest, bias)
+            places = texts.rows[own], texts.lengths[own]
+            told = c.Rows(c.Seen(texts.tables, *places, texts.longest), texts.slots[own], bias=bias)
+            if texts.source is not None:
+                rows, lengths = texts.source.rows[own], texts.source.lengths[own]
+                told.source = c.Seen(texts.source.tables, rows, lengths, texts.source.longest)
             if cos is not None and sin is not None:
                 told.cos, told.sin, told.neighbours = cos[own], sin[own], self.neighbours
             c.run_stack(self.described, cache.addresses, x[0, own], told)
@@ -175,15 +180,12 @@ class FusedStack(Stack):
 
     def describe(self, block: Any) -> c.Block:
         """A block as stack.c takes it; Unfit where its weights are not in the kernels' order."""
-        attn, ffn = block.attn, block.ffn
-        own = ("attn_norm", "attn_post_norm", "ffn_norm", "ffn_post_norm")
-        norms = {name: self.norm(getattr(block, name, None)) for name in own}
-        made = c.Block(**norms, q_norm=self.norm(attn.q_norm), k_norm=self.norm(attn.k_norm))
-        made.qkv[:] = self.matrices(3, attn.q, attn.k, attn.v)
-        (made.out,) = self.matrices(1, attn.out)
-        made.heads, made.kv_heads, made.dim = attn.heads, attn.kv_heads, attn.head_dim
-        made.window = attn.mask.size if isinstance(attn.mask, config.Window) else 0
-        made.scale, made.softcap = attn.scale, attn.softcap or 0.0
+        attn, cross, ffn = block.attn, block.cross, block.ffn
+        names = [f"{name}{norm}" for name in ("attn", "cross", "ffn") for norm in ("_norm", "_post_norm")]
+        made = c.Block(**{name: self.norm(getattr(block, name, None)) for name in names})
+        made.self = self.heads(attn, attn.q, attn.k, attn.v)
+        if cross is not None:
+            made.cross = self.heads(cross, cross.q)
         made.place = c.PLACES.index(block.place)
         if ffn is not None:
             made.gated = type(ffn) is GatedMLP
@@ -191,6 +193,16 @@ class FusedStack(Stack):
             (made.down,) = self.matrices(1, ffn.down)
             made.hidden = ffn.down.in_features
             made.activation = c.ACTIVATIONS.index(ffn.act.name)
+        return made
+
+    def heads(self, attn: Any, *layers: Any) -> c.Heads:
+        """An attention whose heads ``layers`` make."""
+        made = c.Heads(q_norm=self.norm(attn.q_norm), k_norm=self.norm(attn.k_norm))
+        made.qkv[:] = self.matrices(3, *layers)
+        (made.out,) = self.matrices(1, attn.out)
+        made.heads, made.kv_heads, made.dim = attn.heads, attn.kv_heads, attn.head_dim
+        made.window = attn.mask.size if isinstance(attn.mask, config.Window) and not attn.cross else 0
+        made.scale, made.softcap = attn.scale, attn.softcap or 0.0
         return made
 
     def norm(self, part: nn.Module | None) -> c.Norm:

@@ -25,7 +25,7 @@ from .engines.eager import eager_attention
 from .engines.inputs import AttentionInputs
 from .flow import Flow, Tape
 from .kernels import PAGE, Pages, paged_attention
-from .kernels.stack import addresses
+from .kernels.stack import Seen, addresses
 from .mask import Mask
 
 HEADS = ("q", "k", "v", "z")  # values (1, H, N, D); all others of a row are (1, N, ...)
@@ -36,8 +36,9 @@ class PackedTexts:
     """Where the tokens of a row stand: token i is at place ``pos[0, i]`` of text ``rows[i]``.
 
     ``tables`` (S, most) are each text's pages, filled up with any; ``spans`` are each text's columns in the row, in
-    order. ``sources`` are the pages (S, most) and the lengths (S,) of what each text's encoder read. ``previous``
-    (1, N, B) are the tokens before each one, -1 where there is none, for models that embed those.
+    order. ``sources`` are the pages (S, most) and the lengths (S,) int32 of what each text's encoder read; where texts
+    share them, ``source_of`` (N,) int32 says which a token reads. ``previous`` (1, N, B) are the tokens before each
+    one, -1 where there is none, for models that embed those.
     """
 
     pos: Tensor  # (1, N)
@@ -46,6 +47,7 @@ class PackedTexts:
     spans: Sequence[tuple[int, int]]
     sources: tuple[Tensor, Tensor] | None = None
     previous: Tensor | None = None
+    source_of: Tensor | None = None
 
     def __post_init__(self) -> None:
         places = self.pos[0]
@@ -57,6 +59,15 @@ class PackedTexts:
     def longest(self) -> int:
         """The most keys that a token sees."""
         return int(self.lengths.max())
+
+    @cached_property
+    def source(self) -> Seen | None:
+        """What each token sees of its source."""
+        if self.sources is None:
+            return None
+        tables, lengths = self.sources
+        rows = self.rows if self.source_of is None else self.source_of
+        return Seen(tables, rows, lengths[rows.long()], int(lengths.max()))
 
     def keys(self, text: int) -> tuple[int, Tensor]:
         """How many keys a text has, and the slots they lie in (L,)."""
@@ -93,12 +104,10 @@ class PagedKV:
 
     def across(self, q: Tensor, scale: float, softcap: float | None) -> Tensor:
         """z (1, H, N, D) of queries (1, H, N, D) over all of what their texts' encoder read."""
-        texts = self.cache.texts
-        assert texts.sources is not None
-        tables, lengths = texts.sources
-        seen = lengths[texts.rows.long()]
-        flat = q[0].transpose(0, 1)
-        return paged_attention(flat, self.pages, tables, texts.rows, seen, scale, None, softcap).transpose(0, 1)[None]
+        seen = self.cache.texts.source
+        assert seen is not None
+        flat, told = q[0].transpose(0, 1), (seen.tables, seen.rows, seen.lengths)
+        return paged_attention(flat, self.pages, *told, scale, None, softcap).transpose(0, 1)[None]
 
     def watch(self, path: str, inputs: AttentionInputs, rule: config.MaskRule, flow: Flow, z: Tensor) -> None:
         """Scores and patterns of the texts that are watched, (1, H, T, L), and what edits of them make of ``z``."""
@@ -171,7 +180,8 @@ class PagedCache(Cache):
             for block in blocks
         ]
         self.layers = self.pages  # type: ignore[assignment]
-        self.dtype, self.addresses = dtype, addresses([own.pages for own, _ in self.pages])
+        both = [(own.pages, None if across is None else across.pages) for own, across in self.pages]
+        self.dtype, self.addresses = dtype, addresses(both)
 
     @staticmethod
     def page_bytes(cfg: config.Decoder | config.EncoderDecoder, dtype: torch.dtype) -> tuple[int, int]:

@@ -20,6 +20,7 @@ import platform
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Generic, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -37,6 +38,11 @@ State: TypeAlias = list[tuple[int, int, torch.dtype]]
 ROWS = 32  # the batch that the layout is chosen for; any from 2 to thousands gives the same one
 
 
+def state_of(tensors: list[Tensor]) -> State:
+    """Where each lies, how often it was written to, and its dtype."""
+    return [(tensor.data_ptr(), tensor._version, tensor.dtype) for tensor in tensors]
+
+
 @dataclass(frozen=True)
 class Group:
     """The matrices (N, C) and biases (N) of layers that multiply the same x: one copy holds them under each other."""
@@ -51,7 +57,7 @@ class Group:
 
     def state(self) -> State:
         """Where each tensor lies and how often it was written to; some fused optimizers do not count."""
-        return [(tensor.data_ptr(), tensor._version, tensor.dtype) for tensor in [*self.weights, *self.biases]]
+        return state_of([*self.weights, *self.biases])
 
     def checksum(self) -> int:
         """The sum of all bits of the matrices, at the speed of the memory."""
@@ -100,14 +106,6 @@ class PackedWeight:
             matrix = torch.ops.mkldnn._reorder_linear_weight(joined, ROWS)
         rows = [len(weight) for weight in group.weights]
         return PackedWeight(matrix, group.bias(), rows, group, group.state(), group.checksum())
-
-    def unchanged(self) -> bool:
-        """Whether the weights are where and what they were, as ``Group.state`` tells; asked at every token."""
-        tensors = self.group.weights + self.group.biases
-        for tensor, (where, version, dtype) in zip(tensors, self.state, strict=True):
-            if tensor._version != version or tensor.data_ptr() != where or tensor.dtype != dtype:
-                return False
-        return True
 
     def usable(self, x: Tensor) -> bool:
         """Whether the copy may stand for the weights in a product with x (..., C)."""
@@ -161,7 +159,14 @@ class View(Generic[M]):
 
     def current(self) -> bool:
         """Whether no weight or bias was written to or moved since its copy was made, as far as PyTorch counts it."""
-        return all(packed.unchanged() for packed in self.packed)
+        tensors, was = self._watched
+        return state_of(tensors) == was  # asked at every token, so in as few steps of Python as can be
+
+    @cached_property
+    def _watched(self) -> tuple[list[Tensor], State]:
+        groups = [(packed.group, packed.state) for packed in self.packed]
+        tensors = [tensor for group, _ in groups for tensor in [*group.weights, *group.biases]]
+        return tensors, [one for _, state in groups for one in state]
 
 
 _lock = threading.Lock()

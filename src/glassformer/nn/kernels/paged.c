@@ -216,3 +216,20 @@ EXPORT(paged_attention)(const void *q, const void *keys, const void *values, con
     run_pieces(piece, &a, count * kv_heads * chunks, threads);
     if (chunks > 1) run_pieces(join, &a, tokens, threads);
 }
+
+// Pages of `size` bytes, from where they are to where they are to be as well.
+EXPORT(copy_pages)(char *pages, const int64_t *source, const int64_t *target, long count, long size) {
+    for (long i = 0; i < count; i++) memcpy(pages + target[i] * size, pages + source[i] * size, size);
+}
+
+// Keys and values (tokens, heads, dim) of `size` bytes a number into their slots; a page's values are `wide` apart.
+EXPORT(write_pages)(const char *k, const char *v, char *keys, char *values, const int64_t *slots, long tokens,
+                    long heads, long dim, long wide, long size) {
+    const long words = dim * size / 4;
+    for (long i = 0; i < tokens * heads; i++, k += dim * size, v += dim * size) {
+        const long slot = slots[i / heads], head = slot / PAGE * heads + i % heads, place = slot % PAGE;
+        char *to = keys + (head * words * PAGE + place) * 4;
+        for (long j = 0; j < words; j++) memcpy(to + j * PAGE * 4, k + j * 4, 4);
+        memcpy(values + (head * PAGE + place) * wide * size, v, dim * size);
+    }
+}

@@ -8,11 +8,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from .library import function, path
+from .library import LARGE, function, large_pages, path
 
 PAGE = 32
 CHUNK = 512  # keys whose part of the result is computed apart
@@ -32,12 +31,12 @@ class Pages:
 
     @staticmethod
     def empty(count: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> Pages:
-        """``count`` pages of zeros, which take memory once they are written; ``head_dim`` is even."""
+        """``count`` pages, which take memory once they are written; ``head_dim`` is even."""
         step = 2 if dtype == torch.bfloat16 else 1
         if head_dim % 2:
             raise ValueError(f"heads of {head_dim} numbers: pages take an even number")
-        keys = _zeros((count, kv_heads, head_dim // step, PAGE, step), dtype)
-        return Pages(keys, _zeros((count, kv_heads, PAGE, -(-head_dim // 16) * 16), dtype))
+        keys = _room((count, kv_heads, head_dim // step, PAGE, step), dtype)
+        return Pages(keys, _room((count, kv_heads, PAGE, -(-head_dim // 16) * 16), dtype))
 
     @property
     def head_dim(self) -> int:
@@ -51,6 +50,11 @@ class Pages:
 
     def write(self, k: Tensor, v: Tensor, slots: Tensor) -> None:
         """Put k, v (T, K, D) into ``slots`` (T,) int64."""
+        if path() != "torch" and self.keys.device.type == "cpu":
+            k, v = (x.detach().to(self.keys.dtype).contiguous() for x in (k, v))
+            slots, sizes = slots.contiguous(), (*k.shape, self.values.shape[3], k.element_size())
+            function("write_pages", path())(*(x.data_ptr() for x in (k, v, self.keys, self.values, slots)), *sizes)
+            return
         page, at = slots // PAGE, slots % PAGE
         step = self.keys.shape[-1]
         self.keys[page, :, :, at] = k.to(self.keys.dtype).view(*k.shape[:-1], -1, step)
@@ -63,13 +67,17 @@ class Pages:
 
     def copy(self, source: Tensor, target: Tensor) -> None:
         """Whole pages ``source`` to pages ``target``, both (n,) int64: before one of several sharers writes."""
-        self.keys[target], self.values[target] = self.keys[source], self.values[source]
+        for part in (self.keys, self.values):
+            if path() == "torch" or part.device.type != "cpu":
+                part[target] = part[source]
+            else:
+                where = source.contiguous().data_ptr(), target.contiguous().data_ptr()
+                function("copy_pages", path())(part.data_ptr(), *where, len(source), part[:1].nbytes)
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros of the operating system's own, which it gives when they are touched; torch.zeros touches all at once."""
-    raw = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
-    return torch.from_numpy(raw).view(dtype).view(shape)
+def _room(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    size = math.prod(shape) * dtype.itemsize
+    return large_pages(size).view(dtype).view(shape) if size >= 2 * LARGE else torch.empty(shape, dtype=dtype)
 
 
 def paged_attention(

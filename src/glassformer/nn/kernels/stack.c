@@ -1,7 +1,9 @@
 // Blocks of a decoder, one after another, for tokens of many texts whose keys and values lie in pages: what the modules
 // of nn/ compute by single kernels, bit for bit, without going back to Python between two of them.
 //
-//     x += attention(norm(x));   x += feed-forward(norm(x))          as block.py says it, with norms elsewhere too
+//     x += attention(norm(x));   x += attention to the encoder's output(norm(x));   x += feed-forward(norm(x))
+//
+// as block.py says it, with norms elsewhere too.
 //
 // One thread leads and the others wait for pieces (pool.h). What is little it does alone.
 
@@ -17,14 +19,27 @@ typedef struct {
 enum { INT8, INT4, BF16, FP32 };
 
 typedef struct {
-    Norm attn_norm, attn_post_norm, ffn_norm, ffn_post_norm, q_norm, k_norm;
-    Matrix qkv[3], out, up[2], down;  // of those on one input all may be in the first; gated: up[0] is the gate
-    long heads, kv_heads, dim, window, hidden, gated, activation, place;
+    Norm q_norm, k_norm;
+    Matrix qkv[3], out;  // all may be in the first; of what looks at the encoder's output it is q alone
+    long heads, kv_heads, dim, window;
     float scale, softcap;
+} Heads;
+
+typedef struct {
+    Norm attn_norm, attn_post_norm, cross_norm, cross_post_norm, ffn_norm, ffn_post_norm;
+    Heads self, cross;  // cross.heads is 0 in a decoder without an encoder
+    Matrix up[2], down;  // both on one input may be in the first; gated: up[0] is the gate
+    long hidden, gated, activation, place;
 } Block;
 enum { PRE, POST, SANDWICH, PARALLEL };
 
-typedef struct { void *keys, *values; } KeysValues;
+typedef struct { void *keys, *values, *cross_keys, *cross_values; } KeysValues;
+
+// Where the tokens' keys lie, as paged_attention takes it.
+typedef struct {
+    const int32_t *tables, *sequence, *lengths;
+    long width, chunks;
+} Where;
 
 typedef struct {
     const Block *blocks;
@@ -34,10 +49,10 @@ typedef struct {
     long rows, width;
     const void *cos, *sin;  // (rows, turned), or turned is 0
     long turned, neighbours;
-    const int32_t *tables, *sequence, *lengths;  // as paged_attention takes them
-    const int64_t *slots;                        // (rows): where each token's keys go
-    const float *distance_bias;                  // (heads, biases) or null
-    long table_width, biases, chunks;
+    Where own, source;           // a token's own text, and what its encoder read
+    const int64_t *slots;        // (rows): where each token's keys go
+    const float *distance_bias;  // (heads, biases) or null
+    long biases;
     void *room;  // as much as stack_room says
     long bf16, threads;
 } Pass;
@@ -75,17 +90,22 @@ static void *at(const void *x, long number, long bf16) { return (char *)x + numb
 
 static long most(long a, long b) { return a > b ? a : b; }
 
+// Bytes of a token's unfinished results, where there are more chunks of keys than one.
+static long parts_of(const Heads *h, long chunks) {
+    return chunks > 1 ? h->heads * chunks * (2 + (h->dim + 15) / 16 * 16) * 4 : 0;
+}
+
 // Where everything lies in p->room.
 static Room room_of(const Pass *p) {
     long wide = 0, attended = 0, inputs = p->width, parts = 0;
     for (long i = 0; i < p->count; i++) {
         const Block *b = p->blocks + i;
-        const long padded = (b->dim + 15) / 16 * 16;
-        wide = most(wide, most((b->heads + 2 * b->kv_heads) * b->dim, (2 + b->gated) * b->hidden));
-        attended = most(attended, b->heads * b->dim);
-        inputs = most(inputs, most(b->hidden, b->heads * b->dim));
-        if (p->chunks > 1) parts = most(parts, b->heads * p->chunks * (2 + padded) * 4);
+        wide = most(wide, most((b->self.heads + 2 * b->self.kv_heads) * b->self.dim, (2 + b->gated) * b->hidden));
+        attended = most(attended, most(b->self.heads * b->self.dim, b->cross.heads * b->cross.dim));
+        inputs = most(inputs, b->hidden);
+        parts = most(parts, most(parts_of(&b->self, p->own.chunks), parts_of(&b->cross, p->source.chunks)));
     }
+    inputs = most(inputs, attended);
     const long size = p->bf16 ? 2 : 4, groups = (inputs + GROUP - 1) / GROUP;
     const long row = p->width * size, head = attended * size, scratch = most(inputs * 4, groups * (GROUP + 8));
     const long sizes[] = {row, wide * size, head, head, row, row, scratch, parts, sizeof(int32_t)};
@@ -144,7 +164,7 @@ static void add_to_stream(Task *t, const void *write) {
 // A head's numbers, normed and turned, as they are kept.
 INLINE void make_head(const Task *t, const Norm *norm, const void *from, const float *cos, const float *sin, void *to) {
     const Pass *p = t->pass;
-    const long dim = t->block->dim;
+    const long dim = t->block->self.dim;
     const int bf16 = (int)p->bf16;
     float head[dim + 16];
     if (norm->kind != NO_NORM) norm_row(norm, from, to, dim, bf16), from = to;
@@ -159,7 +179,7 @@ INLINE void make_head(const Task *t, const Norm *norm, const void *from, const f
 static void make_heads(const void *task, long row) {
     const Task *t = task;
     const Pass *p = t->pass;
-    const Block *b = t->block;
+    const Heads *b = &t->block->self;
     const long dim = b->dim, heads = b->heads, kv_heads = b->kv_heads, size = p->bf16 ? 2 : 4, words = dim * size / 4;
     const long padded = (dim + 15) / 16 * 16, page = p->slots[row] / 32, place = p->slots[row] % 32;
     const char *from = at(t->room->wide, row * (heads + 2 * kv_heads) * dim, p->bf16);
@@ -180,17 +200,40 @@ static void make_heads(const void *task, long row) {
         memcpy(at(t->pages->values, ((page * kv_heads + h) * 32 + place) * padded, p->bf16), from, dim * size);
 }
 
-static void attention(Task *t, const void *x, void *y) {
+// softmax(q k^T) v of r->q, projected into y.
+static void attend(Task *t, const Heads *h, const void *keys, const void *values, const Where *w, const float *bias,
+                   void *y) {
     const Pass *p = t->pass;
-    const Block *b = t->block;
     const Room *r = t->room;
-    const long padded = (b->dim + 15) / 16 * 16;
-    products(t, b->qkv, 3, x, p->width, r->wide, (b->heads + 2 * b->kv_heads) * b->dim);
+    JOIN(paged_attention, BUILD)(r->q, keys, values, w->tables, w->sequence, w->lengths, bias, r->z, r->parts, r->runs,
+        p->rows, h->heads, h->kv_heads, h->dim, (h->dim + 15) / 16 * 16, w->width, h->window, bias ? p->biases : 0,
+        w->chunks, h->scale, h->softcap, (int)p->bf16, (int)p->threads);
+    product(t, &h->out, r->z, h->heads * h->dim, y, p->width);
+}
+
+static void self_attention(Task *t, const void *x, void *y) {
+    const Pass *p = t->pass;
+    const Heads *h = &t->block->self;
+    products(t, h->qkv, 3, x, p->width, t->room->wide, (h->heads + 2 * h->kv_heads) * h->dim);
     run_pieces(make_heads, t, p->rows, (int)p->threads);
-    JOIN(paged_attention, BUILD)(r->q, t->pages->keys, t->pages->values, p->tables, p->sequence, p->lengths,
-        p->distance_bias, r->z, r->parts, r->runs, p->rows, b->heads, b->kv_heads, b->dim, padded, p->table_width,
-        b->window, p->biases, p->chunks, b->scale, b->softcap, (int)p->bf16, (int)p->threads);
-    product(t, &b->out, r->z, b->heads * b->dim, y, p->width);
+    attend(t, h, t->pages->keys, t->pages->values, &p->own, p->distance_bias, y);
+}
+
+static void norm_queries(const void *task, long row) {
+    const Task *t = task;
+    const Heads *h = &t->block->cross;
+    for (long i = row * h->heads; i < (row + 1) * h->heads; i++) {
+        void *head = at(t->room->q, i * h->dim, t->pass->bf16);
+        norm_row(&h->q_norm, head, head, h->dim, (int)t->pass->bf16);
+    }
+}
+
+static void cross_attention(Task *t, const void *x, void *y) {
+    const Pass *p = t->pass;
+    const Heads *h = &t->block->cross;
+    product(t, h->qkv, x, p->width, t->room->q, h->heads * h->dim);
+    if (h->q_norm.kind != NO_NORM) run_pieces(norm_queries, t, p->rows, (int)p->threads);
+    attend(t, h, t->pages->cross_keys, t->pages->cross_values, &p->source, NULL, y);
 }
 
 enum { COLUMNS = 1024 };  // that are activated at a time
@@ -243,12 +286,13 @@ static void run_blocks(void *data) {
         Task t = {.pass = p, .block = b, .pages = p->pages + i, .room = &room};
         if (b->place == PARALLEL) {
             const void *x = normed(&t, &b->attn_norm, p->x, room.normed);
-            attention(&t, x, room.write);
+            self_attention(&t, x, room.write);
             feed_forward(&t, x, room.second);
             add_to_stream(&t, room.write);
             add_to_stream(&t, room.second);
         } else {
-            residual(&t, attention, &b->attn_norm, &b->attn_post_norm);
+            residual(&t, self_attention, &b->attn_norm, &b->attn_post_norm);
+            if (b->cross.heads) residual(&t, cross_attention, &b->cross_norm, &b->cross_post_norm);
             if (b->hidden) residual(&t, feed_forward, &b->ffn_norm, &b->ffn_post_norm);
         }
     }

@@ -51,14 +51,32 @@ class Matrix(ctypes.Structure):
         return Matrix(*where, packed.outputs, KINDS.index(packed.kind))
 
 
-class Block(ctypes.Structure):
-    """One block: its norms, its matrices, its numbers."""
+class Heads(ctypes.Structure):
+    """One attention: its matrices (of one to the encoder's output: q and out), its norms, its numbers."""
 
     _fields_ = [
-        *((name, Norm) for name in ("attn_norm", "attn_post_norm", "ffn_norm", "ffn_post_norm", "q_norm", "k_norm")),
-        *(("qkv", Matrix * 3), ("out", Matrix), ("up", Matrix * 2), ("down", Matrix)),
-        *((name, _long) for name in ("heads", "kv_heads", "dim", "window", "hidden", "gated", "activation", "place")),
+        *(("q_norm", Norm), ("k_norm", Norm), ("qkv", Matrix * 3), ("out", Matrix)),
+        *((name, _long) for name in ("heads", "kv_heads", "dim", "window")),
         *(("scale", _float), ("softcap", _float)),
+    ]
+
+
+class Block(ctypes.Structure):
+    """One block: its norms, its attentions (``cross``: all zeros where there is none), its feed-forward."""
+
+    _fields_ = [
+        *((f"{name}{norm}", Norm) for name in ("attn", "cross", "ffn") for norm in ("_norm", "_post_norm")),
+        *(("self", Heads), ("cross", Heads), ("up", Matrix * 2), ("down", Matrix)),
+        *((name, _long) for name in ("hidden", "gated", "activation", "place")),
+    ]
+
+
+class Where(ctypes.Structure):
+    """Where tokens' keys lie."""
+
+    _fields_ = [
+        *((name, _address) for name in ("tables", "sequence", "lengths")),
+        *(("width", _long), ("chunks", _long)),
     ]
 
 
@@ -67,35 +85,50 @@ class _Pass(ctypes.Structure):
         *(("blocks", _address), ("pages", _address), ("count", _long)),
         *(("x", _address), ("rows", _long), ("width", _long)),
         *(("cos", _address), ("sin", _address), ("turned", _long), ("neighbours", _long)),
-        *((name, _address) for name in ("tables", "sequence", "lengths", "slots", "distance_bias")),
-        *((name, _long) for name in ("table_width", "biases", "chunks")),
+        *(("own", Where), ("source", Where), ("slots", _address), ("distance_bias", _address), ("biases", _long)),
         *(("room", _address), ("bf16", _long), ("threads", _long)),
     ]
+
+
+@dataclass
+class Seen:
+    """What T tokens see: ``tables``, ``rows`` and ``lengths`` as attention over pages takes them, ``longest`` of these
+    lengths."""
+
+    tables: Tensor
+    rows: Tensor
+    lengths: Tensor
+    longest: int
+
+    def where(self) -> Where:
+        """As stack.c takes it; all three are contiguous int32."""
+        numbers = self.tables.shape[1], -(-self.longest // CHUNK)
+        return Where(*(one.data_ptr() for one in (self.tables, self.rows, self.lengths)), *numbers)
 
 
 @dataclass
 class Rows:
     """What a pass is told of its T tokens.
 
-    ``tables``, ``rows``, ``lengths`` and ``bias`` as attention over pages takes them; ``slots`` (T,) int64 say where
-    each token's keys and values are put, ``longest`` is the greatest length. ``cos`` and ``sin`` (T, turned) turn
-    queries and keys, pairs being ``neighbours`` or halves; None: nothing is turned.
+    They see the keys of their ``own`` text and, in blocks that look there, of their ``source``. ``slots`` (T,) int64
+    say where each token's keys and values are put; ``bias`` is as attention over pages takes it. ``cos`` and ``sin``
+    (T, turned) turn queries and keys, pairs being ``neighbours`` or halves; None: nothing is turned.
     """
 
-    tables: Tensor
-    rows: Tensor
-    lengths: Tensor
+    own: Seen
     slots: Tensor
-    longest: int
+    source: Seen | None = None
     bias: Tensor | None = None
     cos: Tensor | None = None
     sin: Tensor | None = None
     neighbours: bool = False
 
 
-def addresses(pages: Sequence[Pages]) -> Any:
-    """Where each block's pages lie, as ``run_stack`` takes them."""
-    return (_address * (2 * len(pages)))(*(x.data_ptr() for one in pages for x in (one.keys, one.values)))
+def addresses(pages: Sequence[tuple[Pages, Pages | None]]) -> Any:
+    """Where each block's pages lie, its own and those of its source, as ``run_stack`` takes them."""
+    both = [one for pair in pages for one in pair]
+    parts = [x for one in both for x in ((None, None) if one is None else (one.keys, one.values))]
+    return (_address * len(parts))(*map(_pointer, parts))
 
 
 def run_stack(blocks: Any, pages: Any, x: Tensor, told: Rows) -> None:
@@ -108,8 +141,8 @@ def run_stack(blocks: Any, pages: Any, x: Tensor, told: Rows) -> None:
     given = _Pass(
         *(ctypes.addressof(blocks), ctypes.addressof(pages), len(blocks), x.data_ptr(), *x.shape),
         *(_pointer(told.cos), _pointer(told.sin), turned, told.neighbours),
-        *(told.tables.data_ptr(), told.rows.data_ptr(), told.lengths.data_ptr(), told.slots.data_ptr()),
-        *(_pointer(told.bias), told.tables.shape[1], biases, -(-told.longest // CHUNK)),
+        *(told.own.where(), Where() if told.source is None else told.source.where()),
+        *(told.slots.data_ptr(), _pointer(told.bias), biases),
         *(None, x.dtype == torch.bfloat16, torch.get_num_threads()),
     )
     size, build = ctypes.c_long(), path()

@@ -112,7 +112,7 @@ def _pack_integers(kind: str, weight: Tensor, scales: Tensor) -> Packed:
     data = _paneled(unsigned, 4).reshape(-1, groups, 8, PANEL, 4)
     if kind == "int4":
         data = data[:, :, :4] | (data[:, :, 4:] << 4)
-    return Packed(kind, outputs, inputs, in_large_pages(data), _paneled(half, 1).squeeze(-1).contiguous(), path())
+    return Packed(kind, outputs, inputs, in_large_pages(data), in_large_pages(_paneled(half, 1).squeeze(-1)), path())
 
 
 def _pack_floats(kind: str, weight: Tensor) -> Packed:

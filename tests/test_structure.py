@@ -28,6 +28,7 @@ TESTS = Path(__file__).parent
 TOPICS = {
     "browser": {
         "heap",
+        "looks",
         "live",
         "attention",
         "compare",

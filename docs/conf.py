@@ -25,6 +25,7 @@ extensions = [
     "computed",
     "frames",
     "sources",
+    "recorded",
     "mathml",
     "teaching",
     "commandline",
@@ -33,7 +34,7 @@ extensions = [
     "sphinx_copybutton",
 ]
 source_suffix = {".md": "markdown"}
-exclude_patterns = ["_ext", "_static"]
+exclude_patterns = ["_ext", "_static", "use/numbers.py"]
 myst_enable_extensions = ["colon_fence", "dollarmath", "deflist", "attrs_inline"]
 myst_heading_anchors = 3
 html_math_renderer = "mathml"

@@ -110,6 +110,34 @@ def test_the_road_has_twelve_pages_and_every_sandbox() -> None:
     assert found == {"softmax", "av", "mask", "pos_sin", "rope", "sampling"}
 
 
+TASKS = {"train", "load", "translate", "classify", "look-inside", "serve", "quantize", "scale-out"}
+
+
+def test_each_task_has_a_page_whose_commands_were_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DOCS / "_ext"))
+    import json
+
+    import recorded  # type: ignore[import-not-found,unused-ignore]
+
+    assert {path.stem for path in (DOCS / "use").glob("*.md")} == TASKS
+    kept = json.loads(recorded.KEPT.read_text(encoding="utf-8"))
+    for name in TASKS:
+        asked = [command for command, told in recorded.commands(f"use/{name}") if told]
+        held = [step["command"] for step in kept.get(f"use/{name}", {"steps": []})["steps"]]
+        assert asked == held, f"python docs/_ext/recorded.py use/{name}"
+    assert len(kept) >= 5
+
+
+def test_what_a_terminal_shows_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DOCS / "_ext"))
+    import recorded
+
+    assert recorded.clean("\x1b[31m 10%\r100%\x1b[0m\n/tmp/x/out\n\n", "/tmp/x") == "100%\nout"
+    long = recorded.clean("\n".join(map(str, range(100))), "/tmp/x").split("\n")
+    assert len(long) < 40 and long[-1] == "99" and "[70 lines]" in long
+    assert recorded.lines("a \\\n  b\nc") == ["a b", "c"]
+
+
 class _Links(HTMLParser):
     """What a page links to, what it loads, and the places in it."""
 

@@ -30,6 +30,14 @@ PROBED = """count => {
 }"""
 
 
+PAINTED = """() => new Promise(done => {
+  const told = list => list.find(one => one.name === 'first-contentful-paint')?.startTime;
+  const now = told(performance.getEntriesByType('paint'));
+  if (now !== undefined) return done(now);
+  new PerformanceObserver(list => done(told(list.getEntries()))).observe({ type: 'paint', buffered: true });
+})"""
+
+
 @pytest.fixture
 def tab(chromium: Any) -> Iterator[Any]:
     """A tab that may read files alone and must leave the console empty."""
@@ -162,3 +170,22 @@ def test_a_page_from_disk(site_page: Path, tab: Any) -> None:
     tab.frame_locator("iframe").first.locator(".looks [data-sum]").first.wait_for()
     tab.goto(f"{(site_page / 'search.html').as_uri()}?q=page")
     tab.locator("#search-results li a").first.wait_for()
+
+
+@pytest.mark.slow
+def test_the_whole_site_is_for_everybody(tmp_path: Path, tab: Any) -> None:
+    """Every page, from disk: axe in four looks, nothing foreign, nothing in the console; how soon it is painted."""
+    from site_page import DOCS, built
+
+    done = built(DOCS, tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    painted = {}
+    for path in sorted((tmp_path / "site").rglob("*.html")):
+        if "live" in path.parts:  # the explainer's own tests look at these
+            continue
+        tab.set_viewport_size({"width": 1366, "height": 900})
+        tab.goto(path.as_uri())
+        painted[path.name] = tab.evaluate(PAINTED)
+        no_serious_finding(tab)
+    late = sorted(painted.items(), key=lambda one: -one[1])[:3]
+    assert max(painted.values()) < 5000, late  # milliseconds, on a machine with much else to do

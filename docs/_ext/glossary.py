@@ -46,8 +46,8 @@ class Glossary(SphinxDirective):
 
 
 def link_terms(app: Sphinx, tree: nodes.document, page: str) -> None:
-    """On a page of the course, the first time a term stands in running text it leads to the glossary."""
-    if not re.match(r"learn/\d\d-", page) or PAGE not in app.env.found_docs:
+    """On a page of the course or of a task, the first time a term stands in running text it leads to the glossary."""
+    if not re.match(r"learn/\d\d-|use/", page) or PAGE not in app.env.found_docs:
         return
     from glassformer.learn import glossary
 

@@ -83,7 +83,7 @@ trace = glassformer.trace(model, tokenizer, "The cat sat")
 ```
 
 ```{sandbox} rope
-:start: "0.6, 0.8"
+:start: str("0.6, 0.8")
 ```
 
 ```{sandbox} sampling

@@ -4,7 +4,7 @@
     :view: attention         as a link of the page has it after "#/": a screen, then ?name=value&...
     ```
     ```{sandbox} rope        a card of the explainer's sandbox: softmax, av, mask, pos_sin, rope, sampling
-    :start: "1, 0"           an expression whose value stands in its box at first
+    :start: str("1, 0")      an expression whose value stands in its box at first
     ```
 
 One script and one style serve all frames; a trace that several pages show is written once.

@@ -90,7 +90,7 @@ def grown(text: Text) -> int:
 
 
 def play(seed: int) -> None:
-    """A random life of a scheduler, with texts that begin alike, guesses, cancellations and too few pages."""
+    """A random life of a scheduler, with texts that begin alike or branch, guesses, cancellations and too few pages."""
     lot = random.Random(seed)
     pages, longest = lot.randint(6, 14), 6 * SIZE
     pool = PagePool(pages)
@@ -106,22 +106,32 @@ def play(seed: int) -> None:
             {target * SIZE + at: held[source * SIZE + at] for at in range(SIZE) if source * SIZE + at in held}
         ),
     )
+    copy = scheduler.copy
+    assert copy is not None
+    groups, read = dict[Text, list[Text]](), set[Text]()  # texts that go on together, and those of them that were read
     held: dict[int, tuple[int, int]] = {}  # what a careful reader would find in each slot: place and token
     todo, ends, live = lot.randint(1, 9), dict[Text, int](), list[Text]()
     for step in range(400):
         while todo and lot.random() < 0.6:
             tokens = [place % 3 for place in range(lot.randint(3, longest - 3))][: lot.randint(3, 20)]
             text = Text(tokens, lot.choice("abc"), root=lot.choice([None, 7]), own=lot.choice([None] * 9 + [0]))
-            running = [one for one in scheduler.running if one.computed]
+            running = [one for one in scheduler.running if one.computed and one not in groups]
             if running and lot.random() < 0.3:
                 text.twin = twin = lot.choice(running)
                 text.tokens, text.root = twin.tokens[: max(1, lot.randint(3, len(twin.tokens)))], twin.root
             ends[text] = min(longest, len(tokens) + lot.randint(1, 9))
+            if text.twin is None and lot.random() < 0.3:
+                groups[text] = [text, *(Text([*tokens], text.client, text.root) for _ in range(lot.randint(0, 3)))]
+                groups.update(dict.fromkeys(groups[text], groups[text]))
             scheduler.add(text)
             live.append(text)
             todo -= 1
         if live and lot.random() < 0.1:
-            scheduler.drop(live.pop(lot.randrange(len(live))))
+            left = live.pop(lot.randrange(len(live)))
+            for text in groups.get(left, [left]):
+                read.discard(text)
+                if text.number >= 0:
+                    scheduler.drop(text)
         chunks = scheduler.plan()
         pool.check()
         assert len({id(chunk.text) for chunk in chunks}) == len(chunks)
@@ -140,6 +150,10 @@ def play(seed: int) -> None:
                 assert held[slot] == (place, text.tokens[place]), (seed, step)
         for chunk in chunks:
             text, accepted = chunk.text, 0
+            if text in groups:
+                scheduler.done(chunk)
+                read.update({text} if chunk.finishes else ())
+                continue
             if chunk.finishes:
                 guesses = chunk.tokens[len(chunk.tokens) - chunk.drafted :]
                 text.tokens.append(grown(text))
@@ -153,6 +167,20 @@ def play(seed: int) -> None:
             scheduler.done(chunk, accepted)
             if chunk.finishes and lot.random() < 0.5:
                 text.draft = [lot.randrange(3) for _ in range(min(3, longest - len(text.tokens)))]
+        for first in [text for text in live if text in groups]:
+            group = groups[first]
+            if not all(text in read or text.number < 0 for text in group):
+                continue
+            read.difference_update(group)
+            length = len(first.tokens)
+            if length >= ends[first]:
+                for text in [text for text in group if text.number >= 0]:
+                    scheduler.drop(text)
+                live.remove(first)
+            else:
+                known = [place for place, text in enumerate(group) if text.number >= 0]
+                parents = [lot.choice(known) for _ in group]
+                scheduler.branch(group, parents, [lot.randrange(3) for _ in group], copy)
         pool.check()
         if not live and not todo:
             break

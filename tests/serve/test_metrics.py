@@ -44,6 +44,20 @@ def test_exact_counts(server: Server) -> None:
     }
 
 
+def test_blanks_and_translations_are_counted_too(server: Server) -> None:
+    """They go through the same queue: three passes to fill two blanks one after the other, two sources of two beams."""
+    assert server.idle()
+    before = counted(server)
+    fill = {"model": "labels", "input": "the ___ sat on the ___", "top": 2, "order": "left"}
+    assert server.post("/v1/fill", fill).status_code == 200
+    told = server.post("/v1/translate", {"model": "translator", "input": ["the cat", "a log"], "beams": 2}).json()
+    after = counted(server)
+    assert after["request_success_total"] - before["request_success_total"] == 3 + 2
+    written = sum(len(one["tokens"]) for some in told["data"] for one in some["best"])
+    assert after["generation_tokens_total"] - before["generation_tokens_total"] == written
+    assert server.idle() and server.metric("kv_cache_usage_perc") == 0
+
+
 def test_what_is_refused_is_not_counted_and_who_leaves_is(server: Server) -> None:
     assert server.idle()
     before = counted(server)

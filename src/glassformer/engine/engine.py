@@ -26,6 +26,7 @@ from ..generation.sample import likeliest
 from ..nn import Model
 from ..nn.editing import one_token
 from ..nn.finite import must_be_finite
+from . import beams
 from .continuation import Continuation, draw
 from .draft import PromptLookup
 from .draft_model import DraftModel, check_draft
@@ -173,6 +174,8 @@ class Engine:
         room = room if request.max_new is None else min(room, request.max_new)
         ends = end_tokens(None, self.tokenizer) if request.stop_tokens is None else frozenset(request.stop_tokens)
         rows = [Continuation(handle, index, room, ends, self.tokenizer) for index in range(request.n)]
+        if request.beams is not None:
+            return beams.job_of(beams.Search(handle, rows, self.tokenizer), handle)
         source = None if request.source is None else tuple(request.source)
         texts = [Text(list(request.tokens), request.client, source, source=source, owner=row) for row in rows]
         texts[0].own = None if request.prompt_logprobs is None else request.since
@@ -228,17 +231,42 @@ class Engine:
         for chunk, own in zip(chunks, logits, strict=True):
             if (error := fault(chunk.text, own)) is not None and chunk.text.owner.handle in self._jobs:
                 self._end(self._job_of(chunk.text), "error", error)
-        drawing = list[tuple[Chunk, Tensor]]()
+        drawing, searched = list[tuple[Chunk, Tensor]](), list[tuple[Text, Tensor]]()
         for chunk, places, own in zip(chunks, wanted, logits, strict=True):
             if chunk.text.owner.handle not in self._jobs:
                 continue
             must_be_finite(self.model, own)
             keep_scores(self._job_of(chunk.text), chunk, places, own, self.known)
-            if chunk.finishes:
+            searching = chunk.text.owner.request.beams is not None
+            if chunk.finishes and not searching:
                 drawing.append((chunk, own[len(own) - 1 - chunk.drafted :]))
-            else:
-                self._scheduler.done(chunk)
+                continue
+            self._scheduler.done(chunk)
+            if chunk.finishes:
+                searched.append((chunk.text, own[-1]))
         self._draw(drawing)
+        for search in beams.searches(searched):
+            self._grow(search)
+
+    def _grow(self, search: beams.Search) -> None:
+        """A token more for each beam; or all that was found."""
+        grown, job = search.grow(self.known), self._job_of(search.texts[0])
+        if grown is not None:
+            self._scheduler.branch(search.texts, *grown, self._runner.copy)
+            return
+        self._drop(job)
+        job.cached, job.handle.hypotheses = job.texts[0].cached, search.found()
+        *events, last = search.events()
+        job.generated = sum(event.token is not None for event in (*events, last))
+        for event in events:
+            job.handle.put(event)
+        self._close(job, replace(last, usage=job.usage))
+
+    def _drop(self, job: Job) -> None:
+        """The texts of a request that the scheduler knows are not read any more."""
+        for text in job.texts:
+            if text.number >= 0 and text.owner.finish is None:
+                self._scheduler.drop(text)
 
     def _draw(self, drawing: list[tuple[Chunk, Tensor]]) -> None:
         """A token for each text, and one more for as long as its guesses are right."""
@@ -367,10 +395,9 @@ class Engine:
 
     def _end(self, job: Job, reason: FinishReason, error: Exception | None = None) -> None:
         """All continuations of a request end here and now."""
-        going = [(text, row) for text, row in zip(job.texts, job.rows, strict=True) if row.finish is None]
-        for index, (text, row) in enumerate(going):
-            if index not in job.later or text.number >= 0:
-                self._scheduler.drop(text)
+        self._drop(job)
+        going = [row for row in job.rows if row.finish is None]
+        for index, row in enumerate(going):
             usage = job.usage if index == len(going) - 1 else None
             event = replace(row.end(reason, error), usage=usage)
             if usage is None:

@@ -12,7 +12,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..errors import UserError, need
+from ..generation.beam import Hypothesis, check_beams
 from ..generation.loop import Likely
 from ..generation.sample import Sampling
 from ..nn.editing import ModelEdit
@@ -41,6 +42,13 @@ class EngineClosed(UserError):
     """The engine was closed; it takes no more requests."""
 
 
+SEARCHED = (
+    *("sampling", "stop", "logit_bias", "presence_penalty", "frequency_penalty"),
+    *("logprobs", "prompt_logprobs", "guide", "want", "edits"),
+)
+"""What a search with beams does not take."""
+
+
 @dataclass(frozen=True)
 class Request:
     """A text to be continued.
@@ -53,7 +61,9 @@ class Request:
     token id; ``presence_penalty`` and ``frequency_penalty`` are taken off generated tokens' logits, once and per
     occurrence. ``logprobs`` asks for so many of the likeliest tokens in each place, ``prompt_logprobs`` for the
     prompt's tokens' own log-probabilities and so many of the likeliest in their places. ``guide`` makes a Guide for
-    each continuation. The engine is fair between ``client``s. ``want`` are the paths (with * and ?) of values
+    each continuation. With ``beams`` the likeliest whole texts are searched for, that many at a time, as
+    ``generation.beam`` finds them: the ``n`` best come once all is found, ranked by ``length_penalty``. The engine is
+    fair between ``client``s. ``want`` are the paths (with * and ?) of values
     inside the model to be recorded, for this request's own tokens; ``edits`` (inspection.edits) change them. Others in
     the same step keep their bits. Of what stands before place ``since`` nothing is recorded or scored, and what pages
     hold of it is not read again.
@@ -79,8 +89,15 @@ class Request:
     want: Sequence[str] = ()
     edits: Sequence[ModelEdit | str] = ()
     since: int = 0
+    beams: int | None = None
+    length_penalty: float = 1.0
 
     def __post_init__(self) -> None:
+        if self.beams is not None:
+            check_beams(self.beams, self.n, self.length_penalty, 1 if self.max_new is None else self.max_new)
+            usual = {one.name: one.default for one in fields(self)}
+            odd = next((name for name in SEARCHED if getattr(self, name) not in (usual[name], None, [], {})), None)
+            need(odd is None, f"A search with beams is by the model's own probabilities; leave out {odd}.")
         need(0 <= self.since < max(1, len(self.tokens)), f"since is {self.since}; give a place in the prompt.")
         need(self.max_new is None or self.max_new >= 0, f"max_new is {self.max_new}; give 0 or more.")
         need(self.n >= 1, f"n is {self.n}; give 1 or more.")
@@ -227,6 +244,7 @@ class Handle:
         self.output: Tensor | None = None
         self.read: Sequence[int] = request.tokens
         self.records: dict[int, dict[str, Tensor]] = {}
+        self.hypotheses: list[Hypothesis] = []  # of a search with beams, once it has ended
         self.began: float | None = None  # time.monotonic() when it stopped waiting
         self._cancel = cancel
         self._events: deque[Event] = deque()

@@ -33,6 +33,9 @@ class Runner(Protocol):
     def read(self, chunks: Sequence[Chunk], wanted: Sequence[Sequence[int]]) -> Tensor:
         """fp32 logits (R, V) that follow the ``wanted`` tokens of each chunk, by their places in it."""
 
+    def copy(self, source: int, target: int) -> None:
+        """What one page holds to another."""
+
     def released(self, text: Text) -> None:
         """A text is not read any more, or not for now."""
 
@@ -186,6 +189,9 @@ class StateRunner:
             self.states[chunk.text.pages[0]] = own
         return logits.float()
 
+    def copy(self, source: int, target: int) -> None:
+        self.states[target] = self.states[source]  # nothing is written into them
+
     def released(self, text: Text) -> None:
         self.memories.pop(text, None)
 
@@ -212,9 +218,9 @@ class StateRunner:
         assert isinstance(self.model, EncoderDecoder)
         for chunk in chunks:
             if chunk.text not in self.memories:
-                assert chunk.text.source is not None
-                source = torch.tensor([chunk.text.source], device=self.device)
-                self.memories[chunk.text] = self.model.encode(source)
+                read = chunk.text.source
+                held = next((own for text, own in self.memories.items() if text.source == read), None)
+                self.memories[chunk.text] = held or self.model.encode(torch.tensor([read], device=self.device))
         own = [self.memories[chunk.text].hidden[0] for chunk in chunks]
         hidden = torch.nn.utils.rnn.pad_sequence(own, batch_first=True)
         offsets = torch.arange(hidden.shape[1], device=self.device)

@@ -1,7 +1,7 @@
 """Which tokens of which texts the next step reads. Lists and numbers alone: no tensors, no threads.
 
     add --> waiting --admit--> running --plan--> chunks --(the runner)--> done --> drop
-               ^                  |
+               ^                  |                        all read: it rests until ``branch``, or is parked
                +-----preempt------+      the newest gives its pages back and is read again later
 
 One budget of tokens a step: texts that generate come first (a token each, and its draft), the rest goes to prompts in
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -142,6 +142,7 @@ class Scheduler:
         self.prefix = Prefix(pool, size)
         self.waiting = Turns[Text]()
         self.running: list[Text] = []  # the oldest first
+        self.parked: set[Text] = set()  # those that rest without pages
         self.preempted = 0
         self._numbers = itertools.count()
         self._turn = itertools.count()
@@ -153,11 +154,57 @@ class Scheduler:
 
     def drop(self, text: Text) -> None:
         """It has ended, or nobody wants it any more: its pages are given back, full ones stay known."""
+        if self._take_out(text):
+            self._release(text)
+
+    def _take_out(self, text: Text) -> bool:
+        """Out of where it stands; whether that was among the running."""
         if text in self.running:
             self.running.remove(text)
-            self._release(text)
+            return True
+        if text in self.parked:
+            self.parked.remove(text)
         else:
             self.waiting.remove(text)
+        return False
+
+    def branch(
+        self, texts: Sequence[Text], parents: Sequence[int], tokens: Sequence[int], copy: Callable[[int, int], None]
+    ) -> None:
+        """Text i goes on as text ``parents[i]`` with one token of ``tokens`` more; all rest, or wait, or are new.
+
+        Full pages are shared. The page that is written next is copied for all but one of those who go on with it; where
+        there is none to copy to, its tokens are read again.
+        """
+        before = [(text.tokens, text.pages, text.computed) for text in texts]
+        heirs = set[int]()
+        for text, parent, token in zip(texts, parents, tokens, strict=True):
+            if text.number < 0:
+                text.number, text.started = next(self._numbers), True
+            else:
+                self._take_out(text)
+            read, pages, computed = before[parent]
+            mine = len(pages) if parent not in heirs else computed // self.size
+            heirs.add(parent)
+            for page in pages[:mine]:
+                self.pool.share(page)
+            text.tokens, text.pages = [*read, token], pages[:mine]
+            text.computed = computed if mine == len(pages) else mine * self.size
+        for _, pages, _ in before:
+            self.pool.give(reversed(pages))
+        for text, parent in zip(texts, parents, strict=True):
+            _, pages, computed = before[parent]
+            if text.computed < computed and self.pool.available:
+                text.pages.append(self.pool.take())
+                copy(pages[-1], text.pages[-1])
+                text.computed = computed
+        for text in reversed(texts):
+            if text.pages and len(self.running) < self.most:
+                self.running.append(text)
+            else:
+                self._release(text)
+                self.waiting.add(text, first=True)
+        self.running.sort(key=lambda text: text.number)
 
     def plan(self) -> list[Chunk]:
         """The chunks of the next step, each text at most once; empty when nothing is to be done."""
@@ -208,7 +255,11 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Let texts in whose turn it is while there are places, and pages for all that they are to read."""
-        while len(self.running) < self.most and (text := self.waiting.peek()) is not None:
+        while (text := self.waiting.peek()) is not None:
+            if len(self.running) >= self.most:
+                if self._park():
+                    continue
+                return
             known = len(text.tokens) - 1 if text.own is None else min(text.own, len(text.tokens) - 1)
             found = self.prefix.find(text.root, text.tokens[:known]) if self._shares else []
             same, twin = len(found) * self.size, text.twin
@@ -217,6 +268,8 @@ class Scheduler:
                 found = twin.pages[: same // self.size]
             missing = -(-len(text.tokens) // self.size) - len(found)
             if missing > self.pool.available - sum(self.pool.users[page] == 0 for page in found):
+                if self._park():
+                    continue
                 return
             for page in found:
                 self.pool.share(page)
@@ -237,6 +290,8 @@ class Scheduler:
             return False
         for _ in range(-(-length // self.size) - len(text.pages)):
             while not self.pool.available:
+                if self._park():
+                    continue
                 newest = next((other for other in reversed(self.running) if other not in busy), text)
                 if newest is text and len(self.running) > 1 and busy:
                     return False  # the planned ones go on, and end
@@ -247,6 +302,16 @@ class Scheduler:
                     return False
             text.pages.append(self.pool.take())
         return True
+
+    def _park(self) -> bool:
+        """Let the newest of those that rest do so without pages: it is not read before its ``branch``."""
+        resting = next((text for text in reversed(self.running) if text.remaining == 0), None)
+        if resting is not None:
+            self.running.remove(resting)
+            self._release(resting)
+            self.parked.add(resting)
+            self.preempted += 1
+        return resting is not None
 
     def preempt(self, text: Text) -> None:
         """Back to the waiting ones, before its client's others; what was generated stays, its pages do not."""

@@ -161,6 +161,19 @@ def _source(cfg: config.Model, tokenizer: Tokenizer, ids: list[int], cut: Cut) -
     return close(tokenizer, ids)
 
 
+def source_ids(
+    cfg: config.Model,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    cut: Cut = "no",
+    source_tokenizer: Tokenizer | None = None,
+) -> list[list[int]]:
+    """Source texts as the model reads them in ``search``."""
+    pair = isinstance(cfg, config.EncoderDecoder)
+    reads = (source_tokenizer or tokenizer.for_source) if pair else tokenizer
+    return [_source(cfg, reads, one, cut) for one in reads.encode_batch(texts)]
+
+
 def search(
     model: Model,
     tokenizer: Tokenizer,
@@ -185,13 +198,11 @@ def search(
     need(batch >= 1, f"batch is {batch}; give 1 or more.")
     need(cut in get_args(Cut), f'cut is "{cut}"; give one of {", ".join(get_args(Cut))}.')
     order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
-    pair = isinstance(model.config, config.EncoderDecoder)
-    reads = (source_tokenizer or tokenizer.for_source) if pair else tokenizer
     how: dict[str, Any] = {"beams": beams, "best": best, "length_penalty": length_penalty, "max_new": max_new}
     found: list[list[Hypothesis]] = [[] for _ in texts]
     for first in range(0, len(order), batch):
         places = order[first : first + batch]
-        ids = [_source(model.config, reads, one, cut) for one in reads.encode_batch([texts[place] for place in places])]
+        ids = source_ids(model.config, tokenizer, [texts[place] for place in places], cut, source_tokenizer)
         for place, hypotheses in zip(places, beam(model, tokenizer, ids, start=start, edits=edits, **how), strict=True):
             found[place] = hypotheses
         if progress is not None:
@@ -216,7 +227,7 @@ def _search(
         must_be_finite(session.model, logits)
         totals = torch.tensor([[beam.total for beam in state.beams] for state in states], device=logits.device)
         going, rows = [], []
-        for place, candidates in enumerate(_best(logits[:, :known], totals, 2 * width)):
+        for place, candidates in enumerate(best_candidates(logits[:, :known], totals, 2 * width)):
             if parents := states[place].grow(candidates):
                 going.append(states[place])
                 rows += [place * width + parent for parent in parents]
@@ -233,7 +244,7 @@ def _search(
             state.add(one, "length")
 
 
-def _best(logits: Tensor, totals: Tensor, count: int) -> list[list[Candidate]]:
+def best_candidates(logits: Tensor, totals: Tensor, count: int) -> list[list[Candidate]]:
     """Of each prompt's beams and their next tokens the ``count`` best, the best first.
 
     logits (P * K, V), totals (P, K).

@@ -127,14 +127,18 @@ class Followers:
         finally:
             self.drop(handles)
 
-    async def outputs(self, http: HttpRequest, served: ServedModel, made: Sequence[Encode]) -> list[Tensor]:
-        """What the engine makes of whole texts, in fp32; raises Gone where the client leaves."""
-        found, some = list[Tensor](), max(1, min(ATONCE, served.engine.max_queue // 2))
-        for begin in range(0, len(made), some):  # a request takes a part of the queue, not all of it
-            handles = self.submit(served, made[begin : begin + some])
+    async def answered(self, http: HttpRequest, served: ServedModel, made: Sequence[Request | Encode]) -> list[Handle]:
+        """All of these to their ends, a part of the queue at a time; raises Gone where the client leaves."""
+        found, some = list[Handle](), max(1, min(ATONCE, served.engine.max_queue // 2))
+        for begin in range(0, len(made), some):
+            found += (handles := self.submit(served, made[begin : begin + some]))
             await unless_gone(http, self.results(handles, http.state.tally))
-            found += [handle.output.float().cpu() for handle in handles if handle.output is not None]
         return found
+
+    async def outputs(self, http: HttpRequest, served: ServedModel, made: Sequence[Encode]) -> list[Tensor]:
+        """What the engine makes of whole texts, in fp32."""
+        handles = await self.answered(http, served, made)
+        return [handle.output.float().cpu() for handle in handles if handle.output is not None]
 
     async def merged(self, handles: Sequence[Handle], tally: Tally) -> AsyncGenerator[tuple[int, Event]]:
         """The events of several as they come, each with its handle's number; a slow reader holds them back."""

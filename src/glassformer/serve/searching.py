@@ -10,11 +10,12 @@ from anyio import to_thread
 from starlette.requests import Request as HttpRequest
 from typing_extensions import TypedDict
 
-from .. import generation
-from ..engine import Encode
+from ..engine import Encode, Request
+from ..generation.beam import check_beams, source_ids
 from ..generation.predictions import Filling
+from ..generation.prompt import first_tokens
 from .errors import refuse
-from .following import Followers, alone, client_of, unless_gone
+from .following import Followers, client_of
 from .generating import cannot
 from .prompts import check_lengths
 from .registry import ServedModel
@@ -85,10 +86,12 @@ async def translate(
     texts = [asked.input] if isinstance(asked.input, str) else asked.input
     refuse(not all(texts), "A text is empty; give some text.", "input")
     check_lengths(texts, served.characters, served.context, "input")
-    generation.check_beams(asked.beams, asked.best, asked.length_penalty, asked.max_new)
-    how: dict[str, Any] = {"beams": asked.beams, "best": asked.best, "length_penalty": asked.length_penalty}
-    how["max_new"] = asked.max_new
-    work = partial(generation.search, served.model, served.tokenizer, texts, **how)
-    found = await unless_gone(http, alone(work))
-    data: Any = [{"index": n, "best": [one.to_dict() for one in some]} for n, some in enumerate(found)]
+    check_beams(asked.beams, asked.best, asked.length_penalty, asked.max_new)
+    cfg, tokenizer, client = served.config, served.tokenizer, client_of(http)
+    sources = await to_thread.run_sync(partial(source_ids, cfg, tokenizer, texts))
+    how: dict[str, Any] = {"beams": asked.beams, "n": asked.best, "length_penalty": asked.length_penalty}
+    begin = first_tokens(tokenizer, None, cfg)
+    made = [Request(begin, source, max_new=asked.max_new, client=client, **how) for source in sources]
+    handles = await followers.answered(http, served, made)
+    data: Any = [{"index": n, "best": [one.to_dict() for one in found.hypotheses]} for n, found in enumerate(handles)]
     return {"object": "list", "model": served.id, "data": data}

@@ -58,7 +58,7 @@ TOPICS = {
     "page": {"example", "texts"},
     "parallel": {"accidents", "laws"},
     "recipes": {"outside", "parity", "parity_decoders", "parity_encoders", "recipes"},
-    "serve": {"bad_input", "clients", "deploy", "process"},
+    "serve": {"bad_input", "checks", "clients", "deploy", "process"},
     "tokenizer": {"bad", "cuts", "fuzz", "hostile", "other_ids", "pairs"},
     "training": {"accidents", "mutants", "tune"},
 }

@@ -1,4 +1,4 @@
-"""An engine answers each request as if it were alone."""
+"""An engine answers each request, however it is begun, as if it were alone."""
 
 from __future__ import annotations
 

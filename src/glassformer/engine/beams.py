@@ -70,12 +70,17 @@ class Search:
         ends = self.state.ends
         return [replace(one, text=self.tokenizer.decode([id for id in one.tokens if id not in ends])) for one in best]
 
-    def events(self) -> list[Event]:
-        """What was found, token by token; a continuation that is not there ends at once."""
-        told, found = list[Event](), self.found()
+    def tell(self, job: Job) -> Event:
+        """What was found, token by token; gives the last event. A continuation that is not there ends at once."""
+        job.handle.hypotheses, job.cached = self.found(), self.texts[0].cached
+        found, told = job.handle.hypotheses, list[Event]()
         for row, one in zip(self.rows, found, strict=False):
             told += [row.add(*pair, ()) for pair in zip(one.tokens, one.logprobs, strict=True)]
-        return told + [row.end("length") for row in self.rows[len(found) :]]
+        told += [row.end("length") for row in self.rows[len(found) :]]
+        job.generated = sum(len(one.tokens) for one in found)
+        for event in told[:-1]:
+            job.handle.put(event)
+        return replace(told[-1], usage=job.usage)
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,11 +101,6 @@ class Place:
     def finish(self) -> FinishReason | None:
         """Why it ended; all beams end together."""
         return self.search.rows[0].finish
-
-
-def job_of(search: Search, handle: Handle) -> Job:
-    """The request as the engine follows it."""
-    return Job(handle, search.rows, search.texts, [], search.request.n)
 
 
 def searches(read: Sequence[tuple[Text, Tensor]]) -> list[Search]:

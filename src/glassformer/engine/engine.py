@@ -21,17 +21,17 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError, need
-from ..generation.prompt import end_tokens
 from ..generation.sample import likeliest
 from ..nn import Model
 from ..nn.editing import one_token
 from ..nn.finite import must_be_finite
 from . import beams
+from .begin import begun
 from .continuation import Continuation, draw
 from .draft import PromptLookup
 from .draft_model import DraftModel, check_draft
 from .job import Job, Stats
-from .looking import fault, like, looks, taken
+from .looking import fault, like, taken
 from .memory import Room, check_encode, check_request, room_for
 from .request import Encode, EngineClosed, Event, FinishReason, Handle, QueueFull, Request, TokenLogprob
 from .runner import PagedRunner, encode
@@ -108,7 +108,9 @@ class Engine:
             check_request(request, self.model, self.tokenizer, self.max_context, self.room.first)
         seed = getattr(request, "seed", None)
         handle = Handle(request, self.cancel, int(torch.randint(2**31, ())) if seed is None else seed)
-        job = Job(handle, [], [], [], 1) if isinstance(request, Encode) else self._job(handle, request)
+        job = Job(handle, [], [], [], 1)
+        if isinstance(request, Request):
+            job = begun(handle, self.model, self.tokenizer, self.max_context, self.step_tokens, lambda: self.shapes)
         with self._work:
             if self._closing:
                 raise EngineClosed("The engine is closed; make another one.")
@@ -168,24 +170,6 @@ class Engine:
 
     # ------------------------------------------------------------------------ in the engine's own
 
-    def _job(self, handle: Handle, request: Request) -> Job:
-        """A request's continuations, each with its text."""
-        room = self.max_context - len(request.tokens) + 1
-        room = room if request.max_new is None else min(room, request.max_new)
-        ends = end_tokens(None, self.tokenizer) if request.stop_tokens is None else frozenset(request.stop_tokens)
-        rows = [Continuation(handle, index, room, ends, self.tokenizer) for index in range(request.n)]
-        if request.beams is not None:
-            return beams.job_of(beams.Search(handle, rows, self.tokenizer), handle)
-        source = None if request.source is None else tuple(request.source)
-        texts = [Text(list(request.tokens), request.client, source, source=source, owner=row) for row in rows]
-        texts[0].own = None if request.prompt_logprobs is None else request.since
-        if request.want or request.edits:
-            handle.read, whole, own = looks(request, self.model, self.tokenizer, self.shapes, self.step_tokens)
-            for text, look in zip(texts, own, strict=True):
-                text.tokens, text.own, text.whole, text.look = [*handle.read], request.since, whole, look
-                text.root = own[0] if request.edits else source  # what an edit changes is nobody else's
-        return Job(handle, rows, texts, [*range(1, request.n)], request.n)
-
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Every path inside the model, with the shape of its value for one token."""
@@ -237,8 +221,7 @@ class Engine:
                 continue
             must_be_finite(self.model, own)
             keep_scores(self._job_of(chunk.text), chunk, places, own, self.known)
-            searching = chunk.text.owner.request.beams is not None
-            if chunk.finishes and not searching:
+            if chunk.finishes and chunk.text.owner.request.beams is None:
                 drawing.append((chunk, own[len(own) - 1 - chunk.drafted :]))
                 continue
             self._scheduler.done(chunk)
@@ -255,12 +238,7 @@ class Engine:
             self._scheduler.branch(search.texts, *grown, self._runner.copy)
             return
         self._drop(job)
-        job.cached, job.handle.hypotheses = job.texts[0].cached, search.found()
-        *events, last = search.events()
-        job.generated = sum(event.token is not None for event in (*events, last))
-        for event in events:
-            job.handle.put(event)
-        self._close(job, replace(last, usage=job.usage))
+        self._close(job, search.tell(job))
 
     def _drop(self, job: Job) -> None:
         """The texts of a request that the scheduler knows are not read any more."""
@@ -291,11 +269,8 @@ class Engine:
             if chunk.text.owner.finish is None:
                 self._done(chunk, accepted[chunk])
         if self._drafts is not None:
-            self._drafts.propose([chunk.text for chunk, _ in drawing if self._guessed(chunk.text)])
-
-    def _guessed(self, text: Text) -> bool:
-        """Whether what follows is to be guessed."""
-        return text.owner.finish is None and text.look is None
+            texts = (chunk.text for chunk, _ in drawing)
+            self._drafts.propose([text for text in texts if text.look is None and text.owner.finish is None])
 
     def _may_draw(self, chunk: Chunk, logits: Tensor) -> bool:
         """Whether a continuation takes a token now; one of none ends, and others of its prompt begin."""

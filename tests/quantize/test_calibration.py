@@ -26,7 +26,7 @@ def sums(name: str, rows: list[torch.Tensor]) -> dict[str, torch.Tensor]:
     return {path: one for part in grams(model, sides, list(plan(model, Layout(8)))) for path, one in part.items()}
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "t5", "glass", "gemma2", "vaswani"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "t5", "glass", "gemma2", "vaswani", "mixtral"])
 def test_every_matrix_is_met(name: str) -> None:
     """But tables that are only looked up in."""
     model = tiny.model(tiny.ALL[name])

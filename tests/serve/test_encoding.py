@@ -79,6 +79,22 @@ def test_score_by_vectors_and_by_a_model_for_pairs(server: Server, others: dict[
 
 
 @pytest.mark.parametrize("model", ["vectors", "pairs"])
+def test_rerank_gives_the_best_first_with_its_place(server: Server, model: str) -> None:
+    asked = {"model": model, "query": TEXTS[0], "documents": [TEXTS[2], {"text": TEXTS[0]}, TEXTS[1]]}
+    scores = server.post("/score", {"model": model, "text_1": TEXTS[0], "text_2": [TEXTS[2], *TEXTS[:2]]}).json()[
+        "data"
+    ]
+    told = server.post("/v2/rerank", {**asked, "return_documents": True}).json()["results"]
+    assert [one["index"] for one in told] == sorted(range(3), key=lambda place: -scores[place]["score"])
+    for one in told:
+        assert one["relevance_score"] == pytest.approx(scores[one["index"]]["score"], abs=1e-6)
+        assert one["document"]["text"] == [TEXTS[2], TEXTS[0], TEXTS[1]][one["index"]]
+    assert server.post("/v2/rerank", {**asked, "top_n": 2}).json()["results"] == [
+        {name: one[name] for name in ("index", "relevance_score")} for one in told[:2]
+    ]
+
+
+@pytest.mark.parametrize("model", ["vectors", "pairs"])
 def test_rerank_as_coheres_client_asks_for_it(server: Server, model: str) -> None:
     cohere = pytest.importorskip("cohere", reason="needs Cohere's client: pip install cohere")
     scores = server.post("/score", {"model": model, "text_1": TEXTS[0], "text_2": TEXTS}).json()["data"]

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from glassformer.nn.kernels import pack_bf16, pack_fp32, pack_int4, pack_int8
+from glassformer.nn.kernels.weights import _paneled, _unpaneled
 
 SIZES = [(1, 1), (16, 32), (17, 33), (50, 100), (64, 128), (3, 65)]
 
@@ -53,3 +54,15 @@ def test_large_matrices_come_back_from_large_pages(build: str) -> None:
     packed = pack_fp32(weight)
     assert torch.equal(packed.matrix(), weight)
     assert build == "torch" or packed.data.data_ptr() % (1 << 21) == 0
+
+
+@pytest.mark.parametrize(("rows", "step"), [(16, 1), (20, 4), (33, 2)])
+def test_a_panel_holds_sixteen_rows_step_by_step(rows: int, step: int) -> None:
+    matrix = torch.arange(rows * 8).view(rows, 8) + 1
+    panels = _paneled(matrix, step)
+    assert panels.shape == (-(-rows // 16), 8 // step, 16, step)
+    for row in range(rows):
+        for column in range(8):
+            assert panels[row // 16, column // step, row % 16, column % step] == matrix[row, column]
+    whole = _unpaneled(panels)
+    assert torch.equal(whole[:rows], matrix) and not whole[rows:].any()

@@ -1,0 +1,65 @@
+"""Who gives up cancels what was submitted, and only what has not ended."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import tiny
+from glassformer.engine import Engine, QueueFull, Request
+from glassformer.serve.following import Followers, Tally
+from glassformer.serve.metrics import Metrics
+from glassformer.serve.registry import Registry
+
+
+class Served:
+    """As much of a served model as following takes."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.id, self.engine = "tiny", engine
+
+
+def followers(engine: Engine) -> tuple[Followers, Served]:
+    registry, served = Registry([]), Served(engine)
+    registry.models["tiny"] = served  # type: ignore[assignment]
+    return Followers(registry, Metrics(registry)), served
+
+
+LONG = Request([1, 2], max_new=60, stop_tokens=())
+
+
+def test_what_is_dropped_is_cancelled_and_forgotten() -> None:
+    with Engine(tiny.model(tiny.DECODERS["llama"])) as engine:
+        ours, served = followers(engine)
+        handles = ours.submit(served, [LONG] * 20)  # type: ignore[arg-type]
+        assert {*ours.open} == {*handles}
+        ours.drop(handles)
+        reasons = {handle.result().completions[0].finish_reason for handle in handles}
+        assert "cancelled" in reasons and not ours.open
+        ours.drop(handles)
+
+
+def test_all_are_submitted_or_none() -> None:
+    with Engine(tiny.model(tiny.DECODERS["llama"]), max_queue=2, max_sequences=1) as engine:
+        ours, served = followers(engine)
+        first = ours.submit(served, [LONG])  # type: ignore[arg-type]
+        with pytest.raises(QueueFull):
+            for _ in range(50):
+                ours.submit(served, [LONG] * 2)  # type: ignore[arg-type]
+        ours.drop([*ours.open])
+        assert not ours.open and first
+
+
+def test_a_reader_that_stops_early_cancels() -> None:
+    async def some() -> None:
+        (handle,) = ours.submit(served, [LONG])  # type: ignore[arg-type]
+        events = ours.events(handle, Tally())
+        await anext(events)
+        await events.aclose()
+        assert not ours.open
+
+    with Engine(tiny.model(tiny.DECODERS["llama"])) as engine:
+        ours, served = followers(engine)
+        asyncio.run(some())
+        assert b'finished_reason="abort"' in ours.metrics.text()

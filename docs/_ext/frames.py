@@ -84,7 +84,7 @@ def document(trace: Any, title: str) -> str:
     from glassformer.inspection import export
 
     whole = export.page(trace, title)
-    script, style = export._built("inline.js").replace("</script", "<\\/script"), export._built("app.css")
+    script, style = export.built("inline.js").replace("</script", "<\\/script"), export.built("app.css")
     whole = whole.replace(f"<script>{script}</script>", f"<script {INLINE}></script>")
     whole = whole.replace(f"<style>{style}</style>", '<link rel="stylesheet" href="../_static/glass/app.css">')
     if INLINE not in whole or "app.css" not in whole:

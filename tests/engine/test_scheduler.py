@@ -77,6 +77,16 @@ def test_who_is_preempted_is_the_first_of_its_client_to_go_on() -> None:
     assert [*scheduler.waiting] == texts and not scheduler.running and scheduler.pool.used == 0
 
 
+def test_who_was_read_makes_room_and_is_not_read_again() -> None:
+    scheduler = Scheduler(PagePool(2), SIZE, budget=SIZE, most=1)
+    first, other = Text([1, 2, 3], "one"), Text([4, 5], "one")
+    for text in (first, other):
+        scheduler.add(text)
+    scheduler.done(scheduler.plan()[0])
+    assert [chunk.text for chunk in scheduler.plan()] == [other]
+    assert scheduler.parked == {first} and not len(scheduler.waiting) and not first.pages
+
+
 def test_clients_take_turns() -> None:
     turns = Turns[Text]()
     for client, number in (("a", 1), ("a", 2), ("a", 3), ("b", 4), ("c", 5), ("b", 6)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 import socket
 import time
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from .conftest import Server, events, started
+from .conftest import Server, events
 from .test_bad_input import CHAT, PROMPT, TALK, TEXT, address, refused
 
 HERE = Path(__file__).parent
@@ -40,19 +39,6 @@ def test_c16_who_leaves_a_translation_leaves_nothing_behind(server: Server) -> N
             time.sleep(0.2)
     assert server.idle(20) and server.metric("kv_cache_usage_perc") == 0
     assert server.client().get("/load").json() == {"server_load": 0}
-
-
-def test_c20_a_second_signal_does_not_wait(chat_model: Path, tmp_path: Path) -> None:
-    with started(tmp_path, str(chat_model), "--use", str(HERE / "faults.py"), "--drain", "60") as one:
-        body = {**PROMPT, "max_tokens": 240, "seed": 666_004, "ignore_eos": True, "stream": True}
-        with one.client() as client, client.stream("POST", TEXT, json=body) as told:
-            lines = told.iter_lines()
-            next(lines)
-            begun = time.monotonic()
-            for _ in range(2):
-                one.process.send_signal(signal.SIGTERM)
-                time.sleep(0.3)
-            assert one.process.wait(20) == 0 and time.monotonic() - begun < 10
 
 
 def test_c24_nothing_is_fetched(server: Server) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from docutils import nodes
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
-from pygments.lexers import PythonLexer
+from pygments.lexers import TextLexer
 from sphinx.application import Sphinx
 
 import glassformer
@@ -41,7 +41,9 @@ def write(app: Sphinx, error: Exception | None) -> None:
     for file in sorted(_asked):
         up = "../" * (file.count("/") + 1)
         code = (PACKAGE / file).read_text(encoding="utf-8")
-        made = highlight(code, PythonLexer(), HtmlFormatter(lineanchors="L", wrapcode=True))
+        made = highlight(
+            code, TextLexer(), HtmlFormatter(lineanchors="L", wrapcode=True)
+        )  # colours: four times the bytes
         target = Path(app.outdir) / "source" / f"{file}.html"
         target.parent.mkdir(parents=True, exist_ok=True)
         whole = PAGE.format(title=html.escape(f"glassformer/{file}"), up=up, code=made)

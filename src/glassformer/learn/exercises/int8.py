@@ -114,7 +114,11 @@ def check(theirs: Any, report: Report) -> None:
         for module in model.modules():
             if isinstance(module, Linear):
                 codes, scales = theirs.quantize(module.weight.detach())
-                again = theirs.dequantize(codes, scales).float()
+                again = theirs.dequantize(codes.clone(), scales.clone()).float()
+                meant = codes.float() * scales[:, None]
+                report.true(
+                    bool(((again - meant).abs() <= 1e-5 * meant.abs()).all()), "dequantize is not code times scale."
+                )
                 ours = module.weight.abs().amax(-1, keepdim=True) / 127
                 report.true(
                     bool(((again - module.weight).abs() <= 0.51 * ours).all()),

@@ -62,7 +62,11 @@ def check(theirs: Any, report: Report) -> None:
                 targets[b, t] = tokens[b, t]
                 shown[b, t] = mask if fate[b, t] < 0.8 else other[b, t] if fate[b, t] >= 0.9 else tokens[b, t]
     chosen = targets >= 0
+    original = tokens.clone()
     given = theirs.hide(tokens, special, choose, fate, other, mask, rate)
+    report.true(
+        torch.equal(tokens, original), "hide changes the tokens that it was given: change a copy.", "tokens.clone()"
+    )
     report.true(isinstance(given, tuple) and len(given) == 2, "hide gives back two things: what is shown, the targets.")
     everywhere = choose < rate
     slips: Any = {

@@ -203,6 +203,7 @@ def test_importing_text_is_light() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
 
 
+@pytest.mark.slow
 def test_transformers_begins_a_text_as_we_do(shared_data: Path, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 

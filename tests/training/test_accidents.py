@@ -128,7 +128,7 @@ def test_pointers_never_lead_outside_the_folder(tmp_path, pointer, lead):
 # ------------------------------------------------------------- terminals, folders, caches, samples
 
 
-@pytest.mark.parametrize("kind", ["closed", "full"])
+@pytest.mark.parametrize("kind", ["closed", pytest.param("full", marks=pytest.mark.slow)])
 def test_standard_error_that_is_closed_or_full_ends_no_training(corpus, tmp_path, kind):  # noqa: F811
     out = tmp_path / "run"
     words = ["-m", "glassformer", "train", "--out", str(out), "--data.train", str(corpus), "--steps", "2"]

@@ -175,6 +175,7 @@ def hold(process, out, after):
     return logged(out)[-1]
 
 
+@pytest.mark.slow
 def test_a_file_in_the_folder_holds_a_run(corpus, whole, tmp_path):
     """It waits after a step as long as the file is there; one killed meanwhile waits no more when it goes on."""
     out = tmp_path / "run"

@@ -339,7 +339,9 @@ def test_a_tokenizer_that_lacks_what_the_objective_needs(objective, said, data, 
         training.run(settings(data, objective, **{"data.tokenizer": str(tmp_path)}), tmp_path / "run")
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [name if name in ("masked", "seq2seq") else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+)
 def test_compiled_is_as_written_out(name):
     chosen, shape, batch = CASES[name]
     model = build_model(dataclasses.replace(shape, pool=None) if name == "masked" else shape, seed=1)

@@ -59,7 +59,9 @@ TUNES = {
 }
 
 
-@pytest.mark.parametrize("name", TUNES)
+@pytest.mark.parametrize(
+    "name", [name if name == "lora" else pytest.param(name, marks=pytest.mark.slow) for name in TUNES]
+)
 def test_a_tuned_run_is_resumed_bit_for_bit_and_small(name, home, tmp_path, monkeypatch, capfd):
     settings = changed(home, *TUNES[name])
     training.run(settings, tmp_path / "whole")

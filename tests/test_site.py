@@ -29,12 +29,60 @@ def test_what_a_page_can_do(site_page: Path) -> None:
     plain = re.sub("<[^>]+>", "", text)
     assert "def forward(self, x" in plain and "glassformer/nn/norm.py:" in plain
     assert "Every number on this page was computed when it was built, by Glassformer" in text
-    live = (site_page / "live" / "index-0.html").read_text()
-    assert '<script src="../_static/glass/inline.js">' in live and "A title &amp; more" in live
+    assert 'title="A title &amp; more"' in text
+    traces = [path for path in (site_page / "live").iterdir() if path.name != "sandbox.html"]
+    assert len(traces) == 1 and text.count(f"live/{traces[0].name}#/") == 4, "one trace shown twice is one file"
+    live = traces[0].read_text()
+    assert '<script src="../_static/glass/inline.js">' in live and "<title>The cat sat</title>" in live
     around = re.sub(
         r'(id="glassformer-trace">)[^<]*', r"\1", live
     )  # script and style are the site's, one for all frames
     assert len(around) < 2_000 < len(live) and (site_page / "_static" / "glass" / "app.css").exists()
+
+
+DRAWS = """# {name}
+
+```{{computed}}
+:code: hidden
+model, tokenizer = small()
+line = torch.randn(3)
+print(held_out(model_of()), line)
+```
+
+{{value}}`torch.randn(1).item()`
+
+```{{live}} seen("The cat sat")
+```
+
+```{{code-of}} glassformer.nn.{code}
+```
+"""
+
+
+def test_pages_are_the_same_in_any_order_and_by_several_processes(tmp_path: Path) -> None:
+    """Six pages by two processes: numbers, frames and pointed-to sources of one process; a failing cell is told."""
+    (tmp_path / "source").mkdir()
+    codes = ["norm.RMSNorm", "norm.LayerNorm", "pool.Pool", "norm.RMSNorm", "mask.Mask", "pool.TokenHead"]
+    names = [f"page{number}" for number in range(6)]
+    for name, code in zip(names, codes, strict=True):
+        (tmp_path / "source" / f"{name}.md").write_text(DRAWS.format(name=name, code=code))
+    told = "\n".join(names)
+    (tmp_path / "source" / "index.md").write_text(f"# All\n\n```{{toctree}}\n{told}\n```\n")
+    found = []
+    for processes in (1, 2):
+        done = built(tmp_path / "source", tmp_path / str(processes), processes)
+        assert done.returncode == 0, done.stderr
+        site = tmp_path / str(processes) / "site"
+        kept = {str(path.relative_to(site)): path.read_text() for path in site.rglob("*.html")}
+        live = {name for name in kept if name.startswith("live/")}  # a trace holds the milliseconds that it took
+        found.append({name: "" if name in live else text for name, text in kept.items()})
+    assert found[0] == found[1]
+    assert {"source/nn/norm.py.html", "source/nn/pool.py.html", "source/nn/mask.py.html"} < found[0].keys()
+    first, second = (re.findall(r"tensor\(.*?\)|-?\d\.\d{6,}", found[0][f"{name}.html"]) for name in names[:2])
+    assert first == second and len(first) > 1, "every page draws from the same seed"
+    (tmp_path / "source" / "page3.md").write_text("# 3\n\n```{computed}\n1 / 0\n```\n")
+    done = built(tmp_path / "source", tmp_path / "failing", 2)
+    assert done.returncode != 0 and "page3, line" in done.stderr and "ZeroDivisionError" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -164,7 +212,7 @@ def _read(path: Path) -> _Links:
 @pytest.mark.slow
 def test_the_whole_site(tmp_path: Path) -> None:
     """It builds without a warning; every link leads somewhere; nothing is loaded from elsewhere; it is small."""
-    done = built(DOCS, tmp_path)
+    done = built(DOCS, tmp_path, "auto")
     assert done.returncode == 0, done.stderr[-3000:]
     site = tmp_path / "site"
     pages = {path: _read(path) for path in site.rglob("*.html")}

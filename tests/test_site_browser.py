@@ -177,7 +177,7 @@ def test_the_whole_site_is_for_everybody(tmp_path: Path, tab: Any) -> None:
     """Every page, from disk: axe in four looks, nothing foreign, nothing in the console; how soon it is painted."""
     from site_page import DOCS, built
 
-    done = built(DOCS, tmp_path)
+    done = built(DOCS, tmp_path, "auto")
     assert done.returncode == 0, done.stderr[-3000:]
     painted = {}
     for path in sorted((tmp_path / "site").rglob("*.html")):

@@ -5,8 +5,8 @@
     ```
     {value}`share:.1%`       an expression's value in the middle of a sentence
 
-All cells of a page share one namespace, in which ``glassformer``, ``torch`` and the site's own ``prelude`` stand. One
-process builds all pages, so torch is imported once and a model is loaded once.
+All cells of a page share one namespace, in which ``glassformer``, ``torch`` and the site's own ``prelude`` stand. Its
+numbers are its own, drawn from the same seed whatever was read before it: several processes may read pages.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from docutils import nodes
 from docutils.parsers.rst import Directive, directives
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
+from sphinx.util.parallel import make_chunks
 
 
 class Note:
@@ -48,6 +49,7 @@ class Pages:
         if page not in self.spaces:
             import prelude
 
+            prelude.seed()
             self.spaces[page] = {name: getattr(prelude, name) for name in prelude.__all__}
         return self.spaces[page]
 
@@ -150,8 +152,27 @@ def _value(name: str, raw: str, text: str, line: int, inliner: Any, *_: Any) -> 
     return [nodes.inline(said, said, classes=["value"])], []
 
 
+def steps(path: Path) -> int:
+    """About how much of a page is trained, which is what takes time."""
+    return sum(map(int, re.findall(r"steps=(\d+)", path.read_text(encoding="utf-8"))))
+
+
+def dealt(app: Sphinx, env: Any, names: list[str]) -> None:
+    """Several processes read: torch and what many pages ask for is there once, and pages that compute lie apart."""
+    if app.parallel < 2 or len(names) < 2 * app.parallel:
+        return
+    import prelude
+
+    prelude.lesson()
+    prelude.small()
+    names.sort(key=lambda name: (-steps(Path(env.doc2path(name))), name))
+    count = len(make_chunks(names, app.parallel))  # neighbours are read by one process
+    names[:] = [name for first in range(count) for name in names[first::count]]
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Sphinx asks for this."""
     app.add_directive("computed", Computed)
     app.add_role("value", _value)
-    return {"parallel_read_safe": False}
+    app.connect("env-before-read-docs", dealt)
+    return {"parallel_read_safe": True}

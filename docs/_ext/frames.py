@@ -7,7 +7,7 @@
     :start: str("1, 0")      an expression whose value stands in its box at first
     ```
 
-One script and one style serve all frames; a trace that several pages show is written once.
+One script and one style serve all frames; a trace that several pages show is one file, named by its numbers.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from docutils import nodes
 from docutils.parsers.rst import Directive, directives
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
+
+from glassformer import files
 
 FRAME = "width:100%;border:1px solid var(--color-background-border);border-radius:6px"
 INLINE = 'src="../_static/glass/inline.js"'
@@ -57,18 +59,13 @@ class Live(Directive):
     written: ClassVar[dict[int, tuple[Any, str]]] = {}  # a trace by its id, held so that the id stays its own
 
     def run(self) -> list[nodes.Node]:
-        env = self.state.document.settings.env
         page = page_of(self)
         _, trace = pages.run(page, self.arguments[0], f"{page}, line {self.lineno}")
         if isinstance(trace, Note):
             return shown(trace)
         title = self.options.get("title", self.arguments[0])
         if id(trace) not in self.written:
-            name = f"{page.replace('/', '-')}-{env.new_serialno('live')}.html"
-            folder = Path(env.app.outdir) / "live"
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(document(trace, title), encoding="utf-8")
-            self.written[id(trace)] = trace, name
+            self.written[id(trace)] = trace, written(trace, Path(self.state.document.settings.env.app.outdir) / "live")
         up = "../" * page.count("/")
         link = f"{up}live/{self.written[id(trace)][1]}#/{self.options.get('view', 'attention')}"
         size = self.options.get("height", 520)
@@ -77,6 +74,18 @@ class Live(Directive):
         frame = f'<iframe loading="lazy" title="{title}" src="{link}" style="{FRAME};height:{size}px"></iframe>'
         made = f'<figure class="live">{frame}<figcaption>{title} <a href="{link}">alone</a></figcaption>'
         return [nodes.raw("", f"{made}</figure>", format="html")]
+
+
+def written(trace: Any, folder: Path) -> str:
+    """The file of a trace in ``folder``; whichever page or process comes first writes it."""
+    from glassformer.inspection import export
+
+    name = f"{export.run_id(trace)}.html"
+    if not (folder / name).exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        text = trace.tokenizer.decode(trace.tokens[0].tolist())
+        files.write(folder / name, document(trace, text))
+    return name
 
 
 def document(trace: Any, title: str) -> str:
@@ -103,9 +112,6 @@ class Sandbox(Directive):
 
     def run(self) -> list[nodes.Node]:
         page, card = page_of(self), directives.choice(self.arguments[0], tuple(CARDS))
-        folder = Path(self.state.document.settings.env.app.outdir) / "live"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "sandbox.html").write_text(SANDBOX, encoding="utf-8")
         link = f"{'../' * page.count('/')}live/sandbox.html#{card}"
         if "start" in self.options:
             _, start = pages.run(page, self.options["start"], f"{page}, line {self.lineno}")
@@ -123,6 +129,7 @@ def _glass(app: Sphinx) -> None:
     Live.written.clear()
     folder = Path(app.outdir) / "_static" / "glass"
     folder.mkdir(parents=True, exist_ok=True)
+    files.write(Path(app.outdir) / "live" / "sandbox.html", SANDBOX)
     for name in ("inline.js", "sandbox.js", "app.css"):
         shutil.copy(str(resources.files("glassformer") / "static" / name), folder / name)
 
@@ -132,4 +139,4 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("live", Live)
     app.add_directive("sandbox", Sandbox)
     app.connect("builder-inited", _glass)
-    return {"parallel_read_safe": False}
+    return {"parallel_read_safe": True}

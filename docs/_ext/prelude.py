@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from html import escape
 from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads do not live through a fork
 
 import numpy as np
 import torch
@@ -20,12 +23,29 @@ from glassformer.figures.charts import Curves, Heat
 ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data"
 
-torch.manual_seed(0)
+torch.set_num_threads(1)  # two pages are read at once; and the numbers are those of any machine's one thread
 torch.set_printoptions(precision=4, sci_mode=False, linewidth=110)
 
 
 class Absent(Exception):
     """A cell needs something that is not here; the page says what, and goes on."""
+
+
+def seed() -> None:
+    """What a page begins with: the same draws, whichever page came before it."""
+    torch.manual_seed(0)
+
+
+def cache(make: Any) -> Any:
+    """``functools.cache`` of what draws for itself: whoever asks first, the page's own draws stay where they are."""
+
+    @functools.cache
+    def made(*given: Any) -> Any:
+        with torch.random.fork_rng(devices=[]):
+            seed()
+            return make(*given)
+
+    return functools.wraps(make)(made)
 
 
 @cache
@@ -150,7 +170,7 @@ def trained(
 ) -> list[float]:
     """The loss of each step of AdamW on what ``draw`` gives (None: text); the model is trained in place."""
     draw = draw or rows_of_text(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), fused=True)
     losses = []
     model.train()
     for step in range(steps):

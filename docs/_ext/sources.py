@@ -26,19 +26,29 @@ PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{tit
 
 def link(app: Sphinx, page: str, file: str, line: int, text: str = "") -> nodes.reference:
     """A link from a page to a line of ``glassformer/file`` (a path in the package)."""
-    _asked.add(file)
+    pointed_to(app.env).setdefault(page, set()).add(file)
     uri = f"{'../' * page.count('/')}source/{file}.html#L-{line}"
     return nodes.reference("", "", nodes.literal("", text or f"glassformer/{file}:{line}"), refuri=uri)
 
 
-_asked: set[str] = set()
+def pointed_to(env: Any) -> dict[str, set[str]]:
+    """The files that each page points to; several processes read pages, and each has its own environment."""
+    if not hasattr(env, "glassformer_sources"):
+        env.glassformer_sources = {}
+    found: dict[str, set[str]] = env.glassformer_sources
+    return found
+
+
+def merge(app: Sphinx, env: Any, pages: set[str], other: Any) -> None:
+    """What another process's pages point to."""
+    pointed_to(env).update({page: files for page, files in pointed_to(other).items() if page in pages})
 
 
 def write(app: Sphinx, error: Exception | None) -> None:
     """The files that were pointed to."""
     if error or app.builder.format != "html":
         return
-    for file in sorted(_asked):
+    for file in sorted(set().union(*pointed_to(app.env).values())):
         up = "../" * (file.count("/") + 1)
         code = (PACKAGE / file).read_text(encoding="utf-8")
         made = highlight(
@@ -52,6 +62,7 @@ def write(app: Sphinx, error: Exception | None) -> None:
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Sphinx asks for this."""
-    _asked.clear()
+    app.connect("env-purge-doc", lambda app, env, page: pointed_to(env).pop(page, None))
+    app.connect("env-merge-info", merge)
     app.connect("build-finished", write)
-    return {"parallel_read_safe": False}
+    return {"parallel_read_safe": True}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import textwrap
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,8 @@ from ..errors import UserError, need
 from .exercise import Exercise
 
 MARK = re.compile(r"^#\s*exercise:\s*([\w-]+)\s*$", re.MULTILINE)
-MAGIC = re.compile(r"^(\s*)([%!?].*)$")
+MAGIC = re.compile(r"^(\s*)([%!?].*|[\w.]+\?+|[\w., ]+=\s*[%!].*)$")
+TIMES = ("%%time", "%%timeit", "%%capture", "%%prun")  # below them stands Python
 ALOUD = "glassformer learn"
 
 
@@ -118,10 +121,22 @@ def _code_of(text: str, path: Path) -> tuple[str, tuple[tuple[int, int], ...]]:
         count += 1
         source = cell.get("source", "")
         code = source if isinstance(source, str) else "".join(map(str, source))
-        own = code.splitlines()
-        own = (
-            ["" for _ in own] if own and own[0].startswith("%%") else [MAGIC.sub(r"\1pass  # \2", line) for line in own]
-        )
+        own = _python_of(code)
         lines += own
         places += [(count, at) for at in range(1, len(own) + 1)]
     return "\n".join(lines) + "\n", tuple(places) or ((1, 1),)
+
+
+def _python_of(code: str) -> list[str]:
+    """A cell's lines, as many as there are; where it is not Python as it stands, without what only Jupyter knows."""
+    lines = code.splitlines()
+    if lines and lines[0].startswith("%%"):
+        below = _python_of("\n".join(lines[1:])) if lines[0].split()[0] in TIMES else []
+        return ["", *(below or [""] * (len(lines) - 1))]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ast.parse(code)
+    except (SyntaxError, ValueError):
+        return [MAGIC.sub(r"\1pass  # \2", line) for line in lines]
+    return lines

@@ -6,6 +6,7 @@ memory and file size, its printing caught. What it does to itself reaches nobody
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import importlib
 import importlib.util
@@ -166,8 +167,12 @@ def alone(job: dict[str, Any], said: int) -> NoReturn:
         while frame is not None and frame.f_code.co_filename != job["file"]:
             frame = frame.f_back
         line = None if frame is None else frame.f_lineno
-        answer(stopped(job) | {"line": line, "code": _line(job["file"], line)})
+        found = stopped(job, None if number == signal.SIGPROF else time.process_time() - begun)
+        answer(found | {"line": line, "code": _line(job["file"], line)})
 
+    begun = time.process_time()
+    if str(job.get("shown")).endswith(".ipynb"):  # what Jupyter gives every cell
+        builtins.display = print  # type: ignore[attr-defined]
     try:
         limit(job["seconds"])
         for clock, number, seconds in (
@@ -184,10 +189,14 @@ def alone(job: dict[str, Any], said: int) -> NoReturn:
         answer({"state": "error", "message": f"The check itself failed: {type(error).__name__}: {error}", "good": []})
 
 
-def stopped(job: dict[str, Any]) -> dict[str, Any]:
-    """The verdict on code that does not end."""
+def stopped(job: dict[str, Any], computed: float | None = None) -> dict[str, Any]:
+    """The verdict on code that does not end: too long a computing, or a wait that ``computed`` few seconds."""
     message = f"Your code was still running after {job['seconds']:g} seconds of computing and was stopped"
     look = "A loop that never ends? A while whose condition never changes, or a step that moves nothing."
+    if computed is not None:
+        message = f"Your code had not ended after {job['seconds']:g} seconds of computing or "
+        message += f"{WALL * job['seconds']:g} by the clock: it computed {computed:.1f} and was stopped"
+        look = "What does it wait for? A sleep, a lock that is held, a process or a pipe that never ends."
     return {"state": "stopped", "message": message, "look": look, "good": [], "line": None, "code": ""}
 
 

@@ -2,8 +2,10 @@
 
     python benchmarks/serve.py [MODEL] [--clients 1 8 32] [--requests 3] [--tokens 64] [--repeats 3] [--bits 8]
         [--peer NAME=URL ...]
+    python benchmarks/serve.py --make FOLDER --tokenizer ../shared/data/tok-llama2 [--depth 22]
 
-MODEL is started here as `glassformer serve` starts it (the small one of the package where none is given); a peer is
+--make writes a Llama of 1.1 B parameters with random weights: FOLDER/model for us and for vLLM, and FOLDER/BF16.gguf,
+Q8_0.gguf, Q4_0.gguf for llama.cpp. MODEL is started here as `glassformer serve` starts it (the small one of the package where none is given); a peer is
 any server of OpenAI's API that runs already, such as llama.cpp's (`llama-server -m FILE.gguf --port 8080 -np 32`) or
 vLLM's, with the same model: --peer llama.cpp=http://127.0.0.1:8080. Every client sends its requests one after another,
 each with a prompt of its own, at temperature 0, and ignores the end of the text. Ours and the peers take turns; what
@@ -21,6 +23,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import httpx
 
@@ -87,6 +90,20 @@ def start(model: str | None, bits: int | None) -> tuple[subprocess.Popen[str], s
             time.sleep(0.1)
 
 
+def make(folder: Path, depth: int, words: str) -> None:
+    """The same random weights in the layouts that the servers read."""
+    import glassformer
+    from glassformer import tokenizer
+    from glassformer.checkpoints import gguf
+    from glassformer.nn import build_model
+    from glassformer.recipes import llama
+
+    model, words_of = build_model(llama.llama2(2048, depth, 32, 4, 5632), seed=0).bfloat16(), tokenizer.find(words)
+    glassformer.save(model, folder / "model", words_of)
+    for kind in ("BF16", "Q8_0", "Q4_0"):
+        gguf.save(model, folder / f"{kind}.gguf", kind, words_of)
+
+
 def main() -> None:
     given = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     given.add_argument("model", nargs="?")
@@ -97,7 +114,12 @@ def main() -> None:
     given.add_argument("--repeats", type=int, default=3)
     given.add_argument("--bits", type=int)
     given.add_argument("--peer", action="append", default=[], metavar="NAME=URL")
+    given.add_argument("--make", type=Path, metavar="FOLDER")
+    given.add_argument("--tokenizer", help="of the model that --make writes")
+    given.add_argument("--depth", type=int, default=22, help="of the model that --make writes")
     args = given.parse_args()
+    if args.make:
+        return make(args.make, args.depth, args.tokenizer)
     process, url = start(args.model, args.bits)
     servers = {"glassformer": url, **dict(one.split("=", 1) for one in args.peer)}
     try:

@@ -103,7 +103,7 @@ SLIPS = [
     ("masking", "chosen & (fate < 0.8)", "chosen", "what is shown[", "between 0.8 and 0.9"),
     ("masking", "torch.where(chosen, tokens, -1)", "tokens", "the targets[0, ", "-1"),
     ("lora", "torch.zeros(linear.out_features, rank)", "torch.ones(linear.out_features, rank)", "before training[0, 0]", "zero"),
-    ("lora", "self.scale * (x @", "(x @", "LoRA(x) with B filled[0, 0]", "scale"),
+    ("lora", "self.scale * (x @", "(x @", "LoRA(x) with B filled[", "scale"),
     ("lora", "weight.requires_grad_(False)", "pass", "shapes that learn", "requires_grad_"),
     ("grouped-query-attention", "k.repeat_interleave(group, dim=0), v.repeat_interleave(group, dim=0)", "k.repeat(group, 1, 1), v.repeat(group, 1, 1)", "grouped(q of 8 heads, k and v of 2)[1, 0, 0]", "repeat_interleave"),
     ("grouped-query-attention", " / q.shape[-1] ** 0.5", "", "[0, 0, 0]", "one head's width"),

@@ -18,6 +18,7 @@ from ..errors import UserError, need
 from .exercise import Exercise, find
 from .starting import Source, read
 
+STOPPED = 130  # how the worker ends when Ctrl-C reached it
 LEFT_OUT = ("__pycache__", ".ipynb_checkpoints", ".git", ".venv")
 
 
@@ -118,7 +119,9 @@ class Checker:
         assert self._worker.stdin is not None and self._worker.stdout is not None
         answer = _exchange(self._worker.stdin, self._worker.stdout, json.dumps(job))
         if not answer:
-            self._worker = None
+            ended, self._worker = self._worker.wait(), None
+            if ended == STOPPED:  # Ctrl-C reached it before us
+                raise KeyboardInterrupt
             raise UserError("The process that runs the checks has ended; run glassformer doctor, then check again.")
         told: dict[str, Any] = json.loads(answer)
         return told

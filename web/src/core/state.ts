@@ -100,22 +100,23 @@ export const notice = signal("");
 /** Begin to mirror the selection in the URL. */
 export function mirror() {
   let timer = 0;
-  let written = location.hash;
+  let known = location.hash; // what was last written here or read
   effect(() => {
     const now = url();
     clearTimeout(timer);
     timer = window.setTimeout(() => {
-      if (now === location.hash) return;
-      written = now;
+      if (now === location.hash || location.hash !== known) return; // somebody wrote another link, whose event comes yet
       try {
         history.replaceState(null, "", now);
       } catch {
         /* a page inside a frame may have no history */
       }
+      known = location.hash;
     }, 80);
   });
   addEventListener("hashchange", () => {
-    if (location.hash === written) return;
+    if (location.hash === known) return;
+    known = location.hash;
     const before = asked(), had = [model, view, prompt, source, ids].map((one) => one.value) as [string, string, string, string, number[] | null];
     batch(() => {
       read();

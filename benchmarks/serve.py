@@ -5,11 +5,11 @@
     python benchmarks/serve.py --make FOLDER --tokenizer ../shared/data/tok-llama2 [--depth 22]
 
 --make writes a Llama of 1.1 B parameters with random weights: FOLDER/model for us and for vLLM, and FOLDER/BF16.gguf,
-Q8_0.gguf, Q4_0.gguf for llama.cpp. MODEL is started here as `glassformer serve` starts it (the small one of the package where none is given); a peer is
-any server of OpenAI's API that runs already, such as llama.cpp's (`llama-server -m FILE.gguf --port 8080 -np 32`) or
-vLLM's, with the same model: --peer llama.cpp=http://127.0.0.1:8080. Every client sends its requests one after another,
-each with a prompt of its own, at temperature 0, and ignores the end of the text. Ours and the peers take turns; what
-is shown are medians over the repeats, with the least and the greatest.
+Q8_0.gguf, Q4_0.gguf for llama.cpp. MODEL is started here as `glassformer serve` starts it (the small one of the
+package where none is given); a peer is any server of OpenAI's API that runs already, such as llama.cpp's
+(`llama-server -m FILE.gguf --port 8080 -np 32`) or vLLM's, with the same model: --peer llama.cpp=http://127.0.0.1:8080.
+Every client sends its requests one after another, each with a prompt of its own, at temperature 0, and ignores the end
+of the text. Ours and the peers take turns; what is shown are medians over the repeats, with the least and the greatest.
 """
 
 from __future__ import annotations

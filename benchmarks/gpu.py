@@ -1,16 +1,31 @@
-"""Everything that is measured on an NVIDIA GPU, in one go and one table: training, its speed, decoding.
+"""Everything that is measured on an NVIDIA GPU, a table of it: training, its speed, decoding. Command by command:
 
-    python benchmarks/gpu.py [--nanogpt FOLDER] [--only learn train decode] [--shapes 124m] [--batches 16] [--rehearse]
+    python benchmarks/gpu.py --rehearse                                                  # every line of it, on a CPU
+    python benchmarks/gpu.py --only learn --rounds 1
+    python benchmarks/gpu.py --only decode --rounds 1 --shapes 124m
+    python benchmarks/gpu.py --only decode --rounds 1 --shapes 1.1b
+    python benchmarks/gpu.py --only train --rounds 1 --shapes 124m --batches 16 32 64 --contenders ours nanoGPT
+    python benchmarks/gpu.py --only train --rounds 1 --shapes 124m --batches 32 --contenders "ours compiled"
+    python benchmarks/gpu.py --only train --rounds 1 --shapes 124m --batches 32 --contenders "nanoGPT compiled"
+    python benchmarks/gpu.py --only train --rounds 1 --shapes packed --batches 16 32 --contenders ours "ours masked"
+    python benchmarks/gpu.py --only train --rounds 1 --shapes moe --batches 16 32 --contenders ours "ours compiled"
+    python benchmarks/gpu.py --only train --rounds 1 --shapes 350m --batches 16 --contenders ours "ours compiled"
+    python benchmarks/gpu.py --only train --rounds 1 --shapes 1b --batches 8 --contenders ours "ours compiled"
+
+with --nanogpt FOLDER where nanoGPT is among them. Each is meant to take less than ten minutes; none has run on a GPU.
 
 learn   seconds to a validation loss of 1.4697 on Shakespeare's characters: ours (runs/shakespeare-gpu.toml) beside
         nanoGPT's GPU settings, whole processes; ours must need at most a third.
-train   tokens/s and the share of the measured bf16 peak for the 124M, 350M and 1B shapes at 1,024 tokens, each at the
-        best of the batches that fit, eager and compiled, beside nanoGPT.
+train   tokens/s and the share of the card's bf16 peak for the 124M, 350M and 1B shapes, a mixture of experts (moe) and
+        packed documents with grouped heads (packed), at 1,024 tokens, each at the best of the batches that fit, eager
+        and compiled, beside nanoGPT. FLOPs are counted as PaLM, nanoGPT and llm.c count them: 6 a weight that a token
+        meets, and 12 layers width context for attention, whose mask is not taken off.
 decode  tokens/s of one sequence for GPT-2's 124M shape and a Llama of 1.1 B parameters in bf16, and the share of the
-        measured memory bandwidth that reading the weights takes, beside transformers with its static cache.
+        card's memory bandwidth that reading the weights takes, beside transformers with its static cache.
 
-Every measurement is a process of its own, so that none leaves memory behind; contenders alternate for --rounds.
-Where a command may take ten minutes, take a cut of it: --only train --shapes 350m --batches 16 --rounds 1.
+Peaks are the data sheet's for this card (dense, no sparsity) where its name is known, else what a large product and a
+copy measure here; both are printed. Every measurement is a process of its own, so that none leaves memory behind;
+contenders alternate for --rounds. A process compiles anew for each of --batches.
 --rehearse runs every line of it in a minute on a CPU with toy shapes: the figures mean nothing, but it must come
 through. Exit 1 when a measurement fails or an aim is missed, 2 where there is no GPU.
 """
@@ -20,12 +35,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +50,67 @@ import shakespeare
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = 1.4697
-SHAPES = {"124m": (12, 12, 768, 50304), "350m": (24, 16, 1024, 50304), "1b": (24, 16, 1792, 50304)}
-TOYS = {"toy": (2, 2, 64, 512)}
 BATCHES = (4, 8, 16, 32, 64)
 DECODED = {"124m": "gpt2", "1.1b": "llama"}
+CONTENDERS = ("ours", "ours compiled", "nanoGPT", "nanoGPT compiled", "ours masked")
+"""``ours masked`` computes packed documents by a mask, where "ours" has varlen attention; elsewhere it is left out."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What is trained: ``experts`` of which each token meets two, half as wide as the feed-forward; or documents of a
+    quarter of the context, ``packed``, under a third of the heads for keys and values."""
+
+    depth: int
+    heads: int
+    dim: int
+    vocab: int = 50304
+    experts: int = 0
+    packed: bool = False
+
+    def flops(self, context: int) -> int:
+        """Of a token, forward and backward."""
+        attention = 2 * self.dim**2 + 2 * self.dim**2 // (3 if self.packed else 1)
+        met = self.depth * (attention + 8 * self.dim**2) + self.vocab * self.dim
+        return 6 * met + 12 * self.depth * self.dim * context
+
+
+SHAPES = {
+    "124m": Shape(12, 12, 768),
+    "350m": Shape(24, 16, 1024),
+    "1b": Shape(24, 16, 1792),
+    "moe": Shape(12, 12, 768, experts=8),
+    "packed": Shape(12, 12, 768, packed=True),
+}
+TOYS = {"toy": Shape(2, 3, 48, 512), "toy moe": Shape(2, 3, 48, 512, 4), "toy packed": Shape(2, 3, 48, 512, 0, True)}
+
+SHEETS = {
+    "B200": (2250, 8.0),
+    "H200 NVL": (835, 4.8),
+    "H200": (989, 4.8),
+    "GH200": (989, 4.0),
+    "H100 NVL": (835, 3.9),
+    "H100 PCIe": (756, 2.0),
+    "H100": (989, 3.35),  # SXM, which torch calls "NVIDIA H100 80GB HBM3"
+    "A100-SXM4-80GB": (312, 2.039),
+    "A100 80GB PCIe": (312, 1.935),
+    "A100": (312, 1.555),
+    "L40S": (362, 0.864),
+    "L4": (121, 0.3),
+    "A10": (125, 0.6),
+    "RTX 4090": (165, 1.008),
+}
+"""NVIDIA's data sheets: TFLOP/s of dense bf16 and TB/s of memory, by words of the name that torch gives."""
+
+
+def sheet(name: str) -> tuple[float, float] | None:
+    """FLOP/s and bytes/s of the card of this name: of the entries that it has as words, the longest. None: not known,
+    or a part of a card."""
+    known = [card for card in SHEETS if re.search(rf"\b{card}\b", name)]
+    if not known or "MIG" in name:
+        return None
+    teraflops, terabytes = SHEETS[max(known, key=len)]
+    return teraflops * 1e12, terabytes * 1e12
 
 
 # ------------------------------------------------------------------- what one process measures
@@ -78,13 +152,11 @@ def train(given: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     where, context = device(given.rehearse), 64 if given.rehearse else 1024
-    depth, heads, dim, vocab = (TOYS if given.rehearse else SHAPES)[given.shape]
+    shape = (TOYS if given.rehearse else SHAPES)[given.shape]
     best: dict[str, Any] = {"tokens": 0.0}
     for batch in BATCHES[:2] if given.rehearse else given.batches:
         try:
-            step = (nanogpt_step if given.who.startswith("nanoGPT") else our_step)(
-                given, depth, heads, dim, vocab, context, batch, where
-            )
+            step = (nanogpt_step if given.who.startswith("nanoGPT") else our_step)(given, shape, context, batch, where)
             for _ in range(3):
                 step()
             rate = batch * context / statistics.median(clock(step, where) for _ in range(3 if given.rehearse else 10))
@@ -92,15 +164,12 @@ def train(given: argparse.Namespace) -> dict[str, Any]:
             break
         if rate > best["tokens"]:
             best = {"tokens": rate, "batch": batch}
-    body = 12 * depth * dim**2 + vocab * dim
-    best["flops"] = (6 * body + 12 * depth * dim * context // 2) * best["tokens"]  # half of the pattern is masked
+    best["flops"] = shape.flops(context) * best["tokens"]
     best["memory"] = torch.cuda.max_memory_allocated() / 2**30 if where == "cuda" else 0.0
     return best
 
 
-def our_step(
-    given: argparse.Namespace, depth: int, heads: int, dim: int, vocab: int, context: int, batch: int, where: str
-) -> Callable[[], object]:
+def our_step(given: argparse.Namespace, shape: Shape, context: int, batch: int, where: str) -> Callable[[], object]:
     """One step of our trainer after another."""
     import itertools
 
@@ -112,21 +181,32 @@ def our_step(
     from glassformer.training import Batch
     from glassformer.training import train as steps
 
-    block = config.Block(config.Attention(heads), config.MLP(4 * dim), config.LayerNorm(bias=False))
-    stack = config.Stack(depth, (block,), config.Learned(context), last_norm=config.LayerNorm(bias=False))
-    model = build_model(config.Decoder(dim, context, config.Embed(vocab), stack), device=where, seed=0)
+    plain: Any = config.MLP(hidden=4 * shape.dim)
+    if shape.experts:
+        plain = config.MoE(experts=shape.experts, top_k=2, expert=config.MLP(hidden=2 * shape.dim), balance_loss=0.01)
+    attention = config.Attention(heads=shape.heads, kv_heads=shape.heads // 3 if shape.packed else None)
+    norm = config.LayerNorm(bias=False)
+    stack = config.Stack(
+        depth=shape.depth,
+        pattern=(config.Block(attention=attention, feedforward=plain, norm=norm),),
+        position=config.Learned(length=context),
+        last_norm=norm,
+    )
+    made = config.Decoder(dim=shape.dim, context=context, embed=config.Embed(vocab=shape.vocab), decoder=stack)
+    model = build_model(made, device=where, seed=0)
+    model.engine = "sdpa" if given.who.endswith("masked") else "auto"
     compiled = "yes" if given.who.endswith("compiled") else "no"
-    settings = run.Train(steps=10**9, batch=batch, optimizer=run.AdamW(6e-4), dtype="bfloat16", compile=compiled)
+    settings = run.Train(steps=10**9, batch=batch, optimizer=run.AdamW(lr=6e-4), dtype="bfloat16", compile=compiled)
     draw = torch.Generator().manual_seed(0)
-    some = [torch.randint(vocab, (batch, context + 1), generator=draw) for _ in range(8)]
-    feed = (Batch(part[:, :-1], part[:, 1:]) for part in itertools.cycle(some))
+    some = [torch.randint(shape.vocab, (batch, context + 1), generator=draw) for _ in range(8)]
+    place = torch.arange(context).expand(batch, -1)
+    packed = {"pos": place % (context // 4), "document_ids": place // (context // 4)} if shape.packed else {}
+    feed = (Batch(tokens=part[:, :-1], targets=part[:, 1:], **packed) for part in itertools.cycle(some))
     going = steps(model, feed, settings=settings)
     return lambda: next(going)
 
 
-def nanogpt_step(
-    given: argparse.Namespace, depth: int, heads: int, dim: int, vocab: int, context: int, batch: int, where: str
-) -> Callable[[], object]:
+def nanogpt_step(given: argparse.Namespace, shape: Shape, context: int, batch: int, where: str) -> Callable[[], object]:
     """One step of nanoGPT's train.py after another, without what it logs."""
     import torch
 
@@ -134,11 +214,12 @@ def nanogpt_step(
     from model import GPT, GPTConfig
 
     said, sys.stdout = sys.stdout, sys.stderr  # it prints
-    plain = GPT(GPTConfig(context, vocab, depth, heads, dim, dropout=0.0, bias=False)).to(where)
+    sizes = {"n_layer": shape.depth, "n_head": shape.heads, "n_embd": shape.dim, "vocab_size": shape.vocab}
+    plain = GPT(GPTConfig(block_size=context, dropout=0.0, bias=False, **sizes)).to(where)
     optimizer = plain.configure_optimizers(0.1, 6e-4, (0.9, 0.95), where)
     sys.stdout = said
     model = torch.compile(plain) if given.who.endswith("compiled") else plain
-    some = torch.randint(vocab, (batch, context + 1)).to(where)
+    some = torch.randint(shape.vocab, (batch, context + 1)).to(where)
 
     def step() -> None:
         with torch.autocast(where, torch.bfloat16):
@@ -243,6 +324,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="turns of each (3)")
     parser.add_argument("--shapes", nargs="+", choices=(*SHAPES, *DECODED), default=(*SHAPES, *DECODED), help="all")
     parser.add_argument("--batches", nargs="+", type=int, default=BATCHES, help="rows a step that are tried")
+    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=CONTENDERS, help="of train: all")
     parser.add_argument("--rehearse", action="store_true", help="toy shapes on a CPU, to see that it runs")
     for hidden in ("--part", "--who", "--shape"):
         parser.add_argument(hidden, default="", help=argparse.SUPPRESS)
@@ -253,18 +335,25 @@ def main() -> int:
     top = measure(given, "peaks")
     if top is None:
         return 2
-    print(f"{top['device']}: {top['flops'] / 1e12:.3g} TFLOP/s in bf16, {top['bytes'] / 1e9:.4g} GB/s\n", flush=True)
+    print(f"{top['device']}: measured {top['flops'] / 1e12:.3g} TFLOP/s in bf16, {top['bytes'] / 1e9:.4g} GB/s")
+    told = sheet(top["device"])
+    if told is not None:
+        top["flops"], top["bytes"] = told
+    from_where = "measured: the card is not in SHEETS" if told is None else "of the data sheet"
+    print(f"Peaks {from_where}: {top['flops'] / 1e12:.3g} TFLOP/s, {top['bytes'] / 1e9:.4g} GB/s\n", flush=True)
     print("| part | who | figure | of the peak |\n|---|---|---|---|", flush=True)
     well = True
     if "learn" in given.only:
         well &= learn(given)
     if "train" in given.only:
-        names = ["ours", "ours compiled"] + (["nanoGPT", "nanoGPT compiled"] if given.nanogpt else [])
-        for shape in TOYS if given.rehearse else [one for one in SHAPES if one in given.shapes]:
+        for shape, made in (TOYS if given.rehearse else {n: s for n, s in SHAPES.items() if n in given.shapes}).items():
+            mixed = bool(made.experts or made.packed)
+            theirs = given.nanogpt and not mixed
+            names = [n for n in given.contenders if (theirs if "nanoGPT" in n else made.packed or "masked" not in n)]
             found = best_of(given, "train", names, shape)
             well &= len(found) == len(names)
             for name, one in found.items():
-                share = f"{one['flops'] / top['flops']:.1%} of the product's peak, {one['memory']:.1f} GiB"
+                share = f"{one['flops'] / top['flops']:.1%} of the peak, {one['memory']:.1f} GiB"
                 batch = one.get("batch", 0)
                 print(
                     f"| train {shape} | {name}, batch {batch} | {one['tokens']:,.0f} tokens/s | {share} |", flush=True

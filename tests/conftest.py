@@ -54,14 +54,21 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def asked_nothing(monkeypatch: pytest.MonkeyPatch) -> Callable[[], AbstractContextManager[None]]:
-    """While entered, whatever asks a device for a number fails: tensors of "meta" have none.
+    """While entered, whatever asks a device for a number fails: tensors of "meta" have none. So does a number that is
+    made there of Python's, which is a copy that is waited for.
 
     On a GPU it would wait for all that was asked before, and the GPU then for the host.
     """
+    made = torch.tensor
+
+    def on_the_host(*given: Any, device: Any = "cpu", **named: Any) -> torch.Tensor:
+        assert device is None or torch.device(device).type == "cpu", "torch.tensor on a GPU waits for it"
+        return made(*given, **named)
 
     @contextlib.contextmanager
     def entered() -> Iterator[None]:
         with monkeypatch.context() as patched:  # autocast does not know this device
+            patched.setattr(torch, "tensor", on_the_host)
             patched.setattr(torch, "is_autocast_enabled", lambda *given: False)
             patched.setattr(torch, "autocast", lambda *given, **named: contextlib.nullcontext())
             yield

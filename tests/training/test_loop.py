@@ -16,6 +16,7 @@ from glassformer import config
 from glassformer.config import run
 from glassformer.errors import UserError
 from glassformer.nn import build_model
+from glassformer.nn.blockwise import blockwise
 from glassformer.training import (
     Batch,
     Causal,
@@ -309,6 +310,86 @@ def test_adamw_is_torchs_with_the_gradients_of_the_mean():
         torch.testing.assert_close(left, right, rtol=1e-6, atol=1e-9)
 
 
+def test_on_a_gpu_muon_orthogonalises_many_matrices_at_once():
+    """The directions of a stack are each matrix's own; the 124M shape's 72 matrices take six stacks instead of 72."""
+    draw = torch.Generator().manual_seed(0)
+    one_by_one = [torch.randn(24, 40, generator=draw, dtype=torch.bfloat16) for _ in range(7)]
+    together = muon.orthogonal(torch.stack(one_by_one))
+    for matrix, found in zip(one_by_one, together, strict=True):
+        alone = muon.orthogonal(matrix[None])[0]
+        assert (found.float() - alone.float()).norm() <= 2**-7 * alone.float().norm()  # a rounding of bf16
+    shapes = [(768, 768)] * 48 + [(3072, 768), (768, 3072)] * 12
+    gpu = muon._alike(shapes, muon._together([torch.empty(1, device="meta")]))
+    assert len(gpu) == 6 and sorted(i for stack in gpu for i in stack) == list(range(72))
+    assert len(muon._alike(shapes, muon._together([torch.empty(1)]))) == 72
+
+
+BLOCKWISE = {
+    "packed": {"packed": True},
+    "alibi": {"packed": True, "stack": {"position": config.Alibi()}},
+    "t5": {"stack": {"position": config.RelativeBias(8, 16)}},
+    "windows": {"packed": True, "attention": {"kv_heads": 1, "mask": config.Window(5)}},
+    "mixture": {"feedforward": config.MoE(4, 2, config.MLP(16), balance_loss=0.01)},
+}
+
+
+@pytest.mark.parametrize("name", BLOCKWISE)
+def test_blocks_are_compiled_once_for_all_batches(name, monkeypatch):
+    """The first block, which makes the masks, and the others: two programs; losses and gradients as without."""
+    case = BLOCKWISE[name]
+    attention = config.Attention(2, **case.get("attention", {}))
+    block = config.Block(attention, case.get("feedforward", config.MLP(24)))
+    stack = config.Stack(
+        4, (block,), **{"position": config.Rotary(), "last_norm": config.RMSNorm(), **case.get("stack", {})}
+    )
+    model = build_model(config.Decoder(16, 24, config.Embed(50), stack), seed=0).train()
+    if "feedforward" in case:  # of fp32 experts torch has no grouped product but on a CPU, which a trace does not see
+        model = model.bfloat16()
+    programs = []
+    compile = torch.compile
+    keep = lambda graph, given: programs.append(graph) or graph.forward  # noqa: E731
+    monkeypatch.setattr(torch, "compile", lambda part, **how: compile(part, backend=keep, **how))
+    torch._dynamo.reset()
+    view = blockwise(model)
+    for number in range(4):
+        batch, place = next(Random()), torch.arange(12).expand(4, -1)
+        if case.get("packed"):
+            size = 4 + number
+            batch = dataclasses.replace(batch, pos=place % size, document_ids=place // size)
+        found = []
+        for runner in (model, view):
+            model.zero_grad()
+            total = loss.backward(runner, batch, Causal(), 0.0).total
+            found.append((total, *(p.grad for p in model.parameters())))
+        for one, other in zip(*found, strict=True):
+            close = {"rtol": 0.03, "atol": 0.03} if one.dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-6}
+            torch.testing.assert_close(other, one, **close)
+    assert len(programs) == 2
+    with pytest.raises(UserError, match=r"train\.compile is for one process"):
+        execution.choose_by_table(tiny(), torch.device("cpu"), run.Train(compile="blocks"))
+    torch._dynamo.reset()
+
+
+def test_tf32_is_asked_for_said_and_taken_back(monkeypatch):
+    model, batch = build_model(tiny(), seed=0), next(Random())
+    with pytest.raises(UserError, match=r"train\.tf32 is for NVIDIA GPUs"):
+        choose_execution(model, batch, Causal(), run.Train(tf32=True))
+    with pytest.raises(UserError, match=r"train\.tf32 is for NVIDIA GPUs"):
+        execution.choose_by_table(tiny(), torch.device("cpu"), run.Train(tf32=True))
+    on_gpu = execution._tf32(run.Train(tf32=True), torch.device("cuda"))
+    assert "TF32" in on_gpu and not execution._tf32(run.Train(), torch.device("cuda"))
+    before = torch.get_float32_matmul_precision()
+    seen = []
+    asked = loss.backward
+    note = lambda *given: seen.append(torch.get_float32_matmul_precision()) or asked(*given)  # noqa: E731
+    monkeypatch.setattr(loss, "backward", note)
+    settings = run.Train(steps=1, batch=4)
+    for how in (ExecutionSettings(), ExecutionSettings(tf32=True)):
+        assert not next(train(build_model(tiny(), seed=0), Random(), settings=settings, execution=how)).skipped
+        assert torch.get_float32_matmul_precision() == before
+    assert seen == [before, "high"]
+
+
 @pytest.mark.parametrize(
     "chosen", [run.AdamW(lr=0.02, weight_decay=0.0), run.Muon(lr=0.02, weight_decay=0.0, rest=run.AdamW(lr=0.02))]
 )
@@ -504,7 +585,7 @@ def test_a_state_goes_on_where_it_was(plan):
 @pytest.mark.slow
 def test_compiled_training_equals_eager():
     losses = []
-    for plan in (PLAIN, ExecutionSettings(compile=True)):
+    for plan in (PLAIN, ExecutionSettings(compile=True), ExecutionSettings(compile=True, blocks=True)):
         model = build_model(tiny(), seed=1)
         losses.append([s.loss for s in train(model, Random(), settings=run.Train(steps=5, batch=4), execution=plan)])
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)

@@ -110,6 +110,17 @@ class Same:
 
 
 @pytest.mark.parametrize("name", CASES)
+def test_no_objective_asks_the_device(name, asked_nothing):
+    chosen, shape, batch = CASES[name]
+    moved = batch.to("meta")
+    with asked_nothing():
+        model = build_model(shape, seed=1).bfloat16().to("meta").train()
+        assert loss.backward(model, moved, chosen, 0.1).sum.is_meta
+        if chosen.all_pieces is not None:
+            assert chosen.all_pieces(model, [part.to("meta") for part in loss.split(batch, 2)]).sum.is_meta
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_one_batch_is_learned_by_heart(name):
     chosen, shape, batch = CASES[name]
     model = build_model(shape, seed=1)
@@ -409,7 +420,7 @@ def test_a_push_goes_uphill_by_its_length_in_each_document_alone():
     output = forward(model, batch, tape)
     plain = F.cross_entropy(output.pooled, batch.labels, reduction="sum")
     grad, embedded = torch.autograd.grad(plain, tape["encoder.embed"])[0], tape["encoder.embed"].detach()
-    step = ascent(grad, embedded, batch.pos)
+    step = ascent(grad, embedded, batch.pos, len(batch.labels))
     documents = 0
     for row in range(len(step)):
         for number in range(int(batch.document_ids[row].max()) + 1):

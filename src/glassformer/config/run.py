@@ -124,7 +124,8 @@ class Train:
     label_smoothing: float = 0.0  # share of the target's probability spread over all tokens
     device: str | None = None  # cpu, cuda, cuda:1 or mps; none: the GPU where there is one
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of activations and products; auto: by auto_by
-    compile: Literal["auto", "yes", "no"] = "auto"  # whether torch.compile is used; auto: by auto_by
+    tf32: bool = False  # products of fp32 in TF32 on a GPU: faster, with 10 bits of each factor's fraction
+    compile: Literal["auto", "yes", "blocks", "no"] = "auto"  # by torch.compile; blocks: one by one; auto: by auto_by
     auto_by: Literal["table", "measure"] = "table"  # what decides auto: a table by machine, or trying
     seed: int = 0  # of random weights, order and dropout
     max_skipped_steps: int = 5  # steps in a row without a finite loss and gradient that stop the run

@@ -112,7 +112,7 @@ class Attention(TracedModule):
         """
         bias, dropout = None, self.dropout if self.training else 0.0
         if position is not None and not isinstance(flow.engine, Engine):  # one from outside asks the scheme itself
-            bias = flow.cached((position, mask), partial(position.bias, mask))  # T5, ALiBi: once for all layers
+            bias = mask.bias(position)  # T5, ALiBi: once for all layers
         inputs = AttentionInputs(q, k, v, mask, bias, self.scale, self.softcap, dropout, position=position)
         if flow.watches(self, "scores", "pattern"):
             alone = not isinstance(flow.engine, Engine)
@@ -147,14 +147,19 @@ class Attention(TracedModule):
         prefix = flow.prefix
         if prefix is not None and k_pos.shape[1] > prefix.shape[1]:  # what a cache holds lies before all of it
             prefix = F.pad(prefix, (k_pos.shape[1] - prefix.shape[1], 0))
-        made = partial(Mask, flow.pos, k_pos, self.causal, self.mask, document_ids, flow.contiguous, prefix)
+        own = flow.packing.borders if flow.packing is not None and k_pos is flow.pos else None
+        borders = None if own is None else (own, own)
+        made = partial(Mask, flow.pos, k_pos, self.causal, self.mask, document_ids, flow.contiguous, prefix, borders)
         return flow.cached(("self_mask", self.causal, self.mask), made)
 
     def cross_mask(self, flow: Flow) -> Mask:
         """Every token may attend to all of the encoder's output but padding."""
-        memory, document_ids = flow.memory, None
+        memory, document_ids, borders = flow.memory, None, None
         assert memory is not None
         if flow.document_ids is not None and memory.document_ids is not None:
             document_ids = (flow.document_ids, memory.document_ids)
+            sides = [side.borders for side in (flow.packing, memory.packing) if side and side.borders is not None]
+            borders = (sides[0], sides[1]) if len(sides) == 2 and len(sides[0]) == len(sides[1]) else None
         contiguous = memory.contiguous and document_ids is None
-        return flow.cached("cross_mask", lambda: Mask(flow.pos, memory.pos, False, ALL, document_ids, contiguous))
+        made = partial(Mask, flow.pos, memory.pos, False, ALL, document_ids, contiguous, None, borders)
+        return flow.cached("cross_mask", made)

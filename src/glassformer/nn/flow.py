@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .packing import Packing
+
 T = TypeVar("T")
 
 
@@ -126,6 +128,7 @@ class Memory:
     document_ids: Tensor | None = None  # (B, S), where several documents share a row
     aux: dict[str, Tensor] = field(default_factory=dict)
     metrics: dict[str, Tensor] = field(default_factory=dict)
+    packing: Packing | None = None  # what the host knows of these rows
 
 
 def document_starts(pos: Tensor) -> Tensor:
@@ -143,6 +146,7 @@ class Flow:
     ``pos`` is (B or 1, T), -1 where there is nothing; ``document_ids`` (B, T) tells packed documents apart; tokens
     where ``prefix`` (B, T) is true are seen by all of their document, those before them too (prefix language models).
     ``contiguous`` says that every row counts 0..T-1 on from what a cache holds, which makes fast kernels legal.
+    ``packing`` is what the host knows of these rows.
     """  # no dataclass: FSDP2 copies those on their way into a module, and what is added to a copy is lost
 
     def __init__(
@@ -160,6 +164,7 @@ class Flow:
         self.prefix, self.history = prefix, history
         self.tape, self.engine, self.embed_path = tape, engine, embed_path
         self.memory: Memory | None = None
+        self.packing: Packing | None = None
         self.aux: dict[str, Tensor] = {}
         self.metrics: dict[str, Tensor] = {}  # about this pass, for whoever logs: no gradient
         self.spans: Sequence[tuple[int, int]] = ()  # columns of one row: texts that are attended to one by one

@@ -33,11 +33,14 @@ class Mask:
         document_ids: tuple[Tensor, Tensor] | None = None,  # of queries (B, T) and keys (B, S)
         contiguous: bool = False,
         prefix: Tensor | None = None,  # keys (B, S) that even those before them may attend to
+        borders: tuple[Tensor, Tensor] | None = None,  # of the documents of queries and keys (packing.py)
     ) -> None:
         self.q_pos, self.k_pos, self.document_ids = q_pos, k_pos, document_ids
         self.causal, self.rule, self.contiguous, self.prefix = causal, rule, contiguous and prefix is None, prefix
         self.prefix_length = rule.prefix_length if causal else 0
+        self.borders = borders
         self._dense: Tensor | None = None
+        self._biases: dict[Any, Tensor | None] = {}
         self.block_masks: list[Any] = []  # made of it by engines/block_mask.py
         self.flex_mask: Any = None  # made of it by engines/flex.py
         self.fast_path = self._fast_path()
@@ -59,6 +62,13 @@ class Mask:
             rows = max(len(x) for x in (*q, *k) if x is not None)
             q, k = (info.map(lambda x: x.expand(rows, -1)) for info in (q, k))
         return q, k
+
+    def bias(self, position: Any) -> Tensor | None:
+        """What a position scheme adds to the scores, made once; kept here, since no key of ``Flow.cached`` may be made
+        anew in each pass: blocks compiled one by one would be compiled anew with it."""
+        if position not in self._biases:
+            self._biases[position] = position.bias(self)
+        return self._biases[position]
 
     def dense(self) -> Tensor:
         """Booleans (B or 1, 1, T, S), True where the query may attend to the key.

@@ -20,6 +20,7 @@ from .build import build, builds
 from .cache import Cache
 from .engines import Engine, engine_name
 from .flow import Flow, Memory, Tape, TracedModule
+from .packing import Packing
 from .paged import PagedCache
 from .prepacked import unpack
 
@@ -98,6 +99,7 @@ class Model(TracedModule):
         cache: Cache | None = None,
         tape: Tape | None = None,
         prefix: Tensor | None = None,
+        packing: Packing | None = None,
     ) -> Flow:
         """The flow of one forward pass over ``tokens`` (B, T)."""
         if tokens.ndim != 2 or tokens.dtype not in (torch.int64, torch.int32):
@@ -118,6 +120,9 @@ class Model(TracedModule):
         if tape is not None:
             tape.begin(pos, document_ids)
         flow = Flow(pos, contiguous, document_ids, prefix, history, tape=tape, engine=self.engine)
+        if packing is None and self.engine == "varlen" and document_ids is not None and document_ids.is_cpu:
+            packing = Packing(pos, document_ids)  # else it asks for the engine of its own
+        flow.packing = packing
         if isinstance(cache, PagedCache):
             flow.previous, flow.by_position = cache.texts.previous, cache.by_position
         return flow
@@ -166,16 +171,18 @@ class Decoder(Model):
         pos: Tensor | None = None,
         document_ids: Tensor | None = None,
         prefix: Tensor | None = None,
+        packing: Packing | None = None,
         cache: Cache | None = None,
         tape: Tape | None = None,
         logits: Want = "all",
     ) -> Output:
         """tokens (B, T) -> Output. ``pos`` (B, T) is -1 at padding; ``document_ids`` (B, T) separates packed documents.
 
-        ``prefix`` (B, T) is true for tokens that all of their document see (with a cache: read in one go). Raises
-        UserError for tokens of another shape or past a learned position table.
+        ``prefix`` (B, T) is true for tokens that all of their document see (with a cache: read in one go). ``packing``
+        is what the host knows of pos and document_ids that lie on a GPU, which then need not be asked. Raises UserError
+        for tokens of another shape or past a learned position table.
         """
-        flow = self.flow(tokens, pos, document_ids, cache, tape, prefix)
+        flow = self.flow(tokens, pos, document_ids, cache, tape, prefix, packing)
         return self.finish(self.decoder(self.embed(tokens, flow), flow, cache), flow, logits, cache is not None)
 
 
@@ -197,11 +204,12 @@ class Encoder(Model):
         pos: Tensor | None = None,
         document_ids: Tensor | None = None,
         segments: Tensor | None = None,
+        packing: Packing | None = None,
         tape: Tape | None = None,
         logits: Want = "all",
     ) -> Output:
         """tokens (B, T) -> Output; ``segments`` (B, T) as in BERT's sentence pairs."""
-        flow = self.flow(tokens, pos, document_ids, None, tape)
+        flow = self.flow(tokens, pos, document_ids, None, tape, packing=packing)
         return self.finish(self.encoder(self.embed(tokens, flow, segments), flow), flow, logits)
 
 
@@ -220,14 +228,21 @@ class EncoderDecoder(Model):
 
     @old_names
     def encode(
-        self, source: Tensor, *, pos: Tensor | None = None, document_ids: Tensor | None = None, tape: Tape | None = None
+        self,
+        source: Tensor,
+        *,
+        pos: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        packing: Packing | None = None,
+        tape: Tape | None = None,
     ) -> Memory:
         """source (B, S) -> what the decoder looks at."""
-        flow = self.flow(source, pos, document_ids, tape=tape)
+        flow = self.flow(source, pos, document_ids, tape=tape, packing=packing)
         flow.embed_path = "source_embed"
         embed = self.embed if self.source_embed is None else self.source_embed
         hidden = self.encoder(embed(source, flow), flow)
-        return Memory(hidden, flow.pos, pos is None and document_ids is None, document_ids, flow.aux, flow.metrics)
+        alone = pos is None and document_ids is None
+        return Memory(hidden, flow.pos, alone, document_ids, flow.aux, flow.metrics, flow.packing)
 
     @old_names
     def forward(
@@ -239,6 +254,8 @@ class EncoderDecoder(Model):
         document_ids: Tensor | None = None,
         source_pos: Tensor | None = None,
         source_document_ids: Tensor | None = None,
+        packing: Packing | None = None,
+        source_packing: Packing | None = None,
         memory: Memory | None = None,
         cache: Cache | None = None,
         tape: Tape | None = None,
@@ -251,8 +268,9 @@ class EncoderDecoder(Model):
         if (source is None) == (memory is None):
             raise UserError("an encoder-decoder takes either source tokens or a memory; give one of them.")
         if source is not None:
-            memory = self.encode(source, pos=source_pos, document_ids=source_document_ids, tape=tape)
-        flow = self.flow(tokens, pos, document_ids, cache, tape)
+            told = {"pos": source_pos, "document_ids": source_document_ids, "packing": source_packing}
+            memory = self.encode(source, **told, tape=tape)  # type: ignore[arg-type]
+        flow = self.flow(tokens, pos, document_ids, cache, tape, packing=packing)
         flow.memory = memory
         if memory is not None:
             flow.aux, flow.metrics = dict(memory.aux), dict(memory.metrics)

@@ -182,7 +182,7 @@ def long_rope_scaling(cfg: config.LongRopeScaling) -> RopeScaling:
     """Every frequency divided by its own factor (Ding et al. 2024)."""
 
     def scaling(frequencies: Tensor, theta: float) -> tuple[Tensor, float]:
-        factors = torch.tensor(cfg.long if cfg.use_long else cfg.short, device=frequencies.device)
+        factors = torch.tensor(cfg.long if cfg.use_long else cfg.short).to(frequencies.device, non_blocking=True)
         exponent = torch.arange(0, 2 * len(frequencies), 2, device=frequencies.device).float() / (2 * len(frequencies))
         grown = math.sqrt(1 + math.log(max(cfg.factor, 1.0)) / math.log(cfg.original_context))
         return 1.0 / (
@@ -228,7 +228,8 @@ class Alibi(Position):
 
     def bias(self, mask: Mask) -> Tensor:
         away = (mask.q_pos[:, None, :, None] - mask.k_pos[:, None, None, :]).abs()  # (B, 1, T, S)
-        return -away * torch.tensor(self.slopes, device=away.device)[:, None, None]
+        slopes = torch.tensor(self.slopes).to(away.device, non_blocking=True)  # made there, it would be waited for
+        return -away * slopes[:, None, None]
 
 
 def alibi_slopes(heads: int) -> list[float]:

@@ -15,7 +15,7 @@ A width of the scores.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -45,11 +45,13 @@ class DocumentOrder:
     fresh: Tensor  # (D,) whether it begins here, rather than go on from a cache
     last: Tensor  # (D,) whether it is the last of its row
     aligned: bool  # every row is one document, in its place
+    host: DocumentOrder | None = None  # the same in the host's memory, where it was made there
 
     @classmethod
     def of(cls, flow: Flow, B: int, T: int) -> DocumentOrder:
         """The order of a pass over B rows of T tokens."""
-        pos, document_ids = flow.pos.expand(B, T), flow.document_ids
+        told = flow if flow.packing is None or flow.contiguous else flow.packing
+        pos, document_ids = told.pos.expand(B, T), told.document_ids
         if flow.contiguous:
             rows = torch.arange(B, device=pos.device)
             index = torch.arange(B * T, device=pos.device).view(B, T).T.flatten()
@@ -69,22 +71,31 @@ class DocumentOrder:
         final = torch.cat((row[starts][1:] != row[starts][:-1], first[:1]))
         fresh = pos.flatten()[places][chosen] == 0
         numbers = None if number is None else number[chosen]
-        return cls(places[by_step], running.sum(1).tolist(), row[chosen], numbers, fresh, final[longest], False)
+        made = cls(places[by_step], running.sum(1).tolist(), row[chosen], numbers, fresh, final[longest], False)
+        return made if told is flow else made.on(flow.pos.device)
+
+    def on(self, device: torch.device) -> DocumentOrder:
+        """The same on a device, from the host's memory."""
+        tensors = {name: part for name, part in vars(self).items() if isinstance(part, Tensor)}
+        moved: Any = {name: part.to(device, non_blocking=True) for name, part in tensors.items()}
+        return replace(self, host=self, **moved)
 
     @cached_property
     def ranks(self) -> Tensor:
         """The document of each token (N,), counted from the longest."""
-        everyone = torch.arange(len(self.rows), device=self.index.device)
-        return torch.cat([everyone[:size] for size in self.sizes]) if self.sizes else everyone
+        everyone = torch.arange(len(self.rows))
+        found = torch.cat([everyone[:size] for size in self.sizes]) if self.sizes else everyone
+        return found.to(self.index.device, non_blocking=True)
 
     @cached_property
     def mirror(self) -> Tensor:
         """Where each token's mirror image in its own document lies, (N,): to read from the end, and back again."""
-        sizes = torch.tensor(self.sizes, device=self.index.device)
+        sizes = torch.tensor(self.sizes)  # counted by the host, which has them
         begins = sizes.cumsum(0) - sizes
-        step = torch.arange(len(self.sizes), device=self.index.device).repeat_interleave(sizes)
-        lengths = torch.bincount(self.ranks, minlength=len(self.rows))
-        return begins[lengths[self.ranks] - 1 - step] + self.ranks
+        step = torch.arange(len(sizes)).repeat_interleave(sizes)
+        rank = torch.arange(len(step)) - begins[step]
+        lengths = torch.bincount(rank, minlength=len(self.rows))
+        return (begins[lengths[rank] - 1 - step] + rank).to(self.index.device, non_blocking=True)
 
     def gather(self, x: Tensor) -> Tensor:
         """x (B, T, C) -> (N, C)."""
@@ -188,12 +199,14 @@ class Source:
         hidden, (B, S) = memory.hidden, memory.hidden.shape[:2]
         if order.aligned and memory.document_ids is None:
             return cls(hidden, None if memory.contiguous else memory.pos.expand(B, S) >= 0, None, hidden)
-        valid = memory.pos.expand(B, S)[order.rows] >= 0
-        if memory.document_ids is not None and order.document_ids is not None:
-            valid = valid & (memory.document_ids[order.rows] == order.document_ids[:, None])
+        told, own = (memory, order) if order.host is None else (memory.packing or memory, order.host)
+        valid = told.pos.expand(B, S)[own.rows] >= 0
+        if told.document_ids is not None and own.document_ids is not None:
+            valid = valid & (told.document_ids[own.rows] == own.document_ids[:, None])
         columns = valid.int().argsort(dim=1, descending=True, stable=True)[:, : int(valid.sum(1).max())]
+        there, columns = (x.to(hidden.device, non_blocking=True) for x in (valid.gather(1, columns), columns))
         values = hidden.flatten(0, 1)[order.rows[:, None] * S + columns]
-        return cls(values, valid.gather(1, columns), columns, values)
+        return cls(values, there, columns, values)
 
     def ends(self) -> Tensor:
         """The first and the last state of each source, side by side (D, 2C)."""

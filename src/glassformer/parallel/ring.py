@@ -117,11 +117,13 @@ class Ring:
         """The columns of a training batch that lie here; UserError for labels, which belong to whole documents."""
         given: dict[str, Any] = vars(batch)
         need(given.get("labels") is None, "Labels belong to whole documents; train them with parallel.context = 1.")
-        parts = {name: part for name, part in given.items() if part is not None}
+        parts = {name: part for name, part in given.items() if isinstance(part, Tensor)}
         for name, pos in (("tokens", "pos"), ("source", "source_pos")):
             if name in parts and pos not in parts:
                 parts[pos] = torch.arange(parts[name].shape[1], device=parts[name].device).expand_as(parts[name])
         own = {name: self.cut(part, FILL.get(name, -1)) for name, part in parts.items()}
+        if given.get("host") is not None:  # it has whole rows
+            own["host"] = None  # type: ignore[assignment]
         return dataclasses.replace(batch, **own)  # type: ignore[type-var]
 
     def _halo(self, embed: Embed, given: tuple[Any, ...]) -> None:

@@ -39,7 +39,8 @@ class Batch:
     no row holds more than one, and positions are then 0..T-1. Padding has position -1. ``source``, ``source_pos`` and
     ``source_document_ids`` (B, S) are what an encoder reads; a pair has the same document number on both sides.
     ``segments`` (B, T) tells two texts of one document apart, ``prefix`` (B, T) is true where all of the document may
-    look. ``labels`` (D,), long or float, are the documents', in the order of rows, then of columns.
+    look. ``labels`` (D,), long or float, are the documents', in the order of rows, then of columns. ``host`` is the
+    same batch in the host's memory where it was moved to a device: what is counted there does not wait for the device.
     """
 
     tokens: Tensor
@@ -52,10 +53,20 @@ class Batch:
     segments: Tensor | None = None
     prefix: Tensor | None = None
     labels: Tensor | None = None
+    host: Any = None  # a Batch
 
     def to(self, device: torch.device | str) -> Batch:
         """The batch on another device."""
-        return self._each(lambda name, part: part.to(device, non_blocking=True))
+        moved = self._each(lambda name, part: part.to(device, non_blocking=True))
+        return moved if moved.tokens.is_cpu or not self.tokens.is_cpu else replace(moved, host=self)
+
+    def asked(self, step: int = 1) -> Tensor:
+        """Where targets are among the flattened tokens (N,), N filled up to a multiple of ``step`` by where none is."""
+        there = (self.host or self).targets.flatten() >= 0
+        found = there.nonzero()[:, 0]
+        if missing := -len(found) % step:
+            found = torch.cat((found, (~there).nonzero()[:missing, 0]))
+        return found.to(self.tokens.device, non_blocking=True)
 
     def pinned(self) -> Batch:
         """The batch in memory that a GPU copies from while others compute."""
@@ -71,7 +82,8 @@ class Batch:
         return self._each(lambda name, part: part[first:last] if name == "labels" else part[low:high])
 
     def _each(self, change: Callable[[str, Tensor], Tensor]) -> Batch:
-        return replace(self, **{name: change(name, part) for name, part in vars(self).items() if part is not None})
+        parts = {name: part for name, part in vars(self).items() if isinstance(part, Tensor)}
+        return replace(self, host=None, **{name: change(name, part) for name, part in parts.items()})
 
 
 class CorpusRows:

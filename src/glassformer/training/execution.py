@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from .precision import Bf16Replica
 COMPILE_AFTER = 20 * 60
 """Where it is measured, seconds of training from which compiling pays: it costs up to a minute, and saves a tenth."""
 
+COMPILED = ("yes", "blocks")  # of train.compile
 CPUINFO = Path("/proc/cpuinfo")  # Linux; elsewhere nothing is known of the processor
 TRIAL = 2e11
 """FLOPs of a trial step at most: a second or two on a small machine, so that training begins at once."""
@@ -68,8 +69,9 @@ PRECISION_RULES = (
 class ExecutionSettings:
     """What was decided for a run: it is kept with the checkpoints, so that a resumed run does the same.
 
-    ``machine`` is the kind it was decided for. ``seconds`` is a step's measured time (0: not measured) and ``peak`` the
-    machine's measured matrix product in FLOP/s: they tell, they decide nothing.
+    ``blocks``: each block is compiled, not the whole model; ``tf32``: fp32 products are in TF32. ``machine`` is the
+    kind it was decided for. ``seconds`` is a step's measured time (0: not measured) and ``peak`` the machine's measured
+    matrix product in FLOP/s: they tell, they decide nothing.
     """
 
     dtype: str = "float32"
@@ -78,6 +80,18 @@ class ExecutionSettings:
     peak: float = 0.0
     why: str = ""
     machine: str = ""
+    tf32: bool = False
+    blocks: bool = False
+
+    @contextlib.contextmanager
+    def products(self) -> Iterator[None]:
+        """While entered, fp32 products are computed as ``tf32`` says; what was set before is set again afterwards."""
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high" if self.tf32 else before)
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
 
 
 def machine(device: torch.device) -> str:
@@ -101,15 +115,27 @@ def chosen(made: config.Model, kind: str) -> PrecisionRule:
     return next(row for row in PRECISION_RULES if row.machine in (kind, "machine") and made.dim >= row.width)
 
 
+def _tf32(settings: run.Train, device: torch.device) -> str:
+    """What is said of TF32; UserError where there is none."""
+    fits = not settings.tf32 or device.type == "cuda"
+    need(fits, f"train.tf32 is for NVIDIA GPUs and this run computes on {device}; leave it out.")
+    return "; fp32 products in TF32, as asked" if settings.tf32 else ""
+
+
 def choose_execution(model: Model, batch: Batch, objective: Objective, settings: run.Train) -> ExecutionSettings:
     """Decide number format and compiling for a run, and time a step of ``batch``; the model is left as it was."""
     device = next(model.parameters()).device
-    kind = machine(device)
     if device.type == "cpu":
         keep_freed_memory()
-    if settings.auto_by == "measure":
-        return _measured(model, batch, objective, settings, kind)
-    row = chosen(model.config, kind)
+    said = _tf32(settings, device)
+    decide = _measured if settings.auto_by == "measure" else _by_table
+    with ExecutionSettings(tf32=settings.tf32).products():
+        found = decide(model, batch, objective, settings, machine(device))
+    return replace(found, tf32=settings.tf32, blocks=settings.compile == "blocks", why=found.why + said)
+
+
+def _by_table(model: Model, batch: Batch, objective: Objective, settings: run.Train, kind: str) -> ExecutionSettings:
+    device, row = next(model.parameters()).device, chosen(model.config, kind)
     dtype = row.dtype if settings.dtype == "auto" else settings.dtype
     why = row.why if settings.dtype == "auto" else "as asked"
     usual = "on a CPU it does not pay" if device.type == "cpu" else "it pays in long runs: --compile yes"
@@ -117,18 +143,19 @@ def choose_execution(model: Model, batch: Batch, objective: Objective, settings:
     reason = f"no torch.compile: {usual}" if asked == "auto" else f"torch.compile as asked: {asked}"
     seconds = _step_seconds(model, batch, objective, settings, dtype)
     peak = matmul_peak(getattr(torch, dtype), device)
-    return ExecutionSettings(dtype, asked == "yes", seconds, peak, f"{dtype}: {why}; {reason}", kind)
+    return ExecutionSettings(dtype, asked in COMPILED, seconds, peak, f"{dtype}: {why}; {reason}", kind)
 
 
 def choose_by_table(made: config.Model, device: torch.device, settings: run.Train) -> ExecutionSettings:
     """The same for a model that no process holds as a whole: by the table alone, its time not measured."""
     need(settings.auto_by == "table", "train.auto_by measures on one process; on several leave it out.")
-    need(settings.compile != "yes", "train.compile is for one process so far; on several leave it out.")
+    need(settings.compile not in COMPILED, "train.compile is for one process so far; on several leave it out.")
     kind = machine(device)
     row = chosen(made, kind)
     dtype = row.dtype if settings.dtype == "auto" else settings.dtype
     why = row.why if settings.dtype == "auto" else "as asked"
-    return ExecutionSettings(dtype, False, why=f"{dtype}: {why}; no torch.compile on several processes", machine=kind)
+    why = f"{dtype}: {why}; no torch.compile on several processes{_tf32(settings, device)}"
+    return ExecutionSettings(dtype, False, why=why, machine=kind, tf32=settings.tf32)
 
 
 def _measured(model: Model, batch: Batch, objective: Objective, settings: run.Train, kind: str) -> ExecutionSettings:
@@ -159,7 +186,7 @@ def _work(model: nn.Module, batch: Batch) -> float:
 
 def _compiles(asked: str, expected: float, device: torch.device) -> tuple[bool, str]:
     if asked != "auto":
-        return asked == "yes", f"torch.compile as asked: {asked}"
+        return asked in COMPILED, f"torch.compile as asked: {asked}"
     if expected < COMPILE_AFTER:
         return False, "no torch.compile: the run is too short to pay for it"
     if device.type == "cpu":

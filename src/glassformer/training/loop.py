@@ -147,7 +147,7 @@ def train(
     replica = state.bf16_replica = Bf16Replica(model) if low else None
     runner: Any = model if replica is None else replica.model
     if execution.compile:
-        runner = compiled_with_loss(runner)
+        runner = compiled_with_loss(runner, execution.blocks)
     base_lr = max(group["base_lr"] for group in state.optimizer.groups())
     while state.step < settings.steps:
         begun = time.perf_counter()
@@ -156,11 +156,12 @@ def train(
         if replica is not None:
             replica.follow()
         draws = functools.partial(seed_piece, settings.seed, state.step) if state.draws_by_piece else None
-        if not state.mesh.alone:
-            sums = shared_gradients(runner, batches, objective, settings, draws, state.mesh)
-        else:
-            batch, first = first or next(batches), None
-            sums = gradients(runner, batch, objective, settings.accumulate, settings.label_smoothing, draws)
+        with execution.products():
+            if not state.mesh.alone:
+                sums = shared_gradients(runner, batches, objective, settings, draws, state.mesh)
+            else:
+                batch, first = first or next(batches), None
+                sums = gradients(runner, batch, objective, settings.accumulate, settings.label_smoothing, draws)
         count = max(1, sums.count)
         found = state.optimizer.gradients()
         grads, norm = list(found.values()), state.optimizer.norm(found) / count

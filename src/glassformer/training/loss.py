@@ -18,7 +18,9 @@ from torch import Tensor
 
 from ..config.objective import Objective
 from ..nn import Output, Tape
+from ..nn.blockwise import blockwise
 from ..nn.build import compiled
+from ..nn.packing import Packing
 from ..nn.prepacked import replaced
 from .batches import Batch, piece_borders
 
@@ -68,17 +70,21 @@ def forward(model: Any, batch: Batch, tape: Tape | None = None) -> Output:
         model, given["tape"] = getattr(model, "_orig_mod", model), tape
     extras = ("source", "source_pos", "source_document_ids", "segments", "prefix")
     given |= {name: part for name in extras if (part := getattr(batch, name)) is not None}
+    for side in ("", "source_"):
+        if batch.host is not None and (pos := getattr(batch.host, f"{side}pos")) is not None:
+            ids = getattr(batch.host, f"{side}document_ids")
+            given[f"{side}packing"] = Packing(pos, ids, batch.tokens.device)
     output: Output = model(batch.tokens, **given)
     return output
 
 
-def token_loss(model: Any, output: Output, targets: Tensor, smoothing: float, few: bool = False) -> Loss:
-    """The cross-entropy of the tokens at each place (B, T); only where a target is, where they are ``few``."""
+def token_loss(model: Any, output: Output, targets: Tensor, smoothing: float, asked: Tensor | None = None) -> Loss:
+    """The cross-entropy of the tokens at each place (B, T); only at those that are ``asked``, where they are few."""
     head, hidden, targets = model.head, output.hidden.flatten(0, 1), targets.flatten()
     counted = targets >= 0
     count = counted.sum()
-    if few:
-        hidden, targets = hidden[counted], targets[counted]
+    if asked is not None:
+        hidden, targets = hidden[asked], targets[asked]
     total = (head.cross_entropy or cross_entropy)(
         head.prepare(hidden), targets, head.table(model.embed), head.proj.bias, head.softcap, smoothing
     )
@@ -87,7 +93,8 @@ def token_loss(model: Any, output: Output, targets: Tensor, smoothing: float, fe
 
 def chosen_loss(model: Any, batch: Batch, smoothing: float) -> Loss:
     """The cross-entropy where ``batch.targets`` asks; the head sees only those places, and all tokens count as read."""
-    loss = token_loss(model, forward(model, batch), batch.targets, smoothing, few=True)
+    few_shapes = 1 if batch.host is None else max(1, batch.tokens.numel() // 16)  # which are compiled for on a GPU
+    loss = token_loss(model, forward(model, batch), batch.targets, smoothing, batch.asked(few_shapes))
     return dataclasses.replace(loss, tokens=tokens_in(batch))
 
 
@@ -202,13 +209,14 @@ def _compiled_to_grad() -> Callable[..., Tensor]:
     return torch.compile(_to_grad, dynamic=False)
 
 
-def compiled_with_loss(model: Any) -> Any:
-    """``nn.build.compiled``; on a GPU, where the vocabulary's logits are the largest tensors, with the head's loss."""
+def compiled_with_loss(model: Any, blocks: bool = False) -> Any:
+    """``nn.build.compiled``, or ``nn.blockwise`` where ``blocks`` are; on a GPU, where the vocabulary's logits are the
+    largest tensors, with the head's loss."""
     if model.head is not None and next(model.parameters()).device.type == "cuda":
         head = copy.copy(model.head)
         head.cross_entropy = head.cross_entropy or functools.partial(cross_entropy, fused=True)
         model = replaced(model, {model.head: head})
-    return compiled(model)
+    return blockwise(model) if blocks else compiled(model)
 
 
 class _HeadLoss(torch.autograd.Function):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -150,7 +151,7 @@ class Muon(torch.optim.Optimizer):
                 self._move_windows(group, ahead)
                 continue
             wanted, weights = _matrices(ahead), _matrices(moved)
-            for indices in _alike([tuple(weight.shape) for weight in weights]):
+            for indices in _alike([tuple(weight.shape) for weight in weights], _together(weights)):
                 wide = torch.stack([_wide(wanted[i]).bfloat16() for i in indices])
                 found = orthogonal(wide)
                 rate = group["lr"] * 0.2 * math.sqrt(found.shape[2])  # the longer side: of AdamW's size
@@ -162,7 +163,8 @@ class Muon(torch.optim.Optimizer):
         assert self.windows is not None
         moved = tuple(n for n, p in zip(group["paths"], group["params"], strict=True) if p.grad is not None)
         if moved not in self.owners:
-            self.owners[moved] = Owners(self.mesh, [self.windows[name] for name in moved], _alike)
+            alike = functools.partial(_alike, together=_together([self.windows[name].tensor for name in moved]))
+            self.owners[moved] = Owners(self.mesh, [self.windows[name] for name in moved], alike)
         directions = self.owners[moved].orthogonal(ahead, _solved)
         self.owners[moved].add(directions, lambda rows, columns: group["lr"] * 0.2 * math.sqrt(max(rows, columns)))
 
@@ -179,6 +181,8 @@ def orthogonal(x: Tensor) -> Tensor:
 
 TOGETHER = 1 << 20
 """Numbers in a stack of matrices at most: they stay in the cache, and bigger ones gain nothing from company."""
+TOGETHER_ON_GPU = 1 << 24
+"""There a matrix alone is fifteen launches that a GPU is soon done with: 28 of 768 x 768 at once. Not measured yet."""
 
 
 def _solved(matrices: list[Tensor]) -> list[Tensor]:
@@ -188,12 +192,17 @@ def _solved(matrices: list[Tensor]) -> list[Tensor]:
     return [one.mT if turn else one for one, turn in zip(found, turned, strict=True)]
 
 
-def _alike(matrices: Sequence[tuple[int, ...]]) -> list[list[int]]:
-    """Indices of matrices to stack: of one shape once tall ones are transposed, ``TOGETHER`` numbers at most."""
+def _together(weights: Sequence[Tensor]) -> int:
+    """How many numbers a stack of these has at most."""
+    return TOGETHER if not weights or weights[0].is_cpu else TOGETHER_ON_GPU
+
+
+def _alike(matrices: Sequence[tuple[int, ...]], together: int = TOGETHER) -> list[list[int]]:
+    """Indices of matrices to stack: of one shape once tall ones are transposed, ``together`` numbers at most."""
     shapes: dict[tuple[int, ...], list[int]] = {}
     for i, shape in enumerate(matrices):
         shapes.setdefault((min(shape), max(shape)), []).append(i)
-    sizes = {shape: max(1, TOGETHER // math.prod(shape)) for shape in shapes}
+    sizes = {shape: max(1, together // math.prod(shape)) for shape in shapes}
     return [same[i : i + sizes[shape]] for shape, same in shapes.items() for i in range(0, len(same), sizes[shape])]
 
 

@@ -5,6 +5,7 @@ eager         written out; what a tape watches
 sdpa          PyTorch's fused kernels
 cpu_blocks    training on a CPU; and ``prefill``: prompts in bf16 there
 block_sparse  FlashAttention's algorithm over the blocks that block_mask names
+varlen        packed documents by their borders, for GPUs
 flex          PyTorch's FlexAttention, for GPUs
 """
 
@@ -25,6 +26,7 @@ from .eager import eager_attention
 from .flex import flex_attention
 from .inputs import AttentionInputs
 from .sdpa import sdpa_attention
+from .varlen import supports_varlen, varlen_attention
 
 
 class Engine(NamedTuple):
@@ -75,6 +77,9 @@ ENGINES = {
         Engine("cpu_blocks", blocks_attention, _supports_blocks, _slow_training),
         # PyTorch's fused kernel takes 1.2 to 1.8 times as long (benchmarks/limits.py)
         Engine("prefill", prefill_attention, _bf16_prompt, lambda inputs: inputs.q.shape[2] >= cpu_blocks.BLOCK // 2),
+        # packed documents: PyTorch's fused kernels take a mask of T x T a row there, and none beside grouped heads. Not
+        # measured on a GPU yet; on a CPU, one document after another, only by name
+        Engine("varlen", varlen_attention, supports_varlen, lambda inputs: inputs.q.device.type != "cpu"),
         # not measured on a GPU yet: only by name
         Engine("flex", flex_attention, _supports_flex, lambda inputs: False),
         # the fastest wherever no row above says otherwise

@@ -99,7 +99,7 @@ class Classify(Objective):
         if tape is not None:
             (embedded,) = tape.records.values()
             (grad,) = torch.autograd.grad(total, embedded, retain_graph=True)
-            step = self.adversarial * ascent(grad, embedded.detach(), batch.pos)
+            step = self.adversarial * ascent(grad, embedded.detach(), batch.pos, len(labels))
             moved = Tape(edits={"*.embed": lambda path, x: x + step})
             total = (total + self._error(self._answer(forward(model, batch, moved)), labels, smoothing)) / 2
         if not self.regression:
@@ -133,8 +133,9 @@ class Classify(Objective):
         return ((p.exp() - q.exp()) * (p - q)).sum() / 2
 
 
-def ascent(grad: Tensor, embedded: Tensor, pos: Tensor | None) -> Tensor:
-    """``grad`` (B, T, C), in each document scaled to the mean length of its embedded tokens; padding has none."""
+def ascent(grad: Tensor, embedded: Tensor, pos: Tensor | None, documents: int) -> Tensor:
+    """``grad`` (B, T, C), in each of so many documents scaled to the mean length of its embedded tokens; padding has
+    none."""
     import torch
 
     from ...nn.flow import document_starts
@@ -144,6 +145,6 @@ def ascent(grad: Tensor, embedded: Tensor, pos: Tensor | None) -> Tensor:
     which = (document_starts(pos).flatten().cumsum(0) - 1).clamp(min=0)
     real = (pos.flatten() >= 0).float()
     parts = torch.stack((grad.float().square().sum(-1).flatten(), lengths.flatten(), torch.ones_like(real))) * real
-    square, length, tokens = lengths.new_zeros(3, int(which[-1]) + 1).index_add_(1, which, parts)  # of each document
+    square, length, tokens = lengths.new_zeros(3, documents).index_add_(1, which, parts)  # of each document
     scale: Tensor = length / tokens / square.sqrt().clamp(min=1e-30)
     return grad * scale[which].view(*lengths.shape, 1).to(grad.dtype)

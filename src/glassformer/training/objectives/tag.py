@@ -73,14 +73,14 @@ class Tag(Objective):
 
         output = forward(model, batch)
         assert output.tagged is not None
-        asked = batch.targets >= 0
-        answer, labels = output.tagged[asked].float(), batch.targets[asked]
+        asked = batch.asked()
+        answer, labels = output.tagged.flatten(0, 1)[asked].float(), batch.targets.flatten()[asked]
         total = cross_entropy(answer, labels, reduction="sum", label_smoothing=smoothing)
         chosen, count = answer.argmax(-1), len(labels)
         metrics = {**output.metrics, "accuracy": (chosen == labels).float().sum() / max(1, count)}
-        pos = torch.arange(asked.shape[1], device=asked.device).expand_as(asked) if batch.pos is None else batch.pos
-        opens = document_starts(pos)
-        sentence = opens.flatten().cumsum(0).view_as(asked)[asked]
+        rows = batch.targets
+        pos = torch.arange(rows.shape[1], device=rows.device).expand_as(rows) if batch.pos is None else batch.pos
+        sentence = document_starts(pos).flatten().cumsum(0)[asked]
         first = sentence.diff(prepend=sentence.new_zeros(1)).clamp(max=1)
         labels = torch.stack((labels, first), 1)
         return Loss(total, count, aux_loss(output), tokens_in(batch), metrics, chosen, labels)

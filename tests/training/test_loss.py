@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from glassformer import config
 from glassformer.nn import build_model
 from glassformer.nn.experts import Dispatch
 from glassformer.training import Batch, Causal
-from glassformer.training.loss import backward, sums, tokens_in
+from glassformer.training.loss import backward, forward, sums, tokens_in
 
 FAMILIES = {**tiny.DECODERS, **tiny.OTHERS}
 
@@ -35,6 +36,33 @@ def test_a_piece_asks_the_device_nothing(name: str, packed: bool, asked_nothing:
         found = backward(model, rows(packed, "meta", isinstance(shape, config.EncoderDecoder)), Causal(), 0.0)
         unused = {name for name, p in model.named_parameters() if p.grad is None} - {"embed.segment.weight"}
         assert found.sum.device.type == "meta" and all(name.startswith("pool.") for name in unused)
+
+
+@pytest.mark.parametrize("name", ["pooled", "gru", "reader", "bahdanau", "additive-lstm", "cho", "vaswani"])
+def test_what_the_host_counts_is_what_is_there(name: str) -> None:
+    """Documents of several lengths and padding, told by the host, give the gradients that they give alone."""
+    shape, (tokens, pos, ids) = FAMILIES[name], packed()
+    source = (tokens.flip(1), *packed(more=1)[1:]) if isinstance(shape, config.EncoderDecoder) else ()
+    batch = Batch(tokens, tokens.where(pos >= 0, -1), pos, ids, *source)
+    model, found = build_model(shape, seed=0).train(), []
+    for given in (batch, dataclasses.replace(batch, host=batch)):
+        model.zero_grad()
+        done = backward(model, given, Causal(), 0.0)
+        pooled = [] if model.config.pool is None else [forward(model, given).pooled]
+        found.append((done.sum, *pooled, *(p.grad for p in model.parameters() if p.grad is not None)))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(other, one)
+
+
+def packed(more: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Three rows of 14 tokens: documents of several lengths, padding behind them."""
+    pos, ids = torch.full((2, 3, 14), -1)
+    for row, lengths in enumerate(([5, 3, 2], [9], [1, 6])):
+        at = 0
+        for number, length in enumerate(lengths):
+            here = slice(at, at := at + length + more)
+            pos[row, here], ids[row, here] = torch.arange(length + more), number
+    return torch.randint(5, tiny.VOCAB, (3, 14), generator=torch.Generator().manual_seed(more)), pos, ids
 
 
 def test_what_is_counted_on_the_device_is_told_once() -> None:

@@ -121,6 +121,20 @@ def test_no_objective_asks_the_device(name, asked_nothing):
 
 
 @pytest.mark.parametrize("name", CASES)
+def test_what_the_host_counts_is_what_is_there(name):
+    """Loss and gradients by the host's copy, as on a GPU, are those without."""
+    chosen, shape, batch = CASES[name]
+    model, found = build_model(shape, seed=1).train(), []
+    for given in (batch, dataclasses.replace(batch, host=batch)):
+        model.zero_grad()
+        done = loss.backward(model, given, chosen, 0.1)
+        grads = [p.grad for p in model.parameters() if p.grad is not None]
+        found.append((done.sum, torch.as_tensor(done.count), torch.as_tensor(done.tokens), *grads))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(other, one)
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_one_batch_is_learned_by_heart(name):
     chosen, shape, batch = CASES[name]
     model = build_model(shape, seed=1)

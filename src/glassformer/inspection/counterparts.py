@@ -59,7 +59,7 @@ def engines_of(model: Model, given: Documents, names: Sequence[str]) -> dict[str
     def ask(attention: Any, given: tuple[Any, ...]) -> None:
         x, flow, position = given[:3]
         mask = attention.cross_mask(flow) if attention.cross else attention.self_mask(flow, None)
-        bias = None if attention.cross else flow.cached((position, mask), lambda: position.bias(mask))
+        bias = None if attention.cross else mask.bias(position)
         one, (B, T), S, D = x.new_zeros(()), x.shape[:2], mask.k_pos.shape[1], attention.head_dim
         q, k = one.expand(B, attention.heads, T, D), one.expand(B, attention.kv_heads, S, D)
         inputs = AttentionInputs(q, k, k, mask, bias, attention.scale, attention.softcap)

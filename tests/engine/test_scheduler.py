@@ -8,7 +8,9 @@ import pytest
 
 from glassformer.engine.pages import OutOfPages, PagePool
 from glassformer.engine.prefix import Prefix
-from glassformer.engine.scheduler import Scheduler, Text, Turns
+from glassformer.engine.scheduler import Scheduler, Text
+from glassformer.engine.turns import Turns
+from glassformer.engine.windows import Windows
 
 SIZE = 4
 
@@ -99,27 +101,43 @@ def grown(text: Text) -> int:
     return hash(tuple(text.tokens)) % 3
 
 
+def copied(held: dict[int, tuple[int, int]], source: int, target: int) -> None:
+    held.update({target * SIZE + at: held[source * SIZE + at] for at in range(SIZE) if source * SIZE + at in held})
+
+
 def play(seed: int) -> None:
     """A random life of a scheduler, with texts that begin alike or branch, guesses, cancellations and too few pages."""
     lot = random.Random(seed)
     pages, longest = lot.randint(6, 14), 6 * SIZE
-    pool = PagePool(pages)
+    pool, budget, most, span = (
+        PagePool(pages),
+        lot.choice([1, 3, 8, 40]),
+        lot.randint(1, 5),
+        lot.choice([None, 1, 3, 6]),
+    )
+    parts = min(6, (max(budget, most, 3) + (span or 0) - 3 + SIZE) // SIZE + 1) + lot.randint(0, 3)
+    windows = Windows(pool, SIZE, span, parts)
     released: list[Text] = []
     scheduler = Scheduler(
         pool,
         SIZE,
-        budget=lot.choice([1, 3, 8, 40]),
-        most=lot.randint(1, 5),
+        budget=budget,
+        most=most,
+        windows=windows,
         first=lot.choice([0, 0, 3]),
         released=released.append,
-        copy=lambda source, target: held.update(
-            {target * SIZE + at: held[source * SIZE + at] for at in range(SIZE) if source * SIZE + at in held}
+        copy=lambda source, target: (
+            (copied(held, source, target), copied(near, part[source], part[target]))[0]
+            if span
+            else copied(held, source, target)
         ),
     )
+    part = windows.parts
     copy = scheduler.copy
     assert copy is not None
     groups, read = dict[Text, list[Text]](), set[Text]()  # texts that go on together, and those of them that were read
     held: dict[int, tuple[int, int]] = {}  # what a careful reader would find in each slot: place and token
+    near: dict[int, tuple[int, int]] = {}  # the same where layers with windows look
     todo, ends, live = lot.randint(1, 9), dict[Text, int](), list[Text]()
     for step in range(400):
         while todo and lot.random() < 0.6:
@@ -143,6 +161,7 @@ def play(seed: int) -> None:
                 if text.number >= 0:
                     scheduler.drop(text)
         chunks = scheduler.plan()
+        windows.check()
         pool.check()
         assert len({id(chunk.text) for chunk in chunks}) == len(chunks)
         assert sum(len(chunk.tokens) for chunk in chunks) <= scheduler.budget
@@ -155,9 +174,13 @@ def play(seed: int) -> None:
                 if place % SIZE == 0 and page in scheduler.prefix._keys:
                     raise AssertionError("a page whose contents are known is written again")
                 held[page * SIZE + place % SIZE] = (place, token)
+                if span:
+                    near[part[page] * SIZE + place % SIZE] = (place, token)
             for place in range(chunk.start):  # what was read before is still there
-                slot = text.pages[place // SIZE] * SIZE + place % SIZE
-                assert held[slot] == (place, text.tokens[place]), (seed, step)
+                page, at = text.pages[place // SIZE], place % SIZE
+                assert held[page * SIZE + at] == (place, text.tokens[place]), (seed, step)
+                if span and place > chunk.start - span:
+                    assert near[part[page] * SIZE + at] == (place, text.tokens[place]), (seed, step)
         for chunk in chunks:
             text, accepted = chunk.text, 0
             if text in groups:
@@ -196,7 +219,7 @@ def play(seed: int) -> None:
             break
     else:
         raise AssertionError(f"seed {seed}: somebody waits for ever")
-    assert pool.used == 0 and not scheduler.running and not len(scheduler.waiting)
+    assert pool.used == windows.pool.used == 0 and not scheduler.running and not len(scheduler.waiting)
 
 
 @pytest.mark.parametrize("part", range(10))

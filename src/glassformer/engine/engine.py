@@ -30,13 +30,14 @@ from .begin import begun
 from .continuation import Continuation, draw
 from .draft import PromptLookup
 from .draft_model import DraftModel, check_draft
-from .job import Job, Stats
+from .job import STATES, Job, Stats
 from .looking import fault, like, taken
 from .memory import Room, check_encode, check_request, room_for
 from .request import Encode, EngineClosed, Event, FinishReason, Handle, QueueFull, Request, TokenLogprob
 from .runner import PagedRunner, encode
-from .scheduler import Chunk, Scheduler, Text, Turns
+from .scheduler import Chunk, Scheduler, Text
 from .scoring import keep_scores, scored, scored_or_last
+from .turns import Turns
 
 if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer
@@ -71,7 +72,7 @@ class Engine:
         self.model, self.tokenizer, self.max_queue = model, tokenizer, max_queue
         if draft is not None:
             check_draft(draft, model)
-        self.room: Room = room_for(model, max_context, max_sequences, memory, draft)
+        self.room: Room = room_for(model, max_context, max_sequences, memory, draft, step_tokens)
         self.max_context, self.step_tokens = self.room.context, step_tokens
         self.known = None if tokenizer is None else tokenizer.size
         self.lookup = (lookup or draft is not None) and self.room.rewinds
@@ -86,13 +87,14 @@ class Engine:
             first=first,
             released=self._released,
             copy=self._runner.copy if isinstance(self._runner, PagedRunner) else None,
+            windows=self.room.windows,
         )
         self._encodes = Turns[Job]()
         self._jobs: dict[Handle, Job] = {}
         self._arrivals: deque[Job] = deque()
         self._cancelled: set[Handle] = set()
         self._work = threading.Condition()
-        self._stats = Stats(pages=len(self.room.pool.users))
+        self._stats = Stats(pages=sum(len(pool.users) for pool, _ in self.room.pools))
         self._begun: set[Handle] = set()
         self._closing = False
         self._thread = threading.Thread(target=self._loop, name="glassformer-engine", daemon=True)
@@ -145,10 +147,11 @@ class Engine:
     def stats(self) -> Stats:
         """A copy of the numbers as they are now."""
         with self._work:
-            pool, running = self.room.pool, len(self._begun)
-            now = {"pages_used": pool.used, "pages_cached": pool.cached, "pages_free": pool.free, "running": running}
-            preempted = self._scheduler.preempted
-            return replace(self._stats, **now, waiting=len(self._jobs) - running, preempted=preempted)
+            pools, running = self.room.pools, len(self._begun)
+            counts = {f"pages_{name}": sum(getattr(pool, name) for pool, _ in pools) for name in STATES}
+            share = sum(pool.used * size for pool, size in pools) / sum(len(pool.users) * size for pool, size in pools)
+            now = {"running": running, "waiting": len(self._jobs) - running, "preempted": self._scheduler.preempted}
+            return replace(self._stats, **now, **counts, used_share=share)
 
     def close(self) -> None:
         """Cancel what is under way and stop; returns when the thread has ended."""

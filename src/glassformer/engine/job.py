@@ -8,10 +8,15 @@ from .continuation import Continuation
 from .request import Handle, TokenLogprob, Usage
 from .scheduler import Text
 
+STATES = ("used", "cached", "free")  # of a page
+
 
 @dataclass
 class Stats:
-    """What the engine is doing now (requests ``running`` and ``waiting``, pages), and what it has done so far."""
+    """What the engine is doing now (requests ``running`` and ``waiting``, pages), and what it has done so far.
+
+    Pages of layers with windows are counted beside the others; ``used_share`` is of the memory of all.
+    """
 
     running: int = 0
     waiting: int = 0
@@ -19,6 +24,7 @@ class Stats:
     pages_used: int = 0
     pages_cached: int = 0
     pages_free: int = 0
+    used_share: float = 0.0
     requests: int = 0
     finished: int = 0
     cancelled: int = 0

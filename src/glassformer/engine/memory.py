@@ -20,6 +20,7 @@ from ..nn.prepacked import prepack
 from .pages import PagePool
 from .request import Encode, Request
 from .runner import PagedRunner, Runner, Sources, StateRunner
+from .windows import Windows
 
 if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer
@@ -42,6 +43,14 @@ class Room:
     first: int = 0
     copied: int = 0  # bytes of prepacked weights
     draft: Model | None = None
+    windows: Windows | None = None
+    page_bytes: tuple[int, int] = (1, 0)  # of a page, and of its part in layers with windows
+
+    @property
+    def pools(self) -> list[tuple[PagePool, int]]:
+        """The pools whose pages take memory, and how much one takes."""
+        windows = [] if self.windows is None else [(self.windows.pool, self.page_bytes[1])]
+        return [(pool, size) for pool, size in [(self.pool, self.page_bytes[0]), *windows] if size]
 
     @property
     def rewinds(self) -> bool:
@@ -50,7 +59,11 @@ class Room:
 
     def __str__(self) -> str:
         """What was taken, in a sentence."""
-        held = f"{len(self.pool.users)} pages of {self.size} tokens" if self.rewinds else "a state a text"
+        held, near = "a state a text", self.windows
+        if self.rewinds:
+            counts = [f"{len(self.pool.users)} pages of {self.size} tokens"] * (self.page_bytes[0] > 0)
+            counts += [f"{len(near.pool.users)} of layers with windows of {near.span}"] if near is not None else []
+            held = " and ".join(counts)
         texts = f"at most {self.sequences} texts of {self.context:,} tokens at once"
         copied = f" and {gibibytes(self.copied)} for prepacked weights" if self.copied else ""
         return f"{gibibytes(self.nbytes)} for {held}{copied}; {texts}."
@@ -61,8 +74,10 @@ class Room:
             return StateRunner(self.model)
         cfg = self.model.config
         assert not isinstance(cfg, config.Encoder)
-        cache = PagedCache(cfg, self.context, len(self.pool.users), self.source_pages, page_dtype(self.model))
-        return PagedRunner(self.model, cache, Sources(self.source_pages))
+        counts = len(self.pool.users), self.source_pages
+        near = None if self.windows is None else len(self.windows.pool.users)
+        cache = PagedCache(cfg, self.context, *counts, page_dtype(self.model), near)
+        return PagedRunner(self.model, cache, Sources(self.source_pages), self.windows)
 
     def drafter(self) -> PagedRunner | None:
         """What reads chunks by the draft model, into pages of the same numbers."""
@@ -96,8 +111,18 @@ def reader(model: Model) -> tuple[Model, int]:
     return fuse(exact), taken + more
 
 
-def room_for(model: Model, context: int | None, sequences: int, memory: int | None, draft: Model | None = None) -> Room:
-    """The room that so many texts of that length at once need, or as much of it as ``memory`` (bytes) holds."""
+def room_for(
+    model: Model,
+    context: int | None,
+    sequences: int,
+    memory: int | None,
+    draft: Model | None = None,
+    step_tokens: int = 512,
+) -> Room:
+    """The room that so many texts of that length at once need, or as much of it as ``memory`` (bytes) holds.
+
+    Layers with windows get pages of their own where they need fewer than all, read ``step_tokens`` at a time.
+    """
     cfg, most = model.config, int(min(model.config.context, model.limit))
     device = next(model.parameters()).device.type
     need(device == "cpu", f'The engine computes on a CPU, and the model is on {device}; load it with device="cpu".')
@@ -111,28 +136,67 @@ def room_for(model: Model, context: int | None, sequences: int, memory: int | No
     attentions = [one for block in blocks for one in (block.attention, block.cross) if one is not None]
     even = all(config.head_dim(one, cfg.dim) % 2 == 0 for one in attentions)
     need(even, "An engine takes heads of an even number of dimensions; use glassformer.generate for this model.")
-    own, across = PagedCache.page_bytes(cfg, page_dtype(model))
+    own, near, across = PagedCache.page_bytes(cfg, page_dtype(model))
     if draft is not None:
         assert isinstance(draft.config, config.Decoder)
-        own += PagedCache.page_bytes(draft.config, page_dtype(draft))[0]
+        own += sum(PagedCache.page_bytes(draft.config, page_dtype(draft)))
         draft, more = reader(draft)
         copied += more
-    each = -(-context // PAGE)
+    first = max(block.attention.mask.prefix_length for block in blocks)
+    span = max((block.attention.mask.lookback or 0 for block in blocks), default=0)
+    bounds = Bounds.of(context, sequences, span, max(step_tokens, first, sequences))
+    if not near or bounds.one == bounds.each:
+        own, near, span = own + near, 0, 0
+    each, one = bounds.each, bounds.one if near else 0
     if memory is None:
         free = available_memory()
-        memory = own * each * sequences + across * each * sequences if free is None else free // 2
+        whole = own * each * sequences + near * bounds.all + across * each * sequences
+        memory = whole if free is None else free // 2
     sources = each * min(sequences, max(1, memory // 2 // (across * each))) if across else 0
-    pages = min(each * sequences, (memory - sources * across) // own)
-    least = gibibytes((own + across) * each)
+    pages, parts = bounds.fit(own, near, memory - sources * across)
+    least = gibibytes((own + across) * each + near * one)
     need(
-        pages >= each,
+        pages >= each and parts >= one,
         f"One text of {context:,} tokens needs {least}, and {gibibytes(memory)} are there for it; "
         "give a smaller max_context, or more memory.",
     )
-    first = max(block.attention.mask.prefix_length for block in blocks)
     sequences = min(sequences, sources // each) if across else sequences
-    taken = pages * own + sources * across
-    return Room(model, context, sequences, PagePool(pages), sources, PAGE, taken, first, copied, draft)
+    taken, pool = pages * own + parts * near + sources * across, PagePool(pages)
+    room = Room(model, context, sequences, pool, sources, PAGE, taken, first, copied, draft)
+    room.windows, room.page_bytes = Windows(pool, PAGE, span, parts) if near else None, (own, near)
+    return room
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How many pages ``each`` text needs at most; of these layers with windows hold ``one``.
+
+    ``all`` is twice what they hold of all texts: the rest is kept for prompts that begin as others did.
+    """
+
+    each: int
+    one: int
+    all: int
+    sequences: int
+
+    @staticmethod
+    def of(context: int, sequences: int, span: int, step: int) -> Bounds:
+        """For texts of so many tokens, where a token sees ``span`` if not all, read at most ``step`` at a time."""
+        each = -(-context // PAGE)
+        seen = span + PAGE - 3  # those before a token; of n tokens anywhere at most (n - 2) // PAGE + 2 pages hold some
+        one = min(each, (seen + step) // PAGE + 1)
+        return Bounds(each, one, min(sequences * each, 2 * (sequences * (seen // PAGE + 2) + step // PAGE)), sequences)
+
+    def fit(self, own: int, near: int, memory: int) -> tuple[int, int]:
+        """Pages of ``own`` bytes and parts of ``near`` bytes: as many of both, until all parts are there."""
+        if not near:
+            return min(self.each * self.sequences, memory // own), 0
+        parts = max(self.one, min(self.all, memory // (own + near)))
+        if not own:  # a page is a number
+            return self.each * self.sequences + parts, min(parts, memory // near)
+        if (memory - parts * near) // own < self.each:
+            parts = (memory - self.each * own) // near
+        return min(self.each * self.sequences, (memory - parts * near) // own), parts
 
 
 def check_request(request: Request, model: Model, tokenizer: Tokenizer | None, context: int, first: int) -> None:

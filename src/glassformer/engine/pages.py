@@ -83,6 +83,16 @@ class PagePool:
         """The contents of a page in use are known: it will be cached rather than free."""
         self._known.add(page)
 
+    def knows(self, page: int) -> bool:
+        """Whether the contents of a page are known."""
+        return page in self._known
+
+    def drop(self, page: int) -> None:
+        """A cached page holds nothing of use any more."""
+        del self._cached[page]
+        self._known.discard(page)
+        self._free.append(page)
+
     def check(self) -> None:
         """AssertionError unless every page is in exactly one of the three states."""
         used = {page for page, users in enumerate(self.users) if users}

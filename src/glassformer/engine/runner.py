@@ -25,6 +25,7 @@ from ..nn.pool import Pool
 from .pages import PagePool
 from .request import Encode
 from .scheduler import Chunk, Text
+from .windows import Windows
 
 
 class Runner(Protocol):
@@ -77,8 +78,8 @@ class Sources:
 class PagedRunner:
     """One pass of the model over the tokens of all chunks, side by side."""
 
-    def __init__(self, model: Model, cache: PagedCache, sources: Sources) -> None:
-        self.model, self.cache, self.sources = model, cache, sources
+    def __init__(self, model: Model, cache: PagedCache, sources: Sources, windows: Windows | None = None) -> None:
+        self.model, self.cache, self.sources, self.windows = model, cache, sources, windows
         self.device = next(model.parameters()).device
         self.lag = model.config.embed.previous_token_embeddings
 
@@ -105,7 +106,9 @@ class PagedRunner:
     def copy(self, source: int, target: int) -> None:
         """The keys and values of one page to another."""
         for own, _ in self.cache.pages:
-            own.pages.copy(self._row([source]), self._row([target]))
+            apart = own.lookback is not None and self.windows is not None
+            pair = [self._parts([page])[0] if apart else page for page in (source, target)]
+            own.pages.copy(*(self._row([page]) for page in pair))
 
     def _tape(self, chunks: Sequence[Chunk], wanted: Sequence[Sequence[int]]) -> PackedTape | None:
         """The tapes of the texts that are looked into."""
@@ -129,12 +132,20 @@ class PagedRunner:
             spans.append((len(pos), len(pos) + len(chunk.tokens)))
             pos += range(chunk.start, chunk.start + len(chunk.tokens))
             rows += [text] * len(chunk.tokens)
-        tables, sources = self._tables([chunk.text.pages for chunk in chunks]), None
+        pages, sources = [chunk.text.pages for chunk in chunks], None
+        tables = self._tables(pages)
+        windows = None if self.windows is None else self._tables([*map(self._parts, pages)])
         if chunks[0].text.source is not None:
             lengths = self._row([len(chunk.text.source or ()) for chunk in chunks], torch.int32)
             sources = self._tables([self.sources.open[chunk.text] for chunk in chunks]), lengths
         previous = self._previous(chunks) if self.lag else None
-        return PackedTexts(self._row(pos)[None], self._row(rows, torch.int32), tables, spans, sources, previous)
+        where = self._row(pos)[None], self._row(rows, torch.int32), tables, spans
+        return PackedTexts(*where, sources, previous, window_tables=windows)
+
+    def _parts(self, pages: Sequence[int]) -> list[int]:
+        """What layers with windows have of these pages, any where nothing is there."""
+        assert self.windows is not None
+        return [self.windows.parts.get(page, 0) for page in pages]
 
     def _tables(self, pages: Sequence[Sequence[int]]) -> Tensor:
         longest = max(map(len, pages))

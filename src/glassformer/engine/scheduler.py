@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 from .pages import PagePool
 from .prefix import Prefix
+from .turns import Turns
+from .windows import Windows
 
 
 @dataclass(eq=False)
@@ -27,6 +29,7 @@ class Text:
     ``root`` is what its keys depend on beside its tokens. From place ``own`` on it reads all itself, whatever
     pages hold (None: its last token alone). The first ``whole`` tokens are read in one go.
     ``twin`` begins alike: what that has computed, to the middle of a page, is taken over while it still runs.
+    Of its first ``gone`` pages layers with windows hold nothing any more.
     ``draft`` are guesses of what follows. ``cached`` tokens were found in pages of others when it began. ``source`` is
     what an encoder reads beside it, ``owner`` whoever has it read and ``look`` whoever looks inside.
     """
@@ -45,6 +48,7 @@ class Text:
     cached: int = 0
     started: bool = False
     pages: list[int] = field(default_factory=list)
+    gone: int = 0
     draft: list[int] = field(default_factory=list)
 
     @property
@@ -67,63 +71,12 @@ class Chunk:
     finishes: bool
 
 
-class Client(Protocol):
-    """What waits for its turn."""
-
-    @property
-    def client(self) -> str: ...
-
-
-T = TypeVar("T", bound=Client)
-
-
-class Turns(Generic[T]):
-    """A queue in which clients take turns; of one client the oldest comes first."""
-
-    def __init__(self) -> None:
-        self._queues: dict[str, deque[T]] = {}
-
-    def __len__(self) -> int:
-        return sum(map(len, self._queues.values()))
-
-    def __iter__(self) -> Iterator[T]:
-        return itertools.chain.from_iterable(self._queues.values())
-
-    def add(self, text: T, first: bool = False) -> None:
-        """Behind the client's others, or before them."""
-        queue = self._queues.setdefault(text.client, deque())
-        if first:
-            queue.appendleft(text)
-        else:
-            queue.append(text)
-
-    def peek(self) -> T | None:
-        """Whose turn it is."""
-        return next((queue[0] for queue in self._queues.values()), None)
-
-    def pop(self) -> T:
-        """Take the one whose turn it is; its client is the last in the next round."""
-        client, queue = next(iter(self._queues.items()))
-        text = queue.popleft()
-        del self._queues[client]
-        if queue:
-            self._queues[client] = queue
-        return text
-
-    def remove(self, text: T) -> None:
-        """Take it out, wherever it stands; ValueError where it is not."""
-        queue = self._queues.get(text.client, deque())
-        queue.remove(text)
-        if not queue:
-            del self._queues[text.client]
-
-
 class Scheduler:
     """Plans steps over the pages of ``pool``, which must hold one text of the greatest length.
 
     ``budget`` is the most tokens a step, ``most`` the most texts at once; the ``first`` tokens of a text are read in
     one go. ``released`` is told of a text that gives its pages back, ``copy`` of a page that is to be copied to
-    another (None: none can be).
+    another (None: none can be); ``windows`` is what layers with windows hold of the pages.
     """
 
     def __init__(
@@ -136,9 +89,10 @@ class Scheduler:
         first: int = 0,
         released: Callable[[Text], None] = lambda text: None,
         copy: Callable[[int, int], None] | None = None,
+        windows: Windows | None = None,
     ) -> None:
         self.pool, self.size, self.budget, self.most, self.first = pool, size, max(budget, first, most), most, first
-        self.released, self.copy = released, copy
+        self.released, self.copy, self.windows = released, copy, windows or Windows(pool, size)
         self.prefix = Prefix(pool, size)
         self.waiting = Turns[Text]()
         self.running: list[Text] = []  # the oldest first
@@ -176,30 +130,29 @@ class Scheduler:
         Full pages are shared. The page that is written next is copied for all but one of those who go on with it; where
         there is none to copy to, its tokens are read again.
         """
-        before = [(text.tokens, text.pages, text.computed) for text in texts]
+        before = [(text.tokens, text.pages, text.computed, text.gone) for text in texts]
         heirs = set[int]()
         for text, parent, token in zip(texts, parents, tokens, strict=True):
             if text.number < 0:
                 text.number, text.started = next(self._numbers), True
             else:
                 self._take_out(text)
-            read, pages, computed = before[parent]
+            read, pages, computed, gone = before[parent]
             mine = len(pages) if parent not in heirs else computed // self.size
             heirs.add(parent)
-            for page in pages[:mine]:
-                self.pool.share(page)
-            text.tokens, text.pages = [*read, token], pages[:mine]
-            text.computed = computed if mine == len(pages) else mine * self.size
-        for _, pages, _ in before:
-            self.pool.give(reversed(pages))
+            text.tokens, text.computed = [*read, token], computed if mine == len(pages) else mine * self.size
+            self._share(text, pages[:mine], gone)
+        for _, pages, _, gone in before:
+            self._give(pages, gone)
         for text, parent in zip(texts, parents, strict=True):
-            _, pages, computed = before[parent]
-            if text.computed < computed and self.pool.available:
-                text.pages.append(self.pool.take())
+            _, pages, computed, _ = before[parent]
+            if text.computed < computed and self._available:
+                self._take(text)
                 copy(pages[-1], text.pages[-1])
                 text.computed = computed
         for text in reversed(texts):
-            if text.pages and len(self.running) < self.most:
+            sees = text.gone <= self.windows.first(text.computed)
+            if text.pages and sees and len(self.running) < self.most:
                 self.running.append(text)
             else:
                 self._release(text)
@@ -236,6 +189,9 @@ class Scheduler:
         text.draft = []
         if text.computed // self.size > before and self._shares:
             self.prefix.keep(text.root, text.tokens[: text.computed], text.pages, before)
+        gone = self.windows.first(text.computed)
+        self.windows.give(text.pages[text.gone : gone])
+        text.gone = gone
 
     @property
     def _shares(self) -> bool:
@@ -262,21 +218,23 @@ class Scheduler:
                 return
             known = len(text.tokens) - 1 if text.own is None else min(text.own, len(text.tokens) - 1)
             found = self.prefix.find(text.root, text.tokens[:known]) if self._shares else []
+            found = found[: self.windows.fits(found)]
             same, twin = len(found) * self.size, text.twin
             if twin is not None and twin in self.running and self.copy is not None and twin.computed > same:
-                same = min(known, twin.computed)
-                found = twin.pages[: same // self.size]
+                there = min(known, twin.computed)
+                if twin.gone <= self.windows.first(there):
+                    same, found = there, twin.pages[: there // self.size]
             missing = -(-len(text.tokens) // self.size) - len(found)
-            if missing > self.pool.available - sum(self.pool.users[page] == 0 for page in found):
+            fits = self.windows.room(found, same, min(len(text.tokens), same + self.budget))
+            if missing > self.pool.available - sum(self.pool.users[page] == 0 for page in found) or not fits:
                 if self._park():
                     continue
                 return
-            for page in found:
-                self.pool.share(page)
             self.waiting.pop()
-            text.pages, text.computed, text.twin = [*found], same, None
+            text.computed, text.twin = same, None
+            self._share(text, found, self.windows.first(same))
             if same % self.size and twin is not None and self.copy is not None:
-                text.pages.append(self.pool.take())
+                self._take(text)
                 self.copy(twin.pages[len(found)], text.pages[-1])
             if not text.started:
                 text.started, text.cached = True, text.computed
@@ -289,7 +247,7 @@ class Scheduler:
         if text not in self.running:
             return False
         for _ in range(-(-length // self.size) - len(text.pages)):
-            while not self.pool.available:
+            while not self._available:
                 if self._park():
                     continue
                 newest = next((other for other in reversed(self.running) if other not in busy), text)
@@ -300,7 +258,7 @@ class Scheduler:
                 self.preempt(newest)
                 if newest is text:
                     return False
-            text.pages.append(self.pool.take())
+            self._take(text)
         return True
 
     def _park(self) -> bool:
@@ -321,7 +279,28 @@ class Scheduler:
         self.preempted += 1
 
     def _release(self, text: Text) -> None:
-        """Give its pages back, the last first: a beginning is kept the longest."""
-        self.pool.give(reversed(text.pages))
-        text.pages, text.computed, text.draft = [], 0, []
+        self._give(text.pages, text.gone)
+        text.pages, text.computed, text.gone, text.draft = [], 0, 0, []
         self.released(text)
+
+    @property
+    def _available(self) -> bool:
+        """Whether there is one page more."""
+        return self.pool.available > 0 and self.windows.available > 0
+
+    def _take(self, text: Text) -> None:
+        """One page more for a text."""
+        text.pages.append(self.pool.take())
+        self.windows.take(text.pages[-1])
+
+    def _share(self, text: Text, pages: Sequence[int], gone: int) -> None:
+        """A text begins with pages of others; of the first ``gone`` layers with windows need nothing."""
+        text.pages, text.gone = [*pages], gone
+        for page in pages:
+            self.pool.share(page)
+        self.windows.share(pages[gone:])
+
+    def _give(self, pages: Sequence[int], gone: int) -> None:
+        """Pages back, the last first: a beginning is kept the longest."""
+        self.windows.give(pages[gone:][::-1])
+        self.pool.give(reversed(pages))

@@ -164,7 +164,9 @@ class FusedStack(Stack):
         for first in range(0, x.shape[1], MOST):
             own = slice(first, first + MOST)
             places = texts.rows[own], texts.lengths[own]
-            told = c.Rows(c.Seen(texts.tables, *places, texts.longest), texts.slots[own], bias=bias)
+            (tables, slots), (near, near_slots) = texts.own, texts.windows
+            told = c.Rows(c.Seen(tables, *places, texts.longest), slots[own], bias=bias)
+            told.windows, told.window_slots = c.Seen(near, *places, texts.longest), near_slots[own]
             if texts.source is not None:
                 rows, lengths = texts.source.rows[own], texts.source.lengths[own]
                 told.source = c.Seen(texts.source.tables, rows, lengths, texts.source.longest)

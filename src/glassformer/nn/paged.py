@@ -4,6 +4,8 @@
     tables   a: 7 2 9   b: 4   c: 0 7 5        the pages of each; two may share one
     page 7   keys and values of 32 tokens, for every layer its own
 
+Layers that look back so many tokens at most may have tables and pages of their own, of those that they still see.
+
 A token's result depends on its own text alone, not on what else is in the row.
 
 N tokens of S texts in the row, T of them of one text, H heads, K key-value heads, D head dim, L keys of a text.
@@ -35,7 +37,8 @@ HEADS = ("q", "k", "v", "z")  # values (1, H, N, D); all others of a row are (1,
 class PackedTexts:
     """Where the tokens of a row stand: token i is at place ``pos[0, i]`` of text ``rows[i]``.
 
-    ``tables`` (S, most) are each text's pages, filled up with any; ``spans`` are each text's columns in the row, in
+    ``tables`` (S, most) are each text's pages, filled up with any; ``window_tables`` (None: the same) are those of
+    layers that look back so far at most, any where these see nothing. ``spans`` are each text's columns in the row, in
     order. ``sources`` are the pages (S, most) and the lengths (S,) int32 of what each text's encoder read; where texts
     share them, ``source_of`` (N,) int32 says which a token reads. ``previous`` (1, N, B) are the tokens before each
     one, -1 where there is none, for models that embed those.
@@ -48,12 +51,18 @@ class PackedTexts:
     sources: tuple[Tensor, Tensor] | None = None
     previous: Tensor | None = None
     source_of: Tensor | None = None
+    window_tables: Tensor | None = None
 
     def __post_init__(self) -> None:
+        self.lengths = (self.pos[0] + 1).int()  # keys that each token sees, itself included
+        self.own = self.tables, self._slots(self.tables)
+        windows = self.window_tables
+        self.windows = self.own if windows is None else (windows, self._slots(windows))
+
+    def _slots(self, tables: Tensor) -> Tensor:
+        """Where the keys of each token go (N,)."""
         places = self.pos[0]
-        self.lengths = (places + 1).int()  # keys that each token sees, itself included
-        page = self.tables[self.rows.long(), places // PAGE].long()
-        self.slots = page * PAGE + places % PAGE
+        return tables[self.rows.long(), places // PAGE].long() * PAGE + places % PAGE
 
     @cached_property
     def longest(self) -> int:
@@ -69,22 +78,30 @@ class PackedTexts:
         rows = self.rows if self.source_of is None else self.source_of
         return Seen(tables, rows, lengths[rows.long()], int(lengths.max()))
 
-    def keys(self, text: int) -> tuple[int, Tensor]:
-        """How many keys a text has, and the slots they lie in (L,)."""
+    def keys(self, text: int, tables: Tensor) -> tuple[int, Tensor]:
+        """How many keys a text has, and the slots they lie in (L,) by these tables."""
         length = int(self.pos[0, self.spans[text][1] - 1]) + 1
         places = torch.arange(length, device=self.pos.device)
-        return length, self.tables[text, places // PAGE].long() * PAGE + places % PAGE
+        return length, tables[text, places // PAGE].long() * PAGE + places % PAGE
 
 
 class PagedKV:
-    """One layer's keys and values in ``pages``; whoever made the cache says in ``cache.texts`` which are whose."""
+    """One layer's keys and values in ``pages``; whoever made the cache says in ``cache.texts`` which are whose.
 
-    def __init__(self, cache: PagedCache, pages: Pages) -> None:
-        self.cache, self.pages = cache, pages
+    ``lookback`` tokens are seen at most (None: all), and what lies before them may be gone.
+    """
+
+    def __init__(self, cache: PagedCache, pages: Pages, lookback: int | None = None) -> None:
+        self.cache, self.pages, self.lookback = cache, pages, lookback
+
+    @property
+    def where(self) -> tuple[Tensor, Tensor]:
+        """The tables of this layer's pages, and the slots of the tokens in the row."""
+        return self.cache.texts.own if self.lookback is None else self.cache.texts.windows
 
     def extend(self, k: Tensor, v: Tensor) -> None:
         """Keep k and v (1, K, N, D) of the tokens in the row."""
-        self.pages.write(k[0].transpose(0, 1), v[0].transpose(0, 1), self.cache.texts.slots)
+        self.pages.write(k[0].transpose(0, 1), v[0].transpose(0, 1), self.where[1])
 
     def attend(self, inputs: AttentionInputs, rule: config.MaskRule, flow: Flow) -> Tensor:
         """z (1, H, N, D) of queries (1, H, N, D) over what their texts have so far; ``inputs.k``, ``v`` are not read.
@@ -99,7 +116,7 @@ class PagedKV:
             case _:
                 return self._by_rule(inputs, rule, flow)
         texts, q = self.cache.texts, inputs.q[0].transpose(0, 1)
-        told = (texts.tables, texts.rows, texts.lengths, inputs.scale, window, inputs.softcap, inputs.bias)
+        told = (self.where[0], texts.rows, texts.lengths, inputs.scale, window, inputs.softcap, inputs.bias)
         return paged_attention(q, self.pages, *told).transpose(0, 1)[None]
 
     def across(self, q: Tensor, scale: float, softcap: float | None) -> Tensor:
@@ -135,9 +152,12 @@ class PagedKV:
         """What one text's tokens in the row ask for, with its keys and values (1, K, L, D) as any engine takes them."""
         texts = self.cache.texts
         first, end = texts.spans[text]
-        length, slots = texts.keys(text)
+        length, slots = texts.keys(text, self.where[0])
         k, v = (x.transpose(0, 1)[None] for x in self.pages.read(slots))
         q_pos = texts.pos[:, first:end]
+        if self.lookback is not None:  # what was given back is anything, and not a number perhaps
+            for x in (k, v):
+                x[:, :, : max(0, int(q_pos[0, 0]) + 1 - self.lookback)] = 0
         k_pos = torch.arange(length, device=q_pos.device)[None]
         mask = flow.cached(("paged", text, rule), lambda: Mask(q_pos, k_pos, True, rule))
         bias = inputs.bias
@@ -153,7 +173,8 @@ def _look(packed: PackedTape, text: int, tape: Tape, path: str, name: str, x: Te
 class PagedCache(Cache):
     """A decoder's pages: ``count`` of them for its own keys and ``source_count`` for those of its encoder's output.
 
-    Set ``texts`` before each pass. ``context`` is the greatest number of tokens of a text.
+    Set ``texts`` before each pass. ``context`` is the greatest number of tokens of a text. Layers that look back so far
+    at most have ``window_count`` pages by tables of their own (None: as all others).
     """
 
     def __init__(
@@ -163,6 +184,7 @@ class PagedCache(Cache):
         count: int,
         source_count: int = 0,
         dtype: torch.dtype = torch.float32,
+        window_count: int | None = None,
     ) -> None:
         super().__init__(cfg)
         assert isinstance(cfg.decoder, config.Stack)
@@ -171,12 +193,16 @@ class PagedCache(Cache):
         self._made: dict[object, tuple[Tensor, ...]] = {}
         blocks = [cfg.decoder.block(index) for index in range(cfg.decoder.depth)]
 
-        def layer(attention: config.Attention, pages: int) -> PagedKV:
+        def layer(attention: config.Attention, pages: int, lookback: int | None = None) -> PagedKV:
             heads = attention.kv_heads or attention.heads
-            return PagedKV(self, Pages.empty(pages, heads, config.head_dim(attention, cfg.dim), dtype))
+            pages = pages if lookback is None or window_count is None else window_count
+            return PagedKV(self, Pages.empty(pages, heads, config.head_dim(attention, cfg.dim), dtype), lookback)
 
         self.pages = [
-            (layer(block.attention, count), None if block.cross is None else layer(block.cross, source_count))
+            (
+                layer(block.attention, count, block.attention.mask.lookback),
+                None if block.cross is None else layer(block.cross, source_count),
+            )
             for block in blocks
         ]
         self.layers = self.pages  # type: ignore[assignment]
@@ -184,8 +210,8 @@ class PagedCache(Cache):
         self.dtype, self.addresses = dtype, addresses(both)
 
     @staticmethod
-    def page_bytes(cfg: config.Decoder | config.EncoderDecoder, dtype: torch.dtype) -> tuple[int, int]:
-        """Bytes of one page through all layers: of the decoder's own keys, and of its encoder's."""
+    def page_bytes(cfg: config.Decoder | config.EncoderDecoder, dtype: torch.dtype) -> tuple[int, int, int]:
+        """Bytes of one page through layers that see all, through those that look back so far, of its encoder's keys."""
         assert isinstance(cfg.decoder, config.Stack)
         blocks = [cfg.decoder.block(index) for index in range(cfg.decoder.depth)]
 
@@ -193,8 +219,9 @@ class PagedCache(Cache):
             heads = attention.kv_heads or attention.heads
             return Pages.empty(1, heads, config.head_dim(attention, cfg.dim), dtype).nbytes
 
+        own = [(size(block.attention), block.attention.mask.lookback is None) for block in blocks]
         across = (size(block.cross) for block in blocks if block.cross is not None)
-        return sum(size(block.attention) for block in blocks), sum(across)
+        return sum(one for one, far in own if far), sum(one for one, far in own if not far), sum(across)
 
     def advance(self, tokens: Tensor, pos: Tensor | None) -> Tensor:
         """The positions (1, N) of the tokens in the row."""

@@ -15,7 +15,7 @@ SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 
 GAUGES = {
     "num_requests_running": "Requests that are being computed.",
     "num_requests_waiting": "Requests that wait for their turn.",
-    "kv_cache_usage_perc": "Share of the pages of keys and values in use, 0 to 1.",
+    "kv_cache_usage_perc": "Share of the memory of keys and values in use, 0 to 1.",
 }
 COUNTERS = {
     "prompt_tokens": "Tokens of prompts that were answered.",
@@ -45,7 +45,7 @@ class Gauges(Collector):
             now = served.engine.stats()
             families["num_requests_running"].add_metric([id], now.running)
             families["num_requests_waiting"].add_metric([id], now.waiting)
-            families["kv_cache_usage_perc"].add_metric([id], now.pages_used / max(now.pages, 1))
+            families["kv_cache_usage_perc"].add_metric([id], now.used_share)
         return families.values()
 
 

@@ -48,6 +48,18 @@ def test_ragged_rows_are_torchs_attention(build: str, dtype: torch.dtype, heads:
             assert torch.allclose(y[t].float(), one[0, :, 0], rtol=bound, atol=bound), (t, window)
 
 
+@pytest.mark.parametrize("length", [512, 1024, 1025])
+def test_the_first_key_of_a_chunk_is_not_lost(build: str, length: int) -> None:
+    """Keys are cut in parts of 512: the last key alone in its part weighs most."""
+    pages, table, ((k, v),) = filled([length], 2, 16, torch.float32)
+    q = 2 * k[-1].repeat_interleave(2, 0)[None]
+    row, seen = torch.tensor([0], dtype=torch.int32), torch.tensor([length], dtype=torch.int32)
+    k, v = (one.double().transpose(0, 1)[None] for one in (k, v))
+    truth = F.scaled_dot_product_attention(q.double()[:, :, None], k, v, scale=0.3, enable_gqa=True)[:, :, 0]
+    y = paged_attention(q, pages, table, row, seen, 0.3)
+    assert torch.allclose(y.double(), truth, rtol=2e-6, atol=2e-6)
+
+
 def test_softcap_and_bias(build: str) -> None:
     pages, table, ((k, v),) = filled([50], 2, 16, torch.float32)
     q, bias = torch.randn(1, 4, 16), torch.randn(4, 8)

@@ -105,7 +105,8 @@ def paged_attention(
     for row in set(rows.tolist()):
         mine = (rows == row).nonzero().flatten()
         length = lengths[mine].long()
-        places = torch.arange(int(length.max()))
+        first = 0 if window is None else max(0, int(length.min()) - window)  # what is before may be gone
+        places = torch.arange(first, int(length.max()))
         slots = tables[row, places // PAGE].long() * PAGE + places % PAGE
         k, v = (one.float().repeat_interleave(heads // kv_heads, 1) for one in pages.read(slots))
         scores = torch.einsum("thd,khd->thk", q[mine].float(), k) * scale

@@ -55,6 +55,8 @@ typedef struct {
     long biases;
     void *room;  // as much as stack_room says
     long bf16, threads;
+    Where windows;  // of layers with windows, which may have other pages
+    const int64_t *window_slots;
 } Pass;
 
 typedef struct {
@@ -181,7 +183,8 @@ static void make_heads(const void *task, long row) {
     const Pass *p = t->pass;
     const Heads *b = &t->block->self;
     const long dim = b->dim, heads = b->heads, kv_heads = b->kv_heads, size = p->bf16 ? 2 : 4, words = dim * size / 4;
-    const long padded = (dim + 15) / 16 * 16, page = p->slots[row] / 32, place = p->slots[row] % 32;
+    const long padded = (dim + 15) / 16 * 16, slot = (b->window ? p->window_slots : p->slots)[row];
+    const long page = slot / 32, place = slot % 32;
     const char *from = at(t->room->wide, row * (heads + 2 * kv_heads) * dim, p->bf16);
     float cos[p->turned + 16], sin[p->turned + 16];
     int32_t key[dim];
@@ -216,7 +219,8 @@ static void self_attention(Task *t, const void *x, void *y) {
     const Heads *h = &t->block->self;
     products(t, h->qkv, 3, x, p->width, t->room->wide, (h->heads + 2 * h->kv_heads) * h->dim);
     run_pieces(make_heads, t, p->rows, (int)p->threads);
-    attend(t, h, t->pages->keys, t->pages->values, &p->own, p->distance_bias, y);
+    const Where *where = h->window ? &p->windows : &p->own;
+    attend(t, h, t->pages->keys, t->pages->values, where, p->distance_bias, y);
 }
 
 static void norm_queries(const void *task, long row) {

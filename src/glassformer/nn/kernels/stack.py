@@ -87,6 +87,7 @@ class _Pass(ctypes.Structure):
         *(("cos", _address), ("sin", _address), ("turned", _long), ("neighbours", _long)),
         *(("own", Where), ("source", Where), ("slots", _address), ("distance_bias", _address), ("biases", _long)),
         *(("room", _address), ("bf16", _long), ("threads", _long)),
+        *(("windows", Where), ("window_slots", _address)),
     ]
 
 
@@ -112,7 +113,8 @@ class Rows:
 
     They see the keys of their ``own`` text and, in blocks that look there, of their ``source``. ``slots`` (T,) int64
     say where each token's keys and values are put; ``bias`` is as attention over pages takes it. ``cos`` and ``sin``
-    (T, turned) turn queries and keys, pairs being ``neighbours`` or halves; None: nothing is turned.
+    (T, turned) turn queries and keys, pairs being ``neighbours`` or halves; None: nothing is turned. ``windows`` and
+    ``window_slots`` are the same as ``own`` and ``slots`` for layers with windows, where these have other pages.
     """
 
     own: Seen
@@ -122,6 +124,8 @@ class Rows:
     cos: Tensor | None = None
     sin: Tensor | None = None
     neighbours: bool = False
+    windows: Seen | None = None
+    window_slots: Tensor | None = None
 
 
 def addresses(pages: Sequence[tuple[Pages, Pages | None]]) -> Any:
@@ -144,6 +148,7 @@ def run_stack(blocks: Any, pages: Any, x: Tensor, told: Rows) -> None:
         *(told.own.where(), Where() if told.source is None else told.source.where()),
         *(told.slots.data_ptr(), _pointer(told.bias), biases),
         *(None, x.dtype == torch.bfloat16, torch.get_num_threads()),
+        *((told.windows or told.own).where(), _pointer(told.slots if told.window_slots is None else told.window_slots)),
     )
     size, build = ctypes.c_long(), path()
     function("stack_room", build)(ctypes.addressof(given), ctypes.addressof(size))

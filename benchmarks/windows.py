@@ -1,0 +1,63 @@
+"""What sliding windows save: the pages of keys and values that a long text holds at most, in an engine.
+
+    python benchmarks/windows.py [--tokens 8000] [--window 1024] [--full 6]
+
+A decoder of 12 small layers, of which each ``--full``-th sees all of the text (0: none does) and the others a window.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import torch
+
+from glassformer import config
+from glassformer.engine import Engine, Request
+from glassformer.engine.pages import PagePool
+from glassformer.generation import Sampling
+from glassformer.nn import build_model
+
+LAYERS = 12
+
+
+def watch(pool: PagePool, most: dict[PagePool, int]) -> None:
+    """Have the most pages that are in use at once written down."""
+    take = pool.take
+
+    def taking() -> int:
+        page = take()
+        most[pool] = max(most.get(pool, 0), pool.used)
+        return page
+
+    pool.take = taking  # type: ignore[method-assign]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name, default in (("tokens", 8000), ("window", 1024), ("full", 6)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    asked = parser.parse_args()
+    blocks = []
+    for layer in range(1, LAYERS + 1):
+        rule: Any = config.Causal() if asked.full and layer % asked.full == 0 else config.Window(asked.window)
+        blocks.append(config.Block(config.Attention(4, 2, mask=rule), config.GatedMLP(128)))
+    stack = config.Stack(LAYERS, tuple(blocks), config.Rotary())
+    model = build_model(config.Decoder(64, asked.tokens + 64, config.Embed(512), stack)).eval()
+    for step in (512, 128):
+        with Engine(model, max_sequences=8, step_tokens=step, lookup=False) as engine:
+            most = dict[PagePool, int]()
+            for pool, _ in engine.room.pools:
+                watch(pool, most)
+            prompt = torch.randint(512, (asked.tokens,)).tolist()
+            engine.submit(Request(prompt, max_new=32, sampling=Sampling(0), stop_tokens=())).result()
+            held = sum(most[pool] * size for pool, size in engine.room.pools)
+            whole = -(-(asked.tokens + 31) // 32) * sum(engine.room.page_bytes)
+            print(f"{step} tokens a step: {engine.room}")
+            print(
+                f"  at most {[*most.values()]} pages, {held / 2**20:.1f} MiB; without windows {whole / 2**20:.1f} MiB"
+            )
+
+
+if __name__ == "__main__":
+    main()

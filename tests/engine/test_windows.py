@@ -1,0 +1,195 @@
+"""Layers with windows hold the pages that a token to come still sees, and no answer changes by it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+
+import pytest
+import torch
+
+import glassformer
+import tiny
+from glassformer.engine import Engine, Request, Result
+from glassformer.engine.memory import Bounds, room_for
+from glassformer.engine.pages import PagePool
+from glassformer.engine.runner import PagedRunner
+from glassformer.engine.windows import Windows
+from glassformer.errors import UserError
+from glassformer.generation import Sampling, beam
+from glassformer.inspection import look
+from glassformer.inspection.edits import parse
+from glassformer.nn import kernels
+
+from .test_laws import logprobs
+
+CONTEXT = 400
+NAMES = ["starcoder2", "gemma2", "mixed"]  # all layers, some of them, windows by a rule of their own
+STEP = 7  # tokens a step; with a window of 6 to 9 tokens that is two pages of thirteen
+
+
+def model(name: str) -> glassformer.Model:
+    return tiny.model(dataclasses.replace(tiny.DECODERS[name], context=CONTEXT))
+
+
+def requests(count: int = 6) -> list[Request]:
+    """Long texts that begin alike, end in the middle of a page or not, are guessed, repeated, drawn several times."""
+    lot = random.Random(8)
+    common, found = [lot.randrange(tiny.VOCAB) for _ in range(200)], []
+    for number in range(count):
+        own = [lot.randrange(tiny.VOCAB) for _ in range(lot.randint(1, 40))]
+        read = [*common[: lot.choice([0, 64, 150, 192])], *own, *[4, 1, 4, 2] * lot.choice([0, 8])]
+        how = {"sampling": lot.choice([Sampling(0), Sampling(0.8)]), "seed": number, "max_new": lot.randint(1, 40)}
+        rest = {"prompt_logprobs": lot.choice([None, None, 0]), "n": lot.choice([1, 1, 3]), "client": lot.choice("ab")}
+        found.append(Request(read, **how, **rest))  # type: ignore[arg-type]
+    return found
+
+
+def answers(engine: Engine, wanted: list[Request]) -> list[Result]:
+    handles = [engine.submit(one) for one in wanted]
+    results = [handle.result() for handle in handles]
+    assert engine.room.pool.used == 0 == engine.stats().pages_used
+    engine.room.pool.check()
+    if engine.room.windows is not None:
+        engine.room.windows.check()
+    return results
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_bits_as_with_all_pages(name: str) -> None:
+    """Alone and with others, in small steps, with few pages, after prompts that are found again, guessed."""
+    served, wanted = model(name), requests()
+    few = name == "mixed"  # read text by text
+    wanted = wanted[:2] if few else wanted
+    with Engine(served, lookup=False, max_sequences=1, step_tokens=512) as engine:
+        assert engine.room.windows is None  # a step may be longer than the context
+        alone = [answers(engine, [one])[0] for one in wanted]
+    whole = room_for(served, None, 8, None, None, STEP)
+    assert whole.windows is not None and whole.windows.span is not None
+    bounds, (own, near) = Bounds.of(CONTEXT, 8, whole.windows.span, 8), whole.page_bytes
+    least = own * bounds.each + near * bounds.one
+    with pytest.raises(UserError, match="400 tokens needs"):
+        room_for(served, None, 8, least - 1, None, STEP)
+    seen = [0, 0, 0]
+    for settings in ({"lookup": False, "max_sequences": 3}, {"memory": least * 2}, {"memory": least})[2 * few :]:
+        with Engine(served, step_tokens=STEP, **{"max_sequences": 8, **settings}) as engine:  # type: ignore[arg-type]
+            assert engine.room.windows is not None
+            for some in (range(len(wanted)), [0], [0], [1, 0]):  # at once, and after one another: much is found
+                same(name, answers(engine, [wanted[place] for place in some]), [alone[place] for place in some])
+            stats = engine.stats()
+            now = stats.cached_tokens, stats.preempted, stats.accepted_tokens
+            seen = [a + b for a, b in zip(seen, now, strict=True)]
+    assert few or all(seen)
+
+
+def same(name: str, ours: list[Result], theirs: list[Result]) -> None:
+    bound = 2e-5 if name == "mixed" or kernels.path() == "torch" else 0.0
+    for one, other in zip(ours, theirs, strict=True):
+        assert [row.tokens for row in one.completions] == [row.tokens for row in other.completions]
+        assert max(abs(a - b) for a, b in zip(logprobs(one), logprobs(other), strict=True)) <= bound
+
+
+@pytest.mark.parametrize("name", NAMES[:2])
+def test_beams_find_what_they_find_with_all_pages(name: str) -> None:
+    served, lot = model(name), random.Random(2)
+    prompts = [[lot.randrange(8, tiny.VOCAB) for _ in range(length)] for length in (60, 90)]
+    wanted = [Request(one, beams=4, n=2, max_new=40, stop_tokens=(3,)) for one in prompts]
+    for memory in (None, room_for(served, None, 2, None, None, STEP).nbytes):
+        with Engine(served, step_tokens=STEP, max_sequences=8, memory=memory) as engine:
+            assert engine.room.windows is not None
+            handles = [engine.submit(one) for one in wanted]
+            for prompt, handle in zip(prompts, handles, strict=True):
+                handle.result()
+                (found,) = beam(served, None, [prompt], beams=4, best=2, max_new=40, eos=(3,))
+                assert [one.tokens for one in handle.hypotheses] == [one.tokens for one in found]
+            engine.room.windows.check()
+            assert engine.stats().pages_used == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_was_given_back_is_not_looked_at(name: str) -> None:
+    """Pages begin as what is no number; what is recorded is what a look at the text alone shows."""
+    served, paths = model(name), ["*.resid", "*.pattern", "*.scores", "*.z", "logits"]
+    prompt = [7, 1, 8, 2, 8, 1, 8, 2, 8, 4] * 15
+    with Engine(served, step_tokens=STEP, max_sequences=2) as engine:
+        assert isinstance(engine._runner, PagedRunner)
+        for own, _ in engine._runner.cache.pages:
+            own.pages.keys.fill_(torch.nan)
+            own.pages.values.fill_(torch.nan)
+        plain = engine.submit(Request([9] * 200, max_new=2)).result()
+        edits = ["head_off('decoder.blocks.0.attn', 1)"] if name == "gemma2" else []
+        handle = engine.submit(Request(prompt, sampling=Sampling(0), max_new=6, want=paths, edits=edits))
+        tokens = handle.result().completions[0].tokens
+    assert all(math.isfinite(one) for one in plain.completions[0].logprobs)
+    truth = look(served, None, [prompt + tokens[:-1]], *paths, edits=[parse(one) for one in edits])
+    assert truth.keys() == handle.records[0].keys()
+    for path, value in handle.records[0].items():
+        assert torch.allclose(value, truth[path], atol=1e-4), path
+
+
+def watch(pool: PagePool, most: dict[PagePool, int]) -> None:
+    """Have the most pages that are in use at once written down."""
+    take = pool.take
+
+    def taking() -> int:
+        page = take()
+        most[pool] = max(most.get(pool, 0), pool.used)
+        return page
+
+    pool.take = taking  # type: ignore[method-assign]
+
+
+def test_a_long_text_holds_its_window_and_no_more() -> None:
+    for name, every in (("starcoder2", False), ("gemma2", True)):
+        with Engine(model(name), step_tokens=STEP, max_sequences=2) as engine:
+            assert engine.room.windows is not None
+            near, most = engine.room.windows.pool, dict[PagePool, int]()
+            for pool in (near, engine.room.pool):
+                watch(pool, most)
+            engine.submit(Request([1] * 300, max_new=50, sampling=Sampling(0), stop_tokens=())).result()
+            assert most == {near: 2, engine.room.pool: 11}
+            assert len(near.users) == 2 * 2 * 3  # of two texts, wherever their windows begin, twice
+            assert (engine.room.page_bytes[0] > 0) == every
+
+
+def test_no_context_is_refused_that_could_be_served_with_all_pages() -> None:
+    """As many parts as pages while memory is short, never fewer than a text needs."""
+    for memory in range(1, 4000, 7):
+        bounds = Bounds.of(1000, 8, 100, 64)
+        pages, parts = bounds.fit(3, 5, memory)
+        assert pages * 3 + parts * 5 <= max(memory, bounds.each * 3 + bounds.one * 5)
+        if memory >= bounds.each * 8:
+            assert pages >= bounds.each and parts >= bounds.one
+        if memory >= bounds.each * 3 + bounds.one * 5:
+            assert pages >= bounds.each and parts >= bounds.one
+        assert pages <= 8 * bounds.each and parts <= bounds.all
+
+
+def test_a_window_of_one_token_and_every_place_in_a_page() -> None:
+    """``one`` is what the worst place of a step needs, no more."""
+    for span in (1, 2, 31, 32, 33, 34, 100):
+        for step in (1, 7, 32, 64):
+            worst = max(-(-(at + step) // 32) - max(0, at + 1 - span) // 32 for at in range(200))
+            assert Bounds.of(100_000, 1, span, step).one == worst, (span, step)
+
+
+def test_parts_follow_their_pages() -> None:
+    """What is known is kept when it is given back, what is not is free; a page that is taken again has none."""
+    pool = PagePool(4)
+    windows = Windows(pool, 4, 5, 3)
+    pages = [pool.take() for _ in range(3)]
+    for page in pages:
+        windows.take(page)
+    pool.know(pages[0])
+    windows.give(pages[:2])
+    windows.check()
+    assert windows.covers(pages, 12) and windows.covers(pages[:1], 4) and not windows.covers(pages[:2], 8)
+    assert windows.fits(pages[:2]) == 1 and (windows.pool.used, windows.pool.cached, windows.pool.free) == (1, 1, 1)
+    windows.share(pages[:1])
+    windows.give(pages[:1])
+    pool.give(pages[:1])
+    windows.take(pool.take())
+    windows.take(pool.take())  # the first page again, or another: its part is for somebody else
+    assert windows.pool.cached == 0 and windows.fits(pages[:1]) == (pages[0] in windows.parts)
+    windows.check()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import random
 
 import pytest
@@ -119,11 +118,9 @@ def test_what_was_given_back_is_not_looked_at(name: str) -> None:
         for own, _ in engine._runner.cache.pages:
             own.pages.keys.fill_(torch.nan)
             own.pages.values.fill_(torch.nan)
-        plain = engine.submit(Request([9] * 200, max_new=2)).result()
         edits = ["head_off('decoder.blocks.0.attn', 1)"] if name == "gemma2" else []
         handle = engine.submit(Request(prompt, sampling=Sampling(0), max_new=6, want=paths, edits=edits))
         tokens = handle.result().completions[0].tokens
-    assert all(math.isfinite(one) for one in plain.completions[0].logprobs)
     truth = look(served, None, [prompt + tokens[:-1]], *paths, edits=[parse(one) for one in edits])
     assert truth.keys() == handle.records[0].keys()
     for path, value in handle.records[0].items():

@@ -30,7 +30,7 @@ from .begin import begun
 from .continuation import Continuation, draw
 from .draft import PromptLookup
 from .draft_model import DraftModel, check_draft
-from .job import STATES, Job, Stats
+from .job import Job, Stats
 from .looking import fault, like, taken
 from .memory import Room, check_encode, check_request, room_for
 from .request import Encode, EngineClosed, Event, FinishReason, Handle, QueueFull, Request, TokenLogprob
@@ -147,11 +147,9 @@ class Engine:
     def stats(self) -> Stats:
         """A copy of the numbers as they are now."""
         with self._work:
-            pools, running = self.room.pools, len(self._begun)
-            counts = {f"pages_{name}": sum(getattr(pool, name) for pool, _ in pools) for name in STATES}
-            share = sum(pool.used * size for pool, size in pools) / sum(len(pool.users) * size for pool, size in pools)
-            now = {"running": running, "waiting": len(self._jobs) - running, "preempted": self._scheduler.preempted}
-            return replace(self._stats, **now, **counts, used_share=share)
+            running, preempted = len(self._begun), self._scheduler.preempted
+            now = replace(self._stats, running=running, waiting=len(self._jobs) - running, preempted=preempted)
+        return now.of_pages(self.room.pools)
 
     def close(self) -> None:
         """Cancel what is under way and stop; returns when the thread has ended."""

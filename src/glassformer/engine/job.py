@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from .continuation import Continuation
+from .pages import PagePool
 from .request import Handle, TokenLogprob, Usage
 from .scheduler import Text
 
@@ -37,6 +39,12 @@ class Stats:
     generated_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+
+    def of_pages(self, pools: Sequence[tuple[PagePool, int]]) -> Stats:
+        """The same with what these pools, whose pages have so many bytes, hold now."""
+        counts = {f"pages_{name}": sum(getattr(pool, name) for pool, _ in pools) for name in STATES}
+        share = sum(pool.used * size for pool, size in pools) / sum(len(pool.users) * size for pool, size in pools)
+        return replace(self, **counts, used_share=share)  # type: ignore[arg-type]
 
 
 @dataclass(eq=False)

@@ -78,13 +78,12 @@ class Engine:
         self.lookup = (lookup or draft is not None) and self.room.rewinds
         self._runner, drafter = self.room.runner(), self.room.drafter()
         self._drafts = None if drafter is None else DraftModel(drafter, self.known, step_tokens)
-        first = self.room.first
         self._scheduler = Scheduler(
             self.room.pool,
             self.room.size,
             budget=step_tokens,
             most=self.room.sequences,
-            first=first,
+            first=self.room.first,
             released=self._released,
             copy=self._runner.copy if isinstance(self._runner, PagedRunner) else None,
             windows=self.room.windows,

@@ -44,7 +44,7 @@ class Stats:
         """The same with what these pools, whose pages have so many bytes, hold now."""
         counts = {f"pages_{name}": sum(getattr(pool, name) for pool, _ in pools) for name in STATES}
         share = sum(pool.used * size for pool, size in pools) / sum(len(pool.users) * size for pool, size in pools)
-        return replace(self, **counts, used_share=share)  # type: ignore[arg-type]
+        return replace(self, **counts, used_share=share)
 
 
 @dataclass(eq=False)

@@ -42,7 +42,7 @@ test-page: $(DEV) $(NODE)
 docs: $(DEV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS) -e '.[docs]'
 	rm -rf src/glassformer/site
-	$(BIN)/python -m sphinx -W --keep-going -q -E -d out/doctrees docs src/glassformer/site
+	$(BIN)/python -m sphinx -W --keep-going -q -E -j auto -d out/doctrees docs src/glassformer/site
 
 check: $(DEV)
 	$(BIN)/ruff format --check .

@@ -100,6 +100,18 @@ def site_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "site"
 
 
+@pytest.fixture(scope="session")
+def whole_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of our own site, built as `make docs` does: minutes."""
+    pytest.importorskip("sphinx", reason="sphinx is missing: pip install 'glassformer[docs]'")
+    from site_page import DOCS, built
+
+    folder = tmp_path_factory.mktemp("whole")
+    done = built(DOCS, folder, "auto")
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder / "site"
+
+
 FLAGS = [
     "--no-sandbox",
     "--disable-dev-shm-usage",

@@ -6,7 +6,9 @@ import importlib.util
 import os
 import subprocess
 import sys
+import sysconfig
 import tarfile
+import venv
 import zipfile
 from pathlib import Path
 
@@ -112,3 +114,43 @@ def test_a_wheel_and_an_sdist_hold_what_is_needed(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(unpacked / "src")},
         check=True,
     )
+
+
+NOTEBOOK = """
+import nbclient, nbformat, sys
+from pathlib import Path
+book = nbformat.read(sys.argv[1], as_version=4)
+install = nbformat.v4.new_code_cell("%pip install -q glassformer-*.whl")
+asked = nbformat.v4.new_code_cell("import glassformer; print(glassformer.__file__)")
+book.cells = [install, asked, *book.cells]
+done = nbclient.NotebookClient(book, timeout=300, kernel_name="python3", coalesce_streams=True).execute()
+print(done.cells[1].outputs[0].text)
+nbformat.write(nbformat.v4.new_notebook(cells=done.cells[2:], metadata=done.metadata), "ran.ipynb")
+"""
+
+
+@pytest.mark.slow
+def test_a_wheel_by_itself_as_a_notebook_installs_it(tmp_path: Path) -> None:
+    """An environment without our sources, offline: a notebook's %pip line, its stored outputs, and the site's place."""
+    pytest.importorskip("hatchling")
+    from test_notebooks import NOTEBOOKS, differing, read
+
+    wheel = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(wheel, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    assert next(tmp_path.glob("*.whl")).stat().st_size < 10_000_000
+    venv.create(tmp_path / "env", with_pip=True)
+    binaries = tmp_path / "env" / "bin"
+    (own,) = (tmp_path / "env").glob("lib/python*/site-packages")
+    (own / "beside.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")  # torch and the rest, not what is editable
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    env |= {"PIP_NO_INDEX": "1", "PIP_NO_DEPS": "1", "GLASSFORMER_DATA": "/nowhere", "OMP_NUM_THREADS": "1"}
+    asked = {"cwd": tmp_path, "env": env, "capture_output": True, "text": True}
+    ran = subprocess.run([binaries / "python", "-c", NOTEBOOK, str(NOTEBOOKS[0])], **asked)  # type: ignore[call-overload]
+    assert ran.returncode == 0 and str(own) in ran.stdout, ran.stderr[-2000:]
+    found = differing(read(NOTEBOOKS[0]), read(tmp_path / "ran.ipynb"))
+    assert not found, found
+    told = subprocess.run([binaries / "glassformer", "docs", "--print"], **asked)  # type: ignore[call-overload]
+    if (ROOT / "src" / "glassformer" / "site" / "index.html").exists():
+        assert told.stdout.strip() == (own / "glassformer" / "site" / "index.html").as_uri()
+    else:
+        assert told.returncode == 2 and "make docs" in told.stderr

@@ -172,15 +172,57 @@ def test_a_page_from_disk(site_page: Path, tab: Any) -> None:
     tab.locator("#search-results li a").first.wait_for()
 
 
-@pytest.mark.slow
-def test_the_whole_site_is_for_everybody(tmp_path: Path, tab: Any) -> None:
-    """Every page, from disk: axe in four looks, nothing foreign, nothing in the console; how soon it is painted."""
-    from site_page import DOCS, built
+def test_frames_follow_the_switch(site_page: Path, tab: Any) -> None:
+    """The site's own switch reaches a live trace and a sandbox, those that are loaded later too, without a reload."""
+    tab.goto((site_page / "index.html").as_uri())
+    shade = "() => document.documentElement.dataset.theme"
+    frames = [tab.locator("figure.live iframe").first, tab.locator("iframe.sandbox").first]
+    for frame in frames:
+        frame.scroll_into_view_if_needed()
+    inside = [frame.element_handle().content_frame() for frame in frames]
+    for word in ("dark", "light"):
+        tab.evaluate("word => { document.body.dataset.theme = word; }", word)  # what furo's button does
+        for one in inside:
+            one.wait_for_function(f"({shade})() === '{word}'")
+    tab.evaluate("() => { document.body.dataset.theme = 'dark'; }")
+    late = tab.locator("figure.live iframe").last
+    late.scroll_into_view_if_needed()
+    late.element_handle().content_frame().wait_for_function(f"({shade})() === 'dark'")
 
-    done = built(DOCS, tmp_path, "auto")
-    assert done.returncode == 0, done.stderr[-3000:]
+
+FOCUSABLE = """() => [...document.querySelectorAll('a[href], button, summary, iframe, input, [tabindex="0"]')]
+  .filter(one => !one.disabled && one.type !== 'radio' && one.checkVisibility({ visibilityProperty: true }))"""
+
+
+@pytest.mark.slow
+def test_the_whole_site_by_keyboard_and_by_searching(whole_site: Path, tab: Any) -> None:
+    tab.goto((whole_site / "use" / "train.html").as_uri())
+    wanted = tab.evaluate(f"() => (window.wanted = ({FOCUSABLE})()).length")
+    reached = set()
+    for _ in range(wanted + 5):  # radio buttons and the window's own come between
+        tab.keyboard.press("Tab")
+        reached.add(tab.evaluate("() => window.wanted.indexOf(document.activeElement)"))
+    missed = tab.evaluate(
+        "at => at.map(i => window.wanted[i].outerHTML.slice(0, 200))", sorted({*range(wanted)} - reached)
+    )
+    assert wanted > 40 and not missed, missed
+    tab.goto((whole_site / "learn" / "04-attention.html").as_uri())
+    tab.locator("fieldset.depths input:checked").first.focus()
+    tab.keyboard.press("ArrowRight")
+    assert tab.locator(".depth.vectors").first.is_visible() and not tab.locator(".depth.plain").first.is_visible()
+    tab.locator("details.question > summary").first.focus()
+    tab.keyboard.press("Enter")
+    assert tab.locator("details.question").first.get_attribute("open") is not None
+    for word, page in (("rotary", "learn/03-positions"), ("LoRA", "run-file"), ("quantize", "use/quantize")):
+        tab.goto(f"{(whole_site / 'search.html').as_uri()}?q={word}")
+        tab.locator(f'#search-results li a[href*="{page}"]').first.wait_for()
+
+
+@pytest.mark.slow
+def test_the_whole_site_is_for_everybody(whole_site: Path, tab: Any) -> None:
+    """Every page, from disk: axe in four looks, nothing foreign, nothing in the console; how soon it is painted."""
     painted = {}
-    for path in sorted((tmp_path / "site").rglob("*.html")):
+    for path in sorted(whole_site.rglob("*.html")):
         if "live" in path.parts:  # the explainer's own tests look at these
             continue
         tab.set_viewport_size({"width": 1366, "height": 900})

@@ -1,15 +1,11 @@
-// The depth that a reader chose, on every page and for every idea on it; without scripts all five are shown.
-document.documentElement.classList.add("js");
+// The depth that a reader chose, on every page and for every idea on it (page.html sets it before anything is painted).
 addEventListener("DOMContentLoaded", () => {
-  const held = (() => { try { return localStorage.getItem("depth"); } catch { return null; } })();
-  const groups = [...document.querySelectorAll(".told")];
+  const root = document.documentElement;
   const choose = (depth) => {
-    for (const one of groups) {
-      for (const part of one.querySelectorAll(":scope > .depth")) part.classList.toggle("chosen", part.classList.contains(depth));
-      for (const input of one.querySelectorAll(":scope > fieldset input")) input.checked = input.value === depth;
-    }
+    root.dataset.depth = depth;
+    for (const input of document.querySelectorAll("fieldset.depths input")) input.checked = input.value === depth;
   };
-  choose(held ?? "plain");
+  choose(root.dataset.depth ?? "plain");
   addEventListener("change", (event) => {
     const input = event.target.closest?.("fieldset.depths input");
     if (!input) return;
@@ -19,7 +15,7 @@ addEventListener("DOMContentLoaded", () => {
     try { localStorage.setItem("depth", input.value); } catch { /* a page opened from disk may have no storage */ }
   });
 });
-// A sandbox tells how high it is and is told whether the page is light or dark; from disk a frame is reached in no other way.
+// A sandbox tells how high it is; frames are told whether the page is light or dark; from disk they are reached in no other way.
 addEventListener("message", ({ data, source }) => {
   const frame = [...document.querySelectorAll("iframe.sandbox")].find((one) => one.contentWindow === source);
   if (!frame || !(data?.height > 0)) return;
@@ -27,5 +23,6 @@ addEventListener("message", ({ data, source }) => {
   tell(frame);
 });
 const tell = (frame) => frame.contentWindow?.postMessage({ theme: { light: "light", dark: "dark" }[document.body.dataset.theme] ?? "system" }, "*");
-addEventListener("DOMContentLoaded", () => new MutationObserver(() => document.querySelectorAll("iframe.sandbox").forEach(tell))
+addEventListener("load", ({ target }) => target.matches?.("figure.live iframe") && tell(target), true); // each when it is there
+addEventListener("DOMContentLoaded", () => new MutationObserver(() => document.querySelectorAll("figure.live iframe").forEach(tell))
   .observe(document.body, { attributes: true, attributeFilter: ["data-theme"] }));

@@ -143,6 +143,8 @@ export const theme = signal<Theme>((remembered("theme") as Theme) ?? "system");
 const media = matchMedia("(prefers-color-scheme: dark)");
 const system = signal(media.matches);
 media.addEventListener("change", () => (system.value = media.matches));
+// In a frame on the site the page around says light or dark, at first and at every change.
+addEventListener("message", ({ data }) => ["light", "dark", "system"].includes(data?.theme) && (theme.value = data.theme));
 export const dark = signal(false);
 effect(() => {
   dark.value = theme.value === "dark" || (theme.value === "system" && system.value);

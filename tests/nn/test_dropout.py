@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from glassformer.nn.dropout import Dropout, dropout, keep_mask
+from glassformer.nn.dropout import Dropout, SomeHeads, dropout, keep_mask
 from glassformer.nn.engines import ENGINES
 from glassformer.nn.engines.inputs import AttentionInputs
 from glassformer.nn.mask import Mask
@@ -73,3 +73,31 @@ def test_attention_in_blocks_drops_as_the_readable_one_does(dtype: torch.dtype) 
     for one, other in zip(*found, strict=True):
         tolerance = 1e-5 if dtype == torch.float32 else 0.05
         torch.testing.assert_close(one, other, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("engine", ["eager", "sdpa", "cpu_blocks", "block_sparse"])
+@pytest.mark.parametrize("kv_heads", [6, 2])
+@pytest.mark.parametrize("ragged", [False, True])
+def test_some_heads_drop_what_they_drop_among_all(engine: str, kv_heads: int, ragged: bool) -> None:
+    """Halves of the heads, as the tensor axis has them: outputs and gradients are those of all, and what is drawn next."""
+    length, draw = 130 if engine == "cpu_blocks" else 40, torch.Generator().manual_seed(1)
+    pos = torch.arange(length).expand(2, -1) - torch.tensor([[0], [7 * ragged]])
+    mask = Mask(pos.clamp(min=-1), pos.clamp(min=-1), True, contiguous=not ragged)
+    counts = {"q": 6, "k": kv_heads, "v": kv_heads}
+    given = [torch.randn(2, many, length, 8, dtype=torch.float64, generator=draw) for many in counts.values()]
+
+    def found(half: int | None) -> list[torch.Tensor]:
+        cut = [x.clone() if half is None else x.chunk(2, 1)[half].clone() for x in given]
+        q, k, v = (x.requires_grad_() for x in cut)
+        heads = None if half is None else SomeHeads(3 * half, 6)
+        torch.manual_seed(5)
+        out = ENGINES[engine].run(AttentionInputs(q, k, v, mask, None, 0.4, dropout=0.3, heads=heads))
+        real = (pos >= 0)[:, None, :, None]
+        (out * real * torch.arange(length)[:, None]).sum().backward()
+        return [out.detach() * real, q.grad, k.grad, v.grad, torch.rand(1, 2)]  # type: ignore[list-item]
+
+    whole, first, second = found(None), found(0), found(1)
+    for all_heads, *parts in zip(whole[:-1], first[:-1], second[:-1], strict=True):
+        assert torch.allclose(torch.cat(parts, 1), all_heads, rtol=0, atol=1e-9)
+    assert torch.equal(first[-1], whole[-1]) and torch.equal(second[-1], whole[-1])
+    assert not torch.equal(first[0], second[0])

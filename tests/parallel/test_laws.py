@@ -53,6 +53,13 @@ def settings(folder: Path, kind: str, more: dict | None = None):
         left_out = ("decoder.depth", "evaluate_batches")
         said = {name: value for name, value in {**said, **EXAMPLES}.items() if name not in left_out}
         said["data.train"] = str(table)
+    if kind == "contrast":
+        table = folder / "pairs.tsv"
+        if not table.exists():
+            pairs = [f"{line}\t{line.split()[-1]}" for line in LINES]
+            table.write_text("\n".join(["text\tsecond", *pairs]) + "\n")
+        said = {n: value for n, value in {**said, **EXAMPLES}.items() if n not in ("decoder.depth", "evaluate_batches")}
+        said |= {"data.train": str(table), "objective": "Contrast"}
     if kind == "lora":
         said = {
             name: value for name, value in said.items() if name not in ("recipe", "decoder.depth", "data.tokenizer")
@@ -82,10 +89,10 @@ def test_two_processes_leave_the_folder_of_one(two, tmp_path, kind):
     assert sums(tmp_path / "both") == sums(tmp_path / "alone") and len(sums(tmp_path / "both")) == 2
 
 
-def test_an_adapter_and_a_classifier_too(two, tmp_path):
-    """LoRA on a base that stays, and a classifier that reads each text twice and once more pushed."""
+def test_an_adapter_a_classifier_and_what_compares_a_whole_batch_too(two, tmp_path):
+    """LoRA on a base that stays, a classifier that reads each text twice and once more pushed, pairs of texts."""
     ran(None, str(tmp_path), str(tmp_path / "base"), "schedule")
-    for kind in ("lora", "examples"):
+    for kind in ("lora", "examples", "contrast"):
         alone = ran(None, str(tmp_path), str(tmp_path / f"{kind}-1"), kind)
         one, other = two.call(ran, folder=str(tmp_path), out=str(tmp_path / f"{kind}-2"), kind=kind)
         assert one == other == alone, kind

@@ -86,6 +86,31 @@ def test_every_family(two, four, scene, double):
     near(four, scene, double, 4)
 
 
+def dropped(mesh, names):
+    """The largest differences of logits and gradients while a tenth of patterns and of the stream are dropped."""
+    group, found = Mesh(Parallel(data=1, tensor=mesh.size), mesh.rank).group("tensor"), {}
+    for name in names:
+        cfg = EVERY[name]
+        cfg = replace(cfg, **{n: replace(stack, dropout=0.1) for n, stack in c.stacks(cfg).items()})
+        one, shared = (build_model(cfg, seed=1, dtype=torch.float64) for _ in range(2))
+        cuts = tensor.split_model(shared, group)
+        given, kept = row(cfg, "packed", LENGTHS[1])
+        torch.manual_seed(4)
+        wanted, grads = result(one, given, kept, 0.1, 1)
+        torch.manual_seed(4)
+        logits, parts = result(shared, given, kept, 0.1, 1)
+        grads = {path: cuts[path].of(g) if path in cuts else g for path, g in grads.items()}
+        found[name] = [float((logits - wanted).abs().max() / wanted.abs().max()), worst(parts, grads)]
+    return found
+
+
+def test_each_head_drops_what_it_drops_on_one_process(two):
+    """Causal blocks, groups, capped scores, biases, across: each by its engine."""
+    names = ["gpt2", "llama", "gemma2", "t5", "alibi", "vaswani"]
+    for answer in two.call(dropped, names=names):
+        assert len(answer) == len(names) and not {n: far for n, far in answer.items() if not max(far) < 1e-12}, answer
+
+
 def test_every_config_type_is_in_the_table_or_declared_whole():
     whole = [kind for kinds in tensor.WHOLE.values() for kind in kinds]
     assert len(whole) == len(set(whole)) and not set(whole) & tensor.TABLE.keys()

@@ -15,6 +15,7 @@ from .. import config
 from ..errors import need
 from .build import build, builds
 from .cache import KV, CrossKV
+from .dropout import SomeHeads
 from .engines import Engine, attend
 from .engines.eager import eager_attention
 from .engines.inputs import AttentionInputs
@@ -39,6 +40,7 @@ class Attention(TracedModule):
         self.head_dim = config.head_dim(cfg, dim)
         self.scale = self.head_dim**-0.5 if cfg.scale is None else cfg.scale
         self.softcap, self.mask, self.causal, self.dropout, self.cross = cfg.softcap, cfg.mask, causal, dropout, cross
+        self.some_heads: SomeHeads | None = None  # which ones, where other processes have the others
         self.joined = () if cross else ("q", "k", "v")  # of one and the same x
         self.q = linear(dim, self.heads * self.head_dim, cfg.bias)
         self.k = linear(dim, self.kv_heads * self.head_dim, cfg.bias)
@@ -114,6 +116,7 @@ class Attention(TracedModule):
         if position is not None and not isinstance(flow.engine, Engine):  # one from outside asks the scheme itself
             bias = mask.bias(position)  # T5, ALiBi: once for all layers
         inputs = AttentionInputs(q, k, v, mask, bias, self.scale, self.softcap, dropout, position=position)
+        inputs = inputs._replace(heads=self.some_heads)
         if flow.watches(self, "scores", "pattern"):
             alone = not isinstance(flow.engine, Engine)
             need(alone, "Attention patterns lie on several processes here; look at them with one process.")

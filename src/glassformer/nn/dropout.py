@@ -5,7 +5,8 @@ On a CPU PyTorch draws a whole random number for each, which in a small model ta
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,15 +15,34 @@ from torch.nn import functional as F
 STEPS = 1 << 16  # in which a rate is counted
 
 
-def keep_mask(x: Tensor, rate: float) -> Tensor:
-    """Booleans in the shape of ``x``, false for a share of ``rate``; drawn from its device's own generator."""
+class SomeHeads(NamedTuple):
+    """The heads from ``first`` on, of ``many``: the others are other processes', and each process draws for all."""
+
+    first: int
+    many: int
+
+    def drawn(self, x: Tensor, draw: Callable[[Tensor], Tensor]) -> Tensor:
+        """What ``draw`` gives for all heads, in those of x (B, H, ..)."""
+        whole = draw(x.new_empty(()).expand(x.shape[0], self.many, *x.shape[2:]))
+        return whole.narrow(1, self.first, x.shape[1])
+
+
+def keep_mask(x: Tensor, rate: float, heads: SomeHeads | None = None) -> Tensor:
+    """Booleans in the shape of ``x``, false for a share of ``rate``; drawn from its device's own generator.
+
+    ``heads`` says which ones x (B, H, ..) are, where they are not all.
+    """
+    if heads is not None:
+        return heads.drawn(x, lambda whole: keep_mask(whole, rate))
     # all of int64, so that each of its four int16 is uniform from -STEPS / 2 on: hence the shifted threshold
     bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64, device=x.device).random_(-(2**63), None)
     return bits.view(torch.int16)[: x.numel()].view(x.shape) >= round(rate * STEPS) - STEPS // 2
 
 
-def dropout(x: Tensor, rate: float) -> Tensor:
-    """``x`` with a share of ``rate`` set to 0 and the rest divided by 1 - rate."""
+def dropout(x: Tensor, rate: float, heads: SomeHeads | None = None) -> Tensor:
+    """``x`` with a share of ``rate`` set to 0 and the rest divided by 1 - rate; ``heads`` as for ``keep_mask``."""
+    if heads is not None:
+        return x * keep_mask(x, rate, heads) / (1 - rate)
     if x.device.type != "cpu" or torch.compiler.is_compiling():
         return F.dropout(x, rate)
     dropped: Tensor = _Dropout.apply(x, rate)  # type: ignore[no-untyped-call]

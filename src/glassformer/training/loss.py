@@ -23,6 +23,7 @@ from ..nn.build import compiled
 from ..nn.packing import Packing
 from ..nn.prepacked import replaced
 from .batches import Batch, piece_borders
+from .pieces import Pieces
 
 ONE_SHOT = 1 << 26
 """Logits up to this many (128 MiB in bf16) are held at once; beyond, in pieces of this size.
@@ -134,9 +135,7 @@ def gradients(
     device = next(model.parameters()).device
     parts = [piece.to(device) for piece in split(batch, pieces)]
     if objective.all_pieces is not None and len(parts) > 1:
-        if draws is not None:
-            draws(0)
-        losses = [objective.all_pieces(model, parts, smoothing)]
+        losses = objective.all_pieces(model, Pieces(parts, draws), smoothing)
     else:
         losses = []
         for number, part in enumerate(parts):

@@ -110,9 +110,6 @@ def check(how: Train, model: config.Model, mesh: Mesh) -> None:
     need(len(inner) < 2, both)
     for axis in inner:
         ring.check(model) if axis == "context" else CHECKS[axis](model, mesh.extent(axis))
-    name = type(how.objective).__name__
-    whole = f"The objective {name} compares all texts of a batch, so its rows cannot be shared out"
-    need(how.objective.all_pieces is None, f"{whole}; train on one process, with train.accumulate.")
 
 
 def layout_of(plan: RunPlan, how: Train, mesh: Mesh, dtype: str) -> Layout:

@@ -24,6 +24,7 @@ from ..parallel.ring import Ring
 from ..parallel.shard import begin_round, in_shards
 from .batches import Batch, Batches, next_pieces
 from .loss import Loss, Sums, backward, sums
+from .pieces import Pieces
 
 
 def shared_gradients(
@@ -44,19 +45,63 @@ def shared_gradients(
         present = torch.stack([full[rank] for rank in mesh.neighbours(*ROWS)]).sum(0).tolist()
         few = f"A batch came to fewer than {mesh.rows} rows, one for each process; raise train.batch."
         need(present[0] == mesh.rows, few)
-    losses = []
+
+    def begin(place: int) -> None:
+        if draws is not None:  # other columns of a piece draw other numbers
+            draws(mine[place] + settings.accumulate * mesh.index("context"))
+
+    pieces = SharedPieces(parts, begin, model, present, mesh)
+    losses: list[Loss] = []
     with columns(model, mesh) as cut:
-        for number, (part, there) in enumerate(zip(parts, present, strict=True)):
-            if draws is not None:  # other columns of a piece draw other numbers
-                draws(mine[number] + settings.accumulate * mesh.index("context"))
-            if in_shards(model):
-                begin_round(model, number == 0, there)
-            if len(part.tokens):
-                losses.append(backward(model, cut(part), objective, settings.label_smoothing))
-            elif there:  # the others need this process to gather the weights; what it finds counts for nothing
-                backward(model, cut(parts[0]), objective, settings.label_smoothing, weight=0.0)
+        if objective.all_pieces is not None:
+            losses = objective.all_pieces(model, pieces, settings.label_smoothing)
+        else:
+            for part, counts in pieces.read(backward=True):
+                loss = backward(model, cut(part), objective, settings.label_smoothing, weight=float(counts))
+                losses += [loss] * counts
     add_columns(model, mesh)
     return sums(in_order(losses, mesh))
+
+
+class SharedPieces(Pieces):
+    """Those of this process; in each round of pieces so many processes are ``present`` with one."""
+
+    def __init__(
+        self,
+        batches: Sequence[Batch],
+        draws: Callable[[int], None],
+        model: Any,
+        present: Sequence[int],
+        mesh: Mesh,
+    ) -> None:
+        super().__init__(batches, draws)
+        self.model, self.present, self.mesh = model, present, mesh
+
+    def read(self, backward: bool = False) -> Iterator[tuple[Batch, bool]]:
+        """Where this process has no piece and others have, its first one, which does not count."""
+        for place, (batch, there) in enumerate(zip(self.batches, self.present, strict=True)):
+            self.begin(place, batch.tokens.device)
+            if backward and in_shards(self.model):
+                begin_round(self.model, place == 0, there)
+            counts = len(batch.tokens) > 0
+            if there:
+                yield batch if counts else self.batches[0], counts
+
+    def gather(self, vectors: Sequence[Tensor]) -> list[Tensor]:
+        """Of each round what the processes found, in the order of their rows."""
+        from safetensors.torch import load, save
+
+        content = save({f"{place:06}": found.cpu().contiguous() for place, found in enumerate(vectors)})
+        every = [load(part) for part in self.mesh.gather_bytes(content)]
+        shares = [every[rank] for rank in self.mesh.neighbours(*ROWS)]
+        return [share[place].to(self.mesh.device) for place in sorted(shares[0]) for share in shares]
+
+    def own(self, every: Sequence[Tensor]) -> list[Tensor]:
+        return list(every[self.mesh.row :: self.mesh.rows])
+
+    @property
+    def has_first(self) -> bool:
+        return self.mesh.row == 0
 
 
 @contextlib.contextmanager
@@ -128,7 +173,7 @@ def _packed(losses: Sequence[Loss]) -> bytes:
         named = {"sum": loss.sum, "aux": loss.aux, "predictions": loss.predictions, "labels": loss.labels}
         named |= {f"metrics.{name}": metric for name, metric in loss.metrics.items()}
         named["counts"] = torch.tensor([int(loss.count), int(loss.tokens)])
-        tensors |= {f"{number}.{name}": x.detach().cpu().contiguous() for name, x in named.items() if x is not None}
+        tensors |= {f"{number}.{name}": x.detach().cpu().clone() for name, x in named.items() if x is not None}
     return save(tensors)
 
 

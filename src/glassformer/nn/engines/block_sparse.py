@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from ..dropout import keep_mask
+from ..dropout import SomeHeads, keep_mask
 from ..mask import Mask
 from .block_mask import MASKED, BlockMask, Tile, block_masks
 from .inputs import AttentionInputs
@@ -31,7 +31,7 @@ QKV: TypeAlias = tuple[Tensor, Tensor, Tensor]
 
 def block_sparse_attention(inputs: AttentionInputs) -> Tensor:
     """Time and memory by the blocks that the mask leaves -> (B, H, T, D), zero where a query is padding; no bias."""
-    call = Call(inputs.scale, inputs.softcap, inputs.dropout)
+    call = Call(inputs.scale, inputs.softcap, inputs.dropout, heads=inputs.q.shape[1], some=inputs.heads)
     made = block_masks(inputs.mask)
     out: Tensor = _BlockSparse.apply(inputs.q, inputs.k, inputs.v, made, call)  # type: ignore[no-untyped-call]
     return out
@@ -91,6 +91,7 @@ class Call:
     dropout: float
     position: Any = None
     heads: int = 1  # of q
+    some: SomeHeads | None = None  # which ones these are, where they are not all
     keep: list[Tensor] = field(default_factory=list)
     dposition: list[Tensor] = field(default_factory=list)
 
@@ -124,6 +125,16 @@ class Call:
         """What the position scheme is made of."""
         return [] if self.position is None else [p for p in self.position.parameters() if p.requires_grad]
 
+    def drawn(self, pattern: Tensor, head: int) -> Tensor:
+        """What is kept of a head's pattern; for the heads that are not here numbers are drawn all the same."""
+        first, many = self.some or (0, self.heads)
+        for _ in range(first if head == 0 else 0):
+            keep_mask(pattern, self.dropout)
+        kept = keep_mask(pattern, self.dropout)
+        for _ in range(many - first - self.heads if head == self.heads - 1 else 0):
+            keep_mask(pattern, self.dropout)
+        return kept
+
     def dropped(self, x: Tensor, keep: Tensor) -> Tensor:
         """``x`` with 0 where ``keep`` is false, the rest divided by 1 - dropout."""
         return x.mul(keep).mul_(1 / (1 - self.dropout))
@@ -146,7 +157,7 @@ class Call:
                     row_lse = scores.amax(-1, keepdim=True) - pattern.amax(-1, keepdim=True).log()
                     lse[head].index_copy_(0, tile.q_blocks, row_lse)
                 if self.dropout:
-                    self.keep.append(keep_mask(pattern, self.dropout))
+                    self.keep.append(self.drawn(pattern, head % self.heads))
                     pattern = self.dropped(pattern, self.keep[-1])
                 out[head].index_copy_(0, tile.q_blocks, _in_fp32(torch.bmm(pattern.to(v.dtype), v_tile)))
         return queries.from_blocks(out), queries.from_blocks(lse) if with_lse else lse

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..dropout import keep_mask
+from ..dropout import SomeHeads, keep_mask
 from .inputs import AttentionInputs
 
 BLOCK = 128
@@ -25,7 +25,7 @@ def blocks_attention(inputs: AttentionInputs) -> Tensor:
     k, v = (x.repeat_interleave(group, dim=1) for x in (inputs.k, inputs.v))
     masked = None if mask.fast_path else ~mask.dense()
     out: Tensor = _Blocks.apply(  # type: ignore[no-untyped-call]
-        inputs.q, k, v, masked, mask.fast_path == "causal", inputs.scale, inputs.dropout
+        inputs.q, k, v, masked, mask.fast_path == "causal", inputs.scale, inputs.dropout, inputs.heads
     )
     return out
 
@@ -51,7 +51,15 @@ class _Blocks(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, masked: Tensor | None, causal: bool, scale: float, dropout: float
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        masked: Tensor | None,
+        causal: bool,
+        scale: float,
+        dropout: float,
+        heads: SomeHeads | None,
     ) -> Tensor:
         shape, kv_shape = q.shape, k.shape
         q, k, v = (x.reshape(-1, *x.shape[2:]) for x in (q, k, v))  # (B * H, T or S, D)
@@ -69,7 +77,8 @@ class _Blocks(torch.autograd.Function):
             pattern = scores.softmax(dim=-1)  # adds up in fp32 inside
             patterns.append(pattern)
             if dropout:
-                keep.append(keep_mask(pattern, dropout))
+                by_head = pattern.view(*shape[:2], *pattern.shape[1:])
+                keep.append(keep_mask(by_head, dropout, heads).reshape(pattern.shape))
                 pattern = (pattern * keep[-1]).mul_(rescale)
             out[:, start:end] = torch.bmm(pattern, v[:, :seen])
         ctx.save_for_backward(q, k, v, *patterns, *keep)
@@ -93,7 +102,7 @@ class _Blocks(torch.autograd.Function):
             dq[:, start:end] = torch.bmm(dscores, k[:, :seen])
             dk[:, :seen] += torch.bmm(dscores.mT, q[:, start:end])
         dq, dk = dq.mul_(ctx.scale), dk.mul_(ctx.scale)
-        return dq.view(ctx.shape), dk.view(ctx.kv_shape), dv.view(ctx.kv_shape), None, None, None, None
+        return dq.view(ctx.shape), dk.view(ctx.kv_shape), dv.view(ctx.kv_shape), None, None, None, None, None
 
 
 def _query_blocks(queries: int, keys: int, causal: bool, size: int) -> Iterator[tuple[int, int, int]]:

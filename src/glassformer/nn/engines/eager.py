@@ -11,7 +11,7 @@ from .inputs import AttentionInputs, fold_groups
 
 def eager_attention(inputs: AttentionInputs) -> Tensor:
     """Attention as the paper writes it (Vaswani et al. 2017, section 3.2.1) -> (B, H, T, D)."""
-    q, k, v, mask, bias, scale, softcap, dropout, look, _ = inputs
+    q, k, v, mask, bias, scale, softcap, dropout, look, _, heads = inputs
     kv_heads = k.shape[1]
     scores = (fold_groups(q, kv_heads) @ k.transpose(-1, -2)).view(*q.shape[:3], -1) * scale  # (B, H, T, S)
     if softcap is not None:
@@ -20,5 +20,5 @@ def eager_attention(inputs: AttentionInputs) -> Tensor:
         scores = scores + bias
     scores = look("scores", scores.masked_fill(~mask.dense(), float("-inf")))
     pattern = look("pattern", scores.softmax(-1, torch.promote_types(scores.dtype, torch.float32)).to(v.dtype))
-    kept = drop(pattern, dropout) if dropout > 0 else pattern
+    kept = drop(pattern, dropout, heads) if dropout > 0 else pattern
     return (fold_groups(kept, kv_heads) @ v).view(*q.shape[:3], -1)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..dropout import SomeHeads
 from ..mask import Mask
 
 Look = Callable[[str, Tensor], Tensor]
@@ -35,6 +36,7 @@ class AttentionInputs(NamedTuple):
     dropout: float = 0.0  # share of the attention pattern set to 0
     look: Look = unwatched  # given "scores" and "pattern" (B, H, T, S), by the eager engine alone
     position: Any = None  # the scheme whose ``bias(mask)`` that is: for an engine that asks for some pairs at a time
+    heads: SomeHeads | None = None  # which ones those of q are, where other processes have others: what dropout draws
 
     @property
     def group_size(self) -> int:

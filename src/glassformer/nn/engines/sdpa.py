@@ -17,12 +17,14 @@ saves."""
 
 def sdpa_attention(inputs: AttentionInputs) -> Tensor:
     """``F.scaled_dot_product_attention`` -> (B, H, T, D); it cannot cap scores."""
-    q, k, v, mask, bias, scale, _, dropout, *_ = inputs
+    q, k, v, mask, bias, scale, _, dropout, _, _, heads = inputs
     group, queries = inputs.group_size, q.shape[2]
     fast = mask.fast_path if bias is None else None
     dense = None
     if fast is None:
         dense = mask.dense() if bias is None else bias.to(q.dtype).masked_fill(~mask.dense(), float("-inf"))
+    if heads is not None and dropout > 0:
+        return _with_draws_of_all(inputs, dense)
     if group > 1 and (fast == "full" or (fast is None and queries <= FOLD_UP_TO)):
         # (B, H, T, D) -> (B, K, H / K * T, D): the queries of a group of heads become queries of its one key-value head
         if dense is not None:
@@ -37,3 +39,16 @@ def sdpa_attention(inputs: AttentionInputs) -> Tensor:
     return F.scaled_dot_product_attention(
         q, k, v, attn_mask=dense, dropout_p=dropout, is_causal=fast == "causal", scale=scale, enable_gqa=group > 1
     )
+
+
+def _with_draws_of_all(inputs: AttentionInputs, dense: Tensor | None) -> Tensor:
+    """As PyTorch computes where it drops on a CPU, written out: its kernel cannot be given a part of what is drawn."""
+    assert inputs.heads is not None
+    k, v = (x.repeat_interleave(inputs.group_size, 1) for x in (inputs.k, inputs.v))
+    scores = inputs.q @ k.mT * inputs.scale
+    if dense is None and inputs.mask.fast_path == "causal":
+        dense = inputs.mask.dense()
+    if dense is not None:
+        scores = scores.masked_fill(~dense, float("-inf")) if dense.dtype == torch.bool else scores + dense
+    kept = inputs.heads.drawn(scores, lambda whole: torch.empty_like(whole).bernoulli_(1 - inputs.dropout))
+    return (scores.softmax(-1) * kept / (1 - inputs.dropout)) @ v

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...config import Decoder, Encoder, Model
@@ -18,6 +17,7 @@ from ...errors import above_zero
 from .common import ENCODER_SPECIALS, with_pool
 
 if TYPE_CHECKING:
+    from ..pieces import Pieces
     from .common import Batch, Fit, Framing, Item, Layout, Loss, Tensor
 
 
@@ -82,38 +82,39 @@ class Contrast(Objective):
         accuracy = (scores.argmax(-1) == right).float().mean()
         return Loss((forth + back) / 2, len(scores), metrics={"accuracy": accuracy})
 
-    def all_pieces(self, model: Any, pieces: Sequence[Batch], smoothing: float = 0.0) -> Loss:
+    def all_pieces(self, model: Any, pieces: Pieces, smoothing: float = 0.0) -> list[Loss]:
         """The loss of all pieces as of one batch, its gradients left in ``.grad``; no more than one piece is held.
 
-        All are read for their vectors, then each once more for its gradients (Gao et al. 2021, gradient cache).
+        All are read for their vectors, then each once more for its gradients (Gao et al. 2021, gradient cache). The
+        first piece's loss has the sum of all.
         """
         import torch
 
-        from ..loss import aux_loss, forward, tokens_in
+        from ..loss import Loss, aux_loss, forward, tokens_in
 
-        device = next(model.parameters()).device
-        dropout = torch.cuda.default_generators[device.index] if device.type == "cuda" else torch.default_generator
-        drawn, vectors = [], []
-        for piece in pieces:
-            drawn.append(dropout.get_state())
-            vectors.append(forward(model, piece).pooled.detach())  # type: ignore[union-attr]
-        end = dropout.get_state()
+        def pooled(piece: Batch, counts: bool) -> Tensor:
+            vectors = forward(model, piece).pooled
+            assert vectors is not None
+            return vectors.detach() if counts else vectors.detach()[:0]
+
+        vectors = pieces.gather([pooled(*piece) for piece in pieces.read()])
         leaf = torch.cat(vectors).requires_grad_()
-        loss = self.of_vectors(leaf, smoothing)
-        loss.sum.backward()  # type: ignore[no-untyped-call]
+        whole = self.of_vectors(leaf, smoothing)
+        whole.sum.backward()  # type: ignore[no-untyped-call]
         assert leaf.grad is not None
-        aux, metrics = torch.zeros((), device=device), dict[str, Any]()
-        grads = torch.split(leaf.grad, [len(some) for some in vectors])
-        for piece, state, grad in zip(pieces, drawn, grads, strict=True):
-            dropout.set_state(state)  # the same zeros again
+        grads, found = pieces.own(torch.split(leaf.grad, [len(some) for some in vectors])), []
+        for (piece, counts), grad in zip(pieces.read(backward=True), grads, strict=True):
             output = forward(model, piece)
-            added, share = aux_loss(output), len(grad) / len(leaf)
-            total = (output.pooled * grad).sum()  # type: ignore[operator]
+            assert output.pooled is not None
+            total = (output.pooled * (grad if counts else 0)).sum()
+            added, pairs = aux_loss(output), len(grad) // 2
             if added is not None:
-                total, aux = total + added * share * loss.count, aux + added.detach() * share
-            total.backward()  # type: ignore[no-untyped-call]
-            metrics = {n: metrics.get(n, 0) + metric.detach() * share for n, metric in output.metrics.items()}
-        dropout.set_state(end)
-        tokens = sum(map(tokens_in, pieces))
-        metrics |= loss.metrics
-        return dataclasses.replace(loss, sum=loss.sum.detach(), aux=aux, tokens=tokens, metrics=metrics)
+                total = total + added * pairs
+            total.backward()
+            if counts:
+                first = pieces.has_first and not found
+                aux = None if added is None else added.detach()
+                metrics = {name: metric.detach() for name, metric in output.metrics.items()} | whole.metrics
+                loss = whole.sum.detach() if first else torch.zeros_like(whole.sum)
+                found.append(Loss(loss, pairs, aux, tokens_in(piece), metrics))
+        return found

@@ -1,0 +1,57 @@
+"""The pieces of one batch for a loss over all of it, which reads each of them twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from .batches import Batch
+
+
+class Pieces:
+    """The ``batches`` of a step that lie here, each read as often as is asked, always with the same draws.
+
+    ``draws`` starts the random generators for the piece of that place; None: they run on from one to the next.
+    """
+
+    def __init__(self, batches: Sequence[Batch], draws: Callable[[int], None] | None = None) -> None:
+        self.batches, self.draws = list(batches), draws
+        self._states: dict[int, Tensor] = {}
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def read(self, backward: bool = False) -> Iterator[tuple[Batch, bool]]:
+        """Each piece, and whether it counts; ``backward``: gradients are taken of it before the next is asked for.
+
+        One that does not count is read for the sake of others, who wait for this process's weights.
+        """
+        for place, batch in enumerate(self.batches):
+            self.begin(place, batch.tokens.device)
+            yield batch, True
+
+    def begin(self, place: int, device: torch.device) -> None:
+        """Start the generators for a piece."""
+        if self.draws is not None:
+            self.draws(place)
+            return
+        dropout = torch.cuda.default_generators[device.index] if device.type == "cuda" else torch.default_generator
+        if place in self._states:
+            dropout.set_state(self._states[place])
+        else:
+            self._states[place] = dropout.get_state()
+
+    def gather(self, vectors: Sequence[Tensor]) -> list[Tensor]:
+        """What was found of each piece here, as that of all pieces of the batch, in their order."""
+        return list(vectors)
+
+    def own(self, every: Sequence[Tensor]) -> list[Tensor]:
+        """Of one thing for each piece of the batch, those for the pieces here."""
+        return list(every)
+
+    @property
+    def has_first(self) -> bool:
+        """Whether the batch's first piece is here."""
+        return True

@@ -1,0 +1,21 @@
+"""Pieces that are read twice draw the same each time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from glassformer.training.batches import Batch
+from glassformer.training.pieces import Pieces
+
+
+@pytest.mark.parametrize("by_piece", [True, False])
+def test_a_piece_draws_the_same_each_time_and_another_something_else(by_piece: bool) -> None:
+    torch.manual_seed(3)
+    stream = torch.rand(4)
+    torch.manual_seed(3)
+    batches = [Batch(torch.full((1, 2), n), torch.zeros(1, 2)) for n in range(3)]
+    pieces = Pieces(batches, (lambda place: torch.manual_seed(10 + place)) if by_piece else None)
+    first, again = (torch.cat([torch.rand(1) for _ in pieces.read(backward=b)]) for b in (False, True))
+    assert torch.equal(first, again) and len(set(first.tolist())) == 3
+    assert by_piece or torch.equal(torch.cat((first, torch.rand(1))), stream)

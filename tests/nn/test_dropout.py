@@ -79,7 +79,7 @@ def test_attention_in_blocks_drops_as_the_readable_one_does(dtype: torch.dtype) 
 @pytest.mark.parametrize("kv_heads", [6, 2])
 @pytest.mark.parametrize("ragged", [False, True])
 def test_some_heads_drop_what_they_drop_among_all(engine: str, kv_heads: int, ragged: bool) -> None:
-    """Halves of the heads, as the tensor axis has them: outputs and gradients are those of all, and what is drawn next."""
+    """Halves of the heads, as the tensor axis has them: outputs, gradients and what is drawn next are those of all."""
     length, draw = 130 if engine == "cpu_blocks" else 40, torch.Generator().manual_seed(1)
     pos = torch.arange(length).expand(2, -1) - torch.tensor([[0], [7 * ragged]])
     mask = Mask(pos.clamp(min=-1), pos.clamp(min=-1), True, contiguous=not ragged)

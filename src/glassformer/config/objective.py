@@ -55,8 +55,8 @@ class Objective:
     regularizers: ClassVar[tuple[str, ...]] = ()
     """Settings that change how it is learned and not what."""
     all_pieces: ClassVar[Callable[..., Any] | None] = None
-    """For a loss over a whole batch: ``all_pieces(model, pieces, smoothing)`` leaves its gradients in ``.grad`` and gives
-    a ``Loss`` for each of ``training.pieces.Pieces`` that lies here."""
+    """For a loss over a whole batch: ``all_pieces(model, pieces, smoothing)`` leaves its gradients in ``.grad`` and
+    gives a ``Loss`` for each of ``training.pieces.Pieces`` that lies here."""
 
     def check(self, model: Model, tokenizer: Any = None, *, examples: bool, tune: Tune | None = None) -> None:
         """UserError where the model's shape, its tokenizer, the kind of data or what is trained does not fit."""

@@ -17,13 +17,13 @@ saves."""
 
 def sdpa_attention(inputs: AttentionInputs) -> Tensor:
     """``F.scaled_dot_product_attention`` -> (B, H, T, D); it cannot cap scores."""
-    q, k, v, mask, bias, scale, _, dropout, _, _, heads = inputs
+    q, k, v, mask, bias, scale, _, dropout, *_ = inputs
     group, queries = inputs.group_size, q.shape[2]
     fast = mask.fast_path if bias is None else None
     dense = None
     if fast is None:
         dense = mask.dense() if bias is None else bias.to(q.dtype).masked_fill(~mask.dense(), float("-inf"))
-    if heads is not None and dropout > 0:
+    if inputs.heads is not None and dropout > 0:
         return _with_draws_of_all(inputs, dense)
     if group > 1 and (fast == "full" or (fast is None and queries <= FOLD_UP_TO)):
         # (B, H, T, D) -> (B, K, H / K * T, D): the queries of a group of heads become queries of its one key-value head

@@ -102,7 +102,8 @@ class Contrast(Objective):
         whole = self.of_vectors(leaf, smoothing)
         whole.sum.backward()  # type: ignore[no-untyped-call]
         assert leaf.grad is not None
-        grads, found = pieces.own(torch.split(leaf.grad, [len(some) for some in vectors])), []
+        grads = pieces.own(torch.split(leaf.grad, [len(some) for some in vectors]))
+        found: list[Loss] = []
         for (piece, counts), grad in zip(pieces.read(backward=True), grads, strict=True):
             output = forward(model, piece)
             assert output.pooled is not None
@@ -110,7 +111,7 @@ class Contrast(Objective):
             added, pairs = aux_loss(output), len(grad) // 2
             if added is not None:
                 total = total + added * pairs
-            total.backward()
+            total.backward()  # type: ignore[no-untyped-call]
             if counts:
                 first = pieces.has_first and not found
                 aux = None if added is None else added.detach()

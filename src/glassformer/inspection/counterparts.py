@@ -52,8 +52,9 @@ def with_engine(model: Model, name: str) -> Model:
     return view
 
 
-def engines_of(model: Model, given: Documents, names: Sequence[str]) -> dict[str, Counter[str]]:
-    """By the name that is asked for: how many attentions each engine would compute while the model reads."""
+def engines_of(model: Model, given: Documents, names: Sequence[str], packed: bool = False) -> dict[str, Counter[str]]:
+    """By the name that is asked for: how many attentions each engine would compute while the model reads, ``packed`` or
+    each text alone."""
     found = {name: Counter[str]() for name in names}
 
     def ask(attention: Any, given: tuple[Any, ...]) -> None:
@@ -68,7 +69,7 @@ def engines_of(model: Model, given: Documents, names: Sequence[str]) -> dict[str
 
     handles = [part.register_forward_pre_hook(ask) for part in model.modules() if isinstance(part, Attention)]
     try:
-        Reader(model).alone(given)
+        (Reader(model).packed if packed else Reader(model).alone)(given)
     finally:
         for handle in handles:
             handle.remove()

@@ -27,6 +27,7 @@ NEEDS = {
     "block_sparse": "it knows no bias of positions",
     "cpu_blocks": "it knows no bias of positions and caps no scores",
     "prefill": "it computes causal prompts in bfloat16 on a CPU, without bias or cap",
+    "varlen": "it computes packed texts under a full, causal or window rule, without bias or cap",
     "flex": "it knows no bias of positions",
     "sdpa": "it caps no scores",
 }
@@ -142,9 +143,11 @@ class Ways:
         def make(name: str) -> Way:
             view, note = counterparts.with_engine(self.model, name), ""
             if name != "auto":
+                short = Documents([self.given.tokens[0][:2]], self.given.sources and [self.given.sources[0][:2]])
                 if not counts:
-                    short = Documents([self.given.tokens[0][:2]], self.given.sources and [self.given.sources[0][:2]])
                     counts.update(counterparts.engines_of(readable, short, names))
+                if name == "varlen":  # of packed texts alone, whose borders it asks for
+                    counts.update(counterparts.engines_of(view, short, [name], packed=True))
                 found = counts[name]
                 others = ", ".join(f"{count} by {other}" for other, count in found.items() if other != name)
                 if not found[name]:

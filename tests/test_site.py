@@ -110,7 +110,10 @@ def test_a_page_that_fails_does_not_build(tmp_path: Path, cell: str, said: str) 
 
 
 GOLDEN = {
-    "01-tokens": ["2028, 7257, 1495, 690, 387, 4037, 1534", "28,996", "30,522", "50,257", "32,100", "49,152", "32,011"],
+    "01-tokens": [
+        "2028, 7257, 1495, 690, 387, 4037, 1534",
+        *("28,996", "30,522", "50,257", "32,100", "49,152", "32,011", "100,277", "151,657"),
+    ],
     "04-attention": ["7.389", "2.718", "11.107", "0.665", "0.245", "0.090"],
     "09-efficient": [
         *("8,030,261,248", "70,553,706,496", "405,853,388,800", "14,336", "28,672", "53,248", "128,256", "500,000"),
@@ -147,6 +150,59 @@ PARTS = {
 def test_a_page_of_the_road_is_whole(name: str) -> None:
     text = (DOCS / "learn" / name).read_text(encoding="utf-8")
     assert [part for part, form in PARTS.items() if not re.search(form, text, re.MULTILINE)] == []
+
+
+EXAMPLES = {
+    "01-tokens": ("This raw text will be tokenized", "English and CAPITALIZATION", "two tabs:\\t\\t", "12.0*50=600"),
+    "02-before": ("Bank has lot of money", "That river bank is very beautiful", "newborn", "| 2016 |"),
+    "03-positions": (*("[0.8, -1.8, 0.6, -0.5]", "[-1.6, 1.3, -1.9, 0.4]", "[-0.3, 0.7, -1.4, -0.9]"), "[7, 768]", "ALiBi"),
+    "04-attention": (
+        *("The animal didn't cross the street because it was too tired", "The keys to the cabinet are on the table"),
+        *("The chicken didn't cross the road because it was too tired", "The chicken didn't cross the road because it was too wide"),
+        "I walked along the pond, and noticed one of the trees along the bank",
+        *("The cat sat on the mat because it was tired", "The dog chased the ball", "I want to visit Rome, the capital city of Italy"),
+        *("LLM #s are cool .", "[-0.8706, 1.2082, -0.3282, -0.1205]", "\"Cat\": [0.2, 0.9, -0.1, 0.05]"),
+    ),
+    "05-block": ("T1 = LN(X)", "T2 = MHA(T1)", "T3 = T2 + X", "T4 = LN(T3)", "T5 = FFN(T4)", "H = T5 + T3", "Geva"),
+    "06-shapes": ("LLM #s are cool .", "[CLS]", "vaswani/base", "llama/3-8b"),
+    "07-decoding": ("Neural networks are a class of models loosely inspired by biological", "The Shawshank"),
+    "08-training": ("CoLA", "translation", "summary"),
+    "09-efficient": ("strided(4)", "fixed(4, 1)", "1.5e-4", "8e-5"),
+}
+"""What the course shows, letter by letter, on the page where it belongs."""
+
+
+@pytest.mark.parametrize("page", EXAMPLES)
+def test_the_examples_of_the_course(page: str) -> None:
+    text = (DOCS / "learn" / f"{page}.md").read_text(encoding="utf-8")
+    assert [example for example in EXAMPLES[page] if example not in text] == []
+
+
+EXPLAINED = {
+    **dict.fromkeys(("training", "weights", "loss", "nats", "bits a byte", "seed", "WordPiece", "Unigram"), 1),
+    **dict.fromkeys(("dot product", "cosine", "recurrent network", "state", "gates", "encoder", "decoder", "gradient", "tanh", "gain"), 2),
+    **dict.fromkeys(("one-hot", "ALiBi"), 3),
+    **dict.fromkeys(("stream", "learning rate", "warm-up"), 5),
+    **dict.fromkeys(("entropy", "beam search", "prefill"), 7),
+}
+"""Words and the page that explains each, in italics."""
+
+
+def test_no_word_comes_before_it_is_explained() -> None:
+    depth = re.compile(r"(?s)^::::\{depths\}.*?^::::$|^```.*?^```", re.MULTILINE)  # their reader chose them; code is code
+    for word, page in EXPLAINED.items():
+        texts = [(DOCS / "learn" / name).read_text(encoding="utf-8") for name in LEARN[:page]]
+        assert re.search(rf"(?i)\*{word}\*", texts[-1]), f"page {page} does not explain {word}"
+        for number, text in enumerate(texts[:-1], 1):
+            assert not re.search(rf"(?i)(?<![\w-]){word}\b", depth.sub("", text)), f"{word} stands on page {number}"
+
+
+def test_an_exercise_stands_on_its_page() -> None:
+    from glassformer.learn.exercise import catalogue
+
+    for one in catalogue():
+        text = (DOCS / "learn" / LEARN[int(one.road) - 1]).read_text(encoding="utf-8")
+        assert f"`glassformer learn start {one.name}`" in text, f"{one.name} is of page {one.road}"
 
 
 def test_the_road_has_twelve_pages_and_every_sandbox() -> None:

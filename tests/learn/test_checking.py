@@ -99,6 +99,8 @@ SLIPS = [
     ("beam-search", "key=lambda one: -one[0])", "key=lambda one: one[0])", "the texts of", ""),
     ("kv-cache", "self.filled = end\n        return", "return", "the keys after", ""),
     ("kv-cache", "return self.k[:, :end], self.v[:, :end]", "return k, v", "the keys after 6 places has the shape", ""),
+    ("kv-cache", "return self.k[:, :end], self.v[:, :end]", "return self.k[:, :end].clone(), self.v[:, :end].clone()", "200 made extend lay all keys anew", "torch.cat"),
+    ("kv-cache", "room = max(64, 2 * end)", "room = end", "200 made extend lay all keys anew", "torch.cat"),
     ("masking", " & ~special", "", "the targets[0, ", ""),
     ("masking", "chosen & (fate < 0.8)", "chosen", "what is shown[", "between 0.8 and 0.9"),
     ("masking", "torch.where(chosen, tokens, -1)", "tokens", "the targets[0, ", "-1"),
@@ -351,10 +353,15 @@ def rotate(x, places, theta):
     "kv-cache": """
 import torch
 class Cache:
-    kept = None
+    room, filled = None, 0
     def extend(self, k, v):
-        self.kept = (k, v) if self.kept is None else (torch.cat((self.kept[0], k), 1), torch.cat((self.kept[1], v), 1))
-        return self.kept
+        both, end = torch.stack((k, v)), self.filled + k.shape[1]
+        if self.room is None:
+            self.room = both[:, :, :0]
+        if end > self.room.shape[2]:
+            self.room = torch.cat((self.room, both.new_zeros(2, len(k), max(256, end), k.shape[2])), 2)
+        self.room[:, :, self.filled : end], self.filled = both, end
+        return tuple(self.room[:, :, :end])
 """,
     "word2vec-loss": """
 import torch

@@ -76,7 +76,7 @@ def check(theirs: Any, report: Report) -> None:
     def same(what: str, beams: int, right: list[tuple[float, list[int]]]) -> None:
         given = theirs.beam_search(after, beams, length)
         shaped = isinstance(given, list) and all(isinstance(one, tuple) and len(one) == 2 for one in given)
-        report.true(shaped, "beam_search gives back a list of pairs (score, tokens).")
+        report.true(shaped, "beam_search gives back a list of tuples (score, tokens).")
         slips = {
             "the score: log-probabilities, not logits: log_softmax first": [t for _, t in keep(beams, False)],
             "the choice: all candidates of all beams compete; yours keeps the best of each": [

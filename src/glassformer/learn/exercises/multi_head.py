@@ -18,7 +18,7 @@ from typing import Any
 from glassformer.learn import models
 from glassformer.learn.report import Report
 
-ROAD = 4.3
+ROAD = 5.1
 HINTS = (
     "q[:, 0:d] is head 0, q[:, d:2 * d] is head 1, where d = C / heads.",
     "q.chunk(heads, dim=-1) cuts the last dimension into heads pieces.",

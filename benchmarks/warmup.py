@@ -78,13 +78,24 @@ def main() -> None:
             lines = [list(losses(place, asked.depth, rate, warmup, seed, asked.steps)) for seed in range(asked.seeds)]
             ends = [sum(line[-20:]) / 20 for line in lines]
             print(f"{place}-norm, rate {rate:g}, warm-up {warmup}:", *(f"{end:.3f}" for end in ends), flush=True)
-            curve = [[round(sum(line[at - 20 : at]) / 20, 4) for at in range(20, asked.steps + 1, 20)] for line in lines]
+            curve = [
+                [round(sum(line[at - 20 : at]) / 20, 4) for at in range(20, asked.steps + 1, 20)] for line in lines
+            ]
             told = {"place": place, "rate": rate, "warmup": warmup, "ends": [round(end, 4) for end in ends]}
             runs.append(told | {"every": 20, "curves": curve})
     if asked.write:
-        given = "".join(f" --{name} {value}" for name, value in (("seeds", asked.seeds), ("steps", asked.steps), ("depth", asked.depth)))
-        kept = {"command": f"python benchmarks/warmup.py --write{given}", "date": str(date.today()), "machine": platform.processor() or platform.machine()}
-        KEPT.write_text(json.dumps(kept | {"depth": asked.depth, "steps": asked.steps, "runs": runs}) + "\n", encoding="utf-8")
+        given = "".join(
+            f" --{name} {value}"
+            for name, value in (("seeds", asked.seeds), ("steps", asked.steps), ("depth", asked.depth))
+        )
+        kept = {
+            "command": f"python benchmarks/warmup.py --write{given}",
+            "date": str(date.today()),
+            "machine": platform.processor() or platform.machine(),
+        }
+        KEPT.write_text(
+            json.dumps(kept | {"depth": asked.depth, "steps": asked.steps, "runs": runs}) + "\n", encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

@@ -155,13 +155,24 @@ def test_a_page_of_the_road_is_whole(name: str) -> None:
 EXAMPLES = {
     "01-tokens": ("This raw text will be tokenized", "English and CAPITALIZATION", "two tabs:\\t\\t", "12.0*50=600"),
     "02-before": ("Bank has lot of money", "That river bank is very beautiful", "newborn", "| 2016 |"),
-    "03-positions": (*("[0.8, -1.8, 0.6, -0.5]", "[-1.6, 1.3, -1.9, 0.4]", "[-0.3, 0.7, -1.4, -0.9]"), "[7, 768]", "ALiBi"),
+    "03-positions": (
+        *("[0.8, -1.8, 0.6, -0.5]", "[-1.6, 1.3, -1.9, 0.4]", "[-0.3, 0.7, -1.4, -0.9]"),
+        "[7, 768]",
+        "ALiBi",
+    ),
     "04-attention": (
         *("The animal didn't cross the street because it was too tired", "The keys to the cabinet are on the table"),
-        *("The chicken didn't cross the road because it was too tired", "The chicken didn't cross the road because it was too wide"),
+        *(
+            "The chicken didn't cross the road because it was too tired",
+            "The chicken didn't cross the road because it was too wide",
+        ),
         "I walked along the pond, and noticed one of the trees along the bank",
-        *("The cat sat on the mat because it was tired", "The dog chased the ball", "I want to visit Rome, the capital city of Italy"),
-        *("LLM #s are cool .", "[-0.8706, 1.2082, -0.3282, -0.1205]", "\"Cat\": [0.2, 0.9, -0.1, 0.05]"),
+        *(
+            "The cat sat on the mat because it was tired",
+            "The dog chased the ball",
+            "I want to visit Rome, the capital city of Italy",
+        ),
+        *("LLM #s are cool .", "[-0.8706, 1.2082, -0.3282, -0.1205]", '"Cat": [0.2, 0.9, -0.1, 0.05]'),
     ),
     "05-block": ("T1 = LN(X)", "T2 = MHA(T1)", "T3 = T2 + X", "T4 = LN(T3)", "T5 = FFN(T4)", "H = T5 + T3", "Geva"),
     "06-shapes": ("LLM #s are cool .", "[CLS]", "vaswani/base", "llama/3-8b"),
@@ -180,7 +191,21 @@ def test_the_examples_of_the_course(page: str) -> None:
 
 EXPLAINED = {
     **dict.fromkeys(("training", "weights", "loss", "nats", "bits a byte", "seed", "WordPiece", "Unigram"), 1),
-    **dict.fromkeys(("dot product", "cosine", "recurrent network", "state", "gates", "encoder", "decoder", "gradient", "tanh", "gain"), 2),
+    **dict.fromkeys(
+        (
+            "dot product",
+            "cosine",
+            "recurrent network",
+            "state",
+            "gates",
+            "encoder",
+            "decoder",
+            "gradient",
+            "tanh",
+            "gain",
+        ),
+        2,
+    ),
     **dict.fromkeys(("one-hot", "ALiBi"), 3),
     **dict.fromkeys(("stream", "learning rate", "warm-up"), 5),
     **dict.fromkeys(("entropy", "beam search", "prefill"), 7),
@@ -189,7 +214,9 @@ EXPLAINED = {
 
 
 def test_no_word_comes_before_it_is_explained() -> None:
-    depth = re.compile(r"(?s)^::::\{depths\}.*?^::::$|^```.*?^```", re.MULTILINE)  # their reader chose them; code is code
+    depth = re.compile(
+        r"(?s)^::::\{depths\}.*?^::::$|^```.*?^```", re.MULTILINE
+    )  # their reader chose them; code is code
     for word, page in EXPLAINED.items():
         texts = [(DOCS / "learn" / name).read_text(encoding="utf-8") for name in LEARN[:page]]
         assert re.search(rf"(?i)\*{word}\*", texts[-1]), f"page {page} does not explain {word}"

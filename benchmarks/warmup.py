@@ -67,9 +67,9 @@ def main() -> None:
     words = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     words.add_argument("--write", action="store_true")
     words.add_argument("--seeds", type=int, default=5)
-    words.add_argument("--steps", type=int, default=600)
+    words.add_argument("--steps", type=int, default=400)
     words.add_argument("--depth", type=int, default=6)
-    words.add_argument("--rates", type=float, nargs="+", default=[3e-4, 1e-3, 3e-3])
+    words.add_argument("--rates", type=float, nargs="+", default=[1e-3, 3e-3])
     asked = words.parse_args()
     torch.set_num_threads(1)
     runs = []
@@ -88,6 +88,7 @@ def main() -> None:
             f" --{name} {value}"
             for name, value in (("seeds", asked.seeds), ("steps", asked.steps), ("depth", asked.depth))
         )
+        given += " --rates " + " ".join(map(str, asked.rates))
         kept = {
             "command": f"python benchmarks/warmup.py --write{given}",
             "date": str(date.today()),

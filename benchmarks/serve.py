@@ -93,12 +93,12 @@ def start(model: str | None, bits: int | None) -> tuple[subprocess.Popen[str], s
 def make(folder: Path, depth: int, words: str) -> None:
     """The same random weights in the layouts that the servers read."""
     import glassformer
-    from glassformer import tokenizer
     from glassformer.checkpoints import gguf
     from glassformer.nn import build_model
     from glassformer.recipes import llama
+    from glassformer.tokenizer import pretrained
 
-    model, words_of = build_model(llama.llama2(2048, depth, 32, 4, 5632), seed=0).bfloat16(), tokenizer.find(words)
+    model, words_of = build_model(llama.llama2(2048, depth, 32, 4, 5632), seed=0).bfloat16(), pretrained.find(words)
     glassformer.save(model, folder / "model", words_of)
     for kind in ("BF16", "Q8_0", "Q4_0"):
         gguf.save(model, folder / f"{kind}.gguf", kind, words_of)

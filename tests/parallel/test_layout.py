@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 import tiny
 from glassformer.config.parallel import Parallel
@@ -12,6 +17,7 @@ from glassformer.nn import build_model
 from glassformer.parallel.layout import TABLES, Layout, pieces_for
 from glassformer.parallel.mesh import Mesh
 from glassformer.parallel.shard import shard
+from many import Processes
 
 
 def test_pieces_are_a_multiple_of_the_processes_that_share_rows():
@@ -23,7 +29,8 @@ def test_a_shard_is_a_share_of_everything_and_one_process_receives_nothing():
     found = cost(tiny.DECODERS["llama"], 2)
     alone, four = (Layout(found, Parallel().of(n), 8, muon=True) for n in (1, 4))
     assert sum(alone.groups) == sum(four.groups) == found.total and len(alone.groups) == 3
-    assert alone.memory == found.train() and alone.traffic == 0 < four.traffic
+    logits = found.batch * found.context * found.model.embed.vocab * 4
+    assert alone.memory == found.train() + logits and alone.traffic == 0 < four.traffic
     assert four.to_dict()["parameters"] == -(-found.total // 4)
     copies = Layout(found, Parallel(data=1, replicate=4), 8)
     assert copies.traffic == 2 * 2 * found.total * 4  # two rounds, a sum there and back
@@ -68,3 +75,16 @@ def test_traffic_of_the_inner_axes():
     expert = Layout(found, Parallel(data=1, expert=2), 4)
     others = found.total - sum(size for name, (_, size) in found.sizes.items() if TABLES.search(name))
     assert expert.traffic == 2 * (4 * blocks * mixture.top_k * stream // 2) + 2 * 2 * others * 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["data 2", "replicate 2", "context 2", "tensor 2", "expert 2"])
+def test_memory_is_what_processes_take(tmp_path, name):
+    """Of 25 M parameters, by benchmarks/scale.py: within a fifth."""
+    spec: Any = importlib.util.spec_from_file_location("scale", Path(__file__).parents[2] / "benchmarks" / "scale.py")
+    scale: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(scale)
+    pool = Processes(2)
+    for answer in pool.call(scale.memory, name=name, folder=str(tmp_path)):
+        assert answer["measured"] == pytest.approx(answer["formula"], rel=0.2)
+    pool.close()

@@ -16,6 +16,10 @@ from ..config.parallel import AXES, Parallel
 from ..cost import FP32, TRAIN, Cost, gibibytes
 
 HALF = 2  # bytes a number in bf16
+LOGITS = 1 << 26  # that a loss holds at once (training/loss.py)
+BASE = 330 << 20
+"""Bytes that Python, PyTorch and the code of its kernels take by themselves after a first step on a CPU, as measured;
+about 100 MiB of them are files, which processes of one machine share."""
 TABLES = re.compile(r"\.ffn\.(gate|up|down)(_bias)?$")
 """The weights of a mixture's experts, which the expert axis shares out."""
 
@@ -71,12 +75,21 @@ class Layout:
 
     @property
     def memory(self) -> int:
-        """Bytes a process: its shard, the gathered rest and two blocks with the gradient of one, the activations."""
+        """Bytes a process on a CPU, beside ``BASE``: its shard, the activations, and what comes and goes.
+
+        That is the logits or, in the backward pass, copies of a block: its weights and their gradient; the next one's
+        as they are gathered, by FSDP2 and once more by gloo; what this one and the one before send of their gradients,
+        and what arrives of them. A single process is in shards too once there are others along any axis.
+        """
         *blocks, rest = self.groups
         width = HALF if self.dtype == "bf16" else FP32
-        gathered = (2 * rest + 3 * max(blocks, default=0)) * width
-        held = -(-self.numbers * TRAIN // self.shards)
-        return held + (gathered if self.shards > 1 else 0) + self.part.activations(self.dtype) // self.parallel.context
+        tokens = self.cost.batch * -(-self.cost.context // self.parallel.context)
+        logits = min(tokens * self.part.model.embed.vocab, LOGITS) * (width if self.parallel.tensor == 1 else 3 * FP32)
+        held = -(-self.numbers * TRAIN // self.shards) + self.part.activations(self.dtype) // self.parallel.context
+        if self.parallel.size(*AXES) == 1:
+            return held + logits
+        coming = max(max(blocks, default=0) * (5 * width + 2 * FP32), rest * (width + FP32))
+        return held + 2 * rest * width + max(logits, coming)
 
     @property
     def traffic(self) -> int:
@@ -124,7 +137,7 @@ class Layout:
             ("processes", f"{self.parallel.size(*AXES)}: {' x '.join(said) or 'alone'}"),
             ("parameters a process keeps", f"{self.kept:,} of {self.cost.total:,}"),
             ("pieces of a step a process", f"{own} of {self.pieces}, {self.cost.batch:,} rows each at most"),
-            (f"memory a process, {self.dtype}", gibibytes(self.memory)),
+            (f"memory a process, {self.dtype}, beside {BASE >> 20} MiB of Python and PyTorch", gibibytes(self.memory)),
             (f"received a step and process, {self.dtype}", gibibytes(self.traffic)),
         ]
 

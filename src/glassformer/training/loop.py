@@ -137,7 +137,7 @@ def train(
     objective = objective or Causal()
     state = state or State(model, Optimizer(model, settings.optimizer), batches)
     if next(model.parameters()).device.type == "cpu":
-        keep_freed_memory()
+        keep_freed_memory(several=not state.mesh.alone)
     first = None
     if execution is None:
         execution = choose_execution(model, first := next(batches), objective, settings)

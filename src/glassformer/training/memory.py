@@ -12,20 +12,27 @@ import resource
 import sys
 from pathlib import Path
 
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # mallopt(3)
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4  # mallopt(3)
+LARGE = 1 << 20  # bytes of a block that a training on several processes gives back
 
 
 @functools.cache
-def keep_freed_memory() -> bool:
+def keep_freed_memory(several: bool = False) -> bool:
     """Let the allocator keep what is freed for the next step; whether it could be told to.
 
     glibc otherwise gives every big block back to the system at once, and each step pays for it again, page by page.
     What the process holds at its peak stays the same; it only holds it until it ends.
+
+    Not so on ``several`` processes, where blocks of weights come and go all the time. A block is aligned by asking for
+    more than it keeps, so it never fits where one of its size was freed: with 25 M parameters on two processes half of
+    the heap were such holes (docs/scale.md). There what is ``LARGE`` goes back.
     """
     if platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt
-    return bool(mallopt(M_MMAP_MAX, 0) and mallopt(M_TRIM_THRESHOLD, 2**31 - 1))
+    told = [(M_TRIM_THRESHOLD, 2**31 - 1), (M_MMAP_MAX, 1 << 16 if several else 0)]  # 1 << 16 is glibc's own
+    told += [(M_MMAP_THRESHOLD, LARGE)] if several else []
+    return sum(bool(mallopt(*setting)) for setting in told) == len(told)
 
 
 def reset_peak_memory() -> None:

@@ -26,6 +26,8 @@ from .batches import Batch, Batches, next_pieces
 from .loss import Loss, Sums, backward, sums
 from .pieces import Pieces
 
+AT_ONCE = 1 << 22  # numbers of gradients that are copied out to be added up
+
 
 def shared_gradients(
     model: Any,
@@ -130,11 +132,15 @@ def add_columns(model: Any, mesh: Mesh) -> None:
     if group is None:
         return
     grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    parts = [grad.to_local() if hasattr(grad, "to_local") else grad for grad in grads]
-    with mesh.watched():
-        whole = torch.split(summed(torch.cat([part.reshape(-1) for part in parts]), group), [p.numel() for p in parts])
-    for part, found in zip(parts, whole, strict=True):
-        part.copy_(found.view_as(part))
+    left = [grad.to_local() if hasattr(grad, "to_local") else grad for grad in grads]
+    while left:
+        parts, size = [left.pop()], 0
+        while left and (size := size + parts[-1].numel()) + left[-1].numel() <= AT_ONCE:
+            parts.append(left.pop())
+        with mesh.watched():
+            whole = summed(torch.cat([part.reshape(-1) for part in parts]), group)
+        for part, found in zip(parts, torch.split(whole, [p.numel() for p in parts]), strict=True):
+            part.copy_(found.view_as(part))
 
 
 def in_order(losses: Sequence[Loss], mesh: Mesh) -> list[Loss]:

@@ -11,10 +11,11 @@ import pytest
 import torch
 
 import glassformer
+import served
 from glassformer import inspection
 from glassformer.inspection import edits
 
-from .conftest import Server, events
+from .conftest import Server, events, started
 from .test_bad_input import refused
 
 INSPECT, TEXT, CHAT = "/v1/inspect", "/v1/completions", "/v1/chat/completions"
@@ -173,6 +174,91 @@ def test_an_encoder_too(server: Server, others: dict[str, Path]) -> None:
     torch.testing.assert_close(torch.tensor(one["values"]), own, atol=1e-6, rtol=1e-5)
 
 
+def of_look(told: dict[str, Any], own: Any, positions: list[int] | None = None) -> None:
+    """Values over HTTP equal a look in process; only those of the text's own tokens are cut."""
+    assert list(own) and {*told} == {*own}
+    for path, value in own.items():
+        source = path.startswith(("encoder.", "source_embed.")) or path.endswith((".cross.k", ".cross.v"))
+        rows = value[0] if source or positions is None else value[0][..., positions, :]
+        assert told[path]["positions"] == (None if source else positions)
+        torch.testing.assert_close(torch.tensor(told[path]["values"]), rows, atol=1e-6, rtol=1e-5)
+
+
+def test_an_encoder_decoder_and_its_source(server: Server, others: dict[str, Path]) -> None:
+    """Encoder, decoder and what looks from one to the other; after an edit too, and in a translation."""
+    model, tokenizer = opened(others["translator"])
+    names = ["*.cross.pattern", "encoder.blocks.0.*", "decoder.blocks.1.resid", "*.cross.k", "logits"]
+    asked = {"model": "translator", "source": "the cat sat", "prompt": "dog", "inspect": [*names, "lens", "top_tokens"]}
+    for more in ({}, {"positions": [-1]}, {"edits": ["head_off('decoder.blocks.0.cross', 1)"]}):
+        told = server.post(INSPECT, {**asked, **more}).json()
+        ids, source = told["tokens"], told["source"]["tokens"]
+        changes = [edits.parse(one) for one in more.get("edits", ())]
+        own = glassformer.look(model, tokenizer, "dog", *names, source="the cat sat", edits=changes)
+        of_look(told["values"], own, [len(ids) - 1] if "positions" in more else None)
+        assert torch.tensor(told["values"]["decoder.blocks.0.cross.pattern"]["values"]).shape[-1] == len(source)
+        how = {"source": source, "edits": changes, "positions": [-1] if "positions" in more else None}
+        mine = inspection.logit_lens(model, tokenizer, ids, **how)  # type: ignore[arg-type]
+        assert told["lens"]["top"] == mine.top
+        likely = inspection.predictions(model, tokenizer, ids, 5, source=source, edits=changes)
+        assert told["top_tokens"][-1]["next"][0]["token"] == likely[-1]["next"][0]["token"]
+
+
+def test_translations_with_a_look_inside(server: Server, others: dict[str, Path]) -> None:
+    """Each that is found, at the tokens that were read for it; the search and others beside it find what they found."""
+    model, _ = opened(others["translator"])
+    asked = {"model": "translator", "input": ["the cat sat", "a dog"], "best": 2, "beams": 3, "max_new": 6}
+    plain = server.post("/v1/translate", asked).json()["data"]
+    look = {**asked, "inspect": ["*.cross.pattern", "*.resid"]}
+
+    async def together() -> list[httpx.Response]:
+        async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
+            return await asyncio.gather(*(client.post("/v1/translate", json=one) for one in (look, asked, look, asked)))
+
+    watched, *beside = [answer.json()["data"] for answer in asyncio.run(together())]
+    assert beside[0] == beside[2] == plain
+    for answer, before in zip(watched, plain, strict=True):
+        for one, other in zip(answer["best"], before["best"], strict=True):
+            seen = one.pop("inspect")
+            assert one == other and seen["tokens"][-len(one["tokens"][:-1]) :] == one["tokens"][:-1]
+            source = seen["source"]["tokens"]
+            of_look(seen["values"], glassformer.look(model, None, seen["tokens"], *look["inspect"], source=source))
+    assert "not edited" in refused(server.post("/v1/translate", {**look, "edits": ["scale('logits', 2.0)"]}))
+    assert "inspect is missing" in refused(server.post("/v1/translate", {**asked, "positions": [0]}))
+
+
+def test_a_recurrent_model(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """By a pass of its own, alone and in completions, whole and as streams; edits of a completion are refused."""
+    home = tmp_path_factory.mktemp("recurrent")
+    served.saved("gru", home / "gru")
+    model, tokenizer = opened(home / "gru")
+    names = ["decoder.cells.*.state", "logits"]
+    with started(home, str(home / "gru"), "--dtype", "float32") as server:
+        told = server.post(INSPECT, {"prompt": "the cat", "inspect": [*names, "top_tokens"], "positions": [-1]}).json()
+        ids = told["tokens"]
+        of_look(told["values"], glassformer.look(model, None, ids, *names), [len(ids) - 1])
+        asked = {"prompt": "the cat", "max_tokens": 5, "seed": 2, "ignore_eos": True}
+        (plain,) = server.post(TEXT, asked).json()["choices"]
+        look = {**asked, "inspect": [*names, "top_tokens"]}
+        (one,) = server.post(TEXT, look).json()["choices"]
+        assert one["text"] == plain["text"] and len(one["inspect"]["tokens"]) == len(ids) + 4
+        read = one["inspect"]["tokens"]
+        own = glassformer.look(model, None, read, *names)
+        of_look(one["inspect"]["values"], own, [*range(len(read))])
+        parts = [chunk["choices"][0]["inspect"] for chunk in events(server.post(TEXT, {**look, "stream": True}))]
+        assert [token for part in parts for token in part["tokens"]] == read
+        for part in parts:
+            rows = [*range(part["start"], part["start"] + len(part["tokens"]))]
+            if rows:
+                of_look(part["values"], own, rows)
+                assert [row["position"] for row in part["top_tokens"]] == rows
+        assert "Edits of a completion" in refused(server.post(TEXT, {**look, "edits": ["scale('logits', 2.0)"]}))
+        assert "No value" in refused(server.post(TEXT, {**asked, "inspect": ["*.pattern"]}))
+        lens = server.post(INSPECT, {"prompt": "the cat", "inspect": ["lens"]}).json()["lens"]
+        assert lens["top"] == inspection.logit_lens(model, tokenizer, ids).top and lens["notes"]
+        (some,) = server.post(TEXT, {**asked, "inspect": ["lens"], "positions": "new"}).json()["choices"]
+        assert some["inspect"]["lens"]["positions"] == [*range(len(ids) - 1, len(ids) + 4)]
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [
@@ -187,7 +273,9 @@ def test_an_encoder_too(server: Server, others: dict[str, Path]) -> None:
         ({"inspect": ["lens"], "prompt": ["a", "b"]}, "One text"),
         ({"inspect": ["lens"], "prompt": ""}, "empty"),
         ({"inspect": ["lens"], "top": 0}, "top"),
-        ({"inspect": ["lens"], "model": "translator"}, "not over HTTP"),
+        ({"inspect": ["lens"], "model": "translator"}, "two texts"),
+        ({"inspect": ["lens"], "model": "translator", "source": ["a", "b"]}, "One text"),
+        ({"inspect": ["lens"], "source": "a"}, "Only an encoder-decoder"),
     ],
 )
 def test_bad_input_is_a_sentence(server: Server, body: dict[str, Any], said: str) -> None:

@@ -204,6 +204,22 @@ def test_c20_the_drain_is_bounded(chat_model: Path, tmp_path: Path) -> None:
         assert one.process.wait(20) == 0 and time.monotonic() - begun < 15
 
 
+def test_c20_a_second_sigterm_does_not_wait(chat_model: Path, tmp_path: Path) -> None:
+    """The first drains; the second ends at once, says so, and still ends with 0."""
+    words = (str(chat_model), "--use", FAULTS, "--drain", "60")
+    with started(tmp_path, *words) as one, socket.create_connection(address(one)) as held:
+        held.sendall(raw(LONG))
+        time.sleep(0.5)
+        one.process.send_signal(signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            one.process.wait(1.5)
+        assert "second signal" not in one.log.read_text()
+        begun = time.monotonic()
+        one.process.send_signal(signal.SIGTERM)
+        assert one.process.wait(20) == 0 and time.monotonic() - begun < 10
+        assert one.log.read_text().count("A second signal: ended at once") == 1
+
+
 @pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="reads Linux's table of sockets")
 def test_c25_no_port_but_its_own(faulty: Server) -> None:
     process = Path(f"/proc/{faulty.process.pid}")

@@ -1,8 +1,8 @@
 """POST /v1/inspect, and ``"inspect": [...]`` on a completion: what the served weights compute for a text.
 
 Decoders with attention are looked into by the engine, in the steps in which the text is read and continued: what its
-pages hold is not computed again, and nobody else's answer changes by a bit. Other models make a pass of their own on
-the same weights, in a thread, one at a time. A wish is
+pages hold is not computed again, and nobody else's answer changes by a bit. Other models (encoders, encoder-decoders,
+recurrent ones) make a pass of their own on the same weights, in a thread, one at a time. A wish is
 
     lens             what each depth would say (the logit lens) at the positions
     top_tokens       for each token its log-probability and the likeliest tokens after it
@@ -65,6 +65,7 @@ class Inspection(TypedDict):
     tokens: list[int]
     pieces: list[str]
     edits: list[str]
+    source: NotRequired[dict[str, Any]]
     values: NotRequired[dict[str, Value]]
     lens: NotRequired[dict[str, Any]]
     top_tokens: NotRequired[list[dict[str, Any]]]
@@ -74,16 +75,22 @@ async def inspect(
     http: HttpRequest, served: ServedModel, asked: InspectRequest, followers: Followers, client: str
 ) -> Inspection:
     """Answer one request."""
-    refuse(served.translates, "Encoder-decoders are inspected by `glassformer look`, not over HTTP yet.", "model")
-    texts = listed(asked.prompt)
+    texts, source = listed(asked.prompt), None
     refuse(len(texts) != 1, "One text is inspected at a time; give one prompt.", "prompt")
-    if served.continues or isinstance(served.config, config.Decoder):
+    pair = isinstance(served.config, config.EncoderDecoder)
+    refuse(not pair and asked.source is not None, "Only an encoder-decoder has a source; leave it out.", "source")
+    if pair:
+        said = 'An encoder-decoder reads two texts; give what its encoder reads as "source".'
+        refuse(asked.source is None, said, "source")
+        source = await _read_by_pair(served, asked.source, False, "source")
+        ids = await _read_by_pair(served, texts[0], True, "prompt")
+    elif served.continues or isinstance(served.config, config.Decoder):
         (ids,) = await prompts(served, texts)
     else:
         ids = await _read_by_encoder(served, texts[0])
     if not paged(served):
         http.state.tally.model, http.state.tally.prompt = served.id, len(ids)
-        return await unless_gone(http, alone(partial(inspected, served, ids, asked)))
+        return await unless_gone(http, alone(partial(inspected, served, ids, asked, source)))
     asked = asked.model_copy(update={"positions": _positions(asked.positions, len(ids))})
     request = watched(served, asked, Request(ids, max_new=0, client=client))
     handles = await unless_gone(http, followers.submitted(served, [request]))
@@ -101,12 +108,24 @@ async def _read_by_encoder(served: ServedModel, text: str | list[int]) -> list[i
     return text
 
 
-def inspected(served: ServedModel, ids: Sequence[int], asked: InspectRequest) -> Inspection:
-    """One pass over ``ids``. Raises UserError and ApiError for what is not there or too much."""
+async def _read_by_pair(served: ServedModel, text: Any, second: bool, param: str) -> list[int]:
+    """What the encoder of an encoder-decoder reads of a text, or its decoder (``second``), begun as it begins."""
+    texts = listed(text)
+    refuse(len(texts) != 1, "One text is inspected at a time; give one source.", param)
+    check_lengths(texts, served.characters, served.context, param)
+    ids: Any = partial(looking.token_ids, served.model, served.tokenizer, texts[0], second)
+    return (await to_thread.run_sync(ids))[0].tolist()  # type: ignore[no-any-return]
+
+
+def inspected(
+    served: ServedModel, ids: Sequence[int], asked: Looked, source: Sequence[int] | None = None
+) -> Inspection:
+    """One pass over ``ids``, beside a ``source``. Raises UserError and ApiError for what is not there or too much."""
     model, tokenizer = served.model, served.tokenizer
     changes = [edits.parse(one) for one in asked.edits]
-    patterns = [one for one in asked.inspect if one not in WORDS]
-    positions = _positions(asked.positions, len(ids))
+    wishes, read = asked.inspect or (), None if source is None else list(source)
+    patterns = [one for one in wishes if one not in WORDS]
+    positions = _positions(getattr(asked, "positions", None), len(ids))
     made: Inspection = {
         "object": "inspection",
         "model": served.id,
@@ -116,18 +135,29 @@ def inspected(served: ServedModel, ids: Sequence[int], asked: InspectRequest) ->
         "pieces": [tokenizer.token(id) for id in ids],
         "edits": asked.edits,
     }
+    if source is not None:
+        own = tokenizer.for_source
+        made["source"] = {"tokens": read, "pieces": [own.token(id) for id in source]}
     if patterns:
         shapes = {path: tuple(value.shape) for path, value in one_token(model).items()}
-        _check_size(_size(shapes, patterns, len(ids), len(ids)))
-        found = looking.look(model, tokenizer, list(ids), *patterns, edits=changes)
-        made["values"] = _values(found, positions)
-    if "lens" in asked.inspect:
+        longest = max(len(ids), len(source or ()))
+        _check_size(_size(shapes, patterns, longest, longest))
+        found = looking.look(model, tokenizer, list(ids), *patterns, source=read, edits=changes)
+        sides = {path: x for path, x in found.items() if source is not None and of_source(path)}
+        made["values"] = _values({path: x for path, x in found.items() if path not in sides}, positions)
+        made["values"] |= _values(sides, None)
+    if "lens" in wishes:
         how: dict[str, Any] = {"positions": positions, "track": asked.track, "top": asked.top, "edits": changes}
-        made["lens"] = lens.logit_lens(model, tokenizer, list(ids), **how).to_dict()
-    if "top_tokens" in asked.inspect:
-        rows = looking.predictions(model, tokenizer, list(ids), asked.top, edits=changes)
+        made["lens"] = lens.logit_lens(model, tokenizer, list(ids), source=read, **how).to_dict()
+    if "top_tokens" in wishes:
+        rows = looking.predictions(model, tokenizer, list(ids), asked.top, source=read, edits=changes)
         made["top_tokens"] = [{"position": n, **rows[n]} for n in (positions or range(len(rows)))]
     return made
+
+
+def of_source(path: str) -> bool:
+    """Whether a value of an encoder-decoder is of its source's tokens, not of those that its decoder reads."""
+    return path.startswith(("encoder.", "source_embed.")) or path.endswith((".cross.k", ".cross.v"))
 
 
 def _positions(asked: Sequence[int] | None, length: int) -> list[int] | None:
@@ -191,9 +221,8 @@ def watched(served: ServedModel, asked: Looked, request: Request) -> Request:
     """``request`` with what it is to be asked inside. Raises ApiError for what is not there or too much."""
     if asked.inspect is None and not asked.edits:
         return request
-    refuse(
-        not paged(served), f'Completions of "{served.id}" are not inspected; POST /v1/inspect looks into it.', "model"
-    )
+    said = f'Edits of a completion need a decoder with attention; POST /v1/inspect edits what "{served.id}" reads.'
+    refuse(bool(asked.edits) and not paged(served), said, "edits")
     wishes, length = asked.inspect or (), len(request.tokens)
     since, wanted = places(asked, length)
     end = length + max(0, (served.context - length + 1 if request.max_new is None else request.max_new) - 1)
@@ -205,12 +234,17 @@ def watched(served: ServedModel, asked: Looked, request: Request) -> Request:
     size = partial(_size, served.engine.shapes, patterns)
     _check_size(request.n * size(end - since, end))
     _check_sent(request.n * size(end - since if wanted is None else len(wanted), end))
+    if not paged(served):
+        looking.must_match(patterns, [*served.engine.shapes])
     if "lens" in wishes:
         streams.needs_head(served.model, "it has no lens.")
+    if "lens" in wishes and paged(served):
         patterns += LENS
         _check_size(request.n * (end - since) * served.config.dim * (served.config.decoder.depth + 2))  # type: ignore[union-attr]
     for word in asked.track:
         streams.word_id(served.model, served.tokenizer, word)
+    if not paged(served):
+        return request  # Inspector makes a pass of its own
     if "top_tokens" in wishes:
         told = {"logprobs": max(asked.top, request.logprobs or 0)}
         told["prompt_logprobs"] = max(asked.top, request.prompt_logprobs or 0)
@@ -252,6 +286,8 @@ class Inspector:
         asked, wishes, tokenizer = self.asked, self.asked.inspect or (), self.served.tokenizer
         some = [place for place in range(max(begin, since), end) if wanted is None or place in wanted]
         read, self.told = self.tokens[begin:], end
+        if not paged(self.served):
+            return self._alone(begin, some)
         made: Inspection = {
             "object": "inspection",
             "model": self.served.id,
@@ -276,6 +312,13 @@ class Inspector:
             made["lens"] = self._lens(seen, some if wanted is not None else some[-lens.MOST :])
         if "top_tokens" in wishes:
             made["top_tokens"] = [self._likely(place) for place in some]
+        return made
+
+    def _alone(self, begin: int, some: list[int]) -> Inspection:
+        """The same of a model that the engine does not look into, by a pass over all that was read."""
+        asked = self.asked.model_copy(update={"positions": some} if some else {"inspect": []})
+        made = inspected(self.served, self.tokens, asked)
+        made["start"], made["tokens"], made["pieces"] = begin, made["tokens"][begin:], made["pieces"][begin:]
         return made
 
     def _lens(self, seen: Seen, some: Sequence[int]) -> dict[str, Any]:

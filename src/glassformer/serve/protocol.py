@@ -64,12 +64,17 @@ class TimedProtocol(H11Protocol):
 class Server(uvicorn.Server):
     """Ends with 0 at SIGTERM and SIGINT, once what is under way is answered; a second signal does not wait.
 
-    ``on_exit`` is called at the first.
+    ``on_exit`` is called at the first, ``on_end`` at the second.
     """
 
-    def __init__(self, settings: uvicorn.Config, on_exit: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        settings: uvicorn.Config,
+        on_exit: Callable[[], None] = lambda: None,
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
         super().__init__(settings)
-        self.on_exit = on_exit
+        self.on_exit, self.on_end = on_exit, on_end
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
@@ -86,6 +91,8 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         """One signal: drain; two: end."""
+        if self.should_exit and not self.force_exit:
+            self.on_end()
         self.force_exit = self.should_exit
         self.should_exit = True
         self.on_exit()

@@ -281,8 +281,8 @@ class FillRequest(Asked):
     order: Literal["apart", "left", "sure"] = "apart"
 
 
-class TranslateRequest(Asked):
-    """POST /v1/translate: sources for an encoder-decoder, searched with beams."""
+class TranslateRequest(Looked):
+    """POST /v1/translate: sources for an encoder-decoder, searched with beams; each that is found can be inspected."""
 
     model: Name | None = None
     input: Listed
@@ -290,12 +290,14 @@ class TranslateRequest(Asked):
     best: Annotated[Whole, Field(ge=1, le=32)] = 1
     length_penalty: Annotated[Number, Field(ge=-10, le=10)] = 1.0
     max_new: Annotated[Whole, Field(ge=1, le=4096)] = 200
+    positions: Places | None = None
 
 
 class InspectRequest(Looked):
-    """POST /v1/inspect: one text, and what is to be seen of it."""
+    """POST /v1/inspect: one text, beside the ``source`` of an encoder-decoder, and what is to be seen of it."""
 
     model: Name | None = None
     prompt: Texts
+    source: Texts | None = None
     inspect: Wishes
     positions: Places | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired
 
 import torch
 from anyio import to_thread
@@ -15,8 +15,9 @@ from ..generation.beam import check_beams, source_ids
 from ..generation.predictions import Filling
 from ..generation.prompt import first_tokens
 from .errors import refuse
-from .following import Followers, client_of
+from .following import Followers, alone, client_of, unless_gone
 from .generating import cannot
+from .inspecting import Inspection, inspected
 from .prompts import check_lengths
 from .registry import ServedModel
 from .schemas import FillRequest, TranslateRequest
@@ -47,6 +48,7 @@ class Found(TypedDict):
     score: float
     finish: str
     text: str
+    inspect: NotRequired[Inspection]
 
 
 class Translation(TypedDict):
@@ -86,6 +88,9 @@ async def translate(
     texts = [asked.input] if isinstance(asked.input, str) else asked.input
     refuse(not all(texts), "A text is empty; give some text.", "input")
     check_lengths(texts, served.characters, served.context, "input")
+    refuse(bool(asked.edits), "A search is not edited; POST /v1/inspect takes edits of one text.", "edits")
+    only = asked.positions is not None and asked.inspect is None
+    refuse(only, "positions say what is to be inspected; inspect is missing.", "inspect")
     check_beams(asked.beams, asked.best, asked.length_penalty, asked.max_new)
     cfg, tokenizer, client = served.config, served.tokenizer, client_of(http)
     sources = await to_thread.run_sync(partial(source_ids, cfg, tokenizer, texts))
@@ -94,4 +99,8 @@ async def translate(
     made = [Request(begin, source, max_new=asked.max_new, client=client, **how) for source in sources]
     handles = await followers.answered(http, served, made)
     data: Any = [{"index": n, "best": [one.to_dict() for one in found.hypotheses]} for n, found in enumerate(handles)]
+    for answer, source in zip(data, sources, strict=True) if asked.inspect is not None else ():
+        for one in answer["best"]:  # the last token is found and not read
+            read = [*begin, *one["tokens"][:-1]]
+            one["inspect"] = await unless_gone(http, alone(partial(inspected, served, read, asked, source)))
     return {"object": "list", "model": served.id, "data": data}

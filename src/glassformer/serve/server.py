@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -37,7 +38,7 @@ def names_of(host: str) -> frozenset[str] | None:
 def run(
     registry: Registry, version: str, bound: socket.socket, host: str, keys: Sequence[str] | None, drain: int
 ) -> None:
-    """Serve until SIGTERM or SIGINT; then answer what is under way, ``drain`` seconds at most."""
+    """Serve until SIGTERM or SIGINT; then answer what is under way, for ``drain`` seconds or until a second one."""
     app, api = application(registry, version, hosts=names_of(host), keys=keys)
     settings = uvicorn.Config(
         app,
@@ -50,7 +51,11 @@ def run(
         timeout_graceful_shutdown=drain,
         h11_max_incomplete_event_size=MOST_HEADERS,
     )
-    server = Server(settings, on_exit=api.end)
+
+    def ended() -> None:
+        print("A second signal: ended at once; what was under way is given up.", file=sys.stderr, flush=True)
+
+    server = Server(settings, on_exit=api.end, on_end=ended)
     try:
         server.run(sockets=[bound])
     finally:

@@ -145,7 +145,11 @@ def _first(seed: int) -> c.Model:
     if shape < 0.6:
         return c.Decoder(dim, CONTEXT, embed, body(True, False), head, init)
     if shape < 0.8:
-        pool = c.Pool(choose(("first", "last", "mean", "max")), act, 3, normalize=chance(0.3)) if chance(0.5) else None
+        pool = (
+            c.Pool(choose(("first", "last", "mean", "max", "attention")), act, 3, normalize=chance(0.3))
+            if chance(0.5)
+            else None
+        )
         return c.Encoder(dim, CONTEXT, embed, body(False, False), head, init, pool)
     return c.EncoderDecoder(dim, CONTEXT, replace(embed, segments=0), body(False, False), body(True, True), head, init)
 

@@ -132,7 +132,7 @@ DECODERS: dict[str, c.Decoder] = {
         block(norm=None), block(norm=None, place="parallel"), c.Block(c.Attention(4), None, None), depth=3
     ),
     "gptj": decoder(block(norm=c.LayerNorm(), place="parallel"), position=c.Rotary(fraction=0.5, interleaved=True)),
-    "pooled": replace(decoder(LLAMA), pool=c.Pool("last", labels=2)),
+    "pooled": replace(decoder(LLAMA), pool=c.Pool("attention", labels=2)),
     "nothing": decoder(block(feedforward=c.MLP(64, "relu2")), position=c.NoPosition()),
 }
 ONWARD = c.Stack(2, (block(c.Attention(4, mask=c.Causal() | c.Window(3))),), c.Rotary(), causal=False)  # a look ahead

@@ -132,14 +132,15 @@ def without_docstring(code: str, found: Any) -> str:
 
 
 def reachable(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: Any) -> None:
-    """Code that may be wider than the window is scrolled by keyboard too."""
-    if "body" in context:
-        context["body"] = context["body"].replace("<pre>", '<pre tabindex="0">')
+    """Code that may be wider than the window is scrolled by keyboard too; a heading by role says its level."""
+    for part in {"body", "furo_navigation_tree"} & context.keys():
+        context[part] = context[part].replace("<pre>", '<pre tabindex="0">')
+        context[part] = context[part].replace('role="heading">', 'role="heading" aria-level="2">')
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Sphinx asks for this."""
     for name, one in {"depths": Depths, "depth": Depth, "question": Question, "code-of": CodeOf}.items():
         app.add_directive(name, one)
-    app.connect("html-page-context", reachable)
+    app.connect("html-page-context", reachable, priority=900)  # after the theme's own
     return {"parallel_read_safe": True}

@@ -19,7 +19,7 @@ BLOCK = c.Block(c.Attention(4), c.MLP(16))
 BLOCK_SAID = {"attention": {"heads": 4}, "feedforward": {"type": "MLP", "hidden": 16}}
 WRONG = {  # the type, its fields, the sentence that both say
     "a place in capitals": (c.Block, {**BLOCK_SAID, "place": "Post"}, '"Post" is not one of "pre", "post", "sandwich"'),
-    "an unknown pool": (c.Pool, {"mode": "cls"}, '"cls" is not one of "first", "last", "mean", "max".'),
+    "an unknown pool": (c.Pool, {"mode": "cls"}, '"cls" is not one of "first", "last", "mean", "max", "attention".'),
     "an activation of another library": (c.MLP, {"hidden": 16, "act": "gelu_new"}, '"gelu_new" is not one of "relu"'),
     "an init with an s": (c.Init, {"residual": "zeros"}, '"zeros" is not one of "plain", "depth", "zero".'),
     "a position by place": (

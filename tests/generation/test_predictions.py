@@ -36,9 +36,10 @@ def encoder(pool: c.Pool | None = None) -> Model:
     return build_model(shape, seed=1).eval()
 
 
-@pytest.mark.parametrize(
-    "pool", [None, c.Pool("mean", normalize=True), c.Pool("max"), c.Pool("first", "tanh"), c.Pool("last")]
-)
+POOLS = [None, c.Pool("mean", normalize=True), c.Pool("max"), c.Pool("first", "tanh"), c.Pool("last")]
+
+
+@pytest.mark.parametrize("pool", [*POOLS, c.Pool("attention")])
 def test_a_vector_is_the_same_alone_and_in_a_batch(tokenizer: Tokenizer, pool: c.Pool | None) -> None:
     model = encoder(pool)
     together = embed(model, tokenizer, TEXTS, batch=3)
@@ -56,6 +57,21 @@ def test_the_mean_is_the_mean_of_the_hidden_states(tokenizer: Tokenizer) -> None
     torch.testing.assert_close(unit, torch.nn.functional.normalize(embed(model, tokenizer, TEXTS), dim=-1))
     most = embed(encoder(c.Pool("max")), tokenizer, [TEXTS[0]])[0]
     torch.testing.assert_close(most, hidden.max(0).values, atol=1e-6, rtol=0)
+
+
+def test_attention_weighs_tokens_by_their_fit_to_one_query(tokenizer: Tokenizer) -> None:
+    """As PyTorch's own attention of that query over the text's hidden states, its keys and values."""
+    model = encoder(c.Pool("attention"))
+    assert model.pool is not None and model.pool.query is not None
+    with torch.no_grad():
+        model.pool.query.weight.mul_(20)
+    ids, segments = tokenizer.encode_pair(TEXTS[0])
+    hidden = model(torch.tensor([ids]), segments=torch.tensor([segments])).hidden
+    query = model.pool.query.weight[None]
+    expected = torch.nn.functional.scaled_dot_product_attention(query, hidden, hidden, scale=1.0)[0, 0]
+    found = embed(model, tokenizer, TEXTS[:2])[0]
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    assert (found - hidden[0].mean(0)).abs().max() > 0.05, "no plain mean"
 
 
 def test_labels_of_texts_and_pairs(tokenizer: Tokenizer) -> None:

@@ -286,7 +286,8 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 POOLS = {
     "bert": tiny.ALL["bert"],
-    "last": tiny.ALL["pooled"],
+    "last": dataclasses.replace(tiny.ALL["pooled"], pool=c.Pool("last", labels=2)),
+    "attention": tiny.ALL["pooled"],
     "mean": dataclasses.replace(tiny.ALL["llama"], pool=c.Pool("mean", labels=3)),
     "max": dataclasses.replace(tiny.ALL["gpt2"], pool=c.Pool("max", "gelu", labels=3)),
     "unit": dataclasses.replace(tiny.ALL["mixtral"], pool=c.Pool("mean", "tanh", labels=3, normalize=True)),

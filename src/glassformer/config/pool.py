@@ -16,20 +16,22 @@ from .shapes import Shapes, join, linear
 class Pool:
     """One vector for a whole sequence: of its ``first`` token (BERT), its ``last``, the ``mean`` or ``max`` of all.
 
-    Then (``transform`` with that activation: BERT's pooler), dropout, and ``labels`` logits; 0 labels end in the
-    vector, scaled to length 1 where ``normalize`` (sentence encoders).
+    ``attention`` is a mean weighed by a softmax of how well each token fits a learned query (Lin et al. 2017). Then
+    (``transform`` with that activation: BERT's pooler), dropout, and ``labels`` logits; 0 labels end in the vector,
+    scaled to length 1 where ``normalize`` (sentence encoders).
     """
 
-    mode: Literal["first", "last", "mean", "max"] = "first"  # which vectors become one
+    mode: Literal["first", "last", "mean", "max", "attention"] = "first"  # which vectors become one
     transform: Activation | None = None  # activation of a dense layer over it (BERT's pooler)
     labels: NonNegativeInt = 0  # logits to end in; 0 ends in the vector
     dropout: Share = 0.0  # share of the vector dropped before the labels
     normalize: bool = False  # scale the vector to length 1 (sentence encoders)
 
     def shapes(self, dim: int) -> Shapes:
-        """The transform and the labels' layer."""
+        """The query of ``attention``, the transform and the labels' layer."""
+        query = linear(dim, 1, bias=False) if self.mode == "attention" else {}
         proj = linear(dim, self.labels) if self.labels else {}
-        return join(transform=linear(dim, dim) if self.transform else {}, proj=proj)
+        return join(query=query, transform=linear(dim, dim) if self.transform else {}, proj=proj)
 
 
 @frozen

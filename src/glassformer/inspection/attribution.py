@@ -249,7 +249,7 @@ def _through_pool(
     ends = Sweep(model, AtOnePlace(0, body, tape.edits), ":")
     rows, signs = ([label], [1.0]) if other is None else ([label, other], [1.0, -1.0])
     sign = torch.tensor(signs, dtype=torch.float64, device=hidden.device)
-    vector, shares = fp64(tape["pool.vector"][0]), _shares(pool.mode, hidden)  # (C), (T, C)
+    vector, shares = fp64(tape["pool.vector"][0]), fp64(pool.shares(hidden))  # (C), (T, C)
     x, gate = vector, None
     if pool.transform is not None:
         x, gate = gated(pool.transform, pool.act, x)
@@ -265,6 +265,8 @@ def _through_pool(
         ends.add("bias", "pool.transform.bias", rest)
     if tape.changes("pool.vector"):
         ends.add("edit", "pool.vector", ends.d @ (vector - (shares * hidden).sum(0)))
+    if pool.query is not None:
+        ends.notes.append("The pool's shares, a softmax, are held.")
     places = [at for at, share in enumerate(shares) if share.any()]
     if len(places) > 1:
         ends.notes.append(f"The pool reads {len(places)} positions; each part is the sum over them.")
@@ -282,17 +284,6 @@ def _through_pool(
             found[key] = found.get(key, 0.0) + part.value
     parts = [Part(kind, address, value, block, index) for (kind, address, block, index), value in found.items()]
     return [*ends.parts, *parts], ends.notes
-
-
-def _shares(mode: str, hidden: Tensor) -> Tensor:
-    """How much of each position's numbers (T, C) the pool takes."""
-    if mode == "mean":
-        return torch.full_like(hidden, 1 / len(hidden))
-    shares = torch.zeros_like(hidden)
-    if mode == "max":
-        return shares.scatter_(0, hidden.argmax(0)[None], 1.0)
-    shares[0 if mode == "first" else -1] = 1.0
-    return shares
 
 
 def _unit(x: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from .linear import linear
 class Labels(TracedModule):
     """What a Pool and a TokenHead share: (transform), and for labels dropout and a projection."""
 
-    exact = ("proj",)  # a few rows
+    exact: tuple[str, ...] = ("proj",)  # a few rows
 
     def __init__(self, cfg: config.Pool | config.TokenHead, dim: int) -> None:
         super().__init__()
@@ -39,11 +39,14 @@ class Labels(TracedModule):
 
 @builds(config.Pool)
 class Pool(Labels):
-    """Hidden states to a vector a document, or its labels' logits: (pick, mean, max), (transform), (drop, project)."""
+    """Hidden states to a vector a document, or its labels' logits: one or a mean, (transform), (drop, project)."""
+
+    exact = ("query", "proj")
 
     def __init__(self, cfg: config.Pool, dim: int) -> None:
         super().__init__(cfg, dim)
         self.mode, self.normalize = cfg.mode, cfg.normalize
+        self.query = linear(dim, 1, bias=False) if cfg.mode == "attention" else None
 
     @uncompiled  # how many documents there are is not known before
     def forward(self, hidden: Tensor, flow: Flow) -> Tensor:
@@ -74,8 +77,27 @@ class Pool(Labels):
         if self.mode == "max":
             lowest = hidden.new_full((len(count), hidden.shape[-1]), float("-inf"))
             return lowest.scatter_reduce(0, which[:, None].expand_as(states), states, "amax")
-        total = hidden.new_zeros(len(count), hidden.shape[-1]).index_add_(0, which, states)
-        return total / count[:, None].to(total.dtype)
+        total = hidden.new_zeros(len(count), hidden.shape[-1])
+        if self.query is not None:
+            fit = self.query(states)[:, 0]
+            fit = fit.to(torch.promote_types(fit.dtype, torch.float32))
+            top = fit.detach().new_full((len(count),), float("-inf")).scatter_reduce(0, which, fit.detach(), "amax")
+            shares = (fit - top[which]).exp()  # the softmax of each document, though all lie in one row
+            shares = shares / shares.new_zeros(len(count)).index_add(0, which, shares)[which]
+            return total.index_add(0, which, shares[:, None].to(states.dtype) * states)
+        return total.index_add_(0, which, states) / count[:, None].to(total.dtype)
+
+    def shares(self, hidden: Tensor) -> Tensor:
+        """How much of each number of one document's ``hidden`` (T, C) its vector takes, (T, C)."""
+        if self.query is not None:
+            return (hidden @ self.query.weight.T.to(hidden.dtype)).softmax(0).expand_as(hidden)
+        if self.mode == "mean":
+            return torch.full_like(hidden, 1 / len(hidden))
+        shares = torch.zeros_like(hidden)
+        if self.mode == "max":
+            return shares.scatter_(0, hidden.argmax(0)[None], 1.0)
+        shares[0 if self.mode == "first" else -1] = 1.0
+        return shares
 
 
 @builds(config.TokenHead)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .. import config, files
-from ..errors import UserError
+from ..errors import UserError, need
 from .recipe import ConfigReader
 
 KEY = "sentence_transformers"
@@ -93,7 +93,8 @@ def write_config(model: config.Model) -> tuple[config.Model, dict[str, Any]]:
         return model, {}
     position = config.stacks(model)["encoder"].position
     whole = position.length if isinstance(position, config.Learned) else model.context
-    mode = next(key for key, of in MODES.items() if of == pool.mode)
+    mode = next((key for key, of in MODES.items() if of == pool.mode), None)
+    need(mode is not None, f"sentence-transformers has no pool by {pool.mode}; give --layout glassformer.")
     said = {"pooling": mode, "normalize": pool.normalize, "max_seq_length": model.context}
     return replace(model, pool=None, context=whole), {KEY: said}
 

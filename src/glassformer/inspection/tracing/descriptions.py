@@ -159,8 +159,11 @@ def head(cfg: config.Head, b: Builder, path: str, x: str) -> str:
 @describes(config.Pool)
 def pooled(cfg: config.Pool, b: Builder, path: str, x: str) -> str:
     """One vector for the text, and its labels."""
-    code = (pool.Pool.gather, "self.mode ==" if cfg.mode != "mean" else "total /")
-    x = b.add(f"{path}.vector", "pool", (x,), ("N", "C"), (1, b.plan[x].shape[-1]), code, of=cfg.mode)
+    lines = {"mean": "index_add_(0, which, states) /", "attention": "shares[:, None]"}
+    code, given = (pool.Pool.gather, lines.get(cfg.mode, "self.mode ==")), [x]
+    if cfg.mode == "attention":
+        given += (b.linear(f"{path}.fit", x, f"{path}.query", "1", (pool.Pool.gather, "self.query(states)")),)
+    x = b.add(f"{path}.vector", "pool", tuple(given), ("N", "C"), (1, b.plan[x].shape[-1]), code, of=cfg.mode)
     x = transformed(cfg, b, path, x)
     if cfg.normalize:
         x = b.like(f"{path}.unit", "norm", x, code=(pool.Pool.forward, "normalize"), type="unit")

@@ -152,7 +152,7 @@ class Repeat(Kind):
 
 
 class Pick(Kind):
-    """One vector for a whole text: of its first token, its last, the mean or the greatest of all."""
+    """One vector for a whole text: of its first token, its last, the mean, the greatest, or a weighed mean of all."""
 
     name = "pool"
     whole = True
@@ -167,6 +167,8 @@ class Pick(Kind):
                 return torch.cat((x[0][:, 0], x[0][:, -1]), -1)
             case "max":
                 return x[0].amax(1)
+            case "attention":
+                return (x[1].softmax(1).transpose(1, 2) @ x[0])[:, 0]
             case _:
                 return x[0].sum(1) / x[0].shape[1]
 
@@ -181,6 +183,11 @@ class Pick(Kind):
         line = read.input(0, n, None, c)
         if of == "max":
             return same(line, f"The greatest of {len(line.values)} tokens.", "max_t x[t, c]", float(line.values.max()))
+        if of == "attention":
+            fit = read.input(1, n, None, 0)
+            terms = fit.values.softmax(0) * line.values
+            words = f"{len(terms)} tokens, each by its share: the softmax of how well it fits the query."
+            return Worked(float(terms.sum()), terms, (line, fit), words, "sum_t softmax(fit)_t x[t, c]")
         n = len(line.values)
         return products((line,), f"The mean of {n} tokens.", "sum_t x[t, c] / T", scale=1 / n)
 

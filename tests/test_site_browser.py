@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -153,7 +154,7 @@ def serious(tab: Any) -> list[Any]:
         tab.emulate_media(color_scheme=scheme)
         found = tab.evaluate(SERIOUS)
         if tab.evaluate("document.documentElement.scrollWidth") > width:
-            found.append("wider than the window")
+            found.append(["wider than the window"])
         told += [(tab.url, scheme, width, found)] if found else []
     return told
 
@@ -240,6 +241,6 @@ def test_the_whole_site_is_for_everybody(whole_site: Path, tab: Any) -> None:
         tab.goto(path.as_uri())
         painted[path.name] = tab.evaluate(PAINTED)
         found += serious(tab)
-    assert not found, found
+    assert not found, f"{len(found)}: {Counter(one[0] for *_, rules in found for one in rules)}\n{found[:5]}"
     late = sorted(painted.items(), key=lambda one: -one[1])[:3]
     assert max(painted.values()) < 5000, late  # milliseconds, on a machine with much else to do

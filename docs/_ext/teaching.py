@@ -132,9 +132,10 @@ def without_docstring(code: str, found: Any) -> str:
 
 
 def reachable(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: Any) -> None:
-    """Code that may be wider than the window is scrolled by keyboard too; a heading by role says its level."""
+    """Code and tables that may be wider than the window are scrolled by keyboard too; a heading by role has a level."""
     for part in {"body", "furo_navigation_tree"} & context.keys():
         context[part] = context[part].replace("<pre>", '<pre tabindex="0">')
+        context[part] = context[part].replace('<div class="table-wrapper', '<div tabindex="0" class="table-wrapper')
         context[part] = context[part].replace('role="heading">', 'role="heading" aria-level="2">')
 
 

@@ -34,6 +34,20 @@ def test_all_eight_met_the_same_sentences() -> None:
             assert 50 < one["accuracy"] < 90 and one["seconds"] > 0 and one["parameters"] > 0, one["name"]
 
 
+def test_three_seeds_keep_the_order_as_the_page_says() -> None:
+    rows = {one["name"]: one["accuracy"] for one in TOLD["seeds"]["rows"]}
+    one, attention, transformer = (rows[name] for name in ("one-vector", "attention", "transformer"))
+    assert len(one) == len(attention) == len(transformer) == 3 and len(rows["bag-of-words"]) == 1
+    assert (
+        max(one) < min(attention) and max(attention) < min(transformer) and max(transformer) < rows["bag-of-words"][0]
+    )
+    files = [name for name in run_file.run_files() if f"runs/{name}.toml" in TOLD["seeds"]["command"]]
+    runs = [run_file.read(name) for name in files]
+    assert len(runs) == 3 and {(run.train.steps, type(run.train.objective).__name__) for run in runs} == {
+        (300, "Classify")
+    }
+
+
 def test_the_file_shows_the_bottleneck_and_its_cure() -> None:
     vector, attention = row("backwards", "backwards-rnn"), row("backwards", "backwards-rnn-attention")
     assert list(vector["by length"]) == list(attention["by length"])

@@ -115,8 +115,10 @@ class Picture:
         self.chart, self.told = chart, escape(told)
 
     def _repr_html_(self) -> str:
-        drawn = self.chart.drawing().svg()
-        figure = f'<div role="img" aria-label="{self.told}">{drawn}</div><figcaption>{self.told}</figcaption>'
+        drawn = self.chart.drawing().svg().replace("<svg ", '<svg aria-hidden="true" ', 1)
+        figure = (
+            f'<div role="img" tabindex="0" aria-label="{self.told}">{drawn}</div><figcaption>{self.told}</figcaption>'
+        )
         return f'<figure class="picture">{figure}</figure>'
 
 

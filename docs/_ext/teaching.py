@@ -19,6 +19,7 @@ from __future__ import annotations
 import html
 import importlib
 import inspect
+import re
 import textwrap
 from pathlib import Path
 from typing import Any, ClassVar
@@ -134,7 +135,7 @@ def without_docstring(code: str, found: Any) -> str:
 def reachable(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: Any) -> None:
     """Code and tables that may be wider than the window are scrolled by keyboard too; a heading by role has a level."""
     for part in {"body", "furo_navigation_tree"} & context.keys():
-        context[part] = context[part].replace("<pre>", '<pre tabindex="0">')
+        context[part] = re.sub("<pre(?=[ >])(?! tabindex)", '<pre tabindex="0"', context[part])
         context[part] = context[part].replace('<div class="table-wrapper', '<div tabindex="0" class="table-wrapper')
         context[part] = context[part].replace('role="heading">', 'role="heading" aria-level="2">')
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from glassformer import files
+from many import free_port
 
 pytestmark = pytest.mark.slow
 LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -141,6 +143,72 @@ def test_a_process_that_is_slow_beyond_the_timeout_ends_all(tmp_path):
         os.kill(stopped, signal.SIGCONT) if Path(f"/proc/{stopped}").exists() else None
     assert launched.returncode != 0 and time.monotonic() - began < 60, said
     assert said.count("was lost or did not answer within 5 s") == 1 and "glassformer/cli.py" not in said
+
+
+AXES = {
+    "tensor": [],
+    "expert": [
+        "--decoder.pattern.feedforward",
+        '{type = "MoE", experts = 4, top_k = 2, expert = {type = "GatedMLP", hidden = 24}}',
+    ],
+}
+
+
+@pytest.mark.parametrize("axis", list(AXES))
+def test_a_killed_process_of_another_axis_loses_nothing(tmp_path, axis):
+    """The bytes of a run that nobody disturbed on the same axis; its first step is that of one process within 1e-5."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    more, told = [*AXES[axis], f"--parallel.{axis}", "2"], tmp_path / "told"
+    subprocess.run([sys.executable, *words(tmp_path, "alone", 2, *AXES[axis])], env=env, check=True)
+    whole = begin(2, words(tmp_path, "whole", 60, *more), 0, told)
+    assert whole.wait(300) == 0, told.read_text()[-5000:]
+    launched, out = begin(2, words(tmp_path, "killed", 60, *more), 10, told), tmp_path / "killed"
+    for turn in range(3):
+        wait_for_training(launched, out / "log.jsonl")
+        pause(launched, 0.3)
+        them = workers(launched)
+        assert len(them) == 2, told.read_text()[-5000:]
+        os.kill(them[turn % 2], signal.SIGKILL)
+    assert launched.wait(300) == 0, told.read_text()[-5000:]
+    assert sums(out) == sums(tmp_path / "whole")
+    one, shared = (json.loads((tmp_path / name / "log.jsonl").open().readline()) for name in ("alone", "whole"))
+    for fact in ("loss", "grad_norm"):
+        assert shared[fact] == pytest.approx(one[fact], rel=1e-5)
+
+
+def test_a_pause_holds_all_of_them_and_changes_no_bit(tmp_path):
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, *words(tmp_path, "alone", 200)], env=env, check=True)
+    out, launched = tmp_path / "held", begin(2, words(tmp_path, "held", 200))
+    wait_for(out / "step-000004", launched)
+    (out / "pause").touch()
+    pause(launched, 3)  # the step that was begun is finished
+    before = (out / "log.jsonl").read_text()
+    pause(launched, 5)
+    assert launched.poll() is None and (out / "log.jsonl").read_text() == before
+    (out / "pause").unlink()
+    _, said = launched.communicate(timeout=300)
+    assert launched.returncode == 0 and 0 < before.count("\n") < 200, said
+    assert sums(out) == sums(tmp_path / "alone")
+
+
+SRUN = """
+export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE=$SLURM_NTASKS_PER_NODE
+exec "$@"
+"""
+
+
+def test_processes_that_srun_starts_need_no_torchrun(tmp_path):
+    """As docs/scale.md says it; srun itself is not here, its variables are."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, *words(tmp_path, "alone", 20)], env=env, check=True)
+    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "SLURM_NTASKS": "2"}
+    said, found = words(tmp_path, "both", 20), []
+    for rank in range(2):
+        own = {**env, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "SLURM_NTASKS_PER_NODE": "2"}
+        found.append(subprocess.Popen(["bash", "-c", SRUN, "bash", sys.executable, *said], env=own))
+    assert [one.wait(200) for one in found] == [0, 0]
+    assert sums(tmp_path / "both") == sums(tmp_path / "alone")
 
 
 HOSTS = ("10.77.0.1", "10.77.0.2")

@@ -16,6 +16,7 @@ from glassformer.errors import UserError
 from glassformer.parallel import shares
 from glassformer.parallel.mesh import Mesh
 from glassformer.training.shared import shared_out
+from many import Processes
 
 LINES = [
     f"the {word} {verb} the {other}" for word in ("cat", "dog", "owl") for verb in ("saw", "met") for other in "abcdefg"
@@ -112,6 +113,17 @@ def test_a_run_goes_on_with_another_number_of_processes(two, tmp_path):
             ran(None, str(tmp_path), str(out), kind, resume=True)
         assert sums(out) == sums(whole)
     assert "3 processes cannot share" in str(shared_by(3, whole))
+
+
+@pytest.mark.slow
+def test_eight_processes_leave_the_folder_of_one(tmp_path):
+    more, pool = {"accumulate": 8}, Processes(8)
+    for kind in ("dropout", "experts"):
+        alone = ran(None, str(tmp_path), str(tmp_path / f"{kind}-1"), kind, more=more)
+        answers = pool.call(ran, folder=str(tmp_path), out=str(tmp_path / f"{kind}-8"), kind=kind, more=more)
+        assert answers == [alone] * 8
+        assert sums(tmp_path / f"{kind}-8") == sums(tmp_path / f"{kind}-1") != {}
+    pool.close()
 
 
 def test_batches_of_a_validation_are_shared_out_and_all_take_part_in_the_last_round():

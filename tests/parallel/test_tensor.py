@@ -10,9 +10,11 @@ import torch
 import tiny
 from axes import FAMILIES, LENGTHS, result, row, worst
 from glassformer import config as c
+from glassformer.config.objective import LoRA
 from glassformer.config.parallel import Parallel
 from glassformer.errors import UserError
-from glassformer.nn import build_model, built
+from glassformer.nn import build_model, built, lora
+from glassformer.nn.lora import tune
 from glassformer.parallel import tensor
 from glassformer.parallel.mesh import Mesh
 from glassformer.parallel.shard import cuts_of, shard
@@ -109,6 +111,35 @@ def test_each_head_drops_what_it_drops_on_one_process(two):
     names = ["gpt2", "llama", "gemma2", "t5", "alibi", "vaswani"]
     for answer in two.call(dropped, names=names):
         assert len(answer) == len(names) and not {n: far for n, far in answer.items() if not max(far) < 1e-12}, answer
+
+
+def adapted(mesh, name):
+    """The largest differences of logits and gradients with a change beside every layer that is cut, and a tenth of its
+    input dropped."""
+    group, cfg = Mesh(Parallel(data=1, tensor=mesh.size), mesh.rank).group("tensor"), EVERY[name]
+    cfg, models = replace(cfg, **{n: replace(stack, dropout=0.1) for n, stack in c.stacks(cfg).items()}), []
+    for _ in range(2):
+        models.append(build_model(cfg, seed=1, dtype=torch.float64))
+        tune(models[-1], LoRA(rank=3, dropout=0.1, target_modules=("*.q", "*.v", "*.out", "*.up", "*.down")))
+        draw = torch.Generator().manual_seed(2)
+        for layer in lora.adapted(models[-1]).values():
+            layer.up.data.normal_(generator=draw)
+    cuts = tensor.split_model(models[1], group)
+    given, kept = row(cfg, "packed", LENGTHS[0])
+    found = []
+    for model in models:
+        torch.manual_seed(4)
+        found.append(result(model, given, kept, 0.1, 1))
+    (wanted, grads), (logits, parts) = found
+    grads = {path: cuts[path].of(g) if path in cuts else g for path, g in grads.items()}
+    assert parts.keys() == grads.keys() and all(path.endswith((".down", ".up")) for path in parts)
+    return [len(parts), float((logits - wanted).abs().max() / wanted.abs().max()), worst(parts, grads)]
+
+
+def test_adapters_are_cut_with_their_layers(two):
+    for name in ("gpt2", "llama", "vaswani"):
+        for many, *far in two.call(adapted, name=name):
+            assert many >= 16 and max(far) < 1e-12, (name, far)
 
 
 def test_every_config_type_is_in_the_table_or_declared_whole():

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,7 +29,8 @@ from ..nn.dropout import SomeHeads
 from ..nn.embed_head import Projection
 from ..nn.experts import Dispatch, MoE
 from ..nn.flow import Flow
-from ..nn.linear import Linear
+from ..nn.quantized import QuantizedWeight
+from .adapted import PARTS, Collective
 from .collectives import enter, leave, summed
 from .place import Cut
 
@@ -79,6 +80,7 @@ def _cut_table(module: Any, parts: int, rank: int, group: ProcessGroup) -> None:
 def _cut_head(module: Any, parts: int, rank: int, group: ProcessGroup) -> None:
     vocab = module.proj.vocab
     low, high = bounds(vocab, parts, rank)
+    need(type(module.proj) is Projection, "An adapter beside the head takes parallel.tensor = 1; leave it out.")
     module.proj.__class__ = CutProjection
     module.proj.beside = low, vocab - high
     module.proj.enter, module.proj.leave = (lambda x: enter(x, group)), (lambda x: leave(x, group))
@@ -144,7 +146,7 @@ def split_model(model: Model, group: ProcessGroup) -> dict[str, Cut]:
     """Leave this process its part of each matrix, in place; which parameters were cut, and how.
 
     Gradients of the others are whole, and the same on all processes. Raises UserError for what does not divide, and for
-    layers with low-rank changes or few bits.
+    layers of few bits.
     """
     check(model.config, group.size())
     cuts: dict[str, Cut] = {}
@@ -154,12 +156,15 @@ def split_model(model: Model, group: ProcessGroup) -> dict[str, Cut]:
             continue
         for name in (*split.columns, *split.rows):
             layer = getattr(module, name)
-            plain = type(layer) is Linear
-            need(plain, f"{path}.{name} is no plain layer; adapters and quantised weights take parallel.tensor = 1.")
-            layer.__class__ = Columns if name in split.columns else Rows
+            kind = PARTS.get((type(layer), name in split.columns))
+            plain = kind is not None and not isinstance(layer.weight, QuantizedWeight)
+            need(plain, f"{path}.{name} is no plain layer; quantised weights take parallel.tensor = 1.")
+            layer.__class__ = kind
             layer.enter, layer.leave = (lambda x: enter(x, group)), (lambda x: leave(x, group))
+            layer.low, layer.many = bounds(layer.in_features, group.size(), group.rank())[0], layer.in_features
         named = {f"{name}.weight": 0 for name in split.columns} | {f"{name}.bias": 0 for name in split.columns}
         named |= {f"{name}.weight": 1 for name in split.rows} | dict(split.parameters)
+        named |= {f"{name}.up": 0 for name in split.columns} | {f"{name}.down": 1 for name in split.rows}  # LoRA's
         for name, dim in named.items():
             *inside, last = name.split(".")
             owner = module.get_submodule(".".join(inside))
@@ -201,31 +206,6 @@ def _show(module: nn.Module) -> None:
 
 
 # --------------------------------------------------------------------------------------- layers, class by class
-
-Collective: TypeAlias = Callable[[Tensor], Tensor]
-
-
-class Columns(Linear):
-    """A dense layer of which each process computes some outputs."""
-
-    enter: Collective
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(self.enter(x), self.weight, self.bias)
-
-    def joint(self, x: Tensor, layers: Any) -> Any:
-        x = self.enter(x)  # once for all
-        return [F.linear(x, layer.weight, layer.bias) for layer in layers]
-
-
-class Rows(Linear):
-    """A dense layer of which each process has some inputs: the sum of what they give, the bias once."""
-
-    leave: Collective
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.leave(F.linear(x, self.weight))
-        return y if self.bias is None else y + self.bias
 
 
 class CutTable(nn.Embedding):

@@ -228,6 +228,27 @@ def test_a_step_that_fails_ends_who_was_in_it_and_nobody_else() -> None:
         assert engine.stats().failed == found.count(None) and engine.stats().pages_used == 0
 
 
+def test_a_long_prompt_does_not_starve_who_writes() -> None:
+    """Another client that comes later begins within two steps; from then on every step has a token of it."""
+    engine = Engine(tiny.model(dataclasses.replace(tiny.DECODERS["llama"], context=2048)), step_tokens=64, lookup=False)
+    read, both, steps = engine._runner.read, threading.Event(), list[dict[int, int]]()
+
+    def counted(chunks: Any, wanted: Any) -> torch.Tensor:
+        both.wait(60)
+        steps.append({chunk.text.owner.request.seed: len(chunk.tokens) for chunk in chunks})
+        return read(chunks, wanted)
+
+    engine._runner.read = counted  # type: ignore[method-assign]
+    with engine:
+        long = engine.submit(Request([7] * 1900, max_new=1, seed=1, client="a"))
+        short = engine.submit(Request([1, 2], max_new=20, seed=2, stop_tokens=(), client="b"))
+        both.set()
+        assert short.result().usage.generated == 20 and long.result().usage.generated == 1
+    of_short = [number for number, step in enumerate(steps) if 2 in step]
+    assert of_short == [*range(of_short[0], of_short[0] + 20)] and of_short[0] <= 2
+    assert all(step.get(1, 0) > 0 for step in steps) and max(sum(step.values()) for step in steps) <= 64
+
+
 def test_closing_ends_what_is_under_way() -> None:
     engine = Engine(tiny.model(tiny.DECODERS["gpt2"]), max_sequences=2)
     handles = [engine.submit(Request([1], n=2, max_new=60)) for _ in range(5)]

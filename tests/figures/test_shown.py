@@ -281,3 +281,18 @@ def test_a_log_that_is_not_there(tmp_path: Path) -> None:
         glassformer.training_log(tmp_path / "mine")
     with pytest.raises(UserError, match=r'Did you mean ".*mine"'):
         glassformer.training_log(tmp_path / "mien")
+
+
+def test_words_on_a_colour_can_be_read() -> None:
+    """WCAG's 4.5 to 1 on every colour of a coarse cube, by its own formula, term by term."""
+    from glassformer.figures.charts import ink_on
+
+    def luminance(colour: tuple[int, ...]) -> float:
+        parts = [one / 255 / 12.92 if one / 255 <= 0.04045 else ((one / 255 + 0.055) / 1.055) ** 2.4 for one in colour]
+        return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), parts, strict=True))
+
+    steps = (0, 39, 85, 118, 150, 197, 230, 255)
+    for colour in ((r, g, b) for r in steps for g in steps for b in steps):
+        ink = luminance(tuple(bytes.fromhex(ink_on(colour)[1:])))
+        low, high = sorted((ink, luminance(colour)))
+        assert (high + 0.05) / (low + 0.05) >= 4.5, colour

@@ -26,9 +26,9 @@ demo: $(READY)
 	@echo; echo "The curves are in out/demo/curves.png. Now on your own text, any file or folder:"
 	@echo "  $(BIN)/glassformer train --data.train YOUR_FILE --out out/mine"
 
-# Two processes, a file in one of them, so that what a file sets up is set up once.
+# Two processes, a file in one of them, so that what a file sets up is set up once; threads that wait leave the core.
 test: $(DEV) $(NODE)
-	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
 
 test-all: $(DEV) $(NODE)
 	$(BIN)/python -m pytest

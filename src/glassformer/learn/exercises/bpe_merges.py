@@ -5,7 +5,8 @@ all words, makes one piece of them everywhere, writes the pair down, and begins 
 is the tokenizer: to read a new word, merge in it the pair that was learnt first, everywhere from left to right, then
 the next that is there, until none of its pairs is in the list.
 
-Where two pairs are equally frequent take the one that comes first in the alphabet: `min` over (-count, pair).
+Where no pair is left, stop: the list is then shorter than `merges`. Where two pairs are equally frequent take the one
+that comes first in the alphabet: `min` over (-count, pair).
 """
 
 from typing import Any

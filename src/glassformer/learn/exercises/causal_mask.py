@@ -4,7 +4,8 @@ A model that learns to say the next word must not see it. So a token sees itself
 that comes after: in `LLM #s are cool .` the word "are" sees the first three. The mask is a table of booleans: a row
 for each query, a column for each key, True where the query may look.
 
-With a KV cache the new tokens are few and the keys are many: the T queries are then the *last* T of the S places.
+A model that goes on writing keeps the keys of earlier tokens (a KV cache, page 9), so that the new tokens are few and
+the keys are many: the T queries are then the *last* T of the S places.
 So query i stands at place S - T + i.
 """
 

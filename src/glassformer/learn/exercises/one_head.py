@@ -1,7 +1,8 @@
 """One head of attention, by hand
 
 Every word asks a question (its query q), offers a label (its key k) and carries something to hand over (its value v).
-A word's answer is a weighted mean of the values, and the weights come from how well its query fits each key:
+A word's answer is a weighted mean of the values, and the weights come from how well its query fits each key; here T
+queries meet S keys:
 
     scores = q k^T / sqrt(d_head)         one number for each pair: (T, S)
     pattern = softmax(scores)             over the keys; what may not be seen gets 0
@@ -57,6 +58,9 @@ def check(theirs: Any, report: Report) -> None:
     x = report.randn(3, 5) + 1000
     look = "take the largest number of the row away before exp: the result is the same, and exp stays finite"
     report.equal("softmax of numbers near 1000", theirs.softmax(x), x.softmax(-1), look=look)
+    far = torch.tensor([[1000.0, 999.0], [1.0, 0.0]])
+    look = "each row has a largest number of its own: amax(-1, keepdim=True), not that of the whole table"
+    report.equal("softmax([[1000, 999], [1, 0]])", theirs.softmax(far), far.softmax(-1), look=look)
     report.say("softmax([2, 1, 0]) is [0.6652, 0.2447, 0.0900], and large numbers are no trouble")
 
     q, k, v = report.randn(4, 8), report.randn(6, 8), report.randn(6, 8)

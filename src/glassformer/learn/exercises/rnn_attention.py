@@ -4,10 +4,11 @@ Before 2015 a translator read the whole source into one vector, and long sentenc
 let the decoder look back: its state s scores every state h_j of the source, by a small network of one hidden layer,
 
     score_j = w . tanh(W_s s + b + W_h h_j)
-    weights = softmax(scores)             padding gets 0
+    weights = softmax(scores)             the share of padding is 0: its score is minus infinity
     context = sum of weights_j h_j
 
-This came before queries and keys, and it is the same thought: W_s s is a query, W_h h_j a key, h_j the value.
+S words of E numbers each, a state of C, a hidden layer of A. This came before queries and keys, and it is the same
+thought: W_s s is a query, W_h h_j a key, h_j the value.
 """
 
 from typing import Any
@@ -56,6 +57,7 @@ def check(theirs: Any, report: Report) -> None:
     slips = {
         "the padding: where no word is there the weight is 0": scores.softmax(0),
         "the mask: minus infinity before the softmax, so that the others sum to 1": scores.softmax(0) * there,
+        "the padding: a score of 0 still has e^0 = 1; it is minus infinity": scores.masked_fill(~there, 0).softmax(0),
         "tanh: the sum goes through it before the product with w": linear.masked_fill(~there, float("-inf")).softmax(0),
         "the bias: it belongs to W_s s": no_bias.masked_fill(~there, float("-inf")).softmax(0),
         "the weights: the scores have to go through softmax": scores.masked_fill(~there, float("-inf")),

@@ -6,8 +6,8 @@ adds to each embedding a vector that says where it stands, made of waves of diff
     position[p, 2i]     = sin(p / 10000^(2i / C))         even columns
     position[p, 2i + 1] = cos(p / 10000^(2i / C))         odd columns, the same angle
 
-The first pair repeats every 6.28 places, the last one after tens of thousands. Nothing is learned. To go on by some
-places is a product with one matrix, whatever the place: each pair (sin, cos) turns.
+The first pair repeats every 6.28 places, the last one of a wide model after tens of thousands. Nothing is learned. To
+go on by some places is a product with one matrix, whatever the place: each pair (sin, cos) turns.
 """
 
 from typing import Any

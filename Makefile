@@ -28,7 +28,7 @@ demo: $(READY)
 
 # Two processes, a file in one of them, so that what a file sets up is set up once; threads that wait leave the core.
 test: $(DEV) $(NODE)
-	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -m "not slow" -n 2 --dist loadgroup --no-loadscope-reorder
 
 test-all: $(DEV) $(NODE)
 	$(BIN)/python -m pytest

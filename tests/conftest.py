@@ -134,9 +134,20 @@ def chromium() -> Iterator[Any]:
         browser.close()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests with a browser come last: Playwright's event loop runs until the end, and nobody else can start one."""
-    items.sort(key=lambda item: "chromium" in getattr(item, "fixturenames", ()))
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests with a browser come last: Playwright's event loop runs until the end, and nobody else can start one.
+
+    Several processes (pytest-xdist) share out files, those of a file with a browser by themselves.
+    """
+
+    def browser(item: pytest.Item) -> bool:
+        return "chromium" in getattr(item, "fixturenames", ())
+
+    items.sort(key=browser)
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.split("::")[0] + ":browser" * browser(item)))
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -59,6 +59,9 @@ def asked_nothing(monkeypatch: pytest.MonkeyPatch) -> Callable[[], AbstractConte
 
     On a GPU it would wait for all that was asked before, and the GPU then for the host.
     """
+    from torch._dynamo.trace_rules import get_torch_obj_rule_map
+
+    get_torch_obj_rule_map()  # kept for good once it is made: not with what stands in for torch.tensor here
     made = torch.tensor
 
     def on_the_host(*given: Any, device: Any = "cpu", **named: Any) -> torch.Tensor:

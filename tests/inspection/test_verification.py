@@ -145,7 +145,7 @@ FAULTS = {  # family, where, what, kinds that fail, the address that is named
         "self_mask",
         blind_to_documents,
         {"packing", "engine"},  # varlen is told of documents by their borders
-        FIRST + r"attn\.pattern\[0,\d+,\d+\]",
+        FIRST + r"attn\.(pattern|z)\[0,\d+,\d+",
     ),
     "batch": ("llama", embed_head.Head, "forward", mixes_rows, {"batch"}, r"logits\[0,0\]"),
     "tape": ("llama", flow.Tape, "pass_through", leans, {"tape"}, r"logits\[0,\d+\]"),

@@ -24,7 +24,7 @@ import torch
 
 from glassformer import config as c
 from glassformer.config import run
-from glassformer.config.parallel import Parallel
+from glassformer.config.parallel import AXES, Parallel
 from glassformer.cost import cost
 from glassformer.nn import build_model
 from glassformer.parallel.layout import Layout
@@ -46,6 +46,7 @@ CASES: dict[str, dict[str, Any]] = {
     "replicate 2": {"data": 1, "replicate": 2},
     "context 2": {"data": 1, "context": 2},
     "tensor 2": {"data": 1, "tensor": 2},
+    "pipeline 2": {"data": 1, "pipeline": 2},
     "data 2 x tensor 2": {"data": 2, "tensor": 2},
     "one process, experts": {"data": 1},
     "expert 2": {"data": 1, "expert": 2},
@@ -56,7 +57,7 @@ held: dict[str, Any] = {}
 
 
 def processes(name: str) -> int:
-    return Parallel(**CASES[name]).size("replicate", "data", "expert", "context", "tensor")
+    return Parallel(**CASES[name]).size(*AXES)
 
 
 def model_of(name: str, wide: bool) -> c.Decoder:

@@ -162,7 +162,7 @@ def refused(mesh: Mesh, folder: str, out: str) -> list[str]:
         found.append(ran(mesh, folder, out, "dropout"))
     finally:
         shares._add = write
-    found.append(ran(mesh, folder, f"{out}-2", "dropout", more={"parallel.pipeline": "2"}))
+    found.append(ran(mesh, folder, f"{out}-2", "dropout", more={"parallel.pipeline": "2", "decoder.depth": 1}))
     found.append(ran(mesh, folder, f"{out}-2", "dropout", more={"batch": 1, "accumulate": 1}))
     found.append(ran(mesh, folder, f"{out}-2", "dropout", more={"parallel.data": "3"}))
     return found
@@ -173,7 +173,7 @@ def test_a_mistake_of_one_is_everybodys_and_leaves_nothing_half_written(two, tmp
     assert one == other
     held, full, axis, rows, count = one
     assert held.startswith("Another process is training in") and full.startswith("The disk that holds")
-    assert axis.startswith("parallel.pipeline is not for glassformer train") and "too few for 2 pieces" in rows
+    assert axis.startswith("parallel.pipeline 2 is more stages") and "too few for 2 pieces" in rows
     assert "data 3 is for 3, but there are 2 processes" in count
     assert not list((tmp_path / "out").glob("*step*")) and not list((tmp_path / "out").glob(".*.part"))
 

@@ -28,6 +28,13 @@ MIXTURE = (
 )
 EXPERTS = {"decoder.pattern.feedforward": MIXTURE}
 TENSOR, EXPERT = {"parallel.tensor": 2}, {"parallel.expert": 2}
+PIPELINE = {"parallel.pipeline": 2}
+STAGES = {
+    "Muon": {},
+    "of experts, AdamW": {**EXPERTS, "optimizer": "AdamW"},
+    "bf16": {"dtype": "bfloat16"},
+    "plain sums": {"parallel.exact": False, "optimizer": "AdamW"},
+}
 RUNS = {
     "tensor, Muon": (TENSOR, {"decoder.dropout": 0.1}),
     "tensor of experts, AdamW": (TENSOR, {**EXPERTS, "optimizer": "AdamW"}),
@@ -116,14 +123,25 @@ def test_a_run_on_two_processes(two, tmp_path, name):
     near(two, tmp_path, *RUNS[name], 1e-5)
 
 
+def test_a_run_in_two_stages(two, tmp_path):
+    near(two, tmp_path, PIPELINE, STAGES["Muon"], 1e-5)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["tensor, Muon", "experts, Muon"])
+@pytest.mark.parametrize("name", list(STAGES)[1:])
+def test_other_runs_in_two_stages(two, tmp_path, name):
+    near(two, tmp_path, PIPELINE, STAGES[name], 1e-2 if name == "bf16" else 1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tensor, Muon", "experts, Muon", "pipeline"])
 def test_an_adapter_on_two_processes(two, tmp_path, name):
     """On a base that stays; its first step, and the files with their tensors."""
-    axis, more = RUNS[name]
+    axis, more = (PIPELINE, {}) if name == "pipeline" else RUNS[name]
     trained(None, str(tmp_path), str(tmp_path / "base"), more)
     left = dict.fromkeys(("recipe", "decoder.depth", "data.tokenizer", *more))
-    told = {"from": str(tmp_path / "base"), "train.tune": '{type = "LoRA", rank = 2, dropout = 0.1}', **left}
+    drop = 0.0 if name == "pipeline" else 0.1  # each stage draws for itself
+    told = {"from": str(tmp_path / "base"), "train.tune": f'{{type = "LoRA", rank = 2, dropout = {drop}}}', **left}
     alone = trained(None, str(tmp_path), str(tmp_path / "one"), told)
     for both in two.call(trained, folder=str(tmp_path), out=str(tmp_path / "all"), more={**told, **axis}):
         assert both == pytest.approx(alone, rel=2e-3), both
@@ -136,9 +154,9 @@ def test_an_adapter_on_two_processes(two, tmp_path, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["tensor, Muon", "experts, Muon"])
+@pytest.mark.parametrize("name", ["tensor, Muon", "experts, Muon", "pipeline"])
 def test_samples_while_it_trains(two, tmp_path, name):
-    axis, more = RUNS[name]
+    axis, more = (PIPELINE, EXPERTS) if name == "pipeline" else RUNS[name]
     out, given = tmp_path / "out", {**more, **axis, "sample_every": 2}
     first, _ = two.call(trained, folder=str(tmp_path), out=str(out), more=given, speaks=True)
     assert first[0] == 4, first
@@ -168,7 +186,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(two, tmp_path):
         "heads over 1 of keys and values cannot be cut in": {**TENSOR, "decoder.pattern.attention.kv_heads": 1},
         "parallel.expert is 2 and the model has no mixture of experts": EXPERT,
         "3 experts cannot be shared out to parallel.expert 2": {**EXPERT, "decoder.pattern.feedforward": three},
-        "parallel.pipeline is not for glassformer train": {"parallel.pipeline": 2},
+        "parallel.pipeline 2 is more stages than the 1 block of": {**PIPELINE, "decoder.depth": 1},
     }
     for sentence, more in wrong.items():
         for answer in two.call(trained, folder=str(tmp_path), out=str(tmp_path / "x"), more=more):

@@ -140,7 +140,7 @@ def drawn(mesh: Mesh, name: str, axes: dict[str, int]) -> bool:
     return all(same) and len(same) == len(wanted)
 
 
-@pytest.mark.parametrize("axis", ["data", "tensor", "expert"])
+@pytest.mark.parametrize("axis", ["data", "tensor", "expert", "pipeline"])
 def test_weights_drawn_into_shards_are_those_of_one_process(two, axis):
     names = ["mixtral"] if axis == "expert" else ["gpt2", "mixtral", "alibi", *["odd"] * (axis == "data")]
     for name in names:

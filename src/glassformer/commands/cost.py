@@ -67,6 +67,7 @@ def run(given: argparse.Namespace) -> None:
 
 def _layouts(plan: RunPlan, processes: int) -> list[Layout]:
     """The run on so many processes, in fp32 and in bf16."""
+    from ..config.parallel import AXES
     from ..config.run import Muon
     from ..cost import cost
     from ..parallel.layout import Layout, pieces_for
@@ -75,6 +76,11 @@ def _layouts(plan: RunPlan, processes: int) -> list[Layout]:
     pieces = pieces_for(how.accumulate, parallel)
     few = f"train.batch is {how.batch} rows, too few for {pieces} pieces, a multiple of the processes; raise it."
     need(pieces <= how.batch, few)
+    if any(parallel.size(axis) > 1 for axis in AXES if axis not in ("data", "replicate")):
+        from ..parallel.mesh import Mesh
+        from ..training.processes import check
+
+        check(how, plan.model, Mesh(parallel))
     found = cost(plan.model, -(-how.batch // pieces), plan.context)
     muon = isinstance(how.optimizer, Muon)
     return [Layout(found, parallel, pieces, dtype, muon) for dtype in ("fp32", "bf16")]

@@ -7,7 +7,9 @@ tensor = 4         # each matrix in four parts
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 from dataclasses import replace
 
 from ..errors import UserError, need
@@ -32,7 +34,7 @@ class Parallel:
     tensor: PositiveInt = 1  # parts that each matrix is cut into
     context: PositiveInt = 1  # parts that each row of tokens is cut into
     expert: PositiveInt = 1  # groups that the experts of each mixture are shared out to, each with rows of its own
-    pipeline: PositiveInt = 1  # stages that the blocks are shared out to
+    pipeline: PositiveInt = 1  # stages that the blocks of a decoder are shared out to; alone so far
     exact: bool = True  # the bits of one process, whatever the number of processes; false: plain collectives
     timeout: PositiveFloat = 600.0  # seconds that a process waits for the others before it gives up
 
@@ -69,3 +71,18 @@ def ring_pieces(length: int, size: int) -> list[tuple[range, range]]:
     starts = [piece * number for number in range(2 * size)]
     pieces = [range(start, start + piece) for start in starts]
     return [(pieces[rank], pieces[-1 - rank]) for rank in range(size)]
+
+
+def stage_blocks(depth: int, stages: int) -> list[range]:
+    """Which of ``depth`` blocks each of so many stages of a pipeline computes; where they differ the first have more,
+    since the last has the head."""
+    starts = [-(-depth * stage // stages) for stage in range(stages + 1)]
+    return [range(low, high) for low, high in itertools.pairwise(starts)]
+
+
+def stage_of(name: str, depth: int, stages: int) -> int:
+    """The stage to which the weight of this path in a decoder belongs."""
+    block = re.match(r"decoder\.blocks\.(\d+)\.", name)
+    if block:
+        return next(stage for stage, own in enumerate(stage_blocks(depth, stages)) if int(block[1]) in own)
+    return stages - 1 if name.startswith(("decoder.last_norm.", "head.")) else 0

@@ -84,8 +84,12 @@ class Stack(TracedModule):
 
     def forward(self, x: Tensor, flow: Flow, cache: Cache | None = None) -> Tensor:
         """x (B, T, C or the embeddings' width), embedded tokens -> (B, T, C)."""
-        x = self.project(self.drop(self.first_norm(self.position.embed(x, flow))))
-        x = flow.look(self, "embed", x)
+        x = self.begin(x, flow)
         for index, block in enumerate(self.blocks):
             x = block(x, flow, self.position, cache.layers[index] if cache is not None else None)
         return flow.look(self, "out", self.last_norm(x))
+
+    def begin(self, x: Tensor, flow: Flow) -> Tensor:
+        """Embedded tokens (B, T, C or their width) as the first block takes them, (B, T, C)."""
+        x = self.project(self.drop(self.first_norm(self.position.embed(x, flow))))
+        return flow.look(self, "embed", x)

@@ -1,7 +1,8 @@
 """What each of several processes holds and sends, from the config alone. No torch here.
 
 A shard has 1/D of weights, gradients and moments; a block is gathered while it computes (FSDP2: Zhao et al. 2023). The
-tensor axis leaves each process the model of a config with fewer heads and hidden, the expert axis fewer experts.
+tensor axis leaves each process the model of a config with fewer heads and hidden, the expert axis fewer experts, the
+pipeline some of the blocks.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from .. import config
-from ..config.parallel import AXES, Parallel
+from ..config.parallel import AXES, Parallel, stage_of
 from ..cost import FP32, TRAIN, Cost, gibibytes
 
 HALF = 2  # bytes a number in bf16
@@ -28,7 +29,8 @@ TABLES = re.compile(r"\.ffn\.(gate|up|down)(_bias)?$")
 class Layout:
     """A run of ``cost`` on the processes of ``parallel`` (data filled in), in so many ``pieces`` a step.
 
-    ``cost`` is that of one piece; ``muon`` says that matrices travel to their owners and back.
+    ``cost`` is that of one piece; ``muon`` says that matrices travel to their owners and back. Of a pipeline it is the
+    ``stage`` that is told, else the one that has the most.
     """
 
     cost: Cost
@@ -36,6 +38,13 @@ class Layout:
     pieces: int
     dtype: str = "fp32"
     muon: bool = False
+    stage: int | None = None
+
+    @cached_property
+    def stages(self) -> list[Layout]:
+        """Those of a pipeline's stages, where this is none of them."""
+        count = self.parallel.pipeline if self.stage is None else 1
+        return [replace(self, stage=stage) for stage in range(count)] if count > 1 else []
 
     @cached_property
     def part(self) -> Cost:
@@ -45,8 +54,11 @@ class Layout:
     @cached_property
     def sizes(self) -> dict[str, tuple[bool, int]]:
         """As ``Cost.sizes``, of a process before its weights are in shards."""
-        parts = self.parallel.expert
-        return {n: (m, size // parts if TABLES.search(n) else size) for n, (m, size) in self.part.sizes.items()}
+        parts, found = self.parallel.expert, self.part.sizes
+        if self.stage is not None:
+            depth, stages = config.stacks(self.cost.model)["decoder"].depth, self.parallel.pipeline
+            found = {n: one for n, one in found.items() if stage_of(n, depth, stages) == self.stage}
+        return {n: (m, size // parts if TABLES.search(n) else size) for n, (m, size) in found.items()}
 
     @property
     def numbers(self) -> int:
@@ -71,6 +83,8 @@ class Layout:
     @property
     def kept(self) -> int:
         """Weights that a process keeps."""
+        if self.stages:
+            return max(one.kept for one in self.stages)
         return -(-self.numbers // self.shards)
 
     @property
@@ -81,11 +95,19 @@ class Layout:
         as they are gathered, by FSDP2 and once more by gloo; what this one and the one before send of their gradients,
         and what arrives of them. A single process is in shards too once there are others along any axis.
         """
+        if self.stages:
+            return max(one.memory for one in self.stages)
         *blocks, rest = self.groups
         width = HALF if self.dtype == "bf16" else FP32
         tokens = self.cost.batch * -(-self.cost.context // self.parallel.context)
         logits = min(tokens * self.part.model.embed.vocab, LOGITS) * (width if self.parallel.tensor == 1 else 3 * FP32)
-        held = -(-self.numbers * TRAIN // self.shards) + self.part.activations(self.dtype) // self.parallel.context
+        kept = self.part.activations(self.dtype) // self.parallel.context
+        if self.stage is not None:
+            after, found = self.parallel.pipeline - self.stage, self.cost.model
+            kept = kept * min(after, self.pieces) // self.parallel.pipeline  # pieces under way, of some blocks each
+            tied = found.head is not None and found.head.tied
+            logits = 0 if after > 1 else logits + 2 * FP32 * found.embed.vocab * found.dim * tied  # it is borrowed
+        held = -(-self.numbers * TRAIN // self.shards) + kept
         if self.parallel.size(*AXES) == 1:
             return held + logits
         coming = max(max(blocks, default=0) * (5 * width + 2 * FP32), rest * (width + FP32))
@@ -111,8 +133,8 @@ class Layout:
         inner = sum(self._inner(width, rounds))
         return int(rounds * (gather + scatter + 2 * again / self.shards * FP32) + owners + inner)
 
-    def _inner(self, width: int, rounds: int) -> tuple[float, float, float]:
-        """Bytes that a step receives along the axes context, tensor and expert."""
+    def _inner(self, width: int, rounds: int) -> tuple[float, float, float, float]:
+        """Bytes that a step receives along the axes context, tensor, expert and pipeline."""
         found, context, parallel = self.cost, 1 - 1 / self.parallel.context, self.parallel
         tokens = rounds * found.batch * found.context
         # keys and values go round in both passes, their gradients all the way home; then all gradients are added up
@@ -122,11 +144,14 @@ class Layout:
         blocks = [stack.block(i) for stack in stacks for i in range(stack.depth)]
         sums = 1 + sum(1 + (b.cross is not None) + (b.feedforward is not None) for b in blocks)  # and the embedding's
         stream = tokens * found.model.dim * width
+        tied = parallel.pipeline > 1 and found.model.head is not None and found.model.head.tied
+        table = FP32 * found.model.embed.vocab * found.model.dim * tied
         chosen = sum(b.feedforward.top_k for b in blocks if isinstance(b.feedforward, config.MoE))
         return (
             ring if parallel.context > 1 else 0.0,
             2 * sums * stream * 2 * (1 - 1 / parallel.tensor),  # in both passes, there and back
             4 * chosen * stream * (1 - 1 / parallel.expert),  # to the experts and back, in both passes
+            table + stream * min(2, parallel.pipeline - 1),  # from the stage before, and its gradient from the next
         )
 
     def rows(self) -> list[tuple[str, str]]:
@@ -135,7 +160,7 @@ class Layout:
         own = self.pieces // self.parallel.rows
         return [
             ("processes", f"{self.parallel.size(*AXES)}: {' x '.join(said) or 'alone'}"),
-            ("parameters a process keeps", f"{self.kept:,} of {self.cost.total:,}"),
+            ("parameters a process keeps", f"{'at most ' * bool(self.stages)}{self.kept:,} of {self.cost.total:,}"),
             ("pieces of a step a process", f"{own} of {self.pieces}, {self.cost.batch:,} rows each at most"),
             (f"memory a process, {self.dtype}, beside {BASE >> 20} MiB of Python and PyTorch", gibibytes(self.memory)),
             (f"received a step and process, {self.dtype}", gibibytes(self.traffic)),

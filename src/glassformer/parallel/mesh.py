@@ -101,23 +101,24 @@ class Mesh:
         found = [rank for rank in range(self.size) if all(self.coordinate(rank)[a] == here[a] for a in same)]
         return sorted(found, key=lambda rank: self.index(*axes, rank=rank))
 
-    def group(self, *axes: str) -> Any:
+    def group(self, *axes: str, again: bool = False) -> Any:
         """The ProcessGroup of ``neighbours(*axes)``; None where there is no other process along them.
 
-        Every process asks for the same groups in the same order.
+        Every process asks for the same groups in the same order. ``again``: another one of the same processes.
         """
         if self.extent(*axes) == 1:
             return None
         import torch.distributed as dist
 
-        if axes not in self._groups:
+        key = (*axes, "again") if again else axes
+        if key not in self._groups:
             for start in range(self.size):
                 ranks = self.neighbours(*axes, of=start)
                 if ranks[0] == start:  # each once
                     made = dist.new_group(ranks, timeout=self.limit)  # its own default is half an hour
                     if self.rank in ranks:
-                        self._groups[axes] = made
-        return self._groups[axes]
+                        self._groups[key] = made
+        return self._groups[key]
 
     @property
     def neighbours_here(self) -> int:

@@ -20,7 +20,7 @@ from .. import config
 from ..cost import available_memory
 from ..nn import build_model
 from ..nn.build import build
-from . import experts, tensor
+from . import experts, pipeline, tensor
 from .mesh import Mesh
 from .place import Cut, Place, place_of
 from .windows import Window
@@ -32,11 +32,14 @@ COPIES = ("replicate", "expert")
 def shard(model: nn.Module, mesh: Mesh, dtype: str = "float32", exact: bool = True) -> None:
     """Leave each process its rows of every weight of ``model``; forward and backward compute in ``dtype``.
 
-    What the tensor and expert axes cut is cut first. A block of a stack is gathered when it computes and let go
-    afterwards; what belongs to no block, while the whole model computes. ``model`` may be on the "meta" device;
+    What the pipeline, tensor and expert axes cut is cut first. A block of a stack is gathered when it computes and let
+    go afterwards; what belongs to no block, while the whole model computes. ``model`` may be on the "meta" device;
     ``exact`` adds gradients up as one process would.
     """
     model.cuts = {}  # type: ignore[assignment]
+    if mesh.extent("pipeline") > 1:
+        stream = torch.bfloat16 if dtype == "bfloat16" else next(model.parameters()).dtype
+        model.cuts = pipeline.split_model(model, mesh, stream)  # type: ignore[arg-type, assignment]
     if mesh.extent("tensor") > 1:
         model.cuts = tensor.split_model(model, mesh.group("tensor"))  # type: ignore[arg-type, assignment]
     if mesh.extent("expert") > 1:
@@ -69,7 +72,7 @@ def shard(model: nn.Module, mesh: Mesh, dtype: str = "float32", exact: bool = Tr
 
 
 def cuts_of(model: nn.Module) -> Mapping[str, Cut]:
-    """How the tensor or the expert axis has cut the weights that it has, by their paths."""
+    """How an axis has cut the weights that it has, by their paths."""
     return getattr(model, "cuts", {})
 
 
@@ -125,6 +128,8 @@ def gathered(model: Any, mesh: Mesh, needed: int) -> Iterator[None]:
     fits = bool(parts) and not mesh.most(float(free is not None and free < 2 * needed))
     for module in parts:
         module.set_reshard_after_forward(not fits and module is not model, recurse=False)
+    if mesh.extent("pipeline") > 1:
+        model.stage.begin(model)
     try:
         yield
     finally:

@@ -62,6 +62,8 @@ class Window:
         """Take up the gradient that backward left on the weight."""
         grad = self.weight.grad
         self.tensor.grad = None if grad is None else self.widened(self.local(grad))
+        if self.cut is not None and self.cut.low == self.cut.high:
+            self.tensor.grad = torch.zeros_like(self.tensor)  # another stage's: its steps are counted everywhere
 
     @torch.no_grad()
     def push(self) -> None:

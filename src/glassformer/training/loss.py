@@ -147,7 +147,11 @@ def gradients(
 
 def backward(model: Any, part: Batch, objective: Objective, smoothing: float, weight: float = 1.0) -> Loss:
     """Add a piece's gradients, times a ``weight``, to ``.grad``; its loss, without a graph."""
-    loss: Loss = objective.loss(model, part, smoothing)
+    return backward_from(objective.loss(model, part, smoothing), weight)
+
+
+def backward_from(loss: Loss, weight: float = 1.0) -> Loss:
+    """Add the gradients of a loss, times a ``weight``, to ``.grad``; the loss without a graph."""
     (loss.total if weight == 1 else loss.total * weight).backward()  # type: ignore[no-untyped-call]
     aux = None if loss.aux is None else loss.aux.detach()  # the numbers alone: no graph is held
     return dataclasses.replace(loss, sum=loss.sum.detach(), aux=aux)

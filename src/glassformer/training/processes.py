@@ -16,17 +16,18 @@ from .. import config
 from ..config.parallel import AXES
 from ..config.run import Muon, Run, Train
 from ..errors import UserError, mute, need, note
-from ..parallel import experts, ring, tensor
+from ..parallel import experts, pipeline, ring, tensor
 from ..parallel.layout import Layout, pieces_for
 from ..parallel.mesh import Mesh, is_loss, restarts
 from ..tokenizer import Tokenizer
 from . import run_checkpoints
 from .execution import matmul_peak
+from .objectives import Causal, Prefix
 from .plan import RunPlan
 from .resume import previous_run
 
 INNER = tuple(axis for axis in AXES if axis not in ("data", "replicate"))
-CHECKS = {"tensor": tensor.check, "expert": experts.check}
+CHECKS = {"pipeline": pipeline.check, "tensor": tensor.check, "expert": experts.check}
 PROBE = 1 << 22  # bytes sent to see how fast
 
 
@@ -101,9 +102,11 @@ def check(how: Train, model: config.Model, mesh: Mesh) -> None:
     if mesh.alone:
         return
     inner = [axis for axis in INNER if mesh.extent(axis) > 1]
-    need(
-        "pipeline" not in inner, "parallel.pipeline is not for glassformer train; leave it out, or give parallel.data."
-    )
+    stages, others = mesh.extent("pipeline"), mesh.size // mesh.extent("pipeline")
+    alone = f"parallel.pipeline {stages} stands alone so far and there are {mesh.size} processes; start {stages}."
+    need(stages == 1 or others == 1, alone)
+    told = isinstance(how.objective, Causal | Prefix)
+    need(stages == 1 or told, f"A pipeline learns next tokens (Causal, Prefix), not {type(how.objective).__name__}.")
     both = (
         f"parallel.{' and parallel.'.join(inner)} in one training are not built; give one of them beside parallel.data."
     )
@@ -131,8 +134,13 @@ def say_layout(layout: Layout, how: Train, context: int, mesh: Mesh) -> None:
     peak = matmul_peak(torch.bfloat16 if layout.dtype == "bf16" else torch.float32, mesh.device)
     slowest = -mesh.most(-peak)
     alone, sent = flops / slowest, layout.traffic / rate
-    gain = alone / (alone / (mesh.rows * mesh.extent("context", "tensor")) + sent)
+    stages = mesh.extent("pipeline")
+    busy = layout.pieces / (layout.pieces + stages - 1)  # the first and the last pieces leave stages idle
+    gain = alone / (alone / (mesh.rows * mesh.extent("context", "tensor") * stages * busy) + sent)
     exact = mesh.layout.exact and mesh.extent(*INNER) == 1
     order = "added in one order: the bits of one process" if exact else "added in any order"
     note(f"On {layout.sentence()} Gradients are {order}.")
     note(f"Expected: about {gain:.1f} times the speed of one process ({rate / 1e9:.2f} GB/s between them).")
+    if layout.pieces < 2 * stages - 2:
+        idle = f"In {layout.pieces} pieces {stages} stages wait for one another {1 - busy:.0%} of the time"
+        note(f"{idle}; raise train.accumulate.")

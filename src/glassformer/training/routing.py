@@ -75,10 +75,10 @@ def counted(model: Model, mesh: Mesh = ALONE) -> Iterator[Counted]:
         for path, cfg in mixtures.items():
             source = "source" in named and path.startswith("encoder.")
             tokens, pos = (named["source"], named.get("source_pos")) if source else (given[0], named.get("pos"))
-            if routes.paused:
-                tape.records.pop(f"{path}.chosen")
+            chosen = tape.records.pop(f"{path}.chosen", None)
+            if routes.paused or chosen is None:  # another stage of a pipeline has it
                 continue
-            pairs = tokens.flatten()[:, None] * cfg.experts + tape.records.pop(f"{path}.chosen").flatten(0, 1)
+            pairs = tokens.flatten()[:, None] * cfg.experts + chosen.flatten(0, 1)
             seen[path].append((pairs if pos is None else pairs[(pos >= 0).expand(tokens.shape).flatten()]).flatten())
 
     first = model.register_forward_pre_hook(before, with_kwargs=True)
@@ -99,8 +99,8 @@ def counted(model: Model, mesh: Mesh = ALONE) -> Iterator[Counted]:
 
 
 def _everybodys(pair: Tensor, times: Tensor, mesh: Mesh) -> list[bytes]:
-    """Pairs and times (2, P) as bytes, of each process that has rows of its own and found any."""
+    """Pairs and times (2, P) as bytes, of each process that has rows or blocks of its own and found any."""
     if mesh.alone:
         return []
     parts = mesh.gather_bytes(torch.stack((pair, times)).numpy().tobytes())
-    return [parts[rank] for rank in mesh.neighbours(*ROWS, "context") if parts[rank]]
+    return [parts[rank] for rank in mesh.neighbours("pipeline", *ROWS, "context") if parts[rank]]

@@ -7,6 +7,8 @@ process    0   1   2   3 | 0   1   2   3        one round | the next
 from __future__ import annotations
 
 import contextlib
+import functools
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,12 +20,13 @@ from ..config.objective import Objective
 from ..config.parallel import ROWS
 from ..config.run import Train
 from ..errors import need
+from ..nn.flow import Flow
 from ..parallel.collectives import summed
 from ..parallel.mesh import Mesh
 from ..parallel.ring import Ring
 from ..parallel.shard import begin_round, in_shards
 from .batches import Batch, Batches, next_pieces
-from .loss import Loss, Sums, backward, sums
+from .loss import Loss, Sums, backward, backward_from, sums
 from .pieces import Pieces
 
 AT_ONCE = 1 << 22  # numbers of gradients that are copied out to be added up
@@ -49,20 +52,48 @@ def shared_gradients(
         need(present[0] == mesh.rows, few)
 
     def begin(place: int) -> None:
-        if draws is not None:  # other columns of a piece draw other numbers
-            draws(mine[place] + settings.accumulate * mesh.index("context"))
+        if draws is not None:  # other columns of a piece, and other stages, draw other numbers
+            draws(mine[place] + settings.accumulate * mesh.index("pipeline", "context"))
 
     pieces = SharedPieces(parts, begin, model, present, mesh)
     losses: list[Loss] = []
     with columns(model, mesh) as cut:
         if objective.all_pieces is not None:
             losses = objective.all_pieces(model, pieces, settings.label_smoothing)
+        elif mesh.extent("pipeline") > 1:
+            compute = functools.partial(objective.loss, model, smoothing=settings.label_smoothing)
+            losses = one_forward_one_backward(model, pieces, compute)
         else:
             for part, counts in pieces.read(backward=True):
                 loss = backward(model, cut(part), objective, settings.label_smoothing, weight=float(counts))
                 losses += [loss] * counts
     add_columns(model, mesh)
+    if mesh.extent("pipeline") > 1:
+        model.stage.settle(model)
     return sums(in_order(losses, mesh))
+
+
+def one_forward_one_backward(model: Any, pieces: SharedPieces, loss: Callable[[Batch], Loss]) -> list[Loss]:
+    """The losses of this stage's pieces: it goes back through one as soon as the stages after it have, so that it holds
+    no more pieces than there are stages from here on (1F1B)."""
+    losses: list[Loss] = []
+    waiting: deque[tuple[int, Loss, bool]] = deque()
+
+    begin_round(model, True, pieces.present[0])
+
+    def back() -> None:
+        place, found, counts = waiting.popleft()
+        losses.extend([backward_from(found, float(counts))] * counts)
+        if place + 1 < len(pieces):  # now, while all weights are in shards: the next forward pass leaves some whole
+            begin_round(model, False, pieces.present[place + 1])
+
+    for place, (part, counts) in enumerate(pieces.read()):
+        waiting.append((place, loss(part), counts))
+        if len(waiting) == model.stage.count - model.stage.index:
+            back()
+    while waiting:
+        back()
+    return losses
 
 
 class SharedPieces(Pieces):
@@ -114,7 +145,9 @@ def columns(model: Any, mesh: Mesh) -> Iterator[Callable[[Batch], Batch]]:
     """
     group = mesh.group("context")
     if group is None:
-        with mesh.watched() if mesh.extent("tensor", "expert") > 1 else contextlib.nullcontext():
+        if mesh.extent("pipeline") > 1:
+            model.stage.begin(model)
+        with mesh.watched() if mesh.extent("pipeline", "tensor", "expert") > 1 else contextlib.nullcontext():
             yield lambda batch: batch
         return
     ring = Ring(group)
@@ -148,8 +181,9 @@ def in_order(losses: Sequence[Loss], mesh: Mesh) -> list[Loss]:
     every = [_unpacked(part, mesh.device) for part in mesh.gather_bytes(_packed(losses))]
     shares = []
     for rank in mesh.neighbours(*ROWS):
-        pieces = zip(*(every[other] for other in mesh.neighbours("context", of=rank)), strict=True)
-        shares.append([_joined(piece) for piece in pieces])
+        axis, join = ("pipeline", _of_stages) if mesh.extent("pipeline") > 1 else ("context", _joined)
+        pieces = zip(*(every[other] for other in mesh.neighbours(axis, of=rank)), strict=True)
+        shares.append([join(piece) for piece in pieces])
     return [share[turn] for turn in range(len(shares[0])) for share in shares if turn < len(share)]
 
 
@@ -168,6 +202,16 @@ def _joined(parts: Sequence[Loss]) -> Loss:
     }
     tokens = sum(loss.tokens for loss in parts)
     return replace(parts[0], sum=torch.stack(sums).sum(), count=count, tokens=tokens, metrics=metrics, **said)
+
+
+def _of_stages(parts: Sequence[Loss]) -> Loss:
+    """The loss of a piece: the last stage has it, with what the mixtures of all stages add to it and say."""
+    flow, aux = Flow(parts[0].sum), [loss.aux for loss in parts if loss.aux is not None]
+    for loss in parts:
+        for name, layers in loss.metrics.items():
+            for layer in layers:
+                flow.add_metric(name, layer)
+    return replace(parts[-1], aux=torch.stack(aux).sum() if aux else None, metrics=flow.metrics)
 
 
 def _packed(losses: Sequence[Loss]) -> bytes:

@@ -110,7 +110,7 @@ def embed(cfg: config.Embed, b: Builder, path: str, module: str, dim: int) -> st
 @describes(config.Stack)
 def stacked(cfg: config.Stack, b: Builder, path: str, x: str, embed_path: str) -> str:
     """Position, first norm, projection, blocks, last norm."""
-    code, dim = (block.Stack.forward, "self.project("), b.model.config.dim
+    code, dim = (block.Stack.begin, "self.project("), b.model.config.dim
     b.position = cfg.position
     b.position_module = f"{path}.position"
     x = position_embedding(b, x, embed_path)

@@ -1,0 +1,148 @@
+"""Blocks on several processes, one after the other: losses, logits and gradients of every decoder are one process's."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+import pytest
+import torch
+
+from axes import FAMILIES, LENGTHS, row, worst
+from glassformer import config as c
+from glassformer.config import run
+from glassformer.config.parallel import Parallel, stage_blocks
+from glassformer.cost import cost
+from glassformer.errors import UserError
+from glassformer.nn import build_model
+from glassformer.parallel.layout import Layout
+from glassformer.parallel.mesh import Mesh
+from glassformer.parallel.pipeline import check
+from glassformer.parallel.shard import cuts_of, shard
+from glassformer.recipes import find
+from glassformer.training import processes as around
+from glassformer.training.batches import Batch
+from glassformer.training.objectives import Causal, Contrast
+from glassformer.training.shared import SharedPieces, in_order, one_forward_one_backward
+from tiny import ALL, DECODERS, tokens
+
+
+def fits(cfg):
+    try:
+        check(cfg, 2)
+    except UserError:
+        return False
+    return True
+
+
+SOME = ["gpt2", "llama", "mixtral", "phi2", "gemma2", "glass"]
+FIT = [name for name, cfg in FAMILIES.items() if fits(cfg)]
+
+
+def compare(mesh, names, depth):
+    """The largest differences of losses, logits and gradients after four pieces, for each family."""
+    axes, found = Mesh(Parallel(data=1, pipeline=mesh.size), mesh.rank, mesh.device, mesh.store), {}
+    for name in names:
+        cfg = FAMILIES[name]
+        cfg = replace(cfg, decoder=replace(cfg.decoder, depth=depth or cfg.decoder.depth))
+        one, staged = (build_model(cfg, seed=1, dtype=torch.float64).eval() for _ in range(2))
+        shard(staged, axes)
+        batches = []
+        for number in range(4):  # each of another length
+            given, kept = row(cfg, "packed", LENGTHS[0] + number)
+            targets = tokens(2, LENGTHS[0] + number, seed=9).where(kept["pos"] > 2, -1)
+            batches.append(Batch(given, targets, kept["pos"], kept["document_ids"]))
+        wanted = [Causal().loss(one, batch, 0.1) for batch in batches]
+        for loss in wanted:
+            loss.total.backward()
+        staged.stage.begin(staged)
+        pieces = SharedPieces(batches, lambda place: None, staged, [1] * len(batches), axes)
+        losses = one_forward_one_backward(staged, pieces, functools.partial(Causal().loss, staged, smoothing=0.1))
+        staged.stage.settle(staged)
+        totals = [
+            (float(got.total), float(loss.total.detach()))
+            for got, loss in zip(in_order(losses, axes), wanted, strict=True)
+        ]
+        grads = {path: weight.grad for path, weight in one.named_parameters() if weight.grad is not None}
+        parts = {p: weight.grad.full_tensor() for p, weight in staged.named_parameters() if weight.grad is not None}
+        assert parts.keys() == {path for path, cut in cuts_of(staged).items() if cut.high} & grads.keys(), name
+        with torch.no_grad():
+            logits, told = (model(batches[0].tokens).logits for model in (staged, one))
+        far = [abs(got - loss) / abs(loss) for got, loss in totals]
+        found[name] = [*far, float((logits - told).abs().max()), worst(parts, {path: grads[path] for path in parts})]
+    return found
+
+
+def near(processes, names, depth):
+    for answer in processes.call(compare, names=names, depth=depth):
+        assert len(answer) == len(names) and not {n: far for n, far in answer.items() if not max(far) < 1e-12}, answer
+
+
+def test_some_decoders_on_two_stages(two):
+    near(two, SOME, None)
+
+
+@pytest.mark.slow
+def test_every_decoder_on_two_stages(two):
+    assert len(FIT) > 12
+    near(two, [name for name in FIT if name not in SOME], None)
+
+
+@pytest.mark.slow
+def test_four_stages_of_five_and_six_blocks(four):
+    near(four, ["gpt2", "llama", "mixtral", "glass"], 5)
+    near(four, ["nanomoe", "gemma2"], 6)
+
+
+def test_blocks_are_shared_out_in_order_and_the_first_stages_have_more():
+    for depth in range(1, 9):
+        for stages in range(1, depth + 1):
+            parts = stage_blocks(depth, stages)
+            assert [block for part in parts for block in part] == list(range(depth)) and len(parts) == stages
+            sizes = [len(part) for part in parts]
+            assert max(sizes) - min(sizes) <= 1 and sizes[0] == max(sizes) and min(sizes) > 0
+
+
+def test_what_does_not_fit_is_refused_in_a_sentence():
+    wrong = {
+        "parallel.pipeline 3 is more stages than the 2 blocks of the decoder; give 2 at most": (DECODERS["llama"], 3),
+        "Only a decoder made of blocks": (ALL["bert"], 2),
+        "Relative biases are one table": (DECODERS["relative"], 2),
+        "ends in a head over tokens": (replace(DECODERS["llama"], pool=c.Pool()), 2),
+    }
+    for sentence, (cfg, stages) in wrong.items():
+        with pytest.raises(UserError, match=sentence):
+            check(cfg, stages)
+    contrast, axes = run.Train(objective=Contrast()), Mesh(Parallel(data=1, pipeline=2))
+    with pytest.raises(UserError, match="A pipeline learns next tokens"):
+        around.check(contrast, DECODERS["llama"], axes)
+    with pytest.raises(UserError, match="2 stands alone so far and there are 4 processes; start 2"):
+        around.check(run.Train(), DECODERS["llama"], Mesh(Parallel(data=2, pipeline=2)))
+    with pytest.raises(UserError, match="Only a decoder made of blocks"):
+        check(next(cfg for cfg in ALL.values() if c.recurrent(cfg)), 2)
+
+
+def kept(mesh, names):
+    """Numbers that this process keeps of each model."""
+    layout = Mesh(Parallel(data=1, pipeline=mesh.size), mesh.rank, mesh.device, mesh.store)
+    found = {}
+    for name in names:
+        model = build_model(DECODERS[name], seed=0)
+        shard(model, layout)
+        found[name] = sum(weight.to_local().numel() for weight in model.parameters())
+    return found
+
+
+def test_the_formula_says_what_the_fullest_stage_keeps_and_what_travels(two):
+    names = ["gpt2", "llama", "mixtral"]
+    answers = two.call(kept, names=names)
+    for name in names:
+        found = cost(DECODERS[name], 2)
+        layout = Layout(found, Parallel(data=1, pipeline=2), 4)
+        assert layout.kept == max(answer[name] for answer in answers)
+        assert sum(answer[name] for answer in answers) == found.total
+        stream, table = 2 * found.context * found.model.dim * 4, found.model.embed.vocab * found.model.dim * 4
+        assert layout.traffic == 4 * stream + table * found.model.head.tied
+    large = cost(find("llama/3-70b"), 1, 256)
+    one, four = (Layout(large, Parallel(data=1, pipeline=stages), 8).memory for stages in (1, 4))
+    assert four < one / 2

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Callable
+from pathlib import Path
 
+import pytest
+import torch
+
+import glassformer
 import tiny
-from glassformer.engine.memory import room_for
+from glassformer.checkpoints import store
+from glassformer.checkpoints import tensors as tensorfiles
+from glassformer.engine.memory import reader, room_for
 from glassformer.errors import UserError
+from glassformer.nn import Decoder, Model
+from glassformer.nn.fused import FusedStack
+from glassformer.nn.kernels.library import has
 
 
 @pytest.mark.parametrize("name", ["llama", "t5", "attention-pair"])
@@ -32,3 +42,31 @@ def test_too_little_memory_is_refused_with_how_much_is_needed() -> None:
 def test_a_state_needs_no_pages() -> None:
     room = room_for(tiny.model(tiny.DECODERS["gru"]), None, 8, None)
     assert not room.rewinds and room.pool.free == 8 and "a state a text" in str(room)
+
+
+@pytest.fixture
+def mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Model, int | None], Model]:
+    """A model saved and loaded again as a large one is: its weights stay in the file until they are used."""
+    monkeypatch.setattr(tensorfiles, "SMALL", 0)
+
+    def loaded(model: Model, bits: int | None) -> Model:
+        store.save(model, tmp_path, layout="glassformer")
+        return glassformer.load(tmp_path, bits=bits)[0]
+
+    return loaded
+
+
+@pytest.mark.parametrize("bits", [None, 8])
+def test_weights_of_a_file_are_read_by_the_blocks_in_c(bits: int | None, mapped: Callable[..., Model]) -> None:
+    """What waits to look at them must not keep Python in their blocks."""
+    if not has("stack"):
+        pytest.skip("needs the compiled kernels: python hatch_build.py")
+    view, _ = reader(mapped(tiny.model(tiny.DECODERS["llama"]), bits))
+    assert isinstance(view, Decoder) and isinstance(view.decoder, FusedStack)
+
+
+def test_weights_that_are_not_finite_are_refused_before_the_first_request(mapped: Callable[..., Model]) -> None:
+    model = tiny.model(tiny.DECODERS["llama"])
+    model.get_parameter("decoder.blocks.1.attn.q.weight").data[0, 0] = torch.nan
+    with pytest.raises(UserError, match=r"blocks.1.attn.q.weight holds NaN"):
+        reader(mapped(model, None))

@@ -13,6 +13,7 @@ from ..errors import UserError, need
 from ..generation.prompt import check
 from ..nn import Model, kernels
 from ..nn.exact_experts import exact_experts
+from ..nn.finite import check_now
 from ..nn.fused import fuse
 from ..nn.kernels import PAGE
 from ..nn.paged import PagedCache
@@ -97,10 +98,12 @@ def page_dtype(model: Model) -> torch.dtype:
 def reader(model: Model) -> tuple[Model, int]:
     """A view of the model that reads prepacked weights, in a quarter of the free memory, and the bytes that it takes.
 
-    By our own kernels where they are compiled: then a row's bits depend on no other row.
+    By our own kernels where they are compiled: then a row's bits depend on no other row. Raises UserError for weights
+    that are not finite.
     """
     if model.training:
         return model, 0
+    check_now(model)  # a hook that waits at a block would keep it from being fused
     free = available_memory()
     compiled, room = kernels.path() != "torch", None if free is None else free // 4
     view = prepack(model, room, exact=compiled)

@@ -37,18 +37,30 @@ def check_when_used(model: nn.Module, names: Iterable[str]) -> None:
     blocks = {path: module for path, module in model.named_modules() if isinstance(module, Block)}
     for path, module in {**blocks, "": model.get_submodule("embed")}.items():
         own = [name for name in waiting if name.startswith(f"{path}.")] if path else list(waiting)
-        _once(module, {name: waiting.pop(name) for name in own})
+        if own:
+            _FirstUse(module, {name: waiting.pop(name) for name in own})
 
 
-def _once(module: nn.Module, weights: dict[str, Tensor]) -> None:
-    def look(*_: object) -> None:
+def check_now(model: nn.Module) -> None:
+    """Look at once at the weights that still wait for their first use. Raises UserError as that would."""
+    for module in model.modules():
+        for hook in [*module._forward_pre_hooks.values()]:
+            if isinstance(hook, _FirstUse):
+                hook()
+
+
+class _FirstUse:
+    """A hook that looks at weights once, and is gone."""
+
+    def __init__(self, module: nn.Module, weights: dict[str, Tensor]) -> None:
+        self.weights = weights
+        self.handle = module.register_forward_pre_hook(self)
+
+    def __call__(self, *_: object) -> None:
         if not torch.compiler.is_compiling():
-            _check(weights.items())
-            weights.clear()
-            handle.remove()
-
-    if weights:
-        handle = module.register_forward_pre_hook(look)
+            _check(self.weights.items())
+            self.weights.clear()
+            self.handle.remove()
 
 
 def _check(weights: Iterable[tuple[str, Tensor]]) -> None:

@@ -131,6 +131,27 @@ def test_seeds_and_varied_settings(files: dict[str, str], tmp_path: Path, capfd:
     assert "--seeds is 0" in said(capfd, files["one-vector"], "--seeds", "0")
 
 
+def test_each_seed_goes_on_from_its_own_checkpoint(
+    files: dict[str, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """``{seed}`` in ``from``: a second training at a rate of nothing has the losses that the first one ended with."""
+    words = ["--seeds", "2", "--json", "--out"]
+    assert main(["compare", files["attention"], *words, str(tmp_path / "first")]) == 0
+    (first,) = json.loads(capfd.readouterr().out)
+    text = Path(files["attention"]).read_text().replace('tokenizer = "words"\n', "")
+    whole, rest = text.split("\n[data]")
+    again = tmp_path / "again.toml"
+    again.write_text(
+        f'[model]\nfrom = "{tmp_path}/first/attention.seed-{{seed}}"\n[data]{rest.replace("lr = 1e-2", "lr = 1e-20")}'
+    )
+    assert whole != text and main(["compare", str(again), *words, str(tmp_path / "again")]) == 0
+    (second,) = json.loads(capfd.readouterr().out)
+    for before, after in zip(first["seeds"], second["seeds"], strict=True):
+        assert after["valid"]["loss"] == pytest.approx(before["valid"]["loss"], rel=1e-5)
+        assert 0 < after["processor"] < 60
+    assert first["seeds"][0]["valid"]["loss"] != pytest.approx(first["seeds"][1]["valid"]["loss"], rel=1e-3)
+
+
 def test_a_bag_of_words_beside_a_model(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     draw = random.Random(0)
     labelled = [

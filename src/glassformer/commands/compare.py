@@ -129,6 +129,7 @@ def bag_of_words(data: Any, test: str | None) -> dict[str, Any]:
         "parameters": valid["parameters"],
         "tokens": valid["read"],
         "seconds": valid["seconds"],
+        "processor": valid["processor"],
         "peak": peak_memory(),
         "curve": [],
     }
@@ -160,6 +161,7 @@ def table(results: Sequence[Mapping[str, Any]]) -> list[str]:
         row["parameters"] = f"{result['parameters']:,}"
         row["tokens"] = f"{result['tokens']:,}"
         row["seconds"] = f"{result['seconds']:,.0f}"
+        row["processor s"] = f"{result['processor']:,.0f}" if "processor" in result else "-"
         row["format"] = result.get("precision", "-")
         row["MiB"] = f"{result['peak'] / 2**20:,.0f}"
         rows.append(row)

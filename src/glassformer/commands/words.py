@@ -224,13 +224,13 @@ def learn_labels(
 
     learn = examples.read(train, Classify(), columns=columns)
     held_out = examples.read(valid, Classify(), columns=columns, labels=learn.labels)
-    begun = time.perf_counter()
+    begun, busy = time.perf_counter(), time.process_time()
     learned = bag.BagClassifier([e.first for e in learn], [int(e.label or 0) for e in learn], weigh)
-    seconds = time.perf_counter() - begun
+    clocks = {"seconds": time.perf_counter() - begun, "processor": time.process_time() - busy}
     texts, right = [e.first for e in held_out], [int(e.label or 0) for e in held_out]
     figures = {"loss": learned.loss(texts, right), **metrics.of_labels(learned.predict(texts), right)}
     read = sum(len(vocabulary.split(e.first)) for e in learn)
-    sizes = {"words": len(learned.bag.words), "parameters": learned.parameters, "read": read, "seconds": seconds}
+    sizes = {"words": len(learned.bag.words), "parameters": learned.parameters, "read": read, **clocks}
     labels = learn.labels or ()
     strongest = dict(zip(labels, learned.strongest(), strict=True)) if len(labels) == 2 else {}
     return strongest, {**figures, "examples": len(held_out), **sizes}

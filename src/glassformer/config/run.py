@@ -174,13 +174,20 @@ FROM_SCRATCH = Muon(lr=1e-2, rest=AdamW(lr=2e-2))
 class Run:
     """A whole run. ``model`` holds ``recipe`` or ``from`` (a folder, a hub name), and changes to its config.
 
-    Without either it is a whole model config with its ``type``.
+    Without either it is a whole model config with its ``type``. ``{seed}`` in ``from`` stands for ``train.seed``, so
+    that of several seeds each goes on from its own checkpoint.
     """
 
     model: dict[str, Any] = field(default_factory=lambda: {"recipe": "glass/1m"})
     data: Data | Examples = Data()
     train: Train = field(default_factory=Train)
     parallel: Parallel = Parallel()
+
+    @property
+    def checkpoint(self) -> str | None:
+        """The folder or hub name that the model comes from, with the run's own seed in it; None where it is new."""
+        name = self.model.get("from")
+        return None if name is None else str(name).replace("{seed}", str(self.train.seed))
 
 
 __getattr__ = moved(__name__, {"GENTLE": "FINETUNE", "LIVELY": "FROM_SCRATCH"})

@@ -40,7 +40,9 @@ class Type:
 
 MODEL = [
     Setting("recipe", "text", "glass/1m", "the shape to begin with: glassformer recipes"),
-    Setting("from", "text", "", "or the trained model to begin with: a folder or a hub name"),
+    Setting(
+        "from", "text", "", "or the trained model to begin with: a folder or a hub name; {seed} in it is train.seed"
+    ),
 ]
 
 

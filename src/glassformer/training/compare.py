@@ -10,6 +10,7 @@ import json
 import shutil
 import signal
 import statistics
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,7 +45,7 @@ class ArmRun:
     """A run of an arm that has ended, under one seed, or was stopped by ``signal``.
 
     ``record`` is what comparison.json keeps of it, with what whoever reads this adds to it: steps, "peak" bytes of
-    memory, whether it is "finished".
+    memory, "processor" seconds (of all threads, validation counted), whether it is "finished".
     """
 
     arm: Arm
@@ -150,9 +151,11 @@ def _train(settings: Run, folder: Path, record: dict[str, Any], sample: Sampler 
         return None
     note(f"--- {folder.name}")
     reset_peak_memory()
+    begun = time.process_time()
     again = f"the same compare command: it goes on with what is in {folder.parent}"
     ended = run(settings, folder, (folder / "run.json").exists(), sample=sample, command=again)
     record["peak"] = max(peak_memory(), record.get("peak", 0))
+    record["processor"] = record.get("processor", 0.0) + time.process_time() - begun
     record["finished"] = ended.signal is None
     return ended.signal
 
@@ -250,7 +253,7 @@ def over_seeds(name: str, seeds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             return {key: merged([value[key] for value in values], what) for key in values[0]}
         return what(values) if isinstance(values[0], float) else values[0]
 
-    measured = [{key: one[key] for key in ("valid", "test", "seconds") if key in one} for one in seeds]
+    measured = [{key: one[key] for key in ("valid", "test", "seconds", "processor") if key in one} for one in seeds]
     row: dict[str, Any] = {**seeds[0], **merged(measured, statistics.fmean), "name": name, "seeds": list(seeds)}
     row["spread"] = merged([{"valid": one["valid"], "test": one.get("test", {})} for one in measured], statistics.stdev)
     return {**row, "peak": max(one["peak"] for one in seeds)}

@@ -219,15 +219,17 @@ def base_model(settings: Run, start: Path | None = None) -> tuple[config.Model, 
     table, tokenizer, source = settings.model, None, None
     if start is not None:
         tokenizer, source = checkpoint.open_tokenizer(start), Checkpoint.open(start).source_tokenizer()
-    if "recipe" not in table and "from" not in table:
+    name = settings.checkpoint
+    if "recipe" not in table and name is None:
         whole = {key: value for key, value in table.items() if "." not in key}
         return serial.from_dict(config.Model, whole, "model"), tokenizer, source
     if "recipe" in table:
         return recipes.find(str(table["recipe"])), tokenizer, source
-    found = Checkpoint.open(str(table["from"]))
+    assert name is not None
+    found = Checkpoint.open(name)
     if found.folder is not None and settings.data.tokenizer is None and tokenizer is None:
         tokenizer = found.tokenizer()
-        sentence = f"{table['from']} has no tokenizer; name the one that it was trained with: data.tokenizer"
+        sentence = f"{name} has no tokenizer; name the one that it was trained with: data.tokenizer"
         need(tokenizer is not None, f"{sentence} = a file, a folder or a name such as gpt2.")
     if start is None and getattr(found.config, "source_embed", None) is not None and not two_tokenizers(settings):
         source = found.source_tokenizer()
@@ -247,7 +249,7 @@ def with_overrides(
         if how.context is not None:
             changes = {"context": how.context, **changes}
     if two_tokenizers(settings) and isinstance(base, config.EncoderDecoder) and base.source_embed is None:
-        sentence = f"{table.get('from')} has one vocabulary for both sides; leave out data.source_tokenizer, or begin"
+        sentence = f"{settings.checkpoint} has one vocabulary for both sides; leave out data.source_tokenizer, or begin"
         need("from" not in table, f"{sentence} from a recipe.")
         base = serial.change(base, {k: v for k, v in changes.items() if k.partition(".")[0] != "source_embed"})
         base = replace(base, source_embed=base.embed)

@@ -41,10 +41,10 @@ def build(plan: RunPlan, device: torch.device, fresh: bool, mesh: Mesh = ALONE) 
     seed, tune = settings.train.seed, settings.train.tune
     whole = isinstance(tune, Full)
     sentence = f'{type(tune).__name__} changes a model that was trained; name it, [model] from = "FOLDER".'
-    need(whole or "from" in settings.model, sentence)
-    if "from" not in settings.model or (whole and not fresh):
+    name = settings.checkpoint
+    need(whole or name is not None, sentence)
+    if name is None or (whole and not fresh):
         return build_model(plan.model, device=device if mesh.alone else "meta", seed=seed), []
-    name = str(settings.model["from"])
     found = Checkpoint.open(name).model_as(plan.model, seed=seed, dtype=torch.float32, device=device)
     drawn = sorted({path.rpartition(".")[0] for path in found.new})
     notes = [f"{name} has no weights for {', '.join(drawn)}: drawn anew."] if drawn else []
@@ -59,7 +59,8 @@ def base_of(settings: Run) -> str | None:
     """The base model's name or path in a run that trains a part of it; None where the whole model trains."""
     if isinstance(settings.train.tune, Full):
         return None
-    name = str(settings.model["from"])
+    name = settings.checkpoint
+    assert name is not None
     found = resolve.resolve(name)
     return str(found.resolve()) if isinstance(found, Path) and Path(name).expanduser().is_dir() else name
 

@@ -134,6 +134,30 @@ def test_golden_numbers(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [number for number in GOLDEN[page] if number not in text] == []
 
 
+PROSE = {
+    "05-block": (
+        'at_start["post-norm"][0] < at_start["post-norm"][-1] and at_start["pre-norm"][-1] < at_start["pre-norm"][0]',
+        "first_by_last(False, False, 0) < 1e-3 < 0.1 < first_by_last(True, False, 0)",
+        "alike(True, 0, 1) < alike(True, 0, 12) < 0.9 and alike(False, 0, 12) > 0.999",
+        '[sum(end < 0.5 for end in run["ends"]) for run in told["runs"]] == [5, 5, 5, 5, 0, 5]',
+        "[name(run).split(',')[0] for run in told['runs']] == ['pre-norm', 'post-norm', 'post-norm'] * 2",
+        'when(told["runs"][1]) < when(told["runs"][2]) and when(told["runs"][3]) < when(told["runs"][5])',
+    ),
+    "11-look-inside": ('rows[3][1] < float(plain[f"probs[-1,{best}]"]) < rows[-2][1]',),
+}
+"""What the sentences of a page say of its numbers, in the names of its cells."""
+
+
+@pytest.mark.parametrize("page", PROSE)
+def test_sentences_hold_for_the_numbers(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DOCS / "_ext"))
+    import computed  # type: ignore[import-not-found,unused-ignore]
+
+    path = DOCS / "learn" / f"{page}.md"
+    computed.computed_text(path)
+    assert [said for said in PROSE[page] if not eval(said, computed.pages.space(str(path)))] == []
+
+
 LEARN = sorted(path.name for path in (DOCS / "learn").glob("*.md"))
 PARTS = {
     "five depths": r"^::::\{depths\}",

@@ -45,7 +45,7 @@ def test_the_same_in_another_form(theirs: object, ours: object) -> None:
         ("text", X, "y is 'text', a str; a tensor (2, 3) is asked for."),
         (2.5, 2.0, "y is 2.5 and should be 2."),
         ([1, 3], [1, 2], "y[1] is 3 and should be 2."),
-        ([1], [1, 2], "y has 1 entries and should have 2."),
+        ([1], [1, 2], "y: 1 of them, and there should be 2."),
         (7, [1, 2], "y is 7, a int; a list of 2 is asked for."),
         (["a", "x"], ["a", "b"], "y[1] is 'x' and should be 'b'."),
         ("ab", "ac", "y is 'ab' and should be 'ac'."),

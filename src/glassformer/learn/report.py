@@ -119,7 +119,7 @@ def _items(what: str, theirs: Any, ours: Sequence[Any], tolerance: float) -> str
     for at, (one, other) in enumerate(zip(given, ours, strict=False)):
         if message := difference(f"{what}[{at}]", one, other, tolerance):
             return message
-    return "" if len(given) == len(ours) else f"{what} has {len(given)} entries and should have {len(ours)}."
+    return "" if len(given) == len(ours) else f"{what}: {len(given)} of them, and there should be {len(ours)}."
 
 
 def number(value: float) -> str:

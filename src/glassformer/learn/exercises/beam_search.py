@@ -56,6 +56,9 @@ def check(theirs: Any, report: Report) -> None:
     tables = report.randn(length, V, V) * 2
 
     def after(tokens: list[int]) -> Tensor:
+        look = "a beam is not changed: each candidate is a new list, tokens + [token]; append changes the beam itself"
+        message = f"logits_after was asked about {len(tokens)} tokens; no text gets more than {length}."
+        report.true(len(tokens) < length, message, look)
         return tables[len(tokens), tokens[-1] if tokens else 0].clone()
 
     def score(tokens: tuple[int, ...], logs: bool = True) -> float:
@@ -84,7 +87,9 @@ def check(theirs: Any, report: Report) -> None:
             ],
             "the order: the best first": [t for _, t in right[::-1]],
         }
-        report.equal(f"the texts of {what}", [list(tokens) for _, tokens in given], [t for _, t in right], slips=slips)
+        look = "go on from each beam with every token, and keep the best of all these candidates"
+        texts = [list(tokens) for _, tokens in given]
+        report.equal(f"the texts of {what}", texts, [t for _, t in right], slips=slips, look=look)
         look = "the sum of the log-probabilities (log_softmax) of its own tokens"
         report.equal(f"the scores of {what}", [float(one) for one, _ in given], [one for one, _ in right], look=look)
 

@@ -67,7 +67,10 @@ def check(theirs: Any, report: Report) -> None:
         + beta,
     }
     right = F.layer_norm(x, (6,), gamma, beta, eps)
-    report.equal("layer_norm(x, gamma, beta, eps)", theirs.layer_norm(x, gamma, beta, eps), right, slips=slips)
+    look = "mean and variance of each vector by itself (the last dimension), variance by n; eps under the root"
+    report.equal(
+        "layer_norm(x, gamma, beta, eps)", theirs.layer_norm(x, gamma, beta, eps), right, slips=slips, look=look
+    )
     square = x.square().mean(-1, keepdim=True)
     slips = {
         "eps: it is added to the mean square, under the root": x / square.sqrt() * gamma,
@@ -76,7 +79,8 @@ def check(theirs: Any, report: Report) -> None:
         "the size: the mean of the squares, not their sum": x / (x.square().sum(-1, keepdim=True) + eps).sqrt() * gamma,
     }
     right = F.rms_norm(x, (6,), gamma, eps)
-    report.equal("rms_norm(x, gamma, eps)", theirs.rms_norm(x, gamma, eps), right, slips=slips)
+    look = "the mean of the squares of each vector, not their sum; plus eps, under the root"
+    report.equal("rms_norm(x, gamma, eps)", theirs.rms_norm(x, gamma, eps), right, slips=slips, look=look)
     zeros = torch.zeros(1, 6)
     report.equal("rms_norm of zeros", theirs.rms_norm(zeros, gamma, 1e-5), zeros, look="eps under the root")
     report.say("both norms are right, with eps, and a vector of zeros stays one")

@@ -66,12 +66,14 @@ def check(theirs: Any, report: Report) -> None:
         "the number: the k best of each token": chance.topk(1).indices,
         "the order: the largest first": chosen.flip(1),
     }
-    report.equal("the chosen experts", given[1], chosen, slips=slips)
+    look = "the softmax goes over the experts, the last dimension; then the k largest of each token"
+    report.equal("the chosen experts", given[1], chosen, slips=slips, look=look)
     slips = {
         "the sum: the k weights of a token are divided by their sum, so that they sum to 1": best,
         "the softmax: probabilities first; these are the bare scores": (x @ w_router.T).topk(k).values,
     }
-    report.equal("the weights", given[0], weights, slips=slips)
+    look = "softmax over the experts first, then the k largest, then divided by their sum"
+    report.equal("the weights", given[0], weights, slips=slips, look=look)
     matrices, asked = report.randn(E, C, C), [0] * E
 
     def expert(number: int) -> Any:
@@ -96,6 +98,7 @@ def check(theirs: Any, report: Report) -> None:
         theirs.mixture(x, weights, chosen, [expert(e) for e in range(E)]),
         right,
         slips=slips,
+        look="each chosen expert's answer times its weight, added to what the others gave (+=, not =)",
     )
     counts = torch.bincount(chosen.flatten(), minlength=E).tolist()
     look = "x[tokens] of those that chose the expert, not all of x"

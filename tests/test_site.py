@@ -231,8 +231,12 @@ EXPLAINED = {
         2,
     ),
     **dict.fromkeys(("one-hot", "ALiBi"), 3),
-    **dict.fromkeys(("stream", "learning rate", "warm-up"), 5),
-    **dict.fromkeys(("entropy", "beam search", "prefill"), 7),
+    **dict.fromkeys(("stream", "learning rate", "warm-up", "bias"), 5),
+    **dict.fromkeys(("padding", "GatedMLP"), 6),
+    **dict.fromkeys(("entropy", "beam search", "prefill", "greedy", "temperature", "top-k", "top-p", "KV cache"), 7),
+    **dict.fromkeys(("document mask", "CoLA"), 8),
+    **dict.fromkeys(("FLOPs", "GiB"), 9),
+    **dict.fromkeys(("relative error", "codes"), 12),
 }
 """Words and the page that explains each, in italics."""
 

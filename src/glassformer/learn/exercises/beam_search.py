@@ -57,7 +57,7 @@ def check(theirs: Any, report: Report) -> None:
 
     def after(tokens: list[int]) -> Tensor:
         look = "a beam is not changed: each candidate is a new list, tokens + [token]; append changes the beam itself"
-        message = f"logits_after was asked about {len(tokens)} tokens; no text gets more than {length}."
+        message = f"Your search asked what follows {len(tokens)} new tokens; a text gets {length} and no more."
         report.true(len(tokens) < length, message, look)
         return tables[len(tokens), tokens[-1] if tokens else 0].clone()
 

@@ -1,6 +1,6 @@
 """What several processes cost on one machine: each axis, exactness, a checkpoint, memory beside ``cost``'s formula.
 
-    python benchmarks/scale.py [--rounds 5] [--memory 96] [--only steps memory context] [--json FILE]
+    python benchmarks/scale.py [--rounds 5] [--memory 96] [--only steps memory context] [--cases CASE ...] [--json FILE]
 
 Processes of one thread each work in turn with one process alone, so that a busy machine is as busy for all. Two cores
 make nothing faster than two times, and four processes only wait for one another: what can be shown is the processor's
@@ -140,16 +140,16 @@ def contexts(mesh: Mesh, limit: int) -> list[tuple[int, int]]:
 # ------------------------------------------------------------------------------------------- reports
 
 
-def measure_steps(rounds: int) -> dict[str, list[list[float]]]:
+def measure_steps(rounds: int, names: list[str]) -> dict[str, list[list[float]]]:
     """For each case the seconds and the processor's seconds of its steps, each of all its processes, in turn."""
-    taken: dict[str, list[list[float]]] = {name: [] for name in CASES}
+    taken: dict[str, list[list[float]]] = {name: [] for name in names}
     with contextlib.ExitStack() as stack:
         pools = {}
-        for size in sorted({processes(name) for name in CASES}):
+        for size in sorted({processes(name) for name in names}):
             pools[size] = Processes(size)
             stack.callback(pools[size].close)
         for turn in range(rounds + 1):
-            for name in CASES:
+            for name in names:
                 answers = pools[processes(name)].call(step, name=name)
                 if turn:  # the first one warms up
                     taken[name].append([max(wall for wall, _ in answers), sum(cpu for _, cpu in answers)])
@@ -160,7 +160,7 @@ def measure_steps(rounds: int) -> dict[str, list[list[float]]]:
         wall = [one for one, _ in steps]
         ratio, cpu = ([one[i] / alone[i] for one, alone in zip(steps, base, strict=True)] for i in (0, 1))
         print(f"{name:<24} {processes(name):>9}   {spread(wall):<22}  {spread(ratio):<19}  {spread(cpu)}")
-    for size in (2, 4):
+    for size in (size for size in (2, 4) if {f"data {size}", f"data {size}, exact = false"} <= taken.keys()):
         both = zip(taken[f"data {size}"], taken[f"data {size}, exact = false"], strict=True)
         price = [(one[0] / other[0], one[1] / other[1]) for one, other in both]
         words = (
@@ -170,12 +170,12 @@ def measure_steps(rounds: int) -> dict[str, list[list[float]]]:
     return taken
 
 
-def measure_memory() -> dict[str, Any]:
+def measure_memory(names: list[str]) -> dict[str, Any]:
     """Each case in processes of its own."""
     print("\nmemory of three steps, the largest of a case's processes: 25 M parameters, 2 x 64 tokens a piece, AdamW")
     print(f"{'':<24} processes   measured    cost's formula   ratio   a checkpoint   before")
     found = {}
-    for name in (name for name in CASES if "exact" not in name):
+    for name in (name for name in names if "exact" not in name):
         with tempfile.TemporaryDirectory() as folder:
             pool = Processes(processes(name))
             answers = pool.call(memory, name=name, folder=folder)
@@ -213,12 +213,17 @@ def main() -> None:
         "--only", nargs="+", default=["steps", "memory", "context"], choices=["steps", "memory", "context"]
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="everything measured")
+    parser.add_argument(
+        "--cases", nargs="+", default=list(CASES), choices=list(CASES), metavar="CASE", help="some rows"
+    )
     given = parser.parse_args()
+    beside = {"one process, experts" if "expert" in name else "one process" for name in given.cases}
+    names = [name for name in CASES if name in beside.union(given.cases)]
     begun, found = time.monotonic(), dict[str, Any]()
     if "steps" in given.only:
-        found["steps"] = measure_steps(given.rounds)
+        found["steps"] = measure_steps(given.rounds, names)
     if "memory" in given.only:
-        found["memory"] = measure_memory()
+        found["memory"] = measure_memory(names)
     if "context" in given.only:
         found["contexts"] = measure_contexts(given.memory)
     print(f"\n{time.monotonic() - begun:.0f} s in all")

@@ -78,7 +78,7 @@ def test_traffic_of_the_inner_axes():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["data 2", "replicate 2", "context 2", "tensor 2", "expert 2"])
+@pytest.mark.parametrize("name", ["data 2", "replicate 2", "context 2", "tensor 2", "expert 2", "pipeline 2"])
 def test_memory_is_what_processes_take(tmp_path, name):
     """Of 25 M parameters, by benchmarks/scale.py: within a fifth."""
     spec: Any = importlib.util.spec_from_file_location("scale", Path(__file__).parents[2] / "benchmarks" / "scale.py")

@@ -107,7 +107,7 @@ def test_ctrl_c_ends_a_check_without_a_traceback(tmp_path: Path) -> None:
         (["hint", "nonesuch"], "There is no exercise"),
         (["solution", "int-8"], 'Did you mean "int8"?'),
         (["check"], "There is no exercise begun in"),
-        (["check", "nothing.py"], "nothing.py cannot be read"),
+        (["check", "nothing.py"], "nothing.py is not there"),
         (["check", "plain.py"], "is of no exercise"),
         (["check", "plain.py", "--seconds", "0"], "give 0 to 86,400, above 0"),
         (["check", "plain.py", "--seconds", "inf"], "give 0 to 86,400"),

@@ -6,9 +6,11 @@ Every exercise of the catalogue stands here with its usual slips; the worker and
 # ruff: noqa: E501  a slip a line
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -509,7 +511,7 @@ def check(theirs, report):
 '''
 
 
-def test_a_teachers_folder_and_a_class(tmp_path: Path) -> None:
+def test_a_teachers_folder_and_a_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own, everyone = tmp_path / "own", tmp_path / "class"
     own.mkdir()
     (own / "double_it.py").write_text(TEACHERS)
@@ -525,15 +527,28 @@ def test_a_teachers_folder_and_a_class(tmp_path: Path) -> None:
     (everyone / "eve.py").write_text("print('of nothing')\n")
     (everyone / "finn.py").write_text("# exercise: tripple-it\n")
     (everyone / "gil.ipynb").write_text("no notebook")
+    (everyone / "hal").mkdir()
+    scan = os.scandir  # as it is for others than root where rights are taken away
+
+    def closed(folder: Any) -> Any:
+        if str(folder).endswith(("hal", "shut")):
+            raise PermissionError(13, "Permission denied", str(folder))
+        return scan(folder)
+
+    monkeypatch.setattr(os, "scandir", closed)
     with Checker(own) as checker:
         found = {one.learner: one for one in class_folder(everyone, checker, seconds=1)}
     states = {learner: one.to_dict()["state"] for learner, one in found.items()}
-    refused = dict.fromkeys(("eve", "finn", "gil"), "refused")
+    refused = dict.fromkeys(("eve", "finn", "gil", "hal"), "refused")
     assert states == {"anna": "passed", "ben": "failed", "cem": "error", "dora": "stopped", **refused}
     assert len({one.verdict.seed for one in found.values() if one.verdict}) == 1
     ben = found["ben"].verdict
     assert isinstance(ben, Verdict) and ben.look == "once is not twice" and ben.message.startswith("double(0.")
     assert "it has no line" in found["eve"].refused and "There is no exercise" in found["finn"].refused
+    assert "hal cannot be read (Permission denied)" in found["hal"].refused
+    (tmp_path / "shut").mkdir()
+    with pytest.raises(UserError, match="shut cannot be read"), Checker(own) as checker:
+        list(class_folder(tmp_path / "shut", checker))
     with pytest.raises(UserError, match="holds no"), Checker(own) as checker:
         (tmp_path / "empty").mkdir()
         list(class_folder(tmp_path / "empty", checker))

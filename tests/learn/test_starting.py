@@ -60,6 +60,8 @@ def test_a_missing_file_gets_the_nearest(tmp_path: Path) -> None:
     (tmp_path / "causal_mask.py").touch()
     with pytest.raises(UserError, match="Did you mean"):
         starting.read(tmp_path / "casual_mask.py")
+    with pytest.raises(UserError, match=r"is a folder; .* check --all"):
+        starting.read(tmp_path)
 
 
 def test_cells_lines_and_magics(tmp_path: Path) -> None:

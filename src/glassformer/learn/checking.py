@@ -157,13 +157,19 @@ def class_folder(folder: str | Path, checker: Checker, seconds: float | None = N
     """
     home, seed = Path(folder).expanduser(), secrets.randbelow(1 << 31)
     need(home.is_dir(), f"{folder} is not a folder; give the one that holds the learners' files.")
-    files = sorted(path for path in home.rglob("*") if path.suffix in (".py", ".ipynb") and path.is_file())
+    closed: list[OSError] = []  # folders that may not be read: their learners are told of, not passed over
+    paths = [Path(at) / name for at, _, names in os.walk(home, onerror=closed.append) for name in names]
+    files = [path for path in paths if path.suffix in (".py", ".ipynb") and path.is_file()]
     files = [path for path in files if not set(path.parts) & set(LEFT_OUT)]
-    need(bool(files), f"{folder} holds no .py file and no notebook; give the folder of the learners' files.")
-    for path in files:
-        parts = path.relative_to(home).parts
-        learner = parts[0] if len(parts) > 1 else path.stem
+    lost = {Path(error.filename): f"{error.filename} cannot be read ({error.strerror}); open it." for error in closed}
+    need(home not in lost, lost.get(home, ""))
+    empty = f"{folder} holds no .py file and no notebook; give the folder of the learners' files."
+    need(bool(files or lost), empty)
+    for path in sorted([*files, *lost]):
+        where = path.relative_to(home)
+        learner = where.parts[0] if len(where.parts) > 1 else path.stem
         try:
-            yield Handed(learner, str(path.relative_to(home)), checker.check(path, seed, seconds))
+            need(path not in lost, lost.get(path, ""))
+            yield Handed(learner, str(where), checker.check(path, seed, seconds))
         except UserError as error:
-            yield Handed(learner, str(path.relative_to(home)), None, str(error))
+            yield Handed(learner, str(where), None, str(error))

@@ -91,12 +91,13 @@ def write(exercise: Exercise, folder: Path, as_notebook: bool = False) -> Path:
 def read(path: Path) -> Source:
     """A learner's file; UserError where it cannot be read or says of no exercise that it is one's."""
     path = path.expanduser()
+    need(not path.is_dir(), f"{path} is a folder; name a file in it, or a class's folder: {ALOUD} check --all {path}.")
     try:
         text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"{path} is not there; check the path.{files.nearest_path(path)}") from None
     except OSError as error:
-        raise UserError(
-            f"{path} cannot be read ({error.strerror}); check the path.{files.nearest_path(path)}"
-        ) from None
+        raise UserError(f"{path} cannot be read ({error.strerror}); check the path and its rights.") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text (byte {error.start}); convert it.") from None
     need("\0" not in text, f"{path} is not a Python file: it holds a NUL; write it again.")

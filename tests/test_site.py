@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import re
 from html.parser import HTMLParser
@@ -174,6 +175,14 @@ PARTS = {
 def test_a_page_of_the_road_is_whole(name: str) -> None:
     text = (DOCS / "learn" / name).read_text(encoding="utf-8")
     assert [part for part, form in PARTS.items() if not re.search(form, text, re.MULTILINE)] == []
+
+
+@pytest.mark.parametrize("name", LEARN)
+def test_every_cell_shows_what_it_computed(name: str) -> None:
+    text = (DOCS / "learn" / name).read_text(encoding="utf-8")
+    cells = re.findall(r"```\{computed\}\n(?::[^\n]*\n)*(.*?)\n```", text, re.DOTALL)
+    silent = [one for one in cells if not isinstance(ast.parse(one).body[-1], ast.Expr) and "print(" not in one]
+    assert not silent, silent[0]
 
 
 EXAMPLES = {

@@ -22,6 +22,7 @@ from ..errors import need
 from ..nn import Model
 from ..nn.editing import ModelEdit, Reading, tape_of
 from ..nn.finite import must_be_finite
+from ..nn.kept_pages import KeptPages
 from ..tokenizer.framing import question, source
 from .loop import Finish
 from .prompt import Prompt, Start, end_tokens, starts_and_sources
@@ -135,8 +136,12 @@ def beam(
     room = min(max_new, model.config.context - max(map(len, starts)) + 1)
     states = [BeamState([Beam(0.0), *[Beam()] * (beams - 1)], ends, length_penalty) for _ in starts]
     reading = Reading.growing(model, starts, sources, tokenizer)
-    session, known = Session(model, tape_of(edits, reading)), None if tokenizer is None else tokenizer.size
-    _search(session, states, reading.rows or starts, reading.sources, room, known, check)
+    known, kept = None if tokenizer is None else tokenizer.size, KeptPages(model)
+    try:
+        session = Session(model, tape_of(edits, reading), kept=kept)
+        _search(session, states, reading.rows or starts, reading.sources, room, known, check)
+    finally:
+        kept.give_back()
     ranked = [sorted(state.found, key=lambda hypothesis: -hypothesis.score)[:best] for state in states]
     if tokenizer is None:
         return ranked

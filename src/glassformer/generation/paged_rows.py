@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from ..nn import Cache, Memory, Model
-from ..nn.kernels import PAGE
+from ..nn.kept_pages import KeptPages
+from ..nn.kernels import PAGE, Pages
 from ..nn.paged import PackedTexts, PagedCache
 
 
@@ -22,6 +23,7 @@ class PagedRows:
 
     ``next`` (B,) are the positions of the tokens that come next; at most ``steps`` of them follow. ``memory`` is what
     an encoder made of each row's source, ``source_of`` (B,) which source that is: rows of one source read one copy.
+    The pages come from ``kept`` where there is one.
     """
 
     def __init__(
@@ -32,6 +34,7 @@ class PagedRows:
         steps: int,
         memory: Memory | None = None,
         source_of: Sequence[int] = (),
+        kept: KeptPages | None = None,
     ) -> None:
         held = cache.layers[0][0].k
         self.next, rows = next, len(held)
@@ -43,7 +46,8 @@ class PagedRows:
         self.source_of = torch.tensor([order[source] for source in source_of], dtype=torch.int32)
         widest = 0 if memory is None else -(-memory.pos.shape[1] // PAGE)
         sizes = self.pages, len(first) * widest
-        self.cache = PagedCache(model.config, each * PAGE, *sizes, held.dtype)  # type: ignore[arg-type]
+        make = Pages.empty if kept is None else kept.take
+        self.cache = PagedCache(model.config, each * PAGE, *sizes, held.dtype, make=make)  # type: ignore[arg-type]
         for (kv, _), (own, _) in zip(cache.layers, self.cache.pages, strict=True):
             there = kv.slots.pos[:, : kv.slots.ring or kv.slots.filled].expand(rows, -1)
             row, column = (there >= 0).nonzero(as_tuple=True)

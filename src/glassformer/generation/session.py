@@ -17,6 +17,7 @@ from ..cost import available_memory
 from ..nn import Cache, EncoderDecoder, Memory, Model, Tape
 from ..nn.fused import FusedStack, fits, fuse
 from ..nn.inference import inference
+from ..nn.kept_pages import KeptPages
 from ..nn.prepacked import View, prepack
 from .captured import CapturedStep
 from .paged_rows import PagedRows
@@ -41,11 +42,14 @@ class Session:
     """A model with its cache, the encoder's memory and each row's next position.
 
     ``pos`` (B, 1) holds each row's next position once rows differ; None while the cache's own count does. A ``tape``
-    edits what the model computes; a ``reader`` reads prompts instead of the model alone (parallel/prefill.py).
+    edits what the model computes; a ``reader`` reads prompts instead of the model alone (parallel/prefill.py). Pages
+    come from ``kept`` where there is one.
     """
 
-    def __init__(self, model: Model, tape: Tape | None = None, reader: Reader | None = None) -> None:
-        self.reader = reader
+    def __init__(
+        self, model: Model, tape: Tape | None = None, reader: Reader | None = None, kept: KeptPages | None = None
+    ) -> None:
+        self.reader, self.kept = reader, kept
         self.model, self.cache, self.tape = model, Cache(model.config), tape
         self.memory: Memory | None = None
         self.source_of: list[int] = []  # of each row, where there is a memory
@@ -151,8 +155,8 @@ class Session:
                 self.view = replace(self.view, model=fused)
                 rows = len(self.cache.layers[0][0].k)
                 after = torch.full((rows,), self.cache.length) if self.pos is None else self.pos[:, 0]
-                sources = self.memory, self.source_of
-                self.paged, self.cache = PagedRows(fused, self.cache, after, steps, *sources), Cache(self.model.config)
+                told = fused, self.cache, after, steps, self.memory, self.source_of, self.kept
+                self.paged, self.cache = PagedRows(*told), Cache(self.model.config)
                 self.memory = None
 
     def _computing(self) -> Model:

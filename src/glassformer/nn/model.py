@@ -20,6 +20,7 @@ from .build import build, builds
 from .cache import Cache
 from .engines import Engine, engine_name
 from .flow import Flow, Memory, Tape, TracedModule
+from .kept_pages import forget
 from .packing import Packing
 from .paged import PagedCache
 from .prepacked import unpack
@@ -86,9 +87,10 @@ class Model(TracedModule):
         self._engine = engine_name(name)
 
     def train(self, mode: bool = True) -> Self:
-        """As in PyTorch; a training needs the memory that prepacked weights take."""
+        """As in PyTorch; a training needs the memory that prepacked weights and the pages of searches take."""
         if mode:
             unpack(self)
+            forget(self)
         return super().train(mode)
 
     def flow(

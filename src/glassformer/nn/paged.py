@@ -174,7 +174,7 @@ class PagedCache(Cache):
     """A decoder's pages: ``count`` of them for its own keys and ``source_count`` for those of its encoder's output.
 
     Set ``texts`` before each pass. ``context`` is the greatest number of tokens of a text. Layers that look back so far
-    at most have ``window_count`` pages by tables of their own (None: as all others).
+    at most have ``window_count`` pages by tables of their own (None: as all others). ``make`` makes a layer's pages.
     """
 
     def __init__(
@@ -185,6 +185,7 @@ class PagedCache(Cache):
         source_count: int = 0,
         dtype: torch.dtype = torch.float32,
         window_count: int | None = None,
+        make: Callable[[int, int, int, torch.dtype], Pages] = Pages.empty,
     ) -> None:
         super().__init__(cfg)
         assert isinstance(cfg.decoder, config.Stack)
@@ -196,7 +197,7 @@ class PagedCache(Cache):
         def layer(attention: config.Attention, pages: int, lookback: int | None = None) -> PagedKV:
             heads = attention.kv_heads or attention.heads
             pages = pages if lookback is None or window_count is None else window_count
-            return PagedKV(self, Pages.empty(pages, heads, config.head_dim(attention, cfg.dim), dtype), lookback)
+            return PagedKV(self, make(pages, heads, config.head_dim(attention, cfg.dim), dtype), lookback)
 
         self.pages = [
             (

@@ -1,0 +1,46 @@
+"""The pages of a model's last search, kept for its next: new memory is slow to fill for the first time.
+
+A search of 128 beams fills hundreds of MiB. They stay beside the model as long as it lives and is not trained; of two
+searches at once one makes its own.
+"""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from .kernels import Pages
+
+_idle: WeakKeyDictionary[nn.Module, list[Pages]] = WeakKeyDictionary()
+
+
+class KeptPages:
+    """Pages for one search with ``model``, which end up as those of the next."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.idle = model, _idle.pop(model, [])
+        self.taken: list[Pages] = []
+
+    def take(self, count: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> Pages:
+        """``count`` pages or more for a layer; what stands in them may be anything."""
+        like = kv_heads, head_dim, dtype
+        for number, pages in enumerate(self.idle):
+            own = pages.keys.shape[1], pages.head_dim, pages.keys.dtype
+            if own == like and len(pages.keys) >= count:
+                del self.idle[number]
+                break
+        else:
+            pages = Pages.empty(count, *like)
+        self.taken.append(pages)
+        return pages
+
+    def give_back(self) -> None:
+        """Nobody reads them any more; those that were not needed go."""
+        _idle[self.model] = self.taken or self.idle
+
+
+def forget(model: nn.Module) -> None:
+    """Let go of what is kept for ``model``; a search under way goes on with its own."""
+    _idle.pop(model, None)

@@ -69,6 +69,19 @@ def test_a_saved_page_holds_the_numbers_bit_for_bit(trace: Trace, tmp_path: Path
 
 
 @built
+def test_a_saved_page_of_a_mixture_holds_who_went_where() -> None:
+    """What its screen of experts asks for; the one of a model without a mixture is greyed out."""
+    trace = glassformer.trace(tiny.model(tiny.ALL["mixtral"]), None, tiny.tokens(1, 6))
+    told = facts(inside(export.page(trace)))
+    (card,) = told["answers"]["GET api/models"]
+    found = told["answers"][f"GET api/runs/{told['run']}/experts"]
+    assert card["abilities"]["experts"] and found["of"] == sum(one["experts"] for one in found["layers"])
+    for layer in found["layers"]:
+        assert layer["chosen"] == trace[f"{layer['address']}.chosen"][0].tolist()
+        assert sum(layer["load"]) == 2 * 6 and len(layer["probabilities"]) == 6
+
+
+@built
 def test_a_saved_page_asks_no_network(trace: Trace) -> None:
     page = export.page(trace)
     assert "default-src 'none'" in page

@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import dataclasses
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from .. import config, cost
@@ -197,6 +198,30 @@ def run(trace: Any, places: Mapping[int, tuple[int, int]], source: str | None) -
         reads = trace.tokenizer and trace.tokenizer.for_source
         told["source_tokens"] = tokens(reads, given, spans(reads, given, source))
     return told
+
+
+def experts(trace: Any, held: Callable[[], AbstractContextManager[Any]] = nullcontext) -> dict[str, Any]:
+    """Each mixture's experts with their loads, and each token's choice with its weight; ``held`` while one is read."""
+    found = []
+    for path in [op.id.removesuffix(".router") for op in trace.plan if op.kind == "router"]:
+        with held():
+            chosen, weight = trace[f"{path}.chosen"][0].long(), trace[f"{path}.weight"][0].float()
+            chance = trace[f"{path}.router_probs"][0].float()
+        count = chance.shape[-1]
+        load = chosen.flatten().bincount(minlength=count)
+        found.append(
+            {
+                "address": path,
+                "layer": trace.plan[f"{path}.router"].layer,
+                "experts": count,
+                "chosen": chosen.tolist(),
+                "weight": weight.tolist(),
+                "probabilities": chance.tolist() if chance.numel() <= 65_536 else None,
+                "load": load.tolist(),
+                "idle": int((load == 0).sum()),
+            }
+        )
+    return {"layers": found, "idle": sum(one["idle"] for one in found), "of": sum(one["experts"] for one in found)}
 
 
 def cell(trace: Any, address: str, terms: int) -> dict[str, Any]:

@@ -73,7 +73,8 @@ def container(trace: Any, most: int, cells: Iterable[str] = (), name: str = "", 
     spent = len(gzip.compress(words.encode()))
     if spent > most * WORDS:
         words, spent = "", 0
-    room = most - len(gzip.compress(json.dumps(told).encode())) - spent - 4096
+    routed = answers.experts(trace) if able["experts"] else None
+    room = most - len(gzip.compress(json.dumps([told, routed]).encode())) - spent - 4096
     whole = _sizes(trace)
     kind = "f32" if sum(whole.values()) * 4 * 0.95 < room * 0.9 else "f16"
     for address in order(trace):
@@ -94,6 +95,8 @@ def container(trace: Any, most: int, cells: Iterable[str] = (), name: str = "", 
         f"POST api/runs {canonical(asked)}": told,
         f"GET api/runs/{id}": told,
     }
+    if routed is not None:
+        beside[f"GET api/runs/{id}/experts"] = routed
     if words:
         beside[f"GET api/vocab/{quote(name, safe=UNQUOTED)}"] = {"base64": words}
     explained: dict[str, Any] = {}

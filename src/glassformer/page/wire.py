@@ -120,28 +120,11 @@ def logits(run: Run, asked: Mapping[str, str], check: Check) -> bytes:
 
 def experts(run: Run, check: Check) -> dict[str, Any]:
     """For each mixture its experts' loads, and each token's choice with its weight."""
-    found = []
-    routers = [op.id.removesuffix(".router") for op in run.trace.plan if op.kind == "router"]
-    need(bool(routers), "This model has no mixture of experts.")
-    for path in routers:
-        with run.loaded.held(check):
-            chosen, weight = run.trace[f"{path}.chosen"][0].long(), run.trace[f"{path}.weight"][0].float()
-            chance = run.trace[f"{path}.router_probs"][0].float()
-        count = chance.shape[-1]
-        load = chosen.flatten().bincount(minlength=count)
-        found.append(
-            {
-                "address": path,
-                "layer": run.trace.plan[f"{path}.router"].layer,
-                "experts": count,
-                "chosen": chosen.tolist(),
-                "weight": weight.tolist(),
-                "probabilities": chance.tolist() if chance.numel() <= 65_536 else None,
-                "load": load.tolist(),
-                "idle": int((load == 0).sum()),
-            }
-        )
-    return {"layers": found, "idle": sum(one["idle"] for one in found), "of": sum(one["experts"] for one in found)}
+    from ..inspection import answers
+
+    found = answers.experts(run.trace, lambda: run.loaded.held(check))
+    need(bool(found["layers"]), "This model has no mixture of experts.")
+    return found
 
 
 def number(said: str, name: str, low: int, high: int) -> int:

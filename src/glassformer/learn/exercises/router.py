@@ -17,7 +17,8 @@ from glassformer.learn.report import Report
 
 ROAD = 10.1
 HINTS = (
-    "(x @ w_router.T).softmax(-1).topk(k, dim=-1) gives the values and which experts.",
+    "Softmax over the experts makes shares of a token's scores; topk gives the k largest and which they are.",
+    "(x @ w_router.T).softmax(-1).topk(k, dim=-1) gives both; divide the values by their sum.",
     "For each expert: (chosen == e).nonzero() tells the tokens and at which of their k places it was chosen.",
     "out[tokens] += weights[tokens, places][:, None] * experts[e](x[tokens])",
 )

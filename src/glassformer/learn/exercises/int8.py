@@ -16,6 +16,7 @@ from glassformer.learn.report import Report
 
 ROAD = 12.1
 HINTS = (
+    "One scale a row: its largest number becomes 127 or -127, the others fall between.",
     "w.abs().amax(-1) is the largest size of each row.",
     "Where a row is all zeros take any scale, such as 1: its codes are 0 anyway.",
     "(w / scale[:, None]).round().to(torch.int8): round first, .to(int8) alone cuts off.",

@@ -16,6 +16,7 @@ from glassformer.learn.report import Report
 
 ROAD = 8.3
 HINTS = (
+    "Nothing of the layer learns; A and B do, and their product is a change of its matrix.",
     "linear.weight.requires_grad_(False) freezes a matrix; do the same with the bias where there is one.",
     "self.a = nn.Parameter(torch.randn(rank, linear.in_features) * 0.02), self.b = nn.Parameter(torch.zeros(...)).",
     "x @ A.T @ B.T is B (A x) for rows; the change as a matrix is B @ A.",

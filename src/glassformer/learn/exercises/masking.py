@@ -20,6 +20,7 @@ from glassformer.learn.report import Report
 
 ROAD = 8.2
 HINTS = (
+    "Ask of each place: is it chosen, what is shown there, and what is asked there?",
     "chosen = (choose < rate) & ~special",
     "torch.where(condition, this, that) chooses number by number.",
     "The targets are the old tokens where chosen, also where the token stays as it is; -1 elsewhere.",

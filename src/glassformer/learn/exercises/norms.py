@@ -17,6 +17,7 @@ from glassformer.learn.report import Report
 
 ROAD = 5.2
 HINTS = (
+    "Every vector is normed by itself: mean and mean square run along the last dimension.",
     "x.mean(-1, keepdim=True) keeps the dimension, so that it can be subtracted.",
     "x.var(-1) divides by n - 1; x.var(-1, correction=0) by n.",
     "eps stands inside the root, beside the variance or the mean square.",

@@ -17,6 +17,7 @@ from glassformer.learn.report import Report
 
 ROAD = 3.2
 HINTS = (
+    "A number of the first half and its partner in the second are one hand of a clock: turn it by place times speed.",
     "theta ** (-torch.arange(0, d, 2) / d) are the d / 2 speeds; places times speeds is a table (T, d / 2).",
     "a, b = x.chunk(2, dim=-1) are the two halves.",
     "torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1), with cos and sin (T, d / 2).",

@@ -16,6 +16,7 @@ from glassformer.learn.report import Report
 
 ROAD = 2.1
 HINTS = (
+    "A dot product for each real pair and for each noise word; each is an answer of yes or no.",
     "(u * v).sum(-1) is the product of each row of u with the same row of v.",
     "The noise is (B, K, D): (noise * u[:, None]).sum(-1) is (B, K).",
     "torch.nn.functional.logsigmoid stays finite where log(sigmoid(x)) does not.",

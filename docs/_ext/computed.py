@@ -114,7 +114,8 @@ def shown(value: Any) -> list[nodes.Node]:
         return []
     rich = getattr(value, "_repr_html_", None)
     if rich is not None:
-        return [nodes.raw("", f'<div class="shown">{rich()}</div>', format="html")]
+        made = re.sub(r"^<div style=", '<div tabindex="0" style=', rich())  # a box that scrolls, by the keyboard too
+        return [nodes.raw("", f'<div class="shown">{made}</div>', format="html")]
     text = value if isinstance(value, str) else repr(value)
     return [nodes.literal_block(text, text, language="text", classes=["result"])]
 

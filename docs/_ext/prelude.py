@@ -83,8 +83,13 @@ def tokenizer_of(name: str) -> Any:
     return tokenizer.open(data(name))
 
 
+def worded(one: Any) -> bool:
+    """Whether a cell holds words, not a number with what belongs to it (3 %, 1.2 to 1.4, -5)."""
+    return isinstance(one, str) and not any(sign.isdigit() for sign in one[:3])
+
+
 class Table:
-    """A table that shows itself."""
+    """A table that shows itself: columns of numbers to the right, of words to the left."""
 
     def __init__(self, heading: Sequence[Any], rows: Sequence[Sequence[Any]], digits: int) -> None:
         self.heading, self.rows, self.digits = heading, rows, digits
@@ -97,8 +102,13 @@ class Table:
         )
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>{self._said(one)}</th>" for one in self.heading)
-        body = "".join("<tr>" + "".join(f"<td>{self._said(one)}</td>" for one in row) + "</tr>" for row in self.rows)
+        text = [all(worded(row[at]) for row in self.rows if at < len(row)) for at in range(len(self.heading))]
+        marks = [' class="words"' if one else "" for one in text] + [""] * max(map(len, self.rows), default=0)
+
+        def line(tag: str, row: Sequence[Any]) -> str:
+            return "".join(f"<{tag}{mark}>{self._said(one)}</{tag}>" for one, mark in zip(row, marks, strict=False))
+
+        head, body = line("th", self.heading), "".join(f"<tr>{line('td', row)}</tr>" for row in self.rows)
         whole = f'<table class="numbers"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
         return f'<div class="scroll" tabindex="0">{whole}</div>'
 

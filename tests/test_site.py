@@ -41,6 +41,21 @@ def test_what_a_page_can_do(site_page: Path) -> None:
     assert len(around) < 2_000 < len(live) and (site_page / "_static" / "glass" / "app.css").exists()
 
 
+def test_a_table_and_a_figure_are_for_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns of words stand left, of numbers right; a figure's box, which scrolls on a phone, takes the focus."""
+    monkeypatch.syspath_prepend(str(DOCS / "_ext"))
+    from computed import shown  # type: ignore[import-not-found,unused-ignore]
+    from prelude import glassformer, small, table  # type: ignore[import-not-found,unused-ignore]
+
+    said = table(["of", "loss", "reads"], [["a", 1.5, "all"], ["b", "34 % (31 to 35)", "-"]])._repr_html_()
+    assert re.findall(r'<(t[hd]) class="words">([^<]*)', said) == [
+        *(("th", "of"), ("th", "reads"), ("td", "a"), ("td", "all"), ("td", "b"), ("td", "-"))
+    ]
+    (figure,) = shown(glassformer.logit_lens(*small(), "The cat"))
+    (box,) = re.findall(r"<div[^>]*overflow-x:auto[^>]*>", figure.astext())
+    assert 'tabindex="0"' in box
+
+
 DRAWS = """# {name}
 
 ```{{computed}}

@@ -2,10 +2,11 @@
 
     GLASSFORMER_DATA=../shared/data python benchmarks/history.py --out FOLDER [--write] [--steps N] [--only PART ...]
 
-Three parts, each by ``glassformer compare`` over the run files in runs/history:
-  labels      SST-2's sentences, good or bad: bag of words, word2vec, BERT's way, GPT's way, experts
-  answer      the same sentences, the label written as a word: one context vector, attention, the Transformer of 2017
-  backwards   beginnings of Multi30k's captions said backwards, letter by letter, by length: the bottleneck and its cure
+Two parts, each by ``glassformer compare`` over the run files in runs/history:
+  sentences   SST-2, good or bad, three seeds: bag of words, word2vec, one vector, attention, the encoder of 2017,
+              BERT's way, GPT's way, experts; none reads anything but these sentences
+  backwards   beginnings of Multi30k's captions said backwards, letter by letter, by length, three seeds: the
+              bottleneck and its cure
 
 Everything runs on one thread, one after the other; seconds are the processor's own, since other work may run beside.
 What is finished in FOLDER is not done again. --write puts the figures into docs/history.json, which the page reads;
@@ -20,6 +21,7 @@ import os
 import platform
 import random
 import resource
+import statistics
 import subprocess
 import sys
 from datetime import date
@@ -31,52 +33,47 @@ RUNS = ROOT / "runs" / "history"
 KEPT = ROOT / "docs" / "history.json"
 WORK = Path("out") / "history"  # below FOLDER, as the run files say it
 BORDERS = (4, 8, 12, 16, 20, 24, 28)  # letters
-READERS = {"bert": "masked", "gpt": "next", "experts": "experts"}  # whose reading comes before their labels
-PARTS = ("backwards", "labels", "answer")
+READERS = ("bert", "gpt")  # who learn from the sentences without their labels first, by NAME-reads.toml
+PEOPLE = ("word2vec", "rnn", "rnn-attention", "transformer", *READERS, "experts")
+VOCAB, DIM = 7200, 128  # words that occur at least twice, and the width of all models here
+EPOCHS = 40  # of word2vec
+COMMAND = "GLASSFORMER_DATA=../shared/data python benchmarks/history.py"
+PARTS = ("backwards", "sentences")
 
 
 class Bench:
-    """Runs commands in FOLDER, remembers what each cost the processor."""
+    """Runs commands in FOLDER, remembers what some cost the processor."""
 
-    def __init__(self, folder: Path, steps: int | None) -> None:
-        self.folder, self.steps = folder, steps
+    def __init__(self, folder: Path, steps: int | None = None, seeds: int = 3) -> None:
+        self.folder, self.steps, self.seeds = folder, steps, seeds
         self.data = Path(os.environ.get("GLASSFORMER_DATA", ROOT.parent / "shared" / "data")).resolve()
         self.record = folder / "seconds.json"
         self.seconds: dict[str, float] = json.loads(self.record.read_text()) if self.record.exists() else {}
 
-    def call(self, name: str, *words: Any) -> str:
-        """Standard output of ``glassformer WORDS``; the processor's seconds are kept under ``name`` the first time."""
+    def call(self, *words: Any) -> str:
+        """Standard output of ``glassformer WORDS``."""
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLASSFORMER_DATA": str(self.data)}
         command = [sys.executable, "-m", "glassformer", *map(str, words)]
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         ended = subprocess.run(command, cwd=self.folder, env=environment, stdout=subprocess.PIPE, text=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
         if ended.returncode:
             raise SystemExit(f"glassformer {' '.join(map(str, words))} ended with {ended.returncode}")
-        used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        self.seconds.setdefault(name, round(used, 1))
-        self.record.write_text(json.dumps(self.seconds, indent=1))
         return ended.stdout
 
-    def steps_of(self) -> list[Any]:
-        """Settings that cut a training short."""
-        if self.steps is None:
-            return []
-        return ["--steps", self.steps, "--evaluate-every", self.steps, "--save-every", self.steps]
+    def make(self, made: Path, *words: Any) -> float:
+        """``glassformer WORDS`` unless what it makes is there; the processor's seconds it took, its start counted."""
+        if not (self.folder / made).exists():
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            self.call(*words)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+            self.seconds[made.name] = round(used, 1)
+            self.record.write_text(json.dumps(self.seconds, indent=1))
+        return self.seconds[made.name]
 
-    def train(self, name: str, out: Path, *words: Any) -> None:
-        """A run of its own, unless it is finished."""
-        if not (self.folder / out / "best").exists():
-            self.call(name, "train", RUNS / f"{name}.toml", "--out", out, *words, *self.steps_of())
-
-    def compared(self, part: str, names: list[str], *words: Any) -> list[dict[str, Any]]:
-        """The rows of ``glassformer compare``: each arm trained alone first, so that its seconds are its own."""
-        files = [self.run_file(f"{part}-{name}") for name in names]
-        for name, file in zip(names, files, strict=True):
-            if f"{part}-{name}" not in self.seconds:
-                self.call(f"{part}-{name}", "compare", file, "--out", WORK / part)
-        said = self.call(f"{part}: tests", "compare", *files, "--out", WORK / part, "--json", *words)
-        rows: list[dict[str, Any]] = json.loads(said)
+    def compared(self, out: str, names: list[str], *words: Any) -> list[dict[str, Any]]:
+        """The rows of ``glassformer compare``."""
+        files = [self.run_file(name) for name in names]
+        rows: list[dict[str, Any]] = json.loads(self.call("compare", *files, "--out", WORK / out, "--json", *words))
         return rows
 
     def run_file(self, name: str) -> Path:
@@ -88,16 +85,12 @@ class Bench:
                 f"{line.split()[0]} = {self.steps}" if line.split(" ")[0] in keys else line for line in text.split("\n")
             ]
             text = "\n".join(lines)
+        if self.seeds == 1:  # whose folder compare names without a seed
+            text = text.replace("-reads.seed-{seed}", "-reads")
         path = self.folder / WORK / "runs" / f"{name}.toml"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
         return path
-
-
-def put(folder: Path, name: str, pairs: list[tuple[str, str]]) -> None:
-    """Pairs as two files, line by line."""
-    for side, at in (("source", 0), ("target", 1)):
-        (folder / f"{name}.{side}").write_text("".join(f"{pair[at]}\n" for pair in pairs), encoding="utf-8")
 
 
 def backwards(captions: list[str], seed: int) -> list[tuple[str, str]]:
@@ -111,71 +104,81 @@ def backwards(captions: list[str], seed: int) -> list[tuple[str, str]]:
     return made
 
 
-def prepare(bench: Bench) -> None:
-    """The files that the runs read, made of the shared ones."""
-    folder, data = bench.folder / WORK / "data", bench.data
+def put(folder: Path, name: str, lines: list[str]) -> None:
+    """A file of lines."""
     folder.mkdir(parents=True, exist_ok=True)
-    for split, file in (("train", "train"), ("valid", "dev"), ("test", "test")):
-        rows = [line.split("\t") for line in (data / "sst2" / f"{file}.tsv").read_text(encoding="utf-8").splitlines()]
-        put(folder, f"answer.{split}", [(text, ("bad", "good")[int(label)]) for text, label in rows])
-    for seed, (split, file) in enumerate((("train", "train"), ("valid", "val"), ("test", "test_2016_flickr"))):
-        captions = (data / "multi30k" / f"{file}.en").read_text(encoding="utf-8").splitlines()
-        put(folder, f"backwards.{split}", backwards(captions, seed))
-    running = ["tinystories/test.txt", "wikitext-2-raw/wiki.valid.raw", "wikitext-2-raw/wiki.test.raw"]
-    texts = [(data / name).read_text(encoding="utf-8") for name in running]
-    texts.append((folder / "answer.train.source").read_text(encoding="utf-8"))
-    (folder / "reading.txt").write_text("\n".join(texts), encoding="utf-8")
-
-
-def labels(bench: Bench) -> list[dict[str, Any]]:
-    """SST-2 by those that end in a label."""
-    out = bench.folder / WORK
-    if not (out / "averaged").exists():
-        reading, words = WORK / "data" / "reading.txt", WORK / "words.bin"
-        bench.call("read-words", "words", "train", reading, "--out", words, "--least", 2, "--dim", 100)
-        bench.call("average", "words", "average", words, "--out", WORK / "averaged")
-    for reader in READERS.values():
-        bench.train(f"read-{reader}", WORK / reader)
-    names = ["word2vec", "bert", "gpt", "experts"]
-    rows = bench.compared("labels", names, "--bag", "--test", "sst2/test.tsv")
-    before = {"labels-word2vec": "read-words"} | {f"labels-{name}": f"read-{of}" for name, of in READERS.items()}
-    read = {row["name"]: bench.seconds.get(before.get(row["name"], "")) for row in rows}
-    return [{**labelled(bench, row), "reading": read[row["name"]]} for row in rows]
-
-
-def labelled(bench: Bench, row: dict[str, Any]) -> dict[str, Any]:
-    """What the page shows of a row with labels."""
-    return {**figures(bench, row), "accuracy": row["test"]["accuracy"]}
-
-
-def written(bench: Bench, part: str, row: dict[str, Any], *words: Any) -> dict[str, Any]:
-    """Exact answers of a pair model, greedy, as ``glassformer eval`` counts them."""
-    files = ["--data", WORK / "data" / f"{part}.test.source", "--target", WORK / "data" / f"{part}.test.target"]
-    model = WORK / part / row["name"]
-    asked = ("eval", model, *files, "--figures", "exact", "--beams", 1, "--json", *words)
-    found: dict[str, Any] = json.loads(bench.call(f"{row['name']}: test", *asked))
-    return found
-
-
-def answer(bench: Bench) -> list[dict[str, Any]]:
-    """SST-2 by those that write."""
-    rows = bench.compared("answer", ["rnn", "rnn-attention", "transformer"])
-    found = [(row, written(bench, "answer", row, "--max-new", 4)) for row in rows]
-    return [{**figures(bench, row), "accuracy": test["exact"]} for row, test in found]
+    (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
 def by_length(bench: Bench) -> list[dict[str, Any]]:
     """Letters backwards: all of it right, by letters of the source."""
-    rows = bench.compared("backwards", ["rnn", "rnn-attention", "transformer"])
-    lengths = ("--max-new", 48, "--lengths", ",".join(map(str, BORDERS)))
-    found = [(row, written(bench, "backwards", row, *lengths)) for row in rows]
-    return [{**figures(bench, row), "exact": test["exact"], "by length": test["by length"]} for row, test in found]
+    folder = bench.folder / WORK / "data"
+    for seed, (split, file) in enumerate((("train", "train"), ("valid", "val"), ("test", "test_2016_flickr"))):
+        pairs = backwards((bench.data / "multi30k" / f"{file}.en").read_text(encoding="utf-8").splitlines(), seed)
+        for side, at in (("source", 0), ("target", 1)):
+            put(folder, f"backwards.{split}.{side}", [pair[at] for pair in pairs])
+    names = ["backwards-rnn", "backwards-rnn-attention", "backwards-transformer"]
+    rows = bench.compared("backwards", names, "--seeds", bench.seeds)
+    return [turned_round(row, [written(bench, run["name"]) for run in row.get("seeds", [row])]) for row in rows]
 
 
-def figures(bench: Bench, row: dict[str, Any]) -> dict[str, Any]:
-    """What the page shows of a row of ``compare``: the processor's seconds in place of the clock's, where known."""
+def written(bench: Bench, name: str) -> dict[str, Any]:
+    """Exact answers of a pair model, greedy, as ``glassformer eval`` counts them, in all and by length."""
+    files = [f"{WORK}/data/backwards.test.{side}" for side in ("source", "target")]
+    asked = ("--figures", "exact", "--beams", 1, "--max-new", 48, "--lengths", ",".join(map(str, BORDERS)), "--json")
+    model = WORK / "backwards" / name
+    found: dict[str, Any] = json.loads(bench.call("eval", model, "--data", files[0], "--target", files[1], *asked))
+    return found
+
+
+def turned_round(row: dict[str, Any], found: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the page shows of a row of ``compare`` and its tests: means over seeds, and by length each seed's too."""
+    lengths = {}
+    for span, group in found[0]["by length"].items():
+        seeds = [one["by length"][span]["exact"] for one in found]
+        lengths[span] = {"texts": group["texts"], "exact": statistics.fmean(seeds), "seeds": seeds}
     kept = {name: row[name] for name in ("name", "parameters", "tokens", "valid")}
-    return {**kept, "seconds": bench.seconds.get(row["name"], round(row["seconds"], 1))}
+    exact = statistics.fmean(one["exact"] for one in found)
+    return {**kept, "seconds": round(row["processor"], 1), "exact": exact, "by length": lengths}
+
+
+def sentences(bench: Bench) -> list[dict[str, Any]]:
+    """SST-2 by all eight: accuracies, parameters and the processor's seconds, under each seed."""
+    folder, seeds = bench.folder / WORK / "data", range(bench.seeds)
+    for file, split in (("sentences", "train"), ("sentences.dev", "dev")):
+        lines = (bench.data / "sst2" / f"{split}.tsv").read_text(encoding="utf-8").splitlines()
+        put(folder, f"{file}.txt", [line.split("\t")[0] for line in lines])
+    text = WORK / "data" / "sentences.txt"
+    kind = ("--kind", "words", "--size", VOCAB, "--special", "[MASK]", "--separator", r"\n")
+    bench.make(WORK / "words", "tokens", "train", text, *kind, "--out", WORK / "words")
+    reading, losses = dict[str, list[float]](word2vec=[]), dict[str, list[float]]()
+    for seed in seeds:
+        vectors = WORK / f"vectors.seed-{seed}.bin"
+        how = ("--least", 2, "--dim", DIM, "--epochs", EPOCHS, "--seed", seed)
+        reading["word2vec"].append(bench.make(vectors, "words", "train", text, *how, "--out", vectors))
+        averaged = WORK / f"word2vec.seed-{seed}"
+        bench.make(averaged, "words", "average", vectors, "--out", averaged)
+    under = ("--seeds", bench.seeds)
+    for name in READERS:
+        (read,) = bench.compared("read", [f"{name}-reads"], *under)
+        reading[name] = [run["processor"] for run in read.get("seeds", [read])]
+        losses[name] = [run["valid"]["loss"] for run in read.get("seeds", [read])]
+    rows = bench.compared("labels", [*PEOPLE], *under, "--bag", "--test", "sst2/test.tsv")
+    return [labelled(row, reading.get(row["name"]), losses.get(row["name"])) for row in rows]
+
+
+def labelled(row: dict[str, Any], reading: list[float] | None, losses: list[float] | None) -> dict[str, Any]:
+    """What the page shows of a row with labels: lists have a figure for each seed, of what was read first too."""
+    runs = row.get("seeds", [row])
+    return {
+        "name": row["name"],
+        "parameters": row["parameters"],
+        "accuracy": [run["test"]["accuracy"] for run in runs],
+        "valid": [100 * run["valid"]["accuracy"] for run in runs],
+        "seconds": [round(run["processor"], 1) for run in runs],
+        "reading": None if reading is None else [round(seconds, 1) for seconds in reading],
+        "reading loss": losses,
+    }
 
 
 def main() -> None:
@@ -187,27 +190,26 @@ def main() -> None:
     given = parser.parse_args()
     folder = given.out.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    bench = Bench(folder, given.steps)
-    prepare(bench)
+    bench = Bench(folder, given.steps, 3 if given.steps is None else 1)
     import torch
 
-    work = {"backwards": by_length, "labels": labels, "answer": answer}
+    work = {"backwards": by_length, "sentences": sentences}
     before: dict[str, Any] = json.loads(KEPT.read_text(encoding="utf-8")) if given.write and KEPT.exists() else {}
-    found = {part: work[part](bench) for part in given.only}
-    if given.steps is not None:
-        losses = {row["name"]: row["valid"]["loss"] for rows in found.values() for row in rows}
-        found = {**before, "cut": {"steps": given.steps, "losses": losses}}
-    else:
-        found = {
-            **before,  # parts may be run one by one
-            **found,
-            "command": "GLASSFORMER_DATA=../shared/data python benchmarks/history.py --out FOLDER --write",
+    found, about = dict[str, Any](), dict[str, Any]()
+    for part in given.only:
+        rows = work[part](bench)
+        if given.steps is not None:
+            losses = {row["name"]: row["valid"]["loss"] for row in rows if part == "backwards"}
+            found["cut"] = {"steps": given.steps, "losses": losses}
+            continue
+        found[part] = rows
+        about[part] = {
+            "command": f"{COMMAND} --out FOLDER --only {part} --write",
             "machine": f"one thread of {platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}",
             "date": date.today().isoformat(),
-            "reading bytes": (folder / WORK / "data" / "reading.txt").stat().st_size,
-            "processor seconds": {**before.get("processor seconds", {}), **bench.seconds},
         }
-    said = json.dumps(found, indent=1) + "\n"
+    about = {**before.get("about", {}), **about}  # parts may be run one by one
+    said = json.dumps({**before, **found, "about": about}, indent=1) + "\n"
     if given.write:
         KEPT.write_text(said, encoding="utf-8")
     print(said)

@@ -1,69 +1,118 @@
-"""The history page: its numbers stand in one file, and a small cut of the runs gives the same again."""
+"""The history page: its numbers stand in one file, its run files train, a small cut of them gives the same again."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
 
+from glassformer.cli import main
 from glassformer.config import run_file
 
 ROOT = Path(__file__).parents[1]
 DATA = Path(os.environ.get("GLASSFORMER_DATA", ROOT.parent / "shared" / "data"))
 TOLD: dict[str, Any] = json.loads((ROOT / "docs" / "history.json").read_text(encoding="utf-8"))
+PAGE = (ROOT / "docs" / "history.md").read_text(encoding="utf-8")
+SENTENCES = {row["name"]: row for row in TOLD["sentences"]}
 
 
-def row(part: str, name: str) -> Any:
-    """A model's figures."""
-    return next(one for one in TOLD[part] if one["name"] == name)
+def benchmark() -> Any:
+    """benchmarks/history.py as a module."""
+    spec = importlib.util.spec_from_file_location("history_benchmark", ROOT / "benchmarks" / "history.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-def test_all_eight_met_the_same_sentences() -> None:
-    names = {one["name"] for part in ("labels", "answer") for one in TOLD[part]}
-    assert names == {"bag-of-words", *(f"labels-{name}" for name in ("word2vec", "bert", "gpt", "experts"))} | {
-        f"answer-{name}" for name in ("rnn", "rnn-attention", "transformer")
-    }
-    for part in ("labels", "answer"):
-        for one in TOLD[part]:
-            assert 50 < one["accuracy"] < 90 and one["seconds"] > 0 and one["parameters"] > 0, one["name"]
+def test_all_eight_met_the_same_sentences_three_times() -> None:
+    assert {"bag-of-words", *benchmark().PEOPLE} == SENTENCES.keys()
+    for name, row in SENTENCES.items():
+        seeds = 1 if name == "bag-of-words" else 3  # it draws nothing
+        assert len(row["accuracy"]) == len(row["valid"]) == len(row["seconds"]) == seeds, name
+        assert all(50 < share < 90 for share in row["accuracy"]) and min(row["seconds"]) > 0, name
+        assert (row["reading"] is not None) == (name in ("word2vec", "bert", "gpt")), name
+    named = set(re.findall(r'^    \("([a-z0-9-]+)", ', PAGE, re.MULTILINE))
+    assert named == SENTENCES.keys()  # the page's table has a row for each
 
 
-def test_three_seeds_keep_the_order_as_the_page_says() -> None:
-    rows = {one["name"]: one["accuracy"] for one in TOLD["seeds"]["rows"]}
-    one, attention, transformer = (rows[name] for name in ("one-vector", "attention", "transformer"))
-    assert len(one) == len(attention) == len(transformer) == 3 and len(rows["bag-of-words"]) == 1
-    assert (
-        max(one) < min(attention) and max(attention) < min(transformer) and max(transformer) < rows["bag-of-words"][0]
-    )
-    files = [name for name in run_file.run_files() if f"runs/{name}.toml" in TOLD["seeds"]["command"]]
-    runs = [run_file.read(name) for name in files]
-    assert len(runs) == 3 and {(run.train.steps, type(run.train.objective).__name__) for run in runs} == {
-        (300, "Classify")
-    }
+def test_the_rows_are_in_the_order_that_the_page_says() -> None:
+    found = {name: row["accuracy"] for name, row in SENTENCES.items()}
+    for lower, higher in (("rnn", "rnn-attention"), ("rnn-attention", "transformer"), ("gpt", "word2vec")):
+        assert max(found[lower]) < min(found[higher]), (lower, higher)
+    assert fmean(found["bert"]) < fmean(found["transformer"]) < fmean(found["experts"]) < fmean(found["word2vec"])
+    assert all(fmean(shares) <= found["bag-of-words"][0] for shares in found.values())
+    spreads = {name: max(shares) - min(shares) for name, shares in found.items()}
+    assert max(spreads, key=lambda name: spreads[name]) == "bert"
+    assert fmean(SENTENCES["gpt"]["reading loss"]) < fmean(SENTENCES["bert"]["reading loss"]) - 0.3
 
 
 def test_the_file_shows_the_bottleneck_and_its_cure() -> None:
-    vector, attention = row("backwards", "backwards-rnn"), row("backwards", "backwards-rnn-attention")
+    rows = {row["name"]: row for row in TOLD["backwards"]}
+    vector, attention = rows["backwards-rnn"], rows["backwards-rnn-attention"]
     assert list(vector["by length"]) == list(attention["by length"])
     assert vector["by length"]["1-4"]["exact"] > 95 > 10 > vector["by length"]["29+"]["exact"]
     assert attention["by length"]["29+"]["exact"] > 70 and vector["exact"] < attention["exact"]
     assert sum(one["texts"] for one in vector["by length"].values()) == 1000
+    for one in rows.values():
+        assert all(len(group["seeds"]) == 3 for group in one["by length"].values())
+    assert max(vector["by length"]["29+"]["seeds"]) < min(attention["by length"]["29+"]["seeds"])
 
 
 def test_the_page_says_what_the_run_files_say() -> None:
-    page = (ROOT / "docs" / "history.md").read_text(encoding="utf-8")
-    runs = {name: run_file.read(name) for name in run_file.run_files() if name.startswith("history/")}
-    assert len(runs) == 13
+    runs = {
+        name.partition("/")[2]: run_file.read(path) for name, path in run_file.run_files().items() if "history/" in name
+    }
+    people, readers = benchmark().PEOPLE, [f"{name}-reads" for name in benchmark().READERS]
+    assert runs.keys() == {*people, *readers, *(row["name"] for row in TOLD["backwards"])}
     backwards = {one.train.steps for name, one in runs.items() if "backwards" in name}
-    assert backwards == {800} and "800 steps" in page
-    width = re.search(r"one vector of (\d+) numbers", page)
+    assert backwards == {800} and "800 steps" in PAGE
+    width = re.search(r"one vector of (\d+) numbers", PAGE)
     assert width is not None and f"dim = {width[1]}\n" in (ROOT / "runs/history/backwards-rnn.toml").read_text()
+    ways = {name: runs[name].train for name in people if name != "word2vec"}  # whose rate is its own
+    assert len(set(map(repr, ways.values()))) == 1, "one way of training for all"
+    assert f"{runs['rnn'].train.steps} steps" in PAGE and f"{runs['bert-reads'].train.steps} steps" in PAGE
+    one, attention = runs["rnn"].model, runs["rnn-attention"].model
+    assert {key for key in one if one[key] != attention[key]} == {"pool"}, "the two differ in how they read out alone"
+    dense, experts = runs["transformer"].model, runs["experts"].model
+    assert {key for key in dense if dense[key] != experts[key]} == {"encoder"}
+
+
+def test_every_run_file_takes_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The whole script on a few sentences, in this process: tokenizer, vectors, readings, and all rows with a test."""
+    history = benchmark()
+    texts = [
+        f"a {'fine warm' if label else 'dull cold'} film {'.' * (at % 3)}\t{label}"
+        for at in range(20)
+        for label in (0, 1)
+    ]
+    (tmp_path / "sst2").mkdir()
+    for split in ("train", "dev", "test"):
+        (tmp_path / "sst2" / f"{split}.tsv").write_text("\n".join(texts) + "\n")
+    monkeypatch.setenv("GLASSFORMER_DATA", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+    class Here(history.Bench):  # type: ignore[misc]
+        def call(self, *words: Any) -> str:
+            capfd.readouterr()
+            assert main([*map(str, words)]) == 0, words
+            return capfd.readouterr().out
+
+    rows = {row["name"]: row for row in history.sentences(Here(tmp_path, steps=1, seeds=1))}
+    assert rows.keys() == {"bag-of-words", *history.PEOPLE}
+    for name, row in rows.items():
+        assert len(row["accuracy"]) == 1 and (row["reading"] is None) == (name not in ("word2vec", "bert", "gpt"))
+    assert rows["experts"]["parameters"] > rows["transformer"]["parameters"] == rows["bert"]["parameters"]
 
 
 @pytest.mark.slow

@@ -147,6 +147,7 @@ def test_a_process_that_is_slow_beyond_the_timeout_ends_all(tmp_path):
 
 AXES = {
     "tensor": [],
+    "pipeline": [],
     "expert": [
         "--decoder.pattern.feedforward",
         '{type = "MoE", experts = 4, top_k = 2, expert = {type = "GatedMLP", hidden = 24}}',

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ..config.parallel import AXES, ROWS, Parallel
-from ..errors import UserError, need
+from ..errors import UserError, mute, need
 from ..nn import device as devices
 
 ERROR = "error"
@@ -301,7 +301,12 @@ def started(settings: Parallel, device: str | None = None) -> Iterator[Mesh]:
 
     Raises UserError where the axes do not multiply to the processes that there are.
     """
-    layout = settings.of(processes())
+    try:
+        layout = settings.of(processes())
+    except UserError:
+        if os.environ.get("RANK", "0") != "0":
+            mute()  # all find the same mistake, the first one says it
+        raise
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if processes() == 1:
         yield Mesh(layout, device=devices.find(device))

@@ -40,6 +40,34 @@ def test_ragged_rows_go_on_in_pages_as_in_the_cache(name: str) -> None:
         torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["starcoder2", "gemma2"])
+def test_layers_with_windows_fill_the_same_pages_in_turns(name: str) -> None:
+    """Of windows alone, and of both kinds; over several ends of pages, and with a row that leaves."""
+    if not has("stack"):
+        pytest.skip("needs the compiled kernels: python hatch_build.py")
+    model = tiny.model(replace(tiny.DECODERS[name], context=256))
+    starts = [[(7 * place) % 50 for place in range(70)], [1, 2], [4] * 33]
+    found = []
+    for paged in (True, False):
+        session = Session(model)
+        logits = [session.prefill(starts, None, 1)]
+        if paged:
+            session.prepack(steps=110)
+            assert session.paged is not None
+            sizes = {own.lookback: len(own.pages.keys) for own, _ in session.paged.cache.pages}
+            assert sizes == {
+                own.lookback: 3 * (6 if own.lookback is None else 2) for own, _ in session.paged.cache.pages
+            }
+        for step in range(105):
+            if step == 50:
+                session.select([2, 0])
+            tokens = torch.tensor([3 + step % 40, 17, 8][: 3 if step < 50 else 2])
+            logits.append(session.decode(tokens))
+        found.append(logits)
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-4)
+
+
 @pytest.mark.parametrize("name", ["llama", "vaswani", "t5"])
 def test_beams_share_pages_and_part_where_they_write(name: str) -> None:
     """Three prompts (of a pair: three sources), two rows of each; over a page's end and with a prompt that is done."""

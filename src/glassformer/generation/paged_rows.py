@@ -23,7 +23,8 @@ class PagedRows:
 
     ``next`` (B,) are the positions of the tokens that come next; at most ``steps`` of them follow. ``memory`` is what
     an encoder made of each row's source, ``source_of`` (B,) which source that is: rows of one source read one copy.
-    The pages come from ``kept`` where there is one.
+    The pages come from ``kept`` where there is one: those of a search, whose rows may double. Otherwise layers with
+    windows have so many pages a row as they see, filled in turns.
     """
 
     def __init__(
@@ -45,14 +46,20 @@ class PagedRows:
         order = {source: number for number, source in enumerate(first)}
         self.source_of = torch.tensor([order[source] for source in source_of], dtype=torch.int32)
         widest = 0 if memory is None else -(-memory.pos.shape[1] // PAGE)
-        sizes = self.pages, len(first) * widest
+        span = max(kv.slots.ring or 0 for kv, _ in cache.layers)  # tokens seen at most where there are windows
+        ring = -(-(span - 1) // PAGE) + 1  # pages that so many tokens lie in at most
+        self.windows: Tensor | None = None
+        if kept is None and span and ring < each:
+            self.windows = (torch.arange(rows)[:, None] * ring + torch.arange(each) % ring).int()
+        sizes = self.pages, len(first) * widest, held.dtype, None if self.windows is None else rows * ring
         make = Pages.empty if kept is None else kept.take
-        self.cache = PagedCache(model.config, each * PAGE, *sizes, held.dtype, make=make)  # type: ignore[arg-type]
+        self.cache = PagedCache(model.config, each * PAGE, *sizes, make)  # type: ignore[arg-type]
         for (kv, _), (own, _) in zip(cache.layers, self.cache.pages, strict=True):
             there = kv.slots.pos[:, : kv.slots.ring or kv.slots.filled].expand(rows, -1)
-            row, column = (there >= 0).nonzero(as_tuple=True)
+            tables = self.tables if self.windows is None or own.lookback is None else self.windows
+            row, column = (there >= 0).nonzero(as_tuple=True)  # of a window's ring: what it still sees alone
             at = there[row, column]
-            to = self.tables[row, at // PAGE].long() * PAGE + at % PAGE
+            to = tables[row, at // PAGE].long() * PAGE + at % PAGE
             own.pages.write(kv.k[row, :, column], kv.v[row, :, column], to)
         self.sources = None if memory is None else self._take_sources(cache, memory, [*first.values()], widest)
 
@@ -76,10 +83,11 @@ class PagedRows:
         spans = [(row, row + 1) for row in range(count)]
         pos = self.next[None]
         rows, source_of = torch.arange(count, dtype=torch.int32), self.source_of
-        self.cache.texts = PackedTexts(pos, rows, self.tables, spans, self.sources, source_of=source_of)
+        told = self.sources, None, source_of, self.windows
+        self.cache.texts = PackedTexts(pos, rows, self.tables, spans, *told)
         self.next = self.next + 1
-        told = {} if self.sources is None else {"memory": Memory(tokens[None, :0], tokens[None, :0])}
-        logits: Tensor = model(tokens[None], pos=pos, cache=self.cache, **told).logits
+        memory = {} if self.sources is None else {"memory": Memory(tokens[None, :0], tokens[None, :0])}
+        logits: Tensor = model(tokens[None], pos=pos, cache=self.cache, **memory).logits
         return logits[0]
 
     def select(self, rows: Sequence[int]) -> None:
@@ -88,7 +96,10 @@ class PagedRows:
         self.next, tables = self.next[index], self.tables[index]
         if len(self.source_of):
             self.source_of = self.source_of[index]
+        if self.windows is not None:
+            self.windows = self.windows[index]
         if len(set(rows)) < len(rows):
+            assert self.windows is None, "a row that doubles would write where its other half reads"
             tables = self._part(tables)
         self.tables = tables
 

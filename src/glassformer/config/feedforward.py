@@ -55,7 +55,7 @@ class MoE:
     experts: PositiveInt  # number of experts
     top_k: PositiveInt  # experts that a token goes to
     expert: MLP | GatedMLP  # what each expert is
-    normalize: bool = True  # make the chosen experts' weights sum to 1
+    normalize: bool = True  # make the chosen weights sum to 1; at top_k 1 the router then learns by its losses alone
     balance_loss: float = 0.0  # weight of the load-balancing loss (Fedus et al. 2021)
     z_loss: float = 0.0  # weight of the router's z-loss (Zoph et al. 2022)
     capacity_factor: PositiveFloat | None = None  # tokens an expert takes in training, in even shares

@@ -293,6 +293,14 @@ def test_the_road_has_twelve_pages_and_every_sandbox() -> None:
     assert found == SANDBOXES
 
 
+def test_every_public_name_stands_in_the_reference() -> None:
+    import glassformer
+
+    told = (DOCS / "reference" / "python.md").read_text(encoding="utf-8")
+    there = set(re.findall(r"^\.\. auto\w+:: (?:glassformer\.engine\.)?(\w+)$", told, re.MULTILINE))
+    assert set(glassformer.__all__) - {"__version__"} - there == set()
+
+
 SANDBOXES = {"softmax", "av", "mask", "pos_sin", "rope", "sampling"}
 TASKS = {"train", "load", "translate", "classify", "look-inside", "serve", "quantize", "scale-out"}
 

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import functools
 import gc
+import os
 import platform
 import re
 import resource
@@ -25,13 +26,14 @@ def keep_freed_memory(several: bool = False) -> bool:
 
     Not so on ``several`` processes, where blocks of weights come and go all the time. A block is aligned by asking for
     more than it keeps, so it never fits where one of its size was freed: with 25 M parameters on two processes half of
-    the heap were such holes (docs/scale.md). There what is ``LARGE`` goes back.
+    the heap were such holes (docs/scale.md). There what is ``LARGE`` goes back, or what is as large as the user says
+    by glibc's own MALLOC_MMAP_THRESHOLD_.
     """
     if platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt
     told = [(M_TRIM_THRESHOLD, 2**31 - 1), (M_MMAP_MAX, 1 << 16 if several else 0)]  # 1 << 16 is glibc's own
-    told += [(M_MMAP_THRESHOLD, LARGE)] if several else []
+    told += [(M_MMAP_THRESHOLD, LARGE)] if several and "MALLOC_MMAP_THRESHOLD_" not in os.environ else []
     return sum(bool(mallopt(*setting)) for setting in told) == len(told)
 
 

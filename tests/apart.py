@@ -6,6 +6,7 @@ import math
 from typing import Any
 from urllib.parse import urlencode
 
+import pytest
 import torch
 
 from glassformer import config as c
@@ -17,6 +18,11 @@ PROBE = """points => points.map(([x, y]) => __glassformer.probe(x, y)).filter(on
   .map(one => [one.addr, String(one.value)])"""
 SAID = "all => all.map(one => [one.dataset.addr, one.dataset.v])"
 SENTENCE, SOURCE = "the cat sat on a mat", "a dog and a log"
+
+
+def quick(*names: str) -> list[Any]:
+    """All families as parameters of a test; those that are not named are slow proofs."""
+    return [name if name in names else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
 
 
 class Apart:

@@ -86,6 +86,7 @@ def test_the_page_says_what_the_run_files_say() -> None:
     assert {key for key in dense if dense[key] != experts[key]} == {"encoder"}
 
 
+@pytest.mark.slow
 def test_every_run_file_takes_a_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

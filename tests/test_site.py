@@ -75,6 +75,7 @@ print(held_out(model_of()), line)
 """
 
 
+@pytest.mark.slow
 def test_pages_are_the_same_in_any_order_and_by_several_processes(tmp_path: Path) -> None:
     """Six pages by two processes: numbers, frames and pointed-to sources of one process; a failing cell is told."""
     (tmp_path / "source").mkdir()

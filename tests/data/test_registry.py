@@ -38,6 +38,7 @@ def small(monkeypatch: pytest.MonkeyPatch, **settings: object) -> None:
     monkeypatch.setitem(registry.PUBLISHED, "small", corpus)
 
 
+@pytest.mark.slow
 def test_python_docs_needs_nothing_and_is_always_the_same(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sysconfig.get_path("stdlib")  # loads its own table
     modules = set(sys.modules)

@@ -77,6 +77,7 @@ def test_a_real_sentence_encoder(loaded: tuple[Any, Tokenizer], folder: Path, se
     assert torch.cosine_similarity(ours, vectors(loaded, sentences[:20])).max() < 0.9  # they are not all one vector
 
 
+@pytest.mark.slow
 def test_sentence_transformers_gives_the_same(
     loaded: tuple[Any, Tokenizer], folder: Path, sentences: list[str], tmp_path: Path
 ) -> None:

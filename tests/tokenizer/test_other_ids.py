@@ -164,6 +164,7 @@ def test_a_character_that_a_bpe_cannot_write_is_named(tmp_path: Path) -> None:
     assert again.fingerprint == ours.fingerprint
 
 
+@pytest.mark.slow
 def test_batches_of_any_kind() -> None:
     tokenizer = train_tokenizer("byte")
     samples = ["ab", "", "c"]

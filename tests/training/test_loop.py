@@ -611,6 +611,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's allocator only")
+@pytest.mark.slow
 def test_freed_memory_is_kept_for_the_next_step():
     def faults(kept):
         command = [sys.executable, "-c", FAULTS.format(kept=kept)]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from apart import FAMILIES, Apart, close, numbers, probed, typed
+from apart import Apart, close, numbers, probed, quick, typed
 from glassformer.checkpoints import store
 from glassformer.inspection.heads import head_scores
 
@@ -27,7 +27,7 @@ def probes(tab: Any, grid: str, count: int, seed: str) -> list[tuple[str, float]
     )
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", quick("t5", "odd"))
 def test_every_weight_that_is_drawn_is_the_models(name: str, site: Any, tab: Any) -> None:
     apart = typed(tab, site, name, "attention")
     checked = 0
@@ -61,7 +61,7 @@ def test_words_and_lines_have_the_weights_too(view: str, site: Any, tab: Any) ->
         assert close(value, apart[address])
 
 
-@pytest.mark.parametrize("name", ["gpt", "llama", "odd"])
+@pytest.mark.parametrize("name", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt", "odd"))])
 def test_a_head_that_is_off_moves_the_answer_as_a_model_without_its_columns(name: str, site: Any, tab: Any) -> None:
     """The same model, loaded apart, with the head's columns of the output projection at 0."""
     apart: Apart = typed(tab, site, name, "attention")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from apart import FAMILIES, close, numbers, probed, typed
+from apart import FAMILIES, close, numbers, probed, quick, typed
 from glassformer.checkpoints import store
 
 PLAN = """async () => {
@@ -40,7 +40,7 @@ SHOWN = """id => {
 }"""
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", quick("bert", "mixture"))
 def test_what_inside_draws_is_the_models(name: str, site: Any, tab: Any) -> None:
     """200 points of canvases picked at random, of every value that a tape records, read by what is drawn there."""
     apart, luck = typed(tab, site, name, "inside"), random.Random(name)
@@ -62,7 +62,7 @@ def test_what_inside_draws_is_the_models(name: str, site: Any, tab: Any) -> None
     assert checked >= 200 and len(told) > 100, (checked, len(told))
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", quick("gpt", "t5"))
 def test_a_cell_opens_to_its_arithmetic_and_every_operand_is_the_models(name: str, site: Any, tab: Any) -> None:
     """From the answer's probability back, operand by operand, to a weight or a token, without a dead end."""
     apart = typed(tab, site, name, "inside")

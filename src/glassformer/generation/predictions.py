@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 Text: TypeAlias = str | tuple[str, str]
 Progress = Callable[[int], None]  # texts done so far
 Order: TypeAlias = Literal["apart", "left", "sure"]
+AT_ONCE = 1024  # tokens of a CPU's pass: what a layer makes of more of them leaves the cache before the next reads it
 BLANK = "___"  # stands for the mask token, whatever that is called
 
 
@@ -140,8 +141,7 @@ def _each(
     tape = tape_of(edits, Reading(model, None))
     device, found = next(model.parameters()).device, dict[int, Tensor]()
     order = sorted(range(len(rows)), key=lambda place: len(rows[place][0]))
-    for begin in range(0, len(rows), batch):
-        places = order[begin : begin + batch]
+    for places in _groups(rows, order, batch, AT_ONCE if device.type == "cpu" else None):
         tokens, segments, pos = (torch.full((len(places), len(rows[places[-1]][0])), fill) for fill in (0, 0, -1))
         for row, place in enumerate(places):
             ids, kinds = rows[place]
@@ -159,6 +159,20 @@ def _each(
         if progress is not None:
             progress(len(found))
     return [found[place] for place in range(len(rows))]
+
+
+def _groups(
+    rows: Sequence[tuple[list[int], list[int]]], order: Sequence[int], batch: int, most: int | None
+) -> Iterator[list[int]]:
+    """The places in ``order``, short rows first, cut into groups of ``batch``, or of ``most`` tokens with padding."""
+    group: list[int] = []
+    for place in order:
+        full = most is not None and (len(group) + 1) * len(rows[place][0]) > most
+        if group and (full or len(group) == batch):
+            yield group
+            group = []
+        group.append(place)
+    yield group
 
 
 @dataclass(frozen=True)

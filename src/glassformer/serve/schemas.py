@@ -5,7 +5,7 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import ConfigDict, Field, JsonValue, model_validator
 
 from .fields import Asked, Ids, Name, Number, Stops, Texts, Whole, wrong
 from .limits import MOST_BIASES, MOST_CHOICES, MOST_LOGPROBS, MOST_MESSAGES, MOST_SCHEMA, MOST_TEXTS, MOST_TOKENS
@@ -15,6 +15,11 @@ Count = Annotated[Whole, Field(ge=1, le=MOST_TOKENS)]
 Places = Annotated[list[Whole], Field(min_length=1, max_length=64)]
 Wishes = Annotated[list[Name], Field(min_length=1, max_length=64)]
 Penalty = Annotated[Number, Field(ge=-2, le=2)]
+
+
+def example(**fields: Any) -> ConfigDict:
+    """A body that is answered, for readers of openapi.json and for the programs that make up requests from it."""
+    return ConfigDict(json_schema_extra={"examples": [fields]})
 
 
 class StreamOptions(Asked):
@@ -120,6 +125,8 @@ class Sampled(Looked):
 class CompletionRequest(Sampled):
     """POST /v1/completions"""
 
+    model_config = example(prompt="The cat", max_tokens=8, temperature=0.7, seed=1)
+
     prompt: Texts
     max_tokens: Annotated[Whole, Field(ge=0, le=MOST_TOKENS)] | None = 16
     echo: bool | None = False
@@ -173,6 +180,8 @@ class Message(Asked):
 class ChatRequest(Sampled):
     """POST /v1/chat/completions"""
 
+    model_config = example(messages=[{"role": "user", "content": "Who are you?"}], max_tokens=8, seed=1)
+
     messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES)]
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
@@ -221,6 +230,8 @@ class DetokenizeRequest(Asked):
 
 class EmbeddingRequest(Asked):
     """POST /v1/embeddings"""
+
+    model_config = example(input=["The cat sat", "A dog ran"])
 
     model: Name | None = None
     input: Texts
@@ -284,6 +295,8 @@ class FillRequest(Asked):
 class TranslateRequest(Looked):
     """POST /v1/translate: sources for an encoder-decoder, searched with beams; each that is found can be inspected."""
 
+    model_config = example(input="the cat sat", beams=2, max_new=8)
+
     model: Name | None = None
     input: Listed
     beams: Annotated[Whole, Field(ge=1, le=32)] = 5
@@ -295,6 +308,8 @@ class TranslateRequest(Looked):
 
 class InspectRequest(Looked):
     """POST /v1/inspect: one text, beside the ``source`` of an encoder-decoder, and what is to be seen of it."""
+
+    model_config = example(prompt="The cat", inspect=["top_tokens"], positions=[-1], top=2)
 
     model: Name | None = None
     prompt: Texts

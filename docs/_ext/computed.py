@@ -148,8 +148,10 @@ class Computed(Directive):
 
 
 def _value(name: str, raw: str, text: str, line: int, inliner: Any, *_: Any) -> tuple[list[nodes.Node], list[Any]]:
+    from prelude import spaced
+
     page: str = inliner.document.settings.env.docname
-    said = pages.value(page, text, f"{page}, line {line}")
+    said = spaced(pages.value(page, text, f"{page}, line {line}"))
     return [nodes.inline(said, said, classes=["value"])], []
 
 

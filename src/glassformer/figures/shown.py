@@ -87,7 +87,7 @@ class Shown(ABC):
 
 def fragment(one: Shown, most: int = MOST - 100_000) -> str:
     """The charts as HTML of at most ``most`` bytes; what no longer fits is left out from the end, and that is said."""
-    head, tail = f'<div style="{BOX}"><b>{escape(one.title)}</b>', "</div>"
+    head, tail = f'<div tabindex="0" style="{BOX}"><b>{escape(one.title)}</b>', "</div>"
     parts, used, left_out = [head], len((head + tail).encode()) + 300, 0
     for chart in one.charts():
         made = f'<div style="{BESIDE}">{chart.html()}</div>' if isinstance(chart, Heat) else chart.html()

@@ -103,11 +103,9 @@ class Table:
     def _said(self, one: Any) -> str:
         if isinstance(one, torch.Tensor):
             one = one.item()
-        return (
-            f"{one:.{self.digits}f}"
-            if isinstance(one, float)
-            else escape(f"{one:,}" if type(one) is int else spaced(str(one)))
-        )
+        if isinstance(one, float):
+            return f"{one:.{self.digits}f}"
+        return escape(f"{one:,}" if type(one) is int else spaced(str(one)))
 
     def _repr_html_(self) -> str:
         text = [all(worded(row[at]) for row in self.rows if at < len(row)) for at in range(len(self.heading))]

@@ -19,15 +19,16 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="session")
+# Not for the whole session: each group that their tests make has a thread that polls, and 384 of them take half a core.
+@pytest.fixture(scope="package")
 def two() -> Iterator[Processes]:
-    """Two processes that stay up."""
+    """Two processes that stay up as long as this room's tests run."""
     pool = Processes(2)
     yield pool
     pool.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def four() -> Iterator[Processes]:
     """Four processes that stay up; for tests marked slow."""
     pool = Processes(4)

@@ -18,9 +18,10 @@ NODE := $(if $(shell command -v npm 2> /dev/null),web/node_modules/.package-lock
 .PHONY: demo test test-all test-page docs check format bench bench-gpu clean
 .DELETE_ON_ERROR:
 
+# A demo that was interrupted goes on; one that is complete begins anew.
 demo: $(READY)
-	rm -rf out/demo
-	$(BIN)/glassformer train runs/demo.toml --out out/demo
+	@[ -e out/demo/run.json ] && [ ! -e out/demo/curves.png ] || rm -rf out/demo
+	$(BIN)/glassformer train runs/demo.toml --out out/demo $$([ -e out/demo ] && echo --resume)
 	@echo; echo "It has read the Python documentation. Three short pieces that it wrote itself:"; echo
 	$(BIN)/glassformer generate out/demo --max-new 150 --temperature 0.7 --seed 3 --samples 3
 	@echo; echo "The curves are in out/demo/curves.png. Now on your own text, any file or folder:"
@@ -75,10 +76,12 @@ clean:
 	$(PYTHON) -m venv .venv
 
 $(READY): .venv/bin/python pyproject.toml constraints.txt
+	@echo "Installing PyTorch and compiling the kernels into .venv, once: some minutes."
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS) -e '.[plot]'
 	@touch $@
 
 $(DEV): .venv/bin/python pyproject.toml constraints.txt
+	@echo "Installing what the tests need into .venv, once: some minutes."
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS) -e '.[$(EXTRAS)]'
 	@touch $@ $(READY)
 

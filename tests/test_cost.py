@@ -236,3 +236,14 @@ def test_bytes_are_printed_plainly() -> None:
 def test_free_memory_is_below_the_machines() -> None:
     free = available_memory()
     assert free is None or 0 < free < 1 << 50
+
+
+def test_a_run_file_costs_what_a_training_of_it_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A batch in pieces holds a piece's activations at a time."""
+    path = tmp_path / "run.toml"
+    path.write_text('[model]\nrecipe = "glass/200k"\n\n[data]\ntrain = "python-docs"\ntokenizer = "byte"\n')
+    found = []
+    for more in (["--train.batch", "8", "--train.accumulate", "2"], ["--train.batch", "4"]):
+        assert main(["cost", str(path), "--json", *more]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[0] == found[1] and found[0]["batch"] == 4

@@ -40,8 +40,10 @@ def test_the_way_of_a_learner(
         assert capsys.readouterr().out == f"{hint}\n"
     assert main(["learn", "solution", "causal-mask"]) == 0
     solution = capsys.readouterr().out
-    assert solution == find("causal-mask").solution
-    path.write_text(f"# exercise: causal-mask\nprint('hello')\n{solution}")
+    assert solution == f"# exercise: causal-mask\n\n{find('causal-mask').solution}", "it can be checked as it is"
+    path.write_text(f"{solution}\nprint('hello')\n")
+    assert main(["learn", "check", "causal-mask"]) == 0, "by its name"
+    capsys.readouterr()
     assert main(["learn", "check"]) == 0
     said = capsys.readouterr()
     assert "  | hello\n" in said.out and said.out.endswith("causal-mask: passed.\n") and "changed last" in said.err
@@ -49,7 +51,7 @@ def test_the_way_of_a_learner(
     said = capsys.readouterr()
     assert "causal-mask              done" in said.out and f"1 of {len(told)} done." in said.err
     kept = json.loads((tmp_path / progress.FILE).read_text())["causal-mask"]
-    assert (kept["state"], kept["checks"], kept["hints"], kept["file"]) == ("done", 2, 3, "causal_mask.py")
+    assert (kept["state"], kept["checks"], kept["hints"], kept["file"]) == ("done", 3, 3, "causal_mask.py")
     path.write_text("# exercise: causal-mask\n")
     assert main(["learn", "check", "--json"]) == 1  # broken again: what was done stays done
     assert json.loads(capsys.readouterr().out)["state"] == "failed"

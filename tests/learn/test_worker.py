@@ -40,6 +40,20 @@ def test_what_waits_for_ever_is_stopped_by_the_wall(wait: str, checker: Checker,
     assert by_the_wall and float(by_the_wall[1]) < 0.3 and "What does it wait for" in found.look, found
 
 
+def test_a_seed_repeats_what_the_learners_code_draws_too(tmp_path: Path) -> None:
+    """In another worker as well; and its draws are not the inputs."""
+    slip = find("lora").solution.replace(
+        "torch.zeros(linear.out_features, rank)", "torch.ones(linear.out_features, rank)"
+    )
+    path = tmp_path / "mine.py"
+    path.write_text(f"# exercise: lora\n{slip}")
+    told = []
+    for _ in range(2):
+        with Checker() as one:
+            told.append(one.check(path, seed=1).message)
+    assert told[0] == told[1] and "before training[" in told[0]
+
+
 def test_a_notebook_as_learners_leave_it(checker: Checker, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Cells of their own before and after: magics, pictures, slips; each is told by its cell and line."""
     path = starting.write(find("causal-mask"), tmp_path, as_notebook=True)

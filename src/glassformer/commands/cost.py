@@ -31,7 +31,7 @@ EPILOG = (
 
 def options(one: argparse.ArgumentParser) -> None:
     add = one.add_argument
-    add("--batch", type=int, metavar="N", help="rows in a batch")
+    add("--batch", type=int, metavar="N", help="rows in a batch; a run file computes it in train.accumulate pieces")
     add("--context", type=int, metavar="N", help="tokens in a row (the model's context)")
     add("--processes", type=int, metavar="N", help="a run file on so many processes: what each holds and receives")
     add("--json", action="store_true", help="as JSON")
@@ -52,7 +52,8 @@ def run(given: argparse.Namespace) -> None:
         from ..training.plan import plan_run
 
         plan = plan_run(run_file.read(named, changes))
-        model, batch, context = plan.model, given.batch or plan.settings.train.batch, given.context or plan.context
+        how, context = plan.settings.train, given.context or plan.context
+        model, batch = plan.model, -(-(given.batch or how.batch) // how.accumulate)  # rows of a piece, as in a training
     else:
         model, batch, context = _changed(named, changes), given.batch or 1, given.context
     found = cost(model, batch, context)

@@ -22,7 +22,7 @@ EXAMPLES = (
 )
 USAGE = """glassformer learn [--out FOLDER] [--exercises FOLDER] [--json]
        glassformer learn start NAME [--out FOLDER] [--notebook]
-       glassformer learn check [FILE] [--seed S] [--seconds T] [--json]
+       glassformer learn check [FILE|NAME] [--seed S] [--seconds T] [--json]
        glassformer learn check --all CLASS [--json]
        glassformer learn hint NAME [--all-hints]
        glassformer learn solution NAME"""
@@ -114,7 +114,7 @@ def _check(given: argparse.Namespace, file: Path | None) -> int:
     from ..learn import progress
     from ..learn.checking import Checker
 
-    file = _latest(given) if file is None else file
+    file = _latest(given) if file is None else _begun(given, file)
     with Checker(given.exercises) as checker:
         verdict = checker.check(file, given.seed, given.seconds)
     passed = verdict.state == "passed"
@@ -131,6 +131,14 @@ def _check(given: argparse.Namespace, file: Path | None) -> int:
     if not passed:
         note(f"Stuck? glassformer learn hint {verdict.exercise}. The same inputs again: --seed {verdict.seed}")
     return int(not passed)
+
+
+def _begun(given: argparse.Namespace, named: Path) -> Path:
+    """The file, or where there is none, the one that was begun for the exercise of this name."""
+    from ..learn import progress
+
+    kept = progress.read(given.out).get(str(named), {}) if not named.exists() else {}
+    return given.out / kept["file"] if "file" in kept else named
 
 
 def _latest(given: argparse.Namespace) -> Path:
@@ -205,5 +213,5 @@ def _solution(given: argparse.Namespace, exercise: Exercise) -> int:
     if given.json:
         emit({"name": exercise.name, "solution": exercise.solution})
     else:
-        print(exercise.solution, end="")
+        print(f"# exercise: {exercise.name}\n\n{exercise.solution}", end="")  # so that it can be checked as it is
     return 0

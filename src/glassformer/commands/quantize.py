@@ -116,7 +116,10 @@ def _text(given: argparse.Namespace, cfg: Any, tokenizer: Any) -> Any:
 def _show(report: Any, top: int) -> None:
     from ..quantize import display
 
-    print(f"Each matrix alone, the most harmful of {len(report.rows)} first:")
+    shown = min(top, len(report.rows))
+    of = f"{shown} of {len(report.rows)}; --top N shows more" if shown < len(report.rows) else f"all {shown}"
+    by = "the most harmful first" if any(row.effect for row in report.rows) else "the greatest error first"
+    print(f"Each matrix alone, {by} ({of}):")
     heading, *lines = display.matrices(report, top)
     table(lines, heading)
     print("\nAll of them, by how they were rounded (the last is kept):")

@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import json
 import os
+import random
 import re
 import resource
 import selectors
@@ -82,10 +83,16 @@ def check(file: str, exercise: str, seed: int, shown: str | None = None) -> dict
 
     ``state`` is passed, failed (wrong), todo (not written yet) or error (theirs). ``shown`` is how its file is called.
     """
+    import torch
+
     from .report import Report, Wrong
 
     warnings.filterwarnings("ignore", module="exercise$")  # the check's own are nothing to the learner
     report = Report(seed)
+    torch.manual_seed(
+        seed + (1 << 32)
+    )  # what the learner's code draws, repeated by a seed too; not what is drawn for it
+    random.seed(seed + (1 << 32))
     said: dict[str, Any] = {"state": "passed", "message": "", "look": "", "line": None, "code": ""}
     name = shown or Path(file).name
     try:

@@ -140,7 +140,8 @@ def say_layout(layout: Layout, how: Train, context: int, mesh: Mesh) -> None:
     exact = mesh.layout.exact and mesh.extent(*INNER) == 1
     order = "added in one order: the bits of one process" if exact else "added in any order"
     note(f"On {layout.sentence()} Gradients are {order}.")
-    note(f"Expected: about {gain:.1f} times the speed of one process ({rate / 1e9:.2f} GB/s between them).")
+    apart = f"each with cores of its own ({rate / 1e9:.2f} GB/s between them)"
+    note(f"Expected: about {gain:.1f} times the speed of one process, {apart}.")
     if layout.pieces < 2 * stages - 2:
         idle = f"In {layout.pieces} pieces {stages} stages wait for one another {1 - busy:.0%} of the time"
         note(f"{idle}; raise train.accumulate.")

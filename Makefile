@@ -27,9 +27,10 @@ demo: $(READY)
 	@echo; echo "The curves are in out/demo/curves.png. Now on your own text, any file or folder:"
 	@echo "  $(BIN)/glassformer train --data.train YOUR_FILE --out out/mine"
 
-# Two processes, a file in one of them, so that what a file sets up is set up once; threads that wait leave the core.
+# Two processes of one thread, a file in one of them, so that what a file sets up is set up once; where a test is about
+# threads it sets their number. test-all computes on all cores.
 test: $(DEV) $(NODE)
-	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -m "not slow" -n 2 --dist loadgroup --no-loadscope-reorder
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -m "not slow" -n 2 --dist loadgroup --no-loadscope-reorder
 
 test-all: $(DEV) $(NODE)
 	$(BIN)/python -m pytest
@@ -54,7 +55,8 @@ format: $(DEV)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# Every row of docs/performance.md beside its peer, on an idle machine about an hour: make bench NANOGPT=FOLDER
+# The first table of docs/performance.md beside its peers, on an idle machine about an hour (its other sections say their
+# commands): make bench NANOGPT=FOLDER
 # (a checkout of nanoGPT); FOLDER keeps the models that generation is measured on. A row that misses its aim is told
 # at the end, after all have run.
 FOLDER ?= out/bench

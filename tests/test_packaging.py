@@ -83,6 +83,9 @@ def test_a_wheel_and_an_sdist_hold_what_is_needed(tmp_path: Path) -> None:
         static = ROOT / "src" / "glassformer" / "static"
         built = {f"glassformer/static/{path.name}" for path in static.iterdir() if not path.name.startswith(".")}
         assert built <= names and "glassformer/static/index.html" in names
+        site = [one for one in opened.infolist() if one.filename.startswith("glassformer/site/")]
+        assert bool(site) == (ROOT / "src" / "glassformer" / "site" / "index.html").exists(), "built, it goes along"
+        assert sum(one.file_size for one in site) < 10_000_000
         kernels = "glassformer/nn/kernels/libkernels.so"
         assert (kernels in names) == (bool(compilers()) and "x86_64" in wheel.name) == ("none-any" not in wheel.name)
         opened.extractall(tmp_path / "wheel")

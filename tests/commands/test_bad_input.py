@@ -717,3 +717,13 @@ def test_json_is_numbers(capsys):
     price = json.loads(capsys.readouterr().out)
     assert price["parameters"] == sum(price["parts"].values()) == 8_030_261_248
     assert price["cache_bytes_per_token"]["bf16"] == 128 * 1024
+
+
+@pytest.mark.parametrize("words", [["serve", "no-model"], ["generate", "no-model", "O", "--out", "answers.jsonl"]])
+def test_the_engine_says_at_once_that_it_computes_on_a_cpu(
+    words: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*words, "--device", "cuda"]) == 2
+    assert "--device cuda: the engine computes on a CPU; leave --device out." in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

@@ -91,3 +91,20 @@ def test_it_is_used_for_a_gpu_and_for_what_the_memory_cannot_hold(monkeypatch: p
     monkeypatch.setattr(prefetch, "available_memory", lambda device: some.bytes - 1)
     assert isinstance(read_ahead(some, cpu), Prefetched)
     assert isinstance(read_ahead(Prepared(some, Prefix(), None, 0), cpu), Prefetched)
+
+
+def test_for_a_gpu_every_part_of_a_batch_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands in for the pinning copies, as that does: this machine has no GPU to pin for."""
+    asked: list[tuple[int, ...]] = []
+
+    def pin(one: torch.Tensor) -> torch.Tensor:
+        asked.append(tuple(one.shape))
+        return one.clone()
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    plain, ahead = batches(), prefetch.read_ahead(batches(), torch.device("cuda"))
+    for _ in range(3):
+        one, other = next(plain), next(ahead)
+        assert torch.equal(one.tokens, other.tokens) and torch.equal(one.targets, other.targets)
+    parts = sum(isinstance(part, torch.Tensor) for part in vars(one).values())
+    assert len(asked) >= 3 * parts >= 6

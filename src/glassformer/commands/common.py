@@ -37,6 +37,13 @@ def computing(one: argparse.ArgumentParser) -> None:
     one.add_argument("--dtype", metavar="D", help="float32, bfloat16 or float16 (the checkpoint's own)")
 
 
+def on_the_cpu(given: argparse.Namespace) -> None:
+    """What the engine computes, it computes on a CPU so far: that is meant where no device is named."""
+    said = f"--device {given.device}: the engine computes on a CPU; leave --device out."
+    need(given.device in (None, "cpu"), said)
+    given.device = "cpu"
+
+
 def editing(one: argparse.ArgumentParser) -> None:
     """The option of every command that can change what a model computes."""
     said = 'change the run, as in Python: head_off("decoder.blocks.3.attn", 4); may be repeated (docs/sight.md)'

@@ -27,6 +27,7 @@ from .common import (
     emit,
     model_and_tokenizer,
     new_file,
+    on_the_cpu,
     prompting,
     texts,
 )
@@ -110,6 +111,8 @@ def answer(given: argparse.Namespace, reader: Reader | None) -> None:
     generation.check_settings(how, given.max_new, samples, given.stop)
     edits = edits_of(given)
     prompts: list[str | None] = [*texts(given, given.prompt)] or [None]
+    if given.out is not None:
+        on_the_cpu(given)
     model, tokenizer = model_and_tokenizer(given)
     if given.out is not None:
         return into_file(given, model, tokenizer, prompts, how)

@@ -720,10 +720,10 @@ def test_json_is_numbers(capsys):
 
 
 @pytest.mark.parametrize("words", [["serve", "no-model"], ["generate", "no-model", "O", "--out", "answers.jsonl"]])
-def test_the_engine_says_at_once_that_it_computes_on_a_cpu(
+def test_the_engine_says_before_it_loads_a_model_that_a_device_is_not_there(
     words: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main([*words, "--device", "cuda"]) == 2
-    assert "--device cuda: the engine computes on a CPU; leave --device out." in capsys.readouterr().err
+    assert main([*words, "--device", "cuda:7"]) == 2
+    assert "This machine has no device cuda:7 that torch" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

@@ -11,10 +11,11 @@ import torch
 
 import glassformer
 import tiny
-from glassformer.engine import Encode, Engine, Request, Result
+from glassformer.engine import Encode, Engine, Request, Result, memory
 from glassformer.engine.memory import room_for
 from glassformer.generation.sample import Sampling
-from glassformer.nn import kernels
+from glassformer.nn import gathered, kernels
+from glassformer.nn.engines.varlen import varlen_attention
 from glassformer.nn.quantized import Layout, quantize_weights
 
 GENERATORS = [name for name, cfg in tiny.ALL.items() if cfg.head and name not in ("bert", "reader", "onward")]
@@ -23,6 +24,10 @@ BOUND = 2e-5  # of log-probabilities, where torch's products decide: they sum in
 TORCH = {"strided", "fixed", "prefix", "mixed"}
 TORCH |= {"gru", "lstm", "cho", "bahdanau", "additive-lstm"}
 """Families in which they do even with compiled kernels: rules that are no window, recurrent cells."""
+
+RECURRENT = {"gru", "lstm", "cho", "bahdanau", "additive-lstm"}
+ONE_BY_ONE = {"strided", "fixed", "prefix", "mixed", "gemma2", "alibi", "relative"}
+"""Families whose attention no borders and spans describe: one text after another is attended to."""
 
 
 def requests(name: str) -> list[Request]:
@@ -81,6 +86,21 @@ def test_alone_or_with_others_is_the_same(name: str) -> None:
     same(run(name, wanted), alone, name)
     same(run(name, wanted, order=[3, 1, 0, 2, 6, 5, 4], step_tokens=7, max_sequences=3), alone, name)
     same(run(name, wanted, memory=pages_of(name, 4), step_tokens=11, lookup=False), alone, name)
+
+
+@pytest.mark.parametrize("name", [name for name in GENERATORS if name not in RECURRENT])
+def test_pages_that_are_gathered_give_what_the_kernels_give(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU gets, computed by a CPU: other pages, attention by PyTorch with borders between the texts."""
+    wanted, flat = requests(name), []
+    expected = run(name, wanted)
+    monkeypatch.setattr(memory, "by_kernels", lambda model: False)
+    monkeypatch.setattr(gathered, "varlen_attention", lambda given: flat.append(1) or varlen_attention(given))
+    few = {"memory": pages_of(name, 4), "step_tokens": 11}
+    for settings in ({}, few, {"step_tokens": 7, "max_sequences": 3, "lookup": False}):
+        for a, b in zip(run(name, wanted, **settings), expected, strict=True):
+            assert [one.tokens for one in a.completions] == [one.tokens for one in b.completions]
+            assert max(abs(x - y) for x, y in zip(logprobs(a), logprobs(b), strict=True)) <= BOUND
+    assert bool(flat) == (name not in ONE_BY_ONE)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import unittest.mock
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ from glassformer.data import corpus, shards
 from glassformer.errors import UserError
 from glassformer.parallel import shares
 from glassformer.parallel.mesh import Mesh
+from glassformer.training.prefetch import Prefetched
 from glassformer.training.shared import shared_out
 from many import Processes
 
@@ -113,6 +115,24 @@ def test_a_run_goes_on_with_another_number_of_processes(two, tmp_path):
             ran(None, str(tmp_path), str(out), kind, resume=True)
         assert sums(out) == sums(whole)
     assert "3 processes cannot share" in str(shared_by(3, whole))
+
+
+def ran_ahead(mesh: Mesh | None, folder: str, out: str, kind: str, resume: bool = False):
+    """As ``ran``, its batches read ahead in a thread as for a GPU."""
+    with unittest.mock.patch.object(training.launch, "read_ahead", lambda batches, device: Prefetched(batches)):
+        return ran(mesh, folder, out, kind, resume)
+
+
+@pytest.mark.parametrize("kind", ["dropout", "examples"])
+def test_processes_that_read_ahead_leave_the_same_folder_and_go_on_in_the_middle(two, tmp_path, kind):
+    alone, both, resumed = (tmp_path / name for name in ("alone", "both", "resumed"))
+    expected = ran(None, str(tmp_path), str(alone), kind)
+    assert two.call(ran_ahead, folder=str(tmp_path), out=str(both), kind=kind) == [expected] * 2
+    resumed.mkdir()
+    shutil.copytree(both / "step-000002", resumed / "step-000002")
+    shutil.copy(both / "run.json", resumed)
+    two.call(ran_ahead, folder=str(tmp_path), out=str(resumed), kind=kind, resume=True)
+    assert sums(resumed) == sums(both) == sums(alone) != {}
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from glassformer.training import prefetch
-from glassformer.training.batches import Batches, Prepared, next_pieces
+from glassformer.training.batches import Batches, Prepared
 from glassformer.training.objectives import Prefix
 from glassformer.training.prefetch import Prefetched, read_ahead
 from training.test_batches import corpus, equal
@@ -46,11 +46,12 @@ def test_it_goes_on_from_a_state_in_the_middle() -> None:
         assert all(equal(next(other), batch) for batch in expected)
 
 
-def test_it_draws_what_it_is_asked_to_draw() -> None:
-    ahead, plain = Prefetched(batches(), draw=lambda b: next_pieces(b, 2, [1])), batches()
+def test_pieces_are_read_ahead_as_whole_batches_are() -> None:
+    ahead, plain = Prefetched(batches()), batches()
     for _ in range(7):
-        (piece,) = next(ahead)
+        (piece,) = ahead.pieces(2, [1])
         assert equal(piece, next(plain).rows(2, 4))
+        assert ahead.state() == plain.state()
 
 
 def test_the_thread_works_while_the_reader_does() -> None:

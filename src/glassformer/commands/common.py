@@ -37,11 +37,13 @@ def computing(one: argparse.ArgumentParser) -> None:
     one.add_argument("--dtype", metavar="D", help="float32, bfloat16 or float16 (the checkpoint's own)")
 
 
-def on_the_cpu(given: argparse.Namespace) -> None:
-    """What the engine computes, it computes on a CPU so far: that is meant where no device is named."""
-    said = f"--device {given.device}: the engine computes on a CPU; leave --device out."
-    need(given.device in (None, "cpu"), said)
-    given.device = "cpu"
+def engine_device(given: argparse.Namespace) -> str:
+    """Where an engine computes: on the device that is named, which is there, or on the CPU, where it was measured."""
+    from ..nn import device as devices
+
+    if given.device is None and devices.find().type != "cpu":
+        note(f"The engine computes on the CPU; --device {devices.find().type} takes the GPU.")
+    return str(devices.find(given.device or "cpu"))
 
 
 def editing(one: argparse.ArgumentParser) -> None:

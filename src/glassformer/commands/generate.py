@@ -25,9 +25,9 @@ from .common import (
     editing,
     edits_of,
     emit,
+    engine_device,
     model_and_tokenizer,
     new_file,
-    on_the_cpu,
     prompting,
     texts,
 )
@@ -112,7 +112,7 @@ def answer(given: argparse.Namespace, reader: Reader | None) -> None:
     edits = edits_of(given)
     prompts: list[str | None] = [*texts(given, given.prompt)] or [None]
     if given.out is not None:
-        on_the_cpu(given)
+        given.device = engine_device(given)
     model, tokenizer = model_and_tokenizer(given)
     if given.out is not None:
         return into_file(given, model, tokenizer, prompts, how)

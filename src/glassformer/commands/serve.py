@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from .. import __version__
 from ..errors import UserError, need, note
-from .common import MODEL, computing, on_the_cpu
+from .common import MODEL, computing, engine_device
 
 if TYPE_CHECKING:
     from ..serve.registry import Registry
@@ -61,10 +61,10 @@ def run(given: argparse.Namespace) -> None:
     near = security.is_loopback(given.host)
     said = f"--host {given.host} is reached by others; give --api-key-file F, or --no-api-key to let everybody in."
     need(near or given.api_key_file is not None or given.no_api_key, said)
-    on_the_cpu(given)
     bound = listening.bound(given.host, given.port, PORT)  # before torch and the models, which take seconds
     template = given.chat_template
     need(template is None or template.is_file(), f"--chat-template {template}: there is no such file; check the path.")
+    device = engine_device(given)
     from ..serve import server
     from ..serve.registry import Bounds, open_models
 
@@ -72,7 +72,7 @@ def run(given: argparse.Namespace) -> None:
     memory = None if given.memory is None else int(given.memory * (1 << 30))
     bounds = Bounds(given.max_context, given.max_sequences, given.max_queue, memory)
     models = open_models(
-        given.models, bounds, dtype=given.dtype, device="cpu", bits=given.bits, template=given.chat_template
+        given.models, bounds, dtype=given.dtype, device=device, bits=given.bits, template=given.chat_template
     )
     shown = f"[{given.host}]" if ":" in given.host else given.host
     print(f"http://{shown}:{bound.getsockname()[1]}/v1", flush=True)

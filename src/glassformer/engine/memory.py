@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,8 +16,9 @@ from ..nn import Model, kernels
 from ..nn.exact_experts import exact_experts
 from ..nn.finite import check_now
 from ..nn.fused import fuse
-from ..nn.kernels import PAGE
-from ..nn.paged import PagedCache
+from ..nn.gathered import FlatPages, GatheredKV
+from ..nn.kernels import PAGE, Pages
+from ..nn.paged import PagedCache, PagedKV
 from ..nn.prepacked import prepack
 from .pages import PagePool
 from .request import Encode, Request
@@ -77,7 +79,7 @@ class Room:
         assert not isinstance(cfg, config.Encoder)
         counts = len(self.pool.users), self.source_pages
         near = None if self.windows is None else len(self.windows.pool.users)
-        cache = PagedCache(cfg, self.context, *counts, page_dtype(self.model), near)
+        cache = PagedCache(cfg, self.context, *counts, page_dtype(self.model), near, **page_kind(self.model))
         return PagedRunner(self.model, cache, Sources(self.source_pages), self.windows)
 
     def drafter(self) -> PagedRunner | None:
@@ -86,13 +88,35 @@ class Room:
             return None
         assert isinstance(self.draft.config, config.Decoder)
         context = int(min(self.context, self.draft.config.context, self.draft.limit))
-        cache = PagedCache(self.draft.config, context, len(self.pool.users), 0, page_dtype(self.draft))
+        counts = len(self.pool.users), 0
+        cache = PagedCache(self.draft.config, context, *counts, page_dtype(self.draft), **page_kind(self.draft))
         return PagedRunner(self.draft, cache, Sources(0))
+
+
+def by_kernels(model: Model) -> bool:
+    """Whether our kernels compute for this model: on a CPU. Elsewhere PyTorch's do."""
+    return next(model.parameters()).device.type == "cpu"
 
 
 def page_dtype(model: Model) -> torch.dtype:
     """What keys and values are kept in."""
-    return torch.bfloat16 if next(model.parameters()).dtype == torch.bfloat16 else torch.float32
+    dtype = next(model.parameters()).dtype
+    return dtype if dtype == torch.bfloat16 or not by_kernels(model) else torch.float32
+
+
+def page_kind(model: Model) -> dict[str, Any]:
+    """What a cache's pages are, and who reads them."""
+    if by_kernels(model):
+        return {"make": Pages.empty, "kind": PagedKV}
+    device = next(model.parameters()).device
+    return {"make": functools.partial(FlatPages.empty, device=device), "kind": GatheredKV}
+
+
+def page_bytes(model: Model) -> tuple[int, int, int]:
+    """``PagedCache.page_bytes`` of a model."""
+    cfg = model.config
+    assert not isinstance(cfg, config.Encoder)
+    return PagedCache.page_bytes(cfg, page_dtype(model), page_kind(model)["make"])
 
 
 def reader(model: Model) -> tuple[Model, int]:
@@ -104,6 +128,8 @@ def reader(model: Model) -> tuple[Model, int]:
     if model.training:
         return model, 0
     check_now(model)  # a hook that waits at a block would keep it from being fused
+    if not by_kernels(model):
+        return model, 0
     free = available_memory()
     compiled, room = kernels.path() != "torch", None if free is None else free // 4
     view = prepack(model, room, exact=compiled)
@@ -127,8 +153,9 @@ def room_for(
     Layers with windows get pages of their own where they need fewer than all, read ``step_tokens`` at a time.
     """
     cfg, most = model.config, int(min(model.config.context, model.limit))
-    device = next(model.parameters()).device.type
-    need(device == "cpu", f'The engine computes on a CPU, and the model is on {device}; load it with device="cpu".')
+    device = next(model.parameters()).device
+    other = device if draft is None else next(draft.parameters()).device
+    need(other == device, f"The draft model is on {other}, the model on {device}; load both on one device.")
     need(sequences >= 1, f"max_sequences is {sequences}; give 1 or more.")
     need(context is None or 1 <= context <= most, f"max_context is {context}; give 1 to {most}.")
     context = context or most
@@ -137,12 +164,11 @@ def room_for(
         return Room(model, context, sequences, PagePool(sequences), 0, context + 1, 0, 0, copied)
     blocks = [cfg.decoder.block(index) for index in range(cfg.decoder.depth)]
     attentions = [one for block in blocks for one in (block.attention, block.cross) if one is not None]
-    even = all(config.head_dim(one, cfg.dim) % 2 == 0 for one in attentions)
+    even = not by_kernels(model) or all(config.head_dim(one, cfg.dim) % 2 == 0 for one in attentions)
     need(even, "An engine takes heads of an even number of dimensions; use glassformer.generate for this model.")
-    own, near, across = PagedCache.page_bytes(cfg, page_dtype(model))
+    own, near, across = page_bytes(model)
     if draft is not None:
-        assert isinstance(draft.config, config.Decoder)
-        own += sum(PagedCache.page_bytes(draft.config, page_dtype(draft)))
+        own += sum(page_bytes(draft))
         draft, more = reader(draft)
         copied += more
     first = max(block.attention.mask.prefix_length for block in blocks)
@@ -152,7 +178,7 @@ def room_for(
         own, near, span = own + near, 0, 0
     each, one = bounds.each, bounds.one if near else 0
     if memory is None:
-        free = available_memory()
+        free = available_memory(device)
         whole = own * each * sequences + near * bounds.all + across * each * sequences
         memory = whole if free is None else free // 2
     sources = each * min(sequences, max(1, memory // 2 // (across * each))) if across else 0

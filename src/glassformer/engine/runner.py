@@ -123,7 +123,7 @@ class PagedRunner:
         self.sources.close(text)
 
     def _row(self, numbers: Sequence[int], dtype: torch.dtype = torch.long) -> Tensor:
-        return torch.tensor(numbers, dtype=dtype, device=self.device)
+        return torch.tensor(numbers, dtype=dtype).to(self.device, non_blocking=True)
 
     def _packed(self, chunks: Sequence[Chunk]) -> PackedTexts:
         """Where the tokens of the chunks stand."""
@@ -135,12 +135,15 @@ class PagedRunner:
         pages, sources = [chunk.text.pages for chunk in chunks], None
         tables = self._tables(pages)
         windows = None if self.windows is None else self._tables([*map(self._parts, pages)])
+        lengths = [len(chunk.text.source or ()) for chunk in chunks]
         if chunks[0].text.source is not None:
-            lengths = self._row([len(chunk.text.source or ()) for chunk in chunks], torch.int32)
-            sources = self._tables([self.sources.open[chunk.text] for chunk in chunks]), lengths
+            open_pages = [self.sources.open[chunk.text] for chunk in chunks]
+            sources = self._tables(open_pages), self._row(lengths, torch.int32)
         previous = self._previous(chunks) if self.lag else None
         where = self._row(pos)[None], self._row(rows, torch.int32), tables, spans
-        return PackedTexts(*where, sources, previous, window_tables=windows)
+        starts = [chunk.start for chunk in chunks]
+        told = {"window_tables": windows, "starts": starts, "source_lengths": lengths}
+        return PackedTexts(*where, sources, previous, **told)  # type: ignore[arg-type]
 
     def _parts(self, pages: Sequence[int]) -> list[int]:
         """What layers with windows have of these pages, any where nothing is there."""

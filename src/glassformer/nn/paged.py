@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,6 +31,7 @@ from .kernels import PAGE, Pages, paged_attention
 from .kernels.stack import Seen, addresses
 from .mask import Mask
 
+T = TypeVar("T")
 HEADS = ("q", "k", "v", "z")  # values (1, H, N, D); all others of a row are (1, N, ...)
 
 
@@ -41,7 +43,8 @@ class PackedTexts:
     layers that look back so far at most, any where these see nothing. ``spans`` are each text's columns in the row, in
     order. ``sources`` are the pages (S, most) and the lengths (S,) int32 of what each text's encoder read; where texts
     share them, ``source_of`` (N,) int32 says which a token reads. ``previous`` (1, N, B) are the tokens before each
-    one, -1 where there is none, for models that embed those.
+    one, -1 where there is none, for models that embed those. Where known, ``starts`` are the places of each text's
+    first token in the row and ``source_lengths`` those of its source: ``nn/gathered.py`` asks for both.
     """
 
     pos: Tensor  # (1, N)
@@ -52,8 +55,11 @@ class PackedTexts:
     previous: Tensor | None = None
     source_of: Tensor | None = None
     window_tables: Tensor | None = None
+    starts: Sequence[int] = ()
+    source_lengths: Sequence[int] = ()
 
     def __post_init__(self) -> None:
+        self._once: dict[object, Any] = {}
         self.lengths = (self.pos[0] + 1).int()  # keys that each token sees, itself included
         self.own = self.tables, self._slots(self.tables)
         windows = self.window_tables
@@ -63,6 +69,13 @@ class PackedTexts:
         """Where the keys of each token go (N,)."""
         places = self.pos[0]
         return tables[self.rows.long(), places // PAGE].long() * PAGE + places % PAGE
+
+    def once(self, key: object, make: Callable[[], T]) -> T:
+        """What ``make`` gives, made once for these texts."""
+        if key not in self._once:
+            self._once[key] = make()
+        made: T = self._once[key]
+        return made
 
     @cached_property
     def longest(self) -> int:
@@ -78,9 +91,14 @@ class PackedTexts:
         rows = self.rows if self.source_of is None else self.source_of
         return Seen(tables, rows, lengths[rows.long()], int(lengths.max()))
 
+    def start(self, text: int) -> int:
+        """The place of a text's first token in the row; no question to the device where it is known."""
+        return self.starts[text] if self.starts else int(self.pos[0, self.spans[text][0]])
+
     def keys(self, text: int, tables: Tensor) -> tuple[int, Tensor]:
         """How many keys a text has, and the slots they lie in (L,) by these tables."""
-        length = int(self.pos[0, self.spans[text][1] - 1]) + 1
+        first, end = self.spans[text]
+        length = self.start(text) + end - first
         places = torch.arange(length, device=self.pos.device)
         return length, tables[text, places // PAGE].long() * PAGE + places % PAGE
 
@@ -157,7 +175,7 @@ class PagedKV:
         q_pos = texts.pos[:, first:end]
         if self.lookback is not None:  # what was given back is anything, and not a number perhaps
             for x in (k, v):
-                x[:, :, : max(0, int(q_pos[0, 0]) + 1 - self.lookback)] = 0
+                x[:, :, : max(0, texts.start(text) + 1 - self.lookback)] = 0
         k_pos = torch.arange(length, device=q_pos.device)[None]
         mask = flow.cached(("paged", text, rule), lambda: Mask(q_pos, k_pos, True, rule))
         bias = inputs.bias
@@ -174,7 +192,8 @@ class PagedCache(Cache):
     """A decoder's pages: ``count`` of them for its own keys and ``source_count`` for those of its encoder's output.
 
     Set ``texts`` before each pass. ``context`` is the greatest number of tokens of a text. Layers that look back so far
-    at most have ``window_count`` pages by tables of their own (None: as all others). ``make`` makes a layer's pages.
+    at most have ``window_count`` pages by tables of their own (None: as all others). ``make`` makes a layer's pages,
+    which are of the ``kind`` PagedKV where our kernels compute.
     """
 
     def __init__(
@@ -185,7 +204,8 @@ class PagedCache(Cache):
         source_count: int = 0,
         dtype: torch.dtype = torch.float32,
         window_count: int | None = None,
-        make: Callable[[int, int, int, torch.dtype], Pages] = Pages.empty,
+        make: Callable[[int, int, int, torch.dtype], Any] = Pages.empty,
+        kind: type[PagedKV] = PagedKV,
     ) -> None:
         super().__init__(cfg)
         assert isinstance(cfg.decoder, config.Stack)
@@ -197,7 +217,7 @@ class PagedCache(Cache):
         def layer(attention: config.Attention, pages: int, lookback: int | None = None) -> PagedKV:
             heads = attention.kv_heads or attention.heads
             pages = pages if lookback is None or window_count is None else window_count
-            return PagedKV(self, make(pages, heads, config.head_dim(attention, cfg.dim), dtype), lookback)
+            return kind(self, make(pages, heads, config.head_dim(attention, cfg.dim), dtype), lookback)
 
         self.pages = [
             (
@@ -207,18 +227,27 @@ class PagedCache(Cache):
             for block in blocks
         ]
         self.layers = self.pages  # type: ignore[assignment]
-        both = [(own.pages, None if across is None else across.pages) for own, across in self.pages]
-        self.dtype, self.addresses = dtype, addresses(both)
+        self.dtype = dtype
+
+    @cached_property
+    def addresses(self) -> Any:
+        """Where each layer's pages lie, for blocks in C."""
+        return addresses([(own.pages, None if across is None else across.pages) for own, across in self.pages])
 
     @staticmethod
-    def page_bytes(cfg: config.Decoder | config.EncoderDecoder, dtype: torch.dtype) -> tuple[int, int, int]:
+    def page_bytes(
+        cfg: config.Decoder | config.EncoderDecoder,
+        dtype: torch.dtype,
+        make: Callable[[int, int, int, torch.dtype], Any] = Pages.empty,
+    ) -> tuple[int, int, int]:
         """Bytes of one page through layers that see all, through those that look back so far, of its encoder's keys."""
         assert isinstance(cfg.decoder, config.Stack)
         blocks = [cfg.decoder.block(index) for index in range(cfg.decoder.depth)]
 
         def size(attention: config.Attention) -> int:
             heads = attention.kv_heads or attention.heads
-            return Pages.empty(1, heads, config.head_dim(attention, cfg.dim), dtype).nbytes
+            size: int = make(1, heads, config.head_dim(attention, cfg.dim), dtype).nbytes
+            return size
 
         own = [(size(block.attention), block.attention.mask.lookback is None) for block in blocks]
         across = (size(block.cross) for block in blocks if block.cross is not None)

@@ -102,7 +102,7 @@ def _train(
         note(before["extended"])
     with mesh.in_turn():
         data = run_data(plan, mesh)
-    data = replace(data, batches=read_ahead(data.batches, device) if mesh.alone else data.batches)
+    data = replace(data, batches=read_ahead(data.batches, device))
     layout = layout_of(plan, how, mesh, how.dtype)
     needed = plan.memory(how.dtype) if mesh.alone else layout.memory * mesh.neighbours_here
     free = available_memory(device)

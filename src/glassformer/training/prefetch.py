@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
 
 from ..cost import available_memory
+from .batches import Batch, next_pieces
 
 
 class Prefetched(Iterator[Any]):
-    """What ``draw`` gives of ``batches``, ``depth`` of them ahead.
+    """What ``draw`` gives of ``batches``, ``depth`` of them ahead; or ``pieces`` of them, then always the same ones.
 
     ``state()`` and ``epoch`` are those of the batch that was handed out last, so that a run goes on from there. What
     ``draw`` raises is raised in its turn. With ``pin`` the batches lie in memory that a GPU copies from by itself.
@@ -26,13 +28,21 @@ class Prefetched(Iterator[Any]):
         self._state, self.epoch = batches.state(), batches.epoch
 
     def __next__(self) -> Any:
+        return self._next(self.draw)
+
+    def pieces(self, count: int, mine: Iterable[int]) -> list[Batch]:
+        """As ``next_pieces`` of ``batches``, in turn."""
+        drawn: list[Batch] = self._next(functools.partial(next_pieces, count=count, mine=mine))
+        return drawn
+
+    def _next(self, draw: Callable[[Any], Any]) -> Any:
         while len(self._ahead) <= self.depth:
-            self._ahead.append(self._thread.submit(self._one))
+            self._ahead.append(self._thread.submit(self._one, draw))
         drawn, self._state, self.epoch = self._ahead.popleft().result()
         return drawn
 
-    def _one(self) -> Any:
-        drawn = self.draw(self.batches)
+    def _one(self, draw: Callable[[Any], Any]) -> Any:
+        drawn = draw(self.batches)
         if self.pin:
             drawn = [one.pinned() for one in drawn] if isinstance(drawn, list) else drawn.pinned()
         return drawn, self.batches.state(), self.batches.epoch

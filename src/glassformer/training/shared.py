@@ -28,6 +28,7 @@ from ..parallel.shard import begin_round, in_shards
 from .batches import Batch, Batches, next_pieces
 from .loss import Loss, Sums, backward, backward_from, sums
 from .pieces import Pieces
+from .prefetch import Prefetched
 
 AT_ONCE = 1 << 22  # numbers of gradients that are copied out to be added up
 
@@ -43,9 +44,14 @@ def shared_gradients(
     """As ``loss.gradients`` of the next batch; this process's pieces are ``mesh.row`` and every ``mesh.rows`` on."""
     mine = range(mesh.row, settings.accumulate, mesh.rows)
     device = mesh.device
-    parts = [piece.to(device) for piece in next_pieces(batches, settings.accumulate, mine)]
+    source: Any = batches
+    if isinstance(batches, Prefetched):
+        source, own = batches.batches, batches.pieces(settings.accumulate, mine)
+    else:
+        own = next_pieces(batches, settings.accumulate, mine)
+    parts = [piece.to(device) for piece in own]
     present = [mesh.rows] * len(parts)
-    if not isinstance(batches, Batches):  # what an objective prepares may have fewer rows than were read
+    if not isinstance(source, Batches):  # what an objective prepares may have fewer rows than were read
         full = mesh.gather(torch.tensor([int(len(part.tokens) > 0) for part in parts]))
         present = torch.stack([full[rank] for rank in mesh.neighbours(*ROWS)]).sum(0).tolist()
         few = f"A batch came to fewer than {mesh.rows} rows, one for each process; raise train.batch."

@@ -19,7 +19,8 @@ from ..mask import Mask
 from .inputs import AttentionInputs
 
 Span: TypeAlias = tuple[int, int]
-"""How far before and after its own place a query looks; -1: to the end (PyTorch's ``window_size``)."""
+"""How far before and after its own place a query looks; -1: to the end (PyTorch's ``window_size``). The last query of a
+document stands at the place of its last key."""
 
 
 def varlen_attention(inputs: AttentionInputs) -> Tensor:
@@ -82,7 +83,7 @@ def _one_by_one(
         if not len(one) or not len(keys):  # padding beside which there is none
             parts.append(torch.zeros_like(one))
             continue
-        away = torch.arange(len(one))[:, None] - torch.arange(len(keys))
+        away = torch.arange(len(keys) - len(one), len(keys))[:, None] - torch.arange(len(keys))  # both end together
         before, after = (len(one) + len(keys) if side < 0 else side for side in span)
         seen = (away <= before) & (-away <= after)
         one, keys, values = (x.transpose(0, 1)[None] for x in (one, keys, values))

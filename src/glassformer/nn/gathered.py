@@ -1,0 +1,128 @@
+"""A cache in pages where our kernels do not compute, as on a GPU: keys are gathered from their pages for each pass.
+
+    tables   a: 7 2 9   b: 4   c: 0 7 5
+    gathered a a a a a a a b b c c c c c        keys of all texts, one text after another, with borders between them
+
+Where ``engines/varlen.py`` can (on a GPU in half precision) all texts are attended to in one call; otherwise one by
+one, by whatever engine is chosen.
+
+N tokens of S texts in the row, L keys of all of them, H heads, K key-value heads, D head dim, P pages.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import config
+from .engines import attend
+from .engines.inputs import AttentionInputs
+from .engines.varlen import supports_varlen, varlen_attention
+from .flow import Flow
+from .kernels import PAGE
+from .mask import Mask
+from .paged import PackedTexts, PagedKV
+
+
+@dataclass(frozen=True)
+class FlatPages:
+    """``keys`` and ``values`` (P * 32, K, D): slot s is row s. As ``kernels.Pages`` to those who use it."""
+
+    keys: Tensor
+    values: Tensor
+
+    @staticmethod
+    def empty(
+        count: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device | str = "cpu"
+    ) -> FlatPages:
+        """``count`` pages; what stands in them may be anything."""
+        shape = count * PAGE, kv_heads, head_dim
+        return FlatPages(*(torch.empty(shape, dtype=dtype, device=device) for _ in range(2)))
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of all pages."""
+        return self.keys.nbytes + self.values.nbytes
+
+    def write(self, k: Tensor, v: Tensor, slots: Tensor) -> None:
+        """Put k, v (N, K, D) into ``slots`` (N,) int64."""
+        self.keys[slots], self.values[slots] = k.to(self.keys.dtype), v.to(self.values.dtype)
+
+    def read(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """The keys and values (L, K, D) that lie in ``slots`` (L,) int64."""
+        return self.keys[slots], self.values[slots]
+
+    def copy(self, source: Tensor, target: Tensor) -> None:
+        """Whole pages ``source`` to pages ``target``, both (n,) int64."""
+        for part in (self.keys, self.values):
+            pages = part.view(-1, PAGE, *part.shape[1:])
+            pages[target] = pages[source]
+
+
+class Gathered(NamedTuple):
+    """The slots (L,) of what all texts see, as a ``mask`` with ``ends``: where each text's keys end among them."""
+
+    slots: Tensor
+    mask: Mask
+    ends: Sequence[int]
+
+
+class GatheredKV(PagedKV):
+    """One layer's keys and values in ``FlatPages``, for a cache whose texts have ``starts``."""
+
+    pages: FlatPages  # type: ignore[assignment]
+
+    def attend(self, inputs: AttentionInputs, rule: config.MaskRule, flow: Flow) -> Tensor:
+        """z (1, H, N, D) of queries (1, H, N, D) over what their texts have so far; ``inputs.k``, ``v`` go unread."""
+        texts = self.cache.texts
+        ends = [start + end - first for start, (first, end) in zip(texts.starts, texts.spans, strict=True)]
+        made = texts.once(("gathered", rule), lambda: gathered(texts, self.where[0], ends, rule, causal=True))
+        asked = inputs._replace(mask=made.mask)
+        if not supports_varlen(asked):
+            return self._by_rule(inputs, rule, flow)
+        k, v = (x.transpose(0, 1)[None] for x in self.pages.read(made.slots))
+        return varlen_attention(asked._replace(k=k, v=v))
+
+    def across(self, q: Tensor, scale: float, softcap: float | None) -> Tensor:
+        """z (1, H, N, D) of queries (1, H, N, D) over all of what their texts' encoder read."""
+        texts = self.cache.texts
+        assert texts.sources is not None
+        told = texts.sources[0], texts.source_lengths, config.Full()
+        made = texts.once("source", lambda: gathered(texts, *told, causal=False))
+        k, v = (x.transpose(0, 1)[None] for x in self.pages.read(made.slots))
+        inputs = AttentionInputs(q, k, v, made.mask, None, scale, softcap)
+        if supports_varlen(inputs):
+            return varlen_attention(inputs)
+        parts = []
+        for (first, end), (low, high) in zip(texts.spans, itertools.pairwise([0, *made.ends]), strict=True):
+            mask = Mask(made.mask.q_pos[:, first:end], made.mask.k_pos[:, low:high], False)
+            own = inputs._replace(q=q[:, :, first:end], k=k[:, :, low:high], v=v[:, :, low:high], mask=mask)
+            parts.append(attend(own))
+        return torch.cat(parts, 2)
+
+
+def gathered(
+    texts: PackedTexts, tables: Tensor, ends: Sequence[int], rule: config.MaskRule, *, causal: bool
+) -> Gathered:
+    """The keys of each text up to its place ``ends[i]``, by ``tables``; with a rule that looks back so far, those alone
+    that its first token in the row still sees: what lies before them may be gone."""
+    device, back = texts.pos.device, rule.lookback if causal else None
+    begins = [0 if back is None else max(0, start + 1 - back) for start in texts.starts]
+    counts = [end - begin for begin, end in zip(begins, ends, strict=True)]
+    sums = [0, *itertools.accumulate(counts)]
+    shifts = [begin - before for begin, before in zip(begins, sums, strict=False)]
+    shift, sizes, *borders = (  # the copies wait for nothing that is under way on the device
+        torch.tensor(numbers, dtype=torch.int32).to(device, non_blocking=True)
+        for numbers in (shifts, counts, [0, *(end for _, end in texts.spans)], sums)
+    )
+    text = torch.repeat_interleave(torch.arange(len(ends), device=device), sizes, output_size=sums[-1])
+    places = torch.arange(sums[-1], device=device) + shift[text]
+    slots = tables[text, places // PAGE].long() * PAGE + places % PAGE
+    documents = texts.rows.long()[None], text[None]
+    mask = Mask(texts.pos, places[None], causal, rule, documents, borders=tuple(borders))  # type: ignore[arg-type]
+    return Gathered(slots, mask, sums[1:])

@@ -1,0 +1,118 @@
+"""Pages that are gathered: kept and copied as the kernels' are, read as flash attention takes them, on any device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import tiny
+from glassformer import config as c
+from glassformer.engine import memory
+from glassformer.engine.runner import PagedRunner, Sources
+from glassformer.engine.scheduler import Chunk, Text
+from glassformer.nn import build_model
+from glassformer.nn.engines import varlen
+from glassformer.nn.engines.inputs import AttentionInputs
+from glassformer.nn.gathered import FlatPages, gathered
+from glassformer.nn.kernels import PAGE, Pages, paged_attention
+from glassformer.nn.paged import PackedTexts, PagedCache
+
+RECURRENT = {name for name, cfg in tiny.ALL.items() if isinstance(getattr(cfg, "decoder", None), c.Recurrent)}
+PAGED = [name for name, cfg in tiny.ALL.items() if not isinstance(cfg, c.Encoder) and name not in RECURRENT]
+ONE_BY_ONE = {"strided", "fixed", "prefix", "mixed", "gemma2", "alibi", "relative"}
+"""Families whose attention no borders and spans describe."""
+
+
+def packed(starts: list[int], counts: list[int]) -> PackedTexts:
+    """Texts of so many tokens in the row, the first of each at its start; their pages in no order."""
+    pos = [start + i for start, count in zip(starts, counts, strict=True) for i in range(count)]
+    rows = [text for text, count in enumerate(counts) for _ in range(count)]
+    spans = [(sum(counts[:text]), sum(counts[: text + 1])) for text in range(len(counts))]
+    most = -(-max(start + count for start, count in zip(starts, counts, strict=True)) // PAGE)
+    tables = torch.randperm(len(counts) * most, generator=torch.Generator().manual_seed(3)).view(-1, most).int()
+    return PackedTexts(torch.tensor([pos]), torch.tensor(rows).int(), tables, spans, starts=starts)
+
+
+@pytest.mark.parametrize("rule", [c.Full(), c.Window(1), c.Window(9), c.Window(40)])
+def test_the_keys_of_all_texts_side_by_side_give_what_our_kernels_give(rule: c.MaskRule) -> None:
+    """Texts that begin, go on by a chunk, and are at one token a step; what lies before a window is not a number."""
+    texts, window = packed([0, 50, 33, 77], [7, 20, 1, 1]), rule.size if isinstance(rule, c.Window) else None
+    flat, ours = FlatPages.empty(16, 2, 8, torch.float32), Pages.empty(16, 2, 8, torch.float32)
+    for part in (flat.keys, flat.values, ours.keys, ours.values):
+        part.fill_(torch.nan)
+    for text, (start, (first, end)) in enumerate(zip(texts.starts, texts.spans, strict=True)):
+        places = torch.arange(0 if window is None else max(0, start + 1 - window), start + end - first)
+        slots = texts.tables[text, places // PAGE].long() * PAGE + places % PAGE
+        k, v = torch.randn(2, len(places), 2, 8)
+        flat.write(k, v, slots)
+        ours.write(k, v, slots)
+        assert all(map(torch.equal, flat.read(slots), (k, v)))
+    q = torch.randn(29, 4, 8)
+    told = texts.tables, texts.rows, texts.lengths, 0.3, window
+    expected = torch.cat([_alone(q, ours, *told, text) for text in range(4)])
+    ends = [start + end - first for start, (first, end) in zip(texts.starts, texts.spans, strict=True)]
+    made = gathered(texts, texts.tables, ends, rule, causal=True)
+    k, v = (x.transpose(0, 1)[None] for x in flat.read(made.slots))
+    inputs = AttentionInputs(q.transpose(0, 1)[None], k, v, made.mask, None, 0.3, None)
+    assert varlen.supports_varlen(inputs)
+    found = varlen.varlen_attention(inputs)
+    torch.testing.assert_close(found[0].transpose(0, 1), expected, rtol=0, atol=2e-6)
+    dense = torch.nn.functional.scaled_dot_product_attention(
+        *inputs[:3], attn_mask=made.mask.dense(), scale=0.3, enable_gqa=True
+    )
+    torch.testing.assert_close(found, dense, rtol=0, atol=2e-6)
+
+
+def _alone(
+    q: Tensor, pages: Pages, tables: Tensor, rows: Tensor, lengths: Tensor, scale: float, window: Any, text: int
+):
+    own = rows == text
+    return paged_attention(q[own], pages, tables, rows[own], lengths[own], scale, window)
+
+
+def test_a_page_is_copied_whole() -> None:
+    pages = FlatPages.empty(3, 2, 8, torch.bfloat16)
+    k, v = torch.randn(2, PAGE, 2, 8, dtype=torch.bfloat16)
+    pages.write(k, v, torch.arange(PAGE, 2 * PAGE))
+    pages.copy(torch.tensor([1]), torch.tensor([2]))
+    assert all(map(torch.equal, pages.read(torch.arange(2 * PAGE, 3 * PAGE)), (k, v)))
+    assert pages.nbytes == 2 * 3 * PAGE * 2 * 8 * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    "name", [name for name, cfg in tiny.ALL.items() if not isinstance(cfg, c.Encoder) and name not in RECURRENT]
+)
+def test_nothing_of_a_step_lies_on_another_device(
+    name: str, dtype: torch.dtype, asked_nothing: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass of a device that has no numbers: PyTorch refuses two devices and questions, and checks what its own
+    function for packed texts is given."""
+    if dtype == torch.float32 and name in ("mixtral", "deepseek", "noisy", "nanomoe"):
+        pytest.skip("PyTorch's grouped product takes half precision; in fp32 the counts are asked for")
+    cfg, called = tiny.ALL[name], []
+    real, grouped = varlen.kernel()
+
+    def kernel(*given: Any, **more: Any) -> Any:
+        called.append(1)
+        return real(*given, **more)
+
+    monkeypatch.setattr(varlen, "kernel", lambda: (kernel, grouped))
+    texts = [Text([5, 3, 9, 2, 7], "a"), Text([4] * 40, "b")]
+    model = build_model(cfg, device="meta", dtype=dtype).eval()
+    cache = PagedCache(cfg, 64, 8, 4, dtype, **memory.page_kind(model))
+    runner = PagedRunner(model, cache, Sources(4))
+    for number, text in enumerate(texts):
+        text.pages = [2 * number, 2 * number + 1]
+        text.source = (3, 4) if isinstance(cfg, c.EncoderDecoder) else None
+    for starts, counts in (((0, 0), (5, 38)), ((4, 38), (1, 1))):
+        some = zip(texts, starts, counts, strict=True)
+        chunks = [Chunk(text, start, text.tokens[start : start + count], 0, True) for text, start, count in some]
+        with asked_nothing():
+            logits = runner.read(chunks, [[0], [0]])
+        assert logits.shape == (2, tiny.VOCAB) and logits.device.type == "meta"
+    runner.copy(0, 5)
+    assert bool(called) == (dtype == torch.bfloat16 and name not in ONE_BY_ONE)

@@ -4,6 +4,8 @@
     python benchmarks/gpu.py --only learn --rounds 1
     python benchmarks/gpu.py --only decode --rounds 1 --shapes 124m
     python benchmarks/gpu.py --only decode --rounds 1 --shapes 1.1b
+    python benchmarks/gpu.py --only engine --rounds 1 --shapes 124m
+    python benchmarks/gpu.py --only engine --rounds 1 --shapes 1.1b
     python benchmarks/gpu.py --only train --rounds 1 --shapes 124m --batches 16 32 64 --contenders ours nanoGPT
     python benchmarks/gpu.py --only train --rounds 1 --shapes 124m --batches 32 --contenders "ours compiled"
     python benchmarks/gpu.py --only train --rounds 1 --shapes 124m --batches 32 --contenders "nanoGPT compiled"
@@ -20,6 +22,8 @@ train   tokens/s and the share of the card's bf16 peak for the 124M, 350M and 1B
         packed documents with grouped heads (packed), at 1,024 tokens, each at the best of the batches that fit, eager
         and compiled (whole, and by blocks), beside nanoGPT. FLOPs are counted as PaLM, nanoGPT and llm.c count them:
         6 a weight that a token meets, and 12 layers width context for attention, whose mask is not taken off.
+engine  tokens/s of 32 prompts of 128 tokens continued by 128, by the engine that serves, beside ``generate`` of all in
+        one batch and transformers of the same batch.
 decode  tokens/s of one sequence for GPT-2's 124M shape and a Llama of 1.1 B parameters in bf16, and the share of the
         card's memory bandwidth that reading the weights takes, beside transformers with its static cache.
 
@@ -50,6 +54,7 @@ import shakespeare
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = 1.4697
+MEASURED = ("learn", "train", "decode", "engine")
 BATCHES = (4, 8, 16, 32, 64)
 DECODED = {"124m": "gpt2", "1.1b": "llama"}
 CONTENDERS = ("ours", "ours compiled", "ours by blocks", "nanoGPT", "nanoGPT compiled", "ours masked")
@@ -234,38 +239,59 @@ def nanogpt_step(given: argparse.Namespace, shape: Shape, context: int, batch: i
 
 def decode(given: argparse.Namespace) -> dict[str, Any]:
     """Tokens/s of one sequence, and the bytes of the weights."""
+    return continued(given, 1, 16 if given.rehearse else 128, 8 if given.rehearse else 256)
+
+
+def engine(given: argparse.Namespace) -> dict[str, Any]:
+    """Tokens/s of many sequences, and the bytes of the weights."""
+    if given.rehearse:  # what a GPU gets, on a CPU
+        from glassformer.engine import memory
+
+        memory.by_kernels = lambda model: False
+    return continued(given, *((4, 16, 8) if given.rehearse else (32, 128, 128)))
+
+
+def continued(given: argparse.Namespace, rows: int, length: int, count: int) -> dict[str, Any]:
+    """Tokens/s of ``rows`` prompts of so many tokens, continued by ``count``, and the bytes of the weights."""
     import generate
     import torch
 
-    where, count = device(given.rehearse), 8 if given.rehearse else 256
+    where = device(given.rehearse)
+    draw = torch.Generator().manual_seed(0)
+    prompts = torch.randint(256, (rows, length), generator=draw).tolist()
     with tempfile.TemporaryDirectory() as folder:
         saved = generate.saved("gpt2" if given.rehearse else DECODED[given.shape], torch.bfloat16, Path(folder))
-        prompt = list(range(16 if given.rehearse else 128))
-        if given.who == "ours":
-            import glassformer
-
-            model, _ = glassformer.load(str(saved), device=where)
-
-            def work() -> object:
-                return glassformer.generate(model, None, prompt, max_new=count, temperature=0, eos=()).run()
-        else:
+        if given.who == "transformers":
             from transformers import AutoModelForCausalLM
 
             model = AutoModelForCausalLM.from_pretrained(saved, dtype=torch.bfloat16).to(where)
-            ids = torch.tensor([prompt], device=where)
+            ids = torch.tensor(prompts, device=where)
             static = {} if given.rehearse else {"cache_implementation": "static"}
 
             def work() -> object:
                 return model.generate(ids, max_new_tokens=count, min_new_tokens=count, do_sample=False, **static)
+        else:
+            import glassformer
+            from glassformer.engine import Engine, Request
+            from glassformer.generation import Sampling
+
+            model, _ = glassformer.load(str(saved), device=where)
+            serving = Engine(model, lookup=False, max_sequences=rows) if given.who == "engine" else None
+
+            def work() -> object:
+                if serving is None:
+                    return glassformer.generate(model, None, prompts, max_new=count, temperature=0, eos=()).run()
+                asked = [Request(one, sampling=Sampling(0), max_new=count, stop_tokens=()) for one in prompts]
+                return [handle.result() for handle in [serving.submit(one) for one in asked]]
 
         for _ in range(1 if given.rehearse else 3):
             work()
         seconds = statistics.median(clock(work, where) for _ in range(1 if given.rehearse else 5))
         held = sum(p.numel() * p.element_size() for p in model.parameters())
-    return {"tokens": count / seconds, "bytes": held}
+    return {"tokens": rows * count / seconds, "bytes": held}
 
 
-PARTS = {"peaks": peaks, "train": train, "decode": decode}
+PARTS = {"peaks": peaks, "train": train, "decode": decode, "engine": engine}
 
 
 # ------------------------------------------------------------------------------------ the table
@@ -320,7 +346,7 @@ def main() -> int:
     """Measure what was asked for, a line each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nanogpt", type=Path, help="a checkout of nanoGPT")
-    parser.add_argument("--only", nargs="+", choices=("learn", "train", "decode"), default=("learn", "train", "decode"))
+    parser.add_argument("--only", nargs="+", choices=MEASURED, default=MEASURED, help="all")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each (3)")
     parser.add_argument("--shapes", nargs="+", choices=(*SHAPES, *DECODED), default=(*SHAPES, *DECODED), help="all")
     parser.add_argument("--batches", nargs="+", type=int, default=BATCHES, help="rows a step that are tried")
@@ -365,6 +391,12 @@ def main() -> int:
             for name, one in found.items():
                 share = f"{one['tokens'] * one['bytes'] / top['bytes']:.1%} of the bandwidth"
                 print(f"| decode {shape} | {name} | {one['tokens']:.1f} tokens/s | {share} |", flush=True)
+    if "engine" in given.only:
+        for shape in [one for one in DECODED if one in given.shapes][: 1 if given.rehearse else None]:
+            found = best_of(given, "engine", ["engine", "generate", "transformers"], shape)
+            well &= len(found) == 3
+            for name, one in found.items():
+                print(f"| engine {shape} | {name} | {one['tokens']:,.0f} tokens/s | |", flush=True)
     return 0 if well else 1
 
 

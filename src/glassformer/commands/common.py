@@ -30,10 +30,10 @@ def using(one: argparse.ArgumentParser) -> None:
     one.add_argument("--use", action="append", default=[], metavar="FILE.py", help=said)
 
 
-def computing(one: argparse.ArgumentParser) -> None:
-    """The options of every command that computes with a model."""
+def computing(one: argparse.ArgumentParser, device: str = "the GPU where there is one") -> None:
+    """The options of every command that computes with a model, on this ``device`` where none is named."""
     using(one)
-    one.add_argument("--device", metavar="D", help="cpu, cuda, cuda:1 or mps (the GPU where there is one)")
+    one.add_argument("--device", metavar="D", help=f"cpu, cuda, cuda:1 or mps ({device})")
     one.add_argument("--dtype", metavar="D", help="float32, bfloat16 or float16 (the checkpoint's own)")
 
 

@@ -41,7 +41,7 @@ def options(one: argparse.ArgumentParser) -> None:
     add("--memory", type=float, metavar="GIB", help="GiB for keys and values (half of what is free)")
     add("--page", action="store_true", help="the page in a browser too, over the same weights, on this machine alone")
     add("--drain", type=int, default=30, metavar="S", help="seconds to end what is under way at SIGTERM (30)")
-    computing(one)
+    computing(one, "cpu")
 
 
 def run(given: argparse.Namespace) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 LARGE = 1 << 21  # bytes of a large page of memory
 MADV_HUGEPAGE = 14  # Linux: large pages here, please; refused is as good as before
-VERSION = 4  # of the functions' arguments; an older library is not used
+VERSION = 5  # of the functions' arguments; an older library is not used
 NAME = "libkernels.dylib" if sys.platform == "darwin" else "libkernels.so"
 BUILDS = {
     "avx512-vnni-bf16": ("avx512_f", "avx512_bw", "avx512_vl", "avx512_dq", "avx512_vnni", "avx512_bf16"),

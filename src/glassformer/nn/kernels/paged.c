@@ -12,10 +12,14 @@
 // whoever else is there, and are what threads share when there is one long sequence.
 
 #include "piece.h"
+#include "rows.h"
 
 #include <math.h>
 
 enum { PAGE = 32, CHUNK_KEYS = 512, VECTORS = 2 * PANELS };
+
+// Tokens of one text from `token` to the next run's; `first` is that text's first run, of `count`.
+typedef struct Run { int32_t token, first, count; } Run;
 
 typedef struct {
     const void *q, *keys, *values;                // (tokens, heads, dim) and pages
@@ -23,17 +27,13 @@ typedef struct {
     const float *bias;                           // (heads, biases) or null
     void *y;                                     // (tokens, heads, dim)
     float *parts;                                // (tokens, heads, chunks, 2 + wide): most, total, o
-    int32_t *blocks;                             // where blocks of tokens that are computed together begin
+    Run *runs;                                   // of tokens that are computed together
     long tokens, heads, kv_heads, dim, wide, width, window, biases, chunks, count;
     float scale, softcap;
     int bf16;
 } Attention;
 
-INLINE float exponential_of(float x) {
-    float lanes[16];
-    store(lanes, exponential(all(x)));
-    return lanes[0];
-}
+INLINE float exponential_of(float x) { return first(exponential(all(x))); }
 
 // cap * tanh(x / cap)
 INLINE floats capped(floats x, float cap) {
@@ -46,27 +46,41 @@ INLINE floats capped(floats x, float cap) {
 
 typedef struct { int first, end; } Seen;  // of a page's keys
 
-// o (R, wide) += p (R, 32) times the values of the keys `seen`.
-INLINE void weigh(const int R, const Attention *a, const char *values, Seen seen, const float *p, float *o) {
-    for (long at = 0; at < a->wide; at += VECTORS * 16) {
-        const int vectors = a->wide - at < VECTORS * 16 ? (int)(a->wide - at) / 16 : VECTORS;
-        floats sum[INT_ROWS][VECTORS];
-        UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < VECTORS; i++)
-            sum[r][i] = i < vectors ? load(o + r * a->wide + at + i * 16) : zeros();
-        for (int j = seen.first; j < seen.end; j++) {
-            floats v[VECTORS];
-            UNROLL for (int i = 0; i < VECTORS; i++) {
-                const long from = j * a->wide + at + (i < vectors ? i * 16 : 0);
-                v[i] = a->bf16 ? load_bf16((const uint16_t *)values + from) : load((const float *)values + from);
-            }
-            UNROLL for (int r = 0; r < R; r++) {
-                floats one = all(p[r * PAGE + j]);
-                UNROLL for (int i = 0; i < VECTORS; i++) sum[r][i] = mul_add(one, v[i], sum[r][i]);
-            }
+// V vectors of o (R, wide) += p (R, 32) times those of the values of the keys `seen`.
+INLINE void weigh_some(const int R, const int V, const int bf16, long wide, const char *values, Seen seen,
+                       const float *p, float *o) {
+    floats sum[INT_ROWS][VECTORS];
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < V; i++) sum[r][i] = load(o + r * wide + i * 16);
+    for (int j = seen.first; j < seen.end; j++) {
+        floats v[VECTORS];
+        UNROLL for (int i = 0; i < V; i++) {
+            const long from = j * wide + i * 16;
+            v[i] = bf16 ? load_bf16((const uint16_t *)values + from) : load((const float *)values + from);
         }
-        UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < VECTORS; i++)
-            if (i < vectors) store(o + r * a->wide + at + i * 16, sum[r][i]);
+        UNROLL for (int r = 0; r < R; r++) {
+            floats one = all(p[r * PAGE + j]);
+            UNROLL for (int i = 0; i < V; i++) sum[r][i] = mul_add(one, v[i], sum[r][i]);
+        }
     }
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < V; i++) store(o + r * wide + i * 16, sum[r][i]);
+}
+
+// o (R, wide) += p (R, 32) times the values of the keys `seen`.
+INLINE void weigh(const int R, const int bf16, long wide, const char *values, Seen seen, const float *p, float *o) {
+    const long size = bf16 ? 2 : 4;
+    long at = 0;
+    for (; wide - at >= VECTORS * 16; at += VECTORS * 16)
+        weigh_some(R, VECTORS, bf16, wide, values + at * size, seen, p, o + at);
+    if (VECTORS > 2 && wide - at >= 32) weigh_some(R, 2, bf16, wide, values + at * size, seen, p, o + at), at += 32;
+    if (wide > at) weigh_some(R, 1, bf16, wide, values + at * size, seen, p, o + at);
+}
+
+// The same of keys that one of several queries sees: few, so that it need not stand inside its caller.
+__attribute__((noinline)) static void weigh_one(int bf16, long wide, const char *values, Seen seen, const float *p,
+                                                float *o) {
+    if (seen.first >= seen.end) return;
+    if (bf16) weigh(1, 1, wide, values, seen, p, o);
+    else weigh(1, 0, wide, values, seen, p, o);
 }
 
 typedef struct { long token, head, first, end; float most, total; } Query;  // keys first .. end - 1 of the chunk
@@ -88,21 +102,19 @@ INLINE void soften(const Attention *a, Query *q, long key, Seen seen, floats low
     const float most = greatest(greater(all(q->most), greater(low, high)));
     low = exponential(sub(low, all(most))), high = exponential(sub(high, all(most)));
     store(p, low), store(p + 16, high);
-    if (most != q->most) {
-        const float shrink = exponential_of(q->most - most);
-        q->most = most, q->total *= shrink;
-        for (long i = 0; i < a->wide; i += 16) store(o + i, mul(load(o + i), all(shrink)));
+    if (most != q->most && q->total > 0) {  // before that o is zeros
+        const floats shrink = exponential(all(q->most - most));
+        q->total *= first(shrink);
+        for (long i = 0; i < a->wide; i += 16) store(o + i, mul(load(o + i), shrink));
     }
+    q->most = most;
     q->total += total(add(low, high));
 }
 
 // y = o / total
 static void divide(const Attention *a, const Query *q, const float *o, float total) {
     const long to = (q->token * a->heads + q->head) * a->dim;
-    for (long i = 0; i < a->dim; i++) {
-        if (a->bf16) ((uint16_t *)a->y)[to + i] = bf16_of(o[i] / total);
-        else ((float *)a->y)[to + i] = o[i] / total;
-    }
+    for (long i = 0; i < a->dim; i += 16) put(a->y, to + i, to + a->dim, a->bf16, quotient(load(o + i), all(total)));
 }
 
 static long first_seen(const Attention *a, long token) {
@@ -110,10 +122,10 @@ static long first_seen(const Attention *a, long token) {
 }
 
 // R queries that share the keys of a head, over a chunk.
-INLINE void attend(const int R, const Attention *a, Query *q, long kv_head) {
-    const long size = a->bf16 ? 2 : 4, steps = a->dim * size / 4;
+INLINE void attend(const int R, const int bf16, const Attention *a, Query *q, long kv_head) {
+    const long size = bf16 ? 2 : 4, steps = a->dim * size / 4, wide = a->wide;
     long page = q->first / PAGE, end = 0;
-    float o[INT_ROWS * a->wide], p[INT_ROWS * PAGE];
+    float o[INT_ROWS * wide], p[INT_ROWS * PAGE];
     memset(o, 0, sizeof o);
     UNROLL for (int r = 0; r < R; r++) {
         if (q[r].end > q[r].first && (end == 0 || q[r].first / PAGE < page)) page = q[r].first / PAGE;
@@ -122,15 +134,15 @@ INLINE void attend(const int R, const Attention *a, Query *q, long kv_head) {
     for (; page * PAGE < end; page++) {
         const long id = a->tables[a->sequence[q->token] * a->width + page] * a->kv_heads + kv_head;
         const char *keys = (const char *)a->keys + id * steps * PAGE * 4;
-        const char *values = (const char *)a->values + id * PAGE * a->wide * size;
+        const char *values = (const char *)a->values + id * PAGE * wide * size;
         floats low[INT_ROWS], high[INT_ROWS];
         UNROLL for (int r = 0; r < R; r++) low[r] = high[r] = zeros();
         for (long d = 0; d < steps; d++) {
             ints first = load_ints(keys + d * PAGE * 4), second = load_ints(keys + d * PAGE * 4 + 64);
             UNROLL for (int r = 0; r < R; r++) {
                 ints x = all_four((const char *)a->q + ((q[r].token * a->heads + q[r].head) * steps + d) * 4);
-                low[r] = a->bf16 ? dot2(low[r], first, x) : mul_add(of_bits(x), of_bits(first), low[r]);
-                high[r] = a->bf16 ? dot2(high[r], second, x) : mul_add(of_bits(x), of_bits(second), high[r]);
+                low[r] = bf16 ? dot2(low[r], first, x) : mul_add(of_bits(x), of_bits(first), low[r]);
+                high[r] = bf16 ? dot2(high[r], second, x) : mul_add(of_bits(x), of_bits(second), high[r]);
             }
         }
         Seen seen[INT_ROWS], common = {0, PAGE};  // to all queries
@@ -145,12 +157,12 @@ INLINE void attend(const int R, const Attention *a, Query *q, long kv_head) {
         if (common.first >= common.end) common = (Seen){PAGE, PAGE};
         for (int r = 0; r < R; r++) {
             const Seen before = {seen[r].first, seen[r].end < common.first ? seen[r].end : common.first};
-            weigh(1, a, values, before, p + r * PAGE, o + r * a->wide);
+            weigh_one(bf16, wide, values, before, p + r * PAGE, o + r * wide);
         }
-        weigh(R, a, values, common, p, o);
+        if (common.first < common.end) weigh(R, bf16, wide, values, common, p, o);
         for (int r = 0; r < R; r++) {
             const Seen after = {seen[r].first > common.end ? seen[r].first : common.end, seen[r].end};
-            weigh(1, a, values, after, p + r * PAGE, o + r * a->wide);
+            weigh_one(bf16, wide, values, after, p + r * PAGE, o + r * wide);
         }
     }
     for (int r = 0; r < R; r++) {
@@ -162,12 +174,15 @@ INLINE void attend(const int R, const Attention *a, Query *q, long kv_head) {
     }
 }
 
-// A block of tokens, a head of keys, a chunk.
+// A run of tokens, a head of keys, a chunk; in the order of texts, their heads and their runs, so that queries of a short
+// text are still in the second cache for the next head, and a head's keys of a long one for the next run.
 static void piece(const void *task, long number) {
     const Attention *a = task;
-    const long block = number % a->count, kv_head = number / a->count % a->kv_heads;
-    const long chunk = number / a->count / a->kv_heads;
-    const long group = a->heads / a->kv_heads, from = a->blocks[block], queries = (a->blocks[block + 1] - from) * group;
+    const long chunk = number / (a->count * a->kv_heads), place = number % (a->count * a->kv_heads);
+    const Run text = a->runs[place / a->kv_heads];  // any run of the text
+    const long within = place - text.first * a->kv_heads, kv_head = within / text.count;
+    const Run *run = a->runs + text.first + within % text.count;
+    const long group = a->heads / a->kv_heads, from = run->token, queries = (run[1].token - from) * group;
     long done = 0;
     for (long left = (queries + INT_ROWS - 1) / INT_ROWS; left > 0; left--) {
         const long rows = (queries - done) / left;
@@ -178,7 +193,8 @@ static void piece(const void *task, long number) {
             const long head = kv_head * group + (done + r) % group;
             q[r] = (Query){token, head, first > start ? first : start, end, -INFINITY, 0};
         }
-        SWITCH_ROWS(rows, INT_ROWS, attend(R, a, q, kv_head))
+        if (a->bf16) SWITCH_ROWS(rows, INT_ROWS, attend(R, 1, a, q, kv_head))
+        else SWITCH_ROWS(rows, INT_ROWS, attend(R, 0, a, q, kv_head))
         done += rows;
     }
 }
@@ -204,14 +220,18 @@ static void join(const void *task, long token) {
 
 EXPORT(paged_attention)(const void *q, const void *keys, const void *values, const int32_t *tables,
                         const int32_t *sequence, const int32_t *lengths, const float *bias, void *y, float *parts,
-                        int32_t *blocks, long tokens, long heads, long kv_heads, long dim, long wide, long width,
+                        Run *runs, long tokens, long heads, long kv_heads, long dim, long wide, long width,
                         long window, long biases, long chunks, float scale, float softcap, int bf16, int threads) {
-    const long together = heads / kv_heads < INT_ROWS ? INT_ROWS / (heads / kv_heads) : 1;
-    long count = 0;
-    for (long t = 0; t < tokens; t++)
-        if (t == 0 || sequence[t] != sequence[t - 1] || t - blocks[count - 1] == together) blocks[count++] = (int32_t)t;
-    blocks[count] = (int32_t)tokens;
-    const Attention a = {q, keys, values, tables, sequence, lengths, bias, y, parts, blocks, tokens, heads, kv_heads,
+    long together = 1, count = 0;  // tokens of a run: with all their heads they fill tiles of INT_ROWS
+    while (together * (heads / kv_heads) % INT_ROWS) together++;
+    for (long begin = 0, end; begin < tokens; begin = end) {
+        for (end = begin + 1; end < tokens && sequence[end] == sequence[begin];) end++;
+        const long own = (end - begin + together - 1) / together, first = count;
+        for (long i = 0; i < own; i++)
+            runs[count++] = (Run){(int32_t)(begin + (end - begin) * i / own), (int32_t)first, (int32_t)own};
+    }
+    runs[count].token = (int32_t)tokens;
+    const Attention a = {q, keys, values, tables, sequence, lengths, bias, y, parts, runs, tokens, heads, kv_heads,
                          dim, wide, width, window, biases, chunks, count, scale, softcap, bf16};
     run_pieces(piece, &a, count * kv_heads * chunks, threads);
     if (chunks > 1) run_pieces(join, &a, tokens, threads);

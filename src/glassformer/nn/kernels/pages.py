@@ -141,8 +141,8 @@ def _compiled(
     bias = None if bias is None else bias.detach().float().contiguous()
     chunks = -(-int(lengths.max()) // CHUNK) if tokens else 0
     parts = torch.empty(tokens * heads * chunks * (2 + wide) if chunks > 1 else 0)
-    blocks = torch.empty(tokens + 1, dtype=torch.int32)
-    given = (asked, pages.keys, pages.values, tables, rows, lengths, bias, y, parts, blocks)
+    runs = torch.empty(3 * (tokens + 1), dtype=torch.int32)
+    given = (asked, pages.keys, pages.values, tables, rows, lengths, bias, y, parts, runs)
     sizes = (tokens, heads, kv_heads, dim, wide, tables.shape[1], window, 0 if bias is None else bias.shape[1], chunks)
     bf16 = asked.dtype == torch.bfloat16
     addresses = [None if one is None else one.data_ptr() for one in given]

@@ -37,7 +37,7 @@ typedef struct {
 static parallel_fn *parallel;
 static _Thread_local Team *team;  // that the calling thread leads
 
-EXPORT int kernels_version(void) { return 4; }
+EXPORT int kernels_version(void) { return 5; }
 
 EXPORT void kernels_pool(void *function) { parallel = (parallel_fn *)function; }
 

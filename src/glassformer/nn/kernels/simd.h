@@ -201,12 +201,23 @@ INLINE float total(floats x) {  // lanes i and i + 8 first, then i + 4, i + 2, i
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
 
+INLINE float first(floats x) {
+#ifdef __AVX512F__
+    return _mm512_cvtss_f32(x);
+#else
+    return _mm256_cvtss_f32(x.a);
+#endif
+}
+
 INLINE float greatest(floats x) {
-    float lanes[16], most;
-    store(lanes, x);
-    most = lanes[0];
-    for (int i = 1; i < 16; i++) most = lanes[i] > most ? lanes[i] : most;
-    return most;
+#ifdef __AVX512F__
+    __m256 eight = _mm256_max_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+#else
+    __m256 eight = _mm256_max_ps(x.a, x.b);
+#endif
+    __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
 
 INLINE void fetch(const void *p) { __builtin_prefetch(p); }  // into the first cache; any address will do

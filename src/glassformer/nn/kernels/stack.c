@@ -62,7 +62,7 @@ typedef struct {
 typedef struct {
     void *normed, *wide, *q, *z, *write, *second, *scratch;
     float *parts;
-    int32_t *runs;
+    void *runs;  // three int32 a token, as paged_attention takes them
     long size;
 } Room;
 
@@ -82,7 +82,7 @@ typedef void floats_fn(const void *x, const void *weight, const float *bias, voi
                        long inputs, long outputs, long stride, int threads);
 typedef void attention_fn(const void *q, const void *keys, const void *values, const int32_t *tables,
                           const int32_t *sequence, const int32_t *lengths, const float *bias, void *y, float *parts,
-                          int32_t *blocks, long tokens, long heads, long kv_heads, long dim, long wide, long width,
+                          void *runs, long tokens, long heads, long kv_heads, long dim, long wide, long width,
                           long window, long biases, long chunks, float scale, float softcap, int bf16, int threads);
 integers_fn JOIN(strided_int8, BUILD), JOIN(strided_int4, BUILD);
 floats_fn JOIN(strided_bf16, BUILD), JOIN(strided_fp32, BUILD);
@@ -110,11 +110,11 @@ static Room room_of(const Pass *p) {
     inputs = most(inputs, attended);
     const long size = p->bf16 ? 2 : 4, groups = (inputs + GROUP - 1) / GROUP;
     const long row = p->width * size, head = attended * size, scratch = most(inputs * 4, groups * (GROUP + 8));
-    const long sizes[] = {row, wide * size, head, head, row, row, scratch, parts, sizeof(int32_t)};
+    const long sizes[] = {row, wide * size, head, head, row, row, scratch, parts, 3 * sizeof(int32_t)};
     char *begin[9], *next = p->room;
     for (int i = 0; i < 9; i++) begin[i] = next, next += ((p->rows + 1) * sizes[i] + 127) / 64 * 64;
     return (Room){begin[0], begin[1], begin[2], begin[3], begin[4], begin[5], begin[6], (float *)begin[7],
-                  (int32_t *)begin[8], next - (char *)p->room};
+                  begin[8], next - (char *)p->room};
 }
 
 static void product(const Task *t, const Matrix *m, const void *x, long inputs, void *y, long stride) {

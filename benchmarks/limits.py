@@ -3,7 +3,8 @@
     python benchmarks/limits.py [--threads 2] [--repeats 5]
 
 Matrices of GPT-2's 124M for one token (fp32 and bf16) and of the Llama of 1.1 B for prompts of 128 and 1,024 tokens
-(bf16), as they lie and packed; a layer's causal attention in bf16 by PyTorch's fused kernel and by ours.
+(bf16), as they lie and packed; a layer's causal attention in bf16 by PyTorch's fused kernel, by ours, and by the
+kernel over pages that an engine has.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch.nn import functional as F
 from glassformer.nn import Mask
 from glassformer.nn.engines import ENGINES
 from glassformer.nn.engines.inputs import AttentionInputs
+from glassformer.nn.kernels import PAGE, Pages, paged_attention
 
 SMALL = [(2304, 768), (768, 768), (3072, 768), (768, 3072)] * 12 + [(50257, 768)]
 LARGE = [(2560, 2048), (2048, 2048), (11264, 2048), (2048, 5632)] * 22
@@ -59,8 +61,13 @@ def attention(heads: int, shared: int, length: int, repeats: int) -> None:
     pos = torch.arange(length)[None]
     inputs = AttentionInputs(q, k, v, Mask(pos, pos, causal=True, contiguous=True), None, 0.125)
     ours = milliseconds(lambda: ENGINES["prefill"].run(inputs), repeats)
+    pages, slots = Pages.empty(-(-length // PAGE), shared, 64, torch.bfloat16), torch.arange(length)
+    pages.write(k[0].transpose(0, 1), v[0].transpose(0, 1), slots)
+    rows, seen = torch.zeros(length, dtype=torch.int32), (slots + 1).int()
+    told = q[0].transpose(0, 1).contiguous(), pages, torch.arange(-(-length // PAGE)).int()[None], rows, seen, 0.125
+    paged = milliseconds(lambda: paged_attention(*told), repeats)
     name = f"attention {heads}/{shared} x 64, {length} tokens"
-    print(f"{name:36} {fused:8.2f} ms fused       {ours:8.2f} ms ours", flush=True)
+    print(f"{name:36} {fused:8.2f} ms fused       {ours:8.2f} ms ours, {paged:8.2f} ms in pages", flush=True)
 
 
 def main() -> None:

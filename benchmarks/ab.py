@@ -69,6 +69,29 @@ given = torch.randint(65, (32, 40), generator=draw)
 def learn():
     model(given, given, pos=pos, source_pos=pos).logits.sum().backward()
 """
+PAGES = """
+from glassformer.nn.kernels import Pages, paged_attention
+
+def attention(heads, kv_heads, dtype, texts, keys, queries):  # of the last tokens of each text
+    each = -(-keys // 32)
+    pages = Pages.empty(texts * each, kv_heads, 64, dtype)
+    tables, places = torch.arange(texts * each, dtype=torch.int32).view(texts, each), torch.arange(keys)
+    slots = (tables[:, places // 32].long() * 32 + places % 32).flatten()
+    pages.write(*(torch.randn(texts * keys, kv_heads, 64).to(dtype) for _ in range(2)), slots)
+    rows = torch.arange(texts, dtype=torch.int32).repeat_interleave(queries)
+    lengths = (places[-queries:] + 1).int().repeat(texts)
+    return torch.randn(texts * queries, heads, 64).to(dtype), pages, tables, rows, lengths, 0.125
+"""
+PROMPT = """
+from glassformer.engine import Engine, Request
+from glassformer.generation import Sampling
+model = build_model(find("gpt2/124m"), seed=0).bfloat16().eval()
+engine, draw = Engine(model, lookup=False, max_sequences=2), torch.Generator().manual_seed(0)
+
+def first():  # of another prompt each time: pages that were read are kept
+    prompt = torch.randint(50000, (1000,), generator=draw).tolist()
+    engine.submit(Request(prompt, sampling=Sampling(0), max_new=1, stop_tokens=())).result()
+"""
 SMALL = START + "model = build_model(decoder(6, 6, 384, 1024, config.GatedMLP(1024)), seed=0).eval()\n"
 ROWS = {  # name: what it is, what is run once, what a turn repeats, how often
     "step": ("a step of glass/1m, 16 x 256", START + 'steps = training(find("glass/1m"), 16, 256)', "next(steps)", 3),
@@ -89,6 +112,37 @@ ROWS = {  # name: what it is, what is run once, what a turn repeats, how often
         "generate(model, None, [5] * 512, max_new=1, temperature=0, eos=()).run()",
         4,
     ),
+    "pages": (
+        "attention over pages, 12 heads, a prompt of 1,024 in bf16",
+        START + PAGES + "given = attention(12, 12, torch.bfloat16, 1, 1024, 1024)",
+        "paged_attention(*given)",
+        20,
+    ),
+    "pages-grouped": (
+        "the same, 32 heads over 4",
+        START + PAGES + "given = attention(32, 4, torch.bfloat16, 1, 1024, 1024)",
+        "paged_attention(*given)",
+        8,
+    ),
+    "pages-fp32": (
+        "12 heads in fp32",
+        START + PAGES + "given = attention(12, 12, torch.float32, 1, 1024, 1024)",
+        "paged_attention(*given)",
+        20,
+    ),
+    "pages-short": (
+        "32 prompts of 32, 12 heads in fp32",
+        START + PAGES + "given = attention(12, 12, torch.float32, 32, 32, 32)",
+        "paged_attention(*given)",
+        100,
+    ),
+    "pages-token": (
+        "a token of 32 texts after 512, 32 heads over 4 in bf16",
+        START + PAGES + "given = attention(32, 4, torch.bfloat16, 32, 512, 1)",
+        "paged_attention(*given)",
+        100,
+    ),
+    "prompt": ("GPT-2's 124M in bf16: the first token after 1,000, by the engine", START + PROMPT, "first()", 1),
     "forward": (
         "a forward pass of it over 8 x 128 tokens, no cache",
         SMALL + "tokens = torch.randint(65, (8, 128))\nno_grad = torch.no_grad()\nno_grad.__enter__()",

@@ -215,7 +215,7 @@ def test_pictures_of_one_head_and_on_standard_output(model: str, tmp_path: Path,
 
 
 def test_the_device_is_chosen_said_and_refused(
-    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch
 
@@ -250,6 +250,9 @@ def test_the_device_is_chosen_said_and_refused(
             assert main([verb[0], model, *verb[1:], *(["--device", device] if device != "cuda" else [])]) == 0
             assert f"computes on {device} (Pretended GPU) in float32." in capsys.readouterr().err
             assert asked.pop() == device
+    assert main(["generate", model, "Once", "--max-new", "1", "--out", str(tmp_path / "answers.jsonl")]) == 0
+    assert "The engine computes on the CPU; --device cuda takes the GPU." in capsys.readouterr().err
+    assert asked.pop() == "cpu"
     assert main([*words, "--device", "cuda:2"]) == 2
     assert "there is cpu, cuda:0 to cuda:1." in capsys.readouterr().err
     assert devices.find("mps" if torch.backends.mps.is_available() else "cpu")

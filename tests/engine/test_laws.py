@@ -21,13 +21,8 @@ from glassformer.nn.quantized import Layout, quantize_weights
 GENERATORS = [name for name, cfg in tiny.ALL.items() if cfg.head and name not in ("bert", "reader", "onward")]
 TWO = set(tiny.OTHERS)
 BOUND = 2e-5  # of log-probabilities, where torch's products decide: they sum in another order for other row counts
-TORCH = {"strided", "fixed", "prefix", "mixed"}
-TORCH |= {"gru", "lstm", "cho", "bahdanau", "additive-lstm"}
+TORCH = {"strided", "fixed", "prefix", "mixed"} | tiny.RECURRENT
 """Families in which they do even with compiled kernels: rules that are no window, recurrent cells."""
-
-RECURRENT = {"gru", "lstm", "cho", "bahdanau", "additive-lstm"}
-ONE_BY_ONE = {"strided", "fixed", "prefix", "mixed", "gemma2", "alibi", "relative"}
-"""Families whose attention no borders and spans describe: one text after another is attended to."""
 
 
 def requests(name: str) -> list[Request]:
@@ -88,7 +83,7 @@ def test_alone_or_with_others_is_the_same(name: str) -> None:
     same(run(name, wanted, memory=pages_of(name, 4), step_tokens=11, lookup=False), alone, name)
 
 
-@pytest.mark.parametrize("name", [name for name in GENERATORS if name not in RECURRENT])
+@pytest.mark.parametrize("name", [name for name in GENERATORS if name not in tiny.RECURRENT])
 def test_pages_that_are_gathered_give_what_the_kernels_give(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a GPU gets, computed by a CPU: other pages, attention by PyTorch with borders between the texts."""
     wanted, flat = requests(name), []
@@ -100,7 +95,7 @@ def test_pages_that_are_gathered_give_what_the_kernels_give(name: str, monkeypat
         for a, b in zip(run(name, wanted, **settings), expected, strict=True):
             assert [one.tokens for one in a.completions] == [one.tokens for one in b.completions]
             assert max(abs(x - y) for x, y in zip(logprobs(a), logprobs(b), strict=True)) <= BOUND
-    assert bool(flat) == (name not in ONE_BY_ONE)
+    assert bool(flat) == (name not in tiny.ONE_BY_ONE)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -19,11 +19,11 @@ from glassformer.nn.engines.inputs import AttentionInputs
 from glassformer.nn.gathered import FlatPages, gathered
 from glassformer.nn.kernels import PAGE, Pages, paged_attention
 from glassformer.nn.paged import PackedTexts, PagedCache
+from glassformer.nn.quantized import Layout, quantize_weights
 
-RECURRENT = {name for name, cfg in tiny.ALL.items() if isinstance(getattr(cfg, "decoder", None), c.Recurrent)}
-PAGED = [name for name, cfg in tiny.ALL.items() if not isinstance(cfg, c.Encoder) and name not in RECURRENT]
-ONE_BY_ONE = {"strided", "fixed", "prefix", "mixed", "gemma2", "alibi", "relative"}
-"""Families whose attention no borders and spans describe."""
+PAGED = [name for name, cfg in tiny.ALL.items() if not isinstance(cfg, c.Encoder) and name not in tiny.RECURRENT]
+MIXTURES = {"mixtral", "deepseek", "noisy", "nanomoe"}  # PyTorch's grouped product takes no fp32: counts are asked for
+PASSES = [(name, torch.bfloat16) for name in PAGED] + [(name, torch.float32) for name in PAGED if name not in MIXTURES]
 
 
 def packed(starts: list[int], counts: list[int]) -> PackedTexts:
@@ -53,8 +53,7 @@ def test_the_keys_of_all_texts_side_by_side_give_what_our_kernels_give(rule: c.M
     q = torch.randn(29, 4, 8)
     told = texts.tables, texts.rows, texts.lengths, 0.3, window
     expected = torch.cat([_alone(q, ours, *told, text) for text in range(4)])
-    ends = [start + end - first for start, (first, end) in zip(texts.starts, texts.spans, strict=True)]
-    made = gathered(texts, texts.tables, ends, rule, causal=True)
+    made = gathered(texts, texts.tables, rule)
     k, v = (x.transpose(0, 1)[None] for x in flat.read(made.slots))
     inputs = AttentionInputs(q.transpose(0, 1)[None], k, v, made.mask, None, 0.3, None)
     assert varlen.supports_varlen(inputs)
@@ -82,17 +81,12 @@ def test_a_page_is_copied_whole() -> None:
     assert pages.nbytes == 2 * 3 * PAGE * 2 * 8 * 2
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize(
-    "name", [name for name, cfg in tiny.ALL.items() if not isinstance(cfg, c.Encoder) and name not in RECURRENT]
-)
+@pytest.mark.parametrize(("name", "dtype"), PASSES)
 def test_nothing_of_a_step_lies_on_another_device(
     name: str, dtype: torch.dtype, asked_nothing: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pass of a device that has no numbers: PyTorch refuses two devices and questions, and checks what its own
     function for packed texts is given."""
-    if dtype == torch.float32 and name in ("mixtral", "deepseek", "noisy", "nanomoe"):
-        pytest.skip("PyTorch's grouped product takes half precision; in fp32 the counts are asked for")
     cfg, called = tiny.ALL[name], []
     real, grouped = varlen.kernel()
 
@@ -115,4 +109,16 @@ def test_nothing_of_a_step_lies_on_another_device(
             logits = runner.read(chunks, [[0], [0]])
         assert logits.shape == (2, tiny.VOCAB) and logits.device.type == "meta"
     runner.copy(0, 5)
-    assert bool(called) == (dtype == torch.bfloat16 and name not in ONE_BY_ONE)
+    assert bool(called) == (dtype == torch.bfloat16 and name not in tiny.ONE_BY_ONE)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_quantised_model_too(bits: int, asked_nothing: Any) -> None:
+    model = tiny.model(tiny.DECODERS["llama"])
+    quantize_weights(model, Layout(bits=bits))
+    model = model.to("meta")
+    runner = PagedRunner(model, PagedCache(model.config, 64, 8, **memory.page_kind(model)), Sources(0))
+    text = Text([5, 3, 9])
+    text.pages = [0]
+    with asked_nothing():
+        assert runner.read([Chunk(text, 0, text.tokens, 0, True)], [[0]]).device.type == "meta"

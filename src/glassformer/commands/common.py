@@ -41,9 +41,11 @@ def engine_device(given: argparse.Namespace) -> str:
     """Where an engine computes: on the device that is named, which is there, or on the CPU, where it was measured."""
     from ..nn import device as devices
 
-    if given.device is None and devices.find().type != "cpu":
-        note(f"The engine computes on the CPU; --device {devices.find().type} takes the GPU.")
-    return str(devices.find(given.device or "cpu"))
+    there = devices.find(given.device)
+    if given.device is not None or there.type == "cpu":
+        return str(there)
+    note(f"The engine computes on the CPU; --device {there.type} takes the GPU.")
+    return "cpu"
 
 
 def editing(one: argparse.ArgumentParser) -> None:

@@ -89,10 +89,9 @@ def check(file: str, exercise: str, seed: int, shown: str | None = None) -> dict
 
     warnings.filterwarnings("ignore", module="exercise$")  # the check's own are nothing to the learner
     report = Report(seed)
-    torch.manual_seed(
-        seed + (1 << 32)
-    )  # what the learner's code draws, repeated by a seed too; not what is drawn for it
-    random.seed(seed + (1 << 32))
+    own = seed + (1 << 32)  # what the learner's code draws, repeated by a seed too; not what is drawn for it
+    torch.manual_seed(own)
+    random.seed(own)
     said: dict[str, Any] = {"state": "passed", "message": "", "look": "", "line": None, "code": ""}
     name = shown or Path(file).name
     try:

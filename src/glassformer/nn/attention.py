@@ -82,7 +82,7 @@ class Attention(TracedModule):
         """x (1, N, C) of many texts -> z (1, H, N, D) over the pages that each has."""
         if self.cross:
             q = flow.look(self, "q", self.split(self.q(x), self.q_norm))
-            return kv.across(q, self.scale, self.softcap)
+            return kv.across(q, self.scale, self.softcap, flow)
         q, k, v = self.qkv(x, flow, position)
         kv.extend(k, v)
         bias = kv.cache.bias(position, position.bias)

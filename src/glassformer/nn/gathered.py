@@ -79,21 +79,19 @@ class GatheredKV(PagedKV):
 
     def attend(self, inputs: AttentionInputs, rule: config.MaskRule, flow: Flow) -> Tensor:
         """z (1, H, N, D) of queries (1, H, N, D) over what their texts have so far; ``inputs.k``, ``v`` go unread."""
-        texts = self.cache.texts
-        ends = [start + end - first for start, (first, end) in zip(texts.starts, texts.spans, strict=True)]
-        made = texts.once(("gathered", rule), lambda: gathered(texts, self.where[0], ends, rule, causal=True))
+        made = flow.cached(("gathered", rule), lambda: gathered(self.cache.texts, self.where[0], rule))
         asked = inputs._replace(mask=made.mask)
         if not supports_varlen(asked):
             return self._by_rule(inputs, rule, flow)
         k, v = (x.transpose(0, 1)[None] for x in self.pages.read(made.slots))
         return varlen_attention(asked._replace(k=k, v=v))
 
-    def across(self, q: Tensor, scale: float, softcap: float | None) -> Tensor:
+    def across(self, q: Tensor, scale: float, softcap: float | None, flow: Flow) -> Tensor:
         """z (1, H, N, D) of queries (1, H, N, D) over all of what their texts' encoder read."""
         texts = self.cache.texts
         assert texts.sources is not None
-        told = texts.sources[0], texts.source_lengths, config.Full()
-        made = texts.once("source", lambda: gathered(texts, *told, causal=False))
+        tables = texts.sources[0]
+        made = flow.cached("gathered source", lambda: gathered(texts, tables))
         k, v = (x.transpose(0, 1)[None] for x in self.pages.read(made.slots))
         inputs = AttentionInputs(q, k, v, made.mask, None, scale, softcap)
         if supports_varlen(inputs):
@@ -106,21 +104,23 @@ class GatheredKV(PagedKV):
         return torch.cat(parts, 2)
 
 
-def gathered(
-    texts: PackedTexts, tables: Tensor, ends: Sequence[int], rule: config.MaskRule, *, causal: bool
-) -> Gathered:
-    """The keys of each text up to its place ``ends[i]``, by ``tables``; with a rule that looks back so far, those alone
-    that its first token in the row still sees: what lies before them may be gone."""
-    device, back = texts.pos.device, rule.lookback if causal else None
-    begins = [0 if back is None else max(0, start + 1 - back) for start in texts.starts]
-    counts = [end - begin for begin, end in zip(begins, ends, strict=True)]
+def gathered(texts: PackedTexts, tables: Tensor, rule: config.MaskRule | None = None) -> Gathered:
+    """The keys of each text's source by ``tables``; or with a ``rule`` its own, up to its last token in the row: where
+    that looks back so far at most, those alone that the first token there still sees, as what is before may be gone."""
+    device, causal, rule = texts.pos.device, rule is not None, rule or config.Full()
+    begins, counts = [0] * len(texts.spans), [*texts.source_lengths]
+    if causal:
+        back = rule.lookback
+        begins = [0 if back is None else max(0, start + 1 - back) for start in texts.starts]
+        own = zip(texts.starts, texts.spans, begins, strict=True)
+        counts = [start + end - first - begin for start, (first, end), begin in own]
     sums = [0, *itertools.accumulate(counts)]
     shifts = [begin - before for begin, before in zip(begins, sums, strict=False)]
     shift, sizes, *borders = (  # the copies wait for nothing that is under way on the device
         torch.tensor(numbers, dtype=torch.int32).to(device, non_blocking=True)
         for numbers in (shifts, counts, [0, *(end for _, end in texts.spans)], sums)
     )
-    text = torch.repeat_interleave(torch.arange(len(ends), device=device), sizes, output_size=sums[-1])
+    text = torch.repeat_interleave(torch.arange(len(counts), device=device), sizes, output_size=sums[-1])
     places = torch.arange(sums[-1], device=device) + shift[text]
     slots = tables[text, places // PAGE].long() * PAGE + places % PAGE
     documents = texts.rows.long()[None], text[None]

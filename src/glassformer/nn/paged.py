@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +31,6 @@ from .kernels import PAGE, Pages, paged_attention
 from .kernels.stack import Seen, addresses
 from .mask import Mask
 
-T = TypeVar("T")
 HEADS = ("q", "k", "v", "z")  # values (1, H, N, D); all others of a row are (1, N, ...)
 
 
@@ -59,7 +58,6 @@ class PackedTexts:
     source_lengths: Sequence[int] = ()
 
     def __post_init__(self) -> None:
-        self._once: dict[object, Any] = {}
         self.lengths = (self.pos[0] + 1).int()  # keys that each token sees, itself included
         self.own = self.tables, self._slots(self.tables)
         windows = self.window_tables
@@ -69,13 +67,6 @@ class PackedTexts:
         """Where the keys of each token go (N,)."""
         places = self.pos[0]
         return tables[self.rows.long(), places // PAGE].long() * PAGE + places % PAGE
-
-    def once(self, key: object, make: Callable[[], T]) -> T:
-        """What ``make`` gives, made once for these texts."""
-        if key not in self._once:
-            self._once[key] = make()
-        made: T = self._once[key]
-        return made
 
     @cached_property
     def longest(self) -> int:
@@ -137,7 +128,7 @@ class PagedKV:
         told = (self.where[0], texts.rows, texts.lengths, inputs.scale, window, inputs.softcap, inputs.bias)
         return paged_attention(q, self.pages, *told).transpose(0, 1)[None]
 
-    def across(self, q: Tensor, scale: float, softcap: float | None) -> Tensor:
+    def across(self, q: Tensor, scale: float, softcap: float | None, flow: Flow) -> Tensor:
         """z (1, H, N, D) of queries (1, H, N, D) over all of what their texts' encoder read."""
         seen = self.cache.texts.source
         assert seen is not None

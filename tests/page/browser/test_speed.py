@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -63,6 +66,20 @@ def opened(tab: Any, url: str, tokens: int, view: str = "attention") -> None:
     tab.wait_for_function(READY, timeout=60_000)
 
 
+@contextmanager
+def tasks(tab: Any) -> Iterator[list[float]]:
+    """Milliseconds of the processor that each task of the page's own thread takes meanwhile, once it is over."""
+    spent: list[float] = []
+    tab.context.browser.start_tracing(page=tab, categories=["disabled-by-default-devtools.timeline"])
+    try:
+        yield spent
+    finally:
+        events = json.loads(tab.context.browser.stop_tracing())["traceEvents"]
+    own = {(one["pid"], one["tid"]) for one in events if one.get("args", {}).get("name") == "CrRendererMain"}
+    ran = (one for one in events if one["name"] == "RunTask" and (one["pid"], one["tid"]) in own)
+    spent += [one["tdur"] / 1000 for one in ran if "tdur" in one]
+
+
 @pytest.mark.parametrize("tokens", [400, pytest.param(512, marks=pytest.mark.slow)])
 def test_pointer_zoom_and_drag_ask_nobody_and_paint_nothing_anew(tokens: int, long: str, tab: Any) -> None:
     opened(tab, long, tokens)
@@ -98,17 +115,13 @@ def test_pointer_zoom_and_drag_ask_nobody_and_paint_nothing_anew(tokens: int, lo
 def test_a_long_text_is_bounded_in_bytes_nodes_and_tasks(tokens: int, long: str, tab: Any) -> None:
     sizes: list[int] = []
     tab.on("response", lambda one: sizes.append(int(one.headers.get("content-length", 0))))
-    opened(tab, long, tokens)
-    tab.wait_for_load_state("networkidle")
+    with tasks(tab) as spent:
+        opened(tab, long, tokens)
+        tab.wait_for_load_state("networkidle")
     assert max(sizes) <= 4 << 20 and sum(sizes) < 8 << 20, sizes
     assert tab.evaluate("() => document.querySelectorAll('*').length") <= 3000
     assert tab.evaluate("() => performance.memory.usedJSHeapSize") < 300 << 20
-    tasks = [tab.evaluate("() => __tasks")]
-    while max(tasks[-1], default=0) >= 1000 and len(tasks) < 3:  # a neighbour that takes the core once is none of ours
-        opened(tab, long, tokens)
-        tab.wait_for_load_state("networkidle")
-        tasks.append(tab.evaluate("() => __tasks"))
-    assert max(tasks[-1], default=0) < 1000, tasks  # by a clock that neighbours slow; the benchmark prints the true one
+    assert 0 < max(spent) < 500, sorted(spent)[-5:]  # 50 to 120 measured, on a busy machine too
     for view in ("inside", "lens", "playground"):
         tab.evaluate("view => { location.hash = location.hash.replace(/^#[a-z]+/, '#' + view) }", view)
         tab.wait_for_selector("main .num[data-v]", timeout=60_000)

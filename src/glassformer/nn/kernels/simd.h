@@ -190,35 +190,26 @@ INLINE floats dot2(floats acc, ints weights, ints x) {
 #endif
 }
 
-INLINE float total(floats x) {  // lanes i and i + 8 first, then i + 4, i + 2, i + 1
 #ifdef __AVX512F__
-    __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+INLINE __m256 lower(floats x) { return _mm512_castps512_ps256(x); }
+INLINE __m256 upper(floats x) { return _mm512_extractf32x8_ps(x, 1); }
 #else
-    __m256 eight = _mm256_add_ps(x.a, x.b);
+INLINE __m256 lower(floats x) { return x.a; }
+INLINE __m256 upper(floats x) { return x.b; }
 #endif
-    __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
-    __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-    return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
-}
 
-INLINE float first(floats x) {
-#ifdef __AVX512F__
-    return _mm512_cvtss_f32(x);
-#else
-    return _mm256_cvtss_f32(x.a);
-#endif
-}
+INLINE float first(floats x) { return _mm256_cvtss_f32(lower(x)); }
 
-INLINE float greatest(floats x) {
-#ifdef __AVX512F__
-    __m256 eight = _mm256_max_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
-#else
-    __m256 eight = _mm256_max_ps(x.a, x.b);
-#endif
-    __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
-    __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
-    return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
-}
+// One number of all lanes: of i and i + 8 first, then i + 4, i + 2, i + 1.
+#define ACROSS(name, op)                                                                                               \
+    INLINE float name(floats x) {                                                                                      \
+        __m256 eight = _mm256_##op##_ps(lower(x), upper(x));                                                           \
+        __m128 four = _mm_##op##_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));                   \
+        __m128 two = _mm_##op##_ps(four, _mm_movehl_ps(four, four));                                                   \
+        return _mm_cvtss_f32(_mm_##op##_ss(two, _mm_shuffle_ps(two, two, 1)));                                         \
+    }
+ACROSS(total, add)
+ACROSS(greatest, max)
 
 INLINE void fetch(const void *p) { __builtin_prefetch(p); }  // into the first cache; any address will do
 

@@ -15,8 +15,8 @@ PROMPTS = [[number, 3] + [5, 8] * (5 * number) for number in range(6)]
 WANTED = [Request(prompt, sampling=HOW[prompt[0] % 4], seed=1, max_new=25) for prompt in PROMPTS]
 
 
-def run(draft: Model | None, **settings: int) -> tuple[list[Result], Stats]:
-    with Engine(tiny.model(tiny.DECODERS["llama"]), draft=draft, lookup=False, **settings) as engine:  # type: ignore[arg-type]
+def run(draft: Model | None, name: str = "llama", **settings: int) -> tuple[list[Result], Stats]:
+    with Engine(tiny.model(tiny.DECODERS[name]), draft=draft, lookup=False, **settings) as engine:  # type: ignore[arg-type]
         handles = [engine.submit(one) for one in WANTED]
         results = [handle.result() for handle in handles]
         engine.room.pool.check()
@@ -35,6 +35,14 @@ def test_any_draft_model_gives_the_same_answers_and_a_good_one_in_fewer_steps() 
         assert tokens(good) == tokens(plain) == tokens(run(other, **settings)[0])
         if not settings:  # it draws by the same luck, so that drawn tokens are guessed as well as greedy ones
             assert fast.accepted_tokens > 0.95 * fast.drafted_tokens > 0 and fast.steps < slow.steps / 3
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma2", "mixtral", "glass", "starcoder2", "alibi", "strided"])
+def test_whatever_is_guessed_for_another_family_changes_no_answer(name: str) -> None:
+    plain = tokens(run(None, name)[0])
+    for draft in (tiny.model(tiny.DECODERS[name]), tiny.model(tiny.DECODERS["llama"], seed=5)):
+        answers, stats = run(draft, name, step_tokens=9)
+        assert tokens(answers) == plain and stats.drafted_tokens > 0
 
 
 def test_a_model_of_another_kind_is_refused() -> None:

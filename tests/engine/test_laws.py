@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import random
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -23,6 +25,9 @@ TWO = set(tiny.OTHERS)
 BOUND = 2e-5  # of log-probabilities, where torch's products decide: they sum in another order for other row counts
 TORCH = {"strided", "fixed", "prefix", "mixed"} | tiny.RECURRENT
 """Families in which they do even with compiled kernels: rules that are no window, recurrent cells."""
+
+THREADS = TORCH | TWO
+"""Those in which they do where the number of threads is another: torch attends in encoders."""
 
 
 def requests(name: str) -> list[Request]:
@@ -49,13 +54,24 @@ def run(name: str, wanted: list[Request], order: list[int] | None = None, **sett
     return results
 
 
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """So many compute meanwhile."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def logprobs(result: Result) -> list[float]:
     prompt = [one.logprob for one in result.prompt_logprobs or () if one.logprob is not None]
     return [*prompt, *itertools.chain.from_iterable(one.logprobs for one in result.completions)]
 
 
-def same(ours: list[Result], theirs: list[Result], name: str = "gru") -> None:
-    bound = BOUND if name in TORCH or kernels.path() == "torch" else 0.0
+def same(ours: list[Result], theirs: list[Result], name: str = "gru", by_torch: set[str] = TORCH) -> None:
+    bound = BOUND if name in by_torch or kernels.path() == "torch" else 0.0
     for a, b in zip(ours, theirs, strict=True):
         assert [one.tokens for one in a.completions] == [one.tokens for one in b.completions]
         pairs = zip(logprobs(a), logprobs(b), strict=True)
@@ -79,6 +95,8 @@ def test_alone_or_with_others_is_the_same(name: str) -> None:
         told = glassformer.generate(tiny.model(tiny.ALL[name]), None, prompt, max_new=one.max_new, seed=one.seed, **how)
         assert told.run().tokens[0] == result.completions[0].tokens
     same(run(name, wanted), alone, name)
+    with threads(1 if torch.get_num_threads() > 1 else 2):
+        same(run(name, wanted), alone, name, THREADS)
     same(run(name, wanted, order=[3, 1, 0, 2, 6, 5, 4], step_tokens=7, max_sequences=3), alone, name)
     same(run(name, wanted, memory=pages_of(name, 4), step_tokens=11, lookup=False), alone, name)
 
@@ -127,6 +145,19 @@ def test_quantised_models_have_the_same_bits_alone_and_with_others(bits: int) ->
             results = [handle.result() for handle in [engine.submit(one) for one in requests("llama")]]
         found.append([(one.completions[0].tokens, logprobs(one)) for one in results])
     assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("name", [name for name in GENERATORS if name not in tiny.RECURRENT])
+def test_quantised_models_say_the_same_alone_with_others_and_by_two_threads(name: str, bits: int) -> None:
+    model, found = tiny.model(tiny.ALL[name]), []
+    quantize_weights(model, Layout(bits=bits))
+    alone: dict[str, object] = {"lookup": False, "max_sequences": 1}
+    for count, settings in ((1, alone), (2, {"step_tokens": 7}), (2, {})):
+        with threads(count), Engine(model, **settings) as engine:  # type: ignore[arg-type]
+            found.append([handle.result() for handle in [engine.submit(one) for one in requests(name)]])
+    same(found[1], found[0], name, THREADS)
+    same(found[2], found[0], name, THREADS)
 
 
 def test_pages_are_shared_taken_away_and_guesses_are_right_sometimes() -> None:

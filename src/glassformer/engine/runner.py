@@ -158,7 +158,8 @@ class PagedRunner:
         """The tokens before each one (1, N, lag), the nearest first; -1 before the beginning."""
         found = []
         for chunk in chunks:
-            read = [-1] * self.lag + chunk.text.tokens[: chunk.start] + chunk.tokens
+            before = (chunk.text.tokens + chunk.text.draft)[: chunk.start]  # a draft model goes on from its guesses
+            read = [-1] * self.lag + before + chunk.tokens
             for place in range(chunk.start + self.lag, len(read)):
                 found.append(read[place - self.lag : place][::-1])
         return self._row(found)[None]  # type: ignore[arg-type]

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from seeding import RUN, seed_all, seed_from
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
@@ -151,6 +153,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.pluginmanager.hasplugin("xdist"):
         for item in items:
             item.add_marker(pytest.mark.xdist_group(item.nodeid.split("::")[0] + ":browser" * browser(item)))
+
+
+def pytest_report_header() -> str:
+    return f"seed: GLASSFORMER_TEST_SEED={RUN}"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> None:
+    """Seed a fixture that several tests share, so that its draws do not depend on which of them is first."""
+    if fixturedef.scope != "function":
+        seed_all(seed_from(f"{fixturedef.baseid}::{fixturedef.argname}"))
+
+
+@pytest.fixture(autouse=True)
+def _seeded(request: pytest.FixtureRequest) -> None:
+    """Seed every test by its name. pytest-xdist changes `nodeid`, so the name is composed here."""
+    seed_all(seed_from(f"{request.node.parent.nodeid}::{request.node.name}"))
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 from pathlib import Path
@@ -72,17 +73,20 @@ def test_a_token_copies_nothing_of_the_cache(name: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_one_query_in_bf16_is_the_written_out_attention(name: str) -> None:
-    model, cache = read(name, torch.bfloat16)
-    other = Cache(model.config)
-    tokens = torch.randint(VOCAB, (1, START))
-    with torch.no_grad():
-        for one in tokens.T:
-            fast = model(one[None], cache=other, logits="last").logits
-        model.engine = "eager"
-        law = model(tokens, logits="last").logits
-    torch.testing.assert_close(fast, law, atol=0.06, rtol=0.03)
-    assert cache.length == START
+def test_one_query_in_bf16_is_as_near_the_truth_as_the_written_out_attention(name: str) -> None:
+    model, _ = read(name, torch.bfloat16)
+    eager, exact = copy.deepcopy(model), copy.deepcopy(model).double()
+    eager.engine = exact.engine = "eager"
+    errors = []
+    for tokens in torch.randint(VOCAB, (64, 1, START)):  # one text's ratio of errors varies by a factor of 2
+        cache = Cache(model.config)
+        with torch.no_grad():
+            for one in tokens.T:
+                fast = model(one[None], cache=cache, logits="last").logits
+            law, true = (other(tokens, logits="last").logits for other in (eager, exact))
+        errors.append(torch.stack([(x.double() - true).square().mean() for x in (fast, law)]))
+    fast, law = torch.stack(errors).mean(0).sqrt()
+    assert fast < 1.3 * law
 
 
 @pytest.mark.parametrize("shape", [(2, 4, 4, 150, 16), (1, 8, 2, 64, 8), (3, 6, 1, 129, 32)], ids=str)

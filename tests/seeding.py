@@ -1,0 +1,23 @@
+"""Seeds of the tests: the same for one test wherever it runs, others where ``GLASSFORMER_TEST_SEED`` says so."""
+
+from __future__ import annotations
+
+import os
+import random
+import zlib
+
+import numpy as np
+import torch
+
+RUN = os.environ.get("GLASSFORMER_TEST_SEED", "0")
+
+
+def seed_from(name: str) -> int:
+    """The seed of a test or a fixture by its name, in this run."""
+    return zlib.crc32(f"{RUN} {name}".encode())
+
+
+def seed_all(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)

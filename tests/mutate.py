@@ -1,33 +1,179 @@
-"""Plants the bugs of ``mutants.md`` one at a time in a copy of the tree, and tells which ones live.
+"""Plants bugs one at a time in a copy of the tree, runs the tests of the changed file, and prints which bugs live.
 
-    python tests/mutate.py [WORD ...] [--check]
+    python tests/mutate.py [PATH ...] [--count N] [--seed S] [--tests "WORDS OF PYTEST"] [--rows]
 
-WORDs choose the rows that contain one of them; ``--check`` only looks whether every old text is still there. A row of a
-table there is ``| file: function | what is wrong | `old` => `new` | tests |``: the first ``old`` after the line that
-defines the function (``def name`` or ``class name``; none: from the top) becomes ``new``; the tests are pytest's words,
-quoted as in a shell. Rows without ``=>`` are sentences. Exit 1 when a bug lives or cannot be planted any more.
+PATHs are files or folders of ``src/glassformer``; without one, all of it. Bugs come from patterns (a comparison
+flipped, a constant off by one, a guard dropped ...), drawn by the seed. The tests of a module are
+``tests/ROOM/test_NAME.py`` and those that ``tests/where.md`` names. For a kernel in C the library is compiled anew, and
+its tests are ``tests/nn/kernels``. ``--rows`` plants the rows of ``tests/mutants.md`` instead: the bugs that no pattern
+makes. Exit 1 when a bug lives.
 """
 
 from __future__ import annotations
 
+import argparse
+import ast
+import copy
+import difflib
+import fnmatch
 import os
+import random
 import re
+import resource
 import shlex
 import shutil
+import signal
+import subprocess
 import sys
 import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
-import torch  # noqa: F401  for all that follow
-
 ROOT = Path(__file__).parents[1]
 SOURCE = Path("src/glassformer")
+LIBRARY = SOURCE / "nn/kernels/libkernels.so"
+MEMORY = 12 << 30  # bytes of data that a process of the tests may have: a bug in a size must not fill the machine
+GRACE = 30.0  # seconds that tests may take beyond five times what they take without a bug
+BUILD = """import sys, hatch_build
+hatch_build.FLAGS = hatch_build.FLAGS.replace("-O3", "-O1")
+sys.exit(hatch_build.build() is None)"""  # half the time, and the same numbers
 
 
-class Mutant(NamedTuple):
-    """One planted bug: where, what is wrong, the texts, and the tests that must fail."""
+class Change(NamedTuple):
+    """One bug: the text from ``begin`` to ``end`` becomes ``new``."""
+
+    operator: str
+    begin: int
+    end: int
+    new: str
+
+    def apply(self, text: str) -> str:
+        return text[: self.begin] + self.new + text[self.end :]
+
+
+# ------------------------------------------------------------------------------- patterns, Python
+
+OPPOSITES: dict[type, type] = {
+    **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq},
+    **{ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And},
+    **{ast.Add: ast.Sub, ast.Sub: ast.Add},
+}
+EXTREMES = {"min": "max", "max": "min", "minimum": "maximum", "maximum": "minimum", "amin": "amax", "amax": "amin"}
+UNTESTABLE = {"strict", "encoding", "stacklevel", "help"}  # keywords whose loss changes no result of ours
+SKIPPED_FIELDS = {"annotation", "returns", "decorator_list", "type_params"}
+SKIPPED_NODES = (ast.Raise, ast.Assert, ast.JoinedStr)  # messages; and before 3.12 f-strings have no true positions
+TEXTS = (ast.JoinedStr, ast.List, ast.Tuple)  # what "-" cannot join
+
+
+def _nodes(parent: ast.AST) -> Iterator[ast.AST]:
+    """All nodes that compute: no annotations, decorators, messages of errors."""
+    for name, value in ast.iter_fields(parent):
+        for node in value if isinstance(value, list) else [value]:
+            if isinstance(node, ast.AST) and name not in SKIPPED_FIELDS and not isinstance(node, SKIPPED_NODES):
+                yield node
+                yield from _nodes(node)
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, TEXTS) or (isinstance(node, ast.Constant) and isinstance(node.value, str | bytes))
+
+
+def _changed_nodes(node: ast.AST) -> Iterator[tuple[str, str]]:
+    """The operators that apply to a node, and the source of what replaces it."""
+    new = copy.deepcopy(node)
+    match new:
+        case ast.Compare():
+            new.ops[0] = OPPOSITES[type(new.ops[0])]()
+            yield "comparison", ast.unparse(new)
+        case ast.BoolOp():
+            new.op = OPPOSITES[type(new.op)]()
+            yield "and/or", f"({ast.unparse(new)})"
+        case ast.UnaryOp(op=ast.Not()):
+            yield "not", f"({ast.unparse(new.operand)})"
+        case ast.Constant(value=bool()):
+            yield "boolean", str(not new.value)
+        case ast.Constant(value=int()):
+            yield "off by one", str(new.value + 1)
+        case ast.BinOp(op=ast.Add() | ast.Sub()) if not (_is_text(new.left) or _is_text(new.right)):
+            if isinstance(new.op, ast.Sub):
+                turned = copy.deepcopy(new)
+                turned.left, turned.right = new.right, new.left
+                yield "operands", ast.unparse(turned)
+            new.op = OPPOSITES[type(new.op)]()
+            yield "sign", ast.unparse(new)
+        case ast.Call():
+            for place, keyword in enumerate(new.keywords):
+                if keyword.arg and keyword.arg not in UNTESTABLE:
+                    less = copy.deepcopy(new)
+                    del less.keywords[place]
+                    yield "keyword", ast.unparse(less)
+            match new.func:
+                case ast.Name(id=name) if name in EXTREMES:
+                    new.func.id = EXTREMES[name]
+                    yield "min/max", ast.unparse(new)
+                case ast.Attribute(attr=name) if name in EXTREMES:
+                    new.func.attr = EXTREMES[name]
+                    yield "min/max", ast.unparse(new)
+        case ast.Expr(value=ast.Call()):
+            yield "call", "pass"
+        case ast.If(body=[ast.Raise()], orelse=[]):
+            yield "guard", "pass"
+
+
+def python_changes(text: str) -> Iterator[Change]:
+    """Every bug that the patterns make of a Python file."""
+    lines = [line.encode() for line in text.splitlines(keepends=True)]
+    starts = [0]
+    for line in lines:
+        starts.append(starts[-1] + len(line.decode()))
+
+    def place(line: int, column: int) -> int:  # an ast's columns count bytes
+        return starts[line - 1] + len(lines[line - 1][:column].decode())
+
+    for node in _nodes(ast.parse(text)):
+        for operator, new in _changed_nodes(node):
+            change = Change(
+                operator, place(node.lineno, node.col_offset), place(node.end_lineno, node.end_col_offset), new
+            )
+            try:
+                compile(change.apply(text), "planted", "exec")
+            except SyntaxError:
+                continue
+            yield change
+
+
+# ------------------------------------------------------------------------------------ patterns, C
+
+C_OPPOSITES = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "&&": "||", "||": "&&"}
+C_OPPOSITES |= {"+": "-", "-": "+", "+=": "-=", "-=": "+="}
+C_PATTERNS = {
+    "comparison": r"(?<= )(?:[<>]=?|[!=]=)(?= )",
+    "and/or": r"(?<= )(?:&&|\|\|)(?= )",
+    "sign": r"(?<= )[-+]=?(?= )",
+    "off by one": r"(?<![\w.])\d+(?![\w.])",
+    "term": r" [-+*] \w+(?:(?:->|\.)\w+)*(?:\[[^][]*\])?(?![\w(.\[-])",
+    "call": r"(?<=[;{}\n])[ \t]*\w+\([^;{}]*\)(?=;)",
+}
+C_SILENT = re.compile(r'//[^\n]*|"(?:\\.|[^"\\\n])*"|^[ \t]*#(?!define)[^\n]*|^[ \t]*#define \w+', re.MULTILINE)
+
+
+def c_changes(text: str) -> Iterator[Change]:
+    """Every bug that the patterns make of a C file; comments, strings and includes stay."""
+    code = C_SILENT.sub(lambda silent: " " * len(silent[0]), text)
+    for operator, pattern in C_PATTERNS.items():
+        for match in re.finditer(pattern, code):
+            new = str(int(match[0]) + 1) if operator == "off by one" else C_OPPOSITES.get(match[0], "")
+            yield Change(operator, match.start(), match.end(), new)
+
+
+# ---------------------------------------------------------------------------------- rows by hand
+
+
+class Row(NamedTuple):
+    """A row of ``mutants.md``: where, what is wrong, the pattern, what replaces it, the tests."""
 
     file: Path
     function: str
@@ -36,77 +182,196 @@ class Mutant(NamedTuple):
     new: str
     tests: list[str]
 
+    def change(self, text: str) -> Change | None:
+        """None where the pattern is not there. ``...`` of a pattern matches anything, and stands for it in ``new``."""
+        start = 0
+        for name in filter(None, self.function.split(".")):
+            where = re.compile(rf"^\s*(?:def|class) {name}\b", re.MULTILINE).search(text, start)
+            if where is None:
+                return None
+            start = where.end()
+        fixed = [re.escape(part).replace(r"\ ", r"\s+") for part in self.old.split("...")]
+        match = re.compile("(.*?)".join(fixed)).search(text, start)
+        if match is None:
+            return None
+        first, *others = self.new.split("...")
+        new = first + "".join(kept + part for kept, part in zip(match.groups(), others, strict=False))
+        return Change(self.bug, match.start(), match.end(), new)
 
-def mutants(text: str) -> list[Mutant]:
-    """The rows of the tables that can be planted; ``\\|`` stands for ``|``."""
+
+def rows(text: str) -> list[Row]:
+    """The rows of its tables; ``\\|`` stands for ``|``."""
     found = []
     for line in text.splitlines():
         cells = [cell.strip().replace(r"\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-        change = re.fullmatch(r"`(.+)` => (?:`(.*)`|nothing)", cells[2]) if len(cells) == 4 else None
+        change = re.fullmatch(r"`(.+)` => `(.*)`", cells[2]) if len(cells) == 4 else None
         if change is not None:
             file, _, function = cells[0].strip("`").partition(": ")
-            found.append(
-                Mutant(SOURCE / file, function, cells[1], change[1], change[2] or "", shlex.split(cells[3].strip("`")))
-            )
+            tests = [f"tests/{word}" if word.endswith(".py") else word for word in shlex.split(cells[3].strip("`"))]
+            found.append(Row(Path(file), function, cells[1], change[1], change[2], tests))
     return found
 
 
-def planted(mutant: Mutant, text: str) -> str | None:
-    """The file with the bug in it; None where the old text is not there."""
-    start = 0
-    for name in filter(None, mutant.function.split(".")):
-        where = re.compile(rf"^\s*(?:def|class) {name}\b", re.MULTILINE).search(text, start)
-        if where is None:
-            return None
-        start = where.end()
-    place = text.find(mutant.old, start)
-    return None if place < 0 else text[:place] + mutant.new + text[place + len(mutant.old) :]
+# ------------------------------------------------------------------------------- planting, testing
 
 
-def lives(mutant: Mutant, tree: Path) -> bool:
-    """Whether all of its tests pass with it; in a process of its own, which finds torch imported already."""
-    paths = [f"tests/{part}" if part.endswith(".py") else part for part in mutant.tests]
-    child = os.fork()
-    if child == 0:
-        told = os.open(tree / "told", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
-        os.dup2(told, 1)
-        os.dup2(told, 2)
-        os.chdir(tree)
-        os.environ["PYTHONPATH"] = str(tree / "src")
-        sys.path[:0] = [str(tree / "src")]
-        os._exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", *paths]))
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if code not in (0, 1):
-        print((tree / "told").read_text()[-1500:])
-    return code != 1
+class Mutant(NamedTuple):
+    """A change of a file, and the words of pytest that must fail with it."""
+
+    file: Path  # below SOURCE
+    change: Change
+    tests: tuple[str, ...]
+
+
+def tests_of(module: Path, root: Path = ROOT) -> tuple[str, ...]:
+    """The tests of a file below SOURCE, by its name and by ``tests/where.md``."""
+    if module.suffix != ".py":
+        return (f"tests/{module.parent}",)
+    if module.stem == "__init__":
+        module = module.parent
+    by_name = (module.parent / f"test_{module.stem}.py", module.with_suffix(""))
+    found = [f"tests/{path}" for path in by_name if (root / "tests" / path).exists()][:1]
+    page = (root / "tests/where.md").read_text(encoding="utf-8")
+    for test, cell in re.findall(r"^\| `([\w/]+\.py)` \| (.*) \|$", page, re.MULTILINE):
+        if any(fnmatch.fnmatch(str(module.with_suffix("")), one) for one in re.findall(r"`([\w/*]+)`", cell)):
+            found.append(f"tests/{test}")
+    return tuple(dict.fromkeys(found))
+
+
+def draw(paths: list[Path], count: int, seed: int, root: Path = ROOT) -> list[Mutant]:
+    """Bugs from files and folders below SOURCE: the operators in turn, each at random places."""
+    source = root / SOURCE
+    files = sorted({file for path in paths for file in [source / path, *(source / path).rglob("*")]})
+    ranked: list[tuple[int, float, Mutant]] = []
+    ranks: Counter[str] = Counter()
+    candidates = []
+    for file in (file for file in files if file.suffix in (".py", ".c", ".h")):
+        changes = python_changes if file.suffix == ".py" else c_changes
+        module = file.relative_to(source)
+        candidates += [Mutant(module, change, ()) for change in changes(file.read_text(encoding="utf-8"))]
+    generator = random.Random(seed)
+    generator.shuffle(candidates)
+    for mutant in candidates:
+        ranked.append((ranks[mutant.change.operator], generator.random(), mutant))
+        ranks[mutant.change.operator] += 1
+    drawn = [mutant for _, _, mutant in sorted(ranked, key=lambda entry: entry[:2])[:count]]
+    return sorted((mutant._replace(tests=tests_of(mutant.file, root)) for mutant in drawn), key=lambda one: one.file)
+
+
+class Tree:
+    """A copy of the repository in which bugs are planted."""
+
+    def __init__(self, folder: Path, root: Path = ROOT) -> None:
+        self.root, self.folder = root, folder / "tree"
+        ignored = shutil.ignore_patterns(".*", "node_modules", "out", "__pycache__", "*.egg-info")
+        shutil.copytree(root, self.folder, ignore=ignored, symlinks=True)
+        data = root.parent / "shared" / "data"
+        self.environment = os.environ | {"PYTHONPATH": str(self.folder / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+        if data.is_dir():
+            self.environment.setdefault("GLASSFORMER_DATA", str(data))
+        self.seconds: dict[tuple[str, ...], float] = defaultdict(float)
+
+    def build(self) -> bool:
+        """Whether the kernels compile."""
+        command = [sys.executable, "-c", BUILD]
+        return not subprocess.run(command, cwd=self.folder, env=self.environment, capture_output=True).returncode
+
+    def run(self, tests: tuple[str, ...], limit: float | None) -> int:
+        """The exit status of pytest; beyond ``limit`` seconds it is killed."""
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not slow", "-p", "no:cacheprovider", *tests]
+        with (self.folder.parent / "log").open("w") as log:
+            process = subprocess.Popen(
+                command,
+                cwd=self.folder,
+                env=self.environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY)),
+            )
+            try:
+                return process.wait(limit)
+            except subprocess.TimeoutExpired:
+                return -signal.SIGKILL
+            finally:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+
+    def check(self, tests: tuple[str, ...]) -> None:
+        """Without a bug the tests pass; the time that they take bounds later runs."""
+        if tests not in self.seconds:
+            start = time.monotonic()
+            status = self.run(tests, None)
+            if status:
+                log = (self.folder.parent / "log").read_text()[-2000:]
+                raise SystemExit(
+                    f"{log}\nWithout a bug pytest {shlex.join(tests)} ends with {status}; mend that first."
+                )
+            self.seconds[tests] = time.monotonic() - start
+
+    def plant(self, mutant: Mutant) -> str:
+        """``killed``, ``lived`` or ``not compiled``."""
+        self.check(mutant.tests)
+        path, compiled = self.folder / SOURCE / mutant.file, mutant.file.suffix != ".py"
+        text = path.read_text(encoding="utf-8")
+        library = (self.folder / LIBRARY).read_bytes() if compiled else b""
+        path.write_text(mutant.change.apply(text), encoding="utf-8")
+        try:
+            if compiled and not self.build():
+                return "not compiled"
+            return "killed" if self.run(mutant.tests, GRACE + 5 * self.seconds[mutant.tests]) else "lived"
+        finally:
+            path.write_text(text, encoding="utf-8")
+            if compiled:
+                (self.folder / LIBRARY).write_bytes(library)
+
+
+def describe(mutant: Mutant, text: str) -> str:
+    """Where the change is, and its lines before and after."""
+    lines = difflib.unified_diff(text.splitlines(), mutant.change.apply(text).splitlines(), lineterm="", n=0)
+    line = text[: mutant.change.begin].count("\n") + 1
+    body = [f"    {line}" for line in lines if line[:1] in "+-" and line[:3] not in ("+++", "---")]
+    return "\n".join([f"{mutant.file}:{line}: {mutant.change.operator}", *body])
 
 
 def main(words: list[str]) -> int:
-    check, words = "--check" in words, [word for word in words if word != "--check"]
-    chosen = [
-        one
-        for one in mutants((ROOT / "tests/mutants.md").read_text())
-        if not words or any(w in str(one) for w in words)
-    ]
-    bad = 0
+    parser = argparse.ArgumentParser(prog="mutate.py", description="Plants bugs and prints which ones the tests miss.")
+    parser.add_argument("paths", nargs="*", type=Path, metavar="PATH", help="files or folders of src/glassformer")
+    parser.add_argument("--count", type=int, default=20, help="bugs to plant (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="which ones (default: %(default)s)")
+    parser.add_argument("--tests", type=shlex.split, help="words of pytest, in place of the tests of each file")
+    parser.add_argument("--rows", action="store_true", help="the rows of tests/mutants.md")
+    arguments = parser.parse_args(words)
+    paths = [path.resolve().relative_to(ROOT / SOURCE) if path.exists() else path for path in arguments.paths]
+    if missing := [path for path in paths if not (ROOT / SOURCE / path).exists()]:
+        parser.error(f"{missing[0]} is neither here nor below {SOURCE}")
+    results: Counter[str] = Counter()
+    chosen = []
+    if arguments.rows:
+        for row in rows((ROOT / "tests/mutants.md").read_text(encoding="utf-8")):
+            if paths and not any(row.file.is_relative_to(path) for path in paths):
+                continue
+            file = ROOT / SOURCE / row.file
+            change = row.change(file.read_text(encoding="utf-8")) if file.exists() else None
+            if change is None:
+                print(f"out of date   {row.file}: {row.function}: {row.bug}: change the row, or drop it")
+                results["out of date"] += 1
+            else:
+                chosen.append(Mutant(row.file, change, tuple(row.tests)))
+    else:
+        chosen = draw(paths or [Path()], arguments.count, arguments.seed)
     with tempfile.TemporaryDirectory() as folder:
-        tree = Path(folder)
-        for name in ("src", "tests", "runs", "docs", "benchmarks"):
-            shutil.copytree(ROOT / name, tree / name)
-        for name in ("pyproject.toml", "README.md"):
-            shutil.copy(ROOT / name, tree / name)
+        tree = Tree(Path(folder))
         for mutant in chosen:
-            text = (ROOT / mutant.file).read_text()
-            changed = planted(mutant, text)
-            if changed is not None and not check:
-                (tree / mutant.file).write_text(changed)
-            told = "is not there" if changed is None else "" if check else "LIVES" if lives(mutant, tree) else "caught"
-            (tree / mutant.file).write_text(text)
-            bad += told in ("is not there", "LIVES")
-            if told:
-                print(f"{told:13} {mutant.file.name}: {mutant.function}: {mutant.bug}", flush=True)
-    print(f"{len(chosen)} bugs, {bad} to look at")
-    return 1 if bad else 0
+            mutant = mutant._replace(tests=tuple(arguments.tests or mutant.tests))
+            result = tree.plant(mutant) if mutant.tests else "untested"
+            results[result] += 1
+            print(
+                f"{result:13} {describe(mutant, (ROOT / SOURCE / mutant.file).read_text(encoding='utf-8'))}", flush=True
+            )
+    print(", ".join(f"{count} {result}" for result, count in results.items()) or "nothing to plant")
+    return 1 if results.keys() & {"lived", "untested", "out of date"} else 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Training and checkpoints, held where a planted bug once lived unseen (tests/mutants.md)."""
+"""Training and checkpoints, held where a planted bug once lived."""
 
 from __future__ import annotations
 

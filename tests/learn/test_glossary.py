@@ -78,7 +78,7 @@ def test_numbers_are_the_models() -> None:
     assert (
         f"causally {T * (T + 1) // 2}." in uses.prefix_lm() and f"sees {T * (T + 1) // 2 + 6} pairs" in uses.prefix_lm()
     )
-    assert "0.6652, 0.2447, 0.0900" in blocks.softmax()  # of COURSE
+    assert "0.6652, 0.2447, 0.0900" in blocks.softmax()
     assert "128 KiB a token in bf16 instead of 512." in scale.grouped_query_attention()
     assert "46.7 billion parameters" in scale.mixture_of_experts() and "12.9 of them" in scale.mixture_of_experts()
     assert "(0.5403, 0.8415)" in blocks.rotary_embedding()  # cos 1, sin 1

@@ -1,4 +1,4 @@
-"""Our own default for training from scratch: what measured best at small sizes (docs/log.md has the ablations)."""
+"""The default for training from scratch: what measured best at small sizes (ablations: docs/decisions.md)."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ PRECISION_RULES = (
     PrecisionRule("GPU with bf16", 0, "bfloat16", "its matrix units take bf16, as everybody trains; not measured here"),
     PrecisionRule("machine", 0, "float32", "no product in bf16 is known to be faster here"),
 )
-"""The first row that fits decides. Sources: docs/log.md, "The plan"."""
+"""The first row that fits decides. Sources: docs/decisions.md, "Training speed"."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-RUNS, MOST = 50, 20 << 20  # SIGHT 7.2: bytes of the heap
+RUNS, MOST = 50, 20 << 20  # bytes of the heap
 DIGEST = "() => performance.getEntriesByType('resource').filter(one => one.name.endsWith('api/runs')).length"
 
 

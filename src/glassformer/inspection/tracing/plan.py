@@ -87,7 +87,7 @@ class Op:
         return "" if self.code is None else _line(*self.code)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it (SIGHT 4.2)."""
+        """The plan as JSON holds it."""
         shown = {name: value for name, value in self.params.items() if isinstance(value, int | float | str | bool)}
         told = {"id": self.id, "kind": self.kind, "layer": self.layer, "in": list(self.inputs), "w": dict(self.weights)}
         return {**told, "axes": list(self.axes), "shape": list(self.shape), "params": shown, "src": self.source}

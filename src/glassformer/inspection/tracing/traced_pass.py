@@ -288,7 +288,7 @@ class Trace(Values):
         return tables.lines(rows, ("address", "kind", "sides", "of", "code"), left=range(5))
 
     def to_dict(self) -> dict[str, Any]:
-        """The run as JSON holds it: tokens, plan, what was kept (SIGHT 4.2)."""
+        """The run as JSON holds it: tokens, plan, what was kept."""
         ids = self.tokens[0].tolist()
         names = None if self.tokenizer is None else pieces(self.tokenizer, ids)
         told: dict[str, Any] = {"tokens": {"ids": ids, "pieces": names}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -42,3 +43,16 @@ def test_what_holds_no_json_object_is_refused_by_name_with_what_to_do(
 def test_a_folder_is_not_read_as_json(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be read"):
         files.read_json(tmp_path)
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o027, 0o077, 0o002])
+def test_files_and_folders_have_the_rights_that_the_umask_leaves(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        files.write(tmp_path / "file", "x")
+        with files.write_folder(tmp_path / "folder") as folder:
+            files.write(folder / "inside", "x")
+    finally:
+        os.umask(before)
+    rights = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")}
+    assert rights == {"file": 0o666 & ~umask, "inside": 0o666 & ~umask, "folder": 0o777 & ~umask}

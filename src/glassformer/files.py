@@ -10,10 +10,10 @@ import importlib
 import json
 import math
 import os
+import secrets
 import shutil
 import stat
 import sys
-import tempfile
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -158,27 +158,30 @@ def write(path: Path, content: bytes | str | Callable[[Path], None]) -> None:
     disk is full or the folder cannot be written; the old file then still stands.
     """
     make_folder(path.parent)
-    with explaining(path.parent):
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-        os.close(handle)
-    beside = Path(name)
+    beside = path.with_name(_part_name(f".{path.name}."))
+    with explaining(path.parent):  # not mkstemp, whose files nobody else may read whatever the umask says
+        os.close(os.open(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     with contextlib.ExitStack() as after, explaining(path):
         after.callback(beside.unlink, missing_ok=True)
         if callable(content):
             content(beside)
         else:
             beside.write_bytes(content.encode() if isinstance(content, str) else content)
-        beside.chmod(0o644)
         sync(beside)
         beside.replace(path)
         sync(path.parent)
 
 
+def _part_name(prefix: str) -> str:
+    return f"{prefix}{secrets.token_hex(4)}.part"
+
+
 @contextlib.contextmanager
 def temporary(parent: Path, prefix: str) -> Iterator[Path]:
     """A new folder in ``parent``, gone afterwards unless it was renamed; UserError where it cannot be made."""
+    beside = parent / _part_name(prefix)
     with explaining(parent):
-        beside = Path(tempfile.mkdtemp(prefix=prefix, suffix=".part", dir=parent))
+        beside.mkdir()
     try:
         yield beside
     finally:
@@ -195,7 +198,6 @@ def write_folder(path: Path, lasting: bool = True) -> Iterator[Path]:
     make_folder(path.parent)
     with temporary(path.parent, f".{path.name}.") as beside, explaining(path):
         yield beside
-        beside.chmod(0o755)
         for file in [*sorted(beside.rglob("*")), beside] if lasting else ():
             sync(file)
         if path.exists():

@@ -212,3 +212,15 @@ def test_the_families_decode_with_a_scale_of_their_own() -> None:
         moved = error(usual(tokens()).logits, model(tokens()).logits.double())
         rounded = error(copy.deepcopy(model).bfloat16()(tokens()).logits, model(tokens()).logits.double())
         assert moved > 10 * rounded
+
+
+@pytest.mark.parametrize("size", [2**31, tiny.CONTEXT + 1])
+def test_a_window_longer_than_the_context_takes_no_memory_before_tokens_come(size: int) -> None:
+    cfg = DECODERS["starcoder2"]
+    attention = replace(cfg.decoder.block(0).attention, mask=c.Window(size))
+    stack = replace(cfg.decoder, pattern=(replace(cfg.decoder.block(0), attention=attention),))
+    model = tiny.model(replace(cfg, decoder=stack))
+    cache, ids = Cache(model.config), tokens(1, 12)
+    cached = torch.cat([model(chunk, cache=cache).logits for chunk in ids.split(4, 1)], 1)
+    torch.testing.assert_close(cached, model(ids).logits, rtol=0, atol=2e-5)
+    assert all(kv.k.shape[2] <= 64 for kv, _ in cache.layers) and not cache.evicts

@@ -3,8 +3,8 @@
     Cache -- layers: (KV, CrossKV) per block          what is kept
           `- slots: one Slots per lookback (full, window) where it is kept, shared by all its layers
 
-Full attention keeps every column, in buffers that double when they are full; a window keeps a ring
-of its own size, in which position p lies in slot p mod size. Masks are functions of the positions
+Full attention keeps every column, in buffers that double when they are full, and so does a window longer than the
+context; a shorter one keeps a ring of its own size, in which position p lies in slot p mod size. Masks are functions of the positions
 in the slots, so padding, rings and chunks of any size need no case of their own.
 
 B batch, T new tokens, S kept tokens, K key-value heads, D head dim.
@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from .. import config
 from ..errors import UserError, old_name
 
+LONGEST_RING = 1 << 16  # tokens of a window, above which its layers keep what comes as full attention does
 SPARE = 64  # tokens that a trim may take back from a model that embeds previous tokens
 
 
@@ -188,6 +189,8 @@ class Cache:
         masks = [body.block(i).attention.mask for i in range(body.depth)] if isinstance(body, config.Stack) else []
         self.carried = Carried() if isinstance(body, config.Recurrent) else None
         lookback = [mask.lookback for mask in masks]
+        if max((size for size in lookback if size is not None), default=0) > min(cfg.context, LONGEST_RING):
+            lookback = [None] * len(masks)  # a ring takes its memory at once, a full cache as tokens come
         self.slots = {ring: Slots(ring) for ring in lookback}
         self.layers = [(KV(self.slots[ring]), CrossKV()) for ring in lookback]
         self.length = 0

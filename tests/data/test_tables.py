@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import gzip
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,22 @@ def test_zst_is_unpacked_as_gz_is(tmp_path: Path) -> None:
         assert unpacked(raw, text).read(7) == b"word wo"
     folder = write(tmp_path / "f" / "b.jsonl.zst", packed.read_bytes()).parent
     assert list(find(folder).documents()) == FULL
+
+
+def test_zst_takes_time_in_proportion_to_its_text_and_memory_in_proportion_to_little(tmp_path: Path) -> None:
+    line = b"the cat sat on the mat and looked at me. " * 100
+    path = write(tmp_path / "a.txt.zst", zstandard.compress(line * 16_000))  # 64 MiB in 6 kB
+
+    def read() -> tuple[int, float, int]:
+        began, size, most = time.process_time(), 0, 0
+        with path.open("rb") as raw:
+            opened: Any = unpacked(raw, path)
+            while block := opened.read(1 << 16):
+                size, most = size + len(block), max(most, len(opened.ready))
+        return size, time.process_time() - began, most
+
+    size, seconds, most = read()
+    assert size == len(line) * 16_000 and seconds < 5 and most < 16 << 20  # 15 s where each read copied the others
 
 
 def broken(folder: Path, name: str) -> Path:

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, cast
 from ..errors import UserError
 
 PACKED = (".gz", ".zst")
-SLICE = 1 << 14  # packed bytes unpacked at a time: few, as each may become a thousand
+SLICE = 1 << 9  # packed bytes unpacked at a time: few, as each may become thousands
 
 
 def plain_suffix(path: Path) -> str:
@@ -33,23 +33,21 @@ class _Zstandard:
     def __init__(self, raw: BinaryIO, package: Any) -> None:
         self.raw, self.package = raw, package
         self.frame: Any = None  # that is being read
-        self.held = b""
+        self.ready = bytearray()  # unpacked and not yet read; taking its front copies nothing of the others
 
     def read(self, size: int = -1) -> bytes:
-        parts, there = [self.held], len(self.held)
-        while (size < 0 or there < size) and (block := self.raw.read(SLICE)):
+        while (size < 0 or len(self.ready) < size) and (block := self.raw.read(SLICE)):
             while block:
                 self.frame = self.frame or self.package.ZstdDecompressor().decompressobj()
-                parts.append(self.frame.decompress(block))
-                there += len(parts[-1])
+                self.ready += self.frame.decompress(block)
                 block = self.frame.unused_data if self.frame.eof else b""
                 self.frame = None if self.frame.eof else self.frame
-        if self.frame is not None and (size < 0 or there < size):
+        if self.frame is not None and (size < 0 or len(self.ready) < size):
             raise EOFError("it ends in the middle of a frame")
-        whole = b"".join(parts)
-        size = len(whole) if size < 0 else size
-        self.held = whole[size:]
-        return whole[:size]
+        end = len(self.ready) if size < 0 else size
+        taken = bytes(self.ready[:end])
+        del self.ready[:end]
+        return taken
 
 
 def damage(path: Path) -> tuple[type[Exception], ...]:

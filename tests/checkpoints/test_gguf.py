@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+import time
 from pathlib import Path
 
 import numpy as np
@@ -274,3 +275,26 @@ def test_a_file_that_is_there_already_survives_a_failure(tmp_path: Path) -> None
     with pytest.raises(UserError, match="too large for F16"):
         gguf.save(model, path, "F16", None)
     assert path.read_bytes() == b"before" and [one.name for one in tmp_path.iterdir()] == ["a.gguf"]
+
+
+def _text(text: str) -> bytes:
+    return struct.pack("<Q", len(text)) + text.encode()
+
+
+@pytest.mark.parametrize("kind", ["tensors", "fields", "texts"])
+def test_more_of_anything_than_a_model_has_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+    many = 300_000 if kind != "texts" else 4_000_000
+    head = b"GGUF" + struct.pack("<IQQ", 3, *{"tensors": (many, 0), "fields": (0, many), "texts": (0, 1)}[kind])
+    if kind == "tensors":
+        head += b"".join(_text(f"t{i}") + struct.pack("<IQIQ", 1, 8, 0, 32 * i) for i in range(many))
+        head += bytes(-len(head) % 32 + 32 * many)
+    elif kind == "fields":
+        head += b"".join(_text(f"f{i}") + struct.pack("<II", 4, i) for i in range(many))
+    else:
+        head += _text("general.architecture") + struct.pack("<IIQ", 9, 8, many) + bytes(8 * many)
+    path = tmp_path / "many.gguf"
+    path.write_bytes(head)
+    began = time.process_time()
+    with pytest.raises(UserError, match=r"more than any model has|too long"):
+        glassformer.load(path)
+    assert time.process_time() - began < 0.3

@@ -4,8 +4,8 @@
           `- slots: one Slots per lookback (full, window) where it is kept, shared by all its layers
 
 Full attention keeps every column, in buffers that double when they are full, and so does a window longer than the
-context; a shorter one keeps a ring of its own size, in which position p lies in slot p mod size. Masks are functions of the positions
-in the slots, so padding, rings and chunks of any size need no case of their own.
+context; a shorter one keeps a ring of its own size, in which position p lies in slot p mod size. Masks are functions
+of the positions in the slots, so padding, rings and chunks of any size need no case of their own.
 
 B batch, T new tokens, S kept tokens, K key-value heads, D head dim.
 """

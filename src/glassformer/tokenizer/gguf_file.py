@@ -18,6 +18,8 @@ from ..errors import UserError, need
 MAGIC = b"GGUF"
 SIZED = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 TEXT, LIST = 8, 9
+MOST = 1 << 16  # tensors, and fields: the largest models have some thousand
+MOST_TEXTS = 1 << 21  # in a list: the largest vocabularies have a quarter of a million tokens, and twice as many merges
 MOST_TEXT = 1 << 24  # bytes of one text; templates of chats are the longest
 ALIGNMENT = 32  # of a tensor's first byte, where the file does not say another
 KINDS = "F32 F16 Q4_0 Q4_1 - - Q5_0 Q5_1 Q8_0 Q8_1 Q2_K Q3_K Q4_K Q5_K Q6_K Q8_K IQ2_XXS IQ2_XS IQ3_XXS IQ1_S IQ4_NL"
@@ -76,7 +78,7 @@ class _File:
         if kind != LIST:
             raise ValueError(f"a field has the unknown type {kind}")
         inner, count = self.numbers("IQ")
-        if count > self.left or inner not in (TEXT, *SIZED):
+        if count > (MOST_TEXTS if inner == TEXT else self.left) or inner not in (TEXT, *SIZED):
             raise ValueError("a list is too long, or holds lists")
         return [self.text() for _ in range(count)] if inner == TEXT else list(self.numbers(f"{count}{SIZED[inner]}"))
 
@@ -94,6 +96,8 @@ def _fields(file: _File) -> tuple[dict[str, Any], int]:
     version, tensors, count = file.numbers("IQQ")
     if version not in (2, 3):
         raise ValueError(f"version {version} is not known")
+    if max(tensors, count) > MOST:
+        raise ValueError(f"{tensors} tensors and {count} fields are more than any model has")
     found = {}
     for number in range(count):
         file.at = f"the name of field {number + 1} of {count}"
@@ -112,8 +116,6 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Place]]:
             file = _File(opened)
             found, count = _fields(file)
             file.at = "its header"
-            if count > file.left:
-                raise ValueError(f"it cannot hold {count} tensors")
             stated = [_stated(file, f"tensor {number + 1} of {count}") for number in range(count)]
             file.at = "the tensors' places"
         places = _placed(stated, size - file.left, size, found.get("general.alignment", ALIGNMENT), path)

@@ -211,13 +211,22 @@ def write_folder(path: Path, lasting: bool = True) -> Iterator[Path]:
             sync(path.parent)
 
 
-def exclusive(file: IO[str], wait: bool = True) -> None:
+def exclusive(file: IO[Any], wait: bool = True) -> None:
     """Lock an open file until it is closed; OSError where another process has it and ``wait`` is false."""
     try:
         import fcntl
     except ImportError:
         raise UserError("Glassformer runs on Linux and macOS; on Windows use it inside WSL.") from None
     fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+
+
+def hold(file: IO[Any], path: Path) -> bool:
+    """Lock an open file until it is closed; False where another process holds it, or has just removed it."""
+    try:
+        exclusive(file, wait=False)
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except OSError:
+        return False
 
 
 @contextlib.contextmanager
@@ -232,12 +241,9 @@ def lock(folder: Path, purpose: str) -> Iterator[None]:
     with explaining(folder):
         file = path.open("a+")
     with file:
-        try:
-            exclusive(file, wait=False)
-            held = os.path.samestat(path.stat(), os.fstat(file.fileno()))  # else who held it has just removed it
-        except OSError:
-            held = False
-        need(held, f"Another process is {purpose} in {folder}; wait for it to end or choose another folder.")
+        need(
+            hold(file, path), f"Another process is {purpose} in {folder}; wait for it to end or choose another folder."
+        )
         try:
             yield
         finally:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
+import random
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import tiny
-from glassformer.engine import Engine, Request
+from glassformer import cli, config
+from glassformer.checkpoints import store
+from glassformer.engine import Engine, Request, batch
 from glassformer.engine.batch import answer_into
 from glassformer.errors import UserError
+from glassformer.nn.quantized import Layout, quantize_weights
+from glassformer.tokenizer import train
 
 REQUESTS = [Request([1 + number % 5, 2], n=2, seed=3, max_new=1 + number % 4) for number in range(12)]
 JOB = {"samples": 2, "seed": 3}
@@ -48,8 +56,102 @@ def test_a_part_of_another_job_and_a_file_that_is_there_are_not_written_over(tmp
     out = tmp_path / "out.jsonl"
     with pytest.raises(KeyboardInterrupt):
         write(out, stop=2)
-    with pytest.raises(UserError, match="another job"):
+    with pytest.raises(UserError, match=r"out.jsonl.part is of another job \(other seed\); remove it"):
         write(out, {**JOB, "seed": 4})
     write(out)
     with pytest.raises(UserError, match="there already"):
         write(out)
+
+
+def test_a_damaged_part_is_refused_or_gives_the_same_file(tmp_path: Path) -> None:
+    write(tmp_path / "whole.jsonl")
+    whole, out, part = (tmp_path / "whole.jsonl").read_bytes(), tmp_path / "out.jsonl", tmp_path / "out.jsonl.part"
+    with pytest.raises(KeyboardInterrupt):
+        write(out, stop=4)
+    begun, draw, refused = part.read_bytes(), random.Random(1), 0
+    lines = begun.splitlines(keepends=True)
+    harmed = [
+        b"".join((*lines[:2], *lines[4:])),
+        b"".join((*lines[:3], *lines[2:])),
+        begun.replace(b"tokens", b"Tokens"),
+    ]
+    for _ in range(40):
+        some = bytearray(begun)
+        some[draw.randrange(len(some))] ^= 1 << draw.randrange(8)
+        harmed.append(bytes(some))
+    for number, content in enumerate(harmed):
+        part.write_bytes(content)
+        try:
+            write(out)
+            assert out.read_bytes() == whole and number > 2
+            out.unlink()
+        except UserError as error:
+            assert "remove it" in str(error) and ("damaged in line" in str(error) or "another job" in str(error))
+            refused += 1
+    assert refused > 35
+
+
+def test_two_processes_do_not_write_one_file(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        write(out, stop=2)
+    begun = (tmp_path / "out.jsonl.part").read_bytes()
+    other = (
+        "import fcntl, sys; file = open(sys.argv[1], 'a'); fcntl.flock(file, fcntl.LOCK_EX); print(flush=True); input()"
+    )
+    words = [sys.executable, "-c", other, str(tmp_path / "out.jsonl.part")]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        with pytest.raises(UserError, match="Another process is writing"):
+            write(out)
+        process.communicate(b"\n")
+    assert (tmp_path / "out.jsonl.part").read_bytes() == begun
+    assert write(out) == 2
+
+
+def test_a_job_is_of_one_model_whatever_its_folder_is_called(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = train("char", ["the cat sat on the mat"], None)
+    cfg = replace(tiny.DECODERS["gpt2"], embed=config.Embed(tokenizer.size))
+    folder, out = tmp_path / "model", tmp_path / "out.jsonl"
+    (tmp_path / "prompts.txt").write_text("the cat\nthe mat\n")
+    words = ["generate", str(folder), "--prompts", str(tmp_path / "prompts.txt"), "--out", str(out), "--max-new", "3"]
+
+    def torn(*more: str) -> None:
+        """A job of which the first answer is there."""
+        assert cli.main([*words, *more]) == 0
+        part = tmp_path / "out.jsonl.part"
+        part.write_bytes(kept.pop())
+        out.unlink()
+
+    kept = list[bytes]()
+    finish = batch._finish
+
+    def copying(file: Any, to: Path) -> None:
+        file.seek(0)
+        kept.append(b"".join(file.readlines()[:2]))
+        finish(file, to)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batch, "_finish", copying)
+        store.save(tiny.model(cfg, seed=1), folder, tokenizer)
+        torn()
+    assert cli.main(words) == 0 and "1 were there" in capsys.readouterr().err
+    assert [json.loads(one)["number"] for one in out.read_bytes().splitlines()] == [0, 1]
+    for change, names in (("weights", "weights"), ("dtype", "weights, dtype"), ("bits", "weights, bits")):
+        out.unlink()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(batch, "_finish", copying)
+            store.save(tiny.model(cfg, seed=1), folder, tokenizer)
+            torn()
+        model = tiny.model(cfg, seed=2 if change == "weights" else 1)
+        if change == "bits":
+            quantize_weights(model, Layout(8))
+        store.save(model, folder, tokenizer)
+        more = ["--dtype", "bfloat16"] if change == "dtype" else []
+        assert cli.main([*words, *more]) == 2
+        assert f"is of another job (other {names})" in capsys.readouterr().err
+        (tmp_path / "out.jsonl.part").unlink()
+        assert cli.main([*words, *more]) == 0

@@ -46,7 +46,11 @@ def test_figures_are_those_of_the_models() -> None:
     assert effect is not None and report.measured == 120 and report.calibrated == 320
     assert effect.kl == pytest.approx(kl / 120, rel=1e-3) and effect.agreement == pytest.approx(same / 120)
     nats = [torch.nn.functional.cross_entropy(logits(after, row)[:-1], row[0, 1:]) for row, _ in TEXT.held_out]
+    assert effect.perplexity is not None and report.perplexity is not None and effect.change is not None
     assert effect.perplexity == pytest.approx(float(torch.stack(nats).mean().exp()), rel=1e-4)
+    nats = [torch.nn.functional.cross_entropy(logits(before, row)[:-1], row[0, 1:]) for row, _ in TEXT.held_out]
+    assert report.perplexity == pytest.approx(float(torch.stack(nats).mean().exp()), rel=1e-4)
+    assert effect.change == pytest.approx((effect.perplexity - report.perplexity) / report.perplexity, rel=1e-6)
     held = quantized(after)
     assert {row.name for row in report.rows} == held.keys()
     for row in report.rows:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from .. import config, files, recipes
 from ..config import serial
 from ..errors import UserError, need
 from ..nn import Model, lora
+from ..nn.quantized import QuantizedWeight
 from ..recipes import sentences
 from ..tokenizer.framing import target_start
 from . import adapters, quantized, weights
@@ -60,6 +62,17 @@ def load_as(
 ) -> Fitted:
     """The model of ``cfg`` with the weights of the one called ``name``, as ``Checkpoint.model_as`` says."""
     return Checkpoint.open(name).model_as(cfg, seed=seed, dtype=dtype, device=device)
+
+
+def digest(model: Model) -> str:
+    """The SHA-256 of a model's config and weights, in the dtype or bits that they have here, as hexadecimal text."""
+    found = hashlib.sha256(serial.dumps(model.config).encode())
+    for name, weight in model.named_parameters():
+        codes = weight.held if isinstance(weight, QuantizedWeight) else None
+        for tensor in (weight,) if codes is None else (codes.codes, codes.scales):
+            found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            found.update(tensorfiles.flat_bytes(tensor.cpu().contiguous()))
+    return found.hexdigest()
 
 
 # --------------------------------------------------------------------------------------- saving

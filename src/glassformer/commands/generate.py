@@ -175,8 +175,14 @@ def into_file(given: argparse.Namespace, model: Any, tokenizer: Any, prompts: li
     starts, sources = starts_and_sources(prompts, tokenizer, None, model.config, None, None)
     settings = {"max_new": given.max_new, "stop": given.stop, "samples": given.samples, **vars(how)}
     digest = hashlib.sha256(json.dumps([starts, sources]).encode()).hexdigest()
-    job = {"model": given.model, **settings, "logprobs": given.logprobs, "prompts": digest}
-    seed = seed_of(out, job) if given.seed is None else given.seed
+    job = {
+        "model": given.model,
+        **settings,
+        "logprobs": given.logprobs,
+        "prompts": digest,
+        **_answering(model, tokenizer),
+    }
+    seed = _seed_of(out) if given.seed is None else given.seed
     said, equals, requests = {"sampling": how, "seed": seed, "max_new": given.max_new}, Counter[tuple[int, ...]](), []
     for number, start in enumerate(starts):
         source = None if sources is None else sources[number]
@@ -201,16 +207,24 @@ def into_file(given: argparse.Namespace, model: Any, tokenizer: Any, prompts: li
     print(f"{counted(len(prompts), 'prompt')}, {stats.generated_tokens:,} new tokens in {out}")
 
 
-def seed_of(out: Path, job: dict[str, Any]) -> int:
-    """The seed of a part of this job that is there; else any."""
-    part = out.with_name(f"{out.name}.part")
+def _answering(model: Any, tokenizer: Any) -> dict[str, Any]:
+    """What answers: the job of another model, though it has the same name, is not gone on with."""
+    from ..checkpoints import store
+    from ..nn.quantized import quantized
+
+    bits = sorted({weight.held.bits for weight in quantized(model).values()})
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    return {"weights": store.digest(model), "dtype": dtype, "bits": bits, "tokenizer": tokenizer.fingerprint}
+
+
+def _seed_of(out: Path) -> int:
+    """The seed of the job that was begun there; else any."""
     try:
-        with part.open("rb") as file:
-            begun = json.loads(file.readline())
-        seed = begun.pop("seed")
-        if begun == job and isinstance(seed, int):
+        with out.with_name(f"{out.name}.part").open("rb") as file:
+            seed = json.loads(file.readline())["seed"]
+        if isinstance(seed, int):
             return seed
-    except (OSError, ValueError, KeyError, AttributeError):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         pass
     return secrets.randbelow(2**31)
 

@@ -1,21 +1,24 @@
 """Many prompts into a file of JSON lines, in their order; one that was stopped goes on where it was.
 
-answers.jsonl.part      what the job is, then a line for each continuation that is whole
+answers.jsonl.part      what the job is, then a checksum and a line for each continuation that is whole
 answers.jsonl           the lines alone, once all are there
 """
 
 from __future__ import annotations
 
 import json
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ..errors import UserError, need
-from ..files import explaining, make_folder, sync
+from ..files import explaining, hold, make_folder, sync
 from .engine import Engine
 from .request import Handle, Request
+
+CHECK = 9  # bytes of a checksum and the space behind it
 
 
 def answer_into(
@@ -29,50 +32,73 @@ def answer_into(
     """Write ``line(number, completion)`` for each continuation of each request to ``out``; how many were there before.
 
     ``job`` (JSON) says what decides the answers: a part of another job is not gone on with. ``progress`` counts
-    requests. Raises UserError where ``out`` is there already, or cannot be written.
+    requests. Raises UserError where ``out`` is there already, or cannot be written, or another process writes it.
     """
     need(not out.exists(), f"{out} is there already; name another file, or remove it.")
     make_folder(out.parent)
     part = out.with_name(f"{out.name}.part")
-    with explaining(part):
-        begun = _whole_lines(part, job)
-        done = begun
-        with part.open("r+b" if part.exists() else "w+b") as file:
-            file.seek(0, 2)
-            if file.tell() == 0:
-                _add(file, job)
-            for number, result in _answers(engine, requests, done):
-                for completion in result.completions:
-                    _add(file, line(number, completion))
-                done += 1
-                progress(done)
-            file.flush()
-        _finish(part, out)
+    with explaining(part), part.open("a+b") as file:
+        need(hold(file, part), f"Another process is writing {part}; wait for it to end, or name another file.")
+        if out.exists():  # another process has just ended
+            part.unlink()
+            raise UserError(f"{out} is there already; name another file, or remove it.")
+        begun = _answered(file, part, job)
+        done, lines = begun, begun * job["samples"]
+        if file.tell() == 0:
+            file.write(_job_line(job))
+        for number, result in _answers(engine, requests, done):
+            for completion in result.completions:
+                lines += 1
+                content = json.dumps(line(number, completion), ensure_ascii=False).encode()
+                file.write(_check(content, lines) + content + b"\n")
+                file.flush()
+            done += 1
+            progress(done)
+        _finish(file, out)
+        part.unlink()
     return begun
 
 
-def _add(file: Any, value: dict[str, Any]) -> None:
-    file.write(json.dumps(value, ensure_ascii=False).encode() + b"\n")
-    file.flush()
+def _job_line(job: dict[str, Any]) -> bytes:
+    return json.dumps(job, ensure_ascii=False).encode() + b"\n"
 
 
-def _whole_lines(part: Path, job: dict[str, Any]) -> int:
-    """How many requests of this job are answered in ``part``; what is torn or of a request half done is cut off."""
-    if not part.exists():
+def _check(content: bytes, number: int) -> bytes:
+    """What stands before line ``number``: a checksum of both, so that no line is changed, lost or elsewhere unseen."""
+    return b"%08x " % zlib.crc32(content, number)
+
+
+def _answered(file: BinaryIO, part: Path, job: dict[str, Any]) -> int:
+    """How many requests of this job are answered in ``part``; what is torn or of a request half done is cut off.
+
+    Raises UserError for a part of another job and for a line that is not what was written.
+    """
+    file.seek(0)
+    first = file.readline()
+    if not first.endswith(b"\n"):
+        file.truncate(0)
         return 0
-    with part.open("r+b") as file:
-        first = file.readline()
-        if not first.endswith(b"\n"):
-            file.truncate(0)
-            return 0
-        if first != json.dumps(job, ensure_ascii=False).encode() + b"\n":
-            raise UserError(f"{part} is of another job; remove it, or name another file.")
-        ends = [file.tell()]
-        while file.readline().endswith(b"\n"):
-            ends.append(file.tell())
-        whole: int = (len(ends) - 1) // job["samples"]
-        file.truncate(ends[whole * job["samples"]])
+    if first != _job_line(job):
+        raise UserError(f"{part} is of another job{_difference(first, job)}; remove it, or name another file.")
+    ends = [file.tell()]
+    while (written := file.readline()).endswith(b"\n"):
+        sound = written[:CHECK] == _check(written[CHECK:-1], len(ends))
+        need(sound, f"{part} is damaged in line {len(ends) + 1}; remove it, and the job begins anew.")
+        ends.append(file.tell())
+    whole: int = (len(ends) - 1) // job["samples"]
+    file.truncate(ends[whole * job["samples"]])
+    file.seek(0, 2)
     return whole
+
+
+def _difference(first: bytes, job: dict[str, Any]) -> str:
+    """Which of the settings differ, in brackets; nothing where the line does not tell."""
+    try:
+        other = json.loads(first)
+        names = [name for name in {**other, **job} if other.get(name) != job.get(name)]
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return ""
+    return f" (other {', '.join(names)})" if names else ""
 
 
 def _answers(engine: Engine, requests: Sequence[Request], first: int) -> Iterator[tuple[int, Any]]:
@@ -87,13 +113,13 @@ def _answers(engine: Engine, requests: Sequence[Request], first: int) -> Iterato
         yield place, handle.result()
 
 
-def _finish(part: Path, out: Path) -> None:
-    """The lines behind the first one, at ``out``: the file appears when it is whole."""
+def _finish(file: BinaryIO, out: Path) -> None:
+    """The answers alone, at ``out``: the file appears when it is whole."""
     beside = out.with_name(f".{out.name}.whole")
-    with part.open("rb") as held, beside.open("wb") as file:
-        held.readline()
-        while block := held.read(1 << 20):
-            file.write(block)
+    file.seek(0)
+    file.readline()
+    with beside.open("wb") as whole:
+        for written in file:
+            whole.write(written[CHECK:])
     sync(beside)
     beside.replace(out)
-    part.unlink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ import tiny
 from glassformer.generation import beam
 from glassformer.generation.session import Session
 from glassformer.nn import EncoderDecoder
+from glassformer.nn.kernels import PAGE, Pages
 from glassformer.nn.kernels.library import has
 
 FAMILIES = ["gpt2", "llama", "qwen3", "gemma2", "alibi", "starcoder2", "phi2"]
@@ -93,6 +95,54 @@ def test_beams_share_pages_and_part_where_they_write(name: str) -> None:
         found.append(logits)
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("name", ["llama", "vaswani"])
+def test_any_order_of_rows_is_that_of_a_cache_that_copies_all(
+    name: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of every length through several page borders, in as many pages as they fill at most; none is wasted."""
+    if not has("stack"):
+        pytest.skip("needs the compiled kernels: python hatch_build.py")
+    copied, copy = list[int](), Pages.copy
+
+    def counted(self: Pages, source: torch.Tensor, target: torch.Tensor) -> None:
+        copied.append(len(source))
+        assert not set(source.tolist()) & set(target.tolist()) and len(set(target.tolist())) == len(target)
+        copy(self, source, target)
+
+    monkeypatch.setattr(Pages, "copy", counted)
+    rng = random.Random(seed)
+    model = tiny.model(replace(tiny.ALL[name], context=192))
+    pair = isinstance(model, EncoderDecoder)
+    widest = rng.randint(2, 8)
+    lengths = [rng.choice((1, 31, 32, 33, 64, rng.randint(1, 70))) for _ in range(widest)]
+    prompts = [[rng.randrange(50) for _ in range(length)] for length in lengths]
+    told = ([[0]] * widest, prompts) if pair else (prompts, None)
+    paged, plain = Session(model), Session(model)
+    for session in (paged, plain):
+        session.prefill(*told, 1)
+    paged.prepack(steps=100)
+    assert paged.paged is not None
+    at = [1] * widest if pair else lengths
+    for _ in range(100):
+        if rng.random() < 0.6:
+            rows = [rng.randrange(len(at)) for _ in range(rng.randint(1, widest))]
+            at = [at[row] for row in rows]
+            copied.clear()
+            for session in (paged, plain):
+                session.select(rows)
+            doubled = len(rows) - len(set(rows)) - sum(at[place] % PAGE == 0 for place in doubles(rows))
+            assert not copied or set(copied) == {doubled}
+        tokens = torch.tensor([rng.randrange(50) for _ in at])
+        at = [place + 1 for place in at]
+        torch.testing.assert_close(paged.decode(tokens), plain.decode(tokens), atol=2e-5, rtol=1e-4)
+
+
+def doubles(rows: list[int]) -> list[int]:
+    """The places of rows that came before."""
+    return [place for place, row in enumerate(rows) if row in rows[:place]]
 
 
 def test_beams_in_c_find_the_same_alone_and_in_a_batch() -> None:

@@ -110,8 +110,9 @@ class PagedRows:
         used = torch.bincount(tables[begun], minlength=self.pages)
         free = (used == 0).nonzero().flatten().tolist()
         seen, copies = set[int](), list[tuple[int, int]]()
-        for row, (at, place) in enumerate(zip(last.tolist(), (self.next % PAGE).tolist(), strict=True)):
-            page = int(tables[row, at]) if place else -1
+        for row in (self.next % PAGE).nonzero().flatten().tolist():  # the others write to a new page next
+            at = int(last[row])
+            page = int(tables[row, at])
             if page in seen:
                 copies.append((page, free.pop()))
                 tables[row, at] = copies[-1][1]

@@ -151,12 +151,19 @@ class Checkpoint:
         return model.requires_grad_(True).eval()
 
     def model_as(
-        self, cfg: ModelConfig, *, seed: int | None = None, dtype: Dtype = None, device: Device = None
+        self,
+        cfg: ModelConfig,
+        *,
+        seed: int | None = None,
+        dtype: Dtype = None,
+        device: Device = None,
+        anew: tuple[str, ...] = (),
     ) -> Fitted:
         """The model of ``cfg`` with these weights; only its ends, head and pool, may differ from them.
 
-        What the files lack there is drawn with ``seed``. A recipe has no weights, so all of its model is drawn. Raises
-        UserError as ``model`` does, and where anything but the ends does not fit.
+        What the files lack there is drawn with ``seed``, as are all parameters whose names begin as those of ``anew``.
+        A recipe has no weights, so all of its model is drawn. Raises UserError as ``model`` does, and where anything
+        but the ends does not fit.
         """
         from . import loading, weights
         from .tensors import Files
@@ -165,7 +172,7 @@ class Checkpoint:
         if self.folder is None:
             model = loading.new_model(cfg, kind or loading.DTYPES["float32"], device, seed)
             return loading.Fitted(model.eval(), tuple(weights.shapes(cfg)), ())
-        shared = loading.differing_ends(cfg, self.config, str(self.folder))
+        shared = loading.differing_ends(cfg, self.config, str(self.folder), anew)
         if self.base is not None or self.quantization is not None or self.gguf:
             given = dict(self.model(dtype=kind, device=device).named_parameters())
             model = loading.new_model(cfg, kind or next(iter(given.values())).dtype, device, seed)

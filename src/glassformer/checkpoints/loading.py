@@ -77,14 +77,15 @@ def linked(cfg: config.Model, names: Names, files: Files) -> tuple[list[weights.
     return weights.check(names.table(cfg), published, files, optional=published.keys() - shapes.keys()), published
 
 
-def differing_ends(cfg: config.Model, other: config.Model, where: str) -> set[str]:
-    """The parameters of ``cfg`` that ``other`` has too; UserError where what differs is not an end of the model."""
+def differing_ends(cfg: config.Model, other: config.Model, where: str, anew: tuple[str, ...] = ()) -> set[str]:
+    """The parameters of ``cfg`` that ``other`` has too, without those of ``anew``, which may differ as the ends may;
+    UserError where anything else differs."""
     here, there = weights.shapes(cfg), weights.shapes(other)
     for path, shape in here.items():
-        if there.get(path) != shape and not path.startswith(ENDS):
+        if there.get(path) != shape and not path.startswith((*ENDS, *anew)):
             has = there.get(path, "nothing")
             raise UserError(f"{where} has {has} for {path} and the config wants {shape}; change only the head or pool.")
-    return {path for path, shape in here.items() if there.get(path) == shape}
+    return {path for path, shape in here.items() if there.get(path) == shape and not path.startswith(anew)}
 
 
 def copy_weights(model: Model, given: Mapping[str, Tensor], names: Iterable[str]) -> None:

@@ -114,6 +114,7 @@ class Train:
 
     objective: Objective = field(default_factory=objectives.default)  # what is learned
     tune: Tune = Full()  # how much of the model trains
+    new_embeddings: bool = False  # draw embeddings and head anew, for another tokenizer than the checkpoint's
     steps: int = 1000  # optimizer steps
     batch: int = 16  # rows a step
     accumulate: int = 1  # pieces that a step's rows are worked through in

@@ -32,6 +32,11 @@ def read(path: Path | str | Mapping[str, Any] | None = None, overrides: Mapping[
     """
     table = dict(path) if isinstance(path, Mapping) else _table(run_file(path)) if path is not None else {}
     _check_places(table)
+    for given in (dict(overrides or {}), table.get("model") or {}):
+        both = isinstance(given, dict) and {"recipe", "from"} <= {name.removeprefix("model.") for name in given}
+        need(
+            not both, "--from (a trained model) and --recipe (an untrained shape) exclude each other; give one of them."
+        )
     if isinstance(table.get("model"), dict) and not {"recipe", "from", "type"} & set(table["model"]):
         table["model"] = {"recipe": "glass/1m", **table["model"]}
     if isinstance(table.get("data"), dict):

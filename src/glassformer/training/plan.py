@@ -33,6 +33,9 @@ def plan_run(settings: Run, start: Path | None = None) -> RunPlan:
 
     Raises UserError where the parts do not fit together.
     """
+    how = settings.train
+    fits = not how.new_embeddings or (settings.checkpoint is not None and isinstance(how.tune, Full))
+    need(fits, "train.new_embeddings needs a checkpoint to begin from, --from FOLDER, and train.tune Full.")
     plan = RunPlan(settings, *base_model(settings, start))
     plan.check(plan.shape)  # before data is read and a tokenizer is trained
     return plan
@@ -155,6 +158,8 @@ class RunPlan:
         """The plan with its tokenizer or both of them, opened, or trained on the data."""
         tokenizer = self.find_tokenizer()
         own = self.find_tokenizer(source=True) if self.two_tokenizers else None
+        if self.tokenizer is None and self.settings.checkpoint is not None and not self.settings.train.new_embeddings:
+            _must_be_its_own(self.settings, tokenizer, own)
         plan = replace(self, tokenizer=tokenizer, source_tokenizer=own)
         vars(plan).update({name: made for name, made in vars(self).items() if name == "examples"})  # not read twice
         plan.check(plan.shape)
@@ -204,6 +209,27 @@ def two_tokenizers(settings: Run) -> bool:
     return isinstance(settings.data, Examples) and settings.data.source_tokenizer is not None
 
 
+def _must_be_its_own(settings: Run, tokenizer: Tokenizer, source: Tokenizer | None) -> None:
+    """UserError where the checkpoint's embeddings stand for the tokens of another tokenizer."""
+    assert settings.checkpoint is not None
+    found = Checkpoint.open(settings.checkpoint)
+    own = found.tokenizer()
+    sides = (("tokenizer", tokenizer, own), ("source_tokenizer", source, found.source_tokenizer() or own))
+    for field, named, known in sides:
+        if named is not None and known is not None and not _same_tokens(named, known):
+            sentence = f"data.{field} has other tokens than the tokenizer of {settings.checkpoint}, whose embeddings"
+            take = (
+                f"give --data.{field} {settings.checkpoint}, or --new-embeddings true to draw embeddings and head anew"
+            )
+            raise UserError(f"{sentence} mean nothing for them; {take}.")
+
+
+def _same_tokens(one: Tokenizer, other: Tokenizer) -> bool:
+    """Whether each number that both have is the same token."""
+    names, others = ({id: token for token, id in some.vocabulary().items()} for some in (one, other))
+    return one.fingerprint == other.fingerprint or all(names[id] == others[id] for id in names.keys() & others.keys())
+
+
 def _announced(what: str, texts: Iterable[str]) -> Iterable[str]:
     """The texts, with a line on standard error once the first has been read without an error."""
     for number, one in enumerate(texts):
@@ -243,10 +269,11 @@ def with_overrides(
     table, how = settings.model, settings.train
     whole = "recipe" not in table and "from" not in table
     changes = {k: v for k, v in model_changes(table).items() if not whole or "." in k}
-    if "recipe" in table:
+    sized = "recipe" in table or how.new_embeddings
+    if sized:
         named = "embed.vocab" in changes or "vocab" in dict(changes.get("embed") or {})
         changes = changes if named or vocab is None else {"embed.vocab": vocab, **changes}
-        if how.context is not None:
+        if how.context is not None and "recipe" in table:
             changes = {"context": how.context, **changes}
     if two_tokenizers(settings) and isinstance(base, config.EncoderDecoder) and base.source_embed is None:
         sentence = f"{settings.checkpoint} has one vocabulary for both sides; leave out data.source_tokenizer, or begin"
@@ -254,7 +281,7 @@ def with_overrides(
         base = serial.change(base, {k: v for k, v in changes.items() if k.partition(".")[0] != "source_embed"})
         base = replace(base, source_embed=base.embed)
         changes = {k: v for k, v in changes.items() if k.partition(".")[0] == "source_embed"}
-    if "recipe" in table and source_vocab is not None and getattr(base, "source_embed", None) is not None:
+    if sized and source_vocab is not None and getattr(base, "source_embed", None) is not None:
         named = "source_embed.vocab" in changes or "vocab" in dict(changes.get("source_embed") or {})
         changes = changes if named else {"source_embed.vocab": source_vocab, **changes}
     model: config.Model = serial.change(base, changes)

@@ -29,6 +29,7 @@ from .plan import RunPlan
 MAX_PIECES = 10  # of a text whose validation is spread, each at least PIECE_ROWS contexts long
 PIECE_ROWS = 16
 PROGRESS = 10.0  # seconds after which tokenising says how far it is, and again
+TOKEN_WEIGHTS = ("embed.token.", "embed.lag.", "source_embed.", "head.proj.")  # a row for each token
 PROMPT_LENGTH = 60  # characters of the source whose answer is shown while training, about
 
 
@@ -45,9 +46,11 @@ def build(plan: RunPlan, device: torch.device, fresh: bool, mesh: Mesh = ALONE) 
     need(whole or name is not None, sentence)
     if name is None or (whole and not fresh):
         return build_model(plan.model, device=device if mesh.alone else "meta", seed=seed), []
-    found = Checkpoint.open(name).model_as(plan.model, seed=seed, dtype=torch.float32, device=device)
+    anew = TOKEN_WEIGHTS if settings.train.new_embeddings else ()
+    found = Checkpoint.open(name).model_as(plan.model, seed=seed, dtype=torch.float32, device=device, anew=anew)
     drawn = sorted({path.rpartition(".")[0] for path in found.new})
-    notes = [f"{name} has no weights for {', '.join(drawn)}: drawn anew."] if drawn else []
+    why = f"New embeddings: {', '.join(drawn)} are" if anew else f"{name} has no weights for {', '.join(drawn)}:"
+    notes = [f"{why} drawn anew."] if drawn else []
     lora.tune(found.model, tune, found.new, seed)
     if not whole:
         moving = sum(weight.numel() for _, weight in lora.trained(found.model))

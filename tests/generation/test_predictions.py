@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -103,6 +104,22 @@ def test_labels_of_texts_and_pairs(tokenizer: Tokenizer) -> None:
     torch.testing.assert_close(classify(model, tokenizer, [pair])[0], logits.softmax(-1)[0], atol=1e-6, rtol=0)
     swapped = classify(model, tokenizer, [(pair[1], pair[0])])[0]
     assert not torch.allclose(swapped, logits.softmax(-1)[0], atol=1e-4)
+
+
+@pytest.mark.parametrize("answer", [embed, classify])
+def test_a_text_longer_than_the_model_reads_is_refused_or_loses_its_end(
+    answer: Callable[..., torch.Tensor], tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = encoder(None if answer is embed else c.Pool("first", "tanh", labels=3))
+    room = tiny.CONTEXT - 2
+    texts = ["a cat", " ".join(["dog"] * room), " ".join(["dog"] * room) + " ran", "red " * 500]
+    with pytest.raises(UserError, match=r"Text 3 has 65 tokens and the model reads 64; .*--truncate"):
+        answer(model, tokenizer, texts)
+    found = answer(model, tokenizer, texts, truncate=True)
+    assert capsys.readouterr().err == "2 of 4 texts lost their end; the model reads 64 tokens.\n"
+    torch.testing.assert_close(found[1], found[2])
+    answer(model, tokenizer, texts[:2], truncate=True)
+    assert capsys.readouterr().err == ""
 
 
 def test_each_blank_by_itself(tokenizer: Tokenizer) -> None:

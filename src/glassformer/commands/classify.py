@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from .common import computing, counting, editing, edits_of, emit, model_and_tokenizer, reading, texts
+from .common import computing, counting, editing, edits_of, emit, model_and_tokenizer, reading, texts, truncating
 
 EXAMPLES = (
     'glassformer classify out/labels "a film to see twice"',
@@ -16,6 +16,7 @@ EXAMPLES = (
 def options(one: argparse.ArgumentParser) -> None:
     reading(one)
     one.add_argument("--second", action="append", metavar="TEXT", help="the other text, where the model reads two")
+    truncating(one)
     editing(one)
     computing(one)
     one.add_argument("--json", action="store_true", help="every label's probability as JSON, a text a line")
@@ -37,9 +38,8 @@ def run(given: argparse.Namespace) -> None:
         tags(given, model, tokenizer, [text.split() for text in first])
         return
     pairs = first if second is None else list(zip(first, second, strict=True))
-    found = generation.classify(
-        model, tokenizer, pairs, batch=given.batch, progress=counting("texts"), edits=given.edit
-    )
+    how = {"truncate": given.truncate, "batch": given.batch, "progress": counting("texts"), "edits": given.edit}
+    found = generation.classify(model, tokenizer, pairs, **how)
     names = labels_of(given.model, found.shape[1])
     for text, row in zip(first, found.tolist(), strict=True):
         if given.json:

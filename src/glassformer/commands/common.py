@@ -127,6 +127,11 @@ def reading(one: argparse.ArgumentParser, shown: str = TEXTS, batch: bool = True
         one.add_argument("--batch", type=int, default=32, metavar="N", help="texts at once (32)")
 
 
+def truncating(one: argparse.ArgumentParser) -> None:
+    """The option of commands that read each text in one piece."""
+    one.add_argument("--truncate", action="store_true", help="cut the end off texts too long for the model (refused)")
+
+
 def texts(given: argparse.Namespace, said: Sequence[str]) -> list[str]:
     """The texts on the command line, where ``-`` is all of standard input, and after them those of ``--prompts``."""
     found = [_one_text() if text == "-" else text for text in said]

@@ -6,7 +6,18 @@ import argparse
 import sys
 from pathlib import Path
 
-from .common import computing, counted, counting, editing, edits_of, emit, model_and_tokenizer, reading, texts
+from .common import (
+    computing,
+    counted,
+    counting,
+    editing,
+    edits_of,
+    emit,
+    model_and_tokenizer,
+    reading,
+    texts,
+    truncating,
+)
 
 EXAMPLES = (
     'glassformer embed out/encoder "a cat" "a dog" "a train"',
@@ -21,6 +32,7 @@ def options(one: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help='save the vectors as "vectors" (texts, width) in a .safetensors file; - is standard output',
     )
+    truncating(one)
     editing(one)
     computing(one)
     one.add_argument("--json", action="store_true", help="the vectors as JSON, a text a line")
@@ -34,7 +46,8 @@ def run(given: argparse.Namespace) -> None:
     need(given.batch >= 1, f"batch is {given.batch}; give 1 or more.")
     edits = edits_of(given)
     model, tokenizer = model_and_tokenizer(given)
-    vectors = generation.embed(model, tokenizer, read, batch=given.batch, progress=counting("texts"), edits=edits)
+    told = {"truncate": given.truncate, "batch": given.batch, "progress": counting("texts"), "edits": edits}
+    vectors = generation.embed(model, tokenizer, read, **told)
     if given.out:
         from safetensors.torch import save
 

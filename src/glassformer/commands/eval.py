@@ -228,7 +228,9 @@ def labels(given: argparse.Namespace, model: Any, tokenizer: Any) -> dict[str, A
     examples = read(given, Classify(regression=count == 1), names)
     texts = [example.first if example.second is None else (example.first, example.second) for example in examples]
     batch = 32 if given.batch is None else given.batch
-    found = generation.classify(model, tokenizer, texts, batch=batch, progress=counting("texts"), edits=given.edit)
+    need(given.cut in ("no", "end"), f'--cut is "{given.cut}"; texts with labels lose their end, or nothing.')
+    told = {"truncate": given.cut == "end", "batch": batch, "progress": counting("texts"), "edits": given.edit}
+    found = generation.classify(model, tokenizer, texts, **told)
     right = [example.label or 0.0 for example in examples]
     if count == 1:
         figures = evaluation.of_numbers(found[:, 0].tolist(), right)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .. import config
 from ..data.examples import words_apart
-from ..errors import UserError, need
+from ..errors import UserError, need, note
 from ..nn import Encoder, Flow, Model
 from ..nn.editing import ModelEdit, Reading, tape_of
 from ..nn.finite import must_be_finite
@@ -39,21 +39,22 @@ def embed(
     texts: Sequence[str],
     *,
     unit: bool | None = None,
+    truncate: bool = False,
     batch: int = 32,
     progress: Progress | None = None,
     edits: Sequence[ModelEdit | str] = (),
 ) -> Tensor:
     """One vector for each text (N, C), as the model's own Pool makes it, or the mean of its last hidden states.
 
-    ``unit`` scales them to length 1 (None: as the Pool says). Texts longer than the context lose their end. ``edits``
-    (inspection.edits) change what the model computes, here and in ``classify`` and ``tag``. Raises UserError for a
-    model that ends in labels or reads two texts.
+    ``unit`` scales them to length 1 (None: as the Pool says). Texts longer than the context lose their end where
+    ``truncate`` allows it. ``edits`` (inspection.edits) change what the model computes, here and in ``classify`` and
+    ``tag``. Raises UserError for a text that is too long, and for a model that ends in labels or reads two texts.
     """
     own = model.config.pool
     if isinstance(model.config, config.EncoderDecoder):
         raise UserError("An encoder-decoder has no vector for a text; use an encoder or a decoder.")
     pool = model.pool if own is not None and not own.labels else Pool(config.Pool("mean"), model.config.dim)
-    vectors = torch.stack(_each(model, _rows(model, tokenizer, texts), pool, batch, progress, edits))
+    vectors = torch.stack(_each(model, _rows(model, tokenizer, texts, truncate), pool, batch, progress, edits))
     return torch.nn.functional.normalize(vectors, dim=-1) if unit else vectors
 
 
@@ -62,18 +63,19 @@ def classify(
     tokenizer: Tokenizer,
     texts: Sequence[Text],
     *,
+    truncate: bool = False,
     batch: int = 32,
     progress: Progress | None = None,
     edits: Sequence[ModelEdit | str] = (),
 ) -> Tensor:
     """The probability of each label for each text or pair of texts, (N, L); with one label, its value (N, 1).
 
-    Raises UserError for a model that ends in no labels.
+    ``truncate`` as in ``embed``. Raises UserError for a model that ends in no labels.
     """
     own = model.config.pool
     if own is None or not own.labels:
         raise UserError("This model has no labels to choose from; train it with the objective Classify first.")
-    logits = torch.stack(_each(model, _rows(model, tokenizer, texts), model.pool, batch, progress, edits))
+    logits = torch.stack(_each(model, _rows(model, tokenizer, texts, truncate), model.pool, batch, progress, edits))
     return logits if own.labels == 1 else logits.softmax(-1)
 
 
@@ -120,12 +122,22 @@ def tags(cfg: config.Model) -> bool:
     return own is not None and not own.span
 
 
-def _rows(model: Model, tokenizer: Tokenizer, texts: Sequence[Text]) -> list[tuple[list[int], list[int]]]:
-    """The ids of each text or pair and their segments, cut to what the model reads; UserError where there are none."""
+def _rows(
+    model: Model, tokenizer: Tokenizer, texts: Sequence[Text], truncate: bool
+) -> list[tuple[list[int], list[int]]]:
+    """The ids of each text or pair and their segments; UserError where there are none, or more than the model reads."""
     need(bool(texts), "There is no text; give at least one.")
     if any(not text for group in texts for text in ((group,) if isinstance(group, str) else group)):
         raise UserError("A text is empty; give some text.")
-    return tokenizer.encode_pairs(texts, most=int(min(model.config.context, model.limit)))
+    most, rows = int(min(model.config.context, model.limit)), tokenizer.encode_pairs(texts)
+    long = [place for place, (ids, _) in enumerate(rows) if len(ids) > most]
+    if long:
+        length = f"Text {long[0] + 1} has {len(rows[long[0]][0]):,} tokens and the model reads {most:,}"
+        need(truncate, f"{length}; shorten it, or let texts lose their end: --truncate, for eval --cut end.")
+        for place in long:
+            (rows[place],) = tokenizer.encode_pairs([texts[place]], most=most)
+        note(f"{len(long):,} of {len(texts):,} texts lost their end; the model reads {most:,} tokens.")
+    return rows
 
 
 def _each(

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -209,6 +210,9 @@ def test_what_older_versions_called_it_is_read_and_python_is_warned() -> None:
     assert scaled == c.Rotary(scaling=c.LinearScaling(2.0))
     with pytest.warns(FutureWarning, match=r"Attention.see is Attention.mask now"):
         assert c.Attention(4, see=c.Window(3)) == new  # type: ignore[call-arg]
+    for both in (lambda: c.Attention(2, see=c.Window(4), mask=c.Full()), lambda: replace(new, see=c.Window(4))):  # type: ignore[call-arg]
+        with pytest.raises(UserError, match=r"Attention\.see is Attention\.mask now; give mask alone"):
+            both()
     with pytest.warns(FutureWarning, match=r"Embed.lags is Embed.previous_token_embeddings now"):
         assert c.Embed(8, previous_token_embeddings=2).lags == 2  # type: ignore[attr-defined]
     with pytest.warns(FutureWarning, match=r"config.See is glassformer.config.MaskRule now"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from glassformer import UserError
 from glassformer.nn import rounding
 from glassformer.quantize import gptq
 from glassformer.quantize.gptq import calibrated
@@ -102,3 +103,13 @@ def test_fewer_texts_than_inputs_are_enough_to_round() -> None:
     weight, x = made()
     codes, scales = calibrated(weight, 4, 32, x[:3].T @ x[:3])
     assert bool(scales.isfinite().all()) and codes.abs().max() <= 8
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_sums_that_are_no_numbers_end_with_a_sentence(value: float) -> None:
+    gram = torch.eye(32)
+    gram[3, 3] = value
+    with pytest.raises(UserError, match="not finite"):
+        calibrated(torch.randn(4, 32, generator=torch.Generator().manual_seed(1)), 4, 32, gram)
+    with pytest.raises(UserError, match="not finite"):
+        gptq._factor(gram, 0.01)

@@ -212,3 +212,20 @@ def test_a_new_script_costs_a_few_encodings_not_one_a_text(monkeypatch: pytest.M
     assert [list(ids) for ids in found] == [tokenizer.encode(one) for one in texts]
     blocks = {ord(one[0]) // backend.BLOCK for one in texts}
     assert len(built) == len(blocks) + 2, "one for the entries, one for ASCII, one a block"
+
+
+def test_a_character_of_every_block_stalls_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each text has its own characters proven and a few blocks whole, and the next one finds them."""
+    tokenizer = small()
+    text = "".join(chr(code) for code in range(7, 0x110000, backend.BLOCK) if not 0xD800 <= code < 0xE000)
+    tried, prove = list[str](), backend.TiktokenBackend._prove
+
+    def counted(self: backend.TiktokenBackend, letters: Any) -> None:
+        tried.extend(letters)
+        prove(self, letters)
+
+    assert tokenizer._tiktoken is not None
+    monkeypatch.setattr(backend.TiktokenBackend, "_prove", counted)
+    same(tokenizer, [text, text[::-1]])
+    assert set(text) - {text[0]} <= set(tried) and len(tried) == len(set(tried))
+    assert len(tried) <= len(text) + backend.BLOCKS * backend.BLOCK

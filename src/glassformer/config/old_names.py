@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from ..errors import old_name
+from ..errors import need, old_name
 
 T = TypeVar("T")
 
@@ -36,6 +36,9 @@ def renamed(**names: str) -> Callable[[type[T]], type[T]]:
 
         @functools.wraps(make)
         def init(self: Any, *given: Any, **fields: Any) -> None:
+            for old in names.keys() & fields.keys():  # `dataclasses.replace` gives every field by its name of today
+                new = names[old]
+                need(new not in fields, f"{kind.__name__}.{old} is {kind.__name__}.{new} now; give {new} alone.")
             make(self, *given, **{told(kind, name) if name in names else name: x for name, x in fields.items()})
 
         def read(old: str, self: Any) -> Any:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..errors import need
 from ..nn import rounding
 
 DAMP = 0.01  # of the mean of H's diagonal, on the diagonal
@@ -27,10 +28,10 @@ def calibrated(weight: Tensor, bits: int, group: int, gram: Tensor) -> rounding.
     if not bool(matters.any()):  # an expert that no token went to
         return rounding.searched(weight, bits, group)
     floor = DAMP * matters.mean()
-    best = rounding.searched(weight, bits, group, matters + floor)
-    least = _output_error(weight, *best, group, gram)
     order = matters.argsort(descending=True, stable=True)
-    factor, scales = _factor(gram[order][:, order], float(floor)), best[1]
+    factor = _factor(gram[order][:, order], float(floor))
+    best = rounding.searched(weight, bits, group, matters + floor)
+    least, scales = _output_error(weight, *best, group, gram), best[1]
     for turn in range(TURNS):
         wide = scales.float().repeat_interleave(group, -1)[:, : weight.shape[1]][:, order]
         codes = torch.empty(weight.shape, dtype=torch.int8)
@@ -61,6 +62,10 @@ def _fitted(weight: Tensor, codes: Tensor, scales: Tensor, group: int, gram: Ten
 
 def _factor(gram: Tensor, floor: float) -> Tensor:
     """U (C, C); with more on the diagonal where the sums are too few for an inverse."""
+    sound = bool(gram.isfinite().all())
+    need(
+        sound, "The calibration text makes numbers that are not finite in this model; quantise it without --calibrate."
+    )
     eye = torch.eye(len(gram), dtype=torch.float64)
     while True:
         lower, failed = torch.linalg.cholesky_ex(gram.double() + floor * eye)

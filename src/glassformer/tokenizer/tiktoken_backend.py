@@ -38,6 +38,7 @@ FOLDED = ord("ſ")
 """Not an s, but equal to one where capitals do not matter: engines differ on it."""
 PROVEN, STRANGE = 1, 2
 BLOCK = 1024  # characters proven together
+BLOCKS = 8  # proven whole for one text: 0.1 s; all of them take 12 s, and a text may have a character of each
 
 
 class TiktokenBackend:
@@ -88,9 +89,12 @@ class TiktokenBackend:
         known = self.known[codes]
         if not known.all():
             # whole blocks: making the encoding that tries them takes longer than trying, and a script comes in blocks
-            for block in np.unique(codes[known == 0] // BLOCK):
-                new = np.flatnonzero(self.known[block * BLOCK : (block + 1) * BLOCK] == 0) + block * BLOCK
-                self._prove([chr(code) for code in new])
+            new = np.unique(codes[known == 0])
+            blocks, counts = np.unique(new // BLOCK, return_counts=True)
+            near = (blocks[np.argsort(-counts)[:BLOCKS], None] * BLOCK + np.arange(BLOCK)).ravel()
+            new = np.union1d(new, near[self.known[near] == 0])
+            for first in range(0, len(new), BLOCK):
+                self._prove([chr(code) for code in new[first : first + BLOCK]])
             known = self.known[codes]
         return bool((known == PROVEN).all())
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib
 from types import ModuleType
-from typing import Any
 
 from .errors import old_name
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 MOVED = {
     "config.ends": "config.embed_head",

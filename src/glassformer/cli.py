@@ -7,40 +7,35 @@ import io
 import os
 import sys
 import warnings
-from collections.abc import Collection, Sequence
-from pathlib import Path
-from typing import Any
 
 from . import __version__
 from .commands import VERBS
-from .commands.parsing import Parser, check_text
-from .config.extend import use
 from .errors import OldNameWarning, UserError, note
-from .files import explain
 
-# Nothing else is imported up here: `glassformer --help` answers without torch.
+# Nothing else is imported up here: `glassformer --help` answers without torch, argparse, pathlib and typing.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+    from typing import Any
+
+    from .commands.parsing import Parser
+
+DESCRIPTION = "The whole Transformer family, trained, run and looked into."
+EPILOG = "glassformer help COMMAND shows what a command takes, with examples."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code is 0, 2 for a user's mistake, 130 for Ctrl-C."""
     words = list(sys.argv[1:] if argv is None else argv)
     if sys.stderr is None:  # closed before we began: else the next file opened would get its number
-        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
+        sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows another
     warnings.formatwarning = _warning  # type: ignore[assignment]
     _told.clear()
     try:
-        check_text(words)
-        if words[:1] == ["help"]:
-            words = [*words[1:], "--help"]
-        elif words[:1] == ["version"]:
-            words = ["--version"]
-        given = parser(words[:1]).understand(words)
-        for file in getattr(given, "use", ()):
-            use(file)
-        code: int = given.run(given) or 0
+        code = _run(words)
         if sys.stdout is not None:  # None where it was closed before we began
             sys.stdout.flush()
         return code
@@ -58,6 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except OSError as error:
         if not isinstance(error, BrokenPipeError):
+            from pathlib import Path
+
+            from .files import explain
+
             note(f"glassformer: {explain(error, Path(error.filename or 'the output'))}")
             return 2
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has seen enough, as with `| head`
@@ -65,6 +64,46 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as stopped:  # what it says is how to go on
         note(f"\nglassformer: stopped.{stopped}")
         return 130
+
+
+def _run(words: list[str]) -> int:
+    if words[:1] in ([], ["-h"], ["--help"]) or words == ["help"]:
+        print(overview(), end="")
+        return 0
+    if words[0] in ("--version", "version"):
+        print(f"glassformer {__version__}")
+        return 0
+    from .commands.parsing import check_text
+
+    check_text(words)
+    if words[0] == "help":
+        words = [*words[1:], "--help"]
+    given = parser(words[:1]).understand(words)
+    for file in getattr(given, "use", ()):
+        from .config.extend import use
+
+        use(file)
+    code: int = given.run(given) or 0
+    return code
+
+
+def overview() -> str:
+    """The text of ``glassformer --help``, as wide as the terminal; without argparse, which takes most of its time."""
+    try:
+        width = os.get_terminal_size().columns
+    except OSError:  # no terminal
+        width = 80
+    indent = max(map(len, VERBS)) + 4
+    lines = ["usage: glassformer COMMAND ...", "", DESCRIPTION, "", "commands:"]
+    for verb, sentence in VERBS.items():
+        line = f"  {verb}".ljust(indent)
+        for word in sentence.split():
+            if len(line) > indent and len(line) + len(word) > width:
+                lines.append(line.rstrip())
+                line = " " * indent
+            line += word + " "
+        lines.append(line.rstrip())
+    return "\n".join([*lines, "", EPILOG, "glassformer --version shows the version.", ""])
 
 
 def _warning(message: Warning | str, category: type[Warning], *place: Any) -> str:
@@ -81,16 +120,14 @@ _told = set[str]()
 
 
 def parser(full: Collection[str]) -> Parser:
-    """Every command, and all that those of ``full`` take; the others are only named, so that --help is quick."""
-    top = Parser(
-        prog="glassformer",
-        description="The whole Transformer family, trained, run and looked into.",
-        epilog="glassformer help COMMAND shows what a command takes, with examples.",
-    )
+    """The parser of the verbs in ``full``; where it names none, every verb's name without what it takes."""
+    from .commands.parsing import Parser
+
+    top = Parser(prog="glassformer", description=DESCRIPTION, epilog=EPILOG)
     top.add_argument("--version", action="version", version=f"glassformer {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
-    for verb, what in VERBS.items():
-        made = commands.add_parser(verb, help=what, description=what)
+    for verb in [verb for verb in VERBS if verb in full] or VERBS:
+        made = commands.add_parser(verb, help=VERBS[verb], description=VERBS[verb])
         if verb in full:
             page = importlib.import_module(f".commands.{verb}", __package__)
             made.usage, made.epilog = getattr(page, "USAGE", None), getattr(page, "EPILOG", None)

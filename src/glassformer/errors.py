@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
-import re
 import sys
 import warnings
-from collections.abc import Iterable
-from pathlib import Path
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 LONGEST = 1500  # characters of a message
 
@@ -55,7 +55,7 @@ def note(text: str) -> None:
             print(text, file=sys.stderr, flush=True)
         except (OSError, ValueError, RuntimeError):  # RuntimeError: a signal came in the middle of another line
             with contextlib.suppress(OSError):
-                sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
+                sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115
 
 
 class OldNameWarning(FutureWarning):
@@ -127,6 +127,9 @@ def nearest(word: str, words: Iterable[str]) -> str:
 
     ``words`` may be options (--max-new) and dotted paths (decoder.depth); a word of the field's finds ours among them.
     """
+    import difflib  # neither is needed where nothing went wrong
+    import re
+
     plain = {other.lstrip("-").replace("-", "_"): other for other in sorted(set(words))}
     asked = word.lstrip("-").replace("-", "_").lower()
     if asked in ELSEWHERE:

@@ -6,6 +6,8 @@ import dataclasses
 import io
 import json
 import math
+import os
+import re
 import shlex
 import subprocess
 import sys
@@ -17,7 +19,7 @@ import numpy as np
 import pytest
 
 from glassformer import config as c
-from glassformer.cli import main, parser
+from glassformer.cli import main, overview, parser
 from glassformer.commands import VERBS, common, completion
 from glassformer.commands.parsing import Parser
 from glassformer.config import settings
@@ -33,13 +35,24 @@ def understood(line: str) -> dict[str, object]:
 
 @pytest.mark.parametrize("words", [[], ["help"], ["--help"], ["-h"], ["help", "train"], ["train", "--help"], ["words"]])
 def test_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(words)
+    try:
+        code = main(words)
+    except SystemExit as ended:  # argparse's way
+        code = ended.code
     said, notes = capsys.readouterr()
-    assert (ended.value.code, notes) == (0, "")
+    assert (code, notes) == (0, "")
     assert said.startswith(
         f"usage: glassformer {'train' if 'train' in words else 'words' if words == ['words'] else ''}"
     )
+
+
+def test_the_overview_names_every_command_within_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    for width in (60, 80, 200):
+        monkeypatch.setattr("os.get_terminal_size", lambda width=width: os.terminal_size((width, 24)))
+        lines = overview().splitlines()
+        assert max(map(len, lines)) <= max(width, 67)  # the closing sentence is not folded
+        listed = re.split(r"\n  (?=[a-z])", "\n".join(lines).split("commands:")[1].split("\n\n")[0])[1:]
+        assert {(verb := " ".join(entry.split()).split(" ", 1))[0]: verb[1] for entry in listed} == VERBS
 
 
 @pytest.mark.parametrize("word", ["version", "--version"])

@@ -13,9 +13,13 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import copy
 import difflib
 import fnmatch
+import hashlib
+import importlib.util
+import io
 import os
 import random
 import re
@@ -34,12 +38,8 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 SOURCE = Path("src/glassformer")
-LIBRARY = SOURCE / "nn/kernels/libkernels.so"
 MEMORY = 12 << 30  # bytes of data that a process of the tests may have: a bug in a size must not fill the machine
 GRACE = 30.0  # seconds that tests may take beyond five times what they take without a bug
-BUILD = """import sys, hatch_build
-hatch_build.FLAGS = hatch_build.FLAGS.replace("-O3", "-O1")
-sys.exit(hatch_build.build() is None)"""  # half the time, and the same numbers
 
 
 class Change(NamedTuple):
@@ -72,7 +72,9 @@ def _nodes(parent: ast.AST) -> Iterator[ast.AST]:
     """All nodes that compute: no annotations, decorators, messages of errors."""
     for name, value in ast.iter_fields(parent):
         for node in value if isinstance(value, list) else [value]:
-            if isinstance(node, ast.AST) and name not in SKIPPED_FIELDS and not isinstance(node, SKIPPED_NODES):
+            if name in SKIPPED_FIELDS or not isinstance(node, ast.AST) or isinstance(node, SKIPPED_NODES):
+                continue
+            if not (isinstance(node, ast.keyword) and node.arg in UNTESTABLE):
                 yield node
                 yield from _nodes(node)
 
@@ -272,9 +274,30 @@ class Tree:
         self.seconds: dict[tuple[str, ...], float] = defaultdict(float)
 
     def build(self) -> bool:
-        """Whether the kernels compile."""
-        command = [sys.executable, "-c", BUILD]
-        return not subprocess.run(command, cwd=self.folder, env=self.environment, capture_output=True).returncode
+        """Whether the kernels compile: at -O1, in half the time, and only the objects that the bug changes."""
+        spec = importlib.util.spec_from_file_location("hatch_build", self.folder / "hatch_build.py")
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        compile_one = module._run
+
+        def run(command: list[str]) -> None:
+            if "-c" not in command:
+                return compile_one(command)
+            source, output = command[command.index("-c") + 1], command[-1]
+            flags = command[: command.index("-c")]
+            code = subprocess.run([*flags, "-E", source], check=True, capture_output=True).stdout
+            digest = hashlib.sha256(" ".join(flags).encode() + code).hexdigest()
+            cached = self.folder.parent / "objects" / digest
+            if not cached.exists():
+                compile_one(command)
+                cached.parent.mkdir(exist_ok=True)
+                shutil.copy(output, cached)
+            shutil.copy(cached, output)
+
+        module._run, module.FLAGS = run, module.FLAGS.replace("-O3", "-O1")
+        with contextlib.redirect_stderr(io.StringIO()):
+            return module.build() is not None
 
     def run(self, tests: tuple[str, ...], limit: float | None) -> int:
         """The exit status of pytest; beyond ``limit`` seconds it is killed."""
@@ -312,10 +335,9 @@ class Tree:
 
     def plant(self, mutant: Mutant) -> str:
         """``killed``, ``lived`` or ``not compiled``."""
-        self.check(mutant.tests)
         path, compiled = self.folder / SOURCE / mutant.file, mutant.file.suffix != ".py"
         text = path.read_text(encoding="utf-8")
-        library = (self.folder / LIBRARY).read_bytes() if compiled else b""
+        self.check(mutant.tests)
         path.write_text(mutant.change.apply(text), encoding="utf-8")
         try:
             if compiled and not self.build():
@@ -324,7 +346,7 @@ class Tree:
         finally:
             path.write_text(text, encoding="utf-8")
             if compiled:
-                (self.folder / LIBRARY).write_bytes(library)
+                self.build()
 
 
 def describe(mutant: Mutant, text: str) -> str:

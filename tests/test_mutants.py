@@ -71,6 +71,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("'ä' if x > y else z", {"comparison: 'ä' if x >= y else z"}),
         ("@f(x=1)\ndef g(x: L[1]) -> L[2]: ...", set()),
         ("assert x > 0, f'{x + 1}'", set()),
+        ("y = f(x, strict=True)", set()),
     ],
 )
 def test_patterns_of_python(text: str, bugs: set[str]) -> None:

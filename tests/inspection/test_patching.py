@@ -13,6 +13,7 @@ from glassformer import config as c
 from glassformer.errors import UserError
 from glassformer.inspection import look, patch_grid
 from glassformer.inspection.edits import patch
+from glassformer.inspection.patching import Part, PatchGrid
 from glassformer.nn import build_model
 from glassformer.tokenizer import train as train_tokenizer
 
@@ -163,3 +164,17 @@ def test_what_cannot_be_patched_is_a_sentence(name: str, how: dict[str, object],
     given = {"clean": CLEAN, "corrupted": CORRUPTED, "answer": 17, **how}
     with pytest.raises(UserError, match=said):
         patch_grid(tiny.model(tiny.ALL[name]), None, **given)
+
+
+def test_the_table_is_ordered_by_the_size_of_the_effects_whatever_their_sign() -> None:
+    effects = [[0.2, -0.9], [0.5, -0.1]]
+    values = [[1.2, 0.1], [1.5, 0.9]]
+    part = Part("resid", ["first", "second"], [0, 1], [], values, effects)
+    grid = PatchGrid("a", None, 1, ["x", "y"], ["x", "z"], [0, 1], 2.0, 1.0, [part])
+    assert [line.split()[:3] for line in grid.table()[1:]] == [
+        ["-0.900", "0.1000", "first"],
+        ["0.500", "1.5000", "second"],
+        ["0.200", "1.2000", "first"],
+        ["-0.100", "0.9000", "second"],
+    ]
+    assert len(grid.table(2)) == 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,26 @@ def test_traffic_of_the_inner_axes():
     expert = Layout(found, Parallel(data=1, expert=2), 4)
     others = found.total - sum(size for name, (_, size) in found.sizes.items() if TABLES.search(name))
     assert expert.traffic == 2 * (4 * blocks * mixture.top_k * stream // 2) + 2 * 2 * others * 4
+
+
+def test_memory_beside_the_shard_is_what_a_blocks_backward_pass_holds():
+    """Five copies of the largest block as computed and two in fp32, of what belongs to no block two; or the logits."""
+    found = cost(tiny.DECODERS["llama"], 2)
+    *blocks, rest = (two := Layout(found, Parallel(data=2), 8)).groups
+    held = found.total * 16 // 2 + found.activations("fp32") + 2 * rest * 4
+    assert two.memory == held + max(blocks) * (5 * 4 + 2 * 4)
+    bf16 = Layout(found, Parallel(data=2), 8, "bf16")
+    held = found.total * 16 // 2 + found.activations("bf16") + 2 * rest * 2
+    assert bf16.memory == held + max(blocks) * (5 * 2 + 2 * 4)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_traffic_of_a_pipeline(tied):
+    """Activations from the stage before in each piece, gradients from the next; a tied table's from the last."""
+    model = tiny.DECODERS["llama"]
+    found = cost(replace(model, head=replace(model.head, tied=tied)), 2)
+    table, stream = model.embed.vocab * model.dim * 4, 2 * model.context * model.dim * 4
+    assert Layout(found, Parallel(data=1, pipeline=2), 4).traffic == 4 * stream + tied * table
 
 
 @pytest.mark.slow

@@ -89,6 +89,8 @@ def started(folder: Path, *words: str, env: dict[str, str] | None = None) -> Ite
                 if httpx.get(f"{url}/health").status_code == 200:
                     break
             time.sleep(0.05)
+        else:
+            pytest.fail(f"the server is not healthy after a minute: {log.read_text()[-1000:]}")
         yield Server(url, process, log)
     finally:
         process.kill()

@@ -25,7 +25,10 @@ TALK = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 
 def refused(answer: httpx.Response, status: int = 400, param: str | None = None) -> str:
     """The sentence of an error; its form is held to OpenAI's."""
+    from glassformer.serve.app import ERRORS
+
     assert answer.status_code == status, (answer.status_code, answer.text[:300])
+    assert status in ERRORS, "openapi.json describes every error"
     error = answer.json()["error"]
     assert set(error) == {"message", "type", "param", "code"} and error["message"][-1] in ".?", error
     assert "x-request-id" in answer.headers and "Traceback" not in answer.text

@@ -5,7 +5,8 @@
     for step in glassformer.train(model, batches, objective, config): ...
     glassformer.look(model, tokenizer, "some text", "*.pattern")
 
-Importing the package does not import torch; the first use of a verb does.
+Importing the package does not import torch; the first use of a verb does. Import it before torch: it sets how torch's
+threads wait for each other (``threads.py``), which nothing changes once torch is loaded.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import importlib
 import sys
 from contextlib import contextmanager
 
+from . import threads
 from ._moved import MOVED, Finder
 from .errors import UserError
 
@@ -101,6 +103,7 @@ _ROOMS = (
 )  # modules, on first use
 
 
+threads.prepare()  # here, since every door leads through the package: commands, their processes, notebooks
 sys.meta_path.insert(0, Finder)
 
 

@@ -25,6 +25,7 @@ import numpy as np
 
 from .. import files
 from ..errors import UserError, need, note
+from ..threads import cores
 from ..tokenizer.budget import pool
 from ..tokenizer.framing import document_start
 from ..tokenizer.tokenizer import Tokenizer
@@ -75,7 +76,7 @@ def make(
         asked = os.environ.get("GLASSFORMER_PROCESSES", "0")
         need(asked.isdecimal(), f"GLASSFORMER_PROCESSES is {asked}; give a number of processes, or 0 for threads.")
         processes = int(asked)
-    threads = processes or workers or os.cpu_count() or 1
+    threads = processes or workers or cores()
     with contextlib.ExitStack() as opened, files.explaining(folder):
         work.mkdir(parents=True, exist_ok=True)
         try:

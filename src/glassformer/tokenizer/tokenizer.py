@@ -10,7 +10,6 @@ import functools
 import hashlib
 import json
 import operator
-import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import files
 from ..errors import UserError, need
+from ..threads import cores
 from . import tokenizer_json
 from .budget import pool, within_budget
 from .stream import Stream, byte_decoder
@@ -115,7 +115,7 @@ class Tokenizer:
         characters = _length(texts)
         encode = functools.partial(self._by_library, special=True) if special else self.encoder(characters)
         if encode == self._by_tiktoken and characters >= LARGE:
-            workers = os.cpu_count() or 1
+            workers = cores()
             size = -(-len(texts) // (4 * workers))
             with pool(workers) as threads:
                 groups = threads.map(encode, (texts[at : at + size] for at in range(0, len(texts), size)))

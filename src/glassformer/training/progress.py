@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import note
+from ..threads import Contention
 from .hooks import evaluating
 from .loop import Step
 from .report import duration
@@ -52,6 +53,7 @@ class Live:
         self.metrics: dict[str, float] = {}  # what else is known of what is held out
         self.text = ""
         self.screen: Any = None
+        self.contention, self.machine = Contention(), ""
 
     def __enter__(self) -> Live:
         if self.terminal:
@@ -93,6 +95,7 @@ class Live:
         """Draw the panel, or print a line."""
         self.speed = self.tokens / self.seconds if self.seconds else 0.0
         self.tokens, self.seconds, self.shown = 0, 0.0, time.monotonic()
+        self.machine = self.contention.describe()
         if self.screen is None:
             note(f"step {step.index}/{step.steps}  " + "  ".join(f"{k} {v}" for k, v in self.numbers(step).items()))
         else:
@@ -100,7 +103,7 @@ class Live:
                 self.screen.update(self.panel(step), refresh=True)
 
     def numbers(self, step: Step) -> dict[str, str]:
-        """The panel's numbers by name, formatted: loss, validation, tokens/s, time left."""
+        """The panel's numbers by name, formatted: loss, validation, tokens/s, time left, a machine that is shared."""
         done = step.index - (self.first or 0)
         left = (time.monotonic() - self.began) / max(1, done) * (step.steps - step.index)
         recent = self.losses[-max(1, min(20, len(self.losses) // 4)) :]
@@ -112,7 +115,7 @@ class Live:
         if self.flops and self.peak:
             self.peak = max(self.peak, self.flops * self.speed)  # it was measured once, perhaps in a busy moment
             found["of this machine's peak"] = f"{self.flops * self.speed / self.peak:.0%}"
-        return {**found, "left": duration(left)}
+        return found | {"left": duration(left)} | ({"machine": self.machine} if self.machine else {})
 
     def panel(self, step: Step) -> Any:
         """The terminal's picture: a bar, the numbers, the loss as a row of bars, the last sample."""

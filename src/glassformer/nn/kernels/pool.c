@@ -3,14 +3,17 @@
 
 #include "pool.h"
 
-#include <sched.h>
+#include <linux/futex.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #define EXPORT __attribute__((visibility("default")))
 
 enum { NOTHING = 0x7fffffff };  // a piece that there never is
+enum { SPINS = 3000 };           // looks before a thread sleeps, less than a tenth of a millisecond
 
 typedef void parallel_fn(void (*work)(void *), void *data, unsigned threads, unsigned flags);
 
@@ -21,12 +24,20 @@ typedef struct {
     atomic_long next;
 } Work;
 
+// A count that threads wait for. Who spins on a busy machine takes the core from the thread that it waits for, so after
+// a short spin they sleep until the count moves.
+typedef struct {
+    _Alignas(64) atomic_uint count;
+    atomic_int sleepers;
+} Gate;
+
 // Threads that stay together for a program. `place` counts works in its upper half and pieces in its lower: a thread
 // that comes late for one work cannot take a piece of the next.
 typedef struct {
     void (*program)(void *);
     void *data;
     atomic_int arrived, over;
+    Gate begun, finished;  // move with each work and at the end; when a work's last piece is done
     _Alignas(64) atomic_uint_fast64_t place;
     _Atomic(piece_fn *) compute;
     _Atomic(const void *) task;
@@ -46,24 +57,33 @@ static void until_done(void *data) {
     for (long piece; (piece = atomic_fetch_add(&work->next, 1)) < work->pieces;) work->compute(work->task, piece);
 }
 
-static void wait_a_little(long *waited) {
-    if (++*waited % 4096) __builtin_ia32_pause();
-    else sched_yield();  // more threads than cores: let the one work that we wait for
+static void wait_beyond(Gate *gate, unsigned count) {
+    for (int spin = 0; spin < SPINS; spin++) {
+        if (atomic_load_explicit(&gate->count, memory_order_acquire) != count) return;
+        __builtin_ia32_pause();
+    }
+    atomic_fetch_add(&gate->sleepers, 1);  // before the last look: who moves the count looks for sleepers after it
+    while (atomic_load(&gate->count) == count)
+        syscall(SYS_futex, &gate->count, FUTEX_WAIT_PRIVATE, count, NULL, NULL, 0);
+    atomic_fetch_sub(&gate->sleepers, 1);
 }
 
-// The pieces of the work under way, as long as there are any; whether there was one.
-static int take_pieces(Team *t) {
-    int some = 0;
+static void move(Gate *gate) {
+    atomic_fetch_add(&gate->count, 1);
+    if (atomic_load(&gate->sleepers)) syscall(SYS_futex, &gate->count, FUTEX_WAKE_PRIVATE, 0x7fffffff, NULL, NULL, 0);
+}
+
+// Compute pieces of the work under way, as long as there are any.
+static void take_pieces(Team *t) {
     for (;;) {
         uint_fast64_t place = atomic_load_explicit(&t->place, memory_order_acquire);
         piece_fn *compute = atomic_load_explicit(&t->compute, memory_order_relaxed);
         const void *task = atomic_load_explicit(&t->task, memory_order_relaxed);
         const long piece = (long)(place & 0xffffffff), pieces = atomic_load_explicit(&t->pieces, memory_order_relaxed);
-        if (piece >= pieces) return some;
+        if (piece >= pieces) return;
         if (!atomic_compare_exchange_weak(&t->place, &place, place + 1)) continue;  // also when the work was another
         compute(task, piece);
-        atomic_fetch_add_explicit(&t->done, 1, memory_order_release);
-        some = 1;
+        if (atomic_fetch_add_explicit(&t->done, 1, memory_order_acq_rel) + 1 == pieces) move(&t->finished);
     }
 }
 
@@ -74,13 +94,18 @@ static void join_team(void *data) {
         t->program(t->data);
         team = NULL;
         atomic_store(&t->over, 1);
+        move(&t->begun);
     }
-    for (long waited = 0; !atomic_load_explicit(&t->over, memory_order_acquire);)
-        if (take_pieces(t)) waited = 0;
-        else wait_a_little(&waited);
+    for (;;) {
+        const unsigned begun = atomic_load(&t->begun.count);
+        if (atomic_load(&t->over)) return;
+        take_pieces(t);
+        wait_beyond(&t->begun, begun);
+    }
 }
 
 static void run_by_team(Team *t, piece_fn *compute, const void *task, long pieces) {
+    const unsigned finished = atomic_load(&t->finished.count);
     const uint_fast64_t work = ((atomic_load(&t->place) >> 32) + 1) << 32;
     atomic_store_explicit(&t->place, work | NOTHING, memory_order_release);  // while the rest changes
     atomic_store_explicit(&t->compute, compute, memory_order_release);
@@ -88,8 +113,9 @@ static void run_by_team(Team *t, piece_fn *compute, const void *task, long piece
     atomic_store_explicit(&t->pieces, pieces, memory_order_release);
     atomic_store_explicit(&t->done, 0, memory_order_release);
     atomic_store_explicit(&t->place, work, memory_order_release);
+    move(&t->begun);
     take_pieces(t);
-    for (long waited = 0; atomic_load_explicit(&t->done, memory_order_acquire) < pieces;) wait_a_little(&waited);
+    wait_beyond(&t->finished, finished);
 }
 
 void run_pieces(piece_fn *compute, const void *task, long pieces, int threads) {

@@ -1,0 +1,88 @@
+"""How many cores a process may use, whether others want them too, and how OpenMP's threads wait for each other."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from pathlib import Path
+
+SPIN = 1000  # looks at a variable before an OpenMP thread sleeps; libgomp's own 300,000 take milliseconds of a core
+GROUPS = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
+TASKS = Path("/proc/self/task")
+NOTICEABLE = 0.2  # of the time: threads of one process, too, sometimes wait for each other's core
+
+
+def prepare() -> None:
+    """Set what OpenMP reads once, when torch is loaded. A variable of the user's stays; later nothing can be changed.
+
+    On a busy machine threads that spin at every barrier take the cores from those they wait for.
+    """
+    if "torch" in sys.modules:
+        return
+    if not any(name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY") or name.startswith("KMP_") for name in os.environ):
+        os.environ["GOMP_SPINCOUNT"] = str(SPIN)
+    if not {"OMP_NUM_THREADS", "MKL_NUM_THREADS"} & os.environ.keys() and cores() < (os.cpu_count() or 1):
+        os.environ["OMP_NUM_THREADS"] = str(cores())
+
+
+def cores() -> int:
+    """The cores that this process may use: by its affinity, and by its container's quota, rounded up."""
+    allowed = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return int(max(1, min(allowed, math.ceil(min(_quota(), allowed)))))
+
+
+def _quota() -> float:
+    """Cores that the control groups around this process grant, of version 1 or 2; infinity where none sets a limit."""
+    quota = math.inf
+    for line in _read(MEMBERSHIP).splitlines():
+        controllers, _, path = line.partition(":")[2].partition(":")
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        home = GROUPS / "cpu" if controllers else GROUPS
+        group = home / path.lstrip("/")
+        for folder in (group, *group.parents):  # a container may see itself as the root, or its path from outside
+            if controllers:
+                words = [_read(folder / name) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")]
+            else:
+                words = _read(folder / "cpu.max").split()
+            if len(words) == 2 and all(word.strip().isdecimal() for word in words) and int(words[1]):
+                quota = min(quota, int(words[0]) / int(words[1]))
+            if folder == home:
+                break
+    return quota
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, ValueError):
+        return ""
+
+
+class Contention:
+    """Whether other programs take the cores, between one call of ``describe`` and the next."""
+
+    def __init__(self) -> None:
+        self.computed, self.waited = _schedule()
+
+    def describe(self) -> str:
+        """A few words, such as "shared, waits 60% of the time"; "" where the cores were free.
+
+        Linux counts how long each thread was ready and had no core. Elsewhere the load of the last minute tells.
+        """
+        before, (self.computed, self.waited) = (self.computed, self.waited), _schedule()
+        computed, waited = self.computed - before[0], self.waited - before[1]
+        if computed > 0:
+            share = max(0.0, waited) / (computed + max(0.0, waited))
+            return f"shared, waits {share:.0%} of the time" if share > NOTICEABLE else ""
+        load, total = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0, os.cpu_count() or 1
+        return f"shared, load {load:.0f} on {total} cores" if load > total + 1 else ""
+
+
+def _schedule() -> tuple[int, int]:
+    """Nanoseconds that this process's threads computed, and that they waited for a core; zeros but on Linux."""
+    times = [_read(task / "schedstat").split() for task in TASKS.iterdir()] if TASKS.exists() else []
+    pairs = [(int(words[0]), int(words[1])) for words in times if len(words) == 3]
+    return sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs)

@@ -1,0 +1,168 @@
+"""Threads that a busy machine does not stop: how they wait, how many there are, what is said of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from glassformer import threads
+from glassformer.nn.kernels import library
+
+VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+SHOW = "import os; print('spin', os.environ.get('GOMP_SPINCOUNT'), 'threads', os.environ.get('OMP_NUM_THREADS'))"
+COMMAND = "-m glassformer cost glass/200k --use {file}"
+DOORS = {
+    "python -m": f"{{python}} {COMMAND}",
+    "command": "{python} {script} cost glass/200k --use {file}",
+    "torchrun": f"{{python}} -m torch.distributed.run --nproc-per-node 2 {COMMAND}",
+    "import": "{python} {notebook}",
+}
+
+
+def environment(**variables: str) -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in VARIABLES} | variables
+
+
+@pytest.fixture
+def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process where torch is not yet loaded and the user set nothing."""
+    monkeypatch.delitem(sys.modules, "torch")
+    for name in VARIABLES:
+        monkeypatch.setenv(name, "")  # so that what the test sets is taken back
+        monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_every_door_sets_a_short_spin_before_torch_is_loaded(door: str, tmp_path: Path) -> None:
+    file, script, notebook = tmp_path / "show.py", tmp_path / "glassformer", tmp_path / "notebook.py"
+    file.write_text(SHOW)
+    script.write_text("import sys\nfrom glassformer.cli import main\nsys.exit(main())")
+    notebook.write_text(f"import glassformer\n{SHOW}")
+    line = DOORS[door].format(python=sys.executable, file=file, script=script, notebook=notebook)
+    done = subprocess.run(line.split(), capture_output=True, text=True, env=environment())
+    assert done.stdout.count(f"spin {threads.SPIN} ") == (2 if door == "torchrun" else 1), (done.stdout, done.stderr)
+
+
+@pytest.mark.skipif(library.pool().value is None, reason="torch's OpenMP is not libgomp")
+@pytest.mark.parametrize(("variables", "spin"), [({}, threads.SPIN), ({"GOMP_SPINCOUNT": "77"}, 77)])
+def test_the_openmp_of_torch_reads_it(variables: dict[str, str], spin: int) -> None:
+    told = environment(OMP_DISPLAY_ENV="verbose", **variables)
+    done = subprocess.run([sys.executable, "-c", "import glassformer, torch"], capture_output=True, text=True, env=told)
+    assert f"GOMP_SPINCOUNT = '{spin}'" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("name", ["GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "KMP_BLOCKTIME"])
+def test_a_variable_of_the_user_stays(no_torch: None, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "7")
+    threads.prepare()
+    assert os.environ[name] == "7" and os.environ.get("GOMP_SPINCOUNT", "7") == "7"
+
+
+def test_nothing_is_set_once_torch_is_loaded(no_torch: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", os)
+    monkeypatch.setattr(threads, "cores", lambda: 1)
+    threads.prepare()
+    assert not set(VARIABLES) & os.environ.keys()
+
+
+V1 = {"cpu/docker/a/cpu.cfs_quota_us": "50000", "cpu/docker/a/cpu.cfs_period_us": "100000"}
+QUOTAS = {  # the process's groups, their files, the cores of eight
+    "none": ("0::/\n", {"cpu.max": "max 100000"}, 8),
+    "container": ("0::/\n", {"cpu.max": "200000 100000"}, 2),
+    "a fraction is rounded up": ("0::/\n", {"cpu.max": "250000 100000"}, 3),
+    "less than a core": ("0::/\n", {"cpu.max": "10000 100000"}, 1),
+    "more than the cores": ("0::/\n", {"cpu.max": "1600000 100000"}, 8),
+    "of a group around it": ("0::/a/b\n", {"a/cpu.max": "300000 100000", "a/b/cpu.max": "max 100000"}, 3),
+    "path from outside": ("0::/docker/abc\n", {"cpu.max": "400000 100000"}, 4),
+    "version 1": ("5:memory:/x\n2:cpu,cpuacct:/docker/a\n", V1, 1),
+    "version 1, none": ("2:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
+    "nonsense": ("hello\n::\n0::/\n", {"cpu.max": "many few"}, 8),
+}
+
+
+@pytest.mark.parametrize("name", QUOTAS)
+def test_a_quota_leaves_fewer_threads(
+    no_torch: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    membership, contents, cores = QUOTAS[name]
+    for path, text in contents.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text + "\n")
+    (tmp_path / "membership").write_text(membership)
+    monkeypatch.setattr(threads, "GROUPS", tmp_path)
+    monkeypatch.setattr(threads, "MEMBERSHIP", tmp_path / "membership")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    assert threads.cores() == cores
+    threads.prepare()
+    assert os.environ.get("OMP_NUM_THREADS") == (None if cores == 8 else str(cores))
+
+
+@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "MKL_NUM_THREADS"])
+def test_the_users_number_of_threads_stays(no_torch: None, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(threads, "cores", lambda: 0)
+    monkeypatch.setenv(name, "5")
+    threads.prepare()
+    assert os.environ[name] == "5" and os.environ.get("OMP_NUM_THREADS", "5") == "5"
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity") or (os.cpu_count() or 1) < 2, reason="one core, or not Linux")
+def test_affinity_leaves_fewer_threads() -> None:
+    code = f"import os; os.sched_setaffinity(0, {{min(os.sched_getaffinity(0))}}); import glassformer; {SHOW}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())
+    assert "threads 1" in done.stdout, done.stderr
+
+
+COMPUTE = """
+import glassformer, torch
+from glassformer import config
+from glassformer.nn import build_model
+torch.set_num_threads(4)
+block = config.Block(config.Attention(4), config.GatedMLP(512), config.RMSNorm())
+model = build_model(config.Decoder(256, 256, config.Embed(97), config.Stack(2, (block,), config.Rotary())), seed=0)
+model(torch.arange(512).reshape(4, 128) % 97).logits.square().mean().backward()
+print(*(parameter.grad.double().sum().item().hex() for parameter in model.parameters()))
+steps = glassformer.generate(model.eval(), None, [5] * 64, max_new=48, temperature=0, eos=())
+print(*(step.logprob.hex() for step in steps))
+"""
+
+
+def test_how_threads_wait_changes_no_bit() -> None:
+    """More threads than most small machines have cores, so that the kernels' threads sleep, too."""
+    spins = ({}, {"GOMP_SPINCOUNT": "20000"}, {"OMP_WAIT_POLICY": "passive"})
+    commands = [sys.executable, "-c", COMPUTE]
+    printed = {
+        subprocess.run(commands, check=True, capture_output=True, env=environment(**spin)).stdout for spin in spins
+    }
+    assert len(printed) == 1 and len(printed.pop()) > 1000
+
+
+def test_what_is_said_of_a_shared_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(threads, "TASKS", tmp_path)
+    tasks = [tmp_path / "1", tmp_path / "2"]
+    for task in tasks:
+        task.mkdir()
+
+    def write(computed: int, waited: int) -> None:
+        for task in tasks:
+            (task / "schedstat").write_text(f"{computed} {waited} 99\n")
+
+    write(100, 50)
+    contention = threads.Contention()
+    write(1100, 50)
+    assert contention.describe() == ""
+    write(2100, 1550)
+    assert contention.describe() == "shared, waits 60% of the time"
+    write(3100, 1650)
+    assert contention.describe() == ""
+    for task in tasks:  # another system
+        (task / "schedstat").unlink()
+    contention = threads.Contention()
+    for load, words in ((2.9, ""), (12.3, "shared, load 12 on 2 cores")):
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0, 0), raising=False)
+        monkeypatch.setattr(os, "cpu_count", lambda: 2)
+        assert contention.describe() == words

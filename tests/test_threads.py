@@ -93,7 +93,7 @@ def test_a_quota_leaves_fewer_threads(
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text + "\n")
     (tmp_path / "membership").write_text(membership)
-    monkeypatch.setattr(threads, "GROUPS", tmp_path)
+    monkeypatch.setattr(threads, "GROUPS", str(tmp_path))
     monkeypatch.setattr(threads, "MEMBERSHIP", tmp_path / "membership")
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 8)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
-from pathlib import Path
+
+# No pathlib up here: `glassformer --help` imports this file.
 
 SPIN = 1000  # looks at a variable before an OpenMP thread sleeps; libgomp's own 300,000 take milliseconds of a core
-GROUPS = Path("/sys/fs/cgroup")
-MEMBERSHIP = Path("/proc/self/cgroup")
-TASKS = Path("/proc/self/task")
+GROUPS = "/sys/fs/cgroup"
+MEMBERSHIP = "/proc/self/cgroup"
+TASKS = "/proc/self/task"
 NOTICEABLE = 0.2  # of the time: threads of one process, too, sometimes wait for each other's core
 
 
@@ -30,33 +30,33 @@ def prepare() -> None:
 def cores() -> int:
     """The cores that this process may use: by its affinity, and by its container's quota, rounded up."""
     allowed = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    return int(max(1, min(allowed, math.ceil(min(_quota(), allowed)))))
+    return max(1, -int(-min(_quota(), allowed) // 1))
 
 
 def _quota() -> float:
     """Cores that the control groups around this process grant, of version 1 or 2; infinity where none sets a limit."""
-    quota = math.inf
+    quota = float("inf")
     for line in _read(MEMBERSHIP).splitlines():
         controllers, _, path = line.partition(":")[2].partition(":")
         if controllers and "cpu" not in controllers.split(","):
             continue
-        home = GROUPS / "cpu" if controllers else GROUPS
-        group = home / path.lstrip("/")
-        for folder in (group, *group.parents):  # a container may see itself as the root, or its path from outside
+        home = f"{GROUPS}/cpu" if controllers else GROUPS
+        names = [name for name in path.split("/") if name]
+        for depth in range(len(names) + 1):  # each group around it; a container may see its path from outside
+            folder = "/".join([home, *names[:depth]])
             if controllers:
-                words = [_read(folder / name) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")]
+                words = [_read(f"{folder}/{name}") for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")]
             else:
-                words = _read(folder / "cpu.max").split()
+                words = _read(f"{folder}/cpu.max").split()
             if len(words) == 2 and all(word.strip().isdecimal() for word in words) and int(words[1]):
                 quota = min(quota, int(words[0]) / int(words[1]))
-            if folder == home:
-                break
     return quota
 
 
-def _read(path: Path) -> str:
+def _read(path: str) -> str:
     try:
-        return path.read_text()
+        with open(path, encoding="utf-8") as file:  # noqa: PTH123
+            return file.read()
     except (OSError, ValueError):
         return ""
 
@@ -83,6 +83,8 @@ class Contention:
 
 def _schedule() -> tuple[int, int]:
     """Nanoseconds that this process's threads computed, and that they waited for a core; zeros but on Linux."""
-    times = [_read(task / "schedstat").split() for task in TASKS.iterdir()] if TASKS.exists() else []
+    from pathlib import Path
+
+    times = [_read(str(task)).split() for task in Path(TASKS).glob("*/schedstat")]
     pairs = [(int(words[0]), int(words[1])) for words in times if len(words) == 3]
     return sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs)

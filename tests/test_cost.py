@@ -96,7 +96,7 @@ def test_cost_takes_the_settings_of_train(capsys: pytest.CaptureFixture[str], tm
     assert found[1]["parts"]["attention"] == 2 * found[0]["parts"]["attention"]
     for words, said in (
         (["glass/1m", "--bach", "4"], '--bach is not understood. Did you mean "batch"?'),
-        (["glass/1m", "--decoder.depht", "4"], 'Stack has no setting "depht". Did you mean "depth"?'),
+        (["glass/1m", "--decoder.depht", "4"], 'decoder has no setting "depht". Did you mean "depth"?'),
         (["glass/1m", "--decoder.depth"], "--decoder.depth needs a value"),
         ([], "Give a recipe, a folder or a run file"),
     ):

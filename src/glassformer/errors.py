@@ -95,6 +95,7 @@ WORDS = {
     "kv_heads": "n_kv_head n_kv_heads num_key_value_heads num_kv_heads",
     "lr": "learning_rate max_lr rate",
     "max_new": "length max_length max_new_tokens max_tokens n_predict n_tokens num_tokens tokens",
+    "minutes": "epochs iters max_iters max_steps steps time",
     "objective": "loss task",
     "optimizer": "optim optimiser",
     "optimizer.betas": "beta1 beta2 adam_beta1 adam_beta2 betas",

@@ -227,6 +227,14 @@ def test_pictures_of_one_head_and_on_standard_output(model: str, tmp_path: Path,
     assert b"heads 0 to 3" in capfdbinary.readouterr().err
 
 
+def test_a_space_looks_the_same_in_a_picture_and_in_the_lens(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["look", model, "Once upon a", "--draw", "--json", "*.0.attn.pattern"]) == 0
+    rows = json.loads(capsys.readouterr().out)[0]["rows"]
+    assert main(["lens", model, "Once upon a"]) == 0
+    table = capsys.readouterr().out
+    assert any("·" in row for row in rows) and all(f":{row}" in table for row in rows), (rows, table)
+
+
 def test_the_device_is_chosen_said_and_refused(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -491,6 +499,12 @@ def test_edits_change_what_is_classified_embedded_and_translated(
     assert math.isclose(found["sum"], found["logit"], abs_tol=1e-5)
     assert main(["attribution", labels, "some text"]) == 0
     assert "The logit of label" in capsys.readouterr().out
+    glassformer.save(classifier, tmp_path / "named", tokenizer, labels=("bad", "good"))
+    assert main(["attribution", str(tmp_path / "named"), "some text", "--token", "good", "--against", "bad"]) == 0
+    by_name = capsys.readouterr().out
+    assert by_name.startswith('The logit of label 1 ("good") less that of label 0 ("bad")')
+    assert main(["attribution", labels, "some text", "--token", "1", "--against", "0"]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == by_name.splitlines()[1:]
 
 
 def test_a_grid_of_patches_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

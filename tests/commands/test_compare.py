@@ -338,3 +338,9 @@ def test_all_arms_have_one_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     assert training.with_precision(plans[0], "float32").train == replace(plans[0].train, dtype="float32", compile="no")
     asked = run_file.read(None, {"dtype": "bfloat16"})
     assert training.with_precision(asked, "float32").train == replace(asked.train, compile="no")
+
+
+def test_steps_are_answered_with_the_budgets_that_there_are(capsys):
+    assert main(["compare", "a.toml", "b.toml", "--steps", "5"]) == 2
+    said = capsys.readouterr().err
+    assert "--minutes" in said and "--test" not in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shlex
@@ -216,6 +217,17 @@ def test_each_module_says_how_it_starts(own) -> None:
     assert isinstance(one, nn.block.Block) and one.alpha == 1.5
     writes = build_model(zero, seed=1).decoder.blocks[0].ffn
     assert (writes.w3.weight == 0).all() and (writes.w1.weight != 0).all()
+
+
+def test_a_type_without_its_decorator_is_told_to_take_it(forgotten) -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Plain:
+        hidden: int = 8
+
+    with pytest.raises(
+        UserError, match=r"Plain is no type of this slot \(MLP, .*\); write @config\.member\(SLOT\) above"
+    ):
+        config.Block(config.Attention(2), Plain())  # type: ignore[arg-type]
 
 
 def test_what_a_part_says_of_itself_is_heard(forgotten) -> None:

@@ -172,7 +172,9 @@ def test_ends_that_do_not_fit() -> None:
     with pytest.raises(UserError, match="a span has 2 ends"):
         c.TokenHead(3, span=True)
     stack = c.Stack(2, (BLOCK,))
-    with pytest.raises(UserError, match=r"embed\.dim is 8 and a tied head needs embeddings of dim 16"):
+    with pytest.raises(
+        UserError, match=r"embed\.dim is 8 and the model.s dim 16, which a tied head shares; set dim = 8"
+    ):
         c.Decoder(16, 8, c.Embed(9, dim=8), stack)
     with pytest.raises(UserError, match=r"a recurrent decoder takes embeddings of dim 16"):
         c.Decoder(16, 8, c.Embed(9, dim=8), c.Recurrent(1), c.Head(tied=False))

@@ -317,3 +317,12 @@ def test_a_checkpoint_of_an_older_version_is_read_without_a_word():
         4, 2, config.GatedMLP(8), balance_loss=0.1, z_loss=0.2, capacity_factor=1.5
     )
     assert model.embed.previous_token_embeddings == 1 and model.pool == config.Pool("mean", normalize=True)
+
+
+def test_one_context_is_that_of_the_rows_and_of_a_new_model():
+    table = {"model": {"recipe": "glass/1m", "context": 64}}
+    longer = run_file.read(table, {"context": "128"})
+    assert (longer.model["context"], longer.train.context) == (128, 128)
+    assert run_file.read(table, {"context": "32"}).model["context"] == 64  # shorter rows for the same model
+    assert run_file.read(table, {"train.context": "128"}).model["context"] == 64
+    assert run_file.read({"model": {"from": "out/a", "context": 64}}, {"context": "128"}).model["context"] == 64

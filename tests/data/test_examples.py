@@ -110,6 +110,10 @@ def test_pairs_numbers_and_lists(tmp_path: Path) -> None:
     whole = replace(data, valid=str(path), labels=("0", "1", "2"), columns={"text": "text"})
     with pytest.raises(UserError, match=r'a\.tsv has no column "text" for the text \(line 1 holds "a", "b", "-2.5"\)'):
         training_and_validation(whole, Classify())
+    with pytest.raises(
+        UserError, match=r"for train --data\.columns\.text NAME, for other commands --columns text=NAME"
+    ):
+        training_and_validation(whole, Classify())
 
 
 BAD: dict[str, tuple[bytes, object, str]] = {

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
+from typing import Any
 
 from ..errors import need, note
 from .common import MODEL, computing, editing, edits_of, emit, model_and_tokenizer, table, texts, with_edits
@@ -18,7 +20,9 @@ def options(one: argparse.ArgumentParser) -> None:
     one.add_argument("model", metavar="MODEL", help=MODEL)
     one.add_argument("text", metavar="TEXT", help="what the model reads; - is standard input")
     one.add_argument("--source", metavar="TEXT", help="what an encoder-decoder's encoder reads")
-    one.add_argument("--token", metavar="WORD", help="whose logit: a token, or a label's number (the likeliest)")
+    one.add_argument(
+        "--token", metavar="WORD", help="whose logit: a token, or a label by name or number (the likeliest)"
+    )
     one.add_argument("--against", metavar="WORD", help="less the logit of this one")
     one.add_argument("--position", type=int, metavar="N", help="where it is read (a blank ___, else the last)")
     one.add_argument("--of", choices=["logit", "label"], help="of a token or of a classifier's label (what there is)")
@@ -31,12 +35,20 @@ def options(one: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> None:
     """The command; its exit code, None for 0."""
     from .. import inspection
+    from ..checkpoints import Checkpoint
+    from ..inspection.attribution import answer_kind
 
     need(given.top >= 1, f"top is {given.top}; give 1 or more.")
     given.prompts, edits = None, edits_of(given)
     (text,) = texts(given, [given.text])
     asked = {name: getattr(given, name) for name in ("source", "token", "against", "position", "of")}
-    found = inspection.attribute(*model_and_tokenizer(given), text, **asked, edits=edits)
+    model, tokenizer = model_and_tokenizer(given)
+    names = list(Checkpoint.open(given.model).labels) if answer_kind(model, given.of) == "label" else []
+    for side in ("token", "against"):
+        asked[side] = names.index(asked[side]) if asked[side] in names else asked[side]
+    found = inspection.attribute(model, tokenizer, text, **asked, edits=edits)
+    if names:
+        found = replace(found, piece=_label(names, found.token), against_piece=_label(names, found.against))
     if given.json:
         emit(found.to_dict())
         return
@@ -51,3 +63,10 @@ def run(given: argparse.Namespace) -> None:
     kinds = list(dict.fromkeys(kind for _, sums in blocks for kind in sums))
     shown = [(name, *(f"{sums[kind]:+.4f}" if kind in sums else "" for kind in kinds)) for name, sums in blocks]
     table(shown, ("", *kinds))
+
+
+def _label(names: list[str], number: int | None) -> Any:
+    """A label by its name."""
+    from ..tokenizer.labels import Piece
+
+    return None if number is None else Piece(f"label {number}", f'label {number} ("{names[number]}")')

@@ -260,7 +260,8 @@ def _check(model: Model) -> None:
         taken, dim = embed_dim(model, name), model.dim
         need(taken == dim, f"embed.dim is {taken} and a recurrent {name} takes embeddings of dim {dim}; leave it out.")
     fits = width == model.dim or model.head is None or not model.head.tied
-    need(fits, f"embed.dim is {width} and a tied head needs embeddings of dim {model.dim}; set head.tied = false.")
+    tied = f"embed.dim is {width} and the model's dim {model.dim}, which a tied head shares"
+    need(fits, f"{tied}; set dim = {width} for another width, or head.tied = false for other embeddings alone.")
     for name, body in recurrent(model).items():
         crosses = name == "decoder" and isinstance(model, EncoderDecoder)
         need(body.cross is not None or not crosses, f"{name}.cross is missing; give it a Summary or an Additive.")

@@ -49,7 +49,10 @@ def read(path: Path | str | Mapping[str, Any] | None = None, overrides: Mapping[
         changes["train"] = {**inside, **changes["train"]}
         has_optimizer = "optimizer" in table["train"]
     run: Run = serial.from_dict(Run, table)
+    longer = (overrides or {}).get("context")
     data, train, model = run.data, run.train, dict(run.model)
+    if longer is not None and isinstance(model.get("context"), int) and "from" not in model:
+        model["context"] = max(model["context"], serial.from_dict(int, longer, "context"))  # one option for both
     for name, value in changes["model"].items():
         _change_model(model, name, value)
     if not has_optimizer:

@@ -214,8 +214,13 @@ def _from_union(kind: Any, raw: Any, where: str) -> Any:
             old_name(f"{_at(where)}{name}", TYPES_RENAMED[name])
             name, raw = TYPES_RENAMED[name], {key: value for key, value in raw.items() if key != "type"}
         if made or not isinstance(name, str) or name not in classes:
+            if made:
+                line = "write @config.member(SLOT) above its class, with the slot of config that it goes into"
+                raise UserError(f"{_at(where)}{name} is no type of this slot ({', '.join(classes)}); {line}.")
             said = '"type" is missing' if name is None else f'"type" is {_show(name)}'
-            raise UserError(f"{_at(where)}{said}; give one of {_known(name, classes, table=True)}.")
+            raise UserError(
+                f"{_at(where)}{said}; give one of {_known(name, classes, table=True)}.{_capitals(name, classes)}"
+            )
         return _from_table(classes[name], raw, where)
     if classes and isinstance(raw, str) and raw in classes:  # a type with nothing to set, by name alone
         return _from_table(classes[raw], {}, where)
@@ -231,6 +236,7 @@ def _from_union(kind: Any, raw: Any, where: str) -> Any:
         known = _known(raw, classes)
         if isinstance(raw, str):
             hint = ' Write a table as {type = "NAME", key = value}, closed.' if raw.startswith("{") else ""
+            hint = hint or _capitals(raw, classes)
             raise UserError(f"{_at(where)}there is no {_show(raw)}; give one of {known}.{hint}")
         raise UserError(f"{_at(where)}{_show(raw)} is not a table with a type; give one of {known}.")
     for option in plain:
@@ -246,9 +252,15 @@ def _known(name: Any, classes: Mapping[str, type], table: bool = False) -> str:
     of a word alone where it is not a slip of one of them.
     """
     known = ", ".join(classes)
-    named = isinstance(name, str) and name.isidentifier()
+    named = isinstance(name, str) and name.isidentifier() and not _capitals(name, classes)
     strange = named and (table or not difflib.get_close_matches(name, classes, cutoff=0.8))
     return f"{known}, or name the file that defines it (--use FILE, glassformer.use)" if strange else known
+
+
+def _capitals(name: Any, classes: Mapping[str, type]) -> str:
+    """A hint for a name that is right but for its capitals: lora."""
+    meant = [known for known in classes if known.lower() == str(name).lower()]
+    return f' Did you mean "{meant[0]}"?' if meant else ""
 
 
 def _from_table(kind: type, raw: Any, where: str) -> Any:
@@ -267,7 +279,11 @@ def _from_table(kind: type, raw: Any, where: str) -> Any:
         raise UserError(f'{_at(where)}"type" is {_show(raw["type"])}; here it must be {known}.')
     for key in table:
         if key not in hints:
-            raise UserError(f"{_at(where)}{kind.__name__} has no setting {_show(key)}.{nearest(str(key), hints)}")
+            last = where.rpartition(".")[2]
+            subject = {"Run": "A run file", "Stack": "A stack of blocks"}.get(kind.__name__, kind.__name__)
+            subject = last if kind.__name__ == "Stack" and last else subject  # encoder, decoder: as the user wrote it
+            what = "table" if kind.__name__ == "Run" else "setting"
+            raise UserError(f"{_at(where)}{subject} has no {what} {_show(key)}.{nearest(str(key), hints)}")
     needed = [f.name for f in dataclasses.fields(kind) if f.default is f.default_factory is dataclasses.MISSING]
     for name in needed:
         need(name in table, f'{_at(where)}{kind.__name__} needs "{name}"; add it.')

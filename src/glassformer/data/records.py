@@ -200,5 +200,6 @@ def _missing(path: Path, part: str, parts: Parts, names: Sequence[str], where: s
     shown = ", ".join(f'"{name[:SHORT]}"' for name in names) or "nothing"
     return UserError(
         f'{path} has no column "{parts.column(part)}" for the {part} ({where} holds {shown}); name it, or give '
-        f"its number from 0 where there is no header: --columns {part}=NAME (in a run file data.columns.{part} = NAME)."
+        f"its number from 0 where there is no header: data.columns.{part} = NAME in a run file, for train "
+        f"--data.columns.{part} NAME, for other commands --columns {part}=NAME."
     )

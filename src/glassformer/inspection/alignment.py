@@ -16,6 +16,7 @@ from torch import Tensor
 from ..errors import UserError, need
 from ..nn import Model
 from ..nn.editing import ModelEdit
+from ..tokenizer import labels
 from .looking import look, read_tokens
 
 if TYPE_CHECKING:
@@ -118,5 +119,5 @@ def _named(pictures: Mapping[str, Tensor], tokenizer: Tokenizer, told: Mapping[s
 
 
 def _word(tokenizer: Tokenizer, number: int) -> str:
-    """A token as it reads, by its name where it reads as nothing."""
-    return tokenizer.decode([number]).strip() or tokenizer.token(number)
+    """A token as every table shows it."""
+    return labels.shown(tokenizer, [number])[0]

@@ -291,6 +291,7 @@ def with_overrides(
             sentence = f"The {field.replace('_', ' ')} has {size} tokens, the model's {side}embed.vocab only "
             raise UserError(f"{sentence}{embed.vocab}; raise it or give data.{field} the model's own.")
     if (how.context or 1) > model.context:
-        sentence = f"train.context {how.context} is more than the model's context {model.context}; lower it."
+        sentence = f"train.context {how.context} is more than the model's context {model.context}; lower it, or raise "
+        sentence += f"the model's: --model.context {how.context}."
         raise UserError(sentence + longer_hint(model))
     return model

@@ -150,6 +150,20 @@ def nearest(word: str, words: Iterable[str]) -> str:
     return f" Known: {', '.join(plain.values())}." if 0 < len(plain) <= 30 else ""
 
 
+def choices(name: object, classes: Iterable[str], table: bool = False) -> str:
+    """The names of types to choose from, with a hint for one that is none of them: other capitals, or a file of the
+    user's own; of a ``table``, which may be a checkpoint's, always.
+    """
+    import difflib
+
+    known, word = ", ".join(classes), str(name).lower()
+    if meant := [one for one in classes if one.lower() == word]:
+        return f'{known}. Did you mean "{meant[0]}"?'
+    slip = not isinstance(name, str) or (difflib.get_close_matches(name, classes, cutoff=0.8) and not table)
+    strange = not slip and word.isidentifier()
+    return f"{known}, or name the file that defines it (--use FILE, glassformer.use)." if strange else f"{known}."
+
+
 def above_zero(part: object, *names: str) -> None:
     """Refuse a config whose numbers under these names are not above 0; None stands for a default."""
     for name in names:

@@ -224,9 +224,7 @@ def test_a_type_without_its_decorator_is_told_to_take_it(forgotten) -> None:
     class Plain:
         hidden: int = 8
 
-    with pytest.raises(
-        UserError, match=r"Plain is no type of this slot \(MLP, .*\); write @config\.member\(SLOT\) above"
-    ):
+    with pytest.raises(UserError, match=r"Plain is no type of this slot; write @config\.member\(SLOT\) above"):
         config.Block(config.Attention(2), Plain())  # type: ignore[arg-type]
 
 

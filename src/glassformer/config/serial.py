@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import functools
 import importlib
 import json
@@ -20,7 +19,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeAlias, TypeVar
 
-from ..errors import UserError, nearest, need, old_name
+from ..errors import UserError, choices, nearest, need, old_name
 from ..files import json_value
 from .old_names import HINTS, TYPES_RENAMED, old_names
 
@@ -97,9 +96,9 @@ def _fields(kind: type) -> dict[str, tuple[set[type], set[str], Any, Range | Non
         parts = (full[name], *typing.get_args(full[name]))
         within = (note for part in parts for note in getattr(part, "__metadata__", ()) if isinstance(note, Range))
         options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-        choices = (set(typing.get_args(o)) for o in options if typing.get_origin(o) is typing.Literal)
+        literals = (set(typing.get_args(o)) for o in options if typing.get_origin(o) is typing.Literal)
         kinds = {o for o in options if isinstance(o, type)}
-        found[name] = kinds, set[str]().union(*choices), hint, next(within, None)
+        found[name] = kinds, set[str]().union(*literals), hint, next(within, None)
     return found
 
 
@@ -213,14 +212,10 @@ def _from_union(kind: Any, raw: Any, where: str) -> Any:
         if not made and isinstance(name, str) and name in TYPES_RENAMED:
             old_name(f"{_at(where)}{name}", TYPES_RENAMED[name])
             name, raw = TYPES_RENAMED[name], {key: value for key, value in raw.items() if key != "type"}
-        if made or not isinstance(name, str) or name not in classes:
-            if made:
-                line = "write @config.member(SLOT) above its class, with the slot of config that it goes into"
-                raise UserError(f"{_at(where)}{name} is no type of this slot ({', '.join(classes)}); {line}.")
+        need(not made, f"{_at(where)}{name} is no type of this slot; write @config.member(SLOT) above its class.")
+        if not isinstance(name, str) or name not in classes:
             said = '"type" is missing' if name is None else f'"type" is {_show(name)}'
-            raise UserError(
-                f"{_at(where)}{said}; give one of {_known(name, classes, table=True)}.{_capitals(name, classes)}"
-            )
+            raise UserError(f"{_at(where)}{said}; give one of {choices(name, classes, table=True)}")
         return _from_table(classes[name], raw, where)
     if classes and isinstance(raw, str) and raw in classes:  # a type with nothing to set, by name alone
         return _from_table(classes[raw], {}, where)
@@ -233,34 +228,17 @@ def _from_union(kind: Any, raw: Any, where: str) -> Any:
             raise UserError(f"{_at(where)}{error}") from None
     plain = [o for o in options if o is not type(None) and not dataclasses.is_dataclass(o) and not _named_package(o)]
     if not plain:
-        known = _known(raw, classes)
+        known = choices(raw, classes)
         if isinstance(raw, str):
             hint = ' Write a table as {type = "NAME", key = value}, closed.' if raw.startswith("{") else ""
-            hint = hint or _capitals(raw, classes)
-            raise UserError(f"{_at(where)}there is no {_show(raw)}; give one of {known}.{hint}")
-        raise UserError(f"{_at(where)}{_show(raw)} is not a table with a type; give one of {known}.")
+            raise UserError(f"{_at(where)}there is no {_show(raw)}; give one of {known}{hint}")
+        raise UserError(f"{_at(where)}{_show(raw)} is not a table with a type; give one of {known}")
     for option in plain:
         try:
             return from_dict(option, raw, where)
         except UserError as error:
             last = error
     raise last
-
-
-def _known(name: Any, classes: Mapping[str, type], table: bool = False) -> str:
-    """The names to choose from, and how one's own is made known: of a ``table``, which may be a checkpoint's, always;
-    of a word alone where it is not a slip of one of them.
-    """
-    known = ", ".join(classes)
-    named = isinstance(name, str) and name.isidentifier() and not _capitals(name, classes)
-    strange = named and (table or not difflib.get_close_matches(name, classes, cutoff=0.8))
-    return f"{known}, or name the file that defines it (--use FILE, glassformer.use)" if strange else known
-
-
-def _capitals(name: Any, classes: Mapping[str, type]) -> str:
-    """A hint for a name that is right but for its capitals: lora."""
-    meant = [known for known in classes if known.lower() == str(name).lower()]
-    return f' Did you mean "{meant[0]}"?' if meant else ""
 
 
 def _from_table(kind: type, raw: Any, where: str) -> Any:
@@ -275,15 +253,16 @@ def _from_table(kind: type, raw: Any, where: str) -> Any:
             old_name(f"{kind.__name__}.{old}", new, HINTS.get(old, ""))
             table[new] = table.pop(old)
     if "type" in raw and "type" not in hints and raw["type"] != kind.__name__:
-        known = _known(raw["type"], {kind.__name__: kind})
-        raise UserError(f'{_at(where)}"type" is {_show(raw["type"])}; here it must be {known}.')
+        sentence = f'"type" is {_show(raw["type"])}; here it must be {choices(raw["type"], {kind.__name__: kind})}'
+        raise UserError(f"{_at(where)}{sentence}")
     for key in table:
         if key not in hints:
-            last = where.rpartition(".")[2]
-            subject = {"Run": "A run file", "Stack": "A stack of blocks"}.get(kind.__name__, kind.__name__)
-            subject = last if kind.__name__ == "Stack" and last else subject  # encoder, decoder: as the user wrote it
-            what = "table" if kind.__name__ == "Run" else "setting"
-            raise UserError(f"{_at(where)}{subject} has no {what} {_show(key)}.{nearest(str(key), hints)}")
+            said = {
+                "Run": "A run file has no table",
+                "Stack": f"{where.rpartition('.')[2] or 'A stack'} has no setting",
+            }
+            sentence = said.get(kind.__name__, f"{kind.__name__} has no setting")
+            raise UserError(f"{_at(where)}{sentence} {_show(key)}.{nearest(str(key), hints)}")
     needed = [f.name for f in dataclasses.fields(kind) if f.default is f.default_factory is dataclasses.MISSING]
     for name in needed:
         need(name in table, f'{_at(where)}{kind.__name__} needs "{name}"; add it.')

@@ -42,8 +42,8 @@ class FirstDifference:
     text: int
 
     def __str__(self) -> str:
-        found, wanted = ("not finite" if x is None else f"{x:.6g}" for x in (self.value, self.expected))
-        return f"{self.address} of text {self.text} is {found}, not {wanted}"
+        value, expected = ("not finite" if x is None else f"{x:.6g}" for x in (self.value, self.expected))
+        return f"{self.address} of text {self.text} is {value}, not {expected}"
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,9 @@ class Check:
         numbers = "-" if self.difference is None else "0" if self.difference == 0 else f"{self.difference:.1e}"
         bound = "-" if self.bound is None else "0" if self.bound == 0 else f"{self.bound:.1e}"
         greedy = "-" if self.tokens is None else f"{self.greedy}/{self.tokens}"
-        said = f"{self.name:{NAME_WIDTH}} {numbers:>10} {bound:>8} {greedy:>8}  {self.status}"
-        said += f" ({self.note})" if self.note else ""
-        return said if self.first is None else f"{said}\n    first: {self.first}"
+        line = f"{self.name:{NAME_WIDTH}} {numbers:>10} {bound:>8} {greedy:>8}  {self.status}"
+        line += f" ({self.note})" if self.note else ""
+        return line if self.first is None else f"{line}\n    first: {self.first}"
 
 
 def tolerance(cfg: config.Model, dtype: torch.dtype, steps: int, quantised: bool = False) -> float:
@@ -101,37 +101,43 @@ def tolerance(cfg: config.Model, dtype: torch.dtype, steps: int, quantised: bool
     sublayers = 0
     for body in config.bodies(cfg).values():
         blocks = [body.block(i) for i in range(body.depth)] if isinstance(body, config.Stack) else []
-        parts = [(block.attention, block.cross, block.feedforward) for block in blocks]
-        sublayers += sum(part is not None for block in parts for part in block) if blocks else body.depth * steps
-    one = ROUNDINGS.get(dtype, 16.0) * torch.finfo(dtype).eps
-    return float(max(one, CODES * HALF_A_CODE if quantised else 0.0) * math.sqrt(sublayers + 1))
+        sublayer_configs = [(block.attention, block.cross, block.feedforward) for block in blocks]
+        sublayers += (
+            sum(sublayer is not None for block in sublayer_configs for sublayer in block)
+            if blocks
+            else body.depth * steps
+        )
+    rounding = ROUNDINGS.get(dtype, 16.0) * torch.finfo(dtype).eps
+    return float(max(rounding, CODES * HALF_A_CODE if quantised else 0.0) * math.sqrt(sublayers + 1))
 
 
-def answers(left: Sequence[Values], right: Sequence[Values]) -> list[str]:
+def answers(actual: Sequence[Values], right: Sequence[Values]) -> list[str]:
     """The paths of what both ways say."""
-    return [path for path in ANSWERS if path in left[0] and path in right[0]]
+    return [path for path in ANSWERS if path in actual[0] and path in right[0]]
 
 
-def largest(left: Sequence[Values], right: Sequence[Values], share: float) -> tuple[float, float, str]:
+def largest(actual: Sequence[Values], right: Sequence[Values], share: float) -> tuple[float, float, str]:
     """The largest difference of an answer, its bound and its path: of the answer that is nearest to its bound.
 
     ``share`` is of the largest number of the answer; NaN counts as an infinite difference.
     """
-    found = []
-    for path in answers(left, right):
+    differences = []
+    for path in answers(actual, right):
         size, difference = 0.0, 0.0
-        for ours, theirs in zip(left, right, strict=True):
-            a, b = ours[path].double(), theirs[path].to(ours[path].device).double()
+        for first, second in zip(actual, right, strict=True):
+            a, b = first[path].double(), second[path].to(first[path].device).double()
             size = max(size, float(b.abs().max()))
             apart = float((a - b).abs().max()) if a.shape == b.shape else math.inf
             difference = max(difference, math.inf if math.isnan(apart) else apart)
-        found.append((difference / (share * size) if share * size else difference, difference, share * size, path))
-    _, difference, bound, path = max(found)
+        differences.append(
+            (difference / (share * size) if share * size else difference, difference, share * size, path)
+        )
+    _, difference, bound, path = max(differences)
     return difference, bound, path
 
 
 def equal_choices(
-    left: Sequence[Values], right: Sequence[Values], new: int, labels: bool
+    actual: Sequence[Values], right: Sequence[Values], new: int, labels: bool
 ) -> tuple[int | None, int | None]:
     """How many greedy choices are the same, of how many; None where nothing is chosen.
 
@@ -140,27 +146,27 @@ def equal_choices(
     tokens. ``labels``: what a Pool or a TokenHead says is chosen from too.
     """
     equal = count = 0
-    for ours, theirs in zip(left, right, strict=True):
+    for a, b in zip(actual, right, strict=True):
         for path in ("logits", *(LABELS if labels else ())):
-            if path in ours and path in theirs and ours[path].shape == theirs[path].shape:
-                pair = (ours[path], theirs[path])
-                one, other = (x[-new - 1 : -1] if new and path == "logits" else x for x in pair)
-                same = one.argmax(-1) == other.argmax(-1).to(one.device)
-                equal, count = equal + int(same.sum()), count + same.numel()
+            if path in a and path in b and a[path].shape == b[path].shape:
+                pair = (a[path], b[path])
+                logits_a, logits_b = (x[-new - 1 : -1] if new and path == "logits" else x for x in pair)
+                agree = logits_a.argmax(-1) == logits_b.argmax(-1).to(logits_a.device)
+                equal, count = equal + int(agree.sum()), count + agree.numel()
     return (equal, count) if count else (None, None)
 
 
 def first_difference(
-    left: Sequence[Values], right: Sequence[Values], share: float, texts: Sequence[int]
+    actual: Sequence[Values], right: Sequence[Values], share: float, texts: Sequence[int]
 ) -> FirstDifference | None:
     """The first value that differs by more than ``share`` of the largest of its kind; None where none does.
 
     Values are compared by their paths, in the order of ``right``; ``texts`` numbers the two lists.
     """
     for path in right[0]:
-        for ours, theirs, text in zip(left, right, texts, strict=True):
-            if path in ours and path in theirs and (found := differing(path, ours[path], theirs[path], share, text)):
-                return found
+        for a, b, text in zip(actual, right, texts, strict=True):
+            if path in a and path in b and (difference := differing(path, a[path], b[path], share, text)):
+                return difference
     return None
 
 
@@ -174,7 +180,7 @@ def differing(path: str, value: Tensor, expected: Tensor, share: float = 0.0, te
     if bool(near.all()):
         return None
     place = (~near).nonzero()[0].tolist()
-    one, other = (float(x[tuple(place)]) for x in (a, b))
+    number, expected_number = (float(x[tuple(place)]) for x in (a, b))
     address = f"{path}[{','.join(map(str, place))}]"
-    found, wanted = (x if math.isfinite(x) else None for x in (one, other))
-    return FirstDifference(address, found, wanted, text)
+    finite_value, finite_expected = (x if math.isfinite(x) else None for x in (number, expected_number))
+    return FirstDifference(address, finite_value, finite_expected, text)

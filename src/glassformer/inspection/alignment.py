@@ -51,33 +51,33 @@ class Alignment:
 
     def svg(self, y: int = 0) -> str:
         """As a drawing that begins ``y`` dots down: the darker, the more."""
-        left, top, width, height = self._size()
-        parts = [f'<rect width="{width}" height="{height}" fill="#ffffff"/>']
+        x0, top, width, height = self._size()
+        elements = [f'<rect width="{width}" height="{height}" fill="#ffffff"/>']
         for x, word in enumerate(self.columns):
-            place = f"{left + CELL * x + 13},{top - 5}"
-            parts.append(f'<text transform="translate({place}) rotate(-90)">{escape(word)}</text>')
+            place = f"{x0 + CELL * x + 13},{top - 5}"
+            elements.append(f'<text transform="translate({place}) rotate(-90)">{escape(word)}</text>')
         for y, (word, row) in enumerate(zip(self.rows, self.weights.tolist(), strict=True)):
             at = top + CELL * y
-            parts.append(f'<text x="{left - 5}" y="{at + 13}" text-anchor="end">{escape(word)}</text>')
+            elements.append(f'<text x="{x0 - 5}" y="{at + 13}" text-anchor="end">{escape(word)}</text>')
             for x, weight in enumerate(row):
-                square = f'x="{left + CELL * x}" y="{at}" width="{CELL}" height="{CELL}"'
-                parts.append(f'<rect {square} fill="#1f5f9e" fill-opacity="{weight:.3f}"/>')
+                square = f'x="{x0 + CELL * x}" y="{at}" width="{CELL}" height="{CELL}"'
+                elements.append(f'<rect {square} fill="#1f5f9e" fill-opacity="{weight:.3f}"/>')
         head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" y="{y}"'
         style = 'font-family="monospace" font-size="13"'
-        return "\n".join([f"{head} {style}>", f"<title>{escape(self.path)}</title>", *parts, "</svg>", ""])
+        return "\n".join([f"{head} {style}>", f"<title>{escape(self.path)}</title>", *elements, "</svg>", ""])
 
     def _size(self) -> tuple[int, int, int, int]:
         """Where the cells begin and where they end, in dots: left, top, width, height."""
-        left, top = (10 + 8 * max(map(len, words)) for words in (self.rows, self.columns))
-        return left, top, left + CELL * len(self.columns), top + CELL * len(self.rows)
+        x0, top = (10 + 8 * max(map(len, words)) for words in (self.rows, self.columns))
+        return x0, top, x0 + CELL * len(self.columns), top + CELL * len(self.rows)
 
 
 def svg(drawn: Sequence[Alignment]) -> str:
     """All of them as one drawing, one below the other."""
-    sizes = [one._size()[2:] for one in drawn]
+    sizes = [picture._size()[2:] for picture in drawn]
     begins = list(itertools.accumulate((height + CELL for _, height in sizes), initial=0))
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{max(w for w, _ in sizes)}" height="{begins[-1] - CELL}">'
-    return "\n".join([head, *(one.svg(y) for one, y in zip(drawn, begins, strict=False)), "</svg>", ""])
+    return "\n".join([head, *(picture.svg(y) for picture, y in zip(drawn, begins, strict=False)), "</svg>", ""])
 
 
 def alignments(
@@ -96,9 +96,9 @@ def alignments(
     A row across is named by the word that comes of it, the one after the word that is read. Raises UserError where
     nothing that matches is an attention.
     """
-    wanted = patterns or ("*.cross.pattern" if source is not None else "*.pattern",)
-    found = look(model, tokenizer, text, *wanted, source=source, edits=edits)
-    pictures = {path: value for path, value in found.items() if path.endswith(".pattern") and value.ndim == 4}
+    names = patterns or ("*.cross.pattern" if source is not None else "*.pattern",)
+    recorded = look(model, tokenizer, text, *names, source=source, edits=edits)
+    pictures = {path: value for path, value in recorded.items() if path.endswith(".pattern") and value.ndim == 4}
     if not pictures:
         raise UserError(
             'None of these values is an attention; give a name that ends in "pattern", as "*.attn.pattern".'
@@ -109,12 +109,20 @@ def alignments(
     return list(_named(chosen, tokenizer, read_tokens(model, tokenizer, text, source, edits)))
 
 
-def _named(pictures: Mapping[str, Tensor], tokenizer: Tokenizer, told: Mapping[str, Any]) -> Iterator[Alignment]:
-    read = [_word(tokenizer, number) for number in told["ids"]]
-    written = [*read[1:], "" if tokenizer.eos is None else tokenizer.token(tokenizer.eos)]
-    given = [_word(tokenizer.for_source, number) for number in told["source"]["ids"]] if "source" in told else read
+def _named(pictures: Mapping[str, Tensor], tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> Iterator[Alignment]:
+    query_words = [_word(tokenizer, number) for number in metadata["ids"]]
+    written = [*query_words[1:], "" if tokenizer.eos is None else tokenizer.token(tokenizer.eos)]
+    key_words = (
+        [_word(tokenizer.for_source, number) for number in metadata["source"]["ids"]]
+        if "source" in metadata
+        else query_words
+    )
     for path, value in pictures.items():
-        rows, columns = (written, given) if ".cross." in path else 2 * (given if path.startswith("encoder.") else read,)
+        rows, columns = (
+            (written, key_words)
+            if ".cross." in path
+            else 2 * (key_words if path.startswith("encoder.") else query_words,)
+        )
         yield Alignment(path, rows, columns, value)
 
 

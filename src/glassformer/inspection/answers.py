@@ -82,8 +82,8 @@ KIND_WORDS = {
 
 def card(cfg: config.Model) -> dict[str, Any]:
     """What a page must know of a model before it is loaded: its kind, sizes, and what can be asked of it."""
-    parts = list(_walk(cfg))
-    recurrent = any(isinstance(part, config.Recurrent) for part in parts)
+    nodes = list(_walk(cfg))
+    recurrent = any(isinstance(node, config.Recurrent) for node in nodes)
     pair, encoder = isinstance(cfg, config.EncoderDecoder), isinstance(cfg, config.Encoder)
     kind = "encoder-decoder" if pair else "encoder" if encoder else "recurrent" if recurrent else "decoder"
     head = cfg.head is not None
@@ -91,25 +91,25 @@ def card(cfg: config.Model) -> dict[str, Any]:
         "generate": head and not encoder,
         "fill": head and encoder,
         "source": pair,
-        "experts": any(isinstance(part, config.MoE) for part in parts),
+        "experts": any(isinstance(node, config.MoE) for node in nodes),
         "pool": cfg.pool is not None,
         "lens": head,
-        "attention": any(isinstance(part, config.Attention) for part in parts),
+        "attention": any(isinstance(node, config.Attention) for node in nodes),
         "attribution": head and not recurrent,
     }
     sizes = {"parameters": cost.cost(cfg).total, "context": cfg.context, "vocab": cfg.embed.vocab}
     return {"kind": kind, **sizes, "abilities": can}
 
 
-def _walk(part: Any) -> Iterator[Any]:
+def _walk(node: Any) -> Iterator[Any]:
     """A config and every part of it."""
-    if dataclasses.is_dataclass(part):
-        yield part
-        for field in dataclasses.fields(part):
-            yield from _walk(getattr(part, field.name))
-    elif isinstance(part, tuple):
-        for one in part:
-            yield from _walk(one)
+    if dataclasses.is_dataclass(node):
+        yield node
+        for field in dataclasses.fields(node):
+            yield from _walk(getattr(node, field.name))
+    elif isinstance(node, tuple):
+        for item in node:
+            yield from _walk(item)
 
 
 def tokens(
@@ -119,14 +119,14 @@ def tokens(
 
     ``spans``: of the places that stand for a piece of the text; the others stand for nothing of it.
     """
-    told = []
+    entries = []
     for place, id in enumerate(ids):
         start, end = (spans or {}).get(place, (0, 0))
         raw, special, unknown = b"", False, False
         if tokenizer is not None and id < tokenizer.size:
             special, unknown = tokenizer.hides(id), id == tokenizer.unk
             raw = tokenizer.token(id).encode() if special else tokenizer.bytes_of(id, start == 0 and end > 0)
-        told.append(
+        entries.append(
             {
                 "id": id,
                 "bytes": base64.b64encode(raw).decode(),
@@ -136,16 +136,16 @@ def tokens(
                 "unk": unknown,
             }
         )
-    return told
+    return entries
 
 
 def vocabulary(tokenizer: Tokenizer) -> bytes:
     """For each id its length as uint32, little-endian, and its bytes; special tokens by their name."""
-    parts = []
+    chunks = []
     for id in range(tokenizer.size):
         raw = tokenizer.token(id).encode() if tokenizer.hides(id) else tokenizer.bytes_of(id)
-        parts += [struct.pack("<I", len(raw)), raw]
-    return b"".join(parts)
+        chunks += [struct.pack("<I", len(raw)), raw]
+    return b"".join(chunks)
 
 
 def spans(tokenizer: Tokenizer | None, ids: Sequence[int], text: str | None) -> dict[int, tuple[int, int]]:
@@ -154,10 +154,10 @@ def spans(tokenizer: Tokenizer | None, ids: Sequence[int], text: str | None) -> 
         return {}
     for special in (False, True):
         inside = tokenizer.encode(text, special=special)
-        found = tokenizer.offsets(text, special=special)
+        offsets = tokenizer.offsets(text, special=special)
         for shift in range(len(ids) - len(inside) + 1):
             if inside and list(ids[shift : shift + len(inside)]) == inside:
-                return {shift + at: span for at, span in enumerate(found)}
+                return {shift + at: span for at, span in enumerate(offsets)}
     short = tokenizer.encode(text)  # cut at the context
     lead = next((at for at in range(min(3, len(ids))) if list(ids[at:]) == short[: len(ids) - at]), None)
     return {} if lead is None else dict(enumerate(tokenizer.offsets(text)[: len(ids) - lead], lead))
@@ -179,13 +179,13 @@ def plan(trace: Any) -> list[dict[str, Any]]:
 def run(trace: Any, places: Mapping[int, tuple[int, int]], source: str | None) -> dict[str, Any]:
     """What a page is told of a pass; ``places`` are where its tokens stand in the text, before edits."""
     ids = trace.tokens[0].tolist()
-    about = card(trace.model.config)
-    told: dict[str, Any] = {
-        "task": {"encoder": "masked", "encoder-decoder": "seq2seq"}.get(about["kind"], "causal"),
-        "kind": about["kind"],
-        "abilities": about["abilities"],
+    model_card = card(trace.model.config)
+    payload: dict[str, Any] = {
+        "task": {"encoder": "masked", "encoder-decoder": "seq2seq"}.get(model_card["kind"], "causal"),
+        "kind": model_card["kind"],
+        "abilities": model_card["abilities"],
         "dtype": str(next(trace.model.parameters()).dtype).removeprefix("torch."),
-        "streams": [{"name": "encoder" if about["kind"] == "encoder" else "decoder", "length": len(ids)}],
+        "streams": [{"name": "encoder" if model_card["kind"] == "encoder" else "decoder", "length": len(ids)}],
         "tokens": tokens(trace.tokenizer, ids, places),
         "plan": plan(trace),
         "weights": {name: list(trace.shape(name)[0]) for name in trace.plan.weights},
@@ -193,23 +193,23 @@ def run(trace: Any, places: Mapping[int, tuple[int, int]], source: str | None) -
         "ms": 1000 * trace.seconds,
     }
     if trace.source is not None:
-        given = trace.source[0].tolist()
-        told["streams"].insert(0, {"name": "encoder", "length": len(given)})
+        source_ids = trace.source[0].tolist()
+        payload["streams"].insert(0, {"name": "encoder", "length": len(source_ids)})
         reads = trace.tokenizer and trace.tokenizer.for_source
-        told["source_tokens"] = tokens(reads, given, spans(reads, given, source))
-    return told
+        payload["source_tokens"] = tokens(reads, source_ids, spans(reads, source_ids, source))
+    return payload
 
 
-def experts(trace: Any, held: Callable[[], AbstractContextManager[Any]] = nullcontext) -> dict[str, Any]:
+def experts(trace: Any, pass_lock: Callable[[], AbstractContextManager[Any]] = nullcontext) -> dict[str, Any]:
     """Each mixture's experts with their loads, and each token's choice with its weight; ``held`` while one is read."""
-    found = []
+    layers = []
     for path in [op.id.removesuffix(".router") for op in trace.plan if op.kind == "router"]:
-        with held():
+        with pass_lock():
             chosen, weight = trace[f"{path}.chosen"][0].long(), trace[f"{path}.weight"][0].float()
             chance = trace[f"{path}.router_probs"][0].float()
         count = chance.shape[-1]
         load = chosen.flatten().bincount(minlength=count)
-        found.append(
+        layers.append(
             {
                 "address": path,
                 "layer": trace.plan[f"{path}.router"].layer,
@@ -221,17 +221,31 @@ def experts(trace: Any, held: Callable[[], AbstractContextManager[Any]] = nullco
                 "idle": int((load == 0).sum()),
             }
         )
-    return {"layers": found, "idle": sum(one["idle"] for one in found), "of": sum(one["experts"] for one in found)}
+    return {
+        "layers": layers,
+        "idle": sum(layer["idle"] for layer in layers),
+        "of": sum(one["experts"] for one in layers),
+    }
 
 
 def cell(trace: Any, address: str, terms: int) -> dict[str, Any]:
     """One number's arithmetic; ``next`` are the operations that read it, ``python`` the line that gives it."""
-    one = trace.explain(address)
-    told = one.to_dict(terms)
-    name, _, index = told["address"].partition("[")
+    explanation = trace.explain(address)
+    payload = explanation.to_dict(terms)
+    name, _, index = payload["address"].partition("[")
     readers = [op.id for op in trace.plan if name in op.inputs]
-    rows = "".join(f"[{part}]" for part in index.rstrip("]").split(",")) if index else ""
+    rows = "".join(f"[{axis}]" for axis in index.rstrip("]").split(",")) if index else ""
     op = trace.plan.get(name)
     row = "[0]" if op is not None and op.axes[0] in ("B", "N") else ""
-    said = {"plain": told["sentence"], "place": told["place"], "value": "a weight" if op is None else words(op)}
-    return {**told, "words": said, "next": readers, "weights": one.weights, "python": f"trace[{name!r}]{row}{rows}"}
+    summary = {
+        "plain": payload["sentence"],
+        "place": payload["place"],
+        "value": "a weight" if op is None else words(op),
+    }
+    return {
+        **payload,
+        "words": summary,
+        "next": readers,
+        "weights": explanation.weights,
+        "python": f"trace[{name!r}]{row}{rows}",
+    }

@@ -59,17 +59,17 @@ class Attribution(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON holds it."""
-        return {**vars(self), "parts": [vars(part) for part in self.parts]}
+        return {**vars(self), "parts": [vars(component) for component in self.parts]}
 
     def by_block(self) -> list[tuple[str, dict[str, float]]]:
         """The sums of each block by kind, from the embedding on, and of what stands outside of blocks."""
-        found: dict[str, dict[str, float]] = {}
-        for part in self.parts:
-            name = "ends" if part.block is None else f"block {part.block}"
-            kinds = found.setdefault(name, {})
-            kinds[part.kind] = kinds.get(part.kind, 0.0) + part.value
-        order = sorted(found, key=lambda name: (name != "ends", int(name.split()[-1]) if name != "ends" else 0))
-        return [(name, found[name]) for name in order]
+        sums: dict[str, dict[str, float]] = {}
+        for component in self.parts:
+            name = "ends" if component.block is None else f"block {component.block}"
+            kinds = sums.setdefault(name, {})
+            kinds[component.kind] = kinds.get(component.kind, 0.0) + component.value
+        order = sorted(sums, key=lambda name: (name != "ends", int(name.split()[-1]) if name != "ends" else 0))
+        return [(name, sums[name]) for name in order]
 
     @property
     def title(self) -> str:
@@ -83,11 +83,13 @@ class Attribution(Shown):
         """What each block's parts of a kind added, then each head of it, then the parts that added or took most."""
         yield Prose([f"sum {self.sum:+.4f}, logit {self.logit:+.4f}, difference {self.difference:.1e}", *self.notes])
         blocks = self.by_block()
-        kinds = list(dict.fromkeys(kind for _, told in blocks for kind in told))
+        kinds = list(dict.fromkeys(kind for _, sums in blocks for kind in sums))
         yield _added(
-            "added by", [[told.get(kind) for kind in kinds] for _, told in blocks], [n for n, _ in blocks], kinds
+            "added by", [[sums.get(kind) for kind in kinds] for _, sums in blocks], [n for n, _ in blocks], kinds
         )
-        heads = {(part.block, part.index): part.value for part in self.parts if part.kind == "head"}
+        heads = {
+            (component.block, component.index): component.value for component in self.parts if component.kind == "head"
+        }
         if heads:
             rows, columns = (sorted({place[side] or 0 for place in heads}) for side in (0, 1))
             cells = [[heads.get((row, column)) for column in columns] for row in rows]
@@ -96,30 +98,32 @@ class Attribution(Shown):
 
     def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
         """A row for each part."""
-        rows = (tuple("" if fact is None else fact for fact in vars(part).values()) for part in self.parts)
+        rows = (tuple("" if fact is None else fact for fact in vars(component).values()) for component in self.parts)
         return tuple(Part.__dataclass_fields__), rows
 
     def tensors(self) -> dict[str, Array]:
         """``value`` (N): what each part added."""
-        return {"value": np.array([part.value for part in self.parts])}
+        return {"value": np.array([component.value for component in self.parts])}
 
     def facts(self) -> Mapping[str, Any]:
         """What the parts are."""
-        told = {name: value for name, value in vars(self).items() if name != "parts"}
-        return {**told, "addresses": [part.address for part in self.parts]}
+        fields = {name: value for name, value in vars(self).items() if name != "parts"}
+        return {**fields, "addresses": [component.address for component in self.parts]}
 
     def table(self, top: int = 20) -> list[str]:
         """The parts that added or took most, as lines, rounded to four places; then the sum beside the logit."""
-        return tables.lines(self._lines(top), ("part", "address", "added"), left=(0, 1))
+        return tables.lines(self._lines(top), ("part", "address", "added"), left_columns=(0, 1))
 
     def _lines(self, top: int) -> list[tuple[str, str, str]]:
-        ordered = sorted(self.parts, key=lambda part: -abs(part.value))
-        rows = [(_label(part), part.address, f"{part.value:+.4f}") for part in ordered[:top]]
-        if rest := ordered[top:]:
-            rows.append((f"{len(rest):,} more", "", f"{math.fsum(part.value for part in rest):+.4f}"))
+        ordered = sorted(self.parts, key=lambda component: -abs(component.value))
+        rows = [(_label(component), component.address, f"{component.value:+.4f}") for component in ordered[:top]]
+        if remainder := ordered[top:]:
+            rows.append(
+                (f"{len(remainder):,} more", "", f"{math.fsum(component.value for component in remainder):+.4f}")
+            )
         rows += [("sum", f"of {len(self.parts):,} parts", f"{self.sum:+.4f}")]
-        own = "the edited run's own" if self.edits else "the model's own"
-        rows += [("logit", own, f"{self.logit:+.4f}"), ("difference", "", f"{self.difference:.1e}")]
+        run_name = "the edited run's own" if self.edits else "the model's own"
+        rows += [("logit", run_name, f"{self.logit:+.4f}"), ("difference", "", f"{self.difference:.1e}")]
         return rows
 
 
@@ -129,9 +133,9 @@ def _added(title: str, cells: list[list[float | None]], rows: Sequence[str], col
     return Heat(title, np.array(cells, dtype=float), rows, columns, words, signed=True)
 
 
-def _label(part: Part) -> str:
-    block = "" if part.block is None else f"L{part.block}."
-    return f"{block}{part.kind}" + ("" if part.index is None else f" {part.index}")
+def _label(component: Part) -> str:
+    block = "" if component.block is None else f"L{component.block}."
+    return f"{block}{component.kind}" + ("" if component.index is None else f" {component.index}")
 
 
 def attribute(
@@ -158,44 +162,44 @@ def attribute(
     changes = listed(edits)
     labels = answer_kind(model, of) == "label"
     streams.needs_stream(model, "Direct logit attribution", INSTEAD)
-    read = streams.prepare(model, tokenizer, text, source, changes)
+    inputs = streams.prepare(model, tokenizer, text, source, changes)
     if labels:
         need(position is None, "A label is of the whole text, of no position; leave it out.")
-        return replace(_of_label(model, read, token, against), edits=[*map(repr, changes)])
+        return replace(_of_label(model, inputs, token, against), edits=[*map(repr, changes)])
     head: Any = streams.needs_head(model, "`glassformer contexts` compares its vectors.")
-    at = streams.place(position, read.tokens, tokenizer)
-    tape = AtOnePlace(at, streams.body_of(model), read.edits)
+    at = streams.place(position, inputs.tokens, tokenizer)
+    tape = AtOnePlace(at, streams.body_of(model), inputs.edits)
     with inference(model):
-        output = model(*read.given, tape=tape, logits="none")
-        one = output.hidden[:, at : at + 1]
-        logits = fp64(head.proj(head.prepare(one), head.table(model.embed))[0, 0])  # before the cap
+        output = model(*inputs.inputs, tape=tape, logits="none")
+        last_hidden = output.hidden[:, at : at + 1]
+        logits = fp64(head.proj(head.prepare(last_hidden), head.table(model.embed))[0, 0])  # before the cap
         must_be_finite(model, output.hidden, logits)
-    known = len(logits) if tokenizer is None else min(tokenizer.size, len(logits))
-    chosen = int(logits[:known].argmax()) if token is None else streams.word_id(model, tokenizer, token)
-    other = None if against is None else streams.word_id(model, tokenizer, against)
-    need(other != chosen, "The two tokens are the same one, and their difference is nothing; give another.")
+    vocab_size = len(logits) if tokenizer is None else min(tokenizer.size, len(logits))
+    chosen = int(logits[:vocab_size].argmax()) if token is None else streams.word_id(model, tokenizer, token)
+    against_id = None if against is None else streams.word_id(model, tokenizer, against)
+    need(against_id != chosen, "The two tokens are the same one, and their difference is nothing; give another.")
     with torch.no_grad():
         sweep = Sweep(model, tape)
-        sweep.carry_back(fp64(output.hidden[0, at]), chosen, other)
-    total = math.fsum(part.value for part in sweep.parts)
+        sweep.carry_back(fp64(output.hidden[0, at]), chosen, against_id)
+    total = math.fsum(component.value for component in sweep.parts)
 
-    def told(logits: Tensor) -> float:
-        return (logits[chosen] - (0.0 if other is None else logits[other])).item()
+    def score(logits: Tensor) -> float:
+        return (logits[chosen] - (0.0 if against_id is None else logits[against_id])).item()
 
-    own, cap = told(logits), head.softcap
-    capped = None if cap is None else told(cap * torch.tanh(logits / cap))
-    piece, *rest = streams.pieces(tokenizer, [chosen] if other is None else [chosen, other])
-    beside, parts = rest[0] if rest else None, sweep.parts[::-1]
+    logit, cap = score(logits), head.softcap
+    capped = None if cap is None else score(cap * torch.tanh(logits / cap))
+    piece, *against_pieces = streams.pieces(tokenizer, [chosen] if against_id is None else [chosen, against_id])
+    beside, components = against_pieces[0] if against_pieces else None, sweep.parts[::-1]
     return Attribution(
         chosen,
         piece,
-        other,
+        against_id,
         beside,
         at,
-        parts,
+        components,
         total,
-        own,
-        abs(total - own),
+        logit,
+        abs(total - logit),
         capped,
         sweep.notes,
         [*map(repr, changes)],
@@ -213,25 +217,35 @@ def answer_kind(model: Model, of: Of | None) -> Of:
     return of
 
 
-def _of_label(model: Model, read: streams.Read, label: str | int | None, against: str | int | None) -> Attribution:
+def _of_label(model: Model, inputs: streams.Read, label: str | int | None, against: str | int | None) -> Attribution:
     """What each part added to a label's logit, at all positions that the pool reads together."""
     body, pool = streams.body_of(model), model.pool
     assert pool is not None and pool.proj is not None
-    tape = Tape(*watched(body), "pool.*", edits=read.edits)
+    tape = Tape(*watched(body), "pool.*", edits=inputs.edits)
     with inference(model):
-        output = model(*read.given, tape=tape, logits="none")
+        output = model(*inputs.inputs, tape=tape, logits="none")
         must_be_finite(model, output.hidden, output.pooled)
     logits, hidden = fp64(tape["pool.write"][0]), fp64(output.hidden[0])
     chosen = int(logits.argmax()) if label is None else _label_number(label, len(logits))
-    other = None if against is None else _label_number(against, len(logits))
-    need(other != chosen, "The two labels are the same one, and their difference is nothing; give another.")
+    against_label = None if against is None else _label_number(against, len(logits))
+    need(against_label != chosen, "The two labels are the same one, and their difference is nothing; give another.")
     with torch.no_grad():
-        parts, notes = _through_pool(model, tape, hidden, chosen, other)
-    own = (logits[chosen] - (0.0 if other is None else logits[other])).item()
-    total = math.fsum(part.value for part in parts)
-    beside = None if other is None else Piece(f"label {other}")
+        components, notes = _through_pool(model, tape, hidden, chosen, against_label)
+    logit = (logits[chosen] - (0.0 if against_label is None else logits[against_label])).item()
+    total = math.fsum(component.value for component in components)
+    beside = None if against_label is None else Piece(f"label {against_label}")
     return Attribution(
-        chosen, Piece(f"label {chosen}"), other, beside, None, parts[::-1], total, own, abs(total - own), None, notes
+        chosen,
+        Piece(f"label {chosen}"),
+        against_label,
+        beside,
+        None,
+        components[::-1],
+        total,
+        logit,
+        abs(total - logit),
+        None,
+        notes,
     )
 
 
@@ -242,48 +256,48 @@ def _label_number(label: str | int, many: int) -> int:
 
 
 def _through_pool(
-    model: Model, tape: Tape, hidden: Tensor, label: int, other: int | None
+    model: Model, tape: Tape, hidden: Tensor, label: int, against_label: int | None
 ) -> tuple[list[Part], list[str]]:
     """The parts of a label's logit (less another's) from the last to the first; ``hidden`` (T, C) is what is pooled."""
     body, pool = streams.body_of(model), model.pool
-    ends = Sweep(model, AtOnePlace(0, body, tape.edits), ":")
-    rows, signs = ([label], [1.0]) if other is None else ([label, other], [1.0, -1.0])
+    head_sweep = Sweep(model, AtOnePlace(0, body, tape.edits), ":")
+    rows, signs = ([label], [1.0]) if against_label is None else ([label, against_label], [1.0, -1.0])
     sign = torch.tensor(signs, dtype=torch.float64, device=hidden.device)
     vector, shares = fp64(tape["pool.vector"][0]), fp64(pool.shares(hidden))  # (C), (T, C)
     x, gate = vector, None
     if pool.transform is not None:
         x, gate = gated(pool.transform, pool.act, x)
-    ends.d = sign @ fp64(pool.proj.weight[rows])
-    made = fp64(pool.proj.bias[rows]) + fp64(pool.proj.weight[rows]) @ (_unit(x) if pool.normalize else x)
+    head_sweep.d = sign @ fp64(pool.proj.weight[rows])
+    scores = fp64(pool.proj.bias[rows]) + fp64(pool.proj.weight[rows]) @ (_unit(x) if pool.normalize else x)
     if tape.changes("pool.write"):
-        ends.add("edit", "pool.write", sign @ (fp64(tape["pool.write"][0, rows]) - made))
-    ends.add("bias", " - ".join(f"pool.proj.bias[{row}]" for row in rows), sign @ fp64(pool.proj.bias[rows]))
-    ends.d = ends.d / x.norm().clamp(min=1e-12) if pool.normalize else ends.d
+        head_sweep.add("edit", "pool.write", sign @ (fp64(tape["pool.write"][0, rows]) - scores))
+    head_sweep.add("bias", " - ".join(f"pool.proj.bias[{row}]" for row in rows), sign @ fp64(pool.proj.bias[rows]))
+    head_sweep.d = head_sweep.d / x.norm().clamp(min=1e-12) if pool.normalize else head_sweep.d
     if gate is not None:
-        ends.notes.append(HELD.format("pool"))
-        ends.d, rest = back(pool.transform, ends.d * gate)
-        ends.add("bias", "pool.transform.bias", rest)
+        head_sweep.notes.append(HELD.format("pool"))
+        head_sweep.d, constant = back(pool.transform, head_sweep.d * gate)
+        head_sweep.add("bias", "pool.transform.bias", constant)
     if tape.changes("pool.vector"):
-        ends.add("edit", "pool.vector", ends.d @ (vector - (shares * hidden).sum(0)))
+        head_sweep.add("edit", "pool.vector", head_sweep.d @ (vector - (shares * hidden).sum(0)))
     if pool.query is not None:
-        ends.notes.append("The pool's shares, a softmax, are held.")
+        head_sweep.notes.append("The pool's shares, a softmax, are held.")
     places = [at for at, share in enumerate(shares) if share.any()]
     if len(places) > 1:
-        ends.notes.append(f"The pool reads {len(places)} positions; each part is the sum over them.")
-    found: dict[tuple[str, str, int | None, int | None], float] = {}
+        head_sweep.notes.append(f"The pool reads {len(places)} positions; each part is the sum over them.")
+    sums: dict[tuple[str, str, int | None, int | None], float] = {}
     for at in places:
-        here = AtOnePlace(at, body, tape.edits)
+        at_position = AtOnePlace(at, body, tape.edits)
         for path, value in tape.records.items():
             if not path.startswith("pool."):
-                here.record(path, value)
-        sweep = Sweep(model, here, ":" if len(places) > 1 else None)
-        sweep.d = ends.d * shares[at]
+                at_position.record(path, value)
+        sweep = Sweep(model, at_position, ":" if len(places) > 1 else None)
+        sweep.d = head_sweep.d * shares[at]
         sweep.through_stack(hidden[at])
-        for part in sweep.parts:
-            key = part.kind, part.address, part.block, part.index
-            found[key] = found.get(key, 0.0) + part.value
-    parts = [Part(kind, address, value, block, index) for (kind, address, block, index), value in found.items()]
-    return [*ends.parts, *parts], ends.notes
+        for component in sweep.parts:
+            key = component.kind, component.address, component.block, component.index
+            sums[key] = sums.get(key, 0.0) + component.value
+    components = [Part(kind, address, value, block, index) for (kind, address, block, index), value in sums.items()]
+    return [*head_sweep.parts, *components], head_sweep.notes
 
 
 def _unit(x: Tensor) -> Tensor:

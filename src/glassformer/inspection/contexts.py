@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -86,7 +87,7 @@ class Contexts(Shown):
 
     def _lines(self) -> list[tuple[str, str, str]]:
         rows = zip(self.depths, self.cosine, self.others, strict=True)
-        return [(name, f"{own:.4f}", f"{others:.4f}") for name, own, others in rows]
+        return [(name, f"{cosine:.4f}", f"{baseline:.4f}") for name, cosine, baseline in rows]
 
 
 def word_in_contexts(model: Model, tokenizer: Tokenizer, word: str, first: str, second: str) -> Contexts:
@@ -97,29 +98,32 @@ def word_in_contexts(model: Model, tokenizer: Tokenizer, word: str, first: str, 
     """
     pair = [_Seen.of(model, tokenizer, word, text) for text in (first, second)]
     depths = list(pair[0].states)
-    cosine, others = [], []
+    cosine, baselines = [], []
     for path in depths:
-        one, two = (seen.states[path] for seen in pair)
-        mine, its = one[pair[0].places].mean(0), two[pair[1].places].mean(0)
-        cosine.append(_cosine(mine, its[None]).item())
-        away = torch.cat((_cosine(mine, two[pair[1].others]), _cosine(its, one[pair[0].others])))
+        first_states, two = (occurrence.states[path] for occurrence in pair)
+        first_vector, its = first_states[pair[0].places].mean(0), two[pair[1].places].mean(0)
+        cosine.append(_cosine(first_vector, its[None]).item())
+        away = torch.cat((_cosine(first_vector, two[pair[1].others]), _cosine(its, first_states[pair[0].others])))
         need(len(away) > 0, "The texts have no other word to compare with; give longer ones.")
-        others.append(away.mean().item())
+        baselines.append(away.mean().item())
     notes = []
-    if any(len(seen.places) > 1 for seen in pair):
+    if any(len(occurrence.places) > 1 for occurrence in pair):
         notes.append(f'"{word}" is several tokens; its vector is their mean.')
-    if any(seen.times > 1 for seen in pair):
+    if any(occurrence.times > 1 for occurrence in pair):
         notes.append(f'"{word}" stands in a text more than once; the first place counts.')
     if streams.body_of(model) == "decoder" and not isinstance(model.config, config.EncoderDecoder):
         notes.append("A decoder's word has seen only what stands before it; words after it change nothing.")
     return Contexts(
         word,
         [first, second],
-        [seen.places for seen in pair],
-        [streams.pieces(_reads(model, tokenizer), [seen.ids[at] for at in seen.places]) for seen in pair],
+        [occurrence.places for occurrence in pair],
+        [
+            streams.pieces(_reads(model, tokenizer), [occurrence.ids[at] for at in occurrence.places])
+            for occurrence in pair
+        ],
         depths,
         cosine,
-        others,
+        baselines,
         notes,
     )
 
@@ -137,11 +141,11 @@ class _Seen:
     @classmethod
     def of(cls, model: Model, tokenizer: Tokenizer, word: str, text: str) -> _Seen:
         """A text as the model reads it."""
-        found = must_have(text, word)
+        word_spans = must_have(text, word)
         tokens = token_ids(model, tokenizer, text)
-        every, inside = _places(_reads(model, tokenizer), tokens[0].tolist(), (text, *found[0]))
+        every, inside = _places(_reads(model, tokenizer), tokens[0].tolist(), (text, *word_spans[0]))
         states = {path: value[0] for path, value in _states(model, tokens).items()}
-        return cls(tokens[0].tolist(), states, inside, [at for at in every if at not in inside], len(found))
+        return cls(tokens[0].tolist(), states, inside, [at for at in every if at not in inside], len(word_spans))
 
 
 def word_vectors(model: Model, tokenizer: Tokenizer, places: Sequence[Place], batch: int = 64) -> Tensor:
@@ -150,15 +154,15 @@ def word_vectors(model: Model, tokenizer: Tokenizer, places: Sequence[Place], ba
     A text longer than the context loses its end. Raises UserError for a word that lies there.
     """
     order = sorted(range(len(places)), key=lambda number: len(places[number][0]))  # texts of one length together
-    found: dict[int, Tensor] = {}
+    vectors: dict[int, Tensor] = {}
     for low in range(0, len(order), batch):
-        some = order[low : low + batch]
-        rows = [token_ids(model, tokenizer, places[number][0], truncate=True)[0] for number in some]
+        batch_ids = order[low : low + batch]
+        rows = [token_ids(model, tokenizer, places[number][0], truncate=True)[0] for number in batch_ids]
         states = torch.stack(list(_states(model, *_padded(rows)).values()), 2)  # (N, T, D, C)
-        for row, number in enumerate(some):
+        for row, number in enumerate(batch_ids):
             _, inside = _places(_reads(model, tokenizer), rows[row].tolist(), places[number])
-            found[number] = states[row, inside].mean(0)
-    return torch.stack([found[number] for number in range(len(places))])
+            vectors[number] = states[row, inside].mean(0)
+    return torch.stack([vectors[number] for number in range(len(places))])
 
 
 def pair_cosines(model: Model, tokenizer: Tokenizer, pairs: Sequence[tuple[Place, Place]]) -> Tensor:
@@ -180,22 +184,22 @@ def _padded(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 def _places(tokenizer: Tokenizer, ids: list[int], place: Place) -> tuple[range, list[int]]:
     """Which of a row's ``ids`` are the text's own, and which of them the word is; UserError where none is."""
     text, start, end = place
-    own = tokenizer.encode(text)
-    before = next(at for at in range(len(ids)) if ids[at : at + len(own)] == own[: len(ids) - at])
+    encoding = tokenizer.encode(text)
+    before = next(at for at in range(len(ids)) if ids[at : at + len(encoding)] == encoding[: len(ids) - at])
     offsets = tokenizer.offsets(text)
     inside = [before + at for at, (low, high) in enumerate(offsets) if low < end and high > start]
     word = text[start:end]
     need(bool(inside), f'No token of "{text}" stands for "{word}"; this tokenizer leaves it out.')
     past = f'The word "{word}" lies past the {len(ids)} tokens that the model reads; shorten the text.'
     need(inside[-1] < len(ids), past)
-    return range(before, min(before + len(own), len(ids))), inside
+    return range(before, min(before + len(encoding), len(ids))), inside
 
 
 def must_have(text: str, word: str) -> list[tuple[int, int]]:
     """``spans`` of the word; UserError where there are none."""
-    if not (found := spans(text, word)):
+    if not (word_spans := spans(text, word)):
         raise UserError(f'The word "{word}" does not stand in "{text}"; give texts that have it.')
-    return found
+    return word_spans
 
 
 def spans(text: str, word: str) -> list[tuple[int, int]]:
@@ -204,8 +208,8 @@ def spans(text: str, word: str) -> list[tuple[int, int]]:
         return []
     form = rf"(?<!\w){re.escape(word.strip())}(?!\w)"
     for flags in (0, re.IGNORECASE):
-        if found := [match.span() for match in re.finditer(form, text, flags)]:
-            return found
+        if matches := [match.span() for match in re.finditer(form, text, flags)]:
+            return matches
     return []
 
 
@@ -215,11 +219,12 @@ def _states(model: Model, tokens: Tensor, pos: Tensor | None = None) -> dict[str
     body = "encoder" if paired else streams.body_of(model)
     tape = Tape(f"{body}.embed", f"{body}.blocks.*.resid", f"{body}.cells.*.state")
     with inference(model):
-        read = model.encode(tokens, pos=pos, tape=tape) if paired else model(tokens, pos=pos, tape=tape, logits="none")  # type: ignore[operator]
-        must_be_finite(model, read.hidden)
+        run: Any = model.encode if paired else partial(model, logits="none")
+        output = run(tokens, pos=pos, tape=tape)
+        must_be_finite(model, output.hidden)
     return dict(tape.records)
 
 
-def _cosine(one: Tensor, others: Tensor) -> Tensor:
+def _cosine(vector: Tensor, vectors: Tensor) -> Tensor:
     """The cosine of a vector (C) with each of some (N, C), in fp64."""
-    return torch.nn.functional.cosine_similarity(streams.fp64(one)[None], streams.fp64(others), dim=-1)
+    return torch.nn.functional.cosine_similarity(streams.fp64(vector)[None], streams.fp64(vectors), dim=-1)

@@ -52,28 +52,30 @@ def with_engine(model: Model, name: str) -> Model:
     return view
 
 
-def engines_of(model: Model, given: Documents, names: Sequence[str], packed: bool = False) -> dict[str, Counter[str]]:
+def engines_of(
+    model: Model, documents: Documents, names: Sequence[str], packed: bool = False
+) -> dict[str, Counter[str]]:
     """By the name that is asked for: how many attentions each engine would compute while the model reads, ``packed`` or
     each text alone."""
-    found = {name: Counter[str]() for name in names}
+    engine_counts = {name: Counter[str]() for name in names}
 
-    def ask(attention: Any, given: tuple[Any, ...]) -> None:
-        x, flow, position = given[:3]
+    def ask(attention: Any, args: tuple[Any, ...]) -> None:
+        x, flow, position = args[:3]
         mask = attention.cross_mask(flow) if attention.cross else attention.self_mask(flow, None)
         bias = None if attention.cross else mask.bias(position)
-        one, (B, T), S, D = x.new_zeros(()), x.shape[:2], mask.k_pos.shape[1], attention.head_dim
-        q, k = one.expand(B, attention.heads, T, D), one.expand(B, attention.kv_heads, S, D)
+        scalar, (B, T), S, D = x.new_zeros(()), x.shape[:2], mask.k_pos.shape[1], attention.head_dim
+        q, k = scalar.expand(B, attention.heads, T, D), scalar.expand(B, attention.kv_heads, S, D)
         inputs = AttentionInputs(q, k, k, mask, bias, attention.scale, attention.softcap)
         for name in names:
-            found[name][choose(inputs, name).name] += 1
+            engine_counts[name][choose(inputs, name).name] += 1
 
-    handles = [part.register_forward_pre_hook(ask) for part in model.modules() if isinstance(part, Attention)]
+    handles = [module.register_forward_pre_hook(ask) for module in model.modules() if isinstance(module, Attention)]
     try:
-        (Reader(model).packed if packed else Reader(model).alone)(given)
+        (Reader(model).packed if packed else Reader(model).alone)(documents)
     finally:
         for handle in handles:
             handle.remove()
-    return found
+    return engine_counts
 
 
 # ------------------------------------------------------------------------------------------ formats
@@ -90,9 +92,9 @@ def in_format(model: Model, dtype: torch.dtype) -> Model:
 
 def _room(model: Model, size: int, device: torch.device) -> None:
     """Raise NotRun where ``size`` bytes for each weight do not fit the memory of a device."""
-    wanted, free = sum(weight.numel() for weight in model.parameters()) * size, available_memory(device)
-    if free is not None and wanted > 0.9 * free:
-        raise NotRun(f"a copy takes {wanted / 1e9:.1f} GB and {free / 1e9:.1f} GB of memory are free")
+    needed, free = sum(weight.numel() for weight in model.parameters()) * size, available_memory(device)
+    if free is not None and needed > 0.9 * free:
+        raise NotRun(f"a copy takes {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB of memory are free")
 
 
 # ------------------------------------------------------------------------------------------ weights
@@ -111,32 +113,32 @@ def loaded_again(model: Model, folder: Path) -> tuple[Model, str]:
 
 def adapters(model: Model, seed: int = 0) -> tuple[dict[str, Model], str]:
     """The model with its LoRA ``apart``, ``merged``, and merged and taken out again; a drawn one where it has none."""
-    layers, said = lora.adapted(model), "its own adapter"
+    layers, description = lora.adapted(model), "its own adapter"
     if not layers:
-        plain = {path: part for path, part in model.named_modules() if type(part) is Linear}
+        plain = {path: module for path, module in model.named_modules() if type(module) is Linear}
         if quantized(model):
             raise NotRun("a change stays beside a quantised weight")
         chosen = [path for path in plain if path.endswith((".attn.q", ".attn.v"))]
         chosen = chosen or [path for path in plain if path.endswith((".input", ".up"))]
         if not chosen:
             raise NotRun("no linear layer here is one that an adapter is usually drawn for")
-        layers, said = {path: _drawn(plain[path], seed + n) for n, path in enumerate(chosen)}, "a drawn adapter"
-    made: dict[str, Model] = {}
+        layers, description = {path: _drawn(plain[path], seed + n) for n, path in enumerate(chosen)}, "a drawn adapter"
+    copies: dict[str, Model] = {}
     for name in ("apart", "merged", "unmerged"):
-        own = {path: _unshared(layer) for path, layer in layers.items()}
-        for layer in own.values():
+        unshared = {path: _unshared(layer) for path, layer in layers.items()}
+        for layer in unshared.values():
             if name != "apart":
                 layer.merge()
             if name == "unmerged":
                 layer.unmerge()
-        made[name] = replaced(model, {model.get_submodule(path): layer for path, layer in own.items()})
-    return made, f"{said} on {len(layers)} layers"
+        copies[name] = replaced(model, {model.get_submodule(path): layer for path, layer in unshared.items()})
+    return copies, f"{description} on {len(layers)} layers"
 
 
 def _drawn(of: Linear, seed: int) -> lora.LoRALinear:
     """A layer with a change of SHARE of its weights' size beside it."""
     layer, draw = lora.LoRALinear(of, RANK, 1.0), torch.Generator().manual_seed(seed)
-    down, up = (torch.randn(part.shape, generator=draw) for part in (layer.down, layer.up))
+    down, up = (torch.randn(weight.shape, generator=draw) for weight in (layer.down, layer.up))
     size = SHARE * float(of.weight.detach().float().std()) / RANK**0.5
     layer.down.data.copy_(down)
     layer.up.data.copy_(up * size)
@@ -145,11 +147,11 @@ def _drawn(of: Linear, seed: int) -> lora.LoRALinear:
 
 def _unshared(layer: lora.LoRALinear) -> lora.LoRALinear:
     """The same layer with a matrix of its own, the change beside it."""
-    other = copy.copy(layer)
+    clone = copy.copy(layer)
     matrix = layer.weight if layer.original is None else layer.original
-    other._parameters = {**layer._parameters, "weight": nn.Parameter(matrix.detach().clone())}
-    other.original = None
-    return other
+    clone._parameters = {**layer._parameters, "weight": nn.Parameter(matrix.detach().clone())}
+    clone.original = None
+    return clone
 
 
 def with_prepacked(model: Model) -> Model:
@@ -184,7 +186,7 @@ def shortened(model: Model) -> tuple[Model, int]:
         blocks = model.get_submodule(f"{name}.blocks")
         assert isinstance(blocks, nn.ModuleList)
         swaps[blocks] = nn.ModuleList(list(blocks)[: len(stack.pattern) + 1])
-    return replaced(model, swaps), sum(len(part) for part in swaps.values() if isinstance(part, nn.ModuleList))
+    return replaced(model, swaps), sum(len(modules) for modules in swaps.values() if isinstance(modules, nn.ModuleList))
 
 
 def compiled_copy(model: Model) -> Model:
@@ -206,8 +208,8 @@ def compiled_copy(model: Model) -> Model:
         raise
     except Exception as error:
         raise NotRun(f"torch.compile finds no compiler ({str(error).splitlines()[0]})") from None
-    made: Model = compiled(copy.deepcopy(model))
-    return made
+    copied: Model = compiled(copy.deepcopy(model))
+    return copied
 
 
 # ------------------------------------------------------------------------------------- transformers
@@ -230,38 +232,38 @@ class Theirs:
         with _quiet(transformers):
             self.model = kind.from_pretrained(folder, dtype=weight.dtype).to(weight.device).eval()
 
-    def alone(self, given: Documents) -> list[Values]:
+    def alone(self, documents: Documents) -> list[Values]:
         """Each document by itself: logits, and hidden states by the paths that they have here."""
-        sources: Sequence[Tensor | None] = given.sources or [None] * len(given.tokens)
-        return [self._answers(tokens, source) for tokens, source in zip(given.tokens, sources, strict=True)]
+        sources: Sequence[Tensor | None] = documents.sources or [None] * len(documents.tokens)
+        return [self._answers(tokens, source) for tokens, source in zip(documents.tokens, sources, strict=True)]
 
     def _answers(self, tokens: Tensor, source: Tensor | None) -> Values:
-        how = {"input_ids": tokens[None]}
+        inputs = {"input_ids": tokens[None]}
         if source is not None:
-            how = {"input_ids": source[None], "decoder_input_ids": tokens[None]}
+            inputs = {"input_ids": source[None], "decoder_input_ids": tokens[None]}
         with inference(self.model):
-            said = self.model(**how, output_hidden_states=True)
+            output = self.model(**inputs, output_hidden_states=True)
         values: Values = {}
         for side, body in config.stacks(self.of.config).items():
             name = f"{side}_hidden_states" if isinstance(self.of, EncoderDecoder) else "hidden_states"
-            states: Sequence[Tensor] = getattr(said, name, None) or ()
+            states: Sequence[Tensor] = getattr(output, name, None) or ()
             if len(states) == body.depth + 1:  # what enters each block, and what leaves the last norm
                 places = [f"{side}.embed", *(f"{side}.blocks.{i}.resid" for i in range(body.depth - 1)), f"{side}.out"]
                 values |= {path: state[0] for path, state in zip(places, states, strict=True)}
-        return values | self._ends(said, len(tokens))
+        return values | self._ends(output, len(tokens))
 
-    def _ends(self, said: Any, length: int) -> Values:
+    def _ends(self, output: Any, length: int) -> Values:
         """What stands at the model's ends, by our names; a bare model has only its hidden states."""
-        cfg, named = self.of.config, {name: getattr(said, name, None) for name in ANSWERS}
+        cfg, named = self.of.config, {name: getattr(output, name, None) for name in ANSWERS}
         logits, words, pair, first, last = named.values()
-        found: dict[str, Tensor | None] = {"logits": words, "pool.write": pair}
+        values: dict[str, Tensor | None] = {"logits": words, "pool.write": pair}
         if logits is not None:
-            own = getattr(cfg, "token_head", None) is not None
-            path = "token_head.write" if own else "pool.write" if cfg.head is None else "logits"
-            found[path] = logits.reshape(1, length, -1) if own else logits
+            has_token_head = getattr(cfg, "token_head", None) is not None
+            path = "token_head.write" if has_token_head else "pool.write" if cfg.head is None else "logits"
+            values[path] = logits.reshape(1, length, -1) if has_token_head else logits
         elif first is not None and last is not None:
-            found["token_head.write"] = torch.stack((first, last), -1)
-        return {path: value[0] for path, value in found.items() if value is not None}
+            values["token_head.write"] = torch.stack((first, last), -1)
+        return {path: value[0] for path, value in values.items() if value is not None}
 
 
 @contextmanager

@@ -58,56 +58,68 @@ def container(trace: Any, most: int, cells: Iterable[str] = (), name: str = "", 
     text = _decoded(trace.tokenizer, ids) if text is None else text
     reads = trace.tokenizer and trace.tokenizer.for_source
     source = None if trace.source is None else _decoded(reads, trace.source[0].tolist())
-    told = answers.run(trace, answers.spans(trace.tokenizer, ids, text), source)
-    id, name = run_id(trace), name or str(told["kind"])
-    told |= {"run": id, "model": name, "digest": "", "edits": [], "check": {"captured_vs_fast_max_abs": trace.check()}}
-    unsaved = [key for key, can in told["abilities"].items() if can and key not in HELD]
-    able = {key: can and key in HELD for key, can in told["abilities"].items()}
-    card = {**answers.card(trace.model.config), "name": name, "title": name, "dtype": told["dtype"], "loaded": True}
+    run_record = answers.run(trace, answers.spans(trace.tokenizer, ids, text), source)
+    id, name = run_id(trace), name or str(run_record["kind"])
+    run_record |= {
+        "run": id,
+        "model": name,
+        "digest": "",
+        "edits": [],
+        "check": {"captured_vs_fast_max_abs": trace.check()},
+    }
+    unsaved = [key for key, can in run_record["abilities"].items() if can and key not in HELD]
+    able = {key: can and key in HELD for key, can in run_record["abilities"].items()}
+    card = {
+        **answers.card(trace.model.config),
+        "name": name,
+        "title": name,
+        "dtype": run_record["dtype"],
+        "loaded": True,
+    }
     card |= {"abilities": able, "unsaved": unsaved, "labels": []}
-    told["abilities"] = able
-    asked = {"model": name, "text": text} | ({} if source is None else {"source": source})
+    run_record["abilities"] = able
+    query = {"model": name, "text": text} | ({} if source is None else {"source": source})
     tensors: dict[str, wire.Array] = {}
-    kept = 0
+    kept_bytes = 0
     words = "" if trace.tokenizer is None else base64.b64encode(answers.vocabulary(trace.tokenizer)).decode()
     spent = len(gzip.compress(words.encode()))
     if spent > most * WORDS:
         words, spent = "", 0
     routed = answers.experts(trace) if able["experts"] else None
-    room = most - len(gzip.compress(json.dumps([told, routed]).encode())) - spent - 4096
-    whole = _sizes(trace)
-    kind = "f32" if sum(whole.values()) * 4 * 0.95 < room * 0.9 else "f16"
+    room = most - len(gzip.compress(json.dumps([run_record, routed]).encode())) - spent - 4096
+    sizes = _sizes(trace)
+    kind = "f32" if sum(sizes.values()) * 4 * 0.95 < room * 0.9 else "f16"
     for address in order(trace):
-        size = whole[address] * wire.KINDS[kind]
-        if kept + size * 0.95 > room * 0.95:
+        size = sizes[address] * wire.KINDS[kind]
+        if kept_bytes + size * 0.95 > room * 0.95:
             continue
-        values = wire.Part(trace, address).read()
+        values = wire.Part(trace, address).to_array()
         tensors[address], _ = wire.coded(values, kind)
-        kept += len(zlib.compress(tensors[address].tobytes(), 6))
-    missing = len(whole) - len(tensors)
-    said = f"{missing} of {len(whole)} values are left out" if missing else ""
+        kept_bytes += len(zlib.compress(tensors[address].tobytes(), 6))
+    missing = len(sizes) - len(tensors)
+    note = f"{missing} of {len(sizes)} values are left out" if missing else ""
     if kind == "f16":
-        said += (" and the" if said else "The") + " numbers have 11 bits (f16)"
-    told["cut"] = f"{said[0].upper()}{said[1:]}; “glassformer page” has them all." if said else None
-    told["saved"] = {"as": kind, "left_out": missing}
+        note += (" and the" if note else "The") + " numbers have 11 bits (f16)"
+    run_record["cut"] = f"{note[0].upper()}{note[1:]}; “glassformer page” has them all." if note else None
+    run_record["saved"] = {"as": kind, "left_out": missing}
     beside: dict[str, Any] = {
         "GET api/models": [card],
-        f"POST api/runs {canonical(asked)}": told,
-        f"GET api/runs/{id}": told,
+        f"POST api/runs {canonical(query)}": run_record,
+        f"GET api/runs/{id}": run_record,
     }
     if routed is not None:
         beside[f"GET api/runs/{id}/experts"] = routed
     if words:
         beside[f"GET api/vocab/{quote(name, safe=UNQUOTED)}"] = {"base64": words}
     explained: dict[str, Any] = {}
-    for address, terms in (*((one, ASKED) for one in cells), *((one, TERMS) for one in _pinned(trace))):
+    for address, terms in (*((cell, ASKED) for cell in cells), *((one, TERMS) for one in _pinned(trace))):
         if len(explained) >= CELLS:
             break
-        one = answers.cell(trace, address, terms)
-        explained.setdefault(one["address"], one)
+        answer = answers.cell(trace, address, terms)
+        explained.setdefault(answer["address"], answer)
     while True:
-        facts = {"answers": beside, "cells": explained, "start": {"model": name, **asked}, "run": id}
-        data = wire.packed(tensors, {key: dumped(one) for key, one in facts.items()})
+        facts = {"answers": beside, "cells": explained, "start": {"model": name, **query}, "run": id}
+        data = wire.packed(tensors, {key: dumped(record) for key, record in facts.items()})
         packed = gzip.compress(data, 9, mtime=0)
         if len(packed) <= most:
             return packed
@@ -123,13 +135,13 @@ def _decoded(tokenizer: Any, ids: list[int]) -> str:
 
 
 def _sizes(trace: Any) -> dict[str, int]:
-    found = {}
+    sizes = {}
     for op in trace.plan:
         count = 1
         for size in op.shape:
             count *= size
-        found[op.id] = count
-    return found
+        sizes[op.id] = count
+    return sizes
 
 
 def order(trace: Any) -> Iterator[str]:
@@ -139,8 +151,8 @@ def order(trace: Any) -> Iterator[str]:
 
     def rank(address: str) -> int:
         names = (address, *trace.names.get(address, ()))
-        given = trace.plan[address].kind == "leaf"  # ids and positions: small
-        return -1 if given else min(ranks.get(name.rpartition(".")[2], len(ROWS)) for name in names)
+        is_input = trace.plan[address].kind == "leaf"  # ids and positions: small
+        return -1 if is_input else min(ranks.get(name.rpartition(".")[2], len(ROWS)) for name in names)
 
     yield from sorted(ops, key=rank)
 
@@ -174,20 +186,20 @@ def dumped(value: Any) -> str:
 def plain(value: Any) -> Any:
     """As JSON holds it: numbers that are not finite by their names."""
     if isinstance(value, Mapping):
-        return {str(key): plain(one) for key, one in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
+        return [plain(item) for item in value]
     return files.json_number(value) if isinstance(value, float) else value
 
 
 # ------------------------------------------------------------------------------------------- files
 
 
-def page(trace: Any, title: str = "glassformer", most: int = MOST, **how: Any) -> str:
+def page(trace: Any, title: str = "glassformer", most: int = MOST, **options: Any) -> str:
     """One HTML document with the page and the trace, ``most`` bytes at most. Raises UserError without the build."""
     room = (most - len(_with(title, "trace", "").encode())) * 3 // 4 - 16
     need(room > 20_000, f"{most:,} bytes have no room for a trace beside the page itself; allow more.")
-    return _with(title, "trace", base64.b64encode(container(trace, room, **how)).decode())
+    return _with(title, "trace", base64.b64encode(container(trace, room, **options)).decode())
 
 
 def live(start: Mapping[str, Any]) -> str:
@@ -195,12 +207,12 @@ def live(start: Mapping[str, Any]) -> str:
     return _with("glassformer", "live", dumped(start).replace("<", "\\u003c"))
 
 
-def _with(title: str, kind: str, held: str) -> str:
+def _with(title: str, kind: str, payload: str) -> str:
     """The page as one document, with what it holds in a script element."""
     script, style = built("inline.js").replace("</script", "<\\/script"), built("app.css")
     head = f'<meta name="color-scheme" content="light dark"><style>{style}</style>'
     body = '<div id="app"><noscript>This page is drawn by JavaScript, all of it in this file.</noscript></div>'
-    body += f'<script type="text/plain" id="glassformer-{kind}">{held}</script><script>{script}</script>'
+    body += f'<script type="text/plain" id="glassformer-{kind}">{payload}</script><script>{script}</script>'
     return document(title, body, POLICY, head)
 
 
@@ -209,15 +221,15 @@ def built(name: str) -> str:
     try:
         return (resources.files("glassformer") / "static" / name).read_text(encoding="utf-8")
     except OSError:
-        said = "build it in web/ (npm ci, npm run build), or install the wheel"
-        raise UserError(f"The page's build, glassformer/static/{name}, is missing here; {said}.") from None
+        advice = "build it in web/ (npm ci, npm run build), or install the wheel"
+        raise UserError(f"The page's build, glassformer/static/{name}, is missing here; {advice}.") from None
 
 
-def save(trace: Any, path: str | Path, **how: Any) -> Path:
+def save(trace: Any, path: str | Path, **options: Any) -> Path:
     """Write the trace as one HTML file, or as safetensors (.safetensors) with every value of its plan."""
     target = Path(path).expanduser()
     if target.suffix.lower() in (".html", ".htm"):
-        files.write(target, page(trace, target.stem, **how))
+        files.write(target, page(trace, target.stem, **options))
     elif target.suffix.lower() == ".safetensors":
         files.write(target, tensors_of(trace))
     else:
@@ -227,44 +239,44 @@ def save(trace: Any, path: str | Path, **how: Any) -> Path:
 
 def tensors_of(trace: Any) -> bytes:
     """Every value of the plan in fp32 by its address, batch row left out, as safetensors."""
-    found = {address: wire.Part(trace, address).read() for address in order(trace)}
+    arrays = {address: wire.Part(trace, address).to_array() for address in order(trace)}
     ids = trace.tokens[0].to(torch.int32).cpu().numpy()
-    told = {"format": "glassformer.trace", "plan": dumped(answers.plan(trace))}
-    return wire.packed({"tokens": ids, **found}, told)
+    metadata = {"format": "glassformer.trace", "plan": dumped(answers.plan(trace))}
+    return wire.packed({"tokens": ids, **arrays}, metadata)
 
 
-def frame(trace: Any, **how: Any) -> str:
+def frame(trace: Any, **options: Any) -> str:
     """HTML for a notebook: the page in a frame of its own, and below it what a reader without scripts can read."""
     try:
-        inside = page(trace, most=1_900_000, **how)
+        inside = page(trace, most=1_900_000, **options)
     except UserError as error:  # no build of the page, or a text that is too long: what can be read is shown
         return f"{summary(trace)}<p>{html.escape(str(error))}</p>"
     quoted = inside.replace("&", "&amp;").replace('"', "&quot;")
     look = "width:100%;height:560px;border:1px solid #8888;border-radius:6px"
-    made = f'<iframe sandbox="allow-scripts allow-downloads" style="{look}" srcdoc="{quoted}"></iframe>'
-    return f"{made}\n{summary(trace)}"
+    markup = f'<iframe sandbox="allow-scripts allow-downloads" style="{look}" srcdoc="{quoted}"></iframe>'
+    return f"{markup}\n{summary(trace)}"
 
 
 def summary(trace: Any) -> str:
     """The likeliest words after the last token as a table, and the last attention as a picture; no script."""
     ids, tokenizer = trace.tokens[0].tolist(), trace.tokenizer
-    parts = []
+    lines = []
     if "probs" in trace.plan and tokenizer is not None:
         row = trace[f"probs[{len(ids) - 1}]"][: tokenizer.size].float()
         best = row.topk(min(5, len(row)))
         words = streams.shown(tokenizer, best.indices.tolist())
         chances = [f"{chance:.4f}" for chance in best.values.tolist()]
-        parts.append(Table("", ("next", "p"), [*zip(words, chances, strict=True)]).html())
+        lines.append(Table("", ("next", "p"), [*zip(words, chances, strict=True)]).html())
     patterns = [op.id for op in trace.plan if op.id.endswith(".pattern") and op.axes == ("B", "H", "T", "S")]
     if patterns:
-        mean = wire.Part(trace, patterns[-1]).read((64, 64)).mean(0)
+        mean = wire.Part(trace, patterns[-1]).to_array((64, 64)).mean(0)
         rows, columns = (
             streams.shown(trace.reads(patterns[-1], axis), trace.side(patterns[-1], axis)[0].tolist())
             for axis in ("T", "S")
         )
         if mean.shape != (len(rows), len(columns)):  # pooled
             rows, columns = ([""] * side for side in mean.shape)
-        parts.append(Heat(f"{patterns[-1]}, the mean of its heads", mean, rows, columns, span=(0.0, 1.0)).html())
+        lines.append(Heat(f"{patterns[-1]}, the mean of its heads", mean, rows, columns, span=(0.0, 1.0)).html())
     text = "" if tokenizer is None else f": {html.escape(tokenizer.decode(ids[:64]))}"
-    inside = f'<div style="{BOX}">{"".join(parts)}</div>'
+    inside = f'<div style="{BOX}">{"".join(lines)}</div>'
     return f"<details><summary>{len(ids)} tokens{text}</summary>{inside}</details>"

@@ -75,7 +75,7 @@ class Saliency(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON holds it."""
-        return {**vars(self), **{name: [vars(one) for one in getattr(self, name)] for name in ("tokens", "source")}}
+        return {**vars(self), **{name: [vars(token) for token in getattr(self, name)] for name in ("tokens", "source")}}
 
     @property
     def title(self) -> str:
@@ -85,8 +85,8 @@ class Saliency(Shown):
 
     def charts(self) -> Iterator[Chart]:
         """The integrated gradients of each token as a map, zero in the middle; then all numbers."""
-        told = f"{self.value:.4f}, at the baseline ({self.baseline}) {self.at_baseline:.4f}"
-        yield Prose([told, f"integrated gradients add up to {self.sum:.4f}: {self.gap:.1e} is lacking"])
+        summary = f"{self.value:.4f}, at the baseline ({self.baseline}) {self.at_baseline:.4f}"
+        yield Prose([summary, f"integrated gradients add up to {self.sum:.4f}: {self.gap:.1e} is lacking"])
         for name, shares in self._sides():
             cells = np.array([[share.integrated for share in shares]])
             words = [[f"{share.integrated:+.2f}" for share in shares]]
@@ -103,13 +103,15 @@ class Saliency(Shown):
     def tensors(self) -> dict[str, Array]:
         """``text.norm``, ``text.product``, ``text.integrated`` (T), and those of a source."""
         names = ("norm", "product", "integrated")
-        both = [(side, shares, name) for side, shares in self._sides() for name in names]
-        return {f"{side}.{name}": np.array([getattr(share, name) for share in shares]) for side, shares, name in both}
+        columns = [(side, shares, name) for side, shares in self._sides() for name in names]
+        return {
+            f"{side}.{name}": np.array([getattr(share, name) for share in shares]) for side, shares, name in columns
+        }
 
     def facts(self) -> Mapping[str, Any]:
         """What was asked, and the tokens."""
-        told = {name: value for name, value in vars(self).items() if name not in ("tokens", "source")}
-        return {**told, **{side: [share.piece for share in shares] for side, shares in self._sides()}}
+        fields = {name: value for name, value in vars(self).items() if name not in ("tokens", "source")}
+        return {**fields, **{side: [share.piece for share in shares] for side, shares in self._sides()}}
 
     def _sides(self) -> list[tuple[str, list[Share]]]:
         return [(name, shares) for name, shares in (("source", self.source), ("text", self.tokens)) if shares]
@@ -124,7 +126,7 @@ class Saliency(Shown):
                 bar = ("+" if share.integrated > 0 else "-") * round(20 * abs(share.integrated) / most)
                 rows.append((f"{name} {share.position}".strip(), share.piece.shown, *numbers, bar))
         heading = ("at", "token", "gradient norm", "gradient x input", "integrated", "")
-        return tables.lines(rows, heading, left=(0, 1, 5))
+        return tables.lines(rows, heading, left_columns=(0, 1, 5))
 
 
 def _written(fact: Any) -> str:
@@ -157,40 +159,40 @@ def saliency(
     """
     need(steps >= 1, f"steps is {steps}; give 1 or more.")
     need(baseline in ("mean", "zero", "pad"), f'There is no baseline "{baseline}"; give mean, zero or pad.')
-    read = streams.prepare(model, tokenizer, text, source, edits)
-    asked = _Asked(model, tokenizer, read, _kind(model, of), position)
-    asked.choose(label if asked.of == "label" else token)
-    where, start = asked.baseline(baseline)
-    (value,), at_input = asked.gradients(start, torch.ones(1))
-    (empty,), _ = asked.gradients(start, torch.zeros(1))
+    inputs = streams.prepare(model, tokenizer, text, source, edits)
+    target = _Asked(model, tokenizer, inputs, _kind(model, of), position)
+    target.choose(label if target.of == "label" else token)
+    baseline_inputs, start = target.baseline(baseline)
+    (value,), at_input = target.gradients(start, torch.ones(1))
+    (empty,), _ = target.gradients(start, torch.zeros(1))
     walked = {path: torch.zeros_like(streams.fp64(grad[0])) for path, grad in at_input.items()}
-    points, weights = (torch.from_numpy(part) / 2 for part in np.polynomial.legendre.leggauss(steps))
-    each = max(1, TOKENS // sum(ids.shape[1] for ids in asked.given))
+    points, weights = (torch.from_numpy(nodes) / 2 for nodes in np.polynomial.legendre.leggauss(steps))
+    batch_size = max(1, TOKENS // sum(ids.shape[1] for ids in target.given))
     with Progress("integrated gradients", progress) as report:
-        for low in range(0, steps, each):
-            _, grads = asked.gradients(start, points[low : low + each] + 0.5)
+        for low in range(0, steps, batch_size):
+            _, grads = target.gradients(start, points[low : low + batch_size] + 0.5)
             for path, grad in grads.items():
-                share = weights[low : low + each].to(walked[path].device)
+                share = weights[low : low + batch_size].to(walked[path].device)
                 walked[path] += torch.tensordot(share, streams.fp64(grad), 1)
-            report(min(low + each, steps), steps)
+            report(min(low + batch_size, steps), steps)
     numbers = {}
-    for path, x in asked.vectors.items():
-        grad, vector, away = (streams.fp64(part[0]) for part in (at_input[path], x, x - start[path]))
+    for path, x in target.vectors.items():
+        grad, vector, away = (streams.fp64(tensor[0]) for tensor in (at_input[path], x, x - start[path]))
         numbers[path] = torch.stack((grad.square().sum(-1), (grad * vector).sum(-1), (walked[path] * away).sum(-1)))
-    total = math.fsum(one[2].sum().item() for one in numbers.values())
+    total = math.fsum(triple[2].sum().item() for triple in numbers.values())
     return Saliency(
-        asked.of,
-        asked.chosen,
-        asked.name,
-        None if asked.of == "label" else asked.position,
+        target.of,
+        target.chosen,
+        target.name,
+        None if target.of == "label" else target.position,
         value.item(),
-        where,
+        baseline_inputs,
         empty.item(),
         steps,
         total,
         (value - empty).item() - total,
-        asked.shares("embed", numbers),
-        asked.shares("source_embed", numbers),
+        target.shares("embed", numbers),
+        target.shares("source_embed", numbers),
     )
 
 
@@ -201,13 +203,13 @@ class _Asked:
         self,
         model: Model,
         tokenizer: Tokenizer | None,
-        read: streams.Read,
+        model_inputs: streams.Read,
         of: Of,
         position: int | None,
     ) -> None:
         self.model, self.tokenizer, self.of = model, tokenizer, of
-        self.given, self.edits = read.given, read.edits
-        self.position = streams.place(position, read.tokens, tokenizer)
+        self.given, self.edits = model_inputs.inputs, model_inputs.edits
+        self.position = streams.place(position, model_inputs.tokens, tokenizer)
         self.chosen, self.name = 0, Piece("")
         inputs = ("embed.token", "embed.lag.*", "source_embed.token", "source_embed.lag.*")
         tape = Tape(*inputs, edits=self.edits)
@@ -224,24 +226,22 @@ class _Asked:
         head: Any = self.model.head
         return streams.wide(head(output.hidden[:, self.position : self.position + 1], self.model.embed)[:, 0])
 
-    def choose(self, wanted: str | int | None) -> None:
+    def choose(self, token: str | int | None) -> None:
         """Which token or label is asked for; None is the likeliest that the tokenizer knows."""
         many = len(self.answers)
         if self.of == "label":
-            need(
-                wanted is None or wanted in range(many), f"Label {wanted} is not there; this model has 0 to {many - 1}."
-            )
-            self.chosen = int(self.answers.argmax()) if wanted is None else int(wanted)
+            need(token is None or token in range(many), f"Label {token} is not there; this model has 0 to {many - 1}.")
+            self.chosen = int(self.answers.argmax()) if token is None else int(token)
             self.name = Piece(f"label {self.chosen}")
             return
-        known = many if self.tokenizer is None else min(many, self.tokenizer.size)
-        likeliest = int(self.answers[:known].argmax())
-        self.chosen = likeliest if wanted is None else streams.word_id(self.model, self.tokenizer, wanted)
+        vocab_size = many if self.tokenizer is None else min(many, self.tokenizer.size)
+        likeliest = int(self.answers[:vocab_size].argmax())
+        self.chosen = likeliest if token is None else streams.word_id(self.model, self.tokenizer, token)
         (self.name,) = streams.pieces(self.tokenizer, [self.chosen])
 
     def baseline(self, kind: Baseline) -> tuple[str, dict[str, Tensor]]:
         """In words and as vectors (C): where the walk begins."""
-        said = {"mean": "the mean embedding", "zero": "zeros"}.get(kind, "")
+        description = {"mean": "the mean embedding", "zero": "zeros"}.get(kind, "")
         start = {}
         for path, x in self.vectors.items():
             side, name, *index = path.split(".")
@@ -249,11 +249,11 @@ class _Asked:
             table = embed.token if name == "token" else embed.lag[int(index[0])]
             if kind == "pad" and name == "token":
                 pad, reads = self.pad(side), self.reads(side)
-                start[path], said = table.weight[pad], streams.pieces(reads, [pad])[0]
+                start[path], description = table.weight[pad], streams.pieces(reads, [pad])[0]
             else:  # the last row of an earlier token's table is for none
                 row = {"mean": streams.wide(table.weight).mean(0).to(x.dtype), "pad": table.weight[-1]}
                 start[path] = row.get(kind, torch.zeros_like(x[0, 0]))
-        return said, start
+        return description, start
 
     def reads(self, side: str) -> Tokenizer | None:
         """The tokenizer of one side."""
@@ -263,18 +263,20 @@ class _Asked:
         """The token that stands for nothing: an encoder's mask token, else the padding."""
         encoder, reads = streams.body_of(self.model) == "encoder", self.reads(side)
         mask, pad = (None, None) if reads is None else (reads.mask, reads.pad)
-        found = mask if encoder and mask is not None else pad
-        if found is None:
+        pad_id = mask if encoder and mask is not None else pad
+        if pad_id is None:
             raise UserError("This tokenizer has no pad or mask token to begin from; take the baseline mean or zero.")
-        return found
+        return pad_id
 
     def gradients(self, start: dict[str, Tensor], share: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The answer (B) at so great a ``share`` (B) of the way to the input, and its gradients (B, T, C)."""
         leaves = {}
         for path, x in self.vectors.items():
-            way = share.to(x.device, x.dtype)[:, None, None]
-            whole = torch.where(way == 1, x, start[path] + way * (x - start[path]))  # the very bits at the end
-            leaves[path] = whole.detach().requires_grad_()
+            alpha = share.to(x.device, x.dtype)[:, None, None]
+            interpolated = torch.where(
+                alpha == 1, x, start[path] + alpha * (x - start[path])
+            )  # the very bits at the end
+            leaves[path] = interpolated.detach().requires_grad_()
         tape = Tape(edits={**self.edits, **{path: _instead(leaf) for path, leaf in leaves.items()}})
         training = self.model.training
         self.model.eval()
@@ -283,10 +285,10 @@ class _Asked:
                 answers = self.run(tape, len(share))
                 answers = answers.log_softmax(-1) if self.of == "logprob" else answers
                 value = answers[:, self.chosen]
-                found = torch.autograd.grad(value.sum(), list(leaves.values()))
+                grads = torch.autograd.grad(value.sum(), list(leaves.values()))
         finally:
             self.model.train(training)
-        return value.detach(), dict(zip(leaves, found, strict=True))
+        return value.detach(), dict(zip(leaves, grads, strict=True))
 
     def shares(self, side: str, numbers: dict[str, Tensor]) -> list[Share]:
         """Each token's numbers on one side; a vector for the token before counts for that token."""

@@ -83,8 +83,8 @@ class HeadScores(Shown):
     def sorted(self, name: str) -> HeadScores:
         """The highest in one score first; those without it last. UserError for a name that is none."""
         need(name in SCORES, f'There is no score "{name}"; give one of {", ".join(SCORES)}.')
-        found = [(head.scores.get(name), head) for head in self.heads]
-        order = sorted(found, key=lambda one: -math.inf if one[0] is None else one[0], reverse=True)
+        scored = [(head.scores.get(name), head) for head in self.heads]
+        order = sorted(scored, key=lambda pair: -math.inf if pair[0] is None else pair[0], reverse=True)
         return HeadScores([head for _, head in order], self.draws, self.length, self.seed)
 
     def first(self, count: int) -> HeadScores:
@@ -98,49 +98,49 @@ class HeadScores(Shown):
 
     def charts(self) -> Iterator[Chart]:
         """A map of attentions and heads for each score that is a share; the table, folded."""
-        clear = [(f"{one.path} head {one.head}", ", ".join(one.labels)) for one in self.heads if one.labels]
+        clear = [(f"{entry.path} head {entry.head}", ", ".join(entry.labels)) for entry in self.heads if entry.labels]
         yield Table("above the baseline", ("", "score"), clear, (0, 1))
-        paths = list(dict.fromkeys(one.path for one in self.heads))
-        numbers = sorted({one.head for one in self.heads})
-        found = {(one.path, one.head): one for one in self.heads}
+        paths = list(dict.fromkeys(entry.path for entry in self.heads))
+        numbers = sorted({entry.head for entry in self.heads})
+        by_place = {(entry.path, entry.head): entry for entry in self.heads}
         named = [f"head {number}" for number in numbers]
         for name in self._shown():
-            cells = [[_number(found.get((path, head)), name) for head in numbers] for path in reversed(paths)]
+            cells = [[_number(by_place.get((path, head)), name) for head in numbers] for path in reversed(paths)]
             words = [[_short(None if math.isnan(cell) else cell) for cell in row] for row in cells]
             span = (0.0, 1.0) if name not in ("entropy", "norm") else None
             yield Heat(name, np.array(cells), paths[::-1], named, words, span=span)
         heading, rows = self.records()
-        told = [[f"{one:.4f}" if isinstance(one, float) else str(one) for one in row] for row in rows]
-        yield Folded("every score beside its baseline", [Table("", heading, told, (0,))])
+        lines = [[f"{value:.4f}" if isinstance(value, float) else str(value) for value in row] for row in rows]
+        yield Folded("every score beside its baseline", [Table("", heading, lines, (0,))])
 
     def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
         """A row for each head and score."""
         names = ("attention", "head", "score", "value", "baseline", "deviation", "even", "label")
         nan = math.nan
         return names, [
-            (one.path, one.head, name, value, one.baseline.get(name, nan), one.deviation.get(name, nan),
-             one.even.get(name, nan), name in one.labels)
-            for one in self.heads for name, value in one.scores.items() if value is not None
+            (head.path, head.head, name, value, head.baseline.get(name, nan), head.deviation.get(name, nan),
+             head.even.get(name, nan), name in head.labels)
+            for head in self.heads for name, value in head.scores.items() if value is not None
         ]  # fmt: skip
 
     def tensors(self) -> dict[str, Array]:
         """Each score (heads), NaN where it makes no sense; ``heads`` of the metadata says which head is which."""
-        return {name: np.array([_number(one, name) for one in self.heads]) for name in SCORES}
+        return {name: np.array([_number(head, name) for head in self.heads]) for name in SCORES}
 
     def facts(self) -> dict[str, Any]:
         """Which head is which, and what was drawn."""
-        told = {"draws": self.draws, "length": self.length, "seed": self.seed}
-        return {**told, "heads": [[one.path, one.head] for one in self.heads]}
+        settings = {"draws": self.draws, "length": self.length, "seed": self.seed}
+        return {**settings, "heads": [[head.path, head.head] for head in self.heads]}
 
     def _shown(self) -> list[str]:
         return [name for name in SCORES if any(head.scores.get(name) is not None for head in self.heads)]
 
     def table(self) -> list[str]:
         """A line a head, shares and bits to three places, a heading above; columns nobody has are left out."""
-        shown = self._shown()
-        rows = [(one.path, str(one.head), *(_short(one.scores.get(name)) for name in shown), ", ".join(one.labels))
-                for one in self.heads]  # fmt: skip
-        return tables.lines(rows, ("attention", "head", *shown, "above baseline"), left=(0, len(shown) + 2))
+        names = self._shown()
+        rows = [(head.path, str(head.head), *(_short(head.scores.get(name)) for name in names), ", ".join(head.labels))
+                for head in self.heads]  # fmt: skip
+        return tables.lines(rows, ("attention", "head", *names, "above baseline"), left_columns=(0, len(names) + 2))
 
 
 def _short(score: float | None) -> str:
@@ -161,38 +161,38 @@ def head_scores(
     target. Raises UserError for a model without heads, and for fewer than 2 draws or 4 tokens.
     """
     cfg = model.config
-    parts = {part.path: part for part in model.modules() if isinstance(part, Attention)}
-    if not parts:
+    modules = {module.path: module for module in model.modules() if isinstance(module, Attention)}
+    if not modules:
         raise UserError("A recurrent model has no attention heads; glassformer look shows its states and its pattern.")
     length = int(min(length, (min(cfg.context, model.limit) - 1) // 2))
     need(draws > 1, f"draws is {draws}; a baseline needs 2 or more.")
     need(length > 3, f"length is {length}; give 4 tokens or more, and a model whose context has 9.")
     generator = torch.Generator().manual_seed(seed)
-    found: dict[str, list[Measured]] = {path: [] for path in parts}
+    draws_by_path: dict[str, list[Measured]] = {path: [] for path in modules}
     watched = ("*.attn.pattern", "*.cross.pattern", "*.attn.v", "*.cross.v")
     for _ in range(draws):
         texts, sources = _texts(model, tokenizer, length, generator)
         tape, device = Tape(*watched), next(model.parameters()).device
         with inference(model):
-            given = [texts.to(device)] if sources is None else [texts.to(device), sources.to(device)]
-            said = model(*given, tape=tape, logits="none")
-            must_be_finite(model, said.hidden)
-        for path, part in parts.items():
+            inputs = [texts.to(device)] if sources is None else [texts.to(device), sources.to(device)]
+            output = model(*inputs, tape=tape, logits="none")
+            must_be_finite(model, output.hidden)
+        for path, attention in modules.items():
             pattern, v = tape[f"{path}.pattern"].double(), tape[f"{path}.v"].double()
             shared = sources is None or getattr(cfg, "source_embed", None) is None
-            size = _sizes(part, v)
-            found[path].append(measure(pattern, length, _kind(model, part), size, shared))
-    heads = [head for path, measured in found.items() for head in _heads(path, measured)]
+            size = _sizes(attention, v)
+            draws_by_path[path].append(measure(pattern, length, _kind(model, attention), size, shared))
+    heads = [head for path, measured in draws_by_path.items() for head in _heads(path, measured)]
     return HeadScores(heads, draws, length, seed)
 
 
-def _kind(model: Model, part: Attention) -> str:
+def _kind(model: Model, module: Attention) -> str:
     """What a head may look at: "causal" what came before, "both" everything, "source" the source or "across" to it."""
-    if part.cross:
+    if module.cross:
         return "across"
-    if isinstance(model, EncoderDecoder) and part.path.startswith("encoder."):
+    if isinstance(model, EncoderDecoder) and module.path.startswith("encoder."):
         return "source"
-    return "causal" if part.causal else "both"
+    return "causal" if module.causal else "both"
 
 
 def _texts(
@@ -220,11 +220,11 @@ def _shuffle(length: int, draw: torch.Generator) -> Tensor:
     return torch.arange(length).flip(0)
 
 
-def _sizes(part: Attention, v: Tensor) -> Tensor:
+def _sizes(module: Attention, v: Tensor) -> Tensor:
     """v (B, K, S, D) -> how much each key would write through each head, |v W_out| (B, H, S)."""
-    out = part.out.matrix().detach().double().to(v.device)
-    by_head = out.view(out.shape[0], part.heads, part.head_dim).permute(1, 2, 0)  # (H, D, C)
-    v = v.repeat_interleave(part.heads // part.kv_heads, dim=1)
+    out = module.out.matrix().detach().double().to(v.device)
+    by_head = out.view(out.shape[0], module.heads, module.head_dim).permute(1, 2, 0)  # (H, D, C)
+    v = v.repeat_interleave(module.heads // module.kv_heads, dim=1)
     sizes: Tensor = torch.linalg.vector_norm(v @ by_head, dim=-1)
     return sizes
 
@@ -248,72 +248,74 @@ def measure(pattern: Tensor, length: int, kind: str, size: Tensor | None = None,
     "across" (queries of the target, keys of such a source, in a ``shared`` vocabulary). ``size`` (2, H, S) is what
     each key would write.
     """
-    found = _measure(pattern, length, kind, shared)
+    measured = _measure(pattern, length, kind, shared)
     spread = torch.ones_like(pattern[:, :1]).tril() if kind == "causal" else torch.ones_like(pattern[:, :1])
     even = _measure(spread / spread.sum(-1, keepdim=True), length, kind, shared).scores
-    found.scores["entropy"] = _entropy(pattern[0])
+    measured.scores["entropy"] = _entropy(pattern[0])
     if size is not None:
         moved = pattern[0] * size[0][:, None]  # (H, T, S)
-        found.scores["norm"] = moved.sum(-1).mean(-1)
-        found.scores["first_norm"] = moved[:, 1:, 0].sum(-1) / moved[:, 1:].sum((-1, -2)).clamp(min=TINY)
-    return Measured(found.scores, found.baselines, {name: float(value) for name, value in even.items()})
+        measured.scores["norm"] = moved.sum(-1).mean(-1)
+        measured.scores["first_norm"] = moved[:, 1:, 0].sum(-1) / moved[:, 1:].sum((-1, -2)).clamp(min=TINY)
+    return Measured(measured.scores, measured.baselines, {name: float(value) for name, value in even.items()})
 
 
 def _measure(pattern: Tensor, length: int, kind: str, shared: bool) -> Measured:
     """The scores that are held to a baseline."""
     repeated, shuffled = pattern
     scores: dict[str, Tensor] = {}
-    held: dict[str, Tensor] = {}
+    baselines: dict[str, Tensor] = {}
     place, T = torch.arange(pattern.shape[2], device=pattern.device), pattern.shape[2]
     if kind != "across":
         reach = max(2, T // 4)  # the same queries for every distance
         queries = place[reach + 1 :] if kind == "causal" else place[reach + 1 : T - reach]
         for name, step in (("previous", 1), ("next", -1))[: 1 if kind == "causal" else 2]:
             shares = [_on(repeated, queries, queries - step * distance) for distance in range(reach)]
-            scores[name], held[name] = shares[1], torch.stack(shares[:1] + shares[2:])
+            scores[name], baselines[name] = shares[1], torch.stack(shares[:1] + shares[2:])
     second = place[length + 1 :]
     if kind in ("causal", "both"):
         targets = {"duplicate": second - length, **({"induction": second - length + 1} if kind == "causal" else {})}
         for name, keys in targets.items():
-            scores[name], held[name] = (_on(one, second, keys) for one in (repeated, shuffled))
+            scores[name], baselines[name] = (_on(attention, second, keys) for attention in (repeated, shuffled))
     elif kind == "across" and shared:
         for name, step in (("duplicate", 0), ("induction", 1)):
-            some = second[: length - step]
-            scores[name], held[name] = (_on(one, some, some - length + step) for one in (repeated, shuffled))
+            early = second[: length - step]
+            scores[name], baselines[name] = (
+                _on(attention, early, early - length + step) for attention in (repeated, shuffled)
+            )
     half = T // 2
     on_each = repeated[:, half:, : half if kind != "across" else None].mean(1)  # (H, keys) that all of them may see
-    scores["first"], held["first"] = on_each[:, 0], on_each[:, 1:].T
-    return Measured(scores, {name: values if values.ndim > 1 else values[None] for name, values in held.items()})
+    scores["first"], baselines["first"] = on_each[:, 0], on_each[:, 1:].T
+    return Measured(scores, {name: values if values.ndim > 1 else values[None] for name, values in baselines.items()})
 
 
 def _on(pattern: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
     """Of what these queries do not spend on the first key, the share on the key of each: (H, T, S) -> (H,)."""
-    rest = 1 - pattern[:, queries, 0]
-    return pattern[:, queries, keys].sum(-1) / rest.sum(-1).clamp(min=TINY)
+    off_first = 1 - pattern[:, queries, 0]
+    return pattern[:, queries, keys].sum(-1) / off_first.sum(-1).clamp(min=TINY)
 
 
 def _entropy(pattern: Tensor) -> Tensor:
     """In bits, of the weights without the first key's, each query counted by what it spends on them (H,)."""
-    kept = pattern[:, 1:, 1:]
-    rest = kept.sum(-1, keepdim=True)
-    share = kept / rest.clamp(min=TINY)
+    weights = pattern[:, 1:, 1:]
+    total = weights.sum(-1, keepdim=True)
+    share = weights / total.clamp(min=TINY)
     bits = -(share * share.clamp(min=TINY).log2()).sum(-1)
-    return (bits * rest[..., 0]).sum(-1) / rest.sum((-1, -2)).clamp(min=TINY)
+    return (bits * total[..., 0]).sum(-1) / total.sum((-1, -2)).clamp(min=TINY)
 
 
 def _heads(path: str, measured: Sequence[Measured]) -> list[Head]:
     """The heads of one attention, over all draws."""
     first = measured[0]
-    means = {name: torch.stack([one.scores[name] for one in measured]).mean(0) for name in first.scores}
-    held = {name: torch.cat([one.baselines[name] for one in measured]) for name in first.baselines}
-    found = []
+    means = {name: torch.stack([draw.scores[name] for draw in measured]).mean(0) for name in first.scores}
+    baselines = {name: torch.cat([draw.baselines[name] for draw in measured]) for name in first.baselines}
+    heads = []
     for head in range(len(means["first"])):
         scores = {name: float(means[name][head]) if name in means else None for name in SCORES}
-        baseline = {name: float(values[:, head].mean()) for name, values in held.items()}
-        deviation = {name: float(values[:, head].std(correction=0)) for name, values in held.items()}
-        above = {name: (scores[name] or 0.0) - baseline[name] for name in held}
-        clear = [name for name in held if above[name] > DEVIATIONS * deviation[name]]
+        baseline = {name: float(values[:, head].mean()) for name, values in baselines.items()}
+        deviation = {name: float(values[:, head].std(correction=0)) for name, values in baselines.items()}
+        above = {name: (scores[name] or 0.0) - baseline[name] for name in baselines}
+        clear = [name for name in baselines if above[name] > DEVIATIONS * deviation[name]]
         labels = [name for name in clear if (scores[name] or 0.0) > first.even[name]]
         labels.sort(key=lambda name: -above[name])
-        found.append(Head(path, head, scores, baseline, deviation, first.even, tuple(labels)))
-    return found
+        heads.append(Head(path, head, scores, baseline, deviation, first.even, tuple(labels)))
+    return heads

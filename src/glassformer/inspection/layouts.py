@@ -77,96 +77,96 @@ class Reader:
     Answers are logits, what a Pool and a TokenHead say, and of a model without any the last hidden states.
     """
 
-    def __init__(self, model: Model, tape: bool = False, held: Held | None = None) -> None:
-        self.model, self.tape, self.held = model, tape, held
+    def __init__(self, model: Model, tape: bool = False, pinned: Held | None = None) -> None:
+        self.model, self.tape, self.held = model, tape, pinned
         self.device = next(model.parameters()).device
         self.body = "encoder" if isinstance(model.config, config.Encoder) else "decoder"
 
     # ------------------------------------------------------------------------------------- ways to read
 
-    def alone(self, given: Documents) -> list[Values]:
+    def alone(self, documents: Documents) -> list[Values]:
         """Each by itself: what every other way is held to."""
-        found = []
-        for number, tokens in enumerate(given.tokens):
-            source, columns = self._source(given, number)
-            place = Place(given.number(number), 0, self._range(len(tokens)), columns)
-            found += self._read(tokens[None], [place], **source)
-        return found
+        values = []
+        for number, tokens in enumerate(documents.tokens):
+            source, columns = self._source(documents, number)
+            place = Place(documents.number(number), 0, self._range(len(tokens)), columns)
+            values += self._read(tokens[None], [place], **source)
+        return values
 
-    def batched(self, given: Documents) -> list[Values]:
+    def batched(self, documents: Documents) -> list[Values]:
         """Those of one length in one batch."""
-        tokens = torch.stack(given.tokens)
-        sources = {} if given.sources is None else {"source": torch.stack(given.sources)}
-        width = 0 if given.sources is None else len(given.sources[0])
-        own, across = self._range(tokens.shape[1]), self._range(width)
-        places = [Place(given.number(row), row, own, across) for row in range(len(tokens))]
+        tokens = torch.stack(documents.tokens)
+        sources = {} if documents.sources is None else {"source": torch.stack(documents.sources)}
+        width = 0 if documents.sources is None else len(documents.sources[0])
+        target_range, across = self._range(tokens.shape[1]), self._range(width)
+        places = [Place(documents.number(row), row, target_range, across) for row in range(len(tokens))]
         return self._read(tokens, places, **sources)
 
-    def padded(self, given: Documents, side: str) -> list[Values]:
+    def padded(self, documents: Documents, side: str) -> list[Values]:
         """All in one batch, filled up on the left or on the right; the sources on the other side."""
-        tokens, pos, columns = self._pad(given.tokens, side)
-        how, across = self._padded_sources(given, "right" if side == "left" else "left")
-        places = [Place(row, row, own, across[row]) for row, own in enumerate(columns)]
-        return self._read(tokens, places, pos=pos, **how)
+        tokens, pos, columns = self._pad(documents.tokens, side)
+        kwargs, across = self._padded_sources(documents, "right" if side == "left" else "left")
+        places = [Place(row, row, columns_of_row, across[row]) for row, columns_of_row in enumerate(columns)]
+        return self._read(tokens, places, pos=pos, **kwargs)
 
-    def packed(self, given: Documents) -> list[Values]:
+    def packed(self, documents: Documents) -> list[Values]:
         """All in one row, told apart by their ids; their sources the same."""
-        tokens, pos, ids, columns = self._pack(given.tokens)
-        how: dict[str, Any] = {"document_ids": ids}
+        tokens, pos, ids, columns = self._pack(documents.tokens)
+        kwargs: dict[str, Any] = {"document_ids": ids}
         across: Sequence[Tensor | None] = [None] * len(columns)
-        if given.sources is not None:
-            source, source_pos, source_ids, across = self._pack(given.sources)
-            how |= {"source": source, "source_pos": source_pos, "source_document_ids": source_ids}
-        places = [Place(number, 0, own, across[number]) for number, own in enumerate(columns)]
-        return self._read(tokens, places, pos=pos, **how)
+        if documents.sources is not None:
+            source, source_pos, source_ids, across = self._pack(documents.sources)
+            kwargs |= {"source": source, "source_pos": source_pos, "source_document_ids": source_ids}
+        places = [Place(number, 0, columns_of_row, across[number]) for number, columns_of_row in enumerate(columns)]
+        return self._read(tokens, places, pos=pos, **kwargs)
 
-    def chunked(self, given: Documents, chunks: Callable[[int], list[int]]) -> list[Values]:
+    def chunked(self, documents: Documents, chunks: Callable[[int], list[int]]) -> list[Values]:
         """Each by itself through a cache, in parts as long as ``chunks`` says for a length."""
-        found = []
-        for number, tokens in enumerate(given.tokens):
-            source, columns = self._source(given, number)
-            cache, parts, start = Cache(self.model.config), [], 0
-            encoded = self._memory(source, [Place(given.number(number), 0, self._range(0), columns)])
-            for part in torch.split(tokens, chunks(len(tokens))):
-                end = start + len(part)
-                place = Place(given.number(number), 0, self._range(len(part)), columns, self._range(end), start)
-                parts.append(self._read(part[None], [place], cache=cache, **encoded))
+        values = []
+        for number, tokens in enumerate(documents.tokens):
+            source, columns = self._source(documents, number)
+            cache, chunk_values, start = Cache(self.model.config), [], 0
+            encoded = self._memory(source, [Place(documents.number(number), 0, self._range(0), columns)])
+            for chunk in torch.split(tokens, chunks(len(tokens))):
+                end = start + len(chunk)
+                place = Place(documents.number(number), 0, self._range(len(chunk)), columns, self._range(end), start)
+                chunk_values.append(self._read(chunk[None], [place], cache=cache, **encoded))
                 start = end
-            found += _joined(parts, cache)
-        return found
+            values += _joined(chunk_values, cache)
+        return values
 
-    def generated(self, given: Documents, side: str, steps: int) -> list[Values]:
+    def generated(self, documents: Documents, side: str, steps: int) -> list[Values]:
         """As generation reads: all but the last ``steps`` of each in one padded batch, then a token of each at once."""
-        tokens, pos, columns = self._pad([ids[:-steps] for ids in given.tokens], side)
-        how, across = self._padded_sources(given, side)
+        tokens, pos, columns = self._pad([ids[:-steps] for ids in documents.tokens], side)
+        kwargs, across = self._padded_sources(documents, side)
         rows = range(len(tokens))
-        encoded = self._memory(how, [Place(row, row, self._range(0), across[row]) for row in rows])
+        encoded = self._memory(kwargs, [Place(row, row, self._range(0), across[row]) for row in rows])
         cache, width = Cache(self.model.config), tokens.shape[1]
         places = [Place(row, row, columns[row], across[row], columns[row]) for row in rows]
-        parts = [self._read(tokens, places, pos=pos, cache=cache, **encoded)]
+        passes = [self._read(tokens, places, pos=pos, cache=cache, **encoded)]
         for step in range(steps):
-            column = torch.stack([ids[len(ids) - steps + step] for ids in given.tokens])
+            column = torch.stack([ids[len(ids) - steps + step] for ids in documents.tokens])
             later = self._range(step + 1) + width
             places = [
                 Place(row, row, self._range(1), across[row], torch.cat((columns[row], later)), len(columns[row]) + step)
                 for row in rows
             ]
-            parts.append(self._read(column[:, None], places, cache=cache, **encoded))
-        return _joined(parts, cache)
+            passes.append(self._read(column[:, None], places, cache=cache, **encoded))
+        return _joined(passes, cache)
 
     # ------------------------------------------------------------------------------------- one pass
 
-    def _read(self, tokens: Tensor, places: Sequence[Place], **how: Any) -> list[Values]:
+    def _read(self, tokens: Tensor, places: Sequence[Place], **kwargs: Any) -> list[Values]:
         tape = self._tape(places)
         with inference(self.model):
-            said = self.model(tokens, tape=tape, **how)
+            output = self.model(tokens, tape=tape, **kwargs)
         if self.tape and tape is not None:
             values = dict(tape.records)
         else:
-            values = {} if said.logits.numel() == 0 else {"logits": said.logits}
-            values |= {} if said.tagged is None else {"token_head.write": said.tagged}
-            values |= {} if said.pooled is None else {"pool.write": said.pooled}
-            values = values or {f"{self.body}.out": said.hidden}
+            values = {} if output.logits.numel() == 0 else {"logits": output.logits}
+            values |= {} if output.tagged is None else {"token_head.write": output.tagged}
+            values |= {} if output.pooled is None else {"pool.write": output.pooled}
+            values = values or {f"{self.body}.out": output.hidden}
         return [
             {path: self._own(path, value, place, number) for path, value in values.items()}
             for number, place in enumerate(places)
@@ -181,8 +181,8 @@ class Reader:
             return {"memory": self.model.encode(source["source"], pos=source.get("source_pos"), tape=tape)}
 
     def _tape(self, places: Sequence[Place]) -> Tape | None:
-        held = self.held
-        if held is None:
+        pinned = self.held
+        if pinned is None:
             return Tape("*") if self.tape else None
 
         def hold(path: str, x: Tensor) -> Tensor:
@@ -190,13 +190,15 @@ class Reader:
             for place in places:
                 columns = self._columns(path, place)
                 start = 0 if columns is place.source else place.start
-                whole = held.values[place.document][path].to(x.device)
-                wanted = whole[start : start + len(columns)]
+                document_value = pinned.values[place.document][path].to(x.device)
+                replacement = document_value[start : start + len(columns)]
                 if logits:
-                    moved = (x[place.row, columns] - wanted).abs().max() / whole.abs().max().clamp(min=1e-30)
-                    held.moved = max(held.moved, float(moved))
+                    moved = (x[place.row, columns] - replacement).abs().max() / document_value.abs().max().clamp(
+                        min=1e-30
+                    )
+                    pinned.moved = max(pinned.moved, float(moved))
                 else:
-                    x[place.row, columns] = wanted.to(x.dtype)
+                    x[place.row, columns] = replacement.to(x.dtype)
             return x
 
         return Tape(*["*"] * self.tape, edits={f"*.ffn.{name}": hold for name in ("router", "weight", "chosen")})
@@ -213,27 +215,29 @@ class Reader:
         if path.startswith("pool."):
             return value[number]
         columns, leaf = self._columns(path, place), path.rpartition(".")[2]
-        own = value[min(place.row, len(value) - 1)].index_select(int(_by_head(leaf, value.ndim)), columns)
+        cells = value[min(place.row, len(value) - 1)].index_select(int(_by_head(leaf, value.ndim)), columns)
         if leaf in ("scores", "pattern"):
             keys = place.source if ".cross." in path else columns if place.keys is None else place.keys
             assert keys is not None
-            own = own.index_select(-1, keys) if int(keys.max()) < own.shape[-1] else own  # else a ring: see _joined
-        return own
+            cells = (
+                cells.index_select(-1, keys) if int(keys.max()) < cells.shape[-1] else cells
+            )  # else a ring: see _joined
+        return cells
 
     # ------------------------------------------------------------------------------------- batches
 
     def _range(self, length: int) -> Tensor:
         return torch.arange(length, device=self.device)
 
-    def _source(self, given: Documents, number: int) -> tuple[dict[str, Any], Tensor | None]:
-        if given.sources is None:
+    def _source(self, documents: Documents, number: int) -> tuple[dict[str, Any], Tensor | None]:
+        if documents.sources is None:
             return {}, None
-        return {"source": given.sources[number][None]}, self._range(len(given.sources[number]))
+        return {"source": documents.sources[number][None]}, self._range(len(documents.sources[number]))
 
-    def _padded_sources(self, given: Documents, side: str) -> tuple[dict[str, Any], Sequence[Tensor | None]]:
-        if given.sources is None:
-            return {}, [None] * len(given.tokens)
-        source, source_pos, columns = self._pad(given.sources, side)
+    def _padded_sources(self, documents: Documents, side: str) -> tuple[dict[str, Any], Sequence[Tensor | None]]:
+        if documents.sources is None:
+            return {}, [None] * len(documents.tokens)
+        source, source_pos, columns = self._pad(documents.sources, side)
         return {"source": source, "source_pos": source_pos}, columns
 
     def _pad(self, rows: Sequence[Tensor], side: str) -> tuple[Tensor, Tensor, list[Tensor]]:
@@ -259,16 +263,16 @@ def _by_head(leaf: str, dimensions: int) -> bool:
     return leaf in BY_HEAD and dimensions == 4
 
 
-def _joined(parts: Sequence[list[Values]], cache: Cache) -> list[Values]:
+def _joined(chunk_values: Sequence[list[Values]], cache: Cache) -> list[Values]:
     """Documents read in parts, put together; scores of a part are filled up with what was not read yet.
 
     A ring keeps its keys in an order of its own, so that scores over it are left out.
     """
-    found = []
-    for document in zip(*parts, strict=True):
+    joined = []
+    for document in zip(*chunk_values, strict=True):
         values: Values = {}
         for path in document[0]:
-            pieces, leaf = [part[path] for part in document], path.rpartition(".")[2]
+            pieces, leaf = [chunk[path] for chunk in document], path.rpartition(".")[2]
             if leaf in ("scores", "pattern") and ".cross." not in path:
                 if cache.evicts:
                     continue
@@ -278,5 +282,5 @@ def _joined(parts: Sequence[list[Values]], cache: Cache) -> list[Values]:
             across = path.endswith((".cross.k", ".cross.v"))
             axis = int(_by_head(leaf, pieces[0].ndim + 1))
             values[path] = pieces[0] if across else torch.cat(pieces, axis)
-        found.append(values)
-    return found
+        joined.append(values)
+    return joined

@@ -75,7 +75,7 @@ class Lens(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON holds it."""
-        return {**vars(self), "tracked": [vars(one) for one in self.tracked]}
+        return {**vars(self), "tracked": [vars(token) for token in self.tracked]}
 
     @property
     def title(self) -> str:
@@ -89,14 +89,14 @@ class Lens(Shown):
         words = [[word[0].shown for word in row] for row in reversed(self.top_pieces)]
         heads = [f"{number}:{piece.shown}" for number, piece in zip(self.positions, self.pieces, strict=True)]
         for low in range(0, len(heads), BESIDE):
-            some = slice(low, low + BESIDE)
-            named = f"positions {self.positions[low]} to {self.positions[some][-1]} of {self.length}"
-            cells = [row[some] for row in words]
-            yield Heat(named, chance[:, some], self.depths[::-1], heads[some], cells, span=(0.0, 1.0))
+            window = slice(low, low + BESIDE)
+            named = f"positions {self.positions[low]} to {self.positions[window][-1]} of {self.length}"
+            cells = [row[window] for row in words]
+            yield Heat(named, chance[:, window], self.depths[::-1], heads[window], cells, span=(0.0, 1.0))
         steps = list(range(len(self.depths)))
         last = f"at {heads[-1]}, by depth (0: {self.depths[0]})"
         if self.tracked:
-            lines = {one.piece.shown: (steps, [row[-1] for row in one.probability]) for one in self.tracked}
+            lines = {token.piece.shown: (steps, [row[-1] for row in token.probability]) for token in self.tracked}
             yield Curves(f"probability {last}", lines, "depth", tuple(lines))
         kl = {"KL to the answer": (steps, [row[-1] for row in self.kl])}
         yield Curves(f"nats {last}", kl | {"entropy": (steps, [row[-1] for row in self.entropy])}, "depth")
@@ -109,27 +109,27 @@ class Lens(Shown):
     def _rows(self) -> Iterator[Sequence[Any]]:
         for depth, name in enumerate(self.depths):
             for at, position in enumerate(self.positions):
-                here = (name, position, self.pieces[at])
+                context = (name, position, self.pieces[at])
                 facts = self.entropy[depth][at], self.kl[depth][at]
                 best = zip(self.top_pieces[depth][at], self.top[depth][at], self.probability[depth][at], strict=True)
-                for rank, one in enumerate(best, 1):
-                    yield (*here, rank, *one, *facts, "")
+                for rank, entry in enumerate(best, 1):
+                    yield (*context, rank, *entry, *facts, "")
                 for followed in self.tracked:
-                    own = followed.rank[depth][at], followed.piece, followed.token, followed.probability[depth][at]
-                    yield (*here, *own, *facts, "tracked")
+                    target = followed.rank[depth][at], followed.piece, followed.token, followed.probability[depth][at]
+                    yield (*context, *target, *facts, "tracked")
 
     def tensors(self) -> dict[str, Array]:
         """The facts as (D, P, ..), and of the tracked tokens (W, D, P)."""
-        found = {name: np.array(getattr(self, name)) for name in ("top", "probability", "entropy", "kl")}
+        arrays = {name: np.array(getattr(self, name)) for name in ("top", "probability", "entropy", "kl")}
         if self.tracked:
-            found["tracked_probability"] = np.array([one.probability for one in self.tracked])
-            found["tracked_rank"] = np.array([one.rank for one in self.tracked])
-        return found
+            arrays["tracked_probability"] = np.array([token.probability for token in self.tracked])
+            arrays["tracked_rank"] = np.array([token.rank for token in self.tracked])
+        return arrays
 
     def facts(self) -> Mapping[str, Any]:
         """What the sides of the tensors are."""
         named = {name: getattr(self, name) for name in ("lens", "depths", "positions", "tokens", "pieces", "notes")}
-        return {**named, "tracked": [{"token": one.token, "piece": one.piece} for one in self.tracked]}
+        return {**named, "tracked": [{"token": token.token, "piece": token.piece} for token in self.tracked]}
 
     def table(self, column: int = -1) -> list[str]:
         """One position's depths as lines, the answer first: the likeliest tokens, entropy, KL, tracked tokens."""
@@ -138,12 +138,12 @@ class Lens(Shown):
             words, chances = self.top_pieces[depth][column], self.probability[depth][column]
             likely = "  ".join(f"{word.shown} {chance:.3f}" for word, chance in zip(words, chances, strict=True))
             numbers = [f"{self.entropy[depth][column]:.3f}", f"{self.kl[depth][column]:.3f}"]
-            for one in self.tracked:
-                numbers += [f"{one.probability[depth][column]:.4f}", f"{one.rank[depth][column]:,}"]
+            for token in self.tracked:
+                numbers += [f"{token.probability[depth][column]:.4f}", f"{token.rank[depth][column]:,}"]
             rows.append((self.depths[depth], *numbers, likely))
-        named = [name for one in self.tracked for name in (f"p({one.piece.shown})", "rank")]
+        named = [name for token in self.tracked for name in (f"p({token.piece.shown})", "rank")]
         heading = ("depth", "entropy", "KL", *named, "likeliest, with their probabilities")
-        return tables.lines(rows, heading, left=(0, len(heading) - 1))
+        return tables.lines(rows, heading, left_columns=(0, len(heading) - 1))
 
     def text(self, width: int | None = None) -> str:
         """For a terminal: the likeliest token of every depth and position, as many columns side by side as fit."""
@@ -153,16 +153,16 @@ class Lens(Shown):
         heads = [f"{number}:{piece.shown}" for number, piece in zip(self.positions, self.pieces, strict=True)]
         sizes = [max(map(len, column)) + 2 for column in zip(heads, *cells, strict=True)]
         first = max(map(len, self.depths)) + 2
-        borders, used = [0], first
+        borders, line_width = [0], first
         for at, size in enumerate(sizes):
-            if used + size > width and at > borders[-1]:
+            if line_width + size > width and at > borders[-1]:
                 borders.append(at)
-                used = first
-            used += size
+                line_width = first
+            line_width += size
         blocks = []
         for low, high in pairwise([*borders, len(heads)]):
             rows = [(name, *row[low:high]) for name, row in zip(self.depths, cells, strict=True)]
-            lines = tables.lines(reversed(rows), ("depth", *heads[low:high]), left=range(high - low + 1))
+            lines = tables.lines(reversed(rows), ("depth", *heads[low:high]), left_columns=range(high - low + 1))
             blocks.append("\n".join(lines))
         return "\n\n".join(blocks)
 
@@ -188,25 +188,25 @@ def logit_lens(
     """
     streams.needs_head(model, "`glassformer contexts` compares its vectors layer by layer.")
     need(top >= 1, f"top is {top}; give 1 or more.")
-    read = streams.prepare(model, tokenizer, text, source, edits)
-    length = read.tokens.shape[1]
-    asked = streams.places(positions, length, MOST)
+    inputs = streams.prepare(model, tokenizer, text, source, edits)
+    length = inputs.tokens.shape[1]
+    columns = streams.places(positions, length, MOST)
     if tuned is not None:
         tuned.must_fit(model)
     followed = [streams.word_id(model, tokenizer, word) for word in track]
-    ids, seen = read.tokens[0, asked].tolist(), streams.states(model, read).at(asked)
-    made = lens_of_states(model, tokenizer, seen, ids, asked, length, track=followed, top=top, tuned=tuned)
+    ids, hidden = inputs.tokens[0, columns].tolist(), streams.states(model, inputs).at(columns)
+    lens = lens_of_states(model, tokenizer, hidden, ids, columns, length, track=followed, top=top, tuned=tuned)
     if positions is None and length > MOST:
-        made.notes.append(f"The last {MOST} of {length} positions; --positions chooses others (all: every one).")
-    return made
+        lens.notes.append(f"The last {MOST} of {length} positions; --positions chooses others (all: every one).")
+    return lens
 
 
 def lens_of_states(
     model: Model,
     tokenizer: Tokenizer | None,
-    seen: streams.States,
+    hidden: streams.States,
     ids: Sequence[int],
-    asked: Sequence[int],
+    columns: Sequence[int],
     length: int,
     *,
     track: Sequence[int] = (),
@@ -214,29 +214,29 @@ def lens_of_states(
     tuned: TunedLens | None = None,
 ) -> Lens:
     """The same of states that are there: ``seen`` (P, C) of the tokens ``ids`` at the positions ``asked`` of a text."""
-    known = model.config.embed.vocab if tokenizer is None else min(tokenizer.size, model.config.embed.vocab)
+    vocab_size = model.config.embed.vocab if tokenizer is None else min(tokenizer.size, model.config.embed.vocab)
     followed = torch.tensor(track, dtype=torch.long)
-    made = _Columns(model, min(top, known), known, followed)
+    stats = _Columns(model, min(top, vocab_size), vocab_size, followed)
     vocab = model.config.embed.vocab
-    step = max(1, min(len(asked), NUMBERS // vocab))
+    step = max(1, min(len(columns), NUMBERS // vocab))
     with inference(model):
-        for low in range(0, len(asked), step):
-            made.add(_logits(model, seen, range(low, min(low + step, len(asked))), tuned))
-    likely = made.table("top")
+        for low in range(0, len(columns), step):
+            stats.add(_logits(model, hidden, range(low, min(low + step, len(columns))), tuned))
+    likely = stats.table("top")
     return Lens(
         "logit lens" if tuned is None else "tuned lens",
-        list(seen.by_path),
-        list(asked),
+        list(hidden.by_path),
+        list(columns),
         list(ids),
         streams.pieces(tokenizer, ids),
         length,
         likely,
         [[streams.pieces(tokenizer, cell) for cell in row] for row in likely],
-        made.table("probability"),
-        made.table("entropy"),
-        made.table("kl"),
+        stats.table("probability"),
+        stats.table("entropy"),
+        stats.table("kl"),
         [
-            Tracked(number, streams.pieces(tokenizer, [number])[0], made.table("chance", at), made.table("rank", at))
+            Tracked(number, streams.pieces(tokenizer, [number])[0], stats.table("chance", at), stats.table("rank", at))
             for at, number in enumerate(followed.tolist())
         ],
         _notes(model, tuned),
@@ -256,61 +256,63 @@ def logits_by_depth(
     With fewer positions than the text has, the head's product has another shape, which may round otherwise.
     """
     streams.needs_head(model, "there is nothing to read its states with.")
-    seen = streams.states(model, streams.Read(tokens, source, {}))
-    asked = list(range(tokens.shape[1])) if positions is None else streams.places(positions, tokens.shape[1])
+    hidden = streams.states(model, streams.Read(tokens, source, {}))
+    columns = list(range(tokens.shape[1])) if positions is None else streams.places(positions, tokens.shape[1])
     with inference(model):
-        own, *others = _logits(model, seen, asked, tuned)
-    return dict(zip(seen.by_path, [*others, own], strict=True))
+        final, *earlier = _logits(model, hidden, columns, tuned)
+    return dict(zip(hidden.by_path, [*earlier, final], strict=True))
 
 
-def _logits(model: Model, seen: streams.States, asked: Sequence[int], tuned: TunedLens | None) -> Iterator[Tensor]:
+def _logits(model: Model, hidden: streams.States, columns: Sequence[int], tuned: TunedLens | None) -> Iterator[Tensor]:
     """The logits (P, V) of the last depth, which are the model's own, then of each depth before it in order."""
     head: Any = model.head
-    last_norm = getattr(model.get_submodule(seen.body), "last_norm", torch.nn.Identity())
-    yield head(seen.out[None, list(asked)], model.embed)[0]
-    before = list(seen.by_path.values())[:-1]
-    group = max(1, NUMBERS // (len(asked) * model.config.embed.vocab))  # the head's table is read once for them all
+    last_norm = getattr(model.get_submodule(hidden.body), "last_norm", torch.nn.Identity())
+    yield head(hidden.out[None, list(columns)], model.embed)[0]
+    before = list(hidden.by_path.values())[:-1]
+    group = max(1, NUMBERS // (len(columns) * model.config.embed.vocab))  # the head's table is read once for them all
     for low in range(0, len(before), group):
-        some = [states[list(asked)] for states in before[low : low + group]]
+        group_states = [states[list(columns)] for states in before[low : low + group]]
         if tuned is not None:
-            some = [tuned.translate(low + number, states) for number, states in enumerate(some)]
-        yield from head(last_norm(torch.stack(some)), model.embed)
+            group_states = [tuned.translate(low + number, states) for number, states in enumerate(group_states)]
+        yield from head(last_norm(torch.stack(group_states)), model.embed)
 
 
 class _Columns:
     """What is kept of the logits: N likeliest tokens, entropy, KL and the tracked tokens, for each depth (D, P, ..)."""
 
-    def __init__(self, model: Model, top: int, known: int, followed: Tensor) -> None:
-        self.model, self.top, self.known, self.followed = model, top, known, followed
+    def __init__(self, model: Model, top: int, vocab_size: int, followed: Tensor) -> None:
+        self.model, self.top, self.known, self.followed = model, top, vocab_size, followed
         self.kept: dict[str, list[Tensor]] = {}  # by name, a tensor (P, D, ..) for each stretch of positions
 
     def add(self, logits: Iterator[Tensor]) -> None:
         """One stretch of positions: the own logits first, as ``_logits`` gives them."""
         must_be_finite(self.model, first := next(logits))
-        own = _logprobs(first)
-        chance = own.exp()
-        rows = [self.row(_logprobs(one), own, chance) for one in logits] + [self.row(own, own, chance)]
+        final = _logprobs(first)
+        chance = final.exp()
+        rows = [self.row(_logprobs(layer), final, chance) for layer in logits] + [self.row(final, final, chance)]
         for name in rows[0]:
             self.kept.setdefault(name, []).append(torch.stack([row[name] for row in rows], 1).cpu())
 
-    def row(self, logprobs: Tensor, own: Tensor, own_chance: Tensor) -> dict[str, Tensor]:
+    def row(self, logprobs: Tensor, final: Tensor, own_chance: Tensor) -> dict[str, Tensor]:
         """One depth's facts (P, ..) of its log-probabilities (P, V) beside the model's own."""
         likely = logprobs[:, : self.known].topk(self.top)
-        theirs = logprobs[:, self.followed.to(logprobs.device)]  # (P, W)
-        rank = torch.stack([(logprobs > one[:, None]).sum(-1) + 1 for one in theirs.unbind(1)] or [theirs.long()], 1)
+        tracked = logprobs[:, self.followed.to(logprobs.device)]  # (P, W)
+        rank = torch.stack(
+            [(logprobs > column[:, None]).sum(-1) + 1 for column in tracked.unbind(1)] or [tracked.long()], 1
+        )
         return {
             "top": likely.indices,
             "probability": likely.values.exp(),
             "entropy": -torch.linalg.vecdot(logprobs.exp(), logprobs),
-            "kl": torch.linalg.vecdot(own_chance, own - logprobs),
-            "chance": theirs.exp(),
+            "kl": torch.linalg.vecdot(own_chance, final - logprobs),
+            "chance": tracked.exp(),
             "rank": rank,
         }
 
     def table(self, name: str, at: int | None = None) -> Any:
         """A fact of all depths and positions (D, P, ..) as lists; of one tracked token where ``at`` is its number."""
-        whole = torch.cat(self.kept[name]).transpose(0, 1)
-        return (whole if at is None else whole[..., at]).tolist()
+        values = torch.cat(self.kept[name]).transpose(0, 1)
+        return (values if at is None else values[..., at]).tolist()
 
 
 def _logprobs(logits: Tensor) -> Tensor:

@@ -46,23 +46,25 @@ def look(
     changed one's. Raises UserError for a pattern that matches nothing, for a text that the model cannot read and for
     an edit of what is not there.
     """
-    tokens, given, changes = inputs(model, tokenizer, text, source, edits)
-    read = [shown(tokenizer, tokens[0].tolist())]
-    read += [] if given is None else [shown(tokenizer and tokenizer.for_source, given[0].tolist())]
+    tokens, source_ids, changes = inputs(model, tokenizer, text, source, edits)
+    sides = [shown(tokenizer, tokens[0].tolist())]
+    sides += [] if source_ids is None else [shown(tokenizer and tokenizer.for_source, source_ids[0].tolist())]
     tape = Tape(*(patterns or ("*",)), edits=changes)
-    _run(model, [tokens] if given is None else [tokens, given], tape)
+    _run(model, [tokens] if source_ids is None else [tokens, source_ids], tape)
     if not all(any(fnmatchcase(path, pattern) for path in tape.records) for pattern in patterns):
         must_match(patterns, paths(model))
-    return Seen(tape.records, *read)
+    return Seen(tape.records, *sides)
 
 
-def must_match(patterns: Sequence[str], known: Sequence[str]) -> None:
+def must_match(patterns: Sequence[str], names: Sequence[str]) -> None:
     """UserError for a pattern that none of a model's paths matches, with the nearest one and all there are."""
     for pattern in patterns:
-        if not any(fnmatchcase(path, pattern) for path in known):
-            ends = {f"*.{path.rpartition('.')[2]}" for path in known}
-            meant = "".join(f' Did you mean "{name}"?' for name in get_close_matches(pattern, [*known, *ends], n=1))
-            raise UserError(f'No value is called "{pattern}".{meant} There are: {", ".join(listing(known))}.')
+        if not any(fnmatchcase(path, pattern) for path in names):
+            leaf_patterns = {f"*.{path.rpartition('.')[2]}" for path in names}
+            meant = "".join(
+                f' Did you mean "{name}"?' for name in get_close_matches(pattern, [*names, *leaf_patterns], n=1)
+            )
+            raise UserError(f'No value is called "{pattern}".{meant} There are: {", ".join(listing(names))}.')
 
 
 def inputs(
@@ -73,8 +75,8 @@ def inputs(
     need(not pair or source is not None, "An encoder-decoder reads two texts; give the encoder's as source (--source).")
     need(pair or source is None, "Only an encoder-decoder has a source; leave it out.")
     tokens = token_ids(model, tokenizer, text, second=pair)
-    given = None if source is None else token_ids(model, tokenizer, source)
-    return apply(edits, model, tokens, given, tokenizer) if edits else (tokens, given, {})
+    source_ids = None if source is None else token_ids(model, tokenizer, source)
+    return apply(edits, model, tokens, source_ids, tokenizer) if edits else (tokens, source_ids, {})
 
 
 def predictions(
@@ -98,14 +100,20 @@ def predictions(
     logits = look(model, tokenizer, text, "logits", source=source, edits=edits)["logits"][0]
     logprobs = logits.float().log_softmax(-1)
     ids = read_tokens(model, tokenizer, text, source, edits)["ids"]
-    own = [None, *logprobs[:-1].gather(1, torch.tensor(ids[1:], device=logprobs.device)[:, None]).flatten().tolist()]
+    target_logprobs = [
+        None,
+        *logprobs[:-1].gather(1, torch.tensor(ids[1:], device=logprobs.device)[:, None]).flatten().tolist(),
+    ]
     values, best = (x.tolist() for x in logprobs[:, : tokenizer.size].topk(min(count, tokenizer.size)))
 
     def named(token: int, logprob: float | None) -> dict[str, Any]:
         return {"token": token, "piece": tokenizer.token(token), "logprob": logprob}
 
-    told = zip(ids, own, best, values, strict=True)
-    return [{**named(id, p), "next": list(map(named, some, theirs))} for id, p, some, theirs in told]
+    steps = zip(ids, target_logprobs, best, values, strict=True)
+    return [
+        {**named(id, p), "next": list(map(named, ids_of_step, values_of_step))}
+        for id, p, ids_of_step, values_of_step in steps
+    ]
 
 
 def read_tokens(
@@ -118,10 +126,10 @@ def read_tokens(
     for edit in listed(edits):
         edit.read(reading)
 
-    told = {"ids": rows[0], "pieces": pieces(tokenizer, rows[0])}
+    record = {"ids": rows[0], "pieces": pieces(tokenizer, rows[0])}
     if sources is None:
-        return told
-    return {**told, "source": {"ids": sources[0], "pieces": pieces(tokenizer.for_source, sources[0])}}
+        return record
+    return {**record, "source": {"ids": sources[0], "pieces": pieces(tokenizer.for_source, sources[0])}}
 
 
 def paths(model: Model) -> list[str]:
@@ -129,16 +137,16 @@ def paths(model: Model) -> list[str]:
     return list(one_token(model))
 
 
-def listing(known: Sequence[str]) -> list[str]:
+def listing(names: Sequence[str]) -> list[str]:
     """Paths in short, one entry per place: ``decoder.blocks.*.ffn.{in,pre,hidden,write}``."""
     leaves: dict[str, list[str]] = {}
-    for path in known:
+    for path in names:
         above, _, leaf = re.sub(r"\.\d+\.", ".*.", path).rpartition(".")
-        held = leaves.setdefault(above, [])
-        if leaf not in held:
-            held.append(leaf)
-    shown = {above: held[0] if len(held) == 1 else f"{{{','.join(held)}}}" for above, held in leaves.items()}
-    return [f"{above}.{held}" if above else held for above, held in shown.items()]
+        names_of_leaf = leaves.setdefault(above, [])
+        if leaf not in names_of_leaf:
+            names_of_leaf.append(leaf)
+    grouped = {above: group[0] if len(group) == 1 else f"{{{','.join(group)}}}" for above, group in leaves.items()}
+    return [f"{above}.{group}" if above else group for above, group in grouped.items()]
 
 
 def _run(model: Model, tokens: Sequence[Tensor], tape: Tape) -> None:
@@ -165,7 +173,7 @@ def describe(values: Mapping[str, Tensor], first: int = 4) -> list[str]:
         numbers = (_short(entry[name]) for name in names)
         rows.append((entry["path"], shape, *numbers, " ".join(map(_short, entry["first"]))))
     heading = ("path", "shape", *names, "first values")
-    return tables.lines(rows, heading, left=(0, len(heading) - 1))
+    return tables.lines(rows, heading, left_columns=(0, len(heading) - 1))
 
 
 def to_dict(values: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -189,14 +197,14 @@ def _name(value: Tensor) -> str:
 def _numbers(value: Tensor, first: int) -> dict[str, Any]:
     flat = value.detach().double().flatten().cpu()
     finite = flat[flat.isfinite()]
-    some = finite.numel() > 0
+    is_any = finite.numel() > 0
     return {
         "shape": list(value.shape),
         "dtype": _name(value),
-        "mean": finite.mean().item() if some else None,
-        "std": finite.std(correction=0).item() if some else None,
-        "min": finite.min().item() if some else None,
-        "max": finite.max().item() if some else None,
+        "mean": finite.mean().item() if is_any else None,
+        "std": finite.std(correction=0).item() if is_any else None,
+        "min": finite.min().item() if is_any else None,
+        "max": finite.max().item() if is_any else None,
         "infinite": flat.numel() - finite.numel(),
         "first": [number if math.isfinite(number) else None for number in flat[:first].tolist()],
     }

@@ -77,8 +77,8 @@ class Picture:
         """Of each process of the ring its columns, [first, last] of each piece, and the pairs of each step."""
         assert self.pairs is not None
         pieces = (
-            [[piece[0], min(piece[-1], self.length - 1)] for piece in both if piece[0] < self.length]
-            for both in ring_pieces(self.length, len(self.pairs))
+            [[piece[0], min(piece[-1], self.length - 1)] for piece in pieces if piece[0] < self.length]
+            for pieces in ring_pieces(self.length, len(self.pairs))
         )
         return list(zip(pieces, self.pairs.tolist(), strict=True))
 
@@ -86,21 +86,21 @@ class Picture:
         """For a terminal; ``plain`` in ASCII."""
         signs = [f"{PAINT[cell]}{glyph}\x1b[0m" if color else glyph for cell, glyph in enumerate(GLYPHS[plain])]
         if self.pairs is not None:
-            told = [f"{process:>2}" for process in range(len(self.pairs))]
-            ansi = [f"\x1b[{31 + process % 6}m{sign}\x1b[0m" for process, sign in enumerate(told)]
-            signs = [*signs[:SEEN], *(ansi if color else told)]
+            labels = [f"{process:>2}" for process in range(len(self.pairs))]
+            ansi = [f"\x1b[{31 + process % 6}m{sign}\x1b[0m" for process, sign in enumerate(labels)]
+            signs = [*signs[:SEEN], *(ansi if color else labels)]
         return "\n".join("".join(signs[cell] for cell in row) for row in self.cells.tolist())
 
     def legend(self, plain: bool = False) -> list[str]:
         """What the signs mean, and the counts."""
-        never, later, seen = (glyph.strip() for glyph in GLYPHS[plain])
+        never, later, visible = (glyph.strip() for glyph in GLYPHS[plain])
         every, causal = self.length**2, self.length * (self.length + 1) // 2
         scale = "" if self.scale == 1 else f"; a sign stands for {self.scale} x {self.scale} pairs"
         if self.pairs is not None:
-            said = f"0, 1, ..: the process that computes it   {later} later   {never} never{scale}"
-            return [said, *(self._process(number, *one) for number, one in enumerate(self.processes()))]
+            note = f"0, 1, ..: the process that computes it   {later} later   {never} never{scale}"
+            return [note, *(self._process(number, *process) for number, process in enumerate(self.processes()))]
         return [
-            f"{seen} visited   {later} only where tokens see both ways (encoder)   {never} never{scale}",
+            f"{visible} visited   {later} only where tokens see both ways (encoder)   {never} never{scale}",
             f"encoder: {self.encoder:,} of {every:,} pairs ({self.encoder / every:.2%})",
             f"decoder: {self.decoder:,} of {every:,} pairs ({self.decoder / every:.2%}), "
             f"{self.decoder / causal:.2%} of {causal:,} causal ones",
@@ -108,8 +108,8 @@ class Picture:
 
     def _process(self, number: int, pieces: list[list[int]], steps: list[int]) -> str:
         columns = " and ".join(f"{first}-{last}" for first, last in pieces)
-        shown, share = " + ".join(f"{pairs:,}" for pairs in steps), sum(steps) / max(1, self.decoder)
-        return f"process {number}: columns {columns}; {sum(steps):,} pairs ({share:.1%}), step by step {shown}"
+        terms, share = " + ".join(f"{pairs:,}" for pairs in steps), sum(steps) / max(1, self.decoder)
+        return f"process {number}: columns {columns}; {sum(steps):,} pairs ({share:.1%}), step by step {terms}"
 
     @property
     def colors(self) -> tuple[str, ...]:
@@ -121,17 +121,19 @@ class Picture:
     def svg(self) -> str:
         """As a drawing; equal neighbours in a row are one rectangle."""
         rows, columns = self.cells.shape
-        parts = [f'<rect width="{columns}" height="{rows}" fill="{COLORS[NEVER]}"/>']
+        elements = [f'<rect width="{columns}" height="{rows}" fill="{COLORS[NEVER]}"/>']
         for y, row in enumerate(self.cells.tolist()):
             x = 0
             while x < columns:
                 end = next((i for i in range(x, columns) if row[i] != row[x]), columns)
                 if row[x] != NEVER:
-                    parts.append(f'<rect x="{x}" y="{y}" width="{end - x}" height="1" fill="{self.colors[row[x]]}"/>')
+                    elements.append(
+                        f'<rect x="{x}" y="{y}" width="{end - x}" height="1" fill="{self.colors[row[x]]}"/>'
+                    )
                 x = end
         head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {columns} {rows}" width="{8 * columns}"'
         name = self.name.replace("&", "&amp;")
-        return "\n".join([f'{head} shape-rendering="crispEdges">', f"<title>{name}</title>", *parts, "</svg>", ""])
+        return "\n".join([f'{head} shape-rendering="crispEdges">', f"<title>{name}</title>", *elements, "</svg>", ""])
 
     def png(self) -> bytes:
         """As an image, at least 512 dots wide."""
@@ -158,22 +160,22 @@ def picture(name: str, length: int = 24, most: int = 64, ring: int | None = None
     scene = name.strip().lower()
     mask_rule: MaskRule = config.Full() if scene in SCENES else parse_rule(EXAMPLES.get(scene, name))
     q, k = _scene(scene, np.arange(length))
-    scale, rows, counts = -(-length // most), [], np.zeros(2, int)
+    scale, rows, totals = -(-length // most), [], np.zeros(2, int)
     owner, pairs = np.zeros(length, int), None if ring is None else np.zeros((ring, ring), int)
     for process, pieces in enumerate(ring_pieces(length, ring or 1)):
         for piece in pieces:
             owner[piece.start : piece.stop] = process
     several = scale * max(1, PAIRS_AT_ONCE // (scale * length))  # whole rows of cells at a time
     for start in range(0, length, several):
-        part = TokenInfo(*(None if x is None else x[start : start + several] for x in q))
-        both, before = (dense_mask(mask_rule, part, k, causal=causal) for causal in (False, scene != "cross"))
-        counts += both.sum(), before.sum()
-        own = owner[start : start + several, None]
-        rows.append(_shrink(np.where(before, SEEN + own, np.where(both, LATER, NEVER)), scale))
+        queries = TokenInfo(*(None if x is None else x[start : start + several] for x in q))
+        visible, before = (dense_mask(mask_rule, queries, k, causal=causal) for causal in (False, scene != "cross"))
+        totals += visible.sum(), before.sum()
+        query_owner = owner[start : start + several, None]
+        rows.append(_shrink(np.where(before, SEEN + query_owner, np.where(visible, LATER, NEVER)), scale))
         if pairs is not None:
             at, keys = before.nonzero()
-            np.add.at(pairs, (own[at, 0], (own[at, 0] - owner[keys]) % len(pairs)), 1)
-    encoder, decoder = counts.tolist()
+            np.add.at(pairs, (query_owner[at, 0], (query_owner[at, 0] - owner[keys]) % len(pairs)), 1)
+    encoder, decoder = totals.tolist()
     return Picture(
         scene if scene in SCENES else str(mask_rule), length, np.concatenate(rows), scale, encoder, decoder, pairs
     )
@@ -196,5 +198,5 @@ def _scene(name: str, pos: np.ndarray[Any, Any]) -> tuple[TokenInfo, TokenInfo]:
 def names() -> list[tuple[str, str]]:
     """Every rule and scene with the sentence that says what it is."""
     kinds = {**rules(), "a & b": config.Both, "a | b": config.Either}
-    said = {name: (kind.__doc__ or "").splitlines()[0].replace("``", "") for name, kind in kinds.items()}
-    return [*said.items(), *SCENES.items()]
+    descriptions = {name: (kind.__doc__ or "").splitlines()[0].replace("``", "") for name, kind in kinds.items()}
+    return [*descriptions.items(), *SCENES.items()]

@@ -70,7 +70,7 @@ class Neuron:
     def table(self) -> list[str]:
         """The places as lines, values rounded to four places, each token between « and »."""
         rows = [(f"{hit.value:.4f}", f"{hit.row}:{hit.position}", _line(hit)) for hit in self.hits]
-        return tables.lines(rows, (self.what, "row:token", "text"), left=(2,))
+        return tables.lines(rows, (self.what, "row:token", "text"), left_columns=(2,))
 
 
 def _line(hit: Hit) -> str:
@@ -103,13 +103,13 @@ def top_activations(
     need(limit is None or limit >= 1, f"limit is {limit}; give 1 or more.")
     need(around >= 0, f"around is {around}; give 0 or more.")
     need(bool(neurons), "No neuron is named; give one, such as decoder.blocks.0.ffn.hidden[0].")
-    asked = [_Asked.of(model, name, top, -1.0 if lowest else 1.0) for name in dict.fromkeys(neurons)]
-    side = {one.path.split(".")[0] for one in asked}
+    requests = [_Asked.of(model, name, top, -1.0 if lowest else 1.0) for name in dict.fromkeys(neurons)]
+    side = {request.path.split(".")[0] for request in requests}
     paired = isinstance(model.config, config.EncoderDecoder)
     sentence = "The decoder of an encoder-decoder writes beside a source, and a corpus has none; ask for its encoder."
     need(not paired or side == {"encoder"}, sentence)
     reads = tokenizer.for_source if paired else tokenizer
-    tape, read, number = _Columns(asked), 0, 0
+    tape, tokens_read, number = _Columns(requests), 0, 0
     with Progress("reading", progress) as report:
         for rows in _batches(streams.windows(model, tokenizer, texts, context), limit):
             tokens, pos, real = _padded(rows, reads)
@@ -119,12 +119,12 @@ def top_activations(
                 else:
                     answer = model(tokens, pos=pos, tape=tape, logits="none").hidden
             must_be_finite(model, answer)
-            for one in asked:
-                one.see(tape.records, rows, real, number, around, reads)
-            read, number = read + sum(row.shape[1] for row in rows), number + len(rows)
-            report(read, limit or 0)
-    need(read > 0, "The texts are empty; give some with words in them.")
-    return [one.told(read) for one in asked]
+            for request in requests:
+                request.see(tape.records, rows, real, number, around, reads)
+            tokens_read, number = tokens_read + sum(row.shape[1] for row in rows), number + len(rows)
+            report(tokens_read, limit or 0)
+    need(tokens_read > 0, "The texts are empty; give some with words in them.")
+    return [request.result(tokens_read) for request in requests]
 
 
 @dataclass
@@ -148,7 +148,7 @@ class _Asked:
         form = FORM.fullmatch(name.replace(" ", ""))
         if form is None:
             raise UserError(f'"{name}" is no neuron; give a path and a number, such as decoder.blocks.0.ffn.hidden[0].')
-        path, numbers = form["path"], [int(part) for part in form["index"].split(",")]
+        path, numbers = form["path"], [int(number) for number in form["index"].split(",")]
         shapes = _shapes(model)
         if path not in shapes:
             close = get_close_matches(path, shapes, n=1)
@@ -183,8 +183,8 @@ class _Asked:
         """The values of some rows, the first of them ``number``; ``real`` (B, T) is true for tokens of the text."""
         values = streams.wide(seen[self.name])
         if self.expert is not None:
-            mine = seen[f"{self.path.rpartition('.')[0]}.chosen"] == self.expert  # (B, T, K)
-            values, real = torch.where(mine, values, 0.0).sum(-1), real & mine.any(-1)
+            routed = seen[f"{self.path.rpartition('.')[0]}.chosen"] == self.expert  # (B, T, K)
+            values, real = torch.where(routed, values, 0.0).sum(-1), real & routed.any(-1)
         self.tokens += int(real.sum())
         self.total += streams.fp64(torch.where(real, values, 0.0)).sum().item()
         self.above += int((real & (values > 0)).sum())
@@ -194,33 +194,33 @@ class _Asked:
                 continue
             ids = rows[row][0].tolist()
             sides = (ids[max(0, at - around) : at], ids[at : at + 1], ids[at + 1 : at + 1 + around])
-            before, piece, after = (_spelled(tokenizer, some) for some in sides)
+            before, piece, after = (_spelled(tokenizer, side) for side in sides)
             hit = Hit(self.sign * key, number + row, at, ids[at], piece, before, after)
             (heapq.heappushpop if len(self.best) == self.top else heapq.heappush)(
                 self.best, (key, -(number + row), hit)
             )
 
-    def told(self, read: int) -> Neuron:
+    def result(self, tokens_read: int) -> Neuron:
         """What was found in so many tokens."""
-        hits = [hit for _, _, hit in sorted(self.best, key=lambda one: one[:2], reverse=True)]
+        hits = [hit for _, _, hit in sorted(self.best, key=lambda hit_entry: hit_entry[:2], reverse=True)]
         count = max(self.tokens, 1)
-        what = "router probability" if self.router else "activation"
-        return Neuron(self.name, what, hits, self.tokens, read, self.total / count, self.above / count)
+        quantity = "router probability" if self.router else "activation"
+        return Neuron(self.name, quantity, hits, self.tokens, tokens_read, self.total / count, self.above / count)
 
 
 class _Columns(Tape):
     """Keeps of each path the asked neurons alone, by their names, and which experts were chosen."""
 
-    def __init__(self, asked: Sequence[_Asked]) -> None:
-        experts = {f"{one.path.rpartition('.')[0]}.chosen" for one in asked if one.expert is not None}
-        super().__init__(*dict.fromkeys(one.path for one in asked), *sorted(experts))
-        self.asked = asked
+    def __init__(self, requests: Sequence[_Asked]) -> None:
+        experts = {f"{request.path.rpartition('.')[0]}.chosen" for request in requests if request.expert is not None}
+        super().__init__(*dict.fromkeys(request.path for request in requests), *sorted(experts))
+        self.asked = requests
 
     def record(self, path: str, x: Tensor) -> None:
         """Keep columns of ``x``, in memory of their own."""
-        for one in self.asked:
-            if one.path == path:
-                self.records[one.name] = one.column(x.detach()).clone()
+        for request in self.asked:
+            if request.path == path:
+                self.records[request.name] = request.column(x.detach()).clone()
         if path.endswith(".chosen"):
             self.records[path] = x.detach()
 
@@ -231,44 +231,44 @@ def _shapes(model: Model) -> dict[str, tuple[int, ...]]:
     tokens, tape = torch.zeros(1, 2, dtype=torch.long, device=device), Tape("*")
     with inference(model):
         model(*([tokens, tokens] if isinstance(model.config, config.EncoderDecoder) else [tokens]), tape=tape)
-    found: dict[str, tuple[int, ...]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for path, value in tape.records.items():
         router = tape.records.get(f"{path.rpartition('.')[0]}.router")
         if value.ndim == 3 and value.shape[:2] == (1, 2) and value.is_floating_point() and path != "logits":
-            found[path] = (value.shape[-1],)
+            shapes[path] = (value.shape[-1],)
         elif value.ndim == 4 and router is not None and value.shape[:2] == (1, 2):
-            found[path] = (router.shape[-1], value.shape[-1])
-    return found
+            shapes[path] = (router.shape[-1], value.shape[-1])
+    return shapes
 
 
 def _batches(rows: Iterator[Tensor], limit: int | None) -> Iterator[list[Tensor]]:
     """Rows together, about ``TOKENS`` tokens with their padding, until ``limit`` tokens were read."""
-    held: list[Tensor] = []
-    left = float("inf") if limit is None else limit
+    batch: list[Tensor] = []
+    remaining = float("inf") if limit is None else limit
     for row in rows:
-        row = row[:, : int(min(left, row.shape[1]))]
-        left -= row.shape[1]
-        if held and (len(held) + 1) * max(row.shape[1], *(one.shape[1] for one in held)) > TOKENS:
-            yield held
-            held = []
-        held.append(row)
-        if left <= 0:
+        row = row[:, : int(min(remaining, row.shape[1]))]
+        remaining -= row.shape[1]
+        if batch and (len(batch) + 1) * max(row.shape[1], *(other_row.shape[1] for other_row in batch)) > TOKENS:
+            yield batch
+            batch = []
+        batch.append(row)
+        if remaining <= 0:
             break
-    if held:
-        yield held
+    if batch:
+        yield batch
 
 
 def _padded(rows: Sequence[Tensor], tokenizer: Tokenizer) -> tuple[Tensor, Tensor | None, Tensor]:
     """Rows side by side (B, T), their positions (None: all count on), and which tokens are of the text (B, T)."""
     lengths = torch.tensor([row.shape[1] for row in rows])
     places = torch.arange(int(lengths.max()))[None].expand(len(rows), -1)
-    there = places < lengths[:, None]
+    is_real = places < lengths[:, None]
     tokens = torch.zeros(places.shape, dtype=torch.long)
-    tokens[there] = torch.cat([row[0] for row in rows]).cpu()
+    tokens[is_real] = torch.cat([row[0] for row in rows]).cpu()
     hidden = torch.tensor(sorted(tokenizer.specials.values()), dtype=torch.long)
     device = rows[0].device
-    real = there & ~torch.isin(tokens, hidden)
-    pos = None if bool(there.all()) else torch.where(there, places, -1).to(device)
+    real = is_real & ~torch.isin(tokens, hidden)
+    pos = None if bool(is_real.all()) else torch.where(is_real, places, -1).to(device)
     return tokens.to(device), pos, real.to(device)
 
 

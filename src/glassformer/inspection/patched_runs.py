@@ -40,7 +40,7 @@ ONLY_HERE = ("resid", "mid", "mid_cross", "write", "z", "hidden", "pre", "gate",
 class Job:
     """One patch: of a part of a block, of one of its heads or all, at one position or (None) all of them."""
 
-    part: str
+    component: str
     layer: int
     head: int | None
     position: int | None
@@ -48,21 +48,21 @@ class Job:
     @property
     def start(self) -> int:
         """The first block to compute."""
-        return self.layer + (self.part == "resid")
+        return self.layer + (self.component == "resid")
 
 
 class Runs:
     """The two runs, and what patched ones have in common with the corrupted one."""
 
-    def __init__(self, model: Model, side: str, told: Tensor, given: list[tuple[Tensor, ...]], at: int) -> None:
-        self.model, self.side, self.told, self.given, self.at = model, side, told, given, at
+    def __init__(self, model: Model, side: str, tokens: Tensor, runs: list[tuple[Tensor, ...]], at: int) -> None:
+        self.model, self.side, self.told, self.given, self.at = model, side, tokens, runs, at
         self.cfg: config.Stack = getattr(model.config, side)
         self.stack: Any = getattr(model, side)
         self.alone = side == "decoder" and self.cfg.causal  # a token's values depend on those before it alone
         masks = [self.cfg.block(layer).attention.mask for layer in range(self.cfg.depth)]
         self.ahead = max(mask.prefix_length for mask in masks)  # tokens that see each other all the same
         if self.alone:
-            self.told = told[:, : max(at + 1, self.ahead)]
+            self.told = tokens[:, : max(at + 1, self.ahead)]
         self.length = self.told.shape[1]
         differ = (self.told[0] != self.told[1]).nonzero().flatten().tolist()
         self.first = differ[0] if differ and self.alone and differ[0] >= self.ahead else 0  # until there all is equal
@@ -80,15 +80,20 @@ class Runs:
         pair = isinstance(source, tuple)
         sources = source if pair else (source, source)
         need(len(sources) == 2, f"source holds {len(sources)} texts; give one, or a pair: clean and corrupted.")
-        read = [streams.read(model, tokenizer, *one) for one in zip((clean, corrupted), sources, strict=True)]
-        for what, (one, other) in (("texts", [text for text, _ in read]), ("sources", [beside for _, beside in read])):
-            sizes = [0 if row is None else row.shape[1] for row in (one, other)]
-            said = f"The {what} have {sizes[0]} and {sizes[1]} tokens; patching needs as many in both"
-            need(sizes[0] == sizes[1], f"{said}: see them with glassformer tokens.")
+        run_inputs = [
+            streams.read_pair(model, tokenizer, *pair) for pair in zip((clean, corrupted), sources, strict=True)
+        ]
+        for side_name, (first, second) in (
+            ("texts", [text for text, _ in run_inputs]),
+            ("sources", [beside for _, beside in run_inputs]),
+        ):
+            sizes = [0 if row is None else row.shape[1] for row in (first, second)]
+            message = f"The {side_name} have {sizes[0]} and {sizes[1]} tokens; patching needs as many in both"
+            need(sizes[0] == sizes[1], f"{message}: see them with glassformer tokens.")
         side = streams.body_of(model) if not pair else "encoder"
-        told = torch.cat([beside if pair and beside is not None else text for text, beside in read])
-        place = streams.place(at, read[0][0], tokenizer)
-        return cls(model, side, told, [streams.given(*one) for one in read], place)
+        tokens = torch.cat([beside if pair and beside is not None else text for text, beside in run_inputs])
+        place = streams.place(at, run_inputs[0][0], tokenizer)
+        return cls(model, side, tokens, [streams.forward_inputs(*pair) for pair in run_inputs], place)
 
     def columns(self, positions: str | Sequence[int]) -> list[int | None]:
         """The positions patched one by one; [None] for all at once."""
@@ -99,40 +104,40 @@ class Runs:
             return list(range(self.length))
         return list(streams.places(list(positions), self.length))
 
-    def jobs(self, parts: Sequence[str], positions: str | Sequence[int]) -> list[Job]:
+    def jobs(self, components: Sequence[str], positions: str | Sequence[int]) -> list[Job]:
         """Every patch that is asked for; UserError for a part that no block has."""
         shapes = {path: tuple(value.shape) for path, value in one_token(self.model).items()}
         jobs = []
-        for part in parts:
-            found = [layer for layer in range(self.cfg.depth) if self.path(part, layer) in shapes]
-            if not found or part in ("cross.k", "cross.v"):  # whose tokens are the source's
+        for component in components:
+            layers = [layer for layer in range(self.cfg.depth) if self.path(component, layer) in shapes]
+            if not layers or component in ("cross.k", "cross.v"):  # whose tokens are the source's
                 prefix = f"{self.side}.blocks."
-                known = dict.fromkeys(path.split(".", 3)[3] for path in shapes if path.startswith(prefix))
-                raise UserError(f'No block has a part "{part}"; there are {", ".join(known)}.')
-            for layer in found:
-                shape = shapes[self.path(part, layer)]
-                many = len(shape) == 4 and part.startswith(("attn.", "cross."))
+                known_components = dict.fromkeys(path.split(".", 3)[3] for path in shapes if path.startswith(prefix))
+                raise UserError(f'No block has a part "{component}"; there are {", ".join(known_components)}.')
+            for layer in layers:
+                shape = shapes[self.path(component, layer)]
+                many = len(shape) == 4 and component.startswith(("attn.", "cross."))
                 heads: Sequence[int | None] = range(shape[1]) if many else [None]
-                jobs += [Job(part, layer, head, at) for head in heads for at in self.columns(positions)]
+                jobs += [Job(component, layer, head, at) for head in heads for at in self.columns(positions)]
         return jobs
 
-    def path(self, part: str, layer: int) -> str:
+    def path(self, component: str, layer: int) -> str:
         """The value's path."""
-        return f"{self.side}.blocks.{layer}.{part}"
+        return f"{self.side}.blocks.{layer}.{component}"
 
     def acts(self, job: Job) -> bool:
         """Whether a patch can change anything at all where the answer is read."""
         if not self.alone or job.position is None:
             return True
-        late = job.layer == self.cfg.depth - 1 and job.part.rpartition(".")[2] in ONLY_HERE
+        late = job.layer == self.cfg.depth - 1 and job.component.rpartition(".")[2] in ONLY_HERE
         return job.position >= self.first and not (late and job.position != self.at)
 
     def begins(self, job: Job) -> int:
         """The first position that a patch changes."""
         if not self.alone:
             return 0
-        begin = self.first if job.position is None else job.position
-        return begin if begin >= self.ahead else 0
+        start = self.first if job.position is None else job.position
+        return start if start >= self.ahead else 0
 
     def batches(self, jobs: Sequence[Job]) -> Iterator[list[Job]]:
         """Patches that begin at one block and at about one position, as many as are computed at once."""
@@ -141,25 +146,32 @@ class Runs:
             return self.acts(job), job.start, -self.begins(job)
 
         for (_, _), group in groupby(sorted(jobs, key=order), key=lambda job: order(job)[:2]):
-            some: list[Job] = []
+            batch: list[Job] = []
             for job in group:
                 size = self.length - self.begins(job)
-                wide = some and size > 1.5 * (self.length - self.begins(some[0])) + 4
-                if some and (wide or (len(some) + 1) * size > TOKENS):
-                    yield some
-                    some = []
-                some.append(job)
-            yield some
+                wide = batch and size > 1.5 * (self.length - self.begins(batch[0])) + 4
+                if batch and (wide or (len(batch) + 1) * size > TOKENS):
+                    yield batch
+                    batch = []
+                batch.append(job)
+            yield batch
 
-    def read(self, ids: Sequence[int], paths: Sequence[str]) -> tuple[float, float]:
+    def run(self, ids: Sequence[int], paths: Sequence[str]) -> tuple[float, float]:
         """Both runs: what the clean one's values are, what the corrupted one's parts have in common; both answers."""
-        kept = ("embed", "blocks.*.resid", "blocks.*.attn.k", "blocks.*.attn.v", "blocks.*.cross.k", "blocks.*.cross.v")
+        patterns = (
+            "embed",
+            "blocks.*.resid",
+            "blocks.*.attn.k",
+            "blocks.*.attn.v",
+            "blocks.*.cross.k",
+            "blocks.*.cross.v",
+        )
         records = []
-        for number, wanted in enumerate((paths, [f"{self.side}.{name}" for name in kept])):
-            tape = Tape(*wanted, *(["encoder.out"] if len(self.given[0]) > 1 else []))
-            text, *others = self.given[number]
+        for number, paths_of_run in enumerate((paths, [f"{self.side}.{name}" for name in patterns])):
+            tape = Tape(*paths_of_run, *(["encoder.out"] if len(self.given[0]) > 1 else []))
+            text, *source = self.given[number]
             text = text if self.side == "encoder" else self.told[number : number + 1]
-            hidden = self.model(text, *others, tape=tape, logits="none").hidden
+            hidden = self.model(text, *source, tape=tape, logits="none").hidden
             must_be_finite(self.model, hidden)
             records.append((tape.records, self.answers(hidden[:, self.at], ids)[0]))
         (self.clean, clean), (self.kept, corrupted) = records
@@ -180,72 +192,74 @@ class Runs:
 
     def patched(self, jobs: Sequence[Job], ids: Sequence[int]) -> list[float]:
         """The answers of patched runs, a row each, from the block and the position on that they change."""
-        start, begin = jobs[0].start, min(map(self.begins, jobs))
+        start, first_position = jobs[0].start, min(map(self.begins, jobs))
         before = f"{self.side}.blocks.{start - 1}.resid" if start else f"{self.side}.embed"
-        x = self.kept[before][:, begin:].repeat(len(jobs), 1, 1)
+        x = self.kept[before][:, first_position:].repeat(len(jobs), 1, 1)
         inside: dict[str, list[int]] = {}
         for row, job in enumerate(jobs):
-            if job.part == "resid":
-                x[row, self._cells(job, begin)] = self.clean[before][0, self._cells(job, 0)]
+            if job.component == "resid":
+                x[row, self._cells(job, first_position)] = self.clean[before][0, self._cells(job, 0)]
             else:
-                inside.setdefault(self.path(job.part, job.layer), []).append(row)
+                inside.setdefault(self.path(job.component, job.layer), []).append(row)
 
         def put(path: str, value: Tensor) -> Tensor:
             value = value.clone()
             for row in inside[path]:
                 job, clean = jobs[row], self.clean[path][0]
-                own, theirs = self._cells(job, begin), self._cells(job, 0)
+                target, donor = self._cells(job, first_position), self._cells(job, 0)
                 if job.head is None:
-                    value[row, own] = clean[theirs]
+                    value[row, target] = clean[donor]
                 else:
-                    value[row, job.head, own] = clean[job.head, theirs]
+                    value[row, job.head, target] = clean[job.head, donor]
             return value
 
-        pos = torch.arange(begin, self.length, device=x.device)[None]
+        pos = torch.arange(first_position, self.length, device=x.device)[None]
         flow = Flow(pos, tape=Tape(edits=dict.fromkeys(inside, put)), engine=self.model.engine)
         crossed = self.side == "decoder" and "encoder.out" in self.kept
         if crossed:
             encoded = self.kept["encoder.out"]
             flow.memory = Memory(encoded, torch.arange(encoded.shape[1], device=x.device)[None], True)
         for layer in range(start, self.cfg.depth):
-            x = self.stack.blocks[layer](x, flow, self.stack.position, self._known(layer, begin, len(jobs), crossed))
+            x = self.stack.blocks[layer](
+                x, flow, self.stack.position, self._known(layer, first_position, len(jobs), crossed)
+            )
         hidden = flow.look(self.stack, "out", self.stack.last_norm(x))
         if self.side == "encoder" and len(self.given[0]) > 1:
             text = self.given[1][0].expand(len(jobs), -1)
             hidden = self.model(text, memory=Memory(hidden, pos, True), logits="none").hidden
             return self.answers(hidden[:, self.at], ids)
-        return self.answers(hidden[:, self.at - begin], ids)
+        return self.answers(hidden[:, self.at - first_position], ids)
 
-    def _cells(self, job: Job, begin: int) -> int | slice:
+    def _cells(self, job: Job, start: int) -> int | slice:
         """Where a patch lies in a value that begins at a position."""
         if job.position is not None:
-            return job.position - begin
-        whole = self.begins(job)
-        return slice(whole - begin, None)
+            return job.position - start
+        offset = self.begins(job)
+        return slice(offset - start, None)
 
-    def _known(self, layer: int, begin: int, rows: int, crossed: bool) -> tuple[KV, CrossKV] | None:
+    def _known(self, layer: int, start: int, rows: int, crossed: bool) -> tuple[KV, CrossKV] | None:
         """The corrupted run's keys and values before ``begin``, and those of the source."""
-        if not begin and not crossed:
+        if not start and not crossed:
             return None
-        part = f"{self.side}.blocks.{layer}"
-        known = _Known(self.kept[f"{part}.attn.k"], self.kept[f"{part}.attn.v"], begin, self.length)
+        prefix = f"{self.side}.blocks.{layer}"
+        cache = _Known(self.kept[f"{prefix}.attn.k"], self.kept[f"{prefix}.attn.v"], start, self.length)
         cross = CrossKV()
-        if f"{part}.cross.k" in self.kept:
-            k, v = (self.kept[f"{part}.cross.{name}"].expand(rows, -1, -1, -1) for name in "kv")
+        if f"{prefix}.cross.k" in self.kept:
+            k, v = (self.kept[f"{prefix}.cross.{name}"].expand(rows, -1, -1, -1) for name in "kv")
             cross.kv = k, v
-        return known, cross
+        return cache, cross
 
 
 class _Known(KV):
     """Keys and values (1, H, T, D) up to a position, the same for all rows."""
 
-    def __init__(self, k: Tensor, v: Tensor, begin: int, length: int) -> None:
+    def __init__(self, k: Tensor, v: Tensor, start: int, length: int) -> None:
         super().__init__(Slots(None))
-        self.k, self.v = k[:, :, :begin], v[:, :, :begin]
+        self.k, self.v = k[:, :, :start], v[:, :, :start]
         self.slots.k_pos = torch.arange(length, device=k.device)[None]
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """With those of the rows' own tokens behind them."""
         pairs = ((self.k, k), (self.v, v))
-        joined = [torch.cat((known.expand(len(own), -1, -1, -1), own), 2) for known, own in pairs]
+        joined = [torch.cat((past.expand(len(new), -1, -1, -1), new), 2) for past, new in pairs]
         return joined[0], joined[1]

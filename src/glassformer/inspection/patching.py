@@ -77,11 +77,13 @@ class PatchGrid(Shown):
         """As JSON holds it."""
         return {**vars(self), "parts": [vars(part) for part in self.parts]}
 
-    def __getitem__(self, part: str) -> Part:
-        for one in self.parts:
-            if one.name == part:
-                return one
-        raise UserError(f'There is no part "{part}" in this grid; it has {", ".join(one.name for one in self.parts)}.')
+    def __getitem__(self, name: str) -> Part:
+        for part_grid in self.parts:
+            if part_grid.name == name:
+                return part_grid
+        raise UserError(
+            f'There is no part "{name}" in this grid; it has {", ".join(part_grid.name for part_grid in self.parts)}.'
+        )
 
     @property
     def title(self) -> str:
@@ -91,13 +93,13 @@ class PatchGrid(Shown):
 
     def charts(self) -> Iterator[Chart]:
         """The effects of each part as a map, the last layer first, zero in the middle of the colours."""
-        told = f"{self.metric} {self.clean_value:.4f} clean, {self.corrupted_value:.4f} corrupted; 0 to 1 between"
-        yield Prose([f"clean: {' '.join(self.clean)}", f"corrupted: {' '.join(self.corrupted)}", told])
+        summary = f"{self.metric} {self.clean_value:.4f} clean, {self.corrupted_value:.4f} corrupted; 0 to 1 between"
+        yield Prose([f"clean: {' '.join(self.clean)}", f"corrupted: {' '.join(self.corrupted)}", summary])
         heads = [f"{n}:{word}" for n, word in zip(self.positions, self._columns(), strict=True)] or ["all"]
-        for part in self.parts:
-            cells = np.array(part.effect)[::-1]
+        for grid in self.parts:
+            cells = np.array(grid.effect)[::-1]
             words = [[f"{effect:z.2f}" for effect in row] for row in cells.tolist()]
-            yield Heat(part.name, cells, part.rows()[::-1], heads, words, signed=True, span=(-1.0, 1.0))
+            yield Heat(grid.name, cells, grid.rows()[::-1], heads, words, signed=True, span=(-1.0, 1.0))
 
     def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
         """A row for each patch."""
@@ -106,50 +108,50 @@ class PatchGrid(Shown):
     def _rows(self) -> Iterator[Sequence[Any]]:
         places: list[tuple[int | str, str]] = [*zip(self.positions, self._columns(), strict=True)]
         places = places or [("all", "")]
-        for part in self.parts:
-            for row, path in enumerate(part.paths):
-                head = part.heads[row] if part.heads else ""
+        for grid in self.parts:
+            for row, path in enumerate(grid.paths):
+                head = grid.heads[row] if grid.heads else ""
                 for column, (position, word) in enumerate(places):
-                    facts = part.value[row][column], part.effect[row][column]
-                    yield (part.name, path, part.layers[row], head, position, word, *facts)
+                    facts = grid.value[row][column], grid.effect[row][column]
+                    yield (grid.name, path, grid.layers[row], head, position, word, *facts)
 
     def tensors(self) -> dict[str, Array]:
         """``PART.value`` and ``PART.effect`` (rows, positions)."""
-        both = [(f"{part.name}.{name}", getattr(part, name)) for part in self.parts for name in ("value", "effect")]
-        return {name: np.array(rows) for name, rows in both}
+        arrays = [(f"{grid.name}.{name}", getattr(grid, name)) for grid in self.parts for name in ("value", "effect")]
+        return {name: np.array(rows) for name, rows in arrays}
 
     def facts(self) -> Mapping[str, Any]:
         """What the sides of the tensors are."""
-        told = {name: value for name, value in vars(self).items() if name != "parts"}
-        return {**told, "rows": {part.name: part.rows() for part in self.parts}}
+        fields = {name: value for name, value in vars(self).items() if name != "parts"}
+        return {**fields, "rows": {grid.name: grid.rows() for grid in self.parts}}
 
     def table(self, most: int = 10) -> list[str]:
         """The largest effects, a line each."""
         cells = []
-        for part in self.parts:
-            for row, (path, values) in enumerate(zip(part.paths, part.effect, strict=True)):
-                head = f"[{part.heads[row]}]" if part.heads else ""
+        for grid in self.parts:
+            for row, (path, values) in enumerate(zip(grid.paths, grid.effect, strict=True)):
+                head = f"[{grid.heads[row]}]" if grid.heads else ""
                 for column, effect in enumerate(values):
-                    where = f"{self.positions[column]}:{self._columns()[column]}" if self.positions else "all"
-                    cells.append((effect, part.value[row][column], f"{path}{head}", where))
+                    column_name = f"{self.positions[column]}:{self._columns()[column]}" if self.positions else "all"
+                    cells.append((effect, grid.value[row][column], f"{path}{head}", column_name))
         best = sorted(cells, key=lambda cell: -abs(cell[0]))[:most]
-        rows = [(f"{effect:.3f}", f"{value:.4f}", path, where) for effect, value, path, where in best]
-        return tables.lines(rows, ("effect", self.metric, "patched", "at"), left=(2, 3))
+        rows = [(f"{effect:.3f}", f"{value:.4f}", path, column_name) for effect, value, path, column_name in best]
+        return tables.lines(rows, ("effect", self.metric, "patched", "at"), left_columns=(2, 3))
 
     def text(self, width: int | None = None) -> str:
         """For a terminal: effects to two decimals, the last layer first, as many columns side by side as fit."""
         width = width or shutil.get_terminal_size((100, 24)).columns
         blocks = []
-        for part in self.parts:
+        for grid in self.parts:
             heads = [f"{n}:{word}" for n, word in zip(self.positions, self._columns(), strict=True)] or ["all"]
-            first = max(map(len, part.rows())) + 2
+            first = max(map(len, grid.rows())) + 2
             fit = max(1, (width - first) // (max(max(map(len, heads)), 5) + 2))
             for low in range(0, len(heads), fit):
                 rows = [
                     (name, *(f"{effect:z.2f}" for effect in effects[low : low + fit]))
-                    for name, effects in zip(part.rows(), part.effect, strict=True)
+                    for name, effects in zip(grid.rows(), grid.effect, strict=True)
                 ]
-                blocks.append("\n".join(tables.lines(reversed(rows), (part.name, *heads[low : low + fit]))))
+                blocks.append("\n".join(tables.lines(reversed(rows), (grid.name, *heads[low : low + fit]))))
         return "\n\n".join(blocks)
 
     @property
@@ -192,21 +194,30 @@ def patch_grid(
     names = [parts] if isinstance(parts, str) else list(parts)
     names = [f"attn.{name}" if name in OF_HEADS else name for name in names]
     jobs = run.jobs(names, positions)
-    found: dict[Job, float] = {}
+    values_by_job: dict[Job, float] = {}
     with inference(model), Progress("patching", progress) as report:
-        values = run.read(ids, sorted({run.path(job.part, job.layer) for job in jobs}))
+        values = run.run(ids, sorted({run.path(job.component, job.layer) for job in jobs}))
         need(values[0] != values[1], f"Both texts give {values[0]:.4f}: nothing tells them apart in this answer.")
-        for some in run.batches(jobs):
-            told = run.patched(some, ids) if run.acts(some[0]) else [values[1]] * len(some)
-            found.update(zip(some, told, strict=True))
-            report(len(found), len(jobs))
+        for batch in run.batches(jobs):
+            patched = run.patched(batch, ids) if run.acts(batch[0]) else [values[1]] * len(batch)
+            values_by_job.update(zip(batch, patched, strict=True))
+            report(len(values_by_job), len(jobs))
     columns = run.columns(positions)
     reads = tokenizer and (tokenizer.for_source if isinstance(source, tuple) else tokenizer)
-    read, other = (streams.shown(reads, row.tolist()) for row in run.told)
-    said = streams.shown(tokenizer, ids)
-    shown = [one for one in columns if one is not None]
-    grids = [_part(run, name, jobs, columns, found, values) for name in names]
-    return PatchGrid(said[0], said[1] if said[1:] else None, run.at, read, other, shown, *values, grids)
+    clean_words, corrupted_words = (streams.shown(reads, row.tolist()) for row in run.told)
+    answer_words = streams.shown(tokenizer, ids)
+    positions_shown = [column for column in columns if column is not None]
+    grids = [_part(run, name, jobs, columns, values_by_job, values) for name in names]
+    return PatchGrid(
+        answer_words[0],
+        answer_words[1] if answer_words[1:] else None,
+        run.at,
+        clean_words,
+        corrupted_words,
+        positions_shown,
+        *values,
+        grids,
+    )
 
 
 def _part(
@@ -214,12 +225,12 @@ def _part(
     name: str,
     jobs: Sequence[Job],
     columns: Sequence[int | None],
-    found: Mapping[Job, float],
+    values_by_job: Mapping[Job, float],
     values: tuple[float, float],
 ) -> Part:
     """The cells of one part as rows and columns."""
-    order = list(dict.fromkeys((job.layer, job.head) for job in jobs if job.part == name))
-    table = [[found[Job(name, layer, head, column)] for column in columns] for layer, head in order]
+    order = list(dict.fromkeys((job.layer, job.head) for job in jobs if job.component == name))
+    table = [[values_by_job[Job(name, layer, head, column)] for column in columns] for layer, head in order]
     clean, corrupted = values
     effect = [[(value - corrupted) / (clean - corrupted) for value in row] for row in table]
     layers, heads = [layer for layer, _ in order], [head for _, head in order if head is not None]

@@ -42,8 +42,8 @@ def draw(model: Model, tokenizer: Tokenizer | None, new: int, seed: int = 0) -> 
             f"A context of {limit} has no room for {ahead} tokens and one more; give a model with a longer one."
         )
 
-    def rows(vocab: int, lengths: list[int], known: Tokenizer | None, second: bool) -> list[Tensor]:
-        written = _written(known, vocab, lengths, second)
+    def rows(vocab: int, lengths: list[int], tokenizer_of_side: Tokenizer | None, second: bool) -> list[Tensor]:
+        written = _written(tokenizer_of_side, vocab, lengths, second)
         drawn = [torch.randint(0, vocab, (length,), generator=draws) for length in lengths]
         return [row.to(device) for row in written or drawn]
 
@@ -53,8 +53,8 @@ def draw(model: Model, tokenizer: Tokenizer | None, new: int, seed: int = 0) -> 
     if two:
         short = [max(1, min(limit, round(0.6 * length))) for length in lengths]
         sources = rows(config.source_embed(cfg).vocab, short, tokenizer and tokenizer.for_source, False)
-    given = Documents(starts, sources)
-    return (Documents(continued(model, given, new), sources), new) if grows else (given, 0)
+    documents = Documents(starts, sources)
+    return (Documents(continued(model, documents, new), sources), new) if grows else (documents, 0)
 
 
 def _written(tokenizer: Tokenizer | None, vocab: int, lengths: list[int], second: bool) -> list[Tensor] | None:
@@ -62,7 +62,7 @@ def _written(tokenizer: Tokenizer | None, vocab: int, lengths: list[int], second
     if tokenizer is None:
         return None
     opening = target_start(tokenizer) if second else document_start(tokenizer)
-    found = []
+    rows = []
     for text, length in zip(TEXTS, lengths, strict=True):
         try:
             ids = tokenizer.encode(text)
@@ -70,41 +70,41 @@ def _written(tokenizer: Tokenizer | None, vocab: int, lengths: list[int], second
             return None
         if not ids or max(ids) >= vocab:
             return None
-        whole = ([] if opening is None else [opening]) + ids * (1 + length // len(ids))
-        found.append(torch.tensor(whole[:length]))
-    return found
+        ids_of_row = ([] if opening is None else [opening]) + ids * (1 + length // len(ids))
+        rows.append(torch.tensor(ids_of_row[:length]))
+    return rows
 
 
-def continued(model: Model, given: Documents, new: int) -> list[Tensor]:
+def continued(model: Model, documents: Documents, new: int) -> list[Tensor]:
     """Each text with the ``new`` tokens that its plain pass, without a cache, would have it continue with greedily.
 
     They are drafted through a cache, which costs less, and one plain pass tells whether it would have chosen each of
     them; from the first that it would not, they are drafted again.
     """
-    found = []
-    for number, start in enumerate(given.tokens):
-        known, source = start, given.only(number).sources
-        while len(known) < len(start) + new:
+    continuations = []
+    for number, start in enumerate(documents.tokens):
+        prefix, source = start, documents.only(number).sources
+        while len(prefix) < len(start) + new:
             try:
-                drafted = _drafted(model, known, len(start) + new, source)
+                drafted = _drafted(model, prefix, len(start) + new, source)
             except Exception:  # a cache that fails is named by its own checks; any draft will do here
-                drafted = torch.nn.functional.pad(known, (0, len(start) + new - len(known)))
+                drafted = torch.nn.functional.pad(prefix, (0, len(start) + new - len(prefix)))
             chosen = Reader(model).alone(Documents([drafted], source))[0]["logits"].argmax(-1)
-            wrong = (chosen[len(known) - 1 : -1] != drafted[len(known) :]).nonzero()
-            right = len(drafted) if not len(wrong) else len(known) + int(wrong[0])
-            known = drafted if not len(wrong) else torch.cat((drafted[:right], chosen[right - 1 : right]))
-        found.append(known)
-    return found
+            wrong = (chosen[len(prefix) - 1 : -1] != drafted[len(prefix) :]).nonzero()
+            right = len(drafted) if not len(wrong) else len(prefix) + int(wrong[0])
+            prefix = drafted if not len(wrong) else torch.cat((drafted[:right], chosen[right - 1 : right]))
+        continuations.append(prefix)
+    return continuations
 
 
-def _drafted(model: Model, known: Tensor, length: int, source: list[Tensor] | None) -> Tensor:
+def _drafted(model: Model, prefix: Tensor, length: int, source: list[Tensor] | None) -> Tensor:
     """``known`` continued greedily through a cache to ``length`` tokens."""
-    cache, row = Cache(model.config), known[None]
+    cache, row = Cache(model.config), prefix[None]
     with inference(model):
         encoded = {} if source is None else {"memory": model.encode(source[0][None])}  # type: ignore[operator]
-        part = row
+        chunk = row
         while row.shape[1] < length:
-            logits = model(part, cache=cache, logits="last", **encoded).logits
-            part = logits[:, -1].argmax(-1, keepdim=True)
-            row = torch.cat((row, part), 1)
+            logits = model(chunk, cache=cache, logits="last", **encoded).logits
+            chunk = logits[:, -1].argmax(-1, keepdim=True)
+            row = torch.cat((row, chunk), 1)
     return row[0]

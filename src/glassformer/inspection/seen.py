@@ -33,16 +33,16 @@ class Seen(dict[str, Tensor], Shown):
         self.words, self.source = list(words), None if source is None else list(source)
 
     def __repr__(self) -> str:
-        told = ", ".join(f"{path} {'x'.join(map(str, value.shape)) or 'number'}" for path, value in self.items())
-        return f"Seen({told})"
+        shapes = ", ".join(f"{path} {'x'.join(map(str, value.shape)) or 'number'}" for path, value in self.items())
+        return f"Seen({shapes})"
 
     def head(self, number: int) -> Seen:
         """Only one head of each attention, counted from 0; what is no attention is left out."""
-        some = {path: value for path, value in self.items() if _square(path, value)}
-        need(bool(some), 'There is no attention here; look at "*.pattern".')
-        least = min(value.shape[1] for value in some.values())
+        patterns = {path: value for path, value in self.items() if _square(path, value)}
+        need(bool(patterns), 'There is no attention here; look at "*.pattern".')
+        least = min(value.shape[1] for value in patterns.values())
         need(0 <= number < least, f"head is {number}; these attentions have heads 0 to {least - 1}.")
-        named = {f"{path}[{number}]": value[:, number : number + 1] for path, value in some.items()}
+        named = {f"{path}[{number}]": value[:, number : number + 1] for path, value in patterns.items()}
         return Seen(named, self.words, self.source)
 
     @property
@@ -53,10 +53,10 @@ class Seen(dict[str, Tensor], Shown):
 
     def charts(self) -> Iterator[Chart]:
         """Of each attention the mean of its heads, and folded each head; of other values their numbers as colours."""
-        others = []
+        plain_values = []
         for path, value in self.items():
             if not _square(path, value):
-                others.append(path)
+                plain_values.append(path)
                 continue
             heads = value[0].detach().float().cpu().numpy()
             rows, columns = self._sides(path, *heads.shape[1:])
@@ -65,12 +65,12 @@ class Seen(dict[str, Tensor], Shown):
             rested = torch.from_numpy(heads).mean(0).numpy()
             yield Heat(mean, rested, rows, columns, span=span, signed=span is None)
             if len(heads) > 1:
-                each = [
+                head_charts = [
                     Heat(f"{path}[{number}]", head, rows, columns, span=span, signed=span is None)
                     for number, head in enumerate(heads)
                 ]
-                yield Folded(f"{path}: each of {len(heads)} heads", each)
-        for path in others:
+                yield Folded(f"{path}: each of {len(heads)} heads", head_charts)
+        for path in plain_values:
             yield from self._other(path)
 
     def _other(self, path: str) -> Iterator[Chart]:
@@ -89,9 +89,9 @@ class Seen(dict[str, Tensor], Shown):
 
     def _sides(self, path: str, queries: int, keys: int) -> tuple[list[str], list[str]]:
         """The words of both sides of a value, or numbers where they do not fit."""
-        own = self.source if path.startswith("encoder.") and self.source is not None else self.words
-        other = self.source if ".cross." in path and self.source is not None else own
-        return _fit(own, queries), _fit(other or [], keys)
+        query_words = self.source if path.startswith("encoder.") and self.source is not None else self.words
+        key_words = self.source if ".cross." in path and self.source is not None else query_words
+        return _fit(query_words, queries), _fit(key_words or [], keys)
 
     def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
         """A row for each number: of attentions head, query and key, of other values their index."""

@@ -43,9 +43,9 @@ class States:
     by_path: dict[str, Tensor]
     out: Tensor
 
-    def at(self, asked: Sequence[int]) -> States:
+    def at(self, columns: Sequence[int]) -> States:
         """Those of some tokens alone."""
-        return States(self.body, {path: x[list(asked)] for path, x in self.by_path.items()}, self.out[list(asked)])
+        return States(self.body, {path: x[list(columns)] for path, x in self.by_path.items()}, self.out[list(columns)])
 
 
 def body_of(model: Model) -> str:
@@ -67,9 +67,9 @@ class Read:
     edits: Mapping[str, Edit]
 
     @property
-    def given(self) -> tuple[Tensor, ...]:
+    def inputs(self) -> tuple[Tensor, ...]:
         """What a model's forward pass takes."""
-        return given(self.tokens, self.source)
+        return forward_inputs(self.tokens, self.source)
 
 
 def prepare(
@@ -89,33 +89,33 @@ def prepare(
         text = text.replace(BLANK, mark)
         if mark in text:
             text = tokenizer.encode_pair(text, special=True)[0]
-    found = Read(*inputs(model, tokenizer, text, source, edits))
-    for ids in found.given:
+    inputs_read = Read(*inputs(model, tokenizer, text, source, edits))
+    for ids in inputs_read.inputs:
         need(len(ids) == 1, f"There are {len(ids)} texts; give one at a time.")
-    return found
+    return inputs_read
 
 
-def read(
+def read_pair(
     model: Model, tokenizer: Tokenizer | None, text: Text, source: Text | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """The ids (1, T) of ``prepare``, and an encoder-decoder's source."""
-    found = prepare(model, tokenizer, text, source)
-    return found.tokens, found.source
+    inputs_read = prepare(model, tokenizer, text, source)
+    return inputs_read.tokens, inputs_read.source
 
 
-def given(tokens: Tensor, source: Tensor | None) -> tuple[Tensor, ...]:
+def forward_inputs(tokens: Tensor, source: Tensor | None) -> tuple[Tensor, ...]:
     """What a model's forward pass takes."""
     return (tokens,) if source is None else (tokens, source)
 
 
-def states(model: Model, read: Read) -> States:
+def states(model: Model, inputs: Read) -> States:
     """Every depth's states of one text, in one pass without logits."""
     body = body_of(model)
     crossed = is_recurrent(model) and getattr(model.config, body).cross is not None  # its answer is no layer's state
     last = [f"{body}.out"] if crossed else []
-    tape = Tape(f"{body}.embed", f"{body}.blocks.*.resid", f"{body}.cells.*.state", *last, edits=read.edits)
+    tape = Tape(f"{body}.embed", f"{body}.blocks.*.resid", f"{body}.cells.*.state", *last, edits=inputs.edits)
     with inference(model):
-        output = model(*read.given, tape=tape, logits="none")
+        output = model(*inputs.inputs, tape=tape, logits="none")
         must_be_finite(model, output.hidden)
     return States(body, {path: value[0] for path, value in tape.records.items()}, output.hidden[0])
 
@@ -143,8 +143,8 @@ def windows(model: Model, tokenizer: Tokenizer, texts: Iterable[str], length: in
     kind = type(model.config)
     tokenizer = tokenizer.for_source if kind is config.EncoderDecoder else tokenizer
     opening = {config.Decoder: document_start(tokenizer), config.Encoder: tokenizer.bos}.get(kind)
-    ends = (opening, None if kind is config.Decoder else tokenizer.eos)
-    before, after = ([] if end is None else [end] for end in ends)
+    special_ids = (opening, None if kind is config.Decoder else tokenizer.eos)
+    before, after = ([] if end is None else [end] for end in special_ids)
     inside = min(limit, length or limit) - len(before) - len(after)
     need(inside > 0, f"The context is {length or limit} tokens, and there is no room for a text in it; give more.")
     device = next(model.parameters()).device
@@ -163,46 +163,46 @@ def pairs(model: Model, tokenizer: Tokenizer, texts: Iterable[tuple[str, str]]) 
     reads = tokenizer.for_source
     for source, target in texts:
         opened = [decoder_start(tokenizer), *tokenizer.encode(target)][:limit]
-        given = framed_source(reads, reads.encode(source)[: limit - 1])
-        yield torch.tensor([opened], device=device), torch.tensor([given], device=device)
+        source_ids = framed_source(reads, reads.encode(source)[: limit - 1])
+        yield torch.tensor([opened], device=device), torch.tensor([source_ids], device=device)
 
 
-def places(asked: str | Sequence[int] | None, length: int, most: int | None = None) -> list[int]:
+def places(positions: str | Sequence[int] | None, length: int, most: int | None = None) -> list[int]:
     """Positions in a text of so many tokens: a list, or as ``"0,3-5,-1"`` or ``"all"``; None is the last ``most``.
 
     Negative ones count from the end. Raises UserError for one that the text does not have.
     """
-    if asked is None:
+    if positions is None:
         return list(range(length if most is None else max(0, length - most), length))
-    if isinstance(asked, str):
-        if asked.strip() == "all":
+    if isinstance(positions, str):
+        if positions.strip() == "all":
             return list(range(length))
-        asked = [number for part in asked.split(",") for number in _span(part.strip(), length)]
-    found = []
-    for number in asked:
+        positions = [number for span in positions.split(",") for number in _span(span.strip(), length)]
+    columns = []
+    for number in positions:
         need(-length <= number < length, f"Position {number} is not in the text; it has tokens 0 to {length - 1}.")
-        found.append(number % length)
-    need(bool(found), "No position is named; give some, such as 0,3-5,-1, or all.")
-    return list(dict.fromkeys(found))
+        columns.append(number % length)
+    need(bool(columns), "No position is named; give some, such as 0,3-5,-1, or all.")
+    return list(dict.fromkeys(columns))
 
 
-def _span(part: str, length: int) -> list[int]:
-    form = re.fullmatch(r"(-?\d+)(?:-(-?\d+))?", part)
+def _span(span: str, length: int) -> list[int]:
+    form = re.fullmatch(r"(-?\d+)(?:-(-?\d+))?", span)
     if form is None or max(map(len, form.groups(""))) > 12:
-        raise UserError(f'"{part}" is no position; give numbers and spans, such as 0,3-5,-1, or all.')
+        raise UserError(f'"{span}" is no position; give numbers and spans, such as 0,3-5,-1, or all.')
     first = int(form[1])
     if form[2] is None:
         return [first]
-    ends = [number + length if number < 0 else number for number in (first, int(form[2]))]
-    need(ends[0] <= ends[1], f'"{part}" ends before it begins; give the smaller position first.')
-    need(ends[0] >= 0 and ends[1] < length, f"Positions {part} are not all in the text; it has 0 to {length - 1}.")
-    return list(range(ends[0], ends[1] + 1))
+    bounds = [number + length if number < 0 else number for number in (first, int(form[2]))]
+    need(bounds[0] <= bounds[1], f'"{span}" ends before it begins; give the smaller position first.')
+    need(bounds[0] >= 0 and bounds[1] < length, f"Positions {span} are not all in the text; it has 0 to {length - 1}.")
+    return list(range(bounds[0], bounds[1] + 1))
 
 
-def place(asked: int | None, tokens: Tensor, tokenizer: Tokenizer | None) -> int:
+def place(position: int | None, tokens: Tensor, tokenizer: Tokenizer | None) -> int:
     """One position of a text (1, T); None is its only mask token where it has one, else its last."""
-    if asked is not None:
-        return places([asked], tokens.shape[1])[0]
+    if position is not None:
+        return places([position], tokens.shape[1])[0]
     mask = None if tokenizer is None else tokenizer.mask
     masks = [at for at, token in enumerate(tokens[0].tolist()) if token == mask]
     return masks[0] if len(masks) == 1 else tokens.shape[1] - 1
@@ -220,8 +220,8 @@ def word_id(model: Model, tokenizer: Tokenizer | None, word: str | int) -> int:
         return word
     if tokenizer is None:
         raise UserError(f'"{word}" needs a tokenizer; give one, or give the token\'s id.')
-    found = tokenizer.id(word)
-    if found is None:
+    token = tokenizer.id(word)
+    if token is None:
         ids = tokenizer.encode(word)
         if len(ids) != 1:
             ids = [
@@ -230,9 +230,9 @@ def word_id(model: Model, tokenizer: Tokenizer | None, word: str | int) -> int:
         named = " ".join(shown(tokenizer, ids))
         hint = f"; give one of them, or a word of one token{'' if word.startswith(' ') else ', perhaps with a space'}"
         need(len(ids) == 1, f'"{word}" is {len(ids)} tokens for this tokenizer ({named}){hint if ids else ""}.')
-        found = ids[0]
-    need(found < vocab, f'"{word}" is token {found} and this model knows 0 to {vocab - 1}; use its own tokenizer.')
-    return found
+        token = ids[0]
+    need(token < vocab, f'"{word}" is token {token} and this model knows 0 to {vocab - 1}; use its own tokenizer.')
+    return token
 
 
 def needs_head(model: Model, instead: str) -> Any:
@@ -241,11 +241,11 @@ def needs_head(model: Model, instead: str) -> Any:
     return model.head
 
 
-def needs_stream(model: Model, what: str, instead: str) -> None:
+def needs_stream(model: Model, method: str, instead: str) -> None:
     """Refuse a recurrent body, which has no residual stream that parts write to."""
     if is_recurrent(model):
         raise UserError(
-            f"{what} follows what parts add to a residual stream, and a recurrent model has none; {instead}"
+            f"{method} follows what parts add to a residual stream, and a recurrent model has none; {instead}"
         )
 
 

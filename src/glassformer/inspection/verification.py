@@ -71,8 +71,8 @@ class Verification:
 
     def __init__(self, model: Model, tokenizer: Tokenizer | None, new: int, seed: int) -> None:
         self.model = model
-        given, self.new = draw(model, tokenizer, new, seed)
-        self.ways = Ways(model, given, self.new, seed)
+        documents, self.new = draw(model, tokenizer, new, seed)
+        self.ways = Ways(model, documents, self.new, seed)
         self.labels = bool(getattr(model.config, "token_head", None) or getattr(model.config.pool, "labels", 0))
         self.mixture = any(name.endswith(".ffn.router") for name, _ in model.named_modules())
         must_be_finite(model, *model.parameters())  # a fused kernel makes zeros of NaN scores: answers may hide them
@@ -86,43 +86,43 @@ class Verification:
         """Every way, compared."""
         with tempfile.TemporaryDirectory(prefix="glassformer-verify-") as folder:
             for kind, name, make in self.ways.all(Path(folder) / "model", against, compiles):
-                begun = time.monotonic()
+                start_time = time.monotonic()
                 try:
-                    found = self.compared(kind, name, make())
+                    check = self.compared(kind, name, make())
                 except NotRun as reason:
-                    found = Check(kind, name, "not run", note=str(reason))
+                    check = Check(kind, name, "not run", note=str(reason))
                 except Exception as error:  # a way that breaks is a way that fails, and the others are still told
-                    what = str(error).strip().splitlines() or ["no reason given"]
-                    found = Check(kind, name, "FAIL", note=f"{type(error).__name__}: {what[0][:200]}")
-                yield replace(found, seconds=round(time.monotonic() - begun, 3))
+                    reason_lines = str(error).strip().splitlines() or ["no reason given"]
+                    check = Check(kind, name, "FAIL", note=f"{type(error).__name__}: {reason_lines[0][:200]}")
+                yield replace(check, seconds=round(time.monotonic() - start_time, 3))
 
-    def compared(self, kind: str, name: str, way: Way) -> Check:
+    def compared(self, kind: str, name: str, variant: Way) -> Check:
         """One way beside what it is held to; where they differ too much, where they first do."""
-        texts, note = way.texts, way.note
-        against = way.against or (lambda tape, held: [self.ways.plain(tape)[text] for text in texts])
-        share = 0.0 if way.dtype is None else self.share(way.dtype)
-        left, right = way.read(False, None), against(False, None)
-        if not answers(left, right):  # a cache pools nothing: the hidden states instead
+        texts, note = variant.texts, variant.note
+        against = variant.against or (lambda tape, pinned: [self.ways.plain(tape)[text] for text in texts])
+        share = 0.0 if variant.dtype is None else self.share(variant.dtype)
+        actual, right = variant.run(False, None), against(False, None)
+        if not answers(actual, right):  # a cache pools nothing: the hidden states instead
             right = against(True, None)
-        if not any(bool(values[path].any()) for values in (*left, *right) for path in answers(left, right)):
-            if way.weights is None:
+        if not any(bool(values[path].any()) for values in (*actual, *right) for path in answers(actual, right)):
+            if variant.weights is None:
                 raise NotRun(ZEROS)
             note = joined(note, "its weights alone: every answer is 0")
-        difference, bound, path = largest(left, right, share)
+        difference, bound, path = largest(actual, right, share)
         if difference > bound and share and self.mixture:
             choices = dict(zip(texts, against(True, None), strict=True))
             if any(path.endswith(".ffn.chosen") for path in choices[texts[0]]):  # transformers tells none
-                held = Held(choices)
-                again = way.read(False, held), against(False, held)
-                if held.moved <= share:  # the routers agree: what differs is what was chosen at a near tie
-                    left, right = again
+                pinned = Held(choices)
+                again = variant.run(False, pinned), against(False, pinned)
+                if pinned.moved <= share:  # the routers agree: what differs is what was chosen at a near tie
+                    actual, right = again
                     note = joined(note, "a near tie of experts fell otherwise: they are held to the other's")
-                    difference, bound, path = largest(left, right, share)
-        first = None if way.weights is None else _first_weight(*way.weights)
+                    difference, bound, path = largest(actual, right, share)
+        first = None if variant.weights is None else _first_weight(*variant.weights)
         if first is None and difference > bound:
-            first = first_difference(way.read(True, None), against(True, None), share, texts)
-            first = first or first_difference(left, right, share, texts)
-        equal, tokens = equal_choices(left, right, self.new, self.labels)
+            first = first_difference(variant.run(True, None), against(True, None), share, texts)
+            first = first or first_difference(actual, right, share, texts)
+        equal, tokens = equal_choices(actual, right, self.new, self.labels)
         fails = difference > bound or first is not None
         if not fails and equal != tokens:
             note = joined(note, "the other choices are ties within the bound")
@@ -135,11 +135,11 @@ def joined(note: str, more: str) -> str:
     return f"{note}; {more}" if note else more
 
 
-def _first_weight(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> FirstDifference | None:
+def _first_weight(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> FirstDifference | None:
     """The first weight that is not the same bits, by name and index."""
-    for name, weight in wanted.items():
-        if name not in found:
+    for name, weight in expected.items():
+        if name not in actual:
             return FirstDifference(f"{name} (missing)", None, None, 0)
-        if not torch.equal(found[name], weight):
-            return differing(name, found[name], weight)
+        if not torch.equal(actual[name], weight):
+            return differing(name, actual[name], weight)
     return None

@@ -42,7 +42,7 @@ class Way:
     the order in which they come back.
     """
 
-    read: Read
+    run: Read
     dtype: torch.dtype | None = None
     texts: Sequence[int] = (0, 1, 2)
     against: Read | None = None
@@ -57,11 +57,11 @@ Made: TypeAlias = Iterator[tuple[str, str, Callable[[], Way]]]
 class Ways:
     """All of them for one model and its texts; ``new`` tokens at the end of each continue it greedily."""
 
-    def __init__(self, model: Model, given: Documents, new: int, seed: int) -> None:
-        self.model, self.given, self.new, self.seed = model, given, new, seed
+    def __init__(self, model: Model, documents: Documents, new: int, seed: int) -> None:
+        self.model, self.given, self.new, self.seed = model, documents, new, seed
         self.dtype = next(model.parameters()).dtype
         self.causal = not isinstance(model.config, config.Encoder)
-        self.longest = max(map(len, given.tokens))
+        self.longest = max(map(len, documents.tokens))
         self._plain: dict[bool, list[Values]] = {}
 
     def plain(self, tape: bool) -> list[Values]:
@@ -75,7 +75,7 @@ class Ways:
         yield (
             "tape",
             "on a tape / off it",
-            lambda: Way(lambda tape, held: Reader(self.model, True, held).alone(self.given)),
+            lambda: Way(lambda tape, pinned: Reader(self.model, True, pinned).alone(self.given)),
         )
         if self.causal:
             yield from self.cached()
@@ -91,11 +91,11 @@ class Ways:
 
     def alone(self, model: Model) -> Read:
         """How another model reads each text by itself."""
-        return lambda tape, held: Reader(model, tape, held).alone(self.given)
+        return lambda tape, pinned: Reader(model, tape, pinned).alone(self.given)
 
-    def way(self, how: Callable[[Reader], list[Values]], **rest: Any) -> Way:
+    def variant(self, reading: Callable[[Reader], list[Values]], **fields: Any) -> Way:
         """The model itself read in another way."""
-        return Way(lambda tape, held: how(Reader(self.model, tape, held)), **{"dtype": self.dtype, **rest})
+        return Way(lambda tape, pinned: reading(Reader(self.model, tape, pinned)), **{"dtype": self.dtype, **fields})
 
     def cached(self) -> Made:
         """Through a cache, in parts of every size, alone and as a batch is generated."""
@@ -106,55 +106,57 @@ class Ways:
             ("drawn chunks", drawn(self.seed, ahead), (0, 1, 2)),
             ("token by token", evenly(1, ahead), (2,)),
         ):
-            read = partial(Reader.chunked, given=self.given.only(*texts), chunks=cut)
-            yield "cache", f"cache, {name} / no cache", partial(self.way, read, texts=texts)
+            reading = partial(Reader.chunked, documents=self.given.only(*texts), chunks=cut)
+            yield "cache", f"cache, {name} / no cache", partial(self.variant, reading, texts=texts)
         steps = self.new or min(4, min(map(len, self.given.tokens)) - ahead)
         for side in ("left", "right"):
-            read = partial(Reader.generated, given=self.given, side=side, steps=steps)
-            yield "cache", f"batch padded {side}, then tokens / alone", partial(self.way, read)
+            reading = partial(Reader.generated, documents=self.given, side=side, steps=steps)
+            yield "cache", f"batch padded {side}, then tokens / alone", partial(self.variant, reading)
 
     def batched(self) -> Made:
         """Several texts at once."""
-        pair = partial(Reader.batched, given=self.given.only(0, 1))
-        yield "batch", "in a batch / alone", partial(self.way, pair, texts=(0, 1))
+        pair = partial(Reader.batched, documents=self.given.only(0, 1))
+        yield "batch", "in a batch / alone", partial(self.variant, pair, texts=(0, 1))
         for side in ("left", "right"):
-            read = partial(Reader.padded, given=self.given, side=side)
-            yield "padding", f"padded {side} / alone", partial(self.way, read)
-        yield "packing", "packed in a row / alone", partial(self.way, partial(Reader.packed, given=self.given))
+            reading = partial(Reader.padded, documents=self.given, side=side)
+            yield "padding", f"padded {side} / alone", partial(self.variant, reading)
+        yield "packing", "packed in a row / alone", partial(self.variant, partial(Reader.packed, documents=self.given))
 
     def engines(self) -> Made:
         """Every engine beside the readable one: a text alone, and all packed, whose mask is no kernel's own."""
 
-        def read(reader: Reader) -> list[Values]:
+        def reading(reader: Reader) -> list[Values]:
             return reader.alone(self.given.only(0)) + reader.packed(self.given)
 
-        readable, kept = counterparts.with_engine(self.model, "eager"), dict[bool, list[Values]]()
+        readable, cached_values = counterparts.with_engine(self.model, "eager"), dict[bool, list[Values]]()
 
-        def eager(tape: bool, held: Held | None) -> list[Values]:
-            if held is not None:
-                return read(Reader(readable, tape, held))
-            if tape not in kept:
-                kept[tape] = read(Reader(readable, tape))
-            return kept[tape]
+        def eager(tape: bool, pinned: Held | None) -> list[Values]:
+            if pinned is not None:
+                return reading(Reader(readable, tape, pinned))
+            if tape not in cached_values:
+                cached_values[tape] = reading(Reader(readable, tape))
+            return cached_values[tape]
 
         names = ("auto", *(ENGINES if config.stacks(self.model.config) else ()))
-        counts: dict[str, Counter[str]] = {}
+        engine_counts: dict[str, Counter[str]] = {}
 
         def make(name: str) -> Way:
             view, note = counterparts.with_engine(self.model, name), ""
             if name != "auto":
                 short = Documents([self.given.tokens[0][:2]], self.given.sources and [self.given.sources[0][:2]])
-                if not counts:
-                    counts.update(counterparts.engines_of(readable, short, names))
+                if not engine_counts:
+                    engine_counts.update(counterparts.engines_of(readable, short, names))
                 if name == "varlen":  # of packed texts alone, whose borders it asks for
-                    counts.update(counterparts.engines_of(view, short, [name], packed=True))
-                found = counts[name]
-                others = ", ".join(f"{count} by {other}" for other, count in found.items() if other != name)
-                if not found[name]:
+                    engine_counts.update(counterparts.engines_of(view, short, [name], packed=True))
+                engine_count = engine_counts[name]
+                other_engines = ", ".join(
+                    f"{count} by {engine}" for engine, count in engine_count.items() if engine != name
+                )
+                if not engine_count[name]:
                     raise NotRun(NEEDS.get(name, "it can compute no attention of this model"))
-                note = f"{found[name]} attentions, {others}" if others else ""
+                note = f"{engine_count[name]} attentions, {other_engines}" if other_engines else ""
             return Way(
-                lambda tape, held: counterparts.quietly(lambda: read(Reader(view, tape, held))),
+                lambda tape, pinned: counterparts.quietly(lambda: reading(Reader(view, tape, pinned))),
                 self.dtype,
                 (0, 0, 1, 2),
                 eager,
@@ -186,16 +188,16 @@ class Ways:
 
     def adapted(self) -> Made:
         """Low-rank changes in their matrices, beside them, and taken out again."""
-        made: list[tuple[dict[str, Model], str]] = []
+        adapted_models: list[tuple[dict[str, Model], str]] = []
 
         def make(name: str, exact: bool) -> Way:
-            if not made:
-                made.append(counterparts.adapters(self.model, self.seed))
-            models, note = made[0]
-            one, apart = models[name], models["apart"]
-            weights = (dict(one.named_parameters()), dict(apart.named_parameters())) if exact else None
+            if not adapted_models:
+                adapted_models.append(counterparts.adapters(self.model, self.seed))
+            models, note = adapted_models[0]
+            adapted, apart = models[name], models["apart"]
+            weights = (dict(adapted.named_parameters()), dict(apart.named_parameters())) if exact else None
             dtype = None if exact else self.dtype
-            return Way(self.alone(one), dtype, (0, 1, 2), self.alone(apart), note, weights)
+            return Way(self.alone(adapted), dtype, (0, 1, 2), self.alone(apart), note, weights)
 
         yield "lora", "LoRA merged / apart", partial(make, "merged", False)
         yield "lora", "LoRA taken out again / apart", partial(make, "unmerged", True)
@@ -208,30 +210,35 @@ class Ways:
         dtype = self.dtype if lora.adapted(self.model) else None
         return Way(self.alone(back), dtype, note=note, weights=weights)
 
-    def compiled(self, wanted: bool) -> Way:
+    def compiled(self, is_wanted: bool) -> Way:
         """Under torch.compile; of a deep model a few blocks, since all are of a kind."""
-        if not wanted:
+        if not is_wanted:
             raise NotRun("compiling takes longer than all the rest: ask for it, --compile")
         short, blocks = counterparts.shortened(self.model)
-        made, some = counterparts.compiled_copy(short), self.given.only(0, 1)
+        compiled_model, two_documents = counterparts.compiled_copy(short), self.given.only(0, 1)
         return Way(
-            lambda tape, held: counterparts.quietly(lambda: Reader(made).alone(some)),  # a tape has no trace in it
+            lambda tape, pinned: counterparts.quietly(
+                lambda: Reader(compiled_model).alone(two_documents)
+            ),  # a tape has no trace in it
             self.dtype,
             (0, 1),
-            lambda tape, held: Reader(short, tape, held).alone(some),
+            lambda tape, pinned: Reader(short, tape, pinned).alone(two_documents),
             f"the first {blocks} blocks",
         )
 
     def transformers(self, folder: Path, against: str | Path) -> Way:
         """What ``transformers`` reads in the folder; "hf": in one in which the model is saved here."""
-        where = Path(against)
+        folder_to_read = Path(against)
         if str(against) == "hf":
-            where = folder
+            folder_to_read = folder
             if not (folder / "config.json").exists():
                 counterparts.loaded_again(self.model, folder)
-        theirs, note = Theirs(where, self.model), "as saved here" if where == folder else f"both read {where}"
-        ours = lambda tape, held: Reader(self.model, True, held).alone(self.given)  # noqa: E731
-        return Way(ours, self.dtype, (0, 1, 2), lambda tape, held: theirs.alone(self.given), note)
+        hf_model, note = (
+            Theirs(folder_to_read, self.model),
+            "as saved here" if folder_to_read == folder else f"both read {folder_to_read}",
+        )
+        read_ours = lambda tape, pinned: Reader(self.model, True, pinned).alone(self.given)  # noqa: E731
+        return Way(read_ours, self.dtype, (0, 1, 2), lambda tape, pinned: hf_model.alone(self.given), note)
 
 
 def evenly(size: int, ahead: int) -> Callable[[int], list[int]]:
@@ -239,8 +246,8 @@ def evenly(size: int, ahead: int) -> Callable[[int], list[int]]:
 
     def cut(length: int) -> list[int]:
         first = min(max(size, ahead), length)
-        parts = [first] + [size] * ((length - first) // size)
-        return parts + [length - sum(parts)] * (sum(parts) < length)
+        sizes = [first] + [size] * ((length - first) // size)
+        return sizes + [length - sum(sizes)] * (sum(sizes) < length)
 
     return cut
 
@@ -249,10 +256,10 @@ def drawn(seed: int, ahead: int) -> Callable[[int], list[int]]:
     """Parts of 1 to 11 tokens, the same ones each time, the first at least ``ahead``."""
 
     def cut(length: int) -> list[int]:
-        draws, parts = random.Random(f"{seed} {length}"), [min(ahead, length)]
-        while (left := length - sum(parts)) > 0:
-            parts.append(min(left, draws.randint(1, 11)))
-        return parts
+        draws, sizes = random.Random(f"{seed} {length}"), [min(ahead, length)]
+        while (remaining := length - sum(sizes)) > 0:
+            sizes.append(min(remaining, draws.randint(1, 11)))
+        return sizes
 
     return cut
 

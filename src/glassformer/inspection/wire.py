@@ -35,13 +35,13 @@ class Part:
         if index is None:
             index = (0,) if axes[:1] in (("B",), ("N",)) else ()
         self.index: list[int | slice] = [*index, *[slice(None)] * (len(shape) - len(index))]
-        kept = [at for at, place in enumerate(self.index) if isinstance(place, slice)]
-        self.axes = [axes[at] for at in kept]
-        self.shape = [len(range(*self.index[at].indices(shape[at]))) for at in kept]  # type: ignore[union-attr]
+        sliced_axes = [at for at, place in enumerate(self.index) if isinstance(place, slice)]
+        self.axes = [axes[at] for at in sliced_axes]
+        self.shape = [len(range(*self.index[at].indices(shape[at]))) for at in sliced_axes]  # type: ignore[union-attr]
         need(0 not in self.shape, f"{address} is empty; give a range with something in it.")
         op = trace.plan.get(self.name)
-        heads = [at for at in kept if op is not None and op.quadratic and axes[at] == "H"]
-        self.head = heads[0] if heads and kept[0] == heads[0] else None  # made a head at a time
+        heads = [at for at in sliced_axes if op is not None and op.quadratic and axes[at] == "H"]
+        self.head = heads[0] if heads and sliced_axes[0] == heads[0] else None  # made a head at a time
         self.heads = range(*self.index[self.head].indices(shape[self.head])) if self.head is not None else None  # type: ignore[union-attr]
 
     @property
@@ -49,11 +49,11 @@ class Part:
         """How many numbers it has."""
         return math.prod(self.shape)
 
-    def read(self, pool: tuple[int, ...] | None = None) -> Array:
+    def to_array(self, pool: tuple[int, ...] | None = None) -> Array:
         """Its numbers as float32, the last sides pooled to ``pool``; head by head what grows with T x S."""
         if self.heads is None or self.head is None:
-            made = self.cells <= MOST_CELLS
-            need(made, f"{self.name} takes {self.cells * 4 >> 20:,} MiB whole; ask for some rows of it.")
+            is_materialised = self.cells <= MOST_CELLS
+            need(is_materialised, f"{self.name} takes {self.cells * 4 >> 20:,} MiB whole; ask for some rows of it.")
             return self._pooled(self._at(self.index), pool)
         rows = []
         for head in self.heads:
@@ -64,8 +64,8 @@ class Part:
 
     def _at(self, index: list[int | slice]) -> Array:
         value = self.trace[f"{self.name}[{','.join(map(_written, index))}]"] if index else self.trace[self.name]
-        made: Array = value.detach().float().cpu().numpy()
-        return made
+        array: Array = value.detach().float().cpu().numpy()
+        return array
 
     @staticmethod
     def _pooled(values: Array, pool: tuple[int, ...] | None) -> Array:
@@ -75,8 +75,8 @@ class Part:
 def _written(place: int | slice) -> str:
     if isinstance(place, int):
         return str(place)
-    begin, end = ("" if one is None else str(one) for one in (place.start, place.stop))
-    return f"{begin}:{end}"
+    start, end = ("" if bound is None else str(bound) for bound in (place.start, place.stop))
+    return f"{start}:{end}"
 
 
 def pooled(values: Array, sizes: tuple[int, ...]) -> Array:
@@ -91,17 +91,17 @@ def pooled(values: Array, sizes: tuple[int, ...]) -> Array:
     finite, wrong = np.isfinite(values), np.isnan(values)
     high = np.where(finite, values, -np.inf)
     low = high if finite.all() and values.min() >= 0 else np.where(finite, values, np.inf)
-    some = bool(wrong.any())
+    any_wrong = bool(wrong.any())
     for axis, size in zip(range(-1, -len(sizes) - 1, -1), reversed(sizes), strict=True):
         starts = _starts(values.shape[axis], size)
-        wrong = np.logical_or.reduceat(wrong, starts, axis=axis) if some else wrong
-        same = low is high
+        wrong = np.logical_or.reduceat(wrong, starts, axis=axis) if any_wrong else wrong
+        constant = low is high
         high = np.maximum.reduceat(high, starts, axis=axis)
-        low = high if same else np.minimum.reduceat(low, starts, axis=axis)
+        low = high if constant else np.minimum.reduceat(low, starts, axis=axis)
     chosen = high if low is high else np.where(high >= -low, high, low)
     empty = high == -np.inf  # nothing finite in the tile
     chosen = np.where(empty, np.float32(-np.inf), chosen)
-    return (np.where(wrong, np.float32(np.nan), chosen) if some else chosen).astype(np.float32)
+    return (np.where(wrong, np.float32(np.nan), chosen) if any_wrong else chosen).astype(np.float32)
 
 
 def _starts(side: int, tiles: int) -> Array:
@@ -114,58 +114,67 @@ def coded(
 ) -> tuple[Array, dict[str, str]]:
     """``values`` in ``kind`` (f32, f16, u8) and what a reader needs to know of it; ``span`` fixes the range of u8."""
     finite = np.isfinite(values)
-    some = values[finite]
-    low, high = (float(some.min()), float(some.max())) if some.size else (0.0, 0.0)
-    told = {"min": repr(low), "max": repr(high), "map": "lin", "as": kind, "hole": "0"}
+    finite_values = values[finite]
+    low, high = (float(finite_values.min()), float(finite_values.max())) if finite_values.size else (0.0, 0.0)
+    header = {"min": repr(low), "max": repr(high), "map": "lin", "as": kind, "hole": "0"}
     if kind == "f16" and max(abs(low), abs(high)) > 65_504:
-        kind = told["as"] = "f32"  # too large for it
+        kind = header["as"] = "f32"  # too large for it
     if kind == "u8" and np.isnan(values).any():
-        kind = told["as"] = "f32"  # a byte has one code for what is not finite: that a mask hides it
+        kind = header["as"] = "f32"  # a byte has one code for what is not finite: that a mask hides it
     if kind != "u8":
-        return values.astype(np.float16 if kind == "f16" else np.float32), told
+        return values.astype(np.float16 if kind == "f16" else np.float32), header
     if span is not None:
         low, high = span
-        told |= {"min": repr(low), "max": repr(high)}
+        header |= {"min": repr(low), "max": repr(high)}
     share = (np.where(finite, values, low) - low) / (high - low) if high > low else np.zeros_like(values)
     share = np.clip(share, 0, 1)
     share = np.sqrt(share) if shape == "sqrt" else share
     holes = not finite.all()
     codes = np.rint(share * 254) + 1 if holes else np.rint(share * 255)
-    told |= {"map": shape, "hole": "1" if holes else "0"}
-    return np.where(finite, codes, 0).astype(np.uint8), told
+    header |= {"map": shape, "hole": "1" if holes else "0"}
+    return np.where(finite, codes, 0).astype(np.uint8), header
 
 
-def packed(tensors: dict[str, Array], told: dict[str, str]) -> bytes:
+def packed(tensors: dict[str, Array], metadata: dict[str, str]) -> bytes:
     """safetensors: the header, then raw little-endian bytes; wide numbers first, so that each begins at its own size.
 
     Equal values give equal bytes, which the library's writer does not promise of what is ``told``.
     """
-    header: dict[str, Any] = {"__metadata__": told}
-    parts, at = [], 0
-    for name, one in sorted(tensors.items(), key=lambda item: -item[1].itemsize):
-        raw = one.astype(one.dtype.newbyteorder("<"), copy=False).tobytes()
-        header[name] = {"dtype": DTYPES[one.dtype.kind + str(one.itemsize)], "shape": list(one.shape)}
+    header: dict[str, Any] = {"__metadata__": metadata}
+    chunks, at = [], 0
+    for name, array in sorted(tensors.items(), key=lambda item: -item[1].itemsize):
+        raw = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+        header[name] = {"dtype": DTYPES[array.dtype.kind + str(array.itemsize)], "shape": list(array.shape)}
         header[name]["data_offsets"] = [at, at + len(raw)]
-        parts.append(raw)
+        chunks.append(raw)
         at += len(raw)
     written = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     written += b" " * (-len(written) % 8)
-    return b"".join([len(written).to_bytes(8, "little"), written, *parts])
+    return b"".join([len(written).to_bytes(8, "little"), written, *chunks])
 
 
-def facts(part: Part, pool: tuple[int, ...] | None) -> dict[str, str]:
+def facts(tensor_part: Part, pool: tuple[int, ...] | None) -> dict[str, str]:
     """What a reader must know of a part beside its code."""
-    made = "" if pool is None else "max:" + "x".join(map(str, pool))
-    return {"address": part.name, "shape": json.dumps(part.shape), "axes": json.dumps(part.axes), "pool": made}
+    pooling = "" if pool is None else "max:" + "x".join(map(str, pool))
+    return {
+        "address": tensor_part.name,
+        "shape": json.dumps(tensor_part.shape),
+        "axes": json.dumps(tensor_part.axes),
+        "pool": pooling,
+    }
 
 
-def pool_of(said: str | None) -> tuple[int, ...] | None:
+def pool_of(spec: str | None) -> tuple[int, ...] | None:
     """``max:48x48`` as sizes; UserError for anything else."""
-    if not said:
+    if not spec:
         return None
-    kind, _, sizes = said.partition(":")
-    parts = sizes.split("x")
-    good = kind == "max" and 1 <= len(parts) <= 2 and all(p.isascii() and p.isdigit() and len(p) < 6 for p in parts)
-    if not good or 0 in map(int, parts):
-        raise UserError(f'"{said}" pools nothing; give pool=max:48x48.')
-    return tuple(map(int, parts))
+    kind, _, sizes = spec.partition(":")
+    size_texts = sizes.split("x")
+    good = (
+        kind == "max"
+        and 1 <= len(size_texts) <= 2
+        and all(p.isascii() and p.isdigit() and len(p) < 6 for p in size_texts)
+    )
+    if not good or 0 in map(int, size_texts):
+        raise UserError(f'"{spec}" pools nothing; give pool=max:48x48.')
+    return tuple(map(int, size_texts))

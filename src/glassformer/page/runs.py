@@ -189,7 +189,7 @@ def read(loaded: Loaded, text: Any, source: bool, cut: bool) -> tuple[Any, int]:
         shown = text.replace(streams.BLANK, tokenizer.token(tokenizer.mask))
     try:
         if isinstance(model.config, config.Encoder):
-            return streams.read(model, tokenizer, shown)[0], 0
+            return streams.read_pair(model, tokenizer, shown)[0], 0
         return token_ids(model, tokenizer, text, second=second), 0
     except UserError:
         if not cut:

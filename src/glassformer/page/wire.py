@@ -47,7 +47,7 @@ def values(run: Run, asked: Mapping[str, str], check: Check) -> bytes:
             other = {"address": address, "as": "u8", "pool": _offer(part.shape), "map": shape}
             said = f"{address} is {count * wire.KINDS[kind]:,} bytes as {kind} and an answer has {MOST:,} at most"
             raise TooMuch(f"{said}; ask for it pooled, or for a part.", f"api/runs/{run.id}/t?{urlencode(other)}")
-        made = part.read(pool)
+        made = part.to_array(pool)
     coded, told = wire.coded(made, kind, shape, span)
     return wire.packed({"values": coded}, told | wire.facts(part, pool if made.size < part.cells else None))
 
@@ -91,7 +91,7 @@ def thumbnails(run: Run, asked: Mapping[str, str], check: Check) -> bytes:
     for address in squares[first:last]:
         with run.loaded.held(check):  # a layer at a time: others may come in between
             part = wire.Part(run.trace, address)
-            made = part.read((px, px))
+            made = part.to_array((px, px))
         span = (0.0, 1.0) if kind == "pattern" else None
         tensors[address], facts = wire.coded(made, "u8", "sqrt" if kind == "pattern" else "lin", span)
         total += made.size
@@ -111,7 +111,7 @@ def logits(run: Run, asked: Mapping[str, str], check: Check) -> bytes:
     at = number(asked.get("position", "-1"), "position", -length, length - 1)
     need("logits" in run.trace.plan, "This model has no head over tokens and predicts none.")
     with run.loaded.held(check):
-        row = wire.Part(run.trace, f"logits[{at}]").read()
+        row = wire.Part(run.trace, f"logits[{at}]").to_array()
     tokenizer = run.loaded.tokenizer
     known = len(row) if tokenizer is None else min(tokenizer.size, len(row))
     told = {"position": str(at % length), "known": str(known), "address": f"logits[{at % length}]"}

@@ -36,21 +36,21 @@ class set_attention(Edit):
         object.__setattr__(self, "query", places.plain(self.query))
 
     def hooks(self, reading: Reading) -> Mapping[str, Hook]:
-        given = dict(self.weights) if isinstance(self.weights, Mapping) else dict(enumerate(self.weights))
+        weights = dict(self.weights) if isinstance(self.weights, Mapping) else dict(enumerate(self.weights))
         numbers = all(
-            type(key) is int and isinstance(weight, int | float) and weight >= 0 for key, weight in given.items()
+            type(key) is int and isinstance(weight, int | float) and weight >= 0 for key, weight in weights.items()
         )
         need(
-            numbers and bool(given),
+            numbers and bool(weights),
             "weights are numbers of at least 0, one for each key from 0 on, or {position: weight}; give such.",
         )
-        made: dict[str, Hook] = {}
-        for part in parts(reading, self.path, "pattern", "attention"):
-            source = reading.paired and (part.startswith("encoder.") or part.endswith("cross"))
-            table = {places.counted(reading, key, source): float(weight) for key, weight in given.items()}
-            path = f"{part}.pattern"
-            made |= each(reading, [path], partial(self._set, table), self.query, self.head)
-        return made
+        hooks: dict[str, Hook] = {}
+        for module in parts(reading, self.path, "pattern", "attention"):
+            source = reading.paired and (module.startswith("encoder.") or module.endswith("cross"))
+            table = {places.counted(reading, key, source): float(weight) for key, weight in weights.items()}
+            path = f"{module}.pattern"
+            hooks |= each(reading, [path], partial(self._set, table), self.query, self.head)
+        return hooks
 
     def _set(self, table: Mapping[int, float], choose: Choose, path: str, x: Tensor, place: Place) -> Tensor:
         assert place.keys is not None
@@ -58,12 +58,12 @@ class set_attention(Edit):
         visible = place.keys[:, None, None] >= 0 if place.visible is None else place.visible()
         new = x.clone() if isinstance(self.weights, Mapping) else torch.zeros_like(x)
         for key, weight in table.items():
-            here = (place.keys == key)[:, None, None] & visible  # (B or 1, 1, T or 1, S)
+            cells = (place.keys == key)[:, None, None] & visible  # (B or 1, 1, T or 1, S)
             if isinstance(self.query, tuple):
-                blind = chosen & ~here.any(-1, keepdim=True) if chosen is not None else ~here.any(-1, keepdim=True)
+                blind = chosen & ~cells.any(-1, keepdim=True) if chosen is not None else ~cells.any(-1, keepdim=True)
                 if weight and bool(blind.any()):
                     raise UserError(f"A token at {self.query} may not look at position {key} in {path}: leave it out.")
-            new = torch.where(here, torch.tensor(weight, dtype=x.dtype, device=x.device), new)
+            new = torch.where(cells, torch.tensor(weight, dtype=x.dtype, device=x.device), new)
         if self.renormalise:
             new = new / new.sum(-1, keepdim=True)
         return put(x, new, chosen)

@@ -34,12 +34,12 @@ class Edit:
         return {}
 
     def __repr__(self) -> str:
-        said = []
-        for one in dataclasses.fields(self):  # type: ignore[arg-type]
-            value, must = getattr(self, one.name), one.default is dataclasses.MISSING
-            if must or value is not one.default:
-                said.append(_shown(value) if must else f"{one.name}={_shown(value)}")
-        return f"{type(self).__name__}({', '.join(said)})"
+        args = []
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value, must = getattr(self, field.name), field.default is dataclasses.MISSING
+            if must or value is not field.default:
+                args.append(_shown(value) if must else f"{field.name}={_shown(value)}")
+        return f"{type(self).__name__}({', '.join(args)})"
 
 
 def _shown(value: Any) -> str:
@@ -51,7 +51,7 @@ def _shown(value: Any) -> str:
         inside = ", ".join(map(_shown, value))
         return f"({inside}{',' * (len(value) == 1)})" if isinstance(value, tuple) else f"[{inside}]"
     if isinstance(value, Mapping) and all(isinstance(key, int) for key in value):
-        return f"{{{', '.join(f'{key}: {_shown(one)}' for key, one in value.items())}}}"
+        return f"{{{', '.join(f'{key}: {_shown(item)}' for key, item in value.items())}}}"
     return repr(value) if isinstance(value, int | float) or value is None else f"<{type(value).__name__}>"
 
 

@@ -24,14 +24,14 @@ def filled(reading: Reading, path: str, value: Any, index: tuple[int, ...] | Non
     """``value`` as it fills the last axis of a value, or its places ``index``; UserError for too few or too many."""
     if isinstance(value, int | float):
         return float(value)
-    given, size = as_tensor(value, "value"), reading.shapes[path][-1]
-    wanted = size if index is None else len(index)
-    said = f"value has {tuple(given.shape)} numbers and {path} takes {wanted}; give as many, or one number."
-    need(given.shape == (wanted,) and not path.endswith((".scores", ".pattern")), said)
+    tensor, size = as_tensor(value, "value"), reading.shapes[path][-1]
+    expected = size if index is None else len(index)
+    message = f"value has {tuple(tensor.shape)} numbers and {path} takes {expected}; give as many, or one number."
+    need(tensor.shape == (expected,) and not path.endswith((".scores", ".pattern")), message)
     if index is None:
-        return given
-    wide = given.new_zeros(size)
-    wide[list(index)] = given
+        return tensor
+    wide = tensor.new_zeros(size)
+    wide[list(index)] = tensor
     return wide
 
 
@@ -48,31 +48,33 @@ def as_tensor(value: Any, name: str) -> Tensor:
 def values_of(reading: Reading, path: str, values: Any, source: Any) -> Tensor:
     """The value of a path in another run, (R, .., U, ..); UserError where it has none, or one of another shape."""
     if isinstance(values, str):
-        given = _seen(reading, path, values, source)
+        tensor = _seen(reading, path, values, source)
     elif isinstance(values, Tensor):
-        given = values
+        tensor = values
     else:
         try:
-            given = values[path]
+            tensor = values[path]
         except (KeyError, UserError, TypeError):
-            known = list(values) if isinstance(values, Mapping) else []
-            near = get_close_matches(path, known, n=1, cutoff=0.3)
+            names = list(values) if isinstance(values, Mapping) else []
+            near = get_close_matches(path, names, n=1, cutoff=0.3)
             has = f" It has {near[0]}." if near else ""
             raise UserError(f'What is patched from has no value "{path}".{has} Record it with look.') from None
     shape = reading.shapes[path]
-    given = as_tensor(given, path).detach()
-    given = given[None] if given.ndim == len(shape) - 1 else given
+    tensor = as_tensor(tensor, path).detach()
+    tensor = tensor[None] if tensor.ndim == len(shape) - 1 else tensor
     free = {0, places.position_axis(path, len(shape)), *([3] if _keyed(path) else [])}
-    fits = given.ndim == len(shape) and all(
-        own == other for axis, (own, other) in enumerate(zip(given.shape, shape, strict=True)) if axis not in free
+    fits = tensor.ndim == len(shape) and all(
+        actual == expected
+        for axis, (actual, expected) in enumerate(zip(tensor.shape, shape, strict=True))
+        if axis not in free
     )
-    said = "x".join("*" if axis in free else str(size) for axis, size in enumerate(shape))
-    theirs = "x".join(map(str, given.shape))
-    need(fits, f"{path} is {said} here and {theirs} in what is patched from; give a run of this model.")
+    expected_shape = "x".join("*" if axis in free else str(size) for axis, size in enumerate(shape))
+    actual_shape = "x".join(map(str, tensor.shape))
+    need(fits, f"{path} is {expected_shape} here and {actual_shape} in what is patched from; give a run of this model.")
     rows = reading.rows
-    many = len(given) == 1 or rows is None or len(given) == len(rows)
-    need(many, f"{path} is of {len(given)} texts and {len(rows or ())} are read; give one, or as many.")
-    return given
+    many = len(tensor) == 1 or rows is None or len(tensor) == len(rows)
+    need(many, f"{path} is of {len(tensor)} texts and {len(rows or ())} are read; give one, or as many.")
+    return tensor
 
 
 def _keyed(path: str) -> bool:
@@ -102,8 +104,8 @@ class Taken:
         column = self._column(places.positions_of(path, x, place))  # (B or 1, T)
         value = value.movedim(axis, 1)  # (R, U, ..)
         if len(value) > 1:
-            own = torch.arange(len(x), device=x.device) if place.rows is None else place.rows
-            new = value[own[:, None], column.clamp(min=0)]
+            document_rows = torch.arange(len(x), device=x.device) if place.rows is None else place.rows
+            new = value[document_rows[:, None], column.clamp(min=0)]
         else:
             new = value[0, column.clamp(min=0)]
         new = new.movedim(1, axis)
@@ -113,8 +115,8 @@ class Taken:
             shape = (max(len(new), len(key)), *new.shape[1:3], key.shape[-1])
             new = new.expand(shape[0], -1, -1, -1).gather(3, key.clamp(min=0).expand(shape))
             new = new.masked_fill(key < 0, float("-inf") if path.endswith(".scores") else 0.0)
-        there = column >= 0
-        return new, there.view(there.shape[0], *([1] * (axis - 1)), there.shape[1], *([1] * (x.ndim - axis - 1)))
+        is_real = column >= 0
+        return new, is_real.view(is_real.shape[0], *([1] * (axis - 1)), is_real.shape[1], *([1] * (x.ndim - axis - 1)))
 
     def _column(self, pos: Tensor) -> Tensor:
         column, size = self.column.to(pos.device), len(self.column)
@@ -124,42 +126,46 @@ class Taken:
 def taken(
     reading: Reading,
     path: str,
-    given: Tensor,
+    values: Tensor,
     positions: tuple[int, ...] | str | None,
-    others: tuple[int, ...] | str | None,
+    value_positions: tuple[int, ...] | str | None,
 ) -> Taken:
     """Which position takes which of ``given``; UserError where they do not correspond."""
-    size = given.shape[places.position_axis(path, given.ndim)]
+    size = values.shape[places.position_axis(path, values.ndim)]
     source = places.of_source(reading, path)
     texts = places.lengths(reading, source)
-    if others is not None:
-        fits = isinstance(others, tuple) and isinstance(positions, tuple) and len(others) == len(positions)
-        need(fits, f"from_positions is {others!r} and positions {positions!r}; give as many numbers in both.")
-        assert isinstance(others, tuple) and isinstance(positions, tuple)
-        own = [places.counted(reading, one, source) for one in positions]
-        wrong = [one for one in others if not -size <= one < size]
+    if value_positions is not None:
+        fits = (
+            isinstance(value_positions, tuple)
+            and isinstance(positions, tuple)
+            and len(value_positions) == len(positions)
+        )
+        need(fits, f"from_positions is {value_positions!r} and positions {positions!r}; give as many numbers in both.")
+        assert isinstance(value_positions, tuple) and isinstance(positions, tuple)
+        columns = [places.counted(reading, position, source) for position in positions]
+        wrong = [position for position in value_positions if not -size <= position < size]
         need(not wrong, f"There is no position {wrong[:1]} in what is patched from: it has {size} tokens.")
-        column = torch.full((max(own, default=0) + 1,), -1)
-        column[own] = torch.tensor([one % size for one in others], dtype=torch.long)
-        return Taken(given, column)
+        column = torch.full((max(columns, default=0) + 1,), -1)
+        column[columns] = torch.tensor([position % size for position in value_positions], dtype=torch.long)
+        return Taken(values, column)
     if positions is None and texts is not None:
-        said = f"What is patched from has {size} tokens and the text has {max(texts)}; give positions."
-        need(all(text == size for text in texts), said)
+        message = f"What is patched from has {size} tokens and the text has {max(texts)}; give positions."
+        need(all(text == size for text in texts), message)
     if isinstance(positions, tuple):
-        beyond = [one for one in positions if places.counted(reading, one, source) >= size]
+        beyond = [position for position in positions if places.counted(reading, position, source) >= size]
         need(not beyond, f"There is no position {beyond[:1]} in what is patched from: it has {size} tokens.")
-    return Taken(given, torch.arange(size))
+    return Taken(values, torch.arange(size))
 
 
 def direction(reading: Reading, path: str, vector: Any, head: int | None) -> Tensor:
     """A direction in the last axis of a value (C,), or for each head (H, 1, C); of two texts, their difference."""
-    if isinstance(vector, Sequence) and any(isinstance(one, str) for one in vector):
-        two = len(vector) == 2 and all(isinstance(one, str) for one in vector)
+    if isinstance(vector, Sequence) and any(isinstance(item, str) for item in vector):
+        two = len(vector) == 2 and all(isinstance(item, str) for item in vector)
         need(two, f"vector is {vector!r}; give numbers, or two texts.")
         axis = places.position_axis(path, len(reading.shapes[path]))
         to, back = (_seen(reading, path, text, None).select(axis, -1)[0] for text in vector)
         apart = to - back
         return apart if apart.ndim == 1 else apart.unsqueeze(1 if axis == 2 else 0)
-    given, size = as_tensor(vector, "vector"), reading.shapes[path][-1]
-    need(given.shape == (size,), f"vector has {tuple(given.shape)} numbers and {path} takes {size}; give as many.")
-    return given
+    tensor, size = as_tensor(vector, "vector"), reading.shapes[path][-1]
+    need(tensor.shape == (size,), f"vector has {tuple(tensor.shape)} numbers and {path} takes {size}; give as many.")
+    return tensor

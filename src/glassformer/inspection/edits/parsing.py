@@ -13,8 +13,8 @@ from .tokens import mask_token, swap_token
 from .values import patch, scale, set_value, steer
 
 EDITS: dict[str, type[Edit]] = {
-    one.__name__: one
-    for one in (
+    edit.__name__: edit
+    for edit in (
         head_off,
         attn_off,
         mlp_off,
@@ -44,13 +44,13 @@ def parse(text: str) -> Edit:
     if name not in EDITS:
         raise UserError(f"There is no edit {name!r}.{nearest(name, EDITS)}")
     try:
-        args = [ast.literal_eval(one) for one in call.args]
-        named = {str(one.arg): ast.literal_eval(one.value) for one in call.keywords}
+        args = [ast.literal_eval(argument) for argument in call.args]
+        named = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         raise UserError(f"{text!r} holds more than texts, numbers, lists and tables; {example}.") from None
     try:
         inspect.signature(EDITS[name]).bind(*args, **named)
     except TypeError as error:
-        takes = ", ".join(str(one) for one in inspect.signature(EDITS[name]).parameters)
+        takes = ", ".join(str(parameter) for parameter in inspect.signature(EDITS[name]).parameters)
         raise UserError(f"{text!r} does not fit ({error}); {name} takes {takes}.") from None
     return EDITS[name](*args, **named)

@@ -34,13 +34,13 @@ class head_off(Edit):
     def hooks(self, reading: Reading) -> Mapping[str, Hook]:
         need(self.fill in ("zero", "mean"), f'fill is {self.fill!r}; give "zero" or "mean".')
         need(self.head is not None, f"head is None; give the head's number, or use attn_off({self.path!r}).")
-        made: dict[str, Hook] = {}
-        for part in parts(reading, self.path, "z", "attention"):
-            path = f"{part}.z"
+        hooks: dict[str, Hook] = {}
+        for module in parts(reading, self.path, "z", "attention"):
+            path = f"{module}.z"
             sizes = None if places.of_source(reading, path) else places.lengths(reading, False)
             change = setting(0.0) if self.fill == "zero" else _Mean(self.head, sizes)
-            made |= each(reading, [path], change, self.positions, self.head)
-        return made
+            hooks |= each(reading, [path], change, self.positions, self.head)
+        return hooks
 
 
 class _Mean:
@@ -67,10 +67,10 @@ class _Mean:
 
 def _mean(z: Tensor, inside: Tensor, document_ids: Tensor | None) -> Tensor:
     """z (B, T, D), the mean of the tokens ``inside`` (B, T): (B, 1, D), or (B, T, D) of documents that share rows."""
-    own = inside[:, None]
+    same_document = inside[:, None]
     if document_ids is not None:
-        own = own & (document_ids[:, :, None] == document_ids[:, None])
-    weight = own.to(torch.promote_types(z.dtype, torch.float32))
+        same_document = same_document & (document_ids[:, :, None] == document_ids[:, None])
+    weight = same_document.to(torch.promote_types(z.dtype, torch.float32))
     return weight @ z.to(weight.dtype) / weight.sum(-1, keepdim=True).clamp(min=1)
 
 
@@ -82,8 +82,8 @@ class attn_off(Edit):
     positions: Positions = None
 
     def hooks(self, reading: Reading) -> Mapping[str, Hook]:
-        found = parts(reading, self.path, "write", "attention", beside="z")
-        return each(reading, [f"{part}.write" for part in found], setting(0.0), self.positions)
+        modules = parts(reading, self.path, "write", "attention", beside="z")
+        return each(reading, [f"{module}.write" for module in modules], setting(0.0), self.positions)
 
 
 @dataclass(frozen=True, repr=False)
@@ -94,8 +94,8 @@ class mlp_off(Edit):
     positions: Positions = None
 
     def hooks(self, reading: Reading) -> Mapping[str, Hook]:
-        found = parts(reading, self.path, "write", "feed-forward layer", beside="hidden")
-        return each(reading, [f"{part}.write" for part in found], setting(0.0), self.positions)
+        modules = parts(reading, self.path, "write", "feed-forward layer", beside="hidden")
+        return each(reading, [f"{module}.write" for module in modules], setting(0.0), self.positions)
 
 
 @dataclass(frozen=True, repr=False)
@@ -110,20 +110,20 @@ class expert_off(Edit):
     expert: int
 
     def hooks(self, reading: Reading) -> Mapping[str, Hook]:
-        made: dict[str, Hook] = {}
-        for part in parts(reading, self.path, "router", "mixture of experts", beside="chosen"):
-            cfg: config.MoE = reading.model.get_submodule(part).cfg  # type: ignore[assignment]
-            known = f"{part} has experts 0 to {cfg.experts - 1}"
-            need(type(self.expert) is int and 0 <= self.expert < cfg.experts, f"{known}, and no {self.expert!r}.")
-            router = reading.shared.setdefault(("router", part), _Router(cfg))
+        hooks: dict[str, Hook] = {}
+        for module in parts(reading, self.path, "router", "mixture of experts", beside="chosen"):
+            cfg: config.MoE = reading.model.get_submodule(module).cfg  # type: ignore[assignment]
+            available = f"{module} has experts 0 to {cfg.experts - 1}"
+            need(type(self.expert) is int and 0 <= self.expert < cfg.experts, f"{available}, and no {self.expert!r}.")
+            router = reading.shared.setdefault(("router", module), _Router(cfg))
             router.off.add(self.expert)
-            need(len(router.off) < cfg.experts, f'All experts of {part} are off; that is mlp_off("{part}").')
-            made |= {
-                f"{part}.router": Last(router.see),
-                f"{part}.weight": router.weigh,
-                f"{part}.chosen": router.choose,
+            need(len(router.off) < cfg.experts, f'All experts of {module} are off; that is mlp_off("{module}").')
+            hooks |= {
+                f"{module}.router": Last(router.see),
+                f"{module}.weight": router.weigh,
+                f"{module}.chosen": router.choose,
             }
-        return made
+        return hooks
 
 
 class _Router:

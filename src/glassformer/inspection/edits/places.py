@@ -31,23 +31,23 @@ STRETCH = re.compile(r"(-?\d+)?:(-?\d+)?")
 # ------------------------------------------------------------------------------------------------ paths
 
 
-def named(path: str, known: Sequence[str], what: str) -> list[str]:
+def named(path: str, names: Sequence[str], kind: str) -> list[str]:
     """Those of ``known`` that ``path`` names; UserError, with the nearest, where there are none."""
-    found = [one for one in known if fnmatchcase(one, path)]
-    if not found:
-        need(bool(known), f"This model has no {what}, so there is none to edit; look at what it has: glassformer look.")
-        near = get_close_matches(path, known, n=1, cutoff=0.3)
+    matches = [name for name in names if fnmatchcase(name, path)]
+    if not matches:
+        need(bool(names), f"This model has no {kind}, so there is none to edit; look at what it has: glassformer look.")
+        near = get_close_matches(path, names, n=1, cutoff=0.3)
         meant = f' Did you mean "{near[0]}"?' if near else ""
-        raise UserError(f'No {what} is called "{path}".{meant} There are: {", ".join(looking.listing(known))}.')
-    return found
+        raise UserError(f'No {kind} is called "{path}".{meant} There are: {", ".join(looking.listing(names))}.')
+    return matches
 
 
-def parts(reading: Reading, path: str, leaf: str, what: str, beside: str = "") -> list[str]:
+def parts(reading: Reading, path: str, leaf: str, kind: str, beside: str = "") -> list[str]:
     """The modules that make a value ``leaf`` (and one ``beside`` it) and that ``path`` names, with or without it."""
-    ends = f".{leaf}"
-    known = [one.removesuffix(ends) for one in reading.shapes if one.endswith(ends)]
-    known = [one for one in known if not beside or f"{one}.{beside}" in reading.shapes]
-    return named(path.removesuffix(ends), known, what)
+    suffix = f".{leaf}"
+    paths = [name.removesuffix(suffix) for name in reading.shapes if name.endswith(suffix)]
+    paths = [candidate for candidate in paths if not beside or f"{candidate}.{beside}" in reading.shapes]
+    return named(path.removesuffix(suffix), paths, kind)
 
 
 def values(reading: Reading, path: str) -> list[str]:
@@ -90,8 +90,8 @@ def plain(positions: Positions) -> Plain:
     if positions is None or (isinstance(positions, str) and STRETCH.fullmatch(positions)):
         return positions
     several = (positions,) if isinstance(positions, int) else positions
-    whole = not isinstance(several, str) and all(type(one) is int for one in several)
-    need(whole, f'positions is {positions!r}; give a number, several such as (2, 3), or a stretch such as "5:".')
+    is_list = not isinstance(several, str) and all(type(item) is int for item in several)
+    need(is_list, f'positions is {positions!r}; give a number, several such as (2, 3), or a stretch such as "5:".')
     return tuple(several)  # type: ignore[arg-type]
 
 
@@ -107,34 +107,34 @@ def within(reading: Reading, positions: Plain, source: bool = False) -> Within |
         return lambda pos: pos >= 0
     if isinstance(positions, str):
         low, high = STRETCH.fullmatch(positions).groups()  # type: ignore[union-attr]
-        begin, end = (None if one is None else counted(reading, int(one), source, True) for one in (low, high))
+        start, end = (None if bound is None else counted(reading, int(bound), source, True) for bound in (low, high))
 
         def inside(pos: Tensor) -> Tensor:
-            found = pos >= (begin or 0)
-            return found if end is None else found & (pos < end)
+            inside_range = pos >= (start or 0)
+            return inside_range if end is None else inside_range & (pos < end)
 
         return inside
-    wanted = [counted(reading, one, source) for one in positions]
-    return (lambda pos: torch.isin(pos, torch.tensor(wanted, device=pos.device))) if wanted else None
+    columns = [counted(reading, position, source) for position in positions]
+    return (lambda pos: torch.isin(pos, torch.tensor(columns, device=pos.device))) if columns else None
 
 
 def counted(reading: Reading, position: int, source: bool = False, border: bool = False) -> int:
     """A position from the beginning; a ``border`` may lie behind the last one."""
-    sizes, what = lengths(reading, source), "source" if source else "text"
+    sizes, side = lengths(reading, source), "source" if source else "text"
     if position < 0:
-        same = sizes is not None and len(set(sizes)) == 1
-        need(same, f"Position {position} counts from the end of one text; these are several: count from 0.")
+        equal_lengths = sizes is not None and len(set(sizes)) == 1
+        need(equal_lengths, f"Position {position} counts from the end of one text; these are several: count from 0.")
         assert sizes is not None
-        need(position + sizes[0] >= 0, _no_position(position, sizes[0], what))
+        need(position + sizes[0] >= 0, _no_position(position, sizes[0], side))
         return position + sizes[0]
     context = reading.model.config.context
     size = context if sizes is None or (reading.grows and not source) else max(sizes)
-    need(border or position < size, _no_position(position, size, what))
+    need(border or position < size, _no_position(position, size, side))
     return position
 
 
-def _no_position(position: int, size: int, what: str) -> str:
-    return f"There is no position {position}: the {what} has at most {size} tokens, 0 to {size - 1}."
+def _no_position(position: int, size: int, side: str) -> str:
+    return f"There is no position {position}: the {side} has at most {size} tokens, 0 to {size - 1}."
 
 
 # -------------------------------------------------------------------------------------------- selection
@@ -161,20 +161,23 @@ def chooser(
     shape = reading.shapes[path]
     head_of(reading, path, head)
     several = (index,) if isinstance(index, int) else index
-    for one in several or ():
-        known = f"its last axis has 0 to {shape[-1] - 1}"
+    for item in several or ():
+        available = f"its last axis has 0 to {shape[-1] - 1}"
         grows = path.endswith((".scores", ".pattern"))
-        need(type(one) is int and one >= 0 and (grows or one < shape[-1]), f"{path} has no index {one!r}; {known}.")
-    told = None if positions is None else within(reading, positions, of_source(reading, path))
-    if several == () or (positions is not None and told is None):
+        need(
+            type(item) is int and item >= 0 and (grows or item < shape[-1]),
+            f"{path} has no index {item!r}; {available}.",
+        )
+    is_inside = None if positions is None else within(reading, positions, of_source(reading, path))
+    if several == () or (positions is not None and is_inside is None):
         return None
     if positions is not None:
         position_axis(path, len(shape))
 
     def choose(path: str, x: Tensor, place: Place) -> Tensor | None:
         chosen: Tensor | None = None
-        if told is not None:
-            inside = told(positions_of(path, x, place))  # (B or 1, T)
+        if is_inside is not None:
+            inside = is_inside(positions_of(path, x, place))  # (B or 1, T)
             axis = position_axis(path, x.ndim)
             chosen = inside.view(inside.shape[0], *([1] * (axis - 1)), inside.shape[1], *([1] * (x.ndim - axis - 1)))
         if head is not None:
@@ -188,9 +191,9 @@ def chooser(
     return choose
 
 
-def both(one: Tensor | None, other: Tensor) -> Tensor:
+def both(first: Tensor | None, second: Tensor) -> Tensor:
     """Where both are true; None is true everywhere."""
-    return other if one is None else one & other
+    return second if first is None else first & second
 
 
 def put(x: Tensor, new: Tensor, chosen: Tensor | None) -> Tensor:

@@ -45,18 +45,18 @@ class mask_token(Edit):
             recurrent = "A recurrent model reads every token into its state, so attention to it cannot be cut"
             need(not isinstance(body, config.Recurrent), f"{recurrent}; use swap_token.")
         position = places.counted(reading, self.position, source)
-        made: dict[str, Hook] = {}
+        hooks: dict[str, Hook] = {}
         for path in reading.shapes:
-            part, _, leaf = path.rpartition(".")
-            across = part.endswith(".cross")
+            module, _, leaf = path.rpartition(".")
+            across = module.endswith(".cross")
             if leaf == "scores" and source == (across or places.of_source(reading, path)):
                 cut = _Cut(position, across)
-                made |= {path: cut.scores, f"{part}.pattern": cut.pattern}
-            elif part == ("source_embed.lag" if source else "embed.lag"):
+                hooks |= {path: cut.scores, f"{module}.pattern": cut.pattern}
+            elif module == ("source_embed.lag" if source else "embed.lag"):
                 embed: Any = getattr(reading.model, "source_embed", None) if source else None
                 nothing = (embed or reading.model.embed).lag[int(leaf)].weight[-1].detach()
-                made[path] = partial(_without, nothing, position + int(leaf) + 1)
-        return made
+                hooks[path] = partial(_without, nothing, position + int(leaf) + 1)
+        return hooks
 
 
 def _mask_token(reading: Reading) -> int | None:
@@ -77,9 +77,9 @@ class _Cut:
         hidden = (place.keys == self.position)[:, None, None]  # (B or 1, 1, 1, S)
         if not self.across:
             hidden = hidden & (place.pos != self.position)[:, None, :, None]
-        left = x.masked_fill(hidden, float("-inf"))
-        self.blind = (left == float("-inf")).all(-1, keepdim=True)
-        return left
+        visible = x.masked_fill(hidden, float("-inf"))
+        self.blind = (visible == float("-inf")).all(-1, keepdim=True)
+        return visible
 
     def pattern(self, path: str, x: Tensor, place: Place) -> Tensor:
         return x.masked_fill(self.blind, 0.0)
@@ -106,8 +106,8 @@ class swap_token(Edit):
         token = self.id(reading, source)
         for row in rows:
             size = len(row)
-            said = f"There is no position {self.position}: the {self.side} has {size} tokens, 0 to {size - 1}."
-            need(type(self.position) is int and -size <= self.position < size, said)
+            message = f"There is no position {self.position}: the {self.side} has {size} tokens, 0 to {size - 1}."
+            need(type(self.position) is int and -size <= self.position < size, message)
             row[self.position] = token
 
     def id(self, reading: Reading, source: bool) -> int:

@@ -32,8 +32,8 @@ class scale(Edit):
             return put(x, x * self.factor, choose(path, x, place))
 
         need(isinstance(self.factor, int | float), f"factor is {self.factor!r}; give a number.")
-        found = places.values(reading, self.path)
-        return each(reading, found, times, self.positions, self.head, several(self.index))
+        paths = places.values(reading, self.path)
+        return each(reading, paths, times, self.positions, self.head, several(self.index))
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -47,11 +47,11 @@ class set_value(Edit):
     index: int | tuple[int, ...] | None = None
 
     def hooks(self, reading: Reading) -> Mapping[str, Hook]:
-        index, made = several(self.index), dict[str, Hook]()
+        index, hooks = several(self.index), dict[str, Hook]()
         for path in places.values(reading, self.path):
             value = donors.filled(reading, path, self.value, index)
-            made |= each(reading, [path], setting(value), self.positions, self.head, index)
-        return made
+            hooks |= each(reading, [path], setting(value), self.positions, self.head, index)
+        return hooks
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -69,11 +69,11 @@ class steer(Edit):
     head: int | None = None
 
     def hooks(self, reading: Reading) -> Mapping[str, Hook]:
-        made: dict[str, Hook] = {}
+        hooks: dict[str, Hook] = {}
         for path in places.values(reading, self.path):
             direction = donors.direction(reading, path, self.vector, self.head)
-            made |= each(reading, [path], partial(self._add, direction), self.positions, self.head)
-        return made
+            hooks |= each(reading, [path], partial(self._add, direction), self.positions, self.head)
+        return hooks
 
     def _add(self, direction: Tensor, choose: Choose, path: str, x: Tensor, place: Place) -> Tensor:
         return put(x, x + self.scale * direction.to(x), choose(path, x, place))
@@ -100,14 +100,14 @@ class patch(Edit):
         object.__setattr__(self, "from_positions", places.plain(self.from_positions))
 
     def hooks(self, reading: Reading) -> Mapping[str, Hook]:
-        made: dict[str, Hook] = {}
+        hooks: dict[str, Hook] = {}
         for path in places.values(reading, self.path):
-            given = donors.values_of(reading, path, self.values, self.source)
-            taken = donors.taken(reading, path, given, self.positions, self.from_positions)  # type: ignore[arg-type]
-            made |= each(reading, [path], partial(self._patch, taken), self.positions, self.head)
-        return made
+            donor = donors.values_of(reading, path, self.values, self.source)
+            taken = donors.taken(reading, path, donor, self.positions, self.from_positions)  # type: ignore[arg-type]
+            hooks |= each(reading, [path], partial(self._patch, taken), self.positions, self.head)
+        return hooks
 
     def _patch(self, taken: donors.Taken, choose: Choose, path: str, x: Tensor, place: Place) -> Tensor:
-        new, there = taken(path, x, place)
+        new, is_patched = taken(path, x, place)
         chosen = choose(path, x, place)
-        return put(x, new, there if chosen is None else there & chosen)
+        return put(x, new, is_patched if chosen is None else is_patched & chosen)

@@ -83,9 +83,9 @@ def sheet(name: str, tokenizer: Tokenizer, text: str) -> Sheet:
     """The text under a tokenizer that is called ``name``; UserError as ``check`` says."""
     check(text)
     refused: str | None = None
-    found: list[Token] = []
+    token_list: list[Token] = []
     try:
-        found = tokens(tokenizer, text)
+        token_list = tokens(tokenizer, text)
     except UserError as error:
         refused = str(error)
     ids, _ = tokenizer.framed([[]])
@@ -93,7 +93,7 @@ def sheet(name: str, tokenizer: Tokenizer, text: str) -> Sheet:
         name,
         algorithm(tokenizer),
         count(tokenizer),
-        tuple(found),
+        tuple(token_list),
         len(text),
         refused,
         tuple(tokenizer.specials),
@@ -136,22 +136,22 @@ def count(tokenizer: Tokenizer) -> Vocabulary:
 
 def tokens(tokenizer: Tokenizer, text: str) -> list[Token]:
     """The text's tokens in order."""
-    level, made = byte_level(tokenizer), []
+    level, results = byte_level(tokenizer), []
     for id, (start, end) in zip(tokenizer.encode(text), tokenizer.offsets(text), strict=True):
         name = tokenizer.token(id)
-        shown, kind = name.replace("▁", " "), PIECE
+        text_shown, kind = name.replace("▁", " "), PIECE
         if id == tokenizer.unk:
             kind = UNKNOWN
         elif BYTE_TOKEN.fullmatch(name):
-            shown, kind = name, BYTES
+            text_shown, kind = name, BYTES
         elif level:
             raw = tokenizer.bytes_of(id)
             try:
-                shown = raw.decode()
+                text_shown = raw.decode()
             except UnicodeDecodeError:
-                shown, kind = f"<0x{raw.hex().upper()}>", BYTES
-        made.append(Token(id, name, shown, kind, start, end))
-    return made
+                text_shown, kind = f"<0x{raw.hex().upper()}>", BYTES
+        results.append(Token(id, name, text_shown, kind, start, end))
+    return results
 
 
 # ------------------------------------------------------------------------------------------ habits
@@ -159,17 +159,17 @@ def tokens(tokenizer: Tokenizer, text: str) -> list[Token]:
 
 def habits(tokenizer: Tokenizer) -> dict[str, str]:
     """What it does with each kind of text, found out by giving it some."""
-    found = partial(_or_refusal, tokenizer)
+    probe = partial(_or_refusal, tokenizer)
     return {
-        "capitals": found(_capitals),
-        "spaces": found(_blanks, " " * 2, " " * 4, " " * 8),
-        "tabs": found(_blanks, "\t", "\t" * 2, "\t" * 3),
-        "newlines": found(_blanks, "\n", "\n" * 2),
-        "digits": found(_digits),
-        "emoji": found(_fate, "🎵"),
-        "other scripts": ", ".join(f"{word} {found(_fate, word)}" for word in ("鸟", "Привет", "नमस्ते")),
-        "code": found(_code),
-        "unknown": f"{RARE} {found(_fate, RARE)}",
+        "capitals": probe(_capitals),
+        "spaces": probe(_blanks, " " * 2, " " * 4, " " * 8),
+        "tabs": probe(_blanks, "\t", "\t" * 2, "\t" * 3),
+        "newlines": probe(_blanks, "\n", "\n" * 2),
+        "digits": probe(_digits),
+        "emoji": probe(_fate, "🎵"),
+        "other scripts": ", ".join(f"{word} {probe(_fate, word)}" for word in ("鸟", "Привет", "नमस्ते")),
+        "code": probe(_code),
+        "unknown": f"{RARE} {probe(_fate, RARE)}",
     }
 
 
@@ -193,19 +193,21 @@ def _capitals(tokenizer: Tokenizer) -> str:
 
 def _blanks(tokenizer: Tokenizer, *runs: str) -> str:
     """What becomes of some white space between two letters."""
-    said = []
+    outcomes = []
     for run in runs:
         text = f"x{run}y"
         ids = tokenizer.encode(text)
         between = tokenizer.decode(ids).strip()[1:-1]
         if tokenizer.unk in ids:
-            said.append(f"{len(run)}: {tokenizer.token(tokenizer.unk)}" if tokenizer.unk is not None else "")
+            outcomes.append(f"{len(run)}: {tokenizer.token(tokenizer.unk)}" if tokenizer.unk is not None else "")
         elif between == run:
             within = sum(start < 1 + len(run) and end > 1 for start, end in tokenizer.offsets(text))
-            said.append(f"{len(run)} in {counted(within)}")
+            outcomes.append(f"{len(run)} in {counted(within)}")
         else:
-            said.append(f"{len(run)} become {'one space' if between == ' ' else 'nothing' if not between else 'other'}")
-    return ", ".join(said)
+            outcomes.append(
+                f"{len(run)} become {'one space' if between == ' ' else 'nothing' if not between else 'other'}"
+            )
+    return ", ".join(outcomes)
 
 
 def _digits(tokenizer: Tokenizer) -> str:
@@ -213,29 +215,37 @@ def _digits(tokenizer: Tokenizer) -> str:
     lengths = [len(token.shown.removeprefix("##").strip()) for token in found if token.shown.strip()]
     if any(token.kind == UNKNOWN for token in found):
         return _fate(tokenizer, "1234567")
-    how = "one by one" if set(lengths) == {1} else "by threes from the left" if lengths == [3, 3, 1] else "as learnt"
-    return f"{how}: {pieces(tokenizer, '1234567')}"
+    grouping = (
+        "one by one" if set(lengths) == {1} else "by threes from the left" if lengths == [3, 3, 1] else "as learnt"
+    )
+    return f"{grouping}: {pieces(tokenizer, '1234567')}"
 
 
 def _code(tokenizer: Tokenizer) -> str:
     cut = []
     for word in KEYWORDS:
-        found = [token for token in tokens(tokenizer, f"x {word}") if token.end > 2 and token.shown.strip()]
-        if len(found) != 1 or found[0].kind != PIECE:
-            cut.append("|".join(token.shown.strip() for token in found))
-    whole = f"{len(KEYWORDS) - len(cut)} of {len(KEYWORDS)} are one token"
-    return f"{whole}; {' '.join(cut)}" if cut else whole
+        words = [token for token in tokens(tokenizer, f"x {word}") if token.end > 2 and token.shown.strip()]
+        if len(words) != 1 or words[0].kind != PIECE:
+            cut.append("|".join(token.shown.strip() for token in words))
+    summary = f"{len(KEYWORDS) - len(cut)} of {len(KEYWORDS)} are one token"
+    return f"{summary}; {' '.join(cut)}" if cut else summary
 
 
 def _fate(tokenizer: Tokenizer, text: str) -> str:
     """What becomes of a text that may not be known."""
-    found = tokens(tokenizer, text)
-    lost = [token for token in found if token.kind == UNKNOWN]
+    pieces = tokens(tokenizer, text)
+    lost = [token for token in pieces if token.kind == UNKNOWN]
     if lost:
         return lost[0].name
-    raw = sum(token.kind == BYTES for token in found)
-    seen = sum(bool(token.shown.strip()) for token in found)  # not the space that SentencePiece puts before a text
-    return f"{counted(seen)} of bytes" if raw == seen else counted(seen) + (f", {raw} of bytes" if raw else "")
+    raw = sum(token.kind == BYTES for token in pieces)
+    visible_count = sum(
+        bool(token.shown.strip()) for token in pieces
+    )  # not the space that SentencePiece puts before a text
+    return (
+        f"{counted(visible_count)} of bytes"
+        if raw == visible_count
+        else counted(visible_count) + (f", {raw} of bytes" if raw else "")
+    )
 
 
 def counted(number: int) -> str:

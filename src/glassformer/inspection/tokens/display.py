@@ -25,13 +25,13 @@ def _steps(trace: Trace) -> list[str]:
             pair = f"{step.left} + {step.right}"
             lines.append(f"  rank {step.rank:>6,}  {pair:<{wide}}  {' '.join(step.pieces)}")
         elif isinstance(step, Match):
-            found = "none is an entry: the whole word is unknown" if step.piece is None else f"longest: {step.piece}"
-            lines.append(f'  "{step.rest}"  {step.tried} tried, {found}')
+            outcome = "none is an entry: the whole word is unknown" if step.piece is None else f"longest: {step.piece}"
+            lines.append(f'  "{step.rest}"  {step.tried} tried, {outcome}')
         elif isinstance(step, Path):
             best = step.score if best is None else best
-            what = "best " if number == 1 else "rival"
+            rank = "best " if number == 1 else "rival"
             less = "" if number == 1 else f"  ({step.score - best:.3f})"
-            lines.append(f"  {what} {step.score:9.3f}  {' '.join(step.pieces)}{less}")
+            lines.append(f"  {rank} {step.score:9.3f}  {' '.join(step.pieces)}{less}")
     if trace.whole and trace.steps:
         last = trace.steps[-1]
         come = "agree" if isinstance(last, Merge) and last.pieces == (trace.word,) else "do not reach it"

@@ -31,9 +31,9 @@ td.number {{ text-align: right }}
 def page(text: str, sheets: Sequence[Sheet], traces: Sequence[Sequence[Trace]], ids: bool = False) -> str:
     """The page's HTML; ``traces`` holds those of each sheet, or none; ``ids`` shows them from the start."""
     rows = "\n".join(_row(sheet) for sheet in sheets)
-    does = (escape(sheet.name) + "".join(f"<td>{escape(one)}" for one in sheet.habits.values()) for sheet in sheets)
+    does = (escape(sheet.name) + "".join(f"<td>{escape(habit)}" for habit in sheet.habits.values()) for sheet in sheets)
     habits = "\n".join(f"<tr><td>{cells}</tr>" for cells in does)
-    parts = "\n".join(_section(sheet, traces[at] if traces else ()) for at, sheet in enumerate(sheets))
+    sections = "\n".join(_section(sheet, traces[at] if traces else ()) for at, sheet in enumerate(sheets))
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>Tokens</title><style>{STYLE}</style></head><body>
 <h1>One text, {len(sheets)} tokenizer{"" if len(sheets) == 1 else "s"}</h1>
@@ -43,7 +43,7 @@ def page(text: str, sheets: Sequence[Sheet], traces: Sequence[Sequence[Trace]], 
 <tr><th>tokenizer<th>algorithm<th>entries<th>base<th>special<th>added<th>tokens<th>characters a token</tr>
 {rows}
 </table></section>
-{parts}
+{sections}
 <section><h2>What each does with</h2><table>
 <tr><th>tokenizer{"".join(f"<th>{escape(topic)}" for topic in sheets[0].habits)}</tr>
 {habits}
@@ -54,20 +54,20 @@ def page(text: str, sheets: Sequence[Sheet], traces: Sequence[Sequence[Trace]], 
 
 
 def _row(sheet: Sheet) -> str:
-    held = sheet.vocabulary
-    numbers = (held.entries, held.base, held.special, held.added, len(sheet.tokens))
+    vocabulary = sheet.vocabulary
+    numbers = (vocabulary.entries, vocabulary.base, vocabulary.special, vocabulary.added, len(sheet.tokens))
     cells = "".join(f'<td class="number">{number:,}' for number in numbers)
     ratio = f'<td class="number">{sheet.characters_per_token:.2f}'
     return f"<tr><td>{escape(sheet.name)}<td>{escape(sheet.algorithm)}{cells}{ratio}</tr>"
 
 
 def _section(sheet: Sheet, traces: Iterable[Trace]) -> str:
-    shown = "".join(_token(token, at) for at, token in enumerate(sheet.tokens))
-    body = f"<p>{escape(sheet.refused)}</p>" if sheet.refused else f'<div class="tokens">{shown}</div>'
+    tokens = "".join(_token(token, at) for at, token in enumerate(sheet.tokens))
+    body = f"<p>{escape(sheet.refused)}</p>" if sheet.refused else f'<div class="tokens">{tokens}</div>'
     specials = " ".join(map(escape, sheet.specials[:12])) + (" ..." if len(sheet.specials) > 12 else "")
-    told = "".join(f"<pre>{escape(line)}</pre>" for one in traces for line in ["\n".join(steps(one))])
+    steps_html = "".join(f"<pre>{escape(line)}</pre>" for trace in traces for line in ["\n".join(steps(trace))])
     head = f"<h2>{escape(sheet.name)}</h2><p>{counted(len(sheet.tokens))}; special: {specials or 'none'}</p>"
-    return f"<section>{head}{body}{told}</section>"
+    return f"<section>{head}{body}{steps_html}</section>"
 
 
 def _token(token: Token, at: int) -> str:

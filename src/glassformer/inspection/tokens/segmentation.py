@@ -75,12 +75,12 @@ def trace(tokenizer: Tokenizer, text: str, rivals: int = 3) -> list[Trace]:
 
     Raises UserError for a text with an added token in it, which is found whole before words are split.
     """
-    one = Tracer(tokenizer, rivals)
+    tracer = Tracer(tokenizer, rivals)
     ids = tokenizer.encode(text)
-    made = [one(word) for word in one.words(text)]
-    if [id for word in made for id in word.ids] != ids:
+    traces = [tracer(word) for word in tracer.words(text)]
+    if [id for word in traces for id in word.ids] != ids:
         raise UserError("This text holds a token that was added to the vocabulary, which has no path; leave it out.")
-    return made
+    return traces
 
 
 class Tracer:
@@ -98,11 +98,16 @@ class Tracer:
             self.longest = max(map(len, self.scores))
             self.unknown_score = min(self.scores.values()) - UNKNOWN_PENALTY
         if self.algorithm == "BPE":
-            allowed = {(left, right) for left, right in self.model["merges"]}
+            allowed = {(first, right) for first, right in self.model["merges"]}
             every = enumerate(tokenizer._spec["model"]["merges"])
-            self.ranks = {(left, right): rank for rank, (left, right) in every if (left, right) in allowed}
-        ways = {"BPE": self._bpe, "WordPiece": self._wordpiece, "Unigram": self._unigram, "WordLevel": self._word_level}
-        self.way: Callable[[str], Trace] = ways[self.algorithm]
+            self.ranks = {(first, right): rank for rank, (first, right) in every if (first, right) in allowed}
+        algorithms = {
+            "BPE": self._bpe,
+            "WordPiece": self._wordpiece,
+            "Unigram": self._unigram,
+            "WordLevel": self._word_level,
+        }
+        self.way: Callable[[str], Trace] = algorithms[self.algorithm]
 
     def __call__(self, word: str) -> Trace:
         return self.way(word)
@@ -122,14 +127,14 @@ class Tracer:
         """Join the neighbours whose merge comes first, the leftmost of them, until no neighbours have one."""
         start = pieces = self._letters(word)
         steps = []
-        while found := self._first(pieces):
-            rank, at = found
-            left, right = pieces[at : at + 2]
-            pieces = [*pieces[:at], left + right[self._prefix(right) :], *pieces[at + 2 :]]
-            shown = self.ids[pieces[at]] if self.model.get("ignore_merges") else rank
-            steps.append(Merge(shown, left, right, tuple(pieces)))
-        whole = bool(self.model.get("ignore_merges")) and word in self.ids
-        return self._made(word, start, steps, [word] if whole else pieces, whole)
+        while pair := self._first(pieces):
+            rank, at = pair
+            first, right = pieces[at : at + 2]
+            pieces = [*pieces[:at], first + right[self._prefix(right) :], *pieces[at + 2 :]]
+            label = self.ids[pieces[at]] if self.model.get("ignore_merges") else rank
+            steps.append(Merge(label, first, right, tuple(pieces)))
+        is_entry = bool(self.model.get("ignore_merges")) and word in self.ids
+        return self._made(word, start, steps, [word] if is_entry else pieces, is_entry)
 
     def _letters(self, word: str) -> list[str]:
         """The word's characters as entries; the bytes of one that is none, or the token for the unknown."""
@@ -139,13 +144,13 @@ class Tracer:
         was_unknown = False
         for at, letter in enumerate(word):
             name = (prefix or "") * (at > 0) + letter + (suffix or "") * (at == len(word) - 1)
-            known = name in self.ids
-            parts = [name] if known else self._bytes(name) if self.model.get("byte_fallback") else []
-            if parts:
-                letters += parts
+            is_known = name in self.ids
+            pieces = [name] if is_known else self._bytes(name) if self.model.get("byte_fallback") else []
+            if pieces:
+                letters += pieces
             elif unknown is not None and not (was_unknown and self.model.get("fuse_unk")):
                 letters.append(unknown)
-            was_unknown = not parts
+            was_unknown = not pieces
         return letters
 
     def _prefix(self, piece: str) -> int:
@@ -167,9 +172,11 @@ class Tracer:
             return self._made(word, [word], steps, [unknown])
         at = 0
         while at < len(word):
-            ends = range(len(word), at, -1)
-            names = ((prefix if at else "") + word[at:end] for end in ends)
-            tried, piece = next(((n, name) for n, name in enumerate(names, 1) if name in self.ids), (len(ends), None))
+            end_candidates = range(len(word), at, -1)
+            names = ((prefix if at else "") + word[at:end] for end in end_candidates)
+            tried, piece = next(
+                ((n, name) for n, name in enumerate(names, 1) if name in self.ids), (len(end_candidates), None)
+            )
             steps.append(Match(word[at:], tried, piece))
             if piece is None:
                 return self._made(word, [word], steps, [unknown])
@@ -185,14 +192,14 @@ class Tracer:
         for at in range(len(word)):
             for end, score in self._starting(word, at):
                 best[end] += [(before + score, at, which) for which, (before, *_) in enumerate(best[at])]
-                best[end].sort(key=lambda way: -way[0])  # stable: the first found of equals stays first
+                best[end].sort(key=lambda path: -path[0])  # stable: the first found of equals stays first
                 del best[end][most:]
         paths = []
         for which, (score, *_) in enumerate(best[-1] if word else []):
             pieces: list[str] = []
-            end, way = len(word), which
+            end, rank = len(word), which
             while end:
-                _, at, way = best[end][way]
+                _, at, rank = best[end][rank]
                 pieces.append(word[at:end])
                 end = at
             paths.append(Path(tuple(reversed(pieces)), score))
@@ -230,7 +237,7 @@ class Tracer:
         names = [f"<0x{byte:02X}>" for byte in text.encode()]
         return names if all(name in self.ids for name in names) else []
 
-    def _made(self, word: str, start: list[str], steps: Any, pieces: list[str], whole: bool = False) -> Trace:
+    def _made(self, word: str, start: list[str], steps: Any, pieces: list[str], is_whole: bool = False) -> Trace:
         ids = tuple(self.ids[piece] for piece in pieces)
-        shown = tuple(self.tokenizer.token(id) for id in ids)
-        return Trace(word, self.algorithm, tuple(start), tuple(steps), shown, ids, whole)
+        tokens = tuple(self.tokenizer.token(id) for id in ids)
+        return Trace(word, self.algorithm, tuple(start), tuple(steps), tokens, ids, is_whole)

@@ -35,23 +35,23 @@ def sizes(kind: str, texts: Iterable[str], entries: Sequence[int] = USUAL, dim: 
     need(kind in trainers.SIZED, f'A "{kind}" tokenizer has one size; choose {", ".join(trainers.SIZED)}.')
     if dim < 1 or any(size < 1 for size in entries):
         raise UserError("Sizes and the width of an embedding are above 0; give others.")
-    whole = "".join(texts)
-    cut = _border(whole)
-    train, test = whole[:cut], whole[cut:]
+    joined = "".join(texts)
+    cut = _border(joined)
+    train, test = joined[:cut], joined[cut:]
     words = len(test.split())
     need(words >= FEWEST, "This text has too few words to train on some and count others; give a longer one.")
-    found: list[Size] = []
+    rows: list[Size] = []
     for size in sorted(set(entries)):
         tokenizer = trainers.train(kind, train.splitlines(keepends=True), size)
-        if found and found[-1].entries == tokenizer.size:
+        if rows and rows[-1].entries == tokenizer.size:
             break
         ids = tokenizer.encode(test)
         unknown = sum(id == tokenizer.unk for id in ids) / len(ids)
         made = Size(tokenizer.size, len(ids) / words, len(test) / len(ids), unknown, tokenizer.size * dim)
-        found.append(made)
+        rows.append(made)
         if tokenizer.size < size:
             break
-    return found
+    return rows
 
 
 def _border(text: str) -> int:

@@ -285,7 +285,7 @@ class Trace(Values):
         for op in self.plan:
             sides = " x ".join(f"{axis} {size}" for axis, size in zip(op.axes, op.shape, strict=True) if axis != "B")
             rows.append((op.id, op.kind, sides, ", ".join(op.inputs), op.source))
-        return tables.lines(rows, ("address", "kind", "sides", "of", "code"), left=range(5))
+        return tables.lines(rows, ("address", "kind", "sides", "of", "code"), left_columns=range(5))
 
     def to_dict(self) -> dict[str, Any]:
         """The run as JSON holds it: tokens, plan, what was kept."""

@@ -6,16 +6,17 @@
 PYTHON ?= python3
 PIP_ARGS ?=
 BIN := .venv/bin
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
+LOCKED = $(PIP) --no-deps --require-hashes
+UV ?= uv
 READY := .venv/.ready
 # Where Chromium is, Playwright (165 MB) comes too and the page is looked at in it; where npm is, the page is built again.
-EXTRAS := dev
-ifneq ($(shell command -v chromium 2> /dev/null),)
-EXTRAS := dev,page-test
-endif
-DEV := .venv/.ready-$(EXTRAS)
+BROWSER := $(if $(shell command -v chromium 2> /dev/null),page-test)
+DEV := .venv/.ready-dev$(BROWSER:%=-%)
 NODE := $(if $(shell command -v npm 2> /dev/null),web/node_modules/.package-lock.json)
+LOCKS := pyproject.toml constraints.txt $(wildcard requirements/*.txt)
 
-.PHONY: demo test test-all test-page docs check format bench bench-gpu clean
+.PHONY: demo test test-all test-page docs check format lock bench bench-gpu clean
 .DELETE_ON_ERROR:
 
 # A demo that was interrupted goes on; one that is complete begins anew.
@@ -42,7 +43,6 @@ test-page: $(DEV) $(NODE)
 
 # The site, every number on it computed anew; `glassformer docs` opens it.
 docs: $(DEV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS) -e '.[docs]'
 	rm -rf src/glassformer/site
 	$(BIN)/python -m sphinx -W --keep-going -q -E -j auto -d out/doctrees docs src/glassformer/site
 
@@ -77,15 +77,33 @@ clean:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Glassformer needs Python 3.11 or newer: make demo PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv
 
-$(READY): .venv/bin/python pyproject.toml constraints.txt
+# What compiles comes first, since nothing is built in pip's isolation, where it would take whatever is newest. torch alone
+# has no hash here (constraints.txt says why); all that it needs besides CUDA is there before it.
+define install
+	$(LOCKED) -r requirements/build.txt
+	$(LOCKED) --no-build-isolation $(1:%=-r requirements/%.txt)
+	$(PIP) -c constraints.txt torch
+	$(PIP) --no-deps --no-build-isolation -e .
+endef
+
+$(READY): .venv/bin/python $(LOCKS)
 	@echo "Installing PyTorch and compiling the kernels into .venv, once: some minutes."
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS) -e '.[plot]'
+	$(call install,plot)
 	@touch $@
 
-$(DEV): .venv/bin/python pyproject.toml constraints.txt
+$(DEV): .venv/bin/python $(LOCKS)
 	@echo "Installing what the tests need into .venv, once: some minutes."
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS) -e '.[$(EXTRAS)]'
+	$(call install,dev $(BROWSER))
 	@touch $@ $(READY)
+
+# Writes requirements/ from pyproject.toml by uv (pip install uv). Versions stay as they are: make lock UPGRADE=--upgrade, or
+# UPGRADE='-P NAME' for one package.
+lock:
+	$(UV) pip compile -q $(UPGRADE) pyproject.toml -c constraints.txt --extra dev -o requirements/dev.txt
+	for extra in plot serve page-test; do \
+		$(UV) pip compile -q $(UPGRADE) pyproject.toml -c constraints.txt -c requirements/dev.txt --extra $$extra -o requirements/$$extra.txt || exit; \
+	done
+	$(UV) pip compile -q $(UPGRADE) -c requirements/dev.txt --group build -o requirements/build.txt
 
 # Without its registry npm fails: what needs these packages is skipped then.
 web/node_modules/.package-lock.json: web/package-lock.json
